@@ -1,0 +1,143 @@
+"""The command line: PaddleViT's flags and ours. Each flag sets one setting of the schema, whatever the YAML says."""
+
+import argparse
+import difflib
+import re
+from dataclasses import dataclass
+
+from configs.convert import SETTINGS, Setting, to_text
+from configs.read import Layer
+from utils.errors import ConfigError, did_you_mean
+
+# {group: {flag: (setting, what -h calls its value)}}
+FLAGS = {
+    "data": {
+        "-dataset": ("DATA.DATASET", "NAME"),
+        "-data_path": ("DATA.DATA_PATH", "PATH"),
+        "-image_size": ("DATA.IMAGE_SIZE", "PIXELS"),
+        "-batch_size": ("DATA.BATCH_SIZE", "N"),
+        "-batch_size_eval": ("DATA.BATCH_SIZE_EVAL", "N"),
+        "-num_workers": ("DATA.NUM_WORKERS", "N"),
+    },
+    "model": {
+        "-num_classes": ("MODEL.NUM_CLASSES", "N"),
+        "-pretrained": ("MODEL.PRETRAINED", "WEIGHTS"),
+        "-resume": ("MODEL.RESUME", "CHECKPOINT"),
+    },
+    "training": {
+        "-epochs": ("TRAIN.NUM_EPOCHS", "N"),
+        "-accum_iter": ("TRAIN.ACCUM_ITER", "N"),
+        "-last_epoch": ("TRAIN.LAST_EPOCH", "N"),
+        "-seed": ("SEED", "N"),
+        "-eval": ("EVAL", "false"),
+    },
+    "precision and speed": {
+        "-amp": ("AMP", "false"),
+        "-amp_dtype": ("PRECISION.DTYPE", "TYPE"),
+        "-compile": ("COMPILE", "false"),
+        "-ngpus": ("NGPUS", "N"),
+    },
+    "output": {
+        "-output": ("SAVE", "FOLDER"),
+        "-tag": ("TAG", "TEXT"),
+    },
+}
+_SETTING_OF = {flag: key for group in FLAGS.values() for flag, (key, _) in group.items()}
+_HELP = ("-h", "--help", "-help")
+# torch.distributed.launch passes it, with either spelling; the environment says the same.
+_LOCAL_RANK = ("--local-rank", "--local_rank")
+
+EXAMPLES = """\
+examples:
+  python main_single_gpu.py -cfg ./configs/vit_digits.yaml -amp
+  CUDA_VISIBLE_DEVICES=0,1,2,3 python main_multi_gpu.py -cfg ./configs/vit_base_patch16_224.yaml \\
+      -dataset imagenet2012 -data_path /dataset/imagenet -batch_size 256 -amp
+  python main_single_gpu.py -cfg ./configs/vit_base_patch16_224.yaml -eval -pretrained ./vit_base_patch16_224.pdparams
+"""
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """The file that -cfg names, and what the other flags set, in the order in which they win."""
+
+    cfg: str | None
+    layers: list[Layer]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        """A mistake on the command line is told like any other mistake of the user's."""
+        raise ConfigError(f"{message}; -h lists the flags")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser. All values stay text, for the loader converts them as it converts those of a file."""
+    parser = _Parser(
+        usage="%(prog)s -cfg FILE [flag ...]",
+        description="Train or evaluate a Vision Transformer. The file says what; a flag given here wins over it.\n"
+        "In brackets: the setting that a flag sets, and its default.",
+        epilog=EXAMPLES,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=26),
+        allow_abbrev=False,
+        add_help=False,
+    )
+    settings = parser.add_argument_group("settings")
+    settings.add_argument(*_HELP, action="help", help="Show this and exit.")
+    settings.add_argument("-cfg", metavar="FILE", help="The YAML file of settings; configs/ has one per recipe.")
+    settings.add_argument(
+        "-opts",
+        metavar="KEY=VALUE",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="Any settings by their full names, as in TRAIN.BASE_LR=1e-3 AMP=false; these win over all else. "
+        "docs/settings.md lists them.",
+    )
+    for title, flags in FLAGS.items():
+        group = parser.add_argument_group(title)
+        for flag, (key, metavar) in flags.items():
+            setting = SETTINGS[key]
+            # -amp alone switches on; -amp false is there for a file that says AMP: true.
+            switch = {"nargs": "?", "const": "true"} if setting.kind is bool else {}
+            group.add_argument(flag, metavar=metavar, help=_help(setting), **switch)
+    parser.add_argument(*_LOCAL_RANK, help=argparse.SUPPRESS)
+    return parser
+
+
+def parse(argv: list[str]) -> CommandLine:
+    """The command line, read."""
+    _check_names(argv)
+    known, rest = build_parser().parse_known_args(argv)
+    if rest:
+        hint = f"; settings files are given as -cfg {rest[0]}" if rest[0].endswith((".yaml", ".yml")) else ""
+        raise ConfigError(f"{rest[0]!r} on the command line belongs to no flag{hint}; -h lists the flags")
+    given = {flag: getattr(known, flag[1:]) for flag in _SETTING_OF}
+    layers = [Layer(f"flag {flag}", {_SETTING_OF[flag]: text}) for flag, text in given.items() if text is not None]
+    return CommandLine(known.cfg, [*layers, Layer("-opts", dict(_pair(option) for option in known.opts))])
+
+
+def _check_names(argv: list[str]) -> None:
+    """Refuse unknown flags before argparse sees them: it would read -hflip as -h, and up to Python 3.11 -out as -output
+    even with allow_abbrev off."""
+    flags = ["-cfg", "-opts", *_SETTING_OF]
+    for argument in argv:
+        name = argument.partition("=")[0]
+        is_flag = name.startswith("-") and not re.match(r"-\.?[0-9]", name)
+        if is_flag and name not in (*flags, *_HELP, *_LOCAL_RANK):
+            bare = name.lstrip("-").replace("-", "_")
+            near = difflib.get_close_matches("-" + bare, flags, n=1) or [flag for flag in flags if bare in flag][:1]
+            raise ConfigError(f"unknown flag {name}{did_you_mean(near[0], near) if near else ''}; -h lists the flags")
+
+
+def _pair(option: str) -> tuple[str, str]:
+    key, equals, text = option.partition("=")
+    if not equals:
+        raise ConfigError(
+            f"-opts: {option!r} has no =; write KEY=VALUE, as in -opts TRAIN.BASE_LR=1e-3, and quote a value with spaces"
+        )
+    return key.strip(), text
+
+
+def _help(setting: Setting) -> str:
+    default = "none" if setting.default in (None, "") else to_text(setting.default)
+    return f"{setting.sentence} [{setting.key}={default}]".replace("%", "%%")

@@ -1,0 +1,115 @@
+"""From the command line to a frozen Config: defaults < BASE files < the -cfg file < flags < -opts KEY=VALUE."""
+
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+from configs import flags
+from configs.convert import SECTIONS, SETTINGS, Text, build, convert, describe, flatten, shown, to_text
+from configs.paddlevit import OLD_SECTION, RENAMED, translate
+from configs.read import find, read_layers
+from configs.schema import IGNORED, Config
+from utils.errors import ConfigError, did_you_mean
+
+__all__ = ["Loaded", "flatten", "load", "to_yaml"]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The settings of a run, where each came from, and what to tell the user about them."""
+
+    config: Config
+    origins: dict[str, str]  # 'DATA.BATCH_SIZE': 'configs/x.yaml', 'flag -batch_size', '-opts' or 'default'
+    notes: list[str]
+
+
+def load(argv: list[str]) -> Loaded:
+    """The settings that a command line (without the program's name) asks for."""
+    command_line = flags.parse(argv)
+    values = {key: setting.default for key, setting in SETTINGS.items()}
+    origins = dict.fromkeys(SETTINGS, "default")
+    notes: list[str] = []
+    for layer in [*read_layers(find(command_line.cfg)), *command_line.layers]:
+        texts, lines = translate(layer.texts, layer.origin)
+        notes += lines
+        for key, text in texts.items():
+            if key in SETTINGS:
+                values[key] = convert(SETTINGS[key], text, layer.origin)
+                origins[key] = layer.origin
+            elif key in IGNORED:
+                notes.append(f"{layer.origin}: {key} is ignored: {IGNORED[key]}")
+            elif text != "" or key not in (*SECTIONS, OLD_SECTION):  # a section may be empty
+                raise ConfigError(f"{layer.origin}: {_why_no_setting(key, text)}")
+    _fit_channels(values)
+    _check(values, origins)
+    return Loaded(build(values), origins, notes)
+
+
+def to_yaml(config: Config, origins: dict[str, str]) -> str:
+    """YAML that gives this very config when it is the -cfg file; each line says where its value came from."""
+    lines: list[str] = []
+    section: list[str] = []
+    # Members of a section that stand after its subsections would fall into them: the schema keeps subsections last.
+    for key, value in flatten(config).items():
+        *path, name = key.split(".")
+        for depth, part in enumerate(path):
+            if path[: depth + 1] != section[: depth + 1]:
+                lines.append(f"{'    ' * depth}{part}:")
+        section = path
+        line = f"{'    ' * len(path)}{name}: {to_text(value)}"
+        lines.append(f"{line:<44}  # {origins.get(key, 'default')}")
+    return "\n".join(lines) + "\n"
+
+
+def _why_no_setting(key: str, text: Text) -> str:
+    if key == "BASE":
+        return "BASE is read from files only; name another file with -cfg"
+    if key in (*SECTIONS, OLD_SECTION):
+        inside = next(each for each in (*SETTINGS, *RENAMED) if each.startswith(key + "."))
+        return f"{key} is {shown(text)}, but it is a section: it has no value, only settings in it, such as {inside}"
+    parent = key.rpartition(".")[0]
+    if parent in SETTINGS:
+        return f"{parent} is a section here, with {key} in it; it must be {describe(SETTINGS[parent])}"
+    known = [*SETTINGS, *IGNORED, *RENAMED, "BASE"]
+    # The right name in the wrong section comes first, then what is spelled alike.
+    elsewhere = [each for each in known if each.rpartition(".")[2] == key.rpartition(".")[2].upper()]
+    near = difflib.get_close_matches(key.upper(), elsewhere or known, n=1, cutoff=0.0 if elsewhere else 0.6)
+    return f"unknown key {key}{did_you_mean(near[0], near) if near else '; docs/settings.md lists them'}"
+
+
+def _fit_channels(values: dict[str, Any]) -> None:
+    """Grey images keep the default mean and deviation, which are written for three channels."""
+    for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):
+        if values["DATA.IMAGE_CHANNELS"] == 1 and values[key] == SETTINGS[key].default:
+            values[key] = values[key][:1]
+
+
+def _check(values: dict[str, Any], origins: dict[str, str]) -> None:
+    """What no setting can be asked alone."""
+
+    def named(key: str) -> str:
+        return f"{key}, {to_text(values[key])} ({origins[key]})"
+
+    channels = values["DATA.IMAGE_CHANNELS"]
+    for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):
+        if len(values[key]) != channels:
+            raise ConfigError(f"{named(key)}, must have one number for each channel: {named('DATA.IMAGE_CHANNELS')}")
+    for key in ("DATA.CROP_SCALE", "DATA.CROP_RATIO"):
+        if len(values[key]) != 2 or values[key][0] > values[key][1]:
+            example = to_text(SETTINGS["DATA.CROP_SCALE"].default)
+            raise ConfigError(f"{named(key)}, must be two numbers, least and most, such as {example}")
+    key = "TRAIN.OPTIMIZER.BETAS"
+    if len(values[key]) != 2:
+        raise ConfigError(f"{named(key)}, must be two numbers, such as {to_text(SETTINGS[key].default)}")
+    if values["MODEL.TYPE"] == "vit":
+        _check_vit(values, named)
+
+
+def _check_vit(values: dict[str, Any], named: Any) -> None:
+    if values["MODEL.ATTN_HEAD_SIZE"] is None and values["MODEL.EMBED_DIM"] % values["MODEL.NUM_HEADS"]:
+        raise ConfigError(
+            f"{named('MODEL.EMBED_DIM')}, must be a multiple of {named('MODEL.NUM_HEADS')}; change one of them or set "
+            "MODEL.ATTN_HEAD_SIZE"
+        )
+    if values["MODEL.PATCH_SIZE"] > values["DATA.IMAGE_SIZE"]:
+        raise ConfigError(f"{named('MODEL.PATCH_SIZE')}, must not be larger than {named('DATA.IMAGE_SIZE')}")

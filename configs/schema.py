@@ -1,0 +1,258 @@
+"""Every setting: its name, type, default, and one sentence. docs/settings.md is made from this file.
+
+Names and defaults are PaddleViT's where it has the setting; where another default serves better, the sentence says so.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def setting(default: Any, sentence: str, *, choices: tuple = (), low: float | None = None, high: float | None = None):
+    """One setting. `low` and `high` are inclusive bounds for a number, or for each number of a list."""
+    return field(default=default, metadata={"sentence": sentence, "choices": choices, "low": low, "high": high})
+
+
+def section(cls: type):
+    """A group of settings, one level down in the YAML."""
+    return field(default_factory=cls)
+
+
+@dataclass(frozen=True)
+class Data:
+    """What the model is shown."""
+
+    DATASET: str = setting("imagenet2012", "Name of the data set; docs/data.md lists them with their folder layouts.")
+    DATA_PATH: str = setting("/dataset/imagenet/", "Folder (for csv: folder or file) that holds the data set.")
+    BATCH_SIZE: int = setting(
+        256, "Images per process and micro-batch; one update sees BATCH_SIZE x processes x TRAIN.ACCUM_ITER.", low=1
+    )
+    BATCH_SIZE_EVAL: int | None = setting(None, "Images per process in evaluation; not set: BATCH_SIZE.", low=1)
+    IMAGE_SIZE: int = setting(224, "Side of the square image that the model sees, in pixels.", low=1)
+    IMAGE_CHANNELS: int = setting(3, "3 for colour, 1 for grey.", choices=(1, 3))
+    CROP_PCT: float = setting(
+        0.875, "Evaluation resizes the short side to IMAGE_SIZE / CROP_PCT and crops the centre.", low=0.01, high=1.0
+    )
+    CROP_SCALE: tuple[float, ...] = setting(
+        (0.08, 1.0), "Share of the image's area that a random training crop covers: least, most.", low=0.0001, high=1.0
+    )
+    CROP_RATIO: tuple[float, ...] = setting(
+        (3 / 4, 4 / 3), "Width over height of a random training crop: least, most.", low=0.01, high=100.0
+    )
+    HFLIP: float = setting(0.5, "Probability that a training image is mirrored left to right.", low=0.0, high=1.0)
+    INTERPOLATION: str = setting(
+        "bicubic", "How images are resized.", choices=("nearest", "bilinear", "bicubic", "lanczos")
+    )
+    IMAGENET_MEAN: tuple[float, ...] = setting((0.5, 0.5, 0.5), "Mean of each channel, in 0..1, taken off every image.")
+    IMAGENET_STD: tuple[float, ...] = setting(
+        (0.5, 0.5, 0.5), "Deviation of each channel, in 0..1, that every image is divided by.", low=1e-6
+    )
+    NUM_WORKERS: int | None = setting(
+        None,
+        "Loader processes per training process; not set: the cores there are, shared out, at most 8, and 0 for sets held in memory. (PaddleViT: 1, which starves a GPU.)",
+        low=0,
+    )
+    DROP_LAST: bool = setting(
+        True,
+        "Leave out an epoch's last images when they do not fill a whole update (never when that would leave no update).",
+    )
+    VAL_FRACTION: float = setting(
+        0.1, "Share of each class held out for validation, for data sets that come without a split.", low=0.0, high=0.9
+    )
+    SPLIT_SEED: int = setting(0, "Which images are held out is a function of this seed alone.", low=0)
+    KEEP_BACKGROUND: bool = setting(False, "Keep Caltech's background / clutter folder as a class of its own.")
+    DOWNLOAD: bool = setting(
+        True, "Fetch CIFAR from its home page when it is not in DATA_PATH; one process does, the others wait."
+    )
+    MAX_BAD_FRACTION: float = setting(
+        0.01,
+        "Share of unreadable images above which the run stops; below it they are replaced and named.",
+        low=0.0,
+        high=1.0,
+    )
+    SYNTHETIC_SIZE: int = setting(
+        1280, "Images an epoch of the synthetic data set, which lie ready on the device.", low=1
+    )
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is trained."""
+
+    TYPE: str = setting(
+        "vit",
+        "vit: a Vision Transformer built from the fields below; timm: the timm model called NAME.",
+        choices=("vit", "timm"),
+    )
+    NAME: str = setting("vit", "For TYPE timm any timm model; for TYPE vit a label that is saved with the weights.")
+    NUM_CLASSES: int | None = setting(
+        None, "Outputs of the classifier; not set: as many as the data has classes. (PaddleViT: 1000.)", low=1
+    )
+    PATCH_SIZE: int = setting(16, "Side of a patch in pixels.", low=1)
+    EMBED_DIM: int = setting(768, "Width of the model.", low=1)
+    DEPTH: int = setting(12, "Number of transformer blocks.", low=1)
+    NUM_HEADS: int = setting(12, "Attention heads in each block.", low=1)
+    ATTN_HEAD_SIZE: int | None = setting(None, "Width of a head; not set: EMBED_DIM / NUM_HEADS.", low=1)
+    MLP_RATIO: float = setting(4.0, "Hidden width of the MLP over EMBED_DIM.", low=0.01)
+    QKV_BIAS: bool = setting(True, "Biases on queries, keys and values.")
+    DROPOUT: float = setting(0.0, "Dropout after position embedding, attention projection and MLP.", low=0.0, high=0.99)
+    ATTENTION_DROPOUT: float = setting(0.0, "Dropout on attention weights.", low=0.0, high=0.99)
+    DROPPATH: float = setting(
+        0.0, "Probability of skipping a residual branch, rising linearly to this at the last block.", low=0.0, high=0.99
+    )
+    PRETRAINED: str | None = setting(
+        None, "Weights to start from: a file (.pth, .safetensors, .npz, .pdparams) or a timm model name to fetch."
+    )
+    RESUME: str | None = setting(None, "Checkpoint to go on from; auto: the newest valid one of this TAG under SAVE.")
+    FREEZE: tuple[str, ...] = setting(
+        (), "Parameters or modules that do not train, as patterns (blocks.0.*); a leading ! exempts."
+    )
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """How weights move."""
+
+    NAME: str = setting("AdamW", "Update rule.", choices=("AdamW", "Adam", "SGD"))
+    EPS: float = setting(1e-8, "Added to Adam's denominator.", low=0.0)
+    BETAS: tuple[float, ...] = setting((0.9, 0.999), "Adam's two decay rates.", low=0.0, high=0.999999)
+    MOMENTUM: float = setting(0.9, "SGD's momentum.", low=0.0, high=0.999999)
+
+
+@dataclass(frozen=True)
+class LRScheduler:
+    """How the learning rate moves after warm-up."""
+
+    NAME: str = setting(
+        "cosine",
+        "cosine and step move every update; paddlevit is PaddleViT's cosine, once an epoch; constant stays.",
+        choices=("cosine", "paddlevit", "constant", "step"),
+    )
+    MILESTONES: tuple[int, ...] = setting(
+        (), "For step: epochs after which the rate is multiplied by DECAY_RATE; not set: every DECAY_EPOCHS.", low=1
+    )
+    DECAY_EPOCHS: int = setting(30, "For step: epochs between two drops.", low=1)
+    DECAY_RATE: float = setting(0.1, "For step: factor of a drop.", low=0.0, high=1.0)
+
+
+@dataclass(frozen=True)
+class Train:
+    """How it is trained."""
+
+    NUM_EPOCHS: int = setting(300, "Passes over the training images.", low=1)
+    LAST_EPOCH: int = setting(
+        0, "Last finished epoch, 1-based; with weights of another system, training goes on after it.", low=0
+    )
+    WARMUP_EPOCHS: float = setting(
+        32, "Epochs over which the learning rate rises from WARMUP_START_LR to BASE_LR.", low=0.0
+    )
+    BASE_LR: float = setting(3e-3, "Highest learning rate.", low=0.0)
+    WARMUP_START_LR: float = setting(1e-6, "Learning rate of the first update of the warm-up.", low=0.0)
+    END_LR: float = setting(0.0, "Learning rate that the schedule ends at.", low=0.0)
+    LINEAR_SCALED_LR: int | None = setting(
+        None,
+        "The batch size that the three rates above are meant for; they are scaled by global batch over this.",
+        low=1,
+    )
+    WEIGHT_DECAY: float = setting(
+        0.3,
+        "Decay of weight matrices; biases, norms, class token and position embedding are left alone. (PaddleViT decays all.)",
+        low=0.0,
+    )
+    GRAD_CLIP: float | None = setting(None, "Largest norm of the gradient; not set: no clipping.", low=0.0)
+    ACCUM_ITER: int = setting(1, "Micro-batches per update.", low=1)
+    SMOOTHING: float = setting(0.0, "Label smoothing.", low=0.0, high=0.99)
+    MODEL_EMA: bool = setting(False, "Keep a running mean of the weights and evaluate it beside them.")
+    MODEL_EMA_DECAY: float = setting(0.99996, "How much of the running mean an update keeps.", low=0.0, high=1.0)
+    OPTIMIZER: Optimizer = section(Optimizer)
+    LR_SCHEDULER: LRScheduler = section(LRScheduler)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How AMP computes. AMP is the switch, this is the how."""
+
+    DTYPE: str | None = setting(
+        None,
+        "Half type of AMP; auto: bfloat16 where the device has it, else float16; not set: float16 on CUDA, bfloat16 elsewhere.",
+        choices=("float16", "bfloat16", "auto"),
+    )
+    INIT_LOSS_SCALING: float = setting(65536.0, "First loss scale, in float16.", low=1.0)
+    INCR_EVERY_N_STEPS: int = setting(2000, "Updates without overflow after which the scale grows.", low=1)
+    INCR_RATIO: float = setting(2.0, "What it is multiplied by then.", low=1.0001)
+    DECR_RATIO: float = setting(0.5, "What it is multiplied by after an overflow.", low=0.0001, high=0.9999)
+    MAX_CONSECUTIVE_SKIPS: int = setting(
+        50,
+        "Updates skipped in a row, for a gradient that is not finite, after which the run stops with exit code 3.",
+        low=1,
+    )
+
+
+@dataclass(frozen=True)
+class Resume:
+    """What resuming allows."""
+
+    ALLOW_CHANGED: bool = setting(False, "Go on although settings differ from those that the checkpoint was made with.")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run. Read it as `config.TRAIN.BASE_LR`; nothing writes to it."""
+
+    DATA: Data = section(Data)
+    MODEL: Model = section(Model)
+    TRAIN: Train = section(Train)
+    PRECISION: Precision = section(Precision)
+    RESUME: Resume = section(Resume)
+    AMP: bool = setting(False, "Mixed precision: autocast and a GradScaler, in training and evaluation.")
+    EVAL: bool = setting(False, "Evaluate only.")
+    SEED: int = setting(0, "Weights, order, augmentation and dropout are functions of this seed.", low=0)
+    SAVE: str = setting("./output", "Folder in which every run gets a folder of its own.")
+    TAG: str = setting("", "Added to the name of the run's folder.")
+    SAVE_FREQ: int = setting(10, "Epochs between two kept checkpoints; last.pth is written after every epoch.", low=1)
+    SAVE_STEPS: int | None = setting(None, "Updates between two saves within an epoch; not set: none.", low=1)
+    KEEP_CHECKPOINTS: int = setting(3, "How many of the kept checkpoints stay, besides last.pth and best.pth.", low=1)
+    REPORT_FREQ: int = setting(20, "Updates between two lines of the log.", low=1)
+    VALIDATE_FREQ: int = setting(1, "Epochs between two evaluations; the last epoch always ends with one.", low=1)
+    DEVICE: str = setting(
+        "auto",
+        "Where to compute; auto: CUDA, else XPU, else MPS, else the CPU.",
+        choices=("auto", "cuda", "xpu", "mps", "cpu"),
+    )
+    NGPUS: int | None = setting(
+        None, "Processes that a plain main_multi_gpu.py starts; not set: one per visible device.", low=1
+    )
+    COMPILE: bool = setting(False, "torch.compile the whole model.")
+    DETERMINISTIC: bool = setting(
+        False, "Use deterministic kernels only, slower on a GPU; needed there for bit-identical resume."
+    )
+    TENSORBOARD: bool = setting(True, "Write TensorBoard files into the run's folder.")
+
+
+_LATER = "not part of this version, so it has no effect"
+
+# PaddleViT's other keys: accepted, so that its files work unmodified, and named in one line each when set.
+IGNORED = {
+    "LOCAL_RANK": "the launcher says which process this is",
+    "MODEL.PATCH_GRID": "the number of patches follows from IMAGE_SIZE and PATCH_SIZE",
+    "TRAIN.MODEL_EMA_FORCE_CPU": "the running mean lies where the model lies",
+    "TRAIN.LAYER_DECAY": _LATER,
+    "TRAIN.COLOR_JITTER": _LATER,
+    "TRAIN.AUTO_AUGMENT": _LATER,
+    "TRAIN.RAND_AUGMENT": _LATER,
+    "TRAIN.RAND_AUGMENT_LAYERS": _LATER,
+    "TRAIN.RAND_AUGMENT_MAGNITUDE": _LATER,
+    "TRAIN.MIXUP_ALPHA": _LATER,
+    "TRAIN.MIXUP_PROB": _LATER,
+    "TRAIN.MIXUP_SWITCH_PROB": _LATER,
+    "TRAIN.MIXUP_MODE": _LATER,
+    "TRAIN.CUTMIX_ALPHA": _LATER,
+    "TRAIN.CUTMIX_MINMAX": _LATER,
+    "TRAIN.RANDOM_ERASE_PROB": _LATER,
+    "TRAIN.RANDOM_ERASE_MODE": _LATER,
+    "TRAIN.RANDOM_ERASE_COUNT": _LATER,
+    "TRAIN.RANDOM_ERASE_SPLIT": _LATER,
+    "TRAIN.DISTILLATION_TYPE": _LATER,
+    "TRAIN.DISTILLATION_ALPHA": _LATER,
+    "TRAIN.DISTILLATION_TAU": _LATER,
+    "TRAIN.TEACHER_MODEL": _LATER,
+}

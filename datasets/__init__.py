@@ -1,0 +1,107 @@
+"""Data: named sets of images, and the batches that a process trains on or evaluates.
+
+To add a data set: a file with a function from the settings to (training set or None, validation set), and a line in
+SOURCES.
+"""
+
+import torch
+
+from configs.schema import Config
+from datasets.bad import BadImages
+from datasets.caltech import read_caltech101, read_caltech256
+from datasets.cifar import read_cifar10, read_cifar100
+from datasets.csv_list import read_csv
+from datasets.digits import read_digits
+from datasets.folder import read_image_folder
+from datasets.image_set import ImageSet
+from datasets.imagenet import read_imagenet
+from datasets.loader import Batch, EvalData, EvalReader, TrainData, TrainReader, Window, batch_source
+from datasets.order import Order
+from datasets.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
+from datasets.transforms import EvalTransform, Normalize, TrainTransform
+from utils.errors import ConfigError, DataError, did_you_mean
+
+__all__ = [
+    "BadImages",
+    "Batch",
+    "EvalData",
+    "EvalTransform",
+    "ImageSet",
+    "Normalize",
+    "TrainData",
+    "TrainTransform",
+    "Window",
+    "build_eval_data",
+    "build_train_data",
+    "load_image_sets",
+]
+
+SOURCES = {
+    "imagenet2012": read_imagenet,
+    "imagefolder": read_image_folder,
+    "csv": read_csv,
+    "caltech101": read_caltech101,
+    "caltech256": read_caltech256,
+    "cifar10": read_cifar10,
+    "cifar100": read_cifar100,
+    "digits": read_digits,
+    "synthetic": read_synthetic,
+}
+
+
+def load_image_sets(config: Config) -> tuple[ImageSet | None, ImageSet]:
+    """Training set (None with EVAL) and validation set of DATA.DATASET, checked."""
+    name = config.DATA.DATASET
+    if name not in SOURCES:
+        raise ConfigError(
+            f"DATA.DATASET: there is no data set {name!r} (there are {', '.join(SOURCES)}){did_you_mean(name, SOURCES)}"
+        )
+    try:
+        train, val = SOURCES[name](config)
+    except OSError as error:
+        raise DataError(f"DATA.DATA_PATH: {config.DATA.DATA_PATH} cannot be read ({error})") from error
+    if config.EVAL:
+        train = None
+    for part, image_set in (("training", train), ("validation", val)):
+        if image_set is not None:
+            _check(config, part, image_set)
+    return train, val
+
+
+def _check(config: Config, part: str, image_set: ImageSet) -> None:
+    if not len(image_set):
+        raise DataError(
+            f"{config.DATA.DATASET}: there are no {part} images in {config.DATA.DATA_PATH}; look at the lists or folders "
+            f"there, and where none are held out, at DATA.VAL_FRACTION ({config.DATA.VAL_FRACTION:g})"
+        )
+    num_classes, highest = config.MODEL.NUM_CLASSES, int(image_set.targets.max())
+    if num_classes is not None and highest >= num_classes:
+        first = int((image_set.targets >= num_classes).argmax())
+        target = int(image_set.targets[first])
+        raise DataError(
+            f"{image_set.name(first)}: its class {image_set.classes[target]!r} has number {target} (from 0), but "
+            f"MODEL.NUM_CLASSES is {num_classes}; set -num_classes {len(image_set.classes)} or leave it out"
+        )
+
+
+def build_train_data(
+    config: Config, image_set: ImageSet, rank: int, world_size: int, device: torch.device
+) -> TrainData:
+    """The training images of one process."""
+    batch_size = config.DATA.BATCH_SIZE
+    order = Order(len(image_set), batch_size, world_size, config.TRAIN.ACCUM_ITER, config.DATA.DROP_LAST, config.SEED)
+    if isinstance(image_set, SyntheticImages):
+        load = SyntheticBatches(config, image_set, batch_size, rank, device)
+    else:
+        load = batch_source(config, TrainReader(image_set, config), world_size, device)
+    return TrainData(image_set, order, rank, load)
+
+
+def build_eval_data(config: Config, image_set: ImageSet, rank: int, world_size: int, device: torch.device) -> EvalData:
+    """One process's share of the images to evaluate."""
+    batch_size = config.DATA.BATCH_SIZE_EVAL or config.DATA.BATCH_SIZE
+    if isinstance(image_set, SyntheticImages):
+        load = SyntheticBatches(config, image_set, batch_size, rank, device)
+    else:
+        load = batch_source(config, EvalReader(image_set, config), world_size, device)
+    return EvalData(image_set, batch_size, rank, world_size, load)

@@ -1,0 +1,124 @@
+"""What a data set is: targets, class names, and images read one at a time, from files or from memory."""
+
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from utils.errors import DataError
+
+
+class ImageReadError(Exception):
+    """One image cannot be read. Not the end of a run: see BadImages."""
+
+
+class ImageSet:
+    """Images with a class each. `targets[i]` is the class number of image i, `classes[number]` its name."""
+
+    in_memory = False
+
+    def __init__(self, targets: Sequence[int] | np.ndarray, classes: list[str]):
+        self.targets = np.asarray(targets, dtype=np.int64)
+        self.classes = classes
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def read(self, index: int) -> Image.Image:
+        """The image, in mode RGB or L; ImageReadError when that cannot be done."""
+        raise NotImplementedError
+
+    def name(self, index: int) -> str:
+        """What messages call this image."""
+        raise NotImplementedError
+
+    def take(self, indices: np.ndarray) -> "ImageSet":
+        """A set of these images alone, with the same class numbers."""
+        raise NotImplementedError
+
+
+class FileImages(ImageSet):
+    """Images in files below one folder.
+
+    The paths lie in one bytes object, not in a list of strings: a million small objects would be copied into every
+    loader process as soon as their reference counts are touched.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        paths: list[str],
+        targets: Sequence[int] | np.ndarray,
+        classes: list[str],
+        mode: str,
+        *,
+        confined: bool = False,
+    ):
+        """`paths` are relative to `root`; `confined`: they come from a list, and no link may lead out of `root`."""
+        super().__init__(targets, classes)
+        encoded = [os.fsencode(path) for path in paths]
+        self.root, self.mode, self.confined = root, mode, confined
+        self._paths = b"".join(encoded)
+        self._ends = np.cumsum([len(path) for path in encoded], dtype=np.int64)
+
+    def name(self, index: int) -> str:
+        return os.path.join(self.root, self._path(index))
+
+    def _path(self, index: int) -> str:
+        start = self._ends[index - 1] if index else 0
+        return os.fsdecode(self._paths[start : self._ends[index]])
+
+    def read(self, index: int) -> Image.Image:
+        path = self.name(index)
+        # The folders were looked at when the list was read; a link to a file shows only here.
+        if self.confined and os.path.islink(path) and not is_within(self.root, path):
+            raise DataError(f"{path}: this link leads out of {self.root}; a list may only name files inside it")
+        try:
+            with (
+                warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning),
+                open(path, "rb") as file,
+                Image.open(file) as image,
+            ):
+                image.load()
+                if 0 in image.size:
+                    raise ValueError("it has no pixels")
+                return image if image.mode == self.mode else image.convert(self.mode)
+        except Exception as error:  # on a broken file Pillow raises whatever its parsing ran into
+            raise ImageReadError(f"{type(error).__name__}: {error}") from error
+
+    def take(self, indices: np.ndarray) -> "FileImages":
+        paths = [self._path(index) for index in indices.tolist()]
+        return FileImages(self.root, paths, self.targets[indices], self.classes, self.mode, confined=self.confined)
+
+
+class ArrayImages(ImageSet):
+    """Images in memory: uint8 [N, H, W] or [N, H, W, 3]."""
+
+    in_memory = True
+
+    def __init__(self, images: np.ndarray, targets: np.ndarray, classes: list[str], mode: str, title: str):
+        super().__init__(targets, classes)
+        self.images, self.mode, self.title = images, mode, title
+
+    def name(self, index: int) -> str:
+        return f"{self.title} image {index}"
+
+    def read(self, index: int) -> Image.Image:
+        return Image.fromarray(self.images[index]).convert(self.mode)
+
+    def take(self, indices: np.ndarray) -> "ArrayImages":
+        return ArrayImages(self.images[indices], self.targets[indices], self.classes, self.mode, self.title)
+
+
+def pillow_mode(num_channels: int) -> str:
+    """Pillow's name for colour or grey."""
+    return {1: "L", 3: "RGB"}[num_channels]
+
+
+def is_within(root: str | Path, path: str | Path) -> bool:
+    """Whether a path, all links followed, is inside a folder, its links followed too."""
+    root, path = os.path.realpath(root), os.path.realpath(path)
+    return os.path.commonpath([root, path]) == root

@@ -1,0 +1,107 @@
+"""Images named by a list: what list files and CSV files share, and every check on what they say."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from configs.schema import Config
+from datasets.image_set import FileImages, is_within, pillow_mode
+from utils.errors import DataError, did_you_mean
+
+NUM_LOOKED_AT = 10  # files of each list that must exist at the start; to look at all of ImageNet's takes minutes
+MOST_CLASSES = 1_000_000  # a label above this is a mistake, and a list of that many class names would fill the memory
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The lines of one list: path and label as written, and the line's number."""
+
+    file: Path
+    paths: list[str]
+    labels: list[str]
+    lines: list[int]
+
+    def where(self, index: int) -> str:
+        return f"{self.file}, line {self.lines[index]}"
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether every label is a number, rather than a class name."""
+        return all(label.removeprefix("-").isdecimal() for label in self.labels)
+
+
+def to_image_set(config: Config, listing: Listing, targets: np.ndarray, classes: list[str]) -> FileImages:
+    """The listed images, relative to the list's folder, out of which no path may lead."""
+    root = listing.file.parent
+    _check_paths(listing, root)
+    mode = pillow_mode(config.DATA.IMAGE_CHANNELS)
+    return FileImages(root, listing.paths, targets, classes, mode, confined=True)
+
+
+def _check_paths(listing: Listing, root: Path) -> None:
+    known_folders = set()
+    for index, path in enumerate(listing.paths):
+        folder = os.path.dirname(path)
+        leaves = False
+        if folder not in known_folders:  # absolute paths and '..' show in the folder's name as well
+            known_folders.add(folder)
+            leaves = os.path.isabs(path) or ".." in folder.split("/") or not is_within(root, root / folder)
+        if leaves:
+            raise DataError(
+                f"{listing.where(index)}: {path!r} leads out of {root}; paths must be relative to that folder and stay "
+                "in it, without '..' and without links to elsewhere"
+            )
+        if index < NUM_LOOKED_AT and not os.path.isfile(root / path):
+            raise DataError(
+                f"{listing.where(index)}: there is no file {root / path}; paths are relative to the folder of the list"
+            )
+
+
+def numbered_targets(config: Config, listing: Listing) -> np.ndarray:
+    """Labels that are class numbers."""
+    targets = np.empty(len(listing.labels), dtype=np.int64)
+    num_classes = config.MODEL.NUM_CLASSES
+    for index, label in enumerate(listing.labels):
+        if not (label.isascii() and label.isdecimal()):
+            problem = "is negative" if label.startswith("-") else "is not a whole number"
+            raise DataError(f"{listing.where(index)}: label {label!r} {problem}; labels count the classes from 0")
+        target = int(label)
+        if num_classes is not None and target >= num_classes:
+            raise DataError(
+                f"{listing.where(index)}: label {target} needs at least {target + 1} classes, but MODEL.NUM_CLASSES is "
+                f"{num_classes}; labels count from 0. Mend the label, or set -num_classes"
+            )
+        if target >= MOST_CLASSES:
+            raise DataError(f"{listing.where(index)}: label {target} is no class number; labels count from 0")
+        targets[index] = target
+    return targets
+
+
+def class_numbers(config: Config, listings: list[Listing], *, allow_names: bool) -> tuple[list[np.ndarray], list[str]]:
+    """Targets of each list, and the classes. Of two lists the first is training's and must hold the other's classes.
+
+    Labels that are all numbers count the classes; others are names, where allowed, and numbered in sorted order.
+    """
+    if not allow_names or all(listing.is_numbered for listing in listings):
+        targets = [numbered_targets(config, listing) for listing in listings]
+        highest = max((int(each.max()) for each in targets if len(each)), default=-1)
+        classes = [str(number) for number in range(highest + 1)]
+    else:
+        classes = sorted({label for listing in listings for label in listing.labels})
+        number = {name: index for index, name in enumerate(classes)}
+        targets = [np.array([number[label] for label in listing.labels], np.int64) for listing in listings]
+    if len(listings) == 2:
+        _check_same_classes(*listings, *targets)
+    return targets, classes
+
+
+def _check_same_classes(train: Listing, val: Listing, train_targets: np.ndarray, val_targets: np.ndarray) -> None:
+    unknown = np.flatnonzero(~np.isin(val_targets, train_targets))
+    if len(unknown):
+        label = val.labels[unknown[0]]
+        raise DataError(
+            f"{val.where(unknown[0])}: class {label} does not occur in {train.file}, and what is not trained cannot be "
+            f"validated; mend the label, or remove the line{did_you_mean(label, set(train.labels))}"
+        )

@@ -1,0 +1,85 @@
+"""Which images an update sees, and which of them each process: arithmetic on (seed, epoch, step), nothing remembered.
+
+An epoch's order is cut into windows, one for each update, and a window into pieces, one for each micro-batch of each
+process. So what an update sees does not depend on how it is shared out, and a run may stop and go on anywhere, with
+another number of processes too: order and steps depend on the global batch alone.
+"""
+
+import functools
+import hashlib
+import math
+import random
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from datasets.split import shuffled
+
+
+class Piece(NamedTuple):
+    """One micro-batch of one process."""
+
+    epoch: int
+    indices: np.ndarray  # of at least one image
+    num_samples: int  # how many of them count: all, or 0 where the image only keeps a process in step
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of training images. Steps are counted from 0 over the whole run, epochs too."""
+
+    num_images: int
+    batch_size: int  # of one process and micro-batch
+    world_size: int
+    num_accumulated: int
+    drop_last: bool
+    seed: int
+
+    @property
+    def global_batch(self) -> int:
+        """Images of a full window."""
+        return self.batch_size * self.world_size * self.num_accumulated
+
+    @property
+    def steps_per_epoch(self) -> int:
+        num_full = self.num_images // self.global_batch
+        # An epoch has a step even when all its images do not fill one.
+        return max(num_full, 1) if self.drop_last else math.ceil(self.num_images / self.global_batch)
+
+    def window_size(self, step: int) -> int:
+        """Images of this step: a full window, but for a remainder that is trained."""
+        start = step % self.steps_per_epoch * self.global_batch
+        return min(self.global_batch, self.num_images - start)
+
+    def num_micro_batches(self, step: int) -> int:
+        """How many pieces each process gets of this step."""
+        return math.ceil(self.window_size(step) / (self.batch_size * self.world_size))
+
+    def window(self, step: int) -> np.ndarray:
+        """The images of this step, all processes' together."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        start = index * self.global_batch
+        return _epoch_order(self.num_images, self.seed, epoch)[start : start + self.window_size(step)]
+
+    def pieces(self, step: int, rank: int) -> list[Piece]:
+        """This process's micro-batches. Sizes differ by one at most; where a piece is empty, one image stands in."""
+        window, num_micro_batches = self.window(step), self.num_micro_batches(step)
+        num_pieces = num_micro_batches * self.world_size
+        pieces = []
+        for number in range(rank, num_pieces, self.world_size):
+            start, end = (len(window) * edge // num_pieces for edge in (number, number + 1))
+            indices = window[start:end] if end > start else window[:1]
+            pieces.append(Piece(step // self.steps_per_epoch, indices, end - start))
+        return pieces
+
+
+@functools.lru_cache(maxsize=1)
+def _epoch_order(num_images: int, seed: int, epoch: int) -> np.ndarray:
+    return shuffled(num_images, seed, epoch)
+
+
+def sample_rng(seed: int, epoch: int, index: int, purpose: str = "augmentation") -> random.Random:
+    """The generator behind everything random about one image in one epoch, whichever process reads it."""
+    digest = hashlib.blake2b(f"{purpose} {seed} {epoch} {index}".encode(), digest_size=16).digest()
+    return random.Random(int.from_bytes(digest, "big"))

@@ -1,0 +1,1 @@
+"""From settings to a finished run. Start reading at run.py, then trainer.py."""

@@ -1,0 +1,89 @@
+"""Checkpoints: what is in one, how it is written so that none is ever lost, and which one a run goes on from."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from models.formats import read_torch
+from utils.errors import ConfigError
+from utils.files import replacing
+
+# Settings that do not move the trajectory, or that the global batch stands for.
+MAY_CHANGE = re.compile(
+    r"EVAL|SAVE.*|TAG|KEEP_CHECKPOINTS|REPORT_FREQ|VALIDATE_FREQ|DEVICE|NGPUS|TENSORBOARD|RESUME\..*|MODEL\.(RESUME|PRETRAINED)"
+    r"|DATA\.(DATA_PATH|NUM_WORKERS|BATCH_SIZE|BATCH_SIZE_EVAL|DOWNLOAD|MAX_BAD_FRACTION)|TRAIN\.(ACCUM_ITER|LAST_EPOCH)"
+)
+
+
+def save_checkpoint(path: Path, state: dict) -> None:
+    """Write tensors and plain values; the former `path` becomes previous.pth, and one of the two is always whole."""
+    with replacing(path) as file:
+        torch.save(state, file)
+        if path.exists():
+            keep_as(path, path.with_name("previous.pth"))
+
+
+def keep_as(path: Path, other: Path) -> None:
+    """Give a finished file a second name, replacing what had it. Costs no space and no time."""
+    temporary = other.with_name(f".{other.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(path, temporary)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(path, temporary)
+    os.replace(temporary, other)
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the newest `keep` of checkpoint-N.pth."""
+    for old in numbered(folder)[keep:]:
+        old.unlink(missing_ok=True)
+
+
+def numbered(folder: Path) -> list[Path]:
+    """checkpoint-N.pth, newest first, by number: clocks jump."""
+    found = [
+        (int(match[1]), path)
+        for path in folder.iterdir()
+        if (match := re.fullmatch(r"checkpoint-(\d+)\.pth", path.name))
+    ]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def read_checkpoint(path: Path) -> dict:
+    """A whole checkpoint, or a ConfigError that says what is wrong with it. Nothing in the file is executed."""
+    try:
+        state = read_torch(path)
+    except ConfigError as error:
+        raise ConfigError(f"-resume: {error}; use an older checkpoint beside it") from error
+    if not isinstance(state, dict) or "state_dict" not in state:
+        raise ConfigError(f"-resume: {path} is no checkpoint of a run; to start from weights alone use -pretrained")
+    return state
+
+
+def find_newest(save: str, tag: str, warn: Callable[[str], None]) -> Path | None:
+    """The newest valid checkpoint of the newest run with this tag, for `-resume auto`."""
+    name = re.compile(r"train-\d{8}-\d\d-\d\d-\d\d" + re.escape(f"-{tag}" if tag else "") + r"(\.\d+)?")
+    runs = sorted((path for path in Path(save).glob("train-*") if name.fullmatch(path.name)), reverse=True)
+    for run in runs:
+        for path in [run / "last.pth", run / "previous.pth", *numbered(run), run / "best.pth"]:
+            if path.exists():
+                try:
+                    read_checkpoint(path)
+                    return path
+                except ConfigError as error:
+                    warn(f"{error}; trying the one before")
+    return None
+
+
+def changes(saved: dict, current: dict) -> list[str]:
+    """Settings that differ between a checkpoint and this run and that would change its course."""
+    return [
+        f"{key}: {saved[key]} -> {current[key]}"
+        for key in current
+        if not MAY_CHANGE.fullmatch(key) and key in saved and saved[key] != current[key]
+    ]

@@ -1,0 +1,129 @@
+"""The epochs of a run: train, evaluate, record, save, until the last is done or something stops it."""
+
+import time
+
+from datasets import BadImages, EvalData
+from engine.checkpoint import keep_as, prune, save_checkpoint
+from engine.evaluate import Scores, evaluate
+from engine.recorder import Recorder, Seconds
+from engine.resume import comparable
+from engine.session import Session
+from engine.trainer import NonFinite, Stopped, Trainer
+
+
+class Epochs:
+    """Train, evaluate, record and save, until the last epoch is done or something stops it."""
+
+    def __init__(self, session: Session, trainer: Trainer, eval_data: EvalData):
+        self.session, self.trainer, self.eval_data = session, trainer, eval_data
+        self.config, self.process, self.log = session.config, session.process, session.log
+        self.bad_images = BadImages(eval_data.image_set, self.config.DATA.MAX_BAD_FRACTION, self.log.warn)
+        self.recorder = Recorder(session, trainer.epoch) if self.process.is_first else None
+        self.save_failed = False
+        self.start = time.perf_counter()
+
+    def run(self) -> int:
+        """Returns the exit code."""
+        num_epochs = self.config.TRAIN.NUM_EPOCHS
+        if self.trainer.epoch >= num_epochs:
+            self._finish(f"this run is finished already, after {self.trainer.epoch} epochs: nothing to do")
+            return 0
+        self.session.status("training", epoch=self.trainer.epoch, step=self.trainer.step)
+        data = self.trainer.data
+        windows = data.windows(self.trainer.step, num_epochs * data.steps_per_epoch)
+        try:
+            while self.trainer.epoch < num_epochs:
+                self._epoch(windows)
+        except Stopped as stopped:
+            self._save()
+            self._finish(f"told to stop (signal {stopped.signal}) after step {self.trainer.step}, saved")
+            self.session.status("stopped", signal=stopped.signal, step=self.trainer.step)
+            return 128 + stopped.signal
+        except NonFinite as stopped:
+            self._finish(f"stopped: {stopped}")
+            self.session.status("stopped", reason=str(stopped), step=self.trainer.step)
+            return 3
+        finally:
+            windows.close()
+        self._finish("done")
+        self.session.status("done", best_top1=self.trainer.best[0], best_epoch=self.trainer.best[1])
+        return 1 if self.save_failed else 0
+
+    def _epoch(self, windows) -> None:
+        trainer, config, seconds = self.trainer, self.config, Seconds()
+        first_step = trainer.step
+        report = trainer.train_epoch(windows, self._save)
+        lr = trainer.schedule(max(trainer.step - 1, 0))
+        seconds.training, seconds.images = seconds.lap(), (trainer.step - first_step) * trainer.data.global_batch
+        number, is_last = trainer.epoch + 1, trainer.epoch + 1 == config.TRAIN.NUM_EPOCHS
+        scores = self._evaluate() if number % config.VALIDATE_FREQ == 0 or is_last else {}
+        seconds.evaluation = seconds.lap()
+        chosen = scores.get("_ema") or scores.get("")
+        is_best = chosen is not None and chosen.top1 > trainer.best[0]
+        if is_best:
+            trainer.best = (chosen.top1, number)
+        if self.recorder:
+            self.recorder.add(trainer, report, scores, lr, seconds)
+        trainer.end_epoch()
+        also = ["best.pth"] if is_best else []
+        if number % config.SAVE_FREQ == 0 or is_last:
+            also.append(f"checkpoint-{number}.pth")
+        self._save(metric=chosen.top1 if chosen else None, also=also)
+        self.session.status("training", epoch=trainer.epoch, step=trainer.step)
+
+    def _evaluate(self) -> dict[str, Scores]:
+        """Of the raw weights, and of their running mean beside them."""
+        trainer = self.trainer
+        models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema else {})
+        return {
+            suffix: evaluate(model, self.eval_data, trainer.normalize, trainer.precision, self.process, self.bad_images)
+            for suffix, model in models.items()
+        }
+
+    def _save(self, metric: float | None = None, also: list[str] = ()) -> None:
+        """last.pth, under other names as well where asked; all processes wait until it is on the disk."""
+        state = self.trainer.state_dict() | describe_run(self.session, self.trainer, self.eval_data, metric)
+        self.process.first(lambda: self._write(state, also))
+
+    def _write(self, state: dict, also: list[str]) -> None:
+        path = self.session.path / "last.pth"
+        try:
+            save_checkpoint(path, state)
+            for name in also:
+                keep_as(path, path.with_name(name))
+            prune(path.parent, self.config.KEEP_CHECKPOINTS)
+            self.save_failed = False
+        except (OSError, RuntimeError) as error:  # a full disk must not end a run that may still find room
+            self.save_failed = True
+            self.log.warn(f"cannot save {path} ({error}); the checkpoint before it is untouched, training goes on")
+
+    def _finish(self, reason: str) -> None:
+        """Curves, and one line that says how it went and where things are."""
+        if self.recorder:
+            self.recorder.close()
+        top1, epoch = self.trainer.best
+        best = f"best validation top-1 {top1:.2f}% (epoch {epoch})" if epoch else "no evaluation yet"
+        minutes, seconds = divmod(time.perf_counter() - self.start, 60)
+        self.log.say(
+            f"{reason}; {best}; {minutes:.0f} min {seconds:.1f} s; weights, curves and logs: {self.session.path}"
+        )
+
+
+def describe_run(session: Session, trainer: Trainer, eval_data: EvalData, metric: float | None) -> dict:
+    """What makes a checkpoint usable without this program: names as timm's, and how images were prepared."""
+    config, data = session.config, session.config.DATA
+    return {
+        "arch": config.MODEL.NAME,
+        "metric": metric,
+        "version": 2,
+        "config": comparable(session, trainer),
+        "seed": config.SEED,
+        "class_names": list(eval_data.image_set.classes),
+        "data": {
+            "mean": list(data.IMAGENET_MEAN),
+            "std": list(data.IMAGENET_STD),
+            "crop_pct": data.CROP_PCT,
+            "input_size": [data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE],
+            "interpolation": data.INTERPOLATION,
+        },
+    }

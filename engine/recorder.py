@@ -1,0 +1,108 @@
+"""What is kept of every epoch: the rows of metrics.csv, TensorBoard's files, the plots, and the lines of the log."""
+
+import resource
+import time
+
+import torch
+
+from engine.evaluate import Scores
+from engine.session import Session
+from engine.trainer import Report, Trainer
+from utils.metrics import Metrics
+from utils.plot import Plotter
+
+
+class Recorder:
+    """Process 0's keeper of the run's figures."""
+
+    def __init__(self, session: Session, first_epoch: int):
+        self._log, self._session = session.log, session
+        self._metrics = Metrics(session.path, first_epoch)
+        self._plotter = Plotter(session.path, f"{session.config.MODEL.NAME} on {session.config.DATA.DATASET}")
+        self._first_epoch = first_epoch
+        self._board = None
+
+    def add(self, trainer: Trainer, report: Report, scores: dict[str, Scores], lr: float, seconds: "Seconds") -> None:
+        """One finished epoch. `scores` holds "" (the raw weights) and "_ema", where they were evaluated."""
+        row = {
+            "epoch": trainer.epoch,
+            "train_loss": round(report.mean_loss, 6),
+            "eval_loss": None,
+            "eval_top1": None,
+            "eval_top5": None,
+            "lr": lr,
+            "train_top1": round(100 * report.accuracy, 4),
+        }
+        for suffix, each in scores.items():
+            row[f"eval_loss{suffix}"] = round(each.loss, 6)
+            row[f"eval_top1{suffix}"] = round(each.top1, 4)
+            row[f"eval_top5{suffix}"] = round(each.top5, 4)
+        row |= {
+            "step": trainer.step,
+            "images_per_s": round(seconds.images / max(seconds.training, 1e-9), 1),
+            "data_wait_pct": round(100 * trainer.seconds_waiting / max(seconds.training, 1e-9), 1),
+            "memory_mb": round(peak_memory(trainer.process.device) / 2**20),
+            "loss_scale": trainer.precision.scaler.get_scale(),
+            "skipped": report.skipped,
+            "grad_norm": round(report.mean_grad_norm, 6),
+        }
+        self._metrics.add(row)
+        self._tell(row, seconds)
+        if self._session.config.TENSORBOARD:
+            self._to_board(row)
+        self._plotter.draw(self._metrics.rows, now=False)
+
+    def _tell(self, row: dict, seconds: "Seconds") -> None:
+        """PaddleViT's lines, where accuracy is a share of 1, and one of ours."""
+        head = f"----- Epoch[{row['epoch'] + 1:03d}/{self._session.config.TRAIN.NUM_EPOCHS:03d}], "
+        self._log.say(
+            f"{head}Train Loss: {row['train_loss']:.4f}, Train Acc: {row['train_top1'] / 100:.4f}, "
+            f"time: {seconds.training:.2f}"
+        )
+        for suffix, name in (("", "Validation"), ("_ema", "EMA Validation")):
+            if row.get(f"eval_top1{suffix}") is not None:
+                self._log.say(
+                    f"{head}{name} Loss: {row[f'eval_loss{suffix}']:.4f}, "
+                    f"{name} Acc@1: {row[f'eval_top1{suffix}'] / 100:.4f}, "
+                    f"{name} Acc@5: {row[f'eval_top5{suffix}'] / 100:.4f}, time: {seconds.evaluation:.2f}"
+                )
+        self._log.say(
+            f"      {row['images_per_s']:g} images/s, {row['data_wait_pct']:g}% of it waiting for data, "
+            f"{row['memory_mb']} MB, loss scale {row['loss_scale']:g}, {row['skipped']} skipped"
+        )
+
+    def _to_board(self, row: dict) -> None:
+        if self._board is None:
+            from torch.utils.tensorboard import SummaryWriter  # half a second: not before it is needed
+
+            self._board = SummaryWriter(str(self._session.path / "tensorboard"), purge_step=self._first_epoch)
+        for name, value in row.items():
+            if value is not None and name != "epoch":
+                group = "train" if name.startswith("train") else "eval" if name.startswith("eval") else "run"
+                self._board.add_scalar(f"{group}/{name.removeprefix(group + '_')}", value, row["epoch"])
+
+    def close(self) -> None:
+        self._plotter.draw(self._metrics.rows, now=True)
+        if self._board is not None:
+            self._board.close()
+
+
+class Seconds:
+    """How long the parts of one epoch took, by a clock that never jumps, and how many images this start trained on."""
+
+    def __init__(self):
+        self.training = self.evaluation = 0.0
+        self.images = 0
+        self._last = time.perf_counter()
+
+    def lap(self) -> float:
+        now = time.perf_counter()
+        self._last, passed = now, now - self._last
+        return passed
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: of the device where it counts them, else of this process."""
+    if device.type in ("cuda", "xpu"):
+        return getattr(torch, device.type).max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

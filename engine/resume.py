@@ -1,0 +1,67 @@
+"""Which checkpoint a run goes on from, whether it may, and taking it up."""
+
+from pathlib import Path
+
+from engine.checkpoint import changes, find_newest, read_checkpoint
+from engine.session import Session
+from engine.trainer import Trainer
+from models.weights import find_file, load_pretrained
+from utils.errors import ConfigError
+
+
+def find_checkpoint(session: Session) -> Path | None:
+    """The file to go on from, if any."""
+    config = session.config
+    if config.MODEL.RESUME is None:
+        return None
+    if config.MODEL.RESUME != "auto":
+        path = find_file(config.MODEL.RESUME)
+        if path is None:
+            raise ConfigError(
+                f"-resume: no file at {config.MODEL.RESUME}; -resume auto looks for the newest run itself"
+            )
+        return path
+    found = find_newest(config.SAVE, config.TAG, session.log.warn)
+    if found is None:
+        session.log.say(f"-resume auto: no run to go on with in {config.SAVE}, so this is a new one")
+    return found
+
+
+def run_folder_of(checkpoint: Path | None) -> Path | None:
+    """A run goes on in its own folder; a checkpoint that lies elsewhere starts a new one."""
+    return checkpoint.parent if checkpoint and (checkpoint.parent / "config.yaml").exists() else None
+
+
+def restore(session: Session, trainer: Trainer, path: Path) -> None:
+    """Take up a checkpoint: all of one of ours; of another system's the weights and the epoch."""
+    config, log = session.config, session.log
+    state = read_checkpoint(path) if path.suffix == ".pth" else {}
+    if "progress" not in state:
+        for line in load_pretrained(trainer.model, str(path)):
+            log.say(line)
+        trainer.epoch = config.TRAIN.LAST_EPOCH or state.get("epoch", -1) + 1
+        trainer.step = trainer.epoch * trainer.data.steps_per_epoch
+        log.say(f"resume: {path} has weights only; epoch {trainer.epoch + 1} starts with a fresh optimizer")
+        return
+    different = changes(state["config"], comparable(session, trainer))
+    if different and not config.RESUME.ALLOW_CHANGED:
+        raise ConfigError(
+            f"-resume: these settings are not those that {path} was made with:\n  "
+            + "\n  ".join(different)
+            + "\nput them back, or go on all the same with -opts RESUME.ALLOW_CHANGED=true"
+        )
+    if config.TRAIN.LAST_EPOCH not in (0, state["epoch"] + 1):
+        raise ConfigError(
+            f"-last_epoch is {config.TRAIN.LAST_EPOCH}, but {path} says that {state['epoch'] + 1} epochs are finished; "
+            "leave -last_epoch out"
+        )
+    try:
+        trainer.load_state_dict(state)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise ConfigError(f"-resume: {path} does not fit this model: {error}") from error
+    log.say(f"resume: {path}, after epoch {trainer.epoch} and step {trainer.step}")
+
+
+def comparable(session: Session, trainer: Trainer) -> dict:
+    """The settings as saved with a checkpoint, with what they come to for this number of processes."""
+    return session.settings | {"GLOBAL_BATCH": trainer.data.global_batch, "NUM_IMAGES": trainer.data.num_samples}

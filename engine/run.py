@@ -1,0 +1,128 @@
+"""One run from settings to a result, in the order in which things happen."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from configs.load import Loaded
+from datasets import BadImages, Normalize, build_eval_data, build_train_data, load_image_sets
+from engine.checkpoint import read_checkpoint
+from engine.epochs import Epochs
+from engine.evaluate import evaluate
+from engine.precision import Precision
+from engine.resume import find_checkpoint, restore, run_folder_of
+from engine.session import Session
+from engine.trainer import Trainer
+from models import build_model, describe
+from models.weights import load_exactly, load_pretrained
+from utils.distributed import Process
+from utils.errors import ConfigError, DataError
+from utils.seed import make_deterministic
+from utils.signals import StopSignal
+
+
+def run(loaded: Loaded, process: Process) -> int:
+    """Train or evaluate as the settings say. Returns the exit code: 0, 1 (last save failed), 3 or 128 + signal."""
+    stop = StopSignal()
+    session = Session(loaded, process)
+    if loaded.config.DETERMINISTIC:
+        make_deterministic()
+    try:
+        code = run_evaluation(session) if loaded.config.EVAL else run_training(session, stop)
+    except BaseException as error:
+        session.end(error)
+        raise
+    session.end(None)
+    return code
+
+
+def run_training(session: Session, stop: StopSignal) -> int:
+    config, process, log = session.config, session.process, session.log
+    checkpoint = process.first(lambda: find_checkpoint(session))
+    session.open_folder("train", existing=run_folder_of(checkpoint))
+    train_set, eval_set = process.after_first(lambda: load_image_sets(config))
+    model = make_model(session, len(eval_set.classes))
+    train_data = build_train_data(config, train_set, process.rank, process.world_size, process.device)
+    eval_data = build_eval_data(config, eval_set, process.rank, process.world_size, process.device)
+    trainer = Trainer(config, model, train_data, process, log, stop)
+    log.say(
+        f"data: {train_data.num_samples} training and {eval_data.num_samples} validation images, "
+        f"{len(eval_set.classes)} classes; an epoch is {train_data.steps_per_epoch} updates of "
+        f"{train_data.global_batch} images ({config.DATA.BATCH_SIZE} x {process.world_size} processes "
+        f"x {config.TRAIN.ACCUM_ITER} micro-batches)"
+    )
+    log.say(trainer.precision.describe())
+    if checkpoint:
+        restore(session, trainer, checkpoint)
+    log.say(f"writing to {session.path}")
+    return Epochs(session, trainer, eval_data).run()
+
+
+def make_model(session: Session, num_data_classes: int) -> torch.nn.Module:
+    """The model with the weights that it starts from, on this process's device."""
+    config, process, log = session.config, session.process, session.log
+    torch.manual_seed(config.SEED)
+    model = build_model(config, config.MODEL.NUM_CLASSES or num_data_classes)
+    if config.MODEL.PRETRAINED:
+        for line in process.after_first(lambda: load_pretrained(model, config.MODEL.PRETRAINED)):
+            log.say(line)
+    log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
+    return model.to(process.device)
+
+
+def run_evaluation(session: Session) -> int:
+    """Score given weights on the validation images; a checkpoint's raw weights and running mean both."""
+    config, process, log = session.config, session.process, session.log
+    checkpoint = process.first(lambda: find_checkpoint(session))
+    if not (config.MODEL.PRETRAINED or checkpoint):
+        raise ConfigError("-eval: no weights to evaluate; name a file with -pretrained or -resume")
+    session.open_folder("eval")
+    _, eval_set = process.after_first(lambda: load_image_sets(config))
+    data = build_eval_data(config, eval_set, process.rank, process.world_size, process.device)
+    precision = Precision(config, process.device)
+    log.say(f"data: {data.num_samples} validation images, {len(eval_set.classes)} classes")
+    log.say(precision.describe())
+    normalize = Normalize(config.DATA, torch.float32).to(process.device)
+    bad_images = BadImages(eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
+    for name, model in weights_to_score(session, checkpoint, eval_set.classes):
+        start = time.perf_counter()
+        scores = evaluate(model, data, normalize, precision, process, bad_images)
+        log.say(
+            f"----- {name}Validation Loss: {scores.loss:.4f}, {name}Validation Acc@1: {scores.top1 / 100:.4f}, "
+            f"{name}Validation Acc@5: {scores.top5 / 100:.4f}, time: {time.perf_counter() - start:.2f}"
+        )
+        excluded = f"; {scores.num_excluded} unreadable ones left out" if scores.num_excluded else ""
+        log.say(f"{name}top-1 {scores.top1:.3f}%, top-5 {scores.top5:.3f}% of {scores.num_images} images{excluded}")
+        session.status("done", **{f"{name.strip().lower() or 'raw'}": asdict(scores)})
+    return 0
+
+
+def weights_to_score(
+    session: Session, checkpoint: Path | None, classes: list[str]
+) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The model with each set of weights there is to score, and what to call it in front of its figures."""
+    config = session.config
+    if checkpoint is None:
+        yield "", make_model(session, len(classes))
+        return
+    state = read_checkpoint(checkpoint)
+    names = state.get("class_names", classes)
+    if classes != names[: len(classes)]:  # a list file's classes end at the largest label in it
+        raise DataError(
+            f"DATA.DATA_PATH: its classes are not those of {checkpoint}: {first_difference(classes, names)}"
+        )
+    model = build_model(config, config.MODEL.NUM_CLASSES or len(names))
+    for key, name in (("state_dict", ""), ("state_dict_ema", "EMA ")):
+        if state.get(key):
+            load_exactly(model, state[key], checkpoint)
+            yield name, model.to(session.process.device)
+
+
+def first_difference(mine: list[str], theirs: list[str]) -> str:
+    """Where two lists of class names part."""
+    theirs = theirs + ["nothing"] * len(mine)
+    number, pair = next((n, pair) for n, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1])
+    return f"class {number} is {pair[0]} here and {pair[1]} there"

@@ -1,0 +1,60 @@
+"""One start of the program: its settings, process, log, and the folder that it writes to."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+
+from configs.load import Loaded, flatten, to_yaml
+from utils.distributed import Process
+from utils.files import write_text
+from utils.log import Log
+from utils.run_folder import RunFolder
+
+
+class Session:
+    """What every part of a run needs at hand. Only process 0 writes; the others ask and are told."""
+
+    def __init__(self, loaded: Loaded, process: Process):
+        self.config = loaded.config
+        self.settings = flatten(loaded.config)
+        self.process = process
+        self.log = Log(process.rank)
+        self.path = Path()
+        self._loaded = loaded
+        self._folder: RunFolder | None = None
+        self._is_new = True
+        for note in loaded.notes:
+            self.log.say(note)
+
+    def open_folder(self, kind: str, existing: Path | None = None) -> None:
+        """Make the run's folder, or go on in one that an earlier start of it made."""
+        self._is_new = existing is None
+        self.path = self.process.first(lambda: self._open(kind, existing))
+        self.log.open(self.path)
+        self.log.note(f"command: {' '.join(sys.argv)}")
+        self.log.note(f"torch {torch.__version__}, Python {sys.version.split()[0]}, {os.cpu_count()} cores")
+
+    def _open(self, kind: str, existing: Path | None) -> Path:
+        config = self.config
+        self._folder = RunFolder(existing) if existing else RunFolder.create(config.SAVE, kind, config.TAG)
+        write_text(self._folder.path / "config.yaml", to_yaml(config, self._loaded.origins))
+        self._folder.status("starting")
+        return self._folder.path
+
+    def status(self, state: str, **facts) -> None:
+        if self._folder:
+            self._folder.status(state, **facts)
+
+    def end(self, error: BaseException | None) -> None:
+        """The run is over: say why in status.json; a new folder that holds no result yet is taken away again."""
+        if error and self._folder:
+            if self._is_new and not any(self.path.glob("*.pth")) and not (self.path / "metrics.csv").exists():
+                shutil.rmtree(self.path)
+            else:
+                self.status("failed", reason=f"{type(error).__name__}: {error}")
+        self.log.close()
+        if error is None:
+            self.process.close()

@@ -1,0 +1,225 @@
+"""The training loop: the model and everything that changes while it learns."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from configs.schema import Config
+from datasets import BadImages, Batch, Normalize, TrainData, Window
+from engine.ema import Ema
+from engine.evaluate import sum_type
+from engine.losses import ClassificationLoss
+from engine.optim import Schedule, build_optimizer
+from engine.precision import Precision
+from utils.distributed import Process
+from utils.log import Log
+from utils.seed import seed_update
+from utils.signals import StopSignal
+
+
+class NonFinite(Exception):
+    """Too many updates in a row had a non-finite gradient. The program ends with exit code 3."""
+
+
+class Stopped(Exception):
+    """A signal told the run to stop, and all processes agreed on the step. Ends with 128 + the signal."""
+
+    def __init__(self, signal: int):
+        self.signal = signal
+
+
+@dataclass
+class Report:
+    """What the log shows of the updates since the epoch began."""
+
+    loss: float  # of the last update
+    mean_loss: float
+    accuracy: float  # share of 1
+    skipped: int
+    grad_norm: float  # of the last update
+    mean_grad_norm: float
+
+
+class Trainer:
+    """Model, optimizer, precision, running mean and counters of one process; `update` is one step of all of them."""
+
+    def __init__(
+        self, config: Config, model: torch.nn.Module, data: TrainData, process: Process, log: Log, stop: StopSignal
+    ):
+        device = process.device
+        self.config, self.data, self.process, self.log, self.stop = config, data, process, log, stop
+        self.model = model
+        self.ema = Ema(model, config.TRAIN.MODEL_EMA_DECAY) if config.TRAIN.MODEL_EMA else None
+        if config.COMPILE:
+            model.compile()  # in place: the names of the weights stay as they are
+        self.replica = process.wrap(model, accumulates=config.TRAIN.ACCUM_ITER > 1)
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = build_optimizer(config.TRAIN, model)
+        self.schedule = Schedule(config.TRAIN, data.steps_per_epoch, data.global_batch)
+        self.precision = Precision(config, device)
+        self.loss = ClassificationLoss(config.TRAIN)
+        self.normalize = Normalize(config.DATA, self.parameters[0].dtype).to(device)
+        self.bad_images = BadImages(data.image_set, config.DATA.MAX_BAD_FRACTION, log.warn)
+        self.epoch = 0  # finished epochs, their evaluation included
+        self.step = 0  # attempted updates
+        self.best = (-1.0, 0)  # highest accuracy, and the epoch it was in
+        # Of the epoch so far: loss, correct, samples, skipped, gradient norm, updates. On the device: reading waits.
+        self.totals = torch.zeros(6, dtype=sum_type(device), device=device)
+        self.last = torch.zeros(2, dtype=sum_type(device), device=device)  # loss and gradient norm of the last update
+        self.skips_in_a_row = torch.zeros((), device=device)
+        self.seconds_waiting = 0.0
+        model.train()
+
+    @property
+    def lr(self) -> float:
+        return self.schedule(self.step)
+
+    def update(self, window: Window) -> None:
+        """One update from all images of a window: this process's share of them, micro-batch by micro-batch."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr
+        seed_update(self.config.SEED, self.step, self.process.rank)
+        seen = torch.zeros_like(self.totals[:3])
+        for index, batch in enumerate(self._wait_for(window.batches)):
+            images, targets = self._place(batch)
+            with self.process.sync_gradients(self.replica, now=index == window.num_batches - 1):
+                with self.precision.autocast():
+                    logits = self.replica(images)
+                loss = self.loss(logits, targets)
+                # The mean over the window, whatever the micro-batches' sizes; DDP divides by the processes.
+                share = batch.num_samples * self.process.world_size / window.num_samples
+                self.precision.backward(loss * share)
+            with torch.no_grad():
+                sums = torch.stack((loss * len(targets), logits.argmax(1).eq(targets).sum(), torch.tensor(len(targets))))
+                seen += batch.num_samples / len(targets) * sums.to(seen)
+        grad_norm, skipped = self.precision.update(self.optimizer, self.parameters, self.config.TRAIN.GRAD_CLIP)
+        if self.ema:
+            self.ema.update(skipped)
+        self._count(seen, grad_norm, skipped)
+        self.step += 1
+
+    def _place(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images [B, C, H, W], normalised, and targets [B] on the device."""
+        device = self.process.device
+        images = self.normalize(batch.images.to(device, non_blocking=True))
+        return images, batch.targets.to(device, non_blocking=True)
+
+    @torch.no_grad()
+    def _count(self, seen: torch.Tensor, grad_norm: torch.Tensor, skipped: torch.Tensor) -> None:
+        """Add one update to the counters without the host looking at them; of a skipped one only that it was."""
+        skipped = skipped.reshape(()).to(seen)
+        grad_norm = grad_norm.to(seen)
+        counted = torch.stack((*seen, torch.zeros_like(skipped), grad_norm, torch.ones_like(skipped)))
+        nothing = torch.zeros_like(counted)
+        nothing[3] = 1
+        self.totals += torch.where(skipped > 0, nothing, counted)
+        self.last = torch.stack((seen[0] / seen[2], grad_norm))
+        self.skips_in_a_row = (self.skips_in_a_row + 1) * skipped.to(self.skips_in_a_row)
+
+    def train_epoch(self, windows: Iterator[Window], save: Callable[[], None]) -> Report:
+        """Go on to the end of the epoch; `save` is called every SAVE_STEPS updates within it."""
+        per_epoch, save_steps = self.data.steps_per_epoch, self.config.SAVE_STEPS
+        done = self.step - self.epoch * per_epoch
+        self.log.start_bar(per_epoch, done, f"epoch {self.epoch + 1}/{self.config.TRAIN.NUM_EPOCHS}")
+        try:
+            for index in range(done, per_epoch):
+                signal = self.process.agree_on(self.stop.number)
+                if signal:
+                    raise Stopped(signal)
+                lr = self.lr
+                self.update(next(windows))
+                self.log.move_bar()
+                is_last = index == per_epoch - 1
+                if index % self.config.REPORT_FREQ == 0 or is_last:
+                    self._tell(index, lr)
+                if save_steps and self.step % save_steps == 0 and not is_last:
+                    save()
+        finally:
+            self.log.end_bar()
+        return self.report()
+
+    def end_epoch(self) -> None:
+        """The epoch is trained and evaluated."""
+        self.epoch += 1
+        self.totals.zero_()
+        self.seconds_waiting = 0.0
+
+    def report(self) -> Report:
+        """Read the counters of all processes: the one place where the host waits for the device."""
+        totals = self.process.sum(self.totals.clone()).tolist()
+        loss, correct, samples, skipped, grad_norms, updates = totals
+        last_loss, grad_norm = (self.process.sum(self.last.clone()) / self.process.world_size).tolist()
+        world_size = self.process.world_size
+        return Report(
+            last_loss,
+            loss / max(samples, 1),
+            correct / max(samples, 1),
+            round(skipped / world_size),
+            grad_norm,
+            grad_norms / max(updates, 1),
+        )
+
+    def _tell(self, index: int, lr: float) -> None:
+        """One line of the log, in PaddleViT's form, and a stop when nothing finite has come for long."""
+        report = self.report()
+        line = (
+            f"Epoch[{self.epoch + 1:03d}/{self.config.TRAIN.NUM_EPOCHS:03d}], "
+            f"Step[{index:04d}/{self.data.steps_per_epoch:04d}], Lr: {lr:.6f}, "
+            f"Loss: {report.loss:.4f} ({report.mean_loss:.4f}), Avg Acc: {report.accuracy:.4f}"
+        )
+        if self.log.shows_bar:
+            self.log.note(line)
+            scale = self.precision.scaler.get_scale()
+            self.log.show_on_bar(loss=f"{report.mean_loss:.3f}", acc=f"{report.accuracy:.3f}", scale=f"{scale:g}")
+        else:
+            self.log.say(line)
+        if self.skips_in_a_row >= self.config.PRECISION.MAX_CONSECUTIVE_SKIPS:
+            raise NonFinite(
+                f"{int(self.skips_in_a_row)} updates in a row had a non-finite gradient, up to step {self.step}; "
+                "the weights are those before them. Lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP, or in float16 try "
+                "-amp_dtype bfloat16"
+            )
+
+    def _wait_for(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The same batches, with the time spent waiting for them counted and unreadable images told."""
+        batches = iter(batches)
+        while True:
+            start = time.perf_counter()
+            batch = next(batches, None)
+            self.seconds_waiting += time.perf_counter() - start
+            if batch is None:
+                return
+            self.bad_images.note(batch.bad)
+            yield batch
+
+    def state_dict(self) -> dict:
+        """Everything that the next update depends on, and timm's names for it. All processes call it together."""
+        return {
+            "epoch": self.epoch - 1,
+            "step": self.step,
+            "state_dict": self.model.state_dict(),
+            **({"state_dict_ema": self.ema.model.state_dict()} if self.ema else {}),
+            "optimizer": self.optimizer.state_dict(),
+            "amp_scaler": self.precision.state_dict(),
+            "progress": {
+                "totals": self.process.sum(self.totals.clone()).cpu(),
+                "skips_in_a_row": self.skips_in_a_row.cpu(),
+                "best": list(self.best),
+            },
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on where `state_dict` was called."""
+        self.model.load_state_dict(state["state_dict"])
+        if self.ema:
+            self.ema.model.load_state_dict(state.get("state_dict_ema") or state["state_dict"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.precision.load_state_dict(state["amp_scaler"])
+        self.epoch, self.step = state["epoch"] + 1, state["step"]
+        progress = state["progress"]
+        self.best = tuple(progress["best"])
+        self.skips_in_a_row = progress["skips_in_a_row"].to(self.skips_in_a_row)
+        if self.process.is_first:  # the saved sums are those of all processes
+            self.totals = progress["totals"].to(self.totals)

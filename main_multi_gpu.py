@@ -1,0 +1,28 @@
+"""Train or evaluate a Vision Transformer on several devices, one process each.
+
+CUDA_VISIBLE_DEVICES=0,1 python main_multi_gpu.py -cfg configs/vit_base_patch16_224.yaml -amp
+torchrun --nproc_per_node 2 main_multi_gpu.py -cfg configs/vit_base_patch16_224.yaml -amp
+"""
+
+import os
+import sys
+
+from configs.load import load
+from utils.errors import exit_code
+
+
+def main(arguments: list[str]) -> int:
+    loaded = load(arguments)  # also before launching: a mistake is told once, and at once
+    from utils.distributed import Process, find_devices, was_launched
+
+    if not was_launched(os.environ):
+        from utils.launch import launch
+
+        return launch(__file__, arguments, loaded.config.NGPUS or find_devices(loaded.config.DEVICE)[1])
+    from engine.run import run
+
+    return run(loaded, Process.start(loaded.config.DEVICE, os.environ))
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main, sys.argv[1:]))

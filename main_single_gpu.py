@@ -1,0 +1,21 @@
+"""Train or evaluate a Vision Transformer on one device.
+
+python main_single_gpu.py -cfg configs/vit_digits.yaml -amp
+"""
+
+import sys
+
+from configs.load import load
+from utils.errors import exit_code
+
+
+def main(arguments: list[str]) -> int:
+    loaded = load(arguments)
+    from engine.run import run  # after the settings are known to be right: importing torch takes seconds
+    from utils.distributed import Process
+
+    return run(loaded, Process.start(loaded.config.DEVICE, environment={}))
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main, sys.argv[1:]))

@@ -1,0 +1,23 @@
+"""Builds the model that the settings describe, and says how large it is."""
+
+from torch import nn
+
+from configs.schema import Config
+from models.freeze import freeze
+from models.vit import build_vit
+from models.zoo import build_timm
+
+
+def build_model(config: Config, num_classes: int) -> nn.Module:
+    """The model with random weights, drawn from torch's seed on torch's default device; MODEL.FREEZE is in force."""
+    build = {"vit": build_vit, "timm": build_timm}[config.MODEL.TYPE]
+    model = build(config, num_classes)
+    freeze(model, config.MODEL.FREEZE)
+    return model
+
+
+def describe(model: nn.Module) -> str:
+    """'86,567,656 parameters, all trainable'"""
+    total = sum(parameter.numel() for parameter in model.parameters())
+    trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return f"{total:,} parameters, " + ("all trainable" if trainable == total else f"{trainable:,} trainable")

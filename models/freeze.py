@@ -1,0 +1,62 @@
+"""Holds the parameters that MODEL.FREEZE names still, and the running statistics that go with them."""
+
+import functools
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from utils.errors import ConfigError, did_you_mean
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Later patterns win, as in .gitignore: `*` then `!head` trains the head alone."""
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    frozen: set[str] = set()
+    for pattern in patterns:
+        glob = pattern.removeprefix("!")
+        matched = {name for name in tensors if _matches(name, glob)}
+        if not matched:
+            known = [*tensors, *(path for path, _ in model.named_modules())]
+            raise ConfigError(
+                f"MODEL.FREEZE: {pattern} matches no parameter and no module{did_you_mean(glob.strip('*.'), known)}"
+            )
+        frozen = frozen - matched if pattern.startswith("!") else frozen | matched
+
+    parameters = dict(model.named_parameters())
+    if frozen.issuperset(parameters):
+        raise ConfigError(f"MODEL.FREEZE: {list(patterns)} leaves nothing to train; exempt a part, such as !head")
+    for name in frozen & parameters.keys():
+        parameters[name].requires_grad_(False)
+    for path, module in model.named_modules():
+        if isinstance(module, _NormBase) and module.track_running_stats and _all_frozen(path, module, frozen):
+            module.__class__ = _frozen_class(type(module))
+            module.train(False)
+
+
+def _matches(name: str, glob: str) -> bool:
+    """Whether the pattern names this tensor or a module that holds it."""
+    parts = name.split(".")
+    return any(fnmatchcase(".".join(parts[:length]), glob) for length in range(1, len(parts) + 1))
+
+
+def _all_frozen(path: str, module: nn.Module, frozen: set[str]) -> bool:
+    own = [name for name, _ in module.named_parameters(recurse=False)]
+    own = own or [name for name, _ in module.named_buffers(recurse=False)]
+    return all(f"{path}.{name}" in frozen for name in own)
+
+
+@functools.cache
+def _frozen_class(cls: type) -> type:
+    """The same norm, which stays in evaluation mode whatever model.train() says.
+
+    A class of its own, because it goes along with copy.deepcopy, DDP and torch.compile. What was rejected: the
+    trainer setting these modules back after each train(), which the next caller of train() would forget.
+    """
+
+    def train(self, mode: bool = True):
+        return super(frozen, self).train(False)
+
+    frozen = type(f"Frozen{cls.__name__}", (cls,), {"train": train})
+    return frozen

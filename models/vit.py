@@ -1,0 +1,58 @@
+"""Maps our settings to timm's VisionTransformer, so that every weight has the name and shape it has in timm."""
+
+from torch import nn
+
+from configs.schema import Config
+from utils.errors import ConfigError
+
+
+def build_vit(config: Config, num_classes: int) -> nn.Module:
+    """timm's own class. Its LayerNorm eps (1e-6) and exact GELU are PaddleViT's too."""
+    # Here and not above: importing timm takes seconds, and a mistake in the settings should not wait for it.
+    data, model = config.DATA, config.MODEL
+    check_patches(data.IMAGE_SIZE, model.PATCH_SIZE)
+    _check_heads(model)
+    from timm.models.vision_transformer import VisionTransformer
+
+    return VisionTransformer(
+        img_size=data.IMAGE_SIZE,
+        patch_size=model.PATCH_SIZE,
+        in_chans=data.IMAGE_CHANNELS,
+        num_classes=num_classes,
+        embed_dim=model.EMBED_DIM,
+        depth=model.DEPTH,
+        num_heads=model.NUM_HEADS,
+        mlp_ratio=model.MLP_RATIO,
+        qkv_bias=model.QKV_BIAS,
+        # timm's drop_rate would be dropout before the classifier, which PaddleViT does not have.
+        pos_drop_rate=model.DROPOUT,
+        proj_drop_rate=model.DROPOUT,
+        attn_drop_rate=model.ATTENTION_DROPOUT,
+        drop_path_rate=model.DROPPATH,
+    )
+
+
+def check_patches(image_size: int, patch_size: int) -> None:
+    """timm would silently leave out the right and lower edge of an image that patches do not fill."""
+    if image_size % patch_size:
+        below = image_size // patch_size * patch_size
+        fitting = " or ".join(str(size) for size in (below, below + patch_size) if size)
+        raise ConfigError(
+            f"DATA.IMAGE_SIZE: {image_size} is not a multiple of the patch size {patch_size}; use {fitting}"
+        )
+
+
+def _check_heads(model) -> None:
+    if model.EMBED_DIM % model.NUM_HEADS:
+        raise ConfigError(
+            f"MODEL.NUM_HEADS: {model.NUM_HEADS} heads do not share MODEL.EMBED_DIM {model.EMBED_DIM} evenly; "
+            "choose a divisor of it"
+        )
+    head_size = model.EMBED_DIM // model.NUM_HEADS
+    # Not supported rather than subclassed: timm's VisionTransformer has no such argument, so timm could not load
+    # what would be trained here.
+    if model.ATTN_HEAD_SIZE not in (None, head_size):
+        raise ConfigError(
+            f"MODEL.ATTN_HEAD_SIZE: {model.ATTN_HEAD_SIZE} is not EMBED_DIM / NUM_HEADS = {head_size}, the only head "
+            "size that timm's VisionTransformer has; remove the key, or change NUM_HEADS"
+        )

@@ -1,0 +1,160 @@
+"""Puts pretrained weights into a model: from a file or from timm's hub, made to fit or refused with the reason."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from models.formats import SUFFIXES, find_file, read_state_dict
+from utils.errors import ConfigError, did_you_mean
+
+__all__ = ["find_file", "load_pretrained", "read_state_dict"]
+
+
+def load_pretrained(model: nn.Module, source: str, setting: str = "MODEL.PRETRAINED") -> list[str]:
+    """Load a file, or else the timm model of that name. Returns what to tell the user, a line each."""
+    try:
+        path = find_file(source)
+        state = read_state_dict(path) if path else _fetch(source)
+        return [f"{setting}: weights of {path or source}", *_load(model, state)]
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {error}") from None
+
+
+def _load(model: nn.Module, state: dict[str, Tensor]) -> list[str]:
+    # Resizing in the half precision of a file would round what the model keeps in fp32.
+    half = (torch.float16, torch.bfloat16)
+    state = {name: tensor.float() if tensor.dtype in half else tensor for name, tensor in state.items()}
+    heads = _head_names(model)
+    lines = _drop_heads(model, state, heads)
+    state = _fit_image_size(model, state, lines)
+    _fit_channels(model, state, lines)
+    _check_same_architecture(model, state, heads)
+    model.load_state_dict(state, strict=False)
+    return lines
+
+
+def _head_names(model: nn.Module) -> list[str]:
+    """The classifier's module, or both of a distilled DeiT."""
+    classifier = model.get_classifier()
+    classifiers = classifier if isinstance(classifier, tuple) else (classifier,)
+    return [name for name, module in model.named_modules() if any(module is each for each in classifiers)]
+
+
+def _drop_heads(model: nn.Module, state: dict[str, Tensor], heads: list[str]) -> list[str]:
+    """Take a head that does not fit out of the state, and say so."""
+    own = model.state_dict()
+    # Old ViTs have a hidden layer before the classifier and timm's have not; neither is of use without the other.
+    hidden = [name for name in state if name.startswith("pre_logits.") and name not in own]
+    lines = []
+    for head in heads:
+        key = f"{head}.weight"
+        if key not in state:
+            reason = "the file has none"
+        elif hidden:
+            reason = "the one in the file has a hidden layer, which timm's model has not"
+        elif len(state[key]) != len(own[key]):
+            reason = f"the one in the file has {len(state[key])} classes, this model has {len(own[key])}"
+        else:
+            continue
+        lines.append(f"  {head} starts from random weights: {reason}")
+        hidden += [name for name in state if name.startswith(f"{head}.")]
+    for name in hidden:
+        del state[name]
+    return lines
+
+
+def _fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str]) -> dict[str, Tensor]:
+    """Resize what depends on the number or size of patches, as timm does for its own pretrained weights.
+
+    For a ViT that is the position embedding (bicubic, antialiased, class token untouched) and the patch kernel, for
+    a Swin its position biases.
+    """
+    own = model.state_dict()
+    resize = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    if resize is None or all(name in own and own[name].shape == tensor.shape for name, tensor in state.items()):
+        return state
+    try:
+        fitted = resize(dict(state), model)
+    except Exception:  # not made for weights of another architecture; what differs is said by the comparison below
+        return state
+    changed = [name for name in fitted if name in state and fitted[name].shape != state[name].shape]
+    if changed:
+        name, others = changed[0], f" (and {len(changed) - 1} more)" if changed[1:] else ""
+        lines.append(f"  {name}{others} resized from {list(state[name].shape)} to {list(fitted[name].shape)}")
+    return fitted
+
+
+def _fit_channels(model: nn.Module, state: dict[str, Tensor], lines: list[str]) -> None:
+    """Make a first convolution for colour one for this model's channels: grey is the sum over the three."""
+    from timm.models import adapt_input_conv
+
+    for name, module in model.named_modules():
+        kernel = state.get(f"{name}.weight")
+        if isinstance(module, nn.Conv2d) and kernel is not None and kernel.ndim == 4:
+            channels = module.weight.shape[1]
+            if kernel.shape[1] == 3 != channels:
+                state[f"{name}.weight"] = adapt_input_conv(channels, kernel)
+                lines.append(f"  {name} made from 3 channels to {channels}")
+            return
+
+
+def _check_same_architecture(model: nn.Module, state: dict[str, Tensor], heads: list[str]) -> None:
+    own = model.state_dict()
+    # Files from before torch 0.4.1 lack these counters, which nothing here reads.
+    optional = tuple(f"{head}." for head in heads)
+    missing = [name for name in own if name not in state and not name.startswith(optional)]
+    missing = [name for name in missing if not name.endswith("num_batches_tracked")]
+    unexpected = [name for name in state if name not in own]
+    reshaped = [
+        f"{name} ({list(tensor.shape)} in the file, {list(own[name].shape)} in the model)"
+        for name, tensor in state.items()
+        if name in own and tensor.shape != own[name].shape
+    ]
+    found = [("only in the file", unexpected), ("only in the model", missing), ("of another shape", reshaped)]
+    if any(names for _, names in found):
+        differences = "; ".join(f"{what}: {_first(names)}" for what, names in found if names)
+        remedy = "set MODEL to what the file was made with"
+        if "dist_token" in unexpected:
+            remedy = "it is a distilled DeiT: use MODEL.TYPE timm and, for instance, MODEL.NAME deit_base_distilled_patch16_224"
+        raise ConfigError(f"the weights are of another architecture; {differences}. Remedy: {remedy}")
+
+
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
+
+
+def _fetch(name: str) -> dict[str, Tensor]:
+    """timm's own pretrained weights of that name, by timm's own way, from the network or its cache."""
+    import timm
+
+    nearest = did_you_mean(name, timm.list_pretrained() if "." in name else timm.list_models())
+    if not timm.is_model(name):
+        tried = f"no file at {name}, nor with {', '.join(SUFFIXES)} added"
+        raise ConfigError(f"{tried}, and timm has no model of this name{nearest}")
+    if not timm.models.is_model_pretrained(name):
+        raise ConfigError(
+            f"timm has no pretrained weights of {name}{nearest or '; start from random weights without it'}"
+        )
+    # timm reads some of its older files without weights_only; with this, torch does so nowhere in this process.
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
+    try:
+        # Elsewhere than on the model's device, and without moving the random numbers on.
+        with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+            return timm.create_model(name, pretrained=True).state_dict()
+    except Exception as error:  # of whichever library downloads
+        raise ConfigError(
+            f"the weights of {name} could not be fetched ({type(error).__name__}: {str(error).splitlines()[0]}). "
+            "Without a network, fetch them on another machine and give the file: -pretrained path/to/model.safetensors"
+        ) from None
+
+
+def load_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
+    """Weights that are this very model's: nothing is resized, dropped or left random."""
+    try:
+        _check_same_architecture(model, state, heads=[])
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    model.load_state_dict(state)

@@ -1,0 +1,69 @@
+"""Builds any other timm model by its name, and refuses settings that the model would ignore."""
+
+from dataclasses import fields
+
+from torch import nn
+
+from configs.schema import Config, Model
+from models.vit import check_patches
+from utils.errors import ConfigError, did_you_mean
+
+# These describe the model of TYPE vit; a timm model's name already says all of them.
+VIT_ONLY = ("PATCH_SIZE", "EMBED_DIM", "DEPTH", "NUM_HEADS", "ATTN_HEAD_SIZE", "MLP_RATIO", "QKV_BIAS")
+
+
+def build_timm(config: Config, num_classes: int) -> nn.Module:
+    """timm's model MODEL.NAME with random weights, without touching the network."""
+    import timm
+
+    name = config.MODEL.NAME
+    # Also keeps out hf-hub:..., for which timm would ask the network even without pretrained weights.
+    if not timm.is_model(name):
+        raise ConfigError(f"MODEL.NAME: timm has no model called {name}{did_you_mean(name, timm.list_models())}")
+    _refuse_vit_fields(config.MODEL)
+    try:
+        timm_config = timm.get_pretrained_cfg(name)
+    except RuntimeError as error:  # the architecture exists, the tag after the dot does not
+        raise ConfigError(f"MODEL.NAME: {name}: {error}{did_you_mean(name, timm.list_pretrained())}") from None
+    settings, arguments = _arguments(config, timm_config)
+    try:
+        model = timm.create_model(name, pretrained=False, num_classes=num_classes, **arguments)
+    except TypeError as error:
+        refused = next((argument for argument in arguments if f"'{argument}'" in str(error)), None)
+        if refused is None:
+            raise
+        raise ConfigError(f"{settings[refused]}: {name} has no such setting; leave it at its default") from None
+    except (AssertionError, RuntimeError, ValueError) as error:
+        values = ", ".join(f"{settings[argument]} {value}" for argument, value in arguments.items())
+        raise ConfigError(f"MODEL.NAME: timm cannot build {name} with {values or 'these settings'}: {error}") from None
+    patch_embed = getattr(model, "patch_embed", None)
+    if isinstance(patch_embed, timm.layers.PatchEmbed):
+        check_patches(config.DATA.IMAGE_SIZE, patch_embed.patch_size[0])
+    return model
+
+
+def _arguments(config: Config, timm_config) -> tuple[dict[str, str], dict]:
+    """timm's arguments for the settings that ask for something, and the setting behind each argument."""
+    data, model = config.DATA, config.MODEL
+    takes_size = timm_config is not None and timm_config.fixed_input_size
+    candidates = [
+        # timm's own meaning of dropout for these models: before the classifier.
+        ("drop_rate", "MODEL.DROPOUT", model.DROPOUT, model.DROPOUT > 0),
+        ("attn_drop_rate", "MODEL.ATTENTION_DROPOUT", model.ATTENTION_DROPOUT, model.ATTENTION_DROPOUT > 0),
+        ("drop_path_rate", "MODEL.DROPPATH", model.DROPPATH, model.DROPPATH > 0),
+        ("in_chans", "DATA.IMAGE_CHANNELS", data.IMAGE_CHANNELS, data.IMAGE_CHANNELS != 3),
+        # A convolutional network takes images of any size; a ViT or Swin is built for one.
+        ("img_size", "DATA.IMAGE_SIZE", data.IMAGE_SIZE, takes_size),
+    ]
+    settings = {argument: setting for argument, setting, _, wanted in candidates if wanted}
+    return settings, {argument: value for argument, _, value, wanted in candidates if wanted}
+
+
+def _refuse_vit_fields(model: Model) -> None:
+    for field in fields(model):
+        value = getattr(model, field.name)
+        if field.name in VIT_ONLY and value != field.default:
+            raise ConfigError(
+                f"MODEL.{field.name}: {value} has no effect on MODEL.TYPE timm, where MODEL.NAME ({model.NAME}) "
+                "says all of the architecture; remove it"
+            )

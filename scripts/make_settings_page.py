@@ -1,0 +1,75 @@
+"""Write docs/settings.md from the schema:  python scripts/make_settings_page.py"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from configs.convert import SECTIONS, SETTINGS, Setting, bounds, to_text  # noqa: E402
+from configs.flags import FLAGS  # noqa: E402
+from configs.schema import IGNORED  # noqa: E402
+
+INTRODUCTION = """\
+# Settings
+
+Made from `configs/schema.py` by `python scripts/make_settings_page.py`; edit the sentences there.
+
+A setting comes from the last of these that names it: the default below, the files that a file names under `BASE`, the
+file given with `-cfg`, a flag, `-opts KEY=VALUE ...`. The settings of a run are saved in its folder as `config.yaml`,
+each with where it came from; that file, given with `-cfg`, repeats the run.
+
+```yaml
+BASE: common.yaml        # or a list; looked up from this file's folder; what stands below wins over it
+TRAIN:
+    BASE_LR: 3e-3
+    OPTIMIZER:
+        BETAS: [0.9, 0.95]   # or (0.9, 0.95)
+```
+
+```
+python main_single_gpu.py -cfg ./configs/vit_digits.yaml -epochs 5 -opts TRAIN.BASE_LR=1e-3 TRAIN.OPTIMIZER.BETAS=0.9,0.95
+```
+
+A value is read as its type below says, so `3e-3` is a number and `010` is 10. `None`, `null`, `~` or nothing stands for
+"not set". Words such as `adamw` may be written in any case. A key that is unknown, written twice, of another type or out of
+bounds is an error that names the file and the nearest right one.
+"""
+
+IGNORED_INTRODUCTION = """
+## Accepted without effect
+
+Other keys of PaddleViT's files, so that they work unmodified. A run that sets one says so in one line.
+
+"""
+
+_TYPES = {int: "whole number", float: "number", bool: "true or false", str: "text"}
+_FLAG_OF = {key: flag for group in FLAGS.values() for flag, (key, _) in group.items()}
+
+
+def page() -> str:
+    """The whole page."""
+    sections = dict.fromkeys(key.rpartition(".")[0] for key in SETTINGS)
+    assert set(sections) == SECTIONS | {""}
+    reasons = dict.fromkeys(IGNORED.values())
+    ignored = [f"- {', '.join(f'`{key}`' for key in IGNORED if IGNORED[key] == why)}: {why}.\n" for why in reasons]
+    return "".join([INTRODUCTION, *map(_section, sections), IGNORED_INTRODUCTION, *ignored])
+
+
+def _section(section: str) -> str:
+    rows = [_row(setting) for key, setting in SETTINGS.items() if key.rpartition(".")[0] == section]
+    head = "| Setting | Flag | Type | Default | Allowed | Meaning |\n|---|---|---|---|---|---|\n"
+    return f"\n## {section or 'The run'}\n\n{head}{''.join(rows)}"
+
+
+def _row(setting: Setting) -> str:
+    name = setting.key.rpartition(".")[2]
+    flag = f"`{_FLAG_OF[setting.key]}`" if setting.key in _FLAG_OF else ""
+    kind = ("list of " if setting.many else "") + _TYPES[setting.kind] + ("s" if setting.many else "")
+    default = "not set" if setting.default in (None, "", ()) else f"`{to_text(setting.default)}`"
+    allowed = ", ".join(f"`{choice}`" for choice in setting.choices) or bounds(setting).removeprefix(" of ").strip()
+    return f"| `{name}` | {flag} | {kind} | {default} | {allowed} | {setting.sentence} |\n"
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "settings.md").write_text(page(), encoding="utf-8")

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# ViT-B/16 under Slurm, one torchrun a node: sbatch scripts/train_slurm.sh
+# Two minutes before the time is up Slurm sends SIGUSR1: the run saves and ends, the job is queued again, and
+# -resume auto goes on from where it was (and starts anew where there is nothing yet).
+#SBATCH --job-name=vit
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=64
+#SBATCH --time=24:00:00
+#SBATCH --signal=USR1@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+set -uo pipefail
+cd "${SLURM_SUBMIT_DIR:?start this with sbatch}"
+head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun torchrun \
+    --nnodes "$SLURM_NNODES" \
+    --nproc_per_node "$SLURM_GPUS_ON_NODE" \
+    --rdzv_id "$SLURM_JOB_ID" \
+    --rdzv_backend c10d \
+    --rdzv_endpoint "$head_node:29500" \
+    main_multi_gpu.py \
+    -cfg configs/vit_base_patch16_224.yaml \
+    -dataset imagenet2012 \
+    -data_path "${DATA:-/dataset/imagenet}" \
+    -tag "job$SLURM_JOB_ID" \
+    -resume auto \
+    -amp "$@"
+code=$?
+# torchrun hides the workers' exit codes; status.json in the run's folder says what happened.
+if grep -q '"state": "stopped"' output/train-*-job"$SLURM_JOB_ID"/status.json 2>/dev/null; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"

@@ -1,0 +1,67 @@
+"""The arrows between rooms, and nothing that would clash with public packages of the same names."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("configs", "models", "datasets", "engine", "utils")
+
+# What a file of each room may import of ours.
+ARROWS = {
+    "engine": ("engine", "models", "datasets", "configs", "utils"),
+    "models": ("models", "configs.schema", "utils.errors"),
+    "datasets": ("datasets", "configs.schema", "utils.errors"),
+    "configs": ("configs", "utils.errors"),
+    "utils": ("utils",),
+}
+
+
+def imported(path: Path) -> set[str]:
+    """Full names of all modules that a file imports, wherever in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names.add(node.module)
+            if node.module in ROOMS:  # from utils import errors
+                names |= {f"{node.module}.{alias.name}" for alias in node.names} if is_package_of_ours(node) else set()
+    return names
+
+
+def is_package_of_ours(node: ast.ImportFrom) -> bool:
+    return any((ROOT / node.module / f"{alias.name}.py").exists() for alias in node.names)
+
+
+def allowed(name: str, arrows: tuple[str, ...]) -> bool:
+    return any(name == arrow or name.startswith(arrow + ".") for arrow in arrows)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_import_only_along_the_arrows(room):
+    files = sorted((ROOT / room).rglob("*.py"))
+    assert files
+    for path in files:
+        ours = {name for name in imported(path) if name.split(".")[0] in (*ROOMS, "main_single_gpu", "main_multi_gpu")}
+        wrong = {name for name in ours if not allowed(name, ARROWS[room])}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_code_folder_is_a_package(room):
+    assert (ROOT / room / "__init__.py").exists()
+
+
+def test_nothing_that_imports_public_packages_of_our_names_is_used():
+    banned = ("accelerate", "transformers", "torch.hub", "datasets.load")
+    for room in ROOMS:
+        for path in (ROOT / room).rglob("*.py"):
+            assert not {name for name in imported(path) if name in banned}, path
+
+
+def test_every_file_opens_with_a_sentence():
+    for path in [*ROOT.glob("*.py"), *(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))]:
+        assert ast.get_docstring(ast.parse(path.read_text())), path

@@ -1,0 +1,106 @@
+"""The learning rate and what is decayed."""
+
+import math
+
+import pytest
+import torch
+
+from engine.optim import Schedule, build_optimizer
+from tests.helpers import replaced, small_config
+
+
+@pytest.fixture
+def train(tmp_path):
+    config = small_config(tmp_path, "TRAIN.NUM_EPOCHS=300", "TRAIN.WARMUP_EPOCHS=32", "TRAIN.BASE_LR=3e-3")
+    return config.TRAIN
+
+
+def with_scheduler(train, **values):
+    import dataclasses
+
+    return dataclasses.replace(train, LR_SCHEDULER=dataclasses.replace(train.LR_SCHEDULER, **values))
+
+
+@pytest.mark.parametrize("epoch, expected", [(1, 9.471875e-05), (32, 3e-3), (300, 0.0)])
+def test_paddlevit_schedule_has_paddlevits_values_all_through_an_epoch(train, epoch, expected):
+    schedule = Schedule(with_scheduler(train, NAME="paddlevit"), steps_per_epoch=10, global_batch=1)
+    for step in (10 * (epoch - 1), 10 * epoch - 1):
+        assert schedule(step) == pytest.approx(expected, abs=1e-12)
+
+
+def test_default_schedule_moves_every_step_and_ends_at_the_end_rate(train):
+    schedule = Schedule(train, steps_per_epoch=10, global_batch=1)
+    rates = [schedule(step) for step in range(3001)]
+    assert rates[0] == pytest.approx(1e-6)
+    assert rates[320] == pytest.approx(3e-3)
+    assert all(a < b for a, b in zip(rates[:320], rates[1:321], strict=True))
+    assert all(a > b for a, b in zip(rates[320:3000], rates[321:], strict=True))
+    assert rates[3000] == pytest.approx(0.0, abs=1e-12)
+    assert rates[1660] == pytest.approx(1.5e-3)  # half-way down a cosine
+
+
+def test_step_schedule_drops_at_its_milestones_or_every_so_many_epochs(train):
+    steps = Schedule(
+        with_scheduler(train, NAME="step", MILESTONES=(40, 60), DECAY_RATE=0.1), steps_per_epoch=10, global_batch=1
+    )
+    assert [steps(10 * epoch) for epoch in (39, 40, 60)] == pytest.approx([3e-3, 3e-4, 3e-5])
+    regular = Schedule(
+        with_scheduler(train, NAME="step", DECAY_EPOCHS=50, DECAY_RATE=0.5), steps_per_epoch=10, global_batch=1
+    )
+    assert [regular(10 * epoch) for epoch in (49, 50, 100)] == pytest.approx([3e-3, 1.5e-3, 7.5e-4])
+
+
+def test_constant_schedule_stays_after_warmup(train):
+    schedule = Schedule(with_scheduler(train, NAME="constant"), steps_per_epoch=10, global_batch=1)
+    assert schedule(320) == schedule(2999) == 3e-3
+
+
+def test_linear_scaled_lr_scales_all_three_rates_by_the_global_batch(train):
+    import dataclasses
+
+    scaled = Schedule(dataclasses.replace(train, LINEAR_SCALED_LR=512, END_LR=1e-5), 10, global_batch=1024)
+    assert (scaled.start, scaled.base, scaled.end) == pytest.approx((2e-6, 6e-3, 2e-5))
+
+
+def test_no_warmup_starts_at_the_base_rate(train):
+    import dataclasses
+
+    schedule = Schedule(dataclasses.replace(train, WARMUP_EPOCHS=0), steps_per_epoch=10, global_batch=1)
+    assert schedule(0) == 3e-3
+    assert math.isfinite(schedule(2999))
+
+
+def test_biases_norms_class_token_and_position_embedding_are_not_decayed(tmp_path):
+    from models import build_model
+
+    config = small_config(tmp_path)
+    model = build_model(config, 10)
+    optimizer = build_optimizer(config.TRAIN, model)
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    decayed = {name for name, p in model.named_parameters() if decay[id(p)] > 0}
+    kept = {name for name, p in model.named_parameters() if decay[id(p)] == 0}
+    assert {"cls_token", "pos_embed", "norm.weight", "blocks.0.attn.qkv.bias", "head.bias"} <= kept
+    assert {"patch_embed.proj.weight", "blocks.1.mlp.fc1.weight", "head.weight"} <= decayed
+    assert all(name.endswith("weight") and "norm" not in name for name in decayed)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD"])
+def test_every_optimizer_is_fused_and_moves_the_weights(tmp_path, name):
+    import dataclasses
+
+    train = small_config(tmp_path).TRAIN
+    train = dataclasses.replace(train, OPTIMIZER=dataclasses.replace(train.OPTIMIZER, NAME=name))
+    model = torch.nn.Linear(3, 2)
+    optimizer = build_optimizer(train, model)
+    assert optimizer.defaults["fused"]
+    before = model.weight.clone()
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(before, model.weight)
+
+
+def test_frozen_parameters_are_not_given_to_the_optimizer(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    model.bias.requires_grad_(False)
+    optimizer = build_optimizer(replaced(small_config(tmp_path), TRAIN={"WEIGHT_DECAY": 0.1}).TRAIN, model)
+    assert [id(p) for group in optimizer.param_groups for p in group["params"]] == [id(model.weight)]

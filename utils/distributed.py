@@ -1,0 +1,157 @@
+"""Which of the run's processes this one is, on which device, and the few things that they do together.
+
+With one process every method returns its input: nobody else asks how many there are.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from utils.errors import ConfigError, ToldError, UserError
+
+
+def was_launched(environment: Mapping[str, str]) -> bool:
+    """Whether torchrun (or python -m torch.distributed.launch) started this process as one of several."""
+    return "LOCAL_RANK" in environment and "WORLD_SIZE" in environment
+
+
+def find_devices(setting: str) -> tuple[str, int]:
+    """The kind of device to use and how many are visible; `auto` takes the best kind there is."""
+    counts = {"cuda": torch.cuda.device_count, "xpu": torch.xpu.device_count, "mps": torch.mps.device_count}
+    for kind, count in counts.items():
+        if setting in ("auto", kind) and count():
+            return kind, count()
+    if setting not in ("auto", "cpu"):
+        raise ConfigError(f"DEVICE is {setting}, but this machine or this build of torch has none; use DEVICE=auto")
+    return "cpu", 1
+
+
+def choose_device(setting: str, local_rank: int) -> torch.device:
+    """The device of one of a machine's processes: each has its own, but for CPUs, which they share."""
+    kind, count = find_devices(setting)
+    if kind == "cpu":
+        return torch.device("cpu")
+    if local_rank >= count:
+        raise ConfigError(
+            f"-ngpus: process {local_rank + 1} of this machine has no {kind} device of its own, there are {count}; "
+            f"start {count} processes or change CUDA_VISIBLE_DEVICES"
+        )
+    return torch.device(kind, local_rank)
+
+
+@dataclass
+class Process:
+    """One process of a run."""
+
+    device: torch.device
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    _host_group: Any = None  # gloo: what the hosts tell each other must not wait for a device
+    _vote: tuple = field(default=(None, None))
+
+    @classmethod
+    def start(cls, device_setting: str, environment: Mapping[str, str]) -> "Process":
+        """The process that the launcher's environment describes, joined to the others."""
+        rank, world_size = int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1))
+        local_rank = int(environment.get("LOCAL_RANK", 0))
+        device = choose_device(device_setting, local_rank)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        process = cls(device, rank, local_rank, world_size)
+        if world_size > 1:
+            _die_with_parent()
+            backend = {"cuda": "nccl", "xpu": "xccl"}.get(device.type, "gloo")
+            dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
+            process._host_group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
+        return process
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def first(self, task: Callable[[], Any]) -> Any:
+        """Rank 0 does the task; all get its result, or its error."""
+        result, error = self._attempt(task) if self.is_first else (None, None)
+        if self.world_size > 1:
+            told = [result, str(error) if isinstance(error, UserError) else None, error is not None]
+            dist.broadcast_object_list(told, src=0, group=self._host_group)
+            if not self.is_first:
+                result, error = told[0], ToldError(told[1] or "process 0 failed") if told[2] else None
+        if error is not None:
+            raise error
+        return result
+
+    def after_first(self, task: Callable[[], Any]) -> Any:
+        """All do the task, rank 0 before the others, then one process a machine: many that download one file corrupt it."""
+        results = []
+        self.first(lambda: results.append(task()))
+        if not self.is_first and self.local_rank == 0:
+            results.append(task())
+        self.first(lambda: None)
+        return results[0] if results else task()
+
+    @staticmethod
+    def _attempt(task: Callable[[], Any]) -> tuple[Any, Exception | None]:
+        try:
+            return task(), None
+        except Exception as error:
+            return None, error
+
+    def wrap(self, model: torch.nn.Module, accumulates: bool) -> torch.nn.Module:
+        """The model with its gradients averaged over the processes."""
+        if self.world_size == 1:
+            return model
+        return torch.nn.parallel.DistributedDataParallel(
+            model,
+            device_ids=[self.device] if self.device.type == "cuda" else None,
+            gradient_as_bucket_view=True,
+            # A static graph must be the same in every pass; with accumulation passes differ in whether they sync.
+            static_graph=not accumulates,
+        )
+
+    def sync_gradients(self, model: torch.nn.Module, now: bool):
+        """Around forward and backward: gradients are averaged only when `now`, else kept for later."""
+        return contextlib.nullcontext() if now or self.world_size == 1 else model.no_sync()
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum over all processes."""
+        if self.world_size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def agree_on(self, number: int) -> int:
+        """The largest number that any process gave in the *previous* call, the same on every process.
+
+        One call late, so that hosts exchange it while their devices compute and nobody waits.
+        """
+        if self.world_size == 1:
+            return number
+        work, votes = self._vote
+        if work is not None:
+            work.wait()
+        vote = torch.tensor([number])
+        self._vote = (dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._host_group, async_op=True), vote)
+        return int(votes) if work is not None else 0
+
+    def close(self) -> None:
+        """Leave the others in good order."""
+        if self.world_size > 1:
+            self.agree_on(0)  # waits for the vote under way
+            self._vote[0].wait()
+            dist.destroy_process_group()
+
+
+def _die_with_parent() -> None:
+    """Linux: be killed when the launcher is, even by kill -9, so that no orphan holds the device."""
+    if os.uname().sysname == "Linux":
+        import ctypes
+        import signal
+
+        set_parent_death_signal = 1  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

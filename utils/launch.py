@@ -1,0 +1,41 @@
+"""Starts main_multi_gpu.py once per device, through torchrun, and ends as the first process that failed."""
+
+import logging
+import os
+import uuid
+
+
+def launch(script: str, arguments: list[str], num_processes: int) -> int:
+    """Run `num_processes` workers on this machine; return 0 or the exit code of the one that failed first.
+
+    When one dies, torchrun ends the others, so the first failure is the cause and the rest are its consequences.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # The workers have said what is wrong; torchrun's own report would bury it.
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    if num_processes > 1:
+        # Unset, every process would use all cores; torchrun's own remedy is a single one.
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // num_processes)))
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_processes,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        monitor_interval=0.1,
+    )
+    import sys
+
+    try:
+        elastic_launch(config, sys.executable)("-u", script, *arguments)
+    except ChildFailedError as error:
+        code = error.get_first_failure()[1].exitcode
+        return code if code > 0 else 128 - code
+    except SignalException as stopped:
+        return 128 + int(stopped.sigval)
+    return 0

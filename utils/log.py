@@ -1,0 +1,78 @@
+"""What a run tells people: console, log.txt, log_{rank}.txt and a progress bar."""
+
+import sys
+from pathlib import Path
+
+
+class Log:
+    """Lines for the console and the run's folder. Rank 0 speaks for all; every process keeps a file of its own."""
+
+    def __init__(self, rank: int):
+        self._rank = rank
+        self._early: list[str] = []  # lines said before there is a folder
+        self._files = []
+        self._bar = None
+
+    def open(self, folder: Path) -> None:
+        """From here on lines go to the folder too."""
+        names = [f"log_{self._rank}.txt"] + (["log.txt"] if self._rank == 0 else [])
+        self._files = [open(folder / name, "a", buffering=1, encoding="utf-8") for name in names]  # noqa: SIM115
+        for line in self._early:
+            self._write(line)
+        self._early = []
+
+    def say(self, line: str) -> None:
+        """A line for whoever watches, from rank 0, kept in every process's file."""
+        if self._rank == 0:
+            if self._bar is not None:
+                self._bar.clear()
+            print(line, flush=True)
+        self._write(line)
+
+    def note(self, line: str) -> None:
+        """A line for this process's own file; rank 0's go to the whole run's as well."""
+        self._write(line)
+
+    def warn(self, line: str) -> None:
+        """A line that must be seen whichever process says it."""
+        if self._rank == 0:
+            self.say(f"warning: {line}")
+        else:
+            print(f"warning (process {self._rank}): {line}", file=sys.stderr, flush=True)
+            self._write(f"warning: {line}")
+
+    def _write(self, line: str) -> None:
+        if not self._files:
+            self._early.append(line)
+        for file in self._files:
+            print(line, file=file)
+
+    def start_bar(self, total: int, initial: int, title: str) -> None:
+        """A progress bar, where a person looks at a terminal."""
+        if self._rank == 0 and sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, initial=initial, desc=title, unit="step", leave=False, dynamic_ncols=True)
+
+    def move_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.update()
+
+    def show_on_bar(self, **figures: str) -> None:
+        if self._bar is not None:
+            self._bar.set_postfix(figures, refresh=False)
+
+    def end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    @property
+    def shows_bar(self) -> bool:
+        return self._bar is not None
+
+    def close(self) -> None:
+        self.end_bar()
+        for file in self._files:
+            file.close()
+        self._files = []

@@ -1,0 +1,49 @@
+"""loss.png and accuracy.png: what a person looks at first."""
+
+import time
+from pathlib import Path
+
+
+def plot_metrics(rows: list[dict], folder: Path, title: str) -> None:
+    """Draw the curves of all epochs so far."""
+    import matplotlib
+
+    matplotlib.use("Agg")  # a server has no screen
+    from matplotlib import pyplot
+
+    charts = {
+        "loss.png": ("loss", {"train_loss": "training", "eval_loss": "validation", "eval_loss_ema": "validation, EMA"}),
+        "accuracy.png": (
+            "accuracy, %",
+            {
+                "train_top1": "training, augmented",
+                "eval_top1": "validation top-1",
+                "eval_top5": "validation top-5",
+                "eval_top1_ema": "validation top-1, EMA",
+            },
+        ),
+    }
+    for name, (label, curves) in charts.items():
+        figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+        for column, legend in curves.items():
+            points = [(row["epoch"] + 1, row[column]) for row in rows if row.get(column) is not None]
+            if points:
+                axes.plot(*zip(*points, strict=True), label=legend, marker="." if len(points) < 40 else "")
+        axes.set(xlabel="epoch", ylabel=label, title=title)
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+        figure.savefig(folder / name, dpi=110)
+        pyplot.close(figure)
+
+
+class Plotter:
+    """Draws at the end, and now and then before, never so often that it costs training time."""
+
+    def __init__(self, folder: Path, title: str, seconds_between: float = 60.0):
+        self._folder, self._title, self._between = folder, title, seconds_between
+        self._last = time.monotonic()
+
+    def draw(self, rows: list[dict], now: bool) -> None:
+        if rows and (now or time.monotonic() - self._last > self._between):
+            plot_metrics(rows, self._folder, self._title)
+            self._last = time.monotonic()

@@ -25,4 +25,7 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main, sys.argv[1:]))
+    code = exit_code(main, sys.argv[1:])
+    from utils.distributed import leave
+
+    leave(code)

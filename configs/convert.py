@@ -1,4 +1,4 @@
-"""What each setting may be: text from a file, a flag or -opts becomes the value that schema.py asks for, or an error."""
+"""What each setting may be: text from a file, a flag or -opts becomes the value that schema.py asks for."""
 
 import math
 import re
@@ -16,10 +16,15 @@ from utils.errors import ConfigError, did_you_mean
 # to PyYAML 3e-3 is text, 010 is 8, 12:30 is 750 and `no` is a boolean.
 Text = str | list
 
-NONE_WORDS = ("", "none", "null", "~")
+_NONE_WORDS = ("", "none", "null", "~")
 _BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _INT = re.compile(r"[+-]?[0-9]+")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+def is_none(text: Text) -> bool:
+    """Whether a text stands for "not set", in YAML's words or Python's."""
+    return isinstance(text, str) and text.strip().lower() in _NONE_WORDS
 
 
 @dataclass(frozen=True)
@@ -89,9 +94,9 @@ def _members(text: Text) -> list:
     """A YAML list as it is; `(0.9, 0.999)`, `[a, b]` and `a, b` cut at the commas."""
     if isinstance(text, list):
         return text
-    text = text.strip()
-    if text.lower() in NONE_WORDS:
+    if is_none(text):
         return []
+    text = text.strip()
     if text[0] + text[-1] in ("()", "[]"):
         text = text[1:-1]
     members = [member.strip().strip("'\"") for member in text.split(",")]
@@ -101,9 +106,9 @@ def _members(text: Text) -> list:
 def _one(setting: Setting, text: Text) -> Any:
     if not isinstance(text, str):
         raise ValueError("a list where one value belongs")
-    word = text.strip().lower()
-    if word in NONE_WORDS and (setting.optional or setting.kind is str) and not setting.many:
+    if is_none(text) and (setting.optional or setting.kind is str) and not setting.many:
         return None if setting.optional else ""
+    word = text.strip().lower()
     if setting.choices:
         by_word = {str(choice).lower(): choice for choice in setting.choices}
         if word not in by_word:
@@ -142,7 +147,7 @@ def to_text(value: Any) -> str:
         return digits if "." in digits else digits.replace("e", ".0e")  # to PyYAML 1e-06 is text
     if isinstance(value, int):
         return str(value)
-    if _PLAIN.fullmatch(value) and value.lower() not in (*_BOOLS, *NONE_WORDS, "y", "n"):
+    if _PLAIN.fullmatch(value) and value.lower() not in (*_BOOLS, *_NONE_WORDS, "y", "n"):
         return value
     return yaml.dump(value, default_style='"', allow_unicode=True, width=math.inf).removesuffix("\n")
 

@@ -133,7 +133,7 @@ def _pair(option: str) -> tuple[str, str]:
     key, equals, text = option.partition("=")
     if not equals:
         raise ConfigError(
-            f"-opts: {option!r} has no =; write KEY=VALUE, as in -opts TRAIN.BASE_LR=1e-3, and quote a value with spaces"
+            f"-opts: {option!r} has no =; write KEY=VALUE, as in -opts TRAIN.BASE_LR=1e-3; quote a value with spaces"
         )
     return key.strip(), text
 

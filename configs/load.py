@@ -1,11 +1,12 @@
 """From the command line to a frozen Config: defaults < BASE files < the -cfg file < flags < -opts KEY=VALUE."""
 
 import difflib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from configs import flags
-from configs.convert import SECTIONS, SETTINGS, Text, build, convert, describe, flatten, shown, to_text
+from configs.convert import SECTIONS, SETTINGS, Text, build, convert, describe, flatten, is_none, shown, to_text
 from configs.paddlevit import OLD_SECTION, RENAMED, translate
 from configs.read import find, read_layers
 from configs.schema import IGNORED, Config
@@ -38,7 +39,7 @@ def load(argv: list[str]) -> Loaded:
                 origins[key] = layer.origin
             elif key in IGNORED:
                 notes.append(f"{layer.origin}: {key} is ignored: {IGNORED[key]}")
-            elif text != "" or key not in (*SECTIONS, OLD_SECTION):  # a section may be empty
+            elif key not in (*SECTIONS, OLD_SECTION) or not is_none(text):  # a section may be empty
                 raise ConfigError(f"{layer.origin}: {_why_no_setting(key, text)}")
     _fit_channels(values)
     _check(values, origins)
@@ -105,7 +106,7 @@ def _check(values: dict[str, Any], origins: dict[str, str]) -> None:
         _check_vit(values, named)
 
 
-def _check_vit(values: dict[str, Any], named: Any) -> None:
+def _check_vit(values: dict[str, Any], named: Callable[[str], str]) -> None:
     if values["MODEL.ATTN_HEAD_SIZE"] is None and values["MODEL.EMBED_DIM"] % values["MODEL.NUM_HEADS"]:
         raise ConfigError(
             f"{named('MODEL.EMBED_DIM')}, must be a multiple of {named('MODEL.NUM_HEADS')}; change one of them or set "

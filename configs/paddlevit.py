@@ -1,10 +1,10 @@
-"""PaddleViT's older ways of saying things, translated to today's names as each file is read; the rest knows only those."""
+"""PaddleViT's older ways of saying things, translated to today's names when a file is read."""
 
 import difflib
 import math
 from dataclasses import replace
 
-from configs.convert import NONE_WORDS, SETTINGS, Text, convert
+from configs.convert import SETTINGS, Text, convert, is_none
 from utils.errors import ConfigError
 
 # The two dialects of 2021 keep the model's fields one level down; the older one also calls three of them otherwise.
@@ -84,8 +84,7 @@ def _check_type(texts: dict[str, Text], origin: str) -> None:
 
 
 def _refuse_hybrid(text: Text, origin: str) -> None:
-    hybrid = isinstance(text, str) and text.strip().lower() not in (*NONE_WORDS, "false", "no", "off")
-    if hybrid:
+    if not is_none(text) and str(text).strip().lower() not in ("false", "no", "off"):
         raise ConfigError(
             f"{origin}: {_HYBRID} is {text!r}; for a convolutional stem under the transformer set MODEL.TYPE: timm and "
             "MODEL.NAME to one of timm's hybrids, for example vit_base_r50_s16_224"

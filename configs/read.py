@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from configs.convert import NONE_WORDS, Text
+from configs.convert import Text, is_none
 from utils.errors import ConfigError
 
 SHIPPED = Path(__file__).resolve().parent
@@ -90,7 +90,7 @@ def read_file(path: str) -> dict[str, Text]:
 
 
 def _leaves(node: yaml.MappingNode, origin: str, prefix: str = "") -> Iterator[tuple[str, Text]]:
-    """The values under a section as (full key, text); a key that comes twice is refused, for YAML keeps the last only."""
+    """The values under a section as (full key, text); a key that comes twice is refused: YAML would drop the first."""
     lines: dict[str, int] = {}
     for key_node, value in node.value:
         line = key_node.start_mark.line + 1
@@ -123,7 +123,7 @@ def _bases(text: Text, origin: str) -> list[str]:
     names = [text] if isinstance(text, str) else text
     if not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{origin}: BASE must be the path of a file, or a list of them")
-    return [name for name in names if name.strip().lower() not in NONE_WORDS]
+    return [name for name in names if not is_none(name)]
 
 
 def _nearest_file(path: str) -> str:

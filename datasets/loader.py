@@ -178,11 +178,11 @@ def load_batches(
         num_workers=num_workers,
         collate_fn=_as_it_is,
         pin_memory=device.type == "cuda",
-        worker_init_fn=_leave_signals_to_parent,
         multiprocessing_context=context,
         generator=torch.Generator(),  # the loader draws a seed, and must not take it from the run's generator
     )
-    batches = iter(loader)
+    with _signals_held_back():
+        batches = iter(loader)  # here the workers start
     try:
         for batch in batches:
             if isinstance(batch, DataError):
@@ -196,19 +196,31 @@ def _as_it_is(batch: Batch) -> Batch:
     return batch
 
 
-def _leave_signals_to_parent(worker_id: int) -> None:
-    """Ctrl-C and Slurm's warnings reach every process: the parent saves, for which it needs its workers, and ends them."""
-    for each in ("SIGINT", "SIGTERM", "SIGUSR1"):
-        if hasattr(signal, each):
-            signal.signal(getattr(signal, each), signal.SIG_IGN)
+@contextlib.contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Processes started in here never see these signals, the parent sees them a little later.
+
+    Ctrl-C and Slurm's warnings reach every process of a run. The parent saves, for which it needs its workers, and then
+    ends them itself.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @atexit.register
 def _kill_workers() -> None:
-    """At exit multiprocessing sends SIGTERM, which workers ignore, and waits: so nothing may be left to wait for."""
-    for process in multiprocessing.active_children():
-        if process.daemon:
-            process.kill()
+    """At exit multiprocessing sends SIGTERM, which workers do not see, and waits: so nothing may be left to wait for."""
+    workers = [process for process in multiprocessing.active_children() if process.daemon]
+    if workers and hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would call their end an error
+    for worker in workers:
+        worker.kill()
 
 
 def count_workers(data: Data, image_set: ImageSet, world_size: int, device: torch.device) -> int:

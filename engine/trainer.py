@@ -92,8 +92,8 @@ class Trainer:
                 share = batch.num_samples * self.process.world_size / window.num_samples
                 self.precision.backward(loss * share)
             with torch.no_grad():
-                sums = torch.stack((loss * len(targets), logits.argmax(1).eq(targets).sum(), torch.tensor(len(targets))))
-                seen += batch.num_samples / len(targets) * sums.to(seen)
+                correct = logits.argmax(1).eq(targets).to(loss.dtype).mean()
+                seen += batch.num_samples * torch.stack((loss, correct, torch.ones_like(loss)))
         grad_norm, skipped = self.precision.update(self.optimizer, self.parameters, self.config.TRAIN.GRAD_CLIP)
         if self.ema:
             self.ema.update(skipped)

@@ -30,13 +30,18 @@ def find_file(source: str | Path) -> Path | None:
 
 
 def read_state_dict(source: str | Path) -> dict[str, Tensor]:
-    """The weights in a file. Its first bytes say which format it has, whatever its name says."""
+    """The weights in a file of any format, under timm's names."""
+    return read_weights(source)[0]
+
+
+def read_weights(source: str | Path) -> tuple[dict[str, Tensor], str]:
+    """The weights, and which of WEIGHT_KEYS they were found under. The file's first bytes say what format it has."""
     path = find_file(source)
     if path is None:
         raise ConfigError(f"no file at {source}, nor with {', '.join(SUFFIXES)} added")
     if path.suffix == ".pdopt":
         raise ConfigError(f"{path} holds the state of an optimizer; the weights are in the .pdparams beside it")
-    state = _READERS[_format(path)](path)
+    state, key = _READERS[_format(path)](path)
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor):
             raise ConfigError(f"{path}: {name} is not a tensor, so this is not a file of weights")
@@ -44,7 +49,7 @@ def read_state_dict(source: str | Path) -> dict[str, Tensor]:
             raise ConfigError(f"{path}: {name} holds NaN or infinite values; use an earlier checkpoint")
     if not state:
         raise ConfigError(f"{path} holds no weights")
-    return state
+    return state, key
 
 
 def read_torch(path: Path):
@@ -55,9 +60,10 @@ def read_torch(path: Path):
                 broken = archive.testzip()  # torch.load does not compare the checksums that torch.save wrote
             if broken:
                 raise ConfigError(f"{path}: damaged (checksum of {broken})")
-        # timm, DeiT and torchvision save their command line beside the weights; it is plain data.
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            return torch.load(path, map_location="cpu", weights_only=True)
+        # timm, DeiT and torchvision save their command line beside the weights; it is plain data. An open file, since
+        # for a path torch goes by the suffix.
+        with torch.serialization.safe_globals([argparse.Namespace]), open(path, "rb") as file:
+            return torch.load(file, map_location="cpu", weights_only=True)
     except ConfigError:
         raise
     except Exception as error:  # a damaged file can fail anywhere in zip or pickle
@@ -96,33 +102,36 @@ def _holds_arrays(path: Path) -> bool:
         raise ConfigError(f"{path}: damaged or cut off") from None
 
 
-def _read_torch_weights(path: Path) -> dict[str, Tensor]:
-    state = _weights_of(read_torch(path), path)
+def _read_torch_weights(path: Path) -> tuple[dict[str, Tensor], str]:
+    state, key = _weights_of(read_torch(path), path)
     state.pop("n_averaged", None)  # torch's AveragedModel counts beside its weights
     state = {_without_wrappers(name): tensor for name, tensor in state.items()}
-    return _from_torchvision(state) if "conv_proj.weight" in state else state
+    if "conv_proj.weight" in state:
+        state = {_rename(name, TORCHVISION_VIT): tensor for name, tensor in state.items()}
+    return state, key
 
 
-def _read_paddle_weights(path: Path) -> dict[str, Tensor]:
-    return to_timm(_weights_of(read_pdparams(path), path), path)
+def _read_paddle_weights(path: Path) -> tuple[dict[str, Tensor], str]:
+    arrays, key = _weights_of(read_pdparams(path), path)
+    return to_timm(arrays, path), key
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], str]:
     import safetensors.torch
 
     try:
-        return safetensors.torch.load_file(path)
+        return safetensors.torch.load_file(path), ""
     except (safetensors.SafetensorError, OSError, ValueError) as error:
         raise ConfigError(f"{path}: damaged or cut off ({error})") from None
 
 
-def _weights_of(content, path: Path) -> dict:
+def _weights_of(content, path: Path) -> tuple[dict, str]:
     """The weights among what a training program saved with them; a file of weights alone is its own."""
     if isinstance(content, dict):
-        found = [content[key] for key in WEIGHT_KEYS if isinstance(content.get(key), dict) and content[key]]
-        weights = found[0] if found else content
-        if isinstance(weights, dict) and all(isinstance(name, str) for name in weights):
-            return dict(weights)
+        keys = [key for key in WEIGHT_KEYS if isinstance(content.get(key), dict) and content[key]]
+        weights, key = (content[keys[0]], keys[0]) if keys else (content, "")
+        if all(isinstance(name, str) for name in weights):
+            return dict(weights), key
     raise ConfigError(f"{path}: no weights found; looked for a dict of tensors, or one under {', '.join(WEIGHT_KEYS)}")
 
 
@@ -153,10 +162,6 @@ TORCHVISION_VIT = {
 }
 
 
-def _from_torchvision(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {_rename(name, TORCHVISION_VIT): tensor for name, tensor in state.items()}
-
-
 GOOGLE_VIT = {
     r"^(opt/target|params)/": "",
     r"^cls$": "cls_token",
@@ -176,13 +181,13 @@ GOOGLE_VIT = {
 }
 
 
-def _read_google(path: Path) -> dict[str, Tensor]:
+def _read_google(path: Path) -> tuple[dict[str, Tensor], str]:
     """The .npz files of Google's vision_transformer."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             names = {name: _rename(name, GOOGLE_VIT) for name in archive.files}
             state = {new: torch.from_numpy(_torch_layout(new, archive[old])) for old, new in names.items()}
-        return _join_qkv(state)
+        return _join_qkv(state), ""
     except Exception as error:  # numpy raises what zip, a header or the refused pickle raised
         raise ConfigError(f"{path}: damaged, or not Google's ViT ({type(error).__name__}: {error})") from None
 

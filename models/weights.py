@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from models.formats import SUFFIXES, find_file, read_state_dict
+from models.formats import SUFFIXES, find_file, read_state_dict, read_weights
 from utils.errors import ConfigError, did_you_mean
 
 __all__ = ["find_file", "load_pretrained", "read_state_dict"]
@@ -17,8 +17,8 @@ def load_pretrained(model: nn.Module, source: str, setting: str = "MODEL.PRETRAI
     """Load a file, or else the timm model of that name. Returns what to tell the user, a line each."""
     try:
         path = find_file(source)
-        state = read_state_dict(path) if path else _fetch(source)
-        return [f"{setting}: weights of {path or source}", *_load(model, state)]
+        state, key = read_weights(path) if path else (_fetch(source), "")
+        return [f"{setting}: weights of {path or source}{f' ({key})' if key else ''}", *_load(model, state)]
     except ConfigError as error:
         raise ConfigError(f"{setting}: {error}") from None
 

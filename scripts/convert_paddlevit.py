@@ -43,6 +43,7 @@ def convert(source: str, target: Path) -> str:
     if target.suffix not in writers:
         raise ConfigError(f"-o: {target} ends in none of {', '.join(writers)}")
     state = read_state_dict(source)
+    target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as file:
         writers[target.suffix](state, file)
     return f"{target}: {len(state)} tensors, {sum(tensor.numel() for tensor in state.values()):,} numbers"

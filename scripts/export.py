@@ -44,6 +44,7 @@ def export(source: str, target: Path, ema: bool) -> str:
     if not weights:
         raise ConfigError(f"-ema: {path} has no running mean, since its run had TRAIN.MODEL_EMA off")
     metadata = {key: json.dumps(checkpoint[key]) for key in DESCRIPTION if key in checkpoint}
+    target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as file:
         file.write(to_safetensors(weights, {"format": "pt", **metadata}))
     return f"{target}: {len(weights)} tensors of {checkpoint.get('arch', 'the model')}, epoch {checkpoint.get('epoch')}"

@@ -29,24 +29,39 @@ def make_trainer(config, double=False) -> Trainer:
     return Trainer(config, model.double() if double else model, data, Process(CPU), Log(0), StopSignal())
 
 
-def train_fp64(tmp_path, name, num_images, drop_last, batch_size, accumulate, world_size):
-    """Weights after 20 updates by that many processes."""
-    settings = tmp_path / "settings.yaml"
+# Images and whether the remainder is trained: one that two processes cannot share evenly, one smaller than them.
+SETS = {"remainder of 21": "149,false", "remainder left out": "149,true", "remainder of 1": "129,false"}
+
+
+@pytest.fixture(scope="module")
+def fp64_weights(tmp_path_factory):
+    """(set, split) -> weights after 20 updates, for every way of making a batch of 32."""
+    folder = tmp_path_factory.mktemp("fp64")
+    settings = folder / "settings.yaml"
     settings.write_text(SMALL)
-    out = tmp_path / f"{name}.pth"
+    splits = {"1 x 32": (1, "32,1"), "2 x 16": (1, "16,2"), "2 processes x 16": (2, "16,1"), "2 p x 2 x 8": (2, "8,2")}
+    found = {}
+    for world_size in (1, 2):
+        cases = {f"{s},{split}" for world, split in splits.values() if world == world_size for s in SETS.values()}
+        weights = launch(
+            "tests.programs.train_fp64", world_size, settings, folder / f"{world_size}.pth", *sorted(cases)
+        )
+        for name, (world, split) in splits.items():
+            if world == world_size:
+                found |= {(images, name): weights[f"{SETS[images]},{split}"] for images in SETS}
+    return found
+
+
+def launch(module, world_size, settings, out, *arguments):
+    """What the module saved, run once per process with the environment that launchers set."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    options = [f"DATA.DROP_LAST={drop_last}", f"DATA.BATCH_SIZE={batch_size}", f"TRAIN.ACCUM_ITER={accumulate}"]
-    options += ["TRAIN.SMOOTHING=0.1", "TRAIN.WARMUP_EPOCHS=0"]
-    arguments = [sys.executable, "-m", "tests.programs.train_fp64", settings, num_images, out, "-opts", *options]
+        common = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "localhost", "MASTER_PORT": str(probe.getsockname()[1])}
     processes = [
         subprocess.Popen(
-            [str(each) for each in arguments],
+            [sys.executable, "-m", module, str(settings), str(out), *arguments],
             cwd=ROOT,
-            env=os.environ
-            | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "OMP_NUM_THREADS": "1"}
-            | {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)},
+            env=os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
         )
         for rank in range(world_size)
     ]
@@ -54,28 +69,19 @@ def train_fp64(tmp_path, name, num_images, drop_last, batch_size, accumulate, wo
     return torch.load(out, weights_only=True)
 
 
-@pytest.mark.parametrize(
-    "num_images, drop_last",
-    [
-        pytest.param(149, False, id="remainder of 21 trained"),
-        pytest.param(149, True, id="remainder left out"),
-        pytest.param(129, False, id="remainder of 1, fewer than processes"),
-    ],
-)
-def test_one_batch_equals_accumulation_equals_two_processes(tmp_path, num_images, drop_last):
-    whole = train_fp64(tmp_path, "whole", num_images, drop_last, 32, 1, 1)
-    for name, split in {"accumulated": (16, 2, 1), "two processes": (16, 1, 2), "both": (8, 2, 2)}.items():
-        other = train_fp64(tmp_path, name, num_images, drop_last, *split)
-        for key, value in whole["weights"].items():
-            assert value.dtype is torch.float64
-            difference = (value - other["weights"][key]).abs().max().item()
-            assert difference < 1e-10, f"{name}: {key} differs by {difference}"
+@pytest.mark.parametrize("split", ["2 x 16", "2 processes x 16", "2 p x 2 x 8"])
+@pytest.mark.parametrize("images", SETS)
+def test_one_batch_equals_accumulation_equals_two_processes(fp64_weights, images, split):
+    for name, weight in fp64_weights[images, "1 x 32"].items():
+        assert weight.dtype is torch.float64
+        difference = (weight - fp64_weights[images, split][name]).abs().max().item()
+        assert difference < 1e-10, f"{name} differs by {difference}"
 
 
-def test_a_trained_remainder_changes_the_weights(tmp_path):
+def test_a_trained_remainder_changes_the_weights(fp64_weights):
     """Else the test above would compare runs that never met one."""
-    with_rest, without = (train_fp64(tmp_path, str(drop), 149, drop, 32, 1, 1) for drop in (False, True))
-    assert any(not torch.equal(v, without["weights"][k]) for k, v in with_rest["weights"].items())
+    with_rest, without = (fp64_weights[f"remainder {which}", "1 x 32"] for which in ("of 21", "left out"))
+    assert any(not torch.equal(weight, without[name]) for name, weight in with_rest.items())
 
 
 class CountHostReads(TorchDispatchMode):
@@ -146,7 +152,8 @@ def test_running_mean_follows_the_weights_by_its_decay(tmp_path):
     trainer = make_trainer(small_config(tmp_path, "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.75"))
     name = "blocks.0.mlp.fc1.weight"
     before = trainer.ema.model.state_dict()[name].clone()
-    trainer.update(next(trainer.data.windows(0, 1)))
+    windows = trainer.data.windows(0, 1)
+    trainer.update(next(windows))
     expected = 0.75 * before + 0.25 * trainer.model.state_dict()[name]
     torch.testing.assert_close(trainer.ema.model.state_dict()[name], expected)
 

@@ -3,11 +3,15 @@
 With one process every method returns its input: nobody else asks how many there are.
 """
 
+import atexit
 import contextlib
+import ctypes
 import os
+import signal
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -147,11 +151,20 @@ class Process:
             dist.destroy_process_group()
 
 
+def leave(code: int) -> NoReturn:
+    """End a process of several with this code and no other.
+
+    What is registered for the end runs, but the interpreter is not taken down: gloo's threads may still hold tensors
+    then, and abort the process (pytorch/pytorch#179291).
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def _die_with_parent() -> None:
     """Linux: be killed when the launcher is, even by kill -9, so that no orphan holds the device."""
     if os.uname().sysname == "Linux":
-        import ctypes
-        import signal
-
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

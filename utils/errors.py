@@ -1,7 +1,9 @@
 """The two mistakes a user can make, how names close to a wrong one are offered, and what a program ends with."""
 
 import difflib
+import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 
 
@@ -29,16 +31,19 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
-    """Run a program and return what it ends with: its own code, or 2 for a user's mistake, told in one message."""
+    """Run a program and return what it ends with: its own code, 2 for a user's mistake, told in one message, or 1."""
     try:
         return program(arguments)
     except ToldError:
         return 2
     except UserError as error:
         message = str(error)
-    except RuntimeError as error:
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except Exception as error:
         if "torchvision::nms" not in str(error):
-            raise
+            traceback.print_exc()
+            return 1
         message = (
             "this torch and this torchvision do not fit each other (operator torchvision::nms does not exist); a +cpu build "
             "of torch has no torchvision here. Remedy: pip uninstall -y torch torchvision, then "

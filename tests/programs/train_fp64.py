@@ -1,6 +1,7 @@
-"""Trains the small model in float64 on some digits for 20 updates and saves the weights.
+"""Trains the small model in float64 for 20 updates, once for each way of splitting the batch.
 
-python -m tests.programs.train_fp64 SETTINGS.yaml NUM_IMAGES OUT.pth [-opts ...], once per process as launchers do.
+python -m tests.programs.train_fp64 SETTINGS.yaml OUT.pth CASES, once per process as launchers do, where CASES are
+NUM_IMAGES,DROP_LAST,BATCH_SIZE,ACCUM_ITER each.
 """
 
 import os
@@ -13,15 +14,16 @@ from configs.load import load
 from datasets import build_train_data, load_image_sets
 from engine.trainer import Trainer
 from models import build_model
-from utils.distributed import Process
+from utils.distributed import Process, leave
 from utils.log import Log
 from utils.signals import StopSignal
 
 
-def main() -> None:
-    settings, num_images, out, *options = sys.argv[1:]
-    config = load(["-cfg", settings, *options]).config
-    process = Process.start("cpu", os.environ)
+def train(settings: str, case: str, process: Process) -> dict[str, torch.Tensor]:
+    """The weights after 20 updates."""
+    num_images, drop_last, batch_size, accumulate = case.split(",")
+    options = [f"DATA.DROP_LAST={drop_last}", f"DATA.BATCH_SIZE={batch_size}", f"TRAIN.ACCUM_ITER={accumulate}"]
+    config = load(["-cfg", settings, "-opts", *options, "TRAIN.SMOOTHING=0.1", "TRAIN.WARMUP_EPOCHS=0"]).config
     train_set, _ = load_image_sets(config)
     train_set = train_set.take(np.arange(int(num_images)))
     torch.manual_seed(0)
@@ -30,10 +32,14 @@ def main() -> None:
     trainer = Trainer(config, model, data, process, Log(process.rank), StopSignal())
     for window in data.windows(0, 20):
         trainer.update(window)
-    if process.is_first:
-        torch.save({"weights": model.state_dict(), "samples": trainer.totals[2], "updates": trainer.step}, out)
-    process.close()
+    return model.state_dict()
 
 
 if __name__ == "__main__":
-    main()
+    settings, out, *cases = sys.argv[1:]
+    process = Process.start("cpu", os.environ)
+    weights = {case: train(settings, case, process) for case in cases}
+    if process.is_first:
+        torch.save(weights, out)
+    process.close()
+    leave(0)

@@ -1,0 +1,180 @@
+"""Files of weights as other programs write them, harmless and malicious, for the tests to read."""
+
+import builtins
+import os
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from configs.schema import Config, Data, Model
+from models import build_model
+
+WIDTH, DEPTH, HEADS, CLASSES = 24, 2, 3, 10
+
+
+def vit(num_classes=CLASSES, image_size=32, patch_size=8, channels=3, **model):
+    fields = {"PATCH_SIZE": patch_size, "EMBED_DIM": WIDTH, "DEPTH": DEPTH, "NUM_HEADS": HEADS} | model
+    return build_model(
+        Config(DATA=Data(IMAGE_SIZE=image_size, IMAGE_CHANNELS=channels), MODEL=Model(**fields)), num_classes
+    )
+
+
+def timm_model(name, num_classes=CLASSES, image_size=32):
+    return build_model(Config(DATA=Data(IMAGE_SIZE=image_size), MODEL=Model(TYPE="timm", NAME=name)), num_classes)
+
+
+def random_weights() -> dict[str, torch.Tensor]:
+    """No two numbers alike, so that no swap or missing transpose goes unseen."""
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(tensor.shape, generator=generator) for name, tensor in vit().state_dict().items()}
+
+
+def assert_same(found: dict, expected: dict) -> None:
+    assert sorted(found) == sorted(expected)
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def saved(content, path: Path, **how) -> Path:
+    torch.save(content, path, **how)
+    return path
+
+
+def google_arrays(weights: dict, prefix: str) -> dict[str, np.ndarray]:
+    """The layout of Google's vision_transformer: kernels from in to out, attention split into heads."""
+    arrays = {
+        "cls": weights["cls_token"],
+        "embedding/kernel": weights["patch_embed.proj.weight"].permute(2, 3, 1, 0),
+        "embedding/bias": weights["patch_embed.proj.bias"],
+        "Transformer/posembed_input/pos_embedding": weights["pos_embed"],
+        "Transformer/encoder_norm/scale": weights["norm.weight"],
+        "Transformer/encoder_norm/bias": weights["norm.bias"],
+        "head/kernel": weights["head.weight"].T,
+        "head/bias": weights["head.bias"],
+    }
+    for block in range(DEPTH):
+        ours, theirs = f"blocks.{block}.", f"Transformer/encoderblock_{block}/"
+        attention = f"{theirs}MultiHeadDotProductAttention_1/"
+        for number, part in enumerate(("query", "key", "value")):
+            rows = slice(number * WIDTH, (number + 1) * WIDTH)
+            kernel = weights[f"{ours}attn.qkv.weight"][rows].T
+            arrays[f"{attention}{part}/kernel"] = kernel.reshape(WIDTH, HEADS, WIDTH // HEADS)
+            arrays[f"{attention}{part}/bias"] = weights[f"{ours}attn.qkv.bias"][rows].reshape(HEADS, WIDTH // HEADS)
+        arrays[f"{attention}out/kernel"] = weights[f"{ours}attn.proj.weight"].T.reshape(HEADS, WIDTH // HEADS, WIDTH)
+        arrays[f"{attention}out/bias"] = weights[f"{ours}attn.proj.bias"]
+        for norm, name in (("norm1", "LayerNorm_0"), ("norm2", "LayerNorm_2")):
+            arrays[f"{theirs}{name}/scale"] = weights[f"{ours}{norm}.weight"]
+            arrays[f"{theirs}{name}/bias"] = weights[f"{ours}{norm}.bias"]
+        for layer, name in (("fc1", "Dense_0"), ("fc2", "Dense_1")):
+            arrays[f"{theirs}MlpBlock_3/{name}/kernel"] = weights[f"{ours}mlp.{layer}.weight"].T
+            arrays[f"{theirs}MlpBlock_3/{name}/bias"] = weights[f"{ours}mlp.{layer}.bias"]
+    return {prefix + name: tensor.numpy() for name, tensor in arrays.items()}
+
+
+PADDLE_2022 = {
+    "cls_token": "cls_token",
+    "pos_embed": "position_embedding",
+    "patch_embed.proj": "patch_embedding.patch_embedding",
+    "blocks": "encoder.layers",
+    "norm": "encoder.encoder_norm",
+    "head": "classifier",
+}
+PADDLE_2021 = PADDLE_2022 | {
+    "cls_token": "patch_embedding.cls_token",
+    "pos_embed": "patch_embedding.position_embeddings",
+}
+PADDLE_OLDEST = {
+    "cls_token": "transformer.embeddings.cls_token",
+    "pos_embed": "transformer.embeddings.position_embeddings",
+    "patch_embed.proj": "transformer.embeddings.patch_embeddings",
+    "blocks": "transformer.encoder.layers",
+    "norm": "transformer.encoder.encoder_norm",
+    "head": "classifier",
+}
+DEIT_2021 = {
+    "cls_token": "class_token",
+    "pos_embed": "pos_embed",
+    "patch_embed.proj": "patch_embed.proj",
+    "blocks": "layers",
+    "norm": "norm",
+    "head": "head",
+}
+YEARS = {"2022": PADDLE_2022, "2021": PADDLE_2021, "oldest": PADDLE_OLDEST, "deit_2021": DEIT_2021}
+IN_BLOCK = {"norm1": "attn_norm", "norm2": "mlp_norm", "attn.proj": "attn.out"}
+IS_LINEAR = ("attn.qkv.weight", "attn.proj.weight", "mlp.fc1.weight", "mlp.fc2.weight", "head.weight")
+
+
+def paddle_arrays(weights: dict, names: dict) -> dict[str, np.ndarray]:
+    arrays = {}
+    for name, tensor in weights.items():
+        whole = next(timm_name for timm_name in names if name == timm_name or name.startswith(f"{timm_name}."))
+        rest = name.removeprefix(whole)
+        if names is not DEIT_2021:
+            for ours, theirs in IN_BLOCK.items():
+                rest = rest.replace(f".{ours}.", f".{theirs}.")
+        arrays[names[whole] + rest] = (tensor.T if name.endswith(IS_LINEAR) else tensor).contiguous().numpy()
+    return arrays
+
+
+class PaddleTensor:
+    """Pickles as paddle.save pickles a tensor: in most versions (name, array), in some eval('data', {'data': array})."""
+
+    def __init__(self, array, by_eval=False):
+        self.how = (eval, ("data", {"data": array})) if by_eval else (tuple, (("linear_0.w_0", array),))
+
+    def __reduce__(self):
+        return self.how
+
+
+def training_file(arrays: dict, by_eval=False, key="model") -> dict:
+    tensors = OrderedDict((name, PaddleTensor(array, by_eval)) for name, array in arrays.items())
+    moments = {
+        "linear_0.w_0_moment1_0": PaddleTensor(np.ones(3, np.float32)),
+        "LR_Scheduler": {"last_lr": np.float64(0.1)},
+    }
+    return {key: tensors, "optimizer": moments, "epoch": 7, "lr_scheduler": {"last_epoch": 7}, "amp_grad_scaler": {}}
+
+
+PADDLE_LAYOUTS = {
+    "flat": lambda arrays: arrays | {"StructuredToParameterName@@": {name: "linear_0.w_0" for name in arrays}},
+    "training": training_file,
+    "training_by_eval": lambda arrays: training_file(arrays, by_eval=True),
+    "training_with_mean": lambda arrays: {"model": {}} | training_file(arrays, key="model_ema"),
+}
+
+
+def pickled(content, path: Path, protocol=4) -> Path:
+    path.write_bytes(pickle.dumps(content, protocol=protocol))
+    return path
+
+
+class Payload:
+    """Unpickled, it calls a function, as a malicious file would."""
+
+    def __init__(self, function, *arguments):
+        self.call = (function, arguments)
+
+    def __reduce__(self):
+        return self.call
+
+
+def payloads(marker: Path) -> dict:
+    touch = f"open({str(marker)!r}, 'w').close()"
+    system = Payload(os.system, f"touch {marker}")
+    objects = np.empty(1, dtype=object)
+    objects[0] = system
+    return {
+        "system": system,
+        "eval": Payload(eval, touch),
+        "eval_like_paddle": Payload(eval, "data", {"data": system}),
+        "eval_with_names": Payload(eval, touch, {"data": np.ones(1)}),
+        "exec": Payload(builtins.exec, touch),
+        "getattr": Payload(getattr, Payload(__import__, "os"), "system"),
+        "object_array": objects,
+    }
+
+
+PAYLOADS = list(payloads(Path("marker")))

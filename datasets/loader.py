@@ -189,7 +189,7 @@ def load_batches(
                 raise batch
             yield batch
     finally:
-        del batches
+        del batches  # which ends the workers
 
 
 def _as_it_is(batch: Batch) -> Batch:

@@ -97,7 +97,9 @@ class Normalize(nn.Module):
         self.register_buffer("shift", (-mean / std).to(compute_dtype)[:, None, None], persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        return torch.addcmul(self.shift, images.to(self.scale.dtype), self.scale).to(self.dtype)
+        # Plain layout: in channels last, gradients of the first convolution would come in another layout than its weights.
+        images = images.to(self.scale.dtype, memory_format=torch.contiguous_format)
+        return torch.addcmul(self.shift, images, self.scale).to(self.dtype)
 
 
 def _per_channel(name: str, values: tuple[float, ...], data: Data) -> tuple[float, ...]:

@@ -87,6 +87,7 @@ def run_evaluation(session: Session) -> int:
     log.say(precision.describe())
     normalize = Normalize(config.DATA, torch.float32).to(process.device)
     bad_images = BadImages(eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
+    found = {}
     for name, model in weights_to_score(session, checkpoint, eval_set.classes):
         start = time.perf_counter()
         scores = evaluate(model, data, normalize, precision, process, bad_images)
@@ -96,7 +97,8 @@ def run_evaluation(session: Session) -> int:
         )
         excluded = f"; {scores.num_excluded} unreadable ones left out" if scores.num_excluded else ""
         log.say(f"{name}top-1 {scores.top1:.3f}%, top-5 {scores.top5:.3f}% of {scores.num_images} images{excluded}")
-        session.status("done", **{f"{name.strip().lower() or 'raw'}": asdict(scores)})
+        found[name.strip().lower() or "raw"] = asdict(scores)
+    session.status("done", **found)
     return 0
 
 

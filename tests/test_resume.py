@@ -111,9 +111,7 @@ def test_changed_settings_are_refused_with_a_diff_unless_allowed(tmp_path, setti
     assert run("main_single_gpu.py", *flags, "-epochs", "1").returncode == 0
     refused = run("main_single_gpu.py", *flags, "-epochs", "2", "-resume", "auto")
     assert refused.returncode == 2 and "TRAIN.NUM_EPOCHS: 1 -> 2" in refused.stderr
-    allowed = run(
-        "main_single_gpu.py", *flags, "-epochs", "2", "-resume", "auto", "-opts", "RESUME.ALLOW_CHANGED=true"
-    )
+    allowed = run("main_single_gpu.py", *flags, "-epochs", "2", "-resume", "auto", "-opts", "RESUME.ALLOW_CHANGED=true")
     assert allowed.returncode == 0 and "after epoch 1" in allowed.stdout
 
 

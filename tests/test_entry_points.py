@@ -1,0 +1,288 @@
+"""Both entries, typed as people type them, and everything that a run leaves behind."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers import ROOT, SMALL, command, run, run_folder
+
+LINE = re.compile(
+    r"Epoch\[\d{3}/\d{3}\], Step\[\d{4}/\d{4}\], Lr: \d\.\d{6}, Loss: \d+\.\d{4} \(\d+\.\d{4}\), Avg Acc: [01]\.\d{4}$"
+)
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    path = tmp_path_factory.mktemp("settings") / "small.yaml"
+    path.write_text(SMALL)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, settings):
+    """A finished run with everything on: its folder and what it said."""
+    output = tmp_path_factory.mktemp("finished")
+    options = ["TENSORBOARD=true", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "SAVE_FREQ=1"]
+    flags = ["-cfg", settings, "-output", str(output), "-amp", "-epochs", "5", "-tag", "all"]
+    result = run("main_single_gpu.py", *flags, "-opts", *options, "KEEP_CHECKPOINTS=2")
+    assert result.returncode == 0, result.stderr
+    return run_folder(output), result.stdout
+
+
+def test_run_folder_has_its_name_and_all_its_files(finished):
+    folder, said = finished
+    assert re.fullmatch(r"train-\d{8}-\d\d-\d\d-\d\d-all", folder.name)
+    for name in "config.yaml log.txt log_0.txt metrics.csv metrics.jsonl loss.png accuracy.png status.json".split():
+        assert (folder / name).stat().st_size > 0, name
+    assert sorted(path.name for path in folder.glob("*.pth")) == [
+        "best.pth", "checkpoint-4.pth", "checkpoint-5.pth", "last.pth", "previous.pth",
+    ]  # fmt: skip
+    assert not list(folder.glob(".*.tmp"))
+    assert json.loads((folder / "status.json").read_text())["state"] == "done"
+    for name in ("loss.png", "accuracy.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_log_has_paddlevits_lines(finished):
+    folder, said = finished
+    log = (folder / "log.txt").read_text()
+    lines = [line for line in log.splitlines() if line.startswith("Epoch[")]
+    assert len(lines) == 5 * 4 and all(LINE.match(line) for line in lines)  # steps 0, 20, 40 and the last of 44
+    assert re.search(
+        r"^----- Epoch\[005/005\], Train Loss: \d\.\d{4}, Train Acc: 0\.\d{4}, time: \d+\.\d\d$", log, re.M
+    )
+    validation = (
+        r"Validation Loss: \d\.\d{4}, Validation Acc@1: 0\.\d{4}, Validation Acc@5: [01]\.\d{4}, time: \d+\.\d\d$"
+    )
+    assert len(re.findall(r"^----- Epoch\[\d{3}/005\], " + validation, log, re.M)) == 5
+    assert said.rstrip().splitlines()[-1].startswith("done; best validation top-1")
+    assert said.rstrip().endswith(str(folder))
+
+
+def test_metrics_have_timms_names_and_agree_with_each_other(finished):
+    folder, _ = finished
+    with open(folder / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    from_json = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in from_json] == [0, 1, 2, 3, 4] == [int(row["epoch"]) for row in rows]
+    names = "epoch train_loss eval_loss eval_top1 eval_top5 lr step images_per_s data_wait_pct memory_mb loss_scale"
+    for name in [*names.split(), "skipped", "grad_norm", "eval_top1_ema"]:
+        assert [float(row[name]) for row in rows] == [each[name] for each in from_json], name
+    assert from_json[-1]["eval_top1"] > 20  # percent, and better than the 10 of guessing
+    assert from_json[-1]["eval_top1_ema"] != from_json[-1]["eval_top1"]
+
+
+def test_tensorboard_reads_what_was_written(finished):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder, _ = finished
+    board = EventAccumulator(str(folder / "tensorboard"))
+    board.Reload()
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    read = [event.value for event in board.Scalars("eval/top1")]
+    assert read == pytest.approx([row["eval_top1"] for row in rows])
+
+
+def test_saved_settings_reproduce_the_run(finished, tmp_path):
+    folder, _ = finished
+    again = run("main_single_gpu.py", "-cfg", str(folder / "config.yaml"), "-output", str(tmp_path))
+    assert again.returncode == 0, again.stderr
+    first, second = (
+        torch.load(each / "last.pth", weights_only=True)["state_dict"] for each in (folder, run_folder(tmp_path))
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_checkpoint_gives_the_same_logits_in_timm(finished):
+    import timm
+    from timm.models import VisionTransformer, load_checkpoint
+
+    from configs.load import load
+    from models import build_model
+
+    folder, _ = finished
+    config = load(["-cfg", str(folder / "config.yaml")]).config
+    state = torch.load(folder / "best.pth", weights_only=True)
+    images = torch.rand(4, 1, 8, 8)
+    arguments = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 16, "depth": 2, "num_heads": 2}
+    theirs = VisionTransformer(num_classes=10, **arguments).eval()
+    for use_ema, key in ((False, "state_dict"), (True, "state_dict_ema")):
+        ours = build_model(config, 10).eval()
+        ours.load_state_dict(state[key])
+        load_checkpoint(theirs, str(folder / "best.pth"), use_ema=use_ema)
+        assert torch.equal(ours(images), theirs(images))
+    created = timm.create_model(
+        "vit_tiny_patch16_224", checkpoint_path=str(folder / "best.pth"), num_classes=10, **arguments
+    ).eval()
+    assert torch.equal(ours(images), created(images))
+
+
+def accuracy(folder) -> dict:
+    status = json.loads((folder / "status.json").read_text())
+    return {key: value for key, value in status.items() if key in ("raw", "ema")}
+
+
+def test_evaluation_is_exact_for_1_2_and_3_processes_and_agrees_with_training(finished, settings, tmp_path):
+    """359 images divide by none of them."""
+    folder, _ = finished
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    found = {}
+    for world_size in (1, 2, 3):
+        script = ["main_single_gpu.py"] if world_size == 1 else ["main_multi_gpu.py", "-ngpus", str(world_size)]
+        flags = ["-cfg", settings, "-eval", "-resume", str(folder / "last.pth"), "-amp"]
+        result = run(*script, *flags, "-output", str(tmp_path / str(world_size)))
+        assert result.returncode == 0, result.stderr
+        evaluated = run_folder(tmp_path / str(world_size))
+        assert evaluated.name.startswith("eval-")
+        found[world_size] = accuracy(evaluated)
+    for scores in found.values():
+        assert scores["raw"]["num_images"] == 359
+        assert scores["raw"]["top1"] == pytest.approx(last["eval_top1"], abs=1e-4)
+        assert scores["ema"]["top1"] == pytest.approx(last["eval_top1_ema"], abs=1e-4)
+        for kind in ("raw", "ema"):
+            assert scores[kind]["top1"] == found[1][kind]["top1"] and scores[kind]["top5"] == found[1][kind]["top5"]
+            assert scores[kind]["loss"] == pytest.approx(found[1][kind]["loss"], rel=1e-12)
+
+
+def test_both_entries_start_from_another_folder_with_a_public_datasets_package_installed(settings, tmp_path):
+    stub = tmp_path / "site" / "datasets"
+    stub.mkdir(parents=True)
+    (stub / "__init__.py").write_text("raise ImportError('this is the public package')")
+    for script, more in (("main_single_gpu.py", []), ("main_multi_gpu.py", ["-ngpus", "2"])):
+        flags = ["-cfg", settings, "-epochs", "1", "-output", str(tmp_path / script), *more]
+        result = run(script, *flags, cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path / "site")})
+        assert result.returncode == 0, result.stderr
+
+
+def test_torchrun_starts_the_same_run_as_a_plain_start(settings, tmp_path):
+    plain = run(
+        "main_multi_gpu.py", "-cfg", settings, "-ngpus", "2", "-epochs", "1", "-output", str(tmp_path / "plain")
+    )
+    assert plain.returncode == 0, plain.stderr
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    flags = ["-cfg", settings, "-epochs", "1", "-output", str(tmp_path / "torchrun"), "--local-rank=0"]
+    result = subprocess.run(
+        [*launcher, str(ROOT / "main_multi_gpu.py"), *flags], capture_output=True, text=True, cwd=tmp_path, timeout=180
+    )
+    assert result.returncode == 0, result.stderr
+    folders = [run_folder(tmp_path / name) for name in ("plain", "torchrun")]
+    states = [torch.load(folder / "last.pth", weights_only=True)["state_dict"] for folder in folders]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert all((folders[0] / f"log_{rank}.txt").stat().st_size > 0 for rank in (0, 1))
+
+
+def test_a_mistake_of_several_processes_is_told_once_and_ends_with_2(settings, tmp_path):
+    result = run(
+        "main_multi_gpu.py", "-cfg", settings, "-ngpus", "2", "-dataset", "imagefolder", "-data_path", "nowhere"
+    )
+    assert result.returncode == 2
+    assert result.stderr.count("error:") == 1 and "nowhere" in result.stderr and "Traceback" not in result.stderr
+
+
+def children(pid: int) -> list[int]:
+    """Processes that this one started, and theirs."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and stat(int(entry))[1:2] == [str(pid)]:
+            found += [int(entry), *children(int(entry))]
+    return found
+
+
+def stat(pid: int) -> list[str]:
+    """State, parent and so on of a process, or nothing when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return []
+
+
+def workers_of(process) -> list[int]:
+    return [pid for pid in children(process.pid) if b"main_multi_gpu" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def wait_until(condition, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    return stat(pid)[:1] not in ([], ["Z"], ["X"])
+
+
+@pytest.fixture
+def long_run(settings, tmp_path):
+    """A run of two processes that would take minutes, once it trains."""
+    flags = ["-cfg", settings, "-ngpus", "2", "-epochs", "5000", "-output", str(tmp_path / "o")]
+    process = subprocess.Popen(
+        command("main_multi_gpu.py", *flags), env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True
+    )
+    wait_until(lambda: list((tmp_path / "o").glob("*/last.pth")))
+    yield process
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_a_dead_worker_ends_the_run_with_its_code_and_leaves_no_orphan(long_run):
+    workers = workers_of(long_run)
+    assert len(workers) == 2
+    os.kill(workers[1], signal.SIGKILL)
+    assert long_run.wait(timeout=60) == 128 + signal.SIGKILL
+    wait_until(lambda: not any(alive(pid) for pid in workers), 10)
+
+
+def test_killing_the_launcher_leaves_no_orphan(long_run):
+    workers = workers_of(long_run)
+    os.kill(long_run.pid, signal.SIGKILL)
+    long_run.wait()
+    wait_until(lambda: not any(alive(pid) for pid in workers), 10)
+
+
+def test_told_to_stop_all_processes_save_and_end(long_run, tmp_path):
+    long_run.send_signal(signal.SIGTERM)
+    assert long_run.wait(timeout=60) == 128 + signal.SIGTERM
+    status = json.loads((run_folder(tmp_path / "o") / "status.json").read_text())
+    state = torch.load(run_folder(tmp_path / "o") / "last.pth", weights_only=True)
+    assert status["state"] == "stopped" and status["step"] == state["step"] > 0
+
+
+@pytest.mark.parametrize("script", ["main_single_gpu.py", "main_multi_gpu.py"])
+def test_help_names_every_flag_without_importing_torch(script):
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", str(ROOT / script), "-h"], capture_output=True, text=True
+    )
+    assert result.returncode == 0
+    for flag in "cfg dataset data_path output batch_size image_size accum_iter amp amp_dtype resume eval opts".split():
+        assert f"-{flag} " in result.stdout or f"-{flag}\n" in result.stdout, flag
+    assert not re.search(r"\btorch$", result.stderr, re.M)
+
+
+def test_compiled_run_saves_clean_names(settings, tmp_path):
+    # One block and whole batches only: every other shape is compiled anew.
+    few = ["-opts", "MODEL.DEPTH=1", "DATA.BATCH_SIZE=359"]
+    result = run("main_single_gpu.py", "-cfg", settings, "-compile", "-epochs", "1", "-output", str(tmp_path), *few)
+    assert result.returncode == 0, result.stderr
+    names = torch.load(run_folder(tmp_path) / "last.pth", weights_only=True)["state_dict"]
+    assert "blocks.0.attn.qkv.weight" in names and not any("_orig_mod" in name for name in names)
+
+
+def test_float16_with_gradscaler_trains_on_the_cpu(settings, tmp_path):
+    flags = ["-cfg", settings, "-amp", "-amp_dtype", "float16", "-epochs", "1", "-output", str(tmp_path)]
+    result = run("main_single_gpu.py", *flags)
+    assert result.returncode == 0 and "autocast float16 with GradScaler" in result.stdout
+    row = json.loads((run_folder(tmp_path) / "metrics.jsonl").read_text())
+    assert row["loss_scale"] >= 1 and row["train_loss"] < 2.4
+    state = torch.load(run_folder(tmp_path) / "last.pth", weights_only=True)
+    assert state["amp_scaler"]["scale"] == row["loss_scale"]
+    assert all(tensor.dtype is torch.float32 for tensor in state["state_dict"].values())

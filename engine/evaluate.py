@@ -46,7 +46,7 @@ def evaluate(
             logits = model(images)
         logits = widen(logits)
         best = logits.topk(min(5, logits.shape[1])).indices.eq(targets[:, None])
-        sums[0] += functional.cross_entropy(logits, targets, reduction="sum")
+        sums[0] += functional.cross_entropy(logits, targets, reduction="none").to(sums).sum()
         sums[1] += best[:, 0].sum()
         sums[2] += best.sum()
         sums[3] += batch.num_samples

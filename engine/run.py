@@ -89,6 +89,7 @@ def run_evaluation(session: Session) -> int:
     bad_images = BadImages(eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
     found = {}
     for name, model in weights_to_score(session, checkpoint, eval_set.classes):
+        precision.prepare(model)
         start = time.perf_counter()
         scores = evaluate(model, data, normalize, precision, process, bad_images)
         log.say(

@@ -51,6 +51,8 @@ class Trainer:
         device = process.device
         self.config, self.data, self.process, self.log, self.stop = config, data, process, log, stop
         self.model = model
+        self.precision = Precision(config, device)
+        self.precision.prepare(model)
         self.ema = Ema(model, config.TRAIN.MODEL_EMA_DECAY) if config.TRAIN.MODEL_EMA else None
         if config.COMPILE:
             model.compile()  # in place: the names of the weights stay as they are
@@ -58,7 +60,6 @@ class Trainer:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = build_optimizer(config.TRAIN, model)
         self.schedule = Schedule(config.TRAIN, data.steps_per_epoch, data.global_batch)
-        self.precision = Precision(config, device)
         self.loss = ClassificationLoss(config.TRAIN)
         self.normalize = Normalize(config.DATA, self.parameters[0].dtype).to(device)
         self.bad_images = BadImages(data.image_set, config.DATA.MAX_BAD_FRACTION, log.warn)

@@ -44,15 +44,13 @@ def _check_paths(listing: Listing, root: Path) -> None:
     known_folders = set()
     for index, path in enumerate(listing.paths):
         folder = os.path.dirname(path)
-        leaves = False
-        if folder not in known_folders:  # absolute paths and '..' show in the folder's name as well
-            known_folders.add(folder)
-            leaves = os.path.isabs(path) or ".." in folder.split("/") or not is_within(root, root / folder)
-        if leaves:
+        # An absolute path, '..' or a link to another folder: all of them show in where the folder really is.
+        if folder not in known_folders and not is_within(root, root / folder):
             raise DataError(
-                f"{listing.where(index)}: {path!r} leads out of {root}; paths must be relative to that folder and stay "
-                "in it, without '..' and without links to elsewhere"
+                f"{listing.where(index)}: {path!r} leads out of {root}; paths are relative to that folder and must stay "
+                "in it, with their links followed too"
             )
+        known_folders.add(folder)
         if index < NUM_LOOKED_AT and not os.path.isfile(root / path):
             raise DataError(
                 f"{listing.where(index)}: there is no file {root / path}; paths are relative to the folder of the list"

@@ -5,8 +5,11 @@ from pathlib import Path
 from engine.checkpoint import changes, find_newest, read_checkpoint
 from engine.session import Session
 from engine.trainer import Trainer
-from models.weights import find_file, load_pretrained
+from models.weights import find_file, load_exactly, load_pretrained
 from utils.errors import ConfigError
+
+
+WEIGHTS_ONLY = (".pdparams", ".safetensors", ".npz")
 
 
 def find_checkpoint(session: Session) -> Path | None:
@@ -35,9 +38,9 @@ def run_folder_of(checkpoint: Path | None) -> Path | None:
 def restore(session: Session, trainer: Trainer, path: Path) -> None:
     """Take up a checkpoint: all of one of ours; of another system's the weights and the epoch."""
     config, log = session.config, session.log
-    state = read_checkpoint(path) if path.suffix == ".pth" else {}
+    state = {} if path.suffix in WEIGHTS_ONLY else read_checkpoint(path)
     if "progress" not in state:
-        for line in load_pretrained(trainer.model, str(path)):
+        for line in load_pretrained(trainer.model, str(path), setting="-resume"):
             log.say(line)
         trainer.epoch = config.TRAIN.LAST_EPOCH or state.get("epoch", -1) + 1
         trainer.step = trainer.epoch * trainer.data.steps_per_epoch
@@ -55,10 +58,8 @@ def restore(session: Session, trainer: Trainer, path: Path) -> None:
             f"-last_epoch is {config.TRAIN.LAST_EPOCH}, but {path} says that {state['epoch'] + 1} epochs are finished; "
             "leave -last_epoch out"
         )
-    try:
-        trainer.load_state_dict(state)
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise ConfigError(f"-resume: {path} does not fit this model: {error}") from error
+    load_exactly(trainer.model, state["state_dict"], path)
+    trainer.load_state_dict(state)
     log.say(f"resume: {path}, after epoch {trainer.epoch} and step {trainer.step}")
 
 

@@ -67,7 +67,8 @@ def make_model(session: Session, num_data_classes: int) -> torch.nn.Module:
     torch.manual_seed(config.SEED)
     model = build_model(config, config.MODEL.NUM_CLASSES or num_data_classes)
     if config.MODEL.PRETRAINED:
-        for line in process.after_first(lambda: load_pretrained(model, config.MODEL.PRETRAINED)):
+        source = config.MODEL.PRETRAINED
+        for line in process.after_first(lambda: load_pretrained(model, source, needs_head=config.EVAL)):
             log.say(line)
     log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
     return model.to(process.device)

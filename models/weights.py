@@ -13,22 +13,29 @@ from utils.errors import ConfigError, did_you_mean
 __all__ = ["find_file", "load_pretrained", "read_state_dict"]
 
 
-def load_pretrained(model: nn.Module, source: str, setting: str = "MODEL.PRETRAINED") -> list[str]:
-    """Load a file, or else the timm model of that name. Returns what to tell the user, a line each."""
+def load_pretrained(
+    model: nn.Module, source: str, setting: str = "MODEL.PRETRAINED", needs_head: bool = False
+) -> list[str]:
+    """Load a file, or else the timm model of that name. Returns what to tell the user, a line each.
+
+    `needs_head`: weights whose classifier does not fit are refused, as they are of no use without further training.
+    """
     try:
         path = find_file(source)
         state, key = read_weights(path) if path else (_fetch(source), "")
-        return [f"{setting}: weights of {path or source}{f' ({key})' if key else ''}", *_load(model, state)]
+        return [f"{setting}: weights of {path or source}{f' ({key})' if key else ''}", *_load(model, state, needs_head)]
     except ConfigError as error:
         raise ConfigError(f"{setting}: {error}") from None
 
 
-def _load(model: nn.Module, state: dict[str, Tensor]) -> list[str]:
+def _load(model: nn.Module, state: dict[str, Tensor], needs_head: bool) -> list[str]:
     # Resizing in the half precision of a file would round what the model keeps in fp32.
     half = (torch.float16, torch.bfloat16)
     state = {name: tensor.float() if tensor.dtype in half else tensor for name, tensor in state.items()}
     heads = _head_names(model)
     lines = _drop_heads(model, state, heads)
+    if lines and needs_head:
+        raise ConfigError(f"there is nothing to evaluate: {lines[0].strip()}; set -num_classes to what the weights have")
     state = _fit_image_size(model, state, lines)
     _fit_channels(model, state, lines)
     _check_same_architecture(model, state, heads)

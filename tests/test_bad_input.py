@@ -161,6 +161,16 @@ def test_eval_without_weights(person):
     assert "-pretrained or -resume" in person("-eval")
 
 
+def test_eval_of_weights_without_a_head_that_fits(person, tmp_path):
+    from configs.load import load
+    from models import build_model
+
+    (tmp_path / "other.yaml").write_text(SMALL)
+    other = build_model(load(["-cfg", str(tmp_path / "other.yaml")]).config, 12)
+    torch.save(other.state_dict(), tmp_path / "other.pth")
+    assert "has 12 classes, this model has 10" in person("-eval", "-pretrained", str(tmp_path / "other.pth"))
+
+
 def test_output_that_cannot_be_written(person, tmp_path):
     (tmp_path / "file").write_text("")
     assert "SAVE: cannot write to" in person("-output", str(tmp_path / "file" / "output"))

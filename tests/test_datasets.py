@@ -8,6 +8,7 @@ import math
 import os
 import pickle
 import random
+import re
 import tarfile
 from pathlib import Path
 
@@ -156,6 +157,8 @@ def test_class_folders_are_numbered_by_the_names_in_train(tmp_path, dataset):
     assert list(zip(val.targets.tolist(), shades(val), strict=True)) == [(1, 11), (2, 10)]
     only_val = load(dataset, tmp_path, evaluate=True)
     assert only_val[0] is None and only_val[1].targets.tolist() == [1, 2]
+    (tmp_path / "train" / "ant" / "00.JPEG").unlink()  # to evaluate, nobody looks for training images
+    assert load(dataset, tmp_path, evaluate=True)[1].targets.tolist() == [1, 2]
 
 
 def test_hidden_folders_and_files_that_are_no_images_are_ignored(tmp_path):
@@ -219,14 +222,21 @@ def make_csv(file: Path, rows: str, header: str = "image_path,target", encoding:
 
 
 def test_csv_targets_may_be_names_and_other_columns_are_skipped(tmp_path):
-    header = ",image_path,target,note"
-    rows = '0,images/3.jpg,dog,x\n1,"images/4.jpg",cat,\n'
+    header = "image_path,target,note"
+    rows = 'images/3.jpg,dog,x\n"images/4.jpg",cat,\n'
     make_csv(tmp_path / "train.csv", rows, header, "utf-8-sig")
-    make_csv(tmp_path / "val.csv", "images/5.jpg, dog\n")
+    make_csv(tmp_path / "val.csv", 'images/5.jpg, "dog"\n')
     train, val = load("csv", tmp_path)
     assert train.classes == val.classes == ["cat", "dog"]
     assert train.targets.tolist() == [1, 0] and shades(train) == [3, 4]
     assert val.targets.tolist() == [1] and shades(val) == [5]
+
+
+def test_csv_targets_of_which_one_is_a_name_are_all_names(tmp_path):
+    make_csv(tmp_path / "train.csv", "images/1.jpg,dog\nimages/2.jpg,7\n")
+    make_csv(tmp_path / "val.csv", "images/1.jpg,7\n")
+    train, val = load("csv", tmp_path)
+    assert train.classes == ["7", "dog"] and train.targets.tolist() == [1, 0] and val.targets.tolist() == [0]
 
 
 @pytest.mark.parametrize("as_file", [True, False])
@@ -376,8 +386,9 @@ def test_a_failed_download_says_what_to_fetch_and_where_to_put_it(tmp_path, monk
 
 
 def pickled_as_python_2_did(content: dict) -> bytes:
-    """Arrays as in the real files: protocol 2, numpy's old module name, bytes by _codecs.encode."""
-    return pickle.dumps(content, protocol=2).replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
+    """As in the real files: protocol 2, numpy's old module name, and names as Python 2's byte strings."""
+    content = pickle.dumps(content, protocol=2).replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
+    return re.sub(rb"X(.)\0\0\0", rb"U\1", content, flags=re.DOTALL)
 
 
 @pytest.mark.parametrize("version", [cifar.CIFAR10, cifar.CIFAR100], ids=lambda version: version.title)
@@ -393,7 +404,7 @@ def test_cifars_python_version_gives_the_same_images_as_the_binary_one(tmp_path,
         content = {"data": np.ascontiguousarray(records[:, version.num_labels :]), version.labels_key: labels}
         (folder / name).write_bytes(pickled_as_python_2_did(content))
     names = {version.names_key: [f"class_{number}" for number in range(10)]}
-    (folder / version.python.names_file).write_bytes(pickle.dumps(names, protocol=2))
+    (folder / version.python.names_file).write_bytes(pickled_as_python_2_did(names))
     for got, wanted in zip(load(version.title, tmp_path / "python", DOWNLOAD=False), expected, strict=True):
         assert got.classes == wanted.classes and got.targets.tolist() == wanted.targets.tolist()
         assert np.array_equal(got.images, wanted.images)

@@ -115,6 +115,21 @@ def test_changed_settings_are_refused_with_a_diff_unless_allowed(tmp_path, setti
     assert allowed.returncode == 0 and "after epoch 1" in allowed.stdout
 
 
+def test_weights_of_another_system_are_taken_up_after_their_last_epoch(tmp_path, settings):
+    """As PaddleViT's -resume weights -last_epoch N, here with a file that holds weights alone."""
+    from safetensors.torch import save_file
+
+    flags = ["-cfg", str(settings), "-epochs", "3"]
+    assert run("main_single_gpu.py", *flags, "-output", str(tmp_path / "first")).returncode == 0
+    trained = torch.load(run_folder(tmp_path / "first") / "last.pth", weights_only=True)["state_dict"]
+    save_file(trained, tmp_path / "weights.safetensors")
+    more = ["-resume", str(tmp_path / "weights"), "-last_epoch", "2", "-output", str(tmp_path / "second")]
+    result = run("main_single_gpu.py", *flags, *more)
+    assert result.returncode == 0, result.stderr
+    assert "epoch 3 starts with a fresh optimizer" in result.stdout and "Epoch[003/003]" in result.stdout
+    assert "Epoch[002/003]" not in result.stdout
+
+
 def test_two_runs_never_share_a_folder(tmp_path, settings):
     script, flags = arguments(settings, tmp_path / "o", 1, "-resume", "auto")
     first = subprocess.Popen(command(script, *flags), cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"})

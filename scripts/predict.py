@@ -1,0 +1,176 @@
+"""Classifies images with a checkpoint of a run, which says itself how images are prepared and what the classes are.
+
+    python scripts/predict.py output/train-20260102-03-04-05/best.pth photo.jpg more_photos/ -top 3 -csv classes.csv
+
+Prints a line for each image: its path, its class and how probable that is (0 to 1), then the next best with -top,
+all separated by tabs. A folder stands for the images in it and below it. Images that cannot be read are named on the
+error stream; the others go on, and the exit code is 2.
+"""
+
+import argparse
+import csv
+import io
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # our folders, wherever the script is called from
+
+from configs.convert import SETTINGS, build
+from configs.schema import Config
+from utils.errors import ConfigError, exit_code
+
+FEW = 64  # so many images are read sooner than worker processes would start
+COLUMNS = ("image_path", "rank", "class", "probability")
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise ConfigError(f"{message}; -h shows how this script is called")
+
+
+def main(argv: list[str]) -> int:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("checkpoint", help="best.pth, last.pth or checkpoint-N.pth of a run")
+    parser.add_argument("images", nargs="+", metavar="image", help="an image file, or a folder of them")
+    parser.add_argument("-top", type=int, default=1, metavar="N", help="how many classes to name for each image [1]")
+    parser.add_argument("-csv", type=Path, metavar="FILE", help=f"also write a table: {','.join(COLUMNS)}")
+    parser.add_argument("-raw", action="store_true", help="the weights themselves where there is a running mean (EMA)")
+    arguments = parser.parse_args(argv)
+    if arguments.top < 1:
+        raise ConfigError(f"-top: {arguments.top} is less than 1")
+    if arguments.csv and not (arguments.csv.parent.is_dir() and os.access(arguments.csv.parent, os.W_OK)):
+        raise ConfigError(f"-csv: cannot write to the folder {arguments.csv.parent}; make it or choose another one")
+    return predict(arguments.checkpoint, find_images(arguments.images), arguments.top, arguments.csv, arguments.raw)
+
+
+def predict(source: str, paths: list[str], top: int, table: Path | None, raw: bool) -> int:
+    """Print, and write, the `top` most probable classes of every image. Returns the exit code."""
+    from utils.files import write_text
+
+    predictor = Predictor(source, raw)
+    say(predictor.description)
+    rows, num_read = [], 0
+    for path, guesses in predictor(paths, top):
+        num_read += 1
+        print("\t".join([path, *(f"{name}\t{probability:.4f}" for name, probability in guesses)]))
+        rows += [(path, rank, name, f"{share:.6f}") for rank, (name, share) in enumerate(guesses, start=1)]
+    if table:
+        lines = io.StringIO()
+        csv.writer(lines, lineterminator="\n").writerows([COLUMNS, *rows])
+        write_text(table, lines.getvalue())
+    if num_read < len(paths):
+        say(f"{len(paths) - num_read} of {len(paths)} images could not be read")
+        return 2
+    return 0
+
+
+def say(line: str) -> None:
+    """What is no prediction goes to the error stream, so that the predictions can be piped on."""
+    print(line, file=sys.stderr)
+
+
+def find_images(given: list[str]) -> list[str]:
+    """The files given, and for a folder the images below it, sorted."""
+    from datasets.folder import IMAGE_ENDINGS, images_below
+
+    paths = []
+    for path in given:
+        if os.path.isdir(path):
+            found = [os.path.normpath(os.path.join(path, inside)) for inside in images_below(Path(path), "", deep=True)]
+            if not found:
+                raise ConfigError(f"{path}: no images in this folder ({' '.join(IMAGE_ENDINGS)})")
+            paths += found
+        elif os.path.exists(path):
+            paths.append(path)
+        elif False:
+            raise ConfigError(f"{path}: no such image or folder")
+    return paths
+
+
+class Predictor:
+    """The model of a checkpoint, in the precision and with the images that its run was evaluated with."""
+
+    def __init__(self, source: str, raw: bool):
+        from engine.precision import Precision
+        from models import build_model
+        from models.weights import load_exactly
+        from utils.distributed import choose_device
+
+        path, state = read_run(source)
+        self.classes, self.config = state["class_names"], config_of(state)
+        self.device = choose_device("auto", local_rank=0)
+        self.precision = Precision(self.config, self.device)
+        kind = "state_dict_ema" if state.get("state_dict_ema") and not raw else "state_dict"
+        model = build_model(self.config, self.config.MODEL.NUM_CLASSES or len(self.classes))
+        load_exactly(model, state[kind], path)
+        self.precision.prepare(model)
+        self.model = model.to(self.device).eval()
+        self.description = (
+            f"{path} ({kind}): {state['arch']} after epoch {state['epoch'] + 1}, {len(self.classes)} classes, "
+            f"on {self.device.type}"
+        )
+
+    def __call__(self, paths: list[str], top: int) -> Iterator[tuple[str, list[tuple[str, float]]]]:
+        """Of each image that can be read its path and its `top` classes with their probabilities."""
+        import torch
+
+        from datasets import BadImages, Normalize, build_eval_data
+        from datasets.image_set import FileImages, pillow_mode
+        from engine.losses import widen
+
+        config = self.config
+        if len(paths) <= FEW:
+            config = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))
+        # Each image's "class" is its own number, so that a batch says which images it holds.
+        images = FileImages(Path(), paths, range(len(paths)), self.classes, pillow_mode(config.DATA.IMAGE_CHANNELS))
+        bad_images = BadImages(images, most=1.0, say=say)
+        normalize = Normalize(config.DATA).to(self.device)
+        for batch in build_eval_data(config, images, rank=0, world_size=1, device=self.device):
+            bad_images.note(batch.bad)
+            if not batch.num_samples:
+                continue
+            with torch.no_grad(), self.precision.autocast():
+                logits = self.model(normalize(batch.images.to(self.device)))
+            best = widen(logits).softmax(1).topk(min(top, logits.shape[1]))
+            numbers, shares = best.indices.tolist(), best.values.tolist()
+            for place, index in enumerate(batch.targets.tolist()):
+                names = [self.classes[n] if n < len(self.classes) else f"class {n}" for n in numbers[place]]
+                yield paths[index], list(zip(names, shares[place], strict=True))
+
+
+def read_run(source: str) -> tuple[Path, dict]:
+    """A checkpoint of one of our runs, which alone says how its images are prepared."""
+    from models.formats import find_file, read_torch
+
+    path = find_file(source)
+    if path is None:
+        raise ConfigError(f"no checkpoint at {source}")
+    state = read_torch(path)
+    if not (isinstance(state, dict) and {"state_dict", "config", "class_names", "data"} <= state.keys()):
+        raise ConfigError(f"{path} is no checkpoint of a run; give its best.pth, last.pth or checkpoint-N.pth")
+    return path, state
+
+
+def config_of(state: dict) -> Config:
+    """The settings of the run, with what `data` says about images."""
+    saved = {key: tuple(value) if isinstance(value, list) else value for key, value in state["config"].items()}
+    config = build({key: saved.get(key, setting.default) for key, setting in SETTINGS.items()})
+    data = state["data"]
+    channels, side, _ = data["input_size"]
+    images = replace(
+        config.DATA,
+        IMAGE_SIZE=side,
+        IMAGE_CHANNELS=channels,
+        CROP_PCT=data["crop_pct"],
+        INTERPOLATION=data["interpolation"],
+        IMAGENET_MEAN=tuple(data["mean"]),
+        IMAGENET_STD=tuple(data["std"]),
+    )
+    return replace(config, DATA=images)
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main, sys.argv[1:]))

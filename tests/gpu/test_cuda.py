@@ -1,0 +1,99 @@
+"""What can only be seen on a GPU: no host sync in a step, float16 by default, less memory, exact resume."""
+
+import json
+
+import pytest
+import torch
+
+from datasets import build_train_data, load_image_sets
+from engine.trainer import Trainer
+from models import build_model
+from tests.helpers import SMALL, replaced, run, run_folder, run_hash, small_config
+from utils.distributed import Process
+from utils.log import Log
+from utils.signals import StopSignal
+
+SYNTHETIC = "DATA.DATASET=synthetic DATA.IMAGE_SIZE=64 DATA.BATCH_SIZE=64 MODEL.EMBED_DIM=192 MODEL.DEPTH=4".split()
+
+
+def cuda_trainer(config) -> Trainer:
+    process = Process.start("cuda", {})
+    train_set, _ = load_image_sets(config)
+    torch.manual_seed(0)
+    model = build_model(config, len(train_set.classes)).to(process.device)
+    data = build_train_data(config, train_set, 0, 1, process.device)
+    return Trainer(config, model, data, process, Log(0), StopSignal())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", None])
+def test_an_update_never_makes_the_host_wait(tmp_path, dtype):
+    config = small_config(
+        tmp_path, f"AMP={dtype is not None}", "TRAIN.MODEL_EMA=true", "TRAIN.ACCUM_ITER=2", *SYNTHETIC
+    )
+    trainer = cuda_trainer(replaced(config, PRECISION={"DTYPE": dtype}))
+    windows = trainer.data.windows(0, 8)
+    for _ in range(3):
+        trainer.update(next(windows))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            trainer.update(next(windows))
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            trainer.report()  # the counter counts
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_amp_is_float16_by_default_and_takes_less_memory(tmp_path):
+    peaks = {}
+    for amp in (False, True):
+        trainer = cuda_trainer(small_config(tmp_path, f"AMP={amp}", *SYNTHETIC, "MODEL.DEPTH=12"))
+        assert trainer.precision.half is (torch.float16 if amp else None)
+        torch.cuda.reset_peak_memory_stats()
+        windows = trainer.data.windows(0, 3)
+        for _ in range(3):
+            trainer.update(next(windows))
+        peaks[amp] = torch.cuda.max_memory_allocated()
+        del trainer, windows
+    assert peaks[True] < 0.75 * peaks[False]
+
+
+def test_a_non_finite_update_in_float16_is_skipped_and_the_scale_shrinks(tmp_path):
+    trainer = cuda_trainer(small_config(tmp_path, "AMP=true", *SYNTHETIC))
+    windows = trainer.data.windows(0, 2)
+    trainer.update(next(windows))
+    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    scale = trainer.precision.scaler.get_scale()
+    poison = trainer.model.norm.register_forward_hook(lambda module, args, output: output * float("inf"))
+    trainer.update(next(windows))
+    poison.remove()
+    assert trainer.precision.scaler.get_scale() < scale
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.model.state_dict().items())
+
+
+def test_resumed_run_has_the_same_hash_under_the_deterministic_switch(tmp_path):
+    settings = tmp_path / "small.yaml"
+    settings.write_text(SMALL)
+    flags = ["-cfg", str(settings), "-amp", "-opts", "DETERMINISTIC=true", "MODEL.DROPPATH=0.1", "SAVE_STEPS=10"]
+    hashes = []
+    for name, stop_after in (("unbroken", None), ("resumed", 1)):
+        output = ["-output", str(tmp_path / name)]
+        if stop_after:
+            early = run("main_single_gpu.py", *output, "-resume", "auto", *flags, "TRAIN.NUM_EPOCHS=2", timeout=120)
+            assert early.returncode == 0, early.stderr
+            folder = run_folder(tmp_path / name)
+            for path in folder.glob("*.pth"):
+                if path.name != "previous.pth":  # as if killed before the last save: previous.pth is in mid-epoch
+                    path.unlink()
+            assert torch.load(folder / "previous.pth", weights_only=True)["step"] % 44
+        result = run("main_single_gpu.py", *output, "-resume", "auto", *flags)
+        assert result.returncode == 0, result.stderr
+        hashes.append(run_hash(run_folder(tmp_path / name)))
+    assert hashes[0] == hashes[1]
+
+
+def test_digits_reach_their_accuracy_with_amp_on_the_gpu(tmp_path):
+    result = run("main_single_gpu.py", "-cfg", "configs/vit_digits.yaml", "-amp", "-output", str(tmp_path), timeout=300)
+    assert result.returncode == 0, result.stderr
+    last = json.loads((run_folder(tmp_path) / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["eval_top1"] >= 97

@@ -8,7 +8,6 @@ from engine.trainer import Trainer
 from models.weights import find_file, load_exactly, load_pretrained
 from utils.errors import ConfigError
 
-
 WEIGHTS_ONLY = (".pdparams", ".safetensors", ".npz")
 
 

@@ -123,7 +123,8 @@ class Trainer:
         """Go on to the end of the epoch; `save` is called every SAVE_STEPS updates within it."""
         per_epoch, save_steps = self.data.steps_per_epoch, self.config.SAVE_STEPS
         done = self.step - self.epoch * per_epoch
-        self.log.start_bar(per_epoch, done, f"epoch {self.epoch + 1}/{self.config.TRAIN.NUM_EPOCHS}")
+        title = f"epoch {self.epoch + 1}/{self.config.TRAIN.NUM_EPOCHS}"
+        self.log.start_bar(per_epoch, done, title, self.data.global_batch)
         try:
             for index in range(done, per_epoch):
                 signal = self.process.agree_on(self.stop.number)

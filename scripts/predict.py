@@ -85,7 +85,7 @@ def find_images(given: list[str]) -> list[str]:
             paths += found
         elif os.path.exists(path):
             paths.append(path)
-        elif False:
+        else:
             raise ConfigError(f"{path}: no such image or folder")
     return paths
 

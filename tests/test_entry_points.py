@@ -10,8 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.helpers import ROOT, SMALL, command, run, run_folder
 
@@ -124,6 +126,55 @@ def test_checkpoint_gives_the_same_logits_in_timm(finished):
         "vit_tiny_patch16_224", checkpoint_path=str(folder / "best.pth"), num_classes=10, **arguments
     ).eval()
     assert torch.equal(ours(images), created(images))
+
+
+def test_timms_own_validation_gives_the_same_top1_on_the_same_images(tmp_path):
+    """Files of uneven sizes, so that resizing and cropping count, through timm's loader and timm's model."""
+    from timm.data import create_dataset, create_loader
+    from timm.models import VisionTransformer, load_checkpoint
+
+    make_image_folder(tmp_path / "data")
+    (tmp_path / "folder.yaml").write_text(
+        SMALL.replace("digits", "imagefolder").replace("IMAGE_SIZE: 8, IMAGE_CHANNELS: 1", "IMAGE_SIZE: 24")
+    )
+    flags = ["-cfg", str(tmp_path / "folder.yaml"), "-data_path", str(tmp_path / "data"), "-epochs", "8"]
+    result = run("main_single_gpu.py", *flags, "-output", str(tmp_path / "o"), "-opts", "TRAIN.BASE_LR=3e-3")
+    assert result.returncode == 0, result.stderr
+    folder = run_folder(tmp_path / "o")
+    ours = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["eval_top1"]
+
+    model = VisionTransformer(img_size=24, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=4).eval()
+    load_checkpoint(model, str(folder / "last.pth"))
+    loader = create_loader(
+        create_dataset("", str(tmp_path / "data"), split="val"),
+        input_size=(3, 24, 24),
+        batch_size=7,
+        use_prefetcher=False,
+        interpolation="bicubic",
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
+        crop_pct=0.875,
+        num_workers=0,
+    )
+    with torch.no_grad():
+        right = [model(images).argmax(1).eq(targets) for images, targets in loader]
+    theirs = 100 * torch.cat(right).float().mean().item()
+    assert 25 < theirs < 100, "a score that says nothing about the images"
+    assert ours == pytest.approx(theirs, abs=1e-4)
+
+
+def make_image_folder(root: Path, num_classes: int = 4, num_train: int = 40, num_val: int = 15) -> None:
+    """Noisy colour fields in files, {train,val}/CLASS/N.png."""
+    rng = np.random.default_rng(0)
+    for part, count in (("train", num_train), ("val", num_val)):
+        for number in range(num_classes):
+            folder = root / part / f"class{number}"
+            folder.mkdir(parents=True)
+            for index in range(count):
+                height, width = rng.integers(25, 60, size=2)
+                colour = np.array([60, 40, 90]) + 15 * np.array([number & 1, number >> 1, 0])
+                pixels = rng.normal(colour, 110, size=(height, width, 3)).clip(0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{index}.png")
 
 
 def accuracy(folder) -> dict:

@@ -47,12 +47,20 @@ class Log:
         for file in self._files:
             print(line, file=file)
 
-    def start_bar(self, total: int, initial: int, title: str) -> None:
-        """A progress bar, where a person looks at a terminal."""
+    def start_bar(self, total: int, initial: int, title: str, images_per_step: int) -> None:
+        """A progress bar in images, where a person looks at a terminal."""
         if self._rank == 0 and sys.stderr.isatty():
             from tqdm import tqdm
 
-            self._bar = tqdm(total=total, initial=initial, desc=title, unit="step", leave=False, dynamic_ncols=True)
+            self._bar = tqdm(
+                total=total,
+                initial=initial,
+                desc=title,
+                unit=" images",
+                unit_scale=images_per_step,
+                leave=False,
+                dynamic_ncols=True,
+            )
 
     def move_bar(self) -> None:
         if self._bar is not None:

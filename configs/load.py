@@ -22,6 +22,7 @@ class Loaded:
     config: Config
     origins: dict[str, str]  # 'DATA.BATCH_SIZE': 'configs/x.yaml', 'flag -batch_size', '-opts' or 'default'
     notes: list[str]
+    arguments: list[str]  # the command line
 
 
 def load(argv: list[str]) -> Loaded:
@@ -43,7 +44,7 @@ def load(argv: list[str]) -> Loaded:
                 raise ConfigError(f"{layer.origin}: {_why_no_setting(key, text)}")
     _fit_channels(values)
     _check(values, origins)
-    return Loaded(build(values), origins, notes)
+    return Loaded(build(values), origins, notes, argv)
 
 
 def to_yaml(config: Config, origins: dict[str, str]) -> str:

@@ -26,12 +26,11 @@ from utils.signals import StopSignal
 
 def run(loaded: Loaded, process: Process) -> int:
     """Train or evaluate as the settings say. Returns the exit code: 0, 1 (last save failed), 3 or 128 + signal."""
-    stop = StopSignal()
     session = Session(loaded, process)
     if loaded.config.DETERMINISTIC:
         make_deterministic()
     try:
-        code = run_evaluation(session) if loaded.config.EVAL else run_training(session, stop)
+        code = run_evaluation(session) if loaded.config.EVAL else run_training(session)
     except BaseException as error:
         session.end(error)
         raise
@@ -39,8 +38,9 @@ def run(loaded: Loaded, process: Process) -> int:
     return code
 
 
-def run_training(session: Session, stop: StopSignal) -> int:
+def run_training(session: Session) -> int:
     config, process, log = session.config, session.process, session.log
+    stop = StopSignal()
     checkpoint = process.first(lambda: find_checkpoint(session))
     session.open_folder("train", existing=run_folder_of(checkpoint))
     train_set, eval_set = process.after_first(lambda: load_image_sets(config))

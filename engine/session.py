@@ -1,6 +1,8 @@
 """One start of the program: its settings, process, log, and the folder that it writes to."""
 
+import dataclasses
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -34,13 +36,15 @@ class Session:
         self._is_new = existing is None
         self.path = self.process.first(lambda: self._open(kind, existing))
         self.log.open(self.path)
-        self.log.note(f"command: {' '.join(sys.argv)}")
+        self.log.note(f"flags: {shlex.join(self._loaded.arguments)}")
         self.log.note(f"torch {torch.__version__}, Python {sys.version.split()[0]}, {os.cpu_count()} cores")
 
     def _open(self, kind: str, existing: Path | None) -> Path:
         config = self.config
         self._folder = RunFolder(existing) if existing else RunFolder.create(config.SAVE, kind, config.TAG)
-        write_text(self._folder.path / "config.yaml", to_yaml(config, self._loaded.origins))
+        # Whoever starts from this file wants the same run anew, not this one to go on.
+        anew = dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, RESUME=None))
+        write_text(self._folder.path / "config.yaml", to_yaml(anew, self._loaded.origins))
         self._folder.status("starting")
         return self._folder.path
 

@@ -68,7 +68,7 @@ class Trainer:
         self.best = (-1.0, 0)  # highest accuracy, and the epoch it was in
         # Of the epoch so far: loss, correct, samples, skipped, gradient norm, updates. On the device: reading waits.
         self.totals = torch.zeros(6, dtype=sum_type(device), device=device)
-        self.last = torch.zeros(2, dtype=sum_type(device), device=device)  # loss and gradient norm of the last update
+        self.last = torch.zeros(3, dtype=sum_type(device), device=device)  # loss, samples, norm of the last update
         self.skips_in_a_row = torch.zeros((), device=device)
         self.seconds_waiting = 0.0
         model.train()
@@ -116,7 +116,7 @@ class Trainer:
         nothing = torch.zeros_like(counted)
         nothing[3] = 1
         self.totals += torch.where(skipped > 0, nothing, counted)
-        self.last = torch.stack((seen[0] / seen[2], grad_norm))
+        self.last = torch.stack((seen[0], seen[2], grad_norm))
         self.skips_in_a_row = (self.skips_in_a_row + 1) * skipped.to(self.skips_in_a_row)
 
     def train_epoch(self, windows: Iterator[Window], save: Callable[[], None]) -> Report:
@@ -150,17 +150,16 @@ class Trainer:
 
     def report(self) -> Report:
         """Read the counters of all processes: the one place where the host waits for the device."""
-        totals = self.process.sum(self.totals.clone()).tolist()
-        loss, correct, samples, skipped, grad_norms, updates = totals
-        last_loss, grad_norm = (self.process.sum(self.last.clone()) / self.process.world_size).tolist()
         world_size = self.process.world_size
+        loss, correct, samples, skipped, grad_norms, updates = self.process.sum(self.totals.clone()).tolist()
+        last_loss, last_samples, last_norm = self.process.sum(self.last.clone()).tolist()
         return Report(
-            last_loss,
-            loss / max(samples, 1),
-            correct / max(samples, 1),
-            round(skipped / world_size),
-            grad_norm,
-            grad_norms / max(updates, 1),
+            loss=last_loss / max(last_samples, 1),
+            mean_loss=loss / max(samples, 1),
+            accuracy=correct / max(samples, 1),
+            skipped=round(skipped / world_size),
+            grad_norm=last_norm / world_size,
+            mean_grad_norm=grad_norms / max(updates, 1),
         )
 
     def _tell(self, index: int, lr: float) -> None:

@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 
+from configs.load import load
 from tests.helpers import ROOT, SMALL, command, run, run_folder, run_hash
 
 # With everything that draws random numbers or remembers something.
@@ -90,6 +91,8 @@ def test_resume_auto_with_nothing_there_starts_anew_and_says_so(tmp_path, settin
     flags = ["-cfg", str(settings), "-output", str(tmp_path / "o"), "-epochs", "1"]
     result = run("main_single_gpu.py", *flags, "-resume", "auto")
     assert result.returncode == 0 and "no run to go on with" in result.stdout
+    # Whoever starts again from its settings wants a new run.
+    assert load(["-cfg", str(run_folder(tmp_path / "o") / "config.yaml")]).config.MODEL.RESUME is None
 
 
 def test_resume_auto_takes_the_checkpoint_before_a_damaged_one(tmp_path, settings):

@@ -7,12 +7,12 @@ torchrun --nproc_per_node 2 main_multi_gpu.py -cfg configs/vit_base_patch16_224.
 import os
 import sys
 
-from configs.load import load
-from utils.errors import exit_code
+from configs.load import Loaded, load
+from utils.errors import ToldError, UserError, exit_code
 
 
 def main(arguments: list[str]) -> int:
-    loaded = load(arguments)  # also before launching: a mistake is told once, and at once
+    loaded = load_once(arguments)  # also before launching: a mistake is told at once
     from utils.distributed import Process, find_devices, was_launched
 
     if not was_launched(os.environ):
@@ -22,6 +22,14 @@ def main(arguments: list[str]) -> int:
     from engine.run import run
 
     return run(loaded, Process.start(loaded.config.DEVICE, os.environ))
+
+
+def load_once(arguments: list[str]) -> Loaded:
+    """The settings; a mistake in them is told by one process of torchrun's, not by each."""
+    try:
+        return load(arguments)
+    except UserError as error:
+        raise (error if os.environ.get("RANK", "0") == "0" else ToldError(str(error))) from None
 
 
 if __name__ == "__main__":

@@ -55,14 +55,12 @@ def numbered(folder: Path) -> list[Path]:
 
 
 def read_checkpoint(path: Path) -> dict:
-    """A whole checkpoint, or a ConfigError that says what is wrong with it. Nothing in the file is executed."""
+    """What is in a checkpoint, ours or not, or a ConfigError that says what is wrong with the file. Nothing in it runs."""
     try:
         state = read_torch(path)
     except ConfigError as error:
         raise ConfigError(f"-resume: {error}; use an older checkpoint beside it") from error
-    if not isinstance(state, dict) or "state_dict" not in state:
-        raise ConfigError(f"-resume: {path} is no checkpoint of a run; to start from weights alone use -pretrained")
-    return state
+    return state if isinstance(state, dict) else {}
 
 
 def find_newest(save: str, tag: str, warn: Callable[[str], None]) -> Path | None:

@@ -26,8 +26,9 @@ class Epochs:
         """Returns the exit code."""
         num_epochs = self.config.TRAIN.NUM_EPOCHS
         if self.trainer.epoch >= num_epochs:
-            self._finish(f"this run is finished already, after {self.trainer.epoch} epochs: nothing to do")
+            self.log.say(f"this run is finished already, after {self.trainer.epoch} epochs: nothing to do")
             return 0
+        self.session.begin()
         self.session.status("training", epoch=self.trainer.epoch, step=self.trainer.step)
         data = self.trainer.data
         windows = data.windows(self.trainer.step, num_epochs * data.steps_per_epoch)
@@ -104,9 +105,8 @@ class Epochs:
         top1, epoch = self.trainer.best
         best = f"best validation top-1 {top1:.2f}% (epoch {epoch})" if epoch else "no evaluation yet"
         minutes, seconds = divmod(time.perf_counter() - self.start, 60)
-        self.log.say(
-            f"{reason}; {best}; {minutes:.0f} min {seconds:.1f} s; weights, curves and logs: {self.session.path}"
-        )
+        things = "weights, curves and logs" if (self.session.path / "last.pth").exists() else "logs"
+        self.log.say(f"{reason}; {best}; {minutes:.0f} min {seconds:.1f} s; {things}: {self.session.path}")
 
 
 def describe_run(session: Session, trainer: Trainer, eval_data: EvalData, metric: float | None) -> dict:

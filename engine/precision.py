@@ -40,7 +40,7 @@ class Precision:
         if not amp:
             return None, "-amp was not given"
         if wanted == "auto":
-            wanted = "bfloat16" if has_fast_bfloat16(device) else "float16"
+            wanted = "float16" if device.type == "cuda" and not has_fast_bfloat16(device) else "bfloat16"
             return getattr(torch, wanted), f"-amp_dtype auto: the half type that this {device.type} device does best"
         if wanted:
             return getattr(torch, wanted), f"-amp_dtype {wanted}"
@@ -51,7 +51,9 @@ class Precision:
         """One line: what was chosen, why, and what this device could do better."""
         fast = has_fast_bfloat16(self.device)
         if self.half is None:
-            advice = "; this device is faster with -amp" if fast or self.device.type == "cuda" else ""
+            advice = (
+                "; this device computes faster in half precision: -amp" if fast or self.device.type == "cuda" else ""
+            )
             return f"precision: float32, as {self.reason}{advice}"
         name = str(self.half).removeprefix("torch.")
         scale = f"loss scale {self.scaler.get_scale():g}, moving" if self.scale_moves else "loss scale 1, as a guard"

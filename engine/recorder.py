@@ -1,5 +1,6 @@
 """What is kept of every epoch: the rows of metrics.csv, TensorBoard's files, the plots, and the lines of the log."""
 
+import math
 import resource
 import time
 
@@ -26,15 +27,15 @@ class Recorder:
         """One finished epoch. `scores` holds "" (the raw weights) and "_ema", where they were evaluated."""
         row = {
             "epoch": trainer.epoch,
-            "train_loss": round(report.mean_loss, 6),
+            "train_loss": finite(report.mean_loss),
             "eval_loss": None,
             "eval_top1": None,
             "eval_top5": None,
             "lr": lr,
-            "train_top1": round(100 * report.accuracy, 4),
+            "train_top1": finite(100 * report.accuracy),
         }
         for suffix, each in scores.items():
-            row[f"eval_loss{suffix}"] = round(each.loss, 6)
+            row[f"eval_loss{suffix}"] = finite(each.loss)
             row[f"eval_top1{suffix}"] = round(each.top1, 4)
             row[f"eval_top5{suffix}"] = round(each.top5, 4)
         row |= {
@@ -47,17 +48,16 @@ class Recorder:
             "grad_norm": round(report.mean_grad_norm, 6),
         }
         self._metrics.add(row)
-        self._tell(row, seconds)
+        self._tell(row, report, seconds)
         if self._session.config.TENSORBOARD:
             self._to_board(row)
         self._plotter.draw(self._metrics.rows, now=False)
 
-    def _tell(self, row: dict, seconds: "Seconds") -> None:
+    def _tell(self, row: dict, report: Report, seconds: "Seconds") -> None:
         """PaddleViT's lines, where accuracy is a share of 1, and one of ours."""
         head = f"----- Epoch[{row['epoch'] + 1:03d}/{self._session.config.TRAIN.NUM_EPOCHS:03d}], "
         self._log.say(
-            f"{head}Train Loss: {row['train_loss']:.4f}, Train Acc: {row['train_top1'] / 100:.4f}, "
-            f"time: {seconds.training:.2f}"
+            f"{head}Train Loss: {report.mean_loss:.4f}, Train Acc: {report.accuracy:.4f}, time: {seconds.training:.2f}"
         )
         for suffix, name in (("", "Validation"), ("_ema", "EMA Validation")):
             if row.get(f"eval_top1{suffix}") is not None:
@@ -85,6 +85,11 @@ class Recorder:
         self._plotter.draw(self._metrics.rows, now=True)
         if self._board is not None:
             self._board.close()
+
+
+def finite(value: float) -> float | None:
+    """Rounded for a table; nothing where every update of the epoch was skipped, as JSON has no NaN."""
+    return round(value, 6) if math.isfinite(value) else None
 
 
 class Seconds:

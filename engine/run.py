@@ -13,7 +13,7 @@ from engine.checkpoint import read_checkpoint
 from engine.epochs import Epochs
 from engine.evaluate import evaluate
 from engine.precision import Precision
-from engine.resume import find_checkpoint, restore, run_folder_of
+from engine.resume import WEIGHTS_ONLY, find_checkpoint, restore, run_folder_of
 from engine.session import Session
 from engine.trainer import Trainer
 from models import build_model, describe
@@ -66,8 +66,8 @@ def make_model(session: Session, num_data_classes: int) -> torch.nn.Module:
     config, process, log = session.config, session.process, session.log
     torch.manual_seed(config.SEED)
     model = build_model(config, config.MODEL.NUM_CLASSES or num_data_classes)
-    if config.MODEL.PRETRAINED:
-        source = config.MODEL.PRETRAINED
+    source = config.MODEL.PRETRAINED or (config.MODEL.RESUME if config.EVAL else None)
+    if source:
         for line in process.after_first(lambda: load_pretrained(model, source, needs_head=config.EVAL)):
             log.say(line)
     log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
@@ -88,6 +88,7 @@ def run_evaluation(session: Session) -> int:
     log.say(precision.describe())
     normalize = Normalize(config.DATA, torch.float32).to(process.device)
     bad_images = BadImages(eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
+    session.begin()
     found = {}
     for name, model in weights_to_score(session, checkpoint, eval_set.classes):
         precision.prepare(model)
@@ -109,10 +110,10 @@ def weights_to_score(
 ) -> Iterator[tuple[str, torch.nn.Module]]:
     """The model with each set of weights there is to score, and what to call it in front of its figures."""
     config = session.config
-    if checkpoint is None:
+    state = read_checkpoint(checkpoint) if checkpoint and checkpoint.suffix not in WEIGHTS_ONLY else {}
+    if "progress" not in state:  # weights of another system
         yield "", make_model(session, len(classes))
         return
-    state = read_checkpoint(checkpoint)
     names = state.get("class_names", classes)
     if classes != names[: len(classes)]:  # a list file's classes end at the largest label in it
         raise DataError(

@@ -28,6 +28,7 @@ class Session:
         self._loaded = loaded
         self._folder: RunFolder | None = None
         self._is_new = True
+        self._has_begun = False
         for note in loaded.notes:
             self.log.say(note)
 
@@ -42,23 +43,27 @@ class Session:
     def _open(self, kind: str, existing: Path | None) -> Path:
         config = self.config
         self._folder = RunFolder(existing) if existing else RunFolder.create(config.SAVE, kind, config.TAG)
-        # Whoever starts from this file wants the same run anew, not this one to go on.
-        anew = dataclasses.replace(config, MODEL=dataclasses.replace(config.MODEL, RESUME=None))
-        write_text(self._folder.path / "config.yaml", to_yaml(anew, self._loaded.origins))
-        self._folder.status("starting")
         return self._folder.path
+
+    def begin(self) -> None:
+        """All is found right: from here on the folder is this start's, and says with which settings."""
+        self._has_begun = True
+        if self._folder:
+            # Whoever starts from this file wants the same run anew, not this one to go on.
+            anew = dataclasses.replace(self.config, MODEL=dataclasses.replace(self.config.MODEL, RESUME=None))
+            write_text(self.path / "config.yaml", to_yaml(anew, self._loaded.origins))
 
     def status(self, state: str, **facts) -> None:
         if self._folder:
             self._folder.status(state, **facts)
 
     def end(self, error: BaseException | None) -> None:
-        """The run is over: say why in status.json; a new folder that holds no result yet is taken away again."""
+        """The run is over: say why in status.json. A start that never began leaves no folder, nor a trace in an old one."""
         if error and self._folder:
-            if self._is_new and not any(self.path.glob("*.pth")) and not (self.path / "metrics.csv").exists():
-                shutil.rmtree(self.path)
-            else:
+            if self._has_begun:
                 self.status("failed", reason=f"{type(error).__name__}: {error}")
+            elif self._is_new:
+                shutil.rmtree(self.path)
         self.log.close()
         if error is None:
             self.process.close()

@@ -155,8 +155,8 @@ class Trainer:
         last_loss, last_samples, last_norm = self.process.sum(self.last.clone()).tolist()
         return Report(
             loss=last_loss / max(last_samples, 1),
-            mean_loss=loss / max(samples, 1),
-            accuracy=correct / max(samples, 1),
+            mean_loss=loss / samples if samples else float("nan"),
+            accuracy=correct / samples if samples else float("nan"),
             skipped=round(skipped / world_size),
             grad_norm=last_norm / world_size,
             mean_grad_norm=grad_norms / max(updates, 1),

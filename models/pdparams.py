@@ -96,12 +96,8 @@ def _encode(text: str, encoding: str) -> bytes:
 
 def _eval(code: str, names: dict | None = None) -> _Array:
     """Some versions of Paddle write a tensor as eval('data', {'data': array}); nothing is evaluated here."""
-    if (
-        code != "data"
-        or not isinstance(names, dict)
-        or list(names) != ["data"]
-        or not isinstance(names["data"], _Array)
-    ):
+    is_tensor = code == "data" and isinstance(names, dict) and list(names) == ["data"]
+    if not is_tensor or not isinstance(names["data"], _Array):
         raise Refusal(f"eval of {code!r}")
     return names["data"]
 

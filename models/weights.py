@@ -35,7 +35,9 @@ def _load(model: nn.Module, state: dict[str, Tensor], needs_head: bool) -> list[
     heads = _head_names(model)
     lines = _drop_heads(model, state, heads)
     if lines and needs_head:
-        raise ConfigError(f"there is nothing to evaluate: {lines[0].strip()}; set -num_classes to what the weights have")
+        raise ConfigError(
+            f"there is nothing to evaluate: {lines[0].strip()}; set -num_classes to what the weights have"
+        )
     state = _fit_image_size(model, state, lines)
     _fit_channels(model, state, lines)
     _check_same_architecture(model, state, heads)

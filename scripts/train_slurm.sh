@@ -20,6 +20,7 @@ srun torchrun \
     --rdzv_id "$SLURM_JOB_ID" \
     --rdzv_backend c10d \
     --rdzv_endpoint "$head_node:29500" \
+    --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
     main_multi_gpu.py \
     -cfg configs/vit_base_patch16_224.yaml \
     -dataset imagenet2012 \
@@ -29,7 +30,7 @@ srun torchrun \
     -amp "$@"
 code=$?
 # torchrun hides the workers' exit codes; status.json in the run's folder says what happened.
-if grep -q '"state": "stopped"' output/train-*-job"$SLURM_JOB_ID"/status.json 2>/dev/null; then
+if grep -q '"signal":' output/train-*-job"$SLURM_JOB_ID"/status.json 2>/dev/null; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

@@ -300,9 +300,15 @@ def test_killing_the_launcher_leaves_no_orphan(long_run):
     wait_until(lambda: not any(alive(pid) for pid in workers), 10)
 
 
-def test_told_to_stop_all_processes_save_and_end(long_run, tmp_path):
-    long_run.send_signal(signal.SIGTERM)
-    assert long_run.wait(timeout=60) == 128 + signal.SIGTERM
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("whole_group", [False, True], ids=["launcher", "whole group"])
+def test_told_to_stop_all_processes_save_and_end(long_run, tmp_path, number, whole_group):
+    """A signal to the group reaches each worker twice, as the launcher passes its own on."""
+    if whole_group:
+        os.killpg(long_run.pid, number)
+    else:
+        long_run.send_signal(number)
+    assert long_run.wait(timeout=60) == 128 + number
     status = json.loads((run_folder(tmp_path / "o") / "status.json").read_text())
     state = torch.load(run_folder(tmp_path / "o") / "last.pth", weights_only=True)
     assert status["state"] == "stopped" and status["step"] == state["step"] > 0

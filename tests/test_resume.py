@@ -81,10 +81,11 @@ def test_told_to_stop_it_saves_and_ends_with_128_plus_the_signal_and_goes_on_lat
 def test_resuming_a_finished_run_says_so_and_ends_with_0(tmp_path, settings):
     flags = ["-cfg", str(settings), "-output", str(tmp_path / "o"), "-epochs", "1"]
     assert run("main_single_gpu.py", *flags).returncode == 0
-    before = run_hash(run_folder(tmp_path / "o"))
+    folder = run_folder(tmp_path / "o")
+    before = run_hash(folder), (folder / "status.json").read_text()
     again = run("main_single_gpu.py", *flags, "-resume", "auto")
     assert again.returncode == 0 and "this run is finished already" in again.stdout
-    assert run_hash(run_folder(tmp_path / "o")) == before
+    assert (run_hash(folder), (folder / "status.json").read_text()) == before
 
 
 def test_resume_auto_with_nothing_there_starts_anew_and_says_so(tmp_path, settings):
@@ -112,8 +113,11 @@ def test_resume_auto_takes_the_checkpoint_before_a_damaged_one(tmp_path, setting
 def test_changed_settings_are_refused_with_a_diff_unless_allowed(tmp_path, settings):
     flags = ["-cfg", str(settings), "-output", str(tmp_path / "o")]
     assert run("main_single_gpu.py", *flags, "-epochs", "1").returncode == 0
+    folder = run_folder(tmp_path / "o")
+    before = {name: (folder / name).read_text() for name in ("config.yaml", "status.json", "metrics.csv")}
     refused = run("main_single_gpu.py", *flags, "-epochs", "2", "-resume", "auto")
     assert refused.returncode == 2 and "TRAIN.NUM_EPOCHS: 1 -> 2" in refused.stderr
+    assert {name: (folder / name).read_text() for name in before} == before, "the run it refused was touched"
     allowed = run("main_single_gpu.py", *flags, "-epochs", "2", "-resume", "auto", "-opts", "RESUME.ALLOW_CHANGED=true")
     assert allowed.returncode == 0 and "after epoch 1" in allowed.stdout
 

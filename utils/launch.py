@@ -28,6 +28,7 @@ def launch(script: str, arguments: list[str], num_processes: int) -> int:
         rdzv_endpoint="localhost:0",
         max_restarts=0,
         monitor_interval=0.1,
+        signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",  # passed on to the workers, which save
     )
     import sys
 

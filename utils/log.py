@@ -1,5 +1,6 @@
 """What a run tells people: console, log.txt, log_{rank}.txt and a progress bar."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -26,7 +27,10 @@ class Log:
         if self._rank == 0:
             if self._bar is not None:
                 self._bar.clear()
-            print(line, flush=True)
+            try:
+                print(line, flush=True)
+            except BrokenPipeError:  # `| head` has seen enough; the run goes on
+                sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         self._write(line)
 
     def note(self, line: str) -> None:

@@ -66,15 +66,6 @@ class Precision:
             advice = "; this device has no bfloat16 arithmetic, so this saves memory but not time"
         return f"precision: autocast {name} with GradScaler ({scale}), {self.reason}{advice}"
 
-    def prepare(self, model: torch.nn.Module) -> None:
-        """Let the model use the kernels that are fastest in this type on this device."""
-        # On CPUs in half precision torch's fused attention is slower than three plain operations, by 1.4 times over a
-        # whole step (BENCHMARKS.md); in float32 there is no difference, and on GPUs the fused one wins.
-        if self.device.type == "cpu" and self.half is not None:
-            for module in model.modules():
-                if hasattr(module, "fused_attn"):
-                    module.fused_attn = False
-
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None)
 

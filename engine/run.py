@@ -12,6 +12,7 @@ from datasets import BadImages, Normalize, build_eval_data, build_train_data, lo
 from engine.checkpoint import read_checkpoint
 from engine.epochs import Epochs
 from engine.evaluate import evaluate
+from engine.kernels import choose_kernels
 from engine.precision import Precision
 from engine.resume import WEIGHTS_ONLY, find_checkpoint, restore, run_folder_of
 from engine.session import Session
@@ -91,7 +92,7 @@ def run_evaluation(session: Session) -> int:
     session.begin()
     found = {}
     for name, model in weights_to_score(session, checkpoint, eval_set.classes):
-        precision.prepare(model)
+        choose_kernels(model, process.device, precision.half)
         start = time.perf_counter()
         scores = evaluate(model, data, normalize, precision, process, bad_images)
         log.say(

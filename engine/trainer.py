@@ -10,6 +10,7 @@ from configs.schema import Config
 from datasets import BadImages, Batch, Normalize, TrainData, Window
 from engine.ema import Ema
 from engine.evaluate import sum_type
+from engine.kernels import choose_kernels
 from engine.losses import ClassificationLoss
 from engine.optim import Schedule, build_optimizer
 from engine.precision import Precision
@@ -52,7 +53,7 @@ class Trainer:
         self.config, self.data, self.process, self.log, self.stop = config, data, process, log, stop
         self.model = model
         self.precision = Precision(config, device)
-        self.precision.prepare(model)
+        choose_kernels(model, device, self.precision.half)
         self.ema = Ema(model, config.TRAIN.MODEL_EMA_DECAY) if config.TRAIN.MODEL_EMA else None
         if config.COMPILE:
             model.compile()  # in place: the names of the weights stay as they are

@@ -1,0 +1,33 @@
+"""Which of several ways to compute the same thing a model uses: the fastest on this device, in this type."""
+
+import torch
+from torch import Tensor, nn
+
+
+def choose_kernels(model: nn.Module, device: torch.device, half: torch.dtype | None) -> None:
+    """Change how the model computes, never what. The figures behind each choice: BENCHMARKS.md, "the step on CPUs"."""
+    if device.type != "cpu":
+        return  # GPUs have fast kernels for both
+    for module in model.modules():
+        # torch's fused attention is slow on CPUs in half precision, and with dropout in any.
+        if hasattr(module, "fused_attn") and (half is not None or module.attn_drop.p > 0):
+            module.fused_attn = False
+        if type(module) is nn.Dropout:
+            module.__class__ = CpuDropout
+
+
+class CpuDropout(nn.Dropout):
+    """Dropout from 16 random bits an element.
+
+    torch draws a double for each, on one core, and so spends a third of a small ViT's step. The probability is rounded
+    to a 65536th, and what is kept is scaled by exactly that.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return input
+        count, dropped = input.numel(), min(round(self.p * 2**16), 2**16 - 1)
+        words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)  # None: up to the largest
+        bits = words.view(torch.int16)[:count].view(input.shape)
+        mask = torch.ge(bits, dropped - 2**15, out=torch.empty_like(input, memory_format=torch.contiguous_format))
+        return input * mask.mul_(2**16 / (2**16 - dropped))

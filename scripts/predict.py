@@ -94,6 +94,7 @@ class Predictor:
     """The model of a checkpoint, in the precision and with the images that its run was evaluated with."""
 
     def __init__(self, source: str, raw: bool):
+        from engine.kernels import choose_kernels
         from engine.precision import Precision
         from models import build_model
         from models.weights import load_exactly
@@ -106,7 +107,7 @@ class Predictor:
         kind = "state_dict_ema" if state.get("state_dict_ema") and not raw else "state_dict"
         model = build_model(self.config, self.config.MODEL.NUM_CLASSES or len(self.classes))
         load_exactly(model, state[kind], path)
-        self.precision.prepare(model)
+        choose_kernels(model, self.device, self.precision.half)
         self.model = model.to(self.device).eval()
         self.description = (
             f"{path} ({kind}): {state['arch']} after epoch {state['epoch'] + 1}, {len(self.classes)} classes, "

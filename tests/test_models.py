@@ -10,6 +10,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from configs.schema import Config, Data, Model
 from models import build_model, describe
+from tests.helpers import meta_device
 from utils.errors import ConfigError
 
 SIZES = {  # EMBED_DIM, DEPTH, NUM_HEADS
@@ -26,16 +27,6 @@ SHIPPED = [("huge", 14, 224)] + [
     for image in (224, 384)
     if (size, patch) != ("tiny", 32)
 ]
-
-
-def meta_device():
-    """Tensors without values. The oldest timm that we support reads values while it builds, so not with that one."""
-    with torch.device("meta"):
-        try:
-            VisionTransformer(depth=1)
-        except RuntimeError:
-            pytest.skip("this timm cannot build on the meta device")
-    return torch.device("meta")
 
 
 def config_of(image_size=32, channels=3, **model) -> Config:

@@ -40,10 +40,14 @@ def test_amp_switches_autocast_to_the_chosen_type(tmp_path, amp, dtype, expected
         assert torch.nn.Linear(3, 2)(torch.ones(1, 3)).dtype is expected
 
 
-def test_auto_takes_bfloat16_only_where_it_is_fast(tmp_path, monkeypatch):
-    for fast, expected in ((True, torch.bfloat16), (False, torch.float16)):
+def test_auto_takes_float16_only_on_gpus_without_bfloat16(monkeypatch):
+    for fast, device, expected in (
+        (True, "cuda", torch.bfloat16),
+        (False, "cuda", torch.float16),
+        (False, "cpu", torch.bfloat16),  # float16 would be slower still
+    ):
         monkeypatch.setattr("engine.precision.has_fast_bfloat16", lambda device, fast=fast: fast)
-        assert Precision(make(tmp_path, True, "auto"), CPU).half is expected
+        assert Precision._choose(True, "auto", torch.device(device))[0] is expected
 
 
 def test_float16_is_the_default_on_cuda(tmp_path):

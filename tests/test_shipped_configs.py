@@ -6,7 +6,7 @@ import torch
 import engine.run
 import main_single_gpu
 from models import build_model
-from tests.helpers import ROOT
+from tests.helpers import ROOT, meta_device
 
 PARAMETERS = {  # published, for 1000 classes
     "vit_tiny_patch16_224": 5_717_416,
@@ -34,7 +34,7 @@ def test_shipped_yaml_trains_its_model_by_the_command_in_its_comment(path, monke
     config = loaded[0].config
     assert not loaded[0].notes
     assert f"configs/{path.name}" in " ".join(words)
-    with torch.device("meta"):
+    with meta_device():
         model = build_model(config, 1000)
         images = torch.empty(2, config.DATA.IMAGE_CHANNELS, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE)
         logits = model(images)

@@ -1,6 +1,7 @@
 """From the command line to a frozen Config: defaults < BASE files < the -cfg file < flags < -opts KEY=VALUE."""
 
 import difflib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -103,6 +104,12 @@ def _check(values: dict[str, Any], origins: dict[str, str]) -> None:
     key = "TRAIN.OPTIMIZER.BETAS"
     if len(values[key]) != 2:
         raise ConfigError(f"{named(key)}, must be two numbers, such as {to_text(SETTINGS[key].default)}")
+    low, high = values["PRECISION.MIN_LOSS_SCALING"], values["PRECISION.MAX_LOSS_SCALING"]
+    if not low <= values["PRECISION.INIT_LOSS_SCALING"] <= (high or math.inf):
+        raise ConfigError(
+            f"{named('PRECISION.INIT_LOSS_SCALING')}, must lie between {named('PRECISION.MIN_LOSS_SCALING')}, and "
+            f"{named('PRECISION.MAX_LOSS_SCALING')}"
+        )
     if values["MODEL.TYPE"] == "vit":
         _check_vit(values, named)
 

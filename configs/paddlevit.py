@@ -34,6 +34,7 @@ OTHER_WORDS = {
     },
     "TRAIN.GRAD_CLIP": {"0": _NO_CLIPPING, "0.0": _NO_CLIPPING, "0.": _NO_CLIPPING},
     "NGPUS": {"-1": ("None", "one process per visible device")},
+    "PRECISION.MODE": {"apex_o1": ("autocast", "Apex's O1 is what torch's autocast does")},
     "PRECISION.DTYPE": {"fp16": ("float16", "the same type"), "bf16": ("bfloat16", "the same type")},
 }
 

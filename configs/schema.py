@@ -176,10 +176,31 @@ class Precision:
         "Half type of AMP; auto: bfloat16 where the device has it, else float16; not set: float16 on CUDA, bfloat16 elsewhere.",
         choices=("float16", "bfloat16", "auto"),
     )
+    MODE: str = setting(
+        "autocast",
+        "autocast: operations in half where that is safe, weights in float32; naive: weights and operations in half, and float32 copies of the weights that the optimizer moves.",
+        choices=("autocast", "naive"),
+    )
+    MATMUL: str = setting(
+        "ieee",
+        "How CUDA multiplies float32 matrices: ieee, or tf32, faster and with fewer digits.",
+        choices=("ieee", "tf32"),
+    )
     INIT_LOSS_SCALING: float = setting(65536.0, "First loss scale, in float16.", low=1.0)
-    INCR_EVERY_N_STEPS: int = setting(2000, "Updates without overflow after which the scale grows.", low=1)
+    INCR_EVERY_N_STEPS: int = setting(2000, "Good updates in a row after which the scale grows.", low=1)
     INCR_RATIO: float = setting(2.0, "What it is multiplied by then.", low=1.0001)
-    DECR_RATIO: float = setting(0.5, "What it is multiplied by after an overflow.", low=0.0001, high=0.9999)
+    DECR_EVERY_N_NAN_OR_INF: int = setting(
+        1, "Updates with an overflow after which the scale shrinks. (Fleet: 2.)", low=1
+    )
+    DECR_RATIO: float = setting(0.5, "What it is multiplied by then.", low=0.0001, high=0.9999)
+    HYSTERESIS: str = setting(
+        "consecutive",
+        "How overflows are counted: consecutive, a good update starts the count anew, as in Paddle; cumulative, only growing does, as in naive float16 trainers.",
+        choices=("consecutive", "cumulative"),
+    )
+    USE_DYNAMIC_LOSS_SCALING: bool = setting(True, "Move the scale; false: it stays at INIT_LOSS_SCALING.")
+    MIN_LOSS_SCALING: float = setting(1.0, "The scale never shrinks below this.", low=1e-6)
+    MAX_LOSS_SCALING: float | None = setting(None, "The scale never grows above this; not set: no bound.", low=1e-6)
     MAX_CONSECUTIVE_SKIPS: int = setting(
         50,
         "Updates skipped in a row, for a gradient that is not finite, after which the run stops with exit code 3.",

@@ -32,6 +32,7 @@ def evaluate(
     bad_images: BadImages,
 ) -> Scores:
     """Score the model in the precision that it trains in. Top-5 is top-k of as many classes as there are, if fewer."""
+    model = precision.computing(model)
     was_training = model.training
     model.eval()
     sums = torch.zeros(5, dtype=sum_type(process.device), device=process.device)  # loss, top-1, top-5, images, excluded
@@ -40,7 +41,7 @@ def evaluate(
         bad_images.note(batch.bad)
         if not batch.num_samples:
             continue
-        images = normalize(batch.images.to(process.device, non_blocking=True))
+        images = precision.cast(normalize(batch.images.to(process.device, non_blocking=True)))
         targets = batch.targets.to(process.device, non_blocking=True)
         with precision.autocast():
             logits = model(images)

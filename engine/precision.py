@@ -4,10 +4,13 @@ There is one path for every precision. A GradScaler looks at every gradient: in 
 and float32 it stays 1 and only keeps a non-finite update from reaching the weights.
 """
 
+import copy
+
 import torch
-from torch.amp import GradScaler
 
 from configs.schema import Config
+from engine.loss_scale import LossScaler
+from utils.errors import ConfigError
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:
@@ -26,14 +29,12 @@ class Precision:
         settings = config.PRECISION
         self.device = device
         self.half, self.reason = self._choose(config.AMP, settings.DTYPE, device)
-        self.scale_moves = self.half is torch.float16
-        self.scaler = GradScaler(
-            device.type,
-            init_scale=settings.INIT_LOSS_SCALING if self.scale_moves else 1.0,
-            growth_factor=settings.INCR_RATIO,
-            backoff_factor=settings.DECR_RATIO,
-            growth_interval=settings.INCR_EVERY_N_STEPS,
-        )
+        self._check_device()
+        self.is_naive = self.half is not None and settings.MODE == "naive"
+        self.scaler = LossScaler(device.type, settings, needed=self.half is torch.float16)
+        self._masters: list[torch.nn.Parameter] = []
+        self._halves: list[torch.nn.Parameter] = []
+        set_matmul(settings.MATMUL, device)
 
     @staticmethod
     def _choose(amp: bool, wanted: str | None, device: torch.device) -> tuple[torch.dtype | None, str]:
@@ -47,6 +48,21 @@ class Precision:
         wanted = "float16" if device.type == "cuda" else "bfloat16"
         return getattr(torch, wanted), f"the default on {device.type}"
 
+    def _check_device(self) -> None:
+        """One small product in the chosen type: what a device can do is best asked of it."""
+        if self.half is not None:
+            try:
+                with torch.autocast(self.device.type, dtype=self.half):
+                    tensor = torch.ones(8, 8, device=self.device)
+                    torch.nn.functional.linear(tensor, tensor)
+            except RuntimeError as error:
+                name = str(self.half).removeprefix("torch.")
+                other = "bfloat16" if name == "float16" else "float16"
+                raise ConfigError(
+                    f"PRECISION.DTYPE: {name} cannot be computed in on this {self.device.type} device ({error}); use "
+                    f"-amp_dtype {other}, or leave -amp out"
+                ) from error
+
     def describe(self) -> str:
         """One line: what was chosen, why, and what this device could do better."""
         fast = has_fast_bfloat16(self.device)
@@ -56,7 +72,9 @@ class Precision:
             )
             return f"precision: float32, as {self.reason}{advice}"
         name = str(self.half).removeprefix("torch.")
-        scale = f"loss scale {self.scaler.get_scale():g}, moving" if self.scale_moves else "loss scale 1, as a guard"
+        scale = f"loss scale {self.scaler.get_scale():g}, {'moving' if self.scaler.moves else 'constant'}"
+        if self.half is not torch.float16:
+            scale = "loss scale 1, as a guard"
         advice = ""
         if self.half is torch.float16 and self.device.type == "cpu":
             advice = "; float16 is very slow on a CPU, -amp_dtype bfloat16 is the one to use"
@@ -64,10 +82,31 @@ class Precision:
             advice = "; this device also has bfloat16, which needs no loss scale: -amp_dtype bfloat16"
         elif self.half is torch.bfloat16 and not fast:
             advice = "; this device has no bfloat16 arithmetic, so this saves memory but not time"
-        return f"precision: autocast {name} with GradScaler ({scale}), {self.reason}{advice}"
+        return f"precision: {'naive' if self.is_naive else 'autocast'} {name} with GradScaler ({scale}), {self.reason}{advice}"
 
     def autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None)
+        return torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None and not self.is_naive)
+
+    def computing(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The model as it computes: itself under autocast; in naive mode a copy of it in half."""
+        if not self.is_naive:
+            return model
+        if any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+            raise ConfigError(
+                "PRECISION.MODE is naive, but the model has BatchNorm, whose running statistics half precision would "
+                "spoil; use PRECISION.MODE autocast"
+            )
+        return copy.deepcopy(model).to(self.half)
+
+    def cast(self, images: torch.Tensor) -> torch.Tensor:
+        """Images in the type that the model takes."""
+        return images.to(self.half) if self.is_naive else images
+
+    def link(self, model: torch.nn.Module, copy: torch.nn.Module) -> None:
+        """From here on `update` moves the model by the gradients of its copy, and the copy after it."""
+        if copy is not model:
+            pairs = zip(model.parameters(), copy.parameters(), strict=True)
+            self._masters, self._halves = zip(*[pair for pair in pairs if pair[0].requires_grad], strict=True)
 
     def backward(self, loss: torch.Tensor) -> None:
         self.scaler.scale(loss).backward()
@@ -79,15 +118,35 @@ class Precision:
 
         Returns the gradient norm before clipping and 1.0 or 0.0 for skipped or not, both on the device.
         """
+        self._move_gradients()
         self.scaler.unscale_(optimizer)
         grad_norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if grad_clip:
             torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, grad_norm)
-        (skipped,) = self.scaler._found_inf_per_device(optimizer).values()  # gone after scaler.update
+        skipped = self.scaler.found_inf(optimizer)
         self.scaler.step(optimizer)
-        self.scaler.update(None if self.scale_moves else 1.0)
+        self.scaler.update()
         optimizer.zero_grad(set_to_none=True)
+        self.refresh()
         return grad_norm, skipped
+
+    def _move_gradients(self) -> None:
+        """Half gradients of the copy become float32 ones of the model, still scaled."""
+        used = [
+            (master, half) for master, half in zip(self._masters, self._halves, strict=True) if half.grad is not None
+        ]
+        if used:
+            for master, _ in used:
+                master.grad = torch.empty_like(master)
+            torch._foreach_copy_([master.grad for master, _ in used], [half.grad for _, half in used])
+            for _, half in used:
+                half.grad = None
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Give the copy the model's weights."""
+        if self._halves:
+            torch._foreach_copy_(self._halves, self._masters)
 
     def state_dict(self) -> dict:
         return {**self.scaler.state_dict(), "dtype": str(self.half)}
@@ -96,3 +155,11 @@ class Precision:
         """A scale means something only to the type it was found for; another type starts from its own."""
         if state.get("dtype", str(self.half)) == str(self.half):
             self.scaler.load_state_dict({name: value for name, value in state.items() if name != "dtype"})
+
+
+def set_matmul(mode: str, device: torch.device) -> None:
+    """How float32 matrices are multiplied: exactly, or in tf32 on GPUs that have it."""
+    if mode == "tf32" and not (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)):
+        raise ConfigError(f"PRECISION.MATMUL is tf32, which this {device.type} device does not have; use ieee")
+    torch.set_float32_matmul_precision("high" if mode == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = mode == "tf32"

@@ -55,9 +55,11 @@ class Trainer:
         self.precision = Precision(config, device)
         choose_kernels(model, device, self.precision.half)
         self.ema = Ema(model, config.TRAIN.MODEL_EMA_DECAY) if config.TRAIN.MODEL_EMA else None
+        computing = self.precision.computing(model)
+        self.precision.link(model, computing)
         if config.COMPILE:
-            model.compile()  # in place: the names of the weights stay as they are
-        self.replica = process.wrap(model, accumulates=config.TRAIN.ACCUM_ITER > 1)
+            computing.compile()  # in place: the names of the weights stay as they are
+        self.replica = process.wrap(computing.train(), accumulates=config.TRAIN.ACCUM_ITER > 1)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = build_optimizer(config.TRAIN, model)
         self.schedule = Schedule(config.TRAIN, data.steps_per_epoch, data.global_batch)
@@ -72,7 +74,6 @@ class Trainer:
         self.last = torch.zeros(3, dtype=sum_type(device), device=device)  # loss, samples, norm of the last update
         self.skips_in_a_row = torch.zeros((), device=device)
         self.seconds_waiting = 0.0
-        model.train()
 
     @property
     def lr(self) -> float:
@@ -106,7 +107,7 @@ class Trainer:
         """Images [B, C, H, W], normalised, and targets [B] on the device."""
         device = self.process.device
         images = self.normalize(batch.images.to(device, non_blocking=True))
-        return images, batch.targets.to(device, non_blocking=True)
+        return self.precision.cast(images), batch.targets.to(device, non_blocking=True)
 
     @torch.no_grad()
     def _count(self, seen: torch.Tensor, grad_norm: torch.Tensor, skipped: torch.Tensor) -> None:
@@ -217,6 +218,7 @@ class Trainer:
         self.model.load_state_dict(state["state_dict"])
         if self.ema:
             self.ema.model.load_state_dict(state.get("state_dict_ema") or state["state_dict"])
+        self.precision.refresh()
         self.optimizer.load_state_dict(state["optimizer"])
         self.precision.load_state_dict(state["amp_scaler"])
         self.epoch, self.step = state["epoch"] + 1, state["step"]

@@ -1,11 +1,15 @@
 """One path for every precision: autocast, the loss scale, and skipped updates."""
 
+import random
+
 import pytest
 import torch
 
+from configs.load import load
 from engine.optim import build_optimizer
 from engine.precision import Precision
 from tests.helpers import replaced, small_config
+from utils.errors import ConfigError
 
 CPU = torch.device("cpu")
 
@@ -85,6 +89,17 @@ def test_gradients_are_unscaled_before_they_are_clipped(tmp_path):
     assert norm == pytest.approx((6 * 16 + 2 * 16) ** 0.5, rel=1e-3)  # d/dw = 4, d/db = 4
 
 
+def test_gradients_are_clipped_to_the_norm_that_is_set(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    before = torch.cat([parameter.detach().reshape(-1).clone() for parameter in model.parameters()])
+    precision = Precision(make(tmp_path, False), CPU)
+    precision.backward(model(torch.ones(4, 3)).sum())
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    norm, _ = precision.update(sgd, list(model.parameters()), 0.5)
+    after = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    assert norm > 1 and (after - before).norm().item() == pytest.approx(0.5, rel=1e-4)
+
+
 def test_a_saved_scale_is_taken_up_by_the_same_type_only(tmp_path):
     half = Precision(make(tmp_path, True, "float16"), CPU)
     half.scaler.load_state_dict({**half.scaler.state_dict(), "scale": 128.0})
@@ -100,3 +115,124 @@ def test_the_start_line_says_what_and_why(tmp_path):
     assert "float32, as -amp was not given" in Precision(make(tmp_path, False), CPU).describe()
     assert "autocast bfloat16 with GradScaler" in Precision(make(tmp_path, True), CPU).describe()
     assert "very slow on a CPU" in Precision(make(tmp_path, True, "float16"), CPU).describe()
+
+
+def paddles_rule(found, init, every_good, up, every_bad, down, floor, ceiling):
+    """Paddle's loss scale after each update, in plain Python."""
+    scale, good, bad, scales = init, 0, 0, []
+    for is_bad in found:
+        if is_bad:
+            good, bad = 0, bad + 1
+            if bad == every_bad:
+                scale, bad = max(scale * down, floor), 0
+        else:
+            bad, good = 0, good + 1
+            if good == every_good:
+                scale, good = min(scale * up, ceiling), 0
+        scales.append(scale)
+    return scales
+
+
+def naives_rule(found, init, every_good, up, every_bad, down, floor, ceiling):
+    """The same for naive float16: overflows add up until the scale grows, and from then on each one shrinks it."""
+    scale, good, bad, scales = init, 0, 0, []
+    for is_bad in found:
+        if is_bad:
+            good, bad = 0, bad + 1
+            if bad >= every_bad:
+                scale = max(scale * down, floor)
+        else:
+            good += 1
+            if good == every_good:
+                scale, good, bad = min(scale * up, ceiling), 0, 0
+        scales.append(scale)
+    return scales
+
+
+def our_scales(config, found, stop_at=None):
+    """The scale after each update; saved and taken up by a new scaler after update `stop_at`."""
+    precision, parameter = Precision(config, CPU), torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.0, fused=True)
+    scales = []
+    for number, is_bad in enumerate(found):
+        if number == stop_at:
+            state, precision = precision.state_dict(), Precision(config, CPU)
+            precision.load_state_dict(state)
+        precision.backward(parameter.sum() * (float("inf") if is_bad else 1.0))
+        assert bool(precision.update(optimizer, [parameter], None)[1]) is is_bad
+        scales.append(precision.scaler.get_scale())
+    return scales
+
+
+@pytest.mark.parametrize("hysteresis, rule", [("consecutive", paddles_rule), ("cumulative", naives_rule)])
+def test_the_scale_follows_its_rule_step_by_step_over_random_sequences(tmp_path, hysteresis, rule):
+    draw = random.Random(0)
+    for _ in range(25):
+        every_good, every_bad = draw.randint(1, 4), draw.randint(1, 4)
+        found = [draw.random() < draw.choice((0.1, 0.5, 0.9)) for _ in range(120)]
+        config = make(
+            tmp_path, True, "float16", INIT_LOSS_SCALING=1024.0, INCR_EVERY_N_STEPS=every_good, HYSTERESIS=hysteresis,
+            DECR_EVERY_N_NAN_OR_INF=every_bad, MIN_LOSS_SCALING=4.0, MAX_LOSS_SCALING=2.0**20,
+        )  # fmt: skip
+        expected = rule(found, 1024.0, every_good, 2.0, every_bad, 0.5, 4.0, 2.0**20)
+        assert our_scales(config, found) == expected
+        assert our_scales(config, found, stop_at=draw.randint(1, 119)) == expected, "counters are lost in a checkpoint"
+
+
+def test_a_constant_scale_stays_and_still_skips(tmp_path):
+    config = make(tmp_path, True, "float16", INIT_LOSS_SCALING=256.0, USE_DYNAMIC_LOSS_SCALING=False)
+    assert set(our_scales(config, [True, False, True, True])) == {256.0}
+
+
+def test_200_overflows_in_a_row_leave_scale_and_weights_whole(tmp_path):
+    config = make(tmp_path, True, "float16", MIN_LOSS_SCALING=2.0)
+    assert min(our_scales(config, [True] * 200)) == 2.0
+    precision, model = Precision(config, CPU), torch.nn.Linear(3, 2)
+    for _ in range(200):
+        assert one_update(precision, config, model, factor=float("inf"))[1]
+    assert not one_update(precision, config, model)[1]
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+def test_torchs_own_saved_scaler_is_taken_up(tmp_path):
+    precision = Precision(make(tmp_path, True, "float16"), CPU)
+    state = torch.amp.GradScaler("cpu", init_scale=512.0)
+    state.scale(torch.ones(()))
+    precision.load_state_dict(state.state_dict())
+    assert precision.scaler.get_scale() == 512
+
+
+@pytest.mark.parametrize(
+    "option, told",
+    [
+        ("PRECISION.DECR_EVERY_N_NAN_OR_INF=0", "at least 1"),
+        ("PRECISION.INCR_RATIO=0.5", "PRECISION.INCR_RATIO"),
+        ("PRECISION.DECR_RATIO=2", "PRECISION.DECR_RATIO"),
+        ("PRECISION.MIN_LOSS_SCALING=1e6", "PRECISION.INIT_LOSS_SCALING"),
+        ("PRECISION.MAX_LOSS_SCALING=2", "PRECISION.INIT_LOSS_SCALING"),
+        ("PRECISION.MODE=naif", "autocast"),
+    ],
+)
+def test_precision_settings_that_cannot_be_are_named(tmp_path, option, told):
+    with pytest.raises(ConfigError, match=told):
+        small_config(tmp_path, "AMP=true", option)
+
+
+def test_apex_o1_is_another_name_of_autocast_and_says_so(tmp_path):
+    (tmp_path / "apex.yaml").write_text("PRECISION: {MODE: apex_o1}")
+    loaded = load(["-cfg", str(tmp_path / "apex.yaml")])
+    assert loaded.config.PRECISION.MODE == "autocast" and "apex_o1 is read as autocast" in loaded.notes[0]
+
+
+def test_tf32_is_refused_where_there_is_none(tmp_path):
+    with pytest.raises(ConfigError, match="PRECISION.MATMUL is tf32"):
+        Precision(make(tmp_path, False, MATMUL="tf32"), CPU)
+
+
+def test_a_half_type_that_the_device_cannot_compute_in_is_refused(tmp_path, monkeypatch):
+    def no_float16(*args, **kwargs):
+        raise RuntimeError("not implemented for 'Half'")
+
+    monkeypatch.setattr(torch.nn.functional, "linear", no_float16)
+    with pytest.raises(ConfigError, match="float16.*this cpu device.*-amp_dtype bfloat16"):
+        Precision(make(tmp_path, True, "float16"), CPU)

@@ -97,10 +97,11 @@ class CountHostReads(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+@pytest.mark.parametrize("mode", ["autocast", "naive"])
 @pytest.mark.parametrize("amp", ["float16", "bfloat16", None])
-def test_an_update_never_makes_the_host_wait(tmp_path, amp):
+def test_an_update_never_makes_the_host_wait(tmp_path, amp, mode):
     config = small_config(tmp_path, f"AMP={amp is not None}", "TRAIN.MODEL_EMA=true", "TRAIN.ACCUM_ITER=2")
-    trainer = make_trainer(replaced(config, PRECISION={"DTYPE": amp}))
+    trainer = make_trainer(replaced(config, PRECISION={"DTYPE": amp, "MODE": mode}))
     windows = trainer.data.windows(0, 4)
     trainer.update(next(windows))  # the optimizer makes its state in the first
     reads = CountHostReads()
@@ -149,11 +150,13 @@ def test_many_skips_in_a_row_stop_the_run_with_finite_weights(tmp_path):
 
 
 def test_running_mean_follows_the_weights_by_its_decay(tmp_path):
-    trainer = make_trainer(small_config(tmp_path, "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.75"))
+    ema = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.75"]
+    trainer = make_trainer(small_config(tmp_path, *ema, "TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=0.1"))
     name = "blocks.0.mlp.fc1.weight"
     before = trainer.ema.model.state_dict()[name].clone()
     windows = trainer.data.windows(0, 1)
     trainer.update(next(windows))
+    assert (trainer.model.state_dict()[name] - before).abs().mean() > 0.05
     expected = 0.75 * before + 0.25 * trainer.model.state_dict()[name]
     torch.testing.assert_close(trainer.ema.model.state_dict()[name], expected)
 
@@ -165,3 +168,59 @@ def test_learning_rate_follows_attempted_updates(tmp_path):
         assert trainer.lr == trainer.schedule(step)
         trainer.update(next(windows))
         assert trainer.optimizer.param_groups[0]["lr"] == trainer.schedule(step)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_naive_mode_computes_in_half_and_moves_float32_weights(tmp_path, dtype):
+    config = small_config(tmp_path, "AMP=true", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.ACCUM_ITER=2", "TRAIN.MODEL_EMA=true")
+    trainer = make_trainer(replaced(config, PRECISION={"DTYPE": dtype, "MODE": "naive", "INIT_LOSS_SCALING": 1024.0}))
+    half = getattr(torch, dtype)
+    seen = set()
+    for module in trainer.replica.modules():
+        module.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
+    windows = trainer.data.windows(0, 30)
+    losses = []
+    for window in windows:
+        trainer.update(window)
+        losses.append(trainer.report().loss)
+    assert seen == {half}, "every operation is in half"
+    assert trainer.report().skipped == 0 and sum(losses[-5:]) < sum(losses[:5])
+    for name, weight in trainer.model.state_dict().items():
+        assert weight.dtype is torch.float32
+        assert torch.equal(weight.to(half), trainer.replica.state_dict()[name])
+    assert any((weight != weight.to(half).float()).any() for weight in trainer.parameters), (
+        "moves too small for half count"
+    )
+    assert all(state["exp_avg_sq"].dtype is torch.float32 for state in trainer.optimizer.state.values())
+
+
+def test_a_skipped_update_in_naive_mode_leaves_both_copies_alone(tmp_path):
+    trainer = make_trainer(replaced(small_config(tmp_path, "AMP=true"), PRECISION={"MODE": "naive"}))
+    windows = trainer.data.windows(0, 2)
+    trainer.update(next(windows))
+    before = [parameter.clone() for parameter in (*trainer.parameters, *trainer.replica.parameters())]
+    trainer.replica.norm.register_forward_hook(lambda module, args, output: output * float("nan"))
+    trainer.update(next(windows))
+    after = [*trainer.parameters, *trainer.replica.parameters()]
+    assert trainer.report().skipped == 1
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(before, after, strict=True))
+
+
+def test_naive_mode_refuses_batchnorm(tmp_path):
+    from utils.errors import ConfigError
+
+    options = ["MODEL.TYPE=timm", "MODEL.NAME=resnet18", "MODEL.PATCH_SIZE=16", "MODEL.EMBED_DIM=768", "MODEL.DEPTH=12"]
+    config = small_config(tmp_path, *options, "MODEL.NUM_HEADS=12", "AMP=true", "PRECISION.MODE=naive")
+    with pytest.raises(ConfigError, match="PRECISION.MODE is naive.*BatchNorm.*autocast"):
+        make_trainer(config)
+
+
+def test_dropout_draws_anew_for_every_step_process_and_seed_and_again_the_same():
+    from utils.seed import seed_update
+
+    draws = []
+    for place in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0)):
+        seed_update(*place)
+        draws.append(torch.rand(8))
+    assert torch.equal(draws[0], draws[-1])
+    assert all(not torch.equal(draws[0], draw) for draw in draws[1:-1])

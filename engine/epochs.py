@@ -18,7 +18,7 @@ class Epochs:
         self.session, self.trainer, self.eval_data = session, trainer, eval_data
         self.config, self.process, self.log = session.config, session.process, session.log
         self.bad_images = BadImages(eval_data.image_set, self.config.DATA.MAX_BAD_FRACTION, self.log.warn)
-        self.recorder = Recorder(session, trainer.epoch) if self.process.is_first else None
+        self.recorder: Recorder | None = None
         self.save_failed = False
         self.start = time.perf_counter()
 
@@ -29,6 +29,8 @@ class Epochs:
             self.log.say(f"this run is finished already, after {self.trainer.epoch} epochs: nothing to do")
             return 0
         self.session.begin()
+        if self.process.is_first:
+            self.recorder = Recorder(self.session, self.trainer)
         self.session.status("training", epoch=self.trainer.epoch, step=self.trainer.step)
         data = self.trainer.data
         windows = data.windows(self.trainer.step, num_epochs * data.steps_per_epoch)

@@ -9,19 +9,28 @@ import torch
 from engine.evaluate import Scores
 from engine.session import Session
 from engine.trainer import Report, Trainer
-from utils.metrics import Metrics
+from utils.metrics import Metrics, StepRows
 from utils.plot import Plotter
 
 
 class Recorder:
     """Process 0's keeper of the run's figures."""
 
-    def __init__(self, session: Session, first_epoch: int):
+    def __init__(self, session: Session, trainer: Trainer):
+        first_epoch = trainer.epoch
         self._log, self._session = session.log, session
         self._metrics = Metrics(session.path, first_epoch)
+        self._steps = StepRows(session.path, trainer.step)
+        trainer.on_report = self.add_step
         self._plotter = Plotter(session.path, f"{session.config.MODEL.NAME} on {session.config.DATA.DATASET}")
-        self._first_epoch = first_epoch
-        self._board = None
+        self._board, self._first_step = None, trainer.step
+
+    def add_step(self, row: dict) -> None:
+        """Figures of one update, each REPORT_FREQ."""
+        self._steps.add(row)
+        if self._session.config.TENSORBOARD:
+            for name in ("lr", "loss", "grad_norm", "loss_scale", "skipped"):
+                self._open_board().add_scalar(f"step/{name}", row[name], row["step"])
 
     def add(self, trainer: Trainer, report: Report, scores: dict[str, Scores], lr: float, seconds: "Seconds") -> None:
         """One finished epoch. `scores` holds "" (the raw weights) and "_ema", where they were evaluated."""
@@ -51,7 +60,7 @@ class Recorder:
         self._tell(row, report, seconds)
         if self._session.config.TENSORBOARD:
             self._to_board(row)
-        self._plotter.draw(self._metrics.rows, now=False)
+        self._plotter.draw(self._metrics.rows, self._steps.rows, now=False)
 
     def _tell(self, row: dict, report: Report, seconds: "Seconds") -> None:
         """PaddleViT's lines, where accuracy is a share of 1, and one of ours."""
@@ -71,18 +80,22 @@ class Recorder:
             f"{row['memory_mb']} MB, loss scale {row['loss_scale']:g}, {row['skipped']} skipped"
         )
 
-    def _to_board(self, row: dict) -> None:
+    def _open_board(self):
         if self._board is None:
             from torch.utils.tensorboard import SummaryWriter  # half a second: not before it is needed
 
-            self._board = SummaryWriter(str(self._session.path / "tensorboard"), purge_step=self._first_epoch)
+            self._board = SummaryWriter(str(self._session.path / "tensorboard"), purge_step=self._first_step)
+        return self._board
+
+    def _to_board(self, row: dict) -> None:
         for name, value in row.items():
             if value is not None and name != "epoch":
                 group = "train" if name.startswith("train") else "eval" if name.startswith("eval") else "run"
-                self._board.add_scalar(f"{group}/{name.removeprefix(group + '_')}", value, row["epoch"])
+                self._open_board().add_scalar(f"{group}/{name.removeprefix(group + '_')}", value, row["epoch"])
 
     def close(self) -> None:
-        self._plotter.draw(self._metrics.rows, now=True)
+        self._plotter.draw(self._metrics.rows, self._steps.rows, now=True)
+        self._steps.close()
         if self._board is not None:
             self._board.close()
 

@@ -74,6 +74,7 @@ class Trainer:
         self.last = torch.zeros(3, dtype=sum_type(device), device=device)  # loss, samples, norm of the last update
         self.skips_in_a_row = torch.zeros((), device=device)
         self.seconds_waiting = 0.0
+        self.on_report: Callable[[dict], None] = lambda row: None  # gets the figures of an update, each REPORT_FREQ
 
     @property
     def lr(self) -> float:
@@ -167,6 +168,7 @@ class Trainer:
     def _tell(self, index: int, lr: float) -> None:
         """One line of the log, in PaddleViT's form, and a stop when nothing finite has come for long."""
         report = self.report()
+        scale = self.precision.scaler.get_scale()
         line = (
             f"Epoch[{self.epoch + 1:03d}/{self.config.TRAIN.NUM_EPOCHS:03d}], "
             f"Step[{index:04d}/{self.data.steps_per_epoch:04d}], Lr: {lr:.6f}, "
@@ -174,10 +176,21 @@ class Trainer:
         )
         if self.log.shows_bar:
             self.log.note(line)
-            scale = self.precision.scaler.get_scale()
             self.log.show_on_bar(loss=f"{report.mean_loss:.3f}", acc=f"{report.accuracy:.3f}", scale=f"{scale:g}")
         else:
             self.log.say(line)
+        self.on_report(
+            {
+                "step": self.step - 1,
+                "epoch": self.epoch,
+                "lr": lr,
+                "loss": report.loss,
+                "mean_loss": report.mean_loss,
+                "grad_norm": report.grad_norm,
+                "loss_scale": scale,
+                "skipped": report.skipped,
+            }
+        )
         if self.skips_in_a_row >= self.config.PRECISION.MAX_CONSECUTIVE_SKIPS:
             raise NonFinite(
                 f"{int(self.skips_in_a_row)} updates in a row had a non-finite gradient, up to step {self.step}; "

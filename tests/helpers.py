@@ -87,6 +87,7 @@ def run_hash(folder: Path) -> str:
     with open(folder / "metrics.csv") as file:
         for row in csv.DictReader(file):
             digest.update(repr([(key, row[key]) for key in row if key not in NOT_REPEATABLE]).encode())
+    digest.update((folder / "steps.csv").read_bytes())
     return digest.hexdigest()
 
 

@@ -90,6 +90,13 @@ def test_tensorboard_reads_what_was_written(finished):
     board = EventAccumulator(str(folder / "tensorboard"))
     board.Reload()
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    with open(folder / "steps.csv") as file:
+        steps = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in steps][:5] == [0, 20, 40, 43, 44]
+    for name in ("loss", "grad_norm", "loss_scale", "skipped", "lr"):
+        written = [(event.step, event.value) for event in board.Scalars(f"step/{name}")]
+        assert [step for step, _ in written] == [int(row["step"]) for row in steps]
+        assert [value for _, value in written] == pytest.approx([float(row[name]) for row in steps], rel=1e-6)
     read = [event.value for event in board.Scalars("eval/top1")]
     assert read == pytest.approx([row["eval_top1"] for row in rows])
 
@@ -336,9 +343,10 @@ def test_compiled_run_saves_clean_names(settings, tmp_path):
 
 def test_float16_with_gradscaler_trains_on_the_cpu(settings, tmp_path):
     flags = ["-cfg", settings, "-amp", "-amp_dtype", "float16", "-epochs", "1", "-output", str(tmp_path)]
-    result = run("main_single_gpu.py", *flags)
+    result = run("main_single_gpu.py", *flags, "-opts", "PRECISION.INCR_EVERY_N_STEPS=10")
     assert result.returncode == 0 and "autocast float16 with GradScaler" in result.stdout
     row = json.loads((run_folder(tmp_path) / "metrics.jsonl").read_text())
+    assert (run_folder(tmp_path) / "loss_scale.png").read_bytes().startswith(b"\x89PNG")
     assert row["loss_scale"] >= 1 and row["train_loss"] < 2.4
     state = torch.load(run_folder(tmp_path) / "last.pth", weights_only=True)
     assert state["amp_scaler"]["scale"] == row["loss_scale"]

@@ -64,8 +64,10 @@ def test_kill_in_mid_epoch_and_resume_auto_gives_the_same_hash(tmp_path, setting
 
 def test_told_to_stop_it_saves_and_ends_with_128_plus_the_signal_and_goes_on_later(tmp_path, settings):
     script, flags = arguments(settings, tmp_path / "unbroken", 1)
+    flags.append("PRECISION.MODE=naive")
     assert run(script, *flags).returncode == 0
     script, flags = arguments(settings, tmp_path / "stopped", 1, "-resume", "auto")
+    flags.append("PRECISION.MODE=naive")
     process = subprocess.Popen(command(script, *flags), cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"})
     while not list((tmp_path / "stopped").glob("*/last.pth")):
         assert process.poll() is None

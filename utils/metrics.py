@@ -1,4 +1,4 @@
-"""metrics.csv and metrics.jsonl: one row an epoch, the same after a resume as if the run had never stopped."""
+"""metrics.csv and metrics.jsonl, a row an epoch, and steps.csv, a row a report: after a resume as if it never stopped."""
 
 import csv
 import io
@@ -29,3 +29,33 @@ class Metrics:
         writer.writeheader()
         writer.writerows(self.rows)
         write_text(self._folder / "metrics.csv", table.getvalue())
+
+
+class StepRows:
+    """steps.csv: figures of single updates, one row each REPORT_FREQ."""
+
+    COLUMNS = ("step", "epoch", "lr", "loss", "mean_loss", "grad_norm", "loss_scale", "skipped")
+
+    def __init__(self, folder: Path, first_step: int):
+        """Takes up the rows of updates before `first_step`; a line that a kill cut off is not among them."""
+        path = folder / "steps.csv"
+        self.rows: list[dict] = []
+        if path.exists():
+            with open(path, newline="") as file:
+                rows = [row for row in csv.DictReader(file) if None not in row.values()]
+            self.rows = [
+                {name: float(row[name]) for name in self.COLUMNS} for row in rows if int(row["step"]) < first_step
+            ]
+        table = io.StringIO()
+        writer = csv.writer(table, lineterminator="\n")
+        writer.writerow(self.COLUMNS)
+        writer.writerows([[f"{row[name]:.10g}" for name in self.COLUMNS] for row in self.rows])
+        write_text(path, table.getvalue())
+        self._file = open(path, "a", buffering=1)  # noqa: SIM115
+
+    def add(self, row: dict) -> None:
+        self.rows.append(row)
+        print(",".join(f"{row[name]:.10g}" for name in self.COLUMNS), file=self._file)
+
+    def close(self) -> None:
+        self._file.close()

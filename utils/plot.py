@@ -36,6 +36,25 @@ def plot_metrics(rows: list[dict], folder: Path, title: str) -> None:
         pyplot.close(figure)
 
 
+def plot_loss_scale(rows: list[dict], folder: Path, title: str) -> None:
+    """loss_scale.png: the scale over the updates, and where some were skipped."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    axes.step([row["step"] for row in rows], [row["loss_scale"] for row in rows], where="post", label="loss scale")
+    skipped = [row for before, row in zip(rows, rows[1:], strict=False) if row["skipped"] > before["skipped"]]
+    axes.plot([row["step"] for row in skipped], [row["loss_scale"] for row in skipped], "rx", label="updates skipped")
+    axes.set_yscale("log", base=2)
+    axes.set(xlabel="update", ylabel="loss scale", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(folder / "loss_scale.png", dpi=110)
+    pyplot.close(figure)
+
+
 class Plotter:
     """Draws at the end, and now and then before, never so often that it costs training time."""
 
@@ -43,7 +62,10 @@ class Plotter:
         self._folder, self._title, self._between = folder, title, seconds_between
         self._last = time.monotonic()
 
-    def draw(self, rows: list[dict], now: bool) -> None:
+    def draw(self, rows: list[dict], steps: list[dict], now: bool) -> None:
+        """`rows` of epochs, and of single updates where the loss scale is worth a picture."""
         if rows and (now or time.monotonic() - self._last > self._between):
             plot_metrics(rows, self._folder, self._title)
+            if len({row["loss_scale"] for row in steps}) > 1:
+                plot_loss_scale(steps, self._folder, self._title)
             self._last = time.monotonic()

@@ -13,6 +13,7 @@ from engine.checkpoint import read_checkpoint
 from engine.epochs import Epochs
 from engine.evaluate import evaluate
 from engine.kernels import choose_kernels
+from engine.lists import apply_lists
 from engine.precision import Precision
 from engine.resume import WEIGHTS_ONLY, find_checkpoint, restore, run_folder_of
 from engine.session import Session
@@ -93,6 +94,9 @@ def run_evaluation(session: Session) -> int:
     found = {}
     for name, model in weights_to_score(session, checkpoint, eval_set.classes):
         choose_kernels(model, process.device, precision.half)
+        lines = apply_lists(model, config.PRECISION, process.device.type, precision.half)
+        for line in lines if not found else ():  # once, not for each set of weights
+            log.say(line)
         start = time.perf_counter()
         scores = evaluate(model, data, normalize, precision, process, bad_images)
         log.say(

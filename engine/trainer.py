@@ -11,6 +11,7 @@ from datasets import BadImages, Batch, Normalize, TrainData, Window
 from engine.ema import Ema
 from engine.evaluate import sum_type
 from engine.kernels import choose_kernels
+from engine.lists import apply_lists
 from engine.losses import ClassificationLoss
 from engine.optim import Schedule, build_optimizer
 from engine.precision import Precision
@@ -54,6 +55,8 @@ class Trainer:
         self.model = model
         self.precision = Precision(config, device)
         choose_kernels(model, device, self.precision.half)
+        for line in apply_lists(model, config.PRECISION, device.type, self.precision.half):
+            log.say(line)
         self.ema = Ema(model, config.TRAIN.MODEL_EMA_DECAY) if config.TRAIN.MODEL_EMA else None
         if config.COMPILE:
             model.compile()  # in place: the names of the weights stay as they are

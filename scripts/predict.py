@@ -95,6 +95,7 @@ class Predictor:
 
     def __init__(self, source: str, raw: bool):
         from engine.kernels import choose_kernels
+        from engine.lists import apply_lists
         from engine.precision import Precision
         from models import build_model
         from models.weights import load_exactly
@@ -108,6 +109,7 @@ class Predictor:
         model = build_model(self.config, self.config.MODEL.NUM_CLASSES or len(self.classes))
         load_exactly(model, state[kind], path)
         choose_kernels(model, self.device, self.precision.half)
+        apply_lists(model, self.config.PRECISION, self.device.type, self.precision.half)
         self.model = model.to(self.device).eval()
         self.description = (
             f"{path} ({kind}): {state['arch']} after epoch {state['epoch'] + 1}, {len(self.classes)} classes, "

@@ -206,6 +206,10 @@ class Precision:
         "Updates skipped in a row, for a gradient that is not finite, after which the run stops with exit code 3.",
         low=1,
     )
+    CUSTOM_BLACK_LIST: tuple[str, ...] = setting(
+        (), "What AMP leaves in float32: module paths (blocks.7.*), classes (LayerNorm), operators (softmax)."
+    )
+    CUSTOM_WHITE_LIST: tuple[str, ...] = setting((), "What AMP computes in half although it would not: likewise.")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ import copy
 import torch
 
 from configs.schema import Config
+from engine.kernels import choose_kernels
+from engine.lists import apply_lists
 from engine.loss_scale import LossScaler
 from utils.errors import ConfigError
 
@@ -27,7 +29,7 @@ class Precision:
 
     def __init__(self, config: Config, device: torch.device):
         settings = config.PRECISION
-        self.device = device
+        self.device, self._settings = device, settings
         self.half, self.reason = self._choose(config.AMP, settings.DTYPE, device)
         self._check_device()
         self.is_naive = self.half is not None and settings.MODE == "naive"
@@ -83,6 +85,17 @@ class Precision:
         elif self.half is torch.bfloat16 and not fast:
             advice = "; this device has no bfloat16 arithmetic, so this saves memory but not time"
         return f"precision: {'naive' if self.is_naive else 'autocast'} {name} with GradScaler ({scale}), {self.reason}{advice}"
+
+    def prepare(self, model: torch.nn.Module) -> list[str]:
+        """Make the model compute as the settings say, by the fastest kernels there are. Returns lines for the log."""
+        settings = self._settings
+        if self.is_naive and (settings.CUSTOM_BLACK_LIST or settings.CUSTOM_WHITE_LIST):
+            raise ConfigError(
+                "PRECISION.CUSTOM_BLACK_LIST and CUSTOM_WHITE_LIST are about what autocast does, but PRECISION.MODE is "
+                "naive, where everything is in half; use PRECISION.MODE autocast or remove the lists"
+            )
+        choose_kernels(model, self.device, self.half)
+        return apply_lists(model, settings, self.device.type, self.half)
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None and not self.is_naive)

@@ -12,7 +12,6 @@ from datasets import BadImages, Normalize, build_eval_data, build_train_data, lo
 from engine.checkpoint import read_checkpoint
 from engine.epochs import Epochs
 from engine.evaluate import evaluate
-from engine.kernels import choose_kernels
 from engine.precision import Precision
 from engine.resume import WEIGHTS_ONLY, find_checkpoint, restore, run_folder_of
 from engine.session import Session
@@ -92,7 +91,8 @@ def run_evaluation(session: Session) -> int:
     session.begin()
     found = {}
     for name, model in weights_to_score(session, checkpoint, eval_set.classes):
-        choose_kernels(model, process.device, precision.half)
+        for line in precision.prepare(model):
+            log.say(line)
         start = time.perf_counter()
         scores = evaluate(model, data, normalize, precision, process, bad_images)
         log.say(

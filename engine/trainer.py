@@ -10,7 +10,6 @@ from configs.schema import Config
 from datasets import BadImages, Batch, Normalize, TrainData, Window
 from engine.ema import Ema
 from engine.evaluate import sum_type
-from engine.kernels import choose_kernels
 from engine.losses import ClassificationLoss
 from engine.optim import Schedule, build_optimizer
 from engine.precision import Precision
@@ -53,7 +52,8 @@ class Trainer:
         self.config, self.data, self.process, self.log, self.stop = config, data, process, log, stop
         self.model = model
         self.precision = Precision(config, device)
-        choose_kernels(model, device, self.precision.half)
+        for line in self.precision.prepare(model):
+            log.say(line)
         self.ema = Ema(model, config.TRAIN.MODEL_EMA_DECAY) if config.TRAIN.MODEL_EMA else None
         computing = self.precision.computing(model)
         self.precision.link(model, computing)

@@ -94,7 +94,6 @@ class Predictor:
     """The model of a checkpoint, in the precision and with the images that its run was evaluated with."""
 
     def __init__(self, source: str, raw: bool):
-        from engine.kernels import choose_kernels
         from engine.precision import Precision
         from models import build_model
         from models.weights import load_exactly
@@ -107,8 +106,8 @@ class Predictor:
         kind = "state_dict_ema" if state.get("state_dict_ema") and not raw else "state_dict"
         model = build_model(self.config, self.config.MODEL.NUM_CLASSES or len(self.classes))
         load_exactly(model, state[kind], path)
-        choose_kernels(model, self.device, self.precision.half)
-        self.model = model.to(self.device).eval()
+        self.precision.prepare(model)
+        self.model = self.precision.computing(model.to(self.device)).eval()
         self.description = (
             f"{path} ({kind}): {state['arch']} after epoch {state['epoch'] + 1}, {len(self.classes)} classes, "
             f"on {self.device.type}"
@@ -134,7 +133,7 @@ class Predictor:
             if not batch.num_samples:
                 continue
             with torch.no_grad(), self.precision.autocast():
-                logits = self.model(normalize(batch.images.to(self.device)))
+                logits = self.model(self.precision.cast(normalize(batch.images.to(self.device))))
             best = widen(logits).softmax(1).topk(min(top, logits.shape[1]))
             numbers, shares = best.indices.tolist(), best.values.tolist()
             for place, index in enumerate(batch.targets.tolist()):

@@ -89,6 +89,10 @@ def test_unknown_data_set_and_model_offer_the_nearest(person):
     assert "resnet50" in person("-opts", "MODEL.TYPE=timm", "MODEL.NAME=resnet5O", settings="DATA: {DATASET: digits}")
 
 
+def test_lists_of_precision_that_name_nothing(person):
+    assert "CUSTOM_WHITE_LIST: LayerNrm names nothing" in person("-opts", "PRECISION.CUSTOM_WHITE_LIST=[LayerNrm]")
+
+
 def test_missing_data_path(person, tmp_path):
     for name in ("imagenet2012", "imagefolder", "csv", "caltech101", "caltech256"):
         assert str(tmp_path / "nowhere") in person("-dataset", name, "-data_path", str(tmp_path / "nowhere"))

@@ -236,3 +236,11 @@ def test_a_half_type_that_the_device_cannot_compute_in_is_refused(tmp_path, monk
     monkeypatch.setattr(torch.nn.functional, "linear", no_float16)
     with pytest.raises(ConfigError, match="float16.*this cpu device.*-amp_dtype bfloat16"):
         Precision(make(tmp_path, True, "float16"), CPU)
+
+
+def test_lists_are_refused_in_naive_mode(tmp_path):
+    from models import build_model
+
+    config = make(tmp_path, True, MODE="naive", CUSTOM_BLACK_LIST=("LayerNorm",))
+    with pytest.raises(ConfigError, match="CUSTOM_BLACK_LIST.*naive.*autocast"):
+        Precision(config, CPU).prepare(build_model(config, 10))

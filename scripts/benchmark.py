@@ -2,22 +2,20 @@
 
 python scripts/benchmark.py amp      one model's step in float32 and with -amp, in turn: images/s, ratio, memory
 python scripts/benchmark.py start    from the command to the first training step, against importing the libraries
-python scripts/benchmark.py digits   accuracy on the digits in float32 and with -amp, over several seeds
+
+The tables of other systems' AMP benchmarks come from benchmark_amp.py, accuracy in each precision from parity.py.
 """
 
 import argparse
-import json
-import os
-import platform
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # our folders are found from wherever this is started
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # our folders, wherever this is started from
+
+from scripts.measuring import ROOT, StepWorker, machine, spread, take_turns
 
 
 def main() -> None:
@@ -31,106 +29,30 @@ def main() -> None:
     amp.add_argument("-steps", type=int, default=5, help="updates timed in each round of each precision")
     start = commands.add_parser("start")
     start.add_argument("-rounds", type=int, default=5)
-    digits = commands.add_parser("digits")
-    digits.add_argument("-seeds", type=int, default=5)
     arguments = parser.parse_args()
-    print(machine(), flush=True)
-    {"amp": compare_amp, "start": time_start, "digits": compare_digits}[arguments.command](arguments)
-
-
-def machine() -> str:
-    """What the figures were measured on."""
-    import torch
-
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    processor = names[0] if names else platform.processor()
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{processor}, {os.cpu_count()} cores"
-    return f"{device}; torch {torch.__version__}, Python {platform.python_version()}; {time.strftime('%Y-%m-%d')}\n"
-
-
-def spread(values: list[float], digits: int = 1) -> str:
-    """Median, and the least and most of all rounds."""
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+    print(machine() + "\n", flush=True)
+    {"amp": compare_amp, "start": time_start}[arguments.command](arguments)
 
 
 def compare_amp(arguments: argparse.Namespace) -> None:
     """A process for each precision, so that each has its own memory peak; they take turns."""
-    modes = {"float32": [], "-amp": ["-amp"]}
-    workers = {name: StepWorker(arguments, flags) for name, flags in modes.items()}
-    rates = {name: [] for name in modes}
-    for _ in range(arguments.rounds):
-        for name, worker in workers.items():
-            rates[name].append(worker.images_per_second(arguments.steps))
-    memory = {name: worker.peak_memory() for name, worker in workers.items()}
-    ratios = [half / full for half, full in zip(rates["-amp"], rates["float32"], strict=True)]
+    flags = ["-cfg", arguments.cfg, "-dataset", "synthetic", "-batch_size", arguments.batch_size]
+    flags += ["-opts", *arguments.opts] if arguments.opts else []
+    workers = {"float32": StepWorker(flags), "-amp": StepWorker([*flags, "-amp"])}
+    measured, reasons = take_turns(workers, arguments.rounds, arguments.steps)
+    if reasons:
+        sys.exit("\n".join(f"{name}: {reason}" for name, reason in reasons.items()))
+    full, half = measured["float32"], measured["-amp"]
+    ratios = [slow / fast for slow, fast in zip(full.seconds, half.seconds, strict=True)]
     print(
         f"{Path(arguments.cfg).stem}, batch {arguments.batch_size}, synthetic data, {arguments.rounds} rounds in turn\n"
     )
     print("| | images/s, median (spread) | against float32 | peak memory, MB | against float32 |")
     print("|---|---|---|---|---|")
-    for name in modes:
+    for name, each in measured.items():
         ratio = "1" if name == "float32" else spread(ratios, 2)
-        share = memory[name] / memory["float32"]
-        print(f"| {name} | {spread(rates[name])} | {ratio} | {memory[name]:.0f} | {share:.2f} |")
-
-
-class StepWorker:
-    """A process of its own that trains on synthetic data when asked; asked by a line, it answers with a line."""
-
-    def __init__(self, arguments: argparse.Namespace, flags: list[str]):
-        command = [sys.executable, __file__, "--steps-worker", "-cfg", arguments.cfg, "-dataset", "synthetic"]
-        command += ["-batch_size", str(arguments.batch_size), *flags]
-        command += ["-opts", *arguments.opts] if arguments.opts else []
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.images_per_second(2)  # warm-up
-
-    def _ask(self, question: str) -> float:
-        self._process.stdin.write(question + "\n")
-        self._process.stdin.flush()
-        return float(self._process.stdout.readline())
-
-    def images_per_second(self, steps: int) -> float:
-        return self._ask(str(steps))
-
-    def peak_memory(self) -> float:
-        answer = self._ask("memory")
-        self._process.stdin.close()
-        self._process.wait()
-        return answer
-
-
-def work_steps(argv: list[str]) -> None:
-    """The other side of StepWorker: answers on standard output."""
-    import torch
-
-    from configs.load import load
-    from datasets import build_train_data, load_image_sets
-    from engine.recorder import peak_memory
-    from engine.trainer import Trainer
-    from models import build_model
-    from utils.distributed import Process
-    from utils.log import Log
-    from utils.signals import StopSignal
-
-    config = load(argv).config
-    process = Process.start(config.DEVICE, {})
-    train_set, _ = load_image_sets(config)
-    data = build_train_data(config, train_set, 0, 1, process.device)
-    model = build_model(config, len(train_set.classes)).to(process.device)
-    trainer = Trainer(config, model, data, process, Log(0), StopSignal())
-    windows = data.windows(0, sys.maxsize)
-    for question in sys.stdin:
-        if question.strip() == "memory":
-            print(peak_memory(process.device) / 2**20, flush=True)
-            continue
-        start = time.perf_counter()
-        for _ in range(int(question)):
-            trainer.update(next(windows))
-        trainer.report()  # waits for the device
-        print(int(question) * data.global_batch / (time.perf_counter() - start), flush=True)
-    assert torch.isfinite(trainer.totals).all()
+        rates, megabytes = spread(each.images_per_second), each.memory / 2**20
+        print(f"| {name} | {rates} | {ratio} | {megabytes:.0f} | {each.memory / full.memory:.2f} |")
 
 
 def time_start(arguments: argparse.Namespace) -> None:
@@ -160,28 +82,5 @@ def seconds_to_first_step(output: str) -> float:
     return times[0] - (times[1] - times[0])
 
 
-def compare_digits(arguments: argparse.Namespace) -> None:
-    """Whole runs by the entry script, precisions in turn for every seed."""
-    modes = {"float32": [], "-amp": ["-amp"]}
-    found = {name: [] for name in modes}
-    for seed in range(arguments.seeds):
-        for name, flags in modes.items():
-            with tempfile.TemporaryDirectory() as output:
-                command = [sys.executable, ROOT / "main_single_gpu.py", "-cfg", ROOT / "configs/vit_digits.yaml"]
-                command += ["-seed", seed, "-output", output, *flags]
-                subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
-                (metrics,) = Path(output).glob("*/metrics.jsonl")
-                found[name].append(json.loads(metrics.read_text().splitlines()[-1])["eval_top1"])
-            print(f"seed {seed}, {name}: {found[name][-1]:.2f}%", file=sys.stderr, flush=True)
-    print("| | validation top-1 of each seed, % | mean | standard deviation |")
-    print("|---|---|---|---|")
-    for name, values in found.items():
-        each = " ".join(f"{value:.2f}" for value in values)
-        print(f"| {name} | {each} | {statistics.mean(values):.2f} | {statistics.stdev(values):.2f} |")
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--steps-worker"]:
-        work_steps(sys.argv[2:])
-    else:
-        main()
+    main()

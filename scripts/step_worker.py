@@ -1,0 +1,166 @@
+"""The other side of measuring.StepWorker: trains when asked. A line of JSON asks, a line of JSON answers.
+
+The first argument holds what is no setting of a run; the others are the command line of an entry script.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from configs.load import load
+from configs.schema import Config
+from scripts.measuring import GIB, machine
+from utils.errors import UserError
+
+
+def main(argv: list[str]) -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is no answer
+    asked: dict = {"hello": True}
+    worker = None
+    while True:
+        try:
+            if worker is None:
+                worker = Worker(json.loads(argv[0]), argv[1:])
+            answer = worker.answer(asked)
+        except Exception as error:
+            answers.write(json.dumps(refusal(error)) + "\n")
+            return
+        answers.write(json.dumps(answer) + "\n")
+        line = sys.stdin.readline()
+        if not line:
+            return
+        asked = json.loads(line)
+
+
+def refusal(error: Exception) -> dict:
+    """Why this mode cannot be measured; an error that nobody foresaw is also printed whole."""
+    message = str(error).strip() or "no message"
+    first_line = message.splitlines()[0]
+    if isinstance(error, torch.OutOfMemoryError) or "out of memory" in message or "ALLOC_FAILED" in message:
+        return {"refused": "out of memory", "out_of_memory": True}
+    if not isinstance(error, UserError):
+        traceback.print_exception(error)
+        first_line = f"{type(error).__name__}: {first_line}"
+    return {"refused": first_line, "out_of_memory": False}
+
+
+class Worker:
+    """A Trainer and its endless data."""
+
+    def __init__(self, own: dict, argv: list[str]):
+        from datasets import build_train_data, load_image_sets
+        from engine.trainer import Trainer
+        from models import build_model
+        from utils.distributed import Process
+        from utils.log import Log
+        from utils.signals import StopSignal
+
+        self.config = config = load(argv).config
+        process = Process.start(config.DEVICE, {})
+        self.device = process.device
+        if own["tf32"]:
+            use_tf32()
+        if own["memory_gb"] and self.device.type == "cuda":
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, own["memory_gb"] * GIB / total))
+        train_set, _ = load_image_sets(config)
+        data = build_train_data(config, train_set, 0, 1, self.device)
+        torch.manual_seed(config.SEED)
+        self.num_classes = config.MODEL.NUM_CLASSES or len(train_set.classes)
+        model = build_model(config, self.num_classes)
+        self.trainer = Trainer(config, model.to(self.device), data, process, Log(0), StopSignal())
+        self.windows = data.windows(0, sys.maxsize)
+
+    def answer(self, asked: dict) -> dict:
+        from engine.recorder import peak_memory
+
+        if "steps" in asked:
+            return {"seconds": self.time_updates(asked["warm_up"], asked["steps"])}
+        if "memory" in asked:
+            return {"bytes": peak_memory(self.device)}
+        if "peak" in asked:
+            return {"flops": matmul_peak(self.device, asked["peak"])}
+        if "flops" in asked:
+            return {"flops": forward_flops(self.config, self.num_classes)}
+        return {"machine": machine(), "kind": self.device.type, "images": self.trainer.data.global_batch}
+
+    def time_updates(self, warm_up: int, steps: int) -> float:
+        for _ in range(warm_up):
+            self.trainer.update(next(self.windows))
+        self.trainer.report()  # waits for the device
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.trainer.update(next(self.windows))
+        self.trainer.report()
+        seconds = time.perf_counter() - start
+        assert torch.isfinite(self.trainer.totals).all()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # it is the others' turn, on the same device
+        return seconds
+
+
+def use_tf32() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+
+
+def forward_flops(config: Config, num_classes: int) -> int:
+    """Of one image, a multiply-add counted as 2: of the model as published, whatever kernels computed it.
+
+    On the meta device, where nothing is computed. Not asked before the memory was read: a new model and torch's
+    counter take some.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from models import build_model
+
+    model = build_model(config, num_classes).eval()
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False  # which the counter would not see
+    tensors = {name: tensor.to("meta") for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    side = config.DATA.IMAGE_SIZE
+    image = torch.empty(1, config.DATA.IMAGE_CHANNELS, side, side, device="meta")
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        torch.func.functional_call(model, tensors, (image,))
+    return counter.get_total_flops()
+
+
+def matmul_peak(device: torch.device, kind: str) -> float:
+    """FLOP/s of the best square matrix multiplication; sizes double until one takes long enough to be timed well."""
+    if kind == "tf32":
+        use_tf32()
+    elif kind == "float32" and device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = False
+    dtype = getattr(torch, "float32" if kind == "tf32" else kind)
+    best, size = 0.0, 256
+    while size <= 16384:
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        seconds = min(time_matmul(a, b) for _ in range(5))
+        best = max(best, 2 * size**3 / seconds)
+        if seconds > 0.02:
+            break
+        size *= 2
+    return best
+
+
+def time_matmul(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Seconds of one of several, so that launching does not count."""
+    count = 3
+    torch.matmul(a, b).sum().item()  # warm-up; reading a number waits for the device
+    start = time.perf_counter()
+    for _ in range(count):
+        product = torch.matmul(a, b)
+    product[0, 0].item()
+    return (time.perf_counter() - start) / count
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

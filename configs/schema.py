@@ -185,6 +185,9 @@ class Precision:
         "Updates skipped in a row, for a gradient that is not finite, after which the run stops with exit code 3.",
         low=1,
     )
+    EXPLAIN: bool = setting(
+        False, "Before training, say of every module in which type it computes, and write precision.csv."
+    )
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ FLAGS = {
     "precision and speed": {
         "-amp": ("AMP", "false"),
         "-amp_dtype": ("PRECISION.DTYPE", "TYPE"),
+        "-explain_precision": ("PRECISION.EXPLAIN", "false"),
         "-compile": ("COMPILE", "false"),
         "-ngpus": ("NGPUS", "N"),
     },

@@ -211,6 +211,10 @@ class Precision:
     )
     CUSTOM_WHITE_LIST: tuple[str, ...] = setting((), "What AMP computes in half although it would not: likewise.")
 
+    EXPLAIN: bool = setting(
+        False, "Before training, say of every module in which type it computes, and write precision.csv."
+    )
+
 
 @dataclass(frozen=True)
 class Resume:

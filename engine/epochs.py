@@ -5,6 +5,8 @@ import time
 from datasets import BadImages, EvalData
 from engine.checkpoint import keep_as, prune, save_checkpoint
 from engine.evaluate import Scores, evaluate
+from engine.explain import explain
+from engine.overflow import save_overflow
 from engine.recorder import Recorder, Seconds
 from engine.resume import comparable
 from engine.session import Session
@@ -32,6 +34,8 @@ class Epochs:
         if self.process.is_first:
             self.recorder = Recorder(self.session, self.trainer)
         self.session.status("training", epoch=self.trainer.epoch, step=self.trainer.step)
+        if self.config.PRECISION.EXPLAIN:
+            explain(self.session, self.trainer)
         data = self.trainer.data
         windows = data.windows(self.trainer.step, num_epochs * data.steps_per_epoch)
         try:
@@ -43,8 +47,9 @@ class Epochs:
             self.session.status("stopped", signal=stopped.signal, step=self.trainer.step)
             return 128 + stopped.signal
         except NonFinite as stopped:
-            self._finish(f"stopped: {stopped}")
-            self.session.status("stopped", reason=str(stopped), step=self.trainer.step)
+            reason = f"{stopped}{self._save_overflow()}"
+            self._finish(f"stopped: {reason}")
+            self.session.status("stopped", reason=reason, step=self.trainer.step)
             return 3
         finally:
             windows.close()
@@ -99,6 +104,22 @@ class Epochs:
         except (OSError, RuntimeError) as error:  # a full disk must not end a run that may still find room
             self.save_failed = True
             self.log.warn(f"cannot save {path} ({error}); the checkpoint before it is untouched, training goes on")
+
+    def _save_overflow(self) -> str:
+        """Keep what the last update met, for the doctor. Returns what to add to the reason for stopping."""
+        trainer = self.trainer
+        facts = {
+            "state_dict": trainer.model.state_dict(),
+            "config": self.session.settings,
+            "seed": self.config.SEED,
+            "class_names": list(self.eval_data.image_set.classes),
+            "amp_scaler": trainer.precision.state_dict(),
+        }
+        try:
+            return "; " + save_overflow(self.session.path, self.process.rank, trainer.shown, facts)
+        except (OSError, RuntimeError) as error:
+            self.log.warn(f"the batch it stopped on cannot be saved in {self.session.path} ({error})")
+            return ""
 
     def _finish(self, reason: str) -> None:
         """Curves, and one line that says how it went and where things are."""

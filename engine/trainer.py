@@ -12,6 +12,7 @@ from engine.ema import Ema
 from engine.evaluate import sum_type
 from engine.losses import ClassificationLoss
 from engine.optim import Schedule, build_optimizer
+from engine.overflow import Shown
 from engine.precision import Precision
 from utils.distributed import Process
 from utils.log import Log
@@ -75,6 +76,7 @@ class Trainer:
         self.skips_in_a_row = torch.zeros((), device=device)
         self.seconds_waiting = 0.0
         self.on_report: Callable[[dict], None] = lambda row: None  # gets the figures of an update, each REPORT_FREQ
+        self.shown = Shown()
 
     @property
     def lr(self) -> float:
@@ -86,6 +88,7 @@ class Trainer:
             group["lr"] = self.lr
         seed_update(self.config.SEED, self.step, self.process.rank)
         seen = torch.zeros_like(self.totals[:3])
+        self.shown.start(window.step)
         for index, batch in enumerate(self._wait_for(window.batches)):
             images, targets = self._place(batch)
             with self.process.sync_gradients(self.replica, now=index == window.num_batches - 1):
@@ -95,6 +98,7 @@ class Trainer:
                 # The mean over the window, whatever the micro-batches' sizes; DDP divides by the processes.
                 share = batch.num_samples * self.process.world_size / window.num_samples
                 self.precision.backward(loss * share)
+                self.shown.add(batch, share)
             with torch.no_grad():
                 correct = logits.argmax(1).eq(targets).to(loss.dtype).mean()
                 seen += batch.num_samples * torch.stack((loss, correct, torch.ones_like(loss)))

@@ -1,0 +1,197 @@
+"""Watches a model compute, operation by operation, and says in which module each happens."""
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+# They make no new numbers: what they return is judged where it was made.
+MOVES = frozenset(
+    "__get__ __set__ __getitem__ __len__ size dim stride numel is_floating_point is_contiguous view view_as reshape "
+    "flatten permute transpose movedim unbind chunk split expand expand_as squeeze unsqueeze contiguous detach clone "
+    "roll new_empty new_zeros new_ones empty_like zeros_like ones_like requires_grad_ register_hook".split()
+)
+MATMULS = frozenset("matmul __matmul__ bmm baddbmm einsum".split())
+FUSED = "scaled_dot_product_attention"
+
+
+class Place(NamedTuple):
+    """Where an operation happens: a leaf module, or (`part`) an operation of a module that has others inside."""
+
+    path: str
+    part: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path or '(model)'} {self.part}".strip()
+
+
+class Where:
+    """Which module of a model is computing now."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self.stack: list[tuple[str, nn.Module]] = []
+
+    @contextlib.contextmanager
+    def following(self, note: Callable = lambda path, inputs, output: None) -> Iterator[None]:
+        """Hooks on every module, gone afterwards; `note` is told what each took and returned."""
+        self.stack = [("", self.model)]
+        handles = []
+        for path, module in self.model.named_modules():
+            if path:
+                handles.append(module.register_forward_pre_hook(self._enter(path)))
+                handles.append(module.register_forward_hook(self._leave(path, note), always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, path: str):
+        return lambda module, inputs: self.stack.append((path, module))
+
+    def _leave(self, path: str, note: Callable):
+        def leave(module, inputs, output) -> None:
+            self.stack.pop()
+            note(path, inputs, output)
+
+        return leave
+
+
+@contextlib.contextmanager
+def unchanged_buffers(model: nn.Module) -> Iterator[None]:
+    """BatchNorm's statistics are afterwards what they were."""
+    saved = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(saved[name])
+
+
+class Trace(TorchFunctionMode):
+    """One pass forward and backward: what every operation returned, and the gradient of everything that it took.
+
+    A gradient is that which this operation's backward made, not the sum over all users of a tensor: each operation gets
+    an alias of its own.
+    """
+
+    def __init__(self, model: nn.Module, reference: "Trace | None" = None):
+        super().__init__()
+        self.where = Where(model)
+        self.reference = reference  # a pass in float32 over the same operations
+        self.first_forward: Place | None = None  # first whose output is not finite
+        self.first_backward: Place | None = None  # first whose backward makes something that is not finite
+        self.activations: dict[Place, float] = defaultdict(float)  # largest absolute value
+        self.types: dict[Place, set[torch.dtype]] = defaultdict(set)  # of what it returns
+        self.gradients: dict[tuple, tuple[Place, float]] = {}  # of each thing taken: where, largest absolute value
+        self.in_half: set[tuple] = set()  # gradients that pass through a half type
+        self.nonzero: dict[tuple, Tensor] = {}  # where a gradient is not zero; kept when there is no reference
+        self.lost: dict[Place, int] = defaultdict(int)  # elements that are zero here and not in the reference
+        self.kept: dict[Place, int] = defaultdict(int)  # elements that are not zero in the reference
+        self._num_operations = 0
+        self._softmaxed: set[tuple] = set()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around one forward; its backward may come after."""
+        self._softmaxed.clear()
+        with self.where.following(), self:
+            yield
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", str(func))
+        in_place = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+        if name in MOVES or in_place or "out" in kwargs:
+            return func(*args, **kwargs)
+        place = self._place(name)
+        if name == FUSED:
+            self._note_logits(args)
+        self._num_operations += 1
+        taken: list[tuple[tuple, Tensor]] = []
+
+        def alias(each):
+            if not (isinstance(each, Tensor) and each.requires_grad):
+                return each
+            key, own = (self._num_operations, len(taken)), each.view_as(each)
+            is_weight = isinstance(each, nn.Parameter)
+            own.register_hook(lambda gradient: self._see_gradient(place, key, is_weight, gradient))
+            taken.append((key, own))
+            return own
+
+        output = func(*tree_map(alias, args), **tree_map(alias, kwargs))
+        for each in tree_leaves(output):
+            if isinstance(each, Tensor) and each.is_floating_point() and each.numel():
+                self._see_output(place, each)
+                in_half = each.dtype.itemsize == 2
+                self.in_half |= {key for key, own in taken if in_half or own.dtype.itemsize == 2}
+        return output
+
+    def _place(self, name: str) -> Place:
+        path, module = self.where.stack[-1]
+        if not any(True for _ in module.children()):
+            return Place(path)
+        if hasattr(module, "attn_drop"):  # all of timm's attentions
+            if name in MATMULS:
+                return Place(path, "attention x values" if path in self._softmaxed else "logits (q·k)")
+            if name == "softmax":
+                self._softmaxed.add(path)
+            return Place(path, "attention core" if name == FUSED else name.strip("_"))
+        return Place(path, name.strip("_"))
+
+    @torch.no_grad()
+    def _note_logits(self, args: tuple) -> None:
+        """A fused kernel holds q·k in float32 or in half, depending on the device: what they come to is shown."""
+        q, k = args[0].float(), args[1].float()
+        largest = (q @ k.transpose(-2, -1)).abs().amax().item() * q.shape[-1] ** -0.5
+        place = Place(self.where.stack[-1][0], "logits (q·k)")
+        self.activations[place] = larger(self.activations[place], largest)
+
+    def _see_output(self, place: Place, output: Tensor) -> None:
+        largest = output.detach().abs().amax().item()
+        self.activations[place] = larger(self.activations[place], largest)
+        self.types[place].add(output.dtype)
+        if self.first_forward is None and not is_finite(largest):
+            logits = Place(place.path, "logits (q·k)")
+            is_cause = place.part == "attention core" and self.activations[logits] > torch.finfo(output.dtype).max
+            self.first_forward = logits if is_cause else place
+
+    def _see_gradient(self, place: Place, key: tuple, is_weight: bool, gradient: Tensor) -> None:
+        if not gradient.numel():
+            return
+        largest = gradient.abs().amax().item()
+        self.gradients[key] = (place, largest)
+        if self.first_backward is None and not is_finite(largest):
+            self.first_backward = place
+        # Weights where there are any: what counts is what they learn from.
+        if not is_weight and any(True for _ in self.where.model.get_submodule(place.path).parameters(recurse=False)):
+            return
+        if self.reference is None:
+            self.nonzero[key] = gradient != 0
+            return
+        expected = self.reference.nonzero.get(key)
+        if expected is not None and expected.shape == gradient.shape:
+            self.lost[place] += int((expected & (gradient == 0)).sum())
+            self.kept[place] += int(expected.sum())
+
+    def largest_gradients(self) -> dict[Place, float]:
+        found: dict[Place, float] = defaultdict(float)
+        for place, largest in self.gradients.values():
+            found[place] = larger(found[place], largest)
+        return found
+
+
+def is_finite(number: float) -> bool:
+    return number - number == 0
+
+
+def larger(one: float, other: float) -> float:
+    """The larger of two; NaN is larger than all."""
+    return other if other != other or other > one else one

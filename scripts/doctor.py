@@ -1,0 +1,181 @@
+"""Finds the module at which half precision breaks, on one batch of a run, and writes the settings that mend it.
+
+    python scripts/doctor.py output/train-20260102-03-04-05
+
+Replays the batch that the run stopped on (overflow-batch.pth in its folder, with the weights it met), else the next
+batch that the run would see. A checkpoint instead of the folder: the same with that checkpoint's weights. Prints a
+table of all modules and the first that breaks; writes doctor.yaml into the run's folder, to be given with -cfg.
+Exit codes: 0 whatever was found, 2 for a mistake on the command line.
+"""
+
+import argparse
+import contextlib
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # our folders, wherever the script is called from
+
+from configs.convert import SETTINGS, build
+from configs.load import load
+from configs.schema import Config
+from utils.errors import ConfigError, exit_code
+from utils.files import write_text
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise ConfigError(f"{message}; -h shows how this script is called")
+
+
+def main(argv: list[str]) -> int:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("source", metavar="run", help="the folder of a run, or a checkpoint of it")
+    parser.add_argument("-cfg", metavar="FILE", help="settings in place of those saved with the run")
+    parser.add_argument("-batch", metavar="FILE", type=Path, help="the batch to replay, as in overflow-batch.pth")
+    parser.add_argument(
+        "-amp_dtype", choices=("float16", "bfloat16"), help="the half type to examine, in place of the run's"
+    )
+    arguments = parser.parse_args(argv)
+    # Here and not above: importing torch takes seconds, and a mistake on the command line should not wait for it.
+    from engine.doctor import diagnose
+
+    folder, state, batches = find(arguments.source, arguments.batch)
+    config = load(["-cfg", arguments.cfg]).config if arguments.cfg else config_of(state)
+    config, scale = precision_of(config, state, arguments.amp_dtype)
+    for each in batches or [next_batch(config, state)]:
+        found = diagnose(make_case(config, state, each, scale))
+        if found.first:
+            break
+    print(f"step {each.step}, process {each.rank}: {sum(len(b[1]) for b in each.batches)} images; loss scale {scale:g}")
+    print("\n".join(found.lines()))
+    if found.first and found.breaks_in_float32:
+        return 0
+    target = folder / "doctor.yaml"
+    base = "config.yaml" if (folder / "config.yaml").exists() else None
+    text = found.yaml(base, config.PRECISION.CUSTOM_BLACK_LIST)
+    if "PRECISION" not in text:
+        return 0
+    write_text(target, text)
+    print(f"\n{text}\nwritten to {target}; a run with it: python main_single_gpu.py -cfg {shlex.quote(str(target))}")
+    return 0
+
+
+def find(source: str, batch: Path | None):
+    """The run's folder, the weights and settings to replay with, and the saved batches (one a process), if any."""
+    from engine.overflow import NAME, read_overflow
+    from models.formats import find_file, read_torch
+
+    path = Path(source).expanduser()
+    is_folder = path.is_dir()
+    folder = path if is_folder else path.parent
+    files = [batch] if batch else sorted(folder.glob("overflow-batch*.pth"))
+    batches = [read_overflow(file) for file in files]
+    if is_folder:
+        # The weights at the overflow are newer than the last checkpoint.
+        if batches and "state_dict" in batches[0].state:
+            return folder, batches[0].state, batches
+        path = next((each for each in (folder / "last.pth", folder / "previous.pth") if each.exists()), None)
+        if path is None:
+            raise ConfigError(f"{folder} has neither {NAME} nor last.pth; give the folder of a run, or a checkpoint")
+    else:
+        path = find_file(source)
+        if path is None:
+            raise ConfigError(f"no run and no checkpoint at {source}; give the folder of a run, or its last.pth")
+    state = read_torch(path)
+    if not (isinstance(state, dict) and {"state_dict", "config", "class_names"} <= state.keys()):
+        raise ConfigError(f"{path} is no checkpoint of a run; give its folder, last.pth or checkpoint-N.pth")
+    return folder, state, batches
+
+
+def config_of(state: dict) -> Config:
+    """The settings that were saved with the weights."""
+    saved = {key: tuple(value) if isinstance(value, list) else value for key, value in state["config"].items()}
+    return build({key: saved.get(key, setting.default) for key, setting in SETTINGS.items()})
+
+
+def precision_of(config: Config, state: dict, wanted: str | None) -> tuple[Config, float]:
+    """The settings with the half type to examine, and the loss scale there."""
+    saved = state.get("amp_scaler", {})
+    half = str(saved.get("dtype", "None")).removeprefix("torch.")
+    half = wanted or (half if half != "None" else None)
+    if half is None:
+        raise ConfigError(
+            "this run computed in float32 (AMP is false), so there is no half type to look at; say with -amp_dtype "
+            "float16 or -amp_dtype bfloat16 which one it is to be tried in"
+        )
+    first = config.PRECISION.INIT_LOSS_SCALING if half == "float16" else 1.0
+    scale = saved.get("scale", first) if saved.get("dtype") == f"torch.{half}" else first
+    # Both replays are made of one model: a white list would put half into the exact one, and naive mode knows no lists.
+    precision = replace(config.PRECISION, DTYPE=half, MODE="autocast", CUSTOM_WHITE_LIST=())
+    if precision.MODE != config.PRECISION.MODE or config.PRECISION.CUSTOM_WHITE_LIST:
+        print("replayed under autocast, without naive mode and CUSTOM_WHITE_LIST")
+    return replace(config, AMP=True, PRECISION=precision), float(scale)
+
+
+def next_batch(config: Config, state: dict):
+    """What the run would see next: a function of seed and step."""
+    import torch
+
+    from datasets import build_train_data, load_image_sets
+    from engine.overflow import Batches
+
+    train_set, _ = load_image_sets(replace(config, EVAL=False))
+    per_process = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
+    world_size = max(state["config"].get("GLOBAL_BATCH", per_process) // per_process, 1)
+    read_here = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))
+    data = build_train_data(read_here, train_set, 0, world_size, torch.device("cpu"))
+    step = state.get("step", 0)
+    with contextlib.closing(data.windows(step, step + 1)) as windows:
+        window = next(windows)
+        shares = [(each, each.num_samples * world_size / window.num_samples) for each in window.batches]
+    return Batches(step, 0, [(each.images, each.targets, share) for each, share in shares], {})
+
+
+def make_case(config: Config, state: dict, batches, scale: float):
+    """The model with the weights, and the images as the run normalises them."""
+    from datasets import Normalize
+    from engine.doctor import Case
+    from engine.losses import ClassificationLoss
+    from engine.precision import Precision
+    from models import build_model
+    from models.weights import load_exactly
+    from utils.distributed import choose_device
+
+    num_classes = config.MODEL.NUM_CLASSES or len(state["class_names"])
+    check(config, num_classes, batches)
+    device = choose_device("auto", local_rank=0)
+    model = build_model(config, num_classes)
+    load_exactly(model, state["state_dict"], Path("the run's weights"))
+    precision = Precision(config, device)
+    precision.prepare(model)
+    normalize = Normalize(config.DATA).to(device)
+    return Case(
+        model.to(device),
+        precision,
+        ClassificationLoss(config.TRAIN),
+        [(normalize(images.to(device)), targets.to(device), share) for images, targets, share in batches.batches],
+        scale,
+        (config.SEED, batches.step, batches.rank),
+    )
+
+
+def check(config: Config, num_classes: int, batches) -> None:
+    """A batch must be of this model."""
+    shape = (config.DATA.IMAGE_CHANNELS, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE)
+    for images, targets, _ in batches.batches:
+        if tuple(images.shape[1:]) != shape:
+            raise ConfigError(
+                f"-batch: its images are {list(images.shape[1:])}, those of this run {list(shape)} (DATA.IMAGE_CHANNELS, "
+                "DATA.IMAGE_SIZE); give a batch of this run"
+            )
+        if not 0 <= int(targets.min()) <= int(targets.max()) < num_classes:
+            raise ConfigError(
+                f"-batch: its targets go from {int(targets.min())} to {int(targets.max())}, but the model has {num_classes} "
+                "classes; give a batch of this run"
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main, sys.argv[1:]))

@@ -150,6 +150,13 @@ def test_of_entries_for_one_module_the_more_exact_one_holds(listed):
     assert found["blocks.0.attn.core"] is HALF
 
 
+def test_in_attention_softmax_decides_over_products(listed):
+    found = output_types(listed(black=("softmax",), white=("matmul_v2",)))
+    assert found["blocks.1.attn.core"] is FLOAT and found["blocks.1.attn.qkv"] is HALF
+    found = output_types(listed(black=("matmul_v2",), white=("softmax",)))
+    assert found["blocks.1.attn.core"] is HALF and found["blocks.1.attn.qkv"] is FLOAT
+
+
 LISTS = {
     "paths": {"black": ("blocks.1.mlp", "head"), "white": ("blocks.0",)},
     "classes": {"black": ("Attention",), "white": ("LayerNorm",)},

@@ -211,6 +211,13 @@ class Precision:
     )
     CUSTOM_WHITE_LIST: tuple[str, ...] = setting((), "What AMP computes in half although it would not: likewise.")
 
+    SHADOW_STEPS: int | None = setting(
+        None, "Updates between two comparisons of a batch with the same in float32; not set: none.", low=1
+    )
+    SHADOW_COSINE: float = setting(
+        0.9, "A comparison warns when a module's gradient has a smaller cosine to float32's.", low=-1.0, high=1.0
+    )
+    SHADOW_LOSS: float = setting(0.05, "It warns too when the loss is off by more than this share.", low=0.0)
     EXPLAIN: bool = setting(
         False, "Before training, say of every module in which type it computes, and write precision.csv."
     )

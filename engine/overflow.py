@@ -28,6 +28,10 @@ class Shown:
         self._batches.append(batch)
         self._shares.append(share)
 
+    @property
+    def last_batch(self) -> Batch:
+        return self._batches[-1]
+
     def state_dict(self) -> dict:
         """uint8 images and targets of all micro-batches."""
         return {

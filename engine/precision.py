@@ -4,7 +4,10 @@ There is one path for every precision. A GradScaler looks at every gradient: in 
 and float32 it stays 1 and only keeps a non-finite update from reaching the weights.
 """
 
+import contextlib
 import copy
+import dataclasses
+from collections.abc import Iterator
 
 import torch
 
@@ -110,6 +113,17 @@ class Precision:
                 "spoil; use PRECISION.MODE autocast"
             )
         return copy.deepcopy(model).to(self.half)
+
+    @contextlib.contextmanager
+    def in_float32(self, model: torch.nn.Module) -> Iterator[None]:
+        """This very code path without half precision: autocast off, and the model's lists with it."""
+        half, naive = self.half, self.is_naive
+        apply_lists(model, dataclasses.replace(self._settings, CUSTOM_BLACK_LIST=(), CUSTOM_WHITE_LIST=()), "cpu", None)
+        self.half, self.is_naive = None, False
+        try:
+            yield
+        finally:
+            self.half, self.is_naive = half, naive
 
     def cast(self, images: torch.Tensor) -> torch.Tensor:
         """Images in the type that the model takes."""

@@ -22,6 +22,7 @@ class Recorder:
         self._metrics = Metrics(session.path, first_epoch)
         self._steps = StepRows(session.path, trainer.step)
         trainer.on_report = self.add_step
+        trainer.on_shadow = self.add_shadow
         self._plotter = Plotter(session.path, f"{session.config.MODEL.NAME} on {session.config.DATA.DATASET}")
         self._board, self._first_step = None, trainer.step
 
@@ -31,6 +32,19 @@ class Recorder:
         if self._session.config.TENSORBOARD:
             for name in ("lr", "loss", "grad_norm", "loss_scale", "skipped"):
                 self._open_board().add_scalar(f"step/{name}", row[name], row["step"])
+
+    def add_shadow(self, row: dict) -> None:
+        """shadow.csv: how far half precision was off, update by update compared."""
+        path = self._session.path / "shadow.csv"
+        is_new = not path.exists()
+        with open(path, "a") as file:
+            if is_new:
+                print(*row, sep=",", file=file)
+            print(*(f"{value:.10g}" for value in row.values()), sep=",", file=file)
+        if self._session.config.TENSORBOARD:
+            for name, value in row.items():
+                if name != "step":
+                    self._open_board().add_scalar(f"shadow/{name}", value, row["step"])
 
     def add(self, trainer: Trainer, report: Report, scores: dict[str, Scores], lr: float, seconds: "Seconds") -> None:
         """One finished epoch. `scores` holds "" (the raw weights) and "_ema", where they were evaluated."""

@@ -14,6 +14,7 @@ from engine.losses import ClassificationLoss
 from engine.optim import Schedule, build_optimizer
 from engine.overflow import Shown
 from engine.precision import Precision
+from engine.shadow import compare
 from utils.distributed import Process
 from utils.log import Log
 from utils.seed import seed_update
@@ -76,6 +77,7 @@ class Trainer:
         self.skips_in_a_row = torch.zeros((), device=device)
         self.seconds_waiting = 0.0
         self.on_report: Callable[[dict], None] = lambda row: None  # gets the figures of an update, each REPORT_FREQ
+        self.on_shadow: Callable[[dict], None] = lambda row: None  # gets the figures of each comparison
         self.shown = Shown()
 
     @property
@@ -141,6 +143,8 @@ class Trainer:
                 self.update(next(windows))
                 self.log.move_bar()
                 is_last = index == per_epoch - 1
+                if self.config.PRECISION.SHADOW_STEPS and self.step % self.config.PRECISION.SHADOW_STEPS == 0:
+                    self._compare_with_float32()
                 if index % self.config.REPORT_FREQ == 0 or is_last:
                     self._tell(index, lr)
                 if save_steps and self.step % save_steps == 0 and not is_last:
@@ -154,6 +158,27 @@ class Trainer:
         self.epoch += 1
         self.totals.zero_()
         self.seconds_waiting = 0.0
+
+    def _compare_with_float32(self) -> None:
+        """Process 0 runs its last micro-batch both ways, at the weights of now, and says so when they part."""
+        settings = self.config.PRECISION
+        if self.process.is_first and self.precision.half is not None:
+            place = (self.config.SEED, self.step - 1, self.process.rank)
+            batch = self.shown.last_batch
+            difference = compare(self.model, self.precision, self.loss, self.normalize, batch, place)
+            line = f"shadow at step {self.step - 1}: {difference.describe()}"
+            if difference.alarms(settings.SHADOW_COSINE, settings.SHADOW_LOSS):
+                self.log.warn(f"{line}; scripts/doctor.py looks for the cause")
+            else:
+                self.log.note(line)
+            self.on_shadow(
+                {
+                    "step": self.step - 1,
+                    "loss_share": difference.loss_share,
+                    "least_cosine": difference.worst[1],
+                    **{f"cosine/{name}": cosine for name, cosine in difference.cosines.items()},
+                }
+            )
 
     def report(self) -> Report:
         """Read the counters of all processes: the one place where the host waits for the device."""

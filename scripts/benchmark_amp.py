@@ -241,7 +241,7 @@ def measure_linear(arguments: argparse.Namespace) -> Table:
     title = f"three Linear layers of {sizes.width}, batch {sizes.batch}, {sizes.batches} batches, {sizes.epochs} epochs"
     return Table(
         f"{title}, {arguments.rounds} turns. {machine()}",
-        ["", "seconds, median (least to most)", "speed-up", "last loss"],
+        ["case", "seconds, median (least to most)", "speed-up", "last loss"],
         rows,
         panels=[Panel("seconds", medians)],
     )

@@ -6,10 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from scripts import parity
 from scripts.largest_batch import bisect, climb
 from scripts.measuring import GIB
 from scripts.parity import judge
 from tests.helpers import SMALL, run
+from utils.errors import ConfigError
 
 COMMANDS = {
     "seconds": ("-rounds", "2", "-iterations", "2"),
@@ -38,9 +40,8 @@ def printed(tmp_path_factory) -> dict[str, subprocess.CompletedProcess]:
 
 def rows_of(result: subprocess.CompletedProcess) -> list[dict[str, str]]:
     """The table of a Markdown text, by its heads."""
-    cells = [line.strip("| ").split(" | ") for line in result.stdout.splitlines() if line.startswith("|")]
-    heads = [each.strip("| ") for each in cells[0]]
-    return [dict(zip(heads, row, strict=True)) for row in cells[2:]]
+    heads, _, *rows = (line.strip("| ").split(" | ") for line in result.stdout.splitlines() if line.startswith("|"))
+    return [dict(zip(heads, row, strict=True)) for row in rows]
 
 
 def test_seconds_average_their_turns_and_say_that_they_are_scaled(printed):
@@ -141,6 +142,21 @@ def test_parity_allows_two_standard_errors_of_the_difference(values, worse):
     verdict = judge(values, FP32)
     assert verdict.worse is worse
     assert verdict.text.startswith("WORSE" if worse else "no worse")
+
+
+@pytest.mark.parametrize("lost, code", [(0.1, 0), (3.0, 1)])
+def test_parity_ends_with_1_when_a_mode_is_worse_and_lists_what_is_refused(monkeypatch, capsys, lost, code):
+    def accuracy(arguments, name, seed):
+        if name == "naive-bf16":
+            raise ConfigError("PRECISION.MODE: not here")
+        return FP32[seed] - (lost if name == "bf16" else 0)
+
+    monkeypatch.setattr(parity, "accuracy", accuracy)
+    assert parity.main(["-modes", "bf16", "naive-bf16", "-seeds", "5"]) == code
+    lines = capsys.readouterr().out.splitlines()
+    (bf16,) = [line for line in lines if line.startswith("| bf16")]
+    assert f"{97.2 - lost:.2f} | 0.21 | {'WORSE' if code else 'no worse'}: {-lost:+.2f}" in bf16
+    assert "| naive-bf16 | PRECISION.MODE: not here | - | - | not judged |" in lines
 
 
 def test_wrong_flags_are_told_with_the_right_ones():

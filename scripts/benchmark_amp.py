@@ -168,7 +168,7 @@ def measure_modes(arguments: argparse.Namespace) -> Table:
     compiles = [False, True] if (arguments.compile or str(kind == "cuda").lower()) == "true" else [False]
     cases = {f"{name}{' compiled' * compiled}": (MODES[name], compiled) for compiled in compiles for name in names}
     workers = {
-        case: StepWorker(worker_flags(arguments, kind, (*mode.options, f"COMPILE={compiled}")), mode.tf32)
+        case: StepWorker(worker_flags(arguments, kind, (*mode.options, f"COMPILE={compiled}")))
         for case, (mode, compiled) in cases.items()
     }
     peaks = {case: mode.peak for case, (mode, compiled) in cases.items() if not compiled}
@@ -262,7 +262,7 @@ def measure_largest(arguments: argparse.Namespace) -> Table:
         """Bytes at that batch size; None where it does not fit. The second update also holds the optimizer's state."""
         nonlocal machine_line
         mode = MODES[name]
-        worker = StepWorker(worker_flags(arguments, kind, mode.options, batch_size), mode.tf32, limit)
+        worker = StepWorker(worker_flags(arguments, kind, mode.options, batch_size), limit)
         try:
             machine_line = worker.hello()["machine"]
             worker.iterate(1, warm_up=3 if kind == "cuda" else 1)  # float16 may skip the first

@@ -23,15 +23,14 @@ class Mode:
     options: tuple[str, ...]  # for -opts
     peak: str  # whose matrix multiplications bound it
     kinds: tuple[str, ...] = ("cuda", "xpu", "mps", "cpu")  # of devices that have it
-    tf32: bool = False
 
 
 # float8 is held against bfloat16, in which it computes all but the large linear layers.
 MODES = {
-    "fp32": Mode(("AMP=false",), "float32"),
-    "tf32": Mode(("AMP=false",), "tf32", kinds=("cuda",), tf32=True),
-    "fp16": Mode(("AMP=true", "PRECISION.DTYPE=float16"), "float16"),
-    "bf16": Mode(("AMP=true", "PRECISION.DTYPE=bfloat16"), "bfloat16"),
+    "fp32": Mode(("AMP=false", "PRECISION.MATMUL=ieee"), "float32"),
+    "tf32": Mode(("AMP=false", "PRECISION.MATMUL=tf32"), "tf32", kinds=("cuda",)),
+    "fp16": Mode(("AMP=true", "PRECISION.DTYPE=float16", "PRECISION.MODE=autocast"), "float16"),
+    "bf16": Mode(("AMP=true", "PRECISION.DTYPE=bfloat16", "PRECISION.MODE=autocast"), "bfloat16"),
     "naive-fp16": Mode(("AMP=true", "PRECISION.DTYPE=float16", "PRECISION.MODE=naive"), "float16"),
     "naive-bf16": Mode(("AMP=true", "PRECISION.DTYPE=bfloat16", "PRECISION.MODE=naive"), "bfloat16"),
     "float8": Mode(("AMP=true", "PRECISION.DTYPE=bfloat16", "PRECISION.MODE=float8"), "bfloat16", kinds=("cuda",)),
@@ -50,8 +49,8 @@ class Refused(Exception):
 class StepWorker:
     """A process of its own that trains when asked, so that each mode has its own memory peak (step_worker.py)."""
 
-    def __init__(self, arguments: Iterable, tf32: bool = False, memory_gb: float | None = None):
-        own = json.dumps({"tf32": tf32, "memory_gb": memory_gb})
+    def __init__(self, arguments: Iterable, memory_gb: float | None = None):
+        own = json.dumps({"memory_gb": memory_gb})
         command = [sys.executable, ROOT / "scripts/step_worker.py", own, *arguments]
         self._process = subprocess.Popen(
             list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

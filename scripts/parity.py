@@ -47,8 +47,8 @@ def judge(values: list[float], fp32: list[float]) -> Verdict:
 
 def main(argv: list[str]) -> int:
     arguments = parse(argv)
-    refused = {name: "no setting of a run switches it" for name in arguments.modes if MODES[name].tf32}
-    found = {name: [] for name in arguments.modes if name not in refused}
+    refused: dict[str, str] = {}
+    found = {name: [] for name in arguments.modes}
     for seed in range(arguments.seeds):
         for name in arguments.modes:
             if name in refused:

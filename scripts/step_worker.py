@@ -66,8 +66,6 @@ class Worker:
         self.config = config = load(argv).config
         process = Process.start(config.DEVICE, {})
         self.device = process.device
-        if own["tf32"]:
-            use_tf32()
         if own["memory_gb"] and self.device.type == "cuda":
             total = torch.cuda.get_device_properties(self.device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, own["memory_gb"] * GIB / total))
@@ -107,10 +105,6 @@ class Worker:
         return seconds
 
 
-def use_tf32() -> None:
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-
-
 def forward_flops(config: Config, num_classes: int) -> int:
     """Of one image, a multiply-add counted as 2: of the model as published, whatever kernels computed it.
 
@@ -135,10 +129,9 @@ def forward_flops(config: Config, num_classes: int) -> int:
 
 def matmul_peak(device: torch.device, kind: str) -> float:
     """FLOP/s of the best square matrix multiplication; sizes double until one takes long enough to be timed well."""
-    if kind == "tf32":
-        use_tf32()
-    elif kind == "float32" and device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = False
+    from engine.precision import set_matmul
+
+    set_matmul("tf32" if kind == "tf32" else "ieee", device)
     dtype = getattr(torch, "float32" if kind == "tf32" else kind)
     best, size = 0.0, 256
     while size <= 16384:

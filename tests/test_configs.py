@@ -500,6 +500,7 @@ EXAMPLE_VALUES = {
     "PRECISION.DTYPE": "float16",
     "EVAL": "true",
     "AMP": "true",
+    "PRECISION.EXPLAIN": "true",
     "COMPILE": "true",
     "PRECISION.EXPLAIN": "true",
 }

@@ -6,4 +6,6 @@ source scripts/environment.sh
 enter_environment requirements.txt requirements-dev.txt
 python -m ruff check .
 python -m ruff format --check .
+# One thread: the tests run several processes at once, whose spinning threads would wait for each other.
+export OMP_NUM_THREADS=1
 exec python -m pytest "$@"

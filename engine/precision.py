@@ -89,6 +89,16 @@ class Precision:
             advice = "; this device has no bfloat16 arithmetic, so this saves memory but not time"
         return f"precision: {'naive' if self.is_naive else 'autocast'} {name} with GradScaler ({scale}), {self.reason}{advice}"
 
+    def advise_on_sizes(self, config: Config, num_classes: int) -> str | None:
+        """Tensor Cores take matrices in steps of 8; other sizes are padded or computed without them."""
+        sizes = {"DATA.BATCH_SIZE": config.DATA.BATCH_SIZE, "the number of classes": num_classes}
+        if config.MODEL.TYPE == "vit":
+            sizes["MODEL.EMBED_DIM"] = config.MODEL.EMBED_DIM
+        odd = [f"{name} ({size})" for name, size in sizes.items() if size % 8]
+        if self.half is None or self.device.type != "cuda" or not odd:
+            return None
+        return f"-amp is fastest when sizes are multiples of 8: {', '.join(odd)}; -num_classes may exceed the data's"
+
     def prepare(self, model: torch.nn.Module) -> list[str]:
         """Make the model compute as the settings say, by the fastest kernels there are. Returns lines for the log."""
         settings = self._settings

@@ -55,6 +55,9 @@ def run_training(session: Session) -> int:
         f"x {config.TRAIN.ACCUM_ITER} micro-batches)"
     )
     log.say(trainer.precision.describe())
+    advice = trainer.precision.advise_on_sizes(config, config.MODEL.NUM_CLASSES or len(eval_set.classes))
+    if advice:
+        log.say(advice)
     if checkpoint:
         restore(session, trainer, checkpoint)
     log.say(f"writing to {session.path}")

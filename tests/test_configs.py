@@ -502,7 +502,6 @@ EXAMPLE_VALUES = {
     "AMP": "true",
     "PRECISION.EXPLAIN": "true",
     "COMPILE": "true",
-    "PRECISION.EXPLAIN": "true",
 }
 
 

@@ -244,3 +244,15 @@ def test_lists_are_refused_in_naive_mode(tmp_path):
     config = make(tmp_path, True, MODE="naive", CUSTOM_BLACK_LIST=("LayerNorm",))
     with pytest.raises(ConfigError, match="CUSTOM_BLACK_LIST.*naive.*autocast"):
         Precision(config, CPU).prepare(build_model(config, 10))
+
+
+def test_sizes_that_tensor_cores_do_not_like_are_named_on_gpus(tmp_path):
+    config = replaced(make(tmp_path, True, "float16"), DATA={"BATCH_SIZE": 30}, MODEL={"EMBED_DIM": 18})
+    precision = Precision(config, CPU)
+    assert precision.advise_on_sizes(config, 10) is None
+    precision.device = torch.device("cuda")
+    assert "DATA.BATCH_SIZE (30), the number of classes (10), MODEL.EMBED_DIM (18)" in precision.advise_on_sizes(
+        config, 10
+    )
+    good = replaced(config, DATA={"BATCH_SIZE": 32}, MODEL={"EMBED_DIM": 16})
+    assert precision.advise_on_sizes(good, 16) is None

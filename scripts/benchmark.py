@@ -1,6 +1,7 @@
 """Measures halfstep on this machine and prints Markdown tables: what BENCHMARKS.md holds.
 
 python scripts/benchmark.py amp      one model's step in float32 and with -amp, in turn: images/s, ratio, memory
+python scripts/benchmark.py peer     the same model in the plain loop of timm's train.py and here, both in bfloat16
 python scripts/benchmark.py start    from the command to the first training step, against importing the libraries
 python scripts/benchmark.py digits   accuracy on the digits in float32 and with -amp, over several seeds
 """
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,19 +25,22 @@ sys.path.insert(0, str(ROOT))  # our folders are found from wherever this is sta
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    amp = commands.add_parser("amp")
-    amp.add_argument("-cfg", default=str(ROOT / "configs/vit_tiny_patch16_224.yaml"))
-    amp.add_argument("-batch_size", type=int, default=32)
-    amp.add_argument("-rounds", type=int, default=7)
-    amp.add_argument("-opts", nargs="*", default=[], help="further settings, KEY=VALUE")
-    amp.add_argument("-steps", type=int, default=5, help="updates timed in each round of each precision")
+    for name in ("amp", "peer"):
+        steps = commands.add_parser(name)
+        steps.add_argument("-cfg", default=str(ROOT / "configs/vit_tiny_patch16_224.yaml"))
+        steps.add_argument("-batch_size", type=int, default=32)
+        steps.add_argument("-rounds", type=int, default=7)
+        steps.add_argument("-opts", nargs="*", default=[], help="further settings, KEY=VALUE")
+        steps.add_argument("-steps", type=int, default=5, help="updates timed in each round of each of the two")
     start = commands.add_parser("start")
     start.add_argument("-rounds", type=int, default=5)
     digits = commands.add_parser("digits")
     digits.add_argument("-seeds", type=int, default=5)
     arguments = parser.parse_args()
     print(machine(), flush=True)
-    {"amp": compare_amp, "start": time_start, "digits": compare_digits}[arguments.command](arguments)
+    {"amp": compare_amp, "peer": compare_peer, "start": time_start, "digits": compare_digits}[arguments.command](
+        arguments
+    )
 
 
 def machine() -> str:
@@ -76,11 +81,40 @@ def compare_amp(arguments: argparse.Namespace) -> None:
         print(f"| {name} | {spread(rates[name])} | {ratio} | {memory[name]:.0f} | {share:.2f} |")
 
 
+NO_DROPOUT = ["MODEL.DROPOUT=0", "MODEL.ATTENTION_DROPOUT=0", "MODEL.DROPPATH=0"]  # as timm's models come
+
+
+def compare_peer(arguments: argparse.Namespace) -> None:
+    """timm's model in timm's own step against ours, both in bfloat16, with attention as each chooses it."""
+    arguments.opts = [*NO_DROPOUT, *arguments.opts]
+    flags = ["-amp", "-amp_dtype", "bfloat16"]
+    works = {"timm": work_peer, "halfstep": work_steps}
+    workers = {name: StepWorker(arguments, flags, work) for name, work in works.items()}
+    rates = {name: [] for name in workers}
+    for _ in range(arguments.rounds):
+        for name, worker in workers.items():
+            rates[name].append(worker.images_per_second(arguments.steps))
+    memory = {name: worker.peak_memory() for name, worker in workers.items()}
+    ratios = [ours / theirs for ours, theirs in zip(rates["halfstep"], rates["timm"], strict=True)]
+    print(
+        f"{Path(arguments.cfg).stem}, batch {arguments.batch_size}, bfloat16, no dropout, synthetic data, "
+        f"{arguments.rounds} rounds in turn\n"
+    )
+    print("| | images/s, median (spread) | against timm | peak memory, MB | against timm |")
+    print("|---|---|---|---|---|")
+    for name in workers:
+        ratio = "1" if name == "timm" else spread(ratios, 2)
+        print(
+            f"| {name} | {spread(rates[name])} | {ratio} | {memory[name]:.0f} | {memory[name] / memory['timm']:.2f} |"
+        )
+
+
 class StepWorker:
     """A process of its own that trains on synthetic data when asked; asked by a line, it answers with a line."""
 
-    def __init__(self, arguments: argparse.Namespace, flags: list[str]):
-        command = [sys.executable, __file__, "--steps-worker", "-cfg", arguments.cfg, "-dataset", "synthetic"]
+    def __init__(self, arguments: argparse.Namespace, flags: list[str], work: Callable | None = None):
+        work = (work or work_steps).__name__
+        command = [sys.executable, __file__, "--worker", work, "-cfg", arguments.cfg, "-dataset", "synthetic"]
         command += ["-batch_size", str(arguments.batch_size), *flags]
         command += ["-opts", *arguments.opts] if arguments.opts else []
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -121,16 +155,62 @@ def work_steps(argv: list[str]) -> None:
     model = build_model(config, len(train_set.classes)).to(process.device)
     trainer = Trainer(config, model, data, process, Log(0), StopSignal())
     windows = data.windows(0, sys.maxsize)
-    for question in sys.stdin:
-        if question.strip() == "memory":
-            print(peak_memory(process.device) / 2**20, flush=True)
-            continue
-        start = time.perf_counter()
-        for _ in range(int(question)):
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
             trainer.update(next(windows))
         trainer.report()  # waits for the device
-        print(int(question) * data.global_batch / (time.perf_counter() - start), flush=True)
+
+    answer_questions(train, data.global_batch, lambda: peak_memory(process.device))
     assert torch.isfinite(trainer.totals).all()
+
+
+def work_peer(argv: list[str]) -> None:
+    """The same model as people train it with timm's train.py: its plain loop, its optimizer, the loss read every step.
+
+    Images lie ready on the device as float32, already normalised: loading and normalising are not in the time.
+    """
+    import timm
+    import torch
+    from timm.optim import create_optimizer_v2
+
+    from configs.load import load
+    from engine.recorder import peak_memory
+    from utils.distributed import choose_device
+
+    config = load(argv).config
+    device, size = choose_device(config.DEVICE, local_rank=0), config.DATA.BATCH_SIZE
+    model = timm.create_model(config.MODEL.NAME, num_classes=1000).to(device).train()
+    optimizer = create_optimizer_v2(model, "adamw", lr=1e-3, weight_decay=0.05)
+    criterion = torch.nn.CrossEntropyLoss(label_smoothing=config.TRAIN.SMOOTHING)
+    images = torch.randn(
+        size, config.DATA.IMAGE_CHANNELS, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE, device=device
+    )
+    targets = torch.randint(1000, (size,), device=device)
+    losses = []
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            with torch.autocast(device.type, torch.bfloat16):
+                loss = criterion(model(images), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+
+    answer_questions(train, size, lambda: peak_memory(device))
+    assert torch.tensor(losses).isfinite().all()
+
+
+def answer_questions(train: Callable[[int], None], batch: int, peak_memory: Callable[[], float]) -> None:
+    """A line with a number of steps: images/s of that many. The line `memory`: peak memory in MB."""
+    for question in sys.stdin:
+        if question.strip() == "memory":
+            print(peak_memory() / 2**20, flush=True)
+            continue
+        start = time.perf_counter()
+        train(int(question))
+        print(int(question) * batch / (time.perf_counter() - start), flush=True)
 
 
 def time_start(arguments: argparse.Namespace) -> None:
@@ -181,7 +261,7 @@ def compare_digits(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--steps-worker"]:
-        work_steps(sys.argv[2:])
+    if sys.argv[1:2] == ["--worker"]:
+        {"work_steps": work_steps, "work_peer": work_peer}[sys.argv[2]](sys.argv[3:])
     else:
         main()

@@ -5,7 +5,13 @@ from torch import Tensor, nn
 
 
 def choose_kernels(model: nn.Module, device: torch.device, half: torch.dtype | None) -> None:
-    """Change how the model computes, never what. The figures behind each choice: BENCHMARKS.md, "the step on CPUs"."""
+    """Change how the model computes, never what. The figures behind each choice: BENCHMARKS.md, "the step on CPUs".
+
+    Comes after everything that replaces modules of the model or adds hooks to them.
+    """
+    from engine.last_block import shorten_last_block  # here and not above: importing timm takes seconds
+
+    shorten_last_block(model)
     if device.type != "cpu":
         return  # GPUs have fast kernels for both
     for module in model.modules():

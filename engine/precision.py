@@ -107,8 +107,9 @@ class Precision:
                 "PRECISION.CUSTOM_BLACK_LIST and CUSTOM_WHITE_LIST are about what autocast does, but PRECISION.MODE is "
                 "naive, where everything is in half; use PRECISION.MODE autocast or remove the lists"
             )
-        choose_kernels(model, self.device, self.half)
-        return apply_lists(model, settings, self.device.type, self.half)
+        lines = apply_lists(model, settings, self.device.type, self.half)
+        choose_kernels(model, self.device, self.half)  # after what replaces modules
+        return lines
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None and not self.is_naive)

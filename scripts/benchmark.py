@@ -1,6 +1,7 @@
 """Measures halfstep on this machine and prints Markdown tables: what BENCHMARKS.md holds.
 
 python scripts/benchmark.py amp      one model's step in float32 and with -amp, in turn: images/s, ratio, memory
+python scripts/benchmark.py peer     the same model in the plain loop of timm's train.py and here, both in bfloat16
 python scripts/benchmark.py start    from the command to the first training step, against importing the libraries
 
 The tables of other systems' AMP benchmarks come from benchmark_amp.py, accuracy in each precision from parity.py.
@@ -21,38 +22,55 @@ from scripts.measuring import ROOT, StepWorker, machine, spread, take_turns
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    amp = commands.add_parser("amp")
-    amp.add_argument("-cfg", default=str(ROOT / "configs/vit_tiny_patch16_224.yaml"))
-    amp.add_argument("-batch_size", type=int, default=32)
-    amp.add_argument("-rounds", type=int, default=7)
-    amp.add_argument("-opts", nargs="*", default=[], help="further settings, KEY=VALUE")
-    amp.add_argument("-steps", type=int, default=5, help="updates timed in each round of each precision")
+    for name in ("amp", "peer"):
+        steps = commands.add_parser(name)
+        steps.add_argument("-cfg", default=str(ROOT / "configs/vit_tiny_patch16_224.yaml"))
+        steps.add_argument("-batch_size", type=int, default=32)
+        steps.add_argument("-rounds", type=int, default=7)
+        steps.add_argument("-opts", nargs="*", default=[], help="further settings, KEY=VALUE")
+        steps.add_argument("-steps", type=int, default=5, help="updates timed in each round of each side")
     start = commands.add_parser("start")
     start.add_argument("-rounds", type=int, default=5)
     arguments = parser.parse_args()
     print(machine() + "\n", flush=True)
-    {"amp": compare_amp, "start": time_start}[arguments.command](arguments)
+    {"amp": compare_amp, "peer": compare_peer, "start": time_start}[arguments.command](arguments)
 
 
 def compare_amp(arguments: argparse.Namespace) -> None:
     """A process for each precision, so that each has its own memory peak; they take turns."""
+    flags = step_flags(arguments, [])
+    compare(arguments, {"float32": StepWorker(flags), "-amp": StepWorker(["-amp", *flags])})
+
+
+def compare_peer(arguments: argparse.Namespace) -> None:
+    """timm's model in timm's own step against ours, both in bfloat16, with attention as each chooses it."""
+    no_dropout = ["MODEL.DROPOUT=0", "MODEL.ATTENTION_DROPOUT=0", "MODEL.DROPPATH=0"]  # as timm's models come
+    flags = step_flags(arguments, ["AMP=true", "PRECISION.DTYPE=bfloat16", *no_dropout])
+    compare(arguments, {"timm": StepWorker(flags, peer=True), "halfstep": StepWorker(flags)})
+
+
+def step_flags(arguments: argparse.Namespace, options: list[str]) -> list:
     flags = ["-cfg", arguments.cfg, "-dataset", "synthetic", "-batch_size", arguments.batch_size]
-    flags += ["-opts", *arguments.opts] if arguments.opts else []
-    workers = {"float32": StepWorker(flags), "-amp": StepWorker([*flags, "-amp"])}
+    options = [*options, *arguments.opts]
+    return [*flags, *(["-opts", *options] if options else [])]
+
+
+def compare(arguments: argparse.Namespace, workers: dict[str, StepWorker]) -> None:
+    """A table of both, the first being what the second is held against."""
     measured, reasons = take_turns(workers, arguments.rounds, arguments.steps)
     if reasons:
         sys.exit("\n".join(f"{name}: {reason}" for name, reason in reasons.items()))
-    full, half = measured["float32"], measured["-amp"]
-    ratios = [slow / fast for slow, fast in zip(full.seconds, half.seconds, strict=True)]
-    print(
-        f"{Path(arguments.cfg).stem}, batch {arguments.batch_size}, synthetic data, {arguments.rounds} rounds in turn\n"
-    )
-    print("| | images/s, median (spread) | against float32 | peak memory, MB | against float32 |")
+    first = next(iter(measured))
+    before, after = measured.values()
+    ratios = [slow / fast for slow, fast in zip(before.seconds, after.seconds, strict=True)]
+    words = [f"batch {arguments.batch_size}", "synthetic data", *arguments.opts, f"{arguments.rounds} rounds in turn"]
+    print(f"{Path(arguments.cfg).stem}, {', '.join(words)}\n")
+    print(f"| | images/s, median (spread) | against {first} | peak memory, MB | against {first} |")
     print("|---|---|---|---|---|")
     for name, each in measured.items():
-        ratio = "1" if name == "float32" else spread(ratios, 2)
+        ratio = "1" if name == first else spread(ratios, 2)
         rates, megabytes = spread(each.images_per_second), each.memory / 2**20
-        print(f"| {name} | {rates} | {ratio} | {megabytes:.0f} | {each.memory / full.memory:.2f} |")
+        print(f"| {name} | {rates} | {ratio} | {megabytes:.0f} | {each.memory / before.memory:.2f} |")
 
 
 def time_start(arguments: argparse.Namespace) -> None:

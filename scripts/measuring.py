@@ -49,8 +49,9 @@ class Refused(Exception):
 class StepWorker:
     """A process of its own that trains when asked, so that each mode has its own memory peak (step_worker.py)."""
 
-    def __init__(self, arguments: Iterable, memory_gb: float | None = None):
-        own = json.dumps({"memory_gb": memory_gb})
+    def __init__(self, arguments: Iterable, memory_gb: float | None = None, peer: bool = False):
+        """`peer`: the same model in timm's own step, in place of ours."""
+        own = json.dumps({"memory_gb": memory_gb, "peer": peer})
         command = [sys.executable, ROOT / "scripts/step_worker.py", own, *arguments]
         self._process = subprocess.Popen(
             list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

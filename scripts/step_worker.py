@@ -4,6 +4,7 @@ The first argument holds what is no setting of a run; the others are the command
 """
 
 import json
+import math
 import os
 import sys
 import time
@@ -28,7 +29,8 @@ def main(argv: list[str]) -> None:
     while True:
         try:
             if worker is None:
-                worker = Worker(json.loads(argv[0]), argv[1:])
+                own = json.loads(argv[0])
+                worker = (TimmWorker if own["peer"] else Worker)(own, argv[1:])
             answer = worker.answer(asked)
         except Exception as error:
             answers.write(json.dumps(refusal(error)) + "\n")
@@ -76,6 +78,7 @@ class Worker:
         model = build_model(config, self.num_classes)
         self.trainer = Trainer(config, model.to(self.device), data, process, Log(0), StopSignal())
         self.windows = data.windows(0, sys.maxsize)
+        self.num_images = data.global_batch
 
     def answer(self, asked: dict) -> dict:
         from engine.recorder import peak_memory
@@ -88,21 +91,53 @@ class Worker:
             return {"flops": matmul_peak(self.device, asked["peak"])}
         if "flops" in asked:
             return {"flops": forward_flops(self.config, self.num_classes)}
-        return {"machine": machine(), "kind": self.device.type, "images": self.trainer.data.global_batch}
+        return {"machine": machine(), "kind": self.device.type, "images": self.num_images}
 
-    def time_updates(self, warm_up: int, steps: int) -> float:
-        for _ in range(warm_up):
-            self.trainer.update(next(self.windows))
-        self.trainer.report()  # waits for the device
-        start = time.perf_counter()
+    def update(self, steps: int) -> None:
+        """So many updates, and their end: the report waits for the device."""
         for _ in range(steps):
             self.trainer.update(next(self.windows))
         self.trainer.report()
-        seconds = time.perf_counter() - start
         assert torch.isfinite(self.trainer.totals).all()
+
+    def time_updates(self, warm_up: int, steps: int) -> float:
+        self.update(warm_up)
+        start = time.perf_counter()
+        self.update(steps)
+        seconds = time.perf_counter() - start
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # it is the others' turn, on the same device
         return seconds
+
+
+class TimmWorker(Worker):
+    """The same model as people train it with timm's train.py: its plain loop, its optimizer, the loss read every step.
+
+    Images lie ready on the device as float32, already normalised: loading and normalising are not in the time.
+    """
+
+    def __init__(self, own: dict, argv: list[str]):
+        import timm
+        from timm.optim import create_optimizer_v2
+
+        from utils.distributed import choose_device
+
+        self.config = config = load(argv).config
+        self.device, self.num_images, self.num_classes = choose_device(config.DEVICE, 0), config.DATA.BATCH_SIZE, 1000
+        side = config.DATA.IMAGE_SIZE
+        self.model = timm.create_model(config.MODEL.NAME, num_classes=self.num_classes).to(self.device).train()
+        self.optimizer = create_optimizer_v2(self.model, "adamw", lr=1e-3, weight_decay=0.05)
+        self.images = torch.randn(self.num_images, config.DATA.IMAGE_CHANNELS, side, side, device=self.device)
+        self.targets = torch.randint(self.num_classes, (self.num_images,), device=self.device)
+
+    def update(self, steps: int) -> None:
+        for _ in range(steps):
+            with torch.autocast(self.device.type, torch.bfloat16):
+                loss = torch.nn.functional.cross_entropy(self.model(self.images), self.targets)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            assert math.isfinite(loss.item())
 
 
 def forward_flops(config: Config, num_classes: int) -> int:

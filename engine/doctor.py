@@ -185,11 +185,13 @@ def _mend(case: Case, found: Diagnosis, exact: Trace, trace: Trace) -> Trace:
 
 def replay(case: Case, in_half: bool, scale: float, reference: Trace | None = None, floats: list[str] = ()) -> Trace:
     """The update without its last part: forward and backward, with the dropout that the run had. Weights stay."""
+    from engine.last_block import whole_last_block  # here and not above: importing timm takes seconds
+
     model = case.model
     trace = Trace(model, reference)
     model.train()
     seed_update(*case.seed)
-    with unchanged_buffers(model), in_float32(model, floats):
+    with unchanged_buffers(model), in_float32(model, floats), whole_last_block(model):
         for images, targets, share in case.batches:
             with case.precision.autocast() if in_half else contextlib.nullcontext(), trace.watching():
                 logits = model(images)

@@ -92,12 +92,15 @@ def watch(model: nn.Module, images: Tensor, autocast: torch.autocast) -> list[Se
 
 def explain(session: Session, trainer: Trainer) -> None:
     """The table on the console, alike modules in one row, and precision.csv with a row for each."""
+    from engine.last_block import whole_last_block  # here and not above: importing timm takes seconds
+
     windows = trainer.data.windows(trainer.step, trainer.step + 1)
     with contextlib.closing(windows):
         batch = next(iter(next(windows).batches))
     images, _ = trainer._place(batch)
     model = trainer.precision.computing(trainer.model).train()
-    rows = [seen.row() for seen in watch(model, images, trainer.precision.autocast())]
+    with whole_last_block(model):
+        rows = [seen.row() for seen in watch(model, images, trainer.precision.autocast())]
     session.log.say(f"in which type each module computes (one pass of {len(images)} images):")
     for line in align([COLUMNS, *collapse(rows)]):
         session.log.say(f"  {line}")

@@ -4,6 +4,9 @@ Keys and values are still those of all tokens. Queries, projection, MLP and the 
 way to the logits, and so neither a value nor a gradient to give.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 from timm.layers import Attention, DropPath, LayerNorm, LayerScale, Mlp
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
@@ -21,6 +24,17 @@ def shorten_last_block(model: nn.Module) -> None:
     """
     if reads_class_token_alone(model):
         model.__class__ = ClassTokenVisionTransformer  # names, weights and all other methods stay
+
+
+@contextlib.contextmanager
+def whole_last_block(model: nn.Module) -> Iterator[None]:
+    """The model computes all of its last block, so that hooks on its modules see what they do."""
+    cls = type(model)
+    model.__class__ = VisionTransformer if cls is ClassTokenVisionTransformer else cls
+    try:
+        yield
+    finally:
+        model.__class__ = cls
 
 
 def reads_class_token_alone(model: nn.Module) -> bool:

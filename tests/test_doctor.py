@@ -93,6 +93,12 @@ def skips(folder, case, black_list, scale) -> int:
     return skipped
 
 
+def test_the_last_block_is_looked_into_although_a_run_computes_only_its_class_token(tmp_path):
+    case = make_case(tmp_path, lambda model: model.blocks[7].attn.qkv.weight.mul_(1e4))
+    case.precision.prepare(case.model)
+    assert str(diagnose(case).first).startswith("blocks.7.attn")
+
+
 def test_without_a_fault_nothing_is_named_and_the_recommended_scale_is_the_largest_that_fits(tmp_path):
     case = make_case(tmp_path, nothing, scale=1024.0)
     found = diagnose(case)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from engine.kernels import choose_kernels
 from engine.lists import apply_lists
 from models import build_model
 from tests.helpers import replaced, small_config
@@ -25,7 +24,6 @@ def listed(tmp_path):
         config = replaced(small_config(tmp_path), PRECISION={"CUSTOM_BLACK_LIST": black, "CUSTOM_WHITE_LIST": white})
         torch.manual_seed(0)
         model = build_model(config, 10)
-        choose_kernels(model, torch.device("cpu"), half)
         for block in model.blocks:
             block.attn.fused_attn = fused
         model.notes = apply_lists(model, config.PRECISION, "cpu", half)
@@ -271,3 +269,14 @@ def test_a_block_that_overflows_in_float16_trains_when_it_is_listed(tmp_path):
             logits = [model.eval()(IMAGES) for model in (trainer.model, trainer.ema.model)]
         weights[black] += tuple(bool(each.isfinite().all()) for each in logits)
     assert weights == {(): (4, True, False, False), ("blocks.1.mlp",): (0, False, True, True)}
+
+
+def test_a_listed_last_block_is_not_shortened_past_its_list(tmp_path):
+    """Kernels are chosen after the lists: the shortened last block would not call the attention that is listed."""
+    config = replaced(small_config(tmp_path, "AMP=true"), PRECISION={"CUSTOM_BLACK_LIST": ("blocks.1.attn",)})
+    model = make_trainer(config).model
+    seen = []
+    model.blocks[1].attn.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    with torch.autocast("cpu", dtype=HALF):
+        model(torch.randn(2, 1, 8, 8))
+    assert seen == [FLOAT]

@@ -7,8 +7,8 @@ way to the logits, and so neither a value nor a gradient to give.
 import contextlib
 from collections.abc import Iterator
 
-from timm.layers import Attention, DropPath, LayerNorm, LayerScale, Mlp
-from timm.models.vision_transformer import Block, VisionTransformer
+from timm.layers import DropPath, LayerNorm, Mlp
+from timm.models.vision_transformer import Attention, Block, LayerScale, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional
 

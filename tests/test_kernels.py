@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 from timm.layers import SwiGLU
-from timm.models.vision_transformer import Block, VisionTransformer
+from timm.models.vision_transformer import Attention, Block, VisionTransformer
 from torch import nn
 
 from engine.kernels import CpuDropout, choose_kernels
@@ -180,6 +180,16 @@ class OtherBlock(Block):
     pass
 
 
+class OtherAttention(Attention):
+    pass
+
+
+def other_attention():
+    model = make_vit()
+    model.blocks[-1].attn.__class__ = OtherAttention
+    return model
+
+
 def hooked(name):
     model = make_vit()
     model.get_submodule(name).register_forward_pre_hook(lambda module, inputs: None)
@@ -201,7 +211,7 @@ def changed_forward(name):
         lambda: make_vit(global_pool=""),
         lambda: make_vit(block_fn=OtherBlock),
         lambda: make_vit(mlp_layer=SwiGLU),
-        lambda: make_vit(attn_layer="diff"),
+        other_attention,
         lambda: make_vit(norm_layer="batchnorm1d"),
         lambda: timm.create_model("deit_tiny_distilled_patch16_224", depth=1, embed_dim=12),
         lambda: timm.create_model("test_byobnet"),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import torch
 from PIL import Image
 
 from tests.helpers import ROOT, SMALL, command, run, run_folder
+from utils.launch import cause
 
 LINE = re.compile(
     r"Epoch\[\d{3}/\d{3}\], Step\[\d{4}/\d{4}\], Lr: \d\.\d{6}, Loss: \d+\.\d{4} \(\d+\.\d{4}\), Avg Acc: [01]\.\d{4}$"
@@ -299,6 +301,22 @@ def test_a_dead_worker_ends_the_run_with_its_code_and_leaves_no_orphan(long_run)
     os.kill(workers[1], signal.SIGKILL)
     assert long_run.wait(timeout=60) == 128 + signal.SIGKILL
     wait_until(lambda: not any(alive(pid) for pid in workers), 10)
+
+
+@pytest.mark.parametrize(
+    "failures, code",
+    [
+        ([(1, 10), (-9, 10)], 137),  # the other lost its connection and was seen first
+        ([(-15, 11), (-9, 10)], 137),
+        ([(143, 10), (1, 10)], 1),  # ended by torchrun
+        ([(1, 10), (-9, 40)], 1),  # hung, killed after torchrun's patience
+        ([(2, 10), (143, 10)], 2),
+        ([(1, 10), (3, 10)], 3),
+        ([(143, 10), (143, 10)], 143),
+    ],
+)
+def test_of_several_dead_workers_the_one_that_took_the_others_with_it_gives_the_code(failures, code):
+    assert cause([SimpleNamespace(exitcode=exitcode, timestamp=time) for exitcode, time in failures]) == code
 
 
 def test_killing_the_launcher_leaves_no_orphan(long_run):

@@ -2,14 +2,13 @@
 
 import logging
 import os
+import signal
 import uuid
+from collections.abc import Collection
 
 
 def launch(script: str, arguments: list[str], num_processes: int) -> int:
-    """Run `num_processes` workers on this machine; return 0 or the exit code of the one that failed first.
-
-    When one dies, torchrun ends the others, so the first failure is the cause and the rest are its consequences.
-    """
+    """Run `num_processes` workers on this machine; return 0 or the exit code of the one whose failure was the cause."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -35,8 +34,20 @@ def launch(script: str, arguments: list[str], num_processes: int) -> int:
     try:
         elastic_launch(config, sys.executable)("-u", script, *arguments)
     except ChildFailedError as error:
-        code = error.get_first_failure()[1].exitcode
-        return code if code > 0 else 128 - code
+        return cause(error.failures.values())
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
     return 0
+
+
+def cause(failures: Collection) -> int:
+    """The exit code of the process that took the others with it, of torchrun's account of all that failed.
+
+    When one dies, the others lose their connection and end with 1 or are ended by torchrun, often before it looks: to
+    it all of them failed in the same second.
+    """
+    first = min(failure.timestamp for failure in failures)
+    codes = [failure.exitcode for failure in failures if failure.timestamp <= first + 1]  # whole seconds
+    codes = [code if code > 0 else 128 - code for code in codes]
+    consequences = [1, 128 + signal.SIGTERM]
+    return min(codes, key=lambda code: consequences.index(code) if code in consequences else -1)

@@ -110,6 +110,8 @@ def _check(values: dict[str, Any], origins: dict[str, str]) -> None:
             f"{named('PRECISION.INIT_LOSS_SCALING')}, must lie between {named('PRECISION.MIN_LOSS_SCALING')}, and "
             f"{named('PRECISION.MAX_LOSS_SCALING')}"
         )
+    if (values["PRECISION.MODE"], values["PRECISION.DTYPE"]) == ("float8", "float16"):
+        raise ConfigError(f"{named('PRECISION.DTYPE')}, must be bfloat16 or not set with {named('PRECISION.MODE')}")
     if values["MODEL.TYPE"] == "vit":
         _check_vit(values, named)
 

@@ -116,6 +116,11 @@ class Optimizer:
     EPS: float = setting(1e-8, "Added to Adam's denominator.", low=0.0)
     BETAS: tuple[float, ...] = setting((0.9, 0.999), "Adam's two decay rates.", low=0.0, high=0.999999)
     MOMENTUM: float = setting(0.9, "SGD's momentum.", low=0.0, high=0.999999)
+    FIRST_MOMENT: str = setting(
+        "float32",
+        "Type in which Adam's mean of the gradients, or SGD's momentum, is kept between updates; bfloat16 halves its memory.",
+        choices=("float32", "bfloat16"),
+    )
 
 
 @dataclass(frozen=True)
@@ -178,8 +183,8 @@ class Precision:
     )
     MODE: str = setting(
         "autocast",
-        "autocast: operations in half where that is safe, weights in float32; naive: weights and operations in half, and float32 copies of the weights that the optimizer moves.",
-        choices=("autocast", "naive"),
+        "autocast: operations in half where that is safe, weights in float32; naive: weights and operations in half, and float32 copies of the weights that the optimizer moves; float8: as autocast in bfloat16, with the large Linear layers in float8 (torchao, on CUDA devices that have it).",
+        choices=("autocast", "naive", "float8"),
     )
     MATMUL: str = setting(
         "ieee",

@@ -141,7 +141,9 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def _float_types(tree) -> list[torch.dtype]:
-    return [each.dtype for each in tree_leaves(tree) if isinstance(each, Tensor) and each.is_floating_point()]
+    floats = [each for each in tree_leaves(tree) if isinstance(each, Tensor) and each.is_floating_point()]
+    # torchao's float8 tensors go by the type that they were made of; what is computed with is inside.
+    return [getattr(each, "_data", each).dtype for each in floats]
 
 
 def _names(types: set[torch.dtype]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 
 from configs.schema import Config
+from engine.float8 import check_float8, from_float8, to_float8
 from engine.kernels import choose_kernels
 from engine.lists import apply_lists
 from engine.loss_scale import LossScaler
@@ -30,12 +31,17 @@ def has_fast_bfloat16(device: torch.device) -> bool:
 class Precision:
     """Autocast and GradScaler of one run."""
 
-    def __init__(self, config: Config, device: torch.device):
+    def __init__(self, config: Config, device: torch.device, emulate: bool = False):
+        """`emulate`: the numbers of float8 on a device without, slowly."""
         settings = config.PRECISION
-        self.device, self._settings = device, settings
+        self.device, self._settings, self._emulate = device, settings, emulate
+        self.is_naive, self.is_float8 = (config.AMP and settings.MODE == mode for mode in ("naive", "float8"))
         self.half, self.reason = self._choose(config.AMP, settings.DTYPE, device)
+        if self.is_float8:
+            check_float8(device, emulate)
+            self.half, self.reason = torch.bfloat16, "PRECISION.MODE is float8"
         self._check_device()
-        self.is_naive = self.half is not None and settings.MODE == "naive"
+        self._compiles = config.COMPILE
         self.scaler = LossScaler(device.type, settings, needed=self.half is torch.float16)
         self._masters: list[torch.nn.Parameter] = []
         self._halves: list[torch.nn.Parameter] = []
@@ -87,7 +93,11 @@ class Precision:
             advice = "; this device also has bfloat16, which needs no loss scale: -amp_dtype bfloat16"
         elif self.half is torch.bfloat16 and not fast:
             advice = "; this device has no bfloat16 arithmetic, so this saves memory but not time"
-        return f"precision: {'naive' if self.is_naive else 'autocast'} {name} with GradScaler ({scale}), {self.reason}{advice}"
+        mode = "naive" if self.is_naive else "autocast"
+        if self.is_float8:
+            mode = "float8 in large Linear layers, else autocast"
+            advice = "" if self._compiles else "; float8 gains time only with -compile"
+        return f"precision: {mode} {name} with GradScaler ({scale}), {self.reason}{advice}"
 
     def advise_on_sizes(self, config: Config, num_classes: int) -> str | None:
         """Tensor Cores take matrices in steps of 8; other sizes are padded or computed without them."""
@@ -109,6 +119,8 @@ class Precision:
             )
         lines = apply_lists(model, settings, self.device.type, self.half)
         choose_kernels(model, self.device, self.half)  # after what replaces modules
+        if self.is_float8:  # later still: a last block with other layers than torch's would not be shortened
+            lines = [*lines, to_float8(model, self._emulate)]
         return lines
 
     def autocast(self) -> torch.autocast:
@@ -129,6 +141,8 @@ class Precision:
     def in_float32(self, model: torch.nn.Module) -> Iterator[None]:
         """This very code path without half precision: autocast off, and the model's lists with it."""
         half, naive = self.half, self.is_naive
+        if self.is_float8:
+            from_float8(model)
         apply_lists(model, dataclasses.replace(self._settings, CUSTOM_BLACK_LIST=(), CUSTOM_WHITE_LIST=()), "cpu", None)
         self.half, self.is_naive = None, False
         try:

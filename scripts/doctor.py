@@ -108,9 +108,10 @@ def precision_of(config: Config, state: dict, wanted: str | None) -> tuple[Confi
     first = config.PRECISION.INIT_LOSS_SCALING if half == "float16" else 1.0
     scale = saved.get("scale", first) if saved.get("dtype") == f"torch.{half}" else first
     # Both replays are made of one model: a white list would put half into the exact one, and naive mode knows no lists.
+    # float8 needs its hardware, and its layers scale what they take so that it fits.
     precision = replace(config.PRECISION, DTYPE=half, MODE="autocast", CUSTOM_WHITE_LIST=())
     if precision.MODE != config.PRECISION.MODE or config.PRECISION.CUSTOM_WHITE_LIST:
-        print("replayed under autocast, without naive mode and CUSTOM_WHITE_LIST")
+        print("replayed under autocast, without naive or float8 mode and CUSTOM_WHITE_LIST")
     return replace(config, AMP=True, PRECISION=precision), float(scale)
 
 

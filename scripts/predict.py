@@ -169,7 +169,10 @@ def config_of(state: dict) -> Config:
         IMAGENET_MEAN=tuple(data["mean"]),
         IMAGENET_STD=tuple(data["std"]),
     )
-    return replace(config, DATA=images)
+    precision = config.PRECISION
+    if precision.MODE == "float8":  # made for large batches, on hardware that whoever predicts may not have
+        precision = replace(precision, MODE="autocast", DTYPE="bfloat16")
+    return replace(config, DATA=images, PRECISION=precision)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ and float32 it stays 1 and only keeps a non-finite update from reaching the weig
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -135,6 +135,17 @@ class Precision:
             yield
         finally:
             self.half, self.is_naive = half, naive
+
+    @contextlib.contextmanager
+    def black_listed(self, model: torch.nn.Module, names: Iterable[str]) -> Iterator[None]:
+        """Modules of these paths are on PRECISION.CUSTOM_BLACK_LIST too, for as long as this lasts."""
+        listed = (*self._settings.CUSTOM_BLACK_LIST, *names)
+        longer = dataclasses.replace(self._settings, CUSTOM_BLACK_LIST=listed)
+        apply_lists(model, longer, self.device.type, self.half)
+        try:
+            yield
+        finally:
+            apply_lists(model, self._settings, self.device.type, self.half)
 
     def cast(self, images: torch.Tensor) -> torch.Tensor:
         """Images in the type that the model takes."""

@@ -1,6 +1,8 @@
 """Faster ways to compute give the same results as the plain ones."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import timm
@@ -12,7 +14,7 @@ from torch import nn
 from engine.kernels import CpuDropout, choose_kernels
 from engine.last_block import ClassTokenVisionTransformer, shorten_last_block
 from models import build_model
-from tests.helpers import small_config
+from tests.helpers import ROOT, small_config
 
 CPU = torch.device("cpu")
 
@@ -234,3 +236,24 @@ def test_the_last_block_is_short_on_every_device(tmp_path):
         model = build_model(small_config(tmp_path), 10)
         choose_kernels(model, device, half)
         assert type(model) is ClassTokenVisionTransformer
+
+
+FAULTS = """
+import resource, sys
+import torch
+from engine.kernels import choose_kernels
+choose_kernels(torch.nn.Linear(1, 1), torch.device("cpu"), None)
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(2):
+    before = faults()
+    tensors = [torch.ones(4_000_000) for _ in range(8)] + [torch.ones(20_000_000)]
+    print(faults() - before)
+    del tensors
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="is about glibc")
+def test_memory_freed_by_a_step_is_there_for_the_next():
+    done = subprocess.run([sys.executable, "-c", FAULTS], cwd=ROOT, capture_output=True, text=True, check=True)
+    first, second = map(int, done.stdout.split())
+    assert second < 1000 and second <= first, done.stdout

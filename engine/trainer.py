@@ -225,7 +225,7 @@ class Trainer:
         if self.advice is None and settings.DOCTOR_SKIPS and (is_last or skips >= settings.DOCTOR_SKIPS):
             self.advice = self.on_skips()
         if is_last:
-            advice = self.advice or ("lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP, or in float16 try -amp_dtype bfloat16")
+            advice = self.advice or "lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP, or in float16 try -amp_dtype bfloat16"
             raise NonFinite(
                 f"{skips} updates in a row had a non-finite gradient, up to step {self.step}; the weights are those "
                 f"before them; {advice}"

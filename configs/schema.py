@@ -181,6 +181,11 @@ class Precision:
         "autocast: operations in half where that is safe, weights in float32; naive: weights and operations in half, and float32 copies of the weights that the optimizer moves.",
         choices=("autocast", "naive"),
     )
+    RESIDUAL: str = setting(
+        "float32",
+        "Type of what one transformer block hands to the next under autocast: float32, or half, faster and with less memory.",
+        choices=("float32", "half"),
+    )
     MATMUL: str = setting(
         "ieee",
         "How CUDA multiplies float32 matrices: ieee, or tf32, faster and with fewer digits.",
@@ -264,7 +269,17 @@ class Config:
     NGPUS: int | None = setting(
         None, "Processes that a plain main_multi_gpu.py starts; not set: one per visible device.", low=1
     )
-    COMPILE: bool = setting(False, "torch.compile the whole model.")
+    COMPILE: bool = setting(False, "Compile the model with torch.compile: faster on GPUs, after a minute or more.")
+    COMPILE_SCOPE: str = setting(
+        "model",
+        "What is compiled: the model as a whole, or each of its blocks, which takes a fraction of the time to compile.",
+        choices=("model", "blocks"),
+    )
+    COMPILE_MODE: str = setting(
+        "default",
+        "torch.compile's mode; reduce-overhead runs CUDA graphs, for small models and batches; max-autotune tries kernels for long.",
+        choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+    )
     DETERMINISTIC: bool = setting(
         False, "Use deterministic kernels only, slower on a GPU; needed there for bit-identical resume."
     )

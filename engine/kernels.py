@@ -6,6 +6,9 @@ import sys
 import torch
 from torch import Tensor, nn
 
+from configs.schema import Config
+from utils.errors import ConfigError
+
 
 def choose_kernels(model: nn.Module, device: torch.device, half: torch.dtype | None) -> None:
     """Change how the model computes, never what. The figures behind each choice: BENCHMARKS.md, "the step on CPUs".
@@ -38,6 +41,20 @@ def keep_freed_memory() -> None:
     # Older versions take 32 MiB at most. The first also fixes both thresholds, so it must not stand alone.
     if library.mallopt(mmap, 2**30) or library.mallopt(mmap, 2**25):
         library.mallopt(trim, 2**31 - 1)
+
+
+def compile_model(model: nn.Module, config: Config) -> None:
+    """In place, so that the names of the weights stay as they are."""
+    if config.COMPILE_SCOPE == "model":
+        model.compile(mode=config.COMPILE_MODE)
+        return
+    if not isinstance(getattr(model, "blocks", None), nn.Sequential | nn.ModuleList):
+        raise ConfigError(
+            "COMPILE_SCOPE is blocks, but this model is no plain row of transformer blocks (it has no .blocks); use "
+            "COMPILE_SCOPE model"
+        )
+    for block in model.blocks:  # all alike, so that compiling the first serves the others
+        block.compile(mode=config.COMPILE_MODE)
 
 
 class CpuDropout(nn.Dropout):

@@ -108,8 +108,25 @@ class Precision:
                 "naive, where everything is in half; use PRECISION.MODE autocast or remove the lists"
             )
         lines = apply_lists(model, settings, self.device.type, self.half)
+        if settings.RESIDUAL == "half" and self.half is not None and not self.is_naive:
+            self._narrow_residual(model)
         choose_kernels(model, self.device, self.half)  # after what replaces modules
         return lines
+
+    def _narrow_residual(self, model: torch.nn.Module) -> None:
+        """Cast what each block gets, which autocast's sums of float32 and half leave in float32."""
+        if not isinstance(getattr(model, "blocks", None), torch.nn.Sequential | torch.nn.ModuleList):
+            raise ConfigError(
+                "PRECISION.RESIDUAL is half, but this model is no plain row of transformer blocks (it has no .blocks); "
+                "use PRECISION.RESIDUAL float32"
+            )
+
+        def cast(block: torch.nn.Module, inputs: tuple) -> tuple:
+            return (inputs[0].to(self.half or inputs[0].dtype), *inputs[1:])
+
+        # The last block gets what the others made; a hook on it would keep it from being computed for one token.
+        for block in model.blocks[:-1]:
+            block.register_forward_pre_hook(cast)
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None and not self.is_naive)

@@ -10,6 +10,7 @@ from configs.schema import Config
 from datasets import BadImages, Batch, Normalize, TrainData, Window
 from engine.ema import Ema
 from engine.evaluate import sum_type
+from engine.kernels import compile_model
 from engine.losses import ClassificationLoss
 from engine.optim import Schedule, build_optimizer
 from engine.overflow import Shown
@@ -60,7 +61,7 @@ class Trainer:
         computing = self.precision.computing(model)
         self.precision.link(model, computing)
         if config.COMPILE:
-            computing.compile()  # in place: the names of the weights stay as they are
+            compile_model(computing, config)
         self.replica = process.wrap(computing.train(), accumulates=config.TRAIN.ACCUM_ITER > 1)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = build_optimizer(config.TRAIN, model)

@@ -31,6 +31,7 @@ MODES = {
     "tf32": Mode(("AMP=false", "PRECISION.MATMUL=tf32"), "tf32", kinds=("cuda",)),
     "fp16": Mode(("AMP=true", "PRECISION.DTYPE=float16", "PRECISION.MODE=autocast"), "float16"),
     "bf16": Mode(("AMP=true", "PRECISION.DTYPE=bfloat16", "PRECISION.MODE=autocast"), "bfloat16"),
+    "bf16-residual": Mode(("AMP=true", "PRECISION.DTYPE=bfloat16", "PRECISION.RESIDUAL=half"), "bfloat16"),
     "naive-fp16": Mode(("AMP=true", "PRECISION.DTYPE=float16", "PRECISION.MODE=naive"), "float16"),
     "naive-bf16": Mode(("AMP=true", "PRECISION.DTYPE=bfloat16", "PRECISION.MODE=naive"), "bfloat16"),
     "float8": Mode(("AMP=true", "PRECISION.DTYPE=bfloat16", "PRECISION.MODE=float8"), "bfloat16", kinds=("cuda",)),

@@ -11,10 +11,11 @@ from timm.layers import SwiGLU
 from timm.models.vision_transformer import Attention, Block, VisionTransformer
 from torch import nn
 
-from engine.kernels import CpuDropout, choose_kernels
+from engine.kernels import CpuDropout, choose_kernels, compile_model
 from engine.last_block import ClassTokenVisionTransformer, shorten_last_block
 from models import build_model
 from tests.helpers import ROOT, small_config
+from utils.errors import ConfigError
 
 CPU = torch.device("cpu")
 
@@ -257,3 +258,39 @@ def test_memory_freed_by_a_step_is_there_for_the_next():
     done = subprocess.run([sys.executable, "-c", FAULTS], cwd=ROOT, capture_output=True, text=True, check=True)
     first, second = map(int, done.stdout.split())
     assert second < 1000 and second <= first, done.stdout
+
+
+def compiled_gradients(tmp_path, monkeypatch, scope: str | None):
+    """The gradients of a small ViT, and how many graphs were compiled for it."""
+    compile_any = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: compile_any(self, backend="aot_eager", **options))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    torch.manual_seed(0)
+    model = build_model(small_config(tmp_path, "MODEL.DEPTH=4"), 10)
+    choose_kernels(model, CPU, None)
+    names = list(model.state_dict())
+    if scope:
+        compile_model(model, small_config(tmp_path, f"COMPILE_SCOPE={scope}"))
+    model(torch.linspace(-1, 1, 128).view(2, 1, 8, 8)).sum().backward()
+    assert list(model.state_dict()) == names
+    monkeypatch.undo()
+    return {name: p.grad for name, p in model.named_parameters()}, torch._dynamo.utils.counters["stats"][
+        "unique_graphs"
+    ]
+
+
+def test_blocks_alike_are_compiled_once_and_compute_the_same(tmp_path, monkeypatch):
+    import torch._dynamo.utils
+
+    plain, none = compiled_gradients(tmp_path, monkeypatch, None)
+    whole, _ = compiled_gradients(tmp_path, monkeypatch, "model")
+    blocks, graphs = compiled_gradients(tmp_path, monkeypatch, "blocks")
+    assert none == 0 and graphs == 1
+    torch.testing.assert_close(whole, plain)
+    torch.testing.assert_close(blocks, plain)
+
+
+def test_compiling_blocks_of_a_model_without_any_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="COMPILE_SCOPE is blocks.*COMPILE_SCOPE model"):
+        compile_model(nn.Linear(1, 1), small_config(tmp_path, "COMPILE_SCOPE=blocks"))

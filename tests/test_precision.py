@@ -1,5 +1,6 @@
 """One path for every precision: autocast, the loss scale, and skipped updates."""
 
+import copy
 import random
 
 import pytest
@@ -256,3 +257,55 @@ def test_sizes_that_tensor_cores_do_not_like_are_named_on_gpus(tmp_path):
     )
     good = replaced(config, DATA={"BATCH_SIZE": 32}, MODEL={"EMBED_DIM": 16})
     assert precision.advise_on_sizes(good, 16) is None
+
+
+def types_between_blocks(config, compiled=False):
+    """What the blocks of a model get in a training step, and its gradients."""
+    from models import build_model
+
+    torch.manual_seed(0)
+    precision, model = Precision(config, CPU), build_model(config, 10)
+    precision.prepare(model)
+    seen = []
+    for block in model.blocks[:-1]:
+        block.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].dtype))
+    run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+    with precision.autocast():
+        run(torch.linspace(-1, 1, 128).view(2, 1, 8, 8)).float().sum().backward()
+    return set(seen), {name: p.grad for name, p in model.named_parameters()}
+
+
+def test_blocks_hand_on_float32_or_half_as_the_setting_says(tmp_path):
+    half = make(tmp_path, True, RESIDUAL="half")
+    assert types_between_blocks(make(tmp_path))[0] == {torch.float32}
+    assert types_between_blocks(half)[0] == {torch.bfloat16}
+    assert types_between_blocks(make(tmp_path, False, RESIDUAL="half"))[0] == {torch.float32}
+
+
+def test_a_residual_in_half_gives_nearly_the_same_gradients(tmp_path):
+    exact, near = (types_between_blocks(make(tmp_path, True, RESIDUAL=kind))[1] for kind in ("float32", "half"))
+    assert all(torch.cosine_similarity(exact[name].flatten(), near[name].flatten(), 0) > 0.98 for name in exact)
+    assert any(not exact[name].equal(near[name]) for name in exact)
+
+
+def test_a_residual_in_half_compiles_without_a_break(tmp_path):
+    half = make(tmp_path, True, RESIDUAL="half")
+    plain, compiled = (types_between_blocks(half, compiled)[1] for compiled in (False, True))
+    torch.testing.assert_close(plain, compiled, rtol=0.05, atol=0.01)
+
+
+def test_the_float32_comparison_is_float32_between_blocks_too(tmp_path):
+    from models import build_model
+
+    precision = Precision(make(tmp_path, True, RESIDUAL="half"), CPU)
+    model = build_model(make(tmp_path), 10)
+    plain = copy.deepcopy(model)
+    precision.prepare(model)
+    images = torch.linspace(-1, 1, 128).view(2, 1, 8, 8)
+    with precision.in_float32(model), precision.autocast():
+        torch.testing.assert_close(model(images), plain(images), rtol=1e-6, atol=1e-6)
+
+
+def test_a_residual_in_half_is_refused_for_models_without_blocks(tmp_path):
+    with pytest.raises(ConfigError, match="PRECISION.RESIDUAL is half.*float32"):
+        Precision(make(tmp_path, True, RESIDUAL="half"), CPU).prepare(torch.nn.Linear(1, 1))

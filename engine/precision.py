@@ -121,8 +121,12 @@ class Precision:
                 "use PRECISION.RESIDUAL float32"
             )
 
+        half = self.half
+
         def cast(block: torch.nn.Module, inputs: tuple) -> tuple:
-            return (inputs[0].to(self.half or inputs[0].dtype), *inputs[1:])
+            # Not where autocast is off: a copy of the model may be run in float32.
+            narrows = torch.is_autocast_enabled(self.device.type)
+            return (inputs[0].to(half), *inputs[1:]) if narrows else inputs
 
         # The last block gets what the others made; a hook on it would keep it from being computed for one token.
         for block in model.blocks[:-1]:

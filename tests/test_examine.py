@@ -162,3 +162,8 @@ def test_what_no_setting_mends_is_not_recommended(tmp_path, monkeypatch):
     monkeypatch.setattr("engine.doctor.MOST_REPLAYS", 0)
     told, said = examined(tmp_path, big_logits, "AMP=true", DTYPE="float16")
     assert told.endswith("; try -amp_dtype bfloat16") and "a replay with them still breaks" in said[1]
+
+
+def test_a_residual_sum_in_half_is_replayed_as_the_run_has_it(tmp_path):
+    told, said = examined(tmp_path, big_logits, "AMP=true", DTYPE="float16", RESIDUAL="half")
+    assert told.startswith("first non-finite: blocks.1.attn") and "a replay with them is finite" in said[1]

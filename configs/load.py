@@ -105,6 +105,10 @@ def _check(values: dict[str, Any], origins: dict[str, str]) -> None:
     if len(values[key]) != 2:
         raise ConfigError(f"{named(key)}, must be two numbers, such as {to_text(SETTINGS[key].default)}")
     low, high = values["PRECISION.MIN_LOSS_SCALING"], values["PRECISION.MAX_LOSS_SCALING"]
+    if low > (high or math.inf):
+        raise ConfigError(
+            f"{named('PRECISION.MIN_LOSS_SCALING')}, must not be larger than {named('PRECISION.MAX_LOSS_SCALING')}"
+        )
     if not low <= values["PRECISION.INIT_LOSS_SCALING"] <= (high or math.inf):
         raise ConfigError(
             f"{named('PRECISION.INIT_LOSS_SCALING')}, must lie between {named('PRECISION.MIN_LOSS_SCALING')}, and "

@@ -216,13 +216,20 @@ class Precision:
         "Updates skipped in a row, for a gradient that is not finite, after which the run stops with exit code 3.",
         low=1,
     )
+    DOCTOR_SKIPS: int | None = setting(
+        10,
+        "Updates skipped in a row after which the run looks, once, for the module that breaks, and writes doctor.yaml; not set: never.",
+        low=1,
+    )
     CUSTOM_BLACK_LIST: tuple[str, ...] = setting(
         (), "What AMP leaves in float32: module paths (blocks.7.*), classes (LayerNorm), operators (softmax)."
     )
     CUSTOM_WHITE_LIST: tuple[str, ...] = setting((), "What AMP computes in half although it would not: likewise.")
 
     SHADOW_STEPS: int | None = setting(
-        None, "Updates between two comparisons of a batch with the same in float32; not set: none.", low=1
+        None,
+        "Updates between two comparisons of a batch, and of how many gradients underflow, with the same in float32; not set: none.",
+        low=1,
     )
     SHADOW_COSINE: float = setting(
         0.9, "A comparison warns when a module's gradient has a smaller cosine to float32's.", low=-1.0, high=1.0

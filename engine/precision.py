@@ -7,7 +7,7 @@ and float32 it stays 1 and only keeps a non-finite update from reaching the weig
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -133,8 +133,12 @@ class Precision:
                 "use PRECISION.RESIDUAL float32"
             )
 
+        half = self.half
+
         def cast(block: torch.nn.Module, inputs: tuple) -> tuple:
-            return (inputs[0].to(self.half or inputs[0].dtype), *inputs[1:])
+            # Not where autocast is off: a copy of the model may be run in float32.
+            narrows = torch.is_autocast_enabled(self.device.type)
+            return (inputs[0].to(half), *inputs[1:]) if narrows else inputs
 
         # The last block gets what the others made; a hook on it would keep it from being computed for one token.
         for block in model.blocks[:-1]:
@@ -166,6 +170,17 @@ class Precision:
             yield
         finally:
             self.half, self.is_naive = half, naive
+
+    @contextlib.contextmanager
+    def black_listed(self, model: torch.nn.Module, names: Iterable[str]) -> Iterator[None]:
+        """Modules of these paths are on PRECISION.CUSTOM_BLACK_LIST too, for as long as this lasts."""
+        listed = (*self._settings.CUSTOM_BLACK_LIST, *names)
+        longer = dataclasses.replace(self._settings, CUSTOM_BLACK_LIST=listed)
+        apply_lists(model, longer, self.device.type, self.half)
+        try:
+            yield
+        finally:
+            apply_lists(model, self._settings, self.device.type, self.half)
 
     def cast(self, images: torch.Tensor) -> torch.Tensor:
         """Images in the type that the model takes."""

@@ -15,8 +15,10 @@ import engine.run
 import engine.trainer
 import main_single_gpu
 from configs.convert import flatten
+from engine.examine import make_case
 from engine.explain import watch
 from engine.float8 import check_float8
+from engine.overflow import Batches
 from engine.precision import Precision
 from models import build_model
 from scripts.doctor import precision_of
@@ -224,8 +226,10 @@ def test_a_run_saves_what_timm_loads_and_evaluates_both_weights_as_in_training(t
 
 def test_doctor_and_predict_need_no_float8(config):
     state = {"config": flatten(config), "amp_scaler": {"dtype": "torch.bfloat16", "scale": 1.0}}
-    examined, _ = precision_of(config, state, None)
     images = {"mean": [0.5], "std": [0.5], "input_size": [1, 8, 8], "crop_pct": 0.875, "interpolation": "bicubic"}
-    for each in (examined, config_of({**state, "data": images})):
-        precision = Precision(each, CPU)
+    predicting = Precision(config_of({**state, "data": images}), CPU)
+    model, *_ = prepared(config)
+    case = make_case(precision_of(config, state, None)[0], model, CPU, Batches(0, 0, []), 1.0)
+    for precision in (predicting, case.precision):
         assert precision.half is torch.bfloat16 and not precision.is_float8
+    assert not in_float8(case.model)

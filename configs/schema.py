@@ -48,8 +48,13 @@ class Data:
     )
     NUM_WORKERS: int | None = setting(
         None,
-        "Loader processes per training process; not set: the cores there are, shared out, at most 8, and 0 for sets held in memory. (PaddleViT: 1, which starves a GPU.)",
+        "Loader threads or processes per training process; not set: the cores there are, shared out, at most 8, and 0 for sets held in memory. (PaddleViT: 1, which starves a GPU.)",
         low=0,
+    )
+    WORKERS: str = setting(
+        "threads",
+        "What reads ahead: threads, which share all memory and cost less, or processes, where Python itself is the limit.",
+        choices=("threads", "processes"),
     )
     DROP_LAST: bool = setting(
         True,

@@ -15,6 +15,7 @@ from engine.checkpoint import read_checkpoint
 from engine.saver import Saver
 from tests.helpers import run_folder, run_hash
 from utils import files
+from utils.log import Log
 from utils.run_folder import RunFolder
 
 ENOUGH_FOR_ALL_BUT_CHECKPOINTS = 20_000  # bytes
@@ -107,15 +108,27 @@ def test_checkpoints_that_find_no_room_end_no_run_and_the_old_one_stays(tmp_path
 
 def test_a_disk_that_is_full_to_the_last_byte_ends_no_run(tmp_path, small_disk, start):
     assert start(tmp_path / "unbroken")["code"] == 0
-    full = start(small_disk / "o", fill_disk=[2, str(small_disk / "other")])
-    folder = run_folder(small_disk / "o")
-    assert full["code"] == 1 and "warning: cannot save" in full["told"] and "\ndone; " in full["told"], full["told"]
-    assert "No space left on device" in full["told"]
-    assert read_checkpoint(folder / "last.pth")["step"] == 4 and not list(folder.glob(".*.tmp"))
-    assert '"step": 4' in (folder / "status.json").read_text()
+    full = start(small_disk / "o", "-opts", "SAVE_STEPS=2", fill_disk=[2, str(small_disk / "other")])
+    folder, told = run_folder(small_disk / "o"), full["told"]
+    assert full["code"] == 1 and "\ndone; " in told and "Traceback" not in told, told
+    for what in ("save", "write the figures", "write " + str(folder / "status.json")):
+        assert f"warning: cannot {what}" in told, told
+    assert "No space left on device" in told
+    assert read_checkpoint(folder / "last.pth")["step"] == 2 and not list(folder.glob(".*.tmp"))
+    assert '"step": 2' in (folder / "status.json").read_text()
     (small_disk / "other").unlink()
     assert start(small_disk / "o")["code"] == 0
     assert run_hash(folder) == run_hash(run_folder(tmp_path / "unbroken"))
+
+
+def test_a_log_that_finds_no_room_ends_no_run(tmp_path, capsys):
+    for name in ("log.txt", "log_0.txt"):
+        (tmp_path / name).symlink_to("/dev/full")
+    log = Log(0)
+    log.open(tmp_path)
+    log.say("seen on the console")
+    log.close()
+    assert capsys.readouterr().out == "seen on the console\n"
 
 
 def test_a_read_only_disk_is_refused_before_data_is_looked_for(read_only_disk, start):

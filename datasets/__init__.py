@@ -16,7 +16,8 @@ from datasets.folder import read_image_folder
 from datasets.image_set import ImageSet
 from datasets.imagenet import read_imagenet
 from datasets.loader import EvalData, TrainData, Window
-from datasets.order import Order
+from datasets.mixup import Mixed, Preparation, heavier
+from datasets.order import Order, Piece
 from datasets.readers import Batch, EvalReader, TrainReader
 from datasets.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
 from datasets.transforms import EvalTransform, Normalize, TrainTransform
@@ -29,12 +30,16 @@ __all__ = [
     "EvalData",
     "EvalTransform",
     "ImageSet",
+    "Mixed",
     "Normalize",
+    "Piece",
+    "Preparation",
     "TrainData",
     "TrainTransform",
     "Window",
     "build_eval_data",
     "build_train_data",
+    "heavier",
     "load_image_sets",
 ]
 
@@ -91,7 +96,17 @@ def build_train_data(
 ) -> TrainData:
     """The training images of one process."""
     batch_size = config.DATA.BATCH_SIZE
-    order = Order(len(image_set), batch_size, world_size, config.TRAIN.ACCUM_ITER, config.DATA.DROP_LAST, config.SEED)
+    train = config.TRAIN
+    order = Order(
+        num_images=len(image_set),
+        batch_size=batch_size,
+        world_size=world_size,
+        num_accumulated=train.ACCUM_ITER,
+        drop_last=config.DATA.DROP_LAST,
+        seed=config.SEED,
+        num_repeats=train.REPEATED_AUG,
+        in_pairs=train.mixes,
+    )
     if isinstance(image_set, SyntheticImages):
         load = SyntheticBatches(config, image_set, batch_size, rank, device)
     else:

@@ -111,6 +111,10 @@ def test_the_number_of_threads_inside_torch_changes_no_pixel():
         results.append([augment(image, random.Random(number)) for number in range(6)])
     torch.set_num_threads(before)
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    # Why so: a mean, which contrast needs, is summed up without rounding, in whatever order the threads do it.
+    numbers = torch.cat([torch.tensor([2.0**24]), torch.ones(1000), torch.tensor([-(2.0**24)])])
+    with Drawn(torch.Generator()):
+        assert torch.mean(numbers) == torch.tensor(1000 / 1002) and numbers.mean().dtype is torch.float32
 
 
 def test_images_are_the_same_for_any_number_and_kind_of_workers(tmp_path):
@@ -122,8 +126,12 @@ def test_images_are_the_same_for_any_number_and_kind_of_workers(tmp_path):
         for count, kind in many
     )
     assert all(each == none for each in others)
-    plain = taken(train_data(folder_settings(root)).windows(3, 9))
-    assert [batch[2] for batch in plain] != [batch[2] for batch in none]
+    plain = replaced(folder_settings(root), TRAIN={"REPEATED_AUG": 2})
+    assert [batch[2] for batch in taken(train_data(plain).windows(3, 9))] != [batch[2] for batch in none]
+    windows = train_data(plain).windows(0, 1)
+    (batch,) = next(windows).batches
+    first, again = (np.flatnonzero(batch.piece.indices == batch.piece.indices[0])).tolist()
+    assert not torch.equal(batch.images[first], batch.images[again]), "a repeat is cropped as the first time"
 
 
 def test_magnitude_9_of_timm_is_level_27_of_torchvision_and_mstd_spreads_it():

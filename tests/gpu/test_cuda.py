@@ -112,3 +112,18 @@ def test_digits_reach_their_accuracy_with_amp_on_the_gpu(tmp_path):
     assert result.returncode == 0, result.stderr
     last = json.loads((run_folder(tmp_path) / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["eval_top1"] >= 97
+
+
+@pytest.mark.parametrize("workers", ["threads", "processes"])
+def test_batches_copied_ahead_are_those_of_the_cpu(tmp_path, workers):
+    config = small_config(tmp_path, "DATA.NUM_WORKERS=2", f"DATA.WORKERS={workers}", "DATA.DROP_LAST=false")
+    train_set, _ = load_image_sets(config)
+    device = torch.device("cuda", 0)
+
+    def batches(where: torch.device) -> list:
+        data = build_train_data(config, train_set, 0, 1, where)
+        return [batch for window in data.windows(0, 60) for batch in window.batches]
+
+    for ours, plain in zip(batches(device), batches(torch.device("cpu")), strict=True):
+        assert ours.images.device == ours.targets.device == device and ours.num_samples == plain.num_samples
+        assert torch.equal(ours.images.cpu(), plain.images) and torch.equal(ours.targets.cpu(), plain.targets)

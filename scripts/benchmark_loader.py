@@ -3,6 +3,7 @@
 python scripts/benchmark_loader.py limits -cfg FILE [...]   the loader's ceiling, the model's on synthetic data, which limits
 python scripts/benchmark_loader.py timm                     ours against timm's create_loader, from JPEG and from the cache
 python scripts/benchmark_loader.py pixels                   how far our pixels are from Pillow's
+python scripts/benchmark_loader.py memory                   private memory of readers over epochs of 200,000 listed files
 python scripts/benchmark_loader.py run -timm FOLDER         a whole run against timm's train.py, whose source is in FOLDER
 
 Without -photos a folder of JPEGs is made, of about 500 x 375 pixels and 100 kB. What is compared takes turns.
@@ -40,6 +41,9 @@ def main(argv: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     limits = commands.add_parser("limits")
     limits.add_argument("flags", nargs=argparse.REMAINDER, help="of main_single_gpu.py: -cfg -dataset -data_path ...")
+    memory = commands.add_parser("memory")
+    memory.add_argument("-count", type=int, default=200_000, help="listed files")
+    memory.add_argument("-epochs", type=int, default=5)
     for name in ("timm", "pixels", "run"):
         command = commands.add_parser(name)
         command.add_argument("-photos", type=Path, help="a folder with train/ and val/ [made anew]")
@@ -51,10 +55,11 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     print(machine() + "\n", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
-        if arguments.command != "limits" and not arguments.photos:
+        if "photos" in arguments and not arguments.photos:
             arguments.photos = Path(scratch) / "photos"
             make_photos(arguments.photos, arguments.count, arguments.count // 4)
-        commands = {"limits": tell_limits, "timm": compare_loaders, "pixels": compare_pixels, "run": compare_runs}
+        commands = {"limits": tell_limits, "timm": compare_loaders, "pixels": compare_pixels, "memory": watch_memory}
+        commands["run"] = compare_runs
         commands[arguments.command](arguments, Path(scratch))
     return 0
 
@@ -161,6 +166,49 @@ def compare_pixels(arguments: argparse.Namespace, scratch: Path) -> None:
         f"{len(means)} images: mean absolute difference {statistics.mean(means):.4f} of 255 (worst image {max(means):.4f}),"
     )
     print(f"bias {statistics.mean(biases):+.4f} (worst image {max(biases, key=abs):+.4f})")
+
+
+def watch_memory(arguments: argparse.Namespace, scratch: Path) -> None:
+    """After each epoch: of the loader's processes, or of the one whose threads read."""
+    import numpy as np
+    from PIL import Image
+
+    names = [f"a folder with a long name/image number {number:06d}.jpg" for number in range(arguments.count)]
+    (scratch / "a folder with a long name").mkdir()
+    for number, name in enumerate(names):  # a file may have some 65,000 names
+        if number % 10_000 == 0:
+            Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(scratch / name)
+        else:
+            (scratch / name).hardlink_to(scratch / names[number // 10_000 * 10_000])
+    for part in ("train", "val"):
+        listed = names if part == "train" else names[:10]
+        (scratch / f"{part}_list.txt").write_text("".join(f"{name} {n % 10}\n" for n, name in enumerate(listed)))
+    for kind in ("threads", "processes"):
+        command = [sys.executable, "-c", MEMORY, ROOT, scratch, kind, arguments.epochs]
+        lines = subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+        growth = 100 * (float(lines[-1]) / float(lines[0]) - 1)
+        print(f"{kind}: private MB after each epoch {' '.join(lines)}: {growth:+.1f}% from the first to the last")
+
+
+MEMORY = """
+import multiprocessing, os, re, sys
+from pathlib import Path
+root, folder, kind, epochs = sys.argv[1:]
+sys.path.insert(0, root)
+import torch
+from configs.load import load
+from datasets import build_train_data, load_image_sets
+config = load(["-cfg", f"{root}/configs/vit_tiny_patch16_224.yaml", "-dataset", "imagenet2012", "-data_path", folder, "-batch_size", "250", "-num_workers", "2",
+               "-image_size", "16", "-opts", f"DATA.WORKERS={kind}"]).config
+data = build_train_data(config, load_image_sets(config)[0], 0, 1, torch.device("cpu"))
+for step, window in enumerate(data.windows(0, int(epochs) * data.steps_per_epoch), 1):
+    for batch in window.batches:
+        pass
+    if step % data.steps_per_epoch == 0:
+        readers = [child.pid for child in multiprocessing.active_children()] or [os.getpid()]
+        texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in readers]
+        print(round(sum(int(kb) for text in texts for kb in re.findall("Private_.*?: *([0-9]+) kB", text)) / 1024, 1))
+"""
 
 
 # --- the loader and the model ---

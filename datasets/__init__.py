@@ -15,7 +15,17 @@ from datasets.digits import read_digits
 from datasets.folder import read_image_folder
 from datasets.image_set import ImageSet
 from datasets.imagenet import read_imagenet
-from datasets.loader import Batch, EvalData, EvalReader, TrainData, TrainReader, Window, batch_source
+from datasets.loader import (
+    Batch,
+    EvalData,
+    EvalReader,
+    TrainData,
+    TrainReader,
+    Window,
+    batch_source,
+    cores_per_process,
+    count_workers,
+)
 from datasets.order import Order
 from datasets.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
 from datasets.transforms import EvalTransform, Normalize, TrainTransform
@@ -33,6 +43,8 @@ __all__ = [
     "Window",
     "build_eval_data",
     "build_train_data",
+    "cores_per_process",
+    "count_workers",
     "load_image_sets",
 ]
 

@@ -144,10 +144,15 @@ def count_workers(data: Data, image_set: ImageSet, world_size: int, device: torc
         return data.NUM_WORKERS
     if image_set.in_memory:
         return 0
+    return min(MOST_WORKERS, cores_per_process(world_size, device))
+
+
+def cores_per_process(world_size: int, device: torch.device) -> int:
+    """The cores that this machine grants us, shared out."""
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # With a GPU each, there are at most as many processes on this machine as GPUs; the others are elsewhere.
     num_local = min(world_size, torch.cuda.device_count()) if device.type == "cuda" else world_size
-    return max(1, min(MOST_WORKERS, num_cores // num_local))
+    return max(1, num_cores // num_local)
 
 
 def batch_source(

@@ -1,11 +1,13 @@
 """What can only be seen on a GPU: no host sync in a step, float16 by default, less memory, exact resume."""
 
 import json
+import time
 
 import pytest
 import torch
 
 from datasets import build_train_data, load_image_sets
+from engine.timing import PHASES
 from engine.trainer import Trainer
 from models import build_model
 from tests.helpers import SMALL, replaced, run, run_folder, run_hash, small_config
@@ -42,6 +44,19 @@ def test_an_update_never_makes_the_host_wait(tmp_path, dtype, moment):
             trainer.report()  # the counter counts
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_phases_are_timed_by_the_device(tmp_path):
+    trainer = cuda_trainer(small_config(tmp_path, "REPORT_FREQ=4", *SYNTHETIC))
+    rows = []
+    trainer.on_report = rows.append
+    start = time.perf_counter()
+    trainer.train_epoch(trainer.data.windows(0, trainer.data.steps_per_epoch), save=lambda: None)
+    passed = time.perf_counter() - start
+    assert 0.5 * passed < sum(row["seconds"] for row in rows) < passed
+    for row in rows:
+        assert sum(row[f"{name}_pct"] for name in PHASES) == pytest.approx(100, abs=0.05)
+        assert min(row["forward_pct"], row["backward_pct"], row["optimizer_pct"]) > 0
 
 
 def test_amp_is_float16_by_default_and_takes_less_memory(tmp_path):

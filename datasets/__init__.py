@@ -21,7 +21,7 @@ from datasets.order import Order, Piece
 from datasets.readers import Batch, EvalReader, TrainReader
 from datasets.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
 from datasets.transforms import EvalTransform, Normalize, TrainTransform
-from datasets.workers import batch_source
+from datasets.workers import batch_source, cores_per_process, count_workers
 from utils.errors import ConfigError, DataError, did_you_mean
 
 __all__ = [
@@ -39,6 +39,8 @@ __all__ = [
     "Window",
     "build_eval_data",
     "build_train_data",
+    "cores_per_process",
+    "count_workers",
     "heavier",
     "load_image_sets",
 ]

@@ -50,9 +50,8 @@ def main(argv: list[str]) -> int:
         found = diagnose(make_case(config, make_model(config, state, each), device, each, scale))
         if found.first:
             break
-    print(
-        f"step {each.step}, process {each.rank}: {sum(len(b.targets) for b, _ in each.batches)} images; loss scale {scale:g}"
-    )
+    num_images = sum(len(batch.targets) for batch, _ in each.batches)
+    print(f"step {each.step}, process {each.rank}: {num_images} images; loss scale {scale:g}")
     print("\n".join(found.lines()))
     text = prescribe(found, config, folder)
     if text:

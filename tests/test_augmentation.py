@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.nn import functional
 
 from configs.load import load
@@ -16,9 +17,10 @@ from datasets.augment import DRAWING, Drawn, build_augmentation, parse_policy
 from datasets.mixup import Erasing, Mixing
 from datasets.order import Order, sample_rng
 from engine.losses import ClassificationLoss
+from scripts import show_augmentation
 from tests.helpers import replaced, small_config
 from tests.test_loader import folder_settings, make_folder, taken, train_data
-from utils.errors import ConfigError
+from utils.errors import ConfigError, exit_code
 
 CPU = torch.device("cpu")
 POLICIES = [
@@ -352,3 +354,18 @@ def test_an_odd_batch_and_a_range_that_is_none_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="TRAIN.CUTMIX_MINMAX, .* must be two numbers"):
         small_config(tmp_path, "TRAIN.CUTMIX_MINMAX=[0.8, 0.2]")
     assert small_config(tmp_path, "DATA.BATCH_SIZE=7", "TRAIN.CUTMIX_ALPHA=1", "EVAL=true").EVAL
+
+
+def test_the_script_draws_what_a_run_trains_on(tmp_path, capsys):
+    small_config(tmp_path)
+    words = ["-cfg", str(tmp_path / "small.yaml"), "-opts", "DATA.CROP_SCALE=1,1", "DATA.CROP_RATIO=1,1"]
+    for name, more in (("plain", []), ("mixed", ["TRAIN.MIXUP_ALPHA=0.8", "TRAIN.RANDOM_ERASE_PROB=1"])):
+        assert exit_code(show_augmentation.main, [str(tmp_path / f"{name}.png"), *words, *more]) == 0
+    plain, changed = (np.asarray(Image.open(tmp_path / f"{name}.png")) for name in ("plain", "mixed"))
+    config = small_config(tmp_path, *words[3:])
+    windows = train_data(config).windows(0, 1)
+    (batch,) = next(windows).batches
+    first = slice(0, 8), slice(10, 18)  # the second image of the first row
+    assert plain.shape == changed.shape == (3 * 10 - 2, 8 * 10 - 2, 3) and (plain != changed).any()
+    assert (plain[first] == batch.images[1].permute(1, 2, 0).numpy()).all()
+    assert exit_code(show_augmentation.main, ["x.jpg"]) == 2 and "PNG to write" in capsys.readouterr().err

@@ -32,6 +32,7 @@ __all__ = [
     "TrainTransform",
     "Window",
     "build_eval_data",
+    "build_order",
     "build_train_data",
     "load_image_sets",
 ]
@@ -84,12 +85,18 @@ def _check(config: Config, part: str, image_set: ImageSet) -> None:
         )
 
 
+def build_order(config: Config, num_images: int, world_size: int) -> Order:
+    """Which training images each update of a run sees."""
+    data = config.DATA
+    return Order(num_images, data.BATCH_SIZE, world_size, config.TRAIN.ACCUM_ITER, data.DROP_LAST, config.SEED)
+
+
 def build_train_data(
     config: Config, image_set: ImageSet, rank: int, world_size: int, device: torch.device
 ) -> TrainData:
     """The training images of one process."""
     batch_size = config.DATA.BATCH_SIZE
-    order = Order(len(image_set), batch_size, world_size, config.TRAIN.ACCUM_ITER, config.DATA.DROP_LAST, config.SEED)
+    order = build_order(config, len(image_set), world_size)
     if isinstance(image_set, SyntheticImages):
         load = SyntheticBatches(config, image_set, batch_size, rank, device)
     else:

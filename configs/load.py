@@ -105,11 +105,17 @@ def _check(values: dict[str, Any], origins: dict[str, str]) -> None:
     if len(values[key]) != 2:
         raise ConfigError(f"{named(key)}, must be two numbers, such as {to_text(SETTINGS[key].default)}")
     low, high = values["PRECISION.MIN_LOSS_SCALING"], values["PRECISION.MAX_LOSS_SCALING"]
+    if low > (high or math.inf):
+        raise ConfigError(
+            f"{named('PRECISION.MIN_LOSS_SCALING')}, must not be larger than {named('PRECISION.MAX_LOSS_SCALING')}"
+        )
     if not low <= values["PRECISION.INIT_LOSS_SCALING"] <= (high or math.inf):
         raise ConfigError(
             f"{named('PRECISION.INIT_LOSS_SCALING')}, must lie between {named('PRECISION.MIN_LOSS_SCALING')}, and "
             f"{named('PRECISION.MAX_LOSS_SCALING')}"
         )
+    if (values["PRECISION.MODE"], values["PRECISION.DTYPE"]) == ("float8", "float16"):
+        raise ConfigError(f"{named('PRECISION.DTYPE')}, must be bfloat16 or not set with {named('PRECISION.MODE')}")
     if values["MODEL.TYPE"] == "vit":
         _check_vit(values, named)
 

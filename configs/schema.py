@@ -48,8 +48,13 @@ class Data:
     )
     NUM_WORKERS: int | None = setting(
         None,
-        "Loader processes per training process; not set: the cores there are, shared out, at most 8, and 0 for sets held in memory. (PaddleViT: 1, which starves a GPU.)",
+        "Loader threads or processes per training process; not set: the cores there are, shared out, at most 8, and 0 for sets held in memory. (PaddleViT: 1, which starves a GPU.)",
         low=0,
+    )
+    WORKERS: str = setting(
+        "threads",
+        "What reads ahead: threads, which share all memory and cost less, or processes, where Python itself is the limit.",
+        choices=("threads", "processes"),
     )
     DROP_LAST: bool = setting(
         True,
@@ -116,6 +121,11 @@ class Optimizer:
     EPS: float = setting(1e-8, "Added to Adam's denominator.", low=0.0)
     BETAS: tuple[float, ...] = setting((0.9, 0.999), "Adam's two decay rates.", low=0.0, high=0.999999)
     MOMENTUM: float = setting(0.9, "SGD's momentum.", low=0.0, high=0.999999)
+    FIRST_MOMENT: str = setting(
+        "float32",
+        "Type in which Adam's mean of the gradients, or SGD's momentum, is kept between updates; bfloat16 halves its memory.",
+        choices=("float32", "bfloat16"),
+    )
 
 
 @dataclass(frozen=True)
@@ -178,8 +188,8 @@ class Precision:
     )
     MODE: str = setting(
         "autocast",
-        "autocast: operations in half where that is safe, weights in float32; naive: weights and operations in half, and float32 copies of the weights that the optimizer moves.",
-        choices=("autocast", "naive"),
+        "autocast: operations in half where that is safe, weights in float32; naive: weights and operations in half, and float32 copies of the weights that the optimizer moves; float8: as autocast in bfloat16, with the large Linear layers in float8 (torchao, on CUDA devices that have it).",
+        choices=("autocast", "naive", "float8"),
     )
     RESIDUAL: str = setting(
         "float32",
@@ -211,13 +221,20 @@ class Precision:
         "Updates skipped in a row, for a gradient that is not finite, after which the run stops with exit code 3.",
         low=1,
     )
+    DOCTOR_SKIPS: int | None = setting(
+        10,
+        "Updates skipped in a row after which the run looks, once, for the module that breaks, and writes doctor.yaml; not set: never.",
+        low=1,
+    )
     CUSTOM_BLACK_LIST: tuple[str, ...] = setting(
         (), "What AMP leaves in float32: module paths (blocks.7.*), classes (LayerNorm), operators (softmax)."
     )
     CUSTOM_WHITE_LIST: tuple[str, ...] = setting((), "What AMP computes in half although it would not: likewise.")
 
     SHADOW_STEPS: int | None = setting(
-        None, "Updates between two comparisons of a batch with the same in float32; not set: none.", low=1
+        None,
+        "Updates between two comparisons of a batch, and of how many gradients underflow, with the same in float32; not set: none.",
+        low=1,
     )
     SHADOW_COSINE: float = setting(
         0.9, "A comparison warns when a module's gradient has a smaller cosine to float32's.", low=-1.0, high=1.0

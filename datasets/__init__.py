@@ -15,10 +15,12 @@ from datasets.digits import read_digits
 from datasets.folder import read_image_folder
 from datasets.image_set import ImageSet
 from datasets.imagenet import read_imagenet
-from datasets.loader import Batch, EvalData, EvalReader, TrainData, TrainReader, Window, batch_source
+from datasets.loader import EvalData, TrainData, Window
 from datasets.order import Order
+from datasets.readers import Batch, EvalReader, TrainReader
 from datasets.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
 from datasets.transforms import EvalTransform, Normalize, TrainTransform
+from datasets.workers import batch_source
 from utils.errors import ConfigError, DataError, did_you_mean
 
 __all__ = [

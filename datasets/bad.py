@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
-from datasets.image_set import ImageReadError, ImageSet
+from datasets.decode import ImageReadError
+from datasets.image_set import ImageSet
 from utils.errors import DataError
 
 NUM_EXPLAINED = 10  # the reason costs reading the image once more

@@ -12,7 +12,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.cifar_python import read_pickled
-from datasets.image_set import ArrayImages, ImageSet, pillow_mode
+from datasets.image_set import ArrayImages, ImageSet
 from utils.errors import DataError
 
 NUM_PIXELS = 3 * 32 * 32  # a record: the label bytes, then all red, all green, all blue pixels
@@ -108,7 +108,7 @@ def read_version(config: Config, version: Version) -> tuple[ImageSet | None, Ima
                 "files are damaged, remove the folder"
             )
         images = np.ascontiguousarray(images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-        return ArrayImages(images, targets, names, pillow_mode(config.DATA.IMAGE_CHANNELS), f"{version.title} {part}")
+        return ArrayImages(images, targets, names, config.DATA.IMAGE_CHANNELS, f"{version.title} {part}")
 
     train = None if config.EVAL else gather("training", layout.train_files)
     return train, gather("validation", (layout.val_file,))

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Config
-from datasets.image_set import ArrayImages, ImageSet, pillow_mode
+from datasets.image_set import ArrayImages, ImageSet
 from datasets.split import hold_out
 
 FILE = Path(__file__).with_name("digits.npz")
@@ -19,5 +19,5 @@ def read_digits(config: Config) -> tuple[ImageSet, ImageSet]:
         images, targets = content["images"], content["targets"]
     images = np.round(images * (255 / BRIGHTEST)).astype(np.uint8)
     classes = [str(digit) for digit in range(10)]
-    image_set = ArrayImages(images, targets, classes, pillow_mode(config.DATA.IMAGE_CHANNELS), "digits")
+    image_set = ArrayImages(images, targets, classes, config.DATA.IMAGE_CHANNELS, "digits")
     return hold_out(image_set, VAL_FRACTION, config.DATA.SPLIT_SEED)

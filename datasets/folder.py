@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from configs.schema import Config
-from datasets.image_set import FileImages, ImageSet, pillow_mode
+from datasets.image_set import FileImages, ImageSet
 from datasets.root import data_root, what_is_expected
 from datasets.split import hold_out
 from utils.errors import DataError, did_you_mean
@@ -79,7 +79,7 @@ def read_class_folders(
             )
         paths += found
         targets += [number[name]] * len(found)
-    return FileImages(folder, paths, targets, classes, pillow_mode(config.DATA.IMAGE_CHANNELS))
+    return FileImages(folder, paths, targets, classes, config.DATA.IMAGE_CHANNELS)
 
 
 def images_below(root: Path, name: str, deep: bool) -> list[str]:

@@ -1,18 +1,14 @@
 """What a data set is: targets, class names, and images read one at a time, from files or from memory."""
 
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from datasets.decode import ImageReadError, decode, to_array
 from utils.errors import DataError
-
-
-class ImageReadError(Exception):
-    """One image cannot be read. Not the end of a run: see BadImages."""
 
 
 class ImageSet:
@@ -27,8 +23,8 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.targets)
 
-    def read(self, index: int) -> Image.Image:
-        """The image, in mode RGB or L; ImageReadError when that cannot be done."""
+    def read(self, index: int) -> np.ndarray:
+        """The image as uint8 [H, W, channels]; ImageReadError when that cannot be done. Threads call it at once."""
         raise NotImplementedError
 
     def name(self, index: int) -> str:
@@ -53,14 +49,14 @@ class FileImages(ImageSet):
         paths: list[str],
         targets: Sequence[int] | np.ndarray,
         classes: list[str],
-        mode: str,
+        num_channels: int,
         *,
         confined: bool = False,
     ):
         """`paths` are relative to `root`; `confined`: they come from a list, and no link may lead out of `root`."""
         super().__init__(targets, classes)
         encoded = [os.fsencode(path) for path in paths]
-        self.root, self.mode, self.confined = root, mode, confined
+        self.root, self.num_channels, self.confined = root, num_channels, confined
         self._paths = b"".join(encoded)
         self._ends = np.cumsum([len(path) for path in encoded], dtype=np.int64)
 
@@ -71,27 +67,23 @@ class FileImages(ImageSet):
         start = self._ends[index - 1] if index else 0
         return os.fsdecode(self._paths[start : self._ends[index]])
 
-    def read(self, index: int) -> Image.Image:
+    def read(self, index: int) -> np.ndarray:
         path = self.name(index)
         # The folders were looked at when the list was read; a link to a file shows only here.
         if self.confined and os.path.islink(path) and not is_within(self.root, path):
             raise DataError(f"{path}: this link leads out of {self.root}; a list may only name files inside it")
         try:
-            with (
-                warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning),
-                open(path, "rb") as file,
-                Image.open(file) as image,
-            ):
-                image.load()
-                if 0 in image.size:
-                    raise ValueError("it has no pixels")
-                return image if image.mode == self.mode else image.convert(self.mode)
-        except Exception as error:  # on a broken file Pillow raises whatever its parsing ran into
+            with open(path, "rb") as file:
+                data = file.read()
+        except OSError as error:
             raise ImageReadError(f"{type(error).__name__}: {error}") from error
+        return decode(data, self.num_channels)
 
     def take(self, indices: np.ndarray) -> "FileImages":
         paths = [self._path(index) for index in indices.tolist()]
-        return FileImages(self.root, paths, self.targets[indices], self.classes, self.mode, confined=self.confined)
+        return FileImages(
+            self.root, paths, self.targets[indices], self.classes, self.num_channels, confined=self.confined
+        )
 
 
 class ArrayImages(ImageSet):
@@ -99,23 +91,21 @@ class ArrayImages(ImageSet):
 
     in_memory = True
 
-    def __init__(self, images: np.ndarray, targets: np.ndarray, classes: list[str], mode: str, title: str):
+    def __init__(self, images: np.ndarray, targets: np.ndarray, classes: list[str], num_channels: int, title: str):
         super().__init__(targets, classes)
-        self.images, self.mode, self.title = images, mode, title
+        self.images, self.num_channels, self.title = images, num_channels, title
 
     def name(self, index: int) -> str:
         return f"{self.title} image {index}"
 
-    def read(self, index: int) -> Image.Image:
-        return Image.fromarray(self.images[index]).convert(self.mode)
+    def read(self, index: int) -> np.ndarray:
+        pixels = self.images[index]
+        if pixels.ndim == 3 and pixels.shape[2] == self.num_channels:
+            return pixels
+        return to_array(Image.fromarray(pixels), self.num_channels)
 
     def take(self, indices: np.ndarray) -> "ArrayImages":
-        return ArrayImages(self.images[indices], self.targets[indices], self.classes, self.mode, self.title)
-
-
-def pillow_mode(num_channels: int) -> str:
-    """Pillow's name for colour or grey."""
-    return {1: "L", 3: "RGB"}[num_channels]
+        return ArrayImages(self.images[indices], self.targets[indices], self.classes, self.num_channels, self.title)
 
 
 def is_within(root: str | Path, path: str | Path) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Config
-from datasets.image_set import FileImages, is_within, pillow_mode
+from datasets.image_set import FileImages, is_within
 from utils.errors import DataError, did_you_mean
 
 NUM_LOOKED_AT = 10  # files of each list that must exist at the start; to look at all of ImageNet's takes minutes
@@ -36,8 +36,7 @@ def to_image_set(config: Config, listing: Listing, targets: np.ndarray, classes:
     """The listed images, relative to the list's folder, out of which no path may lead."""
     root = listing.file.parent
     _check_paths(listing, root)
-    mode = pillow_mode(config.DATA.IMAGE_CHANNELS)
-    return FileImages(root, listing.paths, targets, classes, mode, confined=True)
+    return FileImages(root, listing.paths, targets, classes, config.DATA.IMAGE_CHANNELS, confined=True)
 
 
 def _check_paths(listing: Listing, root: Path) -> None:

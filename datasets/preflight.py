@@ -2,15 +2,14 @@
 
 import contextlib
 import hashlib
-import warnings
 from collections.abc import Iterator
 
 import numpy as np
-from PIL import Image
 
 from configs.schema import Config
+from datasets.decode import ImageReadError
 from datasets.findings import WARN, WRONG, Finding
-from datasets.image_set import ImageReadError, ImageSet
+from datasets.image_set import ImageSet
 from datasets.synthetic import SyntheticImages
 
 NUM_NAMED = 10
@@ -36,7 +35,7 @@ class Looks:
     def note(self, indices: range) -> int:
         for index in indices:
             try:
-                pixels = read_pixels(self.image_set, index)
+                pixels = self.image_set.read(index)
             except ImageReadError as error:
                 self.reasons[index] = str(error)
                 continue
@@ -45,11 +44,6 @@ class Looks:
             digest.update(np.ascontiguousarray(pixels))
             self.digests[index] = int.from_bytes(digest.digest(), "little")
         return len(indices)
-
-
-def read_pixels(image_set: ImageSet, index: int) -> np.ndarray:
-    """uint8, height and width first."""
-    return np.asarray(image_set.read(index))
 
 
 def look_at(image_set: ImageSet, title: str) -> Looks:
@@ -61,8 +55,6 @@ def look_at(image_set: ImageSet, title: str) -> Looks:
     looks = Looks(image_set)
     blocks = [range(start, min(start + BLOCK, len(image_set))) for start in range(0, len(image_set), BLOCK)]
     with (
-        # Threads share the list of filters: what one of them puts back must hold for the others too.
-        warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning),
         ThreadPoolExecutor() as pool,
         contextlib.closing(pool.map(looks.note, blocks)) as counts,  # closed, on Ctrl-C too: no block is begun any more
         tqdm(total=len(image_set), desc=title, unit=" images", leave=False, disable=None) as bar,
@@ -81,7 +73,7 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
     yield check_classes(config, train, val)
     found = []
     for part, image_set in (("training", train), ("validation", val)):
-        if image_set is not None and len(image_set):
+        if image_set is not None:
             found.append(look_at(image_set, f"reading {part} images"))
             yield check_readable(part, found[-1], config.DATA.MAX_BAD_FRACTION)
             yield check_sizes(part, found[-1], config.DATA.IMAGE_SIZE)

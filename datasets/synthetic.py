@@ -7,8 +7,8 @@ import torch
 
 from configs.schema import Config
 from datasets.image_set import ImageSet
-from datasets.loader import Batch
 from datasets.order import Piece
+from datasets.readers import Batch
 
 DEFAULT_CLASSES = 1000
 

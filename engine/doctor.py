@@ -3,13 +3,13 @@
 import contextlib
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
+from configs.schema import Precision as Settings
 from engine.precision import Precision
 from engine.trace import Place, Trace, is_finite, unchanged_buffers
 from utils.seed import seed_update
@@ -69,27 +69,38 @@ class Diagnosis:
     best_scale: float = 1.0
     is_mended: bool = True  # whether a replay with list and scale is finite
 
-    def yaml(self, base: str | None = None, listed: tuple[str, ...] = ()) -> str:
-        """Settings that mend it; `listed` are entries that the run has already."""
-        lines = [f"BASE: {base}"] if base else []
-        lines += ["PRECISION:"]
-        entries = [*listed, *(name for name in self.black_list if name not in listed)]
+    def prescription(self, present: Settings) -> dict[str, str]:
+        """What mends it: names under PRECISION and their values, for a run that has the `present` settings."""
+        if self.breaks_in_float32:
+            return {}
+        changed = {}
+        if present.MODE == "naive":
+            changed["MODE"] = "autocast"
+        entries = dict.fromkeys((*present.CUSTOM_BLACK_LIST, *self.black_list))
         if entries:
-            lines += [f"    CUSTOM_BLACK_LIST: [{', '.join(entries)}]"]
+            changed["CUSTOM_BLACK_LIST"] = f"[{', '.join(entries)}]"
+        if present.CUSTOM_WHITE_LIST:
+            changed["CUSTOM_WHITE_LIST"] = "[]"
         if self.half is torch.float16:
-            lines += [f"    INIT_LOSS_SCALING: {self.best_scale:.1f}"]
-        return "\n".join(lines if len(lines) > 1 + bool(base) else lines[:-1]) + "\n"
+            scale = min(self.best_scale, present.MAX_LOSS_SCALING or math.inf)
+            changed["INIT_LOSS_SCALING"] = f"{scale:.1f}"
+            if scale < present.MIN_LOSS_SCALING:
+                changed["MIN_LOSS_SCALING"] = f"{scale:.1f}"
+        return changed
 
     def finding(self) -> str:
         """One sentence: where it breaks and how."""
         name, limit = str(self.half).removeprefix("torch."), torch.finfo(self.half).max
         if self.first is None:
-            return f"nothing breaks: in {name} all activations and gradients of this batch are finite"
+            return (
+                f"nothing breaks: in {name} all activations and gradients of this batch are finite, at loss scale "
+                f"{self.scale:g}"
+            )
         row = next((row for row in self.rows if row.place == self.first), None)
         if self.breaks_in_float32:
             return (
-                f"{self.first}: the first {'output' if self.is_forward else 'gradient'} that is not finite, in float32 "
-                "too: not a matter of precision. Look at the weights and the images; lower TRAIN.BASE_LR"
+                f"{self.first}: the first {'output' if self.is_forward else 'gradient'} that is not finite, even in "
+                "float32: not a matter of precision. Look at the weights and the images; lower TRAIN.BASE_LR"
             )
         if self.is_forward:
             size = f", which reaches {row.activation:.4g} in float32 ({name} ends at {limit:.5g})" if row else ""
@@ -132,7 +143,7 @@ class Diagnosis:
 
 def diagnose(case: Case) -> Diagnosis:
     """Replay in float32 and in half, then again with what would mend it until it does."""
-    half = case.precision.half
+    half = case.precision.half or torch.float32
     found = Diagnosis(half, case.scale)
     exact = replay(case, in_half=False, scale=1.0)
     trace = as_run = replay(case, in_half=True, scale=case.scale, reference=exact)
@@ -191,7 +202,7 @@ def replay(case: Case, in_half: bool, scale: float, reference: Trace | None = No
     trace = Trace(model, reference)
     model.train()
     seed_update(*case.seed)
-    with unchanged_buffers(model), in_float32(model, floats), whole_last_block(model):
+    with unchanged_buffers(model), whole_last_block(model), case.precision.black_listed(model, floats):
         for images, targets, share in case.batches:
             with case.precision.autocast() if in_half else contextlib.nullcontext(), trace.watching():
                 logits = model(images)
@@ -238,31 +249,6 @@ def vanishing(model: nn.Module, half: torch.dtype, trace: Trace) -> list[Vanishi
                 full = f"{path}.{name}" if path else name
                 found.append(Vanishing(full, float(value.abs().max()), share, path in halves))
     return found
-
-
-@contextlib.contextmanager
-def in_float32(model: nn.Module, names: list[str]) -> Iterator[None]:
-    """The modules of these paths compute with autocast off, on float32 inputs: what PRECISION.CUSTOM_BLACK_LIST does."""
-    modules = [model.get_submodule(name) for name in names]
-    for module in modules:
-        module.forward = _without_autocast(module.forward)
-    try:
-        yield
-    finally:
-        for module in modules:
-            del module.forward  # the class's own is behind it
-
-
-def _without_autocast(forward: Callable) -> Callable:
-    def widen(each):
-        return each.float() if isinstance(each, Tensor) and each.is_floating_point() else each
-
-    def compute(*args, **kwargs):
-        device = next(each.device.type for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
-        with torch.autocast(device, enabled=False):
-            return forward(*tree_map(widen, args), **tree_map(widen, kwargs))
-
-    return compute
 
 
 def is_inside(path: str, names: list[str]) -> bool:

@@ -5,6 +5,7 @@ import time
 from datasets import BadImages, EvalData
 from engine.checkpoint import keep_as, prune, save_checkpoint
 from engine.evaluate import Scores, evaluate
+from engine.examine import examine
 from engine.explain import explain
 from engine.overflow import save_overflow
 from engine.recorder import Recorder, Seconds
@@ -33,6 +34,7 @@ class Epochs:
         self.session.begin()
         if self.process.is_first:
             self.recorder = Recorder(self.session, self.trainer)
+            self.trainer.on_skips = lambda: examine(self.session, self.trainer)
         self.session.status("training", epoch=self.trainer.epoch, step=self.trainer.step)
         if self.config.PRECISION.EXPLAIN:
             explain(self.session, self.trainer)

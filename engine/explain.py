@@ -14,6 +14,7 @@ from engine.session import Session
 from engine.trace import Where, unchanged_buffers
 from engine.trainer import Trainer
 from utils.files import write_text
+from utils.seed import unchanged_random_state
 from utils.table import align
 
 # They move or convert numbers and compute none.
@@ -75,10 +76,8 @@ class Watch(TorchDispatchMode):
 def watch(model: nn.Module, images: Tensor, autocast: torch.autocast) -> list[Seen]:
     """One forward in training mode that leaves no trace: random numbers and BatchNorm's statistics are put back."""
     found = Watch(model)
-    devices = [images.device] if images.device.type not in ("cpu", "mps") else []
-    kind = images.device.type if devices else "cuda"
     with (
-        torch.random.fork_rng(devices, device_type=kind),
+        unchanged_random_state(images.device),
         unchanged_buffers(model),
         found.where.following(found.note_module),
         contextlib.ExitStack() as stack,
@@ -141,7 +140,9 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def _float_types(tree) -> list[torch.dtype]:
-    return [each.dtype for each in tree_leaves(tree) if isinstance(each, Tensor) and each.is_floating_point()]
+    floats = [each for each in tree_leaves(tree) if isinstance(each, Tensor) and each.is_floating_point()]
+    # torchao's float8 tensors go by the type that they were made of; what is computed with is inside.
+    return [getattr(each, "_data", each).dtype for each in floats]
 
 
 def _names(types: set[torch.dtype]) -> str:

@@ -1,7 +1,7 @@
 """The batch that a run stopped on: kept with the weights it met, and found again to be replayed."""
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -32,6 +32,11 @@ class Shown:
     def last_batch(self) -> Batch:
         return self._batches[-1]
 
+    def batches(self, rank: int) -> "Batches":
+        """The same, to be replayed."""
+        shown = zip(self._batches, self._shares, strict=True)
+        return Batches(self.step, rank, [(batch.images, batch.targets, share) for batch, share in shown])
+
     def state_dict(self) -> dict:
         """uint8 images and targets of all micro-batches."""
         return {
@@ -45,12 +50,12 @@ class Shown:
 
 @dataclass
 class Batches:
-    """What one process's update sees, out of a file or out of the data set."""
+    """What one process's update sees, out of a run, a file or the data set."""
 
     step: int
     rank: int
     batches: list[tuple[Tensor, Tensor, float]]  # uint8 images, targets, share
-    state: dict  # of the file: weights and settings, where they are in it
+    state: dict = field(default_factory=dict)  # of the file: weights and settings, where they are in it
 
 
 def name_of(rank: int) -> str:

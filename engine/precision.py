@@ -7,11 +7,12 @@ and float32 it stays 1 and only keeps a non-finite update from reaching the weig
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
 from configs.schema import Config
+from engine.float8 import check_float8, from_float8, to_float8
 from engine.kernels import choose_kernels
 from engine.lists import apply_lists
 from engine.loss_scale import LossScaler
@@ -30,12 +31,17 @@ def has_fast_bfloat16(device: torch.device) -> bool:
 class Precision:
     """Autocast and GradScaler of one run."""
 
-    def __init__(self, config: Config, device: torch.device):
+    def __init__(self, config: Config, device: torch.device, emulate: bool = False):
+        """`emulate`: the numbers of float8 on a device without, slowly."""
         settings = config.PRECISION
-        self.device, self._settings = device, settings
+        self.device, self._settings, self._emulate = device, settings, emulate
+        self.is_naive, self.is_float8 = (config.AMP and settings.MODE == mode for mode in ("naive", "float8"))
         self.half, self.reason = self._choose(config.AMP, settings.DTYPE, device)
+        if self.is_float8:
+            check_float8(device, emulate)
+            self.half, self.reason = torch.bfloat16, "PRECISION.MODE is float8"
         self._check_device()
-        self.is_naive = self.half is not None and settings.MODE == "naive"
+        self._compiles = config.COMPILE
         self.scaler = LossScaler(device.type, settings, needed=self.half is torch.float16)
         self._masters: list[torch.nn.Parameter] = []
         self._halves: list[torch.nn.Parameter] = []
@@ -87,7 +93,11 @@ class Precision:
             advice = "; this device also has bfloat16, which needs no loss scale: -amp_dtype bfloat16"
         elif self.half is torch.bfloat16 and not fast:
             advice = "; this device has no bfloat16 arithmetic, so this saves memory but not time"
-        return f"precision: {'naive' if self.is_naive else 'autocast'} {name} with GradScaler ({scale}), {self.reason}{advice}"
+        mode = "naive" if self.is_naive else "autocast"
+        if self.is_float8:
+            mode = "float8 in large Linear layers, else autocast"
+            advice = "" if self._compiles else "; float8 gains time only with -compile"
+        return f"precision: {mode} {name} with GradScaler ({scale}), {self.reason}{advice}"
 
     def advise_on_sizes(self, config: Config, num_classes: int) -> str | None:
         """Tensor Cores take matrices in steps of 8; other sizes are padded or computed without them."""
@@ -111,6 +121,8 @@ class Precision:
         if settings.RESIDUAL == "half" and self.half is not None and not self.is_naive:
             self._narrow_residual(model)
         choose_kernels(model, self.device, self.half)  # after what replaces modules
+        if self.is_float8:  # later still: a last block with other layers than torch's would not be shortened
+            lines = [*lines, to_float8(model, self._emulate)]
         return lines
 
     def _narrow_residual(self, model: torch.nn.Module) -> None:
@@ -121,8 +133,12 @@ class Precision:
                 "use PRECISION.RESIDUAL float32"
             )
 
+        half = self.half
+
         def cast(block: torch.nn.Module, inputs: tuple) -> tuple:
-            return (inputs[0].to(self.half or inputs[0].dtype), *inputs[1:])
+            # Not where autocast is off: a copy of the model may be run in float32.
+            narrows = torch.is_autocast_enabled(self.device.type)
+            return (inputs[0].to(half), *inputs[1:]) if narrows else inputs
 
         # The last block gets what the others made; a hook on it would keep it from being computed for one token.
         for block in model.blocks[:-1]:
@@ -146,12 +162,25 @@ class Precision:
     def in_float32(self, model: torch.nn.Module) -> Iterator[None]:
         """This very code path without half precision: autocast off, and the model's lists with it."""
         half, naive = self.half, self.is_naive
+        if self.is_float8:
+            from_float8(model)
         apply_lists(model, dataclasses.replace(self._settings, CUSTOM_BLACK_LIST=(), CUSTOM_WHITE_LIST=()), "cpu", None)
         self.half, self.is_naive = None, False
         try:
             yield
         finally:
             self.half, self.is_naive = half, naive
+
+    @contextlib.contextmanager
+    def black_listed(self, model: torch.nn.Module, names: Iterable[str]) -> Iterator[None]:
+        """Modules of these paths are on PRECISION.CUSTOM_BLACK_LIST too, for as long as this lasts."""
+        listed = (*self._settings.CUSTOM_BLACK_LIST, *names)
+        longer = dataclasses.replace(self._settings, CUSTOM_BLACK_LIST=listed)
+        apply_lists(model, longer, self.device.type, self.half)
+        try:
+            yield
+        finally:
+            apply_lists(model, self._settings, self.device.type, self.half)
 
     def cast(self, images: torch.Tensor) -> torch.Tensor:
         """Images in the type that the model takes."""

@@ -10,8 +10,8 @@ from torch import nn
 from configs.schema import Config, Train
 from datasets import TrainData
 from datasets.findings import OK, WARN, WRONG, Finding
-from datasets.loader import count_workers
 from datasets.synthetic import SyntheticImages
+from datasets.workers import count_workers
 from engine.optim import Schedule
 from utils.distributed import Process
 
@@ -101,8 +101,8 @@ def check_shared_memory(config: Config, num_workers: int) -> Finding:
 
 
 def loader_processes(config: Config, image_set, process: Process) -> int:
-    """Of all training processes on this machine together."""
-    if isinstance(image_set, SyntheticImages):
+    """Of all training processes on this machine together; threads need no shared memory."""
+    if config.DATA.WORKERS == "threads" or isinstance(image_set, SyntheticImages):
         return 0
     return count_workers(config.DATA, image_set, process.world_size, process.device) * process.local_size
 
@@ -114,10 +114,11 @@ def checkpoint_bytes(settings: Train, model: nn.Module) -> int:
 
 
 def optimizer_bytes(settings: Train, model: nn.Module) -> int:
-    """Adam keeps two numbers for each that trains, SGD one where it has momentum."""
+    """Adam keeps two numbers for each that trains, SGD one where it has momentum; the first may be in half."""
     chosen = settings.OPTIMIZER
-    per_weight = (1 if chosen.MOMENTUM else 0) if chosen.NAME == "SGD" else 2
-    return per_weight * trained_bytes(model)
+    first = 0.5 if chosen.FIRST_MOMENT == "bfloat16" else 1
+    per_weight = (first if chosen.MOMENTUM else 0) if chosen.NAME == "SGD" else first + 1
+    return int(per_weight * trained_bytes(model))
 
 
 def trained_bytes(model: nn.Module) -> int:

@@ -32,6 +32,7 @@ def run(loaded: Loaded, process: Process) -> int:
     if loaded.config.DETERMINISTIC:
         make_deterministic()
     try:
+        Precision(loaded.config, process.device)  # refuses what this device cannot do, before any data is read
         code = run_evaluation(session) if loaded.config.EVAL else run_training(session)
     except BaseException as error:
         session.end(error)

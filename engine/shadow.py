@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from datasets import Batch
 from engine.losses import ClassificationLoss
 from engine.precision import Precision
-from utils.seed import seed_update
+from utils.seed import seed_update, unchanged_random_state
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Difference:
     loss: float  # in half
     exact_loss: float
     cosines: dict[str, float]  # of the gradients of each module's own parameters; NaN where they are not finite
+    underflow: dict[str, float]  # share of 1 of these gradients that are zero in half and not in float32
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -37,9 +38,22 @@ class Difference:
 
     def describe(self) -> str:
         name, cosine = self.worst
+        vanishing, share = max(self.underflow.items(), key=lambda item: item[1])
+        underflow = f"most underflow: {vanishing}, {share:.2%} of its gradients" if share else "no underflow"
         return (
-            f"loss {self.loss:.5f}, in float32 {self.exact_loss:.5f}; least alike gradient: {name}, cosine {cosine:.4f}"
+            f"loss {self.loss:.5f}, in float32 {self.exact_loss:.5f}; least alike gradient: {name}, cosine {cosine:.4f}; "
+            f"{underflow}"
         )
+
+    def row(self, step: int) -> dict[str, float]:
+        """For shadow.csv and TensorBoard."""
+        return {
+            "step": step,
+            "loss_share": self.loss_share,
+            "least_cosine": self.worst[1],
+            **{f"cosine/{name}": cosine for name, cosine in self.cosines.items()},
+            **{f"underflow/{name}": share for name, share in self.underflow.items()},
+        }
 
 
 def compare(
@@ -58,12 +72,14 @@ def compare(
     targets = batch.targets.to(precision.device)
     half = copy.deepcopy(precision.computing(model)).train()
     exact = copy.deepcopy(model).train()
-    with torch.random.fork_rng(devices=[precision.device] if precision.device.type == "cuda" else []):
+    with unchanged_random_state(precision.device):
         half_loss, half_gradients = _gradients(half, precision, precision.cast(images), targets, loss, place)
         with precision.in_float32(exact):
             exact_loss, exact_gradients = _gradients(exact, precision, images, targets, loss, place)
-    cosines = {name: _cosine(half_gradients[name], exact_gradients[name]) for name in exact_gradients}
-    return Difference(float(half_loss), float(exact_loss), cosines)
+    pairs = {name: (half_gradients[name], exact_gradients[name]) for name in exact_gradients}
+    cosines = {name: _cosine(*pair) for name, pair in pairs.items()}
+    underflow = {name: _underflow(*pair) for name, pair in pairs.items()}
+    return Difference(float(half_loss), float(exact_loss), cosines, underflow)
 
 
 def _gradients(model, precision, images, targets, loss, place) -> tuple[Tensor, dict[str, Tensor]]:
@@ -85,3 +101,8 @@ def _gradients(model, precision, images, targets, loss, place) -> tuple[Tensor, 
 def _cosine(one: Tensor, other: Tensor) -> float:
     norms = one.norm() * other.norm()
     return float(one @ other / norms) if norms > 0 else float(bool((one == other).all()))
+
+
+def _underflow(half: Tensor, exact: Tensor) -> float:
+    expected = exact != 0
+    return float((expected & (half == 0)).sum() / expected.sum().clamp(min=1))

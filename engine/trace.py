@@ -95,7 +95,8 @@ class Trace(TorchFunctionMode):
         self.nonzero: dict[tuple, Tensor] = {}  # where a gradient is not zero; kept when there is no reference
         self.lost: dict[Place, int] = defaultdict(int)  # elements that are zero here and not in the reference
         self.kept: dict[Place, int] = defaultdict(int)  # elements that are not zero in the reference
-        self._num_operations = 0
+        # Of each function in each module: a black list's conversions do not shift the count of anything else.
+        self._num_calls: dict[tuple[str, str], int] = defaultdict(int)
         self._softmaxed: set[tuple] = set()
 
     @contextlib.contextmanager
@@ -114,13 +115,14 @@ class Trace(TorchFunctionMode):
         place = self._place(name)
         if name == FUSED:
             self._note_logits(args)
-        self._num_operations += 1
+        self._num_calls[place.path, name] += 1
+        call = (place.path, name, self._num_calls[place.path, name])
         taken: list[tuple[tuple, Tensor]] = []
 
         def alias(each):
             if not (isinstance(each, Tensor) and each.requires_grad):
                 return each
-            key, own = (self._num_operations, len(taken)), each.view_as(each)
+            key, own = (*call, len(taken)), each.view_as(each)
             is_weight = isinstance(each, nn.Parameter)
             own.register_hook(lambda gradient: self._see_gradient(place, key, is_weight, gradient))
             taken.append((key, own))

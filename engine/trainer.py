@@ -79,6 +79,9 @@ class Trainer:
         self.seconds_waiting = 0.0
         self.on_report: Callable[[dict], None] = lambda row: None  # gets the figures of an update, each REPORT_FREQ
         self.on_shadow: Callable[[dict], None] = lambda row: None  # gets the figures of each comparison
+        # Called once, when many updates in a row were skipped; returns what breaks and what to try.
+        self.on_skips: Callable[[], str] = lambda: ""
+        self.advice: str | None = None  # what it returned
         self.shown = Shown()
 
     @property
@@ -172,14 +175,7 @@ class Trainer:
                 self.log.warn(f"{line}; scripts/doctor.py looks for the cause")
             else:
                 self.log.note(line)
-            self.on_shadow(
-                {
-                    "step": self.step - 1,
-                    "loss_share": difference.loss_share,
-                    "least_cosine": difference.worst[1],
-                    **{f"cosine/{name}": cosine for name, cosine in difference.cosines.items()},
-                }
-            )
+            self.on_shadow(difference.row(self.step - 1))
 
     def report(self) -> Report:
         """Read the counters of all processes: the one place where the host waits for the device."""
@@ -196,7 +192,7 @@ class Trainer:
         )
 
     def _tell(self, index: int, lr: float) -> None:
-        """One line of the log, in PaddleViT's form, and a stop when nothing finite has come for long."""
+        """One line of the log, in PaddleViT's form."""
         report = self.report()
         scale = self.precision.scaler.get_scale()
         line = (
@@ -221,11 +217,19 @@ class Trainer:
                 "skipped": report.skipped,
             }
         )
-        if self.skips_in_a_row >= self.config.PRECISION.MAX_CONSECUTIVE_SKIPS:
+        self._look_at_skips()
+
+    def _look_at_skips(self) -> None:
+        """The doctor after some skips in a row, and a stop after many."""
+        settings, skips = self.config.PRECISION, int(self.skips_in_a_row)
+        is_last = skips >= settings.MAX_CONSECUTIVE_SKIPS
+        if self.advice is None and settings.DOCTOR_SKIPS and (is_last or skips >= settings.DOCTOR_SKIPS):
+            self.advice = self.on_skips()
+        if is_last:
+            advice = self.advice or "lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP, or in float16 try -amp_dtype bfloat16"
             raise NonFinite(
-                f"{int(self.skips_in_a_row)} updates in a row had a non-finite gradient, up to step {self.step}; "
-                "the weights are those before them. Lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP, or in float16 try "
-                "-amp_dtype bfloat16"
+                f"{skips} updates in a row had a non-finite gradient, up to step {self.step}; the weights are those "
+                f"before them; {advice}"
             )
 
     def _wait_for(self, batches: Iterable[Batch]) -> Iterator[Batch]:

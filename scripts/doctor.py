@@ -21,7 +21,6 @@ from configs.convert import SETTINGS, build
 from configs.load import load
 from configs.schema import Config
 from utils.errors import ConfigError, exit_code
-from utils.files import write_text
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,25 +39,25 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     # Here and not above: importing torch takes seconds, and a mistake on the command line should not wait for it.
     from engine.doctor import diagnose
+    from engine.examine import NAME, make_case, prescribe
+    from utils.distributed import choose_device
 
     folder, state, batches = find(arguments.source, arguments.batch)
     config = load(["-cfg", arguments.cfg]).config if arguments.cfg else config_of(state)
     config, scale = precision_of(config, state, arguments.amp_dtype)
+    device = choose_device("auto", local_rank=0)
     for each in batches or [next_batch(config, state)]:
-        found = diagnose(make_case(config, state, each, scale))
+        found = diagnose(make_case(config, make_model(config, state, each), device, each, scale))
         if found.first:
             break
     print(f"step {each.step}, process {each.rank}: {sum(len(b[1]) for b in each.batches)} images; loss scale {scale:g}")
     print("\n".join(found.lines()))
-    if found.first and found.breaks_in_float32:
-        return 0
-    target = folder / "doctor.yaml"
-    base = "config.yaml" if (folder / "config.yaml").exists() else None
-    text = found.yaml(base, config.PRECISION.CUSTOM_BLACK_LIST)
-    if "PRECISION" not in text:
-        return 0
-    write_text(target, text)
-    print(f"\n{text}\nwritten to {target}; a run with it: python main_single_gpu.py -cfg {shlex.quote(str(target))}")
+    text = prescribe(found, config, folder)
+    if text:
+        target = folder / NAME
+        print(
+            f"\n{text}\nwritten to {target}; a run with it: python main_single_gpu.py -cfg {shlex.quote(str(target))}"
+        )
     return 0
 
 
@@ -107,11 +106,9 @@ def precision_of(config: Config, state: dict, wanted: str | None) -> tuple[Confi
         )
     first = config.PRECISION.INIT_LOSS_SCALING if half == "float16" else 1.0
     scale = saved.get("scale", first) if saved.get("dtype") == f"torch.{half}" else first
-    # Both replays are made of one model: a white list would put half into the exact one, and naive mode knows no lists.
-    precision = replace(config.PRECISION, DTYPE=half, MODE="autocast", CUSTOM_WHITE_LIST=())
-    if precision.MODE != config.PRECISION.MODE or config.PRECISION.CUSTOM_WHITE_LIST:
-        print("replayed under autocast, without naive mode and CUSTOM_WHITE_LIST")
-    return replace(config, AMP=True, PRECISION=precision), float(scale)
+    if config.PRECISION.MODE != "autocast" or config.PRECISION.CUSTOM_WHITE_LIST:
+        print("replayed under autocast, without naive or float8 mode and CUSTOM_WHITE_LIST")
+    return replace(config, AMP=True, PRECISION=replace(config.PRECISION, DTYPE=half)), float(scale)
 
 
 def next_batch(config: Config, state: dict):
@@ -130,35 +127,19 @@ def next_batch(config: Config, state: dict):
     with contextlib.closing(data.windows(step, step + 1)) as windows:
         window = next(windows)
         shares = [(each, each.num_samples * world_size / window.num_samples) for each in window.batches]
-    return Batches(step, 0, [(each.images, each.targets, share) for each, share in shares], {})
+    return Batches(step, 0, [(each.images, each.targets, share) for each, share in shares])
 
 
-def make_case(config: Config, state: dict, batches, scale: float):
-    """The model with the weights, and the images as the run normalises them."""
-    from datasets import Normalize
-    from engine.doctor import Case
-    from engine.losses import ClassificationLoss
-    from engine.precision import Precision
+def make_model(config: Config, state: dict, batches):
+    """The model with the weights, if the batches are of it."""
     from models import build_model
     from models.weights import load_exactly
-    from utils.distributed import choose_device
 
     num_classes = config.MODEL.NUM_CLASSES or len(state["class_names"])
     check(config, num_classes, batches)
-    device = choose_device("auto", local_rank=0)
     model = build_model(config, num_classes)
     load_exactly(model, state["state_dict"], Path("the run's weights"))
-    precision = Precision(config, device)
-    precision.prepare(model)
-    normalize = Normalize(config.DATA).to(device)
-    return Case(
-        model.to(device),
-        precision,
-        ClassificationLoss(config.TRAIN),
-        [(normalize(images.to(device)), targets.to(device), share) for images, targets, share in batches.batches],
-        scale,
-        (config.SEED, batches.step, batches.rank),
-    )
+    return model
 
 
 def check(config: Config, num_classes: int, batches) -> None:

@@ -118,14 +118,14 @@ class Predictor:
         import torch
 
         from datasets import BadImages, Normalize, build_eval_data
-        from datasets.image_set import FileImages, pillow_mode
+        from datasets.image_set import FileImages
         from engine.losses import widen
 
         config = self.config
         if len(paths) <= FEW:
             config = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))
         # Each image's "class" is its own number, so that a batch says which images it holds.
-        images = FileImages(Path(), paths, range(len(paths)), self.classes, pillow_mode(config.DATA.IMAGE_CHANNELS))
+        images = FileImages(Path(), paths, range(len(paths)), self.classes, config.DATA.IMAGE_CHANNELS)
         bad_images = BadImages(images, most=1.0, say=say)
         normalize = Normalize(config.DATA).to(self.device)
         for batch in build_eval_data(config, images, rank=0, world_size=1, device=self.device):
@@ -169,7 +169,10 @@ def config_of(state: dict) -> Config:
         IMAGENET_MEAN=tuple(data["mean"]),
         IMAGENET_STD=tuple(data["std"]),
     )
-    return replace(config, DATA=images)
+    precision = config.PRECISION
+    if precision.MODE == "float8":  # made for large batches, on hardware that whoever predicts may not have
+        precision = replace(precision, MODE="autocast", DTYPE="bfloat16")
+    return replace(config, DATA=images, PRECISION=precision)
 
 
 if __name__ == "__main__":

@@ -89,8 +89,40 @@ def test_unknown_data_set_and_model_offer_the_nearest(person):
     assert "resnet50" in person("-opts", "MODEL.TYPE=timm", "MODEL.NAME=resnet5O", settings="DATA: {DATASET: digits}")
 
 
-def test_lists_of_precision_that_name_nothing(person):
-    assert "CUSTOM_WHITE_LIST: LayerNrm names nothing" in person("-opts", "PRECISION.CUSTOM_WHITE_LIST=[LayerNrm]")
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        ("CUSTOM_WHITE_LIST=[LayerNrm]", "did you mean LayerNorm"),
+        ("CUSTOM_BLACK_LIST=[blocks.9.mlp]", "did you mean blocks.1.mlp"),
+        ("CUSTOM_BLACK_LIST=[head] CUSTOM_WHITE_LIST=[head]", "take it out of one of them"),
+        ("INCR_RATIO=1", "a number of at least 1.0001"),
+        ("DECR_RATIO=1", "a number from 0.0001 to 0.9999"),
+        ("DECR_RATIO=0", "a number from 0.0001 to 0.9999"),
+        ("DECR_EVERY_N_NAN_OR_INF=0", "a whole number of at least 1"),
+        ("INCR_EVERY_N_STEPS=0", "a whole number of at least 1"),
+        ("MIN_LOSS_SCALING=0", "a number of at least 1e-06"),
+        ("INIT_LOSS_SCALING=inf", "a number of at least 1"),
+        ("INIT_LOSS_SCALING=8 MIN_LOSS_SCALING=16", "must lie between PRECISION.MIN_LOSS_SCALING, 16"),
+        ("INIT_LOSS_SCALING=8 MAX_LOSS_SCALING=4", "and PRECISION.MAX_LOSS_SCALING, 4"),
+        ("MIN_LOSS_SCALING=16 MAX_LOSS_SCALING=4", "must not be larger than PRECISION.MAX_LOSS_SCALING, 4"),
+        ("MAX_CONSECUTIVE_SKIPS=0", "a whole number of at least 1"),
+        ("DOCTOR_SKIPS=0", "a whole number of at least 1, or None"),
+        ("SHADOW_STEPS=0", "a whole number of at least 1, or None"),
+        ("DTYPE=half", "float16"),
+    ],
+)
+def test_settings_of_precision_that_cannot_be(person, options, told):
+    message = person("-amp", "-opts", *(f"PRECISION.{each}" for each in options.split()))
+    assert f"error: PRECISION.{options.split('=')[0]}" in message.replace("-opts: ", "") and told in message
+
+
+def test_float16_on_a_device_that_refuses_it(person, monkeypatch):
+    def no_float16(*args, **kwargs):
+        raise RuntimeError("not implemented for 'Half'")
+
+    monkeypatch.setattr(torch.nn.functional, "linear", no_float16)
+    message = person("-amp", "-amp_dtype", "float16")
+    assert "PRECISION.DTYPE: float16 cannot be computed in" in message and "-amp_dtype bfloat16" in message
 
 
 def test_missing_data_path(person, tmp_path):

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import simplejpeg
 import torch
 from PIL import Image
 
 from configs.schema import Config, Data
 from datasets import BadImages, EvalTransform, Normalize, TrainTransform, cifar, load_image_sets
+from datasets.decode import ImageReadError, decode, to_array
 from datasets.digits import FILE
-from datasets.image_set import ImageReadError
 from datasets.split import hold_out, shuffled
 from datasets.transforms import crop_box
 from tests.helpers import replaced
@@ -49,7 +50,7 @@ def draw(path: Path, shade: int = 0, size: tuple[int, int] = (6, 5)) -> None:
 
 
 def shades(image_set) -> list[int]:
-    return [image_set.read(index).getpixel((0, 0))[0] for index in range(len(image_set))]
+    return [int(image_set.read(index)[0, 0, 0]) for index in range(len(image_set))]
 
 
 def noise(width: int, height: int, mode: str = "RGB") -> Image.Image:
@@ -113,7 +114,7 @@ def test_a_linked_file_outside_the_root_is_refused_when_it_is_read_and_one_insid
     (root / "link.jpg").symlink_to(tmp_path / "secret.jpg")
     (root / "inside.jpg").symlink_to(root / "n02" / "c.jpg")
     train, _ = load("imagenet2012", root)
-    assert train.read(1).getpixel((0, 0))[0] == 2
+    assert train.read(1)[0, 0, 0] == 2
     with pytest.raises(DataError, match="link leads out of"):
         train.read(2)
 
@@ -320,7 +321,7 @@ def test_cifar_is_read_from_its_binary_version(tmp_path, version):
     assert train.targets.tolist() == shades(train) == [each for file in range(num_files) for each in (file, file + 1)]
     assert val.targets.tolist() == shades(val) == [num_files, num_files + 1]
     assert train.classes[3] == "class_3" and train.in_memory
-    assert train.read(0).size == (32, 32) and train.read(0).getpixel((1, 0)) == (0, 7, 0)
+    assert train.read(0).shape == (32, 32, 3) and train.read(0)[0, 1].tolist() == [0, 7, 0]
 
 
 def test_a_cut_off_cifar_file_is_named(tmp_path):
@@ -432,7 +433,7 @@ def test_a_pickle_that_would_run_something_is_refused(tmp_path, function):
 def test_digits_come_with_halfstep():
     train, val = load("digits", IMAGE_CHANNELS=1)
     assert (len(train), len(val)) == (1438, 359) and train.classes == [str(digit) for digit in range(10)]
-    assert train.in_memory and train.read(0).mode == "L" and train.read(0).size == (8, 8)
+    assert train.in_memory and train.read(0).shape == (8, 8, 1)
     assert (train.images.min(), train.images.max()) == (0, 255)
     shares = np.bincount(val.targets) / (np.bincount(val.targets) + np.bincount(train.targets))
     assert np.all(np.abs(shares - 0.2) < 0.01)
@@ -500,7 +501,34 @@ def test_images_of_any_mode_become_what_pillow_converts_them_to(tmp_path, mode, 
     got = load("imagefolder", tmp_path, IMAGE_CHANNELS=channels)[1].read(0)
     with Image.open(file) as image:
         assert image.mode == mode
-        assert got.mode == wanted and got.tobytes() == image.convert(wanted).tobytes()
+        assert got.shape == (6, 7, channels) and got.tobytes() == image.convert(wanted).tobytes()
+
+
+JPEGS = {
+    "colour": ("RGB", {}),
+    "whole chroma": ("RGB", {"subsampling": 0}),
+    "progressive": ("RGB", {"progressive": True}),
+    "grey": ("L", {}),
+    "CMYK": ("CMYK", {}),
+    "best": ("RGB", {"quality": 100}),
+}
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_jpegs_are_decoded_to_pillows_pixels_with_and_without_the_fast_decoder(kind, channels, monkeypatch):
+    mode, options = JPEGS[kind]
+    buffer = io.BytesIO()
+    noise(61, 45).convert(mode).save(buffer, format="JPEG", **options)
+    with Image.open(buffer) as image:
+        wanted = np.array(image.convert("RGB" if channels == 3 else "L")).reshape(45, 61, channels)
+    used = []
+    decode_jpeg = simplejpeg.decode_jpeg
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", lambda *args: used.append(1) or decode_jpeg(*args))
+    fast = decode(buffer.getvalue(), channels)
+    assert bool(used) == (kind == "grey" or (channels == 3 and kind != "CMYK"))
+    monkeypatch.setattr("datasets.decode.simplejpeg", None)
+    assert np.array_equal(fast, wanted) and np.array_equal(decode(buffer.getvalue(), channels), wanted)
 
 
 def test_exif_orientation_is_not_applied(tmp_path):
@@ -509,7 +537,7 @@ def test_exif_orientation_is_not_applied(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by 90 degrees
     noise(8, 4).save(tmp_path / "val" / "ant" / "00.JPEG", format="JPEG", exif=exif)
-    assert load("imagefolder", tmp_path)[1].read(0).size == (8, 4)
+    assert load("imagefolder", tmp_path)[1].read(0).shape == (4, 8, 3)
 
 
 def broken_file(kind: str) -> bytes:
@@ -528,7 +556,7 @@ def broken_file(kind: str) -> bytes:
         ("cut off", "OSError: image file is truncated"),
         ("empty", "UnidentifiedImageError"),
         ("text", "UnidentifiedImageError"),
-        ("bomb", "DecompressionBombWarning"),
+        ("bomb", "DecompressionBombError"),
     ],
 )
 def test_a_broken_image_is_told_apart_from_other_errors(tmp_path, kind, reason):
@@ -571,8 +599,22 @@ def torchvision_mode(name: str):
     return InterpolationMode(name)
 
 
+def augmented(data: Data, image: Image.Image, seed: int) -> torch.Tensor:
+    channels = len(image.getbands())
+    out = torch.empty(data.IMAGE_SIZE, data.IMAGE_SIZE, channels, dtype=torch.uint8).permute(2, 0, 1)
+    TrainTransform(data)(to_array(image, channels), random.Random(seed), out)
+    return out
+
+
+def assert_alike(got: torch.Tensor, wanted: torch.Tensor, interpolation: str) -> None:
+    """Equal where Pillow resizes here too. torch's kernels take weights of 16 bits: a little noise, and no bias."""
+    difference = got.float() - wanted.float()
+    most = 0 if interpolation in ("nearest", "lanczos") else 3
+    assert difference.abs().max() <= most and difference.abs().mean() < 0.3 and difference.mean().abs() < 0.05
+
+
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "lanczos", "nearest"])
-def test_training_images_equal_torchvisions_to_the_pixel(interpolation):
+def test_training_images_are_torchvisions(interpolation):
     from torchvision.transforms import functional
 
     data = Data(INTERPOLATION=interpolation, IMAGE_SIZE=64)
@@ -581,13 +623,12 @@ def test_training_images_equal_torchvisions_to_the_pixel(interpolation):
         left, top, width, height = crop_box(*size, (0.08, 1.0), (3 / 4, 4 / 3), rng)
         wanted = functional.resized_crop(image, top, left, height, width, [64, 64], torchvision_mode(interpolation))
         wanted = functional.hflip(wanted) if rng.random() < 0.5 else wanted
-        got = TrainTransform(data)(image, random.Random(seed))
-        assert torch.equal(got, functional.pil_to_tensor(wanted))
+        assert_alike(augmented(data, image, seed), functional.pil_to_tensor(wanted), interpolation)
 
 
 @pytest.mark.parametrize(("side", "crop_pct"), [(64, 0.875), (65, 0.9), (64, 1.0)])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_evaluation_images_equal_torchvisions_to_the_pixel(side, crop_pct, mode):
+def test_evaluation_images_are_torchvisions(side, crop_pct, mode):
     from torchvision import transforms
 
     chain = transforms.Compose(
@@ -600,7 +641,9 @@ def test_evaluation_images_equal_torchvisions_to_the_pixel(side, crop_pct, mode)
     transform = EvalTransform(Data(IMAGE_SIZE=side, CROP_PCT=crop_pct))
     for size in SIZES:
         image = noise(*size, mode)
-        assert torch.equal(transform(image), chain(image))
+        out = torch.empty(side, side, len(mode), dtype=torch.uint8).permute(2, 0, 1)
+        transform(to_array(image, len(mode)), out)
+        assert_alike(out, chain(image), "bicubic")
 
 
 def test_crops_have_the_areas_and_shapes_that_were_asked_for():
@@ -629,9 +672,9 @@ def test_a_crop_is_the_same_in_every_version_of_python():
 def test_hflip_is_a_probability():
     image = noise(8, 8)
     for hflip, expected in ((0.0, {False}), (1.0, {True}), (0.5, {True, False})):
-        transform = TrainTransform(Data(IMAGE_SIZE=8, CROP_SCALE=(1.0, 1.0), CROP_RATIO=(1.0, 1.0), HFLIP=hflip))
+        data = Data(IMAGE_SIZE=8, CROP_SCALE=(1.0, 1.0), CROP_RATIO=(1.0, 1.0), HFLIP=hflip)
         plain = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-        seen = {torch.equal(transform(image, random.Random(seed)), plain.flip(2)) for seed in range(10)}
+        seen = {torch.equal(augmented(data, image, seed), plain.flip(2)) for seed in range(10)}
         assert seen == expected
 
 

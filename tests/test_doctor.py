@@ -1,13 +1,14 @@
 """The doctor names the very module at which half precision breaks, and what it prescribes helps."""
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 import torch
 
 from configs.load import load
 from datasets import build_train_data, load_image_sets
-from engine.doctor import Case, diagnose
+from engine.doctor import Case, diagnose, replay
 from engine.kernels import choose_kernels
 from engine.losses import ClassificationLoss
 from engine.optim import build_optimizer
@@ -132,7 +133,7 @@ def test_constants_that_are_zero_in_float16_are_named(tmp_path):
 
 def test_what_breaks_in_float32_too_is_said_not_to_be_a_matter_of_precision(tmp_path):
     found = diagnose(make_case(tmp_path, lambda model: model.blocks[2].norm1.weight.fill_(float("nan"))))
-    assert str(found.first) == "blocks.2.norm1" and "in float32 too" in found.finding() and not found.black_list
+    assert str(found.first) == "blocks.2.norm1" and "even in float32" in found.finding() and not found.black_list
 
 
 def test_replaying_leaves_the_model_as_it_was(tmp_path):
@@ -143,6 +144,28 @@ def test_replaying_leaves_the_model_as_it_was(tmp_path):
     assert all(torch.equal(value, before[name]) for name, value in case.model.state_dict().items())
     assert all(parameter.grad is None for parameter in case.model.parameters())
     assert not any(module._forward_hooks or "forward" in vars(module) for module in case.model.modules())
+    assert not any(hasattr(type(module), "without_lists") for module in case.model.modules())
+
+
+def test_modules_kept_in_float32_do_not_shift_what_gradients_are_compared_with(tmp_path):
+    case = make_case(tmp_path, nothing)
+    exact = replay(case, in_half=False, scale=1.0)
+    kept = replay(case, in_half=True, scale=1.0, reference=exact, floats=["blocks.5.mlp", "blocks.3.attn"])
+    assert exact.gradients.keys() <= kept.gradients.keys()
+    assert all(kept.gradients[key][0] == place for key, (place, _) in exact.gradients.items())
+
+
+def test_what_is_prescribed_fits_the_bounds_and_the_mode_that_the_run_has(tmp_path):
+    found = diagnose(make_case(tmp_path, big_gradient))
+    present = small_config(tmp_path).PRECISION
+    scale = f"{found.best_scale:.1f}"
+    assert found.prescription(present) == {"CUSTOM_BLACK_LIST": "[blocks.5.mlp]", "INIT_LOSS_SCALING": scale}
+    assert found.prescription(replace(present, MODE="naive"))["MODE"] == "autocast"
+    lists = replace(present, CUSTOM_BLACK_LIST=("gelu",), CUSTOM_WHITE_LIST=("head",))
+    assert found.prescription(lists)["CUSTOM_BLACK_LIST"] == "[gelu, blocks.5.mlp]"
+    assert found.prescription(lists)["CUSTOM_WHITE_LIST"] == "[]"
+    assert found.prescription(replace(present, MIN_LOSS_SCALING=2.0**25))["MIN_LOSS_SCALING"] == scale
+    assert found.prescription(replace(present, MAX_LOSS_SCALING=2.0))["INIT_LOSS_SCALING"] == "2.0"
 
 
 # The script, and the batch that a run leaves when it stops.

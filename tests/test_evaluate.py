@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from datasets import BadImages, Normalize, build_eval_data
-from datasets.image_set import ArrayImages, ImageReadError
+from datasets.decode import ImageReadError
+from datasets.image_set import ArrayImages
 from engine.evaluate import evaluate
 from engine.precision import Precision
 from tests.helpers import small_config
@@ -29,7 +30,7 @@ def score(tmp_path, num_classes, count=37, unreadable=()):
     rng = np.random.default_rng(0)
     pixels = np.broadcast_to(rng.integers(256, size=(count, 1, 1), dtype=np.uint8), (count, 8, 8)).copy()
     targets = rng.integers(num_classes, size=count)
-    images = ArrayImages(pixels, targets, [str(n) for n in range(num_classes)], "L", "made up")
+    images = ArrayImages(pixels, targets, [str(n) for n in range(num_classes)], 1, "made up")
     read = images.read
 
     def read_or_fail(index):

@@ -17,8 +17,8 @@ from PIL import Image
 
 from configs.schema import Config
 from datasets import build_eval_data, build_train_data, load_image_sets
-from datasets.loader import count_workers
 from datasets.order import Order, sample_rng
+from datasets.workers import count_workers
 from tests.helpers import ROOT, replaced
 from utils.errors import DataError
 
@@ -212,8 +212,11 @@ def folder_settings(folder: Path, num_workers: int = 0, **data) -> Config:
 
 
 def test_images_and_replacements_are_the_same_for_any_number_of_workers(folder):
-    none, one, two = (taken(train_data(folder_settings(folder, num)).windows(3, 13)) for num in (0, 1, 2))
-    assert none == one == two  # five steps an epoch: from the middle of one into the next but one
+    many = [(0, "threads"), (1, "threads"), (2, "threads"), (4, "threads"), (1, "processes"), (2, "processes")]
+    none, *others = (
+        taken(train_data(folder_settings(folder, count, WORKERS=kind)).windows(3, 13)) for count, kind in many
+    )
+    assert all(each == none for each in others)  # five steps an epoch: from the middle of one into the next but one
     # Each epoch meets all five unreadable images.
     per_epoch = [{index for batch in none if batch[0] // 5 == epoch for index in batch[5]} for epoch in range(3)]
     assert per_epoch[1] == UNREADABLE
@@ -243,8 +246,9 @@ def test_evaluation_leaves_out_what_it_cannot_read_and_reports_it(folder):
     assert [target for batch in batches for target in batch.targets.tolist()] == [0, 0, 1, 1]
 
 
-def test_when_nothing_can_be_read_any_more_the_error_comes_through_the_worker_as_it_is(folder):
-    data = train_data(folder_settings(folder, 1))
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_when_nothing_can_be_read_any_more_the_error_comes_through_the_worker_as_it_is(folder, kind):
+    data = train_data(folder_settings(folder, 1, WORKERS=kind))
     for file in (folder / "train").rglob("*.png"):
         file.unlink()
     with pytest.raises(DataError) as caught:
@@ -256,7 +260,7 @@ def test_when_nothing_can_be_read_any_more_the_error_comes_through_the_worker_as
 
 
 def test_signals_to_all_processes_leave_the_workers_at_work_and_closing_ends_them(folder):
-    data = train_data(folder_settings(folder, 2))
+    data = train_data(folder_settings(folder, 2, WORKERS="processes"))
     expected = taken(train_data(folder_settings(folder)).windows(0, 100))
     windows = data.windows(0, 100)
     got = taken([next(windows)])
@@ -275,7 +279,7 @@ def test_signals_to_all_processes_leave_the_workers_at_work_and_closing_ends_the
 def test_a_program_that_ends_in_the_middle_of_an_epoch_ends_its_workers(folder):
     program = f"""
 from tests.test_loader import *
-windows = train_data(folder_settings(Path({str(folder)!r}), 2)).windows(0, 100)
+windows = train_data(folder_settings(Path({str(folder)!r}), 2, WORKERS="processes")).windows(0, 100)
 next(next(windows).batches)
 sys.kept_to_the_end = windows
 print(*[child.pid for child in multiprocessing.active_children()], flush=True)

@@ -3,6 +3,7 @@
 import csv
 
 import pytest
+from PIL import Image
 
 from datasets import load_image_sets
 from scripts import predict
@@ -29,7 +30,7 @@ def digits(tmp_path_factory):
     for index, target in enumerate(images.targets):
         path = folder / images.classes[target] / f"{index}.png"
         path.parent.mkdir(exist_ok=True)
-        images.read(index).save(path)
+        Image.fromarray(images.read(index)[:, :, 0]).save(path)
     return folder
 
 

@@ -22,9 +22,10 @@ from datasets.preflight import check_classes, check_duplicates, check_images, ch
 from engine import quick_checks
 from engine.memory import check_memory, fixed_bytes, free_host_memory, saved_bytes
 from engine.precision import Precision
-from engine.quick_checks import check_disk, check_output, check_rate, check_shared_memory
+from engine.quick_checks import check_disk, check_output, check_rate, check_shared_memory, loader_processes
 from models import build_model
 from tests.helpers import ROOT, SMALL, replaced, run, small_config
+from utils.distributed import Process
 from utils.errors import exit_code
 
 # Nothing is to be said about a run with these.
@@ -138,9 +139,9 @@ def test_of_many_unreadable_images_ten_are_named(photos):
 
 
 def test_an_image_with_too_many_pixels_counts_as_unreadable(photos, monkeypatch):
+    config, train, _ = sets_of(photos)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    looks = look_at(sets_of(photos)[1], "")
-    assert len(looks.reasons) == 12
+    assert len(look_at(train, "").reasons) == len(train)
 
 
 def test_a_label_out_of_range_is_told_with_its_line(check, photos):
@@ -239,12 +240,21 @@ def test_room_in_shared_memory(tmp_path, monkeypatch):
     assert check_shared_memory(config, 0).found == "not needed"
 
 
+def test_only_loader_processes_take_shared_memory_and_those_of_all_training_processes(photos):
+    config, train, _ = sets_of(photos, "DATA.NUM_WORKERS=3")
+    process = Process(CPU, world_size=4, local_size=2)
+    assert loader_processes(config, train, process) == 0
+    assert loader_processes(replaced(config, DATA={"WORKERS": "processes"}), train, process) == 6
+
+
 def test_memory_is_weighed_against_what_is_free(tmp_path):
     config = small_config(tmp_path, "DATA.BATCH_SIZE=64")
     precision, model = Precision(config, CPU), build_model(config, 10)
     weights = sum(parameter.nbytes for parameter in model.parameters())
     assert fixed_bytes(config, model, precision) == 4 * weights  # and gradients, and two of Adam's
     assert fixed_bytes(replaced(config, TRAIN={"MODEL_EMA": True}), model, precision) == 6 * weights
+    half = small_config(tmp_path, "TRAIN.OPTIMIZER.FIRST_MOMENT=bfloat16")
+    assert fixed_bytes(half, model, precision) == 3.5 * weights
     few, more, most = (saved_bytes(config, model, precision, count) for count in (2, 4, 8))
     assert most - more == 2 * (more - few) > 0
     need = 4 * weights + 64 * 1.2 * (more - few) / 2

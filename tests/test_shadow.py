@@ -9,12 +9,13 @@ from tests.helpers import SMALL, replaced, run, run_folder, run_hash, small_conf
 from tests.test_step import make_trainer
 
 
-def differences(tmp_path, mode="autocast", plant=None, **settings):
+def differences(tmp_path, mode="autocast", plant=None, note=None, **settings):
     """What 12 updates' comparisons found."""
     config = small_config(tmp_path, "AMP=true", "TRAIN.WARMUP_EPOCHS=0", "MODEL.DROPOUT=0.1", "MODEL.DROPPATH=0.1")
     trainer = make_trainer(replaced(config, PRECISION={"MODE": mode, "SHADOW_STEPS": 4, **settings}))
     said, found = [], []
     trainer.log.warn, trainer.on_shadow = said.append, found.append
+    trainer.log.note = ([] if note is None else note).append
     if plant:
         plant(trainer)
     windows = trainer.data.windows(0, 12)
@@ -46,6 +47,27 @@ def test_a_planted_bad_cast_alarms_and_names_a_module(tmp_path):
     said, found = differences(tmp_path, plant=plant)
     assert said and "cosine" in said[0] and "scripts/doctor.py" in said[0]
     assert min(row["least_cosine"] for row in found) < 0.9
+
+
+def test_a_layer_whose_gradients_underflow_is_named(tmp_path):
+    def plant(trainer):
+        """What fc1 takes is zero in float16, and with it the gradient of its weights."""
+        trainer.model.blocks[1].norm2.requires_grad_(False).weight.fill_(1e-9)
+
+    said = []
+    settings = {"DTYPE": "float16", "INIT_LOSS_SCALING": 1024.0}
+    _, found = differences(tmp_path, plant=plant, note=said, **settings)
+    assert "most underflow: blocks.1.mlp.fc1, " in said[0]
+    shares = [{name: share for name, share in row.items() if name.startswith("underflow/")} for row in found]
+    assert shares[0]["underflow/blocks.1.mlp.fc1"] > 0.9
+    assert all(share < 0.1 for name, share in shares[0].items() if name != "underflow/blocks.1.mlp.fc1")
+
+
+def test_where_nothing_underflows_the_shares_are_zero(tmp_path):
+    said = []
+    _, found = differences(tmp_path, note=said)
+    assert all(line.endswith("no underflow") for line in said) and len(said) == 3
+    assert {share for row in found for name, share in row.items() if name.startswith("underflow/")} == {0.0}
 
 
 def test_in_float32_there_is_nothing_to_compare(tmp_path):

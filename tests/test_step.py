@@ -99,8 +99,10 @@ class CountHostReads(TorchDispatchMode):
 
 @pytest.mark.parametrize("mode", ["autocast", "naive"])
 @pytest.mark.parametrize("amp", ["float16", "bfloat16", None])
-def test_an_update_never_makes_the_host_wait(tmp_path, amp, mode):
-    config = small_config(tmp_path, f"AMP={amp is not None}", "TRAIN.MODEL_EMA=true", "TRAIN.ACCUM_ITER=2")
+@pytest.mark.parametrize("moment", ["float32", "bfloat16"])
+def test_an_update_never_makes_the_host_wait(tmp_path, amp, mode, moment):
+    options = ("TRAIN.MODEL_EMA=true", "TRAIN.ACCUM_ITER=2", f"TRAIN.OPTIMIZER.FIRST_MOMENT={moment}")
+    config = small_config(tmp_path, f"AMP={amp is not None}", *options)
     trainer = make_trainer(replaced(config, PRECISION={"DTYPE": amp, "MODE": mode}))
     windows = trainer.data.windows(0, 4)
     trainer.update(next(windows))  # the optimizer makes its state in the first

@@ -1,6 +1,8 @@
 """Random numbers as a function of where the run is, so that a resumed run draws the same ones."""
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 
 import torch
 
@@ -14,6 +16,14 @@ def mix(*numbers: int) -> int:
 def seed_update(seed: int, step: int, rank: int) -> None:
     """Dropout and drop path of an update depend on these three alone: nothing needs to be saved to resume."""
     torch.manual_seed(mix(seed, step, rank))
+
+
+@contextlib.contextmanager
+def unchanged_random_state(device: torch.device) -> Iterator[None]:
+    """Random numbers go on afterwards as if none had been drawn."""
+    devices = [device] if device.type not in ("cpu", "mps") else []  # mps has no state that fork_rng could read
+    with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
+        yield
 
 
 def make_deterministic() -> None:

@@ -26,10 +26,10 @@ def cuda_trainer(config) -> Trainer:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", None])
-def test_an_update_never_makes_the_host_wait(tmp_path, dtype):
-    config = small_config(
-        tmp_path, f"AMP={dtype is not None}", "TRAIN.MODEL_EMA=true", "TRAIN.ACCUM_ITER=2", *SYNTHETIC
-    )
+@pytest.mark.parametrize("moment", ["float32", "bfloat16"])
+def test_an_update_never_makes_the_host_wait(tmp_path, dtype, moment):
+    options = ("TRAIN.MODEL_EMA=true", "TRAIN.ACCUM_ITER=2", f"TRAIN.OPTIMIZER.FIRST_MOMENT={moment}")
+    config = small_config(tmp_path, f"AMP={dtype is not None}", *options, *SYNTHETIC)
     trainer = cuda_trainer(replaced(config, PRECISION={"DTYPE": dtype}))
     windows = trainer.data.windows(0, 8)
     for _ in range(3):
@@ -56,6 +56,21 @@ def test_amp_is_float16_by_default_and_takes_less_memory(tmp_path):
         peaks[amp] = torch.cuda.max_memory_allocated()
         del trainer, windows
     assert peaks[True] < 0.75 * peaks[False]
+
+
+def test_float8_computes_near_float32_at_any_batch_size(tmp_path):
+    pytest.importorskip("torchao")
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs compute capability 8.9")
+    options = ("AMP=true", "PRECISION.MODE=float8", *SYNTHETIC, "MODEL.EMBED_DIM=384", "DATA.BATCH_SIZE=30")
+    trainer, found = cuda_trainer(small_config(tmp_path, *options)), []
+    windows = trainer.data.windows(0, 3)
+    for _ in range(3):
+        trainer.update(next(windows))
+    assert trainer.report().skipped == 0
+    trainer.on_shadow = found.append
+    trainer._compare_with_float32()
+    assert found[0]["loss_share"] < 0.05 and 0.9 < found[0]["least_cosine"] < 0.9999
 
 
 def test_a_non_finite_update_in_float16_is_skipped_and_the_scale_shrinks(tmp_path):

@@ -1,0 +1,133 @@
+"""Threads or processes that read ahead, and keep no state of their own: batches come in the order of their pieces."""
+
+import atexit
+import contextlib
+import functools
+import itertools
+import math
+import multiprocessing
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch.utils.data import DataLoader
+
+from configs.schema import Config, Data
+from datasets.image_set import ImageSet
+from datasets.order import Piece
+from datasets.readers import Batch, Reader
+from utils.errors import DataError
+
+MOST_WORKERS = 8
+BATCHES_AHEAD = 3  # of threads, which all work on one batch after the other
+SMALLEST_SHARE = 4  # images of a batch that are worth a thread's while
+
+
+def read_in_threads(pieces: Iterable[Piece], reader: Reader, num_threads: int, device: torch.device) -> Iterator[Batch]:
+    """The batches of the pieces, in their order. To close this generator ends the threads.
+
+    Reading, decoding and resizing leave the interpreter to the other threads and to the training.
+    """
+    with ThreadPoolExecutor(num_threads, "loader") as pool:
+
+        def start(piece: Piece):
+            room = reader.room_for(piece, pinned=device.type == "cuda")
+            count = len(piece.indices)
+            share = max(SMALLEST_SHARE, math.ceil(count / num_threads))
+            places = [range(first, min(first + share, count)) for first in range(0, count, share)]
+            return piece, room, [pool.submit(reader.fill, piece, each, *room) for each in places]
+
+        started = map(start, pieces)
+        waiting = deque(itertools.islice(started, BATCHES_AHEAD))
+        try:
+            while waiting:
+                piece, room, shares = waiting.popleft()
+                bad = [index for share in shares for index in share.result()]
+                yield reader.batch(piece, *room, bad)
+                waiting.extend(itertools.islice(started, 1))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def read_in_processes(
+    pieces: Iterable[Piece], reader: Reader, num_processes: int, device: torch.device
+) -> Iterator[Batch]:
+    """The same by worker processes; none: the process itself reads, when a batch is asked for."""
+    # Forked where that is safe: started anew, each worker would first import torch, for seconds.
+    context = "fork" if num_processes and sys.platform == "linux" else None
+    loader = DataLoader(
+        reader,
+        batch_size=None,
+        sampler=pieces,
+        num_workers=num_processes,
+        collate_fn=_as_it_is,
+        pin_memory=device.type == "cuda",
+        multiprocessing_context=context,
+        generator=torch.Generator(),  # the loader draws a seed, and must not take it from the run's generator
+    )
+    with _signals_held_back():
+        batches = iter(loader)  # here the workers start
+    try:
+        for batch in batches:
+            if isinstance(batch, DataError):
+                raise batch
+            yield batch
+    finally:
+        del batches  # which ends the workers
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
+
+
+@contextlib.contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Processes started in here never see these signals, the parent sees them a little later.
+
+    Ctrl-C and Slurm's warnings reach every process of a run. The parent saves, for which it needs its workers, and then
+    ends them itself.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@atexit.register
+def _kill_workers() -> None:
+    """At exit multiprocessing sends SIGTERM, which workers do not see, and waits: so nothing may be left to wait for."""
+    workers = [process for process in multiprocessing.active_children() if process.daemon]
+    if workers and hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would call their end an error
+    for worker in workers:
+        worker.kill()
+
+
+def count_workers(data: Data, image_set: ImageSet, world_size: int, device: torch.device) -> int:
+    """Loader threads or processes of one training process: its share of the cores that this machine grants us."""
+    if data.NUM_WORKERS is not None:
+        return data.NUM_WORKERS
+    if image_set.in_memory:
+        return 0
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # With a GPU each, there are at most as many processes on this machine as GPUs; the others are elsewhere.
+    num_local = min(world_size, torch.cuda.device_count()) if device.type == "cuda" else world_size
+    return max(1, min(MOST_WORKERS, num_cores // num_local))
+
+
+def batch_source(
+    config: Config, reader: Reader, world_size: int, device: torch.device
+) -> Callable[[Iterable[Piece]], Iterator[Batch]]:
+    """How pieces become batches, for images that are read one by one."""
+    num_workers = count_workers(config.DATA, reader.image_set, world_size, device)
+    if num_workers and config.DATA.WORKERS == "threads":
+        return functools.partial(read_in_threads, reader=reader, num_threads=num_workers, device=device)
+    return functools.partial(read_in_processes, reader=reader, num_processes=num_workers, device=device)

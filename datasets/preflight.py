@@ -132,7 +132,7 @@ def check_sizes(part: str, looks: Looks, image_size: int) -> Finding:
 def check_duplicates(train: Looks, val: Looks) -> Finding:
     """Validation images that are trained on, by their pixels."""
     known, first = np.unique(train.digests[train.readable], return_index=True)
-    twins = np.flatnonzero(val.readable & np.isin(val.digests, known))
+    twins = np.flatnonzero(np.isin(val.digests, known))  # never 0, which is that of an unreadable image
     if not len(twins):
         return Finding("duplicates", "no validation image is a training image too")
     origins = np.flatnonzero(train.readable)[first[np.searchsorted(known, val.digests[twins])]]

@@ -309,6 +309,9 @@ def test_a_run_to_go_on_with_is_compared_with_the_settings(tmp_path):
     assert found["resume"][0] == OK and "after epoch 2 and step 88" in found["resume"][1]
     found = rows(captured(*flags, "-resume", "auto", "-check", "-epochs", "3"))
     assert found["resume"][0] == WRONG and "TRAIN.NUM_EPOCHS: 2 -> 3" in found["resume"][1]
+    deeper = ["-opts", "MODEL.DEPTH=3", "RESUME.ALLOW_CHANGED=true"]
+    found = rows(captured(*flags, "-resume", "auto", "-check", *deeper))
+    assert found["resume"][0] == WRONG and "blocks.2." in found["resume"][1]
     found = rows(captured(*flags, "-resume", "auto", "-check", "-eval"))
     assert found["weights"] == (OK, "to be scored: raw")
     assert sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*")) == before

@@ -20,7 +20,7 @@ from datasets.order import Order
 from datasets.readers import Batch, EvalReader, TrainReader
 from datasets.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
 from datasets.transforms import EvalTransform, Normalize, TrainTransform
-from datasets.workers import batch_source
+from datasets.workers import batch_source, cores_per_process, count_workers
 from utils.errors import ConfigError, DataError, did_you_mean
 
 __all__ = [
@@ -36,6 +36,8 @@ __all__ = [
     "build_eval_data",
     "build_order",
     "build_train_data",
+    "cores_per_process",
+    "count_workers",
     "load_image_sets",
 ]
 

@@ -38,7 +38,9 @@ def check_memory(config: Config, model: nn.Module, precision: Precision, free: i
     fitting = int((NEAR * free / num_sharing - fixed) / max(per_image, 1))
     remedy = f"{advice}; about {fitting} images fit" if fitting > 0 else advice
     shared = f", in each of {num_sharing} processes" if num_sharing > 1 else ""
-    return _finding(f"about {size(need)} ({parts}{shared})", need, free, remedy)
+    # What lives for a moment in the forward is not counted, and with a frozen part that may be most of it.
+    about = "at least" if config.MODEL.FREEZE else "about"
+    return _finding(f"{about} {size(need)} ({parts}{shared})", need, free, remedy)
 
 
 def _finding(needs: str, need: float, free: int, remedy: str) -> Finding:

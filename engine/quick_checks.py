@@ -15,7 +15,7 @@ from datasets.workers import count_workers
 from engine.optim import Schedule
 from utils.distributed import Process
 
-# Rates per 256 images from fine-tuning to training from scratch, as recipes have them: ViT, DeiT, MAE, ResNet.
+# Rates per 256 images, from fine-tuning to training from scratch: rules of thumb.
 CUSTOMARY = {"AdamW": (1e-5, 1e-3), "Adam": (1e-5, 1e-3), "SGD": (1e-3, 1e-1)}
 FAR = 10  # times
 PREFETCHED = 2  # batches that torch's DataLoader has each worker read ahead

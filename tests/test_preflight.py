@@ -265,6 +265,11 @@ def test_memory_is_weighed_against_what_is_free(tmp_path):
     assert check_memory(config, model, precision, weights, 1).verdict == WRONG
 
 
+def test_of_a_frozen_model_the_estimate_says_that_it_is_low(check):
+    assert check()["memory"][1].startswith("about ")
+    assert check("-opts", "MODEL.FREEZE=[*,!head]")["memory"][1].startswith("at least ")
+
+
 def test_what_a_layer_keeps_for_its_backward_is_counted_once(tmp_path):
     config = small_config(tmp_path)
     model = torch.nn.Sequential(

@@ -7,6 +7,7 @@ SOURCES.
 import torch
 
 from configs.schema import Config
+from datasets.augment import parse_policy
 from datasets.bad import BadImages
 from datasets.caltech import read_caltech101, read_caltech256
 from datasets.cifar import read_cifar10, read_cifar100
@@ -38,11 +39,13 @@ __all__ = [
     "TrainTransform",
     "Window",
     "build_eval_data",
+    "build_order",
     "build_train_data",
     "cores_per_process",
     "count_workers",
     "heavier",
     "load_image_sets",
+    "parse_policy",
 ]
 
 SOURCES = {
@@ -93,22 +96,27 @@ def _check(config: Config, part: str, image_set: ImageSet) -> None:
         )
 
 
+def build_order(config: Config, num_images: int, world_size: int) -> Order:
+    """Which training images each update of a run sees."""
+    data, train = config.DATA, config.TRAIN
+    return Order(
+        num_images=num_images,
+        batch_size=data.BATCH_SIZE,
+        world_size=world_size,
+        num_accumulated=train.ACCUM_ITER,
+        drop_last=data.DROP_LAST,
+        seed=config.SEED,
+        num_repeats=train.REPEATED_AUG,
+        in_pairs=train.mixes,
+    )
+
+
 def build_train_data(
     config: Config, image_set: ImageSet, rank: int, world_size: int, device: torch.device
 ) -> TrainData:
     """The training images of one process."""
     batch_size = config.DATA.BATCH_SIZE
-    train = config.TRAIN
-    order = Order(
-        num_images=len(image_set),
-        batch_size=batch_size,
-        world_size=world_size,
-        num_accumulated=train.ACCUM_ITER,
-        drop_last=config.DATA.DROP_LAST,
-        seed=config.SEED,
-        num_repeats=train.REPEATED_AUG,
-        in_pairs=train.mixes,
-    )
+    order = build_order(config, len(image_set), world_size)
     if isinstance(image_set, SyntheticImages):
         load = SyntheticBatches(config, image_set, batch_size, rank, device)
     else:

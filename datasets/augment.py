@@ -99,6 +99,10 @@ def parse_policy(train: Train) -> tuple[str, dict[str, float]]:
                 f"TRAIN.AUTO_AUGMENT: {part!r} in {train.AUTO_AUGMENT!r} is not understood; {name} {known}"
             )
         numbers[match[1]] = float(match[2])
+    if name == "augmix" and not (1 <= numbers["m"] <= 10 and numbers["w"] >= 1 and numbers["a"] > 0):
+        raise ConfigError(
+            f"TRAIN.AUTO_AUGMENT: {train.AUTO_AUGMENT!r} must have m from 1 to 10, w of at least 1 and a above 0"
+        )
     return name, numbers
 
 
@@ -111,11 +115,8 @@ def build_policy(name: str, numbers: dict[str, float], config: Config, v2) -> Ca
     if name == "rand":
         return RandomOperations([v2.RandAugment(1, level, **look) for level in range(NUM_LEVELS)], numbers)
     if name == "augmix":
-        whole = {key: int(numbers[key]) for key in "mwd"}
-        if not 1 <= whole["m"] <= 10 or whole["w"] < 1 or not numbers["a"]:
-            text = config.TRAIN.AUTO_AUGMENT
-            raise ConfigError(f"TRAIN.AUTO_AUGMENT: {text!r} must have m from 1 to 10, w of at least 1 and a above 0")
-        return v2.AugMix(whole["m"], whole["w"], whole["d"], numbers["a"], **look)
+        severity, width, depth = (int(numbers[key]) for key in "mwd")
+        return v2.AugMix(severity, width, depth, numbers["a"], **look)
     if name == "ta_wide":
         return v2.TrivialAugmentWide(**look)
     if name == "3a":

@@ -181,7 +181,7 @@ def test_colour_jitter_is_left_out_beside_every_policy_but_3a():
 )
 def test_a_mistake_in_a_policys_name_says_what_there_is(text, message):
     with pytest.raises(ConfigError, match=f"TRAIN.AUTO_AUGMENT: .*{message}"):
-        build_augmentation(settings(AUTO_AUGMENT=text))
+        parse_policy(settings(AUTO_AUGMENT=text).TRAIN)
 
 
 # Order

@@ -18,7 +18,9 @@ from datasets.imagenet import read_imagenet
 from datasets.loader import EvalData, TrainData, Window
 from datasets.order import Order
 from datasets.readers import Batch, EvalReader, TrainReader
+from datasets.shards import read_shards
 from datasets.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
+from datasets.torchvision_sets import PREFIX, read_torchvision
 from datasets.transforms import EvalTransform, Normalize, TrainTransform
 from datasets.workers import batch_source
 from utils.errors import ConfigError, DataError, did_you_mean
@@ -42,11 +44,13 @@ SOURCES = {
     "imagenet2012": read_imagenet,
     "imagefolder": read_image_folder,
     "csv": read_csv,
+    "shards": read_shards,
     "caltech101": read_caltech101,
     "caltech256": read_caltech256,
     "cifar10": read_cifar10,
     "cifar100": read_cifar100,
     "digits": read_digits,
+    f"{PREFIX}NAME": read_torchvision,
     "synthetic": read_synthetic,
 }
 
@@ -54,12 +58,13 @@ SOURCES = {
 def load_image_sets(config: Config) -> tuple[ImageSet | None, ImageSet]:
     """Training set (None with EVAL) and validation set of DATA.DATASET, checked."""
     name = config.DATA.DATASET
-    if name not in SOURCES:
+    source = f"{PREFIX}NAME" if name.startswith(PREFIX) else name
+    if source not in SOURCES:
         raise ConfigError(
             f"DATA.DATASET: there is no data set {name!r} (there are {', '.join(SOURCES)}){did_you_mean(name, SOURCES)}"
         )
     try:
-        train, val = SOURCES[name](config)
+        train, val = SOURCES[source](config)
     except OSError as error:
         raise DataError(f"DATA.DATA_PATH: {config.DATA.DATA_PATH} cannot be read ({error})") from error
     if config.EVAL:
@@ -91,7 +96,15 @@ def build_train_data(
 ) -> TrainData:
     """The training images of one process."""
     batch_size = config.DATA.BATCH_SIZE
-    order = Order(len(image_set), batch_size, world_size, config.TRAIN.ACCUM_ITER, config.DATA.DROP_LAST, config.SEED)
+    order = Order(
+        len(image_set),
+        batch_size,
+        world_size,
+        config.TRAIN.ACCUM_ITER,
+        config.DATA.DROP_LAST,
+        config.SEED,
+        image_set.epoch_order,
+    )
     if isinstance(image_set, SyntheticImages):
         load = SyntheticBatches(config, image_set, batch_size, rank, device)
     else:

@@ -36,6 +36,7 @@ FLAGS = {
         "-amp_dtype": ("PRECISION.DTYPE", "TYPE"),
         "-explain_precision": ("PRECISION.EXPLAIN", "false"),
         "-compile": ("COMPILE", "false"),
+        "-profile": ("PROFILE", "N"),
         "-ngpus": ("NGPUS", "N"),
     },
     "output": {

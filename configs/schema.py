@@ -305,6 +305,9 @@ class Config:
     DETERMINISTIC: bool = setting(
         False, "Use deterministic kernels only, slower on a GPU; needed there for bit-identical resume."
     )
+    PROFILE: int | None = setting(
+        None, "Updates to trace, a few after the start, into trace.json.gz for ui.perfetto.dev; not set: none.", low=1
+    )
     TENSORBOARD: bool = setting(True, "Write TensorBoard files into the run's folder.")
 
 

@@ -22,7 +22,7 @@ from datasets.shards import read_shards
 from datasets.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
 from datasets.torchvision_sets import PREFIX, read_torchvision
 from datasets.transforms import EvalTransform, Normalize, TrainTransform
-from datasets.workers import batch_source
+from datasets.workers import batch_source, cores_per_process, count_workers
 from utils.errors import ConfigError, DataError, did_you_mean
 
 __all__ = [
@@ -37,6 +37,8 @@ __all__ = [
     "Window",
     "build_eval_data",
     "build_train_data",
+    "cores_per_process",
+    "count_workers",
     "load_image_sets",
 ]
 

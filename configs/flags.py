@@ -30,6 +30,7 @@ FLAGS = {
         "-last_epoch": ("TRAIN.LAST_EPOCH", "N"),
         "-seed": ("SEED", "N"),
         "-eval": ("EVAL", "false"),
+        "-check": ("CHECK", "false"),
     },
     "precision and speed": {
         "-amp": ("AMP", "false"),

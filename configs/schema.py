@@ -275,6 +275,9 @@ class Config:
     RESUME: Resume = section(Resume)
     AMP: bool = setting(False, "Mixed precision: autocast and a GradScaler, in training and evaluation.")
     EVAL: bool = setting(False, "Evaluate only.")
+    CHECK: bool = setting(
+        False, "Look at data, weights, memory and disk, print what was found, and end: no training, no run folder."
+    )
     SEED: int = setting(0, "Weights, order, augmentation and dropout are functions of this seed.", low=0)
     SAVE: str = setting("./output", "Folder in which every run gets a folder of its own.")
     TAG: str = setting("", "Added to the name of the run's folder.")

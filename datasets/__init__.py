@@ -36,6 +36,7 @@ __all__ = [
     "TrainTransform",
     "Window",
     "build_eval_data",
+    "build_order",
     "build_train_data",
     "cores_per_process",
     "count_workers",
@@ -93,20 +94,25 @@ def _check(config: Config, part: str, image_set: ImageSet) -> None:
         )
 
 
-def build_train_data(
-    config: Config, image_set: ImageSet, rank: int, world_size: int, device: torch.device
-) -> TrainData:
-    """The training images of one process."""
-    batch_size = config.DATA.BATCH_SIZE
-    order = Order(
+def build_order(config: Config, image_set: ImageSet, world_size: int) -> Order:
+    """Which training images each update of a run sees."""
+    return Order(
         len(image_set),
-        batch_size,
+        config.DATA.BATCH_SIZE,
         world_size,
         config.TRAIN.ACCUM_ITER,
         config.DATA.DROP_LAST,
         config.SEED,
         image_set.epoch_order,
     )
+
+
+def build_train_data(
+    config: Config, image_set: ImageSet, rank: int, world_size: int, device: torch.device
+) -> TrainData:
+    """The training images of one process."""
+    batch_size = config.DATA.BATCH_SIZE
+    order = build_order(config, image_set, world_size)
     if isinstance(image_set, SyntheticImages):
         load = SyntheticBatches(config, image_set, batch_size, rank, device)
     else:

@@ -118,7 +118,7 @@ def read_shards(config: Config) -> tuple[ImageSet | None, ImageSet]:
 
 def find_tars(root: Path, part: str) -> list[Path]:
     """PART-000000.tar, also with a name in front, and PART/*.tar, sorted."""
-    of_part = re.compile(rf"(.+[-_])?{part}([-_]?\d+)*\.tar")
+    of_part = re.compile(rf"(.+[-_])?{part}[-_\d]*\.tar")
     paths = [path for path in root.iterdir() if of_part.fullmatch(path.name.removesuffix(_compression(path)))]
     if (root / part).is_dir():
         paths += [

@@ -76,8 +76,9 @@ class Preflight:
             self.add(Finding("device", f"{process.device}; processes: {process.world_size}"))
         sets = self.attempt("data", lambda: load_image_sets(config)) or (None, None)
         if sets[1]:
-            for note in sets[1].notes:
-                self.add(Finding("data", note, WARN if note.startswith("warning: ") else OK))
+            if sets[1].notes:
+                warns = any(note.startswith("warning: ") for note in sets[1].notes)
+                self.add(Finding("data set", "\n".join(sets[1].notes), WARN if warns else OK))
             self.attempt("data", lambda: [self.add(finding) for finding in check_images(config, *sets)])
         if process:
             self.look_at_settings(process, *sets)

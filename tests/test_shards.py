@@ -12,12 +12,13 @@ import pytest
 import torch
 from PIL import Image
 
+import main_single_gpu
 from datasets import build_train_data, load_image_sets
 from datasets.shard_index import index_path, load_index, scan
 from datasets.shards import ShardImages, read_shards
 from datasets.shuffle import shuffled, shuffled_nearby
 from scripts import make_shards
-from tests.helpers import SMALL, replaced, run
+from tests.helpers import SMALL, replaced
 from tests.test_datasets import draw, error_of, load, settings, shades
 from utils.errors import ConfigError, DataError
 
@@ -143,19 +144,18 @@ def test_many_threads_read_at_once(tmp_path):
     assert found == [index % 30 for index in range(600)]
 
 
-def test_a_run_trains_on_shards_and_says_which_are_cut_off(tmp_path):
+def test_a_run_trains_on_shards_and_says_which_are_cut_off(tmp_path, capsys, monkeypatch):
     make_set(tmp_path / "data")
     path = tmp_path / "data" / "train-000001.tar"
     path.write_bytes(path.read_bytes()[:5000])
     (tmp_path / "small.yaml").write_text(SMALL)
-    done = run(
-        "main_single_gpu.py", "-cfg", str(tmp_path / "small.yaml"), "-dataset", "shards", "-data_path",
-        str(tmp_path / "data"), "-batch_size", "10", "-epochs", "1", "-output", str(tmp_path / "output"),
-        "-opts", "DATA.CUT_SHARDS=read",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert f"warning: {path} is cut off after 0011.png; 2 whole samples of it are read\n" in done.stdout
-    assert "data: 22 training and 6 validation images, 3 classes" in done.stdout
+    flags = ["-cfg", str(tmp_path / "small.yaml"), "-dataset", "shards", "-data_path", str(tmp_path / "data")]
+    flags += ["-batch_size", "10", "-epochs", "1", "-output", str(tmp_path / "output")]
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # Ctrl-C stays pytest's
+    assert main_single_gpu.main([*flags, "-opts", "DATA.CUT_SHARDS=read"]) == 0
+    said = capsys.readouterr().out
+    assert f"warning: {path} is cut off after 0011.png; 2 whole samples of it are read\n" in said
+    assert "data: 22 training and 6 validation images, 3 classes" in said
 
 
 # --- what is refused ---

@@ -9,12 +9,11 @@ import functools
 import hashlib
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-
-from datasets.split import shuffled
 
 
 class Piece(NamedTuple):
@@ -39,6 +38,7 @@ class Order:
     num_accumulated: int
     drop_last: bool
     seed: int
+    epoch_order: Callable[[int, int], np.ndarray]  # of all images, from seed and epoch: see ImageSet
     num_repeats: int = 1  # how often a window holds each of its images
     in_pairs: bool = False  # positions 2k and 2k + 1 of a window stay together; asks for an even batch size
 
@@ -66,7 +66,7 @@ class Order:
         """The images of this step, all processes' together."""
         epoch, index = divmod(step, self.steps_per_epoch)
         start = index * math.ceil(self.global_batch / self.num_repeats)
-        images = _epoch_order(self.num_images, self.seed, epoch)[start : start + self._num_distinct(step)]
+        images = _cached(self.epoch_order, self.seed, epoch)[start : start + self._num_distinct(step)]
         # Turned by one from one round to the next, so that an image has another neighbour each time.
         rounds = [np.roll(images, -number) for number in range(self.num_repeats)]
         return np.concatenate(rounds)[: self.window_size(step)]
@@ -91,8 +91,8 @@ class Order:
 
 
 @functools.lru_cache(maxsize=1)
-def _epoch_order(num_images: int, seed: int, epoch: int) -> np.ndarray:
-    return shuffled(num_images, seed, epoch)
+def _cached(epoch_order: Callable[[int, int], np.ndarray], seed: int, epoch: int) -> np.ndarray:
+    return epoch_order(seed, epoch)
 
 
 def sample_rng(seed: int, epoch: int, index: int, purpose: str = "augmentation", repeat: int = 0) -> random.Random:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from configs.load import Loaded
-from datasets import BadImages, Normalize, build_eval_data, build_train_data, load_image_sets, parse_policy
+from datasets import BadImages, ImageSet, Normalize, build_eval_data, build_train_data, load_image_sets, parse_policy
 from datasets.findings import OK
 from engine.checkpoint import read_checkpoint
 from engine.epochs import Epochs
@@ -47,7 +47,7 @@ def run_training(session: Session) -> int:
     stop = StopSignal()
     checkpoint = process.first(lambda: find_checkpoint(session))
     session.open_folder("train", existing=run_folder_of(checkpoint))
-    train_set, eval_set = process.after_first(lambda: load_image_sets(config))
+    train_set, eval_set = load_data(session)
     model = make_model(session, len(eval_set.classes))
     train_data = build_train_data(config, train_set, process.rank, process.world_size, process.device)
     eval_data = build_eval_data(config, eval_set, process.rank, process.world_size, process.device)
@@ -71,6 +71,14 @@ def run_training(session: Session) -> int:
     return Epochs(session, trainer, eval_data).run()
 
 
+def load_data(session: Session) -> tuple[ImageSet | None, ImageSet]:
+    """Training set (None to evaluate) and validation set, and what is to be said of them."""
+    train_set, eval_set = session.process.after_first(lambda: load_image_sets(session.config))
+    for line in eval_set.notes:
+        session.log.say(line)
+    return train_set, eval_set
+
+
 def make_model(session: Session, num_data_classes: int) -> torch.nn.Module:
     """The model with the weights that it starts from, on this process's device."""
     config, process, log = session.config, session.process, session.log
@@ -89,7 +97,7 @@ def run_evaluation(session: Session) -> int:
     config, process, log = session.config, session.process, session.log
     checkpoint = process.first(lambda: find_weights(session))
     session.open_folder("eval")
-    _, eval_set = process.after_first(lambda: load_image_sets(config))
+    _, eval_set = load_data(session)
     data = build_eval_data(config, eval_set, process.rank, process.world_size, process.device)
     precision = Precision(config, process.device)
     log.say(f"data: {data.num_samples} validation images, {len(eval_set.classes)} classes")

@@ -1,5 +1,6 @@
 """Augmentation: every policy changes images, as a function of seed, epoch and image alone; mixing and erasing add up."""
 
+import dataclasses
 import math
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +16,12 @@ from configs.schema import Config
 from datasets import Batch, Mixed, Normalize, Piece, Preparation, heavier
 from datasets.augment import DRAWING, Drawn, build_augmentation, parse_policy
 from datasets.mixup import Erasing, Mixing
-from datasets.order import Order, sample_rng
+from datasets.order import sample_rng
 from engine.losses import ClassificationLoss
 from scripts import show_augmentation
 from tests.helpers import replaced, small_config
 from tests.test_loader import folder_settings, make_folder, taken, train_data
+from tests.test_loader import order as make_order
 from utils.errors import ConfigError, exit_code
 
 CPU = torch.device("cpu")
@@ -189,7 +191,7 @@ def test_a_mistake_in_a_policys_name_says_what_there_is(text, message):
 
 @pytest.mark.parametrize("num_repeats", [2, 3, 4])
 def test_repeated_augmentation_shows_each_image_of_a_window_so_often_each_time_anew(num_repeats):
-    order = Order(100, 12, 1, 1, drop_last=False, seed=0, num_repeats=num_repeats)
+    order = dataclasses.replace(make_order(100, 12, drop_last=False), num_repeats=num_repeats)
     assert order.steps_per_epoch == 9
     seen = []
     for step in range(9):
@@ -214,7 +216,8 @@ def test_mixed_pairs_are_never_parted_whatever_the_sizes():
             "world_size": rng.randint(1, 4),
             "num_accumulated": rng.randint(1, 3),
         }
-        order = Order(rng.randint(1, 60), **sizes, drop_last=rng.random() < 0.5, seed=0, in_pairs=True)
+        order = make_order(rng.randint(1, 60), **sizes, drop_last=rng.random() < 0.5)
+        order = dataclasses.replace(order, in_pairs=True)
         for step in range(order.steps_per_epoch):
             window = order.window(step)
             ranks = [order.pieces(step, rank) for rank in range(order.world_size)]

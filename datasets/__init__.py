@@ -7,6 +7,7 @@ SOURCES.
 import torch
 
 from configs.schema import Config
+from datasets.augment import parse_policy
 from datasets.bad import BadImages
 from datasets.caltech import read_caltech101, read_caltech256
 from datasets.cifar import read_cifar10, read_cifar100
@@ -16,11 +17,14 @@ from datasets.folder import read_image_folder
 from datasets.image_set import ImageSet
 from datasets.imagenet import read_imagenet
 from datasets.loader import EvalData, TrainData, Window
-from datasets.order import Order
+from datasets.mixup import Mixed, Preparation, heavier
+from datasets.order import Order, Piece
 from datasets.readers import Batch, EvalReader, TrainReader
+from datasets.shards import read_shards
 from datasets.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
+from datasets.torchvision_sets import PREFIX, read_torchvision
 from datasets.transforms import EvalTransform, Normalize, TrainTransform
-from datasets.workers import batch_source
+from datasets.workers import batch_source, cores_per_process, count_workers
 from utils.errors import ConfigError, DataError, did_you_mean
 
 __all__ = [
@@ -29,24 +33,34 @@ __all__ = [
     "EvalData",
     "EvalTransform",
     "ImageSet",
+    "Mixed",
     "Normalize",
+    "Piece",
+    "Preparation",
     "TrainData",
     "TrainTransform",
     "Window",
     "build_eval_data",
+    "build_order",
     "build_train_data",
+    "cores_per_process",
+    "count_workers",
+    "heavier",
     "load_image_sets",
+    "parse_policy",
 ]
 
 SOURCES = {
     "imagenet2012": read_imagenet,
     "imagefolder": read_image_folder,
     "csv": read_csv,
+    "shards": read_shards,
     "caltech101": read_caltech101,
     "caltech256": read_caltech256,
     "cifar10": read_cifar10,
     "cifar100": read_cifar100,
     "digits": read_digits,
+    f"{PREFIX}NAME": read_torchvision,
     "synthetic": read_synthetic,
 }
 
@@ -54,12 +68,13 @@ SOURCES = {
 def load_image_sets(config: Config) -> tuple[ImageSet | None, ImageSet]:
     """Training set (None with EVAL) and validation set of DATA.DATASET, checked."""
     name = config.DATA.DATASET
-    if name not in SOURCES:
+    source = f"{PREFIX}NAME" if name.startswith(PREFIX) else name
+    if source not in SOURCES:
         raise ConfigError(
             f"DATA.DATASET: there is no data set {name!r} (there are {', '.join(SOURCES)}){did_you_mean(name, SOURCES)}"
         )
     try:
-        train, val = SOURCES[name](config)
+        train, val = SOURCES[source](config)
     except OSError as error:
         raise DataError(f"DATA.DATA_PATH: {config.DATA.DATA_PATH} cannot be read ({error})") from error
     if config.EVAL:
@@ -86,12 +101,28 @@ def _check(config: Config, part: str, image_set: ImageSet) -> None:
         )
 
 
+def build_order(config: Config, image_set: ImageSet, world_size: int) -> Order:
+    """Which training images each update of a run sees."""
+    data, train = config.DATA, config.TRAIN
+    return Order(
+        num_images=len(image_set),
+        batch_size=data.BATCH_SIZE,
+        world_size=world_size,
+        num_accumulated=train.ACCUM_ITER,
+        drop_last=data.DROP_LAST,
+        seed=config.SEED,
+        epoch_order=image_set.epoch_order,
+        num_repeats=train.REPEATED_AUG,
+        in_pairs=train.mixes,
+    )
+
+
 def build_train_data(
     config: Config, image_set: ImageSet, rank: int, world_size: int, device: torch.device
 ) -> TrainData:
     """The training images of one process."""
     batch_size = config.DATA.BATCH_SIZE
-    order = Order(len(image_set), batch_size, world_size, config.TRAIN.ACCUM_ITER, config.DATA.DROP_LAST, config.SEED)
+    order = build_order(config, image_set, world_size)
     if isinstance(image_set, SyntheticImages):
         load = SyntheticBatches(config, image_set, batch_size, rank, device)
     else:

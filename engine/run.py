@@ -8,11 +8,13 @@ from pathlib import Path
 import torch
 
 from configs.load import Loaded
-from datasets import BadImages, Normalize, build_eval_data, build_train_data, load_image_sets
+from datasets import BadImages, ImageSet, Normalize, build_eval_data, build_train_data, load_image_sets, parse_policy
+from datasets.findings import OK
 from engine.checkpoint import read_checkpoint
 from engine.epochs import Epochs
 from engine.evaluate import evaluate
 from engine.precision import Precision
+from engine.quick_checks import quick_checks
 from engine.resume import WEIGHTS_ONLY, find_checkpoint, restore, run_folder_of
 from engine.session import Session
 from engine.trainer import Trainer
@@ -31,6 +33,7 @@ def run(loaded: Loaded, process: Process) -> int:
         make_deterministic()
     try:
         Precision(loaded.config, process.device)  # refuses what this device cannot do, before any data is read
+        parse_policy(loaded.config.TRAIN)  # likewise
         code = run_evaluation(session) if loaded.config.EVAL else run_training(session)
     except BaseException as error:
         session.end(error)
@@ -44,7 +47,7 @@ def run_training(session: Session) -> int:
     stop = StopSignal()
     checkpoint = process.first(lambda: find_checkpoint(session))
     session.open_folder("train", existing=run_folder_of(checkpoint))
-    train_set, eval_set = process.after_first(lambda: load_image_sets(config))
+    train_set, eval_set = load_data(session)
     model = make_model(session, len(eval_set.classes))
     train_data = build_train_data(config, train_set, process.rank, process.world_size, process.device)
     eval_data = build_eval_data(config, eval_set, process.rank, process.world_size, process.device)
@@ -59,10 +62,21 @@ def run_training(session: Session) -> int:
     advice = trainer.precision.advise_on_sizes(config, config.MODEL.NUM_CLASSES or len(eval_set.classes))
     if advice:
         log.say(advice)
+    for finding in quick_checks(config, model, train_data, process, session.path):
+        if finding.verdict != OK:
+            log.say(f"check: {finding.what}: {finding.found}; {finding.remedy}")
     if checkpoint:
         restore(session, trainer, checkpoint)
     log.say(f"writing to {session.path}")
     return Epochs(session, trainer, eval_data).run()
+
+
+def load_data(session: Session) -> tuple[ImageSet | None, ImageSet]:
+    """Training set (None to evaluate) and validation set, and what is to be said of them."""
+    train_set, eval_set = session.process.after_first(lambda: load_image_sets(session.config))
+    for line in eval_set.notes:
+        session.log.say(line)
+    return train_set, eval_set
 
 
 def make_model(session: Session, num_data_classes: int) -> torch.nn.Module:
@@ -81,11 +95,9 @@ def make_model(session: Session, num_data_classes: int) -> torch.nn.Module:
 def run_evaluation(session: Session) -> int:
     """Score given weights on the validation images; a checkpoint's raw weights and running mean both."""
     config, process, log = session.config, session.process, session.log
-    checkpoint = process.first(lambda: find_checkpoint(session))
-    if not (config.MODEL.PRETRAINED or checkpoint):
-        raise ConfigError("-eval: no weights to evaluate; name a file with -pretrained or -resume")
+    checkpoint = process.first(lambda: find_weights(session))
     session.open_folder("eval")
-    _, eval_set = process.after_first(lambda: load_image_sets(config))
+    _, eval_set = load_data(session)
     data = build_eval_data(config, eval_set, process.rank, process.world_size, process.device)
     precision = Precision(config, process.device)
     log.say(f"data: {data.num_samples} validation images, {len(eval_set.classes)} classes")
@@ -108,6 +120,14 @@ def run_evaluation(session: Session) -> int:
         found[name.strip().lower() or "raw"] = asdict(scores)
     session.status("done", **found)
     return 0
+
+
+def find_weights(session: Session) -> Path | None:
+    """The checkpoint to evaluate; None where MODEL.PRETRAINED says what to evaluate."""
+    checkpoint = find_checkpoint(session)
+    if not (session.config.MODEL.PRETRAINED or checkpoint):
+        raise ConfigError("-eval: no weights to evaluate; name a file with -pretrained or -resume")
+    return checkpoint
 
 
 def weights_to_score(

@@ -1,13 +1,13 @@
 """The training loop: the model and everything that changes while it learns."""
 
-import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 
 from configs.schema import Config
-from datasets import BadImages, Batch, Normalize, TrainData, Window
+from datasets import BadImages, Batch, Mixed, Normalize, Preparation, TrainData, Window, heavier
 from engine.ema import Ema
 from engine.evaluate import sum_type
 from engine.kernels import compile_model
@@ -16,6 +16,7 @@ from engine.optim import Schedule, build_optimizer
 from engine.overflow import Shown
 from engine.precision import Precision
 from engine.shadow import compare
+from engine.timing import Phases, shares
 from utils.distributed import Process
 from utils.log import Log
 from utils.seed import seed_update
@@ -68,6 +69,7 @@ class Trainer:
         self.schedule = Schedule(config.TRAIN, data.steps_per_epoch, data.global_batch)
         self.loss = ClassificationLoss(config.TRAIN)
         self.normalize = Normalize(config.DATA, self.parameters[0].dtype).to(device)
+        self.prepare = Preparation(config, self.normalize)
         self.bad_images = BadImages(data.image_set, config.DATA.MAX_BAD_FRACTION, log.warn)
         self.epoch = 0  # finished epochs, their evaluation included
         self.step = 0  # attempted updates
@@ -76,7 +78,9 @@ class Trainer:
         self.totals = torch.zeros(6, dtype=sum_type(device), device=device)
         self.last = torch.zeros(3, dtype=sum_type(device), device=device)  # loss, samples, norm of the last update
         self.skips_in_a_row = torch.zeros((), device=device)
-        self.seconds_waiting = 0.0
+        self.phases = Phases.on(device)
+        self.phase_seconds: Counter[str] = Counter()  # of each phase, in the epoch so far and this start
+        self.on_update: Callable[[], None] = lambda: None  # called after each update
         self.on_report: Callable[[dict], None] = lambda row: None  # gets the figures of an update, each REPORT_FREQ
         self.on_shadow: Callable[[dict], None] = lambda row: None  # gets the figures of each comparison
         # Called once, when many updates in a row were skipped; returns what breaks and what to try.
@@ -96,29 +100,35 @@ class Trainer:
         seen = torch.zeros_like(self.totals[:3])
         self.shown.start(window.step)
         for index, batch in enumerate(self._wait_for(window.batches)):
+            self.phases.begin("copy")
             images, targets = self._place(batch)
-            with self.process.sync_gradients(self.replica, now=index == window.num_batches - 1):
+            is_last = index == window.num_batches - 1
+            with self.process.sync_gradients(self.replica, now=is_last):
+                self.phases.begin("forward")
                 with self.precision.autocast():
                     logits = self.replica(images)
                 loss = self.loss(logits, targets)
                 # The mean over the window, whatever the micro-batches' sizes; DDP divides by the processes.
                 share = batch.num_samples * self.process.world_size / window.num_samples
+                self.phases.begin_backward(loss, syncs=is_last and self.process.world_size > 1)
                 self.precision.backward(loss * share)
                 self.shown.add(batch, share)
+            self.phases.begin("other")
             with torch.no_grad():
-                correct = logits.argmax(1).eq(targets).to(loss.dtype).mean()
+                correct = logits.argmax(1).eq(heavier(targets)).to(loss.dtype).mean()
                 seen += batch.num_samples * torch.stack((loss, correct, torch.ones_like(loss)))
+        self.phases.begin("optimizer")
         grad_norm, skipped = self.precision.update(self.optimizer, self.parameters, self.config.TRAIN.GRAD_CLIP)
         if self.ema:
             self.ema.update(skipped)
+        self.phases.begin("other")
         self._count(seen, grad_norm, skipped)
         self.step += 1
 
-    def _place(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images [B, C, H, W], normalised, and targets [B] on the device."""
-        device = self.process.device
-        images = self.normalize(batch.images.to(device, non_blocking=True))
-        return self.precision.cast(images), batch.targets.to(device, non_blocking=True)
+    def _place(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | Mixed]:
+        """Images [B, C, H, W] and targets [B] on the device, as model and loss take them."""
+        images, targets = self.prepare(batch)
+        return self.precision.cast(images), targets
 
     @torch.no_grad()
     def _count(self, seen: torch.Tensor, grad_norm: torch.Tensor, skipped: torch.Tensor) -> None:
@@ -138,6 +148,7 @@ class Trainer:
         done = self.step - self.epoch * per_epoch
         title = f"epoch {self.epoch + 1}/{self.config.TRAIN.NUM_EPOCHS}"
         self.log.start_bar(per_epoch, done, title, self.data.global_batch)
+        self.phases.restart()
         try:
             for index in range(done, per_epoch):
                 signal = self.process.agree_on(self.stop.number)
@@ -145,6 +156,7 @@ class Trainer:
                     raise Stopped(signal)
                 lr = self.lr
                 self.update(next(windows))
+                self.on_update()
                 self.log.move_bar()
                 is_last = index == per_epoch - 1
                 if self.config.PRECISION.SHADOW_STEPS and self.step % self.config.PRECISION.SHADOW_STEPS == 0:
@@ -161,7 +173,7 @@ class Trainer:
         """The epoch is trained and evaluated."""
         self.epoch += 1
         self.totals.zero_()
-        self.seconds_waiting = 0.0
+        self.phase_seconds.clear()
 
     def _compare_with_float32(self) -> None:
         """Process 0 runs its last micro-batch both ways, at the weights of now, and says so when they part."""
@@ -169,7 +181,7 @@ class Trainer:
         if self.process.is_first and self.precision.half is not None:
             place = (self.config.SEED, self.step - 1, self.process.rank)
             batch = self.shown.last_batch
-            difference = compare(self.model, self.precision, self.loss, self.normalize, batch, place)
+            difference = compare(self.model, self.precision, self.loss, self.prepare, batch, place)
             line = f"shadow at step {self.step - 1}: {difference.describe()}"
             if difference.alarms(settings.SHADOW_COSINE, settings.SHADOW_LOSS):
                 self.log.warn(f"{line}; scripts/doctor.py looks for the cause")
@@ -194,6 +206,8 @@ class Trainer:
     def _tell(self, index: int, lr: float) -> None:
         """One line of the log, in PaddleViT's form."""
         report = self.report()
+        seconds = self.phases.lap()
+        self.phase_seconds.update(seconds)
         scale = self.precision.scaler.get_scale()
         line = (
             f"Epoch[{self.epoch + 1:03d}/{self.config.TRAIN.NUM_EPOCHS:03d}], "
@@ -215,6 +229,8 @@ class Trainer:
                 "grad_norm": report.grad_norm,
                 "loss_scale": scale,
                 "skipped": report.skipped,
+                "seconds": sum(seconds.values()),
+                **{f"{name}_pct": share for name, share in shares(seconds, self.process.device).items()},
             }
         )
         self._look_at_skips()
@@ -233,12 +249,11 @@ class Trainer:
             )
 
     def _wait_for(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches, with the time spent waiting for them counted and unreadable images told."""
+        """The same batches, with the time spent waiting for them marked and unreadable images told."""
         batches = iter(batches)
         while True:
-            start = time.perf_counter()
+            self.phases.begin("data")
             batch = next(batches, None)
-            self.seconds_waiting += time.perf_counter() - start
             if batch is None:
                 return
             self.bad_images.note(batch.bad)

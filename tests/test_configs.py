@@ -192,11 +192,11 @@ def test_another_kind_of_model_is_referred_to_timm_before_its_keys_are_called_un
 
 
 def test_keys_without_effect_are_accepted_with_one_line_each():
-    loaded = load_text("LOCAL_RANK: 0\nTRAIN: {MIXUP_ALPHA: 0.8, CUTMIX_MINMAX: None, BASE_LR: 1e-3}")
+    loaded = load_text("LOCAL_RANK: 0\nTRAIN: {LAYER_DECAY: 0.8, TEACHER_MODEL: None, BASE_LR: 1e-3}")
     assert loaded.notes == [
         "x.yaml: LOCAL_RANK is ignored: the launcher says which process this is",
-        "x.yaml: TRAIN.MIXUP_ALPHA is ignored: not part of this version, so it has no effect",
-        "x.yaml: TRAIN.CUTMIX_MINMAX is ignored: not part of this version, so it has no effect",
+        "x.yaml: TRAIN.LAYER_DECAY is ignored: not part of this version, so it has no effect",
+        "x.yaml: TRAIN.TEACHER_MODEL is ignored: not part of this version, so it has no effect",
     ]
     assert loaded.config.TRAIN.BASE_LR == 1e-3
 
@@ -499,6 +499,7 @@ EXAMPLE_VALUES = {
     "DATA.IMAGE_SIZE": "32",
     "PRECISION.DTYPE": "float16",
     "EVAL": "true",
+    "CHECK": "true",
     "AMP": "true",
     "PRECISION.EXPLAIN": "true",
     "COMPILE": "true",
@@ -518,7 +519,7 @@ def test_every_flag_sets_its_setting_with_a_blank_or_an_equals_sign(flag, key):
 def test_the_flags_are_paddlevits_and_ours():
     paddlevits = """-dataset -data_path -output -batch_size -batch_size_eval -image_size -accum_iter -num_classes -ngpus
                     -pretrained -resume -last_epoch -eval -amp"""
-    ours = "-amp_dtype -explain_precision -epochs -seed -num_workers -compile -tag"
+    ours = "-amp_dtype -check -explain_precision -epochs -seed -num_workers -compile -profile -tag"
     assert {flag for group in FLAGS.values() for flag in group} == set(f"{paddlevits} {ours}".split())
 
 

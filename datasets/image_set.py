@@ -61,9 +61,10 @@ class FileImages(ImageSet):
         self._ends = np.cumsum([len(path) for path in encoded], dtype=np.int64)
 
     def name(self, index: int) -> str:
-        return os.path.join(self.root, self._path(index))
+        return os.path.join(self.root, self.path(index))
 
-    def _path(self, index: int) -> str:
+    def path(self, index: int) -> str:
+        """Relative to `root`."""
         start = self._ends[index - 1] if index else 0
         return os.fsdecode(self._paths[start : self._ends[index]])
 
@@ -80,7 +81,7 @@ class FileImages(ImageSet):
         return decode(data, self.num_channels)
 
     def take(self, indices: np.ndarray) -> "FileImages":
-        paths = [self._path(index) for index in indices.tolist()]
+        paths = [self.path(index) for index in indices.tolist()]
         return FileImages(
             self.root, paths, self.targets[indices], self.classes, self.num_channels, confined=self.confined
         )

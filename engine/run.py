@@ -1,14 +1,23 @@
 """One run from settings to a result, in the order in which things happen."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from configs.load import Loaded
-from datasets import BadImages, Normalize, build_eval_data, build_train_data, load_image_sets
+from datasets import (
+    BadImages,
+    ImageSet,
+    Normalize,
+    Watch,
+    build_eval_data,
+    build_train_data,
+    cache_image_sets,
+    load_image_sets,
+)
 from engine.checkpoint import read_checkpoint
 from engine.epochs import Epochs
 from engine.evaluate import evaluate
@@ -44,7 +53,7 @@ def run_training(session: Session) -> int:
     stop = StopSignal()
     checkpoint = process.first(lambda: find_checkpoint(session))
     session.open_folder("train", existing=run_folder_of(checkpoint))
-    train_set, eval_set = process.after_first(lambda: load_image_sets(config))
+    train_set, eval_set = load_data(session, lambda: stop.number)
     model = make_model(session, len(eval_set.classes))
     train_data = build_train_data(config, train_set, process.rank, process.world_size, process.device)
     eval_data = build_eval_data(config, eval_set, process.rank, process.world_size, process.device)
@@ -63,6 +72,13 @@ def run_training(session: Session) -> int:
         restore(session, trainer, checkpoint)
     log.say(f"writing to {session.path}")
     return Epochs(session, trainer, eval_data).run()
+
+
+def load_data(session: Session, signal: Callable[[], int] = lambda: 0) -> tuple[ImageSet | None, ImageSet]:
+    """The image sets, from a cache where the settings ask for one; `signal`: the one that tells us to stop, or 0."""
+    config, process, log = session.config, session.process, session.log
+    watch = Watch(log.say, log.warn, signal, may_build=process.local_rank == 0)
+    return process.after_first(lambda: cache_image_sets(config, load_image_sets(config), watch))
 
 
 def make_model(session: Session, num_data_classes: int) -> torch.nn.Module:
@@ -85,7 +101,7 @@ def run_evaluation(session: Session) -> int:
     if not (config.MODEL.PRETRAINED or checkpoint):
         raise ConfigError("-eval: no weights to evaluate; name a file with -pretrained or -resume")
     session.open_folder("eval")
-    _, eval_set = process.after_first(lambda: load_image_sets(config))
+    _, eval_set = load_data(session)
     data = build_eval_data(config, eval_set, process.rank, process.world_size, process.device)
     precision = Precision(config, process.device)
     log.say(f"data: {data.num_samples} validation images, {len(eval_set.classes)} classes")

@@ -88,18 +88,17 @@ def _cached(config: Config, part: str, image_set: ImageSet, watch: Watch) -> Ima
 
 
 def _place(config: Config, part: str, image_set: FileImages, num_threads: int) -> Place:
-    data, root = config.DATA, os.path.realpath(image_set.root)
+    data, root = config.DATA, os.fsencode(os.path.realpath(image_set.root))
     if data.CACHE == "ram":
         folder = MEMORY / f"halfstep-{os.getuid()}"
     else:
         folder = Path(data.CACHE_PATH or Path(config.SAVE) / "cache").expanduser()
     facts = {
-        "root": root,
         "files": hash_of_files(image_set, num_threads),
         "channels": image_set.num_channels,
         **Recipe(data).facts,
     }
-    name = f"{data.DATASET}-{part}-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}"
+    name = f"{data.DATASET}-{part}-{hashlib.sha256(root).hexdigest()[:16]}"
     return Place(folder, name, facts, len(image_set), stays=data.CACHE == "disk")
 
 

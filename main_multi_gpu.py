@@ -13,6 +13,8 @@ from utils.errors import ToldError, UserError, exit_code
 
 def main(arguments: list[str]) -> int:
     loaded = load_once(arguments)  # also before launching: a mistake is told at once
+    if loaded.config.CHECK:
+        return check_once(loaded)
     from utils.distributed import Process, find_devices, was_launched
 
     if not was_launched(os.environ):
@@ -22,6 +24,19 @@ def main(arguments: list[str]) -> int:
     from engine.run import run
 
     return run(loaded, Process.start(loaded.config.DEVICE, os.environ))
+
+
+def check_once(loaded: Loaded) -> int:
+    """-check in process 0 alone. The others end at once: reading all images may take longer than they would wait."""
+    if os.environ.get("RANK", "0") != "0":
+        return 0
+    from engine.preflight import check
+    from utils.distributed import count_local, die_with_parent, was_launched
+
+    if not was_launched(os.environ):
+        return check(loaded, loaded.config.NGPUS)
+    die_with_parent()
+    return check(loaded, int(os.environ["WORLD_SIZE"]), count_local(os.environ))
 
 
 def load_once(arguments: list[str]) -> Loaded:

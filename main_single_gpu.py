@@ -11,6 +11,10 @@ from utils.errors import exit_code
 
 def main(arguments: list[str]) -> int:
     loaded = load(arguments)
+    if loaded.config.CHECK:
+        from engine.preflight import check
+
+        return check(loaded)
     from engine.run import run  # after the settings are known to be right: importing torch takes seconds
     from utils.distributed import Process
 

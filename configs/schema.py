@@ -281,6 +281,9 @@ class Config:
     RESUME: Resume = section(Resume)
     AMP: bool = setting(False, "Mixed precision: autocast and a GradScaler, in training and evaluation.")
     EVAL: bool = setting(False, "Evaluate only.")
+    CHECK: bool = setting(
+        False, "Look at data, weights, memory and disk, print what was found, and end: no training, no run folder."
+    )
     SEED: int = setting(0, "Weights, order, augmentation and dropout are functions of this seed.", low=0)
     SAVE: str = setting("./output", "Folder in which every run gets a folder of its own.")
     TAG: str = setting("", "Added to the name of the run's folder.")
@@ -310,6 +313,9 @@ class Config:
     )
     DETERMINISTIC: bool = setting(
         False, "Use deterministic kernels only, slower on a GPU; needed there for bit-identical resume."
+    )
+    PROFILE: int | None = setting(
+        None, "Updates to trace, a few after the start, into trace.json.gz for ui.perfetto.dev; not set: none.", low=1
     )
     TENSORBOARD: bool = setting(True, "Write TensorBoard files into the run's folder.")
 

@@ -22,7 +22,7 @@ from datasets.order import Order
 from datasets.readers import Batch, EvalReader, TrainReader
 from datasets.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
 from datasets.transforms import EvalTransform, Normalize, TrainTransform
-from datasets.workers import batch_source
+from datasets.workers import batch_source, cores_per_process, count_workers
 from utils.errors import ConfigError, DataError, did_you_mean
 
 __all__ = [
@@ -37,8 +37,11 @@ __all__ = [
     "Watch",
     "Window",
     "build_eval_data",
+    "build_order",
     "build_train_data",
     "cache_image_sets",
+    "cores_per_process",
+    "count_workers",
     "load_image_sets",
 ]
 
@@ -90,12 +93,18 @@ def _check(config: Config, part: str, image_set: ImageSet) -> None:
         )
 
 
+def build_order(config: Config, num_images: int, world_size: int) -> Order:
+    """Which training images each update of a run sees."""
+    data = config.DATA
+    return Order(num_images, data.BATCH_SIZE, world_size, config.TRAIN.ACCUM_ITER, data.DROP_LAST, config.SEED)
+
+
 def build_train_data(
     config: Config, image_set: ImageSet, rank: int, world_size: int, device: torch.device
 ) -> TrainData:
     """The training images of one process."""
     batch_size = config.DATA.BATCH_SIZE
-    order = Order(len(image_set), batch_size, world_size, config.TRAIN.ACCUM_ITER, config.DATA.DROP_LAST, config.SEED)
+    order = build_order(config, len(image_set), world_size)
     if isinstance(image_set, SyntheticImages):
         load = SyntheticBatches(config, image_set, batch_size, rank, device)
     else:

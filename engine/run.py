@@ -18,10 +18,12 @@ from datasets import (
     cache_image_sets,
     load_image_sets,
 )
+from datasets.findings import OK
 from engine.checkpoint import read_checkpoint
 from engine.epochs import Epochs
 from engine.evaluate import evaluate
 from engine.precision import Precision
+from engine.quick_checks import quick_checks
 from engine.resume import WEIGHTS_ONLY, find_checkpoint, restore, run_folder_of
 from engine.session import Session
 from engine.trainer import Trainer
@@ -68,6 +70,9 @@ def run_training(session: Session) -> int:
     advice = trainer.precision.advise_on_sizes(config, config.MODEL.NUM_CLASSES or len(eval_set.classes))
     if advice:
         log.say(advice)
+    for finding in quick_checks(config, model, train_data, process, session.path):
+        if finding.verdict != OK:
+            log.say(f"check: {finding.what}: {finding.found}; {finding.remedy}")
     if checkpoint:
         restore(session, trainer, checkpoint)
     log.say(f"writing to {session.path}")
@@ -97,9 +102,7 @@ def make_model(session: Session, num_data_classes: int) -> torch.nn.Module:
 def run_evaluation(session: Session) -> int:
     """Score given weights on the validation images; a checkpoint's raw weights and running mean both."""
     config, process, log = session.config, session.process, session.log
-    checkpoint = process.first(lambda: find_checkpoint(session))
-    if not (config.MODEL.PRETRAINED or checkpoint):
-        raise ConfigError("-eval: no weights to evaluate; name a file with -pretrained or -resume")
+    checkpoint = process.first(lambda: find_weights(session))
     session.open_folder("eval")
     _, eval_set = load_data(session)
     data = build_eval_data(config, eval_set, process.rank, process.world_size, process.device)
@@ -124,6 +127,14 @@ def run_evaluation(session: Session) -> int:
         found[name.strip().lower() or "raw"] = asdict(scores)
     session.status("done", **found)
     return 0
+
+
+def find_weights(session: Session) -> Path | None:
+    """The checkpoint to evaluate; None where MODEL.PRETRAINED says what to evaluate."""
+    checkpoint = find_checkpoint(session)
+    if not (session.config.MODEL.PRETRAINED or checkpoint):
+        raise ConfigError("-eval: no weights to evaluate; name a file with -pretrained or -resume")
+    return checkpoint
 
 
 def weights_to_score(

@@ -28,6 +28,11 @@ def was_launched(environment: Mapping[str, str]) -> bool:
     return "LOCAL_RANK" in environment and "WORLD_SIZE" in environment
 
 
+def count_local(environment: Mapping[str, str]) -> int:
+    """Processes on this machine; a launcher that does not say has no other machine."""
+    return int(environment.get("LOCAL_WORLD_SIZE", environment.get("WORLD_SIZE", 1)))
+
+
 def find_devices(setting: str) -> tuple[str, int]:
     """The kind of device to use and how many are visible; `auto` takes the best kind there is."""
     counts = {"cuda": torch.cuda.device_count, "xpu": torch.xpu.device_count, "mps": torch.mps.device_count}
@@ -60,6 +65,7 @@ class Process:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    local_size: int = 1  # processes on this machine
     _host_group: Any = None  # gloo: what the hosts tell each other must not wait for a device
     _vote: tuple = field(default=(None, None))
 
@@ -67,13 +73,13 @@ class Process:
     def start(cls, device_setting: str, environment: Mapping[str, str]) -> "Process":
         """The process that the launcher's environment describes, joined to the others."""
         rank, world_size = int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1))
-        local_rank = int(environment.get("LOCAL_RANK", 0))
+        local_rank, local_size = int(environment.get("LOCAL_RANK", 0)), count_local(environment)
         device = choose_device(device_setting, local_rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        process = cls(device, rank, local_rank, world_size)
+        process = cls(device, rank, local_rank, world_size, local_size)
         if world_size > 1:
-            _die_with_parent()
+            die_with_parent()
             backend = {"cuda": "nccl", "xpu": "xccl"}.get(device.type, "gloo")
             dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
             process._host_group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
@@ -194,7 +200,7 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Linux: be killed when the launcher is, even by kill -9, so that no orphan holds the device."""
     if os.uname().sysname == "Linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG

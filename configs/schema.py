@@ -66,7 +66,8 @@ class Data:
     SPLIT_SEED: int = setting(0, "Which images are held out is a function of this seed alone.", low=0)
     KEEP_BACKGROUND: bool = setting(False, "Keep Caltech's background / clutter folder as a class of its own.")
     DOWNLOAD: bool = setting(
-        True, "Fetch CIFAR from its home page when it is not in DATA_PATH; one process does, the others wait."
+        True,
+        "Fetch CIFAR or a torchvision data set from its home page when it is not in DATA_PATH; one process does, the others wait.",
     )
     MAX_BAD_FRACTION: float = setting(
         0.01,
@@ -91,6 +92,17 @@ class Data:
     CACHE_PATH: str | None = setting(
         None,
         "Folder of the disk's cache; not set: `cache` in SAVE, where runs write anyway, as DATA_PATH is often read-only.",
+    )
+    SHUFFLE_BUFFER: int = setting(
+        8192,
+        "Shards are read in a random order, and a sample comes less than this many places before or after its turn; at least as many as there are images: any order.",
+        low=1,
+        high=2**31,
+    )
+    CUT_SHARDS: str = setting(
+        "refuse",
+        "What to do with a shard whose end is missing: refuse it, or read its whole samples.",
+        choices=("refuse", "read"),
     )
     SYNTHETIC_SIZE: int = setting(
         1280, "Images an epoch of the synthetic data set, which lie ready on the device.", low=1

@@ -20,7 +20,9 @@ from datasets.imagenet import read_imagenet
 from datasets.loader import EvalData, TrainData, Window
 from datasets.order import Order
 from datasets.readers import Batch, EvalReader, TrainReader
+from datasets.shards import read_shards
 from datasets.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
+from datasets.torchvision_sets import PREFIX, read_torchvision
 from datasets.transforms import EvalTransform, Normalize, TrainTransform
 from datasets.workers import batch_source, cores_per_process, count_workers
 from utils.errors import ConfigError, DataError, did_you_mean
@@ -49,11 +51,13 @@ SOURCES = {
     "imagenet2012": read_imagenet,
     "imagefolder": read_image_folder,
     "csv": read_csv,
+    "shards": read_shards,
     "caltech101": read_caltech101,
     "caltech256": read_caltech256,
     "cifar10": read_cifar10,
     "cifar100": read_cifar100,
     "digits": read_digits,
+    f"{PREFIX}NAME": read_torchvision,
     "synthetic": read_synthetic,
 }
 
@@ -61,12 +65,13 @@ SOURCES = {
 def load_image_sets(config: Config) -> tuple[ImageSet | None, ImageSet]:
     """Training set (None with EVAL) and validation set of DATA.DATASET, checked."""
     name = config.DATA.DATASET
-    if name not in SOURCES:
+    source = f"{PREFIX}NAME" if name.startswith(PREFIX) else name
+    if source not in SOURCES:
         raise ConfigError(
             f"DATA.DATASET: there is no data set {name!r} (there are {', '.join(SOURCES)}){did_you_mean(name, SOURCES)}"
         )
     try:
-        train, val = SOURCES[name](config)
+        train, val = SOURCES[source](config)
     except OSError as error:
         raise DataError(f"DATA.DATA_PATH: {config.DATA.DATA_PATH} cannot be read ({error})") from error
     if config.EVAL:
@@ -93,10 +98,17 @@ def _check(config: Config, part: str, image_set: ImageSet) -> None:
         )
 
 
-def build_order(config: Config, num_images: int, world_size: int) -> Order:
+def build_order(config: Config, image_set: ImageSet, world_size: int) -> Order:
     """Which training images each update of a run sees."""
-    data = config.DATA
-    return Order(num_images, data.BATCH_SIZE, world_size, config.TRAIN.ACCUM_ITER, data.DROP_LAST, config.SEED)
+    return Order(
+        len(image_set),
+        config.DATA.BATCH_SIZE,
+        world_size,
+        config.TRAIN.ACCUM_ITER,
+        config.DATA.DROP_LAST,
+        config.SEED,
+        image_set.epoch_order,
+    )
 
 
 def build_train_data(
@@ -104,7 +116,7 @@ def build_train_data(
 ) -> TrainData:
     """The training images of one process."""
     batch_size = config.DATA.BATCH_SIZE
-    order = build_order(config, len(image_set), world_size)
+    order = build_order(config, image_set, world_size)
     if isinstance(image_set, SyntheticImages):
         load = SyntheticBatches(config, image_set, batch_size, rank, device)
     else:

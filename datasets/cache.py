@@ -17,7 +17,7 @@ from configs.schema import Config
 from datasets.cache_build import CacheFailed, Recipe, Watch, build, in_gb
 from datasets.cache_file import JPEG, PIXELS, CacheFile, DamagedCache, Place
 from datasets.decode import ImageReadError, decode
-from datasets.image_set import FileImages, ImageSet
+from datasets.image_set import ImageSet
 from datasets.workers import count_workers
 from utils.errors import ConfigError
 
@@ -30,10 +30,11 @@ LESS = "DATA.CACHE_FORM=jpeg or a smaller DATA.CACHE_SIDE takes less, DATA.CACHE
 class CachedImages(ImageSet):
     """The images of another set, read from a cache."""
 
-    def __init__(self, image_set: FileImages, file: CacheFile, numbers: np.ndarray):
+    def __init__(self, image_set: ImageSet, file: CacheFile, numbers: np.ndarray):
         """`numbers[i]`: where in the cache image i of the set is."""
         super().__init__(image_set.targets, image_set.classes)
         self._image_set, self._file, self._numbers = image_set, file, numbers
+        self.root, self.notes = image_set.root, image_set.notes
 
     def name(self, index: int) -> str:
         return self._image_set.name(index)
@@ -46,6 +47,15 @@ class CachedImages(ImageSet):
         if kind == JPEG:
             return decode(content.tobytes(), self._image_set.num_channels)
         raise ImageReadError(os.fsdecode(content.tobytes()))
+
+    def file(self, index: int) -> tuple[str, bytes]:
+        return self._image_set.file(index)
+
+    def stamp(self, index: int) -> str:
+        return self._image_set.stamp(index)
+
+    def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
+        return self._image_set.epoch_order(seed, epoch)
 
     def take(self, indices: np.ndarray) -> "CachedImages":
         return CachedImages(self._image_set.take(indices), self._file, self._numbers[indices])
@@ -68,8 +78,9 @@ def cache_image_sets(
 
 
 def _cached(config: Config, part: str, image_set: ImageSet, watch: Watch) -> ImageSet:
-    if image_set.in_memory:
-        watch.say(f"cache: not for the {part} images of {config.DATA.DATASET}, which are in memory already")
+    if image_set.in_memory or image_set.root is None:
+        why = "which are in memory already" if image_set.in_memory else "as it is not known which files they are in"
+        watch.say(f"cache: not for the {part} images of {config.DATA.DATASET}, {why}")
         return image_set
     num_threads = max(1, count_workers(config.DATA, image_set, 1, torch.device("cpu")))
     place = _place(config, part, image_set, num_threads)
@@ -87,7 +98,7 @@ def _cached(config: Config, part: str, image_set: ImageSet, watch: Watch) -> Ima
     return CachedImages(image_set, file, np.arange(len(image_set)))
 
 
-def _place(config: Config, part: str, image_set: FileImages, num_threads: int) -> Place:
+def _place(config: Config, part: str, image_set: ImageSet, num_threads: int) -> Place:
     data, root = config.DATA, os.fsencode(os.path.realpath(image_set.root))
     if data.CACHE == "ram":
         folder = MEMORY / f"halfstep-{os.getuid()}"
@@ -102,18 +113,11 @@ def _place(config: Config, part: str, image_set: FileImages, num_threads: int) -
     return Place(folder, name, facts, len(image_set), stays=data.CACHE == "disk")
 
 
-def hash_of_files(image_set: FileImages, num_threads: int) -> str:
+def hash_of_files(image_set: ImageSet, num_threads: int) -> str:
     """Of all paths, sizes and dates, in their order: another hash when any image was changed."""
 
     def describe(numbers: range) -> bytes:
-        lines = []
-        for number in numbers:
-            try:
-                status = os.stat(image_set.name(number))
-                lines.append(f"{image_set.path(number)}\0{status.st_size}\0{status.st_mtime_ns}\n")
-            except OSError:
-                lines.append(f"{image_set.path(number)}\0missing\n")
-        return os.fsencode("".join(lines))
+        return os.fsencode("".join(f"{image_set.stamp(number)}\n" for number in numbers))
 
     count, digest = len(image_set), hashlib.sha256()
     with ThreadPoolExecutor(num_threads, "cache") as pool:
@@ -135,7 +139,7 @@ def _open(place: Place, warn: Callable[[str], None] = lambda line: None) -> Cach
         return None
 
 
-def _make(config: Config, place: Place, image_set: FileImages, num_threads: int, watch: Watch) -> CacheFile | None:
+def _make(config: Config, place: Place, image_set: ImageSet, num_threads: int, watch: Watch) -> CacheFile | None:
     """The cache, made here, or by another run while we waited for it."""
     place.folder.mkdir(mode=0o777 if place.stays else 0o700, parents=True, exist_ok=True)
     if not place.stays and place.folder.stat().st_uid != os.getuid():

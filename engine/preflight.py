@@ -76,6 +76,9 @@ class Preflight:
             self.add(Finding("device", f"{process.device}; processes: {process.world_size}"))
         sets = self.attempt("data", lambda: load_image_sets(config)) or (None, None)
         if sets[1]:
+            if sets[1].notes:
+                warns = any(note.startswith("warning: ") for note in sets[1].notes)
+                self.add(Finding("data set", "\n".join(sets[1].notes), WARN if warns else OK))
             self.attempt("data", lambda: [self.add(finding) for finding in check_images(config, *sets)])
         if process:
             self.look_at_settings(process, *sets)
@@ -83,7 +86,7 @@ class Preflight:
     def look_at_settings(self, process: Process, train: ImageSet | None, val: ImageSet | None) -> None:
         """What has to do with this device; without data (`val` None) what does not need them."""
         config, free = self.config, free_memory(process.device)
-        order = build_order(config, len(train) if train else 0, process.world_size)
+        order = build_order(config, train or ImageSet([], []), process.world_size)
         if not config.EVAL:
             self.add(check_rate(config.TRAIN, order.global_batch))
             self.add(check_warm_up(config.TRAIN))

@@ -22,8 +22,10 @@ from datasets import Watch, build_train_data, cache, cache_build, cache_file, ca
 from datasets.cache import CachedImages
 from datasets.cache_file import CacheFile, CacheWriter
 from datasets.decode import ImageReadError
+from datasets.image_set import ImageSet
 from tests.helpers import SMALL, replaced, run
 from tests.test_loader import CPU, folder_settings, settings, taken
+from tests.test_shards import make_set
 from utils import distributed
 from utils.errors import StoppedBySignal, exit_code
 
@@ -170,11 +172,26 @@ def test_images_are_shrunk_to_the_side_and_never_enlarged(photos):
             assert after.shape[:2] == size and abs(np.array(wanted).astype(int) - after).max() <= 1
 
 
-def test_sets_in_memory_are_left_alone(tmp_path):
+def test_shards_are_cached_too_and_keep_their_own_order(tmp_path):
+    make_set(tmp_path / "shards")
+    config = settings("shards", tmp_path / "shards", BATCH_SIZE=7, IMAGE_CHANNELS=3, SHUFFLE_BUFFER=4, VAL_FRACTION=0.0)
+    config = replaced(config, DATA={"CACHE": "disk", "CACHE_PATH": str(tmp_path / "cache")})
+    images = [load_image_sets(config)[0], cached(config)]
+    assert isinstance(images[1], CachedImages)
+    plain, kept = (taken(build_train_data(config, each, 0, 1, CPU).windows(1, 9)) for each in images)
+    assert plain == kept
+    shard = next((tmp_path / "shards").glob("train*.tar"))
+    os.utime(shard, ns=(1, 1))
+    cached(config, told := Told())
+    assert told.lines[0].startswith("cache: 30 images will take")
+
+
+def test_sets_in_memory_or_of_unknown_files_are_left_alone(tmp_path):
     told, config = Told(), settings(CACHE="disk", CACHE_PATH=str(tmp_path / "cache"))
-    sets = load_image_sets(config)
+    sets = load_image_sets(config)[0], ImageSet([0], ["a"])
     assert cache_image_sets(config, sets, told.watch) == sets
-    assert "in memory already" in told.lines[0] and not (tmp_path / "cache").exists()
+    assert "in memory already" in told.lines[0] and "not known" in told.lines[1]
+    assert not (tmp_path / "cache").exists()
 
 
 # --- being made ---

@@ -24,6 +24,7 @@ from engine.memory import check_memory, fixed_bytes, free_host_memory, saved_byt
 from engine.precision import Precision
 from engine.quick_checks import check_disk, check_output, check_rate, check_shared_memory, loader_processes
 from models import build_model
+from scripts import make_shards
 from tests.helpers import ROOT, SMALL, replaced, run, small_config
 from utils.distributed import Process
 from utils.errors import exit_code
@@ -357,3 +358,14 @@ def test_the_command_ends_with_2_when_something_is_wrong(photos):
     assert result.returncode == 2 and result.stderr == "" and not (photos / "o").exists()
     assert trouble(rows(result.stdout)) == {"validation images": WRONG}
     assert result.stdout.endswith("check: 1 wrong, 0 to look at; nothing was trained or saved\n")
+
+
+def test_what_a_data_set_has_to_say_is_a_row(check, photos):
+    flags = ["-dataset", "imagefolder", "-data_path", str(photos), "-out", str(photos.parent / "shards")]
+    assert make_shards.main([*flags, "-samples_per_shard", "8"]) == 0
+    tar = photos.parent / "shards" / "train-000001.tar"
+    tar.write_bytes(tar.read_bytes()[:-9000])
+    given = ["-dataset", "shards", "-data_path", str(tar.parent), "-opts"]
+    assert check(*given, "DATA.CUT_SHARDS=refuse")["data"][0] == WRONG
+    verdict, told = check(*given, "DATA.CUT_SHARDS=read")["data set"]
+    assert verdict == WARN and f"{tar} is cut off after" in told

@@ -7,6 +7,7 @@ SOURCES.
 import torch
 
 from configs.schema import Config
+from datasets.augment import parse_policy
 from datasets.bad import BadImages
 from datasets.cache import cache_image_sets
 from datasets.cache_build import Watch
@@ -18,7 +19,8 @@ from datasets.folder import read_image_folder
 from datasets.image_set import ImageSet
 from datasets.imagenet import read_imagenet
 from datasets.loader import EvalData, TrainData, Window
-from datasets.order import Order
+from datasets.mixup import Mixed, Preparation, heavier
+from datasets.order import Order, Piece
 from datasets.readers import Batch, EvalReader, TrainReader
 from datasets.shards import read_shards
 from datasets.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
@@ -33,7 +35,10 @@ __all__ = [
     "EvalData",
     "EvalTransform",
     "ImageSet",
+    "Mixed",
     "Normalize",
+    "Piece",
+    "Preparation",
     "TrainData",
     "TrainTransform",
     "Watch",
@@ -44,7 +49,9 @@ __all__ = [
     "cache_image_sets",
     "cores_per_process",
     "count_workers",
+    "heavier",
     "load_image_sets",
+    "parse_policy",
 ]
 
 SOURCES = {
@@ -100,14 +107,17 @@ def _check(config: Config, part: str, image_set: ImageSet) -> None:
 
 def build_order(config: Config, image_set: ImageSet, world_size: int) -> Order:
     """Which training images each update of a run sees."""
+    data, train = config.DATA, config.TRAIN
     return Order(
-        len(image_set),
-        config.DATA.BATCH_SIZE,
-        world_size,
-        config.TRAIN.ACCUM_ITER,
-        config.DATA.DROP_LAST,
-        config.SEED,
-        image_set.epoch_order,
+        num_images=len(image_set),
+        batch_size=data.BATCH_SIZE,
+        world_size=world_size,
+        num_accumulated=train.ACCUM_ITER,
+        drop_last=data.DROP_LAST,
+        seed=config.SEED,
+        epoch_order=image_set.epoch_order,
+        num_repeats=train.REPEATED_AUG,
+        in_pairs=train.mixes,
     )
 
 

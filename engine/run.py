@@ -17,6 +17,7 @@ from datasets import (
     build_train_data,
     cache_image_sets,
     load_image_sets,
+    parse_policy,
 )
 from datasets.findings import OK
 from engine.checkpoint import read_checkpoint
@@ -42,6 +43,7 @@ def run(loaded: Loaded, process: Process) -> int:
         make_deterministic()
     try:
         Precision(loaded.config, process.device)  # refuses what this device cannot do, before any data is read
+        parse_policy(loaded.config.TRAIN)  # likewise
         code = run_evaluation(session) if loaded.config.EVAL else run_training(session)
     except BaseException as error:
         session.end(error)

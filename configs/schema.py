@@ -75,6 +75,24 @@ class Data:
         low=0.0,
         high=1.0,
     )
+    CACHE: str = setting(
+        "none",
+        "Keep images so that reading them again is cheap: on disk, for later runs too, or in ram, until the run ends.",
+        choices=("none", "ram", "disk"),
+    )
+    CACHE_FORM: str = setting(
+        "decoded",
+        "How they are kept: decoded, nothing to compute but much room, or as JPEG, a tenth of that.",
+        choices=("decoded", "jpeg"),
+    )
+    CACHE_SIDE: int | None = setting(
+        None, "Short side that larger images are shrunk to before they are kept; not set: as they are.", low=1
+    )
+    CACHE_QUALITY: int = setting(90, "Quality of kept JPEGs.", low=1, high=100)
+    CACHE_PATH: str | None = setting(
+        None,
+        "Folder of the disk's cache; not set: `cache` in SAVE, where runs write anyway, as DATA_PATH is often read-only.",
+    )
     SHUFFLE_BUFFER: int = setting(
         8192,
         "Shards are read in a random order, and a sample comes less than this many places before or after its turn; at least as many as there are images: any order.",

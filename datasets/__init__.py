@@ -9,6 +9,8 @@ import torch
 from configs.schema import Config
 from datasets.augment import parse_policy
 from datasets.bad import BadImages
+from datasets.cache import cache_image_sets
+from datasets.cache_build import Watch
 from datasets.caltech import read_caltech101, read_caltech256
 from datasets.cifar import read_cifar10, read_cifar100
 from datasets.csv_list import read_csv
@@ -39,10 +41,12 @@ __all__ = [
     "Preparation",
     "TrainData",
     "TrainTransform",
+    "Watch",
     "Window",
     "build_eval_data",
     "build_order",
     "build_train_data",
+    "cache_image_sets",
     "cores_per_process",
     "count_workers",
     "heavier",

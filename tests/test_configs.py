@@ -312,6 +312,8 @@ def test_base_must_be_paths():
         ("TAG", "no", "no"),
         ("TAG", "1e3", "1e3"),
         ("TAG", "null", ""),
+        ("DATA.CACHE", "none", "none"),
+        ("DATA.CACHE", "null", "none"),
         ("SAVE", "2024-01-01", "2024-01-01"),
         ("TRAIN.OPTIMIZER.NAME", "adamw", "AdamW"),
         ("PRECISION.DTYPE", "bf16", "bfloat16"),

@@ -64,6 +64,14 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+# The same recipe for both: ViT-Tiny, one epoch, bfloat16, AdamW, crops and flips, a line of the log for each update.
+TIMM = """--model vit_tiny_patch16_224 --num-classes 10 --epochs 1 --warmup-epochs 0 --sched none --opt adamw --lr 1e-3
+--weight-decay 0.05 --amp --amp-dtype bfloat16 --device cpu --workers 2 --color-jitter 0 --log-interval 1"""
+OURS = f"""-cfg {ROOT}/configs/vit_tiny_patch16_224.yaml -dataset imagefolder -amp -epochs 1 -num_workers 2
+-opts REPORT_FREQ=1 TRAIN.WARMUP_EPOCHS=0 TRAIN.LR_SCHEDULER.NAME=constant TRAIN.BASE_LR=1e-3 TRAIN.WEIGHT_DECAY=0.05
+TRAIN.SMOOTHING=0.1 TRAIN.GRAD_CLIP=null MODEL.DROPOUT=0 MODEL.ATTENTION_DROPOUT=0 DATA.CROP_PCT=0.9"""
+
+
 # --- the loader alone ---
 
 
@@ -77,12 +85,16 @@ def our_batches(flags: list, options: list[str], scratch: Path) -> Iterator[int]
     # A folder each: of one data set a folder keeps the newest cache alone.
     options = [*options, f"DATA.CACHE_PATH={scratch / ' '.join(options)}"]
     config = load([*map(str, flags), "-opts", *options]).config
-    train_set, _ = cache_image_sets(config, load_image_sets(config), Watch(print, print))
+    train_set, _ = cache_image_sets(config, load_image_sets(config), Watch(note, note))
     data = build_train_data(config, train_set, 0, 1, torch.device("cpu"))
     normalize = Normalize(config.DATA)
     for window in data.windows(0, sys.maxsize):
         for batch in window.batches:
             yield len(normalize(batch.images))
+
+
+def note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def timm_batches(folder: Path, num_workers: int) -> Iterator[int]:
@@ -251,46 +263,27 @@ class Run:
     seconds: float
     first_step: float  # seconds from the command until the first update is told
     images_per_second: float  # from the first update to the last
+    top1: float  # of the validation images, per cent
 
 
 def compare_runs(arguments: argparse.Namespace, scratch: Path) -> None:
     """ViT-Tiny, batch 32, bfloat16, one epoch with validation, both as people type them."""
     num_train = len(list((arguments.photos / "train").rglob("*.jpg")))
-    steps = num_train // BATCH_SIZE
-    theirs = [
-        sys.executable,
-        arguments.timm / "train.py",
-        "--data-dir",
-        arguments.photos,
-        "--model",
-        "vit_tiny_patch16_224",
-    ]
-    theirs += [
-        "--num-classes",
-        "10",
-        "-b",
-        BATCH_SIZE,
-        "--epochs",
-        "1",
-        "--opt",
-        "adamw",
-        "--lr",
-        "1e-3",
-        "--sched",
-        "none",
-    ]
-    theirs += ["--amp", "--amp-dtype", "bfloat16", "--workers", "2", "--color-jitter", "0", "--reprob", "0"]
-    theirs += ["--mean", "0.5", "0.5", "0.5", "--std", "0.5", "0.5", "0.5", "--device", "cpu", "--log-interval", "1"]
-    theirs += ["--output", scratch / "timm", "--warmup-epochs", "0", *(f"--{flag}" for flag in arguments.timm_flags)]
-    ours = [sys.executable, ROOT / "main_single_gpu.py", "-cfg", ROOT / "configs/vit_tiny_patch16_224.yaml", "-amp"]
-    ours += ["-dataset", "imagefolder", "-data_path", arguments.photos, "-batch_size", BATCH_SIZE, "-epochs", "1"]
-    ours += ["-output", scratch / "ours", "-opts", "REPORT_FREQ=1", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=1e-3"]
-    ours += ["MODEL.DROPOUT=0", "MODEL.ATTENTION_DROPOUT=0", "TRAIN.LR_SCHEDULER.NAME=constant"]
-    commands = {"timm's train.py": (theirs, r"Train: 0 \["), "halfstep": (ours, r"Step\[")}
+    num_steps = num_train // BATCH_SIZE
+    photos, output = arguments.photos, scratch / "runs"
+    theirs = [sys.executable, arguments.timm / "train.py", "--data-dir", photos, "--output", output / "timm"]
+    theirs += f"-b {BATCH_SIZE} {TIMM}".split() + [f"--{flag}" for flag in arguments.timm_flags]
+    ours = [sys.executable, ROOT / "main_single_gpu.py", "-data_path", photos, "-output", output / "halfstep"]
+    ours += f"-batch_size {BATCH_SIZE} {OURS}".split()
+    commands = {
+        "timm's train.py": (theirs, "--seed", r"Train: 0 \[", r"Best metric: ([0-9.]+)"),
+        "halfstep": (ours, "-seed", r"Step\[", r"best validation top-1 ([0-9.]+)%"),
+    }
     found: dict[str, list[Run]] = {name: [] for name in commands}
-    for _, (name, (command, pattern)) in itertools.product(range(arguments.rounds), commands.items()):
-        found[name].append(time_run(command, pattern, steps))
-        print(f"{name}: {found[name][-1]}", file=sys.stderr, flush=True)
+    for seed, (name, (command, flag, step, top1)) in itertools.product(range(arguments.rounds), commands.items()):
+        # Before -opts, which takes all that follows.
+        found[name].append(time_run([*command[:2], flag, seed, *command[2:]], step, top1, num_steps))
+        note(f"{name}: {found[name][-1]}")
     first = found["timm's train.py"]
     rows = []
     for name, runs in found.items():
@@ -299,28 +292,29 @@ def compare_runs(arguments: argparse.Namespace, scratch: Path) -> None:
             values, others = ([getattr(run, field) for run in each] for each in (runs, first))
             ratios = [(a / b if faster else b / a) for a, b in zip(values, others, strict=True)]
             row += [spread(values), "1" if runs is first else spread(ratios, 2)]
-        rows.append(row)
-    columns = ["run", "training images/s", "x", "whole run, s", "x faster", "to the first step, s", "x faster"]
+        rows.append([*row, spread([run.top1 for run in runs])])
+    columns = ["run", "images/s", "x", "whole run, s", "x faster", "first step after, s", "x faster", "top-1, %"]
     print(Table("", columns, rows).markdown())
-    print("commands:\n\n" + "\n".join(" ".join(map(str, command)) for command, _ in commands.values()))
+    print("commands:\n\n" + "\n".join(" ".join(map(str, command)) for command, *_ in commands.values()))
 
 
-def time_run(command: list, pattern: str, steps: int) -> Run:
-    """By the lines that it prints, one for each update."""
+def time_run(command: list, step: str, top1: str, num_steps: int) -> Run:
+    """By the lines that it prints, one for each update, and one with the accuracy."""
     begin = time.perf_counter()
-    times, tail = [], []
+    times, lines = [], []
     process = subprocess.Popen(
         list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
     )
     with process:
         for line in process.stdout:
-            tail = [*tail[-30:], line]
-            if re.search(pattern, line):
+            lines.append(line)
+            if re.search(step, line):
                 times.append(time.perf_counter() - begin)
-    if process.returncode or len(times) < steps:
-        sys.exit("".join(tail))
-    times = times[:steps]
-    return Run(time.perf_counter() - begin, times[0], BATCH_SIZE * (len(times) - 1) / (times[-1] - times[0]))
+    seconds, found = time.perf_counter() - begin, re.findall(top1, "".join(lines))
+    if process.returncode or len(times) < num_steps or not found:
+        sys.exit("".join(lines[-40:]))
+    times = times[:num_steps]
+    return Run(seconds, times[0], BATCH_SIZE * (len(times) - 1) / (times[-1] - times[0]), float(found[-1]))
 
 
 if __name__ == "__main__":

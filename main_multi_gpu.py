@@ -2,6 +2,8 @@
 
 CUDA_VISIBLE_DEVICES=0,1 python main_multi_gpu.py -cfg configs/vit_base_patch16_224.yaml -amp
 torchrun --nproc_per_node 2 main_multi_gpu.py -cfg configs/vit_base_patch16_224.yaml -amp
+srun --ntasks 2 python main_multi_gpu.py -cfg configs/vit_base_patch16_224.yaml -amp
+mpirun -np 2 python main_multi_gpu.py -cfg configs/vit_base_patch16_224.yaml -amp
 """
 
 import os
@@ -9,27 +11,31 @@ import sys
 
 from configs.load import Loaded, load
 from utils.errors import ToldError, UserError, exit_code
+from utils.launchers import Asked, find_place, told_rank
 
 
 def main(arguments: list[str]) -> int:
     loaded = load_once(arguments)  # also before launching: a mistake is told at once
-    from utils.distributed import Process, find_devices, was_launched
+    config, dist = loaded.config, loaded.config.DIST
+    asked = Asked(dist.URL, dist.WORLD_SIZE, dist.RANK, config.NGPUS, dist.TIMEOUT)
+    is_worker = find_place(os.environ, asked) is not None
+    from utils.distributed import Process, find_devices
 
-    if not was_launched(os.environ):
+    if not is_worker:
         from utils.launch import launch
 
-        return launch(__file__, arguments, loaded.config.NGPUS or find_devices(loaded.config.DEVICE)[1])
+        return launch(__file__, arguments, config.NGPUS or find_devices(config.DEVICE)[1])
     from engine.run import run
 
-    return run(loaded, Process.start(loaded.config.DEVICE, os.environ))
+    return run(loaded, Process.start(config.DEVICE, os.environ, asked))
 
 
 def load_once(arguments: list[str]) -> Loaded:
-    """The settings; a mistake in them is told by one process of torchrun's, not by each."""
+    """The settings; a mistake in them is told by one process of the launcher's, not by each."""
     try:
         return load(arguments)
     except UserError as error:
-        raise (error if os.environ.get("RANK", "0") == "0" else ToldError(str(error))) from None
+        raise (error if told_rank(os.environ) == "0" else ToldError(str(error))) from None
 
 
 if __name__ == "__main__":

@@ -87,11 +87,11 @@ def _check(config: Config, part: str, image_set: ImageSet) -> None:
 
 
 def build_train_data(
-    config: Config, image_set: ImageSet, rank: int, world_size: int, device: torch.device
+    config: Config, image_set: ImageSet, rank: int, world_size: int, device: torch.device, kept: int | None = None
 ) -> TrainData:
-    """The training images of one process."""
-    batch_size = config.DATA.BATCH_SIZE
-    order = Order(len(image_set), batch_size, world_size, config.TRAIN.ACCUM_ITER, config.DATA.DROP_LAST, config.SEED)
+    """The training images of one process. `kept`: the images of an update, if not as many as the settings come to."""
+    batch_size, accumulate, drop_last = config.DATA.BATCH_SIZE, config.TRAIN.ACCUM_ITER, config.DATA.DROP_LAST
+    order = Order(len(image_set), batch_size, world_size, accumulate, drop_last, config.SEED, kept)
     if isinstance(image_set, SyntheticImages):
         load = SyntheticBatches(config, image_set, batch_size, rank, device)
     else:

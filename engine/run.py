@@ -13,7 +13,7 @@ from engine.checkpoint import read_checkpoint
 from engine.epochs import Epochs
 from engine.evaluate import evaluate
 from engine.precision import Precision
-from engine.resume import WEIGHTS_ONLY, find_checkpoint, restore, run_folder_of
+from engine.resume import WEIGHTS_ONLY, find_checkpoint, global_batch_to_keep, read_saved, restore, run_folder_of
 from engine.session import Session
 from engine.trainer import Trainer
 from models import build_model, describe
@@ -27,14 +27,16 @@ from utils.signals import StopSignal
 def run(loaded: Loaded, process: Process) -> int:
     """Train or evaluate as the settings say. Returns the exit code: 0, 1 (last save failed), 3 or 128 + signal."""
     session = Session(loaded, process)
+    session.log.say(process.describe())
     if loaded.config.DETERMINISTIC:
         make_deterministic()
     try:
         Precision(loaded.config, process.device)  # refuses what this device cannot do, before any data is read
         code = run_evaluation(session) if loaded.config.EVAL else run_training(session)
     except BaseException as error:
-        session.end(error)
-        raise
+        error_told = process.explain(error)
+        session.end(error_told)
+        raise error_told from None if error_told is error else error
     session.end(None)
     return code
 
@@ -46,21 +48,22 @@ def run_training(session: Session) -> int:
     session.open_folder("train", existing=run_folder_of(checkpoint))
     train_set, eval_set = process.after_first(lambda: load_image_sets(config))
     model = make_model(session, len(eval_set.classes))
-    train_data = build_train_data(config, train_set, process.rank, process.world_size, process.device)
+    saved = read_saved(checkpoint)
+    kept = global_batch_to_keep(config, saved)
+    train_data = build_train_data(config, train_set, process.rank, process.world_size, process.device, kept)
     eval_data = build_eval_data(config, eval_set, process.rank, process.world_size, process.device)
     trainer = Trainer(config, model, train_data, process, log, stop)
     log.say(
         f"data: {train_data.num_samples} training and {eval_data.num_samples} validation images, "
         f"{len(eval_set.classes)} classes; an epoch is {train_data.steps_per_epoch} updates of "
-        f"{train_data.global_batch} images ({config.DATA.BATCH_SIZE} x {process.world_size} processes "
-        f"x {config.TRAIN.ACCUM_ITER} micro-batches)"
+        f"{train_data.global_batch} images ({train_data.describe_shares()})"
     )
     log.say(trainer.precision.describe())
     advice = trainer.precision.advise_on_sizes(config, config.MODEL.NUM_CLASSES or len(eval_set.classes))
     if advice:
         log.say(advice)
     if checkpoint:
-        restore(session, trainer, checkpoint)
+        restore(session, trainer, checkpoint, saved)
     log.say(f"writing to {session.path}")
     return Epochs(session, trainer, eval_data).run()
 

@@ -7,21 +7,20 @@ import atexit
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from utils.errors import ConfigError, ToldError, UserError
-
-
-def was_launched(environment: Mapping[str, str]) -> bool:
-    """Whether torchrun (or python -m torch.distributed.launch) started this process as one of several."""
-    return "LOCAL_RANK" in environment and "WORLD_SIZE" in environment
+from utils.errors import ConfigError, LostProcess, ToldError, UserError
+from utils.launchers import Asked, find_place
+from utils.meeting import Meeting, named
 
 
 def find_devices(setting: str) -> tuple[str, int]:
@@ -35,11 +34,13 @@ def find_devices(setting: str) -> tuple[str, int]:
     return "cpu", 1
 
 
-def choose_device(setting: str, local_rank: int) -> torch.device:
+def choose_device(setting: str, local_rank: int, launcher: str = "torchrun") -> torch.device:
     """The device of one of a machine's processes: each has its own, but for CPUs, which they share."""
     kind, count = find_devices(setting)
     if kind == "cpu":
         return torch.device("cpu")
+    if count == 1 and launcher != "torchrun":  # Slurm and others may show each process its own device alone
+        return torch.device(kind, 0)
     if local_rank >= count:
         raise ConfigError(
             f"-ngpus: process {local_rank + 1} of this machine has no {kind} device of its own, there are {count}; "
@@ -56,24 +57,67 @@ class Process:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    launcher: str = "none"
+    _meeting: Meeting | None = None
     _host_group: Any = None  # gloo: what the hosts tell each other must not wait for a device
     _vote: tuple = field(default=(None, None))
 
     @classmethod
-    def start(cls, device_setting: str, environment: Mapping[str, str]) -> "Process":
-        """The process that the launcher's environment describes, joined to the others."""
-        rank, world_size = int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1))
-        local_rank = int(environment.get("LOCAL_RANK", 0))
-        device = choose_device(device_setting, local_rank)
+    def start(cls, device_setting: str, environment: Mapping[str, str], asked: Asked | None = None) -> "Process":
+        """The process that the launcher's environment or the flags describe, joined to the others."""
+        asked = asked or Asked()
+        place = find_place(environment, asked)
+        if place is None or place.world_size == 1:
+            return cls(choose_device(device_setting, 0))
+        meeting = Meeting(place, asked.timeout)
+        device = choose_device(device_setting, meeting.local_rank, place.launcher)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        process = cls(device, rank, local_rank, world_size)
-        if world_size > 1:
+        process = cls(device, place.rank, meeting.local_rank, place.world_size, place.title, meeting)
+        if place.launcher in ("torchrun", "Open MPI"):
             _die_with_parent()
-            backend = {"cuda": "nccl", "xpu": "xccl"}.get(device.type, "gloo")
-            dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
-            process._host_group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
+        process._join(asked.timeout)
         return process
+
+    def _join(self, timeout: float) -> None:
+        # Hosts lose patience before devices do, as they alone can say whom they wait for.
+        of_hosts = timedelta(seconds=timeout - self._meeting.patience)
+        backend = {"cuda": "nccl", "xpu": "xccl"}.get(self.device.type, "gloo")
+        dist.init_process_group(
+            backend,
+            store=self._meeting.store,
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=of_hosts if backend == "gloo" else timedelta(seconds=timeout),
+            device_id=self.device if backend == "nccl" else None,
+        )
+        self._host_group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=of_hosts)
+
+    def describe(self) -> str:
+        """How many processes there are, and who says so."""
+        if self._meeting is None:
+            return f"one process, on {self.device}"
+        hosts = list(dict.fromkeys(self._meeting.hosts))
+        return (
+            f"{self.world_size} processes on {len(hosts)} machine{'s' * (len(hosts) > 1)}, started by {self.launcher}; "
+            f"process 0 is on {hosts[0]}"
+        )
+
+    def explain(self, error: BaseException) -> BaseException:
+        """The error, or one that names the processes that were waited for in vain or broke off."""
+        if self._meeting is None or not isinstance(error, RuntimeError):
+            return error
+        timed_out = re.search("timed? ?out", str(error), re.IGNORECASE)
+        silent = self._meeting.find_silent(self._meeting.patience if timed_out else 1.0)
+        if not silent:
+            return error
+        if timed_out:
+            self._meeting.kill(silent)
+        where = ", ".join(sorted({self._meeting.hosts[rank] for rank in silent}))
+        what = f"did not arrive within {self._meeting.timeout:g} s (DIST.TIMEOUT)" if timed_out else "broke off"
+        return LostProcess(
+            f"{named(silent)} of {self.world_size}, on {where}, {what}; -resume auto goes on from the last save"
+        )
 
     @property
     def is_first(self) -> bool:

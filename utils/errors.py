@@ -23,6 +23,10 @@ class ToldError(UserError):
     """A UserError of process 0, raised on the others too, which end as it does but say nothing."""
 
 
+class LostProcess(Exception):
+    """Another process of the run died or hangs. Told without a traceback; the program ends with exit code 1."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """'; did you mean A or B?' for the known names nearest to a wrong one, or nothing."""
     by_lower_case = {each.lower(): each for each in known}
@@ -38,6 +42,9 @@ def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
         return 2
     except UserError as error:
         message = str(error)
+    except LostProcess as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Exception as error:

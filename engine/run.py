@@ -27,7 +27,8 @@ from utils.signals import StopSignal
 def run(loaded: Loaded, process: Process) -> int:
     """Train or evaluate as the settings say. Returns the exit code: 0, 1 (last save failed), 3 or 128 + signal."""
     session = Session(loaded, process)
-    session.log.say(process.describe())
+    if process.world_size > 1:
+        session.log.say(process.describe())
     if loaded.config.DETERMINISTIC:
         make_deterministic()
     try:

@@ -177,6 +177,17 @@ def test_who_meets_without_a_launcher_counts_the_processes_of_its_machine():
     assert meetings[1].find_silent(0.0) == [0]
 
 
+def test_a_process_with_a_fault_of_its_own_blames_no_other():
+    process = distributed.Process(torch.device("cpu"), 1, 1, 2, "test", _meeting=object())
+    error = RuntimeError("CUDA out of memory")
+    assert process.explain(error) is error
+
+
+def test_the_flags_for_several_processes_are_refused_where_there_is_one(settings, capsys):
+    assert exit_code(main_single_gpu.main, ["-cfg", str(settings), "-world_size", "2"]) == 2
+    assert "use main_multi_gpu.py" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("num_processes", [[4, 2], [2, 4], [4, 3, 1]])
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_with_other_numbers_of_processes_every_remaining_image_is_seen_once(num_processes, drop_last):

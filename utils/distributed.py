@@ -94,9 +94,7 @@ class Process:
         self._host_group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=of_hosts)
 
     def describe(self) -> str:
-        """How many processes there are, and who says so."""
-        if self._meeting is None:
-            return f"one process, on {self.device}"
+        """How many processes there are, and who started them."""
         hosts = list(dict.fromkeys(self._meeting.hosts))
         return (
             f"{self.world_size} processes on {len(hosts)} machine{'s' * (len(hosts) > 1)}, started by {self.launcher}; "
@@ -105,8 +103,9 @@ class Process:
 
     def explain(self, error: BaseException) -> BaseException:
         """The error, or one that names the processes that were waited for in vain or broke off."""
-        if self._meeting is None or not isinstance(error, RuntimeError):
-            return error
+        is_lost = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+        if self._meeting is None or not is_lost:
+            return error  # this process's own
         timed_out = re.search("timed? ?out", str(error), re.IGNORECASE)
         silent = self._meeting.find_silent(self._meeting.patience if timed_out else 1.0)
         if not silent:

@@ -3,7 +3,7 @@
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from utils.errors import ConfigError
@@ -42,8 +42,9 @@ class Place:
     rank: int
     world_size: int
     local_rank: int | None  # None: nobody said; found out when they meet
-    host: str = ""  # where process 0 listens
+    host: str = ""  # where process 0 listens; "" where torchrun does it for them
     port: int = 0
+    attempt: int = 0  # how many times torchrun has started the processes before
 
     @property
     def title(self) -> str:
@@ -79,13 +80,14 @@ def find_place(environment: Mapping[str, str], asked: Asked) -> Place | None:
     if first.world_size == 1:
         return _alone(first, asked)
     host, port = _address(environment, first, asked.url)
-    return Place(first.launcher, first.rank, first.world_size, first.local_rank, host, port)
+    return replace(first, host=host, port=port)
 
 
 def _read_all(environment: Mapping[str, str]) -> list[Place]:
     """What the launchers say, the innermost first: srun may start torchrun or mpirun, which count otherwise then."""
     if "TORCHELASTIC_RUN_ID" in environment:
-        return [_read(environment, "torchrun")]
+        attempt = int(environment.get("TORCHELASTIC_RESTART_COUNT", 0))
+        return [replace(_read(environment, "torchrun"), attempt=attempt)]
     names = [name for name in ("Open MPI", "MPI", "variables") if _VARIABLES[name][0] in environment]
     if "Open MPI" not in names and "MPI" not in names and _is_slurm_task(environment):
         names.insert(0, "Slurm")

@@ -26,8 +26,7 @@ class Meeting:
         deadline = time.monotonic() + timeout
         try:
             # torchrun keeps its store when it starts its processes again: each start has keys of its own.
-            attempt = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{place.world_size}"
-            self.store = dist.PrefixStore(attempt, self._connect())
+            self.store = dist.PrefixStore(f"{place.attempt}/{place.world_size}", self._connect())
             self.store.set(f"who/{place.rank}", f"{socket.gethostname()} {os.getpid()}")
         except (RuntimeError, OSError) as error:
             raise ConfigError(self._why_unreachable(error)) from error
@@ -75,7 +74,7 @@ class Meeting:
             return (
                 f"-dist_url: port {place.port} of this machine is in use ({reason}); choose another, or set MASTER_PORT"
             )
-        where = f"{place.host}:{place.port}" if place.host else "{MASTER_ADDR}:{MASTER_PORT}".format_map(os.environ)
+        where = f"{place.host}:{place.port}" if place.host else "torchrun's address"
         return (
             f"-dist_url: process {place.rank} could not reach process 0 at {where} within {self.timeout:g} s ({reason}); is "
             "it running, is that its machine, and is the port open between the machines? DIST.TIMEOUT is how long to wait"

@@ -11,23 +11,39 @@ import sys
 
 from configs.load import Loaded, load
 from utils.errors import ToldError, UserError, exit_code
-from utils.launchers import Asked, find_place, told_rank
+from utils.launchers import Asked, Place, count_local, find_place, told_rank
 
 
 def main(arguments: list[str]) -> int:
     loaded = load_once(arguments)  # also before launching: a mistake is told at once
     config, dist = loaded.config, loaded.config.DIST
     asked = Asked(dist.URL, dist.WORLD_SIZE, dist.RANK, config.NGPUS, dist.TIMEOUT)
-    is_worker = find_place(os.environ, asked) is not None
+    place = find_place(os.environ, asked)
+    if config.CHECK:
+        return check_once(loaded, place)
     from utils.distributed import Process, find_devices
 
-    if not is_worker:
+    if place is None:
         from utils.launch import launch
 
         return launch(__file__, arguments, config.NGPUS or find_devices(config.DEVICE)[1])
     from engine.run import run
 
     return run(loaded, Process.start(config.DEVICE, os.environ, asked))
+
+
+def check_once(loaded: Loaded, place: Place | None) -> int:
+    """-check in process 0 alone. The others end at once: reading all images may take longer than they would wait."""
+    if place and place.rank:
+        return 0
+    from engine.preflight import check
+    from utils.distributed import die_with_parent
+
+    if place is None:
+        return check(loaded, loaded.config.NGPUS)
+    if place.is_watched:
+        die_with_parent()
+    return check(loaded, place.world_size, count_local(os.environ, place.world_size))
 
 
 def load_once(arguments: list[str]) -> Loaded:

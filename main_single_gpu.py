@@ -16,6 +16,10 @@ def main(arguments: list[str]) -> int:
         raise ConfigError(
             "-dist_url, -world_size and -rank: this is the program for one process; use main_multi_gpu.py"
         )
+    if loaded.config.CHECK:
+        from engine.preflight import check
+
+        return check(loaded)
     from engine.run import run  # after the settings are known to be right: importing torch takes seconds
     from utils.distributed import Process
 

@@ -30,12 +30,14 @@ FLAGS = {
         "-last_epoch": ("TRAIN.LAST_EPOCH", "N"),
         "-seed": ("SEED", "N"),
         "-eval": ("EVAL", "false"),
+        "-check": ("CHECK", "false"),
     },
     "precision and speed": {
         "-amp": ("AMP", "false"),
         "-amp_dtype": ("PRECISION.DTYPE", "TYPE"),
         "-explain_precision": ("PRECISION.EXPLAIN", "false"),
         "-compile": ("COMPILE", "false"),
+        "-profile": ("PROFILE", "N"),
         "-ngpus": ("NGPUS", "N"),
     },
     "several machines": {

@@ -66,13 +66,25 @@ class Data:
     SPLIT_SEED: int = setting(0, "Which images are held out is a function of this seed alone.", low=0)
     KEEP_BACKGROUND: bool = setting(False, "Keep Caltech's background / clutter folder as a class of its own.")
     DOWNLOAD: bool = setting(
-        True, "Fetch CIFAR from its home page when it is not in DATA_PATH; one process does, the others wait."
+        True,
+        "Fetch CIFAR or a torchvision data set from its home page when it is not in DATA_PATH; one process does, the others wait.",
     )
     MAX_BAD_FRACTION: float = setting(
         0.01,
         "Share of unreadable images above which the run stops; below it they are replaced and named.",
         low=0.0,
         high=1.0,
+    )
+    SHUFFLE_BUFFER: int = setting(
+        8192,
+        "Shards are read in a random order, and a sample comes less than this many places before or after its turn; at least as many as there are images: any order.",
+        low=1,
+        high=2**31,
+    )
+    CUT_SHARDS: str = setting(
+        "refuse",
+        "What to do with a shard whose end is missing: refuse it, or read its whole samples.",
+        choices=("refuse", "read"),
     )
     SYNTHETIC_SIZE: int = setting(
         1280, "Images an epoch of the synthetic data set, which lie ready on the device.", low=1
@@ -280,6 +292,9 @@ class Config:
     DIST: Dist = section(Dist)
     AMP: bool = setting(False, "Mixed precision: autocast and a GradScaler, in training and evaluation.")
     EVAL: bool = setting(False, "Evaluate only.")
+    CHECK: bool = setting(
+        False, "Look at data, weights, memory and disk, print what was found, and end: no training, no run folder."
+    )
     SEED: int = setting(0, "Weights, order, augmentation and dropout are functions of this seed.", low=0)
     SAVE: str = setting("./output", "Folder in which every run gets a folder of its own.")
     TAG: str = setting("", "Added to the name of the run's folder.")
@@ -309,6 +324,9 @@ class Config:
     )
     DETERMINISTIC: bool = setting(
         False, "Use deterministic kernels only, slower on a GPU; needed there for bit-identical resume."
+    )
+    PROFILE: int | None = setting(
+        None, "Updates to trace, a few after the start, into trace.json.gz for ui.perfetto.dev; not set: none.", low=1
     )
     TENSORBOARD: bool = setting(True, "Write TensorBoard files into the run's folder.")
 

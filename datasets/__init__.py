@@ -18,9 +18,11 @@ from datasets.imagenet import read_imagenet
 from datasets.loader import EvalData, TrainData, Window
 from datasets.order import Order
 from datasets.readers import Batch, EvalReader, TrainReader
+from datasets.shards import read_shards
 from datasets.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
+from datasets.torchvision_sets import PREFIX, read_torchvision
 from datasets.transforms import EvalTransform, Normalize, TrainTransform
-from datasets.workers import batch_source
+from datasets.workers import batch_source, cores_per_process, count_workers
 from utils.errors import ConfigError, DataError, did_you_mean
 
 __all__ = [
@@ -34,7 +36,10 @@ __all__ = [
     "TrainTransform",
     "Window",
     "build_eval_data",
+    "build_order",
     "build_train_data",
+    "cores_per_process",
+    "count_workers",
     "load_image_sets",
 ]
 
@@ -42,11 +47,13 @@ SOURCES = {
     "imagenet2012": read_imagenet,
     "imagefolder": read_image_folder,
     "csv": read_csv,
+    "shards": read_shards,
     "caltech101": read_caltech101,
     "caltech256": read_caltech256,
     "cifar10": read_cifar10,
     "cifar100": read_cifar100,
     "digits": read_digits,
+    f"{PREFIX}NAME": read_torchvision,
     "synthetic": read_synthetic,
 }
 
@@ -54,12 +61,13 @@ SOURCES = {
 def load_image_sets(config: Config) -> tuple[ImageSet | None, ImageSet]:
     """Training set (None with EVAL) and validation set of DATA.DATASET, checked."""
     name = config.DATA.DATASET
-    if name not in SOURCES:
+    source = f"{PREFIX}NAME" if name.startswith(PREFIX) else name
+    if source not in SOURCES:
         raise ConfigError(
             f"DATA.DATASET: there is no data set {name!r} (there are {', '.join(SOURCES)}){did_you_mean(name, SOURCES)}"
         )
     try:
-        train, val = SOURCES[name](config)
+        train, val = SOURCES[source](config)
     except OSError as error:
         raise DataError(f"DATA.DATA_PATH: {config.DATA.DATA_PATH} cannot be read ({error})") from error
     if config.EVAL:
@@ -86,12 +94,26 @@ def _check(config: Config, part: str, image_set: ImageSet) -> None:
         )
 
 
+def build_order(config: Config, image_set: ImageSet, world_size: int, kept: int | None = None) -> Order:
+    """Which training images each update of a run sees. `kept`: how many, if not as many as the settings come to."""
+    return Order(
+        len(image_set),
+        config.DATA.BATCH_SIZE,
+        world_size,
+        config.TRAIN.ACCUM_ITER,
+        config.DATA.DROP_LAST,
+        config.SEED,
+        image_set.epoch_order,
+        kept,
+    )
+
+
 def build_train_data(
     config: Config, image_set: ImageSet, rank: int, world_size: int, device: torch.device, kept: int | None = None
 ) -> TrainData:
-    """The training images of one process. `kept`: the images of an update, if not as many as the settings come to."""
-    batch_size, accumulate, drop_last = config.DATA.BATCH_SIZE, config.TRAIN.ACCUM_ITER, config.DATA.DROP_LAST
-    order = Order(len(image_set), batch_size, world_size, accumulate, drop_last, config.SEED, kept)
+    """The training images of one process; `kept` as in build_order."""
+    batch_size = config.DATA.BATCH_SIZE
+    order = build_order(config, image_set, world_size, kept)
     if isinstance(image_set, SyntheticImages):
         load = SyntheticBatches(config, image_set, batch_size, rank, device)
     else:

@@ -1,5 +1,6 @@
 """What a data set is: targets, class names, and images read one at a time, from files or from memory."""
 
+import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 from PIL import Image
 
 from datasets.decode import ImageReadError, decode, to_array
+from datasets.shuffle import shuffled
 from utils.errors import DataError
 
 
@@ -15,6 +17,7 @@ class ImageSet:
     """Images with a class each. `targets[i]` is the class number of image i, `classes[number]` its name."""
 
     in_memory = False
+    notes: tuple[str, ...] = ()  # what whoever starts a run should know; the validation set's are for both
 
     def __init__(self, targets: Sequence[int] | np.ndarray, classes: list[str]):
         self.targets = np.asarray(targets, dtype=np.int64)
@@ -26,6 +29,16 @@ class ImageSet:
     def read(self, index: int) -> np.ndarray:
         """The image as uint8 [H, W, channels]; ImageReadError when that cannot be done. Threads call it at once."""
         raise NotImplementedError
+
+    def file(self, index: int) -> tuple[str, bytes]:
+        """The image as a file: its ending and its bytes. Where there is no file, a PNG of the pixels."""
+        pixels, png = self.read(index), io.BytesIO()
+        Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0]).save(png, "PNG")
+        return ".png", png.getvalue()
+
+    def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
+        """The order in which an epoch goes through the images, each once: a function of seed and epoch alone."""
+        return shuffled(len(self), seed, epoch)
 
     def name(self, index: int) -> str:
         """What messages call this image."""
@@ -68,16 +81,18 @@ class FileImages(ImageSet):
         return os.fsdecode(self._paths[start : self._ends[index]])
 
     def read(self, index: int) -> np.ndarray:
+        return decode(self.file(index)[1], self.num_channels)
+
+    def file(self, index: int) -> tuple[str, bytes]:
         path = self.name(index)
         # The folders were looked at when the list was read; a link to a file shows only here.
         if self.confined and os.path.islink(path) and not is_within(self.root, path):
             raise DataError(f"{path}: this link leads out of {self.root}; a list may only name files inside it")
         try:
             with open(path, "rb") as file:
-                data = file.read()
+                return os.path.splitext(path)[1], file.read()
         except OSError as error:
             raise ImageReadError(f"{type(error).__name__}: {error}") from error
-        return decode(data, self.num_channels)
 
     def take(self, indices: np.ndarray) -> "FileImages":
         paths = [self._path(index) for index in indices.tolist()]

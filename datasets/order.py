@@ -9,12 +9,11 @@ import functools
 import hashlib
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-
-from datasets.split import shuffled
 
 
 class Piece(NamedTuple):
@@ -35,6 +34,7 @@ class Order:
     num_accumulated: int
     drop_last: bool
     seed: int
+    epoch_order: Callable[[int, int], np.ndarray]  # of all images, from seed and epoch: see ImageSet
     kept: int | None = None  # images of a full window, where another number of processes began the run
 
     @property
@@ -61,7 +61,7 @@ class Order:
         """The images of this step, all processes' together."""
         epoch, index = divmod(step, self.steps_per_epoch)
         start = index * self.global_batch
-        return _epoch_order(self.num_images, self.seed, epoch)[start : start + self.window_size(step)]
+        return _cached(self.epoch_order, self.seed, epoch)[start : start + self.window_size(step)]
 
     def pieces(self, step: int, rank: int) -> list[Piece]:
         """This process's micro-batches. Sizes differ by one at most; where a piece is empty, one image stands in."""
@@ -76,8 +76,8 @@ class Order:
 
 
 @functools.lru_cache(maxsize=1)
-def _epoch_order(num_images: int, seed: int, epoch: int) -> np.ndarray:
-    return shuffled(num_images, seed, epoch)
+def _cached(epoch_order: Callable[[int, int], np.ndarray], seed: int, epoch: int) -> np.ndarray:
+    return epoch_order(seed, epoch)
 
 
 def sample_rng(seed: int, epoch: int, index: int, purpose: str = "augmentation") -> random.Random:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from datasets.image_set import ImageSet
+from datasets.shuffle import shuffled
 
 
 def hold_out(image_set: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
@@ -16,12 +17,3 @@ def hold_out(image_set: ImageSet, fraction: float, seed: int) -> tuple[ImageSet,
         num_held_out = min(max(round(len(members) * fraction), 1), len(members) - 1) if fraction else 0
         held_out[members[shuffled(len(members), seed, target)[: max(num_held_out, 0)]]] = True
     return image_set.take(np.flatnonzero(~held_out)), image_set.take(np.flatnonzero(held_out))
-
-
-def shuffled(count: int, *seeds: int) -> np.ndarray:
-    """The numbers 0 .. count - 1 in an order that is a function of the seeds alone, in every version of numpy.
-
-    numpy promises that of its bit generators, but not of `Generator.permutation`: so the order is that of raw draws.
-    """
-    draws = np.random.PCG64(np.random.SeedSequence(seeds)).random_raw(count)
-    return np.argsort(draws, kind="stable")

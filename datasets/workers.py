@@ -80,6 +80,33 @@ def read_in_processes(
         del batches  # which ends the workers
 
 
+def copied_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """The same batches on a CUDA device. A stream of its own copies the next one while the device computes on this one."""
+    stream = torch.cuda.Stream(device)
+
+    def start_copy(batch: Batch) -> tuple[Batch, torch.cuda.Event]:
+        with torch.cuda.stream(stream):
+            images, targets = (each.to(device, non_blocking=True) for each in (batch.images, batch.targets))
+        return batch._replace(images=images, targets=targets), stream.record_event()
+
+    def hand_over(batch: Batch, copied: torch.cuda.Event) -> Batch:
+        now = torch.cuda.current_stream(device)
+        now.wait_event(copied)  # the device waits, not the host
+        for each in (batch.images, batch.targets):
+            each.record_stream(now)  # else its memory could serve the next copy too early
+        return batch
+
+    with contextlib.closing(batches):
+        ahead = None
+        for batch in batches:
+            started = start_copy(batch)
+            if ahead:
+                yield hand_over(*ahead)
+            ahead = started
+        if ahead:
+            yield hand_over(*ahead)
+
+
 def _as_it_is(batch: Batch) -> Batch:
     return batch
 
@@ -117,10 +144,15 @@ def count_workers(data: Data, image_set: ImageSet, world_size: int, device: torc
         return data.NUM_WORKERS
     if image_set.in_memory:
         return 0
+    return min(MOST_WORKERS, cores_per_process(world_size, device))
+
+
+def cores_per_process(world_size: int, device: torch.device) -> int:
+    """The cores that this machine grants us, shared out."""
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # With a GPU each, there are at most as many processes on this machine as GPUs; the others are elsewhere.
     num_local = min(world_size, torch.cuda.device_count()) if device.type == "cuda" else world_size
-    return max(1, min(MOST_WORKERS, num_cores // num_local))
+    return max(1, num_cores // num_local)
 
 
 def batch_source(
@@ -129,5 +161,7 @@ def batch_source(
     """How pieces become batches, for images that are read one by one."""
     num_workers = count_workers(config.DATA, reader.image_set, world_size, device)
     if num_workers and config.DATA.WORKERS == "threads":
-        return functools.partial(read_in_threads, reader=reader, num_threads=num_workers, device=device)
-    return functools.partial(read_in_processes, reader=reader, num_processes=num_workers, device=device)
+        load = functools.partial(read_in_threads, reader=reader, num_threads=num_workers, device=device)
+    else:
+        load = functools.partial(read_in_processes, reader=reader, num_processes=num_workers, device=device)
+    return (lambda pieces: copied_ahead(load(pieces), device)) if device.type == "cuda" else load

@@ -141,7 +141,7 @@ def describe_run(session: Session, trainer: Trainer, eval_data: EvalData, metric
         "arch": config.MODEL.NAME,
         "metric": metric,
         "version": 2,
-        "config": comparable(session, trainer),
+        "config": comparable(session, trainer.data.order),
         "seed": config.SEED,
         "class_names": list(eval_data.image_set.classes),
         "data": {

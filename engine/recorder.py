@@ -6,32 +6,50 @@ import time
 
 import torch
 
+from engine.advice import Advice
 from engine.evaluate import Scores
+from engine.profiler import Profiler
 from engine.session import Session
+from engine.timing import PHASES, shares
 from engine.trainer import Report, Trainer
 from utils.metrics import Metrics, StepRows
 from utils.plot import Plotter
+
+STEP_COLUMNS = ("step", "epoch", "lr", "loss", "mean_loss", "grad_norm", "loss_scale", "skipped", "seconds")
+TIME_COLUMNS = tuple(f"{name}_pct" for name in PHASES)
 
 
 class Recorder:
     """Process 0's keeper of the run's figures."""
 
     def __init__(self, session: Session, trainer: Trainer):
-        first_epoch = trainer.epoch
+        config = session.config
         self._log, self._session = session.log, session
-        self._metrics = Metrics(session.path, first_epoch)
-        self._steps = StepRows(session.path, trainer.step)
+        self._metrics = Metrics(session.path, trainer.epoch)
+        self._steps = StepRows(session.path, trainer.step, STEP_COLUMNS + TIME_COLUMNS)
+        self._advice = Advice(config, trainer.data.image_set, trainer.process)
+        self._profiler = None
+        if config.PROFILE:
+            path = session.path / "trace.json.gz"
+            self._profiler = Profiler(config.PROFILE, path, trainer.phases, session.log.say)
+            trainer.on_update = self._profiler.step
         trainer.on_report = self.add_step
         trainer.on_shadow = self.add_shadow
-        self._plotter = Plotter(session.path, f"{session.config.MODEL.NAME} on {session.config.DATA.DATASET}")
+        self._plotter = Plotter(session.path, f"{config.MODEL.NAME} on {config.DATA.DATASET}")
         self._board, self._first_step = None, trainer.step
 
     def add_step(self, row: dict) -> None:
         """Figures of one update, each REPORT_FREQ."""
         self._steps.add(row)
+        advice = self._advice.look_at(row)
+        if advice:
+            self._log.say(advice)
         if self._session.config.TENSORBOARD:
             for name in ("lr", "loss", "grad_norm", "loss_scale", "skipped"):
                 self._open_board().add_scalar(f"step/{name}", row[name], row["step"])
+            for name in PHASES:
+                if row[f"{name}_pct"] is not None:
+                    self._open_board().add_scalar(f"time/{name}", row[f"{name}_pct"], row["step"])
 
     def add_shadow(self, row: dict) -> None:
         """shadow.csv: how far half precision was off, update by update compared."""
@@ -61,23 +79,24 @@ class Recorder:
             row[f"eval_loss{suffix}"] = finite(each.loss)
             row[f"eval_top1{suffix}"] = round(each.top1, 4)
             row[f"eval_top5{suffix}"] = round(each.top5, 4)
+        times = shares(trainer.phase_seconds, trainer.process.device)
         row |= {
             "step": trainer.step,
             "images_per_s": round(seconds.images / max(seconds.training, 1e-9), 1),
-            "data_wait_pct": round(100 * trainer.seconds_waiting / max(seconds.training, 1e-9), 1),
+            "data_wait_pct": times["data"],
             "memory_mb": round(peak_memory(trainer.process.device) / 2**20),
             "loss_scale": trainer.precision.scaler.get_scale(),
             "skipped": report.skipped,
             "grad_norm": round(report.mean_grad_norm, 6),
         }
         self._metrics.add(row)
-        self._tell(row, report, seconds)
+        self._tell(row, report, seconds, times)
         if self._session.config.TENSORBOARD:
             self._to_board(row)
         self._plotter.draw(self._metrics.rows, self._steps.rows, now=False)
 
-    def _tell(self, row: dict, report: Report, seconds: "Seconds") -> None:
-        """PaddleViT's lines, where accuracy is a share of 1, and one of ours."""
+    def _tell(self, row: dict, report: Report, seconds: "Seconds", times: dict[str, float | None]) -> None:
+        """PaddleViT's lines, where accuracy is a share of 1, and two of ours."""
         head = f"----- Epoch[{row['epoch'] + 1:03d}/{self._session.config.TRAIN.NUM_EPOCHS:03d}], "
         self._log.say(
             f"{head}Train Loss: {report.mean_loss:.4f}, Train Acc: {report.accuracy:.4f}, time: {seconds.training:.2f}"
@@ -90,9 +109,12 @@ class Recorder:
                     f"{name} Acc@5: {row[f'eval_top5{suffix}'] / 100:.4f}, time: {seconds.evaluation:.2f}"
                 )
         self._log.say(
-            f"      {row['images_per_s']:g} images/s, {row['data_wait_pct']:g}% of it waiting for data, "
-            f"{row['memory_mb']} MB, loss scale {row['loss_scale']:g}, {row['skipped']} skipped"
+            f"      {row['images_per_s']:g} images/s, {row['memory_mb']} MB, loss scale {row['loss_scale']:g}, "
+            f"{row['skipped']} skipped"
         )
+        names = {"data": "waiting for data"}
+        parts = [f"{share:.1f}% {names.get(name, name)}" for name, share in times.items() if share is not None]
+        self._log.say(f"      time: {', '.join(parts)}")
 
     def _open_board(self):
         if self._board is None:
@@ -108,6 +130,8 @@ class Recorder:
                 self._open_board().add_scalar(f"{group}/{name.removeprefix(group + '_')}", value, row["epoch"])
 
     def close(self) -> None:
+        if self._profiler:
+            self._profiler.close()
         self._plotter.draw(self._metrics.rows, self._steps.rows, now=True)
         self._steps.close()
         if self._board is not None:

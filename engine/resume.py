@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from configs.schema import Config
+from datasets.order import Order
 from engine.checkpoint import changes, find_newest, read_checkpoint
 from engine.session import Session
 from engine.trainer import Trainer
@@ -60,7 +61,16 @@ def restore(session: Session, trainer: Trainer, path: Path, state: dict) -> None
         trainer.step = trainer.epoch * trainer.data.steps_per_epoch
         log.say(f"resume: {path} has weights only; epoch {trainer.epoch + 1} starts with a fresh optimizer")
         return
-    different = changes(state["config"], comparable(session, trainer))
+    refuse_changes(session, state, path, trainer.data.order)
+    load_exactly(trainer.model, state["state_dict"], path)
+    trainer.load_state_dict(state)
+    log.say(f"resume: {path}, after epoch {trainer.epoch} and step {trainer.step}")
+
+
+def refuse_changes(session: Session, state: dict, path: Path, order: Order) -> None:
+    """A checkpoint of ours goes with the settings that it was made with."""
+    config = session.config
+    different = changes(state["config"], comparable(session, order))
     if different and not config.RESUME.ALLOW_CHANGED:
         raise ConfigError(
             f"-resume: these settings are not those that {path} was made with:\n  "
@@ -72,11 +82,8 @@ def restore(session: Session, trainer: Trainer, path: Path, state: dict) -> None
             f"-last_epoch is {config.TRAIN.LAST_EPOCH}, but {path} says that {state['epoch'] + 1} epochs are finished; "
             "leave -last_epoch out"
         )
-    load_exactly(trainer.model, state["state_dict"], path)
-    trainer.load_state_dict(state)
-    log.say(f"resume: {path}, after epoch {trainer.epoch} and step {trainer.step}")
 
 
-def comparable(session: Session, trainer: Trainer) -> dict:
+def comparable(session: Session, order: Order) -> dict:
     """The settings as saved with a checkpoint, with what they come to for this number of processes."""
-    return session.settings | {"GLOBAL_BATCH": trainer.data.global_batch, "NUM_IMAGES": trainer.data.num_samples}
+    return session.settings | {"GLOBAL_BATCH": order.global_batch, "NUM_IMAGES": order.num_images}

@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 
 from configs.load import Loaded
-from datasets import BadImages, Normalize, build_eval_data, build_train_data, load_image_sets
-from engine.checkpoint import read_checkpoint
+from datasets import BadImages, ImageSet, Normalize, build_eval_data, build_train_data, load_image_sets
+from datasets.findings import OK
 from engine.epochs import Epochs
 from engine.evaluate import evaluate
 from engine.precision import Precision
-from engine.resume import WEIGHTS_ONLY, find_checkpoint, global_batch_to_keep, read_saved, restore, run_folder_of
+from engine.quick_checks import quick_checks
+from engine.resume import find_checkpoint, global_batch_to_keep, read_saved, restore, run_folder_of
 from engine.session import Session
 from engine.trainer import Trainer
 from models import build_model, describe
@@ -47,7 +48,7 @@ def run_training(session: Session) -> int:
     stop = StopSignal()
     checkpoint = process.first(lambda: find_checkpoint(session))
     session.open_folder("train", existing=run_folder_of(checkpoint))
-    train_set, eval_set = process.after_first(lambda: load_image_sets(config))
+    train_set, eval_set = load_data(session)
     model = make_model(session, len(eval_set.classes))
     saved = read_saved(checkpoint)
     kept = global_batch_to_keep(config, saved)
@@ -63,10 +64,21 @@ def run_training(session: Session) -> int:
     advice = trainer.precision.advise_on_sizes(config, config.MODEL.NUM_CLASSES or len(eval_set.classes))
     if advice:
         log.say(advice)
+    for finding in quick_checks(config, model, train_data, process, session.path):
+        if finding.verdict != OK:
+            log.say(f"check: {finding.what}: {finding.found}; {finding.remedy}")
     if checkpoint:
         restore(session, trainer, checkpoint, saved)
     log.say(f"writing to {session.path}")
     return Epochs(session, trainer, eval_data).run()
+
+
+def load_data(session: Session) -> tuple[ImageSet | None, ImageSet]:
+    """Training set (None to evaluate) and validation set, and what is to be said of them."""
+    train_set, eval_set = session.process.after_first(lambda: load_image_sets(session.config))
+    for line in eval_set.notes:
+        session.log.say(line)
+    return train_set, eval_set
 
 
 def make_model(session: Session, num_data_classes: int) -> torch.nn.Module:
@@ -85,11 +97,9 @@ def make_model(session: Session, num_data_classes: int) -> torch.nn.Module:
 def run_evaluation(session: Session) -> int:
     """Score given weights on the validation images; a checkpoint's raw weights and running mean both."""
     config, process, log = session.config, session.process, session.log
-    checkpoint = process.first(lambda: find_checkpoint(session))
-    if not (config.MODEL.PRETRAINED or checkpoint):
-        raise ConfigError("-eval: no weights to evaluate; name a file with -pretrained or -resume")
+    checkpoint = process.first(lambda: find_weights(session))
     session.open_folder("eval")
-    _, eval_set = process.after_first(lambda: load_image_sets(config))
+    _, eval_set = load_data(session)
     data = build_eval_data(config, eval_set, process.rank, process.world_size, process.device)
     precision = Precision(config, process.device)
     log.say(f"data: {data.num_samples} validation images, {len(eval_set.classes)} classes")
@@ -114,12 +124,20 @@ def run_evaluation(session: Session) -> int:
     return 0
 
 
+def find_weights(session: Session) -> Path | None:
+    """The checkpoint to evaluate; None where MODEL.PRETRAINED says what to evaluate."""
+    checkpoint = find_checkpoint(session)
+    if not (session.config.MODEL.PRETRAINED or checkpoint):
+        raise ConfigError("-eval: no weights to evaluate; name a file with -pretrained or -resume")
+    return checkpoint
+
+
 def weights_to_score(
     session: Session, checkpoint: Path | None, classes: list[str]
 ) -> Iterator[tuple[str, torch.nn.Module]]:
     """The model with each set of weights there is to score, and what to call it in front of its figures."""
     config = session.config
-    state = read_checkpoint(checkpoint) if checkpoint and checkpoint.suffix not in WEIGHTS_ONLY else {}
+    state = read_saved(checkpoint)
     if "progress" not in state:  # weights of another system
         yield "", make_model(session, len(classes))
         return

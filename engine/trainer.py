@@ -1,6 +1,6 @@
 """The training loop: the model and everything that changes while it learns."""
 
-import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from engine.optim import Schedule, build_optimizer
 from engine.overflow import Shown
 from engine.precision import Precision
 from engine.shadow import compare
+from engine.timing import Phases, shares
 from utils.distributed import Process
 from utils.log import Log
 from utils.seed import seed_update
@@ -76,7 +77,9 @@ class Trainer:
         self.totals = torch.zeros(6, dtype=sum_type(device), device=device)
         self.last = torch.zeros(3, dtype=sum_type(device), device=device)  # loss, samples, norm of the last update
         self.skips_in_a_row = torch.zeros((), device=device)
-        self.seconds_waiting = 0.0
+        self.phases = Phases.on(device)
+        self.phase_seconds: Counter[str] = Counter()  # of each phase, in the epoch so far and this start
+        self.on_update: Callable[[], None] = lambda: None  # called after each update
         self.on_report: Callable[[dict], None] = lambda row: None  # gets the figures of an update, each REPORT_FREQ
         self.on_shadow: Callable[[dict], None] = lambda row: None  # gets the figures of each comparison
         # Called once, when many updates in a row were skipped; returns what breaks and what to try.
@@ -96,21 +99,28 @@ class Trainer:
         seen = torch.zeros_like(self.totals[:3])
         self.shown.start(window.step)
         for index, batch in enumerate(self._wait_for(window.batches)):
+            self.phases.begin("copy")
             images, targets = self._place(batch)
-            with self.process.sync_gradients(self.replica, now=index == window.num_batches - 1):
+            is_last = index == window.num_batches - 1
+            with self.process.sync_gradients(self.replica, now=is_last):
+                self.phases.begin("forward")
                 with self.precision.autocast():
                     logits = self.replica(images)
                 loss = self.loss(logits, targets)
                 # The mean over the window, whatever the micro-batches' sizes; DDP divides by the processes.
                 share = batch.num_samples * self.process.world_size / window.num_samples
+                self.phases.begin_backward(loss, syncs=is_last and self.process.world_size > 1)
                 self.precision.backward(loss * share)
                 self.shown.add(batch, share)
+            self.phases.begin("other")
             with torch.no_grad():
                 correct = logits.argmax(1).eq(targets).to(loss.dtype).mean()
                 seen += batch.num_samples * torch.stack((loss, correct, torch.ones_like(loss)))
+        self.phases.begin("optimizer")
         grad_norm, skipped = self.precision.update(self.optimizer, self.parameters, self.config.TRAIN.GRAD_CLIP)
         if self.ema:
             self.ema.update(skipped)
+        self.phases.begin("other")
         self._count(seen, grad_norm, skipped)
         self.step += 1
 
@@ -138,6 +148,7 @@ class Trainer:
         done = self.step - self.epoch * per_epoch
         title = f"epoch {self.epoch + 1}/{self.config.TRAIN.NUM_EPOCHS}"
         self.log.start_bar(per_epoch, done, title, self.data.global_batch)
+        self.phases.restart()
         try:
             for index in range(done, per_epoch):
                 signal = self.process.agree_on(self.stop.number)
@@ -145,6 +156,7 @@ class Trainer:
                     raise Stopped(signal)
                 lr = self.lr
                 self.update(next(windows))
+                self.on_update()
                 self.log.move_bar()
                 is_last = index == per_epoch - 1
                 if self.config.PRECISION.SHADOW_STEPS and self.step % self.config.PRECISION.SHADOW_STEPS == 0:
@@ -161,7 +173,7 @@ class Trainer:
         """The epoch is trained and evaluated."""
         self.epoch += 1
         self.totals.zero_()
-        self.seconds_waiting = 0.0
+        self.phase_seconds.clear()
 
     def _compare_with_float32(self) -> None:
         """Process 0 runs its last micro-batch both ways, at the weights of now, and says so when they part."""
@@ -194,6 +206,8 @@ class Trainer:
     def _tell(self, index: int, lr: float) -> None:
         """One line of the log, in PaddleViT's form."""
         report = self.report()
+        seconds = self.phases.lap()
+        self.phase_seconds.update(seconds)
         scale = self.precision.scaler.get_scale()
         line = (
             f"Epoch[{self.epoch + 1:03d}/{self.config.TRAIN.NUM_EPOCHS:03d}], "
@@ -215,6 +229,8 @@ class Trainer:
                 "grad_norm": report.grad_norm,
                 "loss_scale": scale,
                 "skipped": report.skipped,
+                "seconds": sum(seconds.values()),
+                **{f"{name}_pct": share for name, share in shares(seconds, self.process.device).items()},
             }
         )
         self._look_at_skips()
@@ -233,12 +249,11 @@ class Trainer:
             )
 
     def _wait_for(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches, with the time spent waiting for them counted and unreadable images told."""
+        """The same batches, with the time spent waiting for them marked and unreadable images told."""
         batches = iter(batches)
         while True:
-            start = time.perf_counter()
+            self.phases.begin("data")
             batch = next(batches, None)
-            self.seconds_waiting += time.perf_counter() - start
             if batch is None:
                 return
             self.bad_images.note(batch.bad)

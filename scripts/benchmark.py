@@ -57,20 +57,22 @@ def step_flags(arguments: argparse.Namespace, options: list[str]) -> list:
 
 def compare(arguments: argparse.Namespace, workers: dict[str, StepWorker]) -> None:
     """A table of both, the first being what the second is held against."""
-    measured, reasons = take_turns(workers, arguments.rounds, arguments.steps)
+    measured, reasons = take_turns(workers, arguments.rounds, arguments.steps, tensors=True)
     if reasons:
         sys.exit("\n".join(f"{name}: {reason}" for name, reason in reasons.items()))
-    first = next(iter(measured))
+    first = next(iter(measured))  # what the other is held against
     before, after = measured.values()
     ratios = [slow / fast for slow, fast in zip(before.seconds, after.seconds, strict=True)]
     words = [f"batch {arguments.batch_size}", "synthetic data", *arguments.opts, f"{arguments.rounds} rounds in turn"]
     print(f"{Path(arguments.cfg).stem}, {', '.join(words)}\n")
-    print(f"| | images/s, median (spread) | against {first} | peak memory, MB | against {first} |")
-    print("|---|---|---|---|---|")
+    columns = ["", "images/s, median (spread)", "x", "peak memory, MB", "x", "of it tensors, MB", "x"]
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for name, each in measured.items():
         ratio = "1" if name == first else spread(ratios, 2)
-        rates, megabytes = spread(each.images_per_second), each.memory / 2**20
-        print(f"| {name} | {rates} | {ratio} | {megabytes:.0f} | {each.memory / before.memory:.2f} |")
+        row = [name, spread(each.images_per_second), ratio]
+        for mine, its in ((each.memory, before.memory), (each.tensors, before.tensors)):
+            row += [f"{mine / 2**20:.0f}", f"{mine / its:.2f}"]
+        print(f"| {' | '.join(row)} |")
 
 
 def time_start(arguments: argparse.Namespace) -> None:

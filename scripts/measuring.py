@@ -75,6 +75,10 @@ class StepWorker:
         """Bytes so far."""
         return self._ask(memory=True)["bytes"]
 
+    def tensor_memory(self) -> int:
+        """Bytes that tensors fill at the peak of an update, libraries and what the allocator wastes left out."""
+        return self._ask(tensors=True)["bytes"]
+
     def forward_flops(self) -> int:
         """Of the model, for one image."""
         return self._ask(flops=True)["flops"]
@@ -114,6 +118,7 @@ class Measured:
     hello: dict
     seconds: list[float] = field(default_factory=list)  # per iteration, one for each turn
     memory: int = 0  # bytes
+    tensors: int = 0  # bytes of tensors alone, where asked for
     peak: float = 0.0  # FLOP/s of matrix multiplications, and
     forward_flops: int = 0  # of one image: where asked for
 
@@ -123,7 +128,7 @@ class Measured:
 
 
 def take_turns(
-    workers: dict[str, StepWorker], rounds: int, steps: int, peaks: dict[str, str] | None = None
+    workers: dict[str, StepWorker], rounds: int, steps: int, peaks: dict[str, str] | None = None, tensors: bool = False
 ) -> tuple[dict[str, Measured], dict[str, str]]:
     """Every worker in turn, `rounds` times. What they gave by name, and why where one gave nothing.
 
@@ -146,6 +151,8 @@ def take_turns(
             attempt(name, lambda: measured[name].seconds.append(workers[name].iterate(steps)))  # noqa: B023
     for name, each in list(measured.items()):
         each.memory = workers[name].peak_memory()
+        if tensors:
+            each.tensors = workers[name].tensor_memory()
         if name in (peaks or {}):
             each.peak, each.forward_flops = workers[name].matmul_peak(peaks[name]), workers[name].forward_flops()
     for worker in workers.values():

@@ -3,6 +3,8 @@
 The first argument holds what is no setting of a run; the others are the command line of an entry script.
 """
 
+import gc
+import itertools
 import json
 import math
 import os
@@ -87,6 +89,8 @@ class Worker:
             return {"seconds": self.time_updates(asked["warm_up"], asked["steps"])}
         if "memory" in asked:
             return {"bytes": peak_memory(self.device)}
+        if "tensors" in asked:
+            return {"bytes": self.tensor_memory()}
         if "peak" in asked:
             return {"flops": matmul_peak(self.device, asked["peak"])}
         if "flops" in asked:
@@ -108,6 +112,21 @@ class Worker:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # it is the others' turn, on the same device
         return seconds
+
+    def tensor_memory(self) -> int:
+        """The most bytes that tensors fill during an update: what a GPU's allocator would count, libraries left out."""
+        from torch.profiler import ProfilerActivity, profile
+
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        gc.collect()
+        lasting = {each.untyped_storage() for each in gc.get_objects() if issubclass(type(each), torch.Tensor)}
+        before = sum({storage.data_ptr(): storage.nbytes() for storage in lasting}.values())
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            self.update(1)
+        events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+        changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+        return before + max(itertools.accumulate(changes))
 
 
 class TimmWorker(Worker):

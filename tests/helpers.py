@@ -12,6 +12,7 @@ import torch
 
 from configs.load import load
 from configs.schema import Config
+from engine.timing import PHASES
 
 ROOT = Path(__file__).parent.parent
 
@@ -75,7 +76,8 @@ def run_folder(output: Path) -> Path:
     return folder
 
 
-NOT_REPEATABLE = ("images_per_s", "data_wait_pct", "memory_mb")  # they depend on the machine's mood
+# They depend on the machine's mood.
+NOT_REPEATABLE = ("images_per_s", "data_wait_pct", "memory_mb", "seconds", *(f"{name}_pct" for name in PHASES))
 
 
 def run_hash(folder: Path) -> str:
@@ -84,10 +86,10 @@ def run_hash(folder: Path) -> str:
     digest = hashlib.sha256()
     for name in ("state_dict", "state_dict_ema", "optimizer", "amp_scaler", "step", "epoch", "progress"):
         _feed(digest, name, state.get(name))
-    with open(folder / "metrics.csv") as file:
-        for row in csv.DictReader(file):
-            digest.update(repr([(key, row[key]) for key in row if key not in NOT_REPEATABLE]).encode())
-    digest.update((folder / "steps.csv").read_bytes())
+    for name in ("metrics.csv", "steps.csv"):
+        with open(folder / name) as file:
+            for row in csv.DictReader(file):
+                digest.update(repr([(key, row[key]) for key in row if key not in NOT_REPEATABLE]).encode())
     return digest.hexdigest()
 
 

@@ -195,6 +195,14 @@ def test_pretrained_and_resume_with_nothing_there(person, tmp_path):
     assert "nothing.pth" in person("-resume", str(tmp_path / "nothing.pth"))
 
 
+def test_a_run_starts_with_what_is_doubtful_about_it_and_no_more(person):
+    told = person("-opts", "TRAIN.WARMUP_EPOCHS=2", exit_with=0).splitlines()
+    assert [line for line in told if line.startswith("check: ")] == [
+        "check: warm-up: 2 of 1 epochs; set TRAIN.WARMUP_EPOCHS lower: the rate never gets to TRAIN.BASE_LR"
+    ]
+    assert "check: " not in person(exit_with=0)
+
+
 def test_eval_without_weights(person):
     assert "-pretrained or -resume" in person("-eval")
 

@@ -499,6 +499,7 @@ EXAMPLE_VALUES = {
     "DATA.IMAGE_SIZE": "32",
     "PRECISION.DTYPE": "float16",
     "EVAL": "true",
+    "CHECK": "true",
     "AMP": "true",
     "PRECISION.EXPLAIN": "true",
     "COMPILE": "true",
@@ -518,7 +519,8 @@ def test_every_flag_sets_its_setting_with_a_blank_or_an_equals_sign(flag, key):
 def test_the_flags_are_paddlevits_and_ours():
     paddlevits = """-dataset -data_path -output -batch_size -batch_size_eval -image_size -accum_iter -num_classes -ngpus
                     -pretrained -resume -last_epoch -eval -amp"""
-    ours = "-amp_dtype -explain_precision -epochs -seed -num_workers -compile -tag -dist_url -world_size -rank"
+    ours = """-amp_dtype -check -explain_precision -epochs -seed -num_workers -compile -profile -tag
+              -dist_url -world_size -rank"""
     assert {flag for group in FLAGS.values() for flag in group} == set(f"{paddlevits} {ours}".split())
 
 

@@ -22,7 +22,8 @@ from configs.schema import Config, Data
 from datasets import BadImages, EvalTransform, Normalize, TrainTransform, cifar, load_image_sets
 from datasets.decode import ImageReadError, decode, to_array
 from datasets.digits import FILE
-from datasets.split import hold_out, shuffled
+from datasets.shuffle import shuffled
+from datasets.split import hold_out
 from datasets.transforms import crop_box
 from tests.helpers import replaced
 from utils.errors import ConfigError, DataError

@@ -17,6 +17,7 @@ from PIL import Image
 
 from configs.schema import Config
 from datasets import build_eval_data, build_train_data, load_image_sets
+from datasets.image_set import ImageSet
 from datasets.order import Order, sample_rng
 from datasets.workers import count_workers
 from tests.helpers import ROOT, replaced
@@ -26,7 +27,8 @@ CPU = torch.device("cpu")
 
 
 def order(num_images=100, batch_size=8, world_size=1, num_accumulated=1, drop_last=True, seed=0) -> Order:
-    return Order(num_images, batch_size, world_size, num_accumulated, drop_last, seed)
+    epoch_order = ImageSet(np.zeros(num_images), ["one"]).epoch_order
+    return Order(num_images, batch_size, world_size, num_accumulated, drop_last, seed, epoch_order)
 
 
 def settings(dataset: str = "digits", path: Path | str = "", seed: int = 0, accumulate: int = 1, **data) -> Config:

@@ -57,6 +57,7 @@ class Process:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    local_size: int = 1  # processes on this machine
     launcher: str = "none"
     _meeting: Meeting | None = None
     _host_group: Any = None  # gloo: what the hosts tell each other must not wait for a device
@@ -73,9 +74,11 @@ class Process:
         device = choose_device(device_setting, meeting.local_rank, place.launcher)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        process = cls(device, place.rank, meeting.local_rank, place.world_size, place.title, meeting)
-        if place.launcher in ("torchrun", "Open MPI"):
-            _die_with_parent()
+        process = cls(
+            device, place.rank, meeting.local_rank, place.world_size, meeting.local_size, place.title, meeting
+        )
+        if place.is_watched:
+            die_with_parent()
         process._join(asked.timeout)
         return process
 
@@ -103,10 +106,13 @@ class Process:
 
     def explain(self, error: BaseException) -> BaseException:
         """The error, or one that names the processes that were waited for in vain or broke off."""
-        is_lost = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+        # gloo has no error of its own: these are RuntimeErrors that name its files, or the second that fails for the first.
+        is_lost = isinstance(error, dist.DistError) or (
+            isinstance(error, RuntimeError) and re.search("gloo|pair closure", str(error))
+        )
         if self._meeting is None or not is_lost:
             return error  # this process's own
-        timed_out = re.search("timed? ?out", str(error), re.IGNORECASE)
+        timed_out = re.search("timed ?out|timeout", str(error), re.IGNORECASE)
         silent = self._meeting.find_silent(self._meeting.patience if timed_out else 1.0)
         if not silent:
             return error
@@ -206,7 +212,7 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Linux: be killed when the launcher is, even by kill -9, so that no orphan holds the device."""
     if os.uname().sysname == "Linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG

@@ -50,10 +50,22 @@ class Place:
     def title(self) -> str:
         return _TITLES.get(self.launcher, self.launcher)
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether its parent is the launcher, without which it is not to live on; a shell may go."""
+        return self.launcher in ("torchrun", "Open MPI")
+
 
 def told_rank(environment: Mapping[str, str]) -> str:
     """This process's number as far as the environment says it, for a mistake that only one process is to tell."""
     return next((environment[rank] for rank, *_ in _VARIABLES.values() if rank in environment), "0")
+
+
+def count_local(environment: Mapping[str, str], world_size: int) -> int:
+    """Processes on this machine; a launcher that does not say has no other machine."""
+    names = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE")
+    text = next((environment[name] for name in names if name in environment), str(world_size))
+    return int(re.match("[0-9]*", text)[0] or world_size)  # Slurm: 8(x2),4
 
 
 def find_place(environment: Mapping[str, str], asked: Asked) -> Place | None:

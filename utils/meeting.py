@@ -23,6 +23,7 @@ class Meeting:
     def __init__(self, place: Place, timeout: float):
         """Wait for all, no longer than `timeout` seconds."""
         self.place, self.timeout = place, timeout
+        self._where = f"{place.host}:{place.port}" if place.host else "torchrun's store"
         deadline = time.monotonic() + timeout
         try:
             # torchrun keeps its store when it starts its processes again: each start has keys of its own.
@@ -44,6 +45,11 @@ class Meeting:
         """How many processes with a lower rank are on this machine."""
         place = self.place
         return self.hosts[: place.rank].count(self.hosts[place.rank]) if place.local_rank is None else place.local_rank
+
+    @property
+    def local_size(self) -> int:
+        """How many processes there are on this machine."""
+        return self.hosts.count(self.hosts[self.place.rank])
 
     def _connect(self) -> dist.Store:
         place, limit = self.place, timedelta(seconds=self.timeout)
@@ -74,9 +80,8 @@ class Meeting:
             return (
                 f"-dist_url: port {place.port} of this machine is in use ({reason}); choose another, or set MASTER_PORT"
             )
-        where = f"{place.host}:{place.port}" if place.host else "torchrun's address"
         return (
-            f"-dist_url: process {place.rank} could not reach process 0 at {where} within {self.timeout:g} s ({reason}); is "
+            f"-dist_url: process {place.rank} could not reach process 0 at {self._where} within {self.timeout:g} s ({reason}); is "
             "it running, is that its machine, and is the port open between the machines? DIST.TIMEOUT is how long to wait"
         )
 
@@ -88,32 +93,37 @@ class Meeting:
             self.store.wait(keys, timedelta(seconds=max(deadline - time.monotonic(), 0.1)))
             return [each.decode().split() for each in self.store.multi_get(keys)]
         except RuntimeError as error:
-            if place.rank:
-                raise ConfigError(self._why_unreachable(error)) from error
+            raise ConfigError(self._who_is_missing(keys, error)) from error
+
+    def _who_is_missing(self, keys: list[str], error: RuntimeError) -> str:
+        try:
             missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
-            raise ConfigError(
-                f"-world_size: {named(missing)} of {place.world_size} did not come to {place.host}:{place.port} within "
-                f"{self.timeout:g} s; start all, each with its own rank. DIST.TIMEOUT is how long to wait"
-            ) from error
+        except RuntimeError:  # process 0, which keeps the store, has given up already
+            return self._why_unreachable(error)
+        return (
+            f"-world_size: {named(missing)} of {self.place.world_size} did not come to {self._where} within "
+            f"{self.timeout:g} s; start all, each with its own rank. DIST.TIMEOUT is how long to wait"
+        )
 
     def find_silent(self, seconds: float) -> list[int]:
         """Say that this process has lost the others, wait for them to say so too, and return those that do not."""
         silent = [0]  # if nobody answers: process 0, or torchrun on its machine, keeps the store
+        # A store that hangs does so for ever.
+        thread = threading.Thread(target=self._call_the_roll, args=(silent, seconds), daemon=True)
+        thread.start()
+        thread.join(seconds + 1)
+        return silent
 
-        def call() -> None:
-            keys = [f"lost/{rank}" for rank in range(self.place.world_size)]
+    def _call_the_roll(self, silent: list[int], seconds: float) -> None:
+        keys = [f"lost/{rank}" for rank in range(self.place.world_size)]
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(RuntimeError):  # the store is gone
             self.store.set(keys[self.place.rank], "")
-            deadline = time.monotonic() + seconds
             while True:
                 silent[:] = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
                 if not silent or time.monotonic() > deadline:
                     return
                 time.sleep(0.05)
-
-        thread = threading.Thread(target=call, daemon=True)  # a store that hangs does so for ever
-        thread.start()
-        thread.join(seconds + 1)
-        return silent
 
     def kill(self, ranks: list[int]) -> None:
         """End those of them that the same launcher started here: it would let one that hangs live on for half a minute."""

@@ -34,28 +34,33 @@ class Metrics:
 class StepRows:
     """steps.csv: figures of single updates, one row each REPORT_FREQ."""
 
-    COLUMNS = ("step", "epoch", "lr", "loss", "mean_loss", "grad_norm", "loss_scale", "skipped")
-
-    def __init__(self, folder: Path, first_step: int):
+    def __init__(self, folder: Path, first_step: int, columns: tuple[str, ...]):
         """Takes up the rows of updates before `first_step`; a line that a kill cut off is not among them."""
         path = folder / "steps.csv"
+        self._columns = columns
         self.rows: list[dict] = []
         if path.exists():
             with open(path, newline="") as file:
                 rows = [row for row in csv.DictReader(file) if None not in row.values()]
             self.rows = [
-                {name: float(row[name]) for name in self.COLUMNS} for row in rows if int(row["step"]) < first_step
+                {name: float(row[name]) if row.get(name) else None for name in columns}
+                for row in rows
+                if int(row["step"]) < first_step
             ]
         table = io.StringIO()
         writer = csv.writer(table, lineterminator="\n")
-        writer.writerow(self.COLUMNS)
-        writer.writerows([[f"{row[name]:.10g}" for name in self.COLUMNS] for row in self.rows])
+        writer.writerow(columns)
+        writer.writerows(self._texts(row) for row in self.rows)
         write_text(path, table.getvalue())
         self._file = open(path, "a", buffering=1)  # noqa: SIM115
 
     def add(self, row: dict) -> None:
         self.rows.append(row)
-        print(",".join(f"{row[name]:.10g}" for name in self.COLUMNS), file=self._file)
+        print(",".join(self._texts(row)), file=self._file)
+
+    def _texts(self, row: dict) -> list[str]:
+        """What is not known is empty."""
+        return ["" if row[name] is None else f"{row[name]:.10g}" for name in self._columns]
 
     def close(self) -> None:
         self._file.close()

@@ -1,11 +1,13 @@
 """What can only be seen on a GPU: no host sync in a step, float16 by default, less memory, exact resume."""
 
 import json
+import time
 
 import pytest
 import torch
 
 from datasets import build_train_data, load_image_sets
+from engine.timing import PHASES
 from engine.trainer import Trainer
 from models import build_model
 from tests.helpers import SMALL, replaced, run, run_folder, run_hash, small_config
@@ -42,6 +44,19 @@ def test_an_update_never_makes_the_host_wait(tmp_path, dtype, moment):
             trainer.report()  # the counter counts
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_phases_are_timed_by_the_device(tmp_path):
+    trainer = cuda_trainer(small_config(tmp_path, "REPORT_FREQ=4", *SYNTHETIC))
+    rows = []
+    trainer.on_report = rows.append
+    start = time.perf_counter()
+    trainer.train_epoch(trainer.data.windows(0, trainer.data.steps_per_epoch), save=lambda: None)
+    passed = time.perf_counter() - start
+    assert 0.5 * passed < sum(row["seconds"] for row in rows) < passed
+    for row in rows:
+        assert sum(row[f"{name}_pct"] for name in PHASES) == pytest.approx(100, abs=0.05)
+        assert min(row["forward_pct"], row["backward_pct"], row["optimizer_pct"]) > 0
 
 
 def test_amp_is_float16_by_default_and_takes_less_memory(tmp_path):
@@ -112,3 +127,18 @@ def test_digits_reach_their_accuracy_with_amp_on_the_gpu(tmp_path):
     assert result.returncode == 0, result.stderr
     last = json.loads((run_folder(tmp_path) / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["eval_top1"] >= 97
+
+
+@pytest.mark.parametrize("workers", ["threads", "processes"])
+def test_batches_copied_ahead_are_those_of_the_cpu(tmp_path, workers):
+    config = small_config(tmp_path, "DATA.NUM_WORKERS=2", f"DATA.WORKERS={workers}", "DATA.DROP_LAST=false")
+    train_set, _ = load_image_sets(config)
+    device = torch.device("cuda", 0)
+
+    def batches(where: torch.device) -> list:
+        data = build_train_data(config, train_set, 0, 1, where)
+        return [batch for window in data.windows(0, 60) for batch in window.batches]
+
+    for ours, plain in zip(batches(device), batches(torch.device("cpu")), strict=True):
+        assert ours.images.device == ours.targets.device == device and ours.num_samples == plain.num_samples
+        assert torch.equal(ours.images.cpu(), plain.images) and torch.equal(ours.targets.cpu(), plain.targets)

@@ -1,0 +1,56 @@
+"""What to change when updates wait for data, said once and with a number."""
+
+import math
+
+from configs.schema import Config
+from datasets import ImageSet, cores_per_process, count_workers
+from utils.distributed import Process
+
+LIMIT = 20.0  # per cent of the time
+ENOUGH_UPDATES = 10  # to judge by; the first report of a start contains start-up and counts for nothing
+
+
+class Advice:
+    """Watches the reports of a start."""
+
+    def __init__(self, config: Config, image_set: ImageSet, process: Process):
+        self._config, self._image_set = config, image_set
+        self._num_workers = count_workers(config.DATA, image_set, process.world_size, process.device)
+        self._num_cores = cores_per_process(process.world_size, process.device)
+        self._judged: int | None = None  # the last step that was judged
+        self._waiting = self._seconds = 0.0  # since then
+        self._is_given = False
+
+    def look_at(self, row: dict) -> str | None:
+        """The line to say after this report, if any."""
+        if self._judged is None:
+            self._judged = row["step"]
+            return None
+        self._waiting += row["data_pct"] * row["seconds"]
+        self._seconds += row["seconds"]
+        if self._is_given or row["step"] - self._judged < ENOUGH_UPDATES:
+            return None
+        percent = self._waiting / max(self._seconds, 1e-9)
+        self._judged, self._waiting, self._seconds = row["step"], 0.0, 0.0
+        remedy = self._remedy(percent / 100) if percent > LIMIT else None
+        self._is_given = remedy is not None
+        return f"{percent:.0f}% of the time is spent waiting for data: {remedy}" if remedy else None
+
+    def _remedy(self, share: float) -> str | None:
+        """The first that applies."""
+        size = 2 * self._config.DATA.IMAGE_SIZE
+        # Workers bring images in proportion to their number; this many keep up. None: the training process reads.
+        needed = math.ceil(max(self._num_workers, share) / max(1 - share, 1e-3))
+        remedies = [
+            (
+                self._num_workers < self._num_cores,
+                f"try -num_workers {min(needed, self._num_cores)} (now {self._num_workers}; each process has "
+                f"{self._num_cores} cores)",
+            ),
+            (
+                not self._image_set.in_memory,
+                f"there is a worker for each core already; large files are slow to decode: {size} pixels on the short "
+                f"side are enough for IMAGE_SIZE {self._config.DATA.IMAGE_SIZE}",
+            ),
+        ]
+        return next((text for applies, text in remedies if applies), None)

@@ -1,0 +1,97 @@
+"""How much memory a training step will take, from what two small batches leave for their backward, and what is free."""
+
+import os
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from configs.schema import Config
+from datasets import Normalize
+from datasets.findings import OK, WARN, WRONG, Finding
+from engine.losses import ClassificationLoss
+from engine.precision import Precision
+from engine.quick_checks import optimizer_bytes, size, trained_bytes
+
+FEW, MORE = 2, 3  # images; BatchNorm refuses a single one
+WORKING = 1.2  # what a backward needs at its peak over what was kept for it (ViT-Tiny on a CPU: 1.1 to 1.3)
+NEAR, FAR = 0.9, 1.5  # shares of what is free: it is an estimate
+
+
+def check_memory(config: Config, model: nn.Module, precision: Precision, free: int, num_sharing: int) -> Finding:
+    """Of one process's step against `free` bytes, which `num_sharing` processes share. Moves the model to its device."""
+    fixed = fixed_bytes(config, model, precision)
+    advice = "lower -batch_size and raise -accum_iter alike" + (", or use -amp" if precision.half is None else "")
+    if num_sharing * fixed > FAR * free:
+        return _finding(f"{size(num_sharing * fixed)} without activations", num_sharing * fixed, free, advice)
+    batch_size = config.DATA.BATCH_SIZE
+    try:
+        few, more = (saved_bytes(config, model.to(precision.device), precision, count) for count in (FEW, MORE))
+    except torch.OutOfMemoryError:
+        return Finding("memory", f"{size(free)} are too little for a batch of {MORE} images", WRONG, advice)
+    kept_per_image = (more - few) / (MORE - FEW)
+    # Half copies of weights that autocast keeps are saved too, and do not grow with the batch.
+    fixed += max(few - FEW * kept_per_image, 0)
+    per_image = WORKING * kept_per_image
+    need = num_sharing * (fixed + batch_size * per_image)
+    parts = f"{size(fixed)} of weights, gradients and optimizer, {size(batch_size * per_image)} for {batch_size} images"
+    fitting = int((NEAR * free / num_sharing - fixed) / max(per_image, 1))
+    remedy = f"{advice}; about {fitting} images fit" if fitting > 0 else advice
+    shared = f", in each of {num_sharing} processes" if num_sharing > 1 else ""
+    # What lives for a moment in the forward is not counted, and with a frozen part that may be most of it.
+    about = "at least" if config.MODEL.FREEZE else "about"
+    return _finding(f"{about} {size(need)} ({parts}{shared})", need, free, remedy)
+
+
+def _finding(needs: str, need: float, free: int, remedy: str) -> Finding:
+    verdict = WRONG if need > FAR * free else WARN if need > NEAR * free else OK
+    return Finding("memory", f"{needs} of {size(free)} free", verdict, "" if verdict == OK else remedy)
+
+
+def fixed_bytes(config: Config, model: nn.Module, precision: Precision) -> int:
+    """What does not depend on the batch: weights, gradients, optimizer, running mean, naive mode's copy in half."""
+    weights, trained = sum(tensor.nbytes for tensor in model.state_dict().values()), trained_bytes(model)
+    # The mean's update takes the difference of all weights at once.
+    mean = 2 * weights if config.TRAIN.MODEL_EMA else 0
+    halves = (weights + trained) // 2 if precision.is_naive else 0
+    return weights + trained + optimizer_bytes(config.TRAIN, model) + mean + halves
+
+
+def saved_bytes(config: Config, model: nn.Module, precision: Precision, count: int) -> int:
+    """What one forward of `count` images keeps for its backward, weights left out."""
+    device, data = precision.device, config.DATA
+    computing = precision.computing(model).train()
+    own = {tensor.untyped_storage().data_ptr() for tensor in computing.state_dict().values()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    pixels = torch.zeros((count, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE), dtype=torch.uint8)
+    targets = torch.zeros(count, dtype=torch.int64, device=device)
+    images = precision.cast(Normalize(data).to(device)(pixels.to(device)))
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        with precision.autocast():
+            logits = computing(images)
+        loss = ClassificationLoss(config.TRAIN)(logits, targets)
+    del loss  # only now: a storage that is freed could be counted twice under another address
+    return sum(count for address, count in kept.items() if address not in own)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that this process may still take where it computes."""
+    if device.type in ("cuda", "xpu"):
+        return getattr(torch, device.type).mem_get_info(device)[0]
+    return free_host_memory(Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max"))
+
+
+def free_host_memory(meminfo: Path, container: Path) -> int:
+    """The machine's, or a container's if that has less. Without the first file (macOS): all that the machine has."""
+    if not meminfo.exists():
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
+    available = 1024 * int(lines["MemAvailable"].split()[0])
+    limit = container.read_text().strip() if container.exists() else "max"
+    return available if limit == "max" else min(available, int(limit))

@@ -1,0 +1,160 @@
+"""-check: looks at everything that a run will need, prints a row for each, and starts nothing."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from configs.load import Loaded
+from datasets import ImageSet, build_order, load_image_sets
+from datasets.findings import OK, WARN, WRONG, Finding
+from datasets.order import Order
+from datasets.preflight import check_images
+from engine.memory import check_memory, free_memory
+from engine.precision import Precision
+from engine.quick_checks import (
+    check_disk,
+    check_output,
+    check_rate,
+    check_shared_memory,
+    check_warm_up,
+    checkpoint_bytes,
+    loader_processes,
+)
+from engine.resume import find_checkpoint, global_batch_to_keep, read_saved, refuse_changes, run_folder_of
+from engine.run import find_weights, weights_to_score
+from engine.session import Session
+from models import build_model, describe
+from models.weights import load_exactly, load_pretrained
+from utils.distributed import Process, choose_device, find_devices
+from utils.errors import UserError
+
+T = TypeVar("T")
+
+
+def check(loaded: Loaded, world_size: int | None = 1, local_size: int | None = None) -> int:
+    """Look at a run of `world_size` processes (None: one a device), `local_size` of them here (None: all). 2 or 0."""
+    preflight = Preflight(loaded)
+    preflight.run(world_size, local_size)
+    return preflight.conclude()
+
+
+class Preflight:
+    """One process's look at a run of however many; it joins no others."""
+
+    def __init__(self, loaded: Loaded):
+        self.config, self.loaded = loaded.config, loaded
+        self.session = Session(loaded, Process(torch.device("cpu")))
+        self.verdicts: list[str] = []
+
+    def add(self, finding: Finding) -> None:
+        self.verdicts.append(finding.verdict)
+        for line in finding.lines():
+            self.session.log.say(line)
+
+    def attempt(self, what: str, task: Callable[[], T]) -> T | None:
+        """What the task gives; a user's mistake becomes a row."""
+        try:
+            return task()
+        except UserError as error:
+            self.add(Finding(what, str(error), WRONG))
+            return None
+
+    def tell(self, what: str, task: Callable[[], str]) -> None:
+        """The same, for a task that gives what is to be said."""
+        found = self.attempt(what, task)
+        if found is not None:
+            self.add(Finding(what, found))
+
+    def run(self, world_size: int | None, local_size: int | None) -> None:
+        config = self.config
+        process = self.attempt("device", lambda: pretend(config.DEVICE, world_size, local_size))
+        if process:
+            self.session.process.device = process.device
+            self.add(Finding("device", f"{process.device}; processes: {process.world_size}"))
+        sets = self.attempt("data", lambda: load_image_sets(config)) or (None, None)
+        if sets[1]:
+            if sets[1].notes:
+                warns = any(note.startswith("warning: ") for note in sets[1].notes)
+                self.add(Finding("data set", "\n".join(sets[1].notes), WARN if warns else OK))
+            self.attempt("data", lambda: [self.add(finding) for finding in check_images(config, *sets)])
+        if process:
+            self.look_at_settings(process, *sets)
+
+    def look_at_settings(self, process: Process, train: ImageSet | None, val: ImageSet | None) -> None:
+        """What has to do with this device; without data (`val` None) what does not need them."""
+        config, free = self.config, free_memory(process.device)
+        order = build_order(config, train or ImageSet([], []), process.world_size)
+        if not config.EVAL:
+            self.add(check_rate(config.TRAIN, order.global_batch))
+            self.add(check_warm_up(config.TRAIN))
+        if val:
+            self.add(check_shared_memory(config, loader_processes(config, val, process)))
+        output = check_output(config.SAVE)
+        self.add(output)
+        precision = self.attempt("precision", lambda: Precision(config, process.device))
+        num_classes = config.MODEL.NUM_CLASSES or (len(val.classes) if val else None)
+        model = self.attempt("model", lambda: build_model(config, num_classes)) if num_classes else None
+        if not (precision and model):
+            self.add(Finding("weights, memory", "not looked at, as they depend on the above", WARN, "mend that first"))
+            return
+        self.add(Finding("model", f"{config.MODEL.NAME}, {describe(model)}"))
+        if config.EVAL:
+            self.tell("precision", lambda: in_words(precision, model))
+            if val:
+                self.tell("weights", lambda: try_evaluation(self.session, val.classes))
+            return
+        folder = self.look_at_weights(model, order)
+        self.tell("precision", lambda: in_words(precision, model))
+        num_sharing = process.local_size if process.device.type == "cpu" else 1
+        self.add(check_memory(config, model, precision, free, num_sharing))
+        if output.verdict == OK:
+            self.add(check_disk(config, folder or Path(config.SAVE), checkpoint_bytes(config.TRAIN, model)))
+
+    def look_at_weights(self, model: torch.nn.Module, order: Order) -> Path | None:
+        """Load what the run would start from. Returns the folder of the run that it would go on with, if any."""
+        config = self.config
+        if config.MODEL.PRETRAINED:
+            self.tell("pretrained", lambda: "\n".join(load_pretrained(model, config.MODEL.PRETRAINED)))
+        checkpoint = self.attempt("resume", lambda: find_checkpoint(self.session))
+        if checkpoint:
+            self.tell("resume", lambda: try_resume(self.session, model, checkpoint, order))
+        return run_folder_of(checkpoint)
+
+    def conclude(self) -> int:
+        """The last line, and the exit code."""
+        wrong, warnings = self.verdicts.count(WRONG), self.verdicts.count(WARN)
+        self.session.log.say(f"check: {wrong} wrong, {warnings} to look at; nothing was trained or saved")
+        return 2 if wrong else 0
+
+
+def pretend(setting: str, world_size: int | None, local_size: int | None) -> Process:
+    """Process 0 of such a run, without the others."""
+    world_size = world_size or find_devices(setting)[1]
+    local_size = local_size or world_size
+    choose_device(setting, local_size - 1)  # each process here needs a device
+    return Process(choose_device(setting, 0), world_size=world_size, local_size=local_size)
+
+
+def in_words(precision: Precision, model: torch.nn.Module) -> str:
+    """What was chosen, having made the model compute so."""
+    return "\n".join([precision.describe().removeprefix("precision: "), *precision.prepare(model)])
+
+
+def try_resume(session: Session, model: torch.nn.Module, path: Path, order: Order) -> str:
+    """Read the checkpoint into the model, as a run would."""
+    state = read_saved(path)
+    if "progress" not in state:
+        return "\n".join(load_pretrained(model, str(path), setting="-resume"))
+    if order.num_images:  # else the data could not be read, and all would differ
+        refuse_changes(session, state, path, replace(order, kept=global_batch_to_keep(session.config, state)))
+    load_exactly(model, state["state_dict"], path)
+    return f"{path}, after epoch {state['epoch'] + 1} and step {state['step']}"
+
+
+def try_evaluation(session: Session, classes: list[str]) -> str:
+    """Load all weights that an evaluation would score."""
+    names = [name.strip() or "raw" for name, _ in weights_to_score(session, find_weights(session), classes)]
+    return f"to be scored: {', '.join(names)}"

@@ -1,0 +1,106 @@
+"""Where the time of the updates goes, phase by phase."""
+
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+PHASES = ("data", "copy", "forward", "backward", "communication", "optimizer", "other")
+MOST_MARKS = 10_000  # between two reports: some 1200 updates of one micro-batch, and a few MB
+
+
+class HostClock:
+    """For CPUs, where an operation is done when its call returns. Never jumps."""
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def seconds(self, start: float, end: float) -> float:
+        return end - start
+
+    def recycle(self, marks: list) -> None:
+        pass
+
+
+class DeviceClock:
+    """For devices that work off a queue: a mark is an event in it, timed when the device gets there.
+
+    Nobody waits for an event. Once the host has waited for something later in the queue, its time can be read.
+    """
+
+    def __init__(self, device: torch.device):
+        self._module = getattr(torch, device.type)
+        self._stream = self._module.current_stream(device)
+        self._free: list = []
+
+    def now(self) -> Any:
+        event = self._free.pop() if self._free else self._module.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
+
+    def seconds(self, start: Any, end: Any) -> float:
+        return start.elapsed_time(end) / 1000
+
+    def recycle(self, marks: list) -> None:
+        self._free += marks
+
+
+class Phases:
+    """How long each phase took since the last report. A phase lasts until the next begins."""
+
+    def __init__(self, clock: HostClock | DeviceClock):
+        self._clock = clock
+        self._marks: list[tuple[str, Any]] = []
+        self._range = contextlib.ExitStack()
+        self.shows_ranges = False  # whether a profiler is to see the phases by name
+
+    @classmethod
+    def on(cls, device: torch.device) -> "Phases":
+        return cls(DeviceClock(device) if device.type in ("cuda", "xpu") else HostClock())
+
+    def begin(self, name: str) -> None:
+        self._mark(name)
+        self._range.close()
+        if self.shows_ranges and name != "other":
+            self._range.enter_context(torch.profiler.record_function(name))
+
+    def begin_backward(self, loss: torch.Tensor, syncs: bool) -> None:
+        """Where gradients are averaged, what is left of that once the last of them is computed is communication.
+
+        DDP waits for it in a callback at the end of backward, and callbacks run in the order in which they were queued:
+        ours comes before, as backward begins with the loss. A timed communication hook would change DDP's own path.
+        """
+        self.begin("backward")
+        if syncs:
+            queue = torch.autograd.Variable._execution_engine.queue_callback
+            loss.register_hook(lambda gradient: queue(lambda: self._mark("communication")))
+
+    def _mark(self, name: str) -> None:
+        if len(self._marks) < MOST_MARKS:
+            self._marks.append((name, self._clock.now()))
+
+    def restart(self) -> None:
+        """Forget what was since the last lap; the next one begins here."""
+        self._clock.recycle([mark for _, mark in self._marks])
+        self._marks = []
+        self.begin("other")
+
+    def lap(self) -> dict[str, float]:
+        """Seconds of each phase from the last lap to the last mark. The host has waited for the device before."""
+        seconds = dict.fromkeys(PHASES, 0.0)
+        for (name, start), (_, end) in zip(self._marks, self._marks[1:], strict=False):
+            seconds[name] += self._clock.seconds(start, end)
+        # The phase that is under way goes on in the next lap, unless it is long over and had no room for its end.
+        kept = self._marks[-1:] if len(self._marks) < MOST_MARKS else []
+        self._clock.recycle([mark for _, mark in self._marks[: len(self._marks) - len(kept)]])
+        self._marks = kept
+        return seconds
+
+
+def shares(seconds: Mapping[str, float], device: torch.device) -> dict[str, float | None]:
+    """Per cent of the time in each phase. Of a queue without events, as MPS has, the host knows only its own waiting."""
+    total = max(sum(seconds.values()), 1e-9)
+    known = PHASES[:1] if device.type == "mps" else PHASES
+    return {name: round(100 * seconds[name] / total, 2) if name in known else None for name in PHASES}

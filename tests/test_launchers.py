@@ -245,11 +245,23 @@ def arguments(settings: Path, output: Path, *flags: str) -> list[str]:
     return ["-cfg", str(settings), "-output", str(output), *flags, "-opts", *OPTIONS]
 
 
-def start(command_line: list[str], cwd: Path = ROOT, **environment: str) -> subprocess.Popen:
-    more = {"OMP_NUM_THREADS": "1", **environment}
-    return subprocess.Popen(
-        command_line, cwd=cwd, env=os.environ | more, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+STARTED: list[subprocess.Popen] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left():
+    yield
+    for process in STARTED:
+        if process.poll() is None:  # of a test that failed
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def start(command_line: list[str], **environment: str) -> subprocess.Popen:
+    variables = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command_line, cwd=ROOT, env=variables, start_new_session=True, **pipes)
+    STARTED.append(process)
+    return process
 
 
 @pytest.fixture(scope="module")
@@ -280,9 +292,8 @@ def test_flags_that_say_which_process_this_is_are_not_saved_as_settings_to_repea
 def test_srun_starts_the_same_run(by_flags, settings, tmp_path):
     fake = [sys.executable, str(ROOT / "tests/programs/fake_srun.py"), "--ntasks", "2"]
     flags = arguments(settings, tmp_path / "o")
-    said, _ = (
-        process := start([*fake, *command("main_multi_gpu.py", *flags)], SLURM_JOB_ID=str(os.getpid()))
-    ).communicate()
+    process = start([*fake, *command("main_multi_gpu.py", *flags)], SLURM_JOB_ID=str(os.getpid()))
+    said, _ = process.communicate(timeout=180)
     assert process.returncode == 0 and "2 processes on 1 machine, started by Slurm (srun)" in said, said
     assert run_hash(run_folder(tmp_path / "o")) == run_hash(by_flags)
 
@@ -290,9 +301,8 @@ def test_srun_starts_the_same_run(by_flags, settings, tmp_path):
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun here (apt-get install openmpi-bin)")
 def test_mpirun_starts_the_same_run(by_flags, settings, tmp_path):
     mpirun = ["mpirun", "--oversubscribe", *["--allow-run-as-root"] * (os.getuid() == 0), "-np", "2"]
-    said, _ = (
-        process := start([*mpirun, *command("main_multi_gpu.py", *arguments(settings, tmp_path / "o"))])
-    ).communicate()
+    process = start([*mpirun, *command("main_multi_gpu.py", *arguments(settings, tmp_path / "o"))])
+    said, _ = process.communicate(timeout=180)
     assert process.returncode == 0 and "2 processes on 1 machine, started by Open MPI" in said, said
     assert run_hash(run_folder(tmp_path / "o")) == run_hash(by_flags)
 

@@ -106,6 +106,8 @@ def _members(text: Text) -> list:
 def _one(setting: Setting, text: Text) -> Any:
     if not isinstance(text, str):
         raise ValueError("a list where one value belongs")
+    if is_none(text) and "none" in setting.choices:
+        return "none"
     if is_none(text) and (setting.optional or setting.kind is str) and not setting.many:
         return None if setting.optional else ""
     word = text.strip().lower()

@@ -93,14 +93,7 @@ def _check(values: dict[str, Any], origins: dict[str, str]) -> None:
     def named(key: str) -> str:
         return f"{key}, {to_text(values[key])} ({origins[key]})"
 
-    channels = values["DATA.IMAGE_CHANNELS"]
-    for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):
-        if len(values[key]) != channels:
-            raise ConfigError(f"{named(key)}, must have one number for each channel: {named('DATA.IMAGE_CHANNELS')}")
-    for key in ("DATA.CROP_SCALE", "DATA.CROP_RATIO"):
-        if len(values[key]) != 2 or values[key][0] > values[key][1]:
-            example = to_text(SETTINGS["DATA.CROP_SCALE"].default)
-            raise ConfigError(f"{named(key)}, must be two numbers, least and most, such as {example}")
+    _check_images(values, named)
     key = "TRAIN.OPTIMIZER.BETAS"
     if len(values[key]) != 2:
         raise ConfigError(f"{named(key)}, must be two numbers, such as {to_text(SETTINGS[key].default)}")
@@ -118,6 +111,21 @@ def _check(values: dict[str, Any], origins: dict[str, str]) -> None:
         raise ConfigError(f"{named('PRECISION.DTYPE')}, must be bfloat16 or not set with {named('PRECISION.MODE')}")
     if values["MODEL.TYPE"] == "vit":
         _check_vit(values, named)
+
+
+def _check_images(values: dict[str, Any], named: Callable[[str], str]) -> None:
+    channels = values["DATA.IMAGE_CHANNELS"]
+    for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):
+        if len(values[key]) != channels:
+            raise ConfigError(f"{named(key)}, must have one number for each channel: {named('DATA.IMAGE_CHANNELS')}")
+    for key in ("DATA.CROP_SCALE", "DATA.CROP_RATIO", "TRAIN.CUTMIX_MINMAX"):
+        is_off = key == "TRAIN.CUTMIX_MINMAX" and not values[key]
+        if not is_off and (len(values[key]) != 2 or values[key][0] > values[key][1]):
+            example = to_text(SETTINGS["DATA.CROP_SCALE"].default)
+            raise ConfigError(f"{named(key)}, must be two numbers, least and most, such as {example}")
+    mixing = [key for key in ("TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.CUTMIX_MINMAX") if values[key]]
+    if mixing and values["DATA.BATCH_SIZE"] % 2 and not values["EVAL"]:
+        raise ConfigError(f"{named('DATA.BATCH_SIZE')}, must be even, as images are mixed in pairs: {named(mixing[0])}")
 
 
 def _check_vit(values: dict[str, Any], named: Callable[[str], str]) -> None:

@@ -33,6 +33,10 @@ OTHER_WORDS = {
         "warmupcosine": ("cosine", "the same schedule, moving every update; PaddleViT's own, once an epoch: paddlevit")
     },
     "TRAIN.GRAD_CLIP": {"0": _NO_CLIPPING, "0.0": _NO_CLIPPING, "0.": _NO_CLIPPING},
+    "TRAIN.AUTO_AUGMENT": {
+        **dict.fromkeys(("true", "yes", "on"), ("original", "AutoAugment's policy for ImageNet")),
+        **dict.fromkeys(("false", "no", "off"), ("None", "no policy")),
+    },
     "NGPUS": {"-1": ("None", "one process per visible device")},
     "PRECISION.MODE": {"apex_o1": ("autocast", "Apex's O1 is what torch's autocast does")},
     "PRECISION.DTYPE": {"fp16": ("float16", "the same type"), "bf16": ("bfloat16", "the same type")},

@@ -75,6 +75,24 @@ class Data:
         low=0.0,
         high=1.0,
     )
+    CACHE: str = setting(
+        "none",
+        "Keep images so that reading them again is cheap: on disk, for later runs too, or in ram, until the run ends.",
+        choices=("none", "ram", "disk"),
+    )
+    CACHE_FORM: str = setting(
+        "decoded",
+        "How they are kept: decoded, nothing to compute but much room, or as JPEG, a tenth of that.",
+        choices=("decoded", "jpeg"),
+    )
+    CACHE_SIDE: int | None = setting(
+        None, "Short side that larger images are shrunk to before they are kept; not set: as they are.", low=1
+    )
+    CACHE_QUALITY: int = setting(90, "Quality of kept JPEGs.", low=1, high=100)
+    CACHE_PATH: str | None = setting(
+        None,
+        "Folder of the disk's cache; not set: `cache` in SAVE, where runs write anyway, as DATA_PATH is often read-only.",
+    )
     SHUFFLE_BUFFER: int = setting(
         8192,
         "Shards are read in a random order, and a sample comes less than this many places before or after its turn; at least as many as there are images: any order.",
@@ -183,10 +201,68 @@ class Train:
     GRAD_CLIP: float | None = setting(None, "Largest norm of the gradient; not set: no clipping.", low=0.0)
     ACCUM_ITER: int = setting(1, "Micro-batches per update.", low=1)
     SMOOTHING: float = setting(0.0, "Label smoothing.", low=0.0, high=0.99)
+    COLOR_JITTER: float = setting(
+        0.0,
+        "Brightness, contrast and saturation are multiplied by a factor within 1 +- this; without effect beside a policy other than 3a. (PaddleViT's DeiT: 0.4.)",
+        low=0.0,
+    )
+    AUTO_AUGMENT: str | None = setting(
+        None,
+        "Policy of random operations on each training image: original, cifar10, svhn, rand-m9-mstd0.5-inc1, augmix-m3-w3, ta_wide or 3a; docs/augmentation.md explains them. (PaddleViT's true: original.)",
+    )
+    RAND_AUGMENT: bool = setting(
+        False, "RandAugment, in place of AUTO_AUGMENT: the policy rand-m9-n2-mstd0.5 with the next two settings."
+    )
+    RAND_AUGMENT_LAYERS: int = setting(
+        2, "Operations of RAND_AUGMENT on an image, each applied every other time.", low=1
+    )
+    RAND_AUGMENT_MAGNITUDE: float = setting(9, "Strength of RAND_AUGMENT's operations.", low=0.0, high=10.0)
+    MIXUP_ALPHA: float = setting(
+        0.0,
+        "Mixup: images are blended in pairs, by a share from Beta(alpha, alpha); 0: off. (PaddleViT's DeiT: 0.8.)",
+        low=0.0,
+    )
+    CUTMIX_ALPHA: float = setting(
+        0.0,
+        "Cutmix: a box of the partner is pasted in, its area from Beta(alpha, alpha); 0: off. (PaddleViT's DeiT: 1.0.)",
+        low=0.0,
+    )
+    CUTMIX_MINMAX: tuple[float, ...] = setting(
+        (), "Cutmix with boxes of such sides instead, as shares of the image's: least, most.", low=0.0, high=1.0
+    )
+    MIXUP_PROB: float = setting(1.0, "Probability that a batch, pair or image is mixed at all.", low=0.0, high=1.0)
+    MIXUP_SWITCH_PROB: float = setting(
+        0.5, "Probability of cutmix rather than mixup, where both are on.", low=0.0, high=1.0
+    )
+    MIXUP_MODE: str = setting(
+        "batch",
+        "What shares one draw of kind, share and box: the batch of an update, a pair, or an elem, each image on its own.",
+        choices=("batch", "pair", "elem"),
+    )
+    MIXUP_OFF_EPOCH: int = setting(0, "Epochs after which nothing is mixed any more; 0: mixed to the end.", low=0)
+    RANDOM_ERASE_PROB: float = setting(
+        0.0, "Probability that boxes of a training image are erased. (PaddleViT's DeiT: 0.25.)", low=0.0, high=1.0
+    )
+    RANDOM_ERASE_MODE: str = setting(
+        "pixel",
+        "What is put there: pixel, noise; rand, one random colour; const, the mean colour.",
+        choices=("pixel", "rand", "const"),
+    )
+    RANDOM_ERASE_COUNT: int = setting(1, "Most boxes of an image, which share the area.", low=1)
+    REPEATED_AUG: int = setting(
+        1,
+        "How often an update holds each of its images, augmented anew; an epoch sees 1 / this of the images. (DeiT: 3.)",
+        low=1,
+    )
     MODEL_EMA: bool = setting(False, "Keep a running mean of the weights and evaluate it beside them.")
     MODEL_EMA_DECAY: float = setting(0.99996, "How much of the running mean an update keeps.", low=0.0, high=1.0)
     OPTIMIZER: Optimizer = section(Optimizer)
     LR_SCHEDULER: LRScheduler = section(LRScheduler)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether images are mixed in pairs."""
+        return bool(self.MIXUP_ALPHA or self.CUTMIX_ALPHA or self.CUTMIX_MINMAX)
 
 
 @dataclass(frozen=True)
@@ -339,21 +415,7 @@ IGNORED = {
     "MODEL.PATCH_GRID": "the number of patches follows from IMAGE_SIZE and PATCH_SIZE",
     "TRAIN.MODEL_EMA_FORCE_CPU": "the running mean lies where the model lies",
     "TRAIN.LAYER_DECAY": _LATER,
-    "TRAIN.COLOR_JITTER": _LATER,
-    "TRAIN.AUTO_AUGMENT": _LATER,
-    "TRAIN.RAND_AUGMENT": _LATER,
-    "TRAIN.RAND_AUGMENT_LAYERS": _LATER,
-    "TRAIN.RAND_AUGMENT_MAGNITUDE": _LATER,
-    "TRAIN.MIXUP_ALPHA": _LATER,
-    "TRAIN.MIXUP_PROB": _LATER,
-    "TRAIN.MIXUP_SWITCH_PROB": _LATER,
-    "TRAIN.MIXUP_MODE": _LATER,
-    "TRAIN.CUTMIX_ALPHA": _LATER,
-    "TRAIN.CUTMIX_MINMAX": _LATER,
-    "TRAIN.RANDOM_ERASE_PROB": _LATER,
-    "TRAIN.RANDOM_ERASE_MODE": _LATER,
-    "TRAIN.RANDOM_ERASE_COUNT": _LATER,
-    "TRAIN.RANDOM_ERASE_SPLIT": _LATER,
+    "TRAIN.RANDOM_ERASE_SPLIT": "every image is a batch of its own to random erasing, so there is nothing to split",
     "TRAIN.DISTILLATION_TYPE": _LATER,
     "TRAIN.DISTILLATION_ALPHA": _LATER,
     "TRAIN.DISTILLATION_TAU": _LATER,

@@ -7,7 +7,10 @@ SOURCES.
 import torch
 
 from configs.schema import Config
+from datasets.augment import parse_policy
 from datasets.bad import BadImages
+from datasets.cache import cache_image_sets
+from datasets.cache_build import Watch
 from datasets.caltech import read_caltech101, read_caltech256
 from datasets.cifar import read_cifar10, read_cifar100
 from datasets.csv_list import read_csv
@@ -16,7 +19,8 @@ from datasets.folder import read_image_folder
 from datasets.image_set import ImageSet
 from datasets.imagenet import read_imagenet
 from datasets.loader import EvalData, TrainData, Window
-from datasets.order import Order
+from datasets.mixup import Mixed, Preparation, heavier
+from datasets.order import Order, Piece
 from datasets.readers import Batch, EvalReader, TrainReader
 from datasets.shards import read_shards
 from datasets.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
@@ -31,16 +35,23 @@ __all__ = [
     "EvalData",
     "EvalTransform",
     "ImageSet",
+    "Mixed",
     "Normalize",
+    "Piece",
+    "Preparation",
     "TrainData",
     "TrainTransform",
+    "Watch",
     "Window",
     "build_eval_data",
     "build_order",
     "build_train_data",
+    "cache_image_sets",
     "cores_per_process",
     "count_workers",
+    "heavier",
     "load_image_sets",
+    "parse_policy",
 ]
 
 SOURCES = {
@@ -96,15 +107,18 @@ def _check(config: Config, part: str, image_set: ImageSet) -> None:
 
 def build_order(config: Config, image_set: ImageSet, world_size: int, kept: int | None = None) -> Order:
     """Which training images each update of a run sees. `kept`: how many, if not as many as the settings come to."""
+    data, train = config.DATA, config.TRAIN
     return Order(
-        len(image_set),
-        config.DATA.BATCH_SIZE,
-        world_size,
-        config.TRAIN.ACCUM_ITER,
-        config.DATA.DROP_LAST,
-        config.SEED,
-        image_set.epoch_order,
-        kept,
+        num_images=len(image_set),
+        batch_size=data.BATCH_SIZE,
+        world_size=world_size,
+        num_accumulated=train.ACCUM_ITER,
+        drop_last=data.DROP_LAST,
+        seed=config.SEED,
+        epoch_order=image_set.epoch_order,
+        num_repeats=train.REPEATED_AUG,
+        in_pairs=train.mixes,
+        kept=kept,
     )
 
 

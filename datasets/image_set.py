@@ -17,6 +17,7 @@ class ImageSet:
     """Images with a class each. `targets[i]` is the class number of image i, `classes[number]` its name."""
 
     in_memory = False
+    root: Path | None = None  # the folder of its files, where they are known
     notes: tuple[str, ...] = ()  # what whoever starts a run should know; the validation set's are for both
 
     def __init__(self, targets: Sequence[int] | np.ndarray, classes: list[str]):
@@ -35,6 +36,10 @@ class ImageSet:
         pixels, png = self.read(index), io.BytesIO()
         Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0]).save(png, "PNG")
         return ".png", png.getvalue()
+
+    def stamp(self, index: int) -> str:
+        """Below `root`, what changes when the file of this image does: its name, size and date."""
+        raise NotImplementedError
 
     def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
         """The order in which an epoch goes through the images, each once: a function of seed and epoch alone."""
@@ -75,6 +80,13 @@ class FileImages(ImageSet):
 
     def name(self, index: int) -> str:
         return os.path.join(self.root, self._path(index))
+
+    def stamp(self, index: int) -> str:
+        try:
+            status = os.stat(self.name(index))
+        except OSError:
+            return f"{self._path(index)}\0missing"
+        return f"{self._path(index)}\0{status.st_size}\0{status.st_mtime_ns}"
 
     def _path(self, index: int) -> str:
         start = self._ends[index - 1] if index else 0

@@ -22,6 +22,10 @@ class Piece(NamedTuple):
     epoch: int
     indices: np.ndarray  # of at least one image
     num_samples: int  # how many of them count: all, or 0 where the image only keeps a process in step
+    # Of training only:
+    step: int = 0
+    first: int = 0  # position of the first image in the window
+    repeats: np.ndarray | None = None  # how often the window has had each of the images before
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class Order:
     drop_last: bool
     seed: int
     epoch_order: Callable[[int, int], np.ndarray]  # of all images, from seed and epoch: see ImageSet
+    num_repeats: int = 1  # how often a window holds each of its images
+    in_pairs: bool = False  # positions 2k and 2k + 1 of a window stay together; asks for an even batch size
     kept: int | None = None  # images of a full window, where another number of processes began the run
 
     @property
@@ -60,18 +66,28 @@ class Order:
     def window(self, step: int) -> np.ndarray:
         """The images of this step, all processes' together."""
         epoch, index = divmod(step, self.steps_per_epoch)
-        start = index * self.global_batch
-        return _cached(self.epoch_order, self.seed, epoch)[start : start + self.window_size(step)]
+        start = index * math.ceil(self.global_batch / self.num_repeats)
+        images = _cached(self.epoch_order, self.seed, epoch)[start : start + self._num_distinct(step)]
+        # Turned by one from one round to the next, so that an image has another neighbour each time.
+        rounds = [np.roll(images, -number) for number in range(self.num_repeats)]
+        return np.concatenate(rounds)[: self.window_size(step)]
+
+    def _num_distinct(self, step: int) -> int:
+        return math.ceil(self.window_size(step) / self.num_repeats)
 
     def pieces(self, step: int, rank: int) -> list[Piece]:
-        """This process's micro-batches. Sizes differ by one at most; where a piece is empty, one image stands in."""
-        window, num_micro_batches = self.window(step), self.num_micro_batches(step)
-        num_pieces = num_micro_batches * self.world_size
+        """This process's micro-batches. Sizes differ by one at most, or by one pair; where a piece is empty, one image
+        stands in."""
+        window, num_pieces = self.window(step), self.num_micro_batches(step) * self.world_size
+        repeats = np.arange(len(window)) // self._num_distinct(step)
+        unit = 2 if self.in_pairs else 1
+        num_units = math.ceil(len(window) / unit)
         pieces = []
         for number in range(rank, num_pieces, self.world_size):
-            start, end = (len(window) * edge // num_pieces for edge in (number, number + 1))
-            indices = window[start:end] if end > start else window[:1]
-            pieces.append(Piece(step // self.steps_per_epoch, indices, end - start))
+            start, end = (min(num_units * edge // num_pieces * unit, len(window)) for edge in (number, number + 1))
+            shown = slice(start, end) if end > start else slice(1)
+            epoch = step // self.steps_per_epoch
+            pieces.append(Piece(epoch, window[shown], end - start, step, start, repeats[shown]))
         return pieces
 
 
@@ -80,7 +96,12 @@ def _cached(epoch_order: Callable[[int, int], np.ndarray], seed: int, epoch: int
     return epoch_order(seed, epoch)
 
 
-def sample_rng(seed: int, epoch: int, index: int, purpose: str = "augmentation") -> random.Random:
+def sample_rng(seed: int, epoch: int, index: int, purpose: str = "augmentation", repeat: int = 0) -> random.Random:
     """The generator behind everything random about one image in one epoch, whichever process reads it."""
-    digest = hashlib.blake2b(f"{purpose} {seed} {epoch} {index}".encode(), digest_size=16).digest()
+    return keyed_rng(purpose, seed, epoch, index, *([repeat] if repeat else []))
+
+
+def keyed_rng(purpose: str, *key: int) -> random.Random:
+    """A generator that is a function of what it is for and of some numbers."""
+    digest = hashlib.blake2b(" ".join(map(str, (purpose, *key))).encode(), digest_size=16).digest()
     return random.Random(int.from_bytes(digest, "big"))

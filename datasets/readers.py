@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
+from datasets.augment import build_augmentation
 from datasets.decode import ImageReadError
 from datasets.image_set import ImageSet
 from datasets.order import Piece, sample_rng
@@ -24,6 +25,7 @@ class Batch(NamedTuple):
     targets: Tensor  # int64 [B]
     num_samples: int  # B, or 0 for an image that only keeps this process in step with the others
     bad: list[int]  # images that could not be read: replaced in training, left out in evaluation
+    piece: Piece | None = None  # what was asked for, in training: on it depends how images are erased and mixed
 
 
 class Reader:
@@ -61,19 +63,19 @@ class TrainReader(Reader):
 
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)
-        self.transform = TrainTransform(config.DATA)
+        self.transform = TrainTransform(config.DATA, build_augmentation(config))
 
     def fill(self, piece: Piece, places: range, images: Tensor, targets: Tensor) -> list[int]:
         bad: list[int] = []
         for place in places:
-            index = int(piece.indices[place])
+            index, repeat = int(piece.indices[place]), int(piece.repeats[place])
             image, shown = self._read_or_replace(piece.epoch, index, bad)
-            self.transform(image, sample_rng(self.seed, piece.epoch, index), images[place])
+            self.transform(image, sample_rng(self.seed, piece.epoch, index, repeat=repeat), images[place])
             targets[place] = int(self.image_set.targets[shown])
         return bad
 
     def batch(self, piece: Piece, images: Tensor, targets: Tensor, bad: list[int]) -> Batch:
-        return Batch(images, targets, piece.num_samples, bad)
+        return Batch(images, targets, piece.num_samples, bad, piece)
 
     def _read_or_replace(self, epoch: int, index: int, bad: list[int]) -> tuple[np.ndarray, int]:
         """The image and its index, or those of the image in its place; what cannot be read is added to `bad`."""

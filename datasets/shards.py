@@ -51,8 +51,17 @@ class ShardImages(ImageSet):
         self.tars, self.tar_numbers, self.samples = tars, tar_numbers, samples
         self.num_channels, self.shuffle_buffer = num_channels, shuffle_buffer
 
+    @property
+    def root(self) -> Path:
+        return self.tars[0].path.parent
+
     def name(self, index: int) -> str:
         return f"{self.tars[self.tar_numbers[index]].path}: {os.fsdecode(self.samples['name'][index])}"
+
+    def stamp(self, index: int) -> str:
+        tar = self.tars[self.tar_numbers[index]]
+        offset, size = (self.samples[field][index] for field in ("offset", "size"))
+        return f"{tar.path.name}\0{tar.size}\0{tar.mtime_ns}\0{offset}\0{size}"
 
     def file(self, index: int) -> tuple[str, bytes]:
         offset, size = (int(self.samples[field][index]) for field in ("offset", "size"))

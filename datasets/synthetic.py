@@ -36,7 +36,7 @@ class SyntheticBatches:
     def __call__(self, pieces: Iterable[Piece]) -> Iterator[Batch]:
         for piece in pieces:
             count = len(piece.indices)
-            yield Batch(self.images[:count], self.targets[:count], piece.num_samples, [])
+            yield Batch(self.images[:count], self.targets[:count], piece.num_samples, [], piece)
 
 
 def read_synthetic(config: Config) -> tuple[ImageSet, ImageSet]:

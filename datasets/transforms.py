@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -20,9 +21,10 @@ NUM_TRIES = 10  # as torchvision: a crop that does not fit the image is drawn ag
 
 
 class TrainTransform:
-    """A random crop, resized, and perhaps mirrored. What is random comes from the generator it is given."""
+    """A random crop, resized, perhaps mirrored, and augmented. What is random comes from the generator it is given."""
 
-    def __init__(self, data: Data):
+    def __init__(self, data: Data, augment: Callable[[Tensor, random.Random], Tensor] | None = None):
+        self.augment = augment
         self.scale = _least_and_most("DATA.CROP_SCALE", data.CROP_SCALE)
         self.ratio = _least_and_most("DATA.CROP_RATIO", data.CROP_RATIO)
         self.hflip, self.interpolation = data.HFLIP, data.INTERPOLATION
@@ -34,6 +36,8 @@ class TrainTransform:
         resize(image[top : top + height, left : left + width], self.interpolation, out)
         if rng.random() < self.hflip:
             out.copy_(out.flip(2))
+        if self.augment:
+            out.copy_(self.augment(out, rng))
 
 
 class EvalTransform:
@@ -99,8 +103,8 @@ class Normalize(nn.Module):
 
     def __init__(self, data: Data, dtype: torch.dtype = torch.float32):
         super().__init__()
-        mean = torch.tensor(_per_channel("DATA.IMAGENET_MEAN", data.IMAGENET_MEAN, data), dtype=torch.float64)
-        std = torch.tensor(_per_channel("DATA.IMAGENET_STD", data.IMAGENET_STD, data), dtype=torch.float64)
+        mean = torch.tensor(per_channel("DATA.IMAGENET_MEAN", data.IMAGENET_MEAN, data), dtype=torch.float64)
+        std = torch.tensor(per_channel("DATA.IMAGENET_STD", data.IMAGENET_STD, data), dtype=torch.float64)
         self.dtype = dtype
         # One multiplication and one addition, which a half type must not round on the way.
         compute_dtype = torch.promote_types(dtype, torch.float32)
@@ -113,7 +117,7 @@ class Normalize(nn.Module):
         return torch.addcmul(self.shift, images, self.scale).to(self.dtype)
 
 
-def _per_channel(name: str, values: tuple[float, ...], data: Data) -> tuple[float, ...]:
+def per_channel(name: str, values: tuple[float, ...], data: Data) -> tuple[float, ...]:
     """One value for each channel; three equal ones, as the default, do for a grey image too."""
     values = values[:1] * data.IMAGE_CHANNELS if len(set(values)) == 1 else values
     if len(values) != data.IMAGE_CHANNELS:

@@ -48,9 +48,9 @@ class Advice:
                 f"{self._num_cores} cores)",
             ),
             (
-                not self._image_set.in_memory,
-                f"there is a worker for each core already; large files are slow to decode: {size} pixels on the short "
-                f"side are enough for IMAGE_SIZE {self._config.DATA.IMAGE_SIZE}",
+                not self._image_set.in_memory and self._config.DATA.CACHE == "none",
+                "there is a worker for each core already; DATA.CACHE=disk keeps images decoded, with "
+                f"DATA.CACHE_SIDE={size} no larger than IMAGE_SIZE {self._config.DATA.IMAGE_SIZE} needs",
             ),
         ]
         return next((text for applies, text in remedies if applies), None)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.schema import Precision as Settings
+from datasets import Mixed
 from engine.precision import Precision
 from engine.trace import Place, Trace, is_finite, unchanged_buffers
 from utils.seed import seed_update
@@ -27,8 +28,8 @@ class Case:
 
     model: nn.Module
     precision: Precision
-    loss: Callable[[Tensor, Tensor], Tensor]
-    batches: list[tuple[Tensor, Tensor, float]]  # normalised images, targets, share in the update's loss
+    loss: Callable[[Tensor, Tensor | Mixed], Tensor]
+    batches: list[tuple[Tensor, Tensor | Mixed, float]]  # images and targets as prepared, share in the update's loss
     scale: float
     seed: tuple[int, int, int] = (0, 0, 0)  # the run's, step, process
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from configs.schema import Config
-from datasets import Normalize
+from datasets import Normalize, Preparation
 from engine.doctor import Case, Diagnosis, diagnose
 from engine.float8 import from_float8
 from engine.losses import ClassificationLoss
@@ -31,12 +31,12 @@ def make_case(config: Config, model: torch.nn.Module, device: torch.device, upda
     settings = replace(config.PRECISION, MODE="autocast", CUSTOM_WHITE_LIST=())
     precision = Precision(replace(config, PRECISION=settings), device)
     precision.prepare(model)
-    normalize = Normalize(config.DATA).to(device)
+    prepare = Preparation(config, Normalize(config.DATA).to(device))
     return Case(
         model.to(device),
         precision,
         ClassificationLoss(config.TRAIN),
-        [(normalize(images.to(device)), targets.to(device), share) for images, targets, share in update.batches],
+        [(*prepare(batch), share) for batch, share in update.batches],
         scale,
         (config.SEED, update.step, update.rank),
     )

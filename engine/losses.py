@@ -4,16 +4,27 @@ import torch
 from torch.nn import functional
 
 from configs.schema import Train
+from datasets import Mixed
 
 
 class ClassificationLoss:
-    """Cross entropy with label smoothing, computed in float32 or better whatever the logits are in."""
+    """Cross entropy with label smoothing, computed in float32 or better whatever the logits are in.
+
+    Of a mixed image it is that of its two classes by their shares: the same as with one target that has both.
+    """
 
     def __init__(self, settings: Train):
         self._smoothing = settings.SMOOTHING
 
-    def __call__(self, logits: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
-        return functional.cross_entropy(widen(logits), targets, reduction=reduction, label_smoothing=self._smoothing)
+    def __call__(self, logits: torch.Tensor, targets: torch.Tensor | Mixed) -> torch.Tensor:
+        logits = widen(logits)
+        if isinstance(targets, Mixed):
+            first, second = (self._cross_entropy(logits, each, "none") for each in (targets.first, targets.second))
+            return torch.lerp(second, first, targets.share.to(first.dtype)).mean()
+        return self._cross_entropy(logits, targets, "mean")
+
+    def _cross_entropy(self, logits: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:
+        return functional.cross_entropy(logits, targets, reduction=reduction, label_smoothing=self._smoothing)
 
 
 def widen(tensor: torch.Tensor) -> torch.Tensor:

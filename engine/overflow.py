@@ -4,10 +4,11 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from datasets import Batch
+from datasets import Batch, Piece
 from models.formats import read_torch
 from utils.errors import ConfigError
 from utils.files import replacing
@@ -34,16 +35,16 @@ class Shown:
 
     def batches(self, rank: int) -> "Batches":
         """The same, to be replayed."""
-        shown = zip(self._batches, self._shares, strict=True)
-        return Batches(self.step, rank, [(batch.images, batch.targets, share) for batch, share in shown])
+        return Batches(self.step, rank, list(zip(self._batches, self._shares, strict=True)))
 
     def state_dict(self) -> dict:
-        """uint8 images and targets of all micro-batches."""
+        """uint8 images and targets of all micro-batches, and what their mixing and erasing depend on."""
         return {
             "step": self.step,
             "images": torch.cat([batch.images.cpu() for batch in self._batches]),
             "targets": torch.cat([batch.targets.cpu() for batch in self._batches]),
             "sizes": [len(batch.targets) for batch in self._batches],
+            "pieces": [_plain(batch.piece) for batch in self._batches],
             "shares": self._shares,
         }
 
@@ -54,7 +55,7 @@ class Batches:
 
     step: int
     rank: int
-    batches: list[tuple[Tensor, Tensor, float]]  # uint8 images, targets, share
+    batches: list[tuple[Batch, float]]  # and each one's share of the update
     state: dict = field(default_factory=dict)  # of the file: weights and settings, where they are in it
 
 
@@ -85,5 +86,17 @@ def read_overflow(path: Path) -> Batches:
             f"-batch: {path}: `images` must be uint8 [B, C, H, W] with one of `targets` for each, and B at least 1"
         )
     shares = state.get("shares", [size / len(targets) for size in sizes])
-    batches = list(zip(images.split(sizes), targets.split(sizes), shares, strict=True))
+    pieces = state.get("pieces", [None] * len(sizes))
+    split = zip(images.split(sizes), targets.split(sizes), pieces, shares, strict=True)
+    batches = [(Batch(*tensors, len(tensors[0]), [], _piece(plain)), share) for *tensors, plain, share in split]
     return Batches(state.get("step", 0), state.get("rank", 0), batches, state)
+
+
+def _plain(piece: Piece) -> dict:
+    """A piece as a checkpoint may hold it."""
+    return {**piece._asdict(), "indices": piece.indices.tolist(), "repeats": piece.repeats.tolist()}
+
+
+def _piece(plain: dict | None) -> Piece | None:
+    """The piece again; a hand-made batch has none, and is neither erased nor mixed."""
+    return plain and Piece(**{**plain, "indices": np.array(plain["indices"]), "repeats": np.array(plain["repeats"])})

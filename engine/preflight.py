@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from configs.load import Loaded
-from datasets import ImageSet, build_order, load_image_sets
+from datasets import ImageSet, build_order, load_image_sets, parse_policy
 from datasets.findings import OK, WARN, WRONG, Finding
 from datasets.order import Order
 from datasets.preflight import check_images
@@ -88,6 +88,7 @@ class Preflight:
         config, free = self.config, free_memory(process.device)
         order = build_order(config, train or ImageSet([], []), process.world_size)
         if not config.EVAL:
+            self.attempt("augmentation", lambda: parse_policy(config.TRAIN))
             self.add(check_rate(config.TRAIN, order.global_batch))
             self.add(check_warm_up(config.TRAIN))
         if val:

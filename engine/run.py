@@ -1,14 +1,24 @@
 """One run from settings to a result, in the order in which things happen."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from configs.load import Loaded
-from datasets import BadImages, ImageSet, Normalize, build_eval_data, build_train_data, load_image_sets
+from datasets import (
+    BadImages,
+    ImageSet,
+    Normalize,
+    Watch,
+    build_eval_data,
+    build_train_data,
+    cache_image_sets,
+    load_image_sets,
+    parse_policy,
+)
 from datasets.findings import OK
 from engine.epochs import Epochs
 from engine.evaluate import evaluate
@@ -34,6 +44,7 @@ def run(loaded: Loaded, process: Process) -> int:
         make_deterministic()
     try:
         Precision(loaded.config, process.device)  # refuses what this device cannot do, before any data is read
+        parse_policy(loaded.config.TRAIN)  # likewise
         code = run_evaluation(session) if loaded.config.EVAL else run_training(session)
     except BaseException as error:
         error_told = process.explain(error)
@@ -48,7 +59,7 @@ def run_training(session: Session) -> int:
     stop = StopSignal()
     checkpoint = process.first(lambda: find_checkpoint(session))
     session.open_folder("train", existing=run_folder_of(checkpoint))
-    train_set, eval_set = load_data(session)
+    train_set, eval_set = load_data(session, lambda: stop.number)
     model = make_model(session, len(eval_set.classes))
     saved = read_saved(checkpoint)
     kept = global_batch_to_keep(config, saved)
@@ -73,11 +84,13 @@ def run_training(session: Session) -> int:
     return Epochs(session, trainer, eval_data).run()
 
 
-def load_data(session: Session) -> tuple[ImageSet | None, ImageSet]:
-    """Training set (None to evaluate) and validation set, and what is to be said of them."""
-    train_set, eval_set = session.process.after_first(lambda: load_image_sets(session.config))
+def load_data(session: Session, signal: Callable[[], int] = lambda: 0) -> tuple[ImageSet | None, ImageSet]:
+    """The image sets, from a cache where the settings ask for one; `signal`: the one that tells us to stop, or 0."""
+    config, process, log = session.config, session.process, session.log
+    watch = Watch(log.say, log.warn, signal, may_build=process.local_rank == 0)
+    train_set, eval_set = process.after_first(lambda: cache_image_sets(config, load_image_sets(config), watch))
     for line in eval_set.notes:
-        session.log.say(line)
+        log.say(line)
     return train_set, eval_set
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from datasets import Batch
+from datasets import Batch, Preparation
 from engine.losses import ClassificationLoss
 from engine.precision import Precision
 from utils.seed import seed_update, unchanged_random_state
@@ -60,7 +60,7 @@ def compare(
     model: nn.Module,
     precision: Precision,
     loss: ClassificationLoss,
-    normalize: nn.Module,
+    prepare: Preparation,
     batch: Batch,
     place: tuple[int, int, int],
 ) -> Difference:
@@ -68,8 +68,7 @@ def compare(
 
     `place`: seed, step and rank of the update, which dropout depends on.
     """
-    images = normalize(batch.images.to(precision.device))
-    targets = batch.targets.to(precision.device)
+    images, targets = prepare(batch)
     half = copy.deepcopy(precision.computing(model)).train()
     exact = copy.deepcopy(model).train()
     with unchanged_random_state(precision.device):

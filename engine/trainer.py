@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from configs.schema import Config
-from datasets import BadImages, Batch, Normalize, TrainData, Window
+from datasets import BadImages, Batch, Mixed, Normalize, Preparation, TrainData, Window, heavier
 from engine.ema import Ema
 from engine.evaluate import sum_type
 from engine.kernels import compile_model
@@ -69,6 +69,7 @@ class Trainer:
         self.schedule = Schedule(config.TRAIN, data.steps_per_epoch, data.global_batch)
         self.loss = ClassificationLoss(config.TRAIN)
         self.normalize = Normalize(config.DATA, self.parameters[0].dtype).to(device)
+        self.prepare = Preparation(config, self.normalize)
         self.bad_images = BadImages(data.image_set, config.DATA.MAX_BAD_FRACTION, log.warn)
         self.epoch = 0  # finished epochs, their evaluation included
         self.step = 0  # attempted updates
@@ -114,7 +115,7 @@ class Trainer:
                 self.shown.add(batch, share)
             self.phases.begin("other")
             with torch.no_grad():
-                correct = logits.argmax(1).eq(targets).to(loss.dtype).mean()
+                correct = logits.argmax(1).eq(heavier(targets)).to(loss.dtype).mean()
                 seen += batch.num_samples * torch.stack((loss, correct, torch.ones_like(loss)))
         self.phases.begin("optimizer")
         grad_norm, skipped = self.precision.update(self.optimizer, self.parameters, self.config.TRAIN.GRAD_CLIP)
@@ -124,11 +125,10 @@ class Trainer:
         self._count(seen, grad_norm, skipped)
         self.step += 1
 
-    def _place(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images [B, C, H, W], normalised, and targets [B] on the device."""
-        device = self.process.device
-        images = self.normalize(batch.images.to(device, non_blocking=True))
-        return self.precision.cast(images), batch.targets.to(device, non_blocking=True)
+    def _place(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | Mixed]:
+        """Images [B, C, H, W] and targets [B] on the device, as model and loss take them."""
+        images, targets = self.prepare(batch)
+        return self.precision.cast(images), targets
 
     @torch.no_grad()
     def _count(self, seen: torch.Tensor, grad_norm: torch.Tensor, skipped: torch.Tensor) -> None:
@@ -181,7 +181,7 @@ class Trainer:
         if self.process.is_first and self.precision.half is not None:
             place = (self.config.SEED, self.step - 1, self.process.rank)
             batch = self.shown.last_batch
-            difference = compare(self.model, self.precision, self.loss, self.normalize, batch, place)
+            difference = compare(self.model, self.precision, self.loss, self.prepare, batch, place)
             line = f"shadow at step {self.step - 1}: {difference.describe()}"
             if difference.alarms(settings.SHADOW_COSINE, settings.SHADOW_LOSS):
                 self.log.warn(f"{line}; scripts/doctor.py looks for the cause")

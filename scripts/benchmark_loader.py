@@ -72,11 +72,12 @@ def our_batches(flags: list, options: list[str], scratch: Path) -> Iterator[int]
     import torch
 
     from configs.load import load
-    from datasets import Normalize, build_train_data, load_image_sets
+    from datasets import Normalize, Watch, build_train_data, cache_image_sets, load_image_sets
 
-    options = [*options, f"DATA.CACHE_PATH={scratch / 'cache'}"]
+    # A folder each: of one data set a folder keeps the newest cache alone.
+    options = [*options, f"DATA.CACHE_PATH={scratch / ' '.join(options)}"]
     config = load([*map(str, flags), "-opts", *options]).config
-    train_set, _ = load_image_sets(config)
+    train_set, _ = cache_image_sets(config, load_image_sets(config), Watch(print, print))
     data = build_train_data(config, train_set, 0, 1, torch.device("cpu"))
     normalize = Normalize(config.DATA)
     for window in data.windows(0, sys.maxsize):

@@ -50,7 +50,8 @@ def main(argv: list[str]) -> int:
         found = diagnose(make_case(config, make_model(config, state, each), device, each, scale))
         if found.first:
             break
-    print(f"step {each.step}, process {each.rank}: {sum(len(b[1]) for b in each.batches)} images; loss scale {scale:g}")
+    num_images = sum(len(batch.targets) for batch, _ in each.batches)
+    print(f"step {each.step}, process {each.rank}: {num_images} images; loss scale {scale:g}")
     print("\n".join(found.lines()))
     text = prescribe(found, config, folder)
     if text:
@@ -115,10 +116,11 @@ def next_batch(config: Config, state: dict):
     """What the run would see next: a function of seed and step."""
     import torch
 
-    from datasets import build_train_data, load_image_sets
+    from datasets import Watch, build_train_data, cache_image_sets, load_image_sets
     from engine.overflow import Batches
 
-    train_set, _ = load_image_sets(replace(config, EVAL=False))
+    image_sets = load_image_sets(replace(config, EVAL=False))
+    train_set, _ = cache_image_sets(config, image_sets, Watch(print, print, may_build=False))
     per_process = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
     world_size = max(state["config"].get("GLOBAL_BATCH", per_process) // per_process, 1)
     read_here = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))
@@ -127,7 +129,7 @@ def next_batch(config: Config, state: dict):
     with contextlib.closing(data.windows(step, step + 1)) as windows:
         window = next(windows)
         shares = [(each, each.num_samples * world_size / window.num_samples) for each in window.batches]
-    return Batches(step, 0, [(each.images, each.targets, share) for each, share in shares])
+    return Batches(step, 0, shares)
 
 
 def make_model(config: Config, state: dict, batches):
@@ -145,7 +147,7 @@ def make_model(config: Config, state: dict, batches):
 def check(config: Config, num_classes: int, batches) -> None:
     """A batch must be of this model."""
     shape = (config.DATA.IMAGE_CHANNELS, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE)
-    for images, targets, _ in batches.batches:
+    for (images, targets, *_), _ in batches.batches:
         if tuple(images.shape[1:]) != shape:
             raise ConfigError(
                 f"-batch: its images are {list(images.shape[1:])}, those of this run {list(shape)} (DATA.IMAGE_CHANNELS, "

@@ -192,11 +192,11 @@ def test_another_kind_of_model_is_referred_to_timm_before_its_keys_are_called_un
 
 
 def test_keys_without_effect_are_accepted_with_one_line_each():
-    loaded = load_text("LOCAL_RANK: 0\nTRAIN: {MIXUP_ALPHA: 0.8, CUTMIX_MINMAX: None, BASE_LR: 1e-3}")
+    loaded = load_text("LOCAL_RANK: 0\nTRAIN: {LAYER_DECAY: 0.8, TEACHER_MODEL: None, BASE_LR: 1e-3}")
     assert loaded.notes == [
         "x.yaml: LOCAL_RANK is ignored: the launcher says which process this is",
-        "x.yaml: TRAIN.MIXUP_ALPHA is ignored: not part of this version, so it has no effect",
-        "x.yaml: TRAIN.CUTMIX_MINMAX is ignored: not part of this version, so it has no effect",
+        "x.yaml: TRAIN.LAYER_DECAY is ignored: not part of this version, so it has no effect",
+        "x.yaml: TRAIN.TEACHER_MODEL is ignored: not part of this version, so it has no effect",
     ]
     assert loaded.config.TRAIN.BASE_LR == 1e-3
 
@@ -312,6 +312,8 @@ def test_base_must_be_paths():
         ("TAG", "no", "no"),
         ("TAG", "1e3", "1e3"),
         ("TAG", "null", ""),
+        ("DATA.CACHE", "none", "none"),
+        ("DATA.CACHE", "null", "none"),
         ("SAVE", "2024-01-01", "2024-01-01"),
         ("TRAIN.OPTIMIZER.NAME", "adamw", "AdamW"),
         ("PRECISION.DTYPE", "bf16", "bfloat16"),

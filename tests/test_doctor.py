@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from configs.load import load
-from datasets import build_train_data, load_image_sets
+from datasets import Normalize, Preparation, build_train_data, load_image_sets
 from engine.doctor import Case, diagnose, replay
 from engine.kernels import choose_kernels
 from engine.losses import ClassificationLoss
 from engine.optim import build_optimizer
+from engine.overflow import read_overflow
 from engine.precision import Precision
 from models import build_model
 from scripts import doctor
@@ -175,6 +176,8 @@ POISONED = (
     "PRECISION.DTYPE=float16",
     "MODEL.DEPTH=3",
     "PRECISION.MAX_CONSECUTIVE_SKIPS=3",
+    "TRAIN.MIXUP_ALPHA=0.8",
+    "TRAIN.RANDOM_ERASE_PROB=0.5",
     "REPORT_FREQ=1",
 )
 
@@ -204,8 +207,13 @@ def test_a_run_that_stops_keeps_its_batch_and_says_what_to_type(stopped):
     config = load(["-cfg", str(folder / "config.yaml")]).config
     train_set, _ = load_image_sets(config)
     with contextlib.closing(build_train_data(config, train_set, 0, 1, CPU).windows(2, 3)) as windows:
-        images = torch.cat([batch.images for batch in next(windows).batches])
-    assert torch.equal(saved["images"], images)
+        batches = list(next(windows).batches)
+    assert torch.equal(saved["images"], torch.cat([batch.images for batch in batches]))
+    prepare = Preparation(config, Normalize(config.DATA))
+    for batch, (again, _) in zip(batches, read_overflow(folder / "overflow-batch.pth").batches, strict=True):
+        (images, targets), (same_images, same_targets) = prepare(batch), prepare(again)
+        assert torch.equal(images, same_images) and not torch.equal(images, prepare.normalize(batch.images))
+        assert all(torch.equal(one, other) for one, other in zip(targets, same_targets, strict=True))
 
 
 def test_the_script_names_the_module_and_writes_settings_for_the_run(stopped, capsys):

@@ -360,6 +360,11 @@ def test_the_command_ends_with_2_when_something_is_wrong(photos):
     assert result.stdout.endswith("check: 1 wrong, 0 to look at; nothing was trained or saved\n")
 
 
+def test_a_misspelt_policy_of_augmentation_is_named(check):
+    found = check("-opts", "TRAIN.AUTO_AUGMENT=rnd-m9")
+    assert trouble(found) == {"augmentation": WRONG} and "did you mean rand?" in found["augmentation"][1]
+
+
 def test_what_a_data_set_has_to_say_is_a_row(check, photos):
     flags = ["-dataset", "imagefolder", "-data_path", str(photos), "-out", str(photos.parent / "shards")]
     assert make_shards.main([*flags, "-samples_per_shard", "8"]) == 0

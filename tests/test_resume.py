@@ -14,6 +14,7 @@ from tests.helpers import ROOT, SMALL, command, run, run_folder, run_hash
 # With everything that draws random numbers or remembers something.
 OPTIONS = (
     "TRAIN.SMOOTHING=0.1 MODEL.DROPPATH=0.2 MODEL.DROPOUT=0.1 TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9 "
+    "TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_PROB=0.25 TRAIN.REPEATED_AUG=3 "
     "TRAIN.ACCUM_ITER=2 SAVE_STEPS=10 TRAIN.NUM_EPOCHS=3"
 ).split()
 

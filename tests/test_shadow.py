@@ -90,3 +90,17 @@ def test_comparing_changes_nothing_of_the_run(tmp_path):
     with open(run_folder(tmp_path / "with") / "shadow.csv") as file:
         rows = list(csv.DictReader(file))
     assert [row["step"] for row in rows] == ["6", "13", "20", "27", "34", "41"]
+
+
+def test_a_comparison_sees_the_mixed_images_and_targets_of_the_update(tmp_path):
+    trainer = make_trainer(small_config(tmp_path, "AMP=true", "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.RANDOM_ERASE_PROB=0.5"))
+    trainer.log.warn = trainer.log.note = lambda line: None
+    images, targets, loss = [], [], trainer.loss
+    trainer.model.register_forward_pre_hook(lambda module, inputs: images.append(inputs[0]))
+    trainer.loss = lambda logits, target: targets.append(target) or loss(logits, target)
+    windows = trainer.data.windows(0, 1)
+    trainer.update(next(windows))
+    trainer._compare_with_float32()
+    assert len(images) == len(targets) == 3
+    assert all(torch.equal(images[0], each) for each in images)
+    assert all(torch.equal(targets[0].share, each.share) for each in targets)

@@ -30,7 +30,15 @@ def make_trainer(config, double=False) -> Trainer:
 
 
 # Images and whether the remainder is trained: one that two processes cannot share evenly, one smaller than them.
-SETS = {"remainder of 21": "149,false", "remainder left out": "149,true", "remainder of 1": "129,false"}
+SETS = {
+    "remainder of 21": "149,false,none",
+    "remainder left out": "149,true,none",
+    "remainder of 1": "129,false,none",
+    # Mixup, cutmix, erasing and repeated augmentation.
+    "mixed by batch": "129,false,batch",
+    "mixed by pair": "149,true,pair",
+    "mixed one by one": "149,false,elem",
+}
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +92,11 @@ def test_a_trained_remainder_changes_the_weights(fp64_weights):
     assert any(not torch.equal(weight, without[name]) for name, weight in with_rest.items())
 
 
+def test_augmentation_changes_the_weights(fp64_weights):
+    augmented, plain = (fp64_weights[images, "1 x 32"] for images in ("mixed one by one", "remainder of 21"))
+    assert all((weight - plain[name]).abs().max() > 1e-6 for name, weight in augmented.items() if weight.ndim > 1)
+
+
 class CountHostReads(TorchDispatchMode):
     """Counts what would make the host wait for a device: reading a number out of a tensor, or copying to the host."""
 
@@ -102,7 +115,8 @@ class CountHostReads(TorchDispatchMode):
 @pytest.mark.parametrize("moment", ["float32", "bfloat16"])
 def test_an_update_never_makes_the_host_wait(tmp_path, amp, mode, moment):
     options = ("TRAIN.MODEL_EMA=true", "TRAIN.ACCUM_ITER=2", f"TRAIN.OPTIMIZER.FIRST_MOMENT={moment}")
-    config = small_config(tmp_path, f"AMP={amp is not None}", *options)
+    mixing = ("TRAIN.MIXUP_ALPHA=0.8", "TRAIN.CUTMIX_ALPHA=1", "TRAIN.RANDOM_ERASE_PROB=0.5")
+    config = small_config(tmp_path, f"AMP={amp is not None}", *options, *mixing)
     trainer = make_trainer(replaced(config, PRECISION={"DTYPE": amp, "MODE": mode}))
     windows = trainer.data.windows(0, 4)
     trainer.update(next(windows))  # the optimizer makes its state in the first

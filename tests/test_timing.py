@@ -268,7 +268,7 @@ def rows(*percents, updates=20):
         (4, 6, 90, "90% .*: try -num_workers 6 "),
         (0, 8, 60, "60% .*: try -num_workers 2 "),
         (0, 8, 100, "100% .*: try -num_workers 8 "),
-        (8, 8, 50, "50% .*: there is a worker for each core already; .* 16 pixels"),
+        (8, 8, 50, "50% .*: there is a worker for each core already; DATA.CACHE=disk .* DATA.CACHE_SIDE=16 "),
     ],
 )
 def test_advice_names_a_number(tmp_path, num_workers, num_cores, percent, expected):

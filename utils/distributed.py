@@ -10,7 +10,9 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -129,13 +131,15 @@ class Process:
         return self.rank == 0
 
     def first(self, task: Callable[[], Any]) -> Any:
-        """Rank 0 does the task; all get its result, or its error."""
-        result, error = self._attempt(task) if self.is_first else (None, None)
+        """Rank 0 does the task, however long it takes; all get its result, or its error."""
+        with self._all_wait():
+            result, error = self._attempt(task) if self.is_first else (None, None)
         if self.world_size > 1:
-            told = [result, str(error) if isinstance(error, UserError) else None, error is not None]
+            facts = (str(error), error.code) if isinstance(error, UserError) else ("process 0 failed",)
+            told = [result, facts if error else None]
             dist.broadcast_object_list(told, src=0, group=self._host_group)
             if not self.is_first:
-                result, error = told[0], ToldError(told[1] or "process 0 failed") if told[2] else None
+                result, error = told[0], told[1] and ToldError(*told[1])
         if error is not None:
             raise error
         return result
@@ -144,10 +148,35 @@ class Process:
         """All do the task, rank 0 before the others, then one process a machine: many that download one file corrupt it."""
         results = []
         self.first(lambda: results.append(task()))
-        if not self.is_first and self.local_rank == 0:
-            results.append(task())
-        self.first(lambda: None)
+        with self._all_wait():
+            if not self.is_first and self.local_rank == 0:
+                results.append(task())
         return results[0] if results else task()
+
+    @contextlib.contextmanager
+    def _all_wait(self) -> Iterator[None]:
+        """What is done in here takes some processes hours; all leave it when the last one is done.
+
+        Meanwhile they tell each other that they live: a collective that waits for half an hour is an error.
+        """
+        if self.world_size == 1:
+            yield
+            return
+        is_done = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            others = pool.submit(self._tell_until_all_are, is_done)
+            try:
+                yield
+            finally:
+                is_done.set()
+        others.result()
+
+    def _tell_until_all_are(self, is_done: threading.Event) -> None:
+        num_done = torch.zeros(1)
+        while num_done < self.world_size:
+            is_done.wait(self._meeting.patience)
+            num_done.fill_(is_done.is_set())
+            dist.all_reduce(num_done, group=self._host_group)
 
     @staticmethod
     def _attempt(task: Callable[[], Any]) -> tuple[Any, Exception | None]:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable
 
 
 class UserError(Exception):
-    """What the user can mend. Printed as one message without a traceback; the program ends with exit code 2."""
+    """What the user can mend. Printed as one message without a traceback; the program ends with this exit code."""
+
+    code = 2
 
 
 class ConfigError(UserError):
@@ -21,6 +23,18 @@ class DataError(UserError):
 
 class ToldError(UserError):
     """A UserError of process 0, raised on the others too, which end as it does but say nothing."""
+
+    def __init__(self, message: str, code: int = UserError.code):
+        super().__init__(message)
+        self.code = code
+
+
+class StoppedBySignal(UserError):
+    """Told to stop when there was nothing to save yet. The program ends with 128 + the signal."""
+
+    def __init__(self, number: int, when: str):
+        super().__init__(f"told to stop (signal {number}) {when}; the next start goes on from there")
+        self.code = 128 + number
 
 
 class LostProcess(Exception):
@@ -38,10 +52,10 @@ def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
     """Run a program and return what it ends with: its own code, 2 for a user's mistake, told in one message, or 1."""
     try:
         return program(arguments)
-    except ToldError:
-        return 2
+    except ToldError as error:
+        return error.code
     except UserError as error:
-        message = str(error)
+        message, code = str(error), error.code
     except LostProcess as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -51,10 +65,11 @@ def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
         if "torchvision::nms" not in str(error):
             traceback.print_exc()
             return 1
+        code = UserError.code
         message = (
             "this torch and this torchvision do not fit each other (operator torchvision::nms does not exist); a +cpu build "
             "of torch has no torchvision here. Remedy: pip uninstall -y torch torchvision, then "
             "pip install -r requirements.txt; the ordinary builds run on CPUs too"
         )
     print(f"error: {message}", file=sys.stderr)
-    return 2
+    return code

@@ -1,7 +1,7 @@
 """Trains the small model in float64 for 20 updates, once for each way of splitting the batch.
 
 python -m tests.programs.train_fp64 SETTINGS.yaml OUT.pth CASES, once per process as launchers do, where CASES are
-NUM_IMAGES,DROP_LAST,BATCH_SIZE,ACCUM_ITER each.
+NUM_IMAGES,DROP_LAST,MIXUP_MODE,BATCH_SIZE,ACCUM_ITER each; MIXUP_MODE "none": without augmentation.
 """
 
 import os
@@ -18,11 +18,15 @@ from utils.distributed import Process, leave
 from utils.log import Log
 from utils.signals import StopSignal
 
+AUGMENTATION = ("TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.REPEATED_AUG=3").split()
+
 
 def train(settings: str, case: str, process: Process) -> dict[str, torch.Tensor]:
     """The weights after 20 updates."""
-    num_images, drop_last, batch_size, accumulate = case.split(",")
+    num_images, drop_last, mode, batch_size, accumulate = case.split(",")
     options = [f"DATA.DROP_LAST={drop_last}", f"DATA.BATCH_SIZE={batch_size}", f"TRAIN.ACCUM_ITER={accumulate}"]
+    if mode != "none":
+        options += [f"TRAIN.MIXUP_MODE={mode}", *AUGMENTATION]
     config = load(["-cfg", settings, "-opts", *options, "TRAIN.SMOOTHING=0.1", "TRAIN.WARMUP_EPOCHS=0"]).config
     train_set, _ = load_image_sets(config)
     train_set = train_set.take(np.arange(int(num_images)))

@@ -1,0 +1,55 @@
+"""Draws the images that a run trains on, as the model sees them: cropped, augmented, erased and mixed.
+
+    python scripts/show_augmentation.py augmentation.png -cfg configs/vit_digits.yaml -opts TRAIN.MIXUP_ALPHA=0.8
+
+The first argument is the PNG to write, the others are those of the run. The first 24 images of its first micro-batch.
+Exit codes: 0, or 2 for a mistake in the settings or the data.
+"""
+
+import contextlib
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # our folders, wherever the script is called from
+
+from configs.load import load
+from utils.errors import ConfigError, exit_code
+
+NUM_SHOWN, NUM_COLUMNS, GAP = 24, 8, 2
+
+
+def main(argv: list[str]) -> int:
+    if not argv or not argv[0].lower().endswith(".png"):
+        raise ConfigError(f"the first argument is the PNG to write, the others are those of the run\n\n{__doc__}")
+    config = load(argv[1:]).config
+    # Here and not above: importing torch takes seconds, and a mistake on the command line should not wait for it.
+    import torch
+    from PIL import Image
+
+    from datasets import Normalize, Preparation, build_train_data, load_image_sets
+
+    train_set, _ = load_image_sets(config)
+    device = torch.device("cpu")
+    with contextlib.closing(build_train_data(config, train_set, 0, 1, device).windows(0, 1)) as windows:
+        batch = next(next(windows).batches)
+    normalize = Normalize(config.DATA)
+    images, _ = Preparation(config, normalize)(batch)
+    pixels = ((images[:NUM_SHOWN] - normalize.shift) / normalize.scale).round().clamp(0, 255).to(torch.uint8)
+    Image.fromarray(grid(pixels.expand(-1, 3, -1, -1)).permute(1, 2, 0).numpy()).save(argv[0])
+    print(f"{len(pixels)} images: {argv[0]}")
+    return 0
+
+
+def grid(pixels):
+    """uint8 [N, C, H, W] to one white sheet with all of them."""
+    count, channels, height, width = pixels.shape
+    num_rows = -(-count // NUM_COLUMNS)
+    sheet = pixels.new_full((channels, num_rows * (height + GAP) - GAP, NUM_COLUMNS * (width + GAP) - GAP), 255)
+    for number, image in enumerate(pixels):
+        top, left = number // NUM_COLUMNS * (height + GAP), number % NUM_COLUMNS * (width + GAP)
+        sheet[:, top : top + height, left : left + width] = image
+    return sheet
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main, sys.argv[1:]))

@@ -3,14 +3,14 @@
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 
 from models.formats import read_torch
 from utils.errors import ConfigError
-from utils.files import replacing
+from utils.files import replacing, sync
 
 # Settings that do not move the trajectory, or that the global batch stands for.
 MAY_CHANGE = re.compile(
@@ -19,10 +19,17 @@ MAY_CHANGE = re.compile(
 )
 
 
-def save_checkpoint(path: Path, state: dict) -> None:
-    """Write tensors and plain values; the former `path` becomes previous.pth, and one of the two is always whole."""
+def save_checkpoint(path: Path, state: dict, also: Iterable[str] = ()) -> None:
+    """Write tensors and plain values; the former `path` becomes previous.pth, and one of the two is always whole.
+
+    `also`: further names of the file. It gets them before it gets `path`: a run that is killed in between goes on from
+    the former `path` and comes here again, where it would never make up for a name that is missing.
+    """
     with replacing(path) as file:
         torch.save(state, file)
+        sync(file)
+        for name in also:
+            keep_as(Path(file.name), path.with_name(name))
         if path.exists():
             keep_as(path, path.with_name("previous.pth"))
 
@@ -32,10 +39,13 @@ def keep_as(path: Path, other: Path) -> None:
     temporary = other.with_name(f".{other.name}.tmp")
     temporary.unlink(missing_ok=True)
     try:
-        os.link(path, temporary)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(path, temporary)
-    os.replace(temporary, other)
+        try:
+            os.link(path, temporary)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(path, temporary)
+        os.replace(temporary, other)
+    finally:
+        temporary.unlink(missing_ok=True)  # there still if it failed, or if both names were the same file's already
 
 
 def prune(folder: Path, keep: int) -> None:

@@ -3,13 +3,13 @@
 import time
 
 from datasets import BadImages, EvalData
-from engine.checkpoint import keep_as, prune, save_checkpoint
 from engine.evaluate import Scores, evaluate
 from engine.examine import examine
 from engine.explain import explain
 from engine.overflow import save_overflow
 from engine.recorder import Recorder, Seconds
 from engine.resume import comparable
+from engine.saver import Saver
 from engine.session import Session
 from engine.trainer import NonFinite, Stopped, Trainer
 
@@ -22,7 +22,9 @@ class Epochs:
         self.config, self.process, self.log = session.config, session.process, session.log
         self.bad_images = BadImages(eval_data.image_set, self.config.DATA.MAX_BAD_FRACTION, self.log.warn)
         self.recorder: Recorder | None = None
-        self.save_failed = False
+        self.saver = Saver(session.path, self.config.KEEP_CHECKPOINTS, self.process.device, self.log.warn)
+        self.saver.newest = {"epoch": trainer.epoch, "step": trainer.step}
+        self.saver.on_saved = lambda: session.status("training", **self.saver.newest)
         self.start = time.perf_counter()
 
     def run(self) -> int:
@@ -35,7 +37,7 @@ class Epochs:
         if self.process.is_first:
             self.recorder = Recorder(self.session, self.trainer)
             self.trainer.on_skips = lambda: examine(self.session, self.trainer)
-        self.session.status("training", epoch=self.trainer.epoch, step=self.trainer.step)
+        self.saver.on_saved()
         if self.config.PRECISION.EXPLAIN:
             explain(self.session, self.trainer)
         data = self.trainer.data
@@ -43,21 +45,26 @@ class Epochs:
         try:
             while self.trainer.epoch < num_epochs:
                 self._epoch(windows)
+            self._wait_for_disk()
         except Stopped as stopped:
             self._save()
-            self._finish(f"told to stop (signal {stopped.signal}) after step {self.trainer.step}, saved")
-            self.session.status("stopped", signal=stopped.signal, step=self.trainer.step)
+            self._wait_for_disk()
+            saved = "not saved" if self.saver.failed else "saved"
+            self._finish(f"told to stop (signal {stopped.signal}) after step {self.trainer.step}, {saved}")
+            self.session.status("stopped", signal=stopped.signal, **self.saver.newest)
             return 128 + stopped.signal
         except NonFinite as stopped:
+            self._wait_for_disk()
             reason = f"{stopped}{self._save_overflow()}"
             self._finish(f"stopped: {reason}")
-            self.session.status("stopped", reason=reason, step=self.trainer.step)
+            self.session.status("stopped", reason=reason, **self.saver.newest)
             return 3
         finally:
             windows.close()
+            self.saver.wait()
         self._finish("done")
         self.session.status("done", best_top1=self.trainer.best[0], best_epoch=self.trainer.best[1])
-        return 1 if self.save_failed else 0
+        return 1 if self.saver.failed else 0
 
     def _epoch(self, windows) -> None:
         trainer, config, seconds = self.trainer, self.config, Seconds()
@@ -79,7 +86,6 @@ class Epochs:
         if number % config.SAVE_FREQ == 0 or is_last:
             also.append(f"checkpoint-{number}.pth")
         self._save(metric=chosen.top1 if chosen else None, also=also)
-        self.session.status("training", epoch=trainer.epoch, step=trainer.step)
 
     def _evaluate(self) -> dict[str, Scores]:
         """Of the raw weights, and of their running mean beside them."""
@@ -91,21 +97,15 @@ class Epochs:
         }
 
     def _save(self, metric: float | None = None, also: list[str] = ()) -> None:
-        """last.pth, under other names as well where asked; all processes wait until it is on the disk."""
+        """last.pth, under other names as well where asked; all processes wait until process 0 has copied the state."""
         state = self.trainer.state_dict() | describe_run(self.session, self.trainer, self.eval_data, metric)
-        self.process.first(lambda: self._write(state, also))
+        self.process.first(lambda: self.saver.save(state, also))
 
-    def _write(self, state: dict, also: list[str]) -> None:
-        path = self.session.path / "last.pth"
-        try:
-            save_checkpoint(path, state)
-            for name in also:
-                keep_as(path, path.with_name(name))
-            prune(path.parent, self.config.KEEP_CHECKPOINTS)
-            self.save_failed = False
-        except (OSError, RuntimeError) as error:  # a full disk must not end a run that may still find room
-            self.save_failed = True
-            self.log.warn(f"cannot save {path} ({error}); the checkpoint before it is untouched, training goes on")
+    def _wait_for_disk(self) -> None:
+        self.process.first(self.saver.wait)
+        if self.process.is_first:
+            share = self.saver.seconds / (time.perf_counter() - self.start)
+            self.log.note(f"saving: training stood still for {self.saver.seconds:.3f} s, {share:.3%} of the run")
 
     def _save_overflow(self) -> str:
         """Keep what the last update met, for the doctor. Returns what to add to the reason for stopping."""

@@ -1,8 +1,10 @@
 """What is kept of every epoch: the rows of metrics.csv, TensorBoard's files, the plots, and the lines of the log."""
 
+import contextlib
 import math
 import resource
 import time
+from collections.abc import Iterator
 
 import torch
 
@@ -40,22 +42,23 @@ class Recorder:
 
     def add_step(self, row: dict) -> None:
         """Figures of one update, each REPORT_FREQ."""
-        self._steps.add(row)
+        with self._told():
+            self._steps.add(row)
+            if self._session.config.TENSORBOARD:
+                for name in ("lr", "loss", "grad_norm", "loss_scale", "skipped"):
+                    self._open_board().add_scalar(f"step/{name}", row[name], row["step"])
+                for name in PHASES:
+                    if row[f"{name}_pct"] is not None:
+                        self._open_board().add_scalar(f"time/{name}", row[f"{name}_pct"], row["step"])
         advice = self._advice.look_at(row)
         if advice:
             self._log.say(advice)
-        if self._session.config.TENSORBOARD:
-            for name in ("lr", "loss", "grad_norm", "loss_scale", "skipped"):
-                self._open_board().add_scalar(f"step/{name}", row[name], row["step"])
-            for name in PHASES:
-                if row[f"{name}_pct"] is not None:
-                    self._open_board().add_scalar(f"time/{name}", row[f"{name}_pct"], row["step"])
 
     def add_shadow(self, row: dict) -> None:
         """shadow.csv: how far half precision was off, update by update compared."""
         path = self._session.path / "shadow.csv"
         is_new = not path.exists()
-        with open(path, "a") as file:
+        with self._told(), open(path, "a") as file:
             if is_new:
                 print(*row, sep=",", file=file)
             print(*(f"{value:.10g}" for value in row.values()), sep=",", file=file)
@@ -89,11 +92,12 @@ class Recorder:
             "skipped": report.skipped,
             "grad_norm": round(report.mean_grad_norm, 6),
         }
-        self._metrics.add(row)
         self._tell(row, report, seconds, times)
-        if self._session.config.TENSORBOARD:
-            self._to_board(row)
-        self._plotter.draw(self._metrics.rows, self._steps.rows, now=False)
+        with self._told():
+            self._metrics.add(row)
+            if self._session.config.TENSORBOARD:
+                self._to_board(row)
+            self._plotter.draw(self._metrics.rows, self._steps.rows, now=False)
 
     def _tell(self, row: dict, report: Report, seconds: "Seconds", times: dict[str, float | None]) -> None:
         """PaddleViT's lines, where accuracy is a share of 1, and two of ours."""
@@ -132,10 +136,21 @@ class Recorder:
     def close(self) -> None:
         if self._profiler:
             self._profiler.close()
-        self._plotter.draw(self._metrics.rows, self._steps.rows, now=True)
-        self._steps.close()
+        with self._told():
+            self._plotter.draw(self._metrics.rows, self._steps.rows, now=True)
+        with self._told():
+            self._steps.close()
         if self._board is not None:
-            self._board.close()
+            with self._told():
+                self._board.close()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """A full disk must not end a run; rows that found no room are written with the next."""
+        try:
+            yield
+        except OSError as error:
+            self._log.warn(f"cannot write the figures of the run in {self._session.path} ({error}); training goes on")
 
 
 def finite(value: float) -> float | None:

@@ -60,7 +60,10 @@ class Session:
 
     def status(self, state: str, **facts) -> None:
         if self._folder:
-            self._folder.status(state, **facts)
+            try:
+                self._folder.status(state, **facts)
+            except OSError as error:
+                self.log.warn(f"cannot write {self.path / 'status.json'} ({error}), which should say: {state}")
 
     def end(self, error: BaseException | None) -> None:
         """The run is over: say why in status.json. A start that never began leaves no folder, nor a trace in an old one."""

@@ -269,8 +269,8 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "amp_scaler": self.precision.state_dict(),
             "progress": {
-                "totals": self.process.sum(self.totals.clone()).cpu(),
-                "skips_in_a_row": self.skips_in_a_row.cpu(),
+                "totals": self.process.sum(self.totals.clone()),
+                "skips_in_a_row": self.skips_in_a_row,
                 "best": list(self.best),
             },
         }

@@ -3,11 +3,13 @@
 python scripts/benchmark.py amp      one model's step in float32 and with -amp, in turn: images/s, ratio, memory
 python scripts/benchmark.py peer     the same model in the plain loop of timm's train.py and here, both in bfloat16
 python scripts/benchmark.py start    from the command to the first training step, against importing the libraries
+python scripts/benchmark.py save     an epoch with a checkpoint every so many updates and one without, in turn
 
 The tables of other systems' AMP benchmarks come from benchmark_amp.py, accuracy in each precision from parity.py.
 """
 
 import argparse
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,9 +33,16 @@ def main() -> None:
         steps.add_argument("-steps", type=int, default=5, help="updates timed in each round of each side")
     start = commands.add_parser("start")
     start.add_argument("-rounds", type=int, default=5)
+    save = commands.add_parser("save")
+    save.add_argument("-cfg", default=str(ROOT / "configs/vit_small_patch16_224.yaml"))
+    save.add_argument("-batch_size", type=int, default=32)
+    save.add_argument("-rounds", type=int, default=3)
+    save.add_argument("-every", type=int, default=100, help="updates between two checkpoints")
+    save.add_argument("-steps", type=int, default=400, help="updates of the epoch that is timed")
+    save.add_argument("-opts", nargs="*", default=[], help="further settings, KEY=VALUE")
     arguments = parser.parse_args()
     print(machine() + "\n", flush=True)
-    {"amp": compare_amp, "peer": compare_peer, "start": time_start}[arguments.command](arguments)
+    {"amp": compare_amp, "peer": compare_peer, "start": time_start, "save": time_saving}[arguments.command](arguments)
 
 
 def compare_amp(arguments: argparse.Namespace) -> None:
@@ -100,6 +109,35 @@ def seconds_to_first_step(output: str) -> float:
         times = [time.perf_counter() - begin for line in process.stdout if "Step[" in line]
     # The second step is the measure of a step: the first also makes the optimizer's state, which is starting up.
     return times[0] - (times[1] - times[0])
+
+
+def time_saving(arguments: argparse.Namespace) -> None:
+    """What checkpoints cost: the time that training stood still for them, and all that they made an epoch longer."""
+    without, with_saves, still = [], [], []
+    for _ in range(arguments.rounds):
+        without.append(seconds_of_epoch(arguments, [])[0])
+        seconds, stood_still = seconds_of_epoch(arguments, [f"SAVE_STEPS={arguments.every}"])
+        with_saves.append(seconds)
+        still.append(100 * stood_still / seconds)
+    longer = [100 * (after / before - 1) for before, after in zip(without, with_saves, strict=True)]
+    print(f"{Path(arguments.cfg).stem}, batch {arguments.batch_size}, {arguments.steps} updates, synthetic data\n")
+    print("| a checkpoint | seconds, median (spread) | longer by, % | stood still, % |")
+    print("|---|---|---|---|")
+    print(f"| after the epoch only | {spread(without)} | - | - |")
+    print(f"| every {arguments.every} updates | {spread(with_saves)} | {spread(longer, 2)} | {spread(still, 3)} |")
+
+
+def seconds_of_epoch(arguments: argparse.Namespace, options: list[str]) -> tuple[float, float]:
+    """Of training in a run of one epoch, and of these for saving; the save after the epoch is among the second."""
+    num_images = arguments.steps * arguments.batch_size
+    options = [f"DATA.SYNTHETIC_SIZE={num_images}", "TRAIN.ACCUM_ITER=1", *options, *arguments.opts]
+    with tempfile.TemporaryDirectory() as output:
+        command = [sys.executable, ROOT / "main_single_gpu.py", "-cfg", arguments.cfg, "-dataset", "synthetic"]
+        command += ["-batch_size", arguments.batch_size, "-epochs", 1, "-output", output, "-opts", *options]
+        subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+        (log,) = Path(output).glob("*/log.txt")
+        text = log.read_text()
+    return tuple(float(re.search(words, text)[1]) for words in (r"Train Acc: .*time: (\S+)", r"stood still for (\S+)"))
 
 
 if __name__ == "__main__":

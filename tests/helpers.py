@@ -93,6 +93,13 @@ def run_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def state_hash(state: dict) -> str:
+    """sha256 over all of a checkpoint."""
+    digest = hashlib.sha256()
+    _feed(digest, "", state)
+    return digest.hexdigest()
+
+
 def _feed(digest, name: str, value) -> None:
     digest.update(name.encode())
     if isinstance(value, dict):

@@ -14,12 +14,17 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     try:
         with open(temporary, "wb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            sync(file)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)
+
+
+def sync(file: IO[bytes]) -> None:
+    """Bring what was written to the disk."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def write_text(path: Path, text: str) -> None:

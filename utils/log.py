@@ -1,7 +1,9 @@
 """What a run tells people: console, log.txt, log_{rank}.txt and a progress bar."""
 
+import contextlib
 import os
 import sys
+import threading
 from pathlib import Path
 
 
@@ -13,6 +15,7 @@ class Log:
         self._early: list[str] = []  # lines said before there is a folder
         self._files = []
         self._bar = None
+        self._lock = threading.RLock()  # the thread that saves speaks too
 
     def open(self, folder: Path) -> None:
         """From here on lines go to the folder too."""
@@ -24,14 +27,15 @@ class Log:
 
     def say(self, line: str) -> None:
         """A line for whoever watches, from rank 0, kept in every process's file."""
-        if self._rank == 0:
-            if self._bar is not None:
-                self._bar.clear()
-            try:
-                print(line, flush=True)
-            except BrokenPipeError:  # `| head` has seen enough; the run goes on
-                sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-        self._write(line)
+        with self._lock:
+            if self._rank == 0:
+                if self._bar is not None:
+                    self._bar.clear()
+                try:
+                    print(line, flush=True)
+                except BrokenPipeError:  # `| head` has seen enough; the run goes on
+                    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+            self._write(line)
 
     def note(self, line: str) -> None:
         """A line for this process's own file; rank 0's go to the whole run's as well."""
@@ -46,10 +50,12 @@ class Log:
             self._write(f"warning: {line}")
 
     def _write(self, line: str) -> None:
-        if not self._files:
-            self._early.append(line)
-        for file in self._files:
-            print(line, file=file)
+        with self._lock:
+            if not self._files:
+                self._early.append(line)
+            for file in self._files:
+                with contextlib.suppress(OSError):  # the disk is full; Python keeps the line until there is room
+                    print(line, file=file)
 
     def start_bar(self, total: int, initial: int, title: str, images_per_step: int) -> None:
         """A progress bar in images, where a person looks at a terminal."""
@@ -86,5 +92,6 @@ class Log:
     def close(self) -> None:
         self.end_bar()
         for file in self._files:
-            file.close()
+            with contextlib.suppress(OSError):
+                file.close()
         self._files = []

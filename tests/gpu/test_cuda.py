@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from datasets import build_train_data, load_image_sets
+from engine.snapshot import Snapshot
 from engine.timing import PHASES
 from engine.trainer import Trainer
 from models import build_model
@@ -142,3 +143,16 @@ def test_batches_copied_ahead_are_those_of_the_cpu(tmp_path, workers):
     for ours, plain in zip(batches(device), batches(torch.device("cpu")), strict=True):
         assert ours.images.device == ours.targets.device == device and ours.num_samples == plain.num_samples
         assert torch.equal(ours.images.cpu(), plain.images) and torch.equal(ours.targets.cpu(), plain.targets)
+
+
+def test_a_snapshot_is_the_state_when_it_was_taken_though_the_device_is_busy_and_goes_on():
+    device = torch.device("cuda", torch.cuda.current_device())
+    snapshot = Snapshot(device)
+    matrix, state = torch.randn(4096, 4096, device=device), {"weights": torch.zeros(2**20, device=device), "one": 1}
+    for step in range(3):
+        for _ in range(20):
+            matrix = torch.nn.functional.normalize(matrix @ matrix)  # the queue is long when the copy joins it
+        state["weights"] += 1
+        copy = snapshot.take(state)
+        state["weights"] += 1
+        assert copy["weights"].is_pinned() and (copy["weights"] == 2 * step + 1).all() and copy["one"] == 1

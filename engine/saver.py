@@ -1,0 +1,66 @@
+"""Saving beside the training: the state is copied at once, and a thread brings the copy to the disk."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from engine.checkpoint import prune, save_checkpoint
+from engine.snapshot import Snapshot
+
+
+class Saver:
+    """Writes last.pth and its other names, one save at a time: a second one waits until the first is on the disk.
+
+    It could have replaced the first instead; but then a best.pth or checkpoint-N.pth might never be written, and two
+    copies of the state would lie in memory.
+    """
+
+    def __init__(self, folder: Path, keep: int, device: torch.device, warn: Callable[[str], None]):
+        self._path, self._keep, self._warn = folder / "last.pth", keep, warn
+        self._snapshot = Snapshot(device)
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future | None = None
+        self.failed = False  # the last save
+        self.seconds = 0.0  # that training stood still for it
+        self.newest: dict[str, int] = {}  # finished epochs and steps that are on the disk
+        self.on_saved: Callable[[], None] = lambda: None  # called in the thread, when `newest` is
+
+    def save(self, state: dict, also: list[str]) -> None:
+        """Copy the state; the rest happens beside what comes next. `also`: further names for the file."""
+        self.wait()
+        with self._held_up(), self._told():
+            self._writing = self._thread.submit(self._write, self._snapshot.take(state), also)
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        if self._writing:
+            with self._held_up():
+                writing, self._writing = self._writing, None
+                writing.result()  # raises what is our own mistake
+
+    def _write(self, state: dict, also: list[str]) -> None:
+        with self._told():
+            save_checkpoint(self._path, state, also)
+            self.newest = {"epoch": state["epoch"] + 1, "step": state["step"]}
+            self.on_saved()
+            prune(self._path.parent, self._keep)
+            self.failed = False
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """A full disk must not end a run that may still find room."""
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            self.failed = True
+            self._warn(f"cannot save {self._path} ({error}); the checkpoint before it is untouched, training goes on")
+
+    @contextlib.contextmanager
+    def _held_up(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - start

@@ -1,0 +1,26 @@
+"""A clock that jumps: names and times of day are all it is asked for."""
+
+import ast
+import re
+
+from tests.helpers import ROOT, run_folder, run_hash
+
+
+def test_a_clock_that_jumps_a_day_to_and_fro_changes_nothing_but_names(tmp_path, start):
+    assert start(tmp_path / "right")["code"] == 0
+    jumping = start(tmp_path / "jumping", jump=[1])
+    assert jumping["code"] == 0
+    assert run_hash(run_folder(tmp_path / "jumping")) == run_hash(run_folder(tmp_path / "right"))
+    seconds = [float(each) for each in re.findall(r"time: (-?[\d.]+)$", jumping["told"], re.MULTILINE)]
+    assert len(seconds) == 4 and all(0 <= each < 3600 for each in seconds)
+    assert re.search(r"; 0 min [\d.]+ s; ", jumping["told"])
+
+
+def test_no_duration_is_taken_from_the_clock_that_people_set():
+    for path in ROOT.rglob("*.py"):
+        if path.relative_to(ROOT).parts[0] in ("configs", "datasets", "engine", "models", "scripts", "utils"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Attribute):
+                    assert ast.unparse(node) not in ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow"), (
+                        path
+                    )

@@ -1,0 +1,150 @@
+"""A disk that is full, fails or may not be written to, and a folder that another run writes to."""
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.checkpoint import read_checkpoint
+from engine.saver import Saver
+from tests.helpers import run_folder, run_hash
+from utils import files
+from utils.log import Log
+from utils.run_folder import RunFolder
+
+ENOUGH_FOR_ALL_BUT_CHECKPOINTS = 20_000  # bytes
+
+
+def mounted(folder: Path, options: str) -> Iterator[Path]:
+    """A small disk of its own, where the system lets us have one."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "none", folder]
+    if not shutil.which("mount") or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting needs root")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    yield from mounted(tmp_path / "disk", "size=4m")
+
+
+@pytest.fixture
+def read_only_disk(tmp_path):
+    yield from mounted(tmp_path / "disk", "size=1m,ro")
+
+
+def no_room(*arguments, **options):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("operation", ["open", "write", "fsync", "link", "replace", "unlink"])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_whatever_fails_in_a_save_a_whole_checkpoint_is_there_and_no_temporary(tmp_path, monkeypatch, operation, nth):
+    told = []
+    saver = Saver(tmp_path, keep=1, device=torch.device("cpu"), warn=told.append)
+
+    def save(step):
+        saver.save({"epoch": step, "step": step, "weight": torch.full((9,), step)}, [f"checkpoint-{step}.pth"])
+        saver.wait()
+
+    save(1)
+    with monkeypatch.context() as patched:
+        calls = fail_from(patched, operation, nth)
+        save(2)
+    failed = calls[0] >= nth
+    assert saver.failed == failed == bool(told)
+    left = read_checkpoint(tmp_path / "last.pth")
+    assert left["step"] >= saver.newest["step"] and (left["weight"] == left["step"]).all()
+    if failed and operation in ("open", "write"):
+        assert left["step"] == 1
+    save(3)
+    assert not saver.failed and read_checkpoint(tmp_path / "last.pth")["step"] == 3
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")] == []
+
+
+def fail_from(patched, operation: str, nth: int) -> list[int]:
+    """From its nth call on an operation finds no room, for what it makes. Returns the number of calls, to be read later."""
+    calls = [0]
+
+    def failing(do):
+        def attempt(*arguments, **options):
+            is_temporary = operation == "unlink" and os.path.basename(arguments[0]).startswith(".")
+            calls[0] += not is_temporary  # a disk without room lets us remove files
+            return no_room() if calls[0] >= nth and not is_temporary else do(*arguments, **options)
+
+        return attempt
+
+    if operation == "write":
+        patched.setattr(torch, "save", failing(torch.save))
+    elif operation == "open":
+        patched.setattr(files, "open", failing(open), raising=False)
+    else:
+        patched.setattr(os, operation, failing(getattr(os, operation)))
+    if operation == "link":
+        patched.setattr(shutil, "copyfile", no_room)
+    return calls
+
+
+def test_checkpoints_that_find_no_room_end_no_run_and_the_old_one_stays(tmp_path, start):
+    assert start(tmp_path / "unbroken")["code"] == 0
+    assert start(tmp_path / "o", kill_at=[2, 0])["code"] == -signal.SIGKILL
+    folder = run_folder(tmp_path / "o")
+    before = (folder / "last.pth").read_bytes()
+    full = start(tmp_path / "o", limit_files=[ENOUGH_FOR_ALL_BUT_CHECKPOINTS])
+    assert full["code"] == 1 and "warning: cannot save" in full["told"] and "File too large" in full["told"]
+    assert "\ndone; " in full["told"] and "Epoch[002/002], Step[0003/0004]" in full["told"]
+    assert (folder / "last.pth").read_bytes() == before and not list(folder.glob(".*.tmp"))
+    assert start(tmp_path / "o")["code"] == 0
+    assert run_hash(folder) == run_hash(run_folder(tmp_path / "unbroken"))
+
+
+def test_a_disk_that_is_full_to_the_last_byte_ends_no_run(tmp_path, small_disk, start):
+    assert start(tmp_path / "unbroken")["code"] == 0
+    full = start(small_disk / "o", "-opts", "SAVE_STEPS=2", fill_disk=[2, str(small_disk / "other")])
+    folder, told = run_folder(small_disk / "o"), full["told"]
+    assert full["code"] == 1 and "\ndone; " in told and "Traceback" not in told, told
+    for what in ("save", "write the figures", "write " + str(folder / "status.json")):
+        assert f"warning: cannot {what}" in told, told
+    assert "No space left on device" in told
+    assert read_checkpoint(folder / "last.pth")["step"] == 2 and not list(folder.glob(".*.tmp"))
+    assert '"step": 2' in (folder / "status.json").read_text()
+    (small_disk / "other").unlink()
+    assert start(small_disk / "o")["code"] == 0
+    assert run_hash(folder) == run_hash(run_folder(tmp_path / "unbroken"))
+
+
+def test_a_log_that_finds_no_room_ends_no_run(tmp_path, capsys):
+    for name in ("log.txt", "log_0.txt"):
+        (tmp_path / name).symlink_to("/dev/full")
+    log = Log(0)
+    log.open(tmp_path)
+    log.say("seen on the console")
+    log.close()
+    assert capsys.readouterr().out == "seen on the console\n"
+
+
+def test_a_read_only_disk_is_refused_before_data_is_looked_for(read_only_disk, start):
+    flags = ["-dataset", "imagenet2012", "-data_path", str(read_only_disk / "nowhere")]
+    refused = start(read_only_disk / "o", *flags)
+    assert refused["code"] == 2 and "Read-only file system" in refused["told"] and "nowhere" not in refused["told"]
+    assert "SAVE: cannot write to" in refused["told"] and "-output" in refused["told"]
+
+
+def test_a_folder_that_another_run_writes_to_is_refused_before_data_is_looked_for_and_left_as_it_is(tmp_path, start):
+    assert start(tmp_path / "o", kill_at=[2, 0])["code"] == -signal.SIGKILL
+    folder = run_folder(tmp_path / "o")
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    first = RunFolder(folder)
+    refused = start(tmp_path / "o", "-dataset", "imagenet2012", "-data_path", str(tmp_path / "nowhere"))
+    assert refused["code"] == 2 and "another run is writing" in refused["told"] and "nowhere" not in refused["told"]
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    del first
+    assert start(tmp_path / "o")["code"] == 0

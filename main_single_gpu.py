@@ -6,11 +6,16 @@ python main_single_gpu.py -cfg configs/vit_digits.yaml -amp
 import sys
 
 from configs.load import load
-from utils.errors import exit_code
+from utils.errors import ConfigError, exit_code
 
 
 def main(arguments: list[str]) -> int:
     loaded = load(arguments)
+    dist = loaded.config.DIST
+    if (dist.URL, dist.WORLD_SIZE, dist.RANK) != (None, None, None):
+        raise ConfigError(
+            "-dist_url, -world_size and -rank: this is the program for one process; use main_multi_gpu.py"
+        )
     if loaded.config.CHECK:
         from engine.preflight import check
 

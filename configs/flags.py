@@ -40,6 +40,11 @@ FLAGS = {
         "-profile": ("PROFILE", "N"),
         "-ngpus": ("NGPUS", "N"),
     },
+    "several machines": {
+        "-dist_url": ("DIST.URL", "tcp://HOST:PORT"),
+        "-world_size": ("DIST.WORLD_SIZE", "N"),
+        "-rank": ("DIST.RANK", "N"),
+    },
     "output": {
         "-output": ("SAVE", "FOLDER"),
         "-tag": ("TAG", "TEXT"),

@@ -341,6 +341,22 @@ class Resume:
 
 
 @dataclass(frozen=True)
+class Dist:
+    """How the processes of a run find each other, where torchrun, Slurm or MPI do not say it, and how long they wait."""
+
+    URL: str | None = setting(None, "Where process 0 is met, as tcp://HOST:PORT; not set: what the launcher says.")
+    WORLD_SIZE: int | None = setting(
+        None, "Processes of the run, on all machines; not set: what the launcher says.", low=1
+    )
+    RANK: int | None = setting(None, "Which of them this one is, from 0; not set: what the launcher says.", low=0)
+    TIMEOUT: float = setting(
+        1800.0,
+        "Seconds to wait for a process that does not come or does not answer, before the run ends and names it.",
+        low=1.0,
+    )
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole run. Read it as `config.TRAIN.BASE_LR`; nothing writes to it."""
 
@@ -349,6 +365,7 @@ class Config:
     TRAIN: Train = section(Train)
     PRECISION: Precision = section(Precision)
     RESUME: Resume = section(Resume)
+    DIST: Dist = section(Dist)
     AMP: bool = setting(False, "Mixed precision: autocast and a GradScaler, in training and evaluation.")
     EVAL: bool = setting(False, "Evaluate only.")
     CHECK: bool = setting(

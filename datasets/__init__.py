@@ -105,8 +105,8 @@ def _check(config: Config, part: str, image_set: ImageSet) -> None:
         )
 
 
-def build_order(config: Config, image_set: ImageSet, world_size: int) -> Order:
-    """Which training images each update of a run sees."""
+def build_order(config: Config, image_set: ImageSet, world_size: int, kept: int | None = None) -> Order:
+    """Which training images each update of a run sees. `kept`: how many, if not as many as the settings come to."""
     data, train = config.DATA, config.TRAIN
     return Order(
         num_images=len(image_set),
@@ -118,15 +118,16 @@ def build_order(config: Config, image_set: ImageSet, world_size: int) -> Order:
         epoch_order=image_set.epoch_order,
         num_repeats=train.REPEATED_AUG,
         in_pairs=train.mixes,
+        kept=kept,
     )
 
 
 def build_train_data(
-    config: Config, image_set: ImageSet, rank: int, world_size: int, device: torch.device
+    config: Config, image_set: ImageSet, rank: int, world_size: int, device: torch.device, kept: int | None = None
 ) -> TrainData:
-    """The training images of one process."""
+    """The training images of one process; `kept` as in build_order."""
     batch_size = config.DATA.BATCH_SIZE
-    order = build_order(config, image_set, world_size)
+    order = build_order(config, image_set, world_size, kept)
     if isinstance(image_set, SyntheticImages):
         load = SyntheticBatches(config, image_set, batch_size, rank, device)
     else:

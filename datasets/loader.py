@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -31,6 +32,14 @@ class TrainData:
         self.num_samples = len(image_set)
         self.steps_per_epoch, self.global_batch = order.steps_per_epoch, order.global_batch
         self._load = load
+
+    def describe_shares(self) -> str:
+        """How the images of a full update are shared out."""
+        order = self.order
+        num_micro_batches = math.ceil(order.global_batch / (order.batch_size * order.world_size))
+        each, rest = divmod(order.global_batch, order.world_size * num_micro_batches)
+        size = f"{each} or {each + 1}" if rest else f"{each}"
+        return f"{size} x {order.world_size} processes x {num_micro_batches} micro-batches"
 
     def windows(self, first_step: int, last_step: int) -> Iterator[Window]:
         """Steps first_step .. last_step - 1 of the run. Workers and what they read ahead live on across epochs."""

@@ -33,7 +33,7 @@ class Order:
     """The order of training images. Steps are counted from 0 over the whole run, epochs too."""
 
     num_images: int
-    batch_size: int  # of one process and micro-batch
+    batch_size: int  # of one process and micro-batch, at most
     world_size: int
     num_accumulated: int
     drop_last: bool
@@ -41,11 +41,12 @@ class Order:
     epoch_order: Callable[[int, int], np.ndarray]  # of all images, from seed and epoch: see ImageSet
     num_repeats: int = 1  # how often a window holds each of its images
     in_pairs: bool = False  # positions 2k and 2k + 1 of a window stay together; asks for an even batch size
+    kept: int | None = None  # images of a full window, where another number of processes began the run
 
     @property
     def global_batch(self) -> int:
         """Images of a full window."""
-        return self.batch_size * self.world_size * self.num_accumulated
+        return self.kept or self.batch_size * self.world_size * self.num_accumulated
 
     @property
     def steps_per_epoch(self) -> int:

@@ -1,6 +1,7 @@
 """-check: looks at everything that a run will need, prints a row for each, and starts nothing."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,7 +12,6 @@ from datasets import ImageSet, build_order, load_image_sets, parse_policy
 from datasets.findings import OK, WARN, WRONG, Finding
 from datasets.order import Order
 from datasets.preflight import check_images
-from engine.checkpoint import read_checkpoint
 from engine.memory import check_memory, free_memory
 from engine.precision import Precision
 from engine.quick_checks import (
@@ -23,7 +23,7 @@ from engine.quick_checks import (
     checkpoint_bytes,
     loader_processes,
 )
-from engine.resume import WEIGHTS_ONLY, find_checkpoint, refuse_changes, run_folder_of
+from engine.resume import find_checkpoint, global_batch_to_keep, read_saved, refuse_changes, run_folder_of
 from engine.run import find_weights, weights_to_score
 from engine.session import Session
 from models import build_model, describe
@@ -146,11 +146,11 @@ def in_words(precision: Precision, model: torch.nn.Module) -> str:
 
 def try_resume(session: Session, model: torch.nn.Module, path: Path, order: Order) -> str:
     """Read the checkpoint into the model, as a run would."""
-    state = {} if path.suffix in WEIGHTS_ONLY else read_checkpoint(path)
+    state = read_saved(path)
     if "progress" not in state:
         return "\n".join(load_pretrained(model, str(path), setting="-resume"))
     if order.num_images:  # else the data could not be read, and all would differ
-        refuse_changes(session, state, path, order)
+        refuse_changes(session, state, path, replace(order, kept=global_batch_to_keep(session.config, state)))
     load_exactly(model, state["state_dict"], path)
     return f"{path}, after epoch {state['epoch'] + 1} and step {state['step']}"
 

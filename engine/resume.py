@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from configs.schema import Config
 from datasets.order import Order
 from engine.checkpoint import changes, find_newest, read_checkpoint
 from engine.session import Session
@@ -35,10 +36,24 @@ def run_folder_of(checkpoint: Path | None) -> Path | None:
     return checkpoint.parent if checkpoint and (checkpoint.parent / "config.yaml").exists() else None
 
 
-def restore(session: Session, trainer: Trainer, path: Path) -> None:
+def read_saved(path: Path | None) -> dict:
+    """What is in the checkpoint; nothing where there is none, or a file of weights alone."""
+    return {} if path is None or path.suffix in WEIGHTS_ONLY else read_checkpoint(path)
+
+
+def global_batch_to_keep(config: Config, saved: dict) -> int | None:
+    """The images that an update of the checkpoint's run sees, if nothing but the number of processes may have changed.
+
+    Whoever gives another batch size or accumulation has done the sum anew, and it is compared with the checkpoint's.
+    """
+    then = saved.get("config", {}) if "progress" in saved else {}
+    as_then = (then.get("DATA.BATCH_SIZE"), then.get("TRAIN.ACCUM_ITER"))
+    return then["GLOBAL_BATCH"] if as_then == (config.DATA.BATCH_SIZE, config.TRAIN.ACCUM_ITER) else None
+
+
+def restore(session: Session, trainer: Trainer, path: Path, state: dict) -> None:
     """Take up a checkpoint: all of one of ours; of another system's the weights and the epoch."""
     config, log = session.config, session.log
-    state = {} if path.suffix in WEIGHTS_ONLY else read_checkpoint(path)
     if "progress" not in state:
         for line in load_pretrained(trainer.model, str(path), setting="-resume"):
             log.say(line)

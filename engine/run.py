@@ -20,12 +20,11 @@ from datasets import (
     parse_policy,
 )
 from datasets.findings import OK
-from engine.checkpoint import read_checkpoint
 from engine.epochs import Epochs
 from engine.evaluate import evaluate
 from engine.precision import Precision
 from engine.quick_checks import quick_checks
-from engine.resume import WEIGHTS_ONLY, find_checkpoint, restore, run_folder_of
+from engine.resume import find_checkpoint, global_batch_to_keep, read_saved, restore, run_folder_of
 from engine.session import Session
 from engine.trainer import Trainer
 from models import build_model, describe
@@ -39,6 +38,8 @@ from utils.signals import StopSignal
 def run(loaded: Loaded, process: Process) -> int:
     """Train or evaluate as the settings say. Returns the exit code: 0, 1 (last save failed), 3 or 128 + signal."""
     session = Session(loaded, process)
+    if process.world_size > 1:
+        session.log.say(process.describe())
     if loaded.config.DETERMINISTIC:
         make_deterministic()
     try:
@@ -46,8 +47,9 @@ def run(loaded: Loaded, process: Process) -> int:
         parse_policy(loaded.config.TRAIN)  # likewise
         code = run_evaluation(session) if loaded.config.EVAL else run_training(session)
     except BaseException as error:
-        session.end(error)
-        raise
+        error_told = process.explain(error)
+        session.end(error_told)
+        raise error_told from None if error_told is error else error
     session.end(None)
     return code
 
@@ -59,14 +61,15 @@ def run_training(session: Session) -> int:
     session.open_folder("train", existing=run_folder_of(checkpoint))
     train_set, eval_set = load_data(session, lambda: stop.number)
     model = make_model(session, len(eval_set.classes))
-    train_data = build_train_data(config, train_set, process.rank, process.world_size, process.device)
+    saved = read_saved(checkpoint)
+    kept = global_batch_to_keep(config, saved)
+    train_data = build_train_data(config, train_set, process.rank, process.world_size, process.device, kept)
     eval_data = build_eval_data(config, eval_set, process.rank, process.world_size, process.device)
     trainer = Trainer(config, model, train_data, process, log, stop)
     log.say(
         f"data: {train_data.num_samples} training and {eval_data.num_samples} validation images, "
         f"{len(eval_set.classes)} classes; an epoch is {train_data.steps_per_epoch} updates of "
-        f"{train_data.global_batch} images ({config.DATA.BATCH_SIZE} x {process.world_size} processes "
-        f"x {config.TRAIN.ACCUM_ITER} micro-batches)"
+        f"{train_data.global_batch} images ({train_data.describe_shares()})"
     )
     log.say(trainer.precision.describe())
     advice = trainer.precision.advise_on_sizes(config, config.MODEL.NUM_CLASSES or len(eval_set.classes))
@@ -76,7 +79,7 @@ def run_training(session: Session) -> int:
         if finding.verdict != OK:
             log.say(f"check: {finding.what}: {finding.found}; {finding.remedy}")
     if checkpoint:
-        restore(session, trainer, checkpoint)
+        restore(session, trainer, checkpoint, saved)
     log.say(f"writing to {session.path}")
     return Epochs(session, trainer, eval_data).run()
 
@@ -147,7 +150,7 @@ def weights_to_score(
 ) -> Iterator[tuple[str, torch.nn.Module]]:
     """The model with each set of weights there is to score, and what to call it in front of its figures."""
     config = session.config
-    state = read_checkpoint(checkpoint) if checkpoint and checkpoint.suffix not in WEIGHTS_ONLY else {}
+    state = read_saved(checkpoint)
     if "progress" not in state:  # weights of another system
         yield "", make_model(session, len(classes))
         return

@@ -49,8 +49,13 @@ class Session:
         """All is found right: from here on the folder is this start's, and says with which settings."""
         self._has_begun = True
         if self._folder:
-            # Whoever starts from this file wants the same run anew, not this one to go on.
-            anew = dataclasses.replace(self.config, MODEL=dataclasses.replace(self.config.MODEL, RESUME=None))
+            # Whoever starts from this file wants the same run anew, not this one to go on, nor to be its process 0.
+            config = self.config
+            anew = dataclasses.replace(
+                config,
+                MODEL=dataclasses.replace(config.MODEL, RESUME=None),
+                DIST=dataclasses.replace(config.DIST, URL=None, WORLD_SIZE=None, RANK=None),
+            )
             write_text(self.path / "config.yaml", to_yaml(anew, self._loaded.origins))
 
     def status(self, state: str, **facts) -> None:

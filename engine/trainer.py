@@ -63,7 +63,7 @@ class Trainer:
         self.precision.link(model, computing)
         if config.COMPILE:
             compile_model(computing, config)
-        self.replica = process.wrap(computing.train(), accumulates=config.TRAIN.ACCUM_ITER > 1)
+        self.replica = process.wrap(computing.train(), accumulates=data.order.num_micro_batches(0) > 1)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = build_optimizer(config.TRAIN, model)
         self.schedule = Schedule(config.TRAIN, data.steps_per_epoch, data.global_batch)

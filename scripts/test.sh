@@ -8,4 +8,5 @@ python -m ruff check .
 python -m ruff format --check .
 # One thread: the tests run several processes at once, whose spinning threads would wait for each other.
 export OMP_NUM_THREADS=1
-exec python -m pytest "$@"
+# -rs: what is skipped, and for want of what.
+exec python -m pytest -rs "$@"

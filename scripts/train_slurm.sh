@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# ViT-B/16 under Slurm, one torchrun a node: sbatch scripts/train_slurm.sh
+# ViT-B/16 under Slurm, one torchrun a node:      sbatch scripts/train_slurm.sh
+# without torchrun, one task of srun's a GPU:     LAUNCHER=srun sbatch scripts/train_slurm.sh
 # Two minutes before the time is up Slurm sends SIGUSR1: the run saves and ends, the job is queued again, and
 # -resume auto goes on from where it was (and starts anew where there is nothing yet).
 #SBATCH --job-name=vit
@@ -12,24 +13,42 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 set -uo pipefail
-cd "${SLURM_SUBMIT_DIR:?start this with sbatch}"
-head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun torchrun \
-    --nnodes "$SLURM_NNODES" \
-    --nproc_per_node "$SLURM_GPUS_ON_NODE" \
-    --rdzv_id "$SLURM_JOB_ID" \
-    --rdzv_backend c10d \
-    --rdzv_endpoint "$head_node:29500" \
-    --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
-    main_multi_gpu.py \
-    -cfg configs/vit_base_patch16_224.yaml \
-    -dataset imagenet2012 \
-    -data_path "${DATA:-/dataset/imagenet}" \
-    -tag "job$SLURM_JOB_ID" \
-    -resume auto \
+cd "${SLURM_SUBMIT_DIR:?start this with sbatch}" || exit 1
+gpus=${SLURM_GPUS_ON_NODE:?no GPUs were given; see --gpus-per-node in this script}
+flags=(
+    -cfg configs/vit_base_patch16_224.yaml
+    -dataset imagenet2012
+    -data_path "${DATA:-/dataset/imagenet}"
+    -tag "job$SLURM_JOB_ID"
+    -resume auto
     -amp "$@"
+)
+case ${LAUNCHER:-torchrun} in
+torchrun)
+    head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+    srun --kill-on-bad-exit=1 torchrun \
+        --nnodes "$SLURM_NNODES" \
+        --nproc_per_node "$gpus" \
+        --rdzv_id "$SLURM_JOB_ID" \
+        --rdzv_backend c10d \
+        --rdzv_endpoint "$head_node:29500" \
+        --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
+        main_multi_gpu.py "${flags[@]}"
+    ;;
+srun)
+    srun --kill-on-bad-exit=1 \
+        --ntasks "$((SLURM_NNODES * gpus))" \
+        --ntasks-per-node "$gpus" \
+        --cpus-per-task "$((SLURM_CPUS_PER_TASK / gpus))" \
+        python -u main_multi_gpu.py "${flags[@]}"
+    ;;
+*)
+    echo "error: LAUNCHER is $LAUNCHER; it must be torchrun or srun" >&2
+    exit 2
+    ;;
+esac
 code=$?
-# torchrun hides the workers' exit codes; status.json in the run's folder says what happened.
+# Launchers hide the workers' exit codes; status.json in the run's folder says what happened.
 if grep -q '"signal":' output/train-*-job"$SLURM_JOB_ID"/status.json 2>/dev/null; then
     scontrol requeue "$SLURM_JOB_ID"
 fi

@@ -11,6 +11,7 @@ import signal
 import threading
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -447,8 +448,10 @@ def test_settings_without_effect_do_not_change_the_cache():
 
 def test_while_one_process_is_slow_the_others_hear_from_it(monkeypatch):
     """A collective that is waited for too long ends a run; so none may wait until the cache of another is made."""
-    monkeypatch.setattr(distributed, "SECONDS_BETWEEN_SIGNS", 0)
-    processes = [distributed.Process(CPU, rank, local_rank=0, world_size=2) for rank in range(2)]  # on two machines
+    at_once = SimpleNamespace(patience=0)
+    processes = [
+        distributed.Process(CPU, rank, 0, world_size=2, _meeting=at_once) for rank in range(2)
+    ]  # on two machines
     signs, enough = [0, 0], [threading.Event(), threading.Event()]
     meeting, values = threading.Barrier(2, timeout=20), {}
 

@@ -7,30 +7,22 @@ import atexit
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from utils.errors import ConfigError, ToldError, UserError
-
-SECONDS_BETWEEN_SIGNS = 60.0  # of life, from a process that the others wait for
-
-
-def was_launched(environment: Mapping[str, str]) -> bool:
-    """Whether torchrun (or python -m torch.distributed.launch) started this process as one of several."""
-    return "LOCAL_RANK" in environment and "WORLD_SIZE" in environment
-
-
-def count_local(environment: Mapping[str, str]) -> int:
-    """Processes on this machine; a launcher that does not say has no other machine."""
-    return int(environment.get("LOCAL_WORLD_SIZE", environment.get("WORLD_SIZE", 1)))
+from utils.errors import ConfigError, LostProcess, ToldError, UserError
+from utils.launchers import Asked, find_place
+from utils.meeting import Meeting, named
 
 
 def find_devices(setting: str) -> tuple[str, int]:
@@ -44,11 +36,13 @@ def find_devices(setting: str) -> tuple[str, int]:
     return "cpu", 1
 
 
-def choose_device(setting: str, local_rank: int) -> torch.device:
+def choose_device(setting: str, local_rank: int, launcher: str = "torchrun") -> torch.device:
     """The device of one of a machine's processes: each has its own, but for CPUs, which they share."""
     kind, count = find_devices(setting)
     if kind == "cpu":
         return torch.device("cpu")
+    if count == 1 and launcher != "torchrun":  # Slurm and others may show each process its own device alone
+        return torch.device(kind, 0)
     if local_rank >= count:
         raise ConfigError(
             f"-ngpus: process {local_rank + 1} of this machine has no {kind} device of its own, there are {count}; "
@@ -66,24 +60,71 @@ class Process:
     local_rank: int = 0
     world_size: int = 1
     local_size: int = 1  # processes on this machine
+    launcher: str = "none"
+    _meeting: Meeting | None = None
     _host_group: Any = None  # gloo: what the hosts tell each other must not wait for a device
     _vote: tuple = field(default=(None, None))
 
     @classmethod
-    def start(cls, device_setting: str, environment: Mapping[str, str]) -> "Process":
-        """The process that the launcher's environment describes, joined to the others."""
-        rank, world_size = int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1))
-        local_rank, local_size = int(environment.get("LOCAL_RANK", 0)), count_local(environment)
-        device = choose_device(device_setting, local_rank)
+    def start(cls, device_setting: str, environment: Mapping[str, str], asked: Asked | None = None) -> "Process":
+        """The process that the launcher's environment or the flags describe, joined to the others."""
+        asked = asked or Asked()
+        place = find_place(environment, asked)
+        if place is None or place.world_size == 1:
+            return cls(choose_device(device_setting, 0))
+        meeting = Meeting(place, asked.timeout)
+        device = choose_device(device_setting, meeting.local_rank, place.launcher)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        process = cls(device, rank, local_rank, world_size, local_size)
-        if world_size > 1:
+        process = cls(
+            device, place.rank, meeting.local_rank, place.world_size, meeting.local_size, place.title, meeting
+        )
+        if place.is_watched:
             die_with_parent()
-            backend = {"cuda": "nccl", "xpu": "xccl"}.get(device.type, "gloo")
-            dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
-            process._host_group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
+        process._join(asked.timeout)
         return process
+
+    def _join(self, timeout: float) -> None:
+        # Hosts lose patience before devices do, as they alone can say whom they wait for.
+        of_hosts = timedelta(seconds=timeout - self._meeting.patience)
+        backend = {"cuda": "nccl", "xpu": "xccl"}.get(self.device.type, "gloo")
+        dist.init_process_group(
+            backend,
+            store=self._meeting.store,
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=of_hosts if backend == "gloo" else timedelta(seconds=timeout),
+            device_id=self.device if backend == "nccl" else None,
+        )
+        self._host_group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=of_hosts)
+
+    def describe(self) -> str:
+        """How many processes there are, and who started them."""
+        hosts = list(dict.fromkeys(self._meeting.hosts))
+        return (
+            f"{self.world_size} processes on {len(hosts)} machine{'s' * (len(hosts) > 1)}, started by {self.launcher}; "
+            f"process 0 is on {hosts[0]}"
+        )
+
+    def explain(self, error: BaseException) -> BaseException:
+        """The error, or one that names the processes that were waited for in vain or broke off."""
+        # gloo has no error of its own: these are RuntimeErrors that name its files, or the second that fails for the first.
+        is_lost = isinstance(error, dist.DistError) or (
+            isinstance(error, RuntimeError) and re.search("gloo|pair closure", str(error))
+        )
+        if self._meeting is None or not is_lost:
+            return error  # this process's own
+        timed_out = re.search("timed ?out|timeout", str(error), re.IGNORECASE)
+        silent = self._meeting.find_silent(self._meeting.patience if timed_out else 1.0)
+        if not silent:
+            return error
+        if timed_out:
+            self._meeting.kill(silent)
+        where = ", ".join(sorted({self._meeting.hosts[rank] for rank in silent}))
+        what = f"did not arrive within {self._meeting.timeout:g} s (DIST.TIMEOUT)" if timed_out else "broke off"
+        return LostProcess(
+            f"{named(silent)} of {self.world_size}, on {where}, {what}; -resume auto goes on from the last save"
+        )
 
     @property
     def is_first(self) -> bool:
@@ -133,7 +174,7 @@ class Process:
     def _tell_until_all_are(self, is_done: threading.Event) -> None:
         num_done = torch.zeros(1)
         while num_done < self.world_size:
-            is_done.wait(SECONDS_BETWEEN_SIGNS)
+            is_done.wait(self._meeting.patience)
             num_done.fill_(is_done.is_set())
             dist.all_reduce(num_done, group=self._host_group)
 

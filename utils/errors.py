@@ -37,6 +37,10 @@ class StoppedBySignal(UserError):
         self.code = 128 + number
 
 
+class LostProcess(Exception):
+    """Another process of the run died or hangs. Told without a traceback; the program ends with exit code 1."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """'; did you mean A or B?' for the known names nearest to a wrong one, or nothing."""
     by_lower_case = {each.lower(): each for each in known}
@@ -52,6 +56,9 @@ def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
         return error.code
     except UserError as error:
         message, code = str(error), error.code
+    except LostProcess as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Exception as error:

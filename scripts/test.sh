@@ -9,4 +9,5 @@ python -m ruff format --check .
 # One thread: the tests run several processes at once, whose spinning threads would wait for each other.
 export OMP_NUM_THREADS=1
 # -rs: what is skipped, and for want of what.
-exec python -m pytest -rs "$@"
+# Each file by one worker, whose fixtures serve all of its tests.
+exec python -m pytest -rs -n auto --dist loadfile "$@"

@@ -61,7 +61,7 @@ def fp64_weights(tmp_path_factory):
 
 
 def launch(module, world_size, settings, out, *arguments):
-    """What the module saved, run once per process with the environment that launchers set."""
+    """What the module saved, run once per process with the environment that launchers set; none for one process."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         common = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "localhost", "MASTER_PORT": str(probe.getsockname()[1])}
@@ -69,7 +69,7 @@ def launch(module, world_size, settings, out, *arguments):
         subprocess.Popen(
             [sys.executable, "-m", module, str(settings), str(out), *arguments],
             cwd=ROOT,
-            env=os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | (common | {"RANK": str(rank)} if world_size > 1 else {}),
         )
         for rank in range(world_size)
     ]

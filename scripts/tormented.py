@@ -60,7 +60,10 @@ class Tormented:
         output.mkdir()
         flags = [*way.command, "-cfg", str(settings), "-output", str(output), "-resume", "auto"]
         self._way, self._output, self._command = way, output, [sys.executable, *flags]
-        self._mark = ("HALFSTEP_TORTURE", str(output))  # in the environment of all its processes, whoever their parent is
+        self._mark = (
+            "HALFSTEP_TORTURE",
+            str(output),
+        )  # in the environment of all its processes, whoever their parent is
         self._process: subprocess.Popen | None = None
         self._ranks: dict[int, int] = {}  # {rank: pid} of those that train, of this start
         self._before: tuple[set, dict] = (set(), {})

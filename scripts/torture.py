@@ -63,7 +63,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-quick", action="store_true", help="3 kills on one process and 2 on two: some minutes")
-    parser.add_argument("-kills", type=positive, metavar="N", help="on each number of processes [100 on one, 50 on two]")
+    parser.add_argument(
+        "-kills", type=positive, metavar="N", help="on each number of processes [100 on one, 50 on two]"
+    )
     parser.add_argument("-processes", type=int, choices=(1, 2), help="only so many [both]")
     parser.add_argument("-seed", type=int, default=0, metavar="N", help="of the moments and the processes killed [0]")
     parser.add_argument("-output", type=Path, metavar="FILE.md", help="write the table there too")

@@ -10,7 +10,8 @@ import torch
 
 from configs.load import load
 from configs.schema import Config
-from scripts.run_hash import run_hash as run_hash, state_hash as state_hash  # for the tests
+from scripts.run_hash import run_hash as run_hash  # for the tests
+from scripts.run_hash import state_hash as state_hash
 
 ROOT = Path(__file__).parent.parent
 

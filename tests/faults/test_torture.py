@@ -6,7 +6,11 @@ from scripts import tormented, torture
 from scripts.tormented import EPOCH, EVALUATION, EXIT, SAVE, START_UP, Found, Tormented, Way, tell_place
 from tests.test_entry_points import alive, wait_until
 
-STEP, LAST_STEP, SCORES = "Epoch[001/002], Step[0020/0044], Lr", "Epoch[001/002], Step[0043/0044], Lr", "----- Epoch[001"
+STEP, LAST_STEP, SCORES = (
+    "Epoch[001/002], Step[0020/0044], Lr",
+    "Epoch[001/002], Step[0043/0044], Lr",
+    "----- Epoch[001",
+)
 
 
 def cell(text: str, column: str) -> str:

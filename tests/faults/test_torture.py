@@ -19,7 +19,7 @@ def cell(text: str, column: str) -> str:
 
 
 def test_a_killed_run_ends_with_the_hash_of_an_unbroken_one_and_another_hash_is_told(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(torture, "SETTINGS", torture.SETTINGS.replace("NUM_EPOCHS: 8", "NUM_EPOCHS: 2"))
+    monkeypatch.setattr(torture, "SETTINGS", torture.SETTINGS.replace("NUM_EPOCHS: 8", "NUM_EPOCHS: 1"))
     real, seen = torture.torture, []
     monkeypatch.setattr(torture, "torture", lambda *words: seen.extend(real(*words[:3], tmp_path)) or seen)
     flags = ["-kills", "1", "-processes", "1", "-seed", "1"]

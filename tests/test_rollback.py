@@ -50,7 +50,7 @@ def poison(monkeypatch):
 
         def poisoned(trainer, batch):
             visits.append(batch.piece.step)
-            if visits.count(stop_at) == 2:
+            if batch.piece.step == stop_at and visits.count(stop_at) == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
             images, targets = place(trainer, batch)
             return (images * float("nan") if batch.piece.step in steps else images), targets
@@ -128,8 +128,9 @@ def test_what_is_left_out_counts_as_attempted_and_moves_nothing(tmp_path):
     def keep():
         saves.append(trainer.step)
         weights.append(trainer.model.head.weight.clone())
+        if trainer.step == 40:
+            trainer.skips_in_a_row += 3
 
-    trainer.skips_in_a_row += 3
     report = trainer.train_epoch(windows, keep)
     assert saves == list(range(1, 44)) and trainer.step == 44 and report.skipped == 4
     assert not torch.equal(weights[38], weights[39]) and torch.equal(weights[39], weights[-1])

@@ -11,8 +11,8 @@ import torch
 
 import main_multi_gpu
 from engine.trainer import Trainer
-from utils.distributed import leave
 from utils.errors import exit_code
+from utils.program import leave
 
 if __name__ == "__main__":
     settings, out, *flags = sys.argv[1:]

@@ -15,7 +15,7 @@ from configs.load import load, to_yaml
 from engine.checkpoint import save_checkpoint
 from engine.rollback import find_before, write_bad_batches
 from engine.saver import Saver
-from engine.stops import NonFinite, Stopped, TimeLimit
+from engine.stops import TIME_IS_UP, NonFinite, Stopped, TimeLimit
 from engine.trainer import Trainer
 from tests.helpers import SMALL, run_folder, run_hash, small_config
 from tests.test_step import launch, make_trainer
@@ -293,3 +293,5 @@ def test_a_signal_goes_before_the_end_of_the_time(tmp_path):
     with pytest.raises(Stopped) as stopped:
         trainer.train_epoch(trainer.data.windows(0, 44), save=lambda: None)
     assert stopped.value.number == signal.SIGINT
+    # Of what several processes ask for, the largest number is agreed on.
+    assert min(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) > TIME_IS_UP

@@ -2,12 +2,14 @@
 
 import difflib
 import math
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from configs import flags
 from configs.convert import SECTIONS, SETTINGS, Text, build, convert, describe, flatten, is_none, shown, to_text
+from configs.duration import to_seconds
 from configs.paddlevit import OLD_SECTION, RENAMED, translate
 from configs.read import find, read_layers
 from configs.schema import IGNORED, Config
@@ -24,6 +26,7 @@ class Loaded:
     origins: dict[str, str]  # 'DATA.BATCH_SIZE': 'configs/x.yaml', 'flag -batch_size', '-opts' or 'default'
     notes: list[str]
     arguments: list[str]  # the command line
+    started: float = field(default_factory=time.monotonic)  # reading them is the first that a program does
 
 
 def load(argv: list[str]) -> Loaded:
@@ -109,6 +112,9 @@ def _check(values: dict[str, Any], origins: dict[str, str]) -> None:
         )
     if (values["PRECISION.MODE"], values["PRECISION.DTYPE"]) == ("float8", "float16"):
         raise ConfigError(f"{named('PRECISION.DTYPE')}, must be bfloat16 or not set with {named('PRECISION.MODE')}")
+    key = "RUN.MAX_TIME"
+    if values[key] is not None and not to_seconds(values[key]):
+        raise ConfigError(f"{named(key)}, must be a time above 0, such as 3h30m, 90m or 5400 (seconds)")
     if values["MODEL.TYPE"] == "vit":
         _check_vit(values, named)
 

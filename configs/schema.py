@@ -306,8 +306,13 @@ class Precision:
     MAX_LOSS_SCALING: float | None = setting(None, "The scale never grows above this; not set: no bound.", low=1e-6)
     MAX_CONSECUTIVE_SKIPS: int = setting(
         50,
-        "Updates skipped in a row, for a gradient that is not finite, after which the run stops with exit code 3.",
+        "Updates skipped in a row, for a gradient that is not finite, after which the run goes back, or stops with exit code 3.",
         low=1,
+    )
+    ROLLBACKS: int = setting(
+        1,
+        "How often a run goes back to its last checkpoint from before such a row of updates, and leaves them out; 0: it stops at once.",
+        low=0,
     )
     DOCTOR_SKIPS: int | None = setting(
         10,
@@ -341,6 +346,16 @@ class Resume:
 
 
 @dataclass(frozen=True)
+class Run:
+    """How long it may go on."""
+
+    MAX_TIME: str | None = setting(
+        None,
+        "Time since the program's start, such as 3h30m, 90m or 5400 (seconds), before which the run saves and ends; not set: no limit.",
+    )
+
+
+@dataclass(frozen=True)
 class Dist:
     """How the processes of a run find each other, where torchrun, Slurm or MPI do not say it, and how long they wait."""
 
@@ -365,6 +380,7 @@ class Config:
     TRAIN: Train = section(Train)
     PRECISION: Precision = section(Precision)
     RESUME: Resume = section(Resume)
+    RUN: Run = section(Run)
     DIST: Dist = section(Dist)
     AMP: bool = setting(False, "Mixed precision: autocast and a GradScaler, in training and evaluation.")
     EVAL: bool = setting(False, "Evaluate only.")

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -41,12 +41,18 @@ class TrainData:
         size = f"{each} or {each + 1}" if rest else f"{each}"
         return f"{size} x {order.world_size} processes x {num_micro_batches} micro-batches"
 
-    def windows(self, first_step: int, last_step: int) -> Iterator[Window]:
-        """Steps first_step .. last_step - 1 of the run. Workers and what they read ahead live on across epochs."""
-        steps = range(first_step, last_step)
-        pieces = itertools.chain.from_iterable(self.order.pieces(step, self.rank) for step in steps)
+    def windows(self, first_step: int, last_step: int, left_out: Collection[range] = ()) -> Iterator[Window]:
+        """Steps first_step .. last_step - 1 of the run but those left out, whose images are not read.
+
+        Workers and what they read ahead live on across epochs.
+        """
+
+        def steps() -> Iterator[int]:
+            return (step for step in range(first_step, last_step) if not any(step in each for each in left_out))
+
+        pieces = itertools.chain.from_iterable(self.order.pieces(step, self.rank) for step in steps())
         with contextlib.closing(self._load(pieces)) as batches:
-            for step in steps:
+            for step in steps():
                 num_batches = self.order.num_micro_batches(step)
                 of_step = itertools.islice(batches, num_batches)
                 yield Window(step, self.order.window_size(step), num_batches, of_step)

@@ -14,13 +14,15 @@ from utils.files import replacing, sync
 
 # Settings that do not move the trajectory, or that the global batch stands for.
 MAY_CHANGE = re.compile(
-    r"EVAL|CHECK|SAVE.*|TAG|KEEP_CHECKPOINTS|REPORT_FREQ|VALIDATE_FREQ|DEVICE|NGPUS|PROFILE|TENSORBOARD|PRECISION\.(EXPLAIN|DOCTOR_SKIPS|SHADOW_.*)|(RESUME|DIST)\..*|MODEL\.(RESUME|PRETRAINED)"
+    r"EVAL|CHECK|SAVE.*|TAG|KEEP_CHECKPOINTS|REPORT_FREQ|VALIDATE_FREQ|DEVICE|NGPUS|PROFILE|TENSORBOARD|PRECISION\.(EXPLAIN|DOCTOR_SKIPS|ROLLBACKS|SHADOW_.*)|(RESUME|RUN|DIST)\..*|MODEL\.(RESUME|PRETRAINED)"
     r"|DATA\.(DATA_PATH|NUM_WORKERS|WORKERS|BATCH_SIZE|BATCH_SIZE_EVAL|DOWNLOAD|MAX_BAD_FRACTION|CACHE|CACHE_PATH)|TRAIN\.(ACCUM_ITER|LAST_EPOCH)"
 )
 
 
-def save_checkpoint(path: Path, state: dict, also: Iterable[str] = ()) -> None:
+def save_checkpoint(path: Path, state: dict, also: Iterable[str] = (), keeps_former: bool = True) -> None:
     """Write tensors and plain values; the former `path` becomes previous.pth, and one of the two is always whole.
+
+    `keeps_former`: else it is lost, and previous.pth stays the one before it.
 
     `also`: further names of the file. It gets them before it gets `path`: a run that is killed in between goes on from
     the former `path` and comes here again, where it would never make up for a name that is missing.
@@ -30,8 +32,13 @@ def save_checkpoint(path: Path, state: dict, also: Iterable[str] = ()) -> None:
         sync(file)
         for name in also:
             keep_as(Path(file.name), path.with_name(name))
-        if path.exists():
+        if keeps_former and path.exists():
             keep_as(path, path.with_name("previous.pth"))
+
+
+def start_of_streak(state: dict) -> int:
+    """The first of the updates that were skipped in a row up to this state; where there are none, the next update."""
+    return state["step"] - int(state["progress"]["skips_in_a_row"]) if "progress" in state else state["step"]
 
 
 def keep_as(path: Path, other: Path) -> None:

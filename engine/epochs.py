@@ -1,17 +1,22 @@
 """The epochs of a run: train, evaluate, record, save, until the last is done or something stops it."""
 
+import contextlib
 import time
 
+from configs.duration import to_seconds
 from datasets import BadImages, EvalData
+from engine.checkpoint import read_checkpoint
 from engine.evaluate import Scores, evaluate
 from engine.examine import examine
 from engine.explain import explain
 from engine.overflow import save_overflow
 from engine.recorder import Recorder, Seconds
 from engine.resume import comparable
+from engine.rollback import NAME, find_before, write_bad_batches
 from engine.saver import Saver
 from engine.session import Session
-from engine.trainer import NonFinite, Stopped, Trainer
+from engine.stops import TIME_IS_UP, NonFinite, Stopped, TimeLimit
+from engine.trainer import Trainer
 
 
 class Epochs:
@@ -24,47 +29,95 @@ class Epochs:
         self.recorder: Recorder | None = None
         self.saver = Saver(session.path, self.config.KEEP_CHECKPOINTS, self.process.device, self.log.warn)
         self.saver.newest = {"epoch": trainer.epoch, "step": trainer.step}
-        self.saver.on_saved = lambda: session.status("training", **self.saver.newest)
+        self.saver.on_saved = lambda: self._status("training")
         self.start = time.perf_counter()
 
     def run(self) -> int:
         """Returns the exit code."""
-        num_epochs = self.config.TRAIN.NUM_EPOCHS
-        if self.trainer.epoch >= num_epochs:
+        if self.trainer.epoch >= self.config.TRAIN.NUM_EPOCHS:
             self.log.say(f"this run is finished already, after {self.trainer.epoch} epochs: nothing to do")
             return 0
         self.session.begin()
         if self.process.is_first:
             self.recorder = Recorder(self.session, self.trainer)
             self.trainer.on_skips = lambda: examine(self.session, self.trainer)
+            if self.config.RUN.MAX_TIME:
+                limit = TimeLimit(to_seconds(self.config.RUN.MAX_TIME), self.session.started)
+                self.trainer.is_time_up = lambda num_left: limit.is_near(num_left, self.saver.longest)
         self.saver.on_saved()
         if self.config.PRECISION.EXPLAIN:
             explain(self.session, self.trainer)
-        data = self.trainer.data
-        windows = data.windows(self.trainer.step, num_epochs * data.steps_per_epoch)
         try:
-            while self.trainer.epoch < num_epochs:
-                self._epoch(windows)
+            while self.trainer.epoch < self.config.TRAIN.NUM_EPOCHS:
+                try:
+                    self._train()
+                except NonFinite as broken:
+                    if not self._go_back(broken):
+                        raise
             self._wait_for_disk()
         except Stopped as stopped:
-            self._save()
-            self._wait_for_disk()
-            saved = "not saved" if self.saver.failed else "saved"
-            self._finish(f"told to stop (signal {stopped.signal}) after step {self.trainer.step}, {saved}")
-            self.session.status("stopped", signal=stopped.signal, **self.saver.newest)
-            return 128 + stopped.signal
+            return self._stop(stopped.number)
         except NonFinite as stopped:
             self._wait_for_disk()
             reason = f"{stopped}{self._save_overflow()}"
             self._finish(f"stopped: {reason}")
-            self.session.status("stopped", reason=reason, **self.saver.newest)
+            self._status("stopped", reason=reason)
             return 3
         finally:
-            windows.close()
             self.saver.wait()
         self._finish("done")
         self.session.status("done", best_top1=self.trainer.best[0], best_epoch=self.trainer.best[1])
         return 1 if self.saver.failed else 0
+
+    def _train(self) -> None:
+        """The epochs from where the trainer is to the last."""
+        trainer, num_epochs = self.trainer, self.config.TRAIN.NUM_EPOCHS
+        last_step = num_epochs * trainer.data.steps_per_epoch
+        with contextlib.closing(trainer.data.windows(trainer.step, last_step, trainer.left_out)) as windows:
+            while trainer.epoch < num_epochs:
+                self._epoch(windows)
+
+    def _go_back(self, broken: NonFinite) -> bool:
+        """To the newest checkpoint from before the streak. False where there is none, or the run went back before."""
+        trainer, streak, folder = self.trainer, broken.streak, self.session.path
+        if len(trainer.left_out) >= self.config.PRECISION.ROLLBACKS:
+            return False
+        self.process.first(self.saver.wait)
+        path = self.process.first(lambda: find_before(folder, streak.start, self.log.warn))
+        if path is None:
+            return False
+        trainer.go_back(read_checkpoint(path), streak)
+        left_out = trainer.left_out[-1]
+        self.log.say(
+            f"{broken}; going back to {path}, after step {trainer.step}; updates {left_out.start} to {left_out.stop - 1} "
+            f"are left out this time, and their images named in {NAME}"
+        )
+        if self.recorder:
+            self.recorder.close()
+            self.recorder = Recorder(self.session, trainer)
+            try:
+                write_bad_batches(folder, trainer.data, trainer.left_out)
+            except OSError as error:
+                self.log.warn(f"cannot write {folder / NAME} ({error}); training goes on")
+        self._save()
+        return True
+
+    def _stop(self, number: int) -> int:
+        """Save and end, as a signal or the time asks for. Returns the exit code."""
+        self._save()
+        self._wait_for_disk()
+        if number == TIME_IS_UP:
+            why, facts, code = f"RUN.MAX_TIME, {self.config.RUN.MAX_TIME}, is nearly up", {"reason": "time limit"}, 0
+        else:
+            why, facts, code = f"told to stop (signal {number})", {"signal": number}, 128 + number
+        self._finish(f"{why} after step {self.trainer.step}, {'not saved' if self.saver.failed else 'saved'}")
+        self._status("stopped", **facts)
+        return code or int(self.saver.failed)
+
+    def _status(self, state: str, **facts) -> None:
+        """status.json, with what is on the disk and which updates the run goes without."""
+        left_out = [[each.start, each.stop - 1] for each in self.trainer.left_out]
+        self.session.status(state, **facts, **self.saver.newest, **({"left_out": left_out} if left_out else {}))
 
     def _epoch(self, windows) -> None:
         trainer, config, seconds = self.trainer, self.config, Seconds()

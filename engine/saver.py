@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from engine.checkpoint import prune, save_checkpoint
+from engine.checkpoint import prune, save_checkpoint, start_of_streak
 from engine.snapshot import Snapshot
 
 
@@ -26,6 +26,7 @@ class Saver:
         self._writing: Future | None = None
         self.failed = False  # the last save
         self.seconds = 0.0  # that training stood still for it
+        self.longest = 0.0  # seconds from the start of a save until it was on the disk
         self.newest: dict[str, int] = {}  # finished epochs and steps that are on the disk
         self.on_saved: Callable[[], None] = lambda: None  # called in the thread, when `newest` is
 
@@ -33,7 +34,8 @@ class Saver:
         """Copy the state; the rest happens beside what comes next. `also`: further names for the file."""
         self.wait()
         with self._held_up(), self._told():
-            self._writing = self._thread.submit(self._write, self._snapshot.take(state), also)
+            start = time.perf_counter()
+            self._writing = self._thread.submit(self._write, self._snapshot.take(state), also, start)
 
     def wait(self) -> None:
         """Until nothing is being written."""
@@ -42,13 +44,16 @@ class Saver:
                 writing, self._writing = self._writing, None
                 writing.result()  # raises what is our own mistake
 
-    def _write(self, state: dict, also: list[str]) -> None:
+    def _write(self, state: dict, also: list[str], start: float) -> None:
+        # A checkpoint amid a streak of skipped updates never takes the place of the last one from before it.
+        keeps_former = self.newest.get("step", 0) <= start_of_streak(state)
         with self._told():
-            save_checkpoint(self._path, state, also)
+            save_checkpoint(self._path, state, also, keeps_former)
             self.newest = {"epoch": state["epoch"] + 1, "step": state["step"]}
             self.on_saved()
             prune(self._path.parent, self._keep)
             self.failed = False
+            self.longest = max(self.longest, time.perf_counter() - start)
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:

@@ -25,6 +25,7 @@ class Session:
         self.settings = flatten(loaded.config)
         self.process = process
         self.log = Log(process.rank)
+        self.started = loaded.started
         self.path = Path()
         self._loaded = loaded
         self._folder: RunFolder | None = None

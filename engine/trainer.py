@@ -16,22 +16,12 @@ from engine.optim import Schedule, build_optimizer
 from engine.overflow import Shown
 from engine.precision import Precision
 from engine.shadow import compare
+from engine.stops import TIME_IS_UP, NonFinite, Stopped
 from engine.timing import Phases, shares
 from utils.distributed import Process
 from utils.log import Log
 from utils.seed import seed_update
 from utils.signals import StopSignal
-
-
-class NonFinite(Exception):
-    """Too many updates in a row had a non-finite gradient. The program ends with exit code 3."""
-
-
-class Stopped(Exception):
-    """A signal told the run to stop, and all processes agreed on the step. Ends with 128 + the signal."""
-
-    def __init__(self, signal: int):
-        self.signal = signal
 
 
 @dataclass
@@ -73,6 +63,7 @@ class Trainer:
         self.bad_images = BadImages(data.image_set, config.DATA.MAX_BAD_FRACTION, log.warn)
         self.epoch = 0  # finished epochs, their evaluation included
         self.step = 0  # attempted updates
+        self.left_out: list[range] = []  # updates that are not made, one range for each time the run went back
         self.best = (-1.0, 0)  # highest accuracy, and the epoch it was in
         # Of the epoch so far: loss, correct, samples, skipped, gradient norm, updates. On the device: reading waits.
         self.totals = torch.zeros(6, dtype=sum_type(device), device=device)
@@ -83,6 +74,8 @@ class Trainer:
         self.on_update: Callable[[], None] = lambda: None  # called after each update
         self.on_report: Callable[[dict], None] = lambda row: None  # gets the figures of an update, each REPORT_FREQ
         self.on_shadow: Callable[[dict], None] = lambda row: None  # gets the figures of each comparison
+        # Whether the run must save and end now; asked before each update, with the number of them left in the epoch.
+        self.is_time_up: Callable[[int], bool] = lambda num_left: False
         # Called once, when many updates in a row were skipped; returns what breaks and what to try.
         self.on_skips: Callable[[], str] = lambda: ""
         self.advice: str | None = None  # what it returned
@@ -151,23 +144,35 @@ class Trainer:
         self.phases.restart()
         try:
             for index in range(done, per_epoch):
-                signal = self.process.agree_on(self.stop.number)
-                if signal:
-                    raise Stopped(signal)
-                lr = self.lr
-                self.update(next(windows))
-                self.on_update()
+                stop = self.process.agree_on(self.stop.number or self.is_time_up(per_epoch - index) * TIME_IS_UP)
+                if stop:
+                    raise Stopped(stop)
+                if any(self.step in each for each in self.left_out):
+                    self._leave_out()
+                else:
+                    self._make(next(windows), index)
                 self.log.move_bar()
-                is_last = index == per_epoch - 1
-                if self.config.PRECISION.SHADOW_STEPS and self.step % self.config.PRECISION.SHADOW_STEPS == 0:
-                    self._compare_with_float32()
-                if index % self.config.REPORT_FREQ == 0 or is_last:
-                    self._tell(index, lr)
-                if save_steps and self.step % save_steps == 0 and not is_last:
+                if save_steps and self.step % save_steps == 0 and index < per_epoch - 1:
                     save()
         finally:
             self.log.end_bar()
         return self.report()
+
+    def _make(self, window: Window, index: int) -> None:
+        """One update, and what is to be known of it."""
+        lr = self.lr
+        self.update(window)
+        self.on_update()
+        if self.config.PRECISION.SHADOW_STEPS and self.step % self.config.PRECISION.SHADOW_STEPS == 0:
+            self._compare_with_float32()
+        if index % self.config.REPORT_FREQ == 0 or index == self.data.steps_per_epoch - 1:
+            self._tell(index, lr)
+
+    def _leave_out(self) -> None:
+        """Count an update as skipped that is not made. It ends a row of skipped ones: it says nothing of the weights."""
+        self.totals[3] += 1
+        self.skips_in_a_row.zero_()
+        self.step += 1
 
     def end_epoch(self) -> None:
         """The epoch is trained and evaluated."""
@@ -245,7 +250,8 @@ class Trainer:
             advice = self.advice or "lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP, or in float16 try -amp_dtype bfloat16"
             raise NonFinite(
                 f"{skips} updates in a row had a non-finite gradient, up to step {self.step}; the weights are those "
-                f"before them; {advice}"
+                f"before them; {advice}",
+                range(self.step - skips, self.step),
             )
 
     def _wait_for(self, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -272,6 +278,7 @@ class Trainer:
                 "totals": self.process.sum(self.totals.clone()),
                 "skips_in_a_row": self.skips_in_a_row,
                 "best": list(self.best),
+                "left_out": [[each.start, each.stop] for each in self.left_out],
             },
         }
 
@@ -287,5 +294,18 @@ class Trainer:
         progress = state["progress"]
         self.best = tuple(progress["best"])
         self.skips_in_a_row = progress["skips_in_a_row"].to(self.skips_in_a_row)
+        self.left_out = [range(*each) for each in progress.get("left_out", [])]
+        self.totals.zero_()
         if self.process.is_first:  # the saved sums are those of all processes
             self.totals = progress["totals"].to(self.totals)
+
+    def go_back(self, state: dict, streak: range) -> None:
+        """To a state from before a streak of skipped updates, which are left out when it comes to them again.
+
+        So is the one before the streak: it led to weights that nothing was finite with, and would lead there again.
+        """
+        left_out = [*self.left_out, range(max(streak.start - 1, state["step"]), streak.stop)]
+        self.load_state_dict(state)
+        self.left_out = left_out
+        self.phase_seconds.clear()
+        self.advice = None

@@ -2,7 +2,8 @@
 # ViT-B/16 under Slurm, one torchrun a node:      sbatch scripts/train_slurm.sh
 # without torchrun, one task of srun's a GPU:     LAUNCHER=srun sbatch scripts/train_slurm.sh
 # Two minutes before the time is up Slurm sends SIGUSR1: the run saves and ends, the job is queued again, and
-# -resume auto goes on from where it was (and starts anew where there is nothing yet).
+# -resume auto goes on from where it was (and starts anew where there is nothing yet). A run that RUN.MAX_TIME ends,
+# as in `sbatch scripts/train_slurm.sh -opts RUN.MAX_TIME=23h50m`, is queued again too.
 #SBATCH --job-name=vit
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -49,7 +50,7 @@ srun)
 esac
 code=$?
 # Launchers hide the workers' exit codes; status.json in the run's folder says what happened.
-if grep -q '"signal":' output/train-*-job"$SLURM_JOB_ID"/status.json 2>/dev/null; then
+if grep -qE '"signal":|"reason": "time limit"' output/train-*-job"$SLURM_JOB_ID"/status.json 2>/dev/null; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

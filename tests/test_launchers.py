@@ -466,6 +466,8 @@ def test_the_slurm_script_starts_both_ways_and_queues_again_what_was_told_to_sto
     code, calls = cluster(CODE="138", STATUS='{"signal": 10}', LAUNCHER="srun")
     assert code == 138 and calls[1:] == ["scontrol requeue 17"]
     assert "--ntasks 16 --ntasks-per-node 8 --cpus-per-task 8 python -u main_multi_gpu.py " in calls[0]
+    _, limited = cluster(CODE="0", STATUS='{"state": "stopped", "reason": "time limit"}', LAUNCHER="srun")
+    assert limited[1:] == ["scontrol requeue 17"]
     assert cluster(CODE="0", STATUS='{"state": "done"}', LAUNCHER="srun") == (0, calls[:1])
     assert cluster(CODE="0", STATUS="", LAUNCHER="mpi") == (2, [])
 

@@ -1,4 +1,4 @@
-"""When memory runs out: what is told from other errors, and how a window is cut into smaller micro-batches from then on."""
+"""When memory runs out: how it is told from other errors, and how a window is cut into smaller micro-batches then."""
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +16,7 @@ from utils.log import Log
 
 
 # CUDA and XPU have an error of their own; libraries, MPS and the CPU's allocator say it in words.
-WORDS = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
+WORDS = ("out of memory", "ALLOC_FAILED", "DefaultCPUAllocator")
 
 
 def shortage(error: Exception) -> str | None:
@@ -101,8 +101,8 @@ class MicroBatches:
         """One of several processes alone has run out: the others wait for its gradient, where nothing can reach them."""
         flags = self._flags(self._half(self._largest(step)))
         return ConfigError(
-            f"DATA.BATCH_SIZE: process {self.process.rank} ran out of memory at step {step} ({reason}), where it had "
-            f"sufficed before; go on from the last save with smaller micro-batches: -resume auto {flags}"
+            f"DATA.BATCH_SIZE: process {self.process.rank} ran out of memory at step {step} ({reason}), while "
+            f"others wait for its gradient; go on from the last save with smaller micro-batches: -resume auto {flags}"
         )
 
     def _largest(self, step: int) -> int:
@@ -126,7 +126,7 @@ class MicroBatches:
         least = "1 image" if self.order.unit == 1 else "2 images (mixup and cutmix take them in pairs)"
         amp = "" if self.config.AMP else ", or use -amp"
         raise ConfigError(
-            f"DATA.IMAGE_SIZE is {self.config.DATA.IMAGE_SIZE}: memory runs out at step {step} even with micro-batches of "
-            f"{least}; lower it, take a smaller model (MODEL.NAME is {self.config.MODEL.NAME}){amp}; or end what else "
+            f"DATA.IMAGE_SIZE is {self.config.DATA.IMAGE_SIZE}: memory runs out at step {step} even with micro-batches "
+            f"of {least}; lower it, take a smaller model (MODEL.NAME is {self.config.MODEL.NAME}){amp}; or end what else "
             "uses the device's memory"
         )

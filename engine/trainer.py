@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -158,7 +159,7 @@ class Trainer:
             parts = self.micro_batches.parts(largest)
             # Where gradients accumulate, the first lie there while the second are computed.
             passes = 2 if len(parts) * window.num_batches > 1 else 1
-            reason = try_out(self.computing, lambda: self._loss_of(parts[0]), passes)  # noqa: B023
+            reason = try_out(self.computing, partial(self._loss_of, parts[0]), passes)
             if self.process.all_say(reason is None):
                 break
             self.replica = None  # its graph may be static, which is over; and its memory is needed

@@ -74,7 +74,8 @@ def test_the_size_stays_halved_until_the_next_start_and_is_told_in_one_line(tmp_
         trainer.update(window)
     assert sizes == [32, 32, 16, 16, 16, 16, 16, 16]
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "out of memory" in line]
-    assert line.startswith("warning: out of memory at step 1 with micro-batches of 32 images; the step is done again with 16")
+    assert line.startswith("warning: out of memory at step 1 with micro-batches of 32 images;")
+    assert "done again with 16" in line
     assert line.endswith("-batch_size 16 -accum_iter 2")
     again = make_trainer(config)
     sizes = sizes_seen(again)
@@ -121,7 +122,7 @@ def test_pairs_that_are_mixed_are_not_parted(tmp_path):
     assert sizes == [22, 12, 6, 4, 2]
 
 
-@pytest.mark.parametrize("message", ["can't allocate memory: you tried to allocate 9 bytes", "something else"])
+@pytest.mark.parametrize("message", ["DefaultCPUAllocator: can't allocate memory", "something else"])
 def test_what_fails_while_a_batch_is_read_is_not_done_again(tmp_path, message):
     trainer = make_trainer(small_config(tmp_path))
     window = next(trainer.data.windows(0, 1))

@@ -14,7 +14,6 @@ from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.log import Log
 
-
 # CUDA and XPU have an error of their own; libraries, MPS and the CPU's allocator say it in words.
 WORDS = ("out of memory", "ALLOC_FAILED", "DefaultCPUAllocator")
 

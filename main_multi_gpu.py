@@ -12,6 +12,7 @@ import sys
 from configs.load import Loaded, load
 from utils.errors import ToldError, UserError, exit_code
 from utils.launchers import Asked, Place, count_local, find_place, told_rank
+from utils.program import hurry, leave
 
 
 def main(arguments: list[str]) -> int:
@@ -55,7 +56,5 @@ def load_once(arguments: list[str]) -> Loaded:
 
 
 if __name__ == "__main__":
-    code = exit_code(main, sys.argv[1:])
-    from utils.distributed import leave
-
-    leave(code)
+    hurry()
+    leave(exit_code(main, sys.argv[1:]))

@@ -7,6 +7,7 @@ import sys
 
 from configs.load import load
 from utils.errors import ConfigError, exit_code
+from utils.program import hurry, leave
 
 
 def main(arguments: list[str]) -> int:
@@ -27,4 +28,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main, sys.argv[1:]))
+    hurry()
+    leave(exit_code(main, sys.argv[1:]))

@@ -48,7 +48,7 @@ class Data:
     )
     NUM_WORKERS: int | None = setting(
         None,
-        "Loader threads or processes per training process; not set: the cores there are, shared out, at most 8, and 0 for sets held in memory. (PaddleViT: 1, which starves a GPU.)",
+        "Loader threads or processes per training process; not set: the cores there are, shared out, at most 8; a quarter of them where the CPU computes the model; 0 for sets held in memory. (PaddleViT: 1, which starves a GPU.)",
         low=0,
     )
     WORKERS: str = setting(

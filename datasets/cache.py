@@ -18,7 +18,7 @@ from datasets.cache_build import CacheFailed, Recipe, Watch, build, in_gb
 from datasets.cache_file import JPEG, PIXELS, CacheFile, DamagedCache, Place
 from datasets.decode import ImageReadError, decode
 from datasets.image_set import ImageSet
-from datasets.workers import count_workers
+from datasets.workers import cores_per_process
 from utils.errors import ConfigError
 
 MEMORY = Path("/dev/shm")
@@ -82,7 +82,7 @@ def _cached(config: Config, part: str, image_set: ImageSet, watch: Watch) -> Ima
         why = "which are in memory already" if image_set.in_memory else "as it is not known which files they are in"
         watch.say(f"cache: not for the {part} images of {config.DATA.DATASET}, {why}")
         return image_set
-    num_threads = max(1, count_workers(config.DATA, image_set, 1, torch.device("cpu")))
+    num_threads = config.DATA.NUM_WORKERS or cores_per_process(1, torch.device("cpu"))
     place = _place(config, part, image_set, num_threads)
     try:
         file = _open(place)

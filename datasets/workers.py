@@ -32,7 +32,10 @@ def read_in_threads(pieces: Iterable[Piece], reader: Reader, num_threads: int, d
 
     Reading, decoding and resizing leave the interpreter to the other threads and to the training.
     """
-    with ThreadPoolExecutor(num_threads, "loader") as pool:
+    # Else each thread would have helpers of its own for torch's operations, which spin while they wait and so take the
+    # cores from the training. The number is each thread's own, once it has one: this thread's is fixed by asking.
+    torch.get_num_threads()
+    with ThreadPoolExecutor(num_threads, "loader", initializer=torch.set_num_threads, initargs=(1,)) as pool:
 
         def start(piece: Piece):
             room = reader.room_for(piece, pinned=device.type == "cuda")
@@ -144,7 +147,10 @@ def count_workers(data: Data, image_set: ImageSet, world_size: int, device: torc
         return data.NUM_WORKERS
     if image_set.in_memory:
         return 0
-    return min(MOST_WORKERS, cores_per_process(world_size, device))
+    num_cores = cores_per_process(world_size, device)
+    if device.type == "cpu":  # which needs its cores to compute: even ViT-Tiny takes ten times as long as reading
+        num_cores = max(1, num_cores // 4)
+    return min(MOST_WORKERS, num_cores)
 
 
 def cores_per_process(world_size: int, device: torch.device) -> int:

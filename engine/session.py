@@ -13,6 +13,7 @@ from configs.load import Loaded, flatten, to_yaml
 from utils.distributed import Process
 from utils.files import write_text
 from utils.log import Log
+from utils.program import settle
 from utils.run_folder import RunFolder
 
 
@@ -48,6 +49,7 @@ class Session:
     def begin(self) -> None:
         """All is found right: from here on the folder is this start's, and says with which settings."""
         self._has_begun = True
+        settle()
         if self._folder:
             # Whoever starts from this file wants the same run anew, not this one to go on, nor to be its process 0.
             config = self.config

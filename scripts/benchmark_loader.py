@@ -65,9 +65,9 @@ def main(argv: list[str]) -> int:
 
 
 # The same recipe for both: ViT-Tiny, one epoch, bfloat16, AdamW, crops and flips, a line of the log for each update.
-TIMM = """--model vit_tiny_patch16_224 --num-classes 10 --epochs 1 --warmup-epochs 0 --sched none --opt adamw --lr 1e-3
+TIMM = """--model vit_tiny_patch16_224 --num-classes 10 --epochs 1 --warmup-epochs 0 --sched step --decay-epochs 9 --opt adamw --lr 1e-3
 --weight-decay 0.05 --amp --amp-dtype bfloat16 --device cpu --workers 2 --color-jitter 0 --log-interval 1"""
-OURS = f"""-cfg {ROOT}/configs/vit_tiny_patch16_224.yaml -dataset imagefolder -amp -epochs 1 -num_workers 2
+OURS = f"""-cfg {ROOT}/configs/vit_tiny_patch16_224.yaml -dataset imagefolder -amp -epochs 1
 -opts REPORT_FREQ=1 TRAIN.WARMUP_EPOCHS=0 TRAIN.LR_SCHEDULER.NAME=constant TRAIN.BASE_LR=1e-3 TRAIN.WEIGHT_DECAY=0.05
 TRAIN.SMOOTHING=0.1 TRAIN.GRAD_CLIP=null MODEL.DROPOUT=0 MODEL.ATTENTION_DROPOUT=0 DATA.CROP_PCT=0.9"""
 

@@ -3,19 +3,17 @@
 With one process every method returns its input: nobody else asks how many there are.
 """
 
-import atexit
 import contextlib
 import ctypes
 import os
 import re
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -235,18 +233,6 @@ class Process:
             self.agree_on(0)  # waits for the vote under way
             self._vote[0].wait()
             dist.destroy_process_group()
-
-
-def leave(code: int) -> NoReturn:
-    """End a process of several with this code and no other.
-
-    What is registered for the end runs, but the interpreter is not taken down: gloo's threads may still hold tensors
-    then, and abort the process (pytorch/pytorch#179291).
-    """
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def die_with_parent() -> None:

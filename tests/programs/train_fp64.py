@@ -15,8 +15,9 @@ from configs.load import load
 from datasets import build_train_data, load_image_sets
 from engine.trainer import Trainer
 from models import build_model
-from utils.distributed import Process, leave
+from utils.distributed import Process
 from utils.log import Log
+from utils.program import leave
 from utils.signals import StopSignal
 
 AUGMENTATION = ("TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.REPEATED_AUG=3").split()

@@ -27,6 +27,15 @@ class Piece(NamedTuple):
     first: int = 0  # position of the first image in the window
     repeats: np.ndarray | None = None  # how often the window has had each of the images before
 
+    def part(self, start: int, end: int) -> "Piece":
+        """The images at these places of a piece of training, all of which count."""
+        return self._replace(
+            indices=self.indices[start:end],
+            num_samples=end - start,
+            first=self.first + start,
+            repeats=self.repeats[start:end],
+        )
+
 
 @dataclass(frozen=True)
 class Order:
@@ -63,6 +72,16 @@ class Order:
         """How many pieces each process gets of this step."""
         return math.ceil(self.window_size(step) / (self.batch_size * self.world_size))
 
+    @property
+    def unit(self) -> int:
+        """Images that no cut may part."""
+        return 2 if self.in_pairs else 1
+
+    def largest_piece(self, step: int) -> int:
+        """Images of the largest piece of this step, of whichever process; an odd window's last counts as a unit."""
+        num_units = math.ceil(self.window_size(step) / self.unit)
+        return math.ceil(num_units / (self.num_micro_batches(step) * self.world_size)) * self.unit
+
     def window(self, step: int) -> np.ndarray:
         """The images of this step, all processes' together."""
         epoch, index = divmod(step, self.steps_per_epoch)
@@ -80,11 +99,11 @@ class Order:
         stands in."""
         window, num_pieces = self.window(step), self.num_micro_batches(step) * self.world_size
         repeats = np.arange(len(window)) // self._num_distinct(step)
-        unit = 2 if self.in_pairs else 1
-        num_units = math.ceil(len(window) / unit)
+        num_units = math.ceil(len(window) / self.unit)
         pieces = []
         for number in range(rank, num_pieces, self.world_size):
-            start, end = (min(num_units * edge // num_pieces * unit, len(window)) for edge in (number, number + 1))
+            edges = (num_units * edge // num_pieces * self.unit for edge in (number, number + 1))
+            start, end = (min(edge, len(window)) for edge in edges)
             shown = slice(start, end) if end > start else slice(1)
             epoch = step // self.steps_per_epoch
             pieces.append(Piece(epoch, window[shown], end - start, step, start, repeats[shown]))

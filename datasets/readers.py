@@ -27,6 +27,17 @@ class Batch(NamedTuple):
     bad: list[int]  # images that could not be read: replaced in training, left out in evaluation
     piece: Piece | None = None  # what was asked for, in training: on it depends how images are erased and mixed
 
+    def parts(self, size: int) -> list["Batch"]:
+        """The same images of training, at most `size` at a time."""
+        count = len(self.targets)
+        if count <= size:
+            return [self]
+        ends = [(start, min(start + size, count)) for start in range(0, count, size)]
+        return [
+            Batch(self.images[start:end], self.targets[start:end], end - start, [], self.piece.part(start, end))
+            for start, end in ends
+        ]
+
 
 class Reader:
     """`fill` may be called by several threads at once, for different places of one piece."""

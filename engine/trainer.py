@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -13,6 +14,7 @@ from engine.evaluate import sum_type
 from engine.kernels import compile_model
 from engine.losses import ClassificationLoss
 from engine.optim import Schedule, build_optimizer
+from engine.out_of_memory import MicroBatches, Rereadable, shortage, try_out
 from engine.overflow import Shown
 from engine.precision import Precision
 from engine.shadow import compare
@@ -49,11 +51,14 @@ class Trainer:
         for line in self.precision.prepare(model):
             log.say(line)
         self.ema = Ema(model, config.TRAIN.MODEL_EMA_DECAY) if config.TRAIN.MODEL_EMA else None
-        computing = self.precision.computing(model)
-        self.precision.link(model, computing)
+        self.computing = self.precision.computing(model).train()
+        self.precision.link(model, self.computing)
         if config.COMPILE:
-            compile_model(computing, config)
-        self.replica = process.wrap(computing.train(), accumulates=data.order.num_micro_batches(0) > 1)
+            compile_model(self.computing, config)
+        self.replica = process.wrap(self.computing, accumulates=data.order.num_micro_batches(0) > 1)
+        self.micro_batches = MicroBatches(config, data.order, process, log)
+        # The first update takes the memory for the optimizer's state, so that only the second has all there is.
+        self.rehearsals = 0 if process.world_size == 1 or config.COMPILE else 2
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = build_optimizer(config.TRAIN, model)
         self.schedule = Schedule(config.TRAIN, data.steps_per_epoch, data.global_batch)
@@ -89,13 +94,23 @@ class Trainer:
         """One update from all images of a window: this process's share of them, micro-batch by micro-batch."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr
+        seen = self._accumulate_within_memory(window, Rereadable(self._wait_for(window.batches)))
+        self.phases.begin("optimizer")
+        grad_norm, skipped = self.precision.update(self.optimizer, self.parameters, self.config.TRAIN.GRAD_CLIP)
+        if self.ema:
+            self.ema.update(skipped)
+        self.phases.begin("other")
+        self._count(seen, grad_norm, skipped)
+        self.step += 1
+
+    def _accumulate(self, window: Window, batches: Iterable[Batch]) -> torch.Tensor:
+        """Gradients of the whole window. Returns the sums of losses, correct images and images of this process."""
         seed_update(self.config.SEED, self.step, self.process.rank)
         seen = torch.zeros_like(self.totals[:3])
         self.shown.start(window.step)
-        for index, batch in enumerate(self._wait_for(window.batches)):
+        for batch, is_last in self.micro_batches.cut(window, batches):
             self.phases.begin("copy")
             images, targets = self._place(batch)
-            is_last = index == window.num_batches - 1
             with self.process.sync_gradients(self.replica, now=is_last):
                 self.phases.begin("forward")
                 with self.precision.autocast():
@@ -110,13 +125,47 @@ class Trainer:
             with torch.no_grad():
                 correct = logits.argmax(1).eq(heavier(targets)).to(loss.dtype).mean()
                 seen += batch.num_samples * torch.stack((loss, correct, torch.ones_like(loss)))
-        self.phases.begin("optimizer")
-        grad_norm, skipped = self.precision.update(self.optimizer, self.parameters, self.config.TRAIN.GRAD_CLIP)
-        if self.ema:
-            self.ema.update(skipped)
+        return seen
+
+    def _accumulate_within_memory(self, window: Window, batches: Rereadable) -> torch.Tensor:
+        """The same, begun again with smaller micro-batches for as long as memory runs out."""
+        if self.rehearsals:
+            self._rehearse(window, batches)
+        while True:
+            try:
+                return self._accumulate(window, batches)
+            except RuntimeError as error:
+                reason = shortage(error)
+                if batches.is_reading or not reason:
+                    raise
+            if self.process.world_size > 1:
+                raise self.micro_batches.cannot_repeat(window.step, reason)
+            # Not inside `except`: the error would keep what it met of the forward.
+            self.replica.zero_grad(set_to_none=True)
+            self.micro_batches.halve(window.step, reason)
+
+    def _rehearse(self, window: Window, batches: Rereadable) -> None:
+        """Find out together whether memory suffices, while no process waits for the gradients of another."""
+        largest = max(batches, key=lambda batch: len(batch.targets))
         self.phases.begin("other")
-        self._count(seen, grad_norm, skipped)
-        self.step += 1
+        while True:
+            parts = self.micro_batches.parts(largest)
+            # Where gradients accumulate, the first lie there while the second are computed.
+            passes = 2 if len(parts) * window.num_batches > 1 else 1
+            reason = try_out(self.computing, partial(self._loss_of, parts[0]), passes)
+            if self.process.all_say(reason is None):
+                break
+            self.replica = None  # its graph may be static, which is over; and its memory is needed
+            self.micro_batches.halve(window.step, reason)
+            self.replica = self.process.wrap(self.computing, accumulates=True)
+        self.rehearsals -= 1
+
+    def _loss_of(self, batch: Batch) -> torch.Tensor:
+        """Without the others: of the model itself, not of its replica."""
+        images, targets = self._place(batch)
+        with self.precision.autocast():
+            logits = self.computing(images)
+        return self.loss(logits, targets)
 
     def _place(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | Mixed]:
         """Images [B, C, H, W] and targets [B] on the device, as model and loss take them."""

@@ -46,10 +46,11 @@ def main(argv: list[str]) -> None:
 
 def refusal(error: Exception) -> dict:
     """Why this mode cannot be measured; an error that nobody foresaw is also printed whole."""
-    message = str(error).strip() or "no message"
-    first_line = message.splitlines()[0]
-    if isinstance(error, torch.OutOfMemoryError) or "out of memory" in message or "ALLOC_FAILED" in message:
+    from engine.out_of_memory import shortage
+
+    if shortage(error):
         return {"refused": "out of memory", "out_of_memory": True}
+    first_line = (str(error).strip() or "no message").splitlines()[0]
     if not isinstance(error, UserError):
         traceback.print_exception(error)
         first_line = f"{type(error).__name__}: {first_line}"

@@ -205,6 +205,14 @@ class Process:
             dist.all_reduce(values)
         return values
 
+    def all_say(self, yes: bool) -> bool:
+        """Whether every process says so. All hosts wait for each other, and for no device."""
+        if self.world_size == 1:
+            return yes
+        vote = torch.tensor([int(yes)])
+        dist.all_reduce(vote, dist.ReduceOp.MIN, group=self._host_group)
+        return bool(vote)
+
     def agree_on(self, number: int) -> int:
         """The largest number that any process gave in the *previous* call, the same on every process.
 

@@ -1,7 +1,8 @@
 """Trains the small model in float64 for 20 updates, once for each way of splitting the batch.
 
 python -m tests.programs.train_fp64 SETTINGS.yaml OUT.pth CASES, once per process as launchers do, where CASES are
-NUM_IMAGES,DROP_LAST,MIXUP_MODE,BATCH_SIZE,ACCUM_ITER each; MIXUP_MODE "none": without augmentation.
+NUM_IMAGES,DROP_LAST,MIXUP_MODE,BATCH_SIZE,ACCUM_ITER each; MIXUP_MODE "none": without augmentation. With ,FITS,STEP behind
+it, from that step on the last process runs out of memory whenever it takes more than FITS images at once.
 """
 
 import os
@@ -24,7 +25,7 @@ AUGMENTATION = ("TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_P
 
 def train(settings: str, case: str, process: Process) -> dict[str, torch.Tensor]:
     """The weights after 20 updates."""
-    num_images, drop_last, mode, batch_size, accumulate = case.split(",")
+    num_images, drop_last, mode, batch_size, accumulate, *shortage = case.split(",")
     options = [f"DATA.DROP_LAST={drop_last}", f"DATA.BATCH_SIZE={batch_size}", f"TRAIN.ACCUM_ITER={accumulate}"]
     if mode != "none":
         options += [f"TRAIN.MIXUP_MODE={mode}", *AUGMENTATION]
@@ -35,9 +36,23 @@ def train(settings: str, case: str, process: Process) -> dict[str, torch.Tensor]
     model = build_model(config, 10).double()
     data = build_train_data(config, train_set, process.rank, process.world_size, process.device)
     trainer = Trainer(config, model, data, process, Log(process.rank), StopSignal())
+    if shortage and process.rank == process.world_size - 1:
+        run_out(trainer, *map(int, shortage))
     for window in data.windows(0, 20):
         trainer.update(window)
     return model.state_dict()
+
+
+def run_out(trainer: Trainer, fits: int, step: int) -> None:
+    """At the end of the backward, where most gradients are there already."""
+
+    def fail(gradient: torch.Tensor) -> None:
+        if len(gradient) > fits and trainer.step >= step:
+            raise torch.OutOfMemoryError("out of memory, as arranged")
+
+    trainer.model.patch_embed.register_forward_hook(
+        lambda module, inputs, output: output.register_hook(fail) and None  # what a hook returns replaces the output
+    )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import functools
+import gc
 import itertools
 import math
 import multiprocessing
@@ -72,8 +73,11 @@ def read_in_processes(
         multiprocessing_context=context,
         generator=torch.Generator(),  # the loader draws a seed, and must not take it from the run's generator
     )
+    # What is there before the fork is left out when workers look for garbage, which would copy its pages to each of them.
+    gc.freeze()
     with _signals_held_back():
         batches = iter(loader)  # here the workers start
+    gc.unfreeze()
     try:
         for batch in batches:
             if isinstance(batch, DataError):

@@ -85,6 +85,8 @@ def convert(setting: Setting, text: Text, origin: str) -> Any:
         if not setting.many:
             return _one(setting, text)
         return tuple(_one(setting, member) for member in _members(text))
+    except _TooLarge:
+        raise ConfigError(f"{origin}: {setting.key} is {shown(text)}; it must be below 2**63") from None
     except ValueError:
         near = did_you_mean(text, setting.choices) if setting.kind is str and isinstance(text, str) else ""
         raise ConfigError(f"{origin}: {setting.key} is {shown(text)}; it must be {describe(setting)}{near}") from None
@@ -126,11 +128,20 @@ def _one(setting: Setting, text: Text) -> Any:
     if not pattern.fullmatch(word):
         raise ValueError("no number")
     value = setting.kind(word)
+    if setting.kind is int and abs(value) > _LARGEST:
+        raise _TooLarge
     low = -math.inf if setting.low is None else setting.low
     high = math.inf if setting.high is None else setting.high
     if not math.isfinite(value) or not low <= value <= high:
         raise ValueError("out of bounds")
     return value
+
+
+_LARGEST = 2**63 - 1  # of torch's and numpy's whole numbers
+
+
+class _TooLarge(ValueError):
+    """A whole number that nothing can hold."""
 
 
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*")

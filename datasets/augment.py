@@ -99,6 +99,10 @@ def parse_policy(train: Train) -> tuple[str, dict[str, float]]:
                 f"TRAIN.AUTO_AUGMENT: {part!r} in {train.AUTO_AUGMENT!r} is not understood; {name} {known}"
             )
         numbers[match[1]] = float(match[2])
+    if name == "rand" and not (numbers["m"] <= 10 and numbers["n"] >= 1 and numbers["p"] <= 1):
+        raise ConfigError(
+            f"TRAIN.AUTO_AUGMENT: {train.AUTO_AUGMENT!r} must have m from 0 to 10, n of at least 1 and p from 0 to 1"
+        )
     if name == "augmix" and not (1 <= numbers["m"] <= 10 and numbers["w"] >= 1 and numbers["a"] > 0):
         raise ConfigError(
             f"TRAIN.AUTO_AUGMENT: {train.AUTO_AUGMENT!r} must have m from 1 to 10, w of at least 1 and a above 0"

@@ -109,7 +109,7 @@ def _place(config: Config, part: str, image_set: ImageSet, num_threads: int) -> 
         "channels": image_set.num_channels,
         **Recipe(data).facts,
     }
-    name = f"{data.DATASET}-{part}-{hashlib.sha256(root).hexdigest()[:16]}"
+    name = f"{data.DATASET.replace('/', '-')}-{part}-{hashlib.sha256(root).hexdigest()[:16]}"
     return Place(folder, name, facts, len(image_set), stays=data.CACHE == "disk")
 
 

@@ -85,7 +85,7 @@ def read_class_folders(
 def images_below(root: Path, name: str, deep: bool) -> list[str]:
     """Paths of the images in root/name, relative to root and sorted: the order must not depend on the file system."""
     paths = []
-    for folder, folders, files in os.walk(root / name):
+    for folder, folders, files in os.walk(root / name, onerror=_raise):
         folders[:] = [each for each in folders if deep and not each.startswith(".")]
         inside = os.path.relpath(folder, root)
         paths += [
@@ -94,3 +94,8 @@ def images_below(root: Path, name: str, deep: bool) -> list[str]:
             if file.lower().endswith(IMAGE_ENDINGS) and not file.startswith(".")
         ]
     return sorted(paths)
+
+
+def _raise(error: OSError) -> None:
+    """os.walk passes over what it cannot read unless told otherwise."""
+    raise error

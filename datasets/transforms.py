@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from configs.schema import Data
+from datasets.decode import ImageReadError
 from utils.errors import ConfigError
 
 KERNELS = {
@@ -57,6 +58,8 @@ class EvalTransform:
         if (height, width) == (self.side, self.side):
             resize(image, self.interpolation, out)
             return
+        if height * width > Image.MAX_IMAGE_PIXELS:  # a line of one pixel becomes a picture of any size
+            raise ImageReadError(f"resized to {width} x {height} it has more than {Image.MAX_IMAGE_PIXELS} pixels")
         resized = torch.empty((height, width, channels), dtype=torch.uint8).permute(2, 0, 1)
         resize(image, self.interpolation, resized)
         out.copy_(resized[:, top : top + self.side, left : left + self.side])

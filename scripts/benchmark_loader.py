@@ -39,8 +39,9 @@ CACHED = {
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    limits = commands.add_parser("limits")
-    limits.add_argument("flags", nargs=argparse.REMAINDER, help="of main_single_gpu.py: -cfg -dataset -data_path ...")
+    commands.add_parser(
+        "limits", add_help=False
+    )  # all else are flags of main_single_gpu.py: -cfg -dataset -data_path ...
     memory = commands.add_parser("memory")
     memory.add_argument("-count", type=int, default=200_000, help="listed files")
     memory.add_argument("-epochs", type=int, default=5)
@@ -52,7 +53,9 @@ def main(argv: list[str]) -> int:
         if name == "run":
             command.add_argument("-timm", type=Path, required=True, help="a copy of timm's repository, with train.py")
             command.add_argument("-timm_flags", nargs="*", default=[], help="further flags of train.py, without dashes")
-    arguments = parser.parse_args(argv)
+    arguments, arguments.flags = parser.parse_known_args(argv)
+    if arguments.flags and arguments.command != "limits":
+        parser.error(f"unrecognized arguments: {' '.join(arguments.flags)}")
     print(machine() + "\n", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         if "photos" in arguments and not arguments.photos:
@@ -231,7 +234,7 @@ def tell_limits(arguments: argparse.Namespace, scratch: Path) -> None:
     """Both ceilings of a run with these flags, and which of them it will meet."""
     from configs.load import load
 
-    flags = [flag for flag in arguments.flags if flag != "--"]
+    flags = arguments.flags
     where = flags.index("-opts") if "-opts" in flags else len(flags)
     options, flags = flags[where + 1 :], flags[:where]
     config = load([*flags, *(["-opts", *options] if options else [])]).config

@@ -143,11 +143,14 @@ def write_part(out: Path, part: str, image_set, order, limit: Limit) -> int:
         samples = None
         while done < len(order):
             path = out / f"{part}-{num_shards:06d}.tar"
-            if not path.exists():
+            shard = (load_index(path) or scan(path)) if path.exists() else None
+            if shard is None or shard.cut:
                 samples = samples or read_ahead(pool, image_set, order[done:].tolist())
                 with replacing(path) as file:
                     write_shard(file, done, samples, limit)
-            shard = load_index(path) or scan(path)
+                shard = scan(path)
+            else:
+                samples = None  # what follows is to be read from behind it
             save_index(shard)
             done += len(shard.samples)
             num_shards += 1

@@ -177,6 +177,8 @@ def test_colour_jitter_is_left_out_beside_every_policy_but_3a():
         ("orignal", "there is no policy 'orignal'.*did you mean original"),
         ("rand-m9-mmax40", "'mmax40' in 'rand-m9-mmax40' is not understood; rand takes m, n, p, mstd, inc"),
         ("rand-m", "'m' in 'rand-m' is not understood"),
+        ("rand-m11", "'rand-m11' must have m from 0 to 10"),
+        ("rand-n0", "n of at least 1"),
         ("original-mstd0.5", "original takes nothing after its name"),
         ("augmix-m11", "m from 1 to 10"),
     ],

@@ -566,6 +566,7 @@ def test_opts_may_come_several_times_and_anywhere():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
+        (f"-seed {2**63}", f"flag -seed: SEED is '{2**63}'; it must be below 2**63"),
         ("-batch_size 0", "flag -batch_size: DATA.BATCH_SIZE is '0'; it must be a whole number of at least 1"),
         ("-batch_size=abc", "flag -batch_size: DATA.BATCH_SIZE is 'abc'; it must be a whole number of at least 1"),
         ("-last_epoch -1", "flag -last_epoch: TRAIN.LAST_EPOCH is '-1'; it must be a whole number of at least 0"),

@@ -569,6 +569,34 @@ def test_a_broken_image_is_told_apart_from_other_errors(tmp_path, kind, reason):
         val.read(0)
 
 
+def test_a_named_pipe_is_a_broken_image_and_no_reason_to_wait(tmp_path):
+    make_folders(tmp_path / "train", {"ant": 1})
+    make_folders(tmp_path / "val", {"ant": 1})
+    os.mkfifo(tmp_path / "val" / "ant" / "pipe.jpg")
+    _, val = load("imagefolder", tmp_path)
+    with pytest.raises(ImageReadError):
+        val.read(1)
+
+
+def test_a_line_of_pixels_that_would_be_enlarged_to_gigabytes_cannot_be_read():
+    with pytest.raises(ImageReadError, match="more than"):
+        EvalTransform(Data())(np.zeros((1, 1_000_000, 3), np.uint8), torch.empty(3, 224, 224))
+
+
+def test_a_folder_that_cannot_be_read_is_told(tmp_path, monkeypatch):
+    make_folders(tmp_path / "train", {"ant": 1})
+    make_folders(tmp_path / "val", {"ant": 1})
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("train/ant"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert "train/ant" in error_of("imagefolder", tmp_path)
+
+
 def test_bad_images_are_named_once_and_too_many_end_the_run(tmp_path):
     make_folders(tmp_path / "train", {"ant": 20})
     make_folders(tmp_path / "val", {"ant": 1})

@@ -452,6 +452,16 @@ def test_killed_and_called_again_it_keeps_finished_shards_and_ends_with_the_same
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
 
 
+def test_a_shard_that_was_cut_off_is_written_anew_with_its_own_images(tmp_path, photos):
+    flags = ("-dataset", "imagefolder", "-data_path", photos, "-samples_per_shard", 4)
+    call(*flags, "-out", tmp_path / "whole")
+    call(*flags, "-out", tmp_path / "out")
+    os.truncate(tmp_path / "out" / "train-000001.tar", 1024)
+    call(*flags, "-out", tmp_path / "out")
+    for path in (tmp_path / "whole").glob("*.tar"):
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+
+
 def test_a_folder_with_anything_else_in_it_is_refused(tmp_path, photos):
     flags = ("-dataset", "imagefolder", "-data_path", photos, "-out", tmp_path / "out")
     (tmp_path / "out").mkdir()

@@ -245,9 +245,9 @@ import torch
 from engine.kernels import choose_kernels
 choose_kernels(torch.nn.Linear(1, 1), torch.device("cpu"), None)
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(2):
+for _ in range(4):
     before = faults()
-    tensors = [torch.ones(4_000_000) for _ in range(8)] + [torch.ones(20_000_000)]
+    tensors = [torch.ones(4_000_000) for _ in range(8)]
     print(faults() - before)
     del tensors
 """
@@ -256,8 +256,9 @@ for _ in range(2):
 @pytest.mark.skipif(sys.platform != "linux", reason="is about glibc")
 def test_memory_freed_by_a_step_is_there_for_the_next():
     done = subprocess.run([sys.executable, "-c", FAULTS], cwd=ROOT, capture_output=True, text=True, check=True)
-    first, second = map(int, done.stdout.split())
-    assert second < 1000 and second <= first, done.stdout
+    # Not yet the second: how the blocks come to lie is chance at first.
+    first, *_, last = map(int, done.stdout.split())
+    assert last < 1000 < first, done.stdout
 
 
 def compiled_gradients(tmp_path, monkeypatch, scope: str | None):

@@ -79,6 +79,12 @@ def flatten(config: Config) -> dict[str, Any]:
     return values
 
 
+def unflatten(saved: dict[str, Any]) -> Config:
+    """The Config of what `flatten` gave, which a checkpoint holds; a setting that was not there yet has its default."""
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
+    return build({key: values.get(key, setting.default) for key, setting in SETTINGS.items()})
+
+
 def convert(setting: Setting, text: Text, origin: str) -> Any:
     """The value that `text` stands for; `origin` is the file or flag that an error names."""
     try:

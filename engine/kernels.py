@@ -48,13 +48,20 @@ def compile_model(model: nn.Module, config: Config) -> None:
     if config.COMPILE_SCOPE == "model":
         model.compile(mode=config.COMPILE_MODE)
         return
-    if not isinstance(getattr(model, "blocks", None), nn.Sequential | nn.ModuleList):
-        raise ConfigError(
-            "COMPILE_SCOPE is blocks, but this model is no plain row of transformer blocks (it has no .blocks); use "
-            "COMPILE_SCOPE model"
-        )
-    for block in model.blocks:  # all alike, so that compiling the first serves the others
+    for block in blocks_of(
+        model, "COMPILE_SCOPE is blocks", "COMPILE_SCOPE model"
+    ):  # all alike, so that compiling the first serves the others
         block.compile(mode=config.COMPILE_MODE)
+
+
+def blocks_of(model: nn.Module, setting: str, instead: str) -> nn.Sequential | nn.ModuleList:
+    """The model's blocks, for a setting that is about them; `instead`: what to use where there are none."""
+    blocks = getattr(model, "blocks", None)
+    if not isinstance(blocks, nn.Sequential | nn.ModuleList):
+        raise ConfigError(
+            f"{setting}, but this model is no plain row of transformer blocks (it has no .blocks); use {instead}"
+        )
+    return blocks
 
 
 class CpuDropout(nn.Dropout):

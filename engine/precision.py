@@ -13,7 +13,7 @@ import torch
 
 from configs.schema import Config
 from engine.float8 import check_float8, from_float8, to_float8
-from engine.kernels import choose_kernels
+from engine.kernels import blocks_of, choose_kernels
 from engine.lists import apply_lists
 from engine.loss_scale import LossScaler
 from utils.errors import ConfigError
@@ -127,12 +127,7 @@ class Precision:
 
     def _narrow_residual(self, model: torch.nn.Module) -> None:
         """Cast what each block gets, which autocast's sums of float32 and half leave in float32."""
-        if not isinstance(getattr(model, "blocks", None), torch.nn.Sequential | torch.nn.ModuleList):
-            raise ConfigError(
-                "PRECISION.RESIDUAL is half, but this model is no plain row of transformer blocks (it has no .blocks); "
-                "use PRECISION.RESIDUAL float32"
-            )
-
+        blocks = blocks_of(model, "PRECISION.RESIDUAL is half", "PRECISION.RESIDUAL float32")
         half = self.half
 
         def cast(block: torch.nn.Module, inputs: tuple) -> tuple:
@@ -141,7 +136,7 @@ class Precision:
             return (inputs[0].to(half), *inputs[1:]) if narrows else inputs
 
         # The last block gets what the others made; a hook on it would keep it from being computed for one token.
-        for block in model.blocks[:-1]:
+        for block in blocks[:-1]:
             block.register_forward_pre_hook(cast)
 
     def autocast(self) -> torch.autocast:

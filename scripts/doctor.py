@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # our folders, wherever the script is called from
 
-from configs.convert import SETTINGS, build
+from configs.convert import unflatten
 from configs.load import load
 from configs.schema import Config
 from utils.errors import ConfigError, exit_code
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     from utils.distributed import choose_device
 
     folder, state, batches = find(arguments.source, arguments.batch)
-    config = load(["-cfg", arguments.cfg]).config if arguments.cfg else config_of(state)
+    config = load(["-cfg", arguments.cfg]).config if arguments.cfg else unflatten(state["config"])
     config, scale = precision_of(config, state, arguments.amp_dtype)
     device = choose_device("auto", local_rank=0)
     for each in batches or [next_batch(config, state)]:
@@ -87,12 +87,6 @@ def find(source: str, batch: Path | None):
     if not (isinstance(state, dict) and {"state_dict", "config", "class_names"} <= state.keys()):
         raise ConfigError(f"{path} is no checkpoint of a run; give its folder, last.pth or checkpoint-N.pth")
     return folder, state, batches
-
-
-def config_of(state: dict) -> Config:
-    """The settings that were saved with the weights."""
-    saved = {key: tuple(value) if isinstance(value, list) else value for key, value in state["config"].items()}
-    return build({key: saved.get(key, setting.default) for key, setting in SETTINGS.items()})
 
 
 def precision_of(config: Config, state: dict, wanted: str | None) -> tuple[Config, float]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # our folders, wherever the script is called from
 
-from configs.convert import SETTINGS, build
+from configs.convert import unflatten
 from configs.schema import Config
 from utils.errors import ConfigError, exit_code
 
@@ -156,8 +156,7 @@ def read_run(source: str) -> tuple[Path, dict]:
 
 def config_of(state: dict) -> Config:
     """The settings of the run, with what `data` says about images."""
-    saved = {key: tuple(value) if isinstance(value, list) else value for key, value in state["config"].items()}
-    config = build({key: saved.get(key, setting.default) for key, setting in SETTINGS.items()})
+    config = unflatten(state["config"])
     data = state["data"]
     channels, side, _ = data["input_size"]
     images = replace(

@@ -200,6 +200,10 @@ class Train:
     )
     GRAD_CLIP: float | None = setting(None, "Largest norm of the gradient; not set: no clipping.", low=0.0)
     ACCUM_ITER: int = setting(1, "Micro-batches per update.", low=1)
+    GRAD_CHECKPOINTING: bool = setting(
+        False,
+        "Activation checkpointing: a transformer block keeps its input alone, and computes again in the backward what it needs; far less memory, for the time of another forward. (Other timm models: as timm's `--grad-checkpointing` does it.)",
+    )
     SMOOTHING: float = setting(0.0, "Label smoothing.", low=0.0, high=0.99)
     COLOR_JITTER: float = setting(
         0.0,
@@ -357,7 +361,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Dist:
-    """How the processes of a run find each other, where torchrun, Slurm or MPI do not say it, and how long they wait."""
+    """How the processes of a run share the work, and how they find each other where torchrun, Slurm or MPI do not say it."""
 
     URL: str | None = setting(None, "Where process 0 is met, as tcp://HOST:PORT; not set: what the launcher says.")
     WORLD_SIZE: int | None = setting(
@@ -368,6 +372,16 @@ class Dist:
         1800.0,
         "Seconds to wait for a process that does not come or does not answer, before the run ends and names it.",
         low=1.0,
+    )
+    STRATEGY: str = setting(
+        "ddp",
+        "How several processes share the model: ddp, each has all of it; fsdp2, each has a part of weights, gradients, optimizer and running mean. With one process both are the same.",
+        choices=("ddp", "fsdp2"),
+    )
+    CHECKPOINT: str = setting(
+        "single",
+        "single: a checkpoint is one file, written by process 0; sharded: a file for each process, and an index. Either is read by any number of processes.",
+        choices=("single", "sharded"),
     )
 
 

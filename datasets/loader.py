@@ -61,7 +61,10 @@ class TrainData:
 
 
 class EvalData:
-    """This process's share of the evaluation images: every one once, on one process, in the set's order."""
+    """This process's share of the evaluation images: every one once, on one process, in the set's order.
+
+    All processes get as many batches. Where one has no images left, one that does not count keeps it in step.
+    """
 
     def __init__(
         self,
@@ -77,7 +80,8 @@ class EvalData:
 
     def __iter__(self) -> Iterator[Batch]:
         share = np.arange(self.rank, self.num_samples, self.world_size)
-        chunks = [share[start : start + self.batch_size] for start in range(0, len(share), self.batch_size)]
-        pieces = [Piece(0, chunk, len(chunk)) for chunk in chunks]
+        most = math.ceil(self.num_samples / self.world_size)  # images of the process that has most
+        chunks = [share[start : start + self.batch_size] for start in range(0, most, self.batch_size)]
+        pieces = [Piece(0, chunk if len(chunk) else np.zeros(1, int), len(chunk)) for chunk in chunks]
         with contextlib.closing(self._load(pieces)) as batches:
             yield from batches

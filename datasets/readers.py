@@ -132,4 +132,5 @@ class EvalReader(Reader):
         if bad:
             kept = torch.from_numpy(~np.isin(piece.indices, bad))
             images, targets = images[kept], targets[kept]
-        return Batch(images, targets, len(images), bad)
+        is_counted = piece.num_samples > 0
+        return Batch(images, targets, len(images) if is_counted else 0, bad if is_counted else [])

@@ -15,7 +15,7 @@ from utils.files import replacing, sync
 # Settings that do not move the trajectory, or that the global batch stands for.
 MAY_CHANGE = re.compile(
     r"EVAL|CHECK|SAVE.*|TAG|KEEP_CHECKPOINTS|REPORT_FREQ|VALIDATE_FREQ|DEVICE|NGPUS|PROFILE|TENSORBOARD|PRECISION\.(EXPLAIN|DOCTOR_SKIPS|ROLLBACKS|SHADOW_.*)|(RESUME|RUN|DIST)\..*|MODEL\.(RESUME|PRETRAINED)"
-    r"|DATA\.(DATA_PATH|NUM_WORKERS|WORKERS|BATCH_SIZE|BATCH_SIZE_EVAL|DOWNLOAD|MAX_BAD_FRACTION|CACHE|CACHE_PATH)|TRAIN\.(ACCUM_ITER|LAST_EPOCH)"
+    r"|DATA\.(DATA_PATH|NUM_WORKERS|WORKERS|BATCH_SIZE|BATCH_SIZE_EVAL|DOWNLOAD|MAX_BAD_FRACTION|CACHE|CACHE_PATH)|TRAIN\.(ACCUM_ITER|LAST_EPOCH|GRAD_CHECKPOINTING)"
 )
 
 
@@ -71,10 +71,13 @@ def numbered(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def read_checkpoint(path: Path) -> dict:
-    """What is in a checkpoint, ours or not, or a ConfigError that says what is wrong with the file. Nothing in it runs."""
+def read_checkpoint(path: Path, lazily: bool = False) -> dict:
+    """What is in a checkpoint, ours or not, or a ConfigError that says what is wrong with the file. Nothing in it runs.
+
+    `lazily` as in read_torch.
+    """
     try:
-        state = read_torch(path)
+        state = read_torch(path, lazily)
     except ConfigError as error:
         raise ConfigError(f"-resume: {error}; use an older checkpoint beside it") from error
     return state if isinstance(state, dict) else {}
@@ -88,7 +91,7 @@ def find_newest(save: str, tag: str, warn: Callable[[str], None]) -> Path | None
         for path in [run / "last.pth", run / "previous.pth", *numbered(run), run / "best.pth"]:
             if path.exists():
                 try:
-                    read_checkpoint(path)
+                    read_checkpoint(path, lazily=True)
                     return path
                 except ConfigError as error:
                     warn(f"{error}; trying the one before")

@@ -4,6 +4,8 @@ import copy
 
 import torch
 
+from engine.sharding import Whole
+
 
 class Ema:
     """A second model whose weights trail the first's."""
@@ -11,7 +13,10 @@ class Ema:
     def __init__(self, model: torch.nn.Module, decay: float):
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self._decay = decay
-        pairs = list(zip(self.model.state_dict().values(), model.state_dict().values(), strict=True))
+
+    def follow(self, model: torch.nn.Module, sharding: Whole) -> None:
+        """From here on `update` moves towards this model."""
+        pairs = list(zip(sharding.state_of(self.model).values(), sharding.state_of(model).values(), strict=True))
         self._means, self._values = zip(*[pair for pair in pairs if pair[0].is_floating_point()], strict=True)
         self._counts = [pair for pair in pairs if not pair[0].is_floating_point()]  # BatchNorm counts batches
 

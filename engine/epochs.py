@@ -15,6 +15,8 @@ from engine.resume import comparable
 from engine.rollback import NAME, find_before, write_bad_batches
 from engine.saver import Saver
 from engine.session import Session
+from engine.shard_saver import PIECES, ShardSaver
+from engine.sharding import is_sharded
 from engine.stops import TIME_IS_UP, NonFinite, Stopped, TimeLimit
 from engine.trainer import Trainer
 
@@ -27,7 +29,7 @@ class Epochs:
         self.config, self.process, self.log = session.config, session.process, session.log
         self.bad_images = BadImages(eval_data.image_set, self.config.DATA.MAX_BAD_FRACTION, self.log.warn)
         self.recorder: Recorder | None = None
-        self.saver = Saver(session.path, self.config.KEEP_CHECKPOINTS, self.process.device, self.log.warn)
+        self.saver = make_saver(session)
         self.saver.newest = {"epoch": trainer.epoch, "step": trainer.step}
         self.saver.on_saved = lambda: self._status("training")
         self.start = time.perf_counter()
@@ -40,7 +42,8 @@ class Epochs:
         self.session.begin()
         if self.process.is_first:
             self.recorder = Recorder(self.session, self.trainer)
-            self.trainer.on_skips = lambda: examine(self.session, self.trainer)
+            if not is_sharded(self.config, self.process):  # it looks at a copy of the whole model
+                self.trainer.on_skips = lambda: examine(self.session, self.trainer)
             if self.config.RUN.MAX_TIME:
                 limit = TimeLimit(to_seconds(self.config.RUN.MAX_TIME), self.session.started)
                 self.trainer.is_time_up = lambda num_left: limit.is_near(num_left, self.saver.longest)
@@ -82,11 +85,11 @@ class Epochs:
         trainer, streak, folder = self.trainer, broken.streak, self.session.path
         if len(trainer.left_out) >= self.config.PRECISION.ROLLBACKS:
             return False
-        self.process.first(self.saver.wait)
+        self._wait_for_saver()
         path = self.process.first(lambda: find_before(folder, streak.start, self.log.warn))
         if path is None:
             return False
-        trainer.go_back(read_checkpoint(path), streak)
+        trainer.go_back(read_checkpoint(path, lazily=True), streak)
         left_out = trainer.left_out[-1]
         self.log.say(
             f"{broken}; going back to {path}, after step {trainer.step}; updates {left_out.start} to {left_out.stop - 1} "
@@ -150,12 +153,22 @@ class Epochs:
         }
 
     def _save(self, metric: float | None = None, also: list[str] = ()) -> None:
-        """last.pth, under other names as well where asked; all processes wait until process 0 has copied the state."""
+        """last.pth, under other names as well where asked; all processes wait until the state is copied."""
+        sharding = self.trainer.sharding
         state = self.trainer.state_dict() | describe_run(self.session, self.trainer, self.eval_data, metric)
-        self.process.first(lambda: self.saver.save(state, also))
+        if self.config.DIST.CHECKPOINT == "sharded":
+            rest, pieces = sharding.cut(state)
+            self.saver.save({**rest, PIECES: pieces}, also)
+        else:
+            state = sharding.whole(state)
+            self.process.first(lambda: self.saver.save(state, also))
+
+    def _wait_for_saver(self) -> None:
+        self.process.first(self.saver.wait)
+        self.saver.wait()  # the others', if they have anything to write
 
     def _wait_for_disk(self) -> None:
-        self.process.first(self.saver.wait)
+        self._wait_for_saver()
         if self.process.is_first:
             share = self.saver.seconds / (time.perf_counter() - self.start)
             self.log.note(f"saving: training stood still for {self.saver.seconds:.3f} s, {share:.3%} of the run")
@@ -163,8 +176,9 @@ class Epochs:
     def _save_overflow(self) -> str:
         """Keep what the last update met, for the doctor. Returns what to add to the reason for stopping."""
         trainer = self.trainer
+        weights = {"state_dict": trainer.sharding.state_of(trainer.model)}
         facts = {
-            "state_dict": trainer.model.state_dict(),
+            **trainer.sharding.whole(weights),
             "config": self.session.settings,
             "seed": self.config.SEED,
             "class_names": list(self.eval_data.image_set.classes),
@@ -185,6 +199,14 @@ class Epochs:
         minutes, seconds = divmod(time.perf_counter() - self.start, 60)
         things = "weights, curves and logs" if (self.session.path / "last.pth").exists() else "logs"
         self.log.say(f"{reason}; {best}; {minutes:.0f} min {seconds:.1f} s; {things}: {self.session.path}")
+
+
+def make_saver(session: Session) -> Saver:
+    """What DIST.CHECKPOINT asks for. All processes make it together."""
+    keep, process, log = session.config.KEEP_CHECKPOINTS, session.process, session.log
+    if session.config.DIST.CHECKPOINT == "sharded":
+        return ShardSaver(session.path, keep, process, log.warn if process.is_first else log.note)
+    return Saver(session.path, keep, process.device, log.warn)
 
 
 def describe_run(session: Session, trainer: Trainer, eval_data: EvalData, metric: float | None) -> dict:

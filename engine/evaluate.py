@@ -39,12 +39,14 @@ def evaluate(
     for batch in data:
         sums[4] += len(batch.bad)
         bad_images.note(batch.bad)
-        if not batch.num_samples:
-            continue
-        images = precision.cast(normalize(batch.images.to(process.device, non_blocking=True)))
-        targets = batch.targets.to(process.device, non_blocking=True)
+        # Also where none counts, or is left: weights in shards are gathered from all processes.
+        pixels = batch.images if len(batch.images) else batch.images.new_zeros(1, *batch.images.shape[1:])
+        images = precision.cast(normalize(pixels.to(process.device, non_blocking=True)))
         with precision.autocast():
             logits = model(images)
+        if not batch.num_samples:
+            continue
+        targets = batch.targets.to(process.device, non_blocking=True)
         logits = widen(logits)
         best = logits.topk(min(5, logits.shape[1])).indices.eq(targets[:, None])
         sums[0] += functional.cross_entropy(logits, targets, reduction="none").to(sums).sum()

@@ -1,6 +1,7 @@
 """How much memory a training step will take, from what two small batches leave for their backward, and what is free."""
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -12,15 +13,23 @@ from datasets.findings import OK, WARN, WRONG, Finding
 from engine.losses import ClassificationLoss
 from engine.precision import Precision
 from engine.quick_checks import optimizer_bytes, size, trained_bytes
+from engine.recompute import has_blocks
+from engine.sharding import gathered_blocks, is_sharded
+from utils.distributed import Process
 
 FEW, MORE = 2, 3  # images; BatchNorm refuses a single one
 WORKING = 1.2  # what a backward needs at its peak over what was kept for it (ViT-Tiny on a CPU: 1.1 to 1.3)
 NEAR, FAR = 0.9, 1.5  # shares of what is free: it is an estimate
 
 
-def check_memory(config: Config, model: nn.Module, precision: Precision, free: int, num_sharing: int) -> Finding:
-    """Of one process's step against `free` bytes, which `num_sharing` processes share. Moves the model to its device."""
+def check_memory(config: Config, model: nn.Module, precision: Precision, free: int, process: Process) -> Finding:
+    """Of one process's step against `free` bytes. Moves the model to its device."""
+    num_sharing = process.local_size if process.device.type == "cpu" else 1  # processes that share these bytes
     fixed = fixed_bytes(config, model, precision)
+    if is_sharded(config, process):
+        # Beside its shares a process has two blocks whole, one that computes and the next, with their gradients.
+        largest = max(sum(each.nbytes for each in block.parameters()) for block in gathered_blocks(model))
+        fixed = fixed // process.world_size + 4 * largest
     advice = "lower -batch_size and raise -accum_iter alike" + (", or use -amp" if precision.half is None else "")
     if num_sharing * fixed > FAR * free:
         return _finding(f"{size(num_sharing * fixed)} without activations", num_sharing * fixed, free, advice)
@@ -58,16 +67,34 @@ def fixed_bytes(config: Config, model: nn.Module, precision: Precision) -> int:
 
 
 def saved_bytes(config: Config, model: nn.Module, precision: Precision, count: int) -> int:
-    """What one forward of `count` images keeps for its backward, weights left out."""
+    """What one forward of `count` images keeps for its backward, weights left out.
+
+    With TRAIN.GRAD_CHECKPOINTING: the inputs of the blocks, all of one block, and what is not in blocks.
+    """
     device, data = precision.device, config.DATA
     computing = precision.computing(model).train()
     own = {tensor.untyped_storage().data_ptr() for tensor in computing.state_dict().values()}
-    kept: dict[int, int] = {}
+    kept: dict[int, tuple[int, int]] = {}  # by address: bytes, and the block (0: none) that kept it first
+    inside, inputs = [0], []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
+        kept.setdefault(storage.data_ptr(), (storage.nbytes(), inside[-1]))
         return tensor
+
+    def enter(block: nn.Module, taken: tuple) -> None:
+        inside.append(len(inputs) + 1)
+        inputs.append(taken[0].nbytes)
+
+    def leave(*block) -> None:
+        inside.append(0)
+
+    recomputed = computing.blocks if config.TRAIN.GRAD_CHECKPOINTING and has_blocks(computing) else []
+    handles = [
+        handle
+        for block in recomputed
+        for handle in (block.register_forward_pre_hook(enter), block.register_forward_hook(leave))
+    ]
 
     pixels = torch.zeros((count, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE), dtype=torch.uint8)
     targets = torch.zeros(count, dtype=torch.int64, device=device)
@@ -77,7 +104,12 @@ def saved_bytes(config: Config, model: nn.Module, precision: Precision, count: i
             logits = computing(images)
         loss = ClassificationLoss(config.TRAIN)(logits, targets)
     del loss  # only now: a storage that is freed could be counted twice under another address
-    return sum(count for address, count in kept.items() if address not in own)
+    for handle in handles:
+        handle.remove()
+    of_block = Counter()
+    for address, (count, block) in kept.items():
+        of_block[block] += count if address not in own else 0
+    return of_block.pop(0, 0) + sum(inputs) + max(of_block.values(), default=0)
 
 
 def free_memory(device: torch.device) -> int:

@@ -10,20 +10,26 @@ from configs.schema import Train
 FUSED_DEVICES = ("cuda", "cpu", "xpu", "mps")
 
 
-def build_optimizer(settings: Train, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """The optimizer over the parameters that train; fused, which is faster and can skip an update on the device."""
+def build_optimizer(
+    settings: Train, model: torch.nn.Module, own: dict[str, torch.nn.Parameter] | None = None
+) -> torch.optim.Optimizer:
+    """The optimizer over the parameters that train; fused, which is faster and can skip an update on the device.
+
+    `own`: what this process moves of each parameter, if not all of it.
+    """
+    own = dict(model.named_parameters()) if own is None else own
     # Biases, norms, class token and position embedding are not decayed: pulling them to zero moves the function
     # without simplifying it.
     names = getattr(model, "no_weight_decay", set)()
     decayed, kept = [], []
-    for name, parameter in model.named_parameters():
+    for name, parameter in own.items():
         if parameter.requires_grad:
             (kept if parameter.ndim <= 1 or name in names else decayed).append(parameter)
     groups = [{"params": decayed, "weight_decay": settings.WEIGHT_DECAY}, {"params": kept, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
     chosen = settings.OPTIMIZER
     cls = (HALF_MOMENT if chosen.FIRST_MOMENT == "bfloat16" else FULL_MOMENT)[chosen.NAME]
-    common = {"lr": settings.BASE_LR, "fused": next(model.parameters()).device.type in FUSED_DEVICES}
+    common = {"lr": settings.BASE_LR, "fused": next(iter(own.values())).device.type in FUSED_DEVICES}
     if chosen.NAME != "SGD":
         return cls(groups, betas=chosen.BETAS, eps=chosen.EPS, **common)
     optimizer = cls(groups, momentum=chosen.MOMENTUM, **common)

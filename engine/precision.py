@@ -16,6 +16,7 @@ from engine.float8 import check_float8, from_float8, to_float8
 from engine.kernels import blocks_of, choose_kernels
 from engine.lists import apply_lists
 from engine.loss_scale import LossScaler
+from engine.sharding import Whole
 from utils.errors import ConfigError
 
 
@@ -45,6 +46,7 @@ class Precision:
         self.scaler = LossScaler(device.type, settings, needed=self.half is torch.float16)
         self._masters: list[torch.nn.Parameter] = []
         self._halves: list[torch.nn.Parameter] = []
+        self._sharding = Whole()
         set_matmul(settings.MATMUL, device)
 
     @staticmethod
@@ -181,8 +183,9 @@ class Precision:
         """Images in the type that the model takes."""
         return images.to(self.half) if self.is_naive else images
 
-    def link(self, model: torch.nn.Module, copy: torch.nn.Module) -> None:
+    def link(self, model: torch.nn.Module, copy: torch.nn.Module, sharding: Whole) -> None:
         """From here on `update` moves the model by the gradients of its copy, and the copy after it."""
+        self._sharding = sharding
         if copy is not model:
             pairs = zip(model.parameters(), copy.parameters(), strict=True)
             self._masters, self._halves = zip(*[pair for pair in pairs if pair[0].requires_grad], strict=True)
@@ -198,8 +201,11 @@ class Precision:
         Returns the gradient norm before clipping and 1.0 or 0.0 for skipped or not, both on the device.
         """
         self._move_gradients()
+        self._sharding.collect_gradients()
         self.scaler.unscale_(optimizer)
-        grad_norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        self._sharding.agree(self.scaler.found_inf(optimizer))
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        grad_norm = self._sharding.norm(norm)
         if grad_clip:
             torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, grad_norm)
         skipped = self.scaler.found_inf(optimizer)

@@ -26,6 +26,7 @@ from engine.quick_checks import (
 from engine.resume import find_checkpoint, global_batch_to_keep, read_saved, refuse_changes, run_folder_of
 from engine.run import find_weights, weights_to_score
 from engine.session import Session
+from engine.sharding import check_strategy
 from models import build_model, describe
 from models.weights import load_exactly, load_pretrained
 from utils.distributed import Process, choose_device, find_devices
@@ -89,6 +90,7 @@ class Preflight:
         order = build_order(config, train or ImageSet([], []), process.world_size)
         if not config.EVAL:
             self.attempt("augmentation", lambda: parse_policy(config.TRAIN))
+            self.attempt("strategy", lambda: check_strategy(config))
             self.add(check_rate(config.TRAIN, order.global_batch))
             self.add(check_warm_up(config.TRAIN))
         if val:
@@ -109,8 +111,9 @@ class Preflight:
             return
         folder = self.look_at_weights(model, order)
         self.tell("precision", lambda: in_words(precision, model))
-        num_sharing = process.local_size if process.device.type == "cpu" else 1
-        self.add(check_memory(config, model, precision, free, num_sharing))
+        memory = self.attempt("memory", lambda: check_memory(config, model, precision, free, process))
+        if memory:
+            self.add(memory)
         if output.verdict == OK:
             self.add(check_disk(config, folder or Path(config.SAVE), checkpoint_bytes(config.TRAIN, model)))
 

@@ -75,7 +75,7 @@ def check_disk(config: Config, path: Path, each: int) -> Finding:
     kept = min(config.KEEP_CHECKPOINTS, math.ceil(config.TRAIN.NUM_EPOCHS / config.SAVE_FREQ))
     count = kept + 4  # last, best, previous, and the one that is being written
     # A resumed run's checkpoints have their room already; a file with several names has it once.
-    present = {status.st_ino: status.st_size for status in (file.stat() for file in path.glob("*.pth"))}
+    present = {status.st_ino: status.st_size for status in (file.stat() for file in path.rglob("*.pth"))}
     need = max(count * each - sum(present.values()), 2 * each)
     free = free_bytes(existing(path))
     found = f"checkpoints of {size(each)}, up to {count} at once: {size(need)} of {size(free)} free at {path}"

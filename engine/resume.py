@@ -7,7 +7,7 @@ from datasets.order import Order
 from engine.checkpoint import changes, find_newest, read_checkpoint
 from engine.session import Session
 from engine.trainer import Trainer
-from models.weights import find_file, load_exactly, load_pretrained
+from models.weights import check_exactly, find_file
 from utils.errors import ConfigError
 
 WEIGHTS_ONLY = (".pdparams", ".safetensors", ".npz")
@@ -36,9 +36,9 @@ def run_folder_of(checkpoint: Path | None) -> Path | None:
     return checkpoint.parent if checkpoint and (checkpoint.parent / "config.yaml").exists() else None
 
 
-def read_saved(path: Path | None) -> dict:
-    """What is in the checkpoint; nothing where there is none, or a file of weights alone."""
-    return {} if path is None or path.suffix in WEIGHTS_ONLY else read_checkpoint(path)
+def read_saved(path: Path | None, lazily: bool = False) -> dict:
+    """What is in the checkpoint; nothing where there is none, or a file of weights alone. `lazily` as in read_torch."""
+    return {} if path is None or path.suffix in WEIGHTS_ONLY else read_checkpoint(path, lazily)
 
 
 def global_batch_to_keep(config: Config, saved: dict) -> int | None:
@@ -55,14 +55,12 @@ def restore(session: Session, trainer: Trainer, path: Path, state: dict) -> None
     """Take up a checkpoint: all of one of ours; of another system's the weights and the epoch."""
     config, log = session.config, session.log
     if "progress" not in state:
-        for line in load_pretrained(trainer.model, str(path), setting="-resume"):
-            log.say(line)
         trainer.epoch = config.TRAIN.LAST_EPOCH or state.get("epoch", -1) + 1
         trainer.step = trainer.epoch * trainer.data.steps_per_epoch
         log.say(f"resume: {path} has weights only; epoch {trainer.epoch + 1} starts with a fresh optimizer")
         return
     refuse_changes(session, state, path, trainer.data.order)
-    load_exactly(trainer.model, state["state_dict"], path)
+    check_exactly(trainer.model, state["state_dict"], path)
     trainer.load_state_dict(state)
     log.say(f"resume: {path}, after epoch {trainer.epoch} and step {trainer.step}")
 

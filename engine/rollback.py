@@ -17,7 +17,7 @@ def find_before(folder: Path, step: int, warn: Callable[[str], None]) -> Path | 
     for path in (folder / "last.pth", folder / "previous.pth"):
         if path.exists():
             try:
-                if read_checkpoint(path)["step"] <= step:
+                if read_checkpoint(path, lazily=True)["step"] <= step:
                     return path
             except ConfigError as error:
                 warn(f"{error}; trying the one before")

@@ -26,6 +26,7 @@ from engine.precision import Precision
 from engine.quick_checks import quick_checks
 from engine.resume import find_checkpoint, global_batch_to_keep, read_saved, restore, run_folder_of
 from engine.session import Session
+from engine.sharding import check_strategy, is_sharded
 from engine.trainer import Trainer
 from models import build_model, describe
 from models.weights import load_exactly, load_pretrained
@@ -45,6 +46,8 @@ def run(loaded: Loaded, process: Process) -> int:
     try:
         Precision(loaded.config, process.device)  # refuses what this device cannot do, before any data is read
         parse_policy(loaded.config.TRAIN)  # likewise
+        if not loaded.config.EVAL:
+            check_strategy(loaded.config)  # likewise
         code = run_evaluation(session) if loaded.config.EVAL else run_training(session)
     except BaseException as error:
         error_told = process.explain(error)
@@ -61,7 +64,10 @@ def run_training(session: Session) -> int:
     session.open_folder("train", existing=run_folder_of(checkpoint))
     train_set, eval_set = load_data(session, lambda: stop.number)
     model = make_model(session, len(eval_set.classes))
-    saved = read_saved(checkpoint)
+    saved = read_saved(checkpoint, lazily=True)
+    if checkpoint and "progress" not in saved:  # before the model is shared out
+        for line in load_pretrained(model, str(checkpoint), setting="-resume"):
+            log.say(line)
     kept = global_batch_to_keep(config, saved)
     train_data = build_train_data(config, train_set, process.rank, process.world_size, process.device, kept)
     eval_data = build_eval_data(config, eval_set, process.rank, process.world_size, process.device)
@@ -104,7 +110,8 @@ def make_model(session: Session, num_data_classes: int) -> torch.nn.Module:
         for line in process.after_first(lambda: load_pretrained(model, source, needs_head=config.EVAL)):
             log.say(line)
     log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
-    return model.to(process.device)
+    # What is shared out goes to the device part by part.
+    return model if is_sharded(config, process) and not config.EVAL else model.to(process.device)
 
 
 def run_evaluation(session: Session) -> int:

@@ -35,7 +35,10 @@ class Saver:
         self.wait()
         with self._held_up(), self._told():
             start = time.perf_counter()
-            self._writing = self._thread.submit(self._write, self._snapshot.take(state), also, start)
+            self._submit(self._snapshot.take(state), also, start)
+
+    def _submit(self, copy: dict, also: list[str], start: float) -> None:
+        self._writing = self._thread.submit(self._write, copy, also, start)
 
     def wait(self) -> None:
         """Until nothing is being written."""
@@ -48,12 +51,20 @@ class Saver:
         # A checkpoint amid a streak of skipped updates never takes the place of the last one from before it.
         keeps_former = self.newest.get("step", 0) <= start_of_streak(state)
         with self._told():
-            save_checkpoint(self._path, state, also, keeps_former)
+            self._put(state, also, keeps_former)
             self.newest = {"epoch": state["epoch"] + 1, "step": state["step"]}
             self.on_saved()
-            prune(self._path.parent, self._keep)
+            self._tidy()
             self.failed = False
             self.longest = max(self.longest, time.perf_counter() - start)
+
+    def _put(self, state: dict, also: list[str], keeps_former: bool) -> None:
+        """Bring a state to the disk under its names."""
+        save_checkpoint(self._path, state, also, keeps_former)
+
+    def _tidy(self) -> None:
+        """Remove what is not kept."""
+        prune(self._path.parent, self._keep)
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:

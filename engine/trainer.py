@@ -17,7 +17,9 @@ from engine.optim import Schedule, build_optimizer
 from engine.out_of_memory import MicroBatches, Rereadable, shortage, try_out
 from engine.overflow import Shown
 from engine.precision import Precision
+from engine.recompute import recompute_blocks
 from engine.shadow import compare
+from engine.sharding import choose_sharding, is_sharded
 from engine.stops import TIME_IS_UP, NonFinite, Stopped
 from engine.timing import Phases, shares
 from utils.distributed import Process
@@ -48,19 +50,28 @@ class Trainer:
         self.config, self.data, self.process, self.log, self.stop = config, data, process, log, stop
         self.model = model
         self.precision = Precision(config, device)
+        self.sharding = choose_sharding(config, process, self.precision.half)
         for line in self.precision.prepare(model):
             log.say(line)
+        if config.TRAIN.GRAD_CHECKPOINTING:
+            recompute_blocks(config, model)
         self.ema = Ema(model, config.TRAIN.MODEL_EMA_DECAY) if config.TRAIN.MODEL_EMA else None
+        self.sharding.lay_out(model, *([self.ema.model] if self.ema else []))
+        if self.ema:
+            self.ema.follow(model, self.sharding)
         self.computing = self.precision.computing(model).train()
-        self.precision.link(model, self.computing)
+        self.precision.link(model, self.computing, self.sharding)
         if config.COMPILE:
             compile_model(self.computing, config)
-        self.replica = process.wrap(self.computing, accumulates=data.order.num_micro_batches(0) > 1)
+        self.replica = self.sharding.wrap(self.computing, accumulates=data.order.num_micro_batches(0) > 1)
         self.micro_batches = MicroBatches(config, data.order, process, log)
-        # The first update takes the memory for the optimizer's state, so that only the second has all there is.
-        self.rehearsals = 0 if process.world_size == 1 or config.COMPILE else 2
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = build_optimizer(config.TRAIN, model)
+        # The first update takes the memory for the optimizer's state, so that only the second has all there is. Shards of
+        # weights are gathered from all processes, so that none of them can try anything without the others.
+        self.rehearsals = 0 if process.world_size == 1 or config.COMPILE or is_sharded(config, process) else 2
+        own = self.sharding.parameters(model)
+        self.parameters = [parameter for parameter in own.values() if parameter.requires_grad]
+        self.optimizer = build_optimizer(config.TRAIN, model, own)
+        self.sharding.follow(self.optimizer)
         self.schedule = Schedule(config.TRAIN, data.steps_per_epoch, data.global_batch)
         self.loss = ClassificationLoss(config.TRAIN)
         self.normalize = Normalize(config.DATA, self.parameters[0].dtype).to(device)
@@ -111,7 +122,7 @@ class Trainer:
         for batch, is_last in self.micro_batches.cut(window, batches):
             self.phases.begin("copy")
             images, targets = self._place(batch)
-            with self.process.sync_gradients(self.replica, now=is_last):
+            with self.sharding.sync_gradients(self.replica, now=is_last):
                 self.phases.begin("forward")
                 with self.precision.autocast():
                     logits = self.replica(images)
@@ -157,7 +168,7 @@ class Trainer:
                 break
             self.replica = None  # its graph may be static, which is over; and its memory is needed
             self.micro_batches.halve(window.step, reason)
-            self.replica = self.process.wrap(self.computing, accumulates=True)
+            self.replica = self.sharding.wrap(self.computing, accumulates=True)
         self.rehearsals -= 1
 
     def _loss_of(self, batch: Batch) -> torch.Tensor:
@@ -315,12 +326,12 @@ class Trainer:
             yield batch
 
     def state_dict(self) -> dict:
-        """Everything that the next update depends on, and timm's names for it. All processes call it together."""
+        """What this process holds of everything that the next update depends on, under timm's names. All call it together."""
         return {
             "epoch": self.epoch - 1,
             "step": self.step,
-            "state_dict": self.model.state_dict(),
-            **({"state_dict_ema": self.ema.model.state_dict()} if self.ema else {}),
+            "state_dict": self.sharding.state_of(self.model),
+            **({"state_dict_ema": self.sharding.state_of(self.ema.model)} if self.ema else {}),
             "optimizer": self.optimizer.state_dict(),
             "amp_scaler": self.precision.state_dict(),
             "progress": {
@@ -332,10 +343,11 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on where `state_dict` was called."""
-        self.model.load_state_dict(state["state_dict"])
+        """Go on with the state of a whole run, where `state_dict` was called."""
+        state = self.sharding.own(state)
+        self.sharding.load(self.model, state["state_dict"])
         if self.ema:
-            self.ema.model.load_state_dict(state.get("state_dict_ema") or state["state_dict"])
+            self.sharding.load(self.ema.model, state.get("state_dict_ema") or state["state_dict"])
         self.precision.refresh()
         self.optimizer.load_state_dict(state["optimizer"])
         self.precision.load_state_dict(state["amp_scaler"])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from models.pdparams import read_pdparams, refusal, to_timm
+from models.shards import SHARDS, join
 from utils.errors import ConfigError
 
 SUFFIXES = (".pdparams", ".pth", ".safetensors", ".npz")
@@ -52,14 +53,27 @@ def read_weights(source: str | Path) -> tuple[dict[str, Tensor], str]:
     return state, key
 
 
-def read_torch(path: Path):
-    """What torch.save wrote: tensors and plain values, or an error. Nothing in the file is run."""
+def read_torch(path: Path, lazily: bool = False):
+    """What torch.save wrote: tensors and plain values, or an error. Nothing in the file is run.
+
+    A checkpoint in shards is put together; `lazily`: its large tensors as Parts.
+    """
+    content = _read_torch_file(path)
+    if isinstance(content, dict) and isinstance(content.get(SHARDS), list):
+        return join(content, path.parent, lambda part: _read_torch_file(part, from_disk=True), lazily)
+    return content
+
+
+def _read_torch_file(path: Path, from_disk: bool = False):
+    """`from_disk`: its tensors stay on the disk until they are used."""
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 broken = archive.testzip()  # torch.load does not compare the checksums that torch.save wrote
             if broken:
                 raise ConfigError(f"{path}: damaged (checksum of {broken})")
+        if from_disk:
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         # timm, DeiT and torchvision save their command line beside the weights; it is plain data. An open file, since
         # for a path torch goes by the suffix.
         with torch.serialization.safe_globals([argparse.Namespace]), open(path, "rb") as file:

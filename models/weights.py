@@ -162,8 +162,13 @@ def _fetch(name: str) -> dict[str, Tensor]:
 
 def load_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
     """Weights that are this very model's: nothing is resized, dropped or left random."""
+    check_exactly(model, state, path)
+    model.load_state_dict(state)
+
+
+def check_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
+    """Refuse weights that are not this very model's."""
     try:
         _check_same_architecture(model, state, heads=[])
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    model.load_state_dict(state)

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from engine.timing import PHASES
+from models.formats import read_torch
 
 # They depend on the machine's mood.
 NOT_REPEATABLE = ("images_per_s", "data_wait_pct", "memory_mb", "seconds", *(f"{name}_pct" for name in PHASES))
@@ -14,7 +15,7 @@ NOT_REPEATABLE = ("images_per_s", "data_wait_pct", "memory_mb", "seconds", *(f"{
 
 def run_hash(folder: Path) -> str:
     """sha256 over weights, running mean, optimizer, loss scaler, counters and the metrics of a run."""
-    state = torch.load(folder / "last.pth", weights_only=True)
+    state = read_torch(folder / "last.pth")
     digest = hashlib.sha256()
     for name in ("state_dict", "state_dict_ema", "optimizer", "amp_scaler", "step", "epoch", "progress"):
         _feed(digest, name, state.get(name))

@@ -259,11 +259,14 @@ def test_memory_is_weighed_against_what_is_free(tmp_path):
     few, more, most = (saved_bytes(config, model, precision, count) for count in (2, 4, 8))
     assert most - more == 2 * (more - few) > 0
     need = 4 * weights + 64 * 1.2 * (more - few) / 2
-    found = [check_memory(config, model, precision, int(need * share), 1) for share in (0.6, 1.0, 1.2)]
+    found = [check_memory(config, model, precision, int(need * share), Process(CPU)) for share in (0.6, 1.0, 1.2)]
     assert [finding.verdict for finding in found] == [WRONG, WARN, OK]
     assert re.search(r"about \d+ images fit", found[0].remedy)
-    assert check_memory(config, model, precision, int(need * 1.2), 2).verdict == WRONG, "two share it"
-    assert check_memory(config, model, precision, weights, 1).verdict == WRONG
+    assert (
+        check_memory(config, model, precision, int(need * 1.2), Process(CPU, world_size=2, local_size=2)).verdict
+        == WRONG
+    ), "two share it"
+    assert check_memory(config, model, precision, weights, Process(CPU)).verdict == WRONG
 
 
 def test_of_a_frozen_model_the_estimate_says_that_it_is_low(check):

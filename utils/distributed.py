@@ -205,6 +205,21 @@ class Process:
             dist.all_reduce(values)
         return values
 
+    def max(self, values: torch.Tensor) -> torch.Tensor:
+        """The largest of all processes, each number by itself."""
+        if self.world_size > 1:
+            dist.all_reduce(values, dist.ReduceOp.MAX)
+        return values
+
+    def gather(self, rows: torch.Tensor, length: int) -> torch.Tensor | None:
+        """On process 0's host: the tensor of so many rows that each process has its share of, the last ones less."""
+        padded = rows.new_zeros(-(-length // self.world_size), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        sent = padded.view(-1).view(torch.uint8)  # whatever the type: gloo does not know all of them
+        received = [torch.empty_like(sent) for _ in range(self.world_size)] if self.is_first else None
+        dist.gather(sent, received)
+        return torch.cat(received).view(rows.dtype).view(-1, *rows.shape[1:])[:length].cpu() if self.is_first else None
+
     def all_say(self, yes: bool) -> bool:
         """Whether every process says so. All hosts wait for each other, and for no device."""
         if self.world_size == 1:

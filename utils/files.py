@@ -18,7 +18,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def sync(file: IO[bytes]) -> None:
@@ -32,7 +32,7 @@ def write_text(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """A rename is on the disk only when its folder is."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -156,3 +156,37 @@ def test_a_snapshot_is_the_state_when_it_was_taken_though_the_device_is_busy_and
         copy = snapshot.take(state)
         state["weights"] += 1
         assert copy["weights"].is_pinned() and (copy["weights"] == 2 * step + 1).all() and copy["one"] == 1
+
+
+def test_recomputed_blocks_give_the_same_losses_in_less_memory(tmp_path):
+    found = {}
+    for again in (False, True):
+        options = (f"TRAIN.GRAD_CHECKPOINTING={again}", "AMP=true", *SYNTHETIC, "MODEL.DEPTH=12", "MODEL.DROPPATH=0.2")
+        trainer = cuda_trainer(small_config(tmp_path, *options))
+        torch.cuda.reset_peak_memory_stats()
+        for window in trainer.data.windows(0, 3):
+            trainer.update(window)
+        found[again] = trainer.report().mean_loss, torch.cuda.max_memory_allocated()
+        del trainer, window
+    assert found[True][0] == pytest.approx(found[False][0], rel=1e-3)
+    assert found[True][1] < 0.6 * found[False][1]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_shards_of_one_process_learn_as_the_whole_model_does_and_never_make_the_host_wait(tmp_path, monkeypatch, dtype):
+    options = ("AMP=true", f"PRECISION.DTYPE={dtype}", "TRAIN.MODEL_EMA=true", "TRAIN.ACCUM_ITER=2", *SYNTHETIC)
+    whole = cuda_trainer(small_config(tmp_path, *options))
+    torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        for place in ("engine.sharding.is_sharded", "engine.trainer.is_sharded"):
+            monkeypatch.setattr(place, lambda config, process: True)
+        shards = cuda_trainer(small_config(tmp_path, *options, "DIST.STRATEGY=fsdp2"))
+        for one, other in zip(whole.data.windows(0, 4), shards.data.windows(0, 4), strict=True):
+            whole.update(one)
+            torch.cuda.set_sync_debug_mode("error" if shards.step else "default")
+            shards.update(other)
+            torch.cuda.set_sync_debug_mode("default")
+        assert shards.report().mean_loss == pytest.approx(whole.report().mean_loss, rel=1e-2)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        torch.distributed.destroy_process_group()

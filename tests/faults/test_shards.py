@@ -1,0 +1,72 @@
+"""Checkpoints in shards: killed in a save, damaged or incomplete ones are never taken, and nothing is left lying about."""
+
+import json
+import signal
+
+import pytest
+import torch
+
+from engine.checkpoint import find_newest
+from models.formats import read_torch
+from models.shards import named_shards
+from scripts.export import export
+from tests.helpers import run_folder, run_hash, state_hash
+
+SHARDED = ("-opts", "DIST.CHECKPOINT=sharded")
+FIRST_EPOCH, SECOND_EPOCH = 4, 8  # updates when they end
+# What the second save does to files, in order: rows, then names, then what is not needed any more.
+KINDS = ("open .1-of-1", "replace .1-of-1", "open .last", "replace .last.pth.tmp last.pth", "unlink checkpoint-1")
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory, start):
+    """The folder of a run that nothing stopped, and what its thread did to files."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    assert start(folder / "o", *SHARDED, list_operations=[str(folder / "operations")])["code"] == 0
+    return run_folder(folder / "o"), [json.loads(line) for line in (folder / "operations").read_text().splitlines()]
+
+
+def shards(folder) -> set:
+    return {path.relative_to(folder).as_posix() for path in folder.glob("shards/*/*")}
+
+
+def test_what_is_saved_is_what_one_file_holds_and_no_shard_is_left_that_no_checkpoint_names(tmp_path, start, unbroken):
+    folder, _ = unbroken
+    assert start(tmp_path, *SHARDED[:1], "DIST.CHECKPOINT=single")["code"] == 0
+    assert run_hash(run_folder(tmp_path)) == run_hash(folder)
+    assert shards(folder) == {name for path in folder.glob("*.pth") for name in named_shards(path)}
+    assert {name.split("/")[1] for name in shards(folder)} == {f"step-{FIRST_EPOCH}", f"step-{SECOND_EPOCH}"}
+    print(export(str(folder / "last.pth"), tmp_path / "one.pth", ema=False))
+    assert state_hash(torch.load(tmp_path / "one.pth", weights_only=True)) == state_hash(
+        read_torch(folder / "last.pth")
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_in_a_save_the_old_or_the_new_one_is_whole_and_the_rerun_ends_as_if_nothing_had_been(
+    tmp_path, start, unbroken, kind
+):
+    folder, operations = unbroken
+    save, number, _ = [each for each in operations if kind in each[2]][-1]
+    assert start(tmp_path, *SHARDED, kill_at=[save, number])["code"] == -signal.SIGKILL
+    killed = run_folder(tmp_path)
+    has_new = kind == KINDS[-1]
+    assert read_torch(killed / "last.pth")["step"] == (SECOND_EPOCH if has_new else FIRST_EPOCH)
+    assert start(tmp_path, *SHARDED)["code"] == 0
+    assert run_hash(killed) == run_hash(folder)
+    if not has_new:  # that run had no save to make
+        assert shards(killed) == shards(folder)
+
+
+def test_a_shard_that_is_damaged_or_missing_makes_auto_take_the_one_before(tmp_path, start):
+    assert start(tmp_path, *SHARDED)["code"] == 0
+    folder, warned = run_folder(tmp_path), []
+    (shard,) = named_shards(folder / "last.pth")
+    content = bytearray((folder / shard).read_bytes())
+    for damaged in (content[: len(content) // 2], content[:2000] + bytes([content[2000] ^ 1]) + content[2001:], None):
+        (folder / shard).unlink()
+        if damaged:
+            (folder / shard).write_bytes(damaged)
+        assert find_newest(str(tmp_path), "", warned.append) == folder / "previous.pth"
+        assert shard in warned[0] and "trying the one before" in warned.pop(0)
+        warned.clear()

@@ -25,7 +25,7 @@ def check_strategy(config: Config) -> None:
         f"PRECISION.MODE is {precision.MODE}": config.AMP
         and precision.MODE != "autocast"
         and "PRECISION.MODE autocast",
-        "COMPILE is true": config.COMPILE and "COMPILE false",
+        "COMPILE_SCOPE is model": config.COMPILE and config.COMPILE_SCOPE == "model" and "COMPILE_SCOPE blocks",
         "PRECISION.SHADOW_STEPS is set": precision.SHADOW_STEPS and "none, or DIST.STRATEGY ddp",
         "PRECISION.EXPLAIN is true": precision.EXPLAIN and "-explain_precision with DIST.STRATEGY ddp",
     }

@@ -108,9 +108,11 @@ def test_it_stops_at_once_where_nothing_good_was_saved_or_going_back_is_off(trai
     assert code == 3 and "going back to" not in said and not (folder / "bad_batches.jsonl").exists()
 
 
-def test_nan_on_one_of_two_processes_takes_both_back(tmp_path):
+@pytest.mark.parametrize("options", [(), ("DIST.STRATEGY=fsdp2", "DIST.CHECKPOINT=sharded")], ids=["ddp", "fsdp2"])
+def test_nan_on_one_of_two_processes_takes_both_back(tmp_path, options):
     (tmp_path / "small.yaml").write_text(SMALL)
     flags = ["-output", str(tmp_path / "o"), "-batch_size", "16", "-epochs", "1", "-opts", *STREAKS, "SAVE_STEPS=4"]
+    flags += options
     assert launch("tests.programs.poisoned", 2, tmp_path / "small.yaml", tmp_path / "code.pth", *flags) == 0
     folder = run_folder(tmp_path / "o")
     assert all("going back to" in (folder / f"log_{rank}.txt").read_text() for rank in (0, 1))

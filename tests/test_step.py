@@ -61,20 +61,25 @@ def fp64_weights(tmp_path_factory):
 
 
 def launch(module, world_size, settings, out, *arguments):
-    """What the module saved, run once per process with the environment that launchers set; none for one process."""
+    """What the module saved into `out`."""
+    assert exit_codes(module, world_size, settings, out, *arguments) == [0] * world_size
+    return torch.load(out, weights_only=True)
+
+
+def exit_codes(module, world_size, *arguments) -> list[int]:
+    """Of the module, run once per process with the environment that launchers set; none for one process."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         common = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "localhost", "MASTER_PORT": str(probe.getsockname()[1])}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", module, str(settings), str(out), *arguments],
+            [sys.executable, "-m", module, *map(str, arguments)],
             cwd=ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1"} | (common | {"RANK": str(rank)} if world_size > 1 else {}),
         )
         for rank in range(world_size)
     ]
-    assert [process.wait(timeout=120) for process in processes] == [0] * world_size
-    return torch.load(out, weights_only=True)
+    return [process.wait(timeout=120) for process in processes]
 
 
 @pytest.mark.parametrize("split", ["2 x 16", "2 processes x 16", "2 p x 2 x 8"])

@@ -1,8 +1,9 @@
 """Trains the small model for some updates, once for each case, in all processes that a test starts.
 
 python -m tests.programs.train_sharded SETTINGS.yaml OUT.pth CASES, once per process as launchers do, where a CASE is
-NAME:OPTION,OPTION... as for -opts, and these words of its own: `poison` (in the third update one number is infinite in the
-last process's part of the gradient), `evaluate`, `save=FOLDER` (writes a checkpoint there after three updates), `load=FILE` (goes on from it).
+NAME:OPTION,OPTION... as for -opts, and these words of its own: `poison` (in the second update one number is infinite in the
+last process's part of the gradient), `compile` (blocks, without the minute that real code takes to be made), `evaluate`,
+`save=FOLDER` (writes a checkpoint there after two updates), `load=FILE` (goes on from it).
 """
 
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from configs.load import Loaded, load
+from configs.load import load
 from datasets import BadImages, build_eval_data, build_train_data, load_image_sets
 from engine.checkpoint import read_checkpoint
 from engine.evaluate import evaluate
@@ -24,15 +25,14 @@ from utils.log import Log
 from utils.program import leave
 from utils.signals import StopSignal
 
-OWN = ("poison", "evaluate", "save", "load")
-UPDATES, SAVED_AFTER = 6, 3
+OWN = ("poison", "compile", "evaluate", "save", "load")
+UPDATES, SAVED_AFTER = 4, 2
 
 
 def train(settings: str, options: list[str], process: Process) -> dict:
     """What became of it: losses, norms and skips of the updates, weights, and the bytes that this process held."""
-    words = {name: value for name, _, value in (each.partition("=") for each in options) if name in OWN}
-    loaded: Loaded = load(["-cfg", settings, "-opts", *(each for each in options if each.split("=")[0] not in OWN)])
-    config = loaded.config
+    words: dict[str, str] = {name: value for name, _, value in (each.partition("=") for each in options) if name in OWN}
+    config = load(["-cfg", settings, "-opts", *(each for each in options if each.split("=")[0] not in OWN)]).config
     train_set, eval_set = load_image_sets(config)
     torch.manual_seed(0)
     model = build_model(config, 10)
@@ -42,8 +42,11 @@ def train(settings: str, options: list[str], process: Process) -> dict:
         trainer.load_state_dict(read_checkpoint(Path(words["load"]), lazily=True))
     found = {"updates": [], "gathered": {}}
     watch(trainer.model, found["gathered"])
+    if "compile" in words:
+        for block in trainer.model.blocks:
+            block.compile(backend="aot_eager")
     for window in data.windows(trainer.step, UPDATES):
-        if "poison" in words and trainer.step == 2 and process.rank == process.world_size - 1:
+        if "poison" in words and trainer.step == 1 and process.rank == process.world_size - 1:
             poison_once(trainer)
         trainer.update(window)
         report = trainer.report()

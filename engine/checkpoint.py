@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from models.formats import read_torch
+from models.shards import FOLDER, named_shards
 from utils.errors import ConfigError
 from utils.files import replacing, sync
 
@@ -59,6 +60,20 @@ def prune(folder: Path, keep: int) -> None:
     """Remove all but the newest `keep` of checkpoint-N.pth."""
     for old in numbered(folder)[keep:]:
         old.unlink(missing_ok=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove shards that no checkpoint of a run names: of older ones, and of saves that were killed."""
+    shards = folder / FOLDER
+    if not shards.is_dir():
+        return
+    try:
+        named = {(folder / name).parent for path in folder.glob("*.pth") for name in named_shards(path)}
+    except ConfigError:
+        return  # a file that cannot be read may name any of them
+    for each in shards.iterdir():
+        if each not in named:
+            shutil.rmtree(each, ignore_errors=True)
 
 
 def numbered(folder: Path) -> list[Path]:

@@ -74,6 +74,10 @@ def run_training(session: Session) -> int:
     train_data = build_train_data(config, train_set, process.rank, process.world_size, process.device, kept)
     eval_data = build_eval_data(config, eval_set, process.rank, process.world_size, process.device)
     trainer = Trainer(config, model, train_data, process, log, stop)
+    if is_sharded(config, process):
+        log.say(
+            f"strategy: fsdp2; each of {process.world_size} processes holds a part of weights, gradients and optimizer"
+        )
     log.say(
         f"data: {train_data.num_samples} training and {eval_data.num_samples} validation images, "
         f"{len(eval_set.classes)} classes; an epoch is {train_data.steps_per_epoch} updates of "

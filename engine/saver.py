@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from engine.checkpoint import prune, save_checkpoint, start_of_streak
+from engine.checkpoint import prune, save_checkpoint, start_of_streak, sweep
 from engine.snapshot import Snapshot
 
 
@@ -65,6 +65,7 @@ class Saver:
     def _tidy(self) -> None:
         """Remove what is not kept."""
         prune(self._path.parent, self._keep)
+        sweep(self._path.parent)
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:

@@ -4,7 +4,6 @@ Each process writes its rows of all large tensors into a folder under `shards/` 
 the disk, process 0 writes the rest, and which files belong to it, as last.pth. From there on all is as with one file.
 """
 
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +12,9 @@ import torch
 
 from engine.checkpoint import save_checkpoint
 from engine.saver import Saver
-from models.shards import SHARDS, named_shards
+from models.shards import FOLDER, SHARDS
 from utils.channel import Channel
 from utils.distributed import Process
-from utils.errors import ConfigError
 from utils.files import replacing, sync_folder
 
 PIECES = "pieces"  # of a state to be saved: this process's rows, by their place
@@ -48,7 +46,7 @@ class ShardSaver(Saver):
 
     def _new_folder(self, step: int) -> str:
         """One that no checkpoint names, so that those which are there stay whole until this one is."""
-        shards = self._path.parent / "shards"
+        shards = self._path.parent / FOLDER
         shards.mkdir(exist_ok=True)
         taken = {each.name for each in shards.iterdir()}
         names = (f"step-{step}{f'.{number}' if number > 1 else ''}" for number in range(1, len(taken) + 2))
@@ -56,7 +54,7 @@ class ShardSaver(Saver):
         (shards / name).mkdir()
         sync_folder(shards)
         sync_folder(shards.parent)
-        return f"shards/{name}"
+        return f"{FOLDER}/{name}"
 
     def _put_pieces(self, folder: str, pieces: dict[str, torch.Tensor]) -> str:
         """Returns the file's name, as the index has it."""
@@ -67,15 +65,4 @@ class ShardSaver(Saver):
 
     def _tidy(self) -> None:
         # Together: nobody begins another save while old shards are being looked for.
-        self._channel.first(lambda: (super(ShardSaver, self)._tidy(), sweep(self._path.parent)))
-
-
-def sweep(folder: Path) -> None:
-    """Remove shards that no checkpoint of the run names: of older ones, and of saves that were killed."""
-    try:
-        named = {(folder / name).parent for path in folder.glob("*.pth") for name in named_shards(path)}
-    except ConfigError:
-        return  # a file that cannot be read may name any of them
-    for each in (folder / "shards").iterdir():
-        if each not in named:
-            shutil.rmtree(each, ignore_errors=True)
+        self._channel.first(super()._tidy)

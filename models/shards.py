@@ -11,6 +11,7 @@ from utils.errors import ConfigError
 
 ROWS = "rows_in_shards"  # {ROWS: 12} stands in the index for a tensor of 12 rows
 SHARDS = "shards"  # in the index: the files that its rows are in, in order
+FOLDER = "shards"  # that they are in, beside the index
 
 
 class Parts:
@@ -69,7 +70,7 @@ def join(index: dict, folder: Path, read: Callable[[Path], dict[str, Tensor]], l
 
 def _read(path: Path, read: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
     if not path.is_file():
-        raise ConfigError(f"{path}: missing; a checkpoint in shards needs the folder `shards` beside it")
+        raise ConfigError(f"{path}: missing; a checkpoint in shards needs the folder `{FOLDER}` beside it")
     return read(path)
 
 

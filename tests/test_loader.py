@@ -241,6 +241,13 @@ def test_an_unreadable_image_is_replaced_by_one_of_its_class_or_where_there_is_n
     assert len(shown) == 21
 
 
+def test_every_process_gets_as_many_batches_to_evaluate_though_the_last_may_count_nothing():
+    config = settings(BATCH_SIZE_EVAL=119)
+    _, val = load_image_sets(config)
+    counts = [[batch.num_samples for batch in build_eval_data(config, val, rank, 3, CPU)] for rank in range(3)]
+    assert counts == [[119, 1], [119, 1], [119, 0]]
+
+
 def test_evaluation_leaves_out_what_it_cannot_read_and_reports_it(folder):
     config = folder_settings(folder, BATCH_SIZE_EVAL=1)
     _, val = load_image_sets(config)

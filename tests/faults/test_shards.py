@@ -62,6 +62,15 @@ def test_killed_in_a_save_the_old_or_the_new_one_is_whole_and_the_rerun_ends_as_
         assert_tidy(killed)
 
 
+def test_a_run_that_goes_on_without_shards_leaves_none_that_nothing_names(tmp_path, start):
+    assert start(tmp_path, "-epochs", "1", *SHARDED)["code"] == 0
+    again = start(tmp_path, *SHARDED[:1], "RESUME.ALLOW_CHANGED=true")
+    assert again["code"] == 0, again["told"]
+    folder = run_folder(tmp_path)
+    assert [named_shards(folder / name) for name in ("last.pth", "checkpoint-2.pth")] == [[], []]
+    assert_tidy(folder)
+
+
 def test_a_shard_that_is_damaged_or_missing_makes_auto_take_the_one_before(tmp_path, start):
     assert start(tmp_path, *SHARDED)["code"] == 0
     folder, warned = run_folder(tmp_path), []

@@ -1,7 +1,9 @@
 """How much memory a training step will take, from what two small batches leave for their backward, and what is free."""
 
+import contextlib
 import os
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -30,6 +32,8 @@ def check_memory(config: Config, model: nn.Module, precision: Precision, free: i
         # Beside its shares a process has two blocks whole, one that computes and the next, with their gradients.
         largest = max(sum(each.nbytes for each in block.parameters()) for block in gathered_blocks(model))
         fixed = fixed // process.world_size + 4 * largest
+        if config.TRAIN.ACCUM_ITER > 1:  # gradients are shared out when the last micro-batch is done
+            fixed += trained_bytes(model)
     advice = "lower -batch_size and raise -accum_iter alike" + (", or use -amp" if precision.half is None else "")
     if num_sharing * fixed > FAR * free:
         return _finding(f"{size(num_sharing * fixed)} without activations", num_sharing * fixed, free, advice)
@@ -74,42 +78,53 @@ def saved_bytes(config: Config, model: nn.Module, precision: Precision, count: i
     device, data = precision.device, config.DATA
     computing = precision.computing(model).train()
     own = {tensor.untyped_storage().data_ptr() for tensor in computing.state_dict().values()}
-    kept: dict[int, tuple[int, int]] = {}  # by address: bytes, and the block (0: none) that kept it first
-    inside, inputs = [0], []
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        kept.setdefault(storage.data_ptr(), (storage.nbytes(), inside[-1]))
-        return tensor
-
-    def enter(block: nn.Module, taken: tuple) -> None:
-        inside.append(len(inputs) + 1)
-        inputs.append(taken[0].nbytes)
-
-    def leave(*block) -> None:
-        inside.append(0)
-
-    recomputed = computing.blocks if config.TRAIN.GRAD_CHECKPOINTING and has_blocks(computing) else []
-    handles = [
-        handle
-        for block in recomputed
-        for handle in (block.register_forward_pre_hook(enter), block.register_forward_hook(leave))
-    ]
-
+    kept = Kept()
     pixels = torch.zeros((count, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE), dtype=torch.uint8)
     targets = torch.zeros(count, dtype=torch.int64, device=device)
     images = precision.cast(Normalize(data).to(device)(pixels.to(device)))
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    blocks = computing.blocks if config.TRAIN.GRAD_CHECKPOINTING and has_blocks(computing) else ()
+    with kept.following(blocks), torch.autograd.graph.saved_tensors_hooks(kept.note, lambda tensor: tensor):
         with precision.autocast():
             logits = computing(images)
         loss = ClassificationLoss(config.TRAIN)(logits, targets)
     del loss  # only now: a storage that is freed could be counted twice under another address
-    for handle in handles:
-        handle.remove()
-    of_block = Counter()
-    for address, (count, block) in kept.items():
-        of_block[block] += count if address not in own else 0
-    return of_block.pop(0, 0) + sum(inputs) + max(of_block.values(), default=0)
+    return kept.count(own)
+
+
+class Kept:
+    """What a forward keeps for its backward, and in which of the blocks that will compute again."""
+
+    def __init__(self):
+        self._storages: dict[int, tuple[int, int]] = {}  # by address: bytes, and the block (0: none) that kept it first
+        self._inputs: list[int] = []  # bytes, of each block so far
+        self._block = 0
+
+    def note(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        self._storages.setdefault(storage.data_ptr(), (storage.nbytes(), self._block))
+        return tensor
+
+    @contextlib.contextmanager
+    def following(self, blocks: Iterable[nn.Module]) -> Iterator[None]:
+        handles = [block.register_forward_pre_hook(self._enter) for block in blocks]
+        handles += [block.register_forward_hook(self._leave) for block in blocks]
+        yield
+        for handle in handles:
+            handle.remove()
+
+    def _enter(self, block: nn.Module, taken: tuple) -> None:
+        self._inputs.append(taken[0].nbytes)
+        self._block = len(self._inputs)
+
+    def _leave(self, *call) -> None:
+        self._block = 0
+
+    def count(self, own: set[int]) -> int:
+        """Bytes but for the storages at `own`: of blocks their inputs, and all of the one that keeps most."""
+        of_block: Counter[int] = Counter()
+        for address, (count, block) in self._storages.items():
+            of_block[block] += count if address not in own else 0
+        return of_block.pop(0, 0) + sum(self._inputs) + max(of_block.values(), default=0)
 
 
 def free_memory(device: torch.device) -> int:

@@ -1,5 +1,6 @@
 """-check: looks at everything that a run will need, prints a row for each, and starts nothing."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from engine.quick_checks import (
     checkpoint_bytes,
     loader_processes,
 )
+from engine.recompute import recompute_blocks
 from engine.resume import find_checkpoint, global_batch_to_keep, read_saved, refuse_changes, run_folder_of
 from engine.run import find_weights, weights_to_score
 from engine.session import Session
@@ -104,6 +106,8 @@ class Preflight:
             self.add(Finding("weights, memory", "not looked at, as they depend on the above", WARN, "mend that first"))
             return
         self.add(Finding("model", f"{config.MODEL.NAME}, {describe(model)}"))
+        if config.TRAIN.GRAD_CHECKPOINTING:
+            self.attempt("checkpointing", lambda: recompute_blocks(config, copy.deepcopy(model)))
         if config.EVAL:
             self.tell("precision", lambda: in_words(precision, model))
             if val:

@@ -143,7 +143,7 @@ class Shards(Whole):
 
         # cast_forward_inputs would take autocast's sums between the blocks to the half type.
         policy = MixedPrecisionPolicy(cast_forward_inputs=False)
-        if self._half is None or not hasattr(policy, "param_dtype_override_fn"):  # before torch 2.15: one type for all
+        if self._half is None or not hasattr(policy, "param_dtype_override_fn"):  # an older torch has one type for all
             return policy
         # By identity: a layer that a list names has a class of its own, and casts as the list says.
         layers = [each for each in module.modules() if type(each) in (nn.Linear, nn.Conv2d)]

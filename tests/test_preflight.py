@@ -269,6 +269,18 @@ def test_memory_is_weighed_against_what_is_free(tmp_path):
     assert check_memory(config, model, precision, weights, Process(CPU)).verdict == WRONG
 
 
+def test_memory_of_shards_is_a_part_of_the_weights_and_two_whole_blocks(tmp_path):
+    config = small_config(tmp_path, "MODEL.DEPTH=8", "DIST.STRATEGY=fsdp2")
+    precision, model = Precision(config, CPU), build_model(config, 10)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    block = sum(parameter.nbytes for parameter in model.blocks[0].parameters())
+    process = Process(CPU, world_size=4, local_size=1)
+    for accumulated, need in ((1, weights + 4 * block), (2, 2 * weights + 4 * block)):  # 4 * weights / 4 processes
+        options = replaced(config, TRAIN={"ACCUM_ITER": accumulated})
+        found = [check_memory(options, model, precision, int(need / 1.5) + one, process).found for one in (-1, 1)]
+        assert ["without activations" in line for line in found] == [True, False]
+
+
 def test_of_a_frozen_model_the_estimate_says_that_it_is_low(check):
     assert check()["memory"][1].startswith("about ")
     assert check("-opts", "MODEL.FREEZE=[*,!head]")["memory"][1].startswith("at least ")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from configs.load import load
-from datasets import BadImages, build_eval_data, build_train_data, load_image_sets
+from datasets import BadImages, ImageSet, build_eval_data, build_train_data, load_image_sets
 from engine.checkpoint import read_checkpoint
 from engine.evaluate import evaluate
 from engine.shard_saver import PIECES, ShardSaver
@@ -42,6 +42,8 @@ def train(settings: str, options: list[str], process: Process) -> dict:
         trainer.load_state_dict(read_checkpoint(Path(words["load"]), lazily=True))
     found = {"updates": [], "gathered": {}}
     watch(trainer.model, found["gathered"])
+    if "evaluate" in words:  # what it gathers must not be there when the weights are others
+        score(trainer, eval_set, process)
     if "compile" in words:
         for block in trainer.model.blocks:
             block.compile(backend="aot_eager")
@@ -54,17 +56,22 @@ def train(settings: str, options: list[str], process: Process) -> dict:
         if "save" in words and trainer.step == SAVED_AFTER:
             save(Path(words["save"]), trainer, process)
     if "evaluate" in words:
-        count = min(len(eval_set), 5 * process.world_size - 1)  # batches of 2: the last process has one less
-        few = eval_set.take(np.arange(count))
-        eval_data = build_eval_data(config, few, process.rank, process.world_size, process.device)
-        bad = BadImages(few, 1.0, lambda line: None)
-        for name, each in (("raw", trainer.model), ("ema", trainer.ema.model)):
-            scores = evaluate(each, eval_data, trainer.normalize, trainer.precision, process, bad)
-            found[name] = (scores.loss, scores.top1)
+        found |= score(trainer, eval_set, process)
     found["bytes"] = held(trainer)
     state = trainer.sharding.whole(trainer.state_dict())
     if process.is_first:
         found |= {key: state[key] for key in ("state_dict", "state_dict_ema", "optimizer") if key in state}
+    return found
+
+
+def score(trainer: Trainer, eval_set: ImageSet, process: Process) -> dict[str, tuple[float, float]]:
+    """Loss and accuracy of the weights and of their running mean, on so few images that the last process has a batch less."""
+    few = eval_set.take(np.arange(5 * process.world_size - 1))
+    data = build_eval_data(trainer.config, few, process.rank, process.world_size, process.device)
+    bad, found = BadImages(few, 1.0, lambda line: None), {}
+    for name, model in (("raw", trainer.model), ("ema", trainer.ema.model)):
+        scores = evaluate(model, data, trainer.normalize, trainer.precision, process, bad)
+        found[name] = (scores.loss, scores.top1)
     return found
 
 

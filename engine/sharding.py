@@ -46,7 +46,7 @@ class Whole:
         self.process = process
 
     def lay_out(self, *models: nn.Module) -> None:
-        """Bring the models to the device."""
+        """Put the weights where they belong. Whole models are on their device already."""
 
     def wrap(self, model: nn.Module, accumulates: bool) -> nn.Module:
         """The model with its gradients averaged over the processes."""
@@ -88,18 +88,27 @@ class Whole:
         """A state without its large tensors, and this process's rows of those by their place."""
         pieces = {}
 
-        def take(place: str, tensor: Any) -> Any:
-            if not isinstance(tensor, Tensor) or not tensor.ndim:
-                return tensor
-            start, stop = span(len(tensor), self.process.rank, self.process.world_size)
-            pieces[place] = tensor[start:stop]
-            return {ROWS: len(tensor)}
+        def take(place: str, value: Any) -> Any:
+            length = self._length(place, value)
+            if length is None:
+                return value
+            pieces[place] = self._rows(value, length)
+            return {ROWS: length}
 
         return _within_large(state, take), pieces
 
     def own(self, state: dict) -> dict:
         """What this process loads of a state that was read."""
         return _within_large(state, lambda place, value: value.whole() if isinstance(value, Parts) else value)
+
+    def _length(self, place: str, value: Any) -> int | None:
+        """Rows of the tensor at this place of a state; None for what all processes have whole."""
+        return len(value) if isinstance(value, Tensor) and value.ndim else None
+
+    def _rows(self, tensor: Tensor, length: int) -> Tensor:
+        """This process's share of so many rows."""
+        start, stop = span(length, self.process.rank, self.process.world_size)
+        return tensor[start:stop]
 
 
 class Shards(Whole):
@@ -116,7 +125,7 @@ class Shards(Whole):
         self._half = half
         self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
         self._lengths: dict[str, int] = {}  # rows of each whole weight
-        self._moved: list[str] = []  # weights in the order of the optimizer's state
+        self._moved: list[int] = []  # the same, in the order of the optimizer's state
         # It would keep half copies of all weights until the end of the forward.
         torch.set_autocast_cache_enabled(False)
 
@@ -163,8 +172,7 @@ class Shards(Whole):
         return contextlib.nullcontext()
 
     def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        """Plain tensors over the memory of the rows: optimizers and GradScaler take them for any others, and their fused
-        kernels know no DTensor."""
+        """Plain tensors over the memory of the rows: to optimizer and GradScaler they are like any others."""
         own = {}
         for name, parameter in model.named_parameters():
             own[name] = nn.Parameter(_local(parameter.detach()), parameter.requires_grad)
@@ -204,18 +212,6 @@ class Shards(Whole):
 
         return _within_large(state, gather)
 
-    def cut(self, state: dict) -> tuple[dict, dict[str, Tensor]]:
-        pieces = {}
-
-        def take(place: str, value: Any) -> Any:
-            length = self._length(place, value)
-            if length is None:
-                return value
-            pieces[place] = value
-            return {ROWS: length}
-
-        return _within_large(state, take), pieces
-
     def own(self, state: dict) -> dict:
         def take(place: str, value: Any) -> Any:
             length = self._length(place, value)
@@ -226,8 +222,10 @@ class Shards(Whole):
 
         return _within_large(state, take)
 
+    def _rows(self, tensor: Tensor, length: int) -> Tensor:
+        return tensor
+
     def _length(self, place: str, value: Any) -> int | None:
-        """Rows of the whole tensor at this place of a state, if each process has its own of them."""
         if not isinstance(value, Tensor | Parts):
             return None
         section, _, rest = place.partition("/")

@@ -8,6 +8,7 @@ import itertools
 import math
 import multiprocessing
 import os
+import re
 import signal
 import sys
 from collections import deque
@@ -15,17 +16,18 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from configs.schema import Config, Data
 from datasets.image_set import ImageSet
 from datasets.order import Piece
 from datasets.readers import Batch, Reader
-from utils.errors import DataError
+from utils.errors import DataError, LostProcess
 
 MOST_WORKERS = 8
 BATCHES_AHEAD = 3  # of threads, which all work on one batch after the other
 SMALLEST_SHARE = 4  # images of a batch that are worth a thread's while
+LESS = "lower DATA.NUM_WORKERS, or set DATA.WORKERS=threads, which need no shared memory"
 
 
 def read_in_threads(pieces: Iterable[Piece], reader: Reader, num_threads: int, device: torch.device) -> Iterator[Batch]:
@@ -68,16 +70,20 @@ def read_in_processes(
         batch_size=None,
         sampler=pieces,
         num_workers=num_processes,
-        collate_fn=_as_it_is,
+        collate_fn=_into_shared_memory,
         pin_memory=device.type == "cuda",
         multiprocessing_context=context,
         generator=torch.Generator(),  # the loader draws a seed, and must not take it from the run's generator
     )
     # What is there before the fork is left out when workers look for garbage, which would copy its pages to each of them.
     gc.freeze()
-    with _signals_held_back():
-        batches = iter(loader)  # here the workers start
-    gc.unfreeze()
+    try:
+        with _signals_held_back():
+            batches = iter(loader)  # here the workers start
+    except OSError as error:  # their locks lie in shared memory too
+        raise DataError(f"DATA.WORKERS: loader processes cannot be started ({error}); {LESS}") from error
+    finally:
+        gc.unfreeze()
     try:
         for batch in batches:
             if isinstance(batch, DataError):
@@ -114,8 +120,33 @@ def copied_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Bat
             yield hand_over(*ahead)
 
 
-def _as_it_is(batch: Batch) -> Batch:
+def _into_shared_memory(batch: Batch | DataError) -> Batch | DataError:
+    """In a worker process, what the batch is sent through.
+
+    Left to torch, this is done by a thread of the worker's, which would only print that there is no room: the run would
+    wait for the batch for ever.
+    """
+    if get_worker_info() is None or isinstance(batch, DataError):
+        return batch
+    try:
+        for each in (batch.images, batch.targets):
+            if len(each):
+                each.share_memory_()
+    except RuntimeError as error:
+        return DataError(
+            f"DATA.WORKERS: no room in shared memory for a batch ({error}); enlarge /dev/shm (docker run --shm-size), {LESS}"
+        )
     return batch
+
+
+def name_dead_worker(error: BaseException, rank: int) -> BaseException:
+    """The error, or one that says which loader process died; torch raises it wherever the training happens to be."""
+    if not (isinstance(error, RuntimeError) and re.match(r"DataLoader worker \(pid", str(error))):
+        return error
+    text = str(error).strip().rstrip(".")
+    return LostProcess(
+        f"a loader process of process {rank} died: {text}; if memory ran out, {LESS}. -resume auto goes on from the last save"
+    )
 
 
 @contextlib.contextmanager

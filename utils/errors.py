@@ -38,7 +38,7 @@ class StoppedBySignal(UserError):
 
 
 class LostProcess(Exception):
-    """Another process of the run died or hangs. Told without a traceback; the program ends with exit code 1."""
+    """Another process of the run, or a loader process, died or hangs. Told without a traceback; the program ends with exit code 1."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

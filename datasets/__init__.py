@@ -26,7 +26,7 @@ from datasets.shards import read_shards
 from datasets.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
 from datasets.torchvision_sets import PREFIX, read_torchvision
 from datasets.transforms import EvalTransform, Normalize, TrainTransform
-from datasets.workers import batch_source, cores_per_process, count_workers, name_dead_worker
+from datasets.workers import batch_source, cores_per_process, count_workers
 from utils.errors import ConfigError, DataError, did_you_mean
 
 __all__ = [
@@ -51,7 +51,6 @@ __all__ = [
     "count_workers",
     "heavier",
     "load_image_sets",
-    "name_dead_worker",
     "parse_policy",
 ]
 

@@ -8,12 +8,14 @@ import itertools
 import math
 import multiprocessing
 import os
-import re
 import signal
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
@@ -27,6 +29,7 @@ from utils.errors import DataError, LostProcess
 MOST_WORKERS = 8
 BATCHES_AHEAD = 3  # of threads, which all work on one batch after the other
 SMALLEST_SHARE = 4  # images of a batch that are worth a thread's while
+SECONDS_TO_DIE = 1.0  # from what a dying worker breaks to its end
 LESS = "lower DATA.NUM_WORKERS, or set DATA.WORKERS=threads, which need no shared memory"
 
 
@@ -77,20 +80,49 @@ def read_in_processes(
     )
     # What is there before the fork is left out when workers look for garbage, which would copy its pages to each of them.
     gc.freeze()
+    others = multiprocessing.active_children()
     try:
-        with _signals_held_back():
+        with _signals_held_back(), _handler_kept():
             batches = iter(loader)  # here the workers start
     except OSError as error:  # their locks lie in shared memory too
         raise DataError(f"DATA.WORKERS: loader processes cannot be started ({error}); {LESS}") from error
     finally:
         gc.unfreeze()
+    workers = [each for each in multiprocessing.active_children() if each not in others]
     try:
-        for batch in batches:
+        while (batch := _next(batches, workers)) is not None:
             if isinstance(batch, DataError):
                 raise batch
             yield batch
     finally:
         del batches  # which ends the workers
+
+
+def _next(batches: Iterator[Batch | DataError], workers: list[BaseProcess]) -> Batch | DataError | None:
+    """The next batch, None behind the last; LostProcess where a worker has died, whether or not it owes this batch."""
+    try:
+        batch = next(batches, None)
+    except (RuntimeError, OSError, EOFError):  # a dead worker shows in many ways
+        _look_for_dead(workers, SECONDS_TO_DIE)
+        raise
+    if batch is not None:
+        _look_for_dead(workers, 0.0)
+    return batch
+
+
+def _look_for_dead(workers: list[BaseProcess], seconds: float) -> None:
+    if not (workers and wait([each.sentinel for each in workers], seconds)):
+        return
+    dead = next(each for each in workers if wait([each.sentinel], 0.0))
+    dead.join()
+    for each in workers:  # one that waits for what the dead one held would do so for ever
+        each.kill()
+    how = (
+        f"with exit code {dead.exitcode}" if dead.exitcode >= 0 else f"by signal {signal.Signals(-dead.exitcode).name}"
+    )
+    raise LostProcess(
+        f"loader process {dead.pid} ended {how}; if memory ran out, {LESS}. -resume auto goes on from the last save"
+    )
 
 
 def copied_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
@@ -139,16 +171,6 @@ def _into_shared_memory(batch: Batch | DataError) -> Batch | DataError:
     return batch
 
 
-def name_dead_worker(error: BaseException, rank: int) -> BaseException:
-    """The error, or one that says which loader process died; torch raises it wherever the training happens to be."""
-    if not (isinstance(error, RuntimeError) and re.match(r"DataLoader worker \(pid", str(error))):
-        return error
-    text = str(error).strip().rstrip(".")
-    return LostProcess(
-        f"a loader process of process {rank} died: {text}; if memory ran out, {LESS}. -resume auto goes on from the last save"
-    )
-
-
 @contextlib.contextmanager
 def _signals_held_back() -> Iterator[None]:
     """Processes started in here never see these signals, the parent sees them a little later.
@@ -166,14 +188,25 @@ def _signals_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextlib.contextmanager
+def _handler_kept() -> Iterator[None]:
+    """Without torch's handler, which raises the end of a worker in whatever the training does then, a save for example."""
+    if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 @atexit.register
 def _kill_workers() -> None:
     """At exit multiprocessing sends SIGTERM, which workers do not see, and waits: so nothing may be left to wait for."""
-    workers = [process for process in multiprocessing.active_children() if process.daemon]
-    if workers and hasattr(signal, "SIGCHLD"):
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would call their end an error
-    for worker in workers:
-        worker.kill()
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()
 
 
 def count_workers(data: Data, image_set: ImageSet, world_size: int, device: torch.device) -> int:

@@ -17,7 +17,6 @@ from datasets import (
     build_train_data,
     cache_image_sets,
     load_image_sets,
-    name_dead_worker,
     parse_policy,
 )
 from datasets.findings import OK
@@ -48,7 +47,7 @@ def run(loaded: Loaded, process: Process) -> int:
         parse_policy(loaded.config.TRAIN)  # likewise
         code = run_evaluation(session) if loaded.config.EVAL else run_training(session)
     except BaseException as error:
-        error_told = process.explain(name_dead_worker(error, process.rank))
+        error_told = process.explain(error)
         session.end(error_told)
         raise error_told from None if error_told is error else error
     session.end(None)

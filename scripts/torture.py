@@ -59,7 +59,9 @@ def main(argv: list[str]) -> int:
         numbers = [arguments.processes] if arguments.processes else list(all_kills)
         try:
             # At the same time where it is to be over soon; else each alone, for the seconds in the table.
-            for way, expected, found in itertools.chain.from_iterable((pool.map if arguments.quick else map)(run, numbers)):
+            for way, expected, found in itertools.chain.from_iterable(
+                (pool.map if arguments.quick else map)(run, numbers)
+            ):
                 row, is_wrong = judge(way, expected, found)
                 rows.append(row)
                 went_wrong |= is_wrong
@@ -80,7 +82,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "-quick", "--quick", action="store_true", help="3 kills on one process and 2 on two, of shorter runs: a minute or two"
+        "-quick",
+        "--quick",
+        action="store_true",
+        help="3 kills on one process and 2 on two, of shorter runs: a minute or two",
     )
     parser.add_argument(
         "-kills", type=positive, metavar="N", help="on each number of processes [100 on one, 50 on two]"
@@ -117,7 +122,9 @@ def torture(
             done += len(found[-1].places)
             if found[-1].lost and not found[-1].places:  # it never ran
                 break
-            print(f"{way.name}: killed in {', '.join(found[-1].places)}; {last - done} left", file=sys.stderr, flush=True)
+            print(
+                f"{way.name}: killed in {', '.join(found[-1].places)}; {last - done} left", file=sys.stderr, flush=True
+            )
         done = last
         yield way, expected, found
 
@@ -143,7 +150,10 @@ COLUMNS += ["runs", "lost", "other hash", "processes left", "seconds until it tr
 
 def judge(way: Way, expected: str, found: list[Found]) -> tuple[list[str], bool]:
     """The row of the table, and whether something is wrong."""
-    places, aimed = [place for each in found for place in each.places], [place for each in found for place in each.aimed]
+    places, aimed = (
+        [place for each in found for place in each.places],
+        [place for each in found for place in each.aimed],
+    )
     lost = [each for each in found if each.lost]
     differ = [each.folder for each in found if not each.lost and hash_of(each) != expected]
     orphans, seconds = sum(each.orphans for each in found), [each for run in found for each in run.seconds]

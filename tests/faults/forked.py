@@ -50,7 +50,9 @@ def fork(flags: list[str], place: dict[str, str] | None, faults: dict, told: int
     try:
         os.dup2(told, 1)
         os.dup2(told, 2)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal, wherever the tests run
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_DFL)  # the first run has set its own
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.update(place or {})
         for name, arguments in faults.items():
             getattr(planted, name)(*arguments)

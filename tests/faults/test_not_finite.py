@@ -22,7 +22,7 @@ def check_files(folder) -> None:
             for each in value.values() if isinstance(value, dict) else value:
                 check(each)
 
-    paths = list(folder.glob("*.pth"))
+    paths = [path for path in folder.glob("*.pth") if not path.name.startswith("overflow")]  # the batch it stopped on
     assert {"last.pth", "previous.pth"} <= {path.name for path in paths}
     for path in paths:
         state = read_checkpoint(path)

@@ -33,7 +33,9 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
-@pytest.mark.parametrize("settings", ["TAG: {}", "DATA: {}", "TRAIN: {{NUM_EPOCHS: {}}}", "BASE: {}", "? {}\n: 1", "{}"])
+@pytest.mark.parametrize(
+    "settings", ["TAG: {}", "DATA: {}", "TRAIN: {{NUM_EPOCHS: {}}}", "BASE: {}", "? {}\n: 1", "{}"]
+)
 def test_settings_that_ask_for_python_are_refused_and_run_nothing(tmp_path, hostile, settings):
     marker, path = tmp_path / "marker", tmp_path / "hostile.yaml"
     path.write_text(settings.format(hostile.replace("MARKER", str(marker))))
@@ -67,10 +69,13 @@ def test_a_run_on_hostile_shards_and_lists_ends_with_2_and_reads_nothing_outside
     for name in ("../secret.png", str(tmp_path / "secret.png"), "link/secret.png", "linked.png"):
         for part in ("train", "val"):
             (root / f"{part}_list.txt").write_text(f"{name} 0\n" * 16)
-        refused = start(tmp_path / "o", "-dataset", "imagenet2012", "-data_path", str(root), "-opts", "DATA.NUM_WORKERS=0")
+        refused = start(
+            tmp_path / "o", "-dataset", "imagenet2012", "-data_path", str(root), "-opts", "DATA.NUM_WORKERS=0"
+        )
         assert refused["code"] == 2 and "leads out of" in refused["told"], refused["told"]
 
 
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP"])
 def test_a_picture_of_more_pixels_than_pillow_bears_is_refused_where_it_only_warns(monkeypatch, kind):
     file = io.BytesIO()
@@ -103,7 +108,16 @@ def calls() -> list[tuple[str, str, dict[str, str]]]:
 
 
 def test_nothing_of_ours_reads_a_file_in_a_way_that_could_run_it():
-    unsafe = {"eval", "exec", "compile", "pickle.load", "pickle.loads", "yaml.load", "yaml.unsafe_load", "yaml.full_load"}
+    unsafe = {
+        "eval",
+        "exec",
+        "compile",
+        "pickle.load",
+        "pickle.loads",
+        "yaml.load",
+        "yaml.unsafe_load",
+        "yaml.full_load",
+    }
     for file, function, named in calls():
         assert function not in unsafe, f"{file}: {function}"
         assert not function.endswith((".extract", ".extractall")), f"{file}: {function} writes what a tar says"

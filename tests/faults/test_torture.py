@@ -106,9 +106,16 @@ time.sleep(60)
 """
     found = torment(tmp_path, program, most=1, is_aimed=True)
     assert (found.lost, found.places, found.aimed) == ("", [SAVE], [SAVE])
-    row, is_wrong = torture.judge(Way("way", (), 1), "", [Found(found.places + [EPOCH], found.aimed + [EPOCH], lost="so")])
+    row, is_wrong = torture.judge(
+        Way("way", (), 1), "", [Found(found.places + [EPOCH], found.aimed + [EPOCH], lost="so")]
+    )
     told = dict(zip(torture.COLUMNS, row, strict=True))
-    assert is_wrong and (told["kills"], told["in a save"], told["aimed at a save"], told["of these in a save"]) == tuple("2121")
+    assert is_wrong and (
+        told["kills"],
+        told["in a save"],
+        told["aimed at a save"],
+        told["of these in a save"],
+    ) == tuple("2121")
 
 
 def test_the_quick_form_is_asked_for_either_way():

@@ -122,9 +122,8 @@ def torture(
             done += len(found[-1].places)
             if found[-1].lost and not found[-1].places:  # it never ran
                 break
-            print(
-                f"{way.name}: killed in {', '.join(found[-1].places)}; {last - done} left", file=sys.stderr, flush=True
-            )
+            places = ", ".join(found[-1].places) or "no place, as it was over sooner"
+            print(f"{way.name}: killed in {places}; {last - done} left", file=sys.stderr, flush=True)
         done = last
         yield way, expected, found
 

@@ -138,7 +138,7 @@ MOMENTS = {
 }
 
 
-def tell(moment: str, *numbers: int, rank: int = 0) -> None:
+def tell(rank: int, moment: str, *numbers: int) -> None:
     """At this moment the process of this rank gets these signals, one after the other."""
     owner, name, nth = MOMENTS[moment]
     do, calls = getattr(owner, name), [0]
@@ -152,11 +152,6 @@ def tell(moment: str, *numbers: int, rank: int = 0) -> None:
 
     if os.environ.get("RANK", "0") == str(rank):
         setattr(owner, name, told)
-
-
-def tell_second(moment: str, *numbers: int) -> None:
-    """The same of the second of two processes."""
-    tell(moment, *numbers, rank=1)
 
 
 def take_at_once() -> None:

@@ -105,6 +105,7 @@ def test_without_a_fault_nothing_is_named_and_the_recommended_scale_is_the_large
     case = make_case(tmp_path, nothing, scale=1024.0)
     found = diagnose(case)
     assert (found.first, found.black_list, found.is_mended) == (None, [], True)
+    assert found.prescription(small_config(tmp_path, "PRECISION.CUSTOM_BLACK_LIST=[head]").PRECISION) == {}
     for scale, breaks in ((found.best_scale, False), (found.best_scale * 8, True)):
         assert bool(diagnose(make_case(tmp_path, nothing, scale)).first) == breaks
 
@@ -238,7 +239,8 @@ def finished(tmp_path_factory):
 def test_without_a_saved_batch_the_next_one_of_the_run_is_replayed(finished, capsys):
     assert exit_code(doctor.main, [str(finished / "last.pth"), "-amp_dtype", "float16"]) == 0
     said = capsys.readouterr().out
-    assert "step 44, process 0: 32 images" in said and "nothing breaks" in said
+    assert "step 44, process 0: 32 images" in said and "nothing breaks" in said and "doctor.yaml" not in said
+    assert not (finished / "doctor.yaml").exists()
 
 
 @pytest.mark.parametrize(

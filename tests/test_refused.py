@@ -1,5 +1,6 @@
 """What a newcomer mistypes and an attacker sends is refused at once, in one message with name, value and remedy."""
 
+import contextlib
 import os
 import socket
 import threading
@@ -148,12 +149,29 @@ def test_settings_that_take_effect_are_not_spoken_of(tmp_path):
 # --- what is no file ---
 
 
+WAITED: list[Path] = []  # pipes that somebody waited for
+
+
+@pytest.fixture(autouse=True)
+def nobody_waits():
+    WAITED.clear()
+    yield
+    assert not WAITED
+
+
 def make_pipe(path: Path) -> None:
     os.mkfifo(path)
-    # Whoever waits for it after all is let go, so that the test fails in place of waiting for ever.
-    let_go = threading.Timer(5, lambda: path.exists() and os.close(os.open(path, os.O_RDWR)))
-    let_go.daemon = True
-    let_go.start()
+    threading.Thread(target=let_go, args=(path,), daemon=True).start()
+
+
+def let_go(path: Path) -> None:
+    """Free whoever waits for the pipe, so that the test fails in place of waiting for ever."""
+    while path.exists():
+        threading.Event().wait(3)
+        with contextlib.suppress(OSError):  # there is nobody
+            writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            WAITED.append(path)
+            os.close(writer)
 
 
 def make_socket(path: Path) -> None:

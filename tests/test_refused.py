@@ -220,10 +220,13 @@ def test_a_data_path_that_is_neither_file_nor_folder_is_refused(tmp_path, data_s
     assert f"DATA.DATA_PATH: {tmp_path / 'data'} is {kind}" in error_of(data_set, tmp_path / "data")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_image_that_is_no_file_cannot_be_read(tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("a pipe", "a pipe"), ("a device", "a device"), ("a socket", "OSError"), ("a folder", "IsADirectoryError")],
+)
+def test_an_image_that_is_no_file_cannot_be_read(tmp_path, kind, reason):
     KINDS[kind](tmp_path / "0.png")
-    with pytest.raises(ImageReadError):
+    with pytest.raises(ImageReadError, match=reason):
         FileImages(tmp_path, ["0.png"], [0], ["a"], 3).read(0)
 
 

@@ -104,7 +104,7 @@ def find_newest(save: str, tag: str, warn: Callable[[str], None]) -> Path | None
     runs = sorted((path for path in Path(save).glob("train-*") if name.fullmatch(path.name)), reverse=True)
     for run in runs:
         for path in [run / "last.pth", run / "previous.pth", *numbered(run), run / "best.pth"]:
-            if path.exists():
+            if path.is_file():
                 try:
                     read_checkpoint(path, lazily=True)
                     return path

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from models.pdparams import read_pdparams, refusal, to_timm
 from models.shards import SHARDS, join
-from utils.errors import ConfigError
+from utils.errors import ConfigError, not_a_file
 
 SUFFIXES = (".pdparams", ".pth", ".safetensors", ".npz")
 # A checkpoint's weights, best first: timm, PaddleViT and torchvision evaluate and fine-tune the running mean too.
@@ -27,6 +27,8 @@ def find_file(source: str | Path) -> Path | None:
     if path.is_dir():
         held = sorted(each.name for each in path.iterdir() if each.suffix in SUFFIXES)
         raise ConfigError(f"{path} is a folder; name a file in it{': ' + ', '.join(held) if held else ''}")
+    if path.exists():
+        raise ConfigError(f"{path} is {not_a_file(path)}; name a file")
     return None
 
 

@@ -103,6 +103,7 @@ AMP_OFF, NO_CACHE = "AMP is off; -amp switches it on", "DATA.CACHE is none; set 
         ),
         ("PRECISION.SHADOW_LOSS=0.5", "PRECISION.SHADOW_LOSS 0.5", "PRECISION.SHADOW_STEPS is not set"),
         ("PROFILE=3 EVAL=true", "PROFILE 3", "they are about training, and EVAL is on"),
+        ("DIST.STRATEGY=fsdp2 EVAL=true", "DIST.STRATEGY fsdp2", "they are about training, and EVAL is on"),
         ("COMPILE_SCOPE=blocks", "COMPILE_SCOPE blocks", "COMPILE is off; -compile switches it on"),
         ("DATA.CACHE_SIDE=9 DATA.CACHE_PATH=x", "DATA.CACHE_SIDE 9, DATA.CACHE_PATH x", NO_CACHE),
         (

@@ -6,9 +6,11 @@ last process's part of the gradient), `compile` (blocks, without the minute that
 `save=FOLDER` (writes a checkpoint there after two updates), `load=FILE` (goes on from it).
 """
 
+import contextlib
 import os
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -107,9 +109,17 @@ def held(trainer: Trainer) -> int:
 
 
 def save(folder: Path, trainer: Trainer, process: Process) -> None:
+    """At first the last process finds no room, so that nobody has saved."""
     process.first(lambda: folder.mkdir(parents=True))
     saver = ShardSaver(folder, 1, process, warn=print)
     rest, pieces = trainer.sharding.cut(trainer.state_dict())
+    is_full = process.rank == process.world_size - 1
+    with (
+        mock.patch.object(saver, "_put_pieces", side_effect=OSError("no room")) if is_full else contextlib.nullcontext()
+    ):
+        saver.save({**rest, PIECES: pieces}, [])
+        saver.wait()
+    assert saver.failed and not (folder / "last.pth").exists()
     saver.save({**rest, PIECES: pieces}, [])
     saver.wait()
     assert not saver.failed

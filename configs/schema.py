@@ -6,10 +6,25 @@ Names and defaults are PaddleViT's where it has the setting; where another defau
 from dataclasses import dataclass, field
 from typing import Any
 
+AUTO = "auto"  # of a number: to be found out
 
-def setting(default: Any, sentence: str, *, choices: tuple = (), low: float | None = None, high: float | None = None):
-    """One setting. `low` and `high` are inclusive bounds for a number, or for each number of a list."""
-    return field(default=default, metadata={"sentence": sentence, "choices": choices, "low": low, "high": high})
+
+def setting(
+    default: Any,
+    sentence: str,
+    *,
+    choices: tuple = (),
+    low: float | None = None,
+    high: float | None = None,
+    words: tuple = (),
+):
+    """One setting. `low` and `high` are inclusive bounds for a number, or for each number of a list.
+
+    `words`: what it may be besides a number.
+    """
+    return field(
+        default=default, metadata={"sentence": sentence, "choices": choices, "low": low, "high": high, "words": words}
+    )
 
 
 def section(cls: type):
@@ -23,8 +38,11 @@ class Data:
 
     DATASET: str = setting("imagenet2012", "Name of the data set; docs/data.md lists them with their folder layouts.")
     DATA_PATH: str = setting("/dataset/imagenet/", "Folder (for csv: folder or file) that holds the data set.")
-    BATCH_SIZE: int = setting(
-        256, "Images per process and micro-batch; one update sees BATCH_SIZE x processes x TRAIN.ACCUM_ITER.", low=1
+    BATCH_SIZE: int | str = setting(
+        256,
+        "Images per process and micro-batch; one update sees BATCH_SIZE x processes x TRAIN.ACCUM_ITER. auto: as many as fit the device, tried out at the start.",
+        low=1,
+        words=(AUTO,),
     )
     BATCH_SIZE_EVAL: int | None = setting(None, "Images per process in evaluation; not set: BATCH_SIZE.", low=1)
     IMAGE_SIZE: int = setting(224, "Side of the square image that the model sees, in pixels.", low=1)

@@ -115,7 +115,9 @@ class Limited(Trial):
 )
 def test_the_search_ends_at_the_largest_multiple_of_8_that_fits_or_below_8_with_less(tmp_path, fits, found):
     config = small_config(tmp_path, "TRAIN.ACCUM_ITER=3")
-    assert search(Limited(config, fits), withheld=100, most=200) == found
+    trial = Limited(config, fits)
+    assert search(trial, withheld=100, most=200) == found
+    assert not trial.trainer or trial.trainer.data.order.num_accumulated == 2, "the second meets gradients"
 
 
 @pytest.mark.parametrize(("fits", "found"), [(17, 16), (7, 4), (2, 2), (1, 0)])

@@ -39,7 +39,7 @@ def settle(session: Session, num_images: int, num_classes: int, begun_with: int 
         return
     config, process, start = session.config, session.process, time.perf_counter()
     most = most_images(config, num_images, process.world_size)
-    found, how = (try_out if can_try(process.device) else calculate)(config, num_classes, process, most, stop)
+    found, how = (try_sizes if can_try(process.device) else calculate)(config, num_classes, process, most, stop)
     agreed = process.smallest(-stop.number or found)
     if agreed < 0:
         raise StoppedBySignal(-agreed, "while the largest batch was looked for")
@@ -99,7 +99,7 @@ def refuse(config: Config, how: str) -> None:
     )
 
 
-def try_out(config: Config, num_classes: int, process: Process, most: int, stop: StopSignal) -> tuple[int, str]:
+def try_sizes(config: Config, num_classes: int, process: Process, most: int, stop: StopSignal) -> tuple[int, str]:
     """On a device that says itself when its memory is full: whole updates, while a share of it is withheld."""
     device, free = process.device, free_memory(process.device)
     module = getattr(torch, device.type)

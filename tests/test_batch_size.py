@@ -58,7 +58,12 @@ def test_a_run_says_what_it_found_saves_it_and_never_searches_again(program, tmp
     assert re.search(rf"BATCH_SIZE: {found} +# auto \(flag -batch_size\): calculated from", text)
     assert torch.load(path / "last.pth", weights_only=True)["config"]["DATA.BATCH_SIZE"] == found
     monkeypatch.setattr(batch_size, "calculate", never)
-    assert load(["-cfg", str(path / "config.yaml")]).config.DATA.BATCH_SIZE == found
+    saved = tmp_path / "saved.yaml"
+    saved.write_text(text)
+    code, said, error = program(cfg=saved, size=("-tag", "again"))
+    assert code == 0 and "batch size: " not in said, error
+    (other,) = (tmp_path / "output").glob("*-again")
+    assert state_hash(other / "last.pth") == state_hash(path / "last.pth")
     code, said, error = program("-resume", "auto", *options)
     assert code == 0 and f"batch size: {found}, as this run was begun with" in said, error
     assert "finished already" in said

@@ -66,13 +66,18 @@ class Data:
     )
     NUM_WORKERS: int | None = setting(
         None,
-        "Loader threads or processes per training process; not set: the cores there are, shared out, at most 8; a quarter of them where the CPU computes the model; 0 for sets held in memory. (PaddleViT: 1, which starves a GPU.)",
+        "Loader threads or processes per training process; not set: the cores there are, shared out, at most 8; 0 for sets held in memory. (PaddleViT: 1, which starves a GPU.)",
         low=0,
     )
     WORKERS: str = setting(
         "threads",
         "What reads ahead: threads, which share all memory and cost less, or processes, where Python itself is the limit.",
         choices=("threads", "processes"),
+    )
+    PREFETCH: int | None = setting(
+        None,
+        "Batches read ahead of the one in use, by processes at least 1 each; not set: 2, and 0 where the CPU computes the model, whose cores then all read and after that all compute.",
+        low=0,
     )
     DROP_LAST: bool = setting(
         True,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import torch
 
 from configs.schema import Train
+from engine.compiler import WithoutCompiler
 
 FUSED_DEVICES = ("cuda", "cpu", "xpu", "mps")
 
@@ -71,7 +72,8 @@ class HalfMoment:
             self.state[parameter][self.moment] = moment
 
 
-FULL_MOMENT = {cls.__name__: cls for cls in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)}
+TORCH = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
+FULL_MOMENT = {cls.__name__: type(cls.__name__, (WithoutCompiler, cls), {}) for cls in TORCH}
 HALF_MOMENT = {
     name: type(name, (HalfMoment, cls), {"moment": "momentum_buffer" if name == "SGD" else "exp_avg"})
     for name, cls in FULL_MOMENT.items()

@@ -1,5 +1,6 @@
 """One run from settings to a result, in the order in which things happen."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -22,6 +23,7 @@ from datasets import (
 )
 from datasets.findings import OK
 from engine.batch_size import settle
+from engine.compiler import compiler_put_off
 from engine.epochs import Epochs
 from engine.evaluate import evaluate
 from engine.out_of_memory import RanOut
@@ -111,7 +113,8 @@ def make_model(session: Session, num_data_classes: int) -> torch.nn.Module:
     """The model with the weights that it starts from, on this process's device."""
     config, process, log = session.config, session.process, session.log
     torch.manual_seed(config.SEED)
-    model = build_model(config, config.MODEL.NUM_CLASSES or num_data_classes)
+    with contextlib.nullcontext() if config.COMPILE else compiler_put_off():
+        model = build_model(config, config.MODEL.NUM_CLASSES or num_data_classes)
     source = config.MODEL.PRETRAINED or (config.MODEL.RESUME if config.EVAL else None)
     if source:
         for line in process.after_first(lambda: load_pretrained(model, source, needs_head=config.EVAL)):

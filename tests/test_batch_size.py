@@ -14,7 +14,7 @@ from engine.memory import fixed_bytes, passing_bytes
 from engine.precision import Precision
 from engine.session import Session
 from models import build_model
-from tests.helpers import SMALL, run_folder, small_config
+from tests.helpers import SMALL, run_folder, run_hash, small_config
 from tests.programs.train_fp64 import run_out
 from tests.test_preflight import rows
 from utils.distributed import Process
@@ -63,7 +63,7 @@ def test_a_run_says_what_it_found_saves_it_and_never_searches_again(program, tmp
     code, said, error = program(cfg=saved, size=("-tag", "again"))
     assert code == 0 and "batch size: " not in said, error
     (other,) = (tmp_path / "output").glob("*-again")
-    assert state_hash(other / "last.pth") == state_hash(path / "last.pth")
+    assert run_hash(other) == run_hash(path)
     code, said, error = program("-resume", "auto", *options)
     assert code == 0 and f"batch size: {found}, as this run was begun with" in said, error
     assert "finished already" in said

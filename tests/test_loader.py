@@ -1,6 +1,7 @@
 """The order of the data, its cutting into windows and pieces, and the workers that read them."""
 
 import dataclasses
+import itertools
 import multiprocessing
 import os
 import random
@@ -19,6 +20,7 @@ from configs.schema import Config
 from datasets import build_eval_data, build_train_data, load_image_sets
 from datasets.image_set import ImageSet
 from datasets.order import Order, sample_rng
+from datasets.readers import TrainReader
 from datasets.workers import count_workers
 from tests.helpers import ROOT, replaced
 from utils.errors import DataError
@@ -312,12 +314,29 @@ print(*[child.pid for child in multiprocessing.active_children()], flush=True)
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
 
 
+@pytest.mark.parametrize("ahead, expected", [(0, [1, 2, 3]), (2, [3, 4, 5])])
+def test_threads_read_so_many_batches_ahead_and_none_where_the_cpu_computes(folder, monkeypatch, ahead, expected):
+    config = folder_settings(folder, 2, PREFETCH=ahead or None)
+    begun = []
+    room_for = TrainReader.room_for
+    monkeypatch.setattr(TrainReader, "room_for", lambda *args, **kwargs: begun.append(1) or room_for(*args, **kwargs))
+    windows = train_data(config).windows(0, 20)
+    seen = []
+    for window in itertools.islice(windows, 3):
+        next(window.batches)
+        seen.append(len(begun))
+    windows.close()
+    assert seen == expected
+
+
 def test_workers_are_the_cores_shared_out_unless_set(folder, monkeypatch):
     config = folder_settings(folder, None)
     files, in_memory = load_image_sets(config)[1], load_image_sets(settings())[1]
     for num_cores, world_size, expected in [(2, 1, 1), (16, 1, 4), (64, 1, 8), (64, 4, 4), (2, 4, 1)]:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, num_cores=num_cores: set(range(num_cores)))
-        assert count_workers(config.DATA, files, world_size, CPU) == expected
+        read_ahead = replaced(config, DATA={"PREFETCH": 2})
+        assert count_workers(read_ahead.DATA, files, world_size, CPU) == expected
+        assert count_workers(config.DATA, files, world_size, CPU) == min(8, max(1, num_cores // world_size))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)  # two machines with four GPUs and 16 cores each
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     assert count_workers(config.DATA, files, 8, torch.device("cuda")) == 4

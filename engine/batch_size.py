@@ -12,6 +12,7 @@ from torch import nn
 from configs.schema import Config
 from datasets import TrainData, build_train_data
 from datasets.synthetic import read_synthetic
+from engine.compiler import compiler_put_off
 from engine.largest_batch import STEP, bisect
 from engine.memory import estimate, free_memory, passing_bytes
 from engine.out_of_memory import MicroBatches, release, shortage
@@ -125,7 +126,7 @@ def calculate(config: Config, num_classes: int, process: Process, most: int, sto
     """Where a batch that is too large ends in a kill: from forwards and updates of small ones."""
     free = free_memory(process.device)
     limit = (1 - HOST_MARGIN) * free / sharing(process)
-    model, precision = build_model(config, num_classes), Precision(config, process.device)
+    model, precision = random_model(config, num_classes), Precision(config, process.device)
     precision.prepare(model)
     need = estimate(config, model, precision)
     large = rounded(min(MEASURED, need.fitting(limit) // 4, most), config)
@@ -140,6 +141,12 @@ def calculate(config: Config, num_classes: int, process: Process, most: int, sto
     shared = f" for {process.local_size} processes" if process.local_size > 1 else ""
     how = f"calculated from {sizes}, with {HOST_MARGIN:.0%} of {in_words(free)}{shared} left free"
     return rounded(min(need.fitting(limit), most), config), how
+
+
+def random_model(config: Config, num_classes: int) -> nn.Module:
+    """Before the run builds its own, which is drawn from the seed anew."""
+    with compiler_put_off():
+        return build_model(config, num_classes)
 
 
 class Trial:
@@ -188,7 +195,7 @@ class Trial:
                 self.trainer.update(window)
 
     def _begin(self, config: Config, train_data: TrainData) -> None:
-        model = build_model(config, config.MODEL.NUM_CLASSES).to(self.device)
+        model = random_model(config, config.MODEL.NUM_CLASSES).to(self.device)
         alone, silent = Process(self.device), Log(rank=1)
         trainer = Trainer(config, model, train_data, alone, silent, self.stop)
         trainer.micro_batches = Whole(config, train_data.order, alone, silent)

@@ -168,6 +168,7 @@ class Trial:
             return False
         try:
             self.update(count, times=2)  # the first has not all of the optimizer's state from its beginning
+            self.trainer.report()  # waits for the device, which may tell of an error late
             self.has_fitted = True
             return True
         except RuntimeError as error:

@@ -134,16 +134,15 @@ class Preflight:
 
     def settle_batch_size(self, checkpoint: Path | None, num_images: int, guess: Callable[[int], int] | None) -> Config:
         """In the place of auto, for the rows that follow: that of the run to go on with, or what a run would find."""
-        saved = {}
-        with contextlib.suppress(UserError):  # the row of the checkpoint says it
-            saved = read_saved(checkpoint)
-        number, how = batch_size_of(saved), "as the run was begun with"
-        if number is None:
-            high = ", too high where little is left to train (MODEL.FREEZE)" if self.config.MODEL.FREEZE else ""
-            number, how = guess(num_images) if guess else None, f"estimated{high}; a run tries it out"
+        number, how = None, "as the run was begun with"
+        with contextlib.suppress(UserError):  # other rows say what is wrong
+            number = batch_size_of(read_saved(checkpoint))
+            if number is None and guess:
+                high = ", too high where little is left to train (MODEL.FREEZE)" if self.config.MODEL.FREEZE else ""
+                number, how = guess(num_images), f"estimated{high}; a run tries it out"
         if number:
             self.add(Finding("batch size", f"{number} images, {how}"))
-        elif guess:
+        elif number == 0:
             self.add(
                 Finding("batch size", "not one image fits", WRONG, "lower DATA.IMAGE_SIZE or take a smaller model")
             )

@@ -180,7 +180,8 @@ def test_check_shows_the_estimate(program, monkeypatch):
     assert found["memory"][0] == "ok" and f"for {count} images an update" in found["learning rate"][1]
     monkeypatch.setattr("engine.preflight.free_memory", lambda device: 1000)
     assert rows(program("-check")[1])["batch size"][0] == "WRONG"
-    assert rows(program("-check", "-opts", "MODEL.FREEZE=[nothing]")[1])["batch size"][0] == "WARN"
+    for wrong in ("MODEL.FREEZE=[nothing]", "PRECISION.CUSTOM_BLACK_LIST=[nothing]"):
+        assert rows(program("-check", "-amp", "-opts", wrong)[1])["batch size"][0] == "WARN"
 
 
 def test_where_not_one_image_fits_the_run_ends_with_2_and_says_what_to_lower(program, monkeypatch):

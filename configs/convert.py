@@ -126,6 +126,8 @@ def _one(setting: Setting, text: Text) -> Any:
             raise ValueError("none of the choices")
         return by_word[word]
     if setting.kind is str:
+        if "\0" in text:
+            raise ValueError("no path or name may hold it")
         return text
     if setting.kind is bool:
         if word not in _BOOLS:
@@ -195,7 +197,7 @@ def bounds(setting: Setting) -> str:
         return ""
     if setting.high is None:
         return f" of at least {setting.low:g}"
-    return f" from {setting.low:g} to {setting.high:g}"
+    return f" from {setting.low:,.10g} to {setting.high:,.10g}"
 
 
 def shown(text: Text) -> str:

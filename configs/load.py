@@ -10,12 +10,17 @@ from typing import Any
 from configs import flags
 from configs.convert import SECTIONS, SETTINGS, Text, build, convert, describe, flatten, is_none, shown, to_text
 from configs.duration import to_seconds
+from configs.idle import idle_settings
 from configs.paddlevit import OLD_SECTION, RENAMED, translate
 from configs.read import find, read_layers
 from configs.schema import AUTO, IGNORED, Config
 from utils.errors import ConfigError, did_you_mean
 
 __all__ = ["Loaded", "flatten", "load", "to_yaml"]
+
+MOST_SECONDS = 1e9  # of RUN.MAX_TIME: some 30 years
+MOST_TAG = 200  # bytes: a folder's name has 255 at most, and there is a date in it
+MOST_WEIGHTS = 1e11  # of all blocks; the largest Vision Transformer so far has a fifth of that
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,8 @@ def load(argv: list[str]) -> Loaded:
                 raise ConfigError(f"{layer.origin}: {_why_no_setting(key, text)}")
     _fit_channels(values)
     _check(values, origins)
-    return Loaded(build(values), origins, notes, argv)
+    config = build(values)
+    return Loaded(config, origins, [*notes, *idle_settings(config)], argv)
 
 
 def to_yaml(config: Config, origins: dict[str, str]) -> str:
@@ -127,8 +133,16 @@ def _check(values: dict[str, Any], origins: dict[str, str]) -> None:
     if (values["PRECISION.MODE"], values["PRECISION.DTYPE"]) == ("float8", "float16"):
         raise ConfigError(f"{named('PRECISION.DTYPE')}, must be bfloat16 or not set with {named('PRECISION.MODE')}")
     key = "RUN.MAX_TIME"
-    if values[key] is not None and not to_seconds(values[key]):
-        raise ConfigError(f"{named(key)}, must be a time above 0, such as 3h30m, 90m or 5400 (seconds)")
+    if values[key] is not None and not 0 < (to_seconds(values[key]) or 0) <= MOST_SECONDS:
+        raise ConfigError(
+            f"{named(key)}, must be a time above 0, such as 3h30m, 90m or 5400 (seconds), and at most {MOST_SECONDS:g} s"
+        )
+    tag = values["TAG"]
+    if "/" in tag or len(tag.encode(errors="surrogateescape")) > MOST_TAG:
+        raise ConfigError(
+            f"{named('TAG')}, becomes part of a folder's name: it must have no / in it and at most {MOST_TAG} bytes; where "
+            "runs go is said by SAVE (-output)"
+        )
     if values["MODEL.TYPE"] == "vit":
         _check_vit(values, named)
 
@@ -158,3 +172,11 @@ def _check_vit(values: dict[str, Any], named: Callable[[str], str]) -> None:
         )
     if values["MODEL.PATCH_SIZE"] > values["DATA.IMAGE_SIZE"]:
         raise ConfigError(f"{named('MODEL.PATCH_SIZE')}, must not be larger than {named('DATA.IMAGE_SIZE')}")
+    # Of queries, keys, values and projection, and of the MLP's two layers. Block by block they may find room in a memory
+    # that all together overrun, and then the system kills the program without a word.
+    weights = values["MODEL.DEPTH"] * values["MODEL.EMBED_DIM"] ** 2 * (4 + 2 * values["MODEL.MLP_RATIO"])
+    if weights > MOST_WEIGHTS:
+        raise ConfigError(
+            f"{named('MODEL.EMBED_DIM')}, with {named('MODEL.DEPTH')}, and {named('MODEL.MLP_RATIO')}, makes {weights:.3g} "
+            f"weights, more than {MOST_WEIGHTS:g}; lower one of them"
+        )

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from configs.convert import Text, is_none
-from utils.errors import ConfigError
+from utils.errors import ConfigError, not_a_file
 
 SHIPPED = Path(__file__).resolve().parent
 
@@ -63,8 +63,11 @@ def read_file(path: str) -> dict[str, Text]:
     """{full key: text} of one YAML file."""
     origin = os.path.normpath(path)
     try:
+        kind = not_a_file(path)
+        if kind:
+            raise ConfigError(f"{origin}: cannot be read as a settings file: it is {kind}")
         source = Path(path).read_bytes().decode("utf-8-sig")
-    except OSError as error:  # a folder, no permission
+    except OSError as error:  # no permission
         raise ConfigError(f"{origin}: cannot be read as a settings file: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(

@@ -47,6 +47,7 @@ __all__ = [
     "build_order",
     "build_train_data",
     "cache_image_sets",
+    "check_repeats",
     "cores_per_process",
     "count_workers",
     "heavier",
@@ -122,12 +123,22 @@ def build_order(config: Config, image_set: ImageSet, world_size: int, kept: int 
     )
 
 
+def check_repeats(order: Order) -> None:
+    """An update cannot hold an image more often than it holds images."""
+    if order.num_repeats > order.global_batch:
+        raise ConfigError(
+            f"TRAIN.REPEATED_AUG is {order.num_repeats}, but an update has only {order.global_batch} images (DATA.BATCH_SIZE x "
+            "processes x TRAIN.ACCUM_ITER); lower the one or raise the other"
+        )
+
+
 def build_train_data(
     config: Config, image_set: ImageSet, rank: int, world_size: int, device: torch.device, kept: int | None = None
 ) -> TrainData:
     """The training images of one process; `kept` as in build_order."""
     batch_size = config.DATA.BATCH_SIZE
     order = build_order(config, image_set, world_size, kept)
+    check_repeats(order)
     if isinstance(image_set, SyntheticImages):
         load = SyntheticBatches(config, image_set, batch_size, rank, device)
     else:

@@ -27,6 +27,11 @@ POLICIES: dict[str, dict[str, float]] = {
     "ta_wide": {},
     "3a": {},
 }
+# Least and most; with far more operations, or a far larger `a`, an image would never be done. d: -1 is 1, 2 or 3.
+LIMITS = {
+    "rand": {"m": (0, 10), "n": (1, 100), "p": (0, 1)},
+    "augmix": {"m": (1, 10), "w": (1, 100), "d": (-1, 100), "a": (0.001, 1000)},
+}
 DRAWING = frozenset(
     "bernoulli bernoulli_ exponential_ log_normal_ multinomial normal normal_ poisson rand randint randn randperm random_ "
     "uniform_ _sample_dirichlet".split()
@@ -99,14 +104,10 @@ def parse_policy(train: Train) -> tuple[str, dict[str, float]]:
                 f"TRAIN.AUTO_AUGMENT: {part!r} in {train.AUTO_AUGMENT!r} is not understood; {name} {known}"
             )
         numbers[match[1]] = float(match[2])
-    if name == "rand" and not (numbers["m"] <= 10 and numbers["n"] >= 1 and numbers["p"] <= 1):
-        raise ConfigError(
-            f"TRAIN.AUTO_AUGMENT: {train.AUTO_AUGMENT!r} must have m from 0 to 10, n of at least 1 and p from 0 to 1"
-        )
-    if name == "augmix" and not (1 <= numbers["m"] <= 10 and numbers["w"] >= 1 and numbers["a"] > 0):
-        raise ConfigError(
-            f"TRAIN.AUTO_AUGMENT: {train.AUTO_AUGMENT!r} must have m from 1 to 10, w of at least 1 and a above 0"
-        )
+    limits = LIMITS.get(name, {})
+    if any(not low <= numbers[key] <= high for key, (low, high) in limits.items()):
+        allowed = ", ".join(f"{key} from {low:g} to {high:g}" for key, (low, high) in limits.items())
+        raise ConfigError(f"TRAIN.AUTO_AUGMENT: {train.AUTO_AUGMENT!r} must have {allowed}")
     return name, numbers
 
 

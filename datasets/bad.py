@@ -25,7 +25,8 @@ class BadImages:
             if index not in self._known:
                 self._known.add(index)
                 self.indices.append(index)
-                self.say(f"cannot read {self.image_set.name(index)}{self._reason(index)}")
+                so_far = f"{len(self.indices)} of {len(self.image_set)} so far"
+                self.say(f"cannot read {self.image_set.name(index)}{self._reason(index)}; {so_far}")
         if len(self.indices) > self.most * len(self.image_set):
             names = ", ".join(self.image_set.name(index) for index in self.indices[:NUM_NAMED])
             more = ", ..." if len(self.indices) > NUM_NAMED else ""

@@ -40,8 +40,10 @@ class CachedImages(ImageSet):
         return self._image_set.name(index)
 
     def read(self, index: int) -> np.ndarray:
-        start, length, height, width, kind = self._file.entries[self._numbers[index]].tolist()
-        content = self._file.data[start : start + length]
+        try:
+            kind, height, width, content = self._file.read(int(self._numbers[index]))
+        except DamagedCache as error:
+            raise ImageReadError(str(error)) from error
         if kind == PIXELS:
             return content.reshape(height, width, self._image_set.num_channels)
         if kind == JPEG:
@@ -67,8 +69,7 @@ def cache_image_sets(
     """Training and validation set, from the cache that DATA.CACHE asks for; it is made first where it is not there."""
     if config.DATA.CACHE == "none":
         return image_sets
-    if config.DATA.CACHE == "ram" and not MEMORY.is_dir():
-        raise ConfigError(f"DATA.CACHE: ram needs {MEMORY}, which this machine does not have; set it to disk or none")
+    refuse_without_memory(config)
     needed = math.floor(config.DATA.IMAGE_SIZE / config.DATA.CROP_PCT)
     if config.DATA.CACHE_SIDE and config.DATA.CACHE_SIDE < needed:
         watch.warn(f"DATA.CACHE_SIDE is {config.DATA.CACHE_SIDE}; evaluation will enlarge what was shrunk to {needed}")
@@ -77,20 +78,25 @@ def cache_image_sets(
     return train, _cached(config, "validation", val, watch)
 
 
+def refuse_without_memory(config: Config) -> None:
+    if config.DATA.CACHE == "ram" and not MEMORY.is_dir():
+        raise ConfigError(f"DATA.CACHE: ram needs {MEMORY}, which this machine does not have; set it to disk or none")
+
+
 def _cached(config: Config, part: str, image_set: ImageSet, watch: Watch) -> ImageSet:
-    if image_set.in_memory or image_set.root is None:
-        why = "which are in memory already" if image_set.in_memory else "as it is not known which files they are in"
-        watch.say(f"cache: not for the {part} images of {config.DATA.DATASET}, {why}")
+    reason = why_not(image_set)
+    if reason:
+        watch.say(f"cache: not for the {part} images of {config.DATA.DATASET}, {reason}")
         return image_set
-    num_threads = config.DATA.NUM_WORKERS or cores_per_process(1, torch.device("cpu"))
-    place = _place(config, part, image_set, num_threads)
+    place, num_threads = place_of(config, part, image_set), count_threads(config)
     try:
-        file = _open(place)
+        file = open_finished(place)
         if file is None and watch.may_build:
             file = _make(config, place, image_set, num_threads, watch)
     except (CacheFailed, OSError) as error:
-        reason = error if isinstance(error, CacheFailed) else f"{place.folder} cannot be used ({error})"
-        watch.warn(f"DATA.CACHE: {reason}; going on without a cache of the {part} images. {LESS}")
+        is_full = isinstance(error, CacheFailed)
+        reason, remedy = (error, LESS) if is_full else (f"{place.folder} cannot be used ({error})", remedy_for(place))
+        watch.warn(f"DATA.CACHE: {reason}; going on without a cache of the {part} images. {remedy}")
         return image_set
     if file is None:
         return image_set
@@ -98,14 +104,33 @@ def _cached(config: Config, part: str, image_set: ImageSet, watch: Watch) -> Ima
     return CachedImages(image_set, file, np.arange(len(image_set)))
 
 
-def _place(config: Config, part: str, image_set: ImageSet, num_threads: int) -> Place:
+def why_not(image_set: ImageSet) -> str | None:
+    """Why there is no cache of such a set; None if there may be one."""
+    if image_set.in_memory:
+        return "which are in memory already"
+    return "as it is not known which files they are in" if image_set.root is None else None
+
+
+def remedy_for(place: Place) -> str:
+    """Where its folder cannot be used."""
+    return (
+        "Set DATA.CACHE_PATH to a folder that can be written to" if place.stays else "DATA.CACHE=disk needs no memory"
+    )
+
+
+def count_threads(config: Config) -> int:
+    return config.DATA.NUM_WORKERS or cores_per_process(1, torch.device("cpu"))
+
+
+def place_of(config: Config, part: str, image_set: ImageSet) -> Place:
+    """Where a cache of this set lies, or would."""
     data, root = config.DATA, os.fsencode(os.path.realpath(image_set.root))
     if data.CACHE == "ram":
         folder = MEMORY / f"halfstep-{os.getuid()}"
     else:
         folder = Path(data.CACHE_PATH or Path(config.SAVE) / "cache").expanduser()
     facts = {
-        "files": hash_of_files(image_set, num_threads),
+        "files": hash_of_files(image_set, count_threads(config)),
         "channels": image_set.num_channels,
         **Recipe(data).facts,
     }
@@ -128,7 +153,7 @@ def hash_of_files(image_set: ImageSet, num_threads: int) -> str:
     return digest.hexdigest()
 
 
-def _open(place: Place, warn: Callable[[str], None] = lambda line: None) -> CacheFile | None:
+def open_finished(place: Place, warn: Callable[[str], None] = lambda line: None) -> CacheFile | None:
     """The finished cache, if there is one and it is right."""
     try:
         return CacheFile(place)
@@ -145,13 +170,13 @@ def _make(config: Config, place: Place, image_set: ImageSet, num_threads: int, w
     if not place.stays and place.folder.stat().st_uid != os.getuid():
         raise PermissionError(f"{place.folder} belongs to another user")
     with _alone(place, watch):
-        file = _open(place, watch.warn)
+        file = open_finished(place, watch.warn)
         if file is None:
             place.index.unlink(missing_ok=True)  # a damaged one
             for name in place.remove_older():
                 watch.say(f"cache: removed {name}, made from other files or with other settings")
             build(place, image_set, Recipe(config.DATA), num_threads, watch)
-            file = _open(place, watch.warn)
+            file = open_finished(place, watch.warn)
     return file
 
 
@@ -159,15 +184,22 @@ def _make(config: Config, place: Place, image_set: ImageSet, num_threads: int, w
 def _alone(place: Place, watch: Watch) -> Iterator[None]:
     """No other process makes a cache of this data set meanwhile."""
     has_said = False
-    with open(place.lock, "w") as lock:
-        while True:
+    while True:
+        with open(place.lock, "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system frees it even after kill -9
-                break
             except BlockingIOError:
                 if not has_said:
                     watch.say(f"cache: another run makes one of {place.data_set}; waiting for it")
                 has_said = True
                 watch.check()
                 time.sleep(SECONDS_BETWEEN_LOOKS)
-        yield
+                continue
+            if not os.fstat(lock.fileno()).st_nlink:  # whoever had it removed it; the next one has another file
+                continue
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):
+                    place.lock.unlink()
+            return

@@ -5,6 +5,7 @@ import io
 import itertools
 import os
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from utils.errors import StoppedBySignal
 NUM_SAMPLED = 64  # images from which the size of all is estimated
 LONGEST_JPEG_SIDE = 65_500  # of libjpeg
 AHEAD_PER_THREAD = 2  # images that are prepared before they can be written
+SECONDS_BETWEEN_LINES = 1.0  # of the log, where no bar shows how far it is
 
 
 class CacheFailed(Exception):
@@ -121,9 +123,7 @@ def _check_room(
 ) -> None:
     """Say how large the cache will be; CacheFailed when that is more than there is."""
     place, num_images, num_done = writer.place, writer.place.num_images, writer.num_done
-    sample = np.linspace(0, num_images - 1, min(num_images, NUM_SAMPLED)).astype(int).tolist()
-    lengths = list(pool.map(lambda index: memoryview(recipe.prepare(image_set, index).content).nbytes, sample))
-    needed = int(np.mean(lengths) * (num_images - num_done))
+    needed = estimate(image_set, recipe, num_images - num_done, pool)
     free = free_bytes(place)
     told = f"about {in_gb(needed)} in {place.folder}, where {in_gb(free)} are free"
     if needed > free:
@@ -132,6 +132,13 @@ def _check_room(
         watch.say(f"cache: {num_done} of {num_images} images are there from an earlier start; the rest takes {told}")
     else:
         watch.say(f"cache: {num_images} images will take {told}")
+
+
+def estimate(image_set: ImageSet, recipe: Recipe, count: int, pool: ThreadPoolExecutor) -> int:
+    """Bytes that so many images of the set will take."""
+    sample = np.linspace(0, len(image_set) - 1, min(len(image_set), NUM_SAMPLED)).astype(int).tolist()
+    lengths = pool.map(lambda index: memoryview(recipe.prepare(image_set, index).content).nbytes, sample)
+    return int(np.mean(list(lengths)) * count)
 
 
 def free_bytes(place: Place) -> int:
@@ -150,7 +157,7 @@ def in_gb(num_bytes: int) -> str:
 
 
 def _shown(numbers: range, watch: Watch) -> Iterator[int]:
-    """The numbers, with a bar on a terminal, and elsewhere with a line for every tenth of the images."""
+    """The numbers, with a bar on a terminal, and elsewhere with a line for every tenth of the images, but at most one a second."""
     if sys.stderr.isatty():
         from tqdm import tqdm
 
@@ -158,7 +165,10 @@ def _shown(numbers: range, watch: Watch) -> Iterator[int]:
             numbers, "cache", numbers.stop, initial=numbers.start, unit=" images", leave=False, dynamic_ncols=True
         )
         return
+    said = time.monotonic()
     for number in numbers:
-        if number > numbers.start and number * 10 // numbers.stop > (number - 1) * 10 // numbers.stop:
+        is_tenth = number > numbers.start and number * 10 // numbers.stop > (number - 1) * 10 // numbers.stop
+        if is_tenth and time.monotonic() - said >= SECONDS_BETWEEN_LINES:
+            said = time.monotonic()
             watch.say(f"cache: {number} of {numbers.stop} images")
         yield number

@@ -1,8 +1,9 @@
 """The two files of a cache: the images one after the other, and an index that says where each of them lies.
 
 The index opens with MAGIC and a line of JSON, the facts that say what is in the cache. Then comes a block for every
-IMAGES_PER_BLOCK images, with a checksum. A block is written when its images are on the disk: after a kill, what no block
-speaks of is cut off and made again. When all are there, `NAME.index.part` becomes `NAME.index`.
+IMAGES_PER_BLOCK images, with a checksum of its own and one of each image. A block is written when its images are on the
+disk: after a kill, what no block speaks of is cut off and made again. When all are there, `NAME.index.part` becomes
+`NAME.index`.
 """
 
 import contextlib
@@ -22,10 +23,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-MAGIC = b"halfstep cache 1\n"
+MAGIC = b"halfstep cache 2\n"  # the number is that of the form
 IMAGES_PER_BLOCK = 256
 PIXELS, JPEG, UNREADABLE = range(3)  # what is kept of an image; of an unreadable one the reason
-ENTRY = np.dtype([("start", "<u8"), ("length", "<u8"), ("height", "<u4"), ("width", "<u4"), ("kind", "<u4")])
+ENTRY = np.dtype(
+    [("start", "<u8"), ("length", "<u8")] + [(name, "<u4") for name in ("height", "width", "kind", "checksum")]
+)
 BLOCK = np.dtype([("entries", ENTRY, (IMAGES_PER_BLOCK,)), ("checksum", "<u4")])  # the last block ends with zeros
 
 # Older versions of Python have no name for it.
@@ -114,7 +117,7 @@ class Place:
         with open(index, "rb") as file:
             magic, facts = file.readline(), file.readline()
         try:
-            return magic == MAGIC and json.loads(facts)["data_set"] == self.data_set
+            return magic.startswith(b"halfstep cache ") and json.loads(facts)["data_set"] == self.data_set
         except (ValueError, KeyError, TypeError):
             return False
 
@@ -155,8 +158,26 @@ class CacheFile:
         # a private map that is larger than the memory.
         flags, access = mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
         self.data = np.frombuffer(mmap.mmap(self._file.fileno(), size, flags=flags, prot=access), np.uint8)
+        self._is_right = np.zeros(place.num_images, bool)
         if not place.stays:
             weakref.finalize(self, _remove_after_last, place, self._file, os.getpid())  # at exit, if not before
+
+    def read(self, number: int) -> Prepared:
+        """One image. DamagedCache when its bytes are not those that were written.
+
+        They are compared once in each process, when they are read first: to look at all of them at the start would take
+        as long as to read the file, of hundreds of GB perhaps.
+        """
+        start, length, height, width, kind, checksum = self.entries[number].tolist()
+        content = self.data[start : start + length]
+        if not self._is_right[number]:
+            if zlib.crc32(content) != checksum:
+                raise DamagedCache(
+                    f"its bytes in {self.place.data} are not those that were written; remove that file, and the next start "
+                    "makes it anew"
+                )
+            self._is_right[number] = True
+        return Prepared(kind, height, width, content)
 
     def __reduce__(self):
         return CacheFile, (self.place,)
@@ -170,12 +191,27 @@ def _remove_after_last(place: Place, file, pid: int) -> None:
             place.remove()
 
 
+def committed(place: Place) -> tuple[int, int]:
+    """How many images of an unfinished cache are there, whole blocks of them, and where their data ends."""
+    nothing = 0, len(place.data_header)
+    try:
+        entries, _ = read_index(place.part, place)
+        with open(place.data, "rb") as data:
+            is_its_own = data.read(len(place.data_header)) == place.data_header
+            size = os.fstat(data.fileno()).st_size
+    except FileNotFoundError:
+        return nothing
+    num_done = len(entries) // IMAGES_PER_BLOCK * IMAGES_PER_BLOCK
+    end = place.end_of(entries[:num_done])
+    return (num_done, end) if is_its_own and end <= size else nothing
+
+
 class CacheWriter:
     """A cache that grows, from where an earlier start left it. To be used under `place.lock`."""
 
     def __init__(self, place: Place):
         self.place = place
-        self.num_done, self.end = self._committed()
+        self.num_done, self.end = committed(place)
         if not self.num_done:
             place.remove()  # rather than overwrite: another run may have a damaged one mapped
         mode = "r+b" if self.num_done else "w+b"
@@ -190,24 +226,11 @@ class CacheWriter:
         self._index.truncate()
         self._waiting: list[tuple] = []  # entries of images that may not be on the disk yet
 
-    def _committed(self) -> tuple[int, int]:
-        """How many images an earlier start left, whole blocks of them, and where their data ends."""
-        nothing = 0, len(self.place.data_header)
-        try:
-            entries, _ = read_index(self.place.part, self.place)
-            with open(self.place.data, "rb") as data:
-                is_its_own = data.read(len(self.place.data_header)) == self.place.data_header
-                size = os.fstat(data.fileno()).st_size
-        except FileNotFoundError:
-            return nothing
-        num_done = len(entries) // IMAGES_PER_BLOCK * IMAGES_PER_BLOCK
-        end = self.place.end_of(entries[:num_done])
-        return (num_done, end) if is_its_own and end <= size else nothing
-
     def add(self, image: Prepared) -> None:
         """The next image."""
         length = self._data.write(image.content)
-        self._waiting.append((self.end, length, image.height, image.width, image.kind))
+        checksum = zlib.crc32(image.content)
+        self._waiting.append((self.end, length, image.height, image.width, image.kind, checksum))
         self.end += length
         self.num_done += 1
         if len(self._waiting) == IMAGES_PER_BLOCK or self.num_done == self.place.num_images:

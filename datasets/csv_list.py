@@ -1,6 +1,7 @@
 """`csv`: files with the columns image_path and target."""
 
 import csv
+from collections.abc import Iterator
 from pathlib import Path
 
 from configs.schema import Config
@@ -36,17 +37,28 @@ def read_csv_file(file: Path) -> Listing:
     listing = Listing(file, [], [], [])
     with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
         rows = csv.DictReader(lines, skipinitialspace=True)
-        header = [name.strip() for name in rows.fieldnames or []]
-        if not set(COLUMNS) <= set(header):
-            found = ",".join(header) or "nothing"
-            raise DataError(f"{file}, line 1: the header must name the columns {','.join(COLUMNS)}; it has {found}")
-        rows.fieldnames = header
-        for row in rows:
-            path, label = ((row[column] or "").strip() for column in COLUMNS)
-            for column, value in zip(COLUMNS, (path, label), strict=True):
-                if not value:
-                    raise DataError(f"{file}, line {rows.line_num}: there is no {column}; fill it in or remove the row")
-            listing.paths.append(path)
-            listing.labels.append(label)
-            listing.lines.append(rows.line_num)
+        try:
+            for path, label in _paths_and_labels(file, rows):
+                listing.paths.append(path)
+                listing.labels.append(label)
+                listing.lines.append(rows.line_num)
+        except csv.Error as error:
+            raise DataError(
+                f"{file}, line {rows.reader.line_num}: {error}; look there for a quote that nothing closes, or mend the line"
+            ) from error
     return listing
+
+
+def _paths_and_labels(file: Path, rows: csv.DictReader) -> Iterator[tuple[str, str]]:
+    """Of each row, which must have both."""
+    header = [name.strip() for name in rows.fieldnames or []]
+    if not set(COLUMNS) <= set(header):
+        found = ",".join(header) or "nothing"
+        raise DataError(f"{file}, line 1: the header must name the columns {','.join(COLUMNS)}; it has {found}")
+    rows.fieldnames = header
+    for row in rows:
+        path, label = ((row[column] or "").strip() for column in COLUMNS)
+        for column, value in zip(COLUMNS, (path, label), strict=True):
+            if not value:
+                raise DataError(f"{file}, line {rows.line_num}: there is no {column}; fill it in or remove the row")
+        yield path, label

@@ -4,7 +4,7 @@ import contextlib
 import io
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 try:
     import simplejpeg
@@ -25,6 +25,8 @@ def decode(data: bytes, num_channels: int) -> np.ndarray:
     try:
         pixels = _decode_jpeg(data, num_channels) if simplejpeg and data[:2] == b"\xff\xd8" else None
         return _decode_any(data, num_channels) if pixels is None else pixels
+    except UnidentifiedImageError as error:  # its own words name an object in memory
+        raise ImageReadError("UnidentifiedImageError: empty, or no kind of image that Pillow knows") from error
     except Exception as error:  # on a broken file Pillow raises whatever its parsing ran into
         raise ImageReadError(f"{type(error).__name__}: {error}") from error
 

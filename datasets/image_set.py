@@ -10,7 +10,7 @@ from PIL import Image
 
 from datasets.decode import ImageReadError, decode, to_array
 from datasets.shuffle import shuffled
-from utils.errors import DataError
+from utils.errors import DataError, not_a_file
 
 
 class ImageSet:
@@ -102,7 +102,9 @@ class FileImages(ImageSet):
             raise DataError(f"{path}: this link leads out of {self.root}; a list may only name files inside it")
         try:
             with open(path, "rb", opener=_without_waiting) as file:
-                return os.path.splitext(path)[1], file.read()
+                if not (kind := not_a_file(file.fileno())):
+                    return os.path.splitext(path)[1], file.read()
+            raise ImageReadError(f"it is {kind}")
         except OSError as error:
             raise ImageReadError(f"{type(error).__name__}: {error}") from error
 
@@ -136,7 +138,7 @@ class ArrayImages(ImageSet):
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """A named pipe that nobody writes to counts as empty."""
+    """Nor for somebody to write to a pipe: it is not read, but that shows only when it is open."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 

@@ -1,6 +1,7 @@
 """Images named by a list: what list files and CSV files share, and every check on what they say."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from utils.errors import DataError, did_you_mean
 
 NUM_LOOKED_AT = 10  # files of each list that must exist at the start; to look at all of ImageNet's takes minutes
 MOST_CLASSES = 1_000_000  # a label above this is a mistake, and a list of that many class names would fill the memory
+USUAL_CLASSES = 1000  # so many are no mistake with however few images: some of ImageNet's, to try something out
+MOST_DIGITS = 18  # of a label: more are no class number, and Python itself refuses thousands of them
 
 
 @dataclass(frozen=True)
@@ -63,17 +66,27 @@ def numbered_targets(config: Config, listing: Listing) -> np.ndarray:
     for index, label in enumerate(listing.labels):
         if not (label.isascii() and label.isdecimal()):
             problem = "is negative" if label.startswith("-") else "is not a whole number"
-            raise DataError(f"{listing.where(index)}: label {label!r} {problem}; labels count the classes from 0")
+            raise DataError(
+                f"{listing.where(index)}: label {shortened(label)!r} {problem}; labels count the classes from 0"
+            )
+        if len(label) > MOST_DIGITS or int(label) >= MOST_CLASSES:
+            raise DataError(
+                f"{listing.where(index)}: label {shortened(label)} is no class number; labels count from 0, and there may "
+                f"be {MOST_CLASSES:,} classes at most"
+            )
         target = int(label)
         if num_classes is not None and target >= num_classes:
             raise DataError(
                 f"{listing.where(index)}: label {target} needs at least {target + 1} classes, but MODEL.NUM_CLASSES is "
                 f"{num_classes}; labels count from 0. Mend the label, or set -num_classes"
             )
-        if target >= MOST_CLASSES:
-            raise DataError(f"{listing.where(index)}: label {target} is no class number; labels count from 0")
         targets[index] = target
     return targets
+
+
+def shortened(label: str) -> str:
+    """As a message shows it."""
+    return label if len(label) <= 40 else f"{label[:40]}... ({len(label):,} characters)"
 
 
 def class_numbers(config: Config, listings: list[Listing], *, allow_names: bool) -> tuple[list[np.ndarray], list[str]]:
@@ -83,6 +96,7 @@ def class_numbers(config: Config, listings: list[Listing], *, allow_names: bool)
     """
     if not allow_names or all(listing.is_numbered for listing in listings):
         targets = [numbered_targets(config, listing) for listing in listings]
+        check_filled(config, targets, [listing.where for listing in listings])
         highest = max((int(each.max()) for each in targets if len(each)), default=-1)
         classes = [str(number) for number in range(highest + 1)]
     else:
@@ -92,6 +106,21 @@ def class_numbers(config: Config, listings: list[Listing], *, allow_names: bool)
     if len(listings) == 2:
         _check_same_classes(*listings, *targets)
     return targets, classes
+
+
+def check_filled(config: Config, targets: list[np.ndarray], where: list[Callable[[int], str]]) -> None:
+    """Refuse a label that makes far more classes than there are images: a slip of the keyboard, and a huge model.
+
+    `targets` of all parts of a data set, and for each part what messages call an image of it.
+    """
+    labels = np.concatenate([*targets, np.empty(0, np.int64)])
+    highest, num_used = int(labels.max(initial=-1)), len(np.unique(labels))
+    if config.MODEL.NUM_CLASSES is None and highest >= max(USUAL_CLASSES, len(labels), 2 * num_used):
+        part = next(part for part, each in enumerate(targets) if highest in each)
+        raise DataError(
+            f"{where[part](int(targets[part].argmax()))}: label {highest} makes {highest + 1:,} classes, of which "
+            f"{len(labels):,} images fill {num_used:,}; mend the label or, if it is right, set -num_classes {highest + 1}"
+        )
 
 
 def _check_same_classes(train: Listing, val: Listing, train_targets: np.ndarray, val_targets: np.ndarray) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from configs.schema import Data
-from utils.errors import DataError
+from utils.errors import DataError, not_a_file
 
 
 def data_root(data: Data, expects: str) -> Path:
@@ -11,6 +11,9 @@ def data_root(data: Data, expects: str) -> Path:
     root = Path(data.DATA_PATH).expanduser()
     if not root.exists():
         raise DataError(f"DATA.DATA_PATH: nothing at {root}; {what_is_expected(data, expects)}")
+    kind = not_a_file(root)
+    if kind not in (None, "a folder"):
+        raise DataError(f"DATA.DATA_PATH: {root} is {kind}; {what_is_expected(data, expects)}")
     return root
 
 

@@ -34,6 +34,10 @@ class Shard:
     def last_name(self) -> str:
         return os.fsdecode(self.samples["name"][-1]) if len(self.samples) else "nothing"
 
+    def name(self, index: int) -> str:
+        """What messages call a sample."""
+        return f"{self.path}: {os.fsdecode(self.samples['name'][index])}"
+
 
 def read_shards_of(paths: Sequence[Path], title: str) -> tuple[list[Shard], bool]:
     """All shards, and whether every index is kept. Those without a valid index are looked through, with a bar."""
@@ -135,6 +139,8 @@ def index_path(tar: Path) -> Path:
 def load_index(path: Path) -> Shard | None:
     """The shard as its index has it; nothing if there is no index, or if the tar has changed since."""
     stat = path.stat()
+    if not index_path(path).is_file():  # a pipe would keep us waiting
+        return None
     try:
         with np.load(index_path(path), allow_pickle=False) as content:
             stamp, samples, cut = content["stamp"].tolist(), content["samples"], bool(content["cut"])

@@ -13,6 +13,7 @@ from configs.schema import Config
 from datasets.decode import ImageReadError, decode
 from datasets.folder import TRAIN_FOLDER, VAL_FOLDERS
 from datasets.image_set import ImageSet
+from datasets.listing import check_filled
 from datasets.root import data_root, what_is_expected
 from datasets.shard_index import Shard, read_shards_of
 from datasets.shuffle import shuffled, shuffled_nearby
@@ -114,7 +115,7 @@ def read_shards(config: Config) -> tuple[ImageSet | None, ImageSet]:
         notes.append(
             f"the index of {root} cannot be kept there, so it is made at every start; make {root} writable once"
         )
-    classes = _classes(root, shards)
+    classes = _classes(config, root, shards)
     parts = [shards[: len(train_tars)], shards[len(train_tars) :]]
     train, val = (to_image_set(config, part, classes) if part else None for part in parts)
     if val is None:
@@ -162,11 +163,12 @@ def _cut_shards(config: Config, shards: Iterable[Shard]) -> list[str]:
     ]
 
 
-def _classes(root: Path, shards: Sequence[Shard]) -> list[str]:
+def _classes(config: Config, root: Path, shards: Sequence[Shard]) -> list[str]:
     """The lines of classes.txt, or where there is none the numbers up to the highest label."""
     file = root / CLASSES_FILE
     highest = max((int(shard.samples["label"].max()) for shard in shards if len(shard.samples)), default=-1)
     if not file.is_file():
+        check_filled(config, [shard.samples["label"] for shard in shards], [shard.name for shard in shards])
         return [str(number) for number in range(highest + 1)]
     classes = file.read_text(encoding="utf-8", errors="surrogateescape").rstrip("\n").split("\n")
     if highest >= len(classes):
@@ -179,6 +181,11 @@ def _classes(root: Path, shards: Sequence[Shard]) -> list[str]:
 
 def to_image_set(config: Config, shards: Sequence[Shard], classes: list[str]) -> ShardImages:
     """The samples of these shards, in their order."""
+    if not any(len(shard.samples) for shard in shards):
+        more = f", as in the {len(shards) - 1} others like it" if len(shards) > 1 else ""
+        raise DataError(
+            f"{shards[0].path}{more}: there are no samples in it, images with their labels; make it anew or remove it"
+        )
     numbers = np.repeat(np.arange(len(shards), dtype=np.int32), [len(shard.samples) for shard in shards])
     samples = np.concatenate([shard.samples for shard in shards])
     tars = [TarStamp(shard.path, shard.size, shard.mtime_ns) for shard in shards]

@@ -12,7 +12,7 @@ def hold_out(image_set: ImageSet, fraction: float, seed: int) -> tuple[ImageSet,
     A class always keeps an image for training, and gives one to validation if it has two and `fraction` is not 0.
     """
     held_out = np.zeros(len(image_set), dtype=bool)
-    for target in range(len(image_set.classes)):
+    for target in np.unique(image_set.targets).tolist():
         members = np.flatnonzero(image_set.targets == target)
         num_held_out = min(max(round(len(members) * fraction), 1), len(members) - 1) if fraction else 0
         held_out[members[shuffled(len(members), seed, target)[: max(num_held_out, 0)]]] = True

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from utils.errors import DataError
+from utils.errors import DataError, not_a_file
 
 BLOCK = 512  # bytes; headers and contents begin at multiples of it
 AHEAD = 8192  # bytes read at a time where headers are expected: a label and the header behind it come along
@@ -31,7 +31,11 @@ class Tar:
     """An open tar. It has no position, so threads and forked processes may read from it at once."""
 
     def __init__(self, path: Path):
+        """DataError when it is no file."""
         self.path = path
+        kind = not_a_file(path)
+        if kind:
+            raise DataError(f"{path} is {kind}, not a tar; remove or rename it")
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         stat = os.fstat(self.descriptor)
         self.size, self.mtime_ns = stat.st_size, stat.st_mtime_ns

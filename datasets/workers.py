@@ -10,22 +10,27 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from configs.schema import Config, Data
 from datasets.image_set import ImageSet
 from datasets.order import Piece
 from datasets.readers import Batch, Reader
-from utils.errors import DataError
+from utils.errors import DataError, LostProcess
 
 MOST_WORKERS = 8
 BATCHES_AHEAD = 2  # of the one in use; threads all work on one batch after the other
 SMALLEST_SHARE = 4  # images of a batch that are worth a thread's while
+SECONDS_TO_DIE = 1.0  # from what a dying worker breaks to its end
+LESS = "lower DATA.NUM_WORKERS, or set DATA.WORKERS=threads, which need no shared memory"
 
 
 def read_in_threads(
@@ -73,23 +78,56 @@ def read_in_processes(
         sampler=pieces,
         num_workers=num_processes,
         prefetch_factor=max(ahead, 1) if num_processes else None,
-        collate_fn=_as_it_is,
+        collate_fn=_into_shared_memory,
         pin_memory=device.type == "cuda",
         multiprocessing_context=context,
         generator=torch.Generator(),  # the loader draws a seed, and must not take it from the run's generator
     )
     # What is there before the fork is left out when workers look for garbage, which would copy its pages to each of them.
     gc.freeze()
-    with _signals_held_back():
-        batches = iter(loader)  # here the workers start
-    gc.unfreeze()
+    others = multiprocessing.active_children()
     try:
-        for batch in batches:
+        with _signals_held_back(), _handler_kept():
+            batches = iter(loader)  # here the workers start
+    except OSError as error:  # their locks lie in shared memory too
+        raise DataError(f"DATA.WORKERS: loader processes cannot be started ({error}); {LESS}") from error
+    finally:
+        gc.unfreeze()
+    workers = [each for each in multiprocessing.active_children() if each not in others]
+    try:
+        while (batch := _next(batches, workers)) is not None:
             if isinstance(batch, DataError):
                 raise batch
             yield batch
     finally:
         del batches  # which ends the workers
+
+
+def _next(batches: Iterator[Batch | DataError], workers: list[BaseProcess]) -> Batch | DataError | None:
+    """The next batch, None behind the last; LostProcess where a worker has died, whether or not it owes this batch."""
+    try:
+        batch = next(batches, None)
+    except (RuntimeError, OSError, EOFError):  # a dead worker shows in many ways
+        _look_for_dead(workers, SECONDS_TO_DIE)
+        raise
+    if batch is not None:
+        _look_for_dead(workers, 0.0)
+    return batch
+
+
+def _look_for_dead(workers: list[BaseProcess], seconds: float) -> None:
+    if not (workers and wait([each.sentinel for each in workers], seconds)):
+        return
+    dead = next(each for each in workers if wait([each.sentinel], 0.0))
+    dead.join()
+    for each in workers:  # one that waits for what the dead one held would do so for ever
+        each.kill()
+    how = (
+        f"with exit code {dead.exitcode}" if dead.exitcode >= 0 else f"by signal {signal.Signals(-dead.exitcode).name}"
+    )
+    raise LostProcess(
+        f"loader process {dead.pid} ended {how}; if memory ran out, {LESS}. -resume auto goes on from the last save"
+    )
 
 
 def copied_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
@@ -119,7 +157,22 @@ def copied_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Bat
             yield hand_over(*ahead)
 
 
-def _as_it_is(batch: Batch) -> Batch:
+def _into_shared_memory(batch: Batch | DataError) -> Batch | DataError:
+    """In a worker process, what the batch is sent through.
+
+    Left to torch, this is done by a thread of the worker's, which would only print that there is no room: the run would
+    wait for the batch for ever.
+    """
+    if get_worker_info() is None or isinstance(batch, DataError):
+        return batch
+    try:
+        for each in (batch.images, batch.targets):
+            if len(each):
+                each.share_memory_()
+    except RuntimeError as error:
+        return DataError(
+            f"DATA.WORKERS: no room in shared memory for a batch ({error}); enlarge /dev/shm (docker run --shm-size), {LESS}"
+        )
     return batch
 
 
@@ -140,14 +193,25 @@ def _signals_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextlib.contextmanager
+def _handler_kept() -> Iterator[None]:
+    """Without torch's handler, which raises the end of a worker in whatever the training does then, a save for example."""
+    if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 @atexit.register
 def _kill_workers() -> None:
     """At exit multiprocessing sends SIGTERM, which workers do not see, and waits: so nothing may be left to wait for."""
-    workers = [process for process in multiprocessing.active_children() if process.daemon]
-    if workers and hasattr(signal, "SIGCHLD"):
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would call their end an error
-    for worker in workers:
-        worker.kill()
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()
 
 
 def count_workers(data: Data, image_set: ImageSet, world_size: int, device: torch.device) -> int:

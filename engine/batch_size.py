@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from configs.convert import SETTINGS
 from configs.schema import Config
 from datasets import TrainData, build_train_data
 from datasets.synthetic import read_synthetic
@@ -56,7 +57,8 @@ def settle(session: Session, num_images: int, num_classes: int, begun_with: int 
 
 def most_images(config: Config, num_images: int, world_size: int) -> int:
     """The largest batch with which an update does not ask for more images than there are to train on."""
-    return max(rounded(num_images // (world_size * config.TRAIN.ACCUM_ITER), config), unit_of(config))
+    most = min(num_images // (world_size * config.TRAIN.ACCUM_ITER), SETTINGS["DATA.BATCH_SIZE"].high)
+    return max(rounded(most, config), unit_of(config))
 
 
 def unit_of(config: Config) -> int:
@@ -154,7 +156,7 @@ class Trial:
 
     def __init__(self, config: Config, num_classes: int, process: Process, stop: StopSignal):
         # Of several micro-batches the second meets the gradients of the first; a third would meet no more.
-        train = replace(config.TRAIN, ACCUM_ITER=min(config.TRAIN.ACCUM_ITER, 2))
+        train = replace(config.TRAIN, ACCUM_ITER=min(config.TRAIN.ACCUM_ITER, 2), REPEATED_AUG=1)
         model = replace(config.MODEL, NUM_CLASSES=num_classes)
         self.config = replace(config, COMPILE=False, TRAIN=train, MODEL=model)
         self.device, self.stop = process.device, stop

@@ -91,7 +91,7 @@ def find_newest(save: str, tag: str, warn: Callable[[str], None]) -> Path | None
 def newest_in(run: Path, warn: Callable[[str], None], last_step: float = math.inf) -> Path | None:
     """The newest valid checkpoint of a run, of those up to this step."""
     for path in [run / "last.pth", run / "previous.pth", *numbered(run), run / "best.pth"]:
-        if path.exists():
+        if path.is_file():
             try:
                 if read_checkpoint(path).get("step", 0) <= last_step:
                     return path

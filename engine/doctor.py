@@ -77,12 +77,12 @@ class Diagnosis:
         changed = {}
         if present.MODE == "naive":
             changed["MODE"] = "autocast"
-        entries = dict.fromkeys((*present.CUSTOM_BLACK_LIST, *self.black_list))
-        if entries:
+        if self.black_list:
+            entries = dict.fromkeys((*present.CUSTOM_BLACK_LIST, *self.black_list))
             changed["CUSTOM_BLACK_LIST"] = f"[{', '.join(entries)}]"
         if present.CUSTOM_WHITE_LIST:
             changed["CUSTOM_WHITE_LIST"] = "[]"
-        if self.half is torch.float16:
+        if self.first and self.half is torch.float16:
             scale = min(self.best_scale, present.MAX_LOSS_SCALING or math.inf)
             changed["INIT_LOSS_SCALING"] = f"{scale:.1f}"
             if scale < present.MIN_LOSS_SCALING:

@@ -45,13 +45,15 @@ def keep_freed_memory() -> None:
 
 def compile_model(model: nn.Module, config: Config) -> None:
     """In place, so that the names of the weights stay as they are."""
+    for part in parts_to_compile(model, config):
+        part.compile(mode=config.COMPILE_MODE)
+
+
+def parts_to_compile(model: nn.Module, config: Config) -> list[nn.Module]:
+    """The model, or its blocks, which are all alike, so that compiling the first serves the others."""
     if config.COMPILE_SCOPE == "model":
-        model.compile(mode=config.COMPILE_MODE)
-        return
-    for block in blocks_of(
-        model, "COMPILE_SCOPE is blocks", "COMPILE_SCOPE model"
-    ):  # all alike, so that compiling the first serves the others
-        block.compile(mode=config.COMPILE_MODE)
+        return [model]
+    return list(blocks_of(model, "COMPILE_SCOPE is blocks", "COMPILE_SCOPE model"))
 
 
 def blocks_of(model: nn.Module, setting: str, instead: str) -> nn.Sequential | nn.ModuleList:

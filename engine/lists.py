@@ -87,7 +87,7 @@ def apply_lists(model: nn.Module, settings: Precision, device_type: str, half: t
         return lines
     lists = _choose_lists(list(_nodes(model)), entries)
     if half is None:
-        return [*lines, f"{' and '.join(dict.fromkeys(entry.setting for entry in entries))}: no effect without -amp"]
+        return lines
     for node, setting in lists.items():
         if node.module is not None:
             listing = _listing(node, lists, half, device_type)

@@ -11,17 +11,14 @@ from datasets import Batch, Window
 from datasets.order import Order
 from engine.trace import unchanged_buffers
 from utils.distributed import Process
-from utils.errors import ConfigError
+from utils.errors import OUT_OF_MEMORY, ConfigError
 from utils.log import Log
-
-# CUDA and XPU have an error of their own; libraries, MPS and the CPU's allocator say it in words.
-WORDS = ("out of memory", "ALLOC_FAILED", "DefaultCPUAllocator")
 
 
 def shortage(error: Exception) -> str | None:
     """How memory ran out, in one line; None for an error that is about something else."""
     message = str(error).strip() or type(error).__name__
-    if isinstance(error, torch.OutOfMemoryError) or any(each in message for each in WORDS):
+    if isinstance(error, torch.OutOfMemoryError) or any(each in message for each in OUT_OF_MEMORY):
         return message.splitlines()[0]
     return None
 

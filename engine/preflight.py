@@ -11,11 +11,13 @@ import torch
 
 from configs.load import Loaded
 from configs.schema import AUTO, Config
-from datasets import ImageSet, build_order, load_image_sets, parse_policy
+from datasets import ImageSet, build_order, check_repeats, load_image_sets, parse_policy
 from datasets.findings import OK, WARN, WRONG, Finding
 from datasets.order import Order
 from datasets.preflight import check_images
 from engine.batch_size import expect
+from engine.cache_check import check_cache
+from engine.kernels import parts_to_compile
 from engine.memory import check_memory, free_memory
 from engine.precision import Precision
 from engine.quick_checks import (
@@ -92,6 +94,9 @@ class Preflight:
                 warns = any(note.startswith("warning: ") for note in sets[1].notes)
                 self.add(Finding("data set", "\n".join(sets[1].notes), WARN if warns else OK))
             self.attempt("data", lambda: [self.add(finding) for finding in check_images(config, *sets)])
+            if config.DATA.CACHE != "none":
+                parts = zip(("training", "validation"), sets, strict=True)
+                self.attempt("cache", lambda: self.add(check_cache(config, parts)))
         if process:
             self.look_at_settings(process, *sets)
 
@@ -109,6 +114,7 @@ class Preflight:
         order = build_order(config, train or ImageSet([], []), process.world_size)
         if not config.EVAL:
             self.attempt("augmentation", lambda: parse_policy(config.TRAIN))
+            self.attempt("repeats", lambda: check_repeats(order))
             self.add(check_rate(config.TRAIN, order.global_batch))
             self.add(check_warm_up(config.TRAIN))
         if val:
@@ -124,6 +130,9 @@ class Preflight:
             if val:
                 self.tell("weights", lambda: try_evaluation(self.session, val.classes))
             return
+        if config.COMPILE:
+            how = f"COMPILE_SCOPE {config.COMPILE_SCOPE}, COMPILE_MODE {config.COMPILE_MODE}"
+            self.tell("compile", lambda: f"{how}: {len(parts_to_compile(model, config))} to compile")
         self.look_at_weights(model, order, checkpoint)
         self.tell("precision", lambda: in_words(precision, model))
         num_sharing = process.local_size if process.device.type == "cpu" else 1

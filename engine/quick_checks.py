@@ -11,14 +11,13 @@ from configs.schema import Config, Train
 from datasets import TrainData
 from datasets.findings import OK, WARN, WRONG, Finding
 from datasets.synthetic import SyntheticImages
-from datasets.workers import count_workers
+from datasets.workers import BATCHES_AHEAD, count_workers
 from engine.optim import Schedule
 from utils.distributed import Process
 
 # Rates per 256 images, from fine-tuning to training from scratch: rules of thumb.
 CUSTOMARY = {"AdamW": (1e-5, 1e-3), "Adam": (1e-5, 1e-3), "SGD": (1e-3, 1e-1)}
 FAR = 10  # times
-PREFETCHED = 2  # batches that torch's DataLoader has each worker read ahead
 SHARED = Path("/dev/shm")  # where workers lay their batches on Linux
 NEAR = 0.8  # share of what is free
 
@@ -93,9 +92,10 @@ def check_shared_memory(config: Config, num_workers: int) -> Finding:
     if not num_workers or not SHARED.is_dir():
         return Finding(what, "not needed")
     num_images = data.BATCH_SIZE + (data.BATCH_SIZE_EVAL or data.BATCH_SIZE)  # training's workers outlive evaluation
-    need = num_workers * PREFETCHED * num_images * data.IMAGE_CHANNELS * data.IMAGE_SIZE**2
+    ahead = data.PREFETCH or BATCHES_AHEAD  # of each worker; fewer where the CPU computes
+    need = num_workers * ahead * num_images * data.IMAGE_CHANNELS * data.IMAGE_SIZE**2
     free = free_bytes(SHARED)
-    found = f"{num_workers} loader processes with {PREFETCHED} batches each: {size(need)} of {size(free)} in {SHARED}"
+    found = f"{num_workers} loader processes with {ahead} batches each: {size(need)} of {size(free)} in {SHARED}"
     remedy = "enlarge it (docker run --shm-size), or lower -num_workers or -batch_size"
     return Finding(what, found, *fullness(need, free, remedy))
 

@@ -26,7 +26,7 @@ class Recorder:
 
     def __init__(self, session: Session, trainer: Trainer):
         config = session.config
-        self._log, self._session = session.log, session
+        self._log, self._session, self._phases = session.log, session, trainer.phases
         self._metrics = Metrics(session.path, trainer.epoch)
         self._steps = StepRows(session.path, trainer.step, STEP_COLUMNS + TIME_COLUMNS)
         self._advice = Advice(config, trainer.data.image_set, trainer.process)
@@ -45,6 +45,9 @@ class Recorder:
         with self._told():
             self._steps.add(row)
             if self._session.config.TENSORBOARD:
+                if self._board is None:
+                    self._open_board()
+                    self._phases.restart()  # half a second of importing is no phase of an update
                 for name in ("lr", "loss", "grad_norm", "loss_scale", "skipped"):
                     self._open_board().add_scalar(f"step/{name}", row[name], row["step"])
                 for name in PHASES:

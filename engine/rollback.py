@@ -15,7 +15,7 @@ NAME = "bad_batches.jsonl"
 def find_before(folder: Path, step: int, warn: Callable[[str], None]) -> Path | None:
     """The newest whole checkpoint of a run that holds no update from this step on."""
     for path in (folder / "last.pth", folder / "previous.pth"):
-        if path.exists():
+        if path.is_file():
             try:
                 if read_checkpoint(path)["step"] <= step:
                     return path

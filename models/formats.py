@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from models.pdparams import read_pdparams, refusal, to_timm
-from utils.errors import ConfigError
+from utils.errors import ConfigError, not_a_file
 
 SUFFIXES = (".pdparams", ".pth", ".safetensors", ".npz")
 # A checkpoint's weights, best first: timm, PaddleViT and torchvision evaluate and fine-tune the running mean too.
@@ -26,6 +26,8 @@ def find_file(source: str | Path) -> Path | None:
     if path.is_dir():
         held = sorted(each.name for each in path.iterdir() if each.suffix in SUFFIXES)
         raise ConfigError(f"{path} is a folder; name a file in it{': ' + ', '.join(held) if held else ''}")
+    if path.exists():
+        raise ConfigError(f"{path} is {not_a_file(path)}; name a file")
     return None
 
 

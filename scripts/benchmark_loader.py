@@ -6,7 +6,7 @@ python scripts/benchmark_loader.py pixels                   how far our pixels a
 python scripts/benchmark_loader.py memory                   private memory of readers over epochs of 200,000 listed files
 python scripts/benchmark_loader.py run -timm FOLDER         a whole run against timm's train.py, whose source is in FOLDER
 
-Without -photos a folder of JPEGs is made, of about 500 x 375 pixels and 100 kB. What is compared takes turns.
+Without -photos a folder of JPEGs is made, of about 500 x 375 pixels and 100 kB (photos.py). What is compared takes turns.
 """
 
 import argparse
@@ -23,12 +23,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # our folders, wherever this is started from
 
+from scripts.command_line import at_least
 from scripts.measuring import ROOT, StepWorker, Table, machine, spread, take_turns
 from scripts.photos import make_photos
 from utils.errors import exit_code
 
 BATCH_SIZE = 32
 WARM_UP = 6  # batches: more than any of the loaders reads ahead with two workers
+FEWEST = 2 * BATCH_SIZE  # training images: with less than two batches there is nothing to time
 CACHED = {
     "jpeg": [],
     "cache, decoded, short side 256": ["DATA.CACHE=disk", "DATA.CACHE_FORM=decoded", "DATA.CACHE_SIDE=256"],
@@ -43,13 +45,15 @@ def main(argv: list[str]) -> int:
         "limits", add_help=False
     )  # all else are flags of main_single_gpu.py: -cfg -dataset -data_path ...
     memory = commands.add_parser("memory")
-    memory.add_argument("-count", type=int, default=200_000, help="listed files")
-    memory.add_argument("-epochs", type=int, default=5)
+    memory.add_argument("-count", type=at_least(10), default=200_000, help="listed files")
+    memory.add_argument("-epochs", type=at_least(1), default=5)
     for name in ("timm", "pixels", "run"):
         command = commands.add_parser(name)
-        command.add_argument("-photos", type=Path, help="a folder with train/ and val/ [made anew]")
-        command.add_argument("-rounds", type=int, default=5)
-        command.add_argument("-count", type=int, default=1216, help="training images that are made")
+        command.add_argument(
+            "-photos", type=photos_in, help="a folder with train/ and val/, as photos.py makes [made anew]"
+        )
+        command.add_argument("-rounds", type=at_least(1), default=5)
+        command.add_argument("-count", type=at_least(FEWEST), default=1216, help="training images that are made")
         if name == "run":
             command.add_argument("-timm", type=Path, required=True, help="a copy of timm's repository, with train.py")
             command.add_argument("-timm_flags", nargs="*", default=[], help="further flags of train.py, without dashes")
@@ -65,6 +69,16 @@ def main(argv: list[str]) -> int:
         commands["run"] = compare_runs
         commands[arguments.command](arguments, Path(scratch))
     return 0
+
+
+def photos_in(text: str) -> Path:
+    """The type of -photos: a folder with enough of them."""
+    folder = Path(text)
+    for part, fewest in (("train", FEWEST), ("val", 1)):
+        count = sum(1 for _ in (folder / part).rglob("*.jpg"))
+        if count < fewest:
+            raise argparse.ArgumentTypeError(f"{folder / part} holds {count} .jpg files, and {fewest} are needed")
+    return folder
 
 
 # The same recipe for both: ViT-Tiny, one epoch, bfloat16, AdamW, crops and flips, a line of the log for each update.

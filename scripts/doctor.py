@@ -4,11 +4,11 @@
 
 Replays the batch that the run stopped on (overflow-batch.pth in its folder, with the weights it met), else the next
 batch that the run would see. A checkpoint instead of the folder: the same with that checkpoint's weights. Prints a
-table of all modules and the first that breaks; writes doctor.yaml into the run's folder, to be given with -cfg.
+table of all modules and the first that breaks; writes what mends it as doctor.yaml into the run's
+folder, to be given with -cfg.
 Exit codes: 0 whatever was found, 2 for a mistake on the command line.
 """
 
-import argparse
 import contextlib
 import shlex
 import sys
@@ -20,16 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # our folders, 
 from configs.convert import unflatten
 from configs.load import load
 from configs.schema import Config
+from scripts.command_line import Parser
 from utils.errors import ConfigError, exit_code
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        raise ConfigError(f"{message}; -h shows how this script is called")
-
-
 def main(argv: list[str]) -> int:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("source", metavar="run", help="the folder of a run, or a checkpoint of it")
     parser.add_argument("-cfg", metavar="FILE", help="settings in place of those saved with the run")
     parser.add_argument("-batch", metavar="FILE", type=Path, help="the batch to replay, as in overflow-batch.pth")
@@ -53,7 +49,8 @@ def main(argv: list[str]) -> int:
     num_images = sum(len(batch.targets) for batch, _ in each.batches)
     print(f"step {each.step}, process {each.rank}: {num_images} images; loss scale {scale:g}")
     print("\n".join(found.lines()))
-    text = prescribe(found, config, folder)
+    # Of a run in health only the next batch is there, and no setting is to blame for anything.
+    text = prescribe(found, config, folder) if found.first or batches else ""
     if text:
         target = folder / NAME
         print(
@@ -76,7 +73,7 @@ def find(source: str, batch: Path | None):
         # The weights at the overflow are newer than the last checkpoint.
         if batches and "state_dict" in batches[0].state:
             return folder, batches[0].state, batches
-        path = next((each for each in (folder / "last.pth", folder / "previous.pth") if each.exists()), None)
+        path = next((each for each in (folder / "last.pth", folder / "previous.pth") if each.is_file()), None)
         if path is None:
             raise ConfigError(f"{folder} has neither {NAME} nor last.pth; give the folder of a run, or a checkpoint")
     else:

@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # our folders, 
 from configs import flags
 from configs.convert import SETTINGS, build, convert
 from configs.schema import Config
+from scripts.command_line import Parser, at_least
 from utils.errors import ConfigError, DataError, did_you_mean, exit_code
 from utils.files import replacing, write_text
 
@@ -36,29 +37,22 @@ FILES_AHEAD = 64
 NOTE = "shards.json"  # says what the folder is made of, so that nothing else is added to it
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        raise ConfigError(f"{message}; -h shows how this script is called")
-
-
 def main(argv: list[str]) -> int:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("-dataset", required=True, metavar="NAME", help="any data set of docs/data.md with images")
     parser.add_argument("-data_path", metavar="PATH", help="where it is")
     parser.add_argument("-out", required=True, type=Path, metavar="FOLDER", help="where the shards go")
-    parser.add_argument("-samples_per_shard", type=int, metavar="N", help="images of a shard [1000]")
-    parser.add_argument("-megabytes", type=int, metavar="N", help="instead: about so many million bytes a shard")
-    parser.add_argument("-shuffle_seed", type=int, default=0, metavar="N", help="order of the training images [0]")
+    parser.add_argument("-samples_per_shard", type=at_least(1), metavar="N", help="images of a shard [1000]")
+    parser.add_argument(
+        "-megabytes", type=at_least(1), metavar="N", help="instead: about so many million bytes a shard"
+    )
+    parser.add_argument(
+        "-shuffle_seed", type=at_least(0), default=0, metavar="N", help="order of the training images [0]"
+    )
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="settings, as DATA.VAL_FRACTION=0.2")
     arguments = parser.parse_args(argv)
     if arguments.samples_per_shard is not None and arguments.megabytes is not None:
         raise ConfigError("-samples_per_shard and -megabytes: give one of them")
-    for name in ("samples_per_shard", "megabytes"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"-{name}: {value} is less than 1")
-    if arguments.shuffle_seed < 0:
-        raise ConfigError(f"-shuffle_seed: {arguments.shuffle_seed} is less than 0")
     if arguments.megabytes:
         limit = Limit(num_bytes=arguments.megabytes * 1_000_000)
     else:
@@ -95,13 +89,19 @@ def make_shards(arguments: argparse.Namespace, limit: Limit) -> None:
         "classes": len(val.classes),
         **{part: hashlib.sha256(image_set.targets.tobytes()).hexdigest() for part, (image_set, _) in parts.items()},
     }
-    claim(arguments.out, json.dumps(note, indent=1) + "\n")
-    classes = "".join(name.replace("\n", " ") + "\n" for name in val.classes)
-    with replacing(arguments.out / CLASSES_FILE) as file:
-        file.write(classes.encode(errors="surrogateescape"))
-    for part, (image_set, order) in parts.items():
-        num_shards = write_part(arguments.out, part, image_set, order, limit)
-        print(f"{arguments.out}: {part} images: {len(order)}, shards: {num_shards}")
+    try:
+        claim(arguments.out, json.dumps(note, indent=1) + "\n")
+        with replacing(arguments.out / CLASSES_FILE) as file:
+            names = "".join(name.replace("\n", " ") + "\n" for name in val.classes)
+            file.write(names.encode(errors="surrogateescape"))
+        for part, (image_set, order) in parts.items():
+            num_shards, num_kept = write_part(arguments.out, part, image_set, order, limit)
+            kept = f", {num_kept} of them from an earlier call" if num_kept else ""
+            print(f"{arguments.out}: {part} images: {len(order)}, shards: {num_shards}{kept}")
+    except OSError as error:
+        raise ConfigError(
+            f"-out: cannot write to {arguments.out} ({error}); choose another folder, or make room"
+        ) from error
 
 
 def read_settings(arguments: argparse.Namespace) -> Config:
@@ -132,13 +132,13 @@ def claim(out: Path, note: str) -> None:
         write_text(file, note)
 
 
-def write_part(out: Path, part: str, image_set, order, limit: Limit) -> int:
-    """All shards of one part but those that are there. Returns how many there are then."""
+def write_part(out: Path, part: str, image_set, order, limit: Limit) -> tuple[int, int]:
+    """All shards of one part but those that are there. Returns how many there are then, and how many were."""
     from tqdm import tqdm
 
     from datasets.shard_index import load_index, save_index, scan
 
-    done = num_shards = 0
+    done = num_shards = num_kept = 0
     with ThreadPoolExecutor(NUM_READERS, "files") as pool, tqdm(total=len(order), desc=part, disable=None) as bar:
         samples = None
         while done < len(order):
@@ -151,11 +151,12 @@ def write_part(out: Path, part: str, image_set, order, limit: Limit) -> int:
                 shard = scan(path)
             else:
                 samples = None  # what follows is to be read from behind it
+                num_kept += 1
             save_index(shard)
             done += len(shard.samples)
             num_shards += 1
             bar.update(len(shard.samples))
-    return num_shards
+    return num_shards, num_kept
 
 
 def read_ahead(pool: ThreadPoolExecutor, image_set, indices: list[int]) -> Iterator[tuple[str, bytes, int]]:

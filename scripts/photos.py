@@ -1,14 +1,41 @@
-"""Makes a folder of JPEGs that cost about as much to read as ImageNet's: 500 x 375 pixels, 100 kB, class folders."""
+"""Makes a folder of JPEGs that cost about as much to read as ImageNet's: 500 x 375 pixels, 100 kB, class folders.
+
+    python scripts/photos.py -out photos -train 1216 -val 304
+
+In photos/train and photos/val, in 10 classes. The same numbers give the same pictures; what is there already stays.
+"""
 
 import io
 import math
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # our folders, wherever the script is called from
 
 import numpy as np
 from PIL import Image
 
+from scripts.command_line import Parser, at_least
+from utils.errors import ConfigError, exit_code
+
 WIDTH, HEIGHT, KILOBYTES = 500, 375, 100
 NUM_CLASSES = 10
+
+
+def main(argv: list[str]) -> int:
+    parser = Parser(__doc__)
+    parser.add_argument("-out", required=True, type=Path, metavar="FOLDER", help="where they go")
+    parser.add_argument("-train", type=at_least(1), default=1216, metavar="N", help="training images [1216]")
+    parser.add_argument("-val", type=at_least(1), default=304, metavar="N", help="validation images [304]")
+    arguments = parser.parse_args(argv)
+    try:
+        make_photos(arguments.out, arguments.train, arguments.val)
+    except OSError as error:
+        raise ConfigError(
+            f"-out: cannot write to {arguments.out} ({error}); choose another folder, or make room"
+        ) from error
+    print(f"{arguments.out}: {arguments.train} training and {arguments.val} validation images")
+    return 0
 
 
 def make_photos(folder: Path, num_train: int, num_val: int) -> None:
@@ -51,3 +78,7 @@ def encode(image: Image.Image) -> bytes:
         if len(files[-1]) > KILOBYTES * 1000:
             break
     return min(files, key=lambda data: abs(len(data) - KILOBYTES * 1000))
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main, sys.argv[1:]))

@@ -7,7 +7,6 @@ all separated by tabs. A folder stands for the images in it and below it. Images
 error stream; the others go on, and the exit code is 2.
 """
 
-import argparse
 import csv
 import io
 import os
@@ -20,19 +19,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # our folders, 
 
 from configs.convert import unflatten
 from configs.schema import Config
+from scripts.command_line import Parser
 from utils.errors import ConfigError, exit_code
 
 FEW = 64  # so many images are read sooner than worker processes would start
 COLUMNS = ("image_path", "rank", "class", "probability")
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        raise ConfigError(f"{message}; -h shows how this script is called")
-
-
 def main(argv: list[str]) -> int:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("checkpoint", help="best.pth, last.pth or checkpoint-N.pth of a run")
     parser.add_argument("images", nargs="+", metavar="image", help="an image file, or a folder of them")
     parser.add_argument("-top", type=int, default=1, metavar="N", help="how many classes to name for each image [1]")

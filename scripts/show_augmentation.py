@@ -35,7 +35,11 @@ def main(argv: list[str]) -> int:
     normalize = Normalize(config.DATA)
     images, _ = Preparation(config, normalize)(batch)
     pixels = ((images[:NUM_SHOWN] - normalize.shift) / normalize.scale).round().clamp(0, 255).to(torch.uint8)
-    Image.fromarray(grid(pixels.expand(-1, 3, -1, -1)).permute(1, 2, 0).numpy()).save(argv[0])
+    sheet = Image.fromarray(grid(pixels.expand(-1, 3, -1, -1)).permute(1, 2, 0).numpy())
+    try:
+        sheet.save(argv[0])
+    except OSError as error:
+        raise ConfigError(f"{argv[0]}: cannot be written ({error.strerror}); choose another file") from error
     print(f"{len(pixels)} images: {argv[0]}")
     return 0
 

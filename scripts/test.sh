@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs every test, in the environment that quickstart.sh makes (made here if it is not there yet).
+# Runs every test, in the environment that quickstart.sh makes (made here if it is not there yet), and at the end kills
+# some runs at random moments. With arguments of pytest's, only what they ask for.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
@@ -10,4 +11,7 @@ python -m ruff format --check .
 export OMP_NUM_THREADS=1
 # -rs: what is skipped, and for want of what.
 # Each file by one worker, whose fixtures serve all of its tests.
-exec python -m pytest -rs -n auto --dist loadfile "$@"
+python -m pytest -rs -n auto --dist loadfile "$@"
+if [ $# -eq 0 ] && [ "$(uname)" = Linux ]; then
+    python scripts/torture.py -quick
+fi

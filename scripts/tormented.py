@@ -17,6 +17,7 @@ from scripts.measuring import ROOT
 START_UP, EPOCH, EVALUATION, SAVE, EXIT = PLACES = ("start-up", "mid-epoch", "evaluation", "a save", "exit")
 PATIENCE = 300.0  # seconds without an end, after which a run hangs
 GRACE = 5.0  # seconds that the processes of a run may outlive the one that started them
+SAVED = ".last.pth.tmp"  # what a checkpoint is called while it is being written
 
 TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node 2 --max-restarts 1000 --monitor-interval 0.1".split()
 
@@ -38,11 +39,21 @@ WAYS = (
 )
 
 
+@dataclass(frozen=True)
+class Shot:
+    """A kill that is to be."""
+
+    seconds: float  # after a start
+    rank: int
+    is_aimed: bool = False  # from then on it waits for the next save
+
+
 @dataclass
 class Found:
     """What became of a run."""
 
     places: list[str] = field(default_factory=list)  # where each kill hit it
+    aimed: list[str] = field(default_factory=list)  # of those, the places of the ones that were aimed at saves
     seconds: list[float] = field(default_factory=list)  # from a kill until it trained again
     orphans: int = 0
     lost: str = ""  # why, if it was
@@ -53,6 +64,24 @@ class Lost(Exception):
     """A run did not come to its end, or lost what it had saved."""
 
 
+MARK = "HALFSTEP_TORTURE"  # in the environment of all processes of a run, whoever their parent is: where it writes
+
+
+def find_processes(output: Path) -> dict[int, list[str]]:
+    """{pid: its environment} of all that live and belong to the run that writes there, or to runs below."""
+    numbers = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return {pid: variables for pid in numbers if (variables := variables_of(pid, output))}
+
+
+def variables_of(pid: int, output: Path) -> list[str]:
+    """The environment of a process that lives and belongs to such a run; nothing of any other."""
+    with contextlib.suppress(OSError):  # another user's, or it ended just now
+        variables = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        if any(f"{text}/".startswith(f"{MARK}={output}/") for text in variables):
+            return variables
+    return []
+
+
 class Tormented:
     """One run in an `output` of its own, from its first start to its end."""
 
@@ -60,10 +89,6 @@ class Tormented:
         output.mkdir()
         flags = [*way.command, "-cfg", str(settings), "-output", str(output), "-resume", "auto"]
         self._way, self._output, self._command = way, output, [sys.executable, *flags]
-        self._mark = (
-            "HALFSTEP_TORTURE",
-            str(output),
-        )  # in the environment of all its processes, whoever their parent is
         self._process: subprocess.Popen | None = None
         self._ranks: dict[int, int] = {}  # {rank: pid} of those that train, of this start
         self._before: tuple[set, dict] = (set(), {})
@@ -73,10 +98,10 @@ class Tormented:
         self.seconds = 0.0  # until the last start had come to its end
         self.found = Found()
 
-    def torment(self, draw: Callable[[], tuple[float, int]], most: int) -> Found:
-        """Kill it up to `most` times and let it end. `draw` gives the seconds after a start, and the rank to be killed."""
+    def torment(self, draw: Callable[[int], Shot], most: int) -> Found:
+        """Kill it up to `most` times and let it end. `draw` gives the next kill, after so many."""
         try:
-            while not self._run(*draw() if len(self.found.places) < most else (PATIENCE, None)):
+            while not self._run(draw(len(self.found.places)) if len(self.found.places) < most else None):
                 pass
             folders = [path.parent for path in self._output.glob("train-*/last.pth")]
             if len(folders) != 1:
@@ -86,27 +111,33 @@ class Tormented:
             said = self._said.read_text().splitlines()[-20:]
             self.found.lost = "\n".join([str(lost), *said])
         finally:  # also where a person has had enough
-            kill(self._find_processes())
+            kill(find_processes(self._output))
         return self.found
 
-    def _run(self, seconds: float, victim: int | None) -> bool:
-        """Start it where nothing runs, and kill a process of it so much later. Whether it came to its end instead."""
+    def _run(self, shot: Shot | None) -> bool:
+        """Start it where nothing runs, and kill a process of it if one is to be. Whether it came to its end instead."""
         if self._process is None:
             self._start()
         self._wait_for_ranks()
-        if not self._watch(seconds):
+        if not self._watch(shot.seconds if shot else PATIENCE) or (shot and shot.is_aimed and not self._aim()):
             return self._has_ended(by_kill=False)
-        if victim is None:
+        if shot is None:
             raise Lost(f"it did not end within {PATIENCE:g} s")
-        pid = self._find_ranks().get(victim)
-        if pid is None:  # it has just ended
+        pid = self._ranks[shot.rank]
+        if not variables_of(pid, self._output):  # it has just ended
             return False
-        kill([pid])
-        self._note_kill()
+        self._kill(pid, shot)
         return False if self._way.starts_again else self._has_ended(by_kill=True)
 
+    def _aim(self) -> bool:
+        """Wait until the next save has begun. Whether it still runs."""
+        while not any(path.name == SAVED for path, *_ in self._temporaries() - self._before[0]):
+            if not self._watch(0.0005):
+                return False
+        return True
+
     def _start(self) -> None:
-        variables = os.environ | {"OMP_NUM_THREADS": "1"} | dict([self._mark])
+        variables = os.environ | {"OMP_NUM_THREADS": "1"} | {MARK: str(self._output)}
         with open(self._said, "a") as said:
             self._process = subprocess.Popen(
                 self._command, cwd=ROOT, env=variables, stdout=said, stderr=said, start_new_session=True
@@ -134,18 +165,8 @@ class Tormented:
         if self._way.num_processes == 1:
             return {0: self._process.pid} if self._process.poll() is None else {}
         found = {}
-        for pid, variables in self._find_processes().items():
+        for pid, variables in find_processes(self._output).items():
             found |= {int(text[5:]): pid for text in variables if text.startswith("RANK=")}
-        return found
-
-    def _find_processes(self) -> dict[int, list[str]]:
-        """{pid: its environment} of all that live and belong to this run."""
-        found = {}
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):  # another user's, or it ended just now
-                variables = path.read_bytes().decode(errors="replace").split("\0")
-                if "=".join(self._mark) in variables:
-                    found[int(path.parent.name)] = variables
         return found
 
     def _watch(self, seconds: float) -> bool:
@@ -164,9 +185,15 @@ class Tormented:
             time.sleep(min(left, 0.02))
         return False
 
-    def _note_kill(self) -> None:
+    def _kill(self, pid: int, shot: Shot) -> None:
+        kill([pid])
         self._killed = time.monotonic()
-        self.found.places.append(self._place())
+        while variables_of(pid, self._output):  # until then it goes on
+            time.sleep(0.001)
+        place = self._place()
+        self.found.places.append(place)
+        if shot.is_aimed:
+            self.found.aimed.append(place)
         self._step = max(self._step, self._status().get("step", 0))
 
     def _has_ended(self, by_kill: bool) -> bool:
@@ -180,7 +207,7 @@ class Tormented:
         if code and not by_kill:
             raise Lost(f"it ended with exit code {code}, and not by a kill")
         deadline = time.monotonic() + GRACE
-        while (left := self._find_processes()) and time.monotonic() < deadline:
+        while (left := find_processes(self._output)) and time.monotonic() < deadline:
             time.sleep(0.02)
         self.found.orphans += len(left)
         kill(left)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -73,3 +74,14 @@ def run_folder(output: Path) -> Path:
     """The one folder that a run made."""
     (folder,) = output.iterdir()
     return folder
+
+
+def run_timed(script: str, *arguments: str) -> tuple[subprocess.CompletedProcess, float]:
+    """`run`, and the processor's seconds that it took: those of the clock depend on what else runs here."""
+
+    def seconds() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)  # of those that ended
+        return used.ru_utime + used.ru_stime
+
+    before = seconds()
+    return run(script, *arguments), seconds() - before

@@ -127,7 +127,8 @@ def test_the_search_ends_at_the_largest_multiple_of_8_that_fits_or_below_8_with_
 
 @pytest.mark.parametrize(("fits", "found"), [(17, 16), (7, 4), (2, 2), (1, 0)])
 def test_images_that_are_mixed_come_in_pairs_and_several_processes_try_what_they_rehearse(tmp_path, fits, found):
-    config = small_config(tmp_path, "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.MODEL_EMA=true", "AMP=true")
+    repeats = "TRAIN.REPEATED_AUG=3"  # of fewer images they are refused
+    config = small_config(tmp_path, "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.MODEL_EMA=true", "AMP=true", repeats)
     trial = Limited(config, fits, Process(CPU, world_size=2))
     assert search(trial, withheld=0, most=100) == found
     if found > 2:
@@ -150,6 +151,7 @@ def test_an_error_that_is_about_something_else_ends_the_search(tmp_path, monkeyp
     [
         (1000, 1, (), 1000),
         (1001, 2, (), 496),
+        (10**8, 2, (), 10**6),
         (1000, 1, ("TRAIN.ACCUM_ITER=4",), 248),
         (7, 1, (), 7),
         (7, 1, ("TRAIN.CUTMIX_ALPHA=1",), 6),
@@ -231,10 +233,10 @@ def test_auto_is_read_in_any_case_from_a_file_a_flag_and_opts(tmp_path, text):
 @pytest.mark.parametrize(
     ("flag", "key", "message"),
     [
-        ("-batch_size=aut", "DATA.BATCH_SIZE", "a whole number of at least 1, or auto; did you mean auto?"),
-        ("-batch_size=0", "DATA.BATCH_SIZE", "a whole number of at least 1, or auto"),
-        ("-batch_size_eval=auto", "DATA.BATCH_SIZE_EVAL", "a whole number of at least 1, or None"),
-        ("-accum_iter=auto", "TRAIN.ACCUM_ITER", "a whole number of at least 1"),
+        ("-batch_size=aut", "DATA.BATCH_SIZE", "a whole number from 1 to 1,000,000, or auto; did you mean auto?"),
+        ("-batch_size=0", "DATA.BATCH_SIZE", "a whole number from 1 to 1,000,000, or auto"),
+        ("-batch_size_eval=auto", "DATA.BATCH_SIZE_EVAL", "a whole number from 1 to 1,000,000, or None"),
+        ("-accum_iter=auto", "TRAIN.ACCUM_ITER", "a whole number from 1 to "),
     ],
 )
 def test_what_is_neither_a_number_nor_auto_is_refused(tmp_path, flag, key, message):

@@ -80,7 +80,7 @@ def cached(config: Config, told: Told | None = None):
 
 def contents(config: Config) -> dict[str, bytes]:
     folder = Path(config.DATA.CACHE_PATH)
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix != ".lock"}
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 def outcome(image_set, index: int):
@@ -123,7 +123,7 @@ def test_a_map_larger_than_the_memory_is_not_refused(tmp_path):
     with contextlib.closing(CacheWriter(place)) as writer:
         length = 4 * total  # a hole, which takes no room on the disk
         writer._data.truncate(writer.end + length)
-        writer._waiting.append((writer.end, length, 0, 0, cache_file.PIXELS))
+        writer._waiting.append((writer.end, length, 0, 0, cache_file.PIXELS, 0))
         writer._commit()
         writer.finish()
     assert CacheFile(place).data[-1] == 0
@@ -278,8 +278,8 @@ def test_another_run_that_makes_the_same_cache_is_waited_for(photos, monkeypatch
     config, waits = config_of(photos), threading.Event()
     cached(config)
     made = contents(config)
-    lock = next(Path(config.DATA.CACHE_PATH).glob("*training*.lock"))
     index = next(Path(config.DATA.CACHE_PATH).glob("*training*.index"))
+    lock = index.with_name(index.name.rpartition("-")[0] + ".lock")
     index.rename(photos.parent / "not yet")
     found = []
     with open(lock, "w") as held:
@@ -333,6 +333,7 @@ def test_a_folder_that_cannot_be_written_is_told(photos):
     told = Told()
     assert not isinstance(cached(config_of(photos, CACHE_PATH=str(photos.parent / "file")), told), CachedImages)
     assert "cannot be used" in told.warnings[0] and "going on without a cache" in told.warnings[0]
+    assert "Set DATA.CACHE_PATH to a folder" in told.warnings[0] and "takes less" not in told.warnings[0]
 
 
 def cut(path: Path) -> None:
@@ -360,6 +361,54 @@ def test_a_damaged_cache_is_noticed_told_and_made_anew(photos, name, damage):
     cached(config, told)
     assert len(told.warnings) == 1 and "it is made anew" in told.warnings[0]
     assert contents(config) == made
+
+
+@pytest.mark.parametrize("form", ["decoded", "jpeg"])
+def test_a_damaged_image_is_noticed_when_it_is_read_and_the_others_go_on(photos, form):
+    config = config_of(photos, CACHE_FORM=form)
+    whole = cached(config)
+    before = [outcome(whole, index) for index in range(NUM_IMAGES)]
+    entry = whole._file.entries[7]
+    (path,) = Path(config.DATA.CACHE_PATH).glob("*training*.data")
+    flip(int(entry["start"] + entry["length"] // 2))(path)
+    told = Told()
+    damaged = cached(config, told)
+    assert not told.warnings
+    after = [outcome(damaged, index) for index in range(NUM_IMAGES)]
+    assert str(path) in after[7] and "remove that file" in after[7]
+    assert outcome(damaged, 7) == after[7], "a second look finds it too"
+    assert after[:7] + after[8:] == before[:7] + before[8:]
+
+
+def test_an_image_is_compared_with_its_checksum_once(photos, monkeypatch):
+    images, compared = cached(config_of(photos)), []
+    crc32 = cache_file.zlib.crc32
+    monkeypatch.setattr(cache_file.zlib, "crc32", lambda content: compared.append(1) or crc32(content))
+    for _ in range(3):
+        images.read(0), images.take(np.array([5, 0])).read(1)
+    assert len(compared) == 1
+
+
+@pytest.mark.parametrize("seconds", [0, 10**6])
+def test_progress_is_told_at_most_once_in_so_many_seconds(photos, monkeypatch, seconds):
+    monkeypatch.setattr(cache_build, "SECONDS_BETWEEN_LINES", seconds)
+    cached(config_of(photos), told := Told())
+    lines = [line for line in told.lines if line.endswith(f" of {NUM_IMAGES} images")]
+    assert len(lines) == (0 if seconds else 9)
+
+
+def test_a_cache_of_an_older_form_goes_when_one_of_this_form_is_made(photos):
+    config = config_of(photos)
+    cached(config)
+    (index,) = Path(config.DATA.CACHE_PATH).glob("*training*.index")
+    content, name = index.read_bytes(), index.name.rpartition("-")[0]
+    older = index.with_name(f"{name}-{'0' * 16}.index")
+    older.write_bytes(content.replace(b"halfstep cache 2", b"halfstep cache 1", 1))
+    older.with_suffix(".data").write_bytes(b"halfstep cache 1\n")
+    index.unlink()
+    cached(config, told := Told())
+    assert not older.exists() and not older.with_suffix(".data").exists()
+    assert any("removed" in line for line in told.lines)
 
 
 def files_of(config: Config, part: str = "training") -> set[str]:
@@ -417,7 +466,7 @@ def test_a_cache_in_memory_goes_with_the_last_that_uses_it(photos, monkeypatch):
     del first
     assert len(list(folder.glob("*training*.data"))) == 1
     del second
-    assert not [path for path in folder.iterdir() if path.suffix != ".lock"]
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm")
@@ -434,7 +483,7 @@ def test_a_run_of_two_processes_shares_one_cache_and_leaves_no_memory_behind(pho
     assert len(logs) == 2 and all("cache: 21 training images" in log.read_text() for log in logs)
     left = Path(f"/dev/shm/halfstep-{os.getuid()}").iterdir()
     root = next(line for line in done.stdout.splitlines() if "cache: 21" in line).rpartition("-training-")[2][:8]
-    assert not [path for path in left if root in path.name and path.suffix != ".lock"]
+    assert not [path for path in left if root in path.name]
 
 
 def test_settings_without_effect_do_not_change_the_cache():

@@ -166,7 +166,7 @@ def test_oldest_dialects_mistakes_are_named_as_written():
         "x.yaml: MODEL.TRANS.MLP_DIM says nothing without MODEL.TRANS.HIDDEN_SIZE; give both or MLP_RATIO"
     )
     assert error_in("MODEL: {TRANS: {MLP_DIM: wide, HIDDEN_SIZE: 64}}") == (
-        "x.yaml: MODEL.TRANS.MLP_DIM is 'wide'; it must be a whole number of at least 1"
+        "x.yaml: MODEL.TRANS.MLP_DIM is 'wide'; it must be a whole number from 1 to 100,000"
     )
     assert error_in("MODEL: {TRANS: {DEPHT: 5}}") == (
         "x.yaml: unknown key MODEL.TRANS.DEPHT; did you mean MODEL.TRANS.DEPTH?"
@@ -212,7 +212,7 @@ def test_paddlevits_other_words_for_values_are_understood_and_named():
     assert loaded.config.TRAIN.LR_SCHEDULER.NAME == "cosine"
     assert loaded.config.TRAIN.LR_SCHEDULER.MILESTONES == (30, 60, 90)
     assert "x.yaml: NGPUS -1 is read as None: one process per visible device" in loaded.notes
-    assert len(loaded.notes) == 3
+    assert sum(" is read as " in note for note in loaded.notes) == 3
 
 
 # Which value wins
@@ -336,26 +336,26 @@ def test_text_is_converted_by_the_schemas_type_in_files_and_in_opts(key, text, v
 @pytest.mark.parametrize(
     ("key", "text", "rest"),
     [
-        ("DATA.BATCH_SIZE", "abc", "a whole number of at least 1, or auto"),
-        ("DATA.BATCH_SIZE", "0", "a whole number of at least 1, or auto"),
-        ("DATA.BATCH_SIZE", "12:30", "a whole number of at least 1, or auto"),
-        ("DATA.BATCH_SIZE", "1e3", "a whole number of at least 1, or auto"),
-        ("DATA.BATCH_SIZE", "64.0", "a whole number of at least 1, or auto"),
-        ("DATA.BATCH_SIZE", "true", "a whole number of at least 1, or auto"),
-        ("DATA.BATCH_SIZE", "None", "a whole number of at least 1, or auto"),
-        ("DATA.BATCH_SIZE", "1_000", "a whole number of at least 1, or auto"),
-        ("DATA.BATCH_SIZE_EVAL", "-1", "a whole number of at least 1, or None"),
-        ("TRAIN.BASE_LR", "nan", "a number of at least 0"),
-        ("TRAIN.BASE_LR", ".inf", "a number of at least 0"),
-        ("TRAIN.BASE_LR", "1e999", "a number of at least 0"),
-        ("TRAIN.BASE_LR", "yes", "a number of at least 0"),
-        ("TRAIN.BASE_LR", "3e-3x", "a number of at least 0"),
+        ("DATA.BATCH_SIZE", "abc", "a whole number from 1 to 1,000,000, or auto"),
+        ("DATA.BATCH_SIZE", "0", "a whole number from 1 to 1,000,000, or auto"),
+        ("DATA.BATCH_SIZE", "12:30", "a whole number from 1 to 1,000,000, or auto"),
+        ("DATA.BATCH_SIZE", "1e3", "a whole number from 1 to 1,000,000, or auto"),
+        ("DATA.BATCH_SIZE", "64.0", "a whole number from 1 to 1,000,000, or auto"),
+        ("DATA.BATCH_SIZE", "true", "a whole number from 1 to 1,000,000, or auto"),
+        ("DATA.BATCH_SIZE", "None", "a whole number from 1 to 1,000,000, or auto"),
+        ("DATA.BATCH_SIZE", "1_000", "a whole number from 1 to 1,000,000, or auto"),
+        ("DATA.BATCH_SIZE_EVAL", "-1", "a whole number from 1 to 1,000,000, or None"),
+        ("TRAIN.BASE_LR", "nan", "a number from 0 to 1,000"),
+        ("TRAIN.BASE_LR", ".inf", "a number from 0 to 1,000"),
+        ("TRAIN.BASE_LR", "1e999", "a number from 0 to 1,000"),
+        ("TRAIN.BASE_LR", "yes", "a number from 0 to 1,000"),
+        ("TRAIN.BASE_LR", "3e-3x", "a number from 0 to 1,000"),
         ("DATA.CROP_PCT", "87.5", "a number from 0.01 to 1"),
         ("AMP", "1", "true or false"),
         ("AMP", "fp16", "true or false"),
         ("TRAIN.OPTIMIZER.BETAS", "(0.9, 1.5)", "a list of numbers from 0 to 0.999999"),
         ("TRAIN.OPTIMIZER.BETAS", "0.9 0.95", "a list of numbers from 0 to 0.999999"),
-        ("TRAIN.LR_SCHEDULER.MILESTONES", "3, x", "a list of whole numbers of at least 1"),
+        ("TRAIN.LR_SCHEDULER.MILESTONES", "3, x", "a list of whole numbers from 1 to 1,000,000"),
         ("DATA.IMAGE_CHANNELS", "4", "3 for colour"),
         ("TRAIN.OPTIMIZER.NAME", "adamx", "AdamW, Adam or SGD; did you mean Adam or AdamW?"),
         ("PRECISION.DTYPE", "float15", "float16, bfloat16, auto or None; did you mean float16 or bfloat16?"),
@@ -368,7 +368,7 @@ def test_a_wrong_value_is_named_with_what_it_must_be(key, text, rest):
 
 def test_a_list_where_one_value_belongs_is_an_error():
     assert error_in("DATA: {BATCH_SIZE: [32, 64]}") == (
-        "x.yaml: DATA.BATCH_SIZE is [32, 64]; it must be a whole number of at least 1, or auto"
+        "x.yaml: DATA.BATCH_SIZE is [32, 64]; it must be a whole number from 1 to 1,000,000, or auto"
     )
     assert error_in("TAG: [a, b]") == "x.yaml: TAG is [a, b]; it must be text"
     assert error_in("TRAIN: {OPTIMIZER: {BETAS: [[0.9, 0.99]]}}") == (
@@ -394,7 +394,7 @@ def test_a_list_where_one_value_belongs_is_an_error():
         ),
         (
             "DATA: {BATCH_SIZE: {TRAIN: 5}}",
-            "DATA.BATCH_SIZE is a section here, with DATA.BATCH_SIZE.TRAIN in it; it must be a whole number of at least 1, or auto",
+            "DATA.BATCH_SIZE is a section here, with DATA.BATCH_SIZE.TRAIN in it; it must be a whole number from 1 to 1,000,000, or auto",
         ),
         ("SEED: 1\nTAG: a\nSEED: 2", "SEED is there twice, in lines 1 and 3; make it one"),
         ("TRAIN:\n  END_LR: 1\nSEED: 1\nTRAIN:\n  BASE_LR: 1", "TRAIN is there twice, in lines 1 and 4; make it one"),
@@ -431,7 +431,7 @@ def test_a_file_of_another_kind_is_refused():
         "or -resume"
     )
     Path("folder").mkdir()
-    assert error_of("-cfg", "folder") == "folder: cannot be read as a settings file: Is a directory"
+    assert error_of("-cfg", "folder") == "folder: cannot be read as a settings file: it is a folder"
 
 
 def test_a_byte_order_mark_windows_line_ends_and_python_tags_do_no_harm():
@@ -567,12 +567,15 @@ def test_opts_may_come_several_times_and_anywhere():
     ("argv", "message"),
     [
         (f"-seed {2**63}", f"flag -seed: SEED is '{2**63}'; it must be below 2**63"),
-        ("-batch_size 0", "flag -batch_size: DATA.BATCH_SIZE is '0'; it must be a whole number of at least 1, or auto"),
+        (
+            "-batch_size 0",
+            "flag -batch_size: DATA.BATCH_SIZE is '0'; it must be a whole number from 1 to 1,000,000, or auto",
+        ),
         (
             "-batch_size=abc",
-            "flag -batch_size: DATA.BATCH_SIZE is 'abc'; it must be a whole number of at least 1, or auto",
+            "flag -batch_size: DATA.BATCH_SIZE is 'abc'; it must be a whole number from 1 to 1,000,000, or auto",
         ),
-        ("-last_epoch -1", "flag -last_epoch: TRAIN.LAST_EPOCH is '-1'; it must be a whole number of at least 0"),
+        ("-last_epoch -1", "flag -last_epoch: TRAIN.LAST_EPOCH is '-1'; it must be a whole number from 0 to 1,000,000"),
         ("-amp maybe", "flag -amp: AMP is 'maybe'; it must be true or false"),
         ("-batch_size", "argument -batch_size: expected one argument; -h lists the flags"),
         ("-bach_size 8", "unknown flag -bach_size; did you mean -batch_size?; -h lists the flags"),
@@ -586,7 +589,7 @@ def test_opts_may_come_several_times_and_anywhere():
         ("-opts SEED=x", "-opts: SEED is 'x'; it must be a whole number of at least 0"),
         ("-opts TRAIN.LR=1", "-opts: unknown key TRAIN.LR; did you mean TRAIN."),
         ("-opts TRAIN=1", "-opts: TRAIN is '1', but it is a section"),
-        ("-opts MODEL.TRANS.DEPTH=0", "-opts: MODEL.DEPTH is '0'; it must be a whole number of at least 1"),
+        ("-opts MODEL.TRANS.DEPTH=0", "-opts: MODEL.DEPTH is '0'; it must be a whole number from 1 to 1,000"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_named_with_the_remedy(argv, message):
@@ -644,7 +647,7 @@ def test_the_config_cannot_be_written_to():
 AWKWARD = "null, 'it''s' \"#1\": [a] {b} & *c !d %e @f\\n 日本 \U0001f600 \t\x85é"
 
 
-@pytest.mark.parametrize("text", [AWKWARD, "true", "123", "-", "a: b", " spaces ", "line\nbreak", "x" * 300])
+@pytest.mark.parametrize("text", [AWKWARD, "true", "123", "-", "a: b", " spaces ", "line\nbreak", "x" * 200])
 def test_any_text_survives_being_saved(text):
     loaded = load_text("", f"-tag={text}", f"-data_path={text}")
     assert flatten(loaded.config)["TAG"] == text

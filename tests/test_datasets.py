@@ -574,7 +574,7 @@ def test_a_named_pipe_is_a_broken_image_and_no_reason_to_wait(tmp_path):
     make_folders(tmp_path / "val", {"ant": 1})
     os.mkfifo(tmp_path / "val" / "ant" / "pipe.jpg")
     _, val = load("imagefolder", tmp_path)
-    with pytest.raises(ImageReadError):
+    with pytest.raises(ImageReadError, match="it is a pipe"):
         val.read(1)
 
 

@@ -56,6 +56,13 @@ def test_run_folder_has_its_name_and_all_its_files(finished):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_readme_names_every_file_of_a_run(finished):
+    folder, _ = finished
+    readme = (ROOT / "README.md").read_text().partition("What a run leaves")[2].partition("\n## ")[0]
+    names = {re.sub(r"checkpoint-\d+", "checkpoint-N", path.name) for path in folder.iterdir()} - {".lock"}
+    assert not [name for name in names if f"`{name}" not in readme]
+
+
 def test_log_has_paddlevits_lines(finished):
     folder, said = finished
     log = (folder / "log.txt").read_text()

@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import fcntl
+import gc
 import io
 import re
 import subprocess
@@ -16,10 +18,11 @@ from PIL import Image
 import main_multi_gpu
 import main_single_gpu
 from configs.load import load
-from datasets import load_image_sets
+from datasets import Watch, cache_image_sets, load_image_sets
 from datasets.findings import OK, WARN, WRONG
 from datasets.preflight import check_classes, check_duplicates, check_images, check_readable, check_sizes, look_at
 from engine import quick_checks
+from engine.cache_check import check_cache
 from engine.memory import check_memory, fixed_bytes, free_host_memory, saved_bytes
 from engine.precision import Precision
 from engine.quick_checks import check_disk, check_output, check_rate, check_shared_memory, loader_processes
@@ -27,7 +30,7 @@ from models import build_model
 from scripts import make_shards
 from tests.helpers import ROOT, SMALL, replaced, run, small_config
 from utils.distributed import Process
-from utils.errors import exit_code
+from utils.errors import ConfigError, exit_code
 
 # Nothing is to be said about a run with these.
 CLEAN = SMALL.replace("digits", "imagefolder").replace("IMAGE_CHANNELS: 1", "IMAGE_CHANNELS: 3").replace("1e-3", "5e-4")
@@ -239,6 +242,8 @@ def test_room_in_shared_memory(tmp_path, monkeypatch):
         verdicts.append(check_shared_memory(config, 3).verdict)
     assert verdicts == [WRONG, WARN, OK]
     assert check_shared_memory(config, 0).found == "not needed"
+    more = replaced(config, DATA={"PREFETCH": 9})
+    assert check_shared_memory(more, 3).verdict == WRONG and "with 9 batches each" in check_shared_memory(more, 3).found
 
 
 def test_only_loader_processes_take_shared_memory_and_those_of_all_training_processes(photos):
@@ -384,3 +389,65 @@ def test_what_a_data_set_has_to_say_is_a_row(check, photos):
     assert check(*given, "DATA.CUT_SHARDS=refuse")["data"][0] == WRONG
     verdict, told = check(*given, "DATA.CUT_SHARDS=read")["data set"]
     assert verdict == WARN and f"{tar} is cut off after" in told
+
+
+def test_a_cache_that_is_to_be_made_one_that_fits_and_one_that_cannot_be(check, photos, tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    options = ["-opts", "DATA.CACHE=disk", f"DATA.CACHE_PATH={folder}"]
+    verdict, told = check(*options)["cache"]
+    assert verdict == OK and not folder.exists()
+    assert "training images: about 0.0 MB will be written to" in told and "MB are free" in told.replace("GB", "MB")
+
+    config, *sets = sets_of(photos, *options[1:])
+    cache_image_sets(config, sets, Watch(print, print))
+    verdict, told = check(*options)["cache"]
+    assert verdict == OK and f"training images: 0.0 MB in {folder}" in told and "will be" not in told
+    (index,) = folder.glob("*training*.index")
+    index.write_bytes(b"")
+    verdict, told = check(*options)["cache"]
+    assert f"{index} is not as it was written; it is made anew" in told and "training images: about" in told
+
+    (tmp_path / "file").write_text("")
+    found = check("-opts", "DATA.CACHE=disk", f"DATA.CACHE_PATH={tmp_path}/file/cache")["cache"]
+    assert found[0] == WARN and "Set DATA.CACHE_PATH to a folder" in found[1]
+    monkeypatch.setattr("engine.cache_check.free_bytes", lambda place: 100)
+    found = check(*options)["cache"]
+    assert found[0] == WARN and "DATA.CACHE_SIDE takes less" in found[1]
+
+
+def test_looking_at_a_cache_in_memory_does_not_remove_it(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.cache.MEMORY", tmp_path / "memory")
+    (tmp_path / "memory").mkdir()
+    config, *sets = sets_of(photos, "DATA.CACHE=ram")
+    parts = list(zip(("training", "validation"), sets, strict=True))
+    assert "will be written" in check_cache(config, parts).found
+    cached = cache_image_sets(config, sets, Watch(print, print))
+    # As if a kill -9 had left it there: nobody holds it.
+    for image_set in cached:
+        fcntl.flock(image_set._file._file, fcntl.LOCK_UN)
+    assert "will be written" not in check_cache(config, parts).found
+    gc.collect()
+    assert len(list((tmp_path / "memory").rglob("*.data"))) == 2
+
+
+def test_sets_without_a_cache_and_machines_without_memory_for_one(photos, tmp_path, monkeypatch):
+    config = small_config(tmp_path, "DATA.CACHE=ram")
+    parts = list(zip(("training", "validation"), load_image_sets(config), strict=True))
+    assert "none of the training images, which are in memory already" in check_cache(config, parts).found
+    monkeypatch.setattr("datasets.cache.MEMORY", tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="DATA.CACHE: ram needs"):
+        check_cache(config, parts)
+
+
+def test_what_is_compiled_is_looked_for_in_the_model(check):
+    options = ["-opts", "COMPILE=true", "COMPILE_SCOPE=blocks"]
+    assert check(*options)["compile"] == (OK, "COMPILE_SCOPE blocks, COMPILE_MODE default: 2 to compile")
+    resnet = (
+        "MODEL.TYPE=timm MODEL.NAME=resnet18 MODEL.PATCH_SIZE=16 MODEL.EMBED_DIM=768 MODEL.DEPTH=12 MODEL.NUM_HEADS=12"
+    )
+    verdict, told = check(*options, *resnet.split(), "DATA.IMAGE_SIZE=32")["compile"]
+    assert verdict == WRONG and "COMPILE_SCOPE is blocks, but this model is no plain row" in told
+
+
+def test_images_repeated_more_often_than_an_update_has_them(check):
+    assert trouble(check("-opts", "TRAIN.REPEATED_AUG=64")) == {"repeats": WRONG}

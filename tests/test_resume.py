@@ -1,15 +1,17 @@
 """A run that is killed and resumed ends as one that never stopped."""
 
+import functools
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from configs.load import load
-from tests.helpers import ROOT, SMALL, command, run, run_folder, run_hash
+from tests.helpers import ROOT, SMALL, command, run, run_folder, run_hash, run_timed
 
 # With everything that draws random numbers or remembers something.
 OPTIONS = (
@@ -33,6 +35,21 @@ def arguments(settings, output, world_size, *more):
     return script, [*flags, *batch, *(["-ngpus", str(world_size)] if world_size > 1 else []), "-opts", *OPTIONS]
 
 
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory) -> Callable[[int], str]:
+    """By the number of processes, the hash of a run that nothing stopped."""
+
+    @functools.cache
+    def train(world_size: int) -> str:
+        folder = tmp_path_factory.mktemp("unbroken")
+        (folder / "settings.yaml").write_text(SMALL)
+        script, flags = arguments(folder / "settings.yaml", folder / "o", world_size)
+        assert run(script, *flags).returncode == 0
+        return run_hash(run_folder(folder / "o"))
+
+    return train
+
+
 def start_and_kill(script, flags, output, after_step):
     """kill -9 of the whole run once it has saved some steps of an epoch and gone on."""
     process = subprocess.Popen(
@@ -50,9 +67,7 @@ def start_and_kill(script, flags, output, after_step):
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_kill_in_mid_epoch_and_resume_auto_gives_the_same_hash(tmp_path, settings, world_size):
-    script, flags = arguments(settings, tmp_path / "unbroken", world_size)
-    assert run(script, *flags).returncode == 0
+def test_kill_in_mid_epoch_and_resume_auto_gives_the_same_hash(tmp_path, settings, unbroken, world_size):
     script, flags = arguments(settings, tmp_path / "killed", world_size, "-resume", "auto")
     start_and_kill(script, flags, tmp_path / "killed", after_step=50)  # in the second of three epochs of 44
     state = torch.load(run_folder(tmp_path / "killed") / "last.pth", weights_only=True)
@@ -60,7 +75,7 @@ def test_kill_in_mid_epoch_and_resume_auto_gives_the_same_hash(tmp_path, setting
     again = run(script, *flags)
     assert again.returncode == 0, again.stderr
     assert f"after epoch {state['step'] // 44} and step" in again.stdout
-    assert run_hash(run_folder(tmp_path / "killed")) == run_hash(run_folder(tmp_path / "unbroken"))
+    assert run_hash(run_folder(tmp_path / "killed")) == unbroken(world_size)
 
 
 def test_told_to_stop_it_saves_and_ends_with_128_plus_the_signal_and_goes_on_later(tmp_path, settings):
@@ -140,14 +155,16 @@ def test_weights_of_another_system_are_taken_up_after_their_last_epoch(tmp_path,
     assert "Epoch[002/003]" not in result.stdout
 
 
-def test_two_runs_never_share_a_folder(tmp_path, settings):
+def test_two_runs_never_share_a_folder(tmp_path, settings, unbroken):
+    """The second is refused in under 10 s, and the first ends as if there had been none."""
     script, flags = arguments(settings, tmp_path / "o", 1, "-resume", "auto")
     first = subprocess.Popen(command(script, *flags), cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"})
     while not list((tmp_path / "o").glob("*/last.pth")):
         assert first.poll() is None
         time.sleep(0.01)
     first.send_signal(signal.SIGSTOP)
-    second = run(script, *flags, timeout=60)
+    second, seconds = run_timed(script, *flags)
     first.send_signal(signal.SIGCONT)
-    assert second.returncode == 2 and "another run is writing" in second.stderr
+    assert second.returncode == 2 and "another run is writing" in second.stderr and seconds < 10
     assert first.wait(timeout=60) == 0
+    assert run_hash(run_folder(tmp_path / "o")) == unbroken(1)

@@ -16,6 +16,7 @@ from configs.load import load
 from datasets import load_image_sets
 from engine.advice import Advice
 from engine.checkpoint import changes
+from engine.recorder import Recorder
 from engine.run import run
 from engine.timing import MOST_MARKS, PHASES, HostClock, Phases, shares
 from tests.helpers import SMALL, run_folder, run_hash, small_config
@@ -315,6 +316,19 @@ def assert_board_has(folder, num_reports):
     board = EventAccumulator(str(folder))
     board.Reload()
     assert all(len(board.Scalars(f"time/{name}")) == num_reports for name in PHASES)
+
+
+def test_importing_tensorboard_is_in_no_phase(tmp_path):
+    phases, open_board = TimedPhases(forward=2, backward=4), Recorder._open_board
+
+    def import_for_long(recorder):
+        phases._clock.time += 1000 * (recorder._board is None)
+        return open_board(recorder)
+
+    with mock.patch.object(Recorder, "_open_board", import_for_long):
+        run_here(tmp_path, phases, "TENSORBOARD=true")
+    with open(run_folder(tmp_path / "runs") / "steps.csv") as file:
+        assert {float(row["other_pct"]) for row in csv.DictReader(file)} == {0.0}
 
 
 def test_profile_writes_a_trace_with_the_phases_and_the_run_goes_on(tmp_path):

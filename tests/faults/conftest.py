@@ -1,4 +1,4 @@
-"""What tests of faults share: runs that start at once, and the settings of a run that is over in moments."""
+"""What tests of faults share: runs that start at once, the settings of a run that is over in moments, some images."""
 
 import json
 import os
@@ -7,7 +7,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.helpers import ROOT
 
@@ -36,7 +38,7 @@ def tiny(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def start(tiny) -> Iterator[Start]:
-    """start(output, *flags, fault=arguments) -> {"code", "told"} of a run in a process of its own."""
+    """start(output, *flags, processes=1, fault=arguments) -> {"code" of the first, "codes" of all, "told"} of a real run."""
     flags = ["-cfg", str(tiny), "-amp"]
     with subprocess.Popen(
         [sys.executable, "-m", "tests.faults.forked", *flags, "-epochs", "1", "-output", str(tiny.parent / "first")],
@@ -48,9 +50,26 @@ def start(tiny) -> Iterator[Start]:
         text=True,
     ) as server:
 
-        def ask(output: Path, *more: str, **faults: list) -> dict:
-            asked = {"flags": [*flags, "-resume", "auto", "-output", str(output), *more], "faults": faults}
-            print(json.dumps(asked), file=server.stdin, flush=True)
-            return json.loads(server.stdout.readline())
+        def ask(output: Path, *more: str, processes: int = 1, **faults: list) -> dict:
+            words = [*flags, "-resume", "auto", "-output", str(output), *more]
+            print(json.dumps({"flags": words, "processes": processes, "faults": faults}), file=server.stdin, flush=True)
+            answer = json.loads(server.stdout.readline())
+            return answer | {"code": answer["codes"][0]}
 
         yield ask
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    """200 training images, of which two, so 1%, cannot be read, and 4 to validate."""
+    for part, count in (("train", 100), ("val", 2)):
+        for name in ("ant", "bee"):
+            folder = tmp_path / "photos" / part / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = np.random.default_rng(number).integers(256, size=(8, 8, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number:03d}.png")
+    cut = tmp_path / "photos/train/ant/007.png"
+    cut.write_bytes(cut.read_bytes()[:60])
+    (tmp_path / "photos/train/bee/042.png").write_bytes(b"no picture")
+    return tmp_path / "photos"

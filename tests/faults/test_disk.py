@@ -13,7 +13,7 @@ import torch
 
 from engine.checkpoint import read_checkpoint
 from engine.saver import Saver
-from tests.helpers import run_folder, run_hash
+from tests.helpers import run_folder, run_hash, run_timed
 from utils import files
 from utils.log import Log
 from utils.run_folder import RunFolder
@@ -136,6 +136,15 @@ def test_a_read_only_disk_is_refused_before_data_is_looked_for(read_only_disk, s
     refused = start(read_only_disk / "o", *flags)
     assert refused["code"] == 2 and "Read-only file system" in refused["told"] and "nowhere" not in refused["told"]
     assert "SAVE: cannot write to" in refused["told"] and "-output" in refused["told"]
+
+
+@pytest.mark.parametrize("below", ["read-only disk", "file"])
+def test_an_output_that_cannot_be_made_is_refused_in_under_10_s(tmp_path, tiny, below, request):
+    """The whole program, its start included."""
+    (tmp_path / "file").touch()
+    output = tmp_path / "file" if below == "file" else request.getfixturevalue("read_only_disk")
+    refused, seconds = run_timed("main_single_gpu.py", "-cfg", str(tiny), "-output", str(output / "o"))
+    assert refused.returncode == 2 and "error: SAVE: cannot write to" in refused.stderr and seconds < 10
 
 
 def test_a_folder_that_another_run_writes_to_is_refused_before_data_is_looked_for_and_left_as_it_is(tmp_path, start):

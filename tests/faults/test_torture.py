@@ -1,9 +1,11 @@
 """scripts/torture.py in its smallest form, and that it notices what it is there to notice."""
 
+import contextlib
+
 import pytest
 
 from scripts import tormented, torture
-from scripts.tormented import EPOCH, EVALUATION, EXIT, SAVE, START_UP, Found, Tormented, Way, tell_place
+from scripts.tormented import EPOCH, EVALUATION, EXIT, SAVE, START_UP, Found, Shot, Tormented, Way, tell_place
 from tests.test_entry_points import alive, wait_until
 
 STEP, LAST_STEP, SCORES = (
@@ -19,9 +21,10 @@ def cell(text: str, column: str) -> str:
 
 
 def test_a_killed_run_ends_with_the_hash_of_an_unbroken_one_and_another_hash_is_told(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(torture, "SETTINGS", torture.SETTINGS.replace("NUM_EPOCHS: 8", "NUM_EPOCHS: 1"))
+    monkeypatch.setattr(torture, "EPOCHS", 1)
+    monkeypatch.setattr(torture.tempfile, "TemporaryDirectory", lambda prefix: contextlib.nullcontext(str(tmp_path)))
     real, seen = torture.torture, []
-    monkeypatch.setattr(torture, "torture", lambda *words: seen.extend(real(*words[:3], tmp_path)) or seen)
+    monkeypatch.setattr(torture, "torture", lambda *words: seen.extend(real(*words)) or seen)
     flags = ["-kills", "1", "-processes", "1", "-seed", "1"]
     code = torture.main([*flags, "-output", str(tmp_path / "table.md")])
     said = capsys.readouterr()
@@ -54,11 +57,11 @@ def test_where_a_kill_hit_is_told_by_the_files(status, is_writing, said, place):
     assert tell_place(status, [7], is_writing, said) == place
 
 
-def torment(tmp_path, program: str, most: int = 0) -> Found:
+def torment(tmp_path, program: str, most: int = 0, is_aimed: bool = False) -> Found:
     """A program in place of the run; `folder` is where it writes."""
     head = "import json, os, pathlib, subprocess, sys, time; folder = pathlib.Path(sys.argv[4])\n"
     run = Tormented(Way("program", ("-c", head + program), 1), tmp_path / "none.yaml", tmp_path / "o")
-    return run.torment(lambda: (0.5, 0), most)
+    return run.torment(lambda number: Shot(0.0 if is_aimed else 0.5, 0, is_aimed), most)
 
 
 def test_a_run_that_fails_by_itself_is_lost_and_its_words_are_told(tmp_path):
@@ -87,3 +90,33 @@ def test_a_process_that_a_run_leaves_behind_is_counted_and_ended(tmp_path, monke
     program = "child = subprocess.Popen(['sleep', '60']); (folder / 'child').write_text(str(child.pid))"
     assert torment(tmp_path, program).orphans == 1
     wait_until(lambda: not alive(int((tmp_path / "o/child").read_text())))
+
+
+def test_an_aimed_kill_waits_for_the_next_save_and_is_told_as_such(tmp_path):
+    program = """
+run = folder / "train-a"
+if run.exists():
+    sys.exit((run / "last.pth").touch())
+run.mkdir()
+(run / "log.txt").touch()
+(run / "status.json").write_text(json.dumps({"pid": os.getpid(), "state": "training", "step": 5}))
+time.sleep(0.3)
+(run / ".last.pth.tmp").touch()
+time.sleep(60)
+"""
+    found = torment(tmp_path, program, most=1, is_aimed=True)
+    assert (found.lost, found.places, found.aimed) == ("", [SAVE], [SAVE])
+    row, is_wrong = torture.judge(
+        Way("way", (), 1), "", [Found(found.places + [EPOCH], found.aimed + [EPOCH], lost="so")]
+    )
+    told = dict(zip(torture.COLUMNS, row, strict=True))
+    assert is_wrong and (
+        told["kills"],
+        told["in a save"],
+        told["aimed at a save"],
+        told["of these in a save"],
+    ) == tuple("2121")
+
+
+def test_the_quick_form_is_asked_for_either_way():
+    assert torture.parse(["-quick"]).quick and torture.parse(["--quick"]).quick and not torture.parse([]).quick

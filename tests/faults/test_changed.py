@@ -1,0 +1,60 @@
+"""What changed between a save and its resume: every setting, and the data."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from configs.load import flatten
+from configs.schema import Config
+from engine.checkpoint import MAY_CHANGE
+from engine.resume import comparable, refuse_changes
+from tests.helpers import run_folder
+from utils.errors import ConfigError
+
+SETTINGS = flatten(Config())
+ORDER = SimpleNamespace(global_batch=32, num_images=100)
+# Of these sections nothing else may change: all of it moves the weights.
+FREE = {"TRAIN": {"ACCUM_ITER", "LAST_EPOCH"}, "MODEL": {"RESUME", "PRETRAINED"}}
+
+
+def resume(key: str) -> None:
+    """With the defaults, a checkpoint for which one of them was another."""
+    session = SimpleNamespace(config=Config(), settings=SETTINGS)
+    state = {"epoch": 0, "config": comparable(session, ORDER) | {key: "another"}}
+    refuse_changes(session, state, Path("last.pth"), ORDER)
+
+
+@pytest.mark.parametrize("key", [*SETTINGS, "GLOBAL_BATCH", "NUM_IMAGES"])
+def test_each_setting_that_moves_the_weights_is_refused_with_both_values(key):
+    if MAY_CHANGE.fullmatch(key):
+        resume(key)
+    else:
+        with pytest.raises(ConfigError, match=rf"\n  {key}: another -> "):
+            resume(key)
+
+
+@pytest.mark.parametrize("section", FREE)
+def test_of_model_and_training_nothing_may_change_but_what_the_images_an_update_stand_for(section):
+    keys = [key for key in SETTINGS if key.startswith(f"{section}.")]
+    assert {key.split(".")[1] for key in keys if MAY_CHANGE.fullmatch(key)} == FREE[section]
+    assert not any(MAY_CHANGE.fullmatch(key) for key in ("SEED", "AMP", "PRECISION.DTYPE", "DATA.IMAGE_SIZE"))
+
+
+def test_an_image_more_or_less_is_refused_and_allowed_on_request(tmp_path, start, photos):
+    flags = ["-dataset", "imagefolder", "-data_path", str(photos), "-opts", "DATA.NUM_WORKERS=0"]
+
+    def files() -> dict[str, bytes]:
+        """All but the logs, which tell of the refusal too."""
+        found = run_folder(tmp_path / "o").iterdir()
+        return {path.name: path.read_bytes() for path in found if not path.name.startswith("log")}
+
+    assert start(tmp_path / "o", *flags, "-epochs", "1")["code"] == 0
+    before = files()
+    shutil.copy(photos / "train/ant/000.png", photos / "train/ant/more.png")
+    refused = start(tmp_path / "o", *flags, "-epochs", "1")
+    assert refused["code"] == 2 and "NUM_IMAGES: 200 -> 201" in refused["told"]
+    assert files() == before
+    allowed = start(tmp_path / "o", *flags, "RESUME.ALLOW_CHANGED=true", "-epochs", "1")
+    assert allowed["code"] == 0 and "finished already" in allowed["told"]

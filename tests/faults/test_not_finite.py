@@ -1,0 +1,57 @@
+"""NaN and infinity in the images, the loss or a gradient, on one of two processes or on both."""
+
+import csv
+
+import pytest
+import torch
+
+from engine.checkpoint import read_checkpoint
+from tests.helpers import run_folder
+
+FLAGS = ["-batch_size", "4", "-opts", "SAVE_STEPS=1"]  # four updates an epoch, two epochs
+RANKS = {"one": [1], "both": [0, 1]}
+
+
+def check_files(folder) -> None:
+    """No checkpoint holds what is not finite, whichever of its tensors."""
+
+    def check(value) -> None:
+        if isinstance(value, torch.Tensor):
+            assert torch.isfinite(value).all()
+        elif isinstance(value, dict | list | tuple):
+            for each in value.values() if isinstance(value, dict) else value:
+                check(each)
+
+    paths = [path for path in folder.glob("*.pth") if not path.name.startswith("overflow")]  # the batch it stopped on
+    assert {"last.pth", "previous.pth"} <= {path.name for path in paths}
+    for path in paths:
+        state = read_checkpoint(path)
+        check({name: state[name] for name in ("state_dict", "state_dict_ema", "optimizer", "amp_scaler")})
+
+
+@pytest.mark.parametrize("what", ["input", "loss", "gradient"])
+@pytest.mark.parametrize("ranks", RANKS)
+def test_both_processes_skip_the_update_count_it_and_stay_equal_to_the_last_bit(tmp_path, start, what, ranks):
+    weights = tmp_path / "weights"
+    done = start(
+        tmp_path / "o", *FLAGS, processes=2, poison=[what, RANKS[ranks], [1, 5, 6]], note_weights=[str(weights)]
+    )
+    assert done["codes"] == [0, 0], done["told"]
+    first, second = (weights.with_name(f"weights.{rank}").read_text() for rank in (0, 1))
+    assert first == second
+    folder = run_folder(tmp_path / "o")
+    with open(folder / "metrics.csv") as file:
+        assert [int(row["skipped"]) for row in csv.DictReader(file)] == [1, 2]
+    check_files(folder)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_after_so_many_in_a_row_both_stop_together_with_3(tmp_path, start, ranks):
+    options = ["PRECISION.MAX_CONSECUTIVE_SKIPS=3", "PRECISION.ROLLBACKS=0", "PRECISION.DOCTOR_SKIPS=null"]
+    poisoned = start(
+        tmp_path / "o", *FLAGS, *options, processes=2, poison=["gradient", RANKS[ranks], list(range(2, 8))]
+    )
+    assert poisoned["codes"] == [3, 3], poisoned["told"]
+    folder = run_folder(tmp_path / "o")
+    assert "3 updates in a row had a non-finite gradient, up to step 5" in (folder / "status.json").read_text()
+    check_files(folder)

@@ -1,0 +1,159 @@
+"""Hostile files, secrets in the environment, and the commands and calls that must keep to safe forms."""
+
+import ast
+import contextlib
+import gzip
+import io
+import re
+import tarfile
+
+import pytest
+import yaml
+from PIL import Image, ImageFile
+
+from configs.load import load
+from datasets.decode import ImageReadError, decode
+from tests.helpers import ROOT, run_folder
+from utils.errors import ConfigError
+
+OURS = [
+    path
+    for path in ROOT.rglob("*.py")
+    if path.relative_to(ROOT).parts[0] in ("configs", "datasets", "engine", "models", "scripts", "utils")
+    or path.parent == ROOT
+]
+
+
+HOSTILE = [
+    "!!python/object/apply:os.system ['touch MARKER']",
+    "!!python/object/new:os.system ['touch MARKER']",
+    "!!python/object/apply:subprocess.check_output [[touch, MARKER]]",
+    "!!python/object/apply:builtins.exec [\"open('MARKER', 'w')\"]",
+]
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize(
+    "settings", ["TAG: {}", "DATA: {}", "TRAIN: {{NUM_EPOCHS: {}}}", "BASE: {}", "? {}\n: 1", "{}"]
+)
+def test_settings_that_ask_for_python_are_refused_and_run_nothing(tmp_path, hostile, settings):
+    marker, path = tmp_path / "marker", tmp_path / "hostile.yaml"
+    path.write_text(settings.format(hostile.replace("MARKER", str(marker))))
+    with pytest.raises(ConfigError, match="hostile.yaml"):
+        load(["-cfg", str(path)])
+    assert not marker.exists()
+    with contextlib.suppress(yaml.YAMLError, TypeError):
+        yaml.unsafe_load(path.read_text())
+    assert marker.exists(), "it is no threat"
+
+
+def test_a_run_on_hostile_shards_and_lists_ends_with_2_and_reads_nothing_outside(tmp_path, start):
+    picture = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(picture, "PNG")
+    (tmp_path / "secret.png").write_bytes(picture.getvalue())
+    for name in ("../secret.png", str(tmp_path / "secret.png")):
+        data = tmp_path / "shards" / name.replace("/", "_")
+        data.mkdir(parents=True)
+        for part in ("train", "val"):
+            with tarfile.open(data / f"{part}-0.tar", "w") as tar:
+                for member, content in ((name, picture.getvalue()), (name.replace(".png", ".cls"), b"0")):
+                    entry = tarfile.TarInfo(member)
+                    entry.size = len(content)
+                    tar.addfile(entry, io.BytesIO(content))
+        refused = start(tmp_path / "o", "-dataset", "shards", "-data_path", str(data))
+        assert refused["code"] == 2 and "leads out of the tar" in refused["told"], refused["told"]
+    root = tmp_path / "list"
+    root.mkdir()
+    (root / "link").symlink_to(tmp_path)
+    (root / "linked.png").symlink_to(tmp_path / "secret.png")
+    for name in ("../secret.png", str(tmp_path / "secret.png"), "link/secret.png", "linked.png"):
+        for part in ("train", "val"):
+            (root / f"{part}_list.txt").write_text(f"{name} 0\n" * 16)
+        refused = start(
+            tmp_path / "o", "-dataset", "imagenet2012", "-data_path", str(root), "-opts", "DATA.NUM_WORKERS=0"
+        )
+        assert refused["code"] == 2 and "leads out of" in refused["told"], refused["told"]
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP"])
+def test_a_picture_of_more_pixels_than_pillow_bears_is_refused_where_it_only_warns(monkeypatch, kind):
+    file = io.BytesIO()
+    Image.new("RGB", (40, 30)).save(file, kind)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1200)
+    assert decode(file.getvalue(), 3).shape == (30, 40, 3)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1199)  # an error of Pillow's own only from twice as many on
+    with pytest.raises(ImageReadError, match="DecompressionBombError: 40 x 30 pixels, more than 1199"):
+        decode(file.getvalue(), 3)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_half_a_picture_is_none(kind):
+    file = io.BytesIO()
+    Image.effect_noise((64, 64), 99).convert("RGB").save(file, kind)
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is False
+    with pytest.raises(ImageReadError):
+        decode(file.getvalue()[: file.tell() // 2], 3)
+
+
+def calls() -> list[tuple[str, str, dict[str, str]]]:
+    """(file, what is called, its named arguments) of all our calls."""
+    found = []
+    for path in OURS:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                named = {each.arg: ast.unparse(each.value) for each in node.keywords if each.arg}
+                found.append((str(path.relative_to(ROOT)), ast.unparse(node.func), named))
+    return found
+
+
+def test_nothing_of_ours_reads_a_file_in_a_way_that_could_run_it():
+    unsafe = {
+        "eval",
+        "exec",
+        "compile",
+        "pickle.load",
+        "pickle.loads",
+        "yaml.load",
+        "yaml.unsafe_load",
+        "yaml.full_load",
+    }
+    for file, function, named in calls():
+        assert function not in unsafe, f"{file}: {function}"
+        assert not function.endswith((".extract", ".extractall")), f"{file}: {function} writes what a tar says"
+        if function == "torch.load":
+            assert named.get("weights_only") == "True", file
+        if function == "np.load":
+            assert named.get("allow_pickle") == "False", file
+    assert any(function == "torch.load" for _, function, _ in calls())
+    assert not any("LOAD_TRUNCATED_IMAGES" in path.read_text() for path in OURS)
+
+
+def test_every_documented_tensorboard_listens_to_this_machine_alone():
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("scripts/*"), *ROOT.glob("configs/*")]
+    lines = [line for page in pages if page.is_file() for line in page.read_text().splitlines()]
+    started = [line for line in lines if re.search(r"tensorboard +--?\w", line)]
+    assert started and all("--host localhost" in line for line in started)
+    assert not any(re.search(r"bind_all|0\.0\.0\.0", line) for line in lines)
+
+
+SECRETS = {
+    name: f"the-secret-of-{name}"
+    for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "SLURM_JWT", "DATABASE_URL", "HALFSTEP_ANYTHING")
+}
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_nothing_of_the_environment_is_written_into_a_run_folder(tmp_path, start, processes):
+    """Of a run that is done, and of one that fails with a traceback."""
+    flags = ["-batch_size", "4", "-profile", "1", "-opts", "TENSORBOARD=true", "DATA.SYNTHETIC_SIZE=256"]
+    done = start(tmp_path / "done", *flags, processes=processes, set_variables=[SECRETS])
+    failed = start(tmp_path / "failed", *flags, processes=processes, set_variables=[SECRETS], break_update=[3])
+    assert done["code"] == 0 and failed["code"] == 1, done["told"] + failed["told"]
+    for output in ("done", "failed"):
+        files = [path for path in run_folder(tmp_path / output).rglob("*") if path.is_file()]
+        assert {"config.yaml", "log.txt", "status.json", "steps.csv"} <= {path.name for path in files}
+        for path in files:
+            content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+            assert b"the-secret-of" not in content and not any(name.encode() in content for name in SECRETS), path
+    assert "the-secret-of" not in done["told"] + failed["told"]

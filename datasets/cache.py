@@ -88,11 +88,11 @@ def _cached(config: Config, part: str, image_set: ImageSet, watch: Watch) -> Ima
     if reason:
         watch.say(f"cache: not for the {part} images of {config.DATA.DATASET}, {reason}")
         return image_set
-    place, num_threads = place_of(config, part, image_set), count_threads(config)
+    place = place_of(config, part, image_set)
     try:
         file = open_finished(place)
         if file is None and watch.may_build:
-            file = _make(config, place, image_set, num_threads, watch)
+            file = _make(config, place, image_set, watch)
     except (CacheFailed, OSError) as error:
         is_full = isinstance(error, CacheFailed)
         reason, remedy = (error, LESS) if is_full else (f"{place.folder} cannot be used ({error})", remedy_for(place))
@@ -164,7 +164,7 @@ def open_finished(place: Place, warn: Callable[[str], None] = lambda line: None)
         return None
 
 
-def _make(config: Config, place: Place, image_set: ImageSet, num_threads: int, watch: Watch) -> CacheFile | None:
+def _make(config: Config, place: Place, image_set: ImageSet, watch: Watch) -> CacheFile | None:
     """The cache, made here, or by another run while we waited for it."""
     place.folder.mkdir(mode=0o777 if place.stays else 0o700, parents=True, exist_ok=True)
     if not place.stays and place.folder.stat().st_uid != os.getuid():
@@ -175,7 +175,7 @@ def _make(config: Config, place: Place, image_set: ImageSet, num_threads: int, w
             place.index.unlink(missing_ok=True)  # a damaged one
             for name in place.remove_older():
                 watch.say(f"cache: removed {name}, made from other files or with other settings")
-            build(place, image_set, Recipe(config.DATA), num_threads, watch)
+            build(place, image_set, Recipe(config.DATA), count_threads(config), watch)
             file = open_finished(place, watch.warn)
     return file
 

@@ -2,7 +2,6 @@
 
 import math
 import re
-import types
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
@@ -40,6 +39,7 @@ class Setting:
     choices: tuple
     low: float | None
     high: float | None
+    words: tuple  # what it may be besides a number
 
 
 def _settings(cls: type, prefix: str = "") -> Iterator[Setting]:
@@ -49,9 +49,9 @@ def _settings(cls: type, prefix: str = "") -> Iterator[Setting]:
         if is_dataclass(annotation):
             yield from _settings(annotation, key + ".")
             continue
-        optional = isinstance(annotation, types.UnionType)
+        optional = type(None) in get_args(annotation)
         many = get_origin(annotation) is tuple
-        kind = get_args(annotation)[0] if optional or many else annotation
+        kind = (get_args(annotation) or (annotation,))[0]
         yield Setting(key, kind, optional, many, each.default, **each.metadata)
 
 
@@ -94,7 +94,8 @@ def convert(setting: Setting, text: Text, origin: str) -> Any:
     except _TooLarge:
         raise ConfigError(f"{origin}: {setting.key} is {shown(text)}; it must be below 2**63") from None
     except ValueError:
-        near = did_you_mean(text, setting.choices) if setting.kind is str and isinstance(text, str) else ""
+        known = setting.words or (setting.choices if setting.kind is str else ())
+        near = did_you_mean(text, known) if isinstance(text, str) else ""
         raise ConfigError(f"{origin}: {setting.key} is {shown(text)}; it must be {describe(setting)}{near}") from None
 
 
@@ -132,6 +133,8 @@ def _one(setting: Setting, text: Text) -> Any:
         if word not in _BOOLS:
             raise ValueError("no boolean")
         return _BOOLS[word]
+    if word in setting.words:
+        return word
     pattern = _INT if setting.kind is int else _FLOAT
     if not pattern.fullmatch(word):
         raise ValueError("no number")
@@ -184,7 +187,8 @@ def describe(setting: Setting) -> str:
         bool: ("true or false", ""),
         str: ("text", "a list of texts"),
     }[setting.kind]
-    return (several if setting.many else one) + bounds(setting) + (", or None" if setting.optional else "")
+    others = "".join(f", or {word}" for word in (*setting.words, *["None"] * setting.optional))
+    return (several if setting.many else one) + bounds(setting) + others
 
 
 def bounds(setting: Setting) -> str:

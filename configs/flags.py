@@ -15,7 +15,7 @@ FLAGS = {
         "-dataset": ("DATA.DATASET", "NAME"),
         "-data_path": ("DATA.DATA_PATH", "PATH"),
         "-image_size": ("DATA.IMAGE_SIZE", "PIXELS"),
-        "-batch_size": ("DATA.BATCH_SIZE", "N"),
+        "-batch_size": ("DATA.BATCH_SIZE", "N|auto"),
         "-batch_size_eval": ("DATA.BATCH_SIZE_EVAL", "N"),
         "-num_workers": ("DATA.NUM_WORKERS", "N"),
     },

@@ -4,7 +4,7 @@ import difflib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from configs import flags
@@ -13,7 +13,7 @@ from configs.duration import to_seconds
 from configs.idle import idle_settings
 from configs.paddlevit import OLD_SECTION, RENAMED, translate
 from configs.read import find, read_layers
-from configs.schema import IGNORED, Config
+from configs.schema import AUTO, IGNORED, Config
 from utils.errors import ConfigError, did_you_mean
 
 __all__ = ["Loaded", "flatten", "load", "to_yaml"]
@@ -32,6 +32,20 @@ class Loaded:
     notes: list[str]
     arguments: list[str]  # the command line
     started: float = field(default_factory=time.monotonic)  # reading them is the first that a program does
+
+    def with_batch_size(self, number: int, how: str) -> "Loaded":
+        """With the number that DATA.BATCH_SIZE auto comes to; `how` it was found."""
+        key = "DATA.BATCH_SIZE"
+        config = replace(self.config, DATA=replace(self.config.DATA, BATCH_SIZE=number))
+        return replace(self, config=config, origins=self.origins | {key: f"auto ({self.origins[key]}): {how}"})
+
+    def plain(self) -> "Loaded":
+        """With the default where DATA.BATCH_SIZE is auto, and a note of it: for what trains nothing."""
+        if self.config.DATA.BATCH_SIZE != AUTO:
+            return self
+        default = SETTINGS["DATA.BATCH_SIZE"].default
+        note = f"DATA.BATCH_SIZE auto is for training; here it is {default}, the default"
+        return replace(self.with_batch_size(default, "the default"), notes=[*self.notes, note])
 
 
 def load(argv: list[str]) -> Loaded:
@@ -144,7 +158,9 @@ def _check_images(values: dict[str, Any], named: Callable[[str], str]) -> None:
             example = to_text(SETTINGS["DATA.CROP_SCALE"].default)
             raise ConfigError(f"{named(key)}, must be two numbers, least and most, such as {example}")
     mixing = [key for key in ("TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.CUTMIX_MINMAX") if values[key]]
-    if mixing and values["DATA.BATCH_SIZE"] % 2 and not values["EVAL"]:
+    batch_size = values["DATA.BATCH_SIZE"]
+    is_odd = batch_size != AUTO and batch_size % 2
+    if mixing and is_odd and not values["EVAL"]:
         raise ConfigError(f"{named('DATA.BATCH_SIZE')}, must be even, as images are mixed in pairs: {named(mixing[0])}")
 
 

@@ -6,13 +6,26 @@ Names and defaults are PaddleViT's where it has the setting; where another defau
 from dataclasses import dataclass, field
 from typing import Any
 
+AUTO = "auto"  # of a number: to be found out
 
-def setting(default: Any, sentence: str, *, choices: tuple = (), low: float | None = None, high: float | None = None):
+
+def setting(
+    default: Any,
+    sentence: str,
+    *,
+    choices: tuple = (),
+    low: float | None = None,
+    high: float | None = None,
+    words: tuple = (),
+):
     """One setting. `low` and `high` are inclusive bounds for a number, or for each number of a list.
 
-    Only a seed has no `high`: what is far beyond any use would loop for ever or ask for more memory than there is.
+    `words`: what it may be besides a number. Only a seed has no `high`: what is far beyond any use would loop for ever or
+    ask for more memory than there is.
     """
-    return field(default=default, metadata={"sentence": sentence, "choices": choices, "low": low, "high": high})
+    return field(
+        default=default, metadata={"sentence": sentence, "choices": choices, "low": low, "high": high, "words": words}
+    )
 
 
 def section(cls: type):
@@ -26,11 +39,12 @@ class Data:
 
     DATASET: str = setting("imagenet2012", "Name of the data set; docs/data.md lists them with their folder layouts.")
     DATA_PATH: str = setting("/dataset/imagenet/", "Folder (for csv: folder or file) that holds the data set.")
-    BATCH_SIZE: int = setting(
+    BATCH_SIZE: int | str = setting(
         256,
-        "Images per process and micro-batch; one update sees BATCH_SIZE x processes x TRAIN.ACCUM_ITER.",
+        "Images per process and micro-batch; one update sees BATCH_SIZE x processes x TRAIN.ACCUM_ITER. auto: as many as fit the device, tried out at the start.",
         low=1,
         high=1_000_000,
+        words=(AUTO,),
     )
     BATCH_SIZE_EVAL: int | None = setting(
         None, "Images per process in evaluation; not set: BATCH_SIZE.", low=1, high=1_000_000

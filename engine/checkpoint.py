@@ -1,5 +1,6 @@
 """Checkpoints: what is in one, how it is written so that none is ever lost, and which one a run goes on from."""
 
+import math
 import os
 import re
 import shutil
@@ -102,14 +103,18 @@ def find_newest(save: str, tag: str, warn: Callable[[str], None]) -> Path | None
     """The newest valid checkpoint of the newest run with this tag, for `-resume auto`."""
     name = re.compile(r"train-\d{8}-\d\d-\d\d-\d\d" + re.escape(f"-{tag}" if tag else "") + r"(\.\d+)?")
     runs = sorted((path for path in Path(save).glob("train-*") if name.fullmatch(path.name)), reverse=True)
-    for run in runs:
-        for path in [run / "last.pth", run / "previous.pth", *numbered(run), run / "best.pth"]:
-            if path.is_file():
-                try:
-                    read_checkpoint(path, lazily=True)
+    return next((found for run in runs if (found := newest_in(run, warn))), None)
+
+
+def newest_in(run: Path, warn: Callable[[str], None], last_step: float = math.inf) -> Path | None:
+    """The newest valid checkpoint of a run, of those up to this step."""
+    for path in [run / "last.pth", run / "previous.pth", *numbered(run), run / "best.pth"]:
+        if path.is_file():
+            try:
+                if read_checkpoint(path, lazily=True).get("step", 0) <= last_step:
                     return path
-                except ConfigError as error:
-                    warn(f"{error}; trying the one before")
+            except ConfigError as error:
+                warn(f"{error}; trying the one before")
     return None
 
 

@@ -1,9 +1,11 @@
 """How much memory a training step will take, from what two small batches leave for their backward, and what is free."""
 
 import contextlib
+import itertools
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,6 +24,33 @@ from utils.distributed import Process
 FEW, MORE = 2, 3  # images; BatchNorm refuses a single one
 WORKING = 1.2  # what a backward needs at its peak over what was kept for it (ViT-Tiny on a CPU: 1.1 to 1.3)
 NEAR, FAR = 0.9, 1.5  # shares of what is free: it is an estimate
+# Of a container: its limit, what it has taken, and what of that are files read lately, which give way. In version 2 and 1.
+CONTAINER_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes of one process's training step, estimated."""
+
+    fixed: float  # without images
+    per_image: float
+
+    def fitting(self, limit: float) -> int:
+        """Images of a step within so many bytes; none where it is less than 1."""
+        return max(int((limit - self.fixed) / max(self.per_image, 1)), 0)
+
+
+def estimate(config: Config, model: nn.Module, precision: Precision, fixed: int | None = None) -> Need:
+    """From two forwards. Moves the model to its device. `fixed`: without images, where a process has not all weights."""
+    few, more = (saved_bytes(config, model.to(precision.device), precision, count) for count in (FEW, MORE))
+    kept_per_image = (more - few) / (MORE - FEW)
+    # Half copies of weights that autocast keeps are saved too, and do not grow with the batch.
+    constant = max(few - FEW * kept_per_image, 0)
+    fixed = fixed_bytes(config, model, precision) if fixed is None else fixed
+    return Need(fixed + constant, WORKING * kept_per_image)
 
 
 def check_memory(config: Config, model: nn.Module, precision: Precision, free: int, process: Process) -> Finding:
@@ -37,23 +66,20 @@ def check_memory(config: Config, model: nn.Module, precision: Precision, free: i
     advice = "lower -batch_size and raise -accum_iter alike" + (", or use -amp" if precision.half is None else "")
     if num_sharing * fixed > FAR * free:
         return _finding(f"{size(num_sharing * fixed)} without activations", num_sharing * fixed, free, advice)
-    batch_size = config.DATA.BATCH_SIZE
     try:
-        few, more = (saved_bytes(config, model.to(precision.device), precision, count) for count in (FEW, MORE))
+        need = estimate(config, model, precision, fixed)
     except torch.OutOfMemoryError:
         return Finding("memory", f"{size(free)} are too little for a batch of {MORE} images", WRONG, advice)
-    kept_per_image = (more - few) / (MORE - FEW)
-    # Half copies of weights that autocast keeps are saved too, and do not grow with the batch.
-    fixed += max(few - FEW * kept_per_image, 0)
-    per_image = WORKING * kept_per_image
-    need = num_sharing * (fixed + batch_size * per_image)
-    parts = f"{size(fixed)} of weights, gradients and optimizer, {size(batch_size * per_image)} for {batch_size} images"
-    fitting = int((NEAR * free / num_sharing - fixed) / max(per_image, 1))
-    remedy = f"{advice}; about {fitting} images fit" if fitting > 0 else advice
+    batch_size = config.DATA.BATCH_SIZE
+    total = num_sharing * (need.fixed + batch_size * need.per_image)
+    images = f"{size(batch_size * need.per_image)} for {batch_size} images"
+    parts = f"{size(need.fixed)} of weights, gradients and optimizer, {images}"
+    fitting = need.fitting(NEAR * free / num_sharing)
+    remedy = f"{advice}; about {fitting} images fit" if fitting else advice
     shared = f", in each of {num_sharing} processes" if num_sharing > 1 else ""
     # What lives for a moment in the forward is not counted, and with a frozen part that may be most of it.
     about = "at least" if config.MODEL.FREEZE else "about"
-    return _finding(f"{about} {size(need)} ({parts}{shared})", need, free, remedy)
+    return _finding(f"{about} {size(total)} ({parts}{shared})", total, free, remedy)
 
 
 def _finding(needs: str, need: float, free: int, remedy: str) -> Finding:
@@ -127,18 +153,49 @@ class Kept:
         return of_block.pop(0, 0) + sum(self._inputs) + max(of_block.values(), default=0)
 
 
+def passing_bytes(task: Callable[[], None]) -> int:
+    """The most that tensors on the CPU fill while the task runs, over what they fill before."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with _without_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        task()
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(itertools.accumulate(changes), default=0)
+
+
+@contextlib.contextmanager
+def _without_stderr() -> Iterator[None]:
+    """The profiler's libraries print there that there is no GPU, and when they begin and end."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
 def free_memory(device: torch.device) -> int:
     """Bytes that this process may still take where it computes."""
     if device.type in ("cuda", "xpu"):
         return getattr(torch, device.type).mem_get_info(device)[0]
-    return free_host_memory(Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max"))
+    return free_host_memory(Path("/proc/meminfo"), Path("/sys/fs/cgroup"))
 
 
-def free_host_memory(meminfo: Path, container: Path) -> int:
+def free_host_memory(meminfo: Path, cgroup: Path) -> int:
     """The machine's, or a container's if that has less. Without the first file (macOS): all that the machine has."""
     if not meminfo.exists():
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
-    available = 1024 * int(lines["MemAvailable"].split()[0])
-    limit = container.read_text().strip() if container.exists() else "max"
-    return available if limit == "max" else min(available, int(limit))
+    left = [1024 * int(lines["MemAvailable"].split()[0])]
+    for limit, used, reclaimable in CONTAINER_FILES:
+        text = (cgroup / limit).read_text().strip() if (cgroup / limit).exists() else "max"
+        if text != "max":
+            statistics = dict(
+                line.split() for line in (cgroup / used).with_name("memory.stat").read_text().splitlines()
+            )
+            taken = int((cgroup / used).read_text()) - int(statistics.get(reclaimable, 0))
+            left.append(int(text) - taken)
+    return max(min(left), 0)

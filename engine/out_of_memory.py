@@ -23,6 +23,13 @@ def shortage(error: Exception) -> str | None:
     return None
 
 
+def release(device: torch.device) -> None:
+    """Give back the device's memory that nothing holds."""
+    gc.collect()
+    if device.type != "cpu":
+        getattr(torch, device.type).empty_cache()
+
+
 def try_out(model: nn.Module, compute: Callable[[], Tensor], passes: int) -> str | None:
     """Forward and backward of a loss, so many times, without a trace in the model. Returns how memory ran out, if so."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -59,6 +66,21 @@ class Rereadable:
             yield batch
 
 
+class RanOut(ConfigError):
+    """One of several processes alone ran out of memory: nothing but a new start of all can make micro-batches smaller."""
+
+    def __init__(self, rank: int, step: int, reason: str, size: int, flags: str):
+        """`size`: images of a micro-batch to start with; `flags`: that do so."""
+        self.size, self.step = size, step
+        self.what = f"process {rank} ran out of memory at step {step} ({reason}), while others wait for its gradient"
+        self.remedy = (
+            f"with micro-batches of {size} images; the images of an update stay the same. To start so: {flags}"
+        )
+        super().__init__(
+            f"DATA.BATCH_SIZE: {self.what}; go on from the last save with smaller micro-batches: -resume auto {flags}"
+        )
+
+
 class MicroBatches:
     """The size of micro-batches: as the settings say, until memory has run out."""
 
@@ -89,17 +111,15 @@ class MicroBatches:
             f"out of memory at step {step} with micro-batches of {old} images; the step is done again with {self.size}, "
             f"and so are all that follow. The images of an update stay the same. To start so: {self._flags(self.size)}"
         )
-        gc.collect()
-        if self.process.device.type != "cpu":
-            getattr(torch, self.process.device.type).empty_cache()
+        release(self.process.device)
 
-    def cannot_repeat(self, step: int, reason: str) -> ConfigError:
+    def cannot_repeat(self, step: int, reason: str) -> RanOut:
         """One of several processes alone has run out: the others wait for its gradient, where nothing can reach them."""
-        flags = self._flags(self._half(self._largest(step)))
-        return ConfigError(
-            f"DATA.BATCH_SIZE: process {self.process.rank} ran out of memory at step {step} ({reason}), while "
-            f"others wait for its gradient; go on from the last save with smaller micro-batches: -resume auto {flags}"
-        )
+        old = self._largest(step)
+        if old <= self.order.unit:
+            self._refuse(step)
+        size = self._half(old)
+        return RanOut(self.process.rank, step, reason, size, self._flags(size))
 
     def _largest(self, step: int) -> int:
         """Images of the largest micro-batch of any process: the same number everywhere, without asking."""

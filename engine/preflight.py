@@ -1,18 +1,22 @@
 """-check: looks at everything that a run will need, prints a row for each, and starts nothing."""
 
+import contextlib
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from configs.load import Loaded
+from configs.schema import AUTO, Config
 from datasets import ImageSet, build_order, check_repeats, load_image_sets, parse_policy
 from datasets.findings import OK, WARN, WRONG, Finding
 from datasets.order import Order
 from datasets.preflight import check_images
+from engine.batch_size import expect
 from engine.cache_check import check_cache
 from engine.kernels import parts_to_compile
 from engine.memory import check_memory, free_memory
@@ -27,7 +31,14 @@ from engine.quick_checks import (
     loader_processes,
 )
 from engine.recompute import recompute_blocks
-from engine.resume import find_checkpoint, global_batch_to_keep, read_saved, refuse_changes, run_folder_of
+from engine.resume import (
+    batch_size_of,
+    find_checkpoint,
+    global_batch_to_keep,
+    read_saved,
+    refuse_changes,
+    run_folder_of,
+)
 from engine.run import find_weights, weights_to_score
 from engine.session import Session
 from engine.sharding import check_strategy
@@ -50,7 +61,8 @@ class Preflight:
     """One process's look at a run of however many; it joins no others."""
 
     def __init__(self, loaded: Loaded):
-        self.config, self.loaded = loaded.config, loaded
+        loaded = loaded.plain() if loaded.config.EVAL else loaded
+        self.config = loaded.config
         self.session = Session(loaded, Process(torch.device("cpu")))
         self.verdicts: list[str] = []
 
@@ -94,6 +106,14 @@ class Preflight:
     def look_at_settings(self, process: Process, train: ImageSet | None, val: ImageSet | None) -> None:
         """What has to do with this device; without data (`val` None) what does not need them."""
         config, free = self.config, free_memory(process.device)
+        precision = self.attempt("precision", lambda: Precision(config, process.device))
+        num_classes = config.MODEL.NUM_CLASSES or (len(val.classes) if val else None)
+        model = self.attempt("model", lambda: build_model(config, num_classes)) if num_classes else None
+        checkpoint = None if config.EVAL else self.attempt("resume", lambda: find_checkpoint(self.session))
+        if config.DATA.BATCH_SIZE == AUTO:
+            can_guess = train and model and precision
+            guess = partial(expect, config, model, precision, process, free) if can_guess else None
+            config = self.settle_batch_size(checkpoint, len(train or ()), guess)
         order = build_order(config, train or ImageSet([], []), process.world_size)
         if not config.EVAL:
             self.attempt("augmentation", lambda: parse_policy(config.TRAIN))
@@ -105,9 +125,6 @@ class Preflight:
             self.add(check_shared_memory(config, loader_processes(config, val, process)))
         output = check_output(config.SAVE)
         self.add(output)
-        precision = self.attempt("precision", lambda: Precision(config, process.device))
-        num_classes = config.MODEL.NUM_CLASSES or (len(val.classes) if val else None)
-        model = self.attempt("model", lambda: build_model(config, num_classes)) if num_classes else None
         if not (precision and model):
             self.add(Finding("weights, memory", "not looked at, as they depend on the above", WARN, "mend that first"))
             return
@@ -122,23 +139,42 @@ class Preflight:
         if config.COMPILE:
             how = f"COMPILE_SCOPE {config.COMPILE_SCOPE}, COMPILE_MODE {config.COMPILE_MODE}"
             self.tell("compile", lambda: f"{how}: {len(parts_to_compile(model, config))} to compile")
-        folder = self.look_at_weights(model, order)
+        self.look_at_weights(model, order, checkpoint)
         self.tell("precision", lambda: in_words(precision, model))
         memory = self.attempt("memory", lambda: check_memory(config, model, precision, free, process))
         if memory:
             self.add(memory)
         if output.verdict == OK:
-            self.add(check_disk(config, folder or Path(config.SAVE), checkpoint_bytes(config.TRAIN, model)))
+            folder = run_folder_of(checkpoint) or Path(config.SAVE)
+            self.add(check_disk(config, folder, checkpoint_bytes(config.TRAIN, model)))
 
-    def look_at_weights(self, model: torch.nn.Module, order: Order) -> Path | None:
-        """Load what the run would start from. Returns the folder of the run that it would go on with, if any."""
+    def settle_batch_size(self, checkpoint: Path | None, num_images: int, guess: Callable[[int], int] | None) -> Config:
+        """In the place of auto, for the rows that follow: that of the run to go on with, or what a run would find."""
+        number, how = None, "as the run was begun with"
+        with contextlib.suppress(UserError):  # other rows say what is wrong
+            number = batch_size_of(read_saved(checkpoint))
+            if number is None and guess:
+                high = ", too high where little is left to train (MODEL.FREEZE)" if self.config.MODEL.FREEZE else ""
+                number, how = guess(num_images), f"estimated{high}; a run tries it out"
+        if number:
+            self.add(Finding("batch size", f"{number} images, {how}"))
+        elif number == 0:
+            self.add(
+                Finding("batch size", "not one image fits", WRONG, "lower DATA.IMAGE_SIZE or take a smaller model")
+            )
+        else:
+            self.add(Finding("batch size", "not estimated, as it depends on what is wrong", WARN, "mend that first"))
+        self.session.settle_batch_size(number or 1, how)
+        self.config = self.session.config
+        return self.config
+
+    def look_at_weights(self, model: torch.nn.Module, order: Order, checkpoint: Path | None) -> None:
+        """Load what the run would start from."""
         config = self.config
         if config.MODEL.PRETRAINED:
             self.tell("pretrained", lambda: "\n".join(load_pretrained(model, config.MODEL.PRETRAINED)))
-        checkpoint = self.attempt("resume", lambda: find_checkpoint(self.session))
         if checkpoint:
             self.tell("resume", lambda: try_resume(self.session, model, checkpoint, order))
-        return run_folder_of(checkpoint)
 
     def conclude(self) -> int:
         """The last line, and the exit code."""

@@ -41,6 +41,11 @@ def read_saved(path: Path | None, lazily: bool = False) -> dict:
     return {} if path is None or path.suffix in WEIGHTS_ONLY else read_checkpoint(path, lazily)
 
 
+def batch_size_of(saved: dict) -> int | None:
+    """DATA.BATCH_SIZE of the checkpoint's run, if it is one of ours."""
+    return saved["config"].get("DATA.BATCH_SIZE") if "progress" in saved else None
+
+
 def global_batch_to_keep(config: Config, saved: dict) -> int | None:
     """The images that an update of the checkpoint's run sees, if nothing but the number of processes may have changed.
 

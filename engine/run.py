@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from configs.load import Loaded
+from configs.schema import AUTO
 from datasets import (
     BadImages,
     ImageSet,
@@ -21,12 +22,15 @@ from datasets import (
     parse_policy,
 )
 from datasets.findings import OK
+from engine.batch_size import settle
 from engine.compiler import compiler_put_off
 from engine.epochs import Epochs
 from engine.evaluate import evaluate
+from engine.out_of_memory import RanOut
 from engine.precision import Precision
 from engine.quick_checks import quick_checks
-from engine.resume import find_checkpoint, global_batch_to_keep, read_saved, restore, run_folder_of
+from engine.restart import find_start, leave, read_smaller, take_up
+from engine.resume import batch_size_of, find_checkpoint, global_batch_to_keep, read_saved, restore
 from engine.session import Session
 from engine.sharding import check_strategy, is_sharded
 from engine.trainer import Trainer
@@ -40,7 +44,7 @@ from utils.signals import StopSignal
 
 def run(loaded: Loaded, process: Process) -> int:
     """Train or evaluate as the settings say. Returns the exit code: 0, 1 (last save failed), 3 or 128 + signal."""
-    session = Session(loaded, process)
+    session = Session(loaded.plain() if loaded.config.EVAL else loaded, process)
     if process.world_size > 1:
         session.log.say(process.describe())
     if loaded.config.DETERMINISTIC:
@@ -60,13 +64,18 @@ def run(loaded: Loaded, process: Process) -> int:
 
 
 def run_training(session: Session) -> int:
-    config, process, log = session.config, session.process, session.log
+    process, log = session.process, session.log
     stop = StopSignal()
-    checkpoint = process.first(lambda: find_checkpoint(session))
-    session.open_folder("train", existing=run_folder_of(checkpoint))
+    folder, checkpoint = process.first(lambda: find_start(session))
+    session.open_folder("train", existing=folder)
+    smaller = process.first(lambda: read_smaller(session.path))
     train_set, eval_set = load_data(session, lambda: stop.number)
-    model = make_model(session, len(eval_set.classes))
+    num_classes = session.config.MODEL.NUM_CLASSES or len(eval_set.classes)
     saved = read_saved(checkpoint, lazily=True)
+    if session.config.DATA.BATCH_SIZE == AUTO:
+        settle(session, len(train_set), num_classes, batch_size_of(saved) or smaller.get("batch_size"), stop)
+    config = session.config
+    model = make_model(session, len(eval_set.classes))
     if checkpoint and "progress" not in saved:  # before the model is shared out
         for line in load_pretrained(model, str(checkpoint), setting="-resume"):
             log.say(line)
@@ -84,7 +93,7 @@ def run_training(session: Session) -> int:
         f"{train_data.global_batch} images ({train_data.describe_shares()})"
     )
     log.say(trainer.precision.describe())
-    advice = trainer.precision.advise_on_sizes(config, config.MODEL.NUM_CLASSES or len(eval_set.classes))
+    advice = trainer.precision.advise_on_sizes(config, num_classes)
     if advice:
         log.say(advice)
     for finding in quick_checks(config, model, train_data, process, session.path):
@@ -92,8 +101,12 @@ def run_training(session: Session) -> int:
             log.say(f"check: {finding.what}: {finding.found}; {finding.remedy}")
     if checkpoint:
         restore(session, trainer, checkpoint, saved)
+    take_up(session, trainer, smaller)
     log.say(f"writing to {session.path}")
-    return Epochs(session, trainer, eval_data).run()
+    try:
+        return Epochs(session, trainer, eval_data).run()
+    except RanOut as short:
+        raise leave(session, short) from None
 
 
 def load_data(session: Session, signal: Callable[[], int] = lambda: 0) -> tuple[ImageSet | None, ImageSet]:

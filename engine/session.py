@@ -47,6 +47,12 @@ class Session:
         self._folder = RunFolder(existing) if existing else RunFolder.create(config.SAVE, kind, config.TAG)
         return self._folder.path
 
+    def settle_batch_size(self, number: int, how: str) -> None:
+        """From here on the settings have this number where they said auto; those that are saved too."""
+        self._loaded = self._loaded.with_batch_size(number, how)
+        self.config = self._loaded.config
+        self.settings = flatten(self.config)
+
     def begin(self) -> None:
         """All is found right: from here on the folder is this start's, and says with which settings."""
         self._has_begun = True

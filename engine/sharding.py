@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from configs.schema import Config
+from configs.schema import AUTO, Config
 from engine.kernels import blocks_of
 from models.shards import ROWS, Parts, changed, span
 from utils.distributed import Process
@@ -22,6 +22,8 @@ def check_strategy(config: Config) -> None:
         return
     precision = config.PRECISION
     unfit = {
+        f"DATA.BATCH_SIZE is {AUTO}": config.DATA.BATCH_SIZE == AUTO
+        and "a number; -check estimates how many images fit",
         f"PRECISION.MODE is {precision.MODE}": config.AMP
         and precision.MODE != "autocast"
         and "PRECISION.MODE autocast",

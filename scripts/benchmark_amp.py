@@ -17,7 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # our folders, wherever this is started from
 
 from configs.load import load
-from scripts.largest_batch import bisect, climb
+from engine.largest_batch import bisect
+from scripts.largest_batch import climb
 from scripts.measuring import (
     GIB,
     MODES,

@@ -66,6 +66,7 @@ def _row(setting: Setting) -> str:
     name = setting.key.rpartition(".")[2]
     flag = f"`{_FLAG_OF[setting.key]}`" if setting.key in _FLAG_OF else ""
     kind = ("list of " if setting.many else "") + _TYPES[setting.kind] + ("s" if setting.many else "")
+    kind += "".join(f", or `{word}`" for word in setting.words)
     default = "not set" if setting.default in (None, "", ()) else f"`{to_text(setting.default)}`"
     allowed = ", ".join(f"`{choice}`" for choice in setting.choices) or bounds(setting).removeprefix(" of ").strip()
     return f"| `{name}` | {flag} | {kind} | {default} | {allowed} | {setting.sentence} |\n"

@@ -4,7 +4,6 @@ The first argument holds what is no setting of a run; the others are the command
 """
 
 import gc
-import itertools
 import json
 import math
 import os
@@ -68,7 +67,7 @@ class Worker:
         from utils.log import Log
         from utils.signals import StopSignal
 
-        self.config = config = load(argv).config
+        self.config = config = load(argv).plain().config
         process = Process.start(config.DEVICE, {})
         self.device = process.device
         if own["memory_gb"] and self.device.type == "cuda":
@@ -116,18 +115,14 @@ class Worker:
 
     def tensor_memory(self) -> int:
         """The most bytes that tensors fill during an update: what a GPU's allocator would count, libraries left out."""
-        from torch.profiler import ProfilerActivity, profile
+        from engine.memory import passing_bytes
 
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         gc.collect()
         lasting = {each.untyped_storage() for each in gc.get_objects() if issubclass(type(each), torch.Tensor)}
         before = sum({storage.data_ptr(): storage.nbytes() for storage in lasting}.values())
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-            self.update(1)
-        events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
-        changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
-        return before + max(itertools.accumulate(changes))
+        return before + passing_bytes(lambda: self.update(1))
 
 
 class TimmWorker(Worker):
@@ -142,7 +137,7 @@ class TimmWorker(Worker):
 
         from utils.distributed import choose_device
 
-        self.config = config = load(argv).config
+        self.config = config = load(argv).plain().config
         self.device, self.num_images, self.num_classes = choose_device(config.DEVICE, 0), config.DATA.BATCH_SIZE, 1000
         side = config.DATA.IMAGE_SIZE
         self.model = timm.create_model(config.MODEL.NAME, num_classes=self.num_classes).to(self.device).train()

@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from engine.largest_batch import bisect
 from scripts import parity
-from scripts.largest_batch import bisect, climb
+from scripts.largest_batch import climb
 from scripts.measuring import GIB
 from scripts.parity import judge
 from tests.helpers import SMALL, run

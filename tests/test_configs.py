@@ -336,14 +336,14 @@ def test_text_is_converted_by_the_schemas_type_in_files_and_in_opts(key, text, v
 @pytest.mark.parametrize(
     ("key", "text", "rest"),
     [
-        ("DATA.BATCH_SIZE", "abc", "a whole number from 1 to 1,000,000"),
-        ("DATA.BATCH_SIZE", "0", "a whole number from 1 to 1,000,000"),
-        ("DATA.BATCH_SIZE", "12:30", "a whole number from 1 to 1,000,000"),
-        ("DATA.BATCH_SIZE", "1e3", "a whole number from 1 to 1,000,000"),
-        ("DATA.BATCH_SIZE", "64.0", "a whole number from 1 to 1,000,000"),
-        ("DATA.BATCH_SIZE", "true", "a whole number from 1 to 1,000,000"),
-        ("DATA.BATCH_SIZE", "None", "a whole number from 1 to 1,000,000"),
-        ("DATA.BATCH_SIZE", "1_000", "a whole number from 1 to 1,000,000"),
+        ("DATA.BATCH_SIZE", "abc", "a whole number from 1 to 1,000,000, or auto"),
+        ("DATA.BATCH_SIZE", "0", "a whole number from 1 to 1,000,000, or auto"),
+        ("DATA.BATCH_SIZE", "12:30", "a whole number from 1 to 1,000,000, or auto"),
+        ("DATA.BATCH_SIZE", "1e3", "a whole number from 1 to 1,000,000, or auto"),
+        ("DATA.BATCH_SIZE", "64.0", "a whole number from 1 to 1,000,000, or auto"),
+        ("DATA.BATCH_SIZE", "true", "a whole number from 1 to 1,000,000, or auto"),
+        ("DATA.BATCH_SIZE", "None", "a whole number from 1 to 1,000,000, or auto"),
+        ("DATA.BATCH_SIZE", "1_000", "a whole number from 1 to 1,000,000, or auto"),
         ("DATA.BATCH_SIZE_EVAL", "-1", "a whole number from 1 to 1,000,000, or None"),
         ("TRAIN.BASE_LR", "nan", "a number from 0 to 1,000"),
         ("TRAIN.BASE_LR", ".inf", "a number from 0 to 1,000"),
@@ -368,7 +368,7 @@ def test_a_wrong_value_is_named_with_what_it_must_be(key, text, rest):
 
 def test_a_list_where_one_value_belongs_is_an_error():
     assert error_in("DATA: {BATCH_SIZE: [32, 64]}") == (
-        "x.yaml: DATA.BATCH_SIZE is [32, 64]; it must be a whole number from 1 to 1,000,000"
+        "x.yaml: DATA.BATCH_SIZE is [32, 64]; it must be a whole number from 1 to 1,000,000, or auto"
     )
     assert error_in("TAG: [a, b]") == "x.yaml: TAG is [a, b]; it must be text"
     assert error_in("TRAIN: {OPTIMIZER: {BETAS: [[0.9, 0.99]]}}") == (
@@ -394,7 +394,7 @@ def test_a_list_where_one_value_belongs_is_an_error():
         ),
         (
             "DATA: {BATCH_SIZE: {TRAIN: 5}}",
-            "DATA.BATCH_SIZE is a section here, with DATA.BATCH_SIZE.TRAIN in it; it must be a whole number from 1 to 1,000,000",
+            "DATA.BATCH_SIZE is a section here, with DATA.BATCH_SIZE.TRAIN in it; it must be a whole number from 1 to 1,000,000, or auto",
         ),
         ("SEED: 1\nTAG: a\nSEED: 2", "SEED is there twice, in lines 1 and 3; make it one"),
         ("TRAIN:\n  END_LR: 1\nSEED: 1\nTRAIN:\n  BASE_LR: 1", "TRAIN is there twice, in lines 1 and 4; make it one"),
@@ -567,10 +567,13 @@ def test_opts_may_come_several_times_and_anywhere():
     ("argv", "message"),
     [
         (f"-seed {2**63}", f"flag -seed: SEED is '{2**63}'; it must be below 2**63"),
-        ("-batch_size 0", "flag -batch_size: DATA.BATCH_SIZE is '0'; it must be a whole number from 1 to 1,000,000"),
+        (
+            "-batch_size 0",
+            "flag -batch_size: DATA.BATCH_SIZE is '0'; it must be a whole number from 1 to 1,000,000, or auto",
+        ),
         (
             "-batch_size=abc",
-            "flag -batch_size: DATA.BATCH_SIZE is 'abc'; it must be a whole number from 1 to 1,000,000",
+            "flag -batch_size: DATA.BATCH_SIZE is 'abc'; it must be a whole number from 1 to 1,000,000, or auto",
         ),
         ("-last_epoch -1", "flag -last_epoch: TRAIN.LAST_EPOCH is '-1'; it must be a whole number from 0 to 1,000,000"),
         ("-amp maybe", "flag -amp: AMP is 'maybe'; it must be true or false"),

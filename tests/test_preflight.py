@@ -302,12 +302,22 @@ def test_what_a_layer_keeps_for_its_backward_is_counted_once(tmp_path):
 
 
 def test_free_memory_is_a_containers_where_that_is_less(tmp_path):
-    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    8000 kB\nHugePages_Total: 0\n")
-    for limit, expected in (("max", 8000 * 1024), ("4096", 4096), ("99999999", 8000 * 1024)):
-        (tmp_path / "limit").write_text(f"{limit}\n")
-        assert free_host_memory(tmp_path / "meminfo", tmp_path / "limit") == expected
-    assert free_host_memory(tmp_path / "meminfo", tmp_path / "none") == 8000 * 1024
-    assert free_host_memory(tmp_path / "none", tmp_path / "none") > 2**28
+    meminfo, group = tmp_path / "meminfo", tmp_path / "cgroup"
+    meminfo.write_text("MemTotal: 9000 kB\nMemAvailable:    8000 kB\nHugePages_Total: 0\n")
+    assert free_host_memory(meminfo, group) == 8000 * 1024
+    group.mkdir()
+    (group / "memory.current").write_text("6000\n")
+    (group / "memory.stat").write_text("anon 5000\ninactive_file 900\n")
+    for limit, expected in (("max", 8000 * 1024), ("7000", 1900), ("99999999", 8000 * 1024), ("5000", 0)):
+        (group / "memory.max").write_text(f"{limit}\n")
+        assert free_host_memory(meminfo, group) == expected
+    (group / "memory.max").unlink()
+    first = group / "memory"
+    first.mkdir()
+    for name, text in (("limit_in_bytes", "9000"), ("usage_in_bytes", "6000"), ("stat", "total_inactive_file 500")):
+        (first / f"memory.{name}").write_text(f"{text}\n")
+    assert free_host_memory(meminfo, group) == 3500
+    assert free_host_memory(tmp_path / "none", group) > 2**28
 
 
 def test_weights_to_start_from_are_tried(check, tmp_path):

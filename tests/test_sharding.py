@@ -140,6 +140,7 @@ def test_other_numbers_of_processes_go_on_from_it(runs, folder, world_size):
 @pytest.mark.parametrize(
     "option",
     [
+        "DATA.BATCH_SIZE=auto",
         "PRECISION.MODE=naive",
         "PRECISION.MODE=float8",
         "COMPILE_SCOPE=model",

@@ -116,6 +116,8 @@ class Process:
         silent = self._meeting.find_silent(self._meeting.patience if timed_out else 1.0)
         if not silent:
             return error
+        if self._meeting.ends_for_restart:
+            return ToldError(f"{named(silent)} ran out of memory; all start again")
         if timed_out:
             self._meeting.kill(silent)
         where = ", ".join(sorted({self._meeting.hosts[rank] for rank in silent}))
@@ -123,6 +125,14 @@ class Process:
         return LostProcess(
             f"{named(silent)} of {self.world_size}, on {where}, {what}; -resume auto goes on from the last save"
         )
+
+    def ask_for_restart(self, word: str) -> bool:
+        """Have all processes started again, with this word from those of now. False where nothing would do so."""
+        return self._meeting is not None and self._meeting.ask_for_restart(word)
+
+    def take_word(self) -> str:
+        """What the start before this one left when it asked for this one, if it did; once, and for one process."""
+        return self._meeting.take_word() if self._meeting else ""
 
     @property
     def is_first(self) -> bool:
@@ -221,12 +231,16 @@ class Process:
         return torch.cat(received).view(rows.dtype).view(-1, *rows.shape[1:])[:length].cpu() if self.is_first else None
 
     def all_say(self, yes: bool) -> bool:
-        """Whether every process says so. All hosts wait for each other, and for no device."""
+        """Whether every process says so."""
+        return bool(self.smallest(int(yes)))
+
+    def smallest(self, number: int) -> int:
+        """Of the numbers of all processes. All hosts wait for each other, and for no device."""
         if self.world_size == 1:
-            return yes
-        vote = torch.tensor([int(yes)])
+            return number
+        vote = torch.tensor([number])
         dist.all_reduce(vote, dist.ReduceOp.MIN, group=self._host_group)
-        return bool(vote)
+        return int(vote)
 
     def agree_on(self, number: int) -> int:
         """The largest number that any process gave in the *previous* call, the same on every process.

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from datasets import build_train_data, load_image_sets
+from engine.batch_size import Trial, search
+from engine.out_of_memory import release
 from engine.snapshot import Snapshot
 from engine.timing import PHASES
 from engine.trainer import Trainer
@@ -190,3 +192,29 @@ def test_shards_of_one_process_learn_as_the_whole_model_does_and_never_make_the_
     finally:
         torch.cuda.set_sync_debug_mode("default")
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("amp", [False, True])
+def test_the_batch_that_is_found_trains_and_leaves_a_tenth_of_the_memory(tmp_path, amp):
+    """Of a device of which a part alone may be used: else the search fills all of it."""
+    device = torch.device("cuda", 0)
+    limit = 2 * 2**30
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(device).total_memory, device)
+    try:
+        options = ("DATA.DATASET=synthetic", "DATA.IMAGE_SIZE=64", "MODEL.EMBED_DIM=192", "MODEL.DEPTH=4")
+        config = small_config(tmp_path, *options, f"AMP={amp}", "TRAIN.MODEL_EMA=true", "DATA.BATCH_SIZE=auto")
+        trial = Trial(config, 1000, Process.start("cuda", {}), StopSignal())
+        found = search(trial, withheld=limit // 10, most=10**5)
+        del trial
+        release(device)
+        assert found % 8 == 0 and 8 < found < 10**5
+        trainer = cuda_trainer(replaced(config, DATA={"BATCH_SIZE": found, "SYNTHETIC_SIZE": 3 * found}))
+        torch.cuda.reset_peak_memory_stats(device)
+        windows = trainer.data.windows(0, 3)
+        for _ in range(3):
+            trainer.update(next(windows))
+        assert trainer.micro_batches.size is None
+        assert 0.4 * limit < torch.cuda.max_memory_allocated(device) < 0.95 * limit
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)

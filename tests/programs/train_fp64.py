@@ -50,9 +50,11 @@ def run_out(trainer: Trainer, fits: int, step: int) -> None:
         if len(gradient) > fits and trainer.step >= step:
             raise torch.OutOfMemoryError("out of memory, as arranged")
 
-    trainer.model.patch_embed.register_forward_hook(
-        lambda module, inputs, output: output.register_hook(fail) and None  # what a hook returns replaces the output
-    )
+    def watch(module, inputs, output: torch.Tensor) -> None:
+        if output.requires_grad:  # not in evaluation
+            output.register_hook(fail)
+
+    trainer.model.patch_embed.register_forward_hook(watch)
 
 
 if __name__ == "__main__":

@@ -64,8 +64,9 @@ def hold_that_it_went_on(process, folder: Path, unsplit: dict) -> str:
     return said
 
 
-def test_the_launcher_starts_a_run_again_from_its_last_save(tmp_path, unsplit):
-    flags = arguments(tmp_path, "-batch_size", "16", options=("SAVE_STEPS=2",))
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_the_launcher_starts_a_run_again_from_its_last_save(tmp_path, unsplit, strategy):
+    flags = arguments(tmp_path, "-batch_size", "16", options=("SAVE_STEPS=2", f"DIST.STRATEGY={strategy}"))
     said = hold_that_it_went_on(start([sys.executable, PROGRAM, "8", *flags]), tmp_path, unsplit)
     assert said.count("resume: ") == 1 and "after epoch 0 and step 4" in said
     assert "with micro-batches of 8 images; the images of an update stay the same." in said

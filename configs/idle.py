@@ -19,13 +19,13 @@ class Idle:
 
 TABLE = (
     Idle(
-        "DTYPE MODE RESIDUAL CUSTOM_BLACK_LIST CUSTOM_WHITE_LIST SHADOW_STEPS",
+        "DTYPE MODE RESIDUAL REDUCE CUSTOM_BLACK_LIST CUSTOM_WHITE_LIST SHADOW_STEPS",
         "AMP is off; -amp switches it on",
         lambda config: not config.AMP,
         "PRECISION.",
     ),
     Idle(
-        "RESIDUAL",
+        "RESIDUAL REDUCE",
         "with PRECISION.MODE naive all is in half",
         lambda config: config.AMP and config.PRECISION.MODE == "naive",
         "PRECISION.",

@@ -340,6 +340,11 @@ class Precision:
         "Type of what one transformer block hands to the next under autocast: float32, or half, faster and with less memory.",
         choices=("float32", "half"),
     )
+    REDUCE: str = setting(
+        "float32",
+        "Type in which gradients travel between processes: float32, or half, the half type of autocast, for half the traffic.",
+        choices=("float32", "half"),
+    )
     MATMUL: str = setting(
         "ieee",
         "How CUDA multiplies float32 matrices: ieee, or tf32, faster and with fewer digits.",

@@ -44,15 +44,16 @@ def is_sharded(config: Config, process: Process) -> bool:
 class Whole:
     """Every process holds all weights; their gradients are averaged."""
 
-    def __init__(self, process: Process | None = None):
-        self.process = process
+    def __init__(self, process: Process | None = None, reduce: torch.dtype | None = None):
+        """`reduce`: the type in which gradients travel, where it is not their own."""
+        self.process, self._reduce = process, reduce
 
     def lay_out(self, *models: nn.Module) -> None:
         """Put the weights where they belong. Whole models are on their device already."""
 
     def wrap(self, model: nn.Module, accumulates: bool) -> nn.Module:
         """The model with its gradients averaged over the processes."""
-        return self.process.wrap(model, accumulates)
+        return self.process.wrap(model, accumulates, self._reduce)
 
     def sync_gradients(self, replica: nn.Module, now: bool):
         """Around forward and backward: gradients are averaged only when `now`, else kept for later."""
@@ -119,10 +120,10 @@ class Shards(Whole):
     A part is some rows. The whole of a block's weights is together only while the block computes.
     """
 
-    def __init__(self, process: Process, half: torch.dtype | None):
+    def __init__(self, process: Process, half: torch.dtype | None, reduce: torch.dtype | None):
         from torch.distributed.device_mesh import init_device_mesh
 
-        super().__init__(process)
+        super().__init__(process, reduce)
         self._mesh = init_device_mesh(process.device.type, (process.world_size,))
         self._half = half
         self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
@@ -153,7 +154,7 @@ class Shards(Whole):
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
         # cast_forward_inputs would take autocast's sums between the blocks to the half type.
-        policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+        policy = MixedPrecisionPolicy(reduce_dtype=self._reduce, cast_forward_inputs=False)
         if self._half is None or not hasattr(policy, "param_dtype_override_fn"):  # an older torch has one type for all
             return policy
         # By identity: a layer that a list names has a class of its own, and casts as the list says.
@@ -161,7 +162,7 @@ class Shards(Whole):
         matrices = {id(parameter) for layer in layers for parameter in layer.parameters()}
         return MixedPrecisionPolicy(
             self._half,
-            torch.float32,
+            self._reduce or torch.float32,
             cast_forward_inputs=False,
             param_dtype_override_fn=lambda parameter: None if id(parameter) in matrices else parameter.dtype,
         )
@@ -238,7 +239,8 @@ class Shards(Whole):
 
 def choose_sharding(config: Config, process: Process, half: torch.dtype | None) -> Whole:
     """What DIST.STRATEGY asks for; `half`: the type that autocast computes in."""
-    return Shards(process, half) if is_sharded(config, process) else Whole(process)
+    reduce = half if config.PRECISION.REDUCE == "half" and config.PRECISION.MODE != "naive" else None
+    return Shards(process, half, reduce) if is_sharded(config, process) else Whole(process, reduce)
 
 
 def gathered_blocks(model: nn.Module) -> nn.Sequential | nn.ModuleList:

@@ -38,6 +38,9 @@ def cases(folder) -> dict[str, str]:
     for name, options in PAIRS.items():
         found[f"ddp {name}"] = f"{options},evaluate,DATA.BATCH_SIZE_EVAL=2"
         found[f"fsdp2 {name}"] = f"{options},{FSDP},evaluate,DATA.BATCH_SIZE_EVAL=2"
+    for name, half in (("bf16", BF16), ("fp16", FP16)):
+        for strategy in ("ddp", "fsdp2"):
+            found[f"{strategy} {name} half"] = f"{half},DIST.STRATEGY={strategy},PRECISION.REDUCE=half"
     found["fsdp2 again"] = f"{AGAIN},{FSDP},evaluate,DATA.BATCH_SIZE_EVAL=2"
     found["ddp again"] = f"{AGAIN},evaluate,DATA.BATCH_SIZE_EVAL=2"
     found["compiled"] = f"{BF16},{FSDP},compile,evaluate,DATA.BATCH_SIZE_EVAL=2"
@@ -80,6 +83,16 @@ def assert_alike(one, other, tolerance=1e-5):
 def test_losses_norms_weights_running_mean_and_scores_are_those_of_ddp(runs, name):
     assert_alike(runs[f"fsdp2 {name}"], runs[f"ddp {name}"])
     assert len({loss for loss, _, _ in runs[f"ddp {name}"]["updates"]}) == 4
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_gradients_that_travel_in_half_are_rounded_and_no_worse(runs, strategy, name):
+    half, full = (runs[f"{strategy} {name}{kind}"]["updates"] for kind in (" half", ""))
+    assert [skipped for _, _, skipped in half] == [0] * 4
+    norms = [(mine[1], theirs[1]) for mine, theirs in zip(half, full, strict=True)]
+    assert all(mine == pytest.approx(theirs, rel=3e-3) for mine, theirs in norms)
+    assert all(abs(mine / theirs - 1) > 1e-7 for mine, theirs in norms[:1])
 
 
 def test_compiled_blocks_are_gathered_as_well(runs):

@@ -193,17 +193,23 @@ class Process:
         except Exception as error:
             return None, error
 
-    def wrap(self, model: torch.nn.Module, accumulates: bool) -> torch.nn.Module:
-        """The model with its gradients averaged over the processes."""
+    def wrap(self, model: torch.nn.Module, accumulates: bool, reduce: torch.dtype | None = None) -> torch.nn.Module:
+        """The model with its gradients averaged over the processes, to which they travel as `reduce`, or as they are."""
         if self.world_size == 1:
             return model
-        return torch.nn.parallel.DistributedDataParallel(
+        replica = torch.nn.parallel.DistributedDataParallel(
             model,
             device_ids=[self.device] if self.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
             # A static graph must be the same in every pass; with accumulation passes differ in whether they sync.
             static_graph=not accumulates,
         )
+        if reduce is not None:
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
+
+            compress = {torch.float16: hooks.fp16_compress_hook, torch.bfloat16: hooks.bf16_compress_hook}
+            replica.register_comm_hook(None, compress[reduce])
+        return replica
 
     def sync_gradients(self, model: torch.nn.Module, now: bool):
         """Around forward and backward: gradients are averaged only when `now`, else kept for later."""

@@ -16,7 +16,7 @@ from utils.errors import ConfigError
 SETTINGS = flatten(Config())
 ORDER = SimpleNamespace(global_batch=32, num_images=100)
 # Of these sections nothing else may change: all of it moves the weights.
-FREE = {"TRAIN": {"ACCUM_ITER", "LAST_EPOCH"}, "MODEL": {"RESUME", "PRETRAINED"}}
+FREE = {"TRAIN": {"ACCUM_ITER", "LAST_EPOCH", "GRAD_CHECKPOINTING"}, "MODEL": {"RESUME", "PRETRAINED"}}
 
 
 def resume(key: str) -> None:

@@ -15,7 +15,10 @@ def choose_kernels(model: nn.Module, device: torch.device, half: torch.dtype | N
 
     Comes after everything that replaces modules of the model or adds hooks to them.
     """
-    from engine.last_block import shorten_last_block  # here and not above: importing timm takes seconds
+    from timm.layers import Attention  # here and not above: importing timm takes seconds
+
+    from engine.attention import CpuAttention
+    from engine.last_block import shorten_last_block
 
     shorten_last_block(model)
     if device.type != "cpu":
@@ -27,6 +30,8 @@ def choose_kernels(model: nn.Module, device: torch.device, half: torch.dtype | N
             module.fused_attn = False
         if type(module) is nn.Dropout:
             module.__class__ = CpuDropout
+        if type(module) is Attention:
+            module.__class__ = CpuAttention
 
 
 def keep_freed_memory() -> None:

@@ -12,6 +12,8 @@ from timm.models.vision_transformer import Attention, Block, LayerScale, VisionT
 from torch import Tensor, nn
 from torch.nn import functional
 
+from engine.attention import attend
+
 # Each but Attention gives for a token what depends on that token alone. By identity: a subclass may do anything.
 KNOWN = {Block, Attention, Mlp, LayerScale, DropPath, LayerNorm}
 KNOWN |= {nn.LayerNorm, nn.Linear, nn.Identity, nn.GELU, nn.Dropout}
@@ -82,12 +84,4 @@ def attend_from_first(attention: Attention, tokens: Tensor) -> Tensor:
     q = functional.linear(tokens[:, :1], weight[:width], q_bias).reshape(B, 1, heads, -1).transpose(1, 2)
     kv = functional.linear(tokens, weight[width:], kv_bias).reshape(B, N, 2, heads, -1)
     k, v = kv.permute(2, 0, 3, 1, 4).unbind(0)  # [B, heads, N, D / heads]
-    q, k = attention.q_norm(q), attention.k_norm(k)
-    if attention.fused_attn:
-        dropout = attention.attn_drop.p if attention.training else 0.0
-        x = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
-    else:
-        weights = (q * attention.scale @ k.transpose(-2, -1)).softmax(dim=-1)
-        x = attention.attn_drop(weights) @ v
-    x = attention.norm(x.transpose(1, 2).reshape(B, 1, width))
-    return attention.proj_drop(attention.proj(x))
+    return attend(attention, q, k, v)

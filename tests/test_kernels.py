@@ -11,6 +11,7 @@ from timm.layers import SwiGLU
 from timm.models.vision_transformer import Attention, Block, VisionTransformer
 from torch import nn
 
+from engine.attention import CpuAttention
 from engine.kernels import CpuDropout, choose_kernels, compile_model
 from engine.last_block import ClassTokenVisionTransformer, shorten_last_block
 from models import build_model
@@ -64,6 +65,41 @@ def test_chosen_attention_has_the_same_logits_and_gradients(tmp_path):
     torch.testing.assert_close(model(images), chosen(images), rtol=0, atol=1e-6)
     for mine, theirs in zip(model.parameters(), chosen.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fields", [{}, {"qk_norm": True, "norm_layer": nn.LayerNorm}, {"qkv_bias": True}])
+def test_cpu_attention_is_timms_to_the_last_bit(dtype, fields):
+    torch.manual_seed(0)
+    theirs = Attention(24, 3, **fields).to(dtype)
+    theirs.fused_attn = False
+    mine = copy.deepcopy(theirs)
+    mine.__class__ = CpuAttention
+    tokens, weights = torch.randn(2, 2, 5, 24, dtype=dtype)
+    mask = torch.ones(5, 5, dtype=torch.bool).tril()
+    for arguments in ((), (None,), (mask,)):
+        results = []
+        for attention in (mine, theirs):
+            inputs = tokens.clone().requires_grad_()
+            outputs = attention(inputs, *arguments)
+            outputs.backward(weights)
+            results.append((outputs, inputs.grad, *(parameter.grad for parameter in attention.parameters())))
+            attention.zero_grad()
+        assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_cpu_attention_copies_once_less(tmp_path):
+    model = build_model(small_config(tmp_path), 10)
+    choose_kernels(model, CPU, torch.bfloat16)
+    mine = model.blocks[0].attn
+    theirs = copy.deepcopy(mine)
+    theirs.__class__ = Attention
+    copies = []
+    for attention in (mine, theirs):
+        with torch.autograd.profiler.profile() as profile:
+            attention(torch.randn(2, 5, 16, requires_grad=True)).sum().backward()
+        copies.append(sum(event.name == "aten::clone" for event in profile.function_events))
+    assert copies[0] == copies[1] - 1
 
 
 def test_kernels_are_chosen_by_device_and_type(tmp_path):

@@ -1,0 +1,33 @@
+"""timm's attention from queries, keys and values on, and a way to these that spares the backward a copy."""
+
+from timm.layers import Attention
+from torch import Tensor
+from torch.nn import functional
+
+
+def attend(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Queries [B, heads, n, D / heads], keys and values [B, heads, N, D / heads] -> [B, n, D]"""
+    B, _, n, _ = q.shape
+    q, k = attention.q_norm(q), attention.k_norm(k)
+    if attention.fused_attn:
+        dropout = attention.attn_drop.p if attention.training else 0.0
+        x = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+    else:
+        weights = (q * attention.scale @ k.transpose(-2, -1)).softmax(dim=-1)
+        x = attention.attn_drop(weights) @ v
+    x = attention.norm(x.transpose(1, 2).reshape(B, n, attention.num_heads * attention.head_dim))
+    return attention.proj_drop(attention.proj(x))
+
+
+class CpuAttention(Attention):
+    """The same numbers. The gradients of queries, keys and values are put together in the order in which the layer
+    before takes them, where timm's are put together and then copied into that order.
+    """
+
+    def forward(self, x: Tensor, *masks, **named_masks) -> Tensor:
+        has_mask = any(mask is not None and mask is not False for mask in (*masks, *named_masks.values()))
+        if has_mask or getattr(self, "gate", None) is not None:
+            return super().forward(x, *masks, **named_masks)
+        B, N, _ = x.shape
+        qkv = self.qkv(x).view(B, N, 3, self.num_heads, self.head_dim)
+        return attend(self, *(each.transpose(1, 2) for each in qkv.unbind(2)))

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import stat
 import threading
 from pathlib import Path
 
@@ -157,8 +158,11 @@ def let_go(path: Path) -> None:
         threading.Event().wait(3)
         with contextlib.suppress(OSError):  # there is nobody
             writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-            WAITED.append(path)
+            is_pipe = stat.S_ISFIFO(os.fstat(writer).st_mode)
             os.close(writer)
+            if not is_pipe:  # replaced by a file, which anybody can open at any time
+                return
+            WAITED.append(path)
 
 
 def make_socket(path: Path) -> None:

@@ -11,7 +11,7 @@ import sys
 
 from configs.load import Loaded, load
 from utils.errors import ToldError, UserError, exit_code
-from utils.launchers import Asked, Place, count_local, find_place, told_rank
+from utils.launch.launch_env import Asked, Place, count_local, find_place, told_rank
 from utils.program import hurry, leave
 
 
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     from utils.distributed import Process, find_devices
 
     if place is None:
-        from utils.launch import launch
+        from utils.launch.torchrun import launch
 
         return launch(__file__, arguments, config.NGPUS or find_devices(config.DEVICE)[1])
     from engine.run import run
@@ -37,7 +37,7 @@ def check_once(loaded: Loaded, place: Place | None) -> int:
     """-check in process 0 alone. The others end at once: reading all images may take longer than they would wait."""
     if place and place.rank:
         return 0
-    from engine.preflight import check
+    from engine.check.preflight import check
     from utils.distributed import die_with_parent
 
     if place is None:

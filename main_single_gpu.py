@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> int:
             "-dist_url, -world_size and -rank: this is the program for one process; use main_multi_gpu.py"
         )
     if loaded.config.CHECK:
-        from engine.preflight import check
+        from engine.check.preflight import check
 
         return check(loaded)
     from engine.run import run  # after the settings are known to be right: importing torch takes seconds

@@ -5,8 +5,8 @@ import difflib
 import re
 from dataclasses import dataclass
 
-from configs.convert import SETTINGS, Setting, to_text
-from configs.read import Layer
+from configs.values import SETTINGS, Setting, to_text
+from configs.yaml_files import Layer
 from utils.errors import ConfigError, did_you_mean
 
 # {group: {flag: (setting, what -h calls its value)}}

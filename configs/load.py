@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from configs import flags
-from configs.convert import SECTIONS, SETTINGS, Text, build, convert, describe, flatten, is_none, shown, to_text
 from configs.duration import to_seconds
-from configs.idle import idle_settings
 from configs.paddlevit import OLD_SECTION, RENAMED, translate
-from configs.read import find, read_layers
 from configs.schema import AUTO, IGNORED, Config
+from configs.unused_settings import idle_settings
+from configs.values import SECTIONS, SETTINGS, Text, build, convert, describe, flatten, is_none, shown, to_text
+from configs.yaml_files import find, read_layers
 from utils.errors import ConfigError, did_you_mean
 
 __all__ = ["Loaded", "flatten", "load", "to_yaml"]

@@ -4,7 +4,7 @@ import difflib
 import math
 from dataclasses import replace
 
-from configs.convert import SETTINGS, Text, convert, is_none
+from configs.values import SETTINGS, Text, convert, is_none
 from utils.errors import ConfigError
 
 # The two dialects of 2021 keep the model's fields one level down; the older one also calls three of them otherwise.

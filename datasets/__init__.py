@@ -7,26 +7,26 @@ SOURCES.
 import torch
 
 from configs.schema import Config
-from datasets.augment import parse_policy
-from datasets.bad import BadImages
-from datasets.cache import cache_image_sets
-from datasets.cache_build import Watch
-from datasets.caltech import read_caltech101, read_caltech256
-from datasets.cifar import read_cifar10, read_cifar100
-from datasets.csv_list import read_csv
-from datasets.digits import read_digits
-from datasets.folder import read_image_folder
-from datasets.image_set import ImageSet
-from datasets.imagenet import read_imagenet
-from datasets.loader import EvalData, TrainData, Window
-from datasets.mixup import Mixed, Preparation, heavier
-from datasets.order import Order, Piece
-from datasets.readers import Batch, EvalReader, TrainReader
-from datasets.shards import read_shards
-from datasets.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
-from datasets.torchvision_sets import PREFIX, read_torchvision
-from datasets.transforms import EvalTransform, Normalize, TrainTransform
-from datasets.workers import batch_source, cores_per_process, count_workers
+from datasets.bad_images import BadImages
+from datasets.batch_order import Order, Piece
+from datasets.cache.build import Watch
+from datasets.cache.cached_images import cache_image_sets
+from datasets.loading.readers import Batch, EvalReader, TrainReader
+from datasets.loading.train_data import EvalData, TrainData, Window
+from datasets.loading.workers import batch_source, cores_per_process, count_workers
+from datasets.sources.caltech import read_caltech101, read_caltech256
+from datasets.sources.cifar import read_cifar10, read_cifar100
+from datasets.sources.csv_list import read_csv
+from datasets.sources.digits import read_digits
+from datasets.sources.folder import read_image_folder
+from datasets.sources.imagenet import read_imagenet
+from datasets.sources.shards.source import read_shards
+from datasets.sources.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
+from datasets.sources.torchvision_sets import PREFIX, read_torchvision
+from datasets.transforms.augment import parse_policy
+from datasets.transforms.crop import EvalTransform, Normalize, TrainTransform
+from datasets.transforms.mixup import Mixed, Preparation, heavier
+from datasets.types import ImageSet
 from utils.errors import ConfigError, DataError, did_you_mean
 
 __all__ = [

@@ -5,20 +5,20 @@ import time
 
 from configs.duration import to_seconds
 from datasets import BadImages, EvalData
-from engine.checkpoint import read_checkpoint
-from engine.evaluate import Scores, evaluate
-from engine.examine import examine
-from engine.explain import explain
-from engine.overflow import save_overflow
-from engine.recorder import Recorder, Seconds
-from engine.resume import comparable
-from engine.rollback import NAME, find_before, write_bad_batches
-from engine.saver import Saver
+from engine.checkpoint.async_saver import Saver
+from engine.checkpoint.format import read_checkpoint
+from engine.checkpoint.resume import comparable
+from engine.checkpoint.rollback import NAME, find_before, write_bad_batches
+from engine.checkpoint.sharded_saver import PIECES, ShardSaver
+from engine.diagnose.auto_doctor import examine
+from engine.diagnose.explain import explain
+from engine.diagnose.failing_batch import save_overflow
+from engine.evaluation import Scores, evaluate
+from engine.parallel.sharding import is_sharded
+from engine.report.recorder import Recorder, Seconds
 from engine.session import Session
-from engine.shard_saver import PIECES, ShardSaver
-from engine.sharding import is_sharded
-from engine.stops import TIME_IS_UP, NonFinite, Stopped, TimeLimit
-from engine.trainer import Trainer
+from engine.train.stop_conditions import TIME_IS_UP, NonFinite, Stopped, TimeLimit
+from engine.train.trainer import Trainer
 
 
 class Epochs:

@@ -21,23 +21,23 @@ from datasets import (
     load_image_sets,
     parse_policy,
 )
-from datasets.findings import OK
-from engine.batch_size import settle
-from engine.compiler import compiler_put_off
+from engine.check.quick_checks import quick_checks
+from engine.checkpoint.restart import find_start, leave, read_smaller, take_up
+from engine.checkpoint.resume import batch_size_of, find_checkpoint, global_batch_to_keep, read_saved, restore
 from engine.epochs import Epochs
-from engine.evaluate import evaluate
-from engine.out_of_memory import RanOut
-from engine.precision import Precision
-from engine.quick_checks import quick_checks
-from engine.restart import find_start, leave, read_smaller, take_up
-from engine.resume import batch_size_of, find_checkpoint, global_batch_to_keep, read_saved, restore
+from engine.evaluation import evaluate
+from engine.memory.auto_batch_size import settle
+from engine.memory.recovery import RanOut
+from engine.parallel.sharding import check_strategy, is_sharded
+from engine.precision.policy import Precision
 from engine.session import Session
-from engine.sharding import check_strategy, is_sharded
-from engine.trainer import Trainer
+from engine.train.trainer import Trainer
 from models import build_model, describe
+from models.transforms.compiler import compiler_put_off
 from models.weights import load_exactly, load_pretrained
 from utils.distributed import Process
 from utils.errors import ConfigError, DataError
+from utils.findings import OK
 from utils.seed import make_deterministic
 from utils.signals import StopSignal
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 
 from configs.load import Loaded, flatten, to_yaml
+from engine.run_folder import RunFolder
 from utils.distributed import Process
 from utils.files import write_text
 from utils.log import Log
 from utils.program import settle
-from utils.run_folder import RunFolder
 
 
 class Session:

@@ -4,8 +4,8 @@ from torch import nn
 
 from configs.schema import Config
 from models.freeze import freeze
+from models.timm_models import build_timm
 from models.vit import build_vit
-from models.zoo import build_timm
 
 
 def build_model(config: Config, num_classes: int) -> nn.Module:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from models.formats import SUFFIXES, find_file, read_state_dict, read_weights
+from models.formats.files import SUFFIXES, find_file, read_state_dict, read_weights
 from utils.errors import ConfigError, did_you_mean
 
 __all__ = ["find_file", "load_pretrained", "read_state_dict"]

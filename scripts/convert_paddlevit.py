@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # our folders, 
 
 import torch
 
-from models.formats import read_state_dict, to_safetensors
-from models.pdparams import to_paddle
+from models.formats.files import read_state_dict, to_safetensors
+from models.formats.paddle import to_paddle
 from utils.errors import ConfigError, UserError
 from utils.files import replacing
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # our folders, wherever the script is called from
 
-from configs.convert import unflatten
 from configs.load import load
 from configs.schema import Config
+from configs.values import unflatten
 from scripts.command_line import Parser
 from utils.errors import ConfigError, exit_code
 
@@ -34,8 +34,8 @@ def main(argv: list[str]) -> int:
     )
     arguments = parser.parse_args(argv)
     # Here and not above: importing torch takes seconds, and a mistake on the command line should not wait for it.
-    from engine.doctor import diagnose
-    from engine.examine import NAME, make_case, prescribe
+    from engine.diagnose.auto_doctor import NAME, make_case, prescribe
+    from engine.diagnose.doctor import diagnose
     from utils.distributed import choose_device
 
     folder, state, batches = find(arguments.source, arguments.batch)
@@ -61,8 +61,8 @@ def main(argv: list[str]) -> int:
 
 def find(source: str, batch: Path | None):
     """The run's folder, the weights and settings to replay with, and the saved batches (one a process), if any."""
-    from engine.overflow import NAME, read_overflow
-    from models.formats import find_file, read_torch
+    from engine.diagnose.failing_batch import NAME, read_overflow
+    from models.formats.files import find_file, read_torch
 
     path = Path(source).expanduser()
     is_folder = path.is_dir()
@@ -108,7 +108,7 @@ def next_batch(config: Config, state: dict):
     import torch
 
     from datasets import Watch, build_train_data, cache_image_sets, load_image_sets
-    from engine.overflow import Batches
+    from engine.diagnose.failing_batch import Batches
 
     image_sets = load_image_sets(replace(config, EVAL=False))
     train_set, _ = cache_image_sets(config, image_sets, Watch(print, print, may_build=False))

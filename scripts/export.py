@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # our folders, 
 
 import torch
 
-from models.formats import find_file, read_torch, to_safetensors
+from models.formats.files import find_file, read_torch, to_safetensors
 from utils.errors import ConfigError, UserError
 from utils.files import replacing
 

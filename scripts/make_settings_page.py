@@ -6,9 +6,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from configs.convert import SECTIONS, SETTINGS, Setting, bounds, to_text  # noqa: E402
 from configs.flags import FLAGS  # noqa: E402
 from configs.schema import IGNORED  # noqa: E402
+from configs.values import SECTIONS, SETTINGS, Setting, bounds, to_text  # noqa: E402
 
 INTRODUCTION = """\
 # Settings

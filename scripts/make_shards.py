@@ -26,8 +26,8 @@ from typing import IO
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # our folders, wherever the script is called from
 
 from configs import flags
-from configs.convert import SETTINGS, build, convert
 from configs.schema import Config
+from configs.values import SETTINGS, build, convert
 from scripts.command_line import Parser, at_least
 from utils.errors import ConfigError, DataError, did_you_mean, exit_code
 from utils.files import replacing, write_text
@@ -73,8 +73,8 @@ def make_shards(arguments: argparse.Namespace, limit: Limit) -> None:
     import numpy as np
 
     from datasets import load_image_sets
-    from datasets.shards import CLASSES_FILE
     from datasets.shuffle import shuffled
+    from datasets.sources.shards.source import CLASSES_FILE
 
     config = read_settings(arguments)
     if config.DATA.DATASET == "synthetic":
@@ -136,7 +136,7 @@ def write_part(out: Path, part: str, image_set, order, limit: Limit) -> tuple[in
     """All shards of one part but those that are there. Returns how many there are then, and how many were."""
     from tqdm import tqdm
 
-    from datasets.shard_index import load_index, save_index, scan
+    from datasets.sources.shards.index import load_index, save_index, scan
 
     done = num_shards = num_kept = 0
     with ThreadPoolExecutor(NUM_READERS, "files") as pool, tqdm(total=len(order), desc=part, disable=None) as bar:
@@ -161,8 +161,8 @@ def write_part(out: Path, part: str, image_set, order, limit: Limit) -> tuple[in
 
 def read_ahead(pool: ThreadPoolExecutor, image_set, indices: list[int]) -> Iterator[tuple[str, bytes, int]]:
     """Ending, bytes and class number of each image: many small files are read much faster several at a time."""
-    from datasets.decode import ImageReadError
-    from datasets.folder import IMAGE_ENDINGS
+    from datasets.sources.folder import IMAGE_ENDINGS
+    from datasets.transforms.decode import ImageReadError
 
     started = ((index, pool.submit(image_set.file, index)) for index in indices)
     waiting = deque(itertools.islice(started, FILES_AHEAD))

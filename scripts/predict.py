@@ -17,8 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # our folders, wherever the script is called from
 
-from configs.convert import unflatten
 from configs.schema import Config
+from configs.values import unflatten
 from scripts.command_line import Parser
 from utils.errors import ConfigError, exit_code
 
@@ -69,7 +69,7 @@ def say(line: str) -> None:
 
 def find_images(given: list[str]) -> list[str]:
     """The files given, and for a folder the images below it, sorted."""
-    from datasets.folder import IMAGE_ENDINGS, images_below
+    from datasets.sources.folder import IMAGE_ENDINGS, images_below
 
     paths = []
     for path in given:
@@ -89,7 +89,7 @@ class Predictor:
     """The model of a checkpoint, in the precision and with the images that its run was evaluated with."""
 
     def __init__(self, source: str, raw: bool):
-        from engine.precision import Precision
+        from engine.precision.policy import Precision
         from models import build_model
         from models.weights import load_exactly
         from utils.distributed import choose_device
@@ -113,8 +113,8 @@ class Predictor:
         import torch
 
         from datasets import BadImages, Normalize, build_eval_data
-        from datasets.image_set import FileImages
-        from engine.losses import widen
+        from datasets.types import FileImages
+        from engine.train.loss import widen
 
         config = self.config
         if len(paths) <= FEW:
@@ -138,7 +138,7 @@ class Predictor:
 
 def read_run(source: str) -> tuple[Path, dict]:
     """A checkpoint of one of our runs, which alone says how its images are prepared."""
-    from models.formats import find_file, read_torch
+    from models.formats.files import find_file, read_torch
 
     path = find_file(source)
     if path is None:

@@ -13,5 +13,5 @@ export OMP_NUM_THREADS=1
 # Each file by one worker, whose fixtures serve all of its tests.
 python -m pytest -rs -n auto --dist loadfile "$@"
 if [ $# -eq 0 ] && [ "$(uname)" = Linux ]; then
-    python scripts/torture.py -quick
+    python tests/kill/kill_runs.py -quick
 fi

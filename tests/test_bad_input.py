@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 import main_single_gpu
-from tests.helpers import SMALL, run
+from tests.support.helpers import SMALL, run
 from utils.errors import exit_code
 
 FOLDERS = SMALL.replace("digits", "imagefolder").replace("BATCH_SIZE: 32", "BATCH_SIZE: 2")

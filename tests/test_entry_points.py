@@ -16,8 +16,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.helpers import ROOT, SMALL, command, run, run_folder
-from utils.launch import cause
+from tests.support.helpers import ROOT, SMALL, command, run, run_folder
+from utils.launch.torchrun import cause
 
 LINE = re.compile(
     r"Epoch\[\d{3}/\d{3}\], Step\[\d{4}/\d{4}\], Lr: \d\.\d{6}, Loss: \d+\.\d{4} \(\d+\.\d{4}\), Avg Acc: [01]\.\d{4}$"

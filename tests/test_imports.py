@@ -1,4 +1,4 @@
-"""The arrows between rooms, and nothing that would clash with public packages of the same names."""
+"""The arrows between rooms and between the packages inside them, and nothing that clashes with public packages."""
 
 import ast
 from pathlib import Path
@@ -11,9 +11,9 @@ ROOMS = ("configs", "models", "datasets", "engine", "utils")
 # What a file of each room may import of ours.
 ARROWS = {
     "engine": ("engine", "models", "datasets", "configs", "utils"),
-    "models": ("models", "configs.schema", "utils.errors"),
-    "datasets": ("datasets", "configs.schema", "utils.errors"),
-    "configs": ("configs", "utils.errors"),
+    "models": ("models", "configs.schema", "utils"),
+    "datasets": ("datasets", "configs.schema", "utils"),
+    "configs": ("configs", "utils"),
     "utils": ("utils",),
 }
 
@@ -27,13 +27,14 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names.add(node.module)
-            if node.module in ROOMS:  # from utils import errors
-                names |= {f"{node.module}.{alias.name}" for alias in node.names} if is_package_of_ours(node) else set()
+            names |= {f"{node.module}.{alias.name}" for alias in node.names if is_module_of_ours(node, alias)}
     return names
 
 
-def is_package_of_ours(node: ast.ImportFrom) -> bool:
-    return any((ROOT / node.module / f"{alias.name}.py").exists() for alias in node.names)
+def is_module_of_ours(node: ast.ImportFrom, alias: ast.alias) -> bool:
+    """from utils import errors"""
+    place = ROOT / node.module.replace(".", "/") / alias.name
+    return place.with_suffix(".py").exists() or place.is_dir()
 
 
 def allowed(name: str, arrows: tuple[str, ...]) -> bool:
@@ -51,8 +52,9 @@ def test_rooms_import_only_along_the_arrows(room):
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_every_code_folder_is_a_package(room):
-    assert (ROOT / room / "__init__.py").exists()
+def test_every_code_folder_is_a_package_that_opens_with_a_sentence(room):
+    for folder in {path.parent for path in (ROOT / room).rglob("*.py")}:
+        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder
 
 
 def test_nothing_that_imports_public_packages_of_our_names_is_used():

@@ -11,19 +11,21 @@ import numpy as np
 import pytest
 import torch
 
-from configs.convert import SETTINGS, convert
 from configs.load import load
+from configs.values import SETTINGS, convert
 from datasets import build_order, check_repeats, load_image_sets
-from datasets.decode import ImageReadError, decode
-from datasets.image_set import FileImages, ImageSet
-from datasets.shard_index import index_path, load_index
-from engine.checkpoint import find_newest
-from engine.rollback import find_before
-from models.formats import find_file
-from scripts import benchmark_loader, make_shards, photos, show_augmentation
-from tests.helpers import SMALL, small_config
-from tests.test_datasets import draw, error_of, settings
-from tests.test_shards import samples, write_tar
+from datasets.sources.shards.index import index_path, load_index
+from datasets.transforms.decode import ImageReadError, decode
+from datasets.types import FileImages, ImageSet
+from engine.checkpoint.format import find_newest
+from engine.checkpoint.rollback import find_before
+from models.formats.files import find_file
+from scripts import make_shards, show_augmentation
+from scripts.benchmarks import loader as benchmark_loader
+from scripts.benchmarks import photos
+from tests.datasets.test_datasets import draw, error_of, settings
+from tests.datasets.test_shards import samples, write_tar
+from tests.support.helpers import SMALL, small_config
 from utils.errors import ConfigError, UserError, exit_code
 
 # --- numbers and names ---

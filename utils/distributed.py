@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from utils.errors import ConfigError, LostProcess, ToldError, UserError
-from utils.launchers import Asked, find_place
-from utils.meeting import Meeting, named
+from utils.launch.launch_env import Asked, find_place
+from utils.launch.rendezvous import Meeting, named
 
 
 def find_devices(setting: str) -> tuple[str, int]:

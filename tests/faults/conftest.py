@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.helpers import ROOT
+from tests.support.helpers import ROOT
 
 # Four updates an epoch, with what draws random numbers or remembers something. The one evaluation is of the best epoch.
 TINY = """
@@ -41,7 +41,7 @@ def start(tiny) -> Iterator[Start]:
     """start(output, *flags, processes=1, fault=arguments) -> {"code" of the first, "codes" of all, "told"} of a real run."""
     flags = ["-cfg", str(tiny), "-amp"]
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.forked", *flags, "-epochs", "1", "-output", str(tiny.parent / "first")],
+        [sys.executable, "-m", "tests.support.forked", *flags, "-epochs", "1", "-output", str(tiny.parent / "first")],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,

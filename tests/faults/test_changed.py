@@ -8,9 +8,9 @@ import pytest
 
 from configs.load import flatten
 from configs.schema import Config
-from engine.checkpoint import MAY_CHANGE
-from engine.resume import comparable, refuse_changes
-from tests.helpers import run_folder
+from engine.checkpoint.format import MAY_CHANGE
+from engine.checkpoint.resume import comparable, refuse_changes
+from tests.support.helpers import run_folder
 from utils.errors import ConfigError
 
 SETTINGS = flatten(Config())

@@ -6,9 +6,9 @@ import shutil
 import pytest
 import torch
 
-from engine.checkpoint import find_newest, read_checkpoint, save_checkpoint
-from tests.helpers import state_hash
-from tests.weight_files import PAYLOADS, payloads, pickled
+from engine.checkpoint.format import find_newest, read_checkpoint, save_checkpoint
+from tests.support.helpers import state_hash
+from tests.support.weight_files import PAYLOADS, payloads, pickled
 from utils.errors import ConfigError
 
 

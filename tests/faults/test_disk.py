@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.checkpoint import read_checkpoint
-from engine.saver import Saver
-from tests.helpers import run_folder, run_hash, run_timed
+from engine.checkpoint.async_saver import Saver
+from engine.checkpoint.format import read_checkpoint
+from engine.run_folder import RunFolder
+from tests.support.helpers import run_folder, run_hash, run_timed
 from utils import files
 from utils.log import Log
-from utils.run_folder import RunFolder
 
 ENOUGH_FOR_ALL_BUT_CHECKPOINTS = 20_000  # bytes
 

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from engine.checkpoint import read_checkpoint
-from tests.helpers import run_folder, run_hash
+from engine.checkpoint.format import read_checkpoint
+from tests.support.helpers import run_folder, run_hash
 
 FIRST_EPOCH, SECOND_EPOCH = 4, 8  # updates when they end
 

@@ -5,8 +5,8 @@ import csv
 import pytest
 import torch
 
-from engine.checkpoint import read_checkpoint
-from tests.helpers import run_folder
+from engine.checkpoint.format import read_checkpoint
+from tests.support.helpers import run_folder
 
 FLAGS = ["-batch_size", "4", "-opts", "SAVE_STEPS=1"]  # four updates an epoch, two epochs
 RANKS = {"one": [1], "both": [0, 1]}

@@ -12,8 +12,8 @@ import yaml
 from PIL import Image, ImageFile
 
 from configs.load import load
-from datasets.decode import ImageReadError, decode
-from tests.helpers import ROOT, run_folder
+from datasets.transforms.decode import ImageReadError, decode
+from tests.support.helpers import ROOT, run_folder
 from utils.errors import ConfigError
 
 OURS = [

@@ -6,11 +6,11 @@ import signal
 import pytest
 import torch
 
-from engine.checkpoint import find_newest
-from models.formats import read_torch
-from models.shards import named_shards
+from engine.checkpoint.format import find_newest
+from models.formats.files import read_torch
+from models.formats.sharded import named_shards
 from scripts.export import export
-from tests.helpers import run_folder, run_hash, state_hash
+from tests.support.helpers import run_folder, run_hash, state_hash
 
 SHARDED = ("-opts", "DIST.CHECKPOINT=sharded")
 FIRST_EPOCH, SECOND_EPOCH = 4, 8  # updates when they end

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from engine.checkpoint import read_checkpoint
-from tests.helpers import run_folder, run_hash
+from engine.checkpoint.format import read_checkpoint
+from tests.support.helpers import run_folder, run_hash
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
 OPTIONS = ["-opts", "VALIDATE_FREQ=1"]

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from datasets import build_train_data, load_image_sets
-from engine.batch_size import Trial, search
-from engine.out_of_memory import release
-from engine.snapshot import Snapshot
-from engine.timing import PHASES
-from engine.trainer import Trainer
+from engine.checkpoint.host_copy import Snapshot
+from engine.memory.auto_batch_size import Trial, search
+from engine.memory.recovery import release
+from engine.report.timing import PHASES
+from engine.train.trainer import Trainer
 from models import build_model
-from tests.helpers import SMALL, replaced, run, run_folder, run_hash, small_config
+from tests.support.helpers import SMALL, replaced, run, run_folder, run_hash, small_config
 from utils.distributed import Process
 from utils.log import Log
 from utils.signals import StopSignal
@@ -180,7 +180,7 @@ def test_shards_of_one_process_learn_as_the_whole_model_does_and_never_make_the_
     whole = cuda_trainer(small_config(tmp_path, *options))
     torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        for place in ("engine.sharding.is_sharded", "engine.trainer.is_sharded"):
+        for place in ("engine.parallel.sharding.is_sharded", "engine.train.trainer.is_sharded"):
             monkeypatch.setattr(place, lambda config, process: True)
         shards = cuda_trainer(small_config(tmp_path, *options, "DIST.STRATEGY=fsdp2"))
         for one, other in zip(whole.data.windows(0, 4), shards.data.windows(0, 4), strict=True):

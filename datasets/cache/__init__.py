@@ -1,0 +1,1 @@
+"""Images kept decoded in one file that is mapped into memory (DATA.CACHE)."""

@@ -1,0 +1,153 @@
+"""What can be wrong with images and classes, found by reading every image before a run is started."""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from configs.schema import Config
+from datasets.sources.synthetic import SyntheticImages
+from datasets.transforms.decode import ImageReadError
+from datasets.types import ImageSet
+from utils.findings import WARN, WRONG, Finding
+
+NUM_NAMED = 10
+LINE_EACH = ",\n"
+BLOCK = 64  # images that a thread reads at a time
+UNEVEN = 10  # largest class over smallest, from which on it is worth a note
+
+
+class Looks:
+    """What reading every image of a set showed."""
+
+    def __init__(self, image_set: ImageSet):
+        self.image_set = image_set
+        self.sides = np.zeros((len(image_set), 2), dtype=np.int64)  # height, width
+        self.digests = np.zeros(len(image_set), dtype=np.uint64)  # of the pixels
+        self.reasons: dict[int, str] = {}  # why an image cannot be read
+
+    @property
+    def readable(self) -> np.ndarray:
+        """bool [N]"""
+        return self.sides[:, 0] > 0
+
+    def note(self, indices: range) -> int:
+        for index in indices:
+            try:
+                pixels = self.image_set.read(index)
+            except ImageReadError as error:
+                self.reasons[index] = str(error)
+                continue
+            self.sides[index] = pixels.shape[:2]
+            digest = hashlib.blake2b(repr(pixels.shape).encode(), digest_size=8)
+            digest.update(np.ascontiguousarray(pixels))
+            self.digests[index] = int.from_bytes(digest.digest(), "little")
+        return len(indices)
+
+
+def look_at(image_set: ImageSet, title: str) -> Looks:
+    """Read every image, in threads, with a bar on a terminal."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from tqdm import tqdm
+
+    looks = Looks(image_set)
+    blocks = [range(start, min(start + BLOCK, len(image_set))) for start in range(0, len(image_set), BLOCK)]
+    with (
+        ThreadPoolExecutor() as pool,
+        contextlib.closing(pool.map(looks.note, blocks)) as counts,  # closed, on Ctrl-C too: no block is begun any more
+        tqdm(total=len(image_set), desc=title, unit=" images", leave=False, disable=None) as bar,
+    ):
+        for count in counts:
+            bar.update(count)
+    return looks
+
+
+def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Iterator[Finding]:
+    """Every check of a data set whose lists and folders are right. `train` is None in evaluation."""
+    counts = f"{len(val):,} validation images"
+    yield Finding("data", counts if train is None else f"{len(train):,} training and {counts}")
+    if isinstance(val, SyntheticImages):  # made on the device, of random classes
+        return
+    yield check_classes(config, train, val)
+    found = []
+    for part, image_set in (("training", train), ("validation", val)):
+        if image_set is not None:
+            found.append(look_at(image_set, f"reading {part} images"))
+            yield check_readable(part, found[-1], config.DATA.MAX_BAD_FRACTION)
+            yield check_sizes(part, found[-1], config.DATA.IMAGE_SIZE)
+    if train is not None:
+        yield check_duplicates(*found)
+
+
+def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Finding:
+    """Classes without images, and how uneven the others are. Labels out of range were refused with the lists."""
+    part, image_set = ("validation", val) if train is None else ("training", train)
+    names = image_set.classes
+    counts, num_val = (np.bincount(each.targets, minlength=len(names)) for each in (image_set, val))
+    present = counts[counts > 0]
+    notes = [f"{len(names):,}, each with {present.min():,} to {present.max():,} {part} images"]
+    if present.max() > UNEVEN * present.min():
+        notes.append(f"uneven: most of {names[counts.argmax()]}")
+    if (config.MODEL.NUM_CLASSES or 0) > len(names):
+        notes.append(f"MODEL.NUM_CLASSES is {config.MODEL.NUM_CLASSES:,}")
+    unseen = [names[number] for number in np.flatnonzero((num_val == 0) & (counts > 0))]
+    if unseen:
+        notes.append(f"without validation images: {first_of(unseen)}")
+    empty = [names[number] for number in np.flatnonzero(counts == 0)]
+    if not empty:
+        return Finding("classes", "; ".join(notes))
+    notes.append(f"without {part} images: {first_of(empty)}")
+    return Finding("classes", "; ".join(notes), WARN, "add images of these classes, or number the classes without gaps")
+
+
+def check_readable(part: str, looks: Looks, most: float) -> Finding:
+    """Unreadable images by name, and whether a run would bear them. `most`: DATA.MAX_BAD_FRACTION."""
+    what, total, bad = f"{part} images", len(looks.image_set), sorted(looks.reasons)
+    if not bad:
+        return Finding(what, f"{total:,}, all readable")
+    named = [f"{looks.image_set.name(index)} ({looks.reasons[index]})" for index in bad]
+    share = f"{len(bad):,} of {total:,} ({len(bad) / total:.2%}) cannot be read"
+    return Finding(
+        what,
+        f"{share}; DATA.MAX_BAD_FRACTION is {most:g}:\n{first_of(named, LINE_EACH)}",
+        WRONG if len(bad) > most * total else WARN,
+        "mend or remove them",
+    )
+
+
+def check_sizes(part: str, looks: Looks, image_size: int) -> Finding:
+    """Least, median and most pixels, and how many images have to be enlarged."""
+    what, sides = f"{part} sizes", looks.sides[looks.readable]
+    if not len(sides):
+        return Finding(what, "no image could be read")
+    by_area = sides[np.argsort(sides.prod(axis=1), kind="stable")]
+    least, median, most = (f"{width} x {height}" for height, width in by_area[[0, len(sides) // 2, -1]].tolist())
+    smaller = (sides.min(axis=1) < image_size).mean()
+    note = f"; {smaller:.1%} are smaller than DATA.IMAGE_SIZE {image_size}" if smaller else ""
+    return Finding(what, f"least {least}, median {median}, most {most}{note}")
+
+
+def check_duplicates(train: Looks, val: Looks) -> Finding:
+    """Validation images that are trained on, by their pixels."""
+    known, first = np.unique(train.digests[train.readable], return_index=True)
+    twins = np.flatnonzero(np.isin(val.digests, known))  # never 0, which is that of an unreadable image
+    if not len(twins):
+        return Finding("duplicates", "no validation image is a training image too")
+    origins = np.flatnonzero(train.readable)[first[np.searchsorted(known, val.digests[twins])]]
+    pairs = [
+        f"{val.image_set.name(twin)} = {train.image_set.name(origin)}"
+        for twin, origin in zip(twins.tolist(), origins.tolist(), strict=True)
+    ]
+    return Finding(
+        "duplicates",
+        f"{len(twins):,} of {len(val.image_set):,} validation images are training images too:\n{first_of(pairs, LINE_EACH)}",
+        WARN,
+        "remove them from one of the two sets; accuracy on them says nothing",
+    )
+
+
+def first_of(names: list[str], separator: str = ", ") -> str:
+    more = f" and {len(names) - NUM_NAMED:,} more" if len(names) > NUM_NAMED else ""
+    return separator.join(names[:NUM_NAMED]) + more

@@ -1,0 +1,136 @@
+"""From a piece of the order to a batch of images, one by one, so that several threads can share one out."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from configs.schema import Config
+from datasets.batch_order import Piece, sample_rng
+from datasets.transforms.augment import build_augmentation
+from datasets.transforms.crop import EvalTransform, TrainTransform
+from datasets.transforms.decode import ImageReadError
+from datasets.types import ImageSet
+from utils.errors import DataError
+
+NUM_REPLACEMENTS = 8  # images tried in place of an unreadable one: so many of its class, then as many of any
+
+
+class Batch(NamedTuple):
+    """One micro-batch of one process."""
+
+    images: Tensor  # uint8 [B, C, H, W], channels last in memory
+    targets: Tensor  # int64 [B]
+    num_samples: int  # B, or 0 for an image that only keeps this process in step with the others
+    bad: list[int]  # images that could not be read: replaced in training, left out in evaluation
+    piece: Piece | None = None  # what was asked for, in training: on it depends how images are erased and mixed
+
+    def parts(self, size: int) -> list["Batch"]:
+        """The same images of training, at most `size` at a time."""
+        count = len(self.targets)
+        if count <= size:
+            return [self]
+        ends = [(start, min(start + size, count)) for start in range(0, count, size)]
+        return [
+            Batch(self.images[start:end], self.targets[start:end], end - start, [], self.piece.part(start, end))
+            for start, end in ends
+        ]
+
+
+class Reader:
+    """`fill` may be called by several threads at once, for different places of one piece."""
+
+    def __init__(self, image_set: ImageSet, config: Config):
+        self.image_set, self.data, self.seed = image_set, config.DATA, config.SEED
+
+    def room_for(self, piece: Piece, pinned: bool = False) -> tuple[Tensor, Tensor]:
+        """Unfilled images, laid out as decoders give their pixels, and targets."""
+        count, side = len(piece.indices), self.data.IMAGE_SIZE
+        images = torch.empty((count, side, side, self.data.IMAGE_CHANNELS), dtype=torch.uint8, pin_memory=pinned)
+        return images.permute(0, 3, 1, 2), torch.empty(count, dtype=torch.int64, pin_memory=pinned)
+
+    def fill(self, piece: Piece, places: range, images: Tensor, targets: Tensor) -> list[int]:
+        """Read the images of these places of a piece. Returns those that cannot be read."""
+        raise NotImplementedError
+
+    def batch(self, piece: Piece, images: Tensor, targets: Tensor, bad: list[int]) -> Batch:
+        """What comes of a piece when all its places are filled."""
+        raise NotImplementedError
+
+    def __getitem__(self, piece: Piece) -> Batch | DataError:
+        """A whole piece at once. An error is handed over, so that it comes out of a worker process as it is."""
+        images, targets = self.room_for(piece)
+        try:
+            bad = self.fill(piece, range(len(piece.indices)), images, targets)
+        except DataError as error:
+            return error
+        return self.batch(piece, images, targets, bad)
+
+
+class TrainReader(Reader):
+    """Augments, and puts another image in the place of an unreadable one."""
+
+    def __init__(self, image_set: ImageSet, config: Config):
+        super().__init__(image_set, config)
+        self.transform = TrainTransform(config.DATA, build_augmentation(config))
+
+    def fill(self, piece: Piece, places: range, images: Tensor, targets: Tensor) -> list[int]:
+        bad: list[int] = []
+        for place in places:
+            index, repeat = int(piece.indices[place]), int(piece.repeats[place])
+            image, shown = self._read_or_replace(piece.epoch, index, bad)
+            self.transform(image, sample_rng(self.seed, piece.epoch, index, repeat=repeat), images[place])
+            targets[place] = int(self.image_set.targets[shown])
+        return bad
+
+    def batch(self, piece: Piece, images: Tensor, targets: Tensor, bad: list[int]) -> Batch:
+        return Batch(images, targets, piece.num_samples, bad, piece)
+
+    def _read_or_replace(self, epoch: int, index: int, bad: list[int]) -> tuple[np.ndarray, int]:
+        """The image and its index, or those of the image in its place; what cannot be read is added to `bad`."""
+        for candidate in self._candidates(epoch, index):
+            try:
+                return self.image_set.read(candidate), candidate
+            except ImageReadError as error:
+                reason = error
+                bad.append(candidate)
+        raise DataError(
+            f"{self.image_set.name(index)} cannot be read, nor can {2 * NUM_REPLACEMENTS} others ({reason}); "
+            "look whether DATA.DATA_PATH is still there"
+        )
+
+    def _candidates(self, epoch: int, index: int) -> Iterator[int]:
+        yield index
+        rng = sample_rng(self.seed, epoch, index, "replacement")
+        targets = self.image_set.targets
+        for pool in (np.flatnonzero(targets == targets[index]), range(len(targets))):
+            for _ in range(NUM_REPLACEMENTS):
+                yield int(pool[int(rng.random() * len(pool))])
+
+
+class EvalReader(Reader):
+    """Leaves out what cannot be read, and says so."""
+
+    def __init__(self, image_set: ImageSet, config: Config):
+        super().__init__(image_set, config)
+        self.transform = EvalTransform(config.DATA)
+
+    def fill(self, piece: Piece, places: range, images: Tensor, targets: Tensor) -> list[int]:
+        bad: list[int] = []
+        for place in places:
+            index = int(piece.indices[place])
+            try:
+                self.transform(self.image_set.read(index), images[place])
+            except ImageReadError:
+                bad.append(index)
+            targets[place] = int(self.image_set.targets[index])
+        return bad
+
+    def batch(self, piece: Piece, images: Tensor, targets: Tensor, bad: list[int]) -> Batch:
+        if bad:
+            kept = torch.from_numpy(~np.isin(piece.indices, bad))
+            images, targets = images[kept], targets[kept]
+        is_counted = piece.num_samples > 0
+        return Batch(images, targets, len(images) if is_counted else 0, bad if is_counted else [])

@@ -1,0 +1,87 @@
+"""What a process trains on, update by update, and what it evaluates."""
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from datasets.batch_order import Order, Piece
+from datasets.loading.readers import Batch
+from datasets.types import ImageSet
+
+
+class Window(NamedTuple):
+    """What one update sees."""
+
+    step: int
+    num_samples: int  # over all processes and micro-batches
+    num_batches: int  # micro-batches of this process
+    batches: Iterator[Batch]
+
+
+class TrainData:
+    """Training images of one process, in the order that follows from seed and step."""
+
+    def __init__(
+        self, image_set: ImageSet, order: Order, rank: int, load: Callable[[Iterable[Piece]], Iterator[Batch]]
+    ):
+        self.image_set, self.order, self.rank = image_set, order, rank
+        self.num_samples = len(image_set)
+        self.steps_per_epoch, self.global_batch = order.steps_per_epoch, order.global_batch
+        self._load = load
+
+    def describe_shares(self) -> str:
+        """How the images of a full update are shared out."""
+        order = self.order
+        num_micro_batches = math.ceil(order.global_batch / (order.batch_size * order.world_size))
+        each, rest = divmod(order.global_batch, order.world_size * num_micro_batches)
+        size = f"{each} or {each + 1}" if rest else f"{each}"
+        return f"{size} x {order.world_size} processes x {num_micro_batches} micro-batches"
+
+    def windows(self, first_step: int, last_step: int, left_out: Collection[range] = ()) -> Iterator[Window]:
+        """Steps first_step .. last_step - 1 of the run but those left out, whose images are not read.
+
+        Workers and what they read ahead live on across epochs.
+        """
+
+        def steps() -> Iterator[int]:
+            return (step for step in range(first_step, last_step) if not any(step in each for each in left_out))
+
+        pieces = itertools.chain.from_iterable(self.order.pieces(step, self.rank) for step in steps())
+        with contextlib.closing(self._load(pieces)) as batches:
+            for step in steps():
+                num_batches = self.order.num_micro_batches(step)
+                of_step = itertools.islice(batches, num_batches)
+                yield Window(step, self.order.window_size(step), num_batches, of_step)
+                for _ in of_step:  # what nobody asked for must not turn up in the next window
+                    pass
+
+
+class EvalData:
+    """This process's share of the evaluation images: every one once, on one process, in the set's order.
+
+    All processes get as many batches. Where one has no images left, one that does not count keeps it in step.
+    """
+
+    def __init__(
+        self,
+        image_set: ImageSet,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        load: Callable[[Iterable[Piece]], Iterator[Batch]],
+    ):
+        self.image_set, self.batch_size, self.rank, self.world_size = image_set, batch_size, rank, world_size
+        self.num_samples = len(image_set)  # of all processes
+        self._load = load
+
+    def __iter__(self) -> Iterator[Batch]:
+        share = np.arange(self.rank, self.num_samples, self.world_size)
+        most = math.ceil(self.num_samples / self.world_size)  # images of the process that has most
+        chunks = [share[start : start + self.batch_size] for start in range(0, most, self.batch_size)]
+        pieces = [Piece(0, chunk if len(chunk) else np.zeros(1, int), len(chunk)) for chunk in chunks]
+        with contextlib.closing(self._load(pieces)) as batches:
+            yield from batches

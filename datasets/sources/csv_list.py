@@ -1,0 +1,64 @@
+"""`csv`: files with the columns image_path and target."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+from configs.schema import Config
+from datasets.sources.listing import Listing, class_numbers, to_image_set
+from datasets.sources.root import data_root, what_is_expected
+from datasets.sources.split import hold_out
+from datasets.types import ImageSet
+from utils.errors import DataError
+
+COLUMNS = ("image_path", "target")
+EXPECTS = "a .csv file, or a folder with train.csv and val.csv, with the columns image_path,target"
+
+
+def read_csv(config: Config) -> tuple[ImageSet | None, ImageSet]:
+    """One file, split here, or train.csv and val.csv. Targets are class numbers or class names."""
+    root = data_root(config.DATA, EXPECTS)
+    train_file, val_file = (root, None) if root.is_file() else (root / "train.csv", root / "val.csv")
+    if val_file is not None and not val_file.is_file():
+        val_file = None
+    if not train_file.is_file() and not (config.EVAL and val_file):
+        raise DataError(f"DATA.DATA_PATH: {root} has no train.csv; {what_is_expected(config.DATA, EXPECTS)}")
+    listings = [read_csv_file(file) for file in (train_file, val_file) if file is not None and file.is_file()]
+    targets, classes = class_numbers(config, listings, allow_names=True)
+    if val_file is None:
+        image_set = to_image_set(config, listings[0], targets[0], classes)
+        return hold_out(image_set, config.DATA.VAL_FRACTION, config.DATA.SPLIT_SEED)
+    train = None if config.EVAL else to_image_set(config, listings[0], targets[0], classes)
+    return train, to_image_set(config, listings[-1], targets[-1], classes)
+
+
+def read_csv_file(file: Path) -> Listing:
+    """The rows of a CSV file; columns other than the two are skipped."""
+    listing = Listing(file, [], [], [])
+    with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
+        rows = csv.DictReader(lines, skipinitialspace=True)
+        try:
+            for path, label in _paths_and_labels(file, rows):
+                listing.paths.append(path)
+                listing.labels.append(label)
+                listing.lines.append(rows.line_num)
+        except csv.Error as error:
+            raise DataError(
+                f"{file}, line {rows.reader.line_num}: {error}; look there for a quote that nothing closes, or mend the line"
+            ) from error
+    return listing
+
+
+def _paths_and_labels(file: Path, rows: csv.DictReader) -> Iterator[tuple[str, str]]:
+    """Of each row, which must have both."""
+    header = [name.strip() for name in rows.fieldnames or []]
+    if not set(COLUMNS) <= set(header):
+        found = ",".join(header) or "nothing"
+        raise DataError(f"{file}, line 1: the header must name the columns {','.join(COLUMNS)}; it has {found}")
+    rows.fieldnames = header
+    for row in rows:
+        path, label = ((row[column] or "").strip() for column in COLUMNS)
+        for column, value in zip(COLUMNS, (path, label), strict=True):
+            if not value:
+                raise DataError(f"{file}, line {rows.line_num}: there is no {column}; fill it in or remove the row")
+        yield path, label

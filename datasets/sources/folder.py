@@ -1,0 +1,101 @@
+"""Images in class folders: the layout `imagefolder`, and what other data sets share with it."""
+
+import os
+from pathlib import Path
+
+from configs.schema import Config
+from datasets.sources.root import data_root, what_is_expected
+from datasets.sources.split import hold_out
+from datasets.types import FileImages, ImageSet
+from utils.errors import DataError, did_you_mean
+
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
+TRAIN_FOLDER, VAL_FOLDERS = "train", ("val", "validation", "test")
+EXPECTS = "train/ and val/ (or validation/, test/) with a folder per class, or a folder per class and no split"
+
+
+def read_image_folder(config: Config) -> tuple[ImageSet | None, ImageSet]:
+    """`imagefolder`: train/ and val/, or one folder of class folders that is split here."""
+    root = data_root(config.DATA, EXPECTS)
+    has_split = (root / TRAIN_FOLDER).is_dir() or find_val_folder(root) is not None
+    return read_split_folders(config, root, EXPECTS) if has_split else split_one_folder(config, root)
+
+
+def read_split_folders(config: Config, root: Path, expects: str) -> tuple[ImageSet | None, ImageSet]:
+    """train/ and val/. Class numbers follow the sorted names of train's folders, for both."""
+    train_folder, val_folder = root / TRAIN_FOLDER, find_val_folder(root)
+    if val_folder is None or not (train_folder.is_dir() or config.EVAL):
+        missing = "val" if val_folder is None else "train"
+        hint = f"; to hold out a share of train/ itself, use -dataset imagefolder -data_path {train_folder}"
+        hint = hint if missing == "val" and train_folder.is_dir() else ""
+        raise DataError(
+            f"DATA.DATA_PATH: {root} has no folder {missing}/; {what_is_expected(config.DATA, expects)}{hint}"
+        )
+    val_classes = class_folders(val_folder)
+    classes = class_folders(train_folder) if train_folder.is_dir() else val_classes
+    for name in val_classes:
+        if name not in classes:
+            raise DataError(
+                f"{val_folder / name}: this class has no folder in {train_folder}, and what is not trained cannot be "
+                f"validated; rename it, remove it, or add its training images{did_you_mean(name, classes)}"
+            )
+    train = None if config.EVAL else read_class_folders(config, train_folder, classes, classes)
+    return train, read_class_folders(config, val_folder, val_classes, classes)
+
+
+def split_one_folder(
+    config: Config, folder: Path, leave_out: tuple[str, ...] = (), deep: bool = True
+) -> tuple[ImageSet, ImageSet]:
+    """One folder of class folders, VAL_FRACTION of each class held out."""
+    classes = [name for name in class_folders(folder) if name not in leave_out]
+    image_set = read_class_folders(config, folder, classes, classes, deep)
+    return hold_out(image_set, config.DATA.VAL_FRACTION, config.DATA.SPLIT_SEED)
+
+
+def find_val_folder(root: Path) -> Path | None:
+    """The folder with the validation images, under any of its usual names."""
+    return next((root / name for name in VAL_FOLDERS if (root / name).is_dir()), None)
+
+
+def class_folders(folder: Path) -> list[str]:
+    """Names of the class folders, sorted. Hidden ones (.ipynb_checkpoints) are no classes."""
+    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    if not names:
+        raise DataError(f"{folder}: there are no class folders in it; images must lie in one folder per class")
+    return names
+
+
+def read_class_folders(
+    config: Config, folder: Path, names: list[str], classes: list[str], deep: bool = True
+) -> FileImages:
+    """The images of the class folders called `names`, numbered as in `classes`; `deep`: in folders below them too."""
+    number = {name: index for index, name in enumerate(classes)}
+    paths, targets = [], []
+    for name in names:
+        found = images_below(folder, name, deep)
+        if not found:
+            raise DataError(
+                f"{folder / name}: this class folder holds no images ({' '.join(IMAGE_ENDINGS)}); fill or remove it"
+            )
+        paths += found
+        targets += [number[name]] * len(found)
+    return FileImages(folder, paths, targets, classes, config.DATA.IMAGE_CHANNELS)
+
+
+def images_below(root: Path, name: str, deep: bool) -> list[str]:
+    """Paths of the images in root/name, relative to root and sorted: the order must not depend on the file system."""
+    paths = []
+    for folder, folders, files in os.walk(root / name, onerror=_raise):
+        folders[:] = [each for each in folders if deep and not each.startswith(".")]
+        inside = os.path.relpath(folder, root)
+        paths += [
+            os.path.join(inside, file)
+            for file in files
+            if file.lower().endswith(IMAGE_ENDINGS) and not file.startswith(".")
+        ]
+    return sorted(paths)
+
+
+def _raise(error: OSError) -> None:
+    """os.walk passes over what it cannot read unless told otherwise."""
+    raise error

@@ -1,0 +1,201 @@
+"""`shards`: samples in tar files, as WebDataset writes them, read by place and almost in the order of the tars."""
+
+import functools
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from configs.schema import Config
+from datasets.shuffle import shuffled, shuffled_nearby
+from datasets.sources.folder import TRAIN_FOLDER, VAL_FOLDERS
+from datasets.sources.listing import check_filled
+from datasets.sources.root import data_root, what_is_expected
+from datasets.sources.shards.index import Shard, read_shards_of
+from datasets.sources.shards.tar import Tar
+from datasets.sources.split import hold_out
+from datasets.transforms.decode import ImageReadError, decode
+from datasets.types import ImageSet
+from utils.errors import DataError
+
+OPEN_TARS = 128  # kept open by one process; its limit for files of all kinds may be 256
+CLASSES_FILE = "classes.txt"
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+EXPECTS = "train-000000.tar ... and val-000000.tar ..., or train/*.tar and val/*.tar"
+
+
+class TarStamp(NamedTuple):
+    """A tar as its index knows it."""
+
+    path: Path
+    size: int
+    mtime_ns: int
+
+
+class ShardImages(ImageSet):
+    """Images inside tars: each is `size` bytes from `offset` on."""
+
+    def __init__(
+        self,
+        tars: list[TarStamp],
+        tar_numbers: np.ndarray,
+        samples: np.ndarray,
+        classes: list[str],
+        num_channels: int,
+        shuffle_buffer: int,
+    ):
+        """`tar_numbers` [N] says in which tar a sample is; `samples` [N] as in Shard, tar by tar."""
+        super().__init__(samples["label"], classes)
+        self.tars, self.tar_numbers, self.samples = tars, tar_numbers, samples
+        self.num_channels, self.shuffle_buffer = num_channels, shuffle_buffer
+
+    @property
+    def root(self) -> Path:
+        return self.tars[0].path.parent
+
+    def name(self, index: int) -> str:
+        return f"{self.tars[self.tar_numbers[index]].path}: {os.fsdecode(self.samples['name'][index])}"
+
+    def stamp(self, index: int) -> str:
+        tar = self.tars[self.tar_numbers[index]]
+        offset, size = (self.samples[field][index] for field in ("offset", "size"))
+        return f"{tar.path.name}\0{tar.size}\0{tar.mtime_ns}\0{offset}\0{size}"
+
+    def file(self, index: int) -> tuple[str, bytes]:
+        offset, size = (int(self.samples[field][index]) for field in ("offset", "size"))
+        try:
+            data = _opened(self.tars[self.tar_numbers[index]]).read(offset, size)
+        except OSError as error:
+            raise ImageReadError(f"{type(error).__name__}: {error}") from error
+        return os.path.splitext(self.name(index))[1], data
+
+    def read(self, index: int) -> np.ndarray:
+        return decode(self.file(index)[1], self.num_channels)
+
+    def take(self, indices: np.ndarray) -> "ShardImages":
+        return ShardImages(
+            self.tars,
+            self.tar_numbers[indices],
+            self.samples[indices],
+            self.classes,
+            self.num_channels,
+            self.shuffle_buffer,
+        )
+
+    def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
+        """The tars shuffled, then their samples within DATA.SHUFFLE_BUFFER: disks are slow at going to and fro."""
+        # Seeds that differ in zeros at their end alone give the same draws.
+        places = np.argsort(shuffled(len(self.tars), seed, epoch, 1))
+        in_sequence = np.argsort(places[self.tar_numbers], kind="stable")
+        return in_sequence[shuffled_nearby(len(self), self.shuffle_buffer, seed, epoch, 2)]
+
+
+@functools.lru_cache(OPEN_TARS)
+def _opened(stamp: TarStamp) -> Tar:
+    """A tar that falls out of the cache is closed when the last thread that reads from it is done."""
+    tar = Tar(stamp.path)
+    if (tar.size, tar.mtime_ns) != (stamp.size, stamp.mtime_ns):
+        raise DataError(f"{stamp.path} was changed while this run was using it; start again, with -resume to go on")
+    return tar
+
+
+def read_shards(config: Config) -> tuple[ImageSet | None, ImageSet]:
+    """Training and validation shards; without the latter VAL_FRACTION of each class is held out."""
+    root = data_root(config.DATA, EXPECTS)
+    val_tars = next((found for name in VAL_FOLDERS if (found := find_tars(root, name))), [])
+    train_tars = [] if config.EVAL and val_tars else find_tars(root, TRAIN_FOLDER)
+    if not (train_tars or config.EVAL and val_tars):
+        raise DataError(f"DATA.DATA_PATH: {root} has no training shards; {what_is_expected(config.DATA, EXPECTS)}")
+    shards, kept = read_shards_of([*train_tars, *val_tars], str(root))
+    notes = _cut_shards(config, shards)
+    if not kept:
+        notes.append(
+            f"the index of {root} cannot be kept there, so it is made at every start; make {root} writable once"
+        )
+    classes = _classes(config, root, shards)
+    parts = [shards[: len(train_tars)], shards[len(train_tars) :]]
+    train, val = (to_image_set(config, part, classes) if part else None for part in parts)
+    if val is None:
+        train, val = hold_out(train, config.DATA.VAL_FRACTION, config.DATA.SPLIT_SEED)
+    elif train is not None:
+        _check_trained(train, val)
+    val.notes = tuple(notes)
+    return train, val
+
+
+def find_tars(root: Path, part: str) -> list[Path]:
+    """PART-000000.tar, also with a name in front, and PART/*.tar, sorted."""
+    of_part = re.compile(rf"(.+[-_])?{part}[-_\d]*\.tar")
+    paths = [path for path in root.iterdir() if of_part.fullmatch(path.name.removesuffix(_compression(path)))]
+    if (root / part).is_dir():
+        paths += [
+            path for path in (root / part).iterdir() if path.name.removesuffix(_compression(path)).endswith(".tar")
+        ]
+    paths = sorted(path for path in paths if not path.name.startswith("."))
+    for path in paths:
+        if _compression(path) and path.with_suffix("") not in paths:
+            raise DataError(
+                f"{path} is compressed, so nothing in it can be read by its place; unpack it to {path.with_suffix('').name} "
+                "(images hardly shrink)"
+            )
+    return [path for path in paths if not _compression(path)]
+
+
+def _compression(path: Path) -> str:
+    return path.suffix if path.suffix in COMPRESSED else ""
+
+
+def _cut_shards(config: Config, shards: Iterable[Shard]) -> list[str]:
+    """What is to be said of shards that are cut off."""
+    cut = [shard for shard in shards if shard.cut]
+    if cut and config.DATA.CUT_SHARDS == "refuse":
+        more = f", and {len(cut) - 1} more shards are cut off" if len(cut) > 1 else ""
+        raise DataError(
+            f"{cut[0].path} is cut off after {cut[0].last_name}{more}; fetch or make it anew, or set DATA.CUT_SHARDS=read "
+            "to read what is whole"
+        )
+    return [
+        f"warning: {shard.path} is cut off after {shard.last_name}; {len(shard.samples)} whole samples of it are read"
+        for shard in cut
+    ]
+
+
+def _classes(config: Config, root: Path, shards: Sequence[Shard]) -> list[str]:
+    """The lines of classes.txt, or where there is none the numbers up to the highest label."""
+    file = root / CLASSES_FILE
+    highest = max((int(shard.samples["label"].max()) for shard in shards if len(shard.samples)), default=-1)
+    if not file.is_file():
+        check_filled(config, [shard.samples["label"] for shard in shards], [shard.name for shard in shards])
+        return [str(number) for number in range(highest + 1)]
+    classes = file.read_text(encoding="utf-8", errors="surrogateescape").rstrip("\n").split("\n")
+    if highest >= len(classes):
+        shard = next(shard for shard in shards if (shard.samples["label"] == highest).any())
+        raise DataError(
+            f"{shard.path}: label {highest} (from 0), but {file} names {len(classes)} classes; add the missing lines"
+        )
+    return classes
+
+
+def to_image_set(config: Config, shards: Sequence[Shard], classes: list[str]) -> ShardImages:
+    """The samples of these shards, in their order."""
+    if not any(len(shard.samples) for shard in shards):
+        more = f", as in the {len(shards) - 1} others like it" if len(shards) > 1 else ""
+        raise DataError(
+            f"{shards[0].path}{more}: there are no samples in it, images with their labels; make it anew or remove it"
+        )
+    numbers = np.repeat(np.arange(len(shards), dtype=np.int32), [len(shard.samples) for shard in shards])
+    samples = np.concatenate([shard.samples for shard in shards])
+    tars = [TarStamp(shard.path, shard.size, shard.mtime_ns) for shard in shards]
+    return ShardImages(tars, numbers, samples, classes, config.DATA.IMAGE_CHANNELS, config.DATA.SHUFFLE_BUFFER)
+
+
+def _check_trained(train: ShardImages, val: ShardImages) -> None:
+    unknown = np.flatnonzero(~np.isin(val.targets, train.targets))
+    if len(unknown):
+        raise DataError(
+            f"{val.name(unknown[0])}: class {val.classes[val.targets[unknown[0]]]} does not occur in the training shards, "
+            "and what is not trained cannot be validated; mend the label, or add training images"
+        )

@@ -1,0 +1,156 @@
+"""`torchvision/NAME`: classification data sets as torchvision's own classes read, and fetch, them."""
+
+import inspect
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.schema import Config
+from datasets.sources.caltech import read_caltech101, read_caltech256
+from datasets.sources.cifar import read_cifar10, read_cifar100
+from datasets.sources.imagenet import read_imagenet
+from datasets.sources.split import hold_out
+from datasets.transforms.decode import ImageReadError, to_array
+from datasets.types import ArrayImages, FileImages, ImageSet
+from utils.errors import ConfigError, DataError, did_you_mean
+
+PREFIX = "torchvision/"
+
+
+def _split(train: str, val: str) -> tuple[dict, dict]:
+    return {"split": train}, {"split": val}
+
+
+# Arguments of the training and the validation images; None: one set, of which a share is held out.
+SPLITS: dict[str, tuple[dict, dict | None]] = {
+    **dict.fromkeys(["DTD", "FGVCAircraft", "Flowers102", "Imagenette", "RenderedSST2"], _split("train", "val")),
+    **dict.fromkeys(["Food101", "GTSRB", "STL10", "StanfordCars", "SVHN"], _split("train", "test")),
+    **dict.fromkeys(["FashionMNIST", "KMNIST", "MNIST", "USPS"], ({"train": True}, {"train": False})),
+    **dict.fromkeys(["EuroSAT", "SEMEION", "SUN397"], ({}, None)),
+    "Country211": _split("train", "valid"),
+    "OxfordIIITPet": _split("trainval", "test"),
+}
+# torchvision unpickles some of these; we do not.
+OWN_READERS = {
+    "CIFAR10": ("cifar10", read_cifar10),
+    "CIFAR100": ("cifar100", read_cifar100),
+    "Caltech101": ("caltech101", read_caltech101),
+    "Caltech256": ("caltech256", read_caltech256),
+    "ImageNet": ("imagenet2012", read_imagenet),
+}
+
+
+def read_torchvision(config: Config) -> tuple[ImageSet | None, ImageSet]:
+    """Training and validation images of the class that DATA.DATASET names."""
+    name = config.DATA.DATASET.removeprefix(PREFIX)
+    if name in OWN_READERS:
+        own_name, read = OWN_READERS[name]
+        train, val = read(config)
+        val.notes = (f"{PREFIX}{name} is read as -dataset {own_name}, by a reader that unpickles nothing",)
+        return train, val
+    if name not in SPLITS:
+        known = sorted([*SPLITS, *OWN_READERS])
+        raise ConfigError(
+            f"DATA.DATASET: {PREFIX}{name} is none of the data sets that can be used ({', '.join(known)})"
+            f"{did_you_mean(name, known)}"
+        )
+    train_arguments, val_arguments = SPLITS[name]
+    if val_arguments is None:
+        whole = _to_image_set(config, _make(config, name, train_arguments), name)
+        return hold_out(whole, config.DATA.VAL_FRACTION, config.DATA.SPLIT_SEED)
+    train = None if config.EVAL else _to_image_set(config, _make(config, name, train_arguments), name)
+    val = _to_image_set(config, _make(config, name, val_arguments), name)
+    if train is not None:
+        if train.classes[: len(val.classes)] != val.classes:  # where classes are numbers, they end at the highest label
+            raise DataError(
+                f"DATA.DATA_PATH: training and validation images of {name} in {config.DATA.DATA_PATH} do not have the "
+                "same classes; remove the folder to fetch it again"
+            )
+        val.classes = train.classes
+    return train, val
+
+
+def _make(config: Config, name: str, arguments: dict) -> Any:
+    """torchvision's data set; fetched if it is not there and that is allowed."""
+    import torchvision.datasets
+
+    cls, root = getattr(torchvision.datasets, name), Path(config.DATA.DATA_PATH).expanduser()
+    if "loader" in inspect.signature(cls).parameters:
+        arguments = arguments | {"loader": os.fspath}  # gives the path of an image instead of its pixels
+    try:
+        try:
+            return cls(root, **arguments)
+        except (RuntimeError, OSError) as error:
+            if not config.DATA.DOWNLOAD:
+                raise DataError(
+                    f"DATA.DATA_PATH: {name} cannot be read from {root} ({error}), and DATA.DOWNLOAD is off; set it to "
+                    "true, or put the data where torchvision expects it"
+                ) from error
+        print(f"{name}: fetching it to {root}", flush=True)
+        root.mkdir(parents=True, exist_ok=True)
+        return cls(root, **arguments, download=True)
+    except ImportError as error:
+        raise DataError(f"DATA.DATASET: {PREFIX}{name} needs a package ({error}); pip install {error.name}") from error
+    except (RuntimeError, OSError, ValueError) as error:
+        raise DataError(
+            f"{PREFIX}{name}: fetching it to {root} failed ({error}); fetch it by other means and put it where "
+            "torchvision expects it"
+        ) from error
+
+
+def _to_image_set(config: Config, dataset: Any, name: str) -> ImageSet:
+    """Images in memory or in files, as our own sets have them; else as torchvision gives them."""
+    channels = config.DATA.IMAGE_CHANNELS
+    if hasattr(dataset, "data"):
+        images = np.asarray(dataset.data)
+        images = images.transpose(0, 2, 3, 1) if images.ndim == 4 and images.shape[1] == 3 else images
+        targets = _targets(dataset)
+        return ArrayImages(np.ascontiguousarray(images), targets, _classes(dataset, targets), channels, name)
+    if getattr(dataset, "loader", None) is os.fspath:
+        # Sorted: some come in the order of the file system, which is another one on another machine.
+        rows = sorted(dataset[index] for index in range(len(dataset)))
+        targets = np.array([target for _, target in rows], dtype=np.int64)
+        root = Path(config.DATA.DATA_PATH).expanduser()
+        paths = [os.path.relpath(path, root) for path, _ in rows]
+        return FileImages(root, paths, targets, _classes(dataset, targets), channels)
+    targets = _targets(dataset)
+    return TorchvisionImages(dataset, np.arange(len(dataset)), targets, _classes(dataset, targets), channels)
+
+
+def _targets(dataset: Any) -> np.ndarray:
+    """Looks at every image only where torchvision does not say which names its labels have."""
+    found = (getattr(dataset, name, None) for name in ("targets", "labels", "_labels"))
+    targets = next((each for each in found if each is not None), None)
+    return np.asarray([dataset[index][1] for index in range(len(dataset))] if targets is None else targets, np.int64)
+
+
+def _classes(dataset: Any, targets: np.ndarray) -> list[str]:
+    numbers = range(int(targets.max(initial=-1)) + 1)
+    names = getattr(dataset, "classes", numbers)
+    return [", ".join(name) if isinstance(name, tuple) else str(name) for name in names]
+
+
+class TorchvisionImages(ImageSet):
+    """Images as Pillow's, from a data set of torchvision that neither names its files nor holds its pixels."""
+
+    def __init__(self, dataset: Any, places: np.ndarray, targets: np.ndarray, classes: list[str], num_channels: int):
+        """`places` [N]: where each image is in `dataset`."""
+        super().__init__(targets, classes)
+        self.dataset, self.places, self.num_channels = dataset, places, num_channels
+
+    def name(self, index: int) -> str:
+        return f"{type(self.dataset).__name__} image {self.places[index]}"
+
+    def read(self, index: int) -> np.ndarray:
+        try:
+            image, _ = self.dataset[int(self.places[index])]
+        except Exception as error:  # on a broken file Pillow raises whatever its parsing ran into
+            raise ImageReadError(f"{type(error).__name__}: {error}") from error
+        return to_array(image, self.num_channels)
+
+    def take(self, indices: np.ndarray) -> "TorchvisionImages":
+        return TorchvisionImages(
+            self.dataset, self.places[indices], self.targets[indices], self.classes, self.num_channels
+        )

@@ -1,0 +1,149 @@
+"""What is done to a micro-batch on its device: normalised, boxes of images erased, images mixed in pairs.
+
+All of it is a function of seed, epoch, step, image and position in the window, never of how the window is split.
+"""
+
+import math
+import random
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from configs.schema import Config
+from datasets.batch_order import Piece, keyed_rng, sample_rng
+from datasets.loading.readers import Batch
+from datasets.transforms.crop import Normalize, crop_box
+
+ERASED_AREA = (0.02, 1 / 3)  # share of the image
+ERASED_RATIO = (0.3, 1 / 0.3)  # width over height
+
+
+class Mixed(NamedTuple):
+    """Targets of images that show two others each."""
+
+    first: Tensor  # int64 [B], the class of the image itself
+    second: Tensor  # int64 [B], of its partner
+    share: Tensor  # float32 [B], the first one's part of 1
+
+
+def heavier(targets: Tensor | Mixed) -> Tensor:
+    """One class for each image: of a mixed one that of the larger part. What accuracy in training is counted against."""
+    return torch.where(targets.share >= 0.5, targets.first, targets.second) if isinstance(targets, Mixed) else targets
+
+
+class Preparation:
+    """From a batch of the loader to what model and loss take, on the device where `normalize` is."""
+
+    def __init__(self, config: Config, normalize: Normalize):
+        self.normalize = normalize
+        self.device = normalize.scale.device
+        self.erase = Erasing(config, self.device) if config.TRAIN.RANDOM_ERASE_PROB else None
+        self.mix = Mixing(config) if config.TRAIN.mixes else None
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor | Mixed]:
+        """Images [B, C, H, W] and targets [B]. Never makes the host wait."""
+        images = self.normalize(batch.images.to(self.device, non_blocking=True))
+        targets = batch.targets.to(self.device, non_blocking=True)
+        if self.erase and batch.piece:
+            self.erase(images, batch.piece)
+        if self.mix and batch.piece:
+            return self.mix(images, targets, batch.piece)
+        return images, targets
+
+
+class Erasing:
+    """Puts noise, a random colour or the mean colour into boxes of some images."""
+
+    def __init__(self, config: Config, device: torch.device):
+        self.settings, self.seed, self.side = config.TRAIN, config.SEED, config.DATA.IMAGE_SIZE
+        # Noise is cut out of one large piece at random places: numbers drawn on the device would depend on the split.
+        shape = (config.DATA.IMAGE_CHANNELS, 2 * self.side, 2 * self.side)
+        self.noise = torch.randn(shape, generator=torch.Generator().manual_seed(config.SEED)).to(device)
+
+    def __call__(self, images: Tensor, piece: Piece) -> None:
+        """In place."""
+        for image, index, repeat in zip(images, piece.indices.tolist(), piece.repeats.tolist(), strict=True):
+            rng = sample_rng(self.seed, piece.epoch, index, "erasing", repeat)
+            if rng.random() < self.settings.RANDOM_ERASE_PROB:
+                for left, top, width, height in self.boxes(rng):
+                    image[:, top : top + height, left : left + width] = self._filling(width, height, rng)
+
+    def boxes(self, rng: random.Random) -> list[tuple[int, int, int, int]]:
+        """left, top, width, height of each."""
+        count = 1 + int(rng.random() * self.settings.RANDOM_ERASE_COUNT)
+        area = (ERASED_AREA[0] / count, ERASED_AREA[1] / count)
+        return [crop_box(self.side, self.side, area, ERASED_RATIO, rng) for _ in range(count)]
+
+    def _filling(self, width: int, height: int, rng: random.Random) -> Tensor | float:
+        mode = self.settings.RANDOM_ERASE_MODE
+        if mode == "const":
+            return 0.0
+        if mode == "rand":
+            width = height = 1
+        left, top = int(rng.random() * self.side), int(rng.random() * self.side)
+        return self.noise[:, top : top + height, left : left + width]
+
+
+class Mixing:
+    """Mixup and cutmix of the neighbours 2k and 2k + 1 in the window, which `Order` keeps in one piece.
+
+    A last image without a neighbour stays as it is.
+    """
+
+    def __init__(self, config: Config):
+        self.settings, self.seed, self.side = config.TRAIN, config.SEED, config.DATA.IMAGE_SIZE
+
+    def __call__(self, images: Tensor, targets: Tensor, piece: Piece) -> tuple[Tensor, Tensor | Mixed]:
+        """Images [B, C, H, W], and targets for both parts of each."""
+        if self.settings.MIXUP_OFF_EPOCH and piece.epoch >= self.settings.MIXUP_OFF_EPOCH:
+            return images, targets
+        # One table, so that the host hands over its numbers in one copy.
+        table = torch.tensor(self._rows(piece), pin_memory=images.is_cuda).to(images.device, non_blocking=True)
+        partners, factor, left, top, width, height = table.unbind(1)
+        partners = partners.long()
+        pixels = torch.arange(self.side, device=images.device)
+        across = (pixels >= left[:, None]) & (pixels < (left + width)[:, None])  # [B, W]
+        down = (pixels >= top[:, None]) & (pixels < (top + height)[:, None])  # [B, H]
+        inside = down[:, None, :, None] & across[:, None, None, :]
+        weight = torch.where(inside, 0.0, factor[:, None, None, None]).to(images.dtype)  # [B, 1, H, W]
+        share = factor * (1 - width * height / self.side**2)
+        return torch.lerp(images[partners], images, weight), Mixed(targets, targets[partners], share)
+
+    def _rows(self, piece: Piece) -> list[tuple[float, ...]]:
+        """For each image: its partner's place, its own factor outside a box of the partner's, and that box."""
+        count = len(piece.indices)
+        positions = range(piece.first, piece.first + count)
+        units = {"batch": [0] * count, "pair": [each // 2 for each in positions], "elem": positions}
+        units = units[self.settings.MIXUP_MODE]
+        draws = {unit: self._draw(piece.step, unit) for unit in set(units)}
+        rows = [(float(place ^ 1), *draws[unit]) for place, unit in enumerate(units)]
+        if count % 2:
+            rows[-1] = (count - 1.0, *UNMIXED)
+        return rows
+
+    def _draw(self, step: int, unit: int) -> tuple[float, ...]:
+        """Factor and box: left, top, width, height."""
+        settings, rng = self.settings, keyed_rng("mixing", self.seed, step, unit)
+        cutmix_alpha = 1.0 if settings.CUTMIX_MINMAX else settings.CUTMIX_ALPHA
+        if rng.random() >= settings.MIXUP_PROB:
+            return UNMIXED
+        if not settings.MIXUP_ALPHA or (cutmix_alpha and rng.random() < settings.MIXUP_SWITCH_PROB):
+            return 1.0, *self._box(rng.betavariate(cutmix_alpha, cutmix_alpha), rng)
+        return rng.betavariate(settings.MIXUP_ALPHA, settings.MIXUP_ALPHA), 0.0, 0.0, 0.0, 0.0
+
+    def _box(self, share: float, rng: random.Random) -> tuple[float, ...]:
+        """Of 1 - `share` of the area around a centre anywhere, cut off at the edges; by CUTMIX_MINMAX, all inside."""
+        side = self.side
+        if self.settings.CUTMIX_MINMAX:
+            least, most = self.settings.CUTMIX_MINMAX
+            width, height = (round(side * (least + (most - least) * rng.random())) for _ in range(2))
+            return int(rng.random() * (side - width + 1)), int(rng.random() * (side - height + 1)), width, height
+        cut = int(side * math.sqrt(1 - share))
+        starts = [int(rng.random() * side) - cut // 2 for _ in range(2)]
+        left, top = (max(start, 0) for start in starts)
+        right, bottom = (min(start + cut, side) for start in starts)
+        return left, top, right - left, bottom - top
+
+
+UNMIXED = (1.0, 0.0, 0.0, 0.0, 0.0)

@@ -1,0 +1,1 @@
+"""Checkpoints: their format, writing them beside the training, and going on from one."""

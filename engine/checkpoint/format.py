@@ -1,0 +1,127 @@
+"""Checkpoints: what is in one, how it is written so that none is ever lost, and which one a run goes on from."""
+
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+from models.formats.files import read_torch
+from models.formats.sharded import FOLDER, named_shards
+from utils.errors import ConfigError
+from utils.files import replacing, sync
+
+# Settings that do not move the trajectory, or that the global batch stands for.
+MAY_CHANGE = re.compile(
+    r"EVAL|CHECK|SAVE.*|TAG|KEEP_CHECKPOINTS|REPORT_FREQ|VALIDATE_FREQ|DEVICE|NGPUS|PROFILE|TENSORBOARD|PRECISION\.(EXPLAIN|DOCTOR_SKIPS|ROLLBACKS|SHADOW_.*)|(RESUME|RUN|DIST)\..*|MODEL\.(RESUME|PRETRAINED)"
+    r"|DATA\.(DATA_PATH|NUM_WORKERS|WORKERS|PREFETCH|BATCH_SIZE|BATCH_SIZE_EVAL|DOWNLOAD|MAX_BAD_FRACTION|CACHE|CACHE_PATH)|TRAIN\.(ACCUM_ITER|LAST_EPOCH|GRAD_CHECKPOINTING)"
+)
+
+
+def save_checkpoint(path: Path, state: dict, also: Iterable[str] = (), keeps_former: bool = True) -> None:
+    """Write tensors and plain values; the former `path` becomes previous.pth, and one of the two is always whole.
+
+    `keeps_former`: else it is lost, and previous.pth stays the one before it.
+
+    `also`: further names of the file. It gets them before it gets `path`: a run that is killed in between goes on from
+    the former `path` and comes here again, where it would never make up for a name that is missing.
+    """
+    with replacing(path) as file:
+        torch.save(state, file)
+        sync(file)
+        for name in also:
+            keep_as(Path(file.name), path.with_name(name))
+        if keeps_former and path.exists():
+            keep_as(path, path.with_name("previous.pth"))
+
+
+def start_of_streak(state: dict) -> int:
+    """The first of the updates that were skipped in a row up to this state; where there are none, the next update."""
+    return state["step"] - int(state["progress"]["skips_in_a_row"]) if "progress" in state else state["step"]
+
+
+def keep_as(path: Path, other: Path) -> None:
+    """Give a finished file a second name, replacing what had it. Costs no space and no time."""
+    temporary = other.with_name(f".{other.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        try:
+            os.link(path, temporary)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(path, temporary)
+        os.replace(temporary, other)
+    finally:
+        temporary.unlink(missing_ok=True)  # there still if it failed, or if both names were the same file's already
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the newest `keep` of checkpoint-N.pth."""
+    for old in numbered(folder)[keep:]:
+        old.unlink(missing_ok=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove shards that no checkpoint of a run names: of older ones, and of saves that were killed."""
+    shards = folder / FOLDER
+    if not shards.is_dir():
+        return
+    try:
+        named = {(folder / name).parent for path in folder.glob("*.pth") for name in named_shards(path)}
+    except ConfigError:
+        return  # a file that cannot be read may name any of them
+    for each in shards.iterdir():
+        if each not in named:
+            shutil.rmtree(each, ignore_errors=True)
+
+
+def numbered(folder: Path) -> list[Path]:
+    """checkpoint-N.pth, newest first, by number: clocks jump."""
+    found = [
+        (int(match[1]), path)
+        for path in folder.iterdir()
+        if (match := re.fullmatch(r"checkpoint-(\d+)\.pth", path.name))
+    ]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def read_checkpoint(path: Path, lazily: bool = False) -> dict:
+    """What is in a checkpoint, ours or not, or a ConfigError that says what is wrong with the file. Nothing in it runs.
+
+    `lazily` as in read_torch.
+    """
+    try:
+        state = read_torch(path, lazily)
+    except ConfigError as error:
+        raise ConfigError(f"-resume: {error}; use an older checkpoint beside it") from error
+    return state if isinstance(state, dict) else {}
+
+
+def find_newest(save: str, tag: str, warn: Callable[[str], None]) -> Path | None:
+    """The newest valid checkpoint of the newest run with this tag, for `-resume auto`."""
+    name = re.compile(r"train-\d{8}-\d\d-\d\d-\d\d" + re.escape(f"-{tag}" if tag else "") + r"(\.\d+)?")
+    runs = sorted((path for path in Path(save).glob("train-*") if name.fullmatch(path.name)), reverse=True)
+    return next((found for run in runs if (found := newest_in(run, warn))), None)
+
+
+def newest_in(run: Path, warn: Callable[[str], None], last_step: float = math.inf) -> Path | None:
+    """The newest valid checkpoint of a run, of those up to this step."""
+    for path in [run / "last.pth", run / "previous.pth", *numbered(run), run / "best.pth"]:
+        if path.is_file():
+            try:
+                if read_checkpoint(path, lazily=True).get("step", 0) <= last_step:
+                    return path
+            except ConfigError as error:
+                warn(f"{error}; trying the one before")
+    return None
+
+
+def changes(saved: dict, current: dict) -> list[str]:
+    """Settings that differ between a checkpoint and this run and that would change its course."""
+    return [
+        f"{key}: {saved[key]} -> {current[key]}"
+        for key in current
+        if not MAY_CHANGE.fullmatch(key) and key in saved and saved[key] != current[key]
+    ]

@@ -1,0 +1,68 @@
+"""Saving with as many files as processes (DIST.CHECKPOINT sharded), and no process that ever holds the whole state.
+
+Each process writes its rows of all large tensors into a folder under `shards/` that is new with every save. When all are on
+the disk, process 0 writes the rest, and which files belong to it, as last.pth. From there on all is as with one file.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from engine.checkpoint.async_saver import Saver
+from engine.checkpoint.channel import Channel
+from engine.checkpoint.format import save_checkpoint
+from models.formats.sharded import FOLDER, SHARDS
+from utils.distributed import Process
+from utils.files import replacing, sync_folder
+
+PIECES = "pieces"  # of a state to be saved: this process's rows, by their place
+
+
+class ShardSaver(Saver):
+    """A Saver that all processes have, and call together."""
+
+    def __init__(self, folder: Path, keep: int, process: Process, warn: Callable[[str], None]):
+        super().__init__(folder, keep, process.device, warn)
+        self._process, self._channel = process, Channel(process)
+
+    def save(self, state: dict, also: list[str]) -> None:
+        self.wait()
+        start, copy = time.perf_counter(), None
+        with self._held_up(), self._told():
+            copy = self._snapshot.take(state)
+        if self._process.all_say(copy is not None):  # else the others' threads would wait for this one's
+            self._submit(copy, also, start)
+        else:
+            self.failed = True
+
+    def _put(self, state: dict, also: list[str], keeps_former: bool) -> None:
+        pieces = state.pop(PIECES)
+        name = self._channel.first(lambda: self._new_folder(state["step"]))
+        written = self._channel.each(lambda: self._put_pieces(name, pieces))
+        index = {**state, SHARDS: written}
+        self._channel.first(lambda: save_checkpoint(self._path, index, also, keeps_former))
+
+    def _new_folder(self, step: int) -> str:
+        """One that no checkpoint names, so that those which are there stay whole until this one is."""
+        shards = self._path.parent / FOLDER
+        shards.mkdir(exist_ok=True)
+        taken = {each.name for each in shards.iterdir()}
+        names = (f"step-{step}{f'.{number}' if number > 1 else ''}" for number in range(1, len(taken) + 2))
+        name = next(name for name in names if name not in taken)
+        (shards / name).mkdir()
+        sync_folder(shards)
+        sync_folder(shards.parent)
+        return f"{FOLDER}/{name}"
+
+    def _put_pieces(self, folder: str, pieces: dict[str, torch.Tensor]) -> str:
+        """Returns the file's name, as the index has it."""
+        name = f"{folder}/{self._process.rank + 1}-of-{self._process.world_size}.pth"
+        with replacing(self._path.parent / name) as file:
+            torch.save(pieces, file)
+        return name
+
+    def _tidy(self) -> None:
+        # Together: nobody begins another save while old shards are being looked for.
+        self._channel.first(super()._tidy)

@@ -1,0 +1,1 @@
+"""Finds out where and why half precision breaks. Training does not need it."""

@@ -1,0 +1,87 @@
+"""The doctor called in: a case made of an update, doctor.yaml, and a run that looks by itself when updates are skipped."""
+
+import copy
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from configs.schema import Config
+from datasets import Normalize, Preparation
+from engine.diagnose.doctor import Case, Diagnosis, diagnose
+from engine.diagnose.failing_batch import Batches
+from engine.precision.policy import Precision
+from engine.session import Session
+from engine.train.loss import ClassificationLoss
+from engine.train.trainer import Trainer
+from models.transforms.float8 import from_float8
+from utils.files import write_text
+from utils.seed import unchanged_random_state
+
+NAME = "doctor.yaml"
+
+
+def make_case(config: Config, model: torch.nn.Module, device: torch.device, update: Batches, scale: float) -> Case:
+    """An update of a run with these settings, to be replayed on `model`, which nothing else may use."""
+    # Both replays are made of one model: a white list would put half into the exact one, and naive mode knows no lists.
+    # float8 layers scale what they take so that it fits.
+    if config.PRECISION.MODE == "float8":
+        from_float8(model)
+    settings = replace(config.PRECISION, MODE="autocast", CUSTOM_WHITE_LIST=())
+    precision = Precision(replace(config, PRECISION=settings), device)
+    precision.prepare(model)
+    prepare = Preparation(config, Normalize(config.DATA).to(device))
+    return Case(
+        model.to(device),
+        precision,
+        ClassificationLoss(config.TRAIN),
+        [(*prepare(batch), share) for batch, share in update.batches],
+        scale,
+        (config.SEED, update.step, update.rank),
+    )
+
+
+def prescribe(found: Diagnosis, config: Config, folder: Path) -> str:
+    """Write doctor.yaml into the run's folder, if settings mend anything. Returns what is in it."""
+    settings = [f"    {name}: {value}" for name, value in found.prescription(config.PRECISION).items()]
+    if not settings:
+        return ""
+    base = ["BASE: config.yaml"] if (folder / "config.yaml").exists() else []
+    text = "\n".join([*base, "PRECISION:", *settings]) + "\n"
+    write_text(folder / NAME, text)
+    return text
+
+
+def examine(session: Session, trainer: Trainer) -> str:
+    """Look at the last update, on a copy: the run stays as it is. Returns finding and remedy, or nothing if it fails."""
+    log, config, process = session.log, session.config, trainer.process
+    update = trainer.shown.batches(process.rank)
+    try:
+        with unchanged_random_state(process.device):
+            model = copy.deepcopy(trainer.model)
+            scale = trainer.precision.scaler.get_scale()
+            found = diagnose(make_case(config, model, process.device, update, scale))
+        is_written = bool(prescribe(found, config, session.path))
+    except Exception as error:  # out of memory, a full disk, an operation that cannot be traced: no reason to end a run
+        log.warn(
+            f"the doctor cannot look at step {update.step} ({type(error).__name__}: {error}); the run does without"
+        )
+        return ""
+    log.say(f"doctor: updates are skipped, the last one at step {update.step}. In a replay of it: {found.finding()}")
+    path = shlex.quote(str(session.path / NAME))
+    if is_written:
+        settings = ", ".join(f"{name}: {value}" for name, value in found.prescription(config.PRECISION).items())
+        outcome = "a replay with them is finite" if found.is_mended else "a replay with them still breaks"
+        log.say(f"doctor: {settings}; {outcome}; written for -cfg to {path}")
+    return advice(found, path if is_written and found.is_mended else None)
+
+
+def advice(found: Diagnosis, path: str | None) -> str:
+    """One sentence: what breaks, and what to try. `path`: of the settings that mend it."""
+    finding = f"first non-finite: {found.finding()}" if found.first else found.finding()
+    if found.breaks_in_float32:
+        return finding
+    remedies = [f"-cfg {path}"] if path else []
+    remedies += ["-amp_dtype bfloat16"] if found.half is torch.float16 else []
+    return f"{finding}; try {' or '.join(remedies or ['a lower TRAIN.BASE_LR'])}"

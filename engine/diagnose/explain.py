@@ -1,0 +1,149 @@
+"""Says of every module of a model in which type it computes: what was seen in one pass, not what rules say."""
+
+import contextlib
+import csv
+import io
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from engine.diagnose.trace import Where, unchanged_buffers
+from engine.session import Session
+from engine.train.trainer import Trainer
+from utils.files import write_text
+from utils.seed import unchanged_random_state
+from utils.table import align
+
+# They move or convert numbers and compute none.
+MOVES = frozenset(
+    "_to_copy view _unsafe_view t transpose permute expand reshape select slice unbind split split_with_sizes chunk "
+    "unsqueeze squeeze clone detach alias copy_ cat stack empty empty_like new_empty zeros zeros_like ones ones_like "
+    "fill_ bernoulli_ random_ as_strided roll lift_fresh".split()
+)
+COLUMNS = ("module", "class", "computes_in", "takes", "returns", "weights", "operations")
+
+
+@dataclass
+class Seen:
+    """One module, or what a module with others inside computes itself."""
+
+    path: str
+    kind: str
+    weights: set[torch.dtype]
+    computes: set[torch.dtype] = field(default_factory=set)
+    takes: set[torch.dtype] = field(default_factory=set)
+    returns: set[torch.dtype] = field(default_factory=set)
+    operations: dict[str, None] = field(default_factory=dict)
+
+    def row(self) -> tuple[str, ...]:
+        types = (self.computes, self.takes, self.returns, self.weights)
+        return (self.path or "(model)", self.kind, *map(_names, types), " ".join(self.operations))
+
+
+class Watch(TorchDispatchMode):
+    """Notes the types that kernels get. Below autocast: its conversions are done by then."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.where = Where(model)
+        self.seen: dict[str, Seen] = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        output = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        given = _float_types((args, kwargs))
+        if name not in MOVES and given and _float_types(output):
+            path, module = self.where.stack[-1]
+            own = {parameter.dtype for parameter in module.parameters(recurse=False)}
+            seen = self.seen.setdefault(path, Seen(path, type(module).__name__, own))
+            widest = given[0]
+            for other in given[1:]:  # a sum of a float32 and a half tensor is computed in float32
+                widest = torch.promote_types(widest, other)
+            seen.computes.add(widest)
+            seen.operations[name.removeprefix("_").removeprefix("native_")] = None
+        return output
+
+    def note_module(self, path: str, inputs, output) -> None:
+        if path in self.seen:
+            self.seen[path].takes.update(_float_types(inputs))
+            self.seen[path].returns.update(_float_types(output))
+
+
+@torch.no_grad()
+def watch(model: nn.Module, images: Tensor, autocast: torch.autocast) -> list[Seen]:
+    """One forward in training mode that leaves no trace: random numbers and BatchNorm's statistics are put back."""
+    found = Watch(model)
+    with (
+        unchanged_random_state(images.device),
+        unchanged_buffers(model),
+        found.where.following(found.note_module),
+        contextlib.ExitStack() as stack,
+    ):
+        stack.enter_context(autocast)
+        stack.enter_context(found)
+        output = model.forward(images)  # not model(images): that would run what torch.compile made of it
+    found.note_module("", images, output)
+    return list(found.seen.values())
+
+
+def explain(session: Session, trainer: Trainer) -> None:
+    """The table on the console, alike modules in one row, and precision.csv with a row for each."""
+    from models.transforms.class_token_block import whole_last_block  # here and not above: importing timm takes seconds
+
+    windows = trainer.data.windows(trainer.step, trainer.step + 1)
+    with contextlib.closing(windows):
+        batch = next(iter(next(windows).batches))
+    images, _ = trainer._place(batch)
+    model = trainer.precision.computing(trainer.model).train()
+    with whole_last_block(model):
+        rows = [seen.row() for seen in watch(model, images, trainer.precision.autocast())]
+    session.log.say(f"in which type each module computes (one pass of {len(images)} images):")
+    for line in align([COLUMNS, *collapse(rows)]):
+        session.log.say(f"  {line}")
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
+    session.process.first(lambda: write_text(session.path / "precision.csv", text.getvalue()))
+
+
+def collapse(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Rows that differ in one number of their name only become one: blocks.0-11.attn.qkv."""
+    for position in range(max((row[0].count(".") for row in rows), default=0), -1, -1):
+        groups: dict[tuple, list[int]] = {}
+        for path, *cells in rows:
+            parts = path.split(".")
+            number = parts[position] if len(parts) > position and parts[position].isdigit() else None
+            if number is not None:
+                parts[position] = "*"
+            groups.setdefault((number is None, *parts, "", *cells), []).append(int(number or 0))
+        rows = []
+        for (is_single, *rest), numbers in groups.items():
+            end = rest.index("")
+            parts, cells = rest[:end], rest[end + 1 :]
+            if not is_single:
+                parts[position] = _ranges(numbers)
+            rows.append((".".join(parts), *cells))
+    return rows
+
+
+def _ranges(numbers: list[int]) -> str:
+    """0-2,4 for 0, 1, 2, 4"""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def _float_types(tree) -> list[torch.dtype]:
+    floats = [each for each in tree_leaves(tree) if isinstance(each, Tensor) and each.is_floating_point()]
+    # torchao's float8 tensors go by the type that they were made of; what is computed with is inside.
+    return [getattr(each, "_data", each).dtype for each in floats]
+
+
+def _names(types: set[torch.dtype]) -> str:
+    return " ".join(sorted(str(kind).removeprefix("torch.") for kind in types))

@@ -1,0 +1,102 @@
+"""The batch that a run stopped on: kept with the weights it met, and found again to be replayed."""
+
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from datasets import Batch, Piece
+from models.formats.files import read_torch
+from utils.errors import ConfigError
+from utils.files import replacing
+
+NAME = "overflow-batch.pth"
+
+
+class Shown:
+    """What the last update saw. Holds on to the loader's own tensors: no copy, and one update's images at a time."""
+
+    def __init__(self):
+        self.start(step=0)
+
+    def start(self, step: int) -> None:
+        self.step, self._batches, self._shares = step, [], []
+
+    def add(self, batch: Batch, share: float) -> None:
+        self._batches.append(batch)
+        self._shares.append(share)
+
+    @property
+    def last_batch(self) -> Batch:
+        return self._batches[-1]
+
+    def batches(self, rank: int) -> "Batches":
+        """The same, to be replayed."""
+        return Batches(self.step, rank, list(zip(self._batches, self._shares, strict=True)))
+
+    def state_dict(self) -> dict:
+        """uint8 images and targets of all micro-batches, and what their mixing and erasing depend on."""
+        return {
+            "step": self.step,
+            "images": torch.cat([batch.images.cpu() for batch in self._batches]),
+            "targets": torch.cat([batch.targets.cpu() for batch in self._batches]),
+            "sizes": [len(batch.targets) for batch in self._batches],
+            "pieces": [_plain(batch.piece) for batch in self._batches],
+            "shares": self._shares,
+        }
+
+
+@dataclass
+class Batches:
+    """What one process's update sees, out of a run, a file or the data set."""
+
+    step: int
+    rank: int
+    batches: list[tuple[Batch, float]]  # and each one's share of the update
+    state: dict = field(default_factory=dict)  # of the file: weights and settings, where they are in it
+
+
+def name_of(rank: int) -> str:
+    """Each process saw other images, any of which may be the cause."""
+    return NAME if rank == 0 else f"overflow-batch-{rank}.pth"
+
+
+def save_overflow(folder: Path, rank: int, shown: Shown, facts: dict) -> str:
+    """Write the batch of this process; `facts` are what process 0 adds. Returns what to do with it."""
+    path = folder / name_of(rank)
+    with replacing(path) as file:
+        torch.save({**shown.state_dict(), "rank": rank, **(facts if rank == 0 else {})}, file)
+    return f"to see where it breaks: python scripts/doctor.py {shlex.quote(str(folder))}"
+
+
+def read_overflow(path: Path) -> Batches:
+    """A file of save_overflow, or a hand-made one with uint8 `images` and `targets`."""
+    if not path.is_file():
+        raise ConfigError(f"-batch: no file at {path}; a run writes {NAME} into its folder when it stops")
+    state = read_torch(path)
+    images, targets = (state.get("images"), state.get("targets")) if isinstance(state, dict) else (None, None)
+    if not (isinstance(images, Tensor) and isinstance(targets, Tensor)):
+        raise ConfigError(f"-batch: {path} holds no batch (tensors `images` and `targets`); give a run's {NAME}")
+    sizes = state.get("sizes", [len(targets)])
+    if images.dtype != torch.uint8 or images.ndim != 4 or not len(targets) == len(images) == sum(sizes) > 0:
+        raise ConfigError(
+            f"-batch: {path}: `images` must be uint8 [B, C, H, W] with one of `targets` for each, and B at least 1"
+        )
+    shares = state.get("shares", [size / len(targets) for size in sizes])
+    pieces = state.get("pieces", [None] * len(sizes))
+    split = zip(images.split(sizes), targets.split(sizes), pieces, shares, strict=True)
+    batches = [(Batch(*tensors, len(tensors[0]), [], _piece(plain)), share) for *tensors, plain, share in split]
+    return Batches(state.get("step", 0), state.get("rank", 0), batches, state)
+
+
+def _plain(piece: Piece) -> dict:
+    """A piece as a checkpoint may hold it."""
+    return {**piece._asdict(), "indices": piece.indices.tolist(), "repeats": piece.repeats.tolist()}
+
+
+def _piece(plain: dict | None) -> Piece | None:
+    """The piece again; a hand-made batch has none, and is neither erased nor mixed."""
+    return plain and Piece(**{**plain, "indices": np.array(plain["indices"]), "repeats": np.array(plain["repeats"])})

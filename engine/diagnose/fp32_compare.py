@@ -1,0 +1,107 @@
+"""Shadow parity: now and then the last batch again in float32, to see how far half precision leads off."""
+
+import copy
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from datasets import Batch, Preparation
+from engine.precision.policy import Precision
+from engine.train.loss import ClassificationLoss
+from utils.seed import seed_update, unchanged_random_state
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of one batch in half from the same in float32, at the same weights and with the same dropout."""
+
+    loss: float  # in half
+    exact_loss: float
+    cosines: dict[str, float]  # of the gradients of each module's own parameters; NaN where they are not finite
+    underflow: dict[str, float]  # share of 1 of these gradients that are zero in half and not in float32
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """The module whose gradient points elsewhere most."""
+        return min(self.cosines.items(), key=lambda item: item[1] if item[1] == item[1] else -2.0)
+
+    @property
+    def loss_share(self) -> float:
+        """How much of the exact loss the loss is off."""
+        return abs(self.loss - self.exact_loss) / max(abs(self.exact_loss), 1e-12)
+
+    def alarms(self, least_cosine: float, most_loss: float) -> bool:
+        # Written so that NaN alarms.
+        return not (self.worst[1] >= least_cosine and self.loss_share <= most_loss)
+
+    def describe(self) -> str:
+        name, cosine = self.worst
+        vanishing, share = max(self.underflow.items(), key=lambda item: item[1])
+        underflow = f"most underflow: {vanishing}, {share:.2%} of its gradients" if share else "no underflow"
+        return (
+            f"loss {self.loss:.5f}, in float32 {self.exact_loss:.5f}; least alike gradient: {name}, cosine {cosine:.4f}; "
+            f"{underflow}"
+        )
+
+    def row(self, step: int) -> dict[str, float]:
+        """For shadow.csv and TensorBoard."""
+        return {
+            "step": step,
+            "loss_share": self.loss_share,
+            "least_cosine": self.worst[1],
+            **{f"cosine/{name}": cosine for name, cosine in self.cosines.items()},
+            **{f"underflow/{name}": share for name, share in self.underflow.items()},
+        }
+
+
+def compare(
+    model: nn.Module,
+    precision: Precision,
+    loss: ClassificationLoss,
+    prepare: Preparation,
+    batch: Batch,
+    place: tuple[int, int, int],
+) -> Difference:
+    """Run one batch both ways on copies: the run's weights, gradients, statistics and random numbers stay as they are.
+
+    `place`: seed, step and rank of the update, which dropout depends on.
+    """
+    images, targets = prepare(batch)
+    half = copy.deepcopy(precision.computing(model)).train()
+    exact = copy.deepcopy(model).train()
+    with unchanged_random_state(precision.device):
+        half_loss, half_gradients = _gradients(half, precision, precision.cast(images), targets, loss, place)
+        with precision.in_float32(exact):
+            exact_loss, exact_gradients = _gradients(exact, precision, images, targets, loss, place)
+    pairs = {name: (half_gradients[name], exact_gradients[name]) for name in exact_gradients}
+    cosines = {name: _cosine(*pair) for name, pair in pairs.items()}
+    underflow = {name: _underflow(*pair) for name, pair in pairs.items()}
+    return Difference(float(half_loss), float(exact_loss), cosines, underflow)
+
+
+def _gradients(model, precision, images, targets, loss, place) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss, and the gradient of each module's own parameters in one row."""
+    seed_update(*place)
+    named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+    with precision.autocast():
+        logits = model(images)
+    value = loss(logits, targets)
+    scale = precision.scaler.get_scale()
+    gradients = torch.autograd.grad(value * scale, [each for _, each in named], allow_unused=True)
+    rows = defaultdict(list)
+    for (name, _), gradient in zip(named, gradients, strict=True):
+        if gradient is not None:
+            rows[name.rpartition(".")[0] or name].append(gradient.double().reshape(-1))
+    return value.detach(), {name: torch.cat(parts) for name, parts in rows.items()}
+
+
+def _cosine(one: Tensor, other: Tensor) -> float:
+    norms = one.norm() * other.norm()
+    return float(one @ other / norms) if norms > 0 else float(bool((one == other).all()))
+
+
+def _underflow(half: Tensor, exact: Tensor) -> float:
+    expected = exact != 0
+    return float((expected & (half == 0)).sum() / expected.sum().clamp(min=1))

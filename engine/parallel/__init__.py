@@ -1,0 +1,1 @@
+"""How weights, gradients and optimizer lie on the processes of a run."""

@@ -1,0 +1,268 @@
+"""How weights lie on the processes of a run: whole on each, or in shards by torch's FSDP2 (DIST.STRATEGY)."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from configs.schema import AUTO, Config
+from models.formats.sharded import ROWS, Parts, changed, span
+from models.transforms.cpu_kernels import blocks_of
+from utils.distributed import Process
+from utils.errors import ConfigError
+
+LARGE = ("state_dict", "state_dict_ema", "optimizer")  # parts of a state
+
+
+def check_strategy(config: Config) -> None:
+    """Refuse settings that shards cannot be had with."""
+    if config.DIST.STRATEGY != "fsdp2":
+        return
+    precision = config.PRECISION
+    unfit = {
+        f"DATA.BATCH_SIZE is {AUTO}": config.DATA.BATCH_SIZE == AUTO
+        and "a number; -check estimates how many images fit",
+        f"PRECISION.MODE is {precision.MODE}": config.AMP
+        and precision.MODE != "autocast"
+        and "PRECISION.MODE autocast",
+        "COMPILE_SCOPE is model": config.COMPILE and config.COMPILE_SCOPE == "model" and "COMPILE_SCOPE blocks",
+        "PRECISION.SHADOW_STEPS is set": precision.SHADOW_STEPS and "none, or DIST.STRATEGY ddp",
+        "PRECISION.EXPLAIN is true": precision.EXPLAIN and "-explain_precision with DIST.STRATEGY ddp",
+    }
+    for what, remedy in unfit.items():
+        if remedy:
+            raise ConfigError(f"DIST.STRATEGY is fsdp2 and {what}, which do not go together; use {remedy}")
+
+
+def is_sharded(config: Config, process: Process) -> bool:
+    """One process has nobody to share with."""
+    return config.DIST.STRATEGY == "fsdp2" and process.world_size > 1
+
+
+class Whole:
+    """Every process holds all weights; their gradients are averaged."""
+
+    def __init__(self, process: Process | None = None, reduce: torch.dtype | None = None):
+        """`reduce`: the type in which gradients travel, where it is not their own."""
+        self.process, self._reduce = process, reduce
+
+    def lay_out(self, *models: nn.Module) -> None:
+        """Put the weights where they belong. Whole models are on their device already."""
+
+    def wrap(self, model: nn.Module, accumulates: bool) -> nn.Module:
+        """The model with its gradients averaged over the processes."""
+        return self.process.wrap(model, accumulates, self._reduce)
+
+    def sync_gradients(self, replica: nn.Module, now: bool):
+        """Around forward and backward: gradients are averaged only when `now`, else kept for later."""
+        return self.process.sync_gradients(replica, now)
+
+    def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        """What the optimizer of this process moves."""
+        return dict(model.named_parameters())
+
+    def state_of(self, model: nn.Module) -> dict[str, Tensor]:
+        """What this process holds of the weights and buffers; writing to it changes the model."""
+        return model.state_dict()
+
+    def load(self, model: nn.Module, state: dict[str, Tensor]) -> None:
+        model.load_state_dict(state)
+
+    def collect_gradients(self) -> None:
+        """Put gradients where the optimizer looks for them."""
+
+    def agree(self, found_inf: Tensor) -> None:
+        """Whether a gradient is not finite, of all processes' parts of it."""
+
+    def norm(self, norm: Tensor) -> Tensor:
+        """That of the whole gradient, from this process's part."""
+        return norm
+
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """From here on the states that it is asked about have this optimizer's."""
+
+    def whole(self, state: dict) -> dict:
+        """All of a state for process 0, from what each process holds."""
+        return state
+
+    def cut(self, state: dict) -> tuple[dict, dict[str, Tensor]]:
+        """A state without its large tensors, and this process's rows of those by their place."""
+        pieces = {}
+
+        def take(place: str, value: Any) -> Any:
+            length = self._length(place, value)
+            if length is None:
+                return value
+            pieces[place] = self._rows(value, length)
+            return {ROWS: length}
+
+        return _within_large(state, take), pieces
+
+    def own(self, state: dict) -> dict:
+        """What this process loads of a state that was read."""
+        return _within_large(state, lambda place, value: value.whole() if isinstance(value, Parts) else value)
+
+    def _length(self, place: str, value: Any) -> int | None:
+        """Rows of the tensor at this place of a state; None for what all processes have whole."""
+        return len(value) if isinstance(value, Tensor) and value.ndim else None
+
+    def _rows(self, tensor: Tensor, length: int) -> Tensor:
+        """This process's share of so many rows."""
+        start, stop = span(length, self.process.rank, self.process.world_size)
+        return tensor[start:stop]
+
+
+class Shards(Whole):
+    """Every process holds a part of each weight, of its gradient and of what the optimizer keeps for it.
+
+    A part is some rows. The whole of a block's weights is together only while the block computes.
+    """
+
+    def __init__(self, process: Process, half: torch.dtype | None, reduce: torch.dtype | None):
+        from torch.distributed.device_mesh import init_device_mesh
+
+        super().__init__(process, reduce)
+        self._mesh = init_device_mesh(process.device.type, (process.world_size,))
+        self._half = half
+        self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
+        self._lengths: dict[str, int] = {}  # rows of each whole weight
+        self._moved: list[int] = []  # the same, in the order of the optimizer's state
+        # It would keep half copies of all weights until the end of the forward.
+        torch.set_autocast_cache_enabled(False)
+
+    def lay_out(self, *models: nn.Module) -> None:
+        """Block by block: a model built on the host is never whole on the device."""
+        from torch.distributed.fsdp import fully_shard
+
+        for model in models:
+            for block in gathered_blocks(model):
+                fully_shard(block, mesh=self._mesh, reshard_after_forward=True, mp_policy=self._policy(block))
+            # Also after the forward of the rest: an evaluation has no backward that would free its weights, and the
+            # next one would compute with them.
+            fully_shard(model, mesh=self._mesh, reshard_after_forward=True, mp_policy=self._policy(model))
+            if self.process.device.type == "cpu":  # gloo has no mean
+                for module in model.modules():
+                    if hasattr(module, "set_force_sum_reduction_for_comms"):
+                        module.set_force_sum_reduction_for_comms(True)
+
+    def _policy(self, module: nn.Module) -> Any:
+        """In which type weights are gathered. Under autocast those of matrices in the half type, in which it would cast them
+        anyway: the same numbers, half the traffic, and no half copies that lie there until the backward.
+        """
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
+        # cast_forward_inputs would take autocast's sums between the blocks to the half type.
+        policy = MixedPrecisionPolicy(reduce_dtype=self._reduce, cast_forward_inputs=False)
+        if self._half is None or not hasattr(policy, "param_dtype_override_fn"):  # an older torch has one type for all
+            return policy
+        # By identity: a layer that a list names has a class of its own, and casts as the list says.
+        layers = [each for each in module.modules() if type(each) in (nn.Linear, nn.Conv2d)]
+        matrices = {id(parameter) for layer in layers for parameter in layer.parameters()}
+        return MixedPrecisionPolicy(
+            self._half,
+            self._reduce or torch.float32,
+            cast_forward_inputs=False,
+            param_dtype_override_fn=lambda parameter: None if id(parameter) in matrices else parameter.dtype,
+        )
+
+    def wrap(self, model: nn.Module, accumulates: bool) -> nn.Module:
+        return model
+
+    def sync_gradients(self, replica: nn.Module, now: bool):
+        replica.set_requires_gradient_sync(now)
+        return contextlib.nullcontext()
+
+    def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        """Plain tensors over the memory of the rows: to optimizer and GradScaler they are like any others."""
+        own = {}
+        for name, parameter in model.named_parameters():
+            own[name] = nn.Parameter(_local(parameter.detach()), parameter.requires_grad)
+            self._lengths[name] = len(parameter)
+            self._pairs.append((parameter, own[name]))
+        return own
+
+    def state_of(self, model: nn.Module) -> dict[str, Tensor]:
+        return {name: _local(tensor) for name, tensor in model.state_dict().items()}
+
+    @torch.no_grad()
+    def load(self, model: nn.Module, state: dict[str, Tensor]) -> None:
+        for name, mine in self.state_of(model).items():
+            mine.copy_(state[name])
+
+    def collect_gradients(self) -> None:
+        for parameter, mine in self._pairs:
+            if parameter.grad is not None:
+                mine.grad, parameter.grad = _local(parameter.grad), None
+
+    def agree(self, found_inf: Tensor) -> None:
+        self.process.max(found_inf)
+
+    def norm(self, norm: Tensor) -> Tensor:
+        return self.process.sum(norm.double().square()).sqrt().to(norm.dtype)
+
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        lengths = {id(mine): length for (_, mine), length in zip(self._pairs, self._lengths.values(), strict=True)}
+        self._moved = [lengths[id(each)] for group in optimizer.param_groups for each in group["params"]]
+
+    def whole(self, state: dict) -> dict:
+        """Tensor by tensor: no process but the first ever has more than one of them whole."""
+
+        def gather(place: str, value: Any) -> Any:
+            length = self._length(place, value)
+            return value if length is None else self.process.gather(value, length)
+
+        return _within_large(state, gather)
+
+    def own(self, state: dict) -> dict:
+        def take(place: str, value: Any) -> Any:
+            length = self._length(place, value)
+            if length is None:
+                return value.whole() if isinstance(value, Parts) else value
+            start, stop = span(length, self.process.rank, self.process.world_size)
+            return value.rows(start, stop) if isinstance(value, Parts) else value[start:stop]
+
+        return _within_large(state, take)
+
+    def _rows(self, tensor: Tensor, length: int) -> Tensor:
+        return tensor
+
+    def _length(self, place: str, value: Any) -> int | None:
+        if not isinstance(value, Tensor | Parts):
+            return None
+        section, _, rest = place.partition("/")
+        if section == "optimizer":  # state/3/exp_avg
+            return self._moved[int(rest.split("/")[1])] if len(value.shape) else None
+        return self._lengths.get(rest)
+
+
+def choose_sharding(config: Config, process: Process, half: torch.dtype | None) -> Whole:
+    """What DIST.STRATEGY asks for; `half`: the type that autocast computes in."""
+    reduce = half if config.PRECISION.REDUCE == "half" and config.PRECISION.MODE != "naive" else None
+    return Shards(process, half, reduce) if is_sharded(config, process) else Whole(process, reduce)
+
+
+def gathered_blocks(model: nn.Module) -> nn.Sequential | nn.ModuleList:
+    """The blocks whose weights are gathered one block at a time; the rest of the model's are, all together."""
+    from models.transforms.class_token_block import (
+        ClassTokenVisionTransformer,  # here and not above: importing timm takes seconds
+    )
+
+    blocks = blocks_of(model, "DIST.STRATEGY is fsdp2", "DIST.STRATEGY ddp")
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        raise ConfigError(
+            "DIST.STRATEGY is fsdp2, but the model has BatchNorm, whose running statistics each process would keep "
+            "for itself; use DIST.STRATEGY ddp"
+        )
+    # A last block that computes the class token alone is not called as a module, so that no hook would gather it.
+    return blocks[:-1] if isinstance(model, ClassTokenVisionTransformer) else blocks
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This process's rows; buffers have no others."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _within_large(state: dict, change: Callable[[str, Any], Any]) -> dict:
+    return {name: changed(value, change, name) if name in LARGE else value for name, value in state.items()}

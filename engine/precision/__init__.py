@@ -1,0 +1,1 @@
+"""In which type a run computes, and the loss scale."""

@@ -1,0 +1,49 @@
+"""A trace of some updates, for ui.perfetto.dev."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from engine.report.timing import Phases
+
+WARM_UPDATES = 5  # of this start, before the profiler; the first ones are unlike those that follow
+
+
+class Profiler:
+    """Traces `num_updates` updates of this process, then leaves the run alone."""
+
+    def __init__(self, num_updates: int, path: Path, phases: Phases, say: Callable[[str], None]):
+        self._path, self._phases, self._say = path, phases, say
+        has_device = {
+            ProfilerActivity.CUDA: torch.cuda.is_available(),
+            ProfilerActivity.XPU: torch.xpu.is_available(),
+        }
+        self._profile = profile(
+            activities=[ProfilerActivity.CPU, *(activity for activity, there in has_device.items() if there)],
+            # One more is traced and thrown away, as the tracing itself is slow to begin.
+            schedule=schedule(wait=WARM_UPDATES, warmup=1, active=num_updates, repeat=1),
+            on_trace_ready=self._write,
+            acc_events=True,
+        )
+        self._is_done = False
+        phases.shows_ranges = True
+        self._profile.start()
+
+    def step(self) -> None:
+        """An update is over."""
+        if not self._is_done:
+            self._profile.step()
+
+    def close(self) -> None:
+        """The run is over; what was traced until now is written."""
+        if not self._is_done:
+            self._profile.stop()
+        if not self._is_done:
+            self._say(f"PROFILE: the run ended before its update {WARM_UPDATES + 2}, so there is no trace")
+
+    def _write(self, traced: profile) -> None:
+        self._is_done, self._phases.shows_ranges = True, False
+        traced.export_chrome_trace(str(self._path))
+        self._say(f"profile: {self._path}; open it at https://ui.perfetto.dev")

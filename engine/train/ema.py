@@ -1,0 +1,30 @@
+"""The running mean of the weights."""
+
+import copy
+
+import torch
+
+from engine.parallel.sharding import Whole
+
+
+class Ema:
+    """A second model whose weights trail the first's."""
+
+    def __init__(self, model: torch.nn.Module, decay: float):
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self._decay = decay
+
+    def follow(self, model: torch.nn.Module, sharding: Whole) -> None:
+        """From here on `update` moves towards this model."""
+        pairs = list(zip(sharding.state_of(self.model).values(), sharding.state_of(model).values(), strict=True))
+        self._means, self._values = zip(*[pair for pair in pairs if pair[0].is_floating_point()], strict=True)
+        self._counts = [pair for pair in pairs if not pair[0].is_floating_point()]  # BatchNorm counts batches
+
+    @torch.no_grad()
+    def update(self, skipped: torch.Tensor) -> None:
+        """Move towards the model, unless its update was skipped; decided on the device, so that nobody waits."""
+        differences = torch._foreach_sub(self._values, self._means)
+        torch._foreach_mul_(differences, (1 - self._decay) * (1 - skipped.reshape(())))
+        torch._foreach_add_(self._means, differences)
+        for mine, theirs in self._counts:
+            mine.copy_(theirs)

@@ -1,0 +1,83 @@
+"""A checkpoint in one file for each process that wrote it: whose rows are whose, and how it is put together again."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from utils.errors import ConfigError
+
+ROWS = "rows_in_shards"  # {ROWS: 12} stands in the index for a tensor of 12 rows
+SHARDS = "shards"  # in the index: the files that its rows are in, in order
+FOLDER = "shards"  # that they are in, beside the index
+
+
+class Parts:
+    """A tensor in pieces, rows upon rows, that are read from the disk when they are asked for."""
+
+    def __init__(self, parts: list[Tensor]):
+        self._parts = parts
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size([sum(map(len, self._parts)), *self._parts[0].shape[1:]])
+
+    def whole(self) -> Tensor:
+        return torch.cat(self._parts)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """These rows alone, whoever wrote them."""
+        found, first = [self._parts[0][:0]], 0
+        for part in self._parts:
+            found.append(part[max(start - first, 0) : max(stop - first, 0)])
+            first += len(part)
+        return torch.cat(found)
+
+
+def span(length: int, rank: int, world_size: int) -> tuple[int, int]:
+    """First row and end of a process's share of so many: as FSDP2 shares them out, the last processes get less."""
+    share = -(-length // world_size)
+    return min(rank * share, length), min((rank + 1) * share, length)
+
+
+def changed(value: Any, change: Callable[[str, Any], Any], place: str = "") -> Any:
+    """The same nest of dicts and lists with what else is in it changed; `change` gets each one's place, as in a/0/b."""
+    if isinstance(value, dict) and ROWS not in value:
+        return {key: changed(each, change, f"{place}/{key}" if place else str(key)) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(changed(each, change, f"{place}/{number}") for number, each in enumerate(value))
+    return change(place, value)
+
+
+def join(index: dict, folder: Path, read: Callable[[Path], dict[str, Tensor]], lazily: bool) -> dict:
+    """What was saved, from the index and the files it names. `lazily`: large tensors as Parts."""
+    state = dict(index)
+    pieces = [_read(folder / name, read) for name in state.pop(SHARDS)]
+
+    def find(place: str, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        try:
+            parts = Parts([each[place] for each in pieces])
+        except KeyError:
+            raise ConfigError(f"{folder}: its shards are not those of its index ({place} is in none)") from None
+        return parts if lazily else parts.whole()
+
+    return changed(state, find)
+
+
+def _read(path: Path, read: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise ConfigError(f"{path}: missing; a checkpoint in shards needs the folder `{FOLDER}` beside it")
+    return read(path)
+
+
+def named_shards(path: Path) -> list[str]:
+    """The files that a checkpoint names; none where it is one file. Reads no tensors."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # as in models.formats.files: a damaged file can fail anywhere
+        raise ConfigError(f"{path}: damaged, or not of this program ({type(error).__name__})") from None
+    return content.get(SHARDS, []) if isinstance(content, dict) else []

@@ -1,0 +1,1 @@
+"""Changes to how a model computes, never to what it computes."""

@@ -1,0 +1,87 @@
+"""The last block of a Vision Transformer for the class token alone, where that is all that the classifier reads.
+
+Keys and values are still those of all tokens. Queries, projection, MLP and the last norm of the other tokens have no
+way to the logits, and so neither a value nor a gradient to give.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+from timm.layers import DropPath, LayerNorm, Mlp
+from timm.models.vision_transformer import Attention, Block, LayerScale, VisionTransformer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.transforms.attention import attend
+
+# Each but Attention gives for a token what depends on that token alone. By identity: a subclass may do anything.
+KNOWN = {Block, Attention, Mlp, LayerScale, DropPath, LayerNorm}
+KNOWN |= {nn.LayerNorm, nn.Linear, nn.Identity, nn.GELU, nn.Dropout}
+
+
+def shorten_last_block(model: nn.Module) -> None:
+    """Let `model` compute no more of its last block than its logits need, if it is known to the last module.
+
+    Comes after everything that replaces modules or adds hooks: what it finds changed in the last block stays as it is.
+    """
+    if reads_class_token_alone(model):
+        model.__class__ = ClassTokenVisionTransformer  # names, weights and all other methods stay
+
+
+@contextlib.contextmanager
+def whole_last_block(model: nn.Module) -> Iterator[None]:
+    """The model computes all of its last block, so that hooks on its modules see what they do."""
+    cls = type(model)
+    model.__class__ = VisionTransformer if cls is ClassTokenVisionTransformer else cls
+    try:
+        yield
+    finally:
+        model.__class__ = cls
+
+
+def reads_class_token_alone(model: nn.Module) -> bool:
+    """Whether this is timm's own model with its own last block, and its head reads the class token."""
+    if type(model) is not VisionTransformer or model.global_pool != "token" or not len(model.blocks):
+        return False
+    block = model.blocks[-1]
+    modules = [*block.modules(), model.norm]
+    if any(type(module) not in KNOWN or "forward" in vars(module) for module in modules):
+        return False
+    if type(block) is not Block or type(block.attn) is not Attention or type(block.attn.qkv) is not nn.Linear:
+        return False
+    # These three are not called as modules any more, so that hooks would miss them.
+    passed_by = (block, block.attn, block.attn.qkv)
+    has_hooks = any(module._forward_hooks or module._forward_pre_hooks for module in passed_by)
+    return not has_hooks and getattr(block.attn, "gate", None) is None
+
+
+class ClassTokenVisionTransformer(VisionTransformer):
+    """`forward` is shorter; `forward_features` and `forward_intermediates` still return all tokens."""
+
+    def forward(self, x: Tensor, *masks, **named_masks) -> Tensor:
+        if masks or named_masks or self.grad_checkpointing:
+            return super().forward(x, *masks, **named_masks)
+        x = self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))
+        *before, last = self.blocks
+        for block in before:
+            x = block(x)
+        return self.forward_head(self.norm(class_token_after(last, x)))
+
+
+def class_token_after(block: Block, tokens: Tensor) -> Tensor:
+    """[B, N, D] -> [B, 1, D]: the first token of what the block returns."""
+    x = tokens[:, :1]
+    x = x + block.drop_path1(block.ls1(attend_from_first(block.attn, block.norm1(tokens))))
+    return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+
+
+def attend_from_first(attention: Attention, tokens: Tensor) -> Tensor:
+    """[B, N, D] -> [B, 1, D]: timm's attention with the queries of the first token only."""
+    B, N, _ = tokens.shape
+    heads, width = attention.num_heads, attention.num_heads * attention.head_dim
+    weight, bias = attention.qkv.weight, attention.qkv.bias  # rows: queries, keys, values
+    q_bias, kv_bias = (None, None) if bias is None else (bias[:width], bias[width:])
+    q = functional.linear(tokens[:, :1], weight[:width], q_bias).reshape(B, 1, heads, -1).transpose(1, 2)
+    kv = functional.linear(tokens, weight[width:], kv_bias).reshape(B, N, 2, heads, -1)
+    k, v = kv.permute(2, 0, 3, 1, 4).unbind(0)  # [B, heads, N, D / heads]
+    return attend(attention, q, k, v)

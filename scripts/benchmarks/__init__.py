@@ -1,0 +1,1 @@
+"""What this program is measured with; BENCHMARKS.md holds the figures."""

@@ -1,0 +1,303 @@
+"""The tables of other systems' AMP benchmarks, for this machine: as Markdown, and with -png FILE as a chart.
+
+python scripts/benchmarks/amp.py seconds   seconds per 100 iterations, seven times, without and with -amp (PaddleViT)
+python scripts/benchmarks/amp.py modes     memory, iterations/s, images/s in every precision (ColossalAI's ViT example)
+python scripts/benchmarks/amp.py linear    three Linear layers, AMP, and AMP with accumulation (Paddle's tutorial)
+python scripts/benchmarks/amp.py largest   the largest batch that fits (a PyTorch tutorial's point)
+
+Not given, -cfg and -batch_size are ViT-Base and 128 on a GPU, ViT-Tiny and 32 on a CPU; -opts PRECISION.DTYPE=bfloat16
+says which half type -amp means. A command's -h lists its flags.
+"""
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # our folders, wherever this is started from
+
+from configs.load import load
+from engine.memory.largest_batch import bisect
+from scripts.benchmarks.common import (
+    GIB,
+    MODES,
+    ROOT,
+    SLOW_ON_CPUS,
+    Measured,
+    Panel,
+    Refused,
+    StepWorker,
+    Table,
+    spread,
+    take_turns,
+)
+from scripts.benchmarks.largest_batch import climb
+from utils.errors import ConfigError, did_you_mean, exit_code
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise ConfigError(f"{message}; -h shows how this script is called")
+
+
+def positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def main(argv: list[str]) -> int:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    seconds = add_command(commands, "seconds", measure_seconds, "rounds:7")
+    seconds.add_argument("-iterations", type=positive, default=100, metavar="N", help="of a turn, scaled to 100 [100]")
+    modes = add_command(commands, "modes", measure_modes, "rounds:5 modes")
+    modes.add_argument("-steps", type=positive, default=5, metavar="N", help="iterations of a turn [5]")
+    modes.add_argument("-compile", nargs="?", const="true", choices=("true", "false"), help="too [on GPUs only]")
+    linear = add_command(commands, "linear", measure_linear, "rounds:5")
+    linear.add_argument("-scale", type=float, metavar="X", help="of width 4096 and batch 512 [GPU: 1, CPU: 0.25]")
+    linear.add_argument("-epochs", type=positive, default=5, metavar="N", help="of 50 batches [5]")
+    largest = add_command(commands, "largest", measure_largest, "modes")
+    largest.add_argument("-memory_gb", type=float, metavar="GB", help="limit in GiB [GPU: all of it; CPU: required]")
+    largest.add_argument("-most", type=positive, default=65536, metavar="N", help="stop looking here [65536]")
+    arguments = parser.parse_args(argv)
+    table = arguments.measure(arguments)
+    print(table.markdown())
+    if arguments.png:
+        table.draw(arguments.png)
+    return 0
+
+
+def add_command(commands, name: str, measure, extras: str) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=measure.__doc__.splitlines()[0], description=measure.__doc__)
+    command.set_defaults(measure=measure)
+    command.add_argument("-cfg", metavar="FILE", help="settings of the run")
+    command.add_argument("-batch_size", type=positive, metavar="N")
+    command.add_argument("-dataset", default="synthetic", metavar="NAME", help="[synthetic]")
+    command.add_argument("-data_path", metavar="PATH")
+    command.add_argument("-png", type=Path, metavar="FILE", help="also draw the table as a chart")
+    command.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="further settings")
+    for extra in extras.split():
+        if extra == "modes":
+            command.add_argument(
+                "-modes", nargs="+", metavar="MODE", help=f"of {' '.join(MODES)} [all; on CPUs the fast]"
+            )
+        else:
+            default = int(extra.removeprefix("rounds:"))
+            command.add_argument("-rounds", type=positive, default=default, metavar="N", help=f"turns [{default}]")
+    return command
+
+
+def device_kind(arguments: argparse.Namespace) -> str:
+    """Finds out without a CUDA context, which would take memory from what is measured."""
+    from utils.distributed import find_devices
+
+    options = ["-opts", *arguments.opts] if arguments.opts else []
+    kind, _ = find_devices(load(["-cfg", settings(arguments, "cpu")[0], *options]).config.DEVICE)
+    return kind
+
+
+def settings(arguments: argparse.Namespace, kind: str) -> tuple[str, int]:
+    """The recipe and the batch size, given or this device's own."""
+    name, batch_size = ("vit_tiny", 32) if kind == "cpu" else ("vit_base", 128)
+    return arguments.cfg or str(ROOT / f"configs/{name}_patch16_224.yaml"), arguments.batch_size or batch_size
+
+
+def worker_flags(arguments: argparse.Namespace, kind: str, options: tuple[str, ...], batch_size=None) -> list[str]:
+    """The command line of a StepWorker; the mode's own options win over the user's."""
+    cfg, usual = settings(arguments, kind)
+    batch_size = batch_size or usual
+    flags = ["-cfg", cfg, "-dataset", arguments.dataset, "-batch_size", str(batch_size)]
+    flags += ["-data_path", arguments.data_path] if arguments.data_path else []
+    flags += ["-opts", f"DATA.SYNTHETIC_SIZE={20 * batch_size}", *arguments.opts, *options]
+    return flags
+
+
+def heading(arguments: argparse.Namespace, kind: str, what: str, machine: str) -> str:
+    cfg, batch_size = settings(arguments, kind)
+    data = "synthetic data" if arguments.dataset == "synthetic" else arguments.dataset
+    return f"{Path(cfg).stem}, batch {batch_size}, {data}, {what}. {machine}"
+
+
+def measure_seconds(arguments: argparse.Namespace) -> Table:
+    """Seconds per 100 iterations, without and with -amp in turn, average and speed-up."""
+    kind = device_kind(arguments)
+    flags = {"off": "AMP=false", "on": "AMP=true"}
+    workers = {name: StepWorker(worker_flags(arguments, kind, (option,))) for name, option in flags.items()}
+    measured, reasons = take_turns(workers, arguments.rounds, arguments.iterations)
+    for name, reason in reasons.items():
+        raise ConfigError(f"AMP {name} cannot be measured: {reason}")
+    averages = {name: 100 * statistics.mean(each.seconds) for name, each in measured.items()}
+    rows = []
+    for name, each in measured.items():
+        turns = " ".join(f"{100 * seconds:.2f}" for seconds in each.seconds)
+        rows.append([name, turns, f"{averages[name]:.2f}", f"{averages['off'] / averages[name]:.3f}"])
+    scaled = arguments.iterations != 100
+    what = "seconds per 100 iterations" + (f", scaled up from {arguments.iterations}" if scaled else "")
+    return Table(
+        heading(arguments, kind, what, measured["off"].hello["machine"]),
+        ["AMP", "seconds per 100 iterations", "average", "speed-up"],
+        rows,
+        panels=[Panel(f"seconds per 100 iterations, average of {arguments.rounds}", averages)],
+    )
+
+
+def choose_modes(arguments: argparse.Namespace, kind: str) -> tuple[list[str], dict[str, str]]:
+    """What to measure here, and why not the rest."""
+    for name in arguments.modes or ():
+        if name not in MODES:
+            raise ConfigError(
+                f"-modes: there is no mode {name!r} (there are {', '.join(MODES)}){did_you_mean(name, MODES)}"
+            )
+    reasons = {}
+    for name in arguments.modes or MODES:
+        if kind not in MODES[name].kinds:
+            reasons[name] = f"only on {' and '.join(MODES[name].kinds)}"
+        elif kind == "cpu" and name in SLOW_ON_CPUS and not arguments.modes:
+            reasons[name] = f"not measured: minutes for one update on a CPU; -modes {name} measures it"
+    return [name for name in arguments.modes or MODES if name not in reasons], reasons
+
+
+def measure_modes(arguments: argparse.Namespace) -> Table:
+    """Memory, iterations/s, images/s and speed-up in every precision, with and without compile, in turn.
+
+    Utilisation is 3 x the FLOPs of a forward pass, by images/s, over the best square matrix multiplication in the same
+    type, timed in the same run.
+    """
+    kind = device_kind(arguments)
+    names, unfit = choose_modes(arguments, kind)
+    compiles = [False, True] if (arguments.compile or str(kind == "cuda").lower()) == "true" else [False]
+    cases = {f"{name}{' compiled' * compiled}": (MODES[name], compiled) for compiled in compiles for name in names}
+    workers = {
+        case: StepWorker(worker_flags(arguments, kind, (*mode.options, f"COMPILE={compiled}")))
+        for case, (mode, compiled) in cases.items()
+    }
+    peaks = {case: mode.peak for case, (mode, compiled) in cases.items() if not compiled}
+    measured, reasons = take_turns(workers, arguments.rounds, arguments.steps, peaks)
+    peak_of = {peaks[case]: measured[case].peak for case in peaks if case in measured}
+    rows, first = [], next(iter(measured.values()), None)
+    for case, (mode, _) in cases.items():
+        if case in measured:
+            rows.append(mode_row(case, measured[case], measured.get("fp32"), first, peak_of.get(mode.peak)))
+        else:
+            rows.append([case, reasons[case], *["-"] * 5])
+    rows += [[case, reason, *["-"] * 5] for case, reason in unfit.items()]
+    turns = f"{arguments.rounds} turns of {arguments.steps} iterations, medians (least to most)"
+    bars = {case: statistics.median(each.images_per_second) for case, each in measured.items()}
+    return Table(
+        heading(arguments, kind, turns, first.hello["machine"] if first else "nothing could be measured"),
+        [
+            "mode",
+            "memory, GiB",
+            "iterations/s",
+            "images/s",
+            "against fp32",
+            "memory against fp32",
+            "FLOPs utilisation, %",
+        ],
+        rows,
+        peak_notes(peak_of, first),
+        [Panel("images/s", bars), Panel("memory, GiB", {case: each.memory / GIB for case, each in measured.items()})],
+    )
+
+
+def mode_row(case: str, each: Measured, fp32: Measured | None, first: Measured, peak: float | None) -> list[str]:
+    rate = statistics.median(each.images_per_second)
+    faster = f"{rate / statistics.median(fp32.images_per_second):.2f}" if fp32 else "-"
+    smaller = f"{each.memory / fp32.memory:.2f}" if fp32 else "-"
+    used = f"{100 * 3 * first.forward_flops * rate / peak:.3g}" if peak else "-"
+    iterations = f"{rate / each.hello['images']:.4g}"
+    return [case, f"{each.memory / GIB:.2f}", iterations, spread(each.images_per_second), faster, smaller, used]
+
+
+def peak_notes(peak_of: dict[str, float], first: Measured | None) -> list[str]:
+    if not peak_of:
+        return []
+    each = ", ".join(f"{kind} {peak / 1e9:.4g}" for kind, peak in peak_of.items())
+    gflops = 3 * first.forward_flops / 1e9
+    return [
+        f"Utilisation: {gflops:.4g} GFLOP for a training image (3 x forward) against matmul peaks, GFLOP/s: {each}."
+    ]
+
+
+def measure_linear(arguments: argparse.Namespace) -> Table:
+    """Three Linear layers in fp32, with AMP, and with AMP and accumulation over 10 batches: seconds and last losses."""
+    from scripts.benchmarks.common import machine
+    from scripts.benchmarks.paddle_mlp import CASES, Sizes, case_config, train
+
+    kind = device_kind(arguments)
+    sizes = Sizes.scaled(arguments.scale or (0.25 if kind == "cpu" else 1.0), arguments.epochs)
+    results = {name: [] for name in CASES}
+    configs = {name: case_config(name, settings(arguments, kind)[0], arguments.opts) for name in CASES}
+    for name, config in configs.items():
+        train(name, config, sizes.warm_up(), kind)
+    for _ in range(arguments.rounds):
+        for name, config in configs.items():
+            results[name].append(train(name, config, sizes, kind))
+    medians = {name: statistics.median(seconds for seconds, _ in each) for name, each in results.items()}
+    rows = []
+    for name, each in results.items():
+        seconds = spread([seconds for seconds, _ in each], 3)
+        rows.append([name, seconds, f"{medians['fp32'] / medians[name]:.2f}", f"{each[-1][1]:.4f}"])
+    title = f"three Linear layers of {sizes.width}, batch {sizes.batch}, {sizes.batches} batches, {sizes.epochs} epochs"
+    return Table(
+        f"{title}, {arguments.rounds} turns. {machine()}",
+        ["case", "seconds, median (least to most)", "speed-up", "last loss"],
+        rows,
+        panels=[Panel("seconds", medians)],
+    )
+
+
+def measure_largest(arguments: argparse.Namespace) -> Table:
+    """The largest batch that fits in each precision: a multiple of 8, found and run in processes of their own."""
+    kind = device_kind(arguments)
+    names, reasons = choose_modes(arguments, kind)
+    arguments.dataset, arguments.data_path = "synthetic", None  # memory does not depend on what is seen
+    limit = arguments.memory_gb
+    if kind != "cuda" and limit is None:
+        raise ConfigError(f"-memory_gb: needed on {kind}, which has no memory of its own to fill; as in -memory_gb 4")
+    start = settings(arguments, kind)[1]
+    found, machine_line = {}, ""
+
+    def peak(name: str, batch_size: int) -> int | None:
+        """Bytes at that batch size; None where it does not fit. The second update also holds the optimizer's state."""
+        nonlocal machine_line
+        mode = MODES[name]
+        worker = StepWorker(worker_flags(arguments, kind, mode.options, batch_size), limit)
+        try:
+            machine_line = worker.hello()["machine"]
+            worker.iterate(1, warm_up=3 if kind == "cuda" else 1)  # float16 may skip the first
+            return worker.peak_memory()
+        except Refused as error:
+            if error.out_of_memory:
+                return None
+            raise
+        finally:
+            worker.close()
+
+    for name in names:
+        try:
+            if kind == "cuda":
+                found[name] = bisect(lambda size: peak(name, size), start, arguments.most)  # noqa: B023
+            else:
+                found[name] = climb(lambda size: peak(name, size), limit * GIB, arguments.most)  # noqa: B023
+        except Refused as error:
+            reasons[name] = str(error)
+    base = found["fp32"].batch_size if "fp32" in found else 0
+    rows = []
+    for name, each in found.items():
+        against = f"{each.batch_size / base:.2f}" if base else "-"
+        rows.append([name, str(each.batch_size), f"{each.memory / GIB:.3f}", against, str(each.runs)])
+    rows += [[name, reason, "-", "-", "-"] for name, reason in reasons.items()]
+    cfg, _ = settings(arguments, kind)
+    within = f"within {limit:g} GiB" if limit else "of the device's memory"
+    return Table(
+        f"{Path(cfg).stem}, largest batch {within}, synthetic data. {machine_line}",
+        ["mode", "largest batch", "its peak, GiB", "against fp32", "batch sizes run"],
+        rows,
+        panels=[Panel("largest batch", {name: each.batch_size for name, each in found.items()})],
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main, sys.argv[1:]))

@@ -1,0 +1,339 @@
+"""Measures how fast images are read, and what limits a run; prints Markdown tables: what BENCHMARKS.md holds.
+
+python scripts/benchmarks/loader.py limits -cfg FILE [...]   the loader's ceiling, the model's on synthetic data, which limits
+python scripts/benchmarks/loader.py timm                     ours against timm's create_loader, from JPEG and from the cache
+python scripts/benchmarks/loader.py pixels                   how far our pixels are from Pillow's
+python scripts/benchmarks/loader.py memory                   private memory of readers over epochs of 200,000 listed files
+python scripts/benchmarks/loader.py run -timm FOLDER         a whole run against timm's train.py, whose source is in FOLDER
+
+Without -photos a folder of JPEGs is made, of about 500 x 375 pixels and 100 kB (photos.py). What is compared takes turns.
+"""
+
+import argparse
+import itertools
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # our folders, wherever this is started from
+
+from scripts.benchmarks.common import ROOT, StepWorker, Table, machine, spread, take_turns
+from scripts.benchmarks.photos import make_photos
+from scripts.command_line import at_least
+from utils.errors import exit_code
+
+BATCH_SIZE = 32
+WARM_UP = 6  # batches: more than any of the loaders reads ahead with two workers
+FEWEST = 2 * BATCH_SIZE  # training images: with less than two batches there is nothing to time
+CACHED = {
+    "jpeg": [],
+    "cache, decoded, short side 256": ["DATA.CACHE=disk", "DATA.CACHE_FORM=decoded", "DATA.CACHE_SIDE=256"],
+    "cache, re-encoded, short side 256": ["DATA.CACHE=disk", "DATA.CACHE_FORM=jpeg", "DATA.CACHE_SIDE=256"],
+}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser(
+        "limits", add_help=False
+    )  # all else are flags of main_single_gpu.py: -cfg -dataset -data_path ...
+    memory = commands.add_parser("memory")
+    memory.add_argument("-count", type=at_least(10), default=200_000, help="listed files")
+    memory.add_argument("-epochs", type=at_least(1), default=5)
+    for name in ("timm", "pixels", "run"):
+        command = commands.add_parser(name)
+        command.add_argument(
+            "-photos", type=photos_in, help="a folder with train/ and val/, as photos.py makes [made anew]"
+        )
+        command.add_argument("-rounds", type=at_least(1), default=5)
+        command.add_argument("-count", type=at_least(FEWEST), default=1216, help="training images that are made")
+        if name == "run":
+            command.add_argument("-timm", type=Path, required=True, help="a copy of timm's repository, with train.py")
+            command.add_argument("-timm_flags", nargs="*", default=[], help="further flags of train.py, without dashes")
+    arguments, arguments.flags = parser.parse_known_args(argv)
+    if arguments.flags and arguments.command != "limits":
+        parser.error(f"unrecognized arguments: {' '.join(arguments.flags)}")
+    print(machine() + "\n", flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        if "photos" in arguments and not arguments.photos:
+            arguments.photos = Path(scratch) / "photos"
+            make_photos(arguments.photos, arguments.count, arguments.count // 4)
+        commands = {"limits": tell_limits, "timm": compare_loaders, "pixels": compare_pixels, "memory": watch_memory}
+        commands["run"] = compare_runs
+        commands[arguments.command](arguments, Path(scratch))
+    return 0
+
+
+def photos_in(text: str) -> Path:
+    """The type of -photos: a folder with enough of them."""
+    folder = Path(text)
+    for part, fewest in (("train", FEWEST), ("val", 1)):
+        count = sum(1 for _ in (folder / part).rglob("*.jpg"))
+        if count < fewest:
+            raise argparse.ArgumentTypeError(f"{folder / part} holds {count} .jpg files, and {fewest} are needed")
+    return folder
+
+
+# The same recipe for both: ViT-Tiny, one epoch, bfloat16, AdamW, crops and flips, a line of the log for each update.
+TIMM = """--model vit_tiny_patch16_224 --num-classes 10 --epochs 1 --warmup-epochs 0 --sched step --decay-epochs 9 --opt adamw --lr 1e-3
+--weight-decay 0.05 --amp --amp-dtype bfloat16 --device cpu --workers 2 --color-jitter 0 --log-interval 1"""
+OURS = f"""-cfg {ROOT}/configs/vit_tiny_patch16_224.yaml -dataset imagefolder -amp -epochs 1
+-opts REPORT_FREQ=1 TRAIN.WARMUP_EPOCHS=0 TRAIN.LR_SCHEDULER.NAME=constant TRAIN.BASE_LR=1e-3 TRAIN.WEIGHT_DECAY=0.05
+TRAIN.SMOOTHING=0.1 TRAIN.GRAD_CLIP=null MODEL.DROPOUT=0 MODEL.ATTENTION_DROPOUT=0 DATA.CROP_PCT=0.9"""
+
+
+# --- the loader alone ---
+
+
+def our_batches(flags: list, options: list[str], scratch: Path) -> Iterator[int]:
+    """Endless training batches of a run with these flags, as floats ready for the model; yields how many images."""
+    import torch
+
+    from configs.load import load
+    from datasets import Normalize, Watch, build_train_data, cache_image_sets, load_image_sets
+
+    # A folder each: of one data set a folder keeps the newest cache alone.
+    # It reads ahead, as where a GPU computes.
+    options = ["DATA.PREFETCH=2", *options, f"DATA.CACHE_PATH={scratch / ' '.join(options)}"]
+    config = load([*map(str, flags), "-opts", *options]).plain().config
+    train_set, _ = cache_image_sets(config, load_image_sets(config), Watch(note, note))
+    data = build_train_data(config, train_set, 0, 1, torch.device("cpu"))
+    normalize = Normalize(config.DATA)
+    for window in data.windows(0, sys.maxsize):
+        for batch in window.batches:
+            yield len(normalize(batch.images))
+
+
+def note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def timm_batches(folder: Path, num_workers: int) -> Iterator[int]:
+    """The same from timm's loader with the settings of its train.py, less colour jitter and random erasing."""
+    import torch
+    from timm.data import create_dataset, create_loader
+
+    loader = create_loader(
+        create_dataset("", root=str(folder), split="train"),
+        input_size=(3, 224, 224),
+        batch_size=BATCH_SIZE,
+        is_training=True,
+        hflip=0.5,
+        color_jitter=0.0,
+        interpolation="bicubic",
+        num_workers=num_workers,
+        device=torch.device("cpu"),
+        persistent_workers=True,
+    )
+    while True:
+        for images, _ in loader:
+            yield len(images)
+
+
+def rate(batches: Iterator[int], num_batches: int) -> float:
+    """Images per second, once what was read ahead is used up."""
+    for _ in itertools.islice(batches, WARM_UP):
+        pass
+    start = time.perf_counter()
+    count = sum(itertools.islice(batches, num_batches))
+    return count / (time.perf_counter() - start)
+
+
+def compare_loaders(arguments: argparse.Namespace, scratch: Path) -> None:
+    """For one worker and two. A loader is opened for its turn and closed after it: nothing reads ahead meanwhile."""
+    rows = []
+    for num_workers in (1, 2):
+        sides: dict[str, Callable[[], Iterator[int]]] = {
+            "timm create_loader": lambda num=num_workers: timm_batches(arguments.photos, num)
+        }
+        for name, options in CACHED.items():
+            flags = ["-cfg", ROOT / "configs/vit_tiny_patch16_224.yaml", "-dataset", "imagefolder"]
+            flags += ["-data_path", arguments.photos, "-batch_size", BATCH_SIZE, "-num_workers", num_workers]
+            sides[f"halfstep, {name}"] = lambda flags=flags, options=options: our_batches(flags, options, scratch)
+        found = {name: [] for name in sides}
+        for _, (name, make) in itertools.product(range(arguments.rounds), sides.items()):
+            batches = make()
+            found[name].append(rate(batches, arguments.count // BATCH_SIZE))
+            batches.close()
+        theirs = found["timm create_loader"]
+        for name, ours in found.items():
+            ratios = [mine / their for mine, their in zip(ours, theirs, strict=True)]
+            rows.append([name, str(num_workers), spread(ours, 0), "1" if ours is theirs else spread(ratios, 2)])
+    print(Table("", ["loader", "workers", "images/s, median (spread)", "against timm"], rows).markdown())
+
+
+def compare_pixels(arguments: argparse.Namespace, scratch: Path) -> None:
+    """Of random crops of all photos against Pillow's decoding, cropping and resizing of the same."""
+    import random
+
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    from configs.schema import Data
+    from datasets.transforms.crop import TrainTransform, crop_box
+    from datasets.transforms.decode import decode
+
+    transform = TrainTransform(data := Data(HFLIP=0.0))
+    out = torch.empty(224, 224, 3, dtype=torch.uint8).permute(2, 0, 1)
+    means, biases = [], []
+    for seed, path in enumerate(sorted(arguments.photos.rglob("*.jpg"))):
+        transform(decode(path.read_bytes(), 3), random.Random(seed), out)
+        with Image.open(path) as image:
+            left, top, width, height = crop_box(*image.size, data.CROP_SCALE, data.CROP_RATIO, random.Random(seed))
+            crop = image.convert("RGB").crop((left, top, left + width, top + height))
+        wanted = np.array(crop.resize((224, 224), Image.Resampling.BICUBIC)).astype(np.float32)
+        difference = out.permute(1, 2, 0).numpy() - wanted
+        means.append(float(np.abs(difference).mean()))
+        biases.append(float(difference.mean()))
+    print(
+        f"{len(means)} images: mean absolute difference {statistics.mean(means):.4f} of 255 (worst image {max(means):.4f}),"
+    )
+    print(f"bias {statistics.mean(biases):+.4f} (worst image {max(biases, key=abs):+.4f})")
+
+
+def watch_memory(arguments: argparse.Namespace, scratch: Path) -> None:
+    """After each epoch: of the loader's processes, or of the one whose threads read."""
+    import numpy as np
+    from PIL import Image
+
+    names = [f"a folder with a long name/image number {number:06d}.jpg" for number in range(arguments.count)]
+    (scratch / "a folder with a long name").mkdir()
+    for number, name in enumerate(names):  # a file may have some 65,000 names
+        if number % 10_000 == 0:
+            Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(scratch / name)
+        else:
+            (scratch / name).hardlink_to(scratch / names[number // 10_000 * 10_000])
+    for part in ("train", "val"):
+        listed = names if part == "train" else names[:10]
+        (scratch / f"{part}_list.txt").write_text("".join(f"{name} {n % 10}\n" for n, name in enumerate(listed)))
+    for kind in ("threads", "processes"):
+        command = [sys.executable, "-c", MEMORY, ROOT, scratch, kind, arguments.epochs]
+        lines = subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+        growth = 100 * (float(lines[-1]) / float(lines[0]) - 1)
+        print(f"{kind}: private MB after each epoch {' '.join(lines)}: {growth:+.1f}% from the first to the last")
+
+
+MEMORY = """
+import multiprocessing, os, re, sys
+from pathlib import Path
+root, folder, kind, epochs = sys.argv[1:]
+sys.path.insert(0, root)
+import torch
+from configs.load import load
+from datasets import build_train_data, load_image_sets
+config = load(["-cfg", f"{root}/configs/vit_tiny_patch16_224.yaml", "-dataset", "imagenet2012", "-data_path", folder, "-batch_size", "250", "-num_workers", "2",
+               "-image_size", "16", "-opts", f"DATA.WORKERS={kind}"]).config
+data = build_train_data(config, load_image_sets(config)[0], 0, 1, torch.device("cpu"))
+for step, window in enumerate(data.windows(0, int(epochs) * data.steps_per_epoch), 1):
+    for batch in window.batches:
+        pass
+    if step % data.steps_per_epoch == 0:
+        readers = [child.pid for child in multiprocessing.active_children()] or [os.getpid()]
+        texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in readers]
+        print(round(sum(int(kb) for text in texts for kb in re.findall("Private_.*?: *([0-9]+) kB", text)) / 1024, 1))
+"""
+
+
+# --- the loader and the model ---
+
+
+def tell_limits(arguments: argparse.Namespace, scratch: Path) -> None:
+    """Both ceilings of a run with these flags, and which of them it will meet."""
+    from configs.load import load
+
+    flags = arguments.flags
+    where = flags.index("-opts") if "-opts" in flags else len(flags)
+    options, flags = flags[where + 1 :], flags[:where]
+    config = load([*flags, *(["-opts", *options] if options else [])]).plain().config
+    num_batches = max(1024 // config.DATA.BATCH_SIZE, 8)
+    batches = our_batches(flags, options, scratch)
+    loader = [rate(batches, num_batches) for _ in range(3)]
+    batches.close()
+    worker = StepWorker(
+        [*flags, "-dataset", "synthetic", "-opts", *options, f"MODEL.NUM_CLASSES={config.MODEL.NUM_CLASSES or 1000}"]
+    )
+    measured, reasons = take_turns({"model": worker}, 3, 3)
+    if reasons:
+        sys.exit(reasons["model"])
+    model = measured["model"].images_per_second
+    share = statistics.median(loader) / statistics.median(model)
+    print(f"loader alone: {spread(loader)} images/s\nmodel alone, synthetic data: {spread(model)} images/s")
+    print("on the same cores: both together are slower" if measured["model"].hello["kind"] == "cpu" else "")
+    print(
+        f"the model limits: the loader gives {share:.1f} times what it takes"
+        if share > 1.1
+        else f"the loader limits: it gives {share:.2f} of what the model takes; more -num_workers, or DATA.CACHE"
+    )
+
+
+@dataclass
+class Run:
+    """One run by the entry script of ours or timm's."""
+
+    seconds: float
+    first_step: float  # seconds from the command until the first update is told
+    images_per_second: float  # from the first update to the last
+    top1: float  # of the validation images, per cent
+
+
+def compare_runs(arguments: argparse.Namespace, scratch: Path) -> None:
+    """ViT-Tiny, batch 32, bfloat16, one epoch with validation, both as people type them."""
+    num_train = len(list((arguments.photos / "train").rglob("*.jpg")))
+    num_steps = num_train // BATCH_SIZE
+    photos, output = arguments.photos, scratch / "runs"
+    theirs = [sys.executable, arguments.timm / "train.py", "--data-dir", photos, "--output", output / "timm"]
+    theirs += f"-b {BATCH_SIZE} {TIMM}".split() + [f"--{flag}" for flag in arguments.timm_flags]
+    ours = [sys.executable, ROOT / "main_single_gpu.py", "-data_path", photos, "-output", output / "halfstep"]
+    ours += f"-batch_size {BATCH_SIZE} {OURS}".split()
+    commands = {
+        "timm's train.py": (theirs, "--seed", r"Train: 0 \[", r"Best metric: ([0-9.]+)"),
+        "halfstep": (ours, "-seed", r"Step\[", r"best validation top-1 ([0-9.]+)%"),
+    }
+    found: dict[str, list[Run]] = {name: [] for name in commands}
+    for seed, (name, (command, flag, step, top1)) in itertools.product(range(arguments.rounds), commands.items()):
+        # Before -opts, which takes all that follows.
+        found[name].append(time_run([*command[:2], flag, seed, *command[2:]], step, top1, num_steps))
+        note(f"{name}: {found[name][-1]}")
+    first = found["timm's train.py"]
+    rows = []
+    for name, runs in found.items():
+        row = [name]
+        for field, faster in (("images_per_second", True), ("seconds", False), ("first_step", False)):
+            values, others = ([getattr(run, field) for run in each] for each in (runs, first))
+            ratios = [(a / b if faster else b / a) for a, b in zip(values, others, strict=True)]
+            row += [spread(values), "1" if runs is first else spread(ratios, 2)]
+        rows.append([*row, spread([run.top1 for run in runs])])
+    columns = ["run", "images/s", "x", "whole run, s", "x faster", "first step after, s", "x faster", "top-1, %"]
+    print(Table("", columns, rows).markdown())
+    print("commands:\n\n" + "\n".join(" ".join(map(str, command)) for command, *_ in commands.values()))
+
+
+def time_run(command: list, step: str, top1: str, num_steps: int) -> Run:
+    """By the lines that it prints, one for each update, and one with the accuracy."""
+    begin = time.perf_counter()
+    times, lines = [], []
+    process = subprocess.Popen(
+        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+    )
+    with process:
+        for line in process.stdout:
+            lines.append(line)
+            if re.search(step, line):
+                times.append(time.perf_counter() - begin)
+    seconds, found = time.perf_counter() - begin, re.findall(top1, "".join(lines))
+    if process.returncode or len(times) < num_steps or not found:
+        sys.exit("".join(lines[-40:]))
+    times = times[:num_steps]
+    return Run(seconds, times[0], BATCH_SIZE * (len(times) - 1) / (times[-1] - times[0]), float(found[-1]))
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main, sys.argv[1:]))

@@ -1,0 +1,212 @@
+"""The other side of measuring.StepWorker: trains when asked. A line of JSON asks, a line of JSON answers.
+
+The first argument holds what is no setting of a run; the others are the command line of an entry script.
+"""
+
+import contextlib
+import gc
+import json
+import math
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+import torch
+
+from configs.load import load
+from configs.schema import Config
+from scripts.benchmarks.common import GIB, machine
+from utils.errors import UserError
+
+
+def main(argv: list[str]) -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is no answer
+    asked: dict = {"hello": True}
+    worker = None
+    while True:
+        try:
+            if worker is None:
+                own = json.loads(argv[0])
+                worker = (TimmWorker if own["peer"] else Worker)(own, argv[1:])
+            answer = worker.answer(asked)
+        except Exception as error:
+            answers.write(json.dumps(refusal(error)) + "\n")
+            return
+        answers.write(json.dumps(answer) + "\n")
+        line = sys.stdin.readline()
+        if not line:
+            return
+        asked = json.loads(line)
+
+
+def refusal(error: Exception) -> dict:
+    """Why this mode cannot be measured; an error that nobody foresaw is also printed whole."""
+    from engine.memory.recovery import shortage
+
+    if shortage(error):
+        return {"refused": "out of memory", "out_of_memory": True}
+    first_line = (str(error).strip() or "no message").splitlines()[0]
+    if not isinstance(error, UserError):
+        traceback.print_exception(error)
+        first_line = f"{type(error).__name__}: {first_line}"
+    return {"refused": first_line, "out_of_memory": False}
+
+
+class Worker:
+    """A Trainer and its endless data."""
+
+    def __init__(self, own: dict, argv: list[str]):
+        from datasets import Watch, build_train_data, cache_image_sets, load_image_sets
+        from engine.train.trainer import Trainer
+        from models import build_model
+        from models.transforms.compiler import compiler_put_off
+        from utils.distributed import Process
+        from utils.log import Log
+        from utils.signals import StopSignal
+
+        self.config = config = load(argv).plain().config
+        process = Process.start(config.DEVICE, {})
+        self.device = process.device
+        if own["memory_gb"] and self.device.type == "cuda":
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, own["memory_gb"] * GIB / total))
+        train_set, _ = cache_image_sets(config, load_image_sets(config), Watch(print, print))
+        data = build_train_data(config, train_set, 0, 1, self.device)
+        torch.manual_seed(config.SEED)
+        self.num_classes = config.MODEL.NUM_CLASSES or len(train_set.classes)
+        with contextlib.nullcontext() if config.COMPILE else compiler_put_off():
+            model = build_model(config, self.num_classes)
+        self.trainer = Trainer(config, model.to(self.device), data, process, Log(0), StopSignal())
+        self.windows = data.windows(0, sys.maxsize)
+        self.num_images = data.global_batch
+
+    def answer(self, asked: dict) -> dict:
+        from engine.report.recorder import peak_memory
+
+        if "steps" in asked:
+            return {"seconds": self.time_updates(asked["warm_up"], asked["steps"])}
+        if "memory" in asked:
+            return {"bytes": peak_memory(self.device)}
+        if "tensors" in asked:
+            return {"bytes": self.tensor_memory()}
+        if "peak" in asked:
+            return {"flops": matmul_peak(self.device, asked["peak"])}
+        if "flops" in asked:
+            return {"flops": forward_flops(self.config, self.num_classes)}
+        return {"machine": machine(), "kind": self.device.type, "images": self.num_images}
+
+    def update(self, steps: int) -> None:
+        """So many updates, and their end: the report waits for the device."""
+        for _ in range(steps):
+            self.trainer.update(next(self.windows))
+        self.trainer.report()
+        assert torch.isfinite(self.trainer.totals).all()
+
+    def time_updates(self, warm_up: int, steps: int) -> float:
+        self.update(warm_up)
+        start = time.perf_counter()
+        self.update(steps)
+        seconds = time.perf_counter() - start
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # it is the others' turn, on the same device
+        return seconds
+
+    def tensor_memory(self) -> int:
+        """The most bytes that tensors fill during an update: what a GPU's allocator would count, libraries left out."""
+        from engine.memory.estimate import passing_bytes
+
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        gc.collect()
+        lasting = {each.untyped_storage() for each in gc.get_objects() if issubclass(type(each), torch.Tensor)}
+        before = sum({storage.data_ptr(): storage.nbytes() for storage in lasting}.values())
+        return before + passing_bytes(lambda: self.update(1))
+
+
+class TimmWorker(Worker):
+    """The same model as people train it with timm's train.py: its plain loop, its optimizer, the loss read every step.
+
+    Images lie ready on the device as float32, already normalised: loading and normalising are not in the time.
+    """
+
+    def __init__(self, own: dict, argv: list[str]):
+        import timm
+        from timm.optim import create_optimizer_v2
+
+        from utils.distributed import choose_device
+
+        self.config = config = load(argv).plain().config
+        self.device, self.num_images, self.num_classes = choose_device(config.DEVICE, 0), config.DATA.BATCH_SIZE, 1000
+        side = config.DATA.IMAGE_SIZE
+        self.model = timm.create_model(config.MODEL.NAME, num_classes=self.num_classes).to(self.device).train()
+        self.optimizer = create_optimizer_v2(self.model, "adamw", lr=1e-3, weight_decay=0.05)
+        self.images = torch.randn(self.num_images, config.DATA.IMAGE_CHANNELS, side, side, device=self.device)
+        self.targets = torch.randint(self.num_classes, (self.num_images,), device=self.device)
+
+    def update(self, steps: int) -> None:
+        for _ in range(steps):
+            with torch.autocast(self.device.type, torch.bfloat16):
+                loss = torch.nn.functional.cross_entropy(self.model(self.images), self.targets)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            assert math.isfinite(loss.item())
+
+
+def forward_flops(config: Config, num_classes: int) -> int:
+    """Of one image, a multiply-add counted as 2: of the model as published, whatever kernels computed it.
+
+    On the meta device, where nothing is computed. Not asked before the memory was read: a new model and torch's
+    counter take some.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from models import build_model
+
+    model = build_model(config, num_classes).eval()
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False  # which the counter would not see
+    tensors = {name: tensor.to("meta") for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    side = config.DATA.IMAGE_SIZE
+    image = torch.empty(1, config.DATA.IMAGE_CHANNELS, side, side, device="meta")
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        torch.func.functional_call(model, tensors, (image,))
+    return counter.get_total_flops()
+
+
+def matmul_peak(device: torch.device, kind: str) -> float:
+    """FLOP/s of the best square matrix multiplication; sizes double until one takes long enough to be timed well."""
+    from engine.precision.policy import set_matmul
+
+    set_matmul("tf32" if kind == "tf32" else "ieee", device)
+    dtype = getattr(torch, "float32" if kind == "tf32" else kind)
+    best, size = 0.0, 256
+    while size <= 16384:
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        seconds = min(time_matmul(a, b) for _ in range(5))
+        best = max(best, 2 * size**3 / seconds)
+        if seconds > 0.02:
+            break
+        size *= 2
+    return best
+
+
+def time_matmul(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Seconds of one of several, so that launching does not count."""
+    count = 3
+    torch.matmul(a, b).sum().item()  # warm-up; reading a number waits for the device
+    start = time.perf_counter()
+    for _ in range(count):
+        product = torch.matmul(a, b)
+    product[0, 0].item()
+    return (time.perf_counter() - start) / count
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,381 @@
+"""Augmentation: every policy changes images, as a function of seed, epoch and image alone; mixing and erasing add up."""
+
+import dataclasses
+import math
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional
+
+from configs.load import load
+from configs.schema import Config
+from datasets import Batch, Mixed, Normalize, Piece, Preparation, heavier
+from datasets.batch_order import sample_rng
+from datasets.transforms.augment import DRAWING, Drawn, build_augmentation, parse_policy
+from datasets.transforms.mixup import Erasing, Mixing
+from engine.train.loss import ClassificationLoss
+from scripts import show_augmentation
+from tests.datasets.test_loader import folder_settings, make_folder, taken, train_data
+from tests.datasets.test_loader import order as make_order
+from tests.support.helpers import replaced, small_config
+from utils.errors import ConfigError, exit_code
+
+CPU = torch.device("cpu")
+POLICIES = [
+    "original",
+    "cifar10",
+    "svhn",
+    "rand-m9-mstd0.5-inc1",
+    "rand-m9-n3-p1-mstd101",
+    "augmix-m3-w3",
+    "ta_wide",
+    "3a",
+]
+
+
+def settings(side: int = 32, channels: int = 3, **train) -> Config:
+    data = {"IMAGE_SIZE": side, "IMAGE_CHANNELS": channels}
+    return replaced(Config(), DATA=data, TRAIN=train)
+
+
+def picture(side: int = 32, channels: int = 3) -> torch.Tensor:
+    """Neither flat nor noise."""
+    waves = torch.linspace(0, 6, side).sin()[:, None] * torch.linspace(0, 4, side).cos()
+    shades = torch.stack([waves * scale for scale in (1.0, 0.5, -0.8)[:channels]])
+    return ((shades + 1) * 100).to(torch.uint8)
+
+
+def piece(count: int, first: int = 0, step: int = 0, epoch: int = 0) -> Piece:
+    return Piece(epoch, np.arange(first, first + count), count, step, first, np.zeros(count, dtype=int))
+
+
+# One image
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+@pytest.mark.parametrize("train", [*({"AUTO_AUGMENT": each} for each in POLICIES), {"COLOR_JITTER": 0.4}], ids=str)
+def test_a_policy_changes_images_by_its_generator_alone_in_threads_too(train, channels):
+    augment, image = build_augmentation(settings(channels=channels, **train)), picture(channels=channels)
+
+    def augmented(number: int) -> torch.Tensor:
+        return augment(image, random.Random(number))
+
+    torch.manual_seed(1), random.seed(1), np.random.seed(1)
+    before = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
+    alone = [augmented(number) for number in range(24)]
+    assert torch.equal(before[0], torch.get_rng_state()), "a draw came from the global generator"
+    assert before[1:] == (random.getstate(), repr(np.random.get_state()))
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(augmented, range(24)))
+    assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
+    assert all(each.dtype is torch.uint8 and each.shape == image.shape for each in alone)
+    changed = [each for each in alone if not torch.equal(each, image)]
+    assert len(changed) > 8 and any(not torch.equal(changed[0], each) for each in changed)
+
+
+def test_all_that_draws_is_caught_and_only_in_its_own_thread():
+    calls = {
+        "bernoulli": lambda: torch.bernoulli(torch.full((9,), 0.5)),
+        "multinomial": lambda: torch.multinomial(torch.ones(9), 3),
+        "normal": lambda: torch.normal(0.0, torch.ones(9)),
+        "poisson": lambda: torch.poisson(torch.ones(9)),
+        "rand": lambda: torch.rand(9),
+        "randint": lambda: torch.randint(9, (9,)),
+        "randn": lambda: torch.randn(9),
+        "randperm": lambda: torch.randperm(9),
+        "_sample_dirichlet": lambda: torch._sample_dirichlet(torch.ones(9)),
+        "log_normal_": lambda: torch.empty(9).log_normal_(),
+        **{
+            name: lambda name=name: getattr(torch.empty(9), name)()
+            for name in ("bernoulli_", "exponential_", "normal_", "random_", "uniform_")
+        },
+    }
+    assert calls.keys() == DRAWING
+    for call in calls.values():
+        before = torch.get_rng_state()
+        with Drawn(torch.Generator().manual_seed(0)), ThreadPoolExecutor(1) as pool:
+            first = call()
+            assert torch.equal(before, torch.get_rng_state())
+            pool.submit(call).result()
+            assert not torch.equal(before, torch.get_rng_state()), "a thread without the generator got it too"
+        with Drawn(torch.Generator().manual_seed(0)):
+            assert torch.equal(first, call())
+
+
+def test_the_number_of_threads_inside_torch_changes_no_pixel():
+    augment, image = build_augmentation(settings(COLOR_JITTER=0.9)), picture(400)
+    before = torch.get_num_threads()
+    results = []
+    for num_threads in (1, 3):
+        torch.set_num_threads(num_threads)
+        results.append([augment(image, random.Random(number)) for number in range(6)])
+    torch.set_num_threads(before)
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    # Why so: a mean, which contrast needs, is summed up without rounding, in whatever order the threads do it.
+    numbers = torch.cat([torch.tensor([2.0**24]), torch.ones(1000), torch.tensor([-(2.0**24)])])
+    with Drawn(torch.Generator()):
+        assert torch.mean(numbers) == torch.tensor(1000 / 1002) and numbers.mean().dtype is torch.float32
+
+
+def test_images_are_the_same_for_any_number_and_kind_of_workers(tmp_path):
+    many = [(0, "threads"), (1, "threads"), (4, "threads"), (2, "processes")]
+    train = {"AUTO_AUGMENT": "augmix", "REPEATED_AUG": 2}
+    root = make_folder(tmp_path)
+    none, *others = (
+        taken(train_data(replaced(folder_settings(root, count, WORKERS=kind), TRAIN=train)).windows(3, 9))
+        for count, kind in many
+    )
+    assert all(each == none for each in others)
+    plain = replaced(folder_settings(root), TRAIN={"REPEATED_AUG": 2})
+    assert [batch[2] for batch in taken(train_data(plain).windows(3, 9))] != [batch[2] for batch in none]
+    windows = train_data(plain).windows(0, 1)
+    (batch,) = next(windows).batches
+    again = int(np.flatnonzero(batch.piece.repeats)[0])
+    first = batch.piece.indices.tolist().index(batch.piece.indices[again])
+    assert not torch.equal(batch.images[first], batch.images[again]), "a repeat is cropped as the first time"
+
+
+def test_magnitude_9_of_timm_is_level_27_of_torchvision_and_mstd_spreads_it():
+    fixed, spread, uniform = (
+        build_augmentation(settings(AUTO_AUGMENT=f"rand-m9{more}")).steps[0] for more in ("", "-mstd1", "-mstd101")
+    )
+    assert fixed.levels[27].magnitude == 27 and fixed.levels[27].num_magnitude_bins == 31
+    with Drawn(torch.Generator().manual_seed(0)):
+        assert {fixed._level() for _ in range(20)} == {27}
+        levels = np.array([spread._level() for _ in range(2000)])
+        any_level = np.array([uniform._level() for _ in range(2000)])
+    assert levels.max() == 30 and 26 < levels.mean() < 27 and 2 < levels.std() < 3
+    assert any_level.min() == 0 and any_level.max() == 27 and 12.5 < any_level.mean() < 14.5
+
+
+def test_paddlevits_switches_and_names_mean_what_they_mean_there(tmp_path):
+    def policy(*lines: str):
+        file = tmp_path / "x.yaml"
+        file.write_text(f"TRAIN: {{{', '.join(lines)}}}")
+        return parse_policy(load(["-cfg", str(file)]).config.TRAIN)
+
+    assert policy("AUTO_AUGMENT: True")[0] == "original"
+    assert policy("AUTO_AUGMENT: False") == policy("AUTO_AUGMENT: None") == policy() == ("", {})
+    both = policy("AUTO_AUGMENT: True", "RAND_AUGMENT: True", "RAND_AUGMENT_LAYERS: 3", "RAND_AUGMENT_MAGNITUDE: 7")
+    assert both == ("rand", {"m": 7, "n": 3, "p": 0.5, "mstd": 0.5, "inc": 1})
+    assert policy("AUTO_AUGMENT: augmix-m5-w4-d2") == ("augmix", {"m": 5, "w": 4, "d": 2, "a": 1})
+
+
+def test_colour_jitter_is_left_out_beside_every_policy_but_3a():
+    for policy, num_steps in ((None, 1), ("3a", 2), ("ta_wide", 1)):
+        assert len(build_augmentation(settings(AUTO_AUGMENT=policy, COLOR_JITTER=0.3)).steps) == num_steps
+    assert build_augmentation(settings()) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("orignal", "there is no policy 'orignal'.*did you mean original"),
+        ("rand-m9-mmax40", "'mmax40' in 'rand-m9-mmax40' is not understood; rand takes m, n, p, mstd, inc"),
+        ("rand-m", "'m' in 'rand-m' is not understood"),
+        ("rand-m11", "'rand-m11' must have m from 0 to 10"),
+        ("rand-n0", "n from 1 to 100"),
+        ("rand-n1000000000", "n from 1 to 100"),
+        ("augmix-w1000000000", "w from 1 to 100"),
+        ("augmix-d1000000000", "d from -1 to 100"),
+        ("augmix-a1000000000", "a from 0.001 to 1000"),
+        ("rand-n1e9", "'n1e9' in 'rand-n1e9' is not understood"),
+        ("original-mstd0.5", "original takes nothing after its name"),
+        ("augmix-m11", "m from 1 to 10"),
+    ],
+)
+def test_a_mistake_in_a_policys_name_says_what_there_is(text, message):
+    with pytest.raises(ConfigError, match=f"TRAIN.AUTO_AUGMENT: .*{message}"):
+        parse_policy(settings(AUTO_AUGMENT=text).TRAIN)
+
+
+# Order
+
+
+@pytest.mark.parametrize("num_repeats", [2, 3, 4])
+def test_repeated_augmentation_shows_each_image_of_a_window_so_often_each_time_anew(num_repeats):
+    order = dataclasses.replace(make_order(100, 12, drop_last=False), num_repeats=num_repeats)
+    assert order.steps_per_epoch == 9
+    seen = []
+    for step in range(9):
+        (piece,) = order.pieces(step, 0)
+        counts = np.unique(piece.indices, return_counts=True)[1]
+        assert len(piece.indices) == order.window_size(step)
+        assert counts.max() <= num_repeats and (step == 8 or counts.min() == num_repeats)
+        assert len(set(zip(piece.indices, piece.repeats, strict=True))) == len(piece.indices)
+        pairs = set(zip(piece.indices[0::2], piece.indices[1::2], strict=True))
+        assert step == 8 or (len(pairs) >= 4 and all(one != other for one, other in pairs))
+        seen += set(piece.indices.tolist())
+    assert len(seen) == len(set(seen)) == math.ceil(100 / num_repeats)
+    draws = {sample_rng(0, 0, 7, repeat=repeat).random() for repeat in range(num_repeats)}
+    assert len(draws) == num_repeats and sample_rng(0, 0, 7).random() in draws
+
+
+def test_mixed_pairs_are_never_parted_whatever_the_sizes():
+    rng = random.Random(0)
+    for _ in range(200):
+        sizes = {
+            "batch_size": 2 * rng.randint(1, 3),
+            "world_size": rng.randint(1, 4),
+            "num_accumulated": rng.randint(1, 3),
+        }
+        order = make_order(rng.randint(1, 60), **sizes, drop_last=rng.random() < 0.5)
+        order = dataclasses.replace(order, in_pairs=True)
+        for step in range(order.steps_per_epoch):
+            window = order.window(step)
+            ranks = [order.pieces(step, rank) for rank in range(order.world_size)]
+            pieces = [pieces[micro] for micro in range(order.num_micro_batches(step)) for pieces in ranks]
+            counted = [each for each in pieces if each.num_samples]
+            assert np.concatenate([each.indices for each in counted]).tolist() == window.tolist()
+            assert all(each.num_samples <= order.batch_size and each.first % 2 == 0 for each in counted)
+            assert all(each.num_samples % 2 == 0 for each in counted[:-1])
+
+
+# Batches
+
+
+def mixed(images, targets, config, **where):
+    return Mixing(config)(images, targets, piece(len(images), **where))
+
+
+@pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
+@pytest.mark.parametrize("kind", [{"MIXUP_ALPHA": 0.8}, {"CUTMIX_ALPHA": 1.0}, {"CUTMIX_MINMAX": (0.2, 0.8)}], ids=str)
+def test_an_image_holds_as_much_of_its_partner_as_its_target_says(mode, kind):
+    """Images of one number each, so that the mean of a mixed one tells the shares."""
+    config = settings(16, MIXUP_MODE=mode, **kind)
+    shares = []
+    for step in range(6):
+        values = torch.arange(8, dtype=torch.float64)
+        images, targets = values[:, None, None, None].expand(8, 3, 16, 16).clone(), torch.arange(8)
+        images, targets = mixed(images, targets, config, step=step)
+        assert targets.first.tolist() == list(range(8)) and targets.second.tolist() == [1, 0, 3, 2, 5, 4, 7, 6]
+        means = targets.share * values + (1 - targets.share) * values[targets.second]
+        torch.testing.assert_close(images.mean((1, 2, 3)), means, rtol=0, atol=1e-6)
+        is_cut = (images == images.round()).all()
+        assert is_cut != ("MIXUP_ALPHA" in kind)
+        shares.append(targets.share)
+    num_draws = {"batch": 1, "pair": 4, "elem": 8}[mode]
+    assert num_draws - 1 <= max(len(each.unique()) for each in shares) <= num_draws  # two boxes may be alike
+    assert len(torch.cat(shares).unique()) > 3 * num_draws
+    assert torch.equal(shares[0], mixed(images, torch.arange(8), config)[1].share)
+
+
+def test_what_a_piece_of_a_window_gets_does_not_depend_on_where_it_was_cut():
+    for mode in ("batch", "pair", "elem"):
+        config = settings(8, MIXUP_ALPHA=0.8, CUTMIX_ALPHA=1.0, RANDOM_ERASE_PROB=0.5, MIXUP_MODE=mode)
+        prepare = Preparation(config, Normalize(config.DATA, torch.float64))
+        images, targets = torch.randint(256, (9, 3, 8, 8), dtype=torch.uint8), torch.arange(9)
+
+        def prepared(first, last, prepare=prepare, images=images, targets=targets):
+            of_it = piece(last - first, first, step=5, epoch=2)
+            return prepare(Batch(images[first:last], targets[first:last], last - first, [], of_it))
+
+        whole = prepared(0, 9)
+        parts = [prepared(0, 4), prepared(4, 6), prepared(6, 9)]
+        assert torch.equal(whole[0], torch.cat([part[0] for part in parts]))
+        for name in Mixed._fields:
+            assert torch.equal(getattr(whole[1], name), torch.cat([getattr(part[1], name) for part in parts]))
+        assert whole[1].share[8] == 1.0  # without a partner
+
+
+def test_probabilities_of_mixing_and_of_the_kinds_are_kept():
+    draws = {}
+    for prob, switch in ((0.3, 0.5), (1.0, 0.2)):
+        config = settings(8, MIXUP_ALPHA=0.8, CUTMIX_ALPHA=1.0, MIXUP_PROB=prob, MIXUP_SWITCH_PROB=switch)
+        draws[prob] = [Mixing(config)._draw(step, 0) for step in range(1000)]
+    assert 0.25 < sum(draw[0] < 1 or draw[3] > 0 for draw in draws[0.3]) / 1000 < 0.35
+    assert 0.75 < sum(draw[0] < 1 for draw in draws[1.0]) / 1000 < 0.85
+
+
+def test_after_its_last_epoch_nothing_is_mixed():
+    config, images = settings(8, MIXUP_ALPHA=0.8, MIXUP_OFF_EPOCH=2), torch.randn(4, 3, 8, 8)
+    targets = torch.arange(4)
+    assert isinstance(mixed(images, targets, config, epoch=1)[1], Mixed)
+    assert mixed(images, targets, config, epoch=2) == (images, targets)
+
+
+@pytest.mark.parametrize("num_classes", [2, 10])
+def test_the_loss_of_mixed_images_is_that_of_targets_written_out_with_smoothing(num_classes):
+    torch.manual_seed(0)
+    logits = torch.randn(6, num_classes, dtype=torch.float64)
+    first, second, share = torch.arange(6) % num_classes, torch.arange(6).flip(0) % num_classes, torch.rand(6)
+    one_hot = [functional.one_hot(each, num_classes).double() for each in (first, second)]
+    soft = torch.lerp(one_hot[1], one_hot[0], share[:, None].double()) * 0.9 + 0.1 / num_classes
+    torch.testing.assert_close(soft.sum(1), torch.ones(6, dtype=torch.float64))
+    loss = ClassificationLoss(settings(SMOOTHING=0.1).TRAIN)
+    torch.testing.assert_close(loss(logits, Mixed(first, second, share)), functional.cross_entropy(logits, soft))
+    alone = Mixed(first, second, torch.ones(6))
+    torch.testing.assert_close(loss(logits, alone), loss(logits, first))
+    assert torch.equal(heavier(Mixed(first, second, share)), soft.argmax(1)) and heavier(first) is first
+
+
+def test_erased_boxes_have_the_areas_and_shapes_of_the_paper():
+    side = 100
+    erasing = Erasing(settings(side, RANDOM_ERASE_PROB=1.0), CPU)
+    boxes = np.array([erasing.boxes(random.Random(number))[0] for number in range(2000)])
+    left, top, width, height = boxes.T
+    area, ratio = width * height / side**2, np.log(width / height)
+    assert (left >= 0).all() and (top >= 0).all() and (left + width <= side).all() and (top + height <= side).all()
+    assert 0.015 < area.min() < 0.03 and 0.32 < area.max() < 0.345 and 0.16 < area.mean() < 0.19
+    assert -1.3 < ratio.min() < -1 and 1 < ratio.max() < 1.3 and abs(ratio.mean()) < 0.05
+    three = Erasing(settings(side, RANDOM_ERASE_PROB=1.0, RANDOM_ERASE_COUNT=3), CPU)
+    counts = [len(three.boxes(random.Random(number))) for number in range(300)]
+    assert {counts.count(each) > 60 for each in (1, 2, 3)} == {True} and len(set(counts)) == 3
+
+
+@pytest.mark.parametrize("mode", ["pixel", "rand", "const"])
+def test_so_many_images_are_erased_and_by_what_is_asked_for(mode):
+    erasing = Erasing(settings(16, RANDOM_ERASE_PROB=0.25, RANDOM_ERASE_MODE=mode), CPU)
+    images = torch.full((800, 3, 16, 16), 9.0)
+    erasing(images, piece(800))
+    erased = [image[:, (image[0] != 9.0)] for image in images if (image != 9.0).any()]
+    assert 160 < len(erased) < 240
+    num_values = np.median([len(each[0].unique()) / each.shape[1] for each in erased])
+    filled = torch.cat([each.flatten() for each in erased])
+    assert (filled == 0).all() if mode == "const" else 0.8 < filled.std() < 1.2
+    assert num_values == 1 if mode == "pixel" else num_values < 0.2
+    again = torch.full((400, 3, 16, 16), 9.0)
+    erasing(again, piece(400, first=400))
+    assert torch.equal(again, images[400:])
+
+
+# Settings
+
+
+def test_paddlevits_deit_settings_take_effect(tmp_path):
+    file = tmp_path / "deit.yaml"
+    file.write_text(
+        "TRAIN: {MIXUP_ALPHA: 0.8, MIXUP_PROB: 1.0, MIXUP_SWITCH_PROB: 0.5, MIXUP_MODE: 'batch', CUTMIX_ALPHA: 1.0, "
+        "CUTMIX_MINMAX: None, COLOR_JITTER: 0.4, RANDOM_ERASE_PROB: 0.25, RANDOM_ERASE_MODE: 'pixel', "
+        "RANDOM_ERASE_COUNT: 1, RANDOM_ERASE_SPLIT: False}"
+    )
+    loaded = load(["-cfg", str(file)])
+    assert loaded.config.TRAIN.mixes and not Config().TRAIN.mixes
+    assert [note.partition(" is ignored")[0] for note in loaded.notes] == [f"{file}: TRAIN.RANDOM_ERASE_SPLIT"]
+
+
+def test_an_odd_batch_and_a_range_that_is_none_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="DATA.BATCH_SIZE, 7 .* must be even.*TRAIN.CUTMIX_ALPHA, 1.0"):
+        small_config(tmp_path, "DATA.BATCH_SIZE=7", "TRAIN.CUTMIX_ALPHA=1")
+    with pytest.raises(ConfigError, match="TRAIN.CUTMIX_MINMAX, .* must be two numbers"):
+        small_config(tmp_path, "TRAIN.CUTMIX_MINMAX=[0.8, 0.2]")
+    assert small_config(tmp_path, "DATA.BATCH_SIZE=7", "TRAIN.CUTMIX_ALPHA=1", "EVAL=true").EVAL
+
+
+def test_the_script_draws_what_a_run_trains_on(tmp_path, capsys):
+    small_config(tmp_path)
+    words = ["-cfg", str(tmp_path / "small.yaml"), "-opts", "DATA.CROP_SCALE=1,1", "DATA.CROP_RATIO=1,1"]
+    for name, more in (("plain", []), ("mixed", ["TRAIN.MIXUP_ALPHA=0.8", "TRAIN.RANDOM_ERASE_PROB=1"])):
+        assert exit_code(show_augmentation.main, [str(tmp_path / f"{name}.png"), *words, *more]) == 0
+    plain, changed = (np.asarray(Image.open(tmp_path / f"{name}.png")) for name in ("plain", "mixed"))
+    config = small_config(tmp_path, *words[3:])
+    windows = train_data(config).windows(0, 1)
+    (batch,) = next(windows).batches
+    first = slice(0, 8), slice(10, 18)  # the second image of the first row
+    assert plain.shape == changed.shape == (3 * 10 - 2, 8 * 10 - 2, 3) and (plain != changed).any()
+    assert (plain[first] == batch.images[1].permute(1, 2, 0).numpy()).all()
+    assert exit_code(show_augmentation.main, ["x.jpg"]) == 2 and "PNG to write" in capsys.readouterr().err

@@ -1,0 +1,371 @@
+"""The order of the data, its cutting into windows and pieces, and the workers that read them."""
+
+import dataclasses
+import itertools
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from configs.schema import Config
+from datasets import build_eval_data, build_train_data, load_image_sets
+from datasets.batch_order import Order, sample_rng
+from datasets.loading.readers import TrainReader
+from datasets.loading.workers import count_workers
+from datasets.types import ImageSet
+from tests.support.helpers import ROOT, replaced
+from utils.errors import DataError
+
+CPU = torch.device("cpu")
+
+
+def order(num_images=100, batch_size=8, world_size=1, num_accumulated=1, drop_last=True, seed=0) -> Order:
+    epoch_order = ImageSet(np.zeros(num_images), ["one"]).epoch_order
+    return Order(num_images, batch_size, world_size, num_accumulated, drop_last, seed, epoch_order)
+
+
+def settings(dataset: str = "digits", path: Path | str = "", seed: int = 0, accumulate: int = 1, **data) -> Config:
+    data = {"IMAGE_SIZE": 8, "IMAGE_CHANNELS": 1, "BATCH_SIZE": 100, "NUM_WORKERS": 0, "CROP_PCT": 1.0, **data}
+    config = replaced(Config(), DATA={"DATASET": dataset, "DATA_PATH": str(path), **data})
+    return dataclasses.replace(replaced(config, TRAIN={"ACCUM_ITER": accumulate}), SEED=seed)
+
+
+def train_data(config: Config, rank: int = 0, world_size: int = 1):
+    return build_train_data(config, load_image_sets(config)[0], rank, world_size, CPU)
+
+
+def taken(windows) -> list[tuple]:
+    """All that windows hold, as plain values that can be compared."""
+    return [
+        (window.step, window.num_samples, batch.images.tolist(), batch.targets.tolist(), batch.num_samples, batch.bad)
+        for window in windows
+        for batch in window.batches
+    ]
+
+
+# --- order ---
+
+
+def test_every_window_is_cut_exactly_whatever_the_sizes():
+    rng = random.Random(0)
+    for _ in range(300):
+        sizes = {"batch_size": rng.randint(1, 6), "world_size": rng.randint(1, 4), "num_accumulated": rng.randint(1, 3)}
+        cut = order(rng.randint(1, 60), **sizes, drop_last=rng.random() < 0.5)
+        whole = order(cut.num_images, cut.global_batch, drop_last=cut.drop_last)
+        assert cut.steps_per_epoch == whole.steps_per_epoch
+        seen, epoch = [], rng.randint(0, 3)
+        for step in range(epoch * cut.steps_per_epoch, (epoch + 1) * cut.steps_per_epoch):
+            window = cut.window(step)
+            assert window.tolist() == whole.window(step).tolist() and len(window) == cut.window_size(step)
+            ranks = [cut.pieces(step, rank) for rank in range(cut.world_size)]
+            num_micro_batches = -(-len(window) // (cut.batch_size * cut.world_size))
+            assert {len(pieces) for pieces in ranks} == {num_micro_batches} == {cut.num_micro_batches(step)}
+            in_order = [pieces[micro] for micro in range(num_micro_batches) for pieces in ranks]
+            assert {piece.epoch for piece in in_order} == {epoch}
+            counted = [index for piece in in_order for index in piece.indices[: piece.num_samples]]
+            assert counted == window.tolist()
+            assert all(
+                piece.num_samples == len(piece.indices) <= cut.batch_size for piece in in_order if piece.num_samples
+            )
+            assert all(piece.indices.tolist() == [window[0]] for piece in in_order if not piece.num_samples)
+            seen += counted
+        assert len(set(seen)) == len(seen)
+        left_out = cut.num_images - len(seen)
+        assert left_out == (
+            cut.num_images % cut.global_batch if cut.drop_last and cut.num_images >= cut.global_batch else 0
+        )
+
+
+def test_drop_last_never_leaves_an_epoch_without_a_step():
+    assert order(100, 8, drop_last=True).steps_per_epoch == 12
+    assert order(100, 8, drop_last=False).steps_per_epoch == 13
+    assert order(5, 8, drop_last=True).steps_per_epoch == 1
+    assert order(5, 8, drop_last=True).window_size(7) == 5
+
+
+def test_each_epoch_and_each_seed_has_an_order_of_its_own():
+    def epoch(number: int, seed: int) -> list[int]:
+        cut = order(96, 8, seed=seed)
+        return [index for step in range(12) for index in cut.window(12 * number + step).tolist()]
+
+    assert sorted(epoch(0, 0)) == sorted(epoch(3, 5)) == list(range(96))
+    orders = [epoch(0, 0), epoch(1, 0), epoch(0, 1), epoch(1, 1), list(range(96))]
+    assert all(first != second for first in orders for second in orders if first is not second)
+
+
+def test_the_randomness_of_a_sample_is_its_own_and_the_same_in_every_version_of_python():
+    assert sample_rng(0, 0, 0).random() == 0.12010089443862726
+    others = [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0, "replacement")]
+    assert len({sample_rng(*each).random() for each in others} | {0.12010089443862726}) == 5
+
+
+# --- windows ---
+
+
+@pytest.mark.parametrize(("batch_size", "world_size", "accumulate"), [(50, 2, 1), (50, 1, 2), (20, 3, 2)])
+def test_however_a_window_is_shared_out_it_holds_the_same_images(batch_size, world_size, accumulate):
+    whole = train_data(settings(BATCH_SIZE=batch_size * world_size * accumulate, DROP_LAST=False))
+    config = settings(BATCH_SIZE=batch_size, accumulate=accumulate, DROP_LAST=False)
+    ranks = [train_data(config, rank, world_size) for rank in range(world_size)]
+    num_steps = 2 * whole.steps_per_epoch
+    shared_out = zip(*[data.windows(0, num_steps) for data in ranks], strict=True)
+    for wanted, windows in zip(whole.windows(0, num_steps), shared_out, strict=True):
+        batches = [batch for group in zip(*[window.batches for window in windows], strict=True) for batch in group]
+        (batch,) = wanted.batches
+        assert torch.equal(batch.images, torch.cat([each.images for each in batches]))
+        assert torch.equal(batch.targets, torch.cat([each.targets for each in batches]))
+        assert {window.num_samples for window in windows} == {wanted.num_samples} == {batch.num_samples}
+        assert {window.num_batches for window in windows} == {len(batches) // world_size}
+
+
+def test_a_run_that_starts_in_mid_epoch_sees_the_tail_of_the_whole_run():
+    config = settings(BATCH_SIZE=100, accumulate=2, DROP_LAST=False)
+    whole = taken(train_data(config).windows(0, 20))  # eight steps an epoch
+    resumed = taken(train_data(config).windows(11, 20))
+    assert resumed == [batch for batch in whole if batch[0] >= 11]
+    assert {batch[0] for batch in whole} == set(range(20))
+
+
+def test_what_nobody_took_from_a_window_does_not_turn_up_in_the_next():
+    data = train_data(settings(BATCH_SIZE=100, accumulate=2))
+    whole = taken(data.windows(0, 3))
+    windows = data.windows(0, 3)
+    next(next(windows).batches)
+    assert taken(windows) == whole[2:]
+
+
+def test_loading_leaves_the_global_random_numbers_alone():
+    torch.manual_seed(1), random.seed(1), np.random.seed(1)
+    states = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
+    config = settings(BATCH_SIZE=700)
+    taken(train_data(config).windows(0, 2))
+    list(build_eval_data(config, load_image_sets(config)[1], 0, 1, CPU))
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1:] == (random.getstate(), repr(np.random.get_state()))
+
+
+def test_a_process_without_images_of_its_own_gets_one_that_does_not_count():
+    config = settings(BATCH_SIZE=479, DROP_LAST=False)  # of 1,438 images, three processes leave 1
+    runs = [train_data(config, rank, 3).windows(1, 2) for rank in range(3)]
+    windows = [next(run) for run in runs]
+    assert {(window.num_samples, window.num_batches) for window in windows} == {(1, 1)}
+    batches = [next(window.batches) for window in windows]
+    assert sorted(batch.num_samples for batch in batches) == [0, 0, 1]
+    assert all(torch.equal(batch.images, batches[0].images) and len(batch.images) == 1 for batch in batches)
+
+
+# --- evaluation ---
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_evaluation_covers_every_image_once(world_size):
+    config = settings(BATCH_SIZE=50, BATCH_SIZE_EVAL=32)
+    _, val = load_image_sets(config)
+    shares = [build_eval_data(config, val, rank, world_size, CPU) for rank in range(world_size)]
+    batches = [batch for share in shares for batch in share]
+    assert {share.num_samples for share in shares} == {359} and sum(batch.num_samples for batch in batches) == 359
+    assert max(len(batch.images) for batch in batches) == 32
+    shown = [
+        (image, target)
+        for batch in batches
+        for image, target in zip(batch.images.tolist(), batch.targets.tolist(), strict=True)
+    ]
+    whole = [(image[None].tolist(), target) for image, target in zip(val.images, val.targets.tolist(), strict=True)]
+    assert sorted(shown) == sorted(whole)
+
+
+# --- workers and unreadable images ---
+
+
+UNREADABLE = {2, 11, 18, 19, 20}
+
+
+def make_folder(root: Path) -> Path:
+    """Nine ants, nine bees and three wasps; image i has red value i. One ant, one bee and every wasp is cut off."""
+    for part, counts in (("train", {"ant": 9, "bee": 9, "wasp": 3}), ("val", {"ant": 3, "bee": 3})):
+        names = [(name, number) for name, count in counts.items() for number in range(count)]
+        for index, (name, number) in enumerate(names):
+            file = root / part / name / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng(index).integers(256, size=(12, 14, 3), dtype=np.uint8)
+            pixels[:, :, 0] = index
+            Image.fromarray(pixels).save(file)
+            if number == 2 or name == "wasp":
+                file.write_bytes(file.read_bytes()[:100])
+    return root
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return make_folder(tmp_path)
+
+
+def folder_settings(folder: Path, num_workers: int = 0, **data) -> Config:
+    return settings(
+        "imagefolder", folder, BATCH_SIZE=5, NUM_WORKERS=num_workers, IMAGE_CHANNELS=3, DROP_LAST=False, **data
+    )
+
+
+def test_images_and_replacements_are_the_same_for_any_number_of_workers(folder):
+    many = [(0, "threads"), (1, "threads"), (2, "threads"), (4, "threads"), (1, "processes"), (2, "processes")]
+    none, *others = (
+        taken(train_data(folder_settings(folder, count, WORKERS=kind)).windows(3, 13)) for count, kind in many
+    )
+    assert all(each == none for each in others)  # five steps an epoch: from the middle of one into the next but one
+    # Each epoch meets all five unreadable images.
+    per_epoch = [{index for batch in none if batch[0] // 5 == epoch for index in batch[5]} for epoch in range(3)]
+    assert per_epoch[1] == UNREADABLE
+
+
+def test_an_unreadable_image_is_replaced_by_one_of_its_class_or_where_there_is_none_by_any(folder):
+    data = train_data(folder_settings(folder))
+    shown = {}
+    for step, window in enumerate(data.windows(0, 5)):
+        for piece, batch in zip(data.order.pieces(step, 0), window.batches, strict=True):
+            reds = batch.images[:, 0, 0, 0].tolist()
+            shown |= dict(zip(piece.indices.tolist(), zip(reds, batch.targets.tolist(), strict=True), strict=True))
+            assert set(piece.indices.tolist()) & UNREADABLE <= set(batch.bad) <= UNREADABLE
+    for index, (red, target) in shown.items():
+        assert red not in UNREADABLE and target == red // 9
+        assert red == index or index in UNREADABLE
+        assert target == index // 9 or index >= 18
+    assert len(shown) == 21
+
+
+def test_every_process_gets_as_many_batches_to_evaluate_though_the_last_may_count_nothing():
+    config = settings(BATCH_SIZE_EVAL=119)
+    _, val = load_image_sets(config)
+    counts = [[batch.num_samples for batch in build_eval_data(config, val, rank, 3, CPU)] for rank in range(3)]
+    assert counts == [[119, 1], [119, 1], [119, 0]]
+
+
+def test_evaluation_leaves_out_what_it_cannot_read_and_reports_it(folder):
+    config = folder_settings(folder, BATCH_SIZE_EVAL=1)
+    _, val = load_image_sets(config)
+    batches = list(build_eval_data(config, val, 0, 1, CPU))
+    assert [batch.num_samples for batch in batches] == [len(batch.images) for batch in batches] == [1, 1, 0, 1, 1, 0]
+    assert [batch.bad for batch in batches] == [[], [], [2], [], [], [5]]
+    assert [target for batch in batches for target in batch.targets.tolist()] == [0, 0, 1, 1]
+
+
+THREADS = """
+import os, sys
+from tests.datasets.test_loader import *
+torch.set_num_threads(2)
+config = settings("imagefolder", sys.argv[1], NUM_WORKERS=2, IMAGE_CHANNELS=3, BATCH_SIZE=8, IMAGE_SIZE=224, HFLIP=1.0)
+before = len(os.listdir("/proc/self/task"))
+windows = train_data(config).windows(0, 50)
+for _ in range(20):
+    list(next(windows).batches)
+print(len(os.listdir("/proc/self/task")) - before, torch.get_num_threads())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_loader_threads_bring_no_threads_of_their_own_and_leave_the_training_its(folder):
+    """Large enough that torch would share out the mirroring of an image."""
+    done = subprocess.run([sys.executable, "-c", THREADS, folder], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["2", "2"], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_when_nothing_can_be_read_any_more_the_error_comes_through_the_worker_as_it_is(folder, kind):
+    data = train_data(folder_settings(folder, 1, WORKERS=kind))
+    for file in (folder / "train").rglob("*.png"):
+        file.unlink()
+    with pytest.raises(DataError) as caught:
+        taken(data.windows(0, 5))
+    assert "cannot be read, nor can 16 others (FileNotFoundError" in str(caught.value)
+    assert "Traceback" not in str(caught.value) and str(caught.value).endswith(
+        "look whether DATA.DATA_PATH is still there"
+    )
+
+
+def test_signals_to_all_processes_leave_the_workers_at_work_and_closing_ends_them(folder):
+    data = train_data(folder_settings(folder, 2, WORKERS="processes"))
+    expected = taken(train_data(folder_settings(folder)).windows(0, 100))
+    windows = data.windows(0, 100)
+    got = taken([next(windows)])
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
+    for worker in workers:
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            os.kill(worker.pid, each)
+    got += taken(next(windows) for _ in range(30))
+    assert got == expected[: len(got)]
+    start = time.monotonic()
+    windows.close()
+    assert multiprocessing.active_children() == [] and time.monotonic() - start < 4
+
+
+def test_a_program_that_ends_in_the_middle_of_an_epoch_ends_its_workers(folder):
+    program = f"""
+from tests.datasets.test_loader import *
+windows = train_data(folder_settings(Path({str(folder)!r}), 2, WORKERS="processes")).windows(0, 100)
+next(next(windows).batches)
+sys.kept_to_the_end = windows
+print(*[child.pid for child in multiprocessing.active_children()], flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    workers = [int(pid) for pid in done.stdout.split()]
+    assert (done.returncode, done.stderr, len(workers)) == (0, "", 2)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+
+
+@pytest.mark.parametrize("ahead, expected", [(0, [1, 2, 3]), (2, [3, 4, 5])])
+def test_threads_read_so_many_batches_ahead_and_none_where_the_cpu_computes(folder, monkeypatch, ahead, expected):
+    config = folder_settings(folder, 2, PREFETCH=ahead or None)
+    begun = []
+    room_for = TrainReader.room_for
+    monkeypatch.setattr(TrainReader, "room_for", lambda *args, **kwargs: begun.append(1) or room_for(*args, **kwargs))
+    windows = train_data(config).windows(0, 20)
+    seen = []
+    for window in itertools.islice(windows, 3):
+        next(window.batches)
+        seen.append(len(begun))
+    windows.close()
+    assert seen == expected
+
+
+def test_workers_are_the_cores_shared_out_unless_set(folder, monkeypatch):
+    config = folder_settings(folder, None)
+    files, in_memory = load_image_sets(config)[1], load_image_sets(settings())[1]
+    for num_cores, world_size, expected in [(2, 1, 1), (16, 1, 4), (64, 1, 8), (64, 4, 4), (2, 4, 1)]:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, num_cores=num_cores: set(range(num_cores)))
+        read_ahead = replaced(config, DATA={"PREFETCH": 2})
+        assert count_workers(read_ahead.DATA, files, world_size, CPU) == expected
+        assert count_workers(config.DATA, files, world_size, CPU) == min(8, max(1, num_cores // world_size))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)  # two machines with four GPUs and 16 cores each
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    assert count_workers(config.DATA, files, 8, torch.device("cuda")) == 4
+    assert count_workers(config.DATA, in_memory, 1, CPU) == 0
+    assert count_workers(settings(NUM_WORKERS=3).DATA, in_memory, 1, CPU) == 3
+
+
+# --- synthetic ---
+
+
+def test_synthetic_batches_lie_ready_and_follow_from_the_seed():
+    config = settings("synthetic", BATCH_SIZE=16, BATCH_SIZE_EVAL=24, SYNTHETIC_SIZE=40, DROP_LAST=False)
+    data = train_data(config)
+    assert (data.steps_per_epoch, data.global_batch, data.num_samples) == (3, 16, 40)
+    batches = [batch for window in data.windows(0, 6) for batch in window.batches]
+    assert [batch.num_samples for batch in batches] == [len(batch.images) for batch in batches] == [16, 16, 8] * 2
+    assert len({batch.images.data_ptr() for batch in batches}) == 1
+    assert batches[0].images.shape == (16, 1, 8, 8) and batches[0].images.dtype == torch.uint8
+    assert taken(data.windows(0, 2)) == taken(train_data(config).windows(0, 2))
+    other_seed, other_rank = train_data(dataclasses.replace(config, SEED=1)), train_data(config, 1, 2)
+    for other in (other_seed, other_rank):
+        (batch,) = [batch for window in other.windows(0, 1) for batch in window.batches]
+        assert not torch.equal(batch.images, batches[0].images[: len(batch.images)])
+    val = build_eval_data(config, load_image_sets(config)[1], 1, 2, CPU)
+    assert val.num_samples == 40 and [batch.num_samples for batch in val] == [20]

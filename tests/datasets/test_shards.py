@@ -1,0 +1,499 @@
+"""Tar shards: reading and indexing them, what is refused, the order of their samples, and the script that writes them."""
+
+import io
+import json
+import os
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import main_single_gpu
+from datasets import build_train_data, load_image_sets
+from datasets.shuffle import shuffled, shuffled_nearby
+from datasets.sources.shards.index import index_path, load_index, scan
+from datasets.sources.shards.source import ShardImages, read_shards
+from scripts import make_shards
+from tests.datasets.test_datasets import draw, error_of, load, settings, shades
+from tests.support.helpers import SMALL, replaced
+from utils.errors import ConfigError, DataError
+
+CPU = torch.device("cpu")
+
+
+def png(shade: int) -> bytes:
+    content = io.BytesIO()
+    Image.new("RGB", (6, 5), (shade, 0, 0)).save(content, "PNG")
+    return content.getvalue()
+
+
+def write_tar(path: Path, files: dict[str, bytes], tar_format: int = tarfile.USTAR_FORMAT) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=tar_format) as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def samples(first: int, count: int, num_classes: int = 3) -> dict[str, bytes]:
+    """Samples whose shade is their number."""
+    files = {}
+    for number in range(first, first + count):
+        files |= {f"{number:04d}.cls": str(number % num_classes).encode(), f"{number:04d}.png": png(number)}
+    return files
+
+
+def make_set(root: Path, num_shards: int = 3, count: int = 10) -> None:
+    for shard in range(num_shards):
+        write_tar(root / f"train-{shard:06d}.tar", samples(shard * count, count))
+    write_tar(root / "val-000000.tar", samples(200, 6))
+
+
+def train_only(root: Path):
+    return read_shards(settings("shards", root, VAL_FRACTION=0.0))[0]
+
+
+def set_of(root: Path, files: dict[str, bytes]) -> list[tuple[str, int]]:
+    """Names and targets that become of the files of one training shard."""
+    write_tar(root / "train-0.tar", files)
+    train = train_only(root)
+    return [(train.name(index).rpartition(": ")[2], int(train.targets[index])) for index in range(len(train))]
+
+
+# --- reading ---
+
+
+def test_samples_are_read_from_the_tars_in_their_order(tmp_path):
+    make_set(tmp_path)
+    train, val = load("shards", tmp_path)
+    assert shades(train) == list(range(30)) and shades(val) == list(range(200, 206))
+    assert train.targets.tolist() == [number % 3 for number in range(30)] and train.classes == ["0", "1", "2"]
+    assert train.name(12) == f"{tmp_path / 'train-000001.tar'}: 0012.png"
+    assert shades(train.take(np.array([25, 3]))) == [25, 3]
+
+
+def test_folders_for_the_parts_and_class_names_are_read_and_without_validation_some_is_held_out(tmp_path):
+    write_tar(tmp_path / "train" / "b.tar", samples(10, 10))
+    write_tar(tmp_path / "train" / "a.tar", samples(0, 10))
+    (tmp_path / "classes.txt").write_text("ant\nbee\ncat\ndog\n")
+    train, val = load("shards", tmp_path, VAL_FRACTION=0.2)
+    assert sorted(shades(train) + shades(val)) == list(range(20)) and len(val) == 3
+    assert shades(train) == sorted(shades(train)) and train.classes == ["ant", "bee", "cat", "dog"]
+
+
+def test_labels_come_from_cls_or_json_and_everything_else_is_ignored(tmp_path):
+    files = {
+        "./deep/a.JPG": png(1),
+        "./deep/a.cls": b" 2\n",
+        "./deep/a.json": b'{"label": 1}',
+        "b.webp": png(2),
+        "b.json": b'{"cls": 1, "more": [true]}',
+        "b.seg.png": png(3),
+        "b.pyd": b"\x80\x04.",
+        "b.pkl": b"\x80\x04.",
+        "c.json": b'{"about": "the data"}',
+        "._b.png": b"of a Mac",
+        "readme.txt": b"hello",
+    }
+    assert set_of(tmp_path, files) == [("./deep/a.JPG", 2), ("b.webp", 1)]
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_names_of_every_form_are_read(tmp_path, tar_format):
+    folder = "f" * 90 + "/" + "g" * 60
+    longest = "n" * (250 if tar_format != tarfile.USTAR_FORMAT else 90)
+    files = {
+        f"{folder}/{longest}.png": png(7),
+        f"{folder}/{longest}.cls": b"0",
+        "ümlaut.png": png(8),
+        "ümlaut.cls": b"1",
+    }
+    path = write_tar(tmp_path / "train-0.tar", files, tar_format)
+    train = train_only(tmp_path)
+    assert shades(train) == [7, 8] and train.name(1).endswith("ümlaut.png")
+    with tarfile.open(path) as tar:
+        wanted = [(member.name, member.offset_data, member.size) for member in tar if member.name.endswith("png")]
+    assert [(each["name"].decode(), each["offset"], each["size"]) for each in scan(path).samples] == wanted
+
+
+def test_links_and_folders_are_passed_over(tmp_path):
+    path = tmp_path / "train-0.tar"
+    with tarfile.open(path, "w") as tar:
+        for name, kind in [("x.png", tarfile.SYMTYPE), ("y.png", tarfile.LNKTYPE), ("z.png", tarfile.DIRTYPE)]:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname, member.size = kind, "/etc/hostname", 5000  # of which nothing follows
+            tar.addfile(member)
+        for name, content in samples(0, 2).items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    assert shades(train_only(tmp_path)) == [0, 1]
+
+
+def test_many_threads_read_at_once(tmp_path):
+    make_set(tmp_path)
+    train, _ = load("shards", tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda index: int(train.read(index % 30)[0, 0, 0]), range(600)))
+    assert found == [index % 30 for index in range(600)]
+
+
+def test_a_run_trains_on_shards_and_says_which_are_cut_off(tmp_path, capsys, monkeypatch):
+    make_set(tmp_path / "data")
+    path = tmp_path / "data" / "train-000001.tar"
+    path.write_bytes(path.read_bytes()[:5000])
+    (tmp_path / "small.yaml").write_text(SMALL)
+    flags = ["-cfg", str(tmp_path / "small.yaml"), "-dataset", "shards", "-data_path", str(tmp_path / "data")]
+    flags += ["-batch_size", "10", "-epochs", "1", "-output", str(tmp_path / "output")]
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # Ctrl-C stays pytest's
+    assert main_single_gpu.main([*flags, "-opts", "DATA.CUT_SHARDS=read"]) == 0
+    said = capsys.readouterr().out
+    assert f"warning: {path} is cut off after 0011.png; 2 whole samples of it are read\n" in said
+    assert "data: 22 training and 6 validation images, 3 classes" in said
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"a.png": b"x"}, "the sample 'a' has no label (.cls or .json)"),
+        ({"a.png": b"x", "a.json": b'{"label": "cat"}'}, "the sample 'a' has no label"),
+        ({"a.png": b"x", "a.json": b"[" * 100_000}, "the sample 'a' has no label"),
+        ({"a.cls": b"1"}, "the sample 'a' has no image"),
+        ({"a.png": b"x", "a.jpg": b"x", "a.cls": b"1"}, "has two images, 'a.png' and 'a.jpg'"),
+        ({"a.png": b"x", "a.cls": b"-1"}, "'a.cls' holds '-1', which is no class number"),
+        ({"a.png": b"x", "a.cls": b"cat"}, "'a.cls' holds 'cat', which is no class number"),
+        ({"a.png": b"x", "a.cls": b"9" * 60}, "which is no class number"),
+        ({"/etc/a.png": b"x"}, "the member '/etc/a.png' leads out of the tar"),
+        ({"b/../../a.png": b"x"}, "the member 'b/../../a.png' leads out of the tar"),
+    ],
+)
+def test_a_wrong_sample_is_told_with_its_tar(tmp_path, files, message):
+    write_tar(tmp_path / "train-0.tar", files)
+    assert f"{tmp_path / 'train-0.tar'}: " in error_of("shards", tmp_path) and message in error_of("shards", tmp_path)
+
+
+def test_compressed_shards_are_refused_with_the_remedy(tmp_path):
+    write_tar(tmp_path / "train-0.tar", samples(0, 3))
+    (tmp_path / "train-1.tar.gz").write_bytes(b"\x1f\x8b" * 300)
+    assert "train-1.tar.gz is compressed" in error_of("shards", tmp_path)
+    (tmp_path / "train-1.tar.gz").rename(tmp_path / "train-1.tar")
+    assert "train-1.tar is compressed, so nothing in it can be read by its place; gunzip it" in error_of(
+        "shards", tmp_path
+    )
+
+
+def test_what_is_no_set_of_shards_is_told(tmp_path):
+    assert "has no training shards; shards expects train-000000.tar" in error_of("shards", tmp_path)
+    make_set(tmp_path)
+    write_tar(tmp_path / "val-000000.tar", samples(0, 8, num_classes=7))
+    assert "val-000000.tar: 0003.png: class 3 does not occur in the training shards" in error_of("shards", tmp_path)
+    (tmp_path / "classes.txt").write_text("ant\nbee\ncat\n")
+    assert "val-000000.tar: label 6 (from 0), but" in error_of("shards", tmp_path)
+
+
+def test_a_damaged_header_is_told_with_its_place(tmp_path):
+    path = write_tar(tmp_path / "train-0.tar", samples(0, 3))
+    content = bytearray(path.read_bytes())
+    content[1024 + 10] ^= 1  # in the second header's name: a 512-byte header and a block of content come before
+    path.write_bytes(content)
+    assert f"{path}: no tar header at byte 1024" in error_of("shards", tmp_path)
+
+
+def test_cut_at_any_block_a_shard_is_refused_or_its_whole_samples_are_read(tmp_path):
+    path = write_tar(tmp_path / "train-0.tar", samples(0, 3))
+    whole = path.read_bytes()
+    end = len(whole.rstrip(b"\0")) // 512 * 512 + 512  # behind the last content
+    ends = {member["name"].decode(): int(member["offset"] + member["size"]) for member in scan(path).samples}
+    for length in [0, 100, *range(512, end + 1, 512), end - 5]:
+        path.write_bytes(whole[:length])
+        expected = [name for name, end_of_image in ends.items() if end_of_image <= length]
+        message = error_of("shards", tmp_path)
+        assert f"{path} is cut off after {expected[-1] if expected else 'nothing'}; " in message
+        assert "DATA.CUT_SHARDS=read" in message
+        shard = scan(path)
+        assert shard.cut and [name.decode() for name in shard.samples["name"]] == expected
+    path.write_bytes(whole[: end - 600])  # in the header of the last image
+    write_tar(tmp_path / "train-1.tar", samples(10, 3))
+    train, val = read_shards(settings("shards", tmp_path, CUT_SHARDS="read", VAL_FRACTION=0.0))
+    assert shades(train) == [0, 1, 10, 11, 12]
+    assert val.notes == (f"warning: {path} is cut off after 0001.png; 2 whole samples of it are read",)
+
+
+# --- the index ---
+
+
+def test_an_index_is_kept_beside_each_tar_and_used(tmp_path, monkeypatch):
+    make_set(tmp_path)
+    first, _ = load("shards", tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("*.npz")) == [
+        "train-000000.idx.npz", "train-000001.idx.npz", "train-000002.idx.npz", "val-000000.idx.npz"
+    ]  # fmt: skip
+    monkeypatch.setattr("datasets.sources.shards.index.scan", None)  # must not be needed
+    second, _ = load("shards", tmp_path)
+    assert shades(second) == shades(first) and second.targets.tolist() == first.targets.tolist()
+
+
+def test_a_stale_or_damaged_index_is_made_anew(tmp_path):
+    make_set(tmp_path)
+    load("shards", tmp_path)
+    path = tmp_path / "train-000001.tar"
+    write_tar(path, samples(100, 10))  # of the same size
+    os.utime(path, ns=(1, 1))
+    index_path(tmp_path / "train-000002.tar").write_bytes(b"PK\x03\x04 nonsense")
+    assert load_index(path) is None and load_index(tmp_path / "train-000002.tar") is None
+    assert shades(load("shards", tmp_path)[0]) == [*range(10), *range(100, 110), *range(20, 30)]
+    assert load_index(path) is not None
+
+
+def test_an_index_that_points_out_of_its_tar_is_not_believed(tmp_path):
+    path = write_tar(tmp_path / "train-0.tar", samples(0, 3))
+    train_only(tmp_path)
+    with np.load(index_path(path)) as content:
+        arrays = dict(content)
+    arrays["samples"]["size"][1] = path.stat().st_size
+    np.savez(index_path(path), **arrays)
+    assert load_index(path) is None
+
+
+def test_where_nothing_can_be_written_the_index_stays_in_memory_and_that_is_said(tmp_path, monkeypatch):
+    make_set(tmp_path)
+
+    def refuse(*_):
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr("os.replace", refuse)
+    train, val = load("shards", tmp_path)
+    assert shades(train) == list(range(30)) and len(val.notes) == 1 and "cannot be kept there" in val.notes[0]
+    assert not [path for path in tmp_path.iterdir() if path.suffix != ".tar"]
+
+
+def test_a_tar_that_changes_during_a_run_is_not_read_by_its_old_index(tmp_path):
+    make_set(tmp_path)
+    train, _ = load("shards", tmp_path)
+    os.utime(tmp_path / "train-000000.tar", ns=(1, 1))
+    with pytest.raises(DataError, match=r"train-000000\.tar was changed"):
+        train.read(0)
+
+
+# --- the order of an epoch ---
+
+
+def big_set(num_shards: int = 20, per_shard: int = 50, buffer: int = 100):
+    """A set of which only the order is asked."""
+    count = num_shards * per_shard
+    table = np.zeros(count, dtype=[("offset", "i8"), ("size", "i8"), ("label", "i8"), ("name", "S1")])
+    return ShardImages([None] * num_shards, np.repeat(np.arange(num_shards), per_shard), table, ["a"], 3, buffer)
+
+
+def test_each_epoch_has_every_sample_once_in_an_order_of_its_own():
+    images = big_set()
+    orders = [images.epoch_order(seed, epoch).tolist() for seed in (0, 1) for epoch in range(3)]
+    assert all(sorted(order) == list(range(1000)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 6
+    assert images.epoch_order(0, 0).tolist() == orders[0]
+    assert images.epoch_order(0, 0)[:5].tolist() == [374, 355, 375, 373, 382]
+
+
+def test_tars_come_in_a_random_order_and_a_sample_stays_within_the_buffer_of_its_turn():
+    in_turn = big_set(buffer=1).epoch_order(3, 5)
+    assert (np.diff(in_turn.reshape(20, 50), axis=1) == 1).all()  # tar by tar, from front to back
+    tars = (in_turn[::50] // 50).tolist()
+    assert sorted(tars) == list(range(20)) != tars
+    distance = np.abs(np.argsort(big_set(buffer=100).epoch_order(3, 5)) - np.argsort(in_turn))
+    assert 50 < distance.max() < 100
+
+
+def test_the_bound_holds_for_any_reach_and_a_reach_of_everything_mixes_everything():
+    for reach in (1, 2, 7, 99, 1000):
+        order = shuffled_nearby(500, reach, 4)
+        assert sorted(order.tolist()) == list(range(500))
+        assert np.abs(np.argsort(order) - np.arange(500)).max() < reach
+    first = [int(shuffled_nearby(100, 100, seed)[0]) for seed in range(400)]
+    assert max(first) > 90 and 40 < np.mean(first) < 60
+
+
+def test_neighbours_in_a_tar_are_spread_over_the_buffer():
+    """The distance between the places of two neighbours has the spread of two independent random numbers'."""
+    places = np.argsort(shuffled_nearby(100_000, 1000, 11))
+    gaps = np.diff(places)[1000:-1000]
+    assert abs(gaps.std() / (1000 / np.sqrt(6)) - 1) < 0.02  # two uniform numbers in 0..1000
+    assert abs(np.corrcoef(gaps[:-2], gaps[2:])[0, 1]) < 0.02
+
+
+def test_at_the_size_of_imagenet_every_sample_comes_once_too():
+    order = big_set(1282, 1000, 8192).epoch_order(0, 0)
+    assert (np.bincount(order, minlength=1_282_000) == 1).all()
+
+
+def windows_of(config, rank: int = 0, world_size: int = 1, first: int = 0) -> list:
+    data = build_train_data(config, load_image_sets(config)[0], rank, world_size, CPU)
+    return [
+        [(batch.images.tolist(), batch.targets.tolist()) for batch in window.batches]
+        for window in data.windows(first, 3 * data.steps_per_epoch)
+    ]
+
+
+@pytest.fixture
+def order_config(tmp_path):
+    make_set(tmp_path)
+    return settings("shards", tmp_path, IMAGE_SIZE=4, CROP_PCT=1.0, BATCH_SIZE=6, SHUFFLE_BUFFER=8, NUM_WORKERS=0)
+
+
+def test_training_goes_through_the_order_of_the_set(order_config):
+    train, _ = load_image_sets(order_config)
+    order = build_train_data(order_config, train, 0, 1, CPU).order
+    windows = np.concatenate([order.window(step) for step in range(10)])
+    wanted = np.concatenate([train.epoch_order(order_config.SEED, epoch) for epoch in range(2)])
+    assert windows.tolist() == wanted.tolist()
+
+
+def test_resumed_in_mid_epoch_it_sees_the_tail_whatever_the_workers(order_config):
+    whole = windows_of(order_config)
+    assert windows_of(order_config, first=7) == whole[7:]
+    for workers in ("threads", "processes"):
+        assert windows_of(replaced(order_config, DATA={"NUM_WORKERS": 2, "WORKERS": workers})) == whole
+
+
+def test_any_number_of_processes_sees_the_same_windows(order_config):
+    whole = windows_of(order_config)
+    ranks = [windows_of(replaced(order_config, DATA={"BATCH_SIZE": 3}), rank, 2) for rank in range(2)]
+    for alone, *shared in zip(whole, *ranks, strict=True):
+        ((images, targets),) = alone
+        assert images == [image for ((part, _),) in shared for image in part]
+        assert targets == [target for ((_, part),) in shared for target in part]
+
+
+# --- the script ---
+
+
+def call(*arguments) -> int:
+    return make_shards.main([str(each) for each in arguments])
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    for part, count in (("train", 7), ("val", 2)):
+        for number in range(count):
+            draw(tmp_path / "photos" / part / "ant" / f"{number}.JPEG", number)
+            draw(tmp_path / "photos" / part / "bee" / f"{number}.png", number + 100)
+    return tmp_path / "photos"
+
+
+def test_shards_hold_the_files_as_they_are_for_every_reader_of_tars(tmp_path, photos):
+    call("-dataset", "imagefolder", "-data_path", photos, "-out", tmp_path / "out", "-samples_per_shard", 5)
+    names = [path.name for path in sorted((tmp_path / "out").glob("*.tar"))]
+    assert names == ["train-000000.tar", "train-000001.tar", "train-000002.tar", "val-000000.tar"]
+    contents, labels = {}, {}
+    for name in names[:3]:
+        with tarfile.open(tmp_path / "out" / name) as tar:
+            for member in tar:
+                key, _, ending = member.name.partition(".")
+                data = tar.extractfile(member).read()
+                (labels if ending == "cls" else contents)[key] = data
+    assert list(contents) == [f"{number:08d}" for number in range(14)]
+    originals = {path.read_bytes(): str(int(path.parent.name == "bee")) for path in photos.glob("train/*/*")}
+    assert {content: labels[key].decode() for key, content in contents.items()} == originals
+    assert (tmp_path / "out" / "classes.txt").read_text() == "ant\nbee\n"
+
+    train, val = load("shards", tmp_path / "out")
+    assert train.classes == ["ant", "bee"] and sorted(shades(train)) == [*range(7), *range(100, 107)]
+    assert shades(train) != sorted(shades(train)) and shades(val) == [0, 1, 100, 101]
+
+
+def test_a_shard_ends_at_so_many_megabytes(tmp_path):
+    noise = np.random.default_rng(0).integers(256, size=(300, 300, 3), dtype=np.uint8)
+    for number in range(9):
+        path = tmp_path / "photos" / "one" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(noise).save(path, compress_level=0)  # 270 kB
+    flags = (
+        "-dataset",
+        "imagefolder",
+        "-data_path",
+        tmp_path / "photos",
+        "-megabytes",
+        1,
+        "-opts",
+        "DATA.VAL_FRACTION=0.0",
+    )
+    with pytest.raises(DataError, match="there are no validation images"):
+        call(*flags, "-out", tmp_path / "out")
+    call(*flags[:-1], "DATA.VAL_FRACTION=0.1", "-out", tmp_path / "out")
+    assert [len(scan(path).samples) for path in sorted((tmp_path / "out").glob("train*.tar"))] == [4, 4]
+
+
+def test_killed_and_called_again_it_keeps_finished_shards_and_ends_with_the_same_bytes(tmp_path, photos, monkeypatch):
+    flags = ("-dataset", "imagefolder", "-data_path", photos, "-samples_per_shard", 4)
+    call(*flags, "-out", tmp_path / "whole")
+    write, calls = make_shards.write_shard, []
+
+    def die_in_the_third(file, first, *rest):
+        calls.append(first)
+        write(file, first, *rest)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(make_shards, "write_shard", die_in_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        call(*flags, "-out", tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.tar")) == ["train-000000.tar", "train-000001.tar"]
+    call(*flags, "-out", tmp_path / "out")
+    assert calls == [0, 4, 8, 8, 12, 0]
+    for path in (tmp_path / "whole").glob("*.tar"):
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_shard_that_was_cut_off_is_written_anew_with_its_own_images(tmp_path, photos):
+    flags = ("-dataset", "imagefolder", "-data_path", photos, "-samples_per_shard", 4)
+    call(*flags, "-out", tmp_path / "whole")
+    call(*flags, "-out", tmp_path / "out")
+    os.truncate(tmp_path / "out" / "train-000001.tar", 1024)
+    call(*flags, "-out", tmp_path / "out")
+    for path in (tmp_path / "whole").glob("*.tar"):
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_folder_with_anything_else_in_it_is_refused(tmp_path, photos):
+    flags = ("-dataset", "imagefolder", "-data_path", photos, "-out", tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match="is not empty, and what is in it is not from this script"):
+        call(*flags)
+    (tmp_path / "out" / "thesis.tex").unlink()
+    call(*flags)
+    with pytest.raises(ConfigError, match="holds shards of other data or settings"):
+        call(*flags, "-shuffle_seed", 1)
+
+
+def test_images_in_memory_become_png_and_shards_can_be_made_of_shards(tmp_path):
+    call("-dataset", "digits", "-out", tmp_path / "out")
+    digits, _ = load("digits")
+    train, val = load("shards", tmp_path / "out")
+    assert (len(train), len(val)) == (1438, 359) and train.name(0).endswith("00000000.png")
+    assert all(
+        np.array_equal(train.read(place), digits.read(index))
+        for place, index in enumerate(shuffled(len(digits), 0)[:20])
+    )
+    call("-dataset", "shards", "-data_path", tmp_path / "out", "-out", tmp_path / "again", "-samples_per_shard", 500)
+    again, _ = load("shards", tmp_path / "again")
+    assert np.array_equal(again.read(0), train.read(shuffled(len(train), 0)[0]))
+    assert json.loads((tmp_path / "again" / "shards.json").read_text())["classes"] == 10
+
+
+def test_mistakes_on_its_command_line_are_told(tmp_path):
+    for flags, message in [
+        (("-dataset", "digits", "-samples_per_shard", 1, "-megabytes", 1), "give one of them"),
+        (("-dataset", "digits", "-samples_per_shard", 0), "-samples_per_shard: 0 is less than 1"),
+        (("-dataset", "synthetic"), "synthetic has no images"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            call(*flags, "-out", tmp_path / "out")

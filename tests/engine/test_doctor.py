@@ -1,0 +1,274 @@
+"""The doctor names the very module at which half precision breaks, and what it prescribes helps."""
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+import torch
+
+from configs.load import load
+from datasets import Normalize, Preparation, build_train_data, load_image_sets
+from engine.diagnose.doctor import Case, diagnose, replay
+from engine.diagnose.failing_batch import read_overflow
+from engine.precision.policy import Precision
+from engine.train.loss import ClassificationLoss
+from engine.train.optim import build_optimizer
+from models import build_model
+from models.transforms.cpu_kernels import choose_kernels
+from scripts import doctor
+from tests.support.helpers import replaced, run, run_folder, small_config
+from utils.errors import exit_code
+
+CPU = torch.device("cpu")
+
+
+def make_case(folder, plant, scale=65536.0) -> Case:
+    """A ViT of 8 blocks in float16 with something planted, and one batch of 4."""
+    config = small_config(folder, "AMP=true", "PRECISION.DTYPE=float16", "MODEL.DEPTH=8", "MODEL.DROPOUT=0.1")
+    config = replaced(config, PRECISION={"INIT_LOSS_SCALING": scale})
+    torch.manual_seed(0)
+    model = build_model(config, 10)
+    choose_kernels(model, CPU, torch.float16)
+    with torch.no_grad():
+        plant(model)
+    images, targets = torch.randn(4, 1, 8, 8), torch.arange(4)
+    loss = ClassificationLoss(config.TRAIN)
+    return Case(model, Precision(config, CPU), loss, [(images, targets, 1.0)], scale)
+
+
+def nothing(model):
+    pass
+
+
+def big_mlp(model):
+    model.blocks[7].mlp.fc1.weight.fill_(3e4).mul_(torch.randn_like(model.blocks[7].mlp.fc1.weight).sign())
+
+
+def big_logits(model):
+    """Queries and keys of hundreds, far below float16's end; their products are above it."""
+    model.blocks[3].attn.qkv.weight[:32].normal_(std=200.0)
+
+
+def big_gradient(model):
+    """Zeros go in, so zeros come out; but what comes back is multiplied by the weights."""
+    model.blocks[5].mlp.fc1.weight.zero_()
+    model.blocks[5].mlp.fc1.bias.zero_()
+    model.blocks[5].mlp.fc2.weight.normal_(std=1e4)
+
+
+@pytest.mark.parametrize(
+    ("plant", "place", "is_forward", "black_list"),
+    [
+        (big_mlp, "blocks.7.mlp.fc1", True, ["blocks.7.mlp"]),
+        (big_logits, "blocks.3.attn logits (q·k)", True, ["blocks.3.attn"]),
+        (big_gradient, "blocks.5.mlp.fc2", False, ["blocks.5.mlp"]),
+    ],
+)
+def test_a_planted_overflow_is_named_and_training_goes_on_with_what_is_prescribed(
+    tmp_path, plant, place, is_forward, black_list
+):
+    case = make_case(tmp_path, plant)
+    weights = {name: value.clone() for name, value in case.model.state_dict().items()}
+    found = diagnose(case)
+    assert (str(found.first), found.is_forward, found.black_list) == (place, is_forward, black_list)
+    assert found.is_mended
+    assert all(torch.equal(value, weights[name]) for name, value in case.model.state_dict().items())
+    assert skips(tmp_path, case, [], case.scale) == 3
+    assert skips(tmp_path, case, found.black_list, found.best_scale) == 0
+
+
+def skips(folder, case, black_list, scale) -> int:
+    """How many of the first three updates are skipped."""
+    config = replaced(
+        small_config(folder, "AMP=true", "PRECISION.DTYPE=float16"),
+        PRECISION={"INIT_LOSS_SCALING": scale, "DECR_RATIO": 0.9999, "CUSTOM_BLACK_LIST": tuple(black_list)},
+    )
+    precision, optimizer = Precision(config, CPU), build_optimizer(config.TRAIN, case.model)
+    precision.prepare(case.model)
+    skipped = 0
+    for _ in range(3):
+        for images, targets, _ in case.batches:
+            with precision.autocast():
+                logits = case.model(images)
+            precision.backward(case.loss(logits, targets))
+            skipped += bool(precision.update(optimizer, list(case.model.parameters()), 1.0)[1])
+    return skipped
+
+
+def test_the_last_block_is_looked_into_although_a_run_computes_only_its_class_token(tmp_path):
+    case = make_case(tmp_path, lambda model: model.blocks[7].attn.qkv.weight.mul_(1e4))
+    case.precision.prepare(case.model)
+    assert str(diagnose(case).first).startswith("blocks.7.attn")
+
+
+def test_without_a_fault_nothing_is_named_and_the_recommended_scale_is_the_largest_that_fits(tmp_path):
+    case = make_case(tmp_path, nothing, scale=1024.0)
+    found = diagnose(case)
+    assert (found.first, found.black_list, found.is_mended) == (None, [], True)
+    assert found.prescription(small_config(tmp_path, "PRECISION.CUSTOM_BLACK_LIST=[head]").PRECISION) == {}
+    for scale, breaks in ((found.best_scale, False), (found.best_scale * 8, True)):
+        assert bool(diagnose(make_case(tmp_path, nothing, scale)).first) == breaks
+
+
+def test_gradients_that_vanish_in_half_are_counted(tmp_path):
+    low, high = (diagnose(make_case(tmp_path, nothing, scale)) for scale in (2**-18, 4096.0))
+    lost_low, lost_high = (
+        next(row.underflow for row in found.rows if str(row.place) == "blocks.0.attn.qkv") for found in (low, high)
+    )
+    assert lost_low > 0.9 > 0.1 > lost_high
+
+
+def test_constants_that_are_zero_in_float16_are_named(tmp_path):
+    def plant(model):
+        model.blocks[2].norm1.eps = 1e-8
+        model.blocks[4].norm2.weight.fill_(2e-8)
+        model.blocks[4].norm2.bias[0] = 1e-9  # one of many elements is no constant
+        model.blocks[5].mlp.register_buffer("temperature", torch.tensor(1e-9))
+
+    case = make_case(tmp_path, plant)
+    found = {each.name: each for each in diagnose(case).vanishing}
+    case.model.blocks[5].mlp.act.eps = 1e-8  # of a module that computes in half
+    again = {each.name: each.in_half for each in diagnose(case).vanishing}
+    assert set(found) == {"blocks.2.norm1.eps", "blocks.4.norm2.weight", "blocks.5.mlp.temperature"}
+    assert not found["blocks.2.norm1.eps"].in_half and again["blocks.5.mlp.act.eps"]
+
+
+def test_what_breaks_in_float32_too_is_said_not_to_be_a_matter_of_precision(tmp_path):
+    found = diagnose(make_case(tmp_path, lambda model: model.blocks[2].norm1.weight.fill_(float("nan"))))
+    assert str(found.first) == "blocks.2.norm1" and "even in float32" in found.finding() and not found.black_list
+
+
+def test_replaying_leaves_the_model_as_it_was(tmp_path):
+    case = make_case(tmp_path, big_mlp)
+    case.model.norm = torch.nn.Sequential(torch.nn.Flatten(1), torch.nn.BatchNorm1d(80), torch.nn.Unflatten(1, (5, 16)))
+    before = {name: value.clone() for name, value in case.model.state_dict().items()}
+    diagnose(case)
+    assert all(torch.equal(value, before[name]) for name, value in case.model.state_dict().items())
+    assert all(parameter.grad is None for parameter in case.model.parameters())
+    assert not any(module._forward_hooks or "forward" in vars(module) for module in case.model.modules())
+    assert not any(hasattr(type(module), "without_lists") for module in case.model.modules())
+
+
+def test_modules_kept_in_float32_do_not_shift_what_gradients_are_compared_with(tmp_path):
+    case = make_case(tmp_path, nothing)
+    exact = replay(case, in_half=False, scale=1.0)
+    kept = replay(case, in_half=True, scale=1.0, reference=exact, floats=["blocks.5.mlp", "blocks.3.attn"])
+    assert exact.gradients.keys() <= kept.gradients.keys()
+    assert all(kept.gradients[key][0] == place for key, (place, _) in exact.gradients.items())
+
+
+def test_what_is_prescribed_fits_the_bounds_and_the_mode_that_the_run_has(tmp_path):
+    found = diagnose(make_case(tmp_path, big_gradient))
+    present = small_config(tmp_path).PRECISION
+    scale = f"{found.best_scale:.1f}"
+    assert found.prescription(present) == {"CUSTOM_BLACK_LIST": "[blocks.5.mlp]", "INIT_LOSS_SCALING": scale}
+    assert found.prescription(replace(present, MODE="naive"))["MODE"] == "autocast"
+    lists = replace(present, CUSTOM_BLACK_LIST=("gelu",), CUSTOM_WHITE_LIST=("head",))
+    assert found.prescription(lists)["CUSTOM_BLACK_LIST"] == "[gelu, blocks.5.mlp]"
+    assert found.prescription(lists)["CUSTOM_WHITE_LIST"] == "[]"
+    assert found.prescription(replace(present, MIN_LOSS_SCALING=2.0**25))["MIN_LOSS_SCALING"] == scale
+    assert found.prescription(replace(present, MAX_LOSS_SCALING=2.0))["INIT_LOSS_SCALING"] == "2.0"
+
+
+# The script, and the batch that a run leaves when it stops.
+
+POISONED = (
+    "AMP=true",
+    "PRECISION.DTYPE=float16",
+    "MODEL.DEPTH=3",
+    "PRECISION.MAX_CONSECUTIVE_SKIPS=3",
+    "TRAIN.MIXUP_ALPHA=0.8",
+    "TRAIN.RANDOM_ERASE_PROB=0.5",
+    "REPORT_FREQ=1",
+)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The folder of a run that starts from weights with big logits, and what it said."""
+    folder = tmp_path_factory.mktemp("stopped")
+    torch.manual_seed(0)
+    model = build_model(small_config(folder, *POISONED), 10)
+    with torch.no_grad():
+        model.blocks[1].attn.qkv.weight[:32].normal_(std=200.0)
+    torch.save(model.state_dict(), folder / "weights.pth")
+    flags = ["-cfg", str(folder / "small.yaml"), "-pretrained", str(folder / "weights.pth"), "-batch_size", "4"]
+    options = ["-opts", *POISONED, "TRAIN.ACCUM_ITER=2", "MODEL.DROPOUT=0.1"]
+    result = run("main_single_gpu.py", *flags, "-output", str(folder / "output"), *options)
+    assert result.returncode == 3, result.stderr
+    return run_folder(folder / "output"), result.stdout
+
+
+def test_a_run_that_stops_keeps_its_batch_and_says_what_to_type(stopped):
+    folder, said = stopped
+    assert f"python scripts/doctor.py {folder}" in said.splitlines()[-1]
+    saved = torch.load(folder / "overflow-batch.pth", weights_only=True)
+    assert saved["images"].dtype is torch.uint8 and saved["images"].shape == (8, 1, 8, 8)
+    assert saved["step"] == 2 and saved["sizes"] == [4, 4] and saved["shares"] == [0.5, 0.5]
+    config = load(["-cfg", str(folder / "config.yaml")]).config
+    train_set, _ = load_image_sets(config)
+    with contextlib.closing(build_train_data(config, train_set, 0, 1, CPU).windows(2, 3)) as windows:
+        batches = list(next(windows).batches)
+    assert torch.equal(saved["images"], torch.cat([batch.images for batch in batches]))
+    prepare = Preparation(config, Normalize(config.DATA))
+    for batch, (again, _) in zip(batches, read_overflow(folder / "overflow-batch.pth").batches, strict=True):
+        (images, targets), (same_images, same_targets) = prepare(batch), prepare(again)
+        assert torch.equal(images, same_images) and not torch.equal(images, prepare.normalize(batch.images))
+        assert all(torch.equal(one, other) for one, other in zip(targets, same_targets, strict=True))
+
+
+def test_the_script_names_the_module_and_writes_settings_for_the_run(stopped, capsys):
+    folder, _ = stopped
+    assert exit_code(doctor.main, [str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "step 2, process 0: 8 images" in said and "first: blocks.1.attn logits (q·k)" in said
+    written = (folder / "doctor.yaml").read_text()
+    assert "BASE: config.yaml" in written and "CUSTOM_BLACK_LIST: [blocks.1.attn]" in written
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a run in float32."""
+    folder = tmp_path_factory.mktemp("finished")
+    small_config(folder)
+    flags = ["-cfg", str(folder / "small.yaml"), "-epochs", "1", "-output", str(folder / "output")]
+    assert run("main_single_gpu.py", *flags).returncode == 0
+    return run_folder(folder / "output")
+
+
+@pytest.mark.parametrize("mode", ["autocast", "naive"])
+def test_without_a_saved_batch_the_next_one_of_the_run_is_replayed(finished, tmp_path, capsys, mode):
+    small_config(tmp_path)
+    (tmp_path / "mode.yaml").write_text(f"BASE: small.yaml\nPRECISION: {{MODE: {mode}}}")
+    words = [str(finished / "last.pth"), "-amp_dtype", "float16", "-cfg", str(tmp_path / "mode.yaml")]
+    assert exit_code(doctor.main, words) == 0
+    said = capsys.readouterr().out
+    assert "step 44, process 0: 32 images" in said and "nothing breaks" in said and "doctor.yaml" not in said
+    assert not (finished / "doctor.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "required: run"),
+        (["{run}"], "-amp_dtype"),
+        (["{run}/nothing.pth"], "no run and no checkpoint at"),
+        (["{empty}"], "neither overflow-batch.pth nor last.pth"),
+        (["{run}/log.txt"], "log.txt"),
+        (["{run}", "-batch", "{empty}/none.pth"], "-batch: no file at"),
+        (["{run}", "-batch", "{run}/last.pth"], "holds no batch"),
+        (["{run}", "-amp_dtype", "float16", "-batch", "{empty}/large.pth"], "its images are [3, 16, 16]"),
+        (["{run}", "-amp_dtype", "float16", "-batch", "{empty}/float.pth"], "must be uint8"),
+        (["{run}", "-amp_dtype", "float16", "-batch", "{empty}/class.pth"], "its targets go from 10 to 10"),
+        (["{run}", "-amp_dtype", "float8"], "invalid choice"),
+        (["{run}", "-cfg", "{empty}/none.yaml"], "none.yaml"),
+    ],
+)
+def test_a_mistake_ends_with_exit_code_2_and_a_message(finished, tmp_path, capsys, words, message):
+    batches = {"large": ((1, 3, 16, 16), torch.uint8, 0), "float": ((1, 1, 8, 8), torch.float32, 0)}
+    for name, (shape, dtype, target) in (batches | {"class": ((1, 1, 8, 8), torch.uint8, 10)}).items():
+        batch = {"images": torch.zeros(shape, dtype=dtype), "targets": torch.tensor([target])}
+        torch.save(batch, tmp_path / f"{name}.pth")
+    assert exit_code(doctor.main, [word.format(run=finished, empty=tmp_path) for word in words]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and message in said, said

@@ -1,0 +1,70 @@
+"""Scores are counted image by image, in plain Python here."""
+
+import numpy as np
+import pytest
+import torch
+
+from datasets import BadImages, Normalize, build_eval_data
+from datasets.transforms.decode import ImageReadError
+from datasets.types import ArrayImages
+from engine.evaluation import evaluate
+from engine.precision.policy import Precision
+from tests.support.helpers import small_config
+from utils.distributed import Process
+
+CPU = torch.device("cpu")
+
+
+class MeanColourModel(torch.nn.Module):
+    """Logits that are a function of the image alone: how near its mean is to each class's own shade."""
+
+    def __init__(self, num_classes: int):
+        super().__init__()
+        self.shades = torch.linspace(-1, 1, num_classes)
+
+    def forward(self, images):
+        return -10 * (images.mean((1, 2, 3))[:, None] - self.shades).abs()
+
+
+def score(tmp_path, num_classes, count=37, unreadable=()):
+    rng = np.random.default_rng(0)
+    pixels = np.broadcast_to(rng.integers(256, size=(count, 1, 1), dtype=np.uint8), (count, 8, 8)).copy()
+    targets = rng.integers(num_classes, size=count)
+    images = ArrayImages(pixels, targets, [str(n) for n in range(num_classes)], 1, "made up")
+    read = images.read
+
+    def read_or_fail(index):
+        if index in unreadable:
+            raise ImageReadError("broken")
+        return read(index)
+
+    images.read = read_or_fail
+    config = small_config(tmp_path, "DATA.BATCH_SIZE=8")
+    model = MeanColourModel(num_classes)
+    data = build_eval_data(config, images, 0, 1, CPU)
+    normalize, precision = Normalize(config.DATA), Precision(config, CPU)
+    scores = evaluate(model, data, normalize, precision, Process(CPU), BadImages(images, 1.0, lambda line: None))
+    top1 = top5 = loss = 0
+    kept = [index for index in range(count) if index not in unreadable]
+    for index in kept:
+        logits = model(torch.full((1, 1, 8, 8), pixels[index, 0, 0] / 255 * 2 - 1.0))[0]
+        ranked = sorted(range(num_classes), key=lambda number: -logits[number])
+        top1 += ranked[0] == targets[index]
+        top5 += targets[index] in ranked[:5]
+        loss -= torch.log_softmax(logits.double(), 0)[targets[index]].item()
+    return scores, 100 * top1 / len(kept), 100 * top5 / len(kept), loss / len(kept)
+
+
+@pytest.mark.parametrize("num_classes", [10, 5, 3])
+def test_loss_top1_and_top5_are_those_of_counting_by_hand(tmp_path, num_classes):
+    scores, top1, top5, loss = score(tmp_path, num_classes)
+    assert (scores.top1, scores.top5) == pytest.approx((top1, top5))
+    assert scores.loss == pytest.approx(loss, rel=1e-5)
+    assert scores.num_images == 37 and scores.num_excluded == 0
+    assert top1 < top5 and (top5 < 100 or num_classes <= 5)
+
+
+def test_unreadable_images_are_left_out_and_counted(tmp_path):
+    scores, top1, top5, loss = score(tmp_path, 10, unreadable=(0, 5, 36))
+    assert (scores.top1, scores.top5, scores.loss) == pytest.approx((top1, top5, loss), rel=1e-5)
+    assert (scores.num_images, scores.num_excluded) == (34, 3)

@@ -1,0 +1,92 @@
+"""-explain_precision tells the types that were computed in, and changes nothing."""
+
+import csv
+
+import pytest
+import torch
+
+from engine.diagnose.explain import collapse, watch
+from models import build_model
+from tests.support.helpers import SMALL, run, run_folder, run_hash, small_config
+
+CPU = torch.device("cpu")
+
+
+def table(model, half) -> dict[str, tuple[str, str, str, str]]:
+    """{module: (computes in, takes, returns, weights)}"""
+    autocast = torch.autocast("cpu", dtype=half, enabled=half is not None)
+    return {seen.path: seen.row()[2:6] for seen in watch(model, torch.ones(2, 1, 8, 8), autocast)}
+
+
+def test_what_is_told_is_what_autocast_does(tmp_path):
+    model = build_model(small_config(tmp_path), 10)
+    rows = table(model, torch.bfloat16)
+    half, single = "bfloat16", "float32"
+    assert rows["blocks.0.attn.qkv"] == (half, single, half, single)
+    assert rows["blocks.1.mlp.fc2"] == (half, half, half, single)
+    assert rows["blocks.1.norm2"] == (single,) * 4
+    assert rows["blocks.0"][0] == single  # the sum that runs from block to block
+    assert "blocks.0.attn" in rows and "blocks.0.drop_path1" not in rows
+    assert all(kinds[:3] == (single,) * 3 for kinds in table(model, None).values())
+
+
+def test_a_module_kept_out_of_autocast_is_told_so(tmp_path):
+    model = build_model(small_config(tmp_path), 10)
+    norm = model.blocks[0].mlp.fc1
+    forward = norm.forward
+    norm.forward = lambda x: torch.autocast("cpu", enabled=False)(forward)(x.float())
+    rows = table(model, torch.bfloat16)
+    assert rows["blocks.0.mlp.fc1"][0] == "float32" and rows["blocks.1.mlp.fc1"][0] == "bfloat16"
+    alike = [row[0] for row in collapse([(path, *kinds) for path, kinds in rows.items()])]
+    assert "blocks.0-1.attn.qkv" in alike and "blocks.0.mlp.fc1" in alike and "blocks.1.mlp.fc1" in alike
+
+
+def test_alike_blocks_become_one_row_with_their_numbers():
+    rows = [(f"blocks.{n}.fc", "half" if n != 3 else "single") for n in range(12)] + [("stages.0.1.x", "half")]
+    assert [row[0] for row in collapse(rows)] == ["blocks.0-2,4-11.fc", "blocks.3.fc", "stages.0.1.x"]
+    nested = [(f"stages.{a}.blocks.{b}.x", "half") for a in range(2) for b in range(3)]
+    assert collapse(nested) == [("stages.0-1.blocks.0-2.x", "half")]
+
+
+def test_watching_moves_neither_random_numbers_nor_statistics_nor_weights(tmp_path):
+    model = build_model(small_config(tmp_path, "MODEL.DROPOUT=0.5"), 10)
+    model.norm = torch.nn.Sequential(torch.nn.Flatten(1), torch.nn.BatchNorm1d(80), torch.nn.Unflatten(1, (5, 16)))
+    model.head.weight.grad = torch.ones_like(model.head.weight)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    random_state = torch.get_rng_state()
+    table(model, torch.bfloat16)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(model.head.weight.grad, torch.ones_like(model.head.weight))
+    assert all(p.grad is None for name, p in model.named_parameters() if name != "head.weight")
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("script", ["main_single_gpu.py", "main_multi_gpu.py"])
+def test_a_run_with_the_flag_has_the_hash_of_one_without_and_its_table(tmp_path, script):
+    (tmp_path / "small.yaml").write_text(SMALL)
+    flags = ["-cfg", str(tmp_path / "small.yaml"), "-amp", "-epochs", "1"]
+    flags += ["-ngpus", "2"] if "multi" in script else []
+    options = ["-opts", "MODEL.DROPPATH=0.2", "MODEL.DROPOUT=0.1"]
+    hashes = []
+    for name, more in (("plain", []), ("told", ["-explain_precision"])):
+        result = run(script, *flags, *more, "-output", str(tmp_path / name), *options)
+        assert result.returncode == 0, result.stderr
+        hashes.append(run_hash(run_folder(tmp_path / name)))
+    assert hashes[0] == hashes[1]
+    assert result.stdout.count("blocks.0-1.attn.qkv") == 1
+    with open(run_folder(tmp_path / "told") / "precision.csv") as file:
+        rows = {row["module"]: row for row in csv.DictReader(file)}
+    assert rows["blocks.1.attn.qkv"]["computes_in"] == "bfloat16" and rows["blocks.1.attn.qkv"]["weights"] == "float32"
+    assert not (run_folder(tmp_path / "plain") / "precision.csv").exists()
+
+
+def test_in_naive_mode_everything_is_seen_in_half(tmp_path):
+    (tmp_path / "small.yaml").write_text(SMALL)
+    flags = ["-cfg", str(tmp_path / "small.yaml"), "-amp", "-explain_precision", "-epochs", "1"]
+    result = run("main_single_gpu.py", *flags, "-output", str(tmp_path / "o"), "-opts", "PRECISION.MODE=naive")
+    assert result.returncode == 0, result.stderr
+    with open(run_folder(tmp_path / "o") / "precision.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["computes_in"] for row in rows} == {row["returns"] for row in rows} == {"bfloat16"}
+    assert {row["weights"] for row in rows} <= {"bfloat16", ""}

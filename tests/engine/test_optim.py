@@ -1,0 +1,214 @@
+"""The learning rate and what is decayed."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from engine.train.optim import Schedule, build_optimizer, in_chunks
+from tests.support.helpers import replaced, small_config
+
+
+@pytest.fixture
+def train(tmp_path):
+    config = small_config(tmp_path, "TRAIN.NUM_EPOCHS=300", "TRAIN.WARMUP_EPOCHS=32", "TRAIN.BASE_LR=3e-3")
+    return config.TRAIN
+
+
+def with_scheduler(train, **values):
+    import dataclasses
+
+    return dataclasses.replace(train, LR_SCHEDULER=dataclasses.replace(train.LR_SCHEDULER, **values))
+
+
+@pytest.mark.parametrize("epoch, expected", [(1, 9.471875e-05), (32, 3e-3), (300, 0.0)])
+def test_paddlevit_schedule_has_paddlevits_values_all_through_an_epoch(train, epoch, expected):
+    schedule = Schedule(with_scheduler(train, NAME="paddlevit"), steps_per_epoch=10, global_batch=1)
+    for step in (10 * (epoch - 1), 10 * epoch - 1):
+        assert schedule(step) == pytest.approx(expected, abs=1e-12)
+
+
+def test_default_schedule_moves_every_step_and_ends_at_the_end_rate(train):
+    schedule = Schedule(train, steps_per_epoch=10, global_batch=1)
+    rates = [schedule(step) for step in range(3001)]
+    assert rates[0] == pytest.approx(1e-6)
+    assert rates[320] == pytest.approx(3e-3)
+    assert all(a < b for a, b in zip(rates[:320], rates[1:321], strict=True))
+    assert all(a > b for a, b in zip(rates[320:3000], rates[321:], strict=True))
+    assert rates[3000] == pytest.approx(0.0, abs=1e-12)
+    assert rates[1660] == pytest.approx(1.5e-3)  # half-way down a cosine
+
+
+def test_step_schedule_drops_at_its_milestones_or_every_so_many_epochs(train):
+    steps = Schedule(
+        with_scheduler(train, NAME="step", MILESTONES=(40, 60), DECAY_RATE=0.1), steps_per_epoch=10, global_batch=1
+    )
+    assert [steps(10 * epoch) for epoch in (39, 40, 60)] == pytest.approx([3e-3, 3e-4, 3e-5])
+    regular = Schedule(
+        with_scheduler(train, NAME="step", DECAY_EPOCHS=50, DECAY_RATE=0.5), steps_per_epoch=10, global_batch=1
+    )
+    assert [regular(10 * epoch) for epoch in (49, 50, 100)] == pytest.approx([3e-3, 1.5e-3, 7.5e-4])
+
+
+def test_constant_schedule_stays_after_warmup(train):
+    schedule = Schedule(with_scheduler(train, NAME="constant"), steps_per_epoch=10, global_batch=1)
+    assert schedule(320) == schedule(2999) == 3e-3
+
+
+def test_linear_scaled_lr_scales_all_three_rates_by_the_global_batch(train):
+    import dataclasses
+
+    scaled = Schedule(dataclasses.replace(train, LINEAR_SCALED_LR=512, END_LR=1e-5), 10, global_batch=1024)
+    assert (scaled.start, scaled.base, scaled.end) == pytest.approx((2e-6, 6e-3, 2e-5))
+
+
+def test_no_warmup_starts_at_the_base_rate(train):
+    import dataclasses
+
+    schedule = Schedule(dataclasses.replace(train, WARMUP_EPOCHS=0), steps_per_epoch=10, global_batch=1)
+    assert schedule(0) == 3e-3
+    assert math.isfinite(schedule(2999))
+
+
+def test_biases_norms_class_token_and_position_embedding_are_not_decayed(tmp_path):
+    from models import build_model
+
+    config = small_config(tmp_path)
+    model = build_model(config, 10)
+    optimizer = build_optimizer(config.TRAIN, model)
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    decayed = {name for name, p in model.named_parameters() if decay[id(p)] > 0}
+    kept = {name for name, p in model.named_parameters() if decay[id(p)] == 0}
+    assert {"cls_token", "pos_embed", "norm.weight", "blocks.0.attn.qkv.bias", "head.bias"} <= kept
+    assert {"patch_embed.proj.weight", "blocks.1.mlp.fc1.weight", "head.weight"} <= decayed
+    assert all(name.endswith("weight") and "norm" not in name for name in decayed)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD"])
+def test_every_optimizer_is_fused_and_moves_the_weights(tmp_path, name):
+    import dataclasses
+
+    train = small_config(tmp_path).TRAIN
+    train = dataclasses.replace(train, OPTIMIZER=dataclasses.replace(train.OPTIMIZER, NAME=name))
+    model = torch.nn.Linear(3, 2)
+    optimizer = build_optimizer(train, model)
+    assert optimizer.defaults["fused"]
+    before = model.weight.clone()
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(before, model.weight)
+
+
+def test_frozen_parameters_are_not_given_to_the_optimizer(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    model.bias.requires_grad_(False)
+    optimizer = build_optimizer(replaced(small_config(tmp_path), TRAIN={"WEIGHT_DECAY": 0.1}).TRAIN, model)
+    assert [id(p) for group in optimizer.param_groups for p in group["params"]] == [id(model.weight)]
+
+
+def pair(tmp_path, name="AdamW", moment="bfloat16", seed=0):
+    """A linear model and its optimizer, which have made no update yet."""
+    torch.manual_seed(seed)
+    options = (f"TRAIN.OPTIMIZER.NAME={name}", f"TRAIN.OPTIMIZER.FIRST_MOMENT={moment}", "TRAIN.BASE_LR=0.01")
+    model = torch.nn.Linear(4, 2)
+    return model, build_optimizer(small_config(tmp_path, *options).TRAIN, model)
+
+
+def step(model, optimizer, number, overflows=False):
+    """One update, through a GradScaler as in training; the gradient is a function of its number."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    images = torch.randn(8, 4, generator=torch.Generator().manual_seed(number))
+    loss = model(images).square().mean()
+    scaler.scale(loss * float("inf") if overflows else loss).backward()
+    scaler.unscale_(optimizer)
+    gradient = model.weight.grad.clone()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    return gradient
+
+
+MOMENTS = {"AdamW": "exp_avg", "Adam": "exp_avg", "SGD": "momentum_buffer"}
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+@pytest.mark.parametrize("moment", ["float32", "bfloat16"])
+def test_the_first_moment_alone_is_kept_in_its_type(tmp_path, name, moment):
+    model, optimizer = pair(tmp_path, name, moment)
+    for number in range(3):
+        step(model, optimizer, number)
+    for state in (*optimizer.state.values(), *optimizer.state_dict()["state"].values()):
+        kinds = {key: value.dtype for key, value in state.items()}
+        assert kinds.pop(MOMENTS[name]) is getattr(torch, moment)
+        assert set(kinds.values()) <= {torch.float32} and state[MOMENTS[name]].any()
+        assert name == "SGD" or "exp_avg_sq" in kinds
+
+
+@pytest.mark.parametrize("moment", ["float32", "bfloat16"])
+def test_adamw_is_adamw_with_a_rounded_first_moment(tmp_path, moment):
+    model, optimizer = pair(tmp_path, moment=moment)
+    (group,) = [group for group in optimizer.param_groups if group["weight_decay"]]
+    expected = model.weight.detach().double().clone()
+    first, second = torch.zeros_like(expected), torch.zeros_like(expected)
+    rate, decay, (beta1, beta2) = group["lr"], group["weight_decay"], group["betas"]
+    for number in range(1, 11):
+        gradient = step(model, optimizer, number).double()
+        first = beta1 * first + (1 - beta1) * gradient
+        second = beta2 * second + (1 - beta2) * gradient**2
+        root = (second / (1 - beta2**number)).sqrt() + group["eps"]
+        expected = expected * (1 - rate * decay) - rate * first / (1 - beta1**number) / root
+        first = first.to(getattr(torch, moment)).double()
+    torch.testing.assert_close(model.weight.detach().double(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+@pytest.mark.parametrize("moment", ["float32", "bfloat16"])
+@pytest.mark.parametrize("when", [0, 3])
+def test_a_skipped_step_changes_nothing_to_the_last_bit(tmp_path, name, moment, when):
+    model, optimizer = pair(tmp_path, name, moment)
+    for number in range(when):
+        step(model, optimizer, number)
+    weights, saved = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict()["state"])
+    rubbish = [torch.full((4, 2), 7.0) for _ in range(100)]  # what unwritten memory would hold
+    del rubbish
+    step(model, optimizer, 9, overflows=True)
+    assert all(torch.equal(weights[key], value) for key, value in model.state_dict().items())
+    for number, state in optimizer.state_dict()["state"].items():
+        for key, value in state.items():
+            assert torch.equal(value, saved[number][key]) if when else not value.any()
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+def test_a_bfloat16_moment_survives_saving_to_the_last_bit(tmp_path, name):
+    model, optimizer = pair(tmp_path, name)
+    for number in range(4):
+        step(model, optimizer, number)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    again, other = pair(tmp_path, name, seed=1)
+    again.load_state_dict(saved[0])
+    other.load_state_dict(saved[1])
+    assert all(state[MOMENTS[name]].dtype is torch.bfloat16 for state in other.state.values())
+    for number in range(4, 8):
+        step(model, optimizer, number)
+        step(again, other, number)
+    assert torch.equal(model.weight, again.weight) and torch.equal(model.bias, again.bias)
+
+
+@pytest.mark.parametrize(("mine", "other"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_either_kind_of_moment_loads_in_the_other(tmp_path, mine, other):
+    model, optimizer = pair(tmp_path, moment=mine)
+    step(model, optimizer, 0)
+    again, loaded = pair(tmp_path, moment=other)
+    loaded.load_state_dict(optimizer.state_dict())
+    state, theirs = loaded.state[again.weight], optimizer.state[model.weight]
+    assert torch.equal(state["exp_avg"], theirs["exp_avg"].to(getattr(torch, other)))
+    assert torch.equal(state["exp_avg_sq"], theirs["exp_avg_sq"])
+    step(again, loaded, 1)
+    assert state["step"] == 2
+
+
+def test_moments_are_widened_a_chunk_at_a_time():
+    sizes = [3, 4, 9, 1, 1, 6]
+    chunks = list(in_chunks([torch.empty(size) for size in sizes], most=8))
+    assert [[each.numel() for each in chunk] for chunk in chunks] == [[3, 4], [9], [1, 1, 6]]

@@ -1,0 +1,182 @@
+"""An update that runs out of memory is done again with smaller micro-batches and comes to the same."""
+
+import pytest
+import torch
+
+import main_single_gpu
+from datasets import Batch
+from datasets.batch_order import Order
+from engine.memory.recovery import MicroBatches, shortage
+from engine.train.trainer import ClassificationLoss
+from tests.engine.test_step import launch, make_trainer
+from tests.support.helpers import SMALL, run_folder, small_config
+from tests.support.programs.train_fp64 import run_out
+from utils.distributed import Process
+from utils.errors import ConfigError, exit_code
+from utils.log import Log
+
+CPU = torch.device("cpu")
+SETS = {"plain": "149,false,none", "mixed": "149,false,pair"}
+# How the images of an update are shared out, and from which step on how many fit at once.
+SPLITS = {
+    "at the first step": (1, "32,1,9,0"),
+    "later": (1, "32,1,9,13"),
+    "where gradients accumulate": (1, "16,2,5,3"),
+    "on one of two processes": (2, "16,1,5,0"),
+    "on one of two processes at the second step": (2, "16,1,5,1"),
+    "on one of two processes that accumulate": (2, "8,2,4,1"),
+}
+
+
+@pytest.fixture(scope="module")
+def fp64_weights(tmp_path_factory):
+    """(set, split) -> weights after 20 updates; split None: of a run for which memory suffices."""
+    folder = tmp_path_factory.mktemp("fp64")
+    (folder / "settings.yaml").write_text(SMALL)
+    found = {}
+    for world_size in (1, 2):
+        names = [name for name, (world, _) in SPLITS.items() if world == world_size]
+        wanted = {(images, name): f"{SETS[images]},{SPLITS[name][1]}" for images in SETS for name in names}
+        if world_size == 1:
+            wanted |= {(images, None): f"{SETS[images]},32,1" for images in SETS}
+        weights = launch(
+            "tests.support.programs.train_fp64",
+            world_size,
+            folder / "settings.yaml",
+            folder / f"{world_size}.pth",
+            *wanted.values(),
+        )
+        found |= {key: weights[case] for key, case in wanted.items()}
+    return found
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("images", SETS)
+def test_a_run_that_runs_out_of_memory_ends_with_the_weights_of_one_that_does_not(fp64_weights, images, split):
+    for name, weight in fp64_weights[images, None].items():
+        difference = (weight - fp64_weights[images, split][name]).abs().max().item()
+        assert difference < 1e-10, f"{name} differs by {difference}"
+
+
+def sizes_seen(trainer):
+    """A list that gets the number of images of each forward."""
+    sizes = []
+    trainer.model.register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
+    return sizes
+
+
+def test_the_size_stays_halved_until_the_next_start_and_is_told_in_one_line(tmp_path, capsys):
+    config = small_config(tmp_path)
+    trainer = make_trainer(config)
+    sizes = sizes_seen(trainer)
+    run_out(trainer, fits=16, step=1)
+    for window in trainer.data.windows(0, 4):
+        trainer.update(window)
+    assert sizes == [32, 32, 16, 16, 16, 16, 16, 16]
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "out of memory" in line]
+    assert line.startswith("warning: out of memory at step 1 with micro-batches of 32 images;")
+    assert "done again with 16" in line
+    assert line.endswith("-batch_size 16 -accum_iter 2")
+    again = make_trainer(config)
+    sizes = sizes_seen(again)
+    for window in again.data.windows(4, 5):
+        again.update(window)
+    assert sizes == [32]
+
+
+def test_with_dropout_it_is_to_the_last_bit_a_run_with_the_smaller_batch_size(tmp_path):
+    options = ("MODEL.DROPOUT=0.2", "MODEL.DROPPATH=0.2", "TRAIN.MODEL_EMA=true", "TRAIN.WARMUP_EPOCHS=0")
+    short = make_trainer(small_config(tmp_path, *options))
+    run_out(short, fits=16, step=0)
+    small = make_trainer(small_config(tmp_path, *options, "DATA.BATCH_SIZE=16", "TRAIN.ACCUM_ITER=2"))
+    for trainer in (short, small):
+        for window in trainer.data.windows(0, 3):
+            trainer.update(window)
+    assert torch.equal(short.totals, small.totals)
+    for mine, theirs in zip(short.model.parameters(), small.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    for mine, theirs in zip(short.ema.model.parameters(), small.ema.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_at_one_image_the_program_ends_with_2_and_says_what_to_lower(tmp_path, monkeypatch, capsys):
+    def fail(self, logits, targets):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(ClassificationLoss, "__call__", fail)
+    (tmp_path / "small.yaml").write_text(SMALL)
+    arguments = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "output")]
+    assert exit_code(main_single_gpu.main, arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out.count("warning: out of memory") == 5  # 32, 16, 8, 4, 2
+    assert "error: DATA.IMAGE_SIZE is 8: memory runs out at step 0 even with micro-batches of 1 image;" in printed.err
+    assert "or use -amp" in printed.err and "Traceback" not in printed.err
+    assert "Tried to allocate 2.00 GiB" in (run_folder(tmp_path / "output") / "log.txt").read_text()
+
+
+def test_pairs_that_are_mixed_are_not_parted(tmp_path):
+    trainer = make_trainer(small_config(tmp_path, "TRAIN.MIXUP_ALPHA=0.8", "DATA.BATCH_SIZE=22"))
+    sizes = sizes_seen(trainer)
+    run_out(trainer, fits=1, step=0)
+    windows = trainer.data.windows(0, 1)
+    with pytest.raises(ConfigError, match=r"micro-batches of 2 images \(mixup and cutmix"):
+        trainer.update(next(windows))
+    assert sizes == [22, 12, 6, 4, 2]
+
+
+@pytest.mark.parametrize("message", ["DefaultCPUAllocator: can't allocate memory", "something else"])
+def test_what_fails_while_a_batch_is_read_is_not_done_again(tmp_path, message):
+    trainer = make_trainer(small_config(tmp_path))
+    windows = trainer.data.windows(0, 1)
+    window = next(windows)
+
+    def broken():
+        raise RuntimeError(message)
+        yield
+
+    with pytest.raises(RuntimeError, match=message):
+        trainer.update(window._replace(batches=broken()))
+    assert trainer.micro_batches.size is None and trainer.step == 0
+
+
+def test_other_errors_of_a_forward_end_the_run(tmp_path):
+    trainer = make_trainer(small_config(tmp_path))
+
+    def fail(module, inputs):
+        raise RuntimeError("shapes do not fit")
+
+    trainer.model.register_forward_pre_hook(fail)
+    windows = trainer.data.windows(0, 1)
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        trainer.update(next(windows))
+
+
+def test_running_out_is_told_from_other_errors():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert "allocate memory" in shortage(caught.value)
+    assert shortage(torch.OutOfMemoryError()) == "OutOfMemoryError"
+    assert shortage(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling\nmore")).endswith("calling")
+    assert shortage(RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"))
+    assert shortage(RuntimeError("shapes do not fit")) is None
+
+
+def test_a_process_whose_others_wait_for_it_says_how_to_go_on(tmp_path):
+    order = Order(149, 16, 2, 3, drop_last=True, seed=0, epoch_order=None)
+    sizes = MicroBatches(small_config(tmp_path), order, Process(CPU, rank=1, world_size=2), Log(1))
+    message = str(sizes.cannot_repeat(7, "CUDA out of memory."))
+    assert message.startswith("DATA.BATCH_SIZE: process 1 ran out of memory at step 7 (CUDA out of memory.)")
+    assert message.endswith("-resume auto -batch_size 8 -accum_iter 6")
+
+
+def test_the_size_that_is_proposed_leaves_the_images_of_an_update_as_they_are(tmp_path, capsys):
+    trainer = make_trainer(small_config(tmp_path, "DATA.BATCH_SIZE=27"))
+    run_out(trainer, fits=14, step=0)
+    for window in trainer.data.windows(0, 1):
+        trainer.update(window)
+    assert "done again with 14" in (said := capsys.readouterr().out) and "-batch_size 9 -accum_iter 3" in said
+
+
+def test_an_image_that_only_keeps_a_process_in_step_is_not_parted():
+    stand_in = Batch(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), 0, [])
+    assert stand_in.parts(1) == [stand_in]

@@ -1,0 +1,311 @@
+"""One path for every precision: autocast, the loss scale, and skipped updates."""
+
+import copy
+import random
+
+import pytest
+import torch
+
+from configs.load import load
+from engine.precision.policy import Precision
+from engine.train.optim import build_optimizer
+from tests.support.helpers import replaced, small_config
+from utils.errors import ConfigError
+
+CPU = torch.device("cpu")
+
+
+def make(tmp_path, amp=True, dtype=None, **scaling):
+    config = small_config(tmp_path, f"AMP={amp}")
+    return replaced(config, PRECISION={"DTYPE": dtype, **scaling})
+
+
+def one_update(precision, config, model, factor=1.0, clip=None):
+    """One update on a linear model; returns gradient norm and whether it was skipped."""
+    optimizer = build_optimizer(config.TRAIN, model)
+    with precision.autocast():
+        output = model(torch.ones(4, 3))
+    precision.backward(output.float().sum() * factor)
+    norm, skipped = precision.update(optimizer, list(model.parameters()), clip)
+    return float(norm), bool(skipped)
+
+
+@pytest.mark.parametrize(
+    "amp, dtype, expected",
+    [
+        (False, None, torch.float32),
+        (True, None, torch.bfloat16),
+        (True, "float16", torch.float16),
+        (True, "bfloat16", torch.bfloat16),
+    ],
+)
+def test_amp_switches_autocast_to_the_chosen_type(tmp_path, amp, dtype, expected):
+    precision = Precision(make(tmp_path, amp, dtype), CPU)
+    with precision.autocast():
+        assert torch.nn.Linear(3, 2)(torch.ones(1, 3)).dtype is expected
+
+
+def test_auto_takes_float16_only_on_gpus_without_bfloat16(monkeypatch):
+    for fast, device, expected in (
+        (True, "cuda", torch.bfloat16),
+        (False, "cuda", torch.float16),
+        (False, "cpu", torch.bfloat16),  # float16 would be slower still
+    ):
+        monkeypatch.setattr("engine.precision.policy.has_fast_bfloat16", lambda device, fast=fast: fast)
+        assert Precision._choose(True, "auto", torch.device(device))[0] is expected
+
+
+def test_float16_is_the_default_on_cuda(tmp_path):
+    assert Precision._choose(True, None, torch.device("cuda"))[0] is torch.float16
+
+
+def test_float16_scale_shrinks_after_an_overflow_and_grows_after_good_updates(tmp_path):
+    config = make(tmp_path, True, "float16", INIT_LOSS_SCALING=1024.0, INCR_EVERY_N_STEPS=2, DECR_RATIO=0.25)
+    precision, model = Precision(config, CPU), torch.nn.Linear(3, 2)
+    before = model.weight.clone()
+    _, skipped = one_update(precision, config, model, factor=float("inf"))
+    assert skipped and precision.scaler.get_scale() == 256
+    assert torch.equal(model.weight, before)
+    for _ in range(2):
+        assert not one_update(precision, config, model)[1]
+    assert precision.scaler.get_scale() == 512
+    assert not torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("amp", [True, False])
+def test_without_float16_the_scale_stays_one_and_non_finite_updates_are_skipped(tmp_path, amp):
+    config = make(tmp_path, amp)
+    precision, model = Precision(config, CPU), torch.nn.Linear(3, 2)
+    for _ in range(3):
+        before = model.weight.clone()
+        assert one_update(precision, config, model, factor=float("nan"))[1]
+        assert torch.equal(model.weight, before)
+        assert not one_update(precision, config, model)[1]
+        assert precision.scaler.get_scale() == 1
+
+
+def test_gradients_are_unscaled_before_they_are_clipped(tmp_path):
+    config = make(tmp_path, True, "float16", INIT_LOSS_SCALING=4096.0)
+    norm, _ = one_update(Precision(config, CPU), config, torch.nn.Linear(3, 2), clip=1.0)
+    assert norm == pytest.approx((6 * 16 + 2 * 16) ** 0.5, rel=1e-3)  # d/dw = 4, d/db = 4
+
+
+def test_gradients_are_clipped_to_the_norm_that_is_set(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    before = torch.cat([parameter.detach().reshape(-1).clone() for parameter in model.parameters()])
+    precision = Precision(make(tmp_path, False), CPU)
+    precision.backward(model(torch.ones(4, 3)).sum())
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    norm, _ = precision.update(sgd, list(model.parameters()), 0.5)
+    after = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    assert norm > 1 and (after - before).norm().item() == pytest.approx(0.5, rel=1e-4)
+
+
+def test_a_saved_scale_is_taken_up_by_the_same_type_only(tmp_path):
+    half = Precision(make(tmp_path, True, "float16"), CPU)
+    half.scaler.load_state_dict({**half.scaler.state_dict(), "scale": 128.0})
+    again = Precision(make(tmp_path, True, "float16"), CPU)
+    again.load_state_dict(half.state_dict())
+    assert again.scaler.get_scale() == 128
+    for other in (Precision(make(tmp_path, True, "bfloat16"), CPU), Precision(make(tmp_path, False), CPU)):
+        other.load_state_dict(half.state_dict())
+        assert other.scaler.get_scale() == 1
+
+
+def test_the_start_line_says_what_and_why(tmp_path):
+    assert "float32, as -amp was not given" in Precision(make(tmp_path, False), CPU).describe()
+    assert "autocast bfloat16 with GradScaler" in Precision(make(tmp_path, True), CPU).describe()
+    assert "very slow on a CPU" in Precision(make(tmp_path, True, "float16"), CPU).describe()
+
+
+def paddles_rule(found, init, every_good, up, every_bad, down, floor, ceiling):
+    """Paddle's loss scale after each update, in plain Python."""
+    scale, good, bad, scales = init, 0, 0, []
+    for is_bad in found:
+        if is_bad:
+            good, bad = 0, bad + 1
+            if bad == every_bad:
+                scale, bad = max(scale * down, floor), 0
+        else:
+            bad, good = 0, good + 1
+            if good == every_good:
+                scale, good = min(scale * up, ceiling), 0
+        scales.append(scale)
+    return scales
+
+
+def naives_rule(found, init, every_good, up, every_bad, down, floor, ceiling):
+    """The same for naive float16: overflows add up until the scale grows, and from then on each one shrinks it."""
+    scale, good, bad, scales = init, 0, 0, []
+    for is_bad in found:
+        if is_bad:
+            good, bad = 0, bad + 1
+            if bad >= every_bad:
+                scale = max(scale * down, floor)
+        else:
+            good += 1
+            if good == every_good:
+                scale, good, bad = min(scale * up, ceiling), 0, 0
+        scales.append(scale)
+    return scales
+
+
+def our_scales(config, found, stop_at=None):
+    """The scale after each update; saved and taken up by a new scaler after update `stop_at`."""
+    precision, parameter = Precision(config, CPU), torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.0, fused=True)
+    scales = []
+    for number, is_bad in enumerate(found):
+        if number == stop_at:
+            state, precision = precision.state_dict(), Precision(config, CPU)
+            precision.load_state_dict(state)
+        precision.backward(parameter.sum() * (float("inf") if is_bad else 1.0))
+        assert bool(precision.update(optimizer, [parameter], None)[1]) is is_bad
+        scales.append(precision.scaler.get_scale())
+    return scales
+
+
+@pytest.mark.parametrize("hysteresis, rule", [("consecutive", paddles_rule), ("cumulative", naives_rule)])
+def test_the_scale_follows_its_rule_step_by_step_over_random_sequences(tmp_path, hysteresis, rule):
+    draw = random.Random(0)
+    for _ in range(25):
+        every_good, every_bad = draw.randint(1, 4), draw.randint(1, 4)
+        found = [draw.random() < draw.choice((0.1, 0.5, 0.9)) for _ in range(120)]
+        config = make(
+            tmp_path, True, "float16", INIT_LOSS_SCALING=1024.0, INCR_EVERY_N_STEPS=every_good, HYSTERESIS=hysteresis,
+            DECR_EVERY_N_NAN_OR_INF=every_bad, MIN_LOSS_SCALING=4.0, MAX_LOSS_SCALING=2.0**20,
+        )  # fmt: skip
+        expected = rule(found, 1024.0, every_good, 2.0, every_bad, 0.5, 4.0, 2.0**20)
+        assert our_scales(config, found) == expected
+        assert our_scales(config, found, stop_at=draw.randint(1, 119)) == expected, "counters are lost in a checkpoint"
+
+
+def test_a_constant_scale_stays_and_still_skips(tmp_path):
+    config = make(tmp_path, True, "float16", INIT_LOSS_SCALING=256.0, USE_DYNAMIC_LOSS_SCALING=False)
+    assert set(our_scales(config, [True, False, True, True])) == {256.0}
+
+
+def test_200_overflows_in_a_row_leave_scale_and_weights_whole(tmp_path):
+    config = make(tmp_path, True, "float16", MIN_LOSS_SCALING=2.0)
+    assert min(our_scales(config, [True] * 200)) == 2.0
+    precision, model = Precision(config, CPU), torch.nn.Linear(3, 2)
+    for _ in range(200):
+        assert one_update(precision, config, model, factor=float("inf"))[1]
+    assert not one_update(precision, config, model)[1]
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+def test_torchs_own_saved_scaler_is_taken_up(tmp_path):
+    precision = Precision(make(tmp_path, True, "float16"), CPU)
+    state = torch.amp.GradScaler("cpu", init_scale=512.0)
+    state.scale(torch.ones(()))
+    precision.load_state_dict(state.state_dict())
+    assert precision.scaler.get_scale() == 512
+
+
+@pytest.mark.parametrize(
+    "option, told",
+    [
+        ("PRECISION.DECR_EVERY_N_NAN_OR_INF=0", "from 1 to"),
+        ("PRECISION.INCR_RATIO=0.5", "PRECISION.INCR_RATIO"),
+        ("PRECISION.DECR_RATIO=2", "PRECISION.DECR_RATIO"),
+        ("PRECISION.MIN_LOSS_SCALING=1e6", "PRECISION.INIT_LOSS_SCALING"),
+        ("PRECISION.MAX_LOSS_SCALING=2", "PRECISION.INIT_LOSS_SCALING"),
+        ("PRECISION.MODE=naif", "autocast"),
+    ],
+)
+def test_precision_settings_that_cannot_be_are_named(tmp_path, option, told):
+    with pytest.raises(ConfigError, match=told):
+        small_config(tmp_path, "AMP=true", option)
+
+
+def test_apex_o1_is_another_name_of_autocast_and_says_so(tmp_path):
+    (tmp_path / "apex.yaml").write_text("PRECISION: {MODE: apex_o1}")
+    loaded = load(["-cfg", str(tmp_path / "apex.yaml")])
+    assert loaded.config.PRECISION.MODE == "autocast" and "apex_o1 is read as autocast" in loaded.notes[0]
+
+
+def test_tf32_is_refused_where_there_is_none(tmp_path):
+    with pytest.raises(ConfigError, match="PRECISION.MATMUL is tf32"):
+        Precision(make(tmp_path, False, MATMUL="tf32"), CPU)
+
+
+def test_a_half_type_that_the_device_cannot_compute_in_is_refused(tmp_path, monkeypatch):
+    def no_float16(*args, **kwargs):
+        raise RuntimeError("not implemented for 'Half'")
+
+    monkeypatch.setattr(torch.nn.functional, "linear", no_float16)
+    with pytest.raises(ConfigError, match="float16.*this cpu device.*-amp_dtype bfloat16"):
+        Precision(make(tmp_path, True, "float16"), CPU)
+
+
+def test_lists_are_refused_in_naive_mode(tmp_path):
+    from models import build_model
+
+    config = make(tmp_path, True, MODE="naive", CUSTOM_BLACK_LIST=("LayerNorm",))
+    with pytest.raises(ConfigError, match="CUSTOM_BLACK_LIST.*naive.*autocast"):
+        Precision(config, CPU).prepare(build_model(config, 10))
+
+
+def test_sizes_that_tensor_cores_do_not_like_are_named_on_gpus(tmp_path):
+    config = replaced(make(tmp_path, True, "float16"), DATA={"BATCH_SIZE": 30}, MODEL={"EMBED_DIM": 18})
+    precision = Precision(config, CPU)
+    assert precision.advise_on_sizes(config, 10) is None
+    precision.device = torch.device("cuda")
+    assert "DATA.BATCH_SIZE (30), the number of classes (10), MODEL.EMBED_DIM (18)" in precision.advise_on_sizes(
+        config, 10
+    )
+    good = replaced(config, DATA={"BATCH_SIZE": 32}, MODEL={"EMBED_DIM": 16})
+    assert precision.advise_on_sizes(good, 16) is None
+
+
+def types_between_blocks(config, compiled=False):
+    """What the blocks of a model get in a training step, and its gradients."""
+    from models import build_model
+
+    torch.manual_seed(0)
+    precision, model = Precision(config, CPU), build_model(config, 10)
+    precision.prepare(model)
+    seen = []
+    for block in model.blocks[:-1]:
+        block.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].dtype))
+    run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+    with precision.autocast():
+        run(torch.linspace(-1, 1, 128).view(2, 1, 8, 8)).float().sum().backward()
+    return set(seen), {name: p.grad for name, p in model.named_parameters()}
+
+
+def test_blocks_hand_on_float32_or_half_as_the_setting_says(tmp_path):
+    half = make(tmp_path, True, RESIDUAL="half")
+    assert types_between_blocks(make(tmp_path))[0] == {torch.float32}
+    assert types_between_blocks(half)[0] == {torch.bfloat16}
+    assert types_between_blocks(make(tmp_path, False, RESIDUAL="half"))[0] == {torch.float32}
+
+
+def test_a_residual_in_half_gives_nearly_the_same_gradients(tmp_path):
+    exact, near = (types_between_blocks(make(tmp_path, True, RESIDUAL=kind))[1] for kind in ("float32", "half"))
+    assert all(torch.cosine_similarity(exact[name].flatten(), near[name].flatten(), 0) > 0.98 for name in exact)
+    assert any(not exact[name].equal(near[name]) for name in exact)
+
+
+def test_a_residual_in_half_compiles_without_a_break(tmp_path):
+    half = make(tmp_path, True, RESIDUAL="half")
+    plain, compiled = (types_between_blocks(half, compiled)[1] for compiled in (False, True))
+    torch.testing.assert_close(plain, compiled, rtol=0.05, atol=0.01)
+
+
+def test_the_float32_comparison_is_float32_between_blocks_too(tmp_path):
+    from models import build_model
+
+    precision = Precision(make(tmp_path, True, RESIDUAL="half"), CPU)
+    model = build_model(make(tmp_path), 10)
+    plain = copy.deepcopy(model)
+    precision.prepare(model)
+    images = torch.linspace(-1, 1, 128).view(2, 1, 8, 8)
+    with precision.in_float32(model), precision.autocast():
+        torch.testing.assert_close(model(images), plain(images), rtol=1e-6, atol=1e-6)
+
+
+def test_a_residual_in_half_is_refused_for_models_without_blocks(tmp_path):
+    with pytest.raises(ConfigError, match="PRECISION.RESIDUAL is half.*float32"):
+        Precision(make(tmp_path, True, RESIDUAL="half"), CPU).prepare(torch.nn.Linear(1, 1))

@@ -1,0 +1,170 @@
+"""A run that is killed and resumed ends as one that never stopped."""
+
+import functools
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from configs.load import load
+from tests.support.helpers import ROOT, SMALL, command, run, run_folder, run_hash, run_timed
+
+# With everything that draws random numbers or remembers something.
+OPTIONS = (
+    "TRAIN.SMOOTHING=0.1 MODEL.DROPPATH=0.2 MODEL.DROPOUT=0.1 TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9 "
+    "TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_PROB=0.25 TRAIN.REPEATED_AUG=3 "
+    "TRAIN.ACCUM_ITER=2 SAVE_STEPS=10 TRAIN.NUM_EPOCHS=3"
+).split()
+
+
+@pytest.fixture
+def settings(tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def arguments(settings, output, world_size, *more):
+    script = "main_single_gpu.py" if world_size == 1 else "main_multi_gpu.py"
+    flags = ["-cfg", str(settings), "-output", str(output), "-amp", *more]
+    batch = ["-batch_size", str(16 // world_size)]  # so that an epoch has 44 updates either way
+    return script, [*flags, *batch, *(["-ngpus", str(world_size)] if world_size > 1 else []), "-opts", *OPTIONS]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory) -> Callable[[int], str]:
+    """By the number of processes, the hash of a run that nothing stopped."""
+
+    @functools.cache
+    def train(world_size: int) -> str:
+        folder = tmp_path_factory.mktemp("unbroken")
+        (folder / "settings.yaml").write_text(SMALL)
+        script, flags = arguments(folder / "settings.yaml", folder / "o", world_size)
+        assert run(script, *flags).returncode == 0
+        return run_hash(run_folder(folder / "o"))
+
+    return train
+
+
+def start_and_kill(script, flags, output, after_step):
+    """kill -9 of the whole run once it has saved some steps of an epoch and gone on."""
+    process = subprocess.Popen(
+        command(script, *flags), cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        saved = list(output.glob("*/last.pth"))
+        if saved and torch.load(saved[0], weights_only=True)["step"] >= after_step:
+            break
+        time.sleep(0.01)
+    assert process.poll() is None, "it ended before it could be killed"
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_kill_in_mid_epoch_and_resume_auto_gives_the_same_hash(tmp_path, settings, unbroken, world_size):
+    script, flags = arguments(settings, tmp_path / "killed", world_size, "-resume", "auto")
+    start_and_kill(script, flags, tmp_path / "killed", after_step=50)  # in the second of three epochs of 44
+    state = torch.load(run_folder(tmp_path / "killed") / "last.pth", weights_only=True)
+    assert state["step"] % 44 != 0
+    again = run(script, *flags)
+    assert again.returncode == 0, again.stderr
+    assert f"after epoch {state['step'] // 44} and step" in again.stdout
+    assert run_hash(run_folder(tmp_path / "killed")) == unbroken(world_size)
+
+
+def test_told_to_stop_it_saves_and_ends_with_128_plus_the_signal_and_goes_on_later(tmp_path, settings):
+    script, flags = arguments(settings, tmp_path / "unbroken", 1)
+    flags.append("PRECISION.MODE=naive")
+    assert run(script, *flags).returncode == 0
+    script, flags = arguments(settings, tmp_path / "stopped", 1, "-resume", "auto")
+    flags.append("PRECISION.MODE=naive")
+    process = subprocess.Popen(command(script, *flags), cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    while not list((tmp_path / "stopped").glob("*/last.pth")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(timeout=60) == 128 + signal.SIGUSR1
+    folder = run_folder(tmp_path / "stopped")
+    assert '"state": "stopped"' in (folder / "status.json").read_text()
+    assert run(script, *flags).returncode == 0
+    assert run_hash(folder) == run_hash(run_folder(tmp_path / "unbroken"))
+
+
+def test_resuming_a_finished_run_says_so_and_ends_with_0(tmp_path, settings):
+    flags = ["-cfg", str(settings), "-output", str(tmp_path / "o"), "-epochs", "1"]
+    assert run("main_single_gpu.py", *flags).returncode == 0
+    folder = run_folder(tmp_path / "o")
+    before = run_hash(folder), (folder / "status.json").read_text()
+    again = run("main_single_gpu.py", *flags, "-resume", "auto")
+    assert again.returncode == 0 and "this run is finished already" in again.stdout
+    assert (run_hash(folder), (folder / "status.json").read_text()) == before
+
+
+def test_resume_auto_with_nothing_there_starts_anew_and_says_so(tmp_path, settings):
+    flags = ["-cfg", str(settings), "-output", str(tmp_path / "o"), "-epochs", "1"]
+    result = run("main_single_gpu.py", *flags, "-resume", "auto")
+    assert result.returncode == 0 and "no run to go on with" in result.stdout
+    # Whoever starts again from its settings wants a new run.
+    assert load(["-cfg", str(run_folder(tmp_path / "o") / "config.yaml")]).config.MODEL.RESUME is None
+
+
+def test_resume_auto_takes_the_checkpoint_before_a_damaged_one(tmp_path, settings):
+    flags = ["-cfg", str(settings), "-output", str(tmp_path / "o"), "-epochs", "2", "-opts", "SAVE_FREQ=1"]
+    assert run("main_single_gpu.py", *flags).returncode == 0
+    last = run_folder(tmp_path / "o") / "last.pth"
+    before = run_hash(last.parent)
+    whole = last.read_bytes()
+    middle = len(whole) // 2
+    last.unlink()  # not written over: other names of the file would be damaged with it
+    last.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    again = run("main_single_gpu.py", "-resume", "auto", *flags)
+    assert again.returncode == 0 and "damaged" in again.stdout and "previous.pth, after epoch 1" in again.stdout
+    assert run_hash(last.parent) == before
+
+
+def test_changed_settings_are_refused_with_a_diff_unless_allowed(tmp_path, settings):
+    flags = ["-cfg", str(settings), "-output", str(tmp_path / "o")]
+    assert run("main_single_gpu.py", *flags, "-epochs", "1").returncode == 0
+    folder = run_folder(tmp_path / "o")
+    before = {name: (folder / name).read_text() for name in ("config.yaml", "status.json", "metrics.csv")}
+    refused = run("main_single_gpu.py", *flags, "-epochs", "2", "-resume", "auto")
+    assert refused.returncode == 2 and "TRAIN.NUM_EPOCHS: 1 -> 2" in refused.stderr
+    assert {name: (folder / name).read_text() for name in before} == before, "the run it refused was touched"
+    allowed = run("main_single_gpu.py", *flags, "-epochs", "2", "-resume", "auto", "-opts", "RESUME.ALLOW_CHANGED=true")
+    assert allowed.returncode == 0 and "after epoch 1" in allowed.stdout
+
+
+def test_weights_of_another_system_are_taken_up_after_their_last_epoch(tmp_path, settings):
+    """As PaddleViT's -resume weights -last_epoch N, here with a file that holds weights alone."""
+    from safetensors.torch import save_file
+
+    flags = ["-cfg", str(settings), "-epochs", "3"]
+    assert run("main_single_gpu.py", *flags, "-output", str(tmp_path / "first")).returncode == 0
+    trained = torch.load(run_folder(tmp_path / "first") / "last.pth", weights_only=True)["state_dict"]
+    save_file(trained, tmp_path / "weights.safetensors")
+    more = ["-resume", str(tmp_path / "weights"), "-last_epoch", "2", "-output", str(tmp_path / "second")]
+    result = run("main_single_gpu.py", *flags, *more)
+    assert result.returncode == 0, result.stderr
+    assert "epoch 3 starts with a fresh optimizer" in result.stdout and "Epoch[003/003]" in result.stdout
+    assert "Epoch[002/003]" not in result.stdout
+
+
+def test_two_runs_never_share_a_folder(tmp_path, settings, unbroken):
+    """The second is refused in under 10 s, and the first ends as if there had been none."""
+    script, flags = arguments(settings, tmp_path / "o", 1, "-resume", "auto")
+    first = subprocess.Popen(command(script, *flags), cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    while not list((tmp_path / "o").glob("*/last.pth")):
+        assert first.poll() is None
+        time.sleep(0.01)
+    first.send_signal(signal.SIGSTOP)
+    second, seconds = run_timed(script, *flags)
+    first.send_signal(signal.SIGCONT)
+    assert second.returncode == 2 and "another run is writing" in second.stderr and seconds < 10
+    assert first.wait(timeout=60) == 0
+    assert run_hash(run_folder(tmp_path / "o")) == unbroken(1)

@@ -1,0 +1,173 @@
+"""Saving beside the training: what is written is the state of the save, in order, and nothing is lost silently."""
+
+import threading
+
+import pytest
+import torch
+
+from configs.schema import Config, Data, Model, Train
+from datasets import build_train_data, load_image_sets
+from engine.checkpoint import format as checkpoint
+from engine.checkpoint.async_saver import Saver
+from engine.checkpoint.format import read_checkpoint
+from engine.checkpoint.host_copy import Snapshot
+from engine.train.trainer import Trainer
+from models import build_model
+from tests.support.helpers import state_hash
+from utils.distributed import Process
+from utils.log import Log
+from utils.signals import StopSignal
+
+CPU = torch.device("cpu")
+CONFIG = Config(
+    DATA=Data(DATASET="synthetic", SYNTHETIC_SIZE=64, IMAGE_SIZE=8, BATCH_SIZE=8),
+    MODEL=Model(PATCH_SIZE=4, EMBED_DIM=8, DEPTH=1, NUM_HEADS=1, NUM_CLASSES=4),
+    TRAIN=Train(MODEL_EMA=True),
+)
+
+
+@pytest.fixture
+def trainer():
+    train_set, _ = load_image_sets(CONFIG)
+    data = build_train_data(CONFIG, train_set, 0, 1, CPU)
+    torch.manual_seed(0)
+    return Trainer(CONFIG, build_model(CONFIG, 4), data, Process(CPU), Log(0), StopSignal())
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def saver(tmp_path, told):
+    return Saver(tmp_path, keep=1, device=CPU, warn=told.append)
+
+
+@pytest.fixture
+def slow(monkeypatch) -> threading.Event:
+    """Nothing is written until this is set."""
+    release, save = threading.Event(), torch.save
+
+    def slow_save(state, file):
+        assert release.wait(60)
+        save(state, file)
+
+    monkeypatch.setattr(checkpoint.torch, "save", slow_save)
+    return release
+
+
+def small_state(step: int) -> dict:
+    return {"epoch": 0, "step": step, "weight": torch.full((3,), float(step))}
+
+
+def test_what_is_written_is_the_state_of_the_save_though_training_went_on(tmp_path, trainer, saver, slow):
+    windows = trainer.data.windows(0, 8)
+    for _ in range(3):
+        trainer.update(next(windows))
+    state = trainer.state_dict()
+    saved = state_hash(state)
+    saver.save(state, ["best.pth"])
+    for _ in range(3):
+        trainer.update(next(windows))
+    trainer.end_epoch()
+    assert state_hash(trainer.state_dict()) != saved and not (tmp_path / "last.pth").exists()
+    slow.set()
+    saver.wait()
+    assert state_hash(read_checkpoint(tmp_path / "last.pth")) == saved
+    assert state_hash(read_checkpoint(tmp_path / "best.pth")) == saved
+    assert saver.newest == {"epoch": 0, "step": 3}
+
+
+def test_a_second_save_waits_for_the_first_before_it_copies(tmp_path, saver, monkeypatch):
+    events, copied_again, save, take = [], threading.Event(), checkpoint.torch.save, Snapshot.take
+
+    def slow_save(state, file):
+        copied_again.wait(0.2)  # in vain for the first, whose copy the second would write over
+        save(state, file)
+        events.append(f"written {state['step']}")
+
+    def noted_take(self, state):
+        events.append(f"copied {state['step']}")
+        if state["step"] == 2:
+            copied_again.set()
+        return take(self, state)
+
+    monkeypatch.setattr(checkpoint.torch, "save", slow_save)
+    monkeypatch.setattr(Snapshot, "take", noted_take)
+    saver.save(small_state(1), [])
+    saver.save(small_state(2), [])
+    saver.wait()
+    assert events == ["copied 1", "written 1", "copied 2", "written 2"]
+    assert read_checkpoint(tmp_path / "previous.pth")["step"] == 1
+
+
+def test_a_save_is_told_of_only_when_it_is_on_the_disk(tmp_path, saver, slow):
+    said = []
+    saver.on_saved = lambda: said.append((saver.newest["step"], read_checkpoint(tmp_path / "last.pth")["step"]))
+    saver.save(small_state(1), [])
+    assert said == [] and saver.newest == {}
+    slow.set()
+    saver.wait()
+    assert said == [(1, 1)]
+
+
+def test_a_save_that_fails_is_told_and_the_next_one_makes_it_good(tmp_path, saver, told, monkeypatch):
+    saver.save(small_state(1), [])
+    saver.wait()
+
+    def full(state, file):
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint.torch, "save", full)
+        saver.save(small_state(2), [])
+        saver.wait()
+    assert saver.failed and saver.newest["step"] == read_checkpoint(tmp_path / "last.pth")["step"] == 1
+    assert len(told) == 1 and "cannot save" in told[0] and "training goes on" in told[0]
+    saver.save(small_state(3), [])
+    saver.wait()
+    assert not saver.failed and read_checkpoint(tmp_path / "last.pth")["step"] == 3
+
+
+def test_our_own_mistake_in_the_thread_comes_out_where_it_is_waited_for(saver):
+    saver.save({"epoch": 0, "step": 1, "not plain": lambda: None}, [])
+    with pytest.raises(Exception, match="pickle"):
+        saver.wait()
+
+
+def test_a_snapshot_is_equal_in_values_types_and_strides_and_uses_its_memory_again(trainer):
+    for window in trainer.data.windows(0, 1):
+        trainer.update(window)
+    state = trainer.state_dict() | {
+        "channels_last": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        "view": torch.arange(6.0).reshape(2, 3).T,
+        "every_other": torch.arange(6.0)[::2],
+        "types": [torch.ones(3, dtype=torch.bfloat16), torch.tensor(3), torch.zeros(0), torch.tensor([True])],
+    }
+    snapshot = Snapshot(CPU)
+    copy = snapshot.take(state)
+    assert state_hash(copy) == state_hash(state)
+    assert copy["state_dict"]._metadata == state["state_dict"]._metadata
+    assert copy["channels_last"].stride() == state["channels_last"].stride() and copy["view"].stride() == (1, 3)
+    places = {name: tensor.data_ptr() for name, tensor in copy["state_dict"].items()}
+    state["state_dict"]["cls_token"].add_(1)
+    assert state_hash(copy) != state_hash(state)
+    again = snapshot.take(state)
+    assert state_hash(again) == state_hash(state)
+    assert {name: tensor.data_ptr() for name, tensor in again["state_dict"].items()} == places
+
+
+def test_a_snapshot_of_more_tensors_than_before_is_as_right(monkeypatch):
+    monkeypatch.setattr("engine.checkpoint.host_copy.CHUNK", 256)
+    snapshot = Snapshot(CPU)
+    for count in (1, 9, 2):
+        state = {str(number): torch.randn(number * 20 + 1) for number in range(count)}
+        assert state_hash(snapshot.take(state)) == state_hash(state)
+
+
+def test_a_file_of_a_snapshot_is_as_large_as_one_of_the_state(tmp_path, trainer):
+    """A tensor must not bring the memory with it that it shares with others."""
+    for name, state in (("state", trainer.state_dict()), ("copy", Snapshot(CPU).take(trainer.state_dict()))):
+        torch.save(state, tmp_path / name)
+    assert abs((tmp_path / "copy").stat().st_size - (tmp_path / "state").stat().st_size) < 2000

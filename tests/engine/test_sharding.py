@@ -1,0 +1,199 @@
+"""A model in shards (FSDP2) learns as one that every process holds whole, and what it saves is read by any number."""
+
+import signal
+
+import pytest
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from engine.parallel.sharding import check_strategy
+from models.formats.files import read_torch
+from models.formats.sharded import Parts, span
+from tests.engine.test_step import exit_codes, launch
+from tests.support.helpers import SMALL, run_folder, run_hash, small_config, state_hash
+from utils.errors import ConfigError
+
+# With what remembers something, and a micro-batch that some updates have less of.
+COMMON = "TRAIN.MODEL_EMA=true,TRAIN.MODEL_EMA_DECAY=0.5,TRAIN.WARMUP_EPOCHS=0,TRAIN.ACCUM_ITER=2,MODEL.EMBED_DIM=18"
+FSDP = "DIST.STRATEGY=fsdp2"
+BF16, FP16 = "AMP=true,PRECISION.DTYPE=bfloat16", "AMP=true,PRECISION.DTYPE=float16,PRECISION.INIT_LOSS_SCALING=128"
+SGD = "TRAIN.OPTIMIZER.NAME=SGD,TRAIN.OPTIMIZER.FIRST_MOMENT=bfloat16"
+FROZEN = f"MODEL.FREEZE=blocks.0.*,{BF16},PRECISION.RESIDUAL=half"
+AGAIN = "TRAIN.GRAD_CHECKPOINTING=true,MODEL.DROPPATH=0.3,MODEL.DROPOUT=0.2,MODEL.DEPTH=3"
+ONCE = AGAIN.replace("true", "false")
+LISTS = f"{BF16},PRECISION.CUSTOM_BLACK_LIST=blocks.0.mlp"
+
+PAIRS = {
+    "fp32": "",
+    "bf16": BF16,
+    "fp16": FP16,
+    "sgd": SGD,
+    "frozen": FROZEN,
+}
+PAIRS |= {"lists": LISTS, "dropout": ONCE}
+
+
+def cases(folder) -> dict[str, str]:
+    found = {}
+    for name, options in PAIRS.items():
+        found[f"ddp {name}"] = f"{options},evaluate,DATA.BATCH_SIZE_EVAL=2"
+        found[f"fsdp2 {name}"] = f"{options},{FSDP},evaluate,DATA.BATCH_SIZE_EVAL=2"
+    for name, half in (("bf16", BF16), ("fp16", FP16)):
+        for strategy in ("ddp", "fsdp2"):
+            found[f"{strategy} {name} half"] = f"{half},DIST.STRATEGY={strategy},PRECISION.REDUCE=half"
+    found["fsdp2 again"] = f"{AGAIN},{FSDP},evaluate,DATA.BATCH_SIZE_EVAL=2"
+    found["ddp again"] = f"{AGAIN},evaluate,DATA.BATCH_SIZE_EVAL=2"
+    found["compiled"] = f"{BF16},{FSDP},compile,evaluate,DATA.BATCH_SIZE_EVAL=2"
+    found["poison"] = f"{FSDP},poison"
+    found["saved"] = f"{FSDP},save={folder / 'fsdp2'}"
+    found["saved by ddp"] = f"save={folder / 'ddp'}"
+    found["loaded"] = f"{FSDP},load={folder / 'fsdp2/last.pth'}"
+    found["loaded from ddp"] = f"{FSDP},load={folder / 'ddp/last.pth'}"
+    found["loaded by ddp"] = f"load={folder / 'fsdp2/last.pth'}"
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("sharding")
+
+
+@pytest.fixture(scope="module")
+def runs(folder) -> dict:
+    """What two processes found, by name."""
+    settings = folder / "settings.yaml"
+    settings.write_text(SMALL)
+    asked = (f"{name}:{COMMON},{options}" for name, options in cases(folder).items())
+    return launch("tests.support.programs.train_sharded", 2, settings, folder / "found.pth", *asked)
+
+
+def assert_alike(one, other, tolerance=1e-5):
+    for mine, theirs in zip(one["updates"], other["updates"], strict=True):
+        assert mine == pytest.approx(theirs, rel=tolerance)
+    for key in ("state_dict", "state_dict_ema"):
+        for name, weight in one[key].items():
+            torch.testing.assert_close(
+                weight, other[key][name], rtol=0, atol=tolerance, msg=lambda text, n=name: n + text
+            )
+    for kind in ("raw", "ema"):
+        assert one[kind] == pytest.approx(other[kind], rel=tolerance)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_losses_norms_weights_running_mean_and_scores_are_those_of_ddp(runs, name):
+    assert_alike(runs[f"fsdp2 {name}"], runs[f"ddp {name}"])
+    assert len({loss for loss, _, _ in runs[f"ddp {name}"]["updates"]}) == 4
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_gradients_that_travel_in_half_are_rounded_and_no_worse(runs, strategy, name):
+    half, full = (runs[f"{strategy} {name}{kind}"]["updates"] for kind in (" half", ""))
+    assert [skipped for _, _, skipped in half] == [0] * 4
+    norms = [(mine[1], theirs[1]) for mine, theirs in zip(half, full, strict=True)]
+    assert all(mine == pytest.approx(theirs, rel=3e-3) for mine, theirs in norms)
+    assert all(abs(mine / theirs - 1) > 1e-7 for mine, theirs in norms[:1])
+
+
+def test_compiled_blocks_are_gathered_as_well(runs):
+    assert_alike(runs["compiled"], runs["ddp bf16"])
+
+
+def test_matrices_are_gathered_in_the_type_that_autocast_has_and_norms_as_they_are(runs):
+    has_types = hasattr(MixedPrecisionPolicy(), "param_dtype_override_fn")
+    half = torch.bfloat16 if has_types else torch.float32
+    assert runs["fsdp2 bf16"]["gathered"] == {
+        "norm1": torch.float32,
+        "mlp.fc1": half,
+        "norm": torch.float32,
+        "head": half,
+    }
+    assert set(runs["fsdp2 fp32"]["gathered"].values()) == {torch.float32}
+    assert (
+        runs["fsdp2 lists"]["gathered"]["mlp.fc1"] == torch.float32 and runs["fsdp2 lists"]["gathered"]["head"] == half
+    )
+
+
+def test_a_process_holds_half_of_what_it_holds_in_ddp(runs):
+    assert 0.5 <= runs["fsdp2 fp32"]["bytes"] / runs["ddp fp32"]["bytes"] < 0.53
+
+
+def test_a_gradient_that_is_not_finite_in_one_process_is_skipped_by_all(runs):
+    assert [skipped for _, _, skipped in runs["poison"]["updates"]] == [0, 1, 1, 1]
+    assert all(torch.isfinite(weight).all() for weight in runs["poison"]["state_dict"].values())
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_recomputed_blocks_give_the_same_bits(runs, strategy):
+    for key in ("updates", "state_dict", "state_dict_ema", "raw", "ema"):
+        mine, theirs = runs[f"{strategy} again"][key], runs[f"{strategy} dropout"][key]
+        assert state_hash({key: mine}) == state_hash({key: theirs})
+
+
+@pytest.mark.parametrize("name", ["loaded", "loaded from ddp", "loaded by ddp"])
+def test_a_checkpoint_in_shards_is_gone_on_from_by_either_strategy(runs, name):
+    unbroken, later = runs["saved"], runs[name]
+    for mine, theirs in zip(later["updates"], unbroken["updates"][2:], strict=True):
+        assert mine[:2] == pytest.approx(theirs[:2], rel=1e-4)
+    for weight, other in zip(later["state_dict"].values(), unbroken["state_dict"].values(), strict=True):
+        torch.testing.assert_close(weight, other, rtol=0, atol=1e-5)
+    if name == "loaded":
+        assert state_hash(later["optimizer"]) == state_hash(unbroken["optimizer"])
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_other_numbers_of_processes_go_on_from_it(runs, folder, world_size):
+    batch = {1: "DATA.BATCH_SIZE=64", 3: "DATA.BATCH_SIZE=22"}[world_size]  # 128 images an update need not stay
+    case = f"other:{COMMON},{batch},{FSDP},load={folder / 'fsdp2/last.pth'}"
+    settings = folder / "settings.yaml"
+    found = launch("tests.support.programs.train_sharded", world_size, settings, folder / f"{world_size}.pth", case)[
+        "other"
+    ]
+    assert len(found["updates"]) == 2 and found["updates"][-1][0] < runs["saved"]["updates"][0][0]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "DATA.BATCH_SIZE=auto",
+        "PRECISION.MODE=naive",
+        "PRECISION.MODE=float8",
+        "COMPILE_SCOPE=model",
+        "PRECISION.SHADOW_STEPS=5",
+        "PRECISION.EXPLAIN=true",
+    ],
+)
+def test_what_shards_cannot_do_is_refused(tmp_path, option):
+    config = small_config(tmp_path, "AMP=true", "COMPILE=true", "COMPILE_SCOPE=blocks", FSDP, option)
+    name, value = option.split("=")
+    with pytest.raises(ConfigError, match=f"DIST.STRATEGY is fsdp2 and {name} is ({value}|set)"):
+        check_strategy(config)
+    check_strategy(small_config(tmp_path, "AMP=true", "COMPILE=true", option))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_shares_of_rows_are_those_of_fsdp2_and_any_rows_are_found_in_them(world_size):
+    for length in (1, 2, 7, 10):
+        whole = torch.arange(length)
+        shares = [whole[slice(*span(length, rank, world_size))] for rank in range(world_size)]
+        chunks = [*whole.chunk(world_size), *[whole[:0]] * world_size][:world_size]
+        assert all(torch.equal(*pair) for pair in zip(shares, chunks, strict=True))
+        parts = Parts(shares)
+        assert parts.shape == whole.shape and torch.equal(parts.whole(), whole)
+        for start in range(length):
+            for stop in range(start, length + 1):
+                assert torch.equal(parts.rows(start, stop), whole[start:stop])
+
+
+def test_kill_in_mid_epoch_and_resume_auto_gives_the_same_hash(tmp_path):
+    (tmp_path / "settings.yaml").write_text(SMALL)
+    flags = f"-cfg {tmp_path / 'settings.yaml'} -amp -batch_size 64 -resume auto -opts {COMMON} {FSDP} {AGAIN}".replace(
+        ",", " "
+    )
+    flags = [*flags.split(), "DIST.CHECKPOINT=sharded", "SAVE_STEPS=2"]  # two epochs of 5 updates
+    for name, killed_at, code in (("unbroken", -1, 0), ("killed", 7, -signal.SIGKILL), ("killed", -1, 0)):
+        codes = exit_codes("tests.support.programs.killed", 2, killed_at, *flags, f"SAVE={tmp_path / name}")
+        assert codes[1] == code and bool(codes[0]) == bool(code)
+        if code:  # in the second epoch; the save after 6 updates may have been under way
+            assert read_torch(run_folder(tmp_path / name) / "last.pth")["step"] in (5, 6)
+    assert run_hash(run_folder(tmp_path / "killed")) == run_hash(run_folder(tmp_path / "unbroken"))

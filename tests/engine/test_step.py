@@ -1,0 +1,247 @@
+"""One update: the same whatever the split, without waiting for the device, and undone as a whole when it is not finite."""
+
+import os
+import socket
+import subprocess
+import sys
+from unittest import mock
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from datasets import build_train_data, load_image_sets
+from engine.train.trainer import NonFinite, Trainer
+from models import build_model
+from tests.support.helpers import ROOT, SMALL, replaced, small_config
+from utils.distributed import Process
+from utils.log import Log
+from utils.signals import StopSignal
+
+CPU = torch.device("cpu")
+
+
+def make_trainer(config, double=False) -> Trainer:
+    train_set, _ = load_image_sets(config)
+    torch.manual_seed(0)
+    model = build_model(config, 10)
+    data = build_train_data(config, train_set, 0, 1, CPU)
+    return Trainer(config, model.double() if double else model, data, Process(CPU), Log(0), StopSignal())
+
+
+# Images and whether the remainder is trained: one that two processes cannot share evenly, one smaller than them.
+SETS = {
+    "remainder of 21": "149,false,none",
+    "remainder left out": "149,true,none",
+    "remainder of 1": "129,false,none",
+    # Mixup, cutmix, erasing and repeated augmentation.
+    "mixed by batch": "129,false,batch",
+    "mixed by pair": "149,true,pair",
+    "mixed one by one": "149,false,elem",
+}
+
+
+@pytest.fixture(scope="module")
+def fp64_weights(tmp_path_factory):
+    """(set, split) -> weights after 20 updates, for every way of making a batch of 32."""
+    folder = tmp_path_factory.mktemp("fp64")
+    settings = folder / "settings.yaml"
+    settings.write_text(SMALL)
+    splits = {"1 x 32": (1, "32,1"), "2 x 16": (1, "16,2"), "2 processes x 16": (2, "16,1"), "2 p x 2 x 8": (2, "8,2")}
+    found = {}
+    for world_size in (1, 2):
+        cases = {f"{s},{split}" for world, split in splits.values() if world == world_size for s in SETS.values()}
+        weights = launch(
+            "tests.support.programs.train_fp64", world_size, settings, folder / f"{world_size}.pth", *sorted(cases)
+        )
+        for name, (world, split) in splits.items():
+            if world == world_size:
+                found |= {(images, name): weights[f"{SETS[images]},{split}"] for images in SETS}
+    return found
+
+
+def launch(module, world_size, settings, out, *arguments):
+    """What the module saved into `out`."""
+    assert exit_codes(module, world_size, settings, out, *arguments) == [0] * world_size
+    return torch.load(out, weights_only=True)
+
+
+def exit_codes(module, world_size, *arguments) -> list[int]:
+    """Of the module, run once per process with the environment that launchers set; none for one process."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        common = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "localhost", "MASTER_PORT": str(probe.getsockname()[1])}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", module, *map(str, arguments)],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | (common | {"RANK": str(rank)} if world_size > 1 else {}),
+        )
+        for rank in range(world_size)
+    ]
+    return [process.wait(timeout=120) for process in processes]
+
+
+@pytest.mark.parametrize("split", ["2 x 16", "2 processes x 16", "2 p x 2 x 8"])
+@pytest.mark.parametrize("images", SETS)
+def test_one_batch_equals_accumulation_equals_two_processes(fp64_weights, images, split):
+    for name, weight in fp64_weights[images, "1 x 32"].items():
+        assert weight.dtype is torch.float64
+        difference = (weight - fp64_weights[images, split][name]).abs().max().item()
+        assert difference < 1e-10, f"{name} differs by {difference}"
+
+
+def test_a_trained_remainder_changes_the_weights(fp64_weights):
+    """Else the test above would compare runs that never met one."""
+    with_rest, without = (fp64_weights[f"remainder {which}", "1 x 32"] for which in ("of 21", "left out"))
+    assert any(not torch.equal(weight, without[name]) for name, weight in with_rest.items())
+
+
+def test_augmentation_changes_the_weights(fp64_weights):
+    augmented, plain = (fp64_weights[images, "1 x 32"] for images in ("mixed one by one", "remainder of 21"))
+    assert all((weight - plain[name]).abs().max() > 1e-6 for name, weight in augmented.items() if weight.ndim > 1)
+
+
+class CountHostReads(TorchDispatchMode):
+    """Counts what would make the host wait for a device: reading a number out of a tensor, or copying to the host."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = str(function)
+        self.count += "_local_scalar_dense" in name or "nonzero" in name or "is_nonzero" in name
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", ["autocast", "naive"])
+@pytest.mark.parametrize("amp", ["float16", "bfloat16", None])
+@pytest.mark.parametrize("moment", ["float32", "bfloat16"])
+def test_an_update_never_makes_the_host_wait(tmp_path, amp, mode, moment):
+    options = ("TRAIN.MODEL_EMA=true", "TRAIN.ACCUM_ITER=2", f"TRAIN.OPTIMIZER.FIRST_MOMENT={moment}")
+    mixing = ("TRAIN.MIXUP_ALPHA=0.8", "TRAIN.CUTMIX_ALPHA=1", "TRAIN.RANDOM_ERASE_PROB=0.5")
+    config = small_config(tmp_path, f"AMP={amp is not None}", *options, *mixing)
+    trainer = make_trainer(replaced(config, PRECISION={"DTYPE": amp, "MODE": mode}))
+    windows = trainer.data.windows(0, 4)
+    trainer.update(next(windows))  # the optimizer makes its state in the first
+    reads = CountHostReads()
+    with mock.patch.object(torch.Tensor, "tolist", side_effect=AssertionError("tolist")), reads:
+        for _ in range(2):
+            trainer.update(next(windows))
+    assert reads.count == 0
+    with reads:
+        trainer.report()
+        trainer.totals.sum().item()
+    assert reads.count > 0  # the counter counts
+
+
+def test_a_non_finite_update_leaves_weights_running_mean_and_optimizer_alone(tmp_path):
+    trainer = make_trainer(small_config(tmp_path, "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5"))
+    windows = trainer.data.windows(0, 3)
+    trainer.update(next(windows))
+    before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+    mean_before = {k: v.clone() for k, v in trainer.ema.model.state_dict().items()}
+    moments = [state["exp_avg"].clone() for state in trainer.optimizer.state.values()]
+    poison = trainer.model.norm.register_forward_hook(lambda module, args, output: output * float("nan"))
+    trainer.update(next(windows))
+    poison.remove()
+    assert all(torch.equal(v, before[k]) for k, v in trainer.model.state_dict().items())
+    assert all(torch.equal(v, mean_before[k]) for k, v in trainer.ema.model.state_dict().items())
+    for state, saved in zip(trainer.optimizer.state.values(), moments, strict=True):
+        assert torch.equal(state["exp_avg"], saved)
+    report = trainer.report()
+    assert report.skipped == 1 and trainer.step == 2
+    trainer.update(next(windows))
+    assert any(not torch.equal(v, before[k]) for k, v in trainer.model.state_dict().items())
+    assert any(not torch.equal(v, mean_before[k]) for k, v in trainer.ema.model.state_dict().items())
+    assert torch.isfinite(torch.tensor(trainer.report().mean_loss))
+
+
+def test_many_skips_in_a_row_stop_the_run_with_finite_weights(tmp_path):
+    config = replaced(
+        small_config(tmp_path, "REPORT_FREQ=1"), PRECISION={"MAX_CONSECUTIVE_SKIPS": 5}, TRAIN={"NUM_EPOCHS": 1}
+    )
+    trainer = make_trainer(config)
+    trainer.model.norm.register_forward_hook(lambda module, args, output: output * float("inf"))
+    with pytest.raises(NonFinite, match="5 updates in a row"):
+        trainer.train_epoch(trainer.data.windows(0, 44), save=lambda: None)
+    assert trainer.step == 5
+    assert all(torch.isfinite(p).all() for p in trainer.parameters)
+
+
+def test_running_mean_follows_the_weights_by_its_decay(tmp_path):
+    ema = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.75"]
+    trainer = make_trainer(small_config(tmp_path, *ema, "TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=0.1"))
+    name = "blocks.0.mlp.fc1.weight"
+    before = trainer.ema.model.state_dict()[name].clone()
+    windows = trainer.data.windows(0, 1)
+    trainer.update(next(windows))
+    assert (trainer.model.state_dict()[name] - before).abs().mean() > 0.05
+    expected = 0.75 * before + 0.25 * trainer.model.state_dict()[name]
+    torch.testing.assert_close(trainer.ema.model.state_dict()[name], expected)
+
+
+def test_learning_rate_follows_attempted_updates(tmp_path):
+    trainer = make_trainer(small_config(tmp_path))
+    windows = trainer.data.windows(0, 3)
+    for step in range(3):
+        assert trainer.lr == trainer.schedule(step)
+        trainer.update(next(windows))
+        assert trainer.optimizer.param_groups[0]["lr"] == trainer.schedule(step)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_naive_mode_computes_in_half_and_moves_float32_weights(tmp_path, dtype):
+    config = small_config(tmp_path, "AMP=true", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.ACCUM_ITER=2", "TRAIN.MODEL_EMA=true")
+    trainer = make_trainer(replaced(config, PRECISION={"DTYPE": dtype, "MODE": "naive", "INIT_LOSS_SCALING": 1024.0}))
+    half = getattr(torch, dtype)
+    seen = set()
+    for module in trainer.replica.modules():
+        module.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
+    windows = trainer.data.windows(0, 30)
+    losses = []
+    for window in windows:
+        trainer.update(window)
+        losses.append(trainer.report().loss)
+    assert seen == {half}, "every operation is in half"
+    assert trainer.report().skipped == 0 and sum(losses[-5:]) < sum(losses[:5])
+    for name, weight in trainer.model.state_dict().items():
+        assert weight.dtype is torch.float32
+        assert torch.equal(weight.to(half), trainer.replica.state_dict()[name])
+    assert any((weight != weight.to(half).float()).any() for weight in trainer.parameters), (
+        "moves too small for half count"
+    )
+    assert all(state["exp_avg_sq"].dtype is torch.float32 for state in trainer.optimizer.state.values())
+
+
+def test_a_skipped_update_in_naive_mode_leaves_both_copies_alone(tmp_path):
+    trainer = make_trainer(replaced(small_config(tmp_path, "AMP=true"), PRECISION={"MODE": "naive"}))
+    windows = trainer.data.windows(0, 2)
+    trainer.update(next(windows))
+    before = [parameter.clone() for parameter in (*trainer.parameters, *trainer.replica.parameters())]
+    trainer.replica.norm.register_forward_hook(lambda module, args, output: output * float("nan"))
+    trainer.update(next(windows))
+    after = [*trainer.parameters, *trainer.replica.parameters()]
+    assert trainer.report().skipped == 1
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(before, after, strict=True))
+
+
+def test_naive_mode_refuses_batchnorm(tmp_path):
+    from utils.errors import ConfigError
+
+    options = ["MODEL.TYPE=timm", "MODEL.NAME=resnet18", "MODEL.PATCH_SIZE=16", "MODEL.EMBED_DIM=768", "MODEL.DEPTH=12"]
+    config = small_config(tmp_path, *options, "MODEL.NUM_HEADS=12", "AMP=true", "PRECISION.MODE=naive")
+    with pytest.raises(ConfigError, match="PRECISION.MODE is naive.*BatchNorm.*autocast"):
+        make_trainer(config)
+
+
+def test_dropout_draws_anew_for_every_step_process_and_seed_and_again_the_same():
+    from utils.seed import seed_update
+
+    draws = []
+    for place in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0)):
+        seed_update(*place)
+        draws.append(torch.rand(8))
+    assert torch.equal(draws[0], draws[-1])
+    assert all(not torch.equal(draws[0], draw) for draw in draws[1:-1])

@@ -1,0 +1,235 @@
+"""PRECISION.MODE float8, with torchao's emulation where there is no such hardware: which layers, and how far it goes."""
+
+import copy
+import csv
+import functools
+import signal
+import sys
+
+import pytest
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+import engine.run
+import engine.train.trainer
+import main_single_gpu
+from configs.values import flatten
+from engine.diagnose.auto_doctor import make_case
+from engine.diagnose.explain import watch
+from engine.diagnose.failing_batch import Batches
+from engine.precision.policy import Precision
+from models import build_model
+from models.transforms.float8 import check_float8
+from scripts.doctor import precision_of
+from scripts.predict import config_of
+from tests.engine.test_step import make_trainer
+from tests.support.helpers import SMALL, run_folder, small_config
+from utils.errors import ConfigError, exit_code
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+# In the blocks before the last one fc1 has 1056 outputs, which is enough.
+FLOAT8 = ("AMP=true", "PRECISION.MODE=float8", "MODEL.MLP_RATIO=66", "MODEL.DEPTH=3")
+
+
+@pytest.fixture
+def config(tmp_path):
+    return small_config(tmp_path, *FLOAT8)
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    """Runs on this machine compute in float8 too."""
+    for module in (engine.run, engine.train.trainer):
+        monkeypatch.setattr(module, "Precision", functools.partial(Precision, emulate=True))
+
+
+def prepared(config, num_classes=10) -> tuple[nn.Module, Precision, list[str]]:
+    torch.manual_seed(0)
+    model, precision = build_model(config, num_classes), Precision(config, CPU, emulate=True)
+    return model, precision, precision.prepare(model)
+
+
+def in_float8(model: nn.Module) -> list[str]:
+    return [path for path, module in model.named_modules() if type(module).__name__ == "Float8Linear"]
+
+
+def test_a_device_without_float8_is_refused_before_data_is_read(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchao", None)  # the device is told first: it is what cannot be installed
+    (tmp_path / "small.yaml").write_text(SMALL)
+    flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "output"), "-dataset", "imagefolder"]
+    options = ["DATA.DATA_PATH=nowhere", "DEVICE=cpu", "PRECISION.MODE=float8"]
+    assert exit_code(main_single_gpu.main, [*flags, "-amp", "-opts", *options]) == 2
+    error = capsys.readouterr().err
+    assert "compute capability 8.9 or newer; this one is of kind cpu; use PRECISION.MODE autocast" in error
+    assert "nowhere" not in error and not (tmp_path / "output").exists()
+
+
+def test_an_older_gpu_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Old")
+    with pytest.raises(ConfigError, match=r"this one is NVIDIA Old of 8\.6; use PRECISION.MODE autocast"):
+        check_float8(CUDA, emulate=False)
+
+
+def test_without_torchao_it_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    check_float8(CUDA, emulate=False)
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    monkeypatch.delitem(sys.modules, "torchao.float8", raising=False)
+    with pytest.raises(ConfigError, match="float8, which needs torchao: pip install torchao"):
+        check_float8(CUDA, emulate=False)
+
+
+def test_float16_and_float8_do_not_go_together(tmp_path):
+    with pytest.raises(ConfigError, match=r"PRECISION.DTYPE, float16 \(-opts\), must be bfloat16.*PRECISION.MODE, flo"):
+        small_config(tmp_path, *FLOAT8, "PRECISION.DTYPE=float16")
+
+
+def test_the_start_line_tells_both_types_and_that_it_wants_compile(tmp_path, config):
+    line = Precision(config, CPU, emulate=True).describe()
+    assert "float8 in large Linear layers, else autocast bfloat16" in line and "only with -compile" in line
+    compiled = small_config(tmp_path, *FLOAT8, "COMPILE=true")
+    assert "-compile" not in Precision(compiled, CPU, emulate=True).describe()
+
+
+def test_without_amp_it_has_no_effect(tmp_path):
+    config = small_config(tmp_path, *FLOAT8, "AMP=false")
+    precision = Precision(config, CPU)
+    assert precision.half is None and not precision.prepare(build_model(config, 10))
+
+
+def test_large_layers_alone_are_converted(tmp_path):
+    """Of ViT-Base's: qkv (2304 outputs) and fc1 (3072). Not proj and fc2 (768), nor a last block of the class token
+    alone, nor a classifier of whatever size."""
+    options = ("AMP=true", "PRECISION.MODE=float8", "MODEL.EMBED_DIM=768", "MODEL.NUM_HEADS=12")
+    model, _, lines = prepared(small_config(tmp_path, *options), num_classes=2048)
+    assert in_float8(model) == ["blocks.0.attn.qkv", "blocks.0.mlp.fc1"]
+    assert lines == ["2 of 9 Linear layers compute in float8"]
+
+
+@pytest.mark.parametrize("entry", ["blocks.0.mlp", "blocks.0.*", "blocks.0.mlp.fc1"])
+@pytest.mark.parametrize("which", ["BLACK", "WHITE"])
+def test_a_listed_layer_is_not_converted(tmp_path, entry, which):
+    model, _, lines = prepared(small_config(tmp_path, *FLOAT8, f"PRECISION.CUSTOM_{which}_LIST=[{entry}]"))
+    assert in_float8(model) == ["blocks.1.mlp.fc1"] and lines[-1].startswith("1 of 13")
+
+
+@pytest.mark.parametrize(
+    "option", ["MODEL.MLP_RATIO=64", "MODEL.MLP_RATIO=65.5", "PRECISION.CUSTOM_BLACK_LIST=[Linear]"]
+)
+def test_a_model_with_no_layer_to_convert_is_refused(tmp_path, option):
+    with pytest.raises(ConfigError, match="PRECISION.MODE is float8, but the model is too small: none of its 13 Lin"):
+        prepared(small_config(tmp_path, *FLOAT8, option))
+
+
+def test_a_layer_computes_what_scaling_to_float8_gives(config):
+    model, precision, _ = prepared(config)
+    layer = model.blocks[0].mlp.fc1
+    tokens = torch.randn(7, 16, requires_grad=True)
+
+    def rounded(tensor, dtype):
+        scale = torch.finfo(dtype).max / tensor.detach().abs().amax()
+        return (tensor.detach() * scale).to(dtype).float() / scale
+
+    with precision.autocast():
+        output = layer(tokens)
+    e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
+    expected = rounded(tokens, e4m3) @ rounded(layer.weight, e4m3).T + layer.bias.detach()
+    torch.testing.assert_close(output.float(), expected, rtol=0.01, atol=0.01)  # bfloat16
+    exact = nn.functional.linear(tokens, layer.weight, layer.bias)
+    assert 0.01 < (output.float() - exact).norm() / exact.norm() < 0.1
+    gradient = torch.randn(output.shape).bfloat16()
+    output.backward(gradient)
+    weight_gradient = rounded(gradient.float(), e5m2).T @ rounded(tokens, e4m3)
+    torch.testing.assert_close(layer.weight.grad, weight_gradient, rtol=0.02, atol=0.02)
+
+
+def test_names_and_values_of_the_weights_stay(config):
+    model, _, _ = prepared(config)
+    torch.manual_seed(0)
+    plain = build_model(config, 10)
+    assert type(plain).__name__ == "VisionTransformer" and in_float8(copy.deepcopy(model)) == in_float8(model) != []
+    for (name, mine), (plain_name, theirs) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
+        assert name == plain_name and mine.dtype is torch.float32 and torch.equal(mine, theirs)
+
+
+def test_in_float32_it_is_the_plain_model(config):
+    model, precision, _ = prepared(config)
+    torch.manual_seed(0)
+    plain, images = build_model(config, 10), torch.randn(3, 1, 8, 8)
+    exact = copy.deepcopy(model)
+    with precision.in_float32(exact), precision.autocast():
+        logits = exact(images)
+    torch.testing.assert_close(logits, plain(images))
+    with precision.autocast():
+        assert (model(images) - logits).abs().max() > 1e-4
+    precision.prepare(exact)
+    assert in_float8(exact) == in_float8(model)
+
+
+def test_it_compiles_without_a_break(config):
+    model, precision, _ = prepared(config)
+    images, compiled = torch.randn(3, 1, 8, 8), copy.deepcopy(model)
+    compiled.compile(backend="aot_eager", fullgraph=True)
+    with precision.autocast():
+        torch.testing.assert_close(compiled(images), model(images))
+
+
+def test_explain_shows_it(config):
+    model, precision, _ = prepared(config)
+    rows = {seen.path: seen.row()[2] for seen in watch(model, torch.ones(2, 1, 8, 8), precision.autocast())}
+    assert "float8_e4m3fn" in rows["blocks.0.mlp.fc1"] and rows["blocks.0.mlp.fc2"] == "bfloat16"
+
+
+def test_training_learns_near_float32_and_resumes_to_the_same_weights(tmp_path, config, emulated):
+    trainer = make_trainer(small_config(tmp_path, *FLOAT8, "TRAIN.WARMUP_EPOCHS=0", "TRAIN.MODEL_EMA=true"))
+    windows, losses, found = trainer.data.windows(0, 24), [], []
+    for window in windows:
+        if trainer.step == 12:
+            state = copy.deepcopy(trainer.state_dict())
+        trainer.update(window)
+        losses.append(trainer.report().loss)
+    assert sum(losses[-6:]) < sum(losses[:6]) and trainer.report().skipped == 0
+    trainer.on_shadow = found.append
+    trainer._compare_with_float32()
+    assert 0.9 < found[0]["cosine/blocks.0.mlp.fc1"] < 0.9999 < found[0]["cosine/head"]
+    again = make_trainer(trainer.config)
+    again.load_state_dict(state)
+    for window in again.data.windows(12, 24):
+        again.update(window)
+    for mine, theirs in zip(trainer.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_run_saves_what_timm_loads_and_evaluates_both_weights_as_in_training(tmp_path, emulated, capsys):
+    (tmp_path / "small.yaml").write_text(SMALL)
+    output = tmp_path / "output"
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(output), "-epochs", "1", "-opts", *FLOAT8]
+    flags += ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.8", "DEVICE=cpu", "REPORT_FREQ=100"]
+    assert exit_code(main_single_gpu.main, flags) == 0
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    assert "2 of 13 Linear layers compute in float8" in capsys.readouterr().out
+    folder = run_folder(output)
+    state = torch.load(folder / "last.pth", weights_only=True)
+    sizes = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 16, "depth": 3, "num_heads": 2}
+    VisionTransformer(**sizes, num_classes=10, mlp_ratio=66).load_state_dict(state["state_dict"])
+    with open(folder / "metrics.csv") as file:
+        (row,) = csv.DictReader(file)
+    assert exit_code(main_single_gpu.main, [*flags, "EVAL=true", f"MODEL.RESUME={folder / 'last.pth'}"]) == 0
+    told = capsys.readouterr().out
+    assert f"\ntop-1 {float(row['eval_top1']):.3f}%" in told and told.count("2 of 13 Linear layers") == 2
+    assert f"\nEMA top-1 {float(row['eval_top1_ema']):.3f}%" in told
+
+
+def test_doctor_and_predict_need_no_float8(config):
+    state = {"config": flatten(config), "amp_scaler": {"dtype": "torch.bfloat16", "scale": 1.0}}
+    images = {"mean": [0.5], "std": [0.5], "input_size": [1, 8, 8], "crop_pct": 0.875, "interpolation": "bicubic"}
+    predicting = Precision(config_of({**state, "data": images}), CPU)
+    model, *_ = prepared(config)
+    case = make_case(precision_of(config, state, None)[0], model, CPU, Batches(0, 0, []), 1.0)
+    for precision in (predicting, case.precision):
+        assert precision.half is torch.bfloat16 and not precision.is_float8
+    assert not in_float8(case.model)

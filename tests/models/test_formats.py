@@ -1,0 +1,295 @@
+"""Files of weights: every format read to the same tensors, damage named, and nothing of an untrusted file ever run."""
+
+import argparse
+import codecs
+import pickle
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import torchvision
+
+from models.weights import load_pretrained, read_state_dict
+from tests.support.weight_files import (
+    CLASSES,
+    DEPTH,
+    HEADS,
+    PADDLE_2021,
+    PADDLE_2022,
+    PADDLE_LAYOUTS,
+    PAYLOADS,
+    WIDTH,
+    YEARS,
+    Payload,
+    assert_same,
+    google_arrays,
+    paddle_arrays,
+    payloads,
+    pickled,
+    random_weights,
+    saved,
+    timm_model,
+    training_file,
+    vit,
+)
+from utils.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, torch.Tensor]:
+    return random_weights()
+
+
+# --- torch and safetensors
+
+
+def prefixed(prefix: str, state: dict) -> dict:
+    return {prefix + name: tensor for name, tensor in state.items()}
+
+
+OTHER = {"head.bias": torch.zeros(CLASSES)}
+TORCH_LAYOUTS = {
+    "plain": lambda state: state,
+    "ours": lambda state: {"epoch": 3, "arch": "vit", "state_dict": state, "state_dict_ema": None, "metric": 0.9},
+    "ours_with_mean": lambda state: {"state_dict": OTHER, "state_dict_ema": state, "optimizer": {"state": {}}},
+    "timm": lambda state: {"state_dict": state, "args": argparse.Namespace(lr=0.1, opt="sgd"), "version": 2},
+    "deit": lambda state: {"model": state},
+    "torchvision": lambda state: {"model": state, "epoch": 1, "args": argparse.Namespace()},
+    "torchvision_with_mean": lambda state: {
+        "model": OTHER,
+        "model_ema": {"n_averaged": torch.tensor(5), **prefixed("module.", state)},
+    },
+    "ddp": lambda state: prefixed("module.", state),
+    "compiled": lambda state: {"state_dict": prefixed("_orig_mod.", state)},
+    "compiled_ddp": lambda state: {"state_dict": prefixed("_orig_mod.module.", state)},
+}
+
+
+@pytest.mark.parametrize("layout", TORCH_LAYOUTS)
+@pytest.mark.parametrize("as_zip", [True, False], ids=["zip", "legacy"])
+def test_torch_files_of_every_layout_are_read(tmp_path, weights, layout, as_zip):
+    path = saved(TORCH_LAYOUTS[layout](weights), tmp_path / "x.pth", _use_new_zipfile_serialization=as_zip)
+    assert_same(read_state_dict(path), weights)
+
+
+def test_safetensors_are_read(tmp_path, weights):
+    safetensors.torch.save_file(weights, tmp_path / "x.safetensors")
+    assert_same(read_state_dict(tmp_path / "x.safetensors"), weights)
+
+
+@pytest.mark.parametrize("suffix", [".pdparams", ".pth", ".safetensors", ".npz"])
+def test_a_file_is_found_without_its_suffix(tmp_path, weights, suffix):
+    saved(weights, tmp_path / f"Epoch-10-Loss-2.345{suffix}")
+    assert_same(read_state_dict(tmp_path / "Epoch-10-Loss-2.345"), weights)
+
+
+def test_a_wrong_suffix_does_not_matter(tmp_path, weights):
+    safetensors.torch.save_file(weights, tmp_path / "x.pdparams")
+    assert_same(read_state_dict(tmp_path / "x.pdparams"), weights)
+
+
+def test_torchvisions_vit_gives_torchvisions_logits(tmp_path):
+    theirs = torchvision.models.VisionTransformer(32, 8, DEPTH, HEADS, WIDTH, WIDTH * 4, num_classes=CLASSES).eval()
+    torch.nn.init.normal_(theirs.heads.head.weight)  # zero as built, which would prove nothing
+    old_names = {
+        name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): tensor
+        for name, tensor in theirs.state_dict().items()
+    }
+    images = torch.randn(2, 3, 32, 32)
+    for state in (theirs.state_dict(), old_names):
+        ours = vit().eval()
+        load_pretrained(ours, str(saved({"model": state}, tmp_path / "tv.pth")))
+        torch.testing.assert_close(ours(images), theirs(images), rtol=0, atol=1e-5)
+
+
+def test_torchvisions_resnet_gives_torchvisions_logits(tmp_path):
+    theirs = torchvision.models.resnet18(num_classes=CLASSES).eval()
+    ours = timm_model("resnet18").eval()
+    load_pretrained(ours, str(saved(theirs.state_dict(), tmp_path / "tv.pth")))
+    images = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(ours(images), theirs(images), rtol=0, atol=1e-5)
+
+
+# --- Google's npz
+
+
+@pytest.mark.parametrize("prefix", ["", "opt/target/"])
+def test_googles_npz_is_read_as_timm_reads_it(tmp_path, weights, prefix):
+    path = tmp_path / "google.npz"
+    np.savez(path, **google_arrays(weights, prefix))
+    theirs = vit()
+    theirs.load_pretrained(str(path))
+    assert_same(theirs.state_dict(), weights)
+    assert_same(read_state_dict(path), weights)
+
+
+# --- PaddleViT's pdparams
+
+
+@pytest.mark.parametrize("layout", PADDLE_LAYOUTS)
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("year", YEARS)
+def test_pdparams_of_every_year_layout_and_protocol_are_read(tmp_path, weights, year, protocol, layout):
+    arrays = paddle_arrays(weights, YEARS[year])
+    assert_same(read_state_dict(pickled(PADDLE_LAYOUTS[layout](arrays), tmp_path / "x.pdparams", protocol)), weights)
+
+
+@pytest.mark.parametrize("old_numpy", [b"numpy.core.", b"numpy._core."])
+def test_pdparams_of_old_and_new_numpy_are_read(tmp_path, weights, old_numpy):
+    path = pickled(training_file(paddle_arrays(weights, PADDLE_2022)), tmp_path / "x.pdparams", 2)
+    path.write_bytes(path.read_bytes().replace(b"numpy._core.", old_numpy).replace(b"numpy.core.", old_numpy))
+    assert old_numpy in path.read_bytes()
+    assert_same(read_state_dict(path), weights)
+
+
+def test_pdparams_written_by_python_2_are_read(tmp_path):
+    """There, the values of an array are a plain string, of which latin1 makes the bytes."""
+    values = np.float32([1.5, -2.0]).tobytes()
+    array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR(K\x01(K\x02tcnumpy\ndtype\n(U\x02f4K\x00K\x01tR"
+    array += b"(K\x03U\x01<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89U\x08" + values + b"tb"
+    (tmp_path / "x.pdparams").write_bytes(b"\x80\x02}U\x0fclassifier.bias" + array + b"s.")
+    assert read_state_dict(tmp_path / "x.pdparams")["head.bias"].tolist() == [1.5, -2.0]
+
+
+def test_split_arrays_are_put_together(tmp_path, weights):
+    content = paddle_arrays(weights, PADDLE_2022)
+    name = "encoder.layers.0.mlp.fc1.weight"
+    whole = content.pop(name)
+    parts = {f"{name}@@.{number}": part for number, part in enumerate(np.array_split(whole.ravel(), 3))}
+    content |= parts | {"UnpackBigParamInfor@@": {name: {"OriginShape": whole.shape, "slices": list(parts)}}}
+    assert_same(read_state_dict(pickled(content, tmp_path / "x.pdparams", 2)), weights)
+
+
+def test_distilled_deit_of_paddlevit_is_read(tmp_path):
+    theirs = timm_model("deit_tiny_distilled_patch16_224").state_dict()
+    names = PADDLE_2022 | {"dist_token": "dist_token", "head_dist": "classifier_dist"}
+    arrays = paddle_arrays({name: tensor for name, tensor in theirs.items() if "head_dist.weight" not in name}, names)
+    arrays["classifier_dist.weight"] = theirs["head_dist.weight"].T.numpy()
+    assert_same(read_state_dict(pickled(arrays, tmp_path / "x.pdparams")), theirs)
+
+
+def test_a_two_layer_head_of_2021_is_dropped_and_said(tmp_path, weights):
+    arrays = paddle_arrays(weights, PADDLE_2021)
+    arrays["classifier.3.weight"], arrays["classifier.3.bias"] = (
+        arrays.pop("classifier.weight"),
+        arrays.pop("classifier.bias"),
+    )
+    arrays["classifier.0.weight"], arrays["classifier.0.bias"] = np.ones((WIDTH, WIDTH), "f4"), np.ones(WIDTH, "f4")
+    model = vit()
+    head = model.head.weight.clone()
+    lines = load_pretrained(model, str(pickled(arrays, tmp_path / "x.pdparams")))
+    assert "head starts from random weights: the one in the file has a hidden layer" in lines[1]
+    assert torch.equal(model.head.weight, head)
+    assert torch.equal(model.blocks[1].mlp.fc2.weight, weights["blocks.1.mlp.fc2.weight"])
+
+
+def test_another_model_of_paddlevit_is_refused_by_name(tmp_path):
+    with pytest.raises(ConfigError, match="stages.0.conv.weight is no weight of PaddleViT's ViT or DeiT"):
+        read_state_dict(pickled({"stages.0.conv.weight": np.ones(2, "f4")}, tmp_path / "x.pdparams"))
+
+
+# --- what must never be run
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+@pytest.mark.parametrize("kind", PAYLOADS)
+@pytest.mark.parametrize("suffix", [".pdparams", ".pth", ".npz"])
+def test_a_pickle_that_would_run_something_is_refused_and_does_not(tmp_path, kind, protocol, suffix):
+    marker = tmp_path / "marker"
+    path = pickled({"head.weight": payloads(marker)[kind]}, tmp_path / f"x{suffix}", protocol)
+    with pytest.raises(ConfigError, match="refused, because .* could run code.*save only the weights"):
+        read_state_dict(path)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("as_zip", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize("kind", PAYLOADS)
+def test_a_torch_file_that_would_run_something_is_refused_and_does_not(tmp_path, kind, as_zip):
+    marker = tmp_path / "marker"
+    path = saved({"head.weight": payloads(marker)[kind]}, tmp_path / "x.pth", _use_new_zipfile_serialization=as_zip)
+    with pytest.raises(ConfigError, match=r"x.pth: refused, because .* could run code"):
+        read_state_dict(path)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("kind", ["system", "eval", "exec", "object_array"])
+def test_these_payloads_do_run_where_a_reader_lets_them(tmp_path, kind):
+    marker = tmp_path / "marker"
+    pickle.loads(pickle.dumps(payloads(marker)[kind]))
+    assert marker.exists()
+
+
+def test_a_pickle_inside_an_npz_is_refused_and_does_not_run(tmp_path):
+    marker = tmp_path / "marker"
+    np.savez(tmp_path / "x.npz", cls=payloads(marker)["object_array"])
+    with pytest.raises(ConfigError, match=r"x.npz: damaged, or not Google's ViT .*allow_pickle=False"):
+        read_state_dict(tmp_path / "x.npz")
+    assert not marker.exists()
+
+
+def test_only_the_codec_that_paddle_needs_is_looked_up(tmp_path):
+    path = pickled({"head.bias": Payload(codecs.encode, b"x", "zip")}, tmp_path / "x.pdparams")
+    with pytest.raises(ConfigError, match="refused, .*text in zip"):
+        read_state_dict(path)
+
+
+def test_an_array_layout_that_numpy_would_trust_is_refused(tmp_path):
+    path = pickled({"head.bias": np.zeros(2, dtype=[("a", "f4"), ("b", "O")])}, tmp_path / "x.pdparams")
+    with pytest.raises(ConfigError, match="numpy array of dtype 'V12'"):
+        read_state_dict(path)
+
+
+# --- damaged, or not weights
+
+
+@pytest.mark.parametrize("kind", ["torch", "legacy", "safetensors", "npz", "pdparams"])
+def test_a_file_cut_off_anywhere_is_an_error_that_names_it(tmp_path, weights, kind):
+    path = tmp_path / "whole"
+    if kind in ("torch", "legacy"):
+        saved(weights, path, _use_new_zipfile_serialization=kind == "torch")
+    elif kind == "safetensors":
+        safetensors.torch.save_file(weights, path)
+    elif kind == "npz":
+        with open(path, "wb") as file:
+            np.savez(file, **google_arrays(weights, ""))
+    else:
+        pickled(paddle_arrays(weights, PADDLE_2022), path)
+    whole = path.read_bytes()
+    for part in range(10):
+        (tmp_path / "cut").write_bytes(whole[: len(whole) * part // 10])
+        with pytest.raises(ConfigError, match=r"cut: (damaged|.*is not a tensor)"):
+            read_state_dict(tmp_path / "cut")
+
+
+def test_a_flipped_bit_is_found_by_the_checksum(tmp_path, weights):
+    content = bytearray(saved(weights, tmp_path / "x.pth").read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "x.pth").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"x.pth: damaged \(checksum of"):
+        read_state_dict(tmp_path / "x.pth")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"state_dict": {"head.bias": torch.tensor([1.0, float("nan")])}}, "head.bias holds NaN or infinite"),
+        ({"head.bias": torch.tensor([float("inf")])}, "head.bias holds NaN or infinite"),
+        ({"epoch": 3, "head.bias": torch.ones(1)}, "epoch is not a tensor"),
+        ([torch.ones(1)], "no weights found"),
+        ({}, "holds no weights"),
+    ],
+)
+def test_a_file_without_usable_weights_says_why(tmp_path, content, message):
+    with pytest.raises(ConfigError, match=message):
+        read_state_dict(saved(content, tmp_path / "x.pth"))
+
+
+def test_files_that_cannot_be_meant_say_what_can(tmp_path, weights):
+    saved(weights, tmp_path / "best.pth")
+    with pytest.raises(ConfigError, match=r"is a folder; name a file in it: best.pth"):
+        read_state_dict(tmp_path)
+    with pytest.raises(ConfigError, match=r"x.pdopt holds the state of an optimizer"):
+        read_state_dict(pickled({}, tmp_path / "x.pdopt"))
+    with pytest.raises(ConfigError, match=r"no file at .*nothing, nor with .pdparams, .pth"):
+        read_state_dict(tmp_path / "nothing")

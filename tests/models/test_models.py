@@ -1,0 +1,229 @@
+"""Models: what is built from the settings, what timm says of it, and what is frozen."""
+
+import copy
+import dataclasses
+
+import pytest
+import timm
+import torch
+from timm.models.vision_transformer import VisionTransformer
+
+from configs.schema import Config, Data, Model
+from models import build_model, describe
+from tests.support.helpers import meta_device
+from utils.errors import ConfigError
+
+SIZES = {  # EMBED_DIM, DEPTH, NUM_HEADS
+    "tiny": (192, 12, 3),
+    "small": (384, 12, 6),
+    "base": (768, 12, 12),
+    "large": (1024, 24, 16),
+    "huge": (1280, 32, 16),
+}
+SHIPPED = [("huge", 14, 224)] + [
+    (size, patch, image)
+    for size in ("tiny", "small", "base", "large")
+    for patch in (16, 32)
+    for image in (224, 384)
+    if (size, patch) != ("tiny", 32)
+]
+
+
+def config_of(image_size=32, channels=3, **model) -> Config:
+    small = {"PATCH_SIZE": 8, "EMBED_DIM": 48, "DEPTH": 2, "NUM_HEADS": 4} if model.get("TYPE") != "timm" else {}
+    return Config(DATA=Data(IMAGE_SIZE=image_size, IMAGE_CHANNELS=channels), MODEL=Model(**(small | model)))
+
+
+def shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+
+def test_there_are_fifteen_shipped_sizes():
+    assert len(SHIPPED) == 15
+
+
+@pytest.mark.parametrize(("size", "patch", "image"), SHIPPED)
+def test_names_and_shapes_equal_those_of_timms_model(size, patch, image):
+    width, depth, heads = SIZES[size]
+    config = config_of(image, PATCH_SIZE=patch, EMBED_DIM=width, DEPTH=depth, NUM_HEADS=heads, DROPPATH=0.1)
+    with meta_device():
+        ours = build_model(config, 1000)
+        theirs = timm.create_model(f"vit_{size}_patch{patch}_{image}", num_classes=1000)
+    assert type(ours) is VisionTransformer
+    assert shapes(ours) == shapes(theirs)
+
+
+def test_logits_equal_timms_to_the_last_bit():
+    config = config_of(224, PATCH_SIZE=16, EMBED_DIM=192, DEPTH=12, NUM_HEADS=3, DROPOUT=0.1, DROPPATH=0.1)
+    ours = build_model(config, 1000).eval()
+    theirs = timm.create_model("vit_tiny_patch16_224").eval()
+    theirs.load_state_dict(ours.state_dict())
+    images = torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        assert (ours(images) - theirs(images)).abs().max() == 0
+
+
+def test_a_checkpoint_of_ours_gives_the_same_logits_in_timm(tmp_path):
+    ours = build_model(config_of(224, PATCH_SIZE=16, EMBED_DIM=192, DEPTH=12, NUM_HEADS=3), 10).eval()
+    torch.save({"epoch": 0, "arch": "vit", "state_dict": ours.state_dict(), "version": 2}, tmp_path / "best.pth")
+    theirs = timm.create_model("vit_tiny_patch16_224", num_classes=10, checkpoint_path=tmp_path / "best.pth").eval()
+    images = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        assert torch.equal(ours(images), theirs(images))
+
+
+def test_dropout_goes_where_paddlevit_has_it():
+    model = build_model(config_of(DROPOUT=0.1, ATTENTION_DROPOUT=0.2, DROPPATH=0.3), 10)
+    block = model.blocks[-1]
+    assert (model.pos_drop.p, block.attn.proj_drop.p, block.mlp.drop1.p, block.mlp.drop2.p) == (0.1,) * 4
+    assert block.attn.attn_drop.p == 0.2
+    assert block.drop_path1.drop_prob == pytest.approx(0.3)
+    assert model.head_drop.p == 0.0
+
+
+def test_norms_and_activation_are_paddlevits():
+    model = build_model(config_of(), 10)
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+    assert len(norms) == 5
+    assert {norm.eps for norm in norms} == {1e-6}
+    assert type(model.blocks[0].mlp.act) is torch.nn.GELU
+    assert model.blocks[0].mlp.act.approximate == "none"
+
+
+def test_fields_reach_the_model():
+    model = build_model(config_of(24, channels=1, QKV_BIAS=False, MLP_RATIO=2.0, ATTN_HEAD_SIZE=12), 7)
+    assert model.patch_embed.proj.weight.shape == (48, 1, 8, 8)
+    assert model.pos_embed.shape == (1, 10, 48)
+    assert model.blocks[0].attn.qkv.bias is None
+    assert model.blocks[0].mlp.fc1.out_features == 96
+    assert model(torch.zeros(2, 1, 24, 24)).shape == (2, 7)
+
+
+def test_weights_are_a_function_of_the_seed():
+    def build(seed):
+        torch.manual_seed(seed)
+        return build_model(config_of(), 10).head.weight
+
+    assert torch.equal(build(1), build(1))
+    assert not torch.equal(build(1), build(2))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"image_size": 30}, "DATA.IMAGE_SIZE: 30 .* patch size 8; use 24 or 32"),
+        ({"image_size": 6}, "DATA.IMAGE_SIZE: 6 .* use 8$"),
+        ({"NUM_HEADS": 5}, "MODEL.NUM_HEADS: 5 .* MODEL.EMBED_DIM 48"),
+        ({"ATTN_HEAD_SIZE": 16}, "MODEL.ATTN_HEAD_SIZE: 16 .* = 12"),
+        ({"TYPE": "timm", "NAME": "resnet5O"}, "MODEL.NAME: .* resnet5O; did you mean resnet50"),
+        (
+            {"TYPE": "timm", "NAME": "resnet50.b1_in1k"},
+            "MODEL.NAME: resnet50.b1_in1k: .*did you mean resnet50.b1k_in1k",
+        ),
+        ({"TYPE": "timm", "NAME": "resnet18", "ATTENTION_DROPOUT": 0.1}, "MODEL.ATTENTION_DROPOUT: resnet18 has no"),
+        ({"TYPE": "timm", "NAME": "vgg11", "DROPPATH": 0.1}, "MODEL.DROPPATH: vgg11 has no"),
+        ({"TYPE": "timm", "NAME": "resnet18", "PATCH_SIZE": 8}, "MODEL.PATCH_SIZE: 8 has no effect"),
+        ({"TYPE": "timm", "NAME": "deit_tiny_patch16_224", "image_size": 100}, "DATA.IMAGE_SIZE: 100 .* use 96 or 112"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused_by_the_setting(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        build_model(config_of(**fields), 10)
+
+
+def test_building_never_asks_the_network(monkeypatch):
+    def connect(*_):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr("socket.socket.connect", connect)
+    monkeypatch.setattr("socket.getaddrinfo", connect)
+    with pytest.raises(ConfigError, match="timm has no model called hf-hub:timm/resnet18.a1_in1k"):
+        build_model(config_of(TYPE="timm", NAME="hf-hub:timm/resnet18.a1_in1k"), 10)
+    with torch.device("meta"):
+        build_model(config_of(224, TYPE="timm", NAME="resnet18.a1_in1k"), 10)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"])
+def test_a_timm_transformer_is_built_for_the_image_size(name):
+    with meta_device():
+        model = build_model(config_of(256, TYPE="timm", NAME=name, DROPPATH=0.1, ATTENTION_DROPOUT=0.1), 10)
+    assert model.patch_embed.img_size == (256, 256)
+    assert model.num_classes == 10
+
+
+def test_a_timm_cnn_takes_dropout_channels_and_any_image_size():
+    model = build_model(config_of(50, channels=1, TYPE="timm", NAME="resnet18", DROPOUT=0.25), 10).eval()
+    assert model.drop_rate == 0.25
+    assert model(torch.zeros(1, 1, 50, 50)).shape == (1, 10)
+
+
+def test_parameters_are_counted():
+    with meta_device():
+        base = build_model(config_of(224, PATCH_SIZE=16, EMBED_DIM=768, DEPTH=12, NUM_HEADS=12), 1000)
+        resnet = build_model(config_of(224, TYPE="timm", NAME="resnet50", FREEZE=("*", "!fc")), 256)
+    assert describe(base) == "86,567,656 parameters, all trainable"
+    assert describe(resnet) == "24,032,576 parameters, 524,544 trainable"
+
+
+def trainable(*patterns: str) -> set[str]:
+    model = build_model(config_of(FREEZE=patterns), 10)
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def test_freeze_names_parameters_and_modules_and_later_patterns_win():
+    everything = trainable()
+    block = {name for name in everything if name.startswith("blocks.0.")}
+    assert trainable("blocks.0") == trainable("blocks.0.*") == everything - block
+    assert trainable("pos_embed", "*.bias") == {n for n in everything if n != "pos_embed" and not n.endswith(".bias")}
+    assert trainable("*", "!head", "head.bias") == {"head.weight"}
+    assert trainable("*", "!blocks.?.norm1") == {
+        f"blocks.{n}.norm1.{leaf}" for n in (0, 1) for leaf in ("weight", "bias")
+    }
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (("block.0.*",), r"MODEL.FREEZE: block.0.\* matches no .*did you mean blocks.0"),
+        (("*", "!heads"), "MODEL.FREEZE: !heads matches no .*did you mean head"),
+        (("*",), "leaves nothing to train"),
+    ],
+)
+def test_a_freeze_that_cannot_be_meant_is_refused(patterns, message):
+    with pytest.raises(ConfigError, match=message):
+        trainable(*patterns)
+
+
+def frozen_resnet() -> torch.nn.Module:
+    return build_model(config_of(32, TYPE="timm", NAME="resnet18", FREEZE=("*", "!fc", "!layer4")), 10)
+
+
+def running_means(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: buffer.clone() for name, buffer in model.named_buffers() if name.endswith("running_mean")}
+
+
+@pytest.mark.parametrize("wrap", ["plain", "copied", "compiled", "retyped"])
+def test_frozen_batch_norm_keeps_its_statistics_in_training(wrap):
+    model = frozen_resnet()
+    step = model = copy.deepcopy(model) if wrap == "copied" else model.double().float() if wrap == "retyped" else model
+    if wrap == "compiled":
+        step = torch.compile(model, backend="eager")
+    before = running_means(model)
+    step.eval()
+    step.train()
+    step(torch.randn(2, 3, 32, 32))
+    after = running_means(model)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {name for name in before if name.startswith("layer4.")}
+    assert model.training and model.layer4[0].bn1.training and not model.bn1.training
+
+
+def test_batch_norm_with_one_trained_parameter_keeps_training():
+    model = build_model(config_of(32, TYPE="timm", NAME="resnet18", FREEZE=("*.weight",)), 10).train()
+    assert model.bn1.training
+
+
+def test_freezing_does_not_change_what_is_saved():
+    frozen = frozen_resnet()
+    free = build_model(dataclasses.replace(config_of(32, TYPE="timm", NAME="resnet18")), 10)
+    assert shapes(frozen) == shapes(free)

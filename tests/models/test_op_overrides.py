@@ -1,0 +1,282 @@
+"""CUSTOM_BLACK_LIST and CUSTOM_WHITE_LIST: the types that outputs really have, eager, copied and compiled."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from models import build_model
+from models.transforms.op_overrides import apply_lists
+from tests.engine.test_step import make_trainer
+from tests.support.helpers import replaced, small_config
+from utils.errors import ConfigError
+
+HALF, FLOAT = torch.bfloat16, torch.float32
+IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def listed(tmp_path):
+    """A small ViT with two blocks and lists, prepared as the trainer does it."""
+
+    def make(black=(), white=(), half=HALF, fused=False):
+        config = replaced(small_config(tmp_path), PRECISION={"CUSTOM_BLACK_LIST": black, "CUSTOM_WHITE_LIST": white})
+        torch.manual_seed(0)
+        model = build_model(config, 10)
+        for block in model.blocks:
+            block.attn.fused_attn = fused
+        model.notes = apply_lists(model, config.PRECISION, "cpu", half)
+        return model
+
+    return make
+
+
+def output_types(model: nn.Module, compiled: bool = False, half: torch.dtype = HALF) -> dict[str, torch.dtype]:
+    """The type of every module's output; of blocks.N.attn.core, the functions of attention, what comes behind them."""
+    types: dict[str, torch.dtype] = {}
+    handles = []
+    for path, module in model.named_modules():
+
+        def note(module, args, output, path=path):
+            types[path] = output.dtype
+            if path.endswith("attn.norm"):  # an Identity
+                types[path.replace("norm", "core")] = args[0].dtype
+
+        handles.append(module.register_forward_hook(note))
+    run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+    with torch.autocast("cpu", dtype=half):
+        run(IMAGES).float().sum().backward()
+    for handle in handles:
+        handle.remove()
+    return types
+
+
+def changed(model: nn.Module, plain: nn.Module) -> dict[str, torch.dtype]:
+    """The modules whose outputs have another type than without lists."""
+    types, before = output_types(model), output_types(plain)
+    return {path: types[path] for path in types if types[path] is not before[path] and "drop" not in path}
+
+
+def inside(path: str, *names: str) -> set[str]:
+    return {path, *(f"{path}.{name}" for name in names)}
+
+
+MLP = ("fc1", "act", "fc2", "norm")
+ATTN = ("qkv", "q_norm", "k_norm", "core", "norm", "proj")
+BLACK_CASES = {
+    "blocks.1.mlp": inside("blocks.1.mlp", *MLP) | {"blocks.1.ls2"},
+    "blocks.1.attn": inside("blocks.1.attn", *ATTN) | {"blocks.1.ls1"},
+    "blocks.1.m*": inside("blocks.1.mlp", *MLP) | {"blocks.1.ls2"},
+    "blocks.0.*": inside("blocks.0.mlp", *MLP) | inside("blocks.0.attn", *ATTN) | {"blocks.0.ls1", "blocks.0.ls2"},
+    "conv2d": {"patch_embed", "patch_embed.norm", "patch_embed.proj"},
+    "Conv2d": {"patch_embed", "patch_embed.norm", "patch_embed.proj"},
+    "head": {"", "head"},
+    "gelu": {"blocks.0.mlp.act", "blocks.0.mlp.norm", "blocks.1.mlp.act", "blocks.1.mlp.norm"},
+    "softmax": {f"blocks.{n}.attn.{name}" for n in (0, 1) for name in ("core", "norm")},
+    "Attention": {p for n in (0, 1) for p in inside(f"blocks.{n}.attn", *ATTN) | {f"blocks.{n}.ls1"}},
+}
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize("entry", BLACK_CASES)
+def test_a_black_entry_computes_what_it_names_in_float32(listed, entry, fused):
+    found = changed(listed(black=(entry,), fused=fused), listed(fused=fused))
+    assert found == dict.fromkeys(BLACK_CASES[entry], FLOAT)
+
+
+def test_black_products_are_linear_layers_and_those_of_attention(listed):
+    types = output_types(listed(black=("matmul_v2",)))
+    assert {path for path, dtype in types.items() if dtype is HALF} <= {
+        "patch_embed.proj",
+        "patch_embed.norm",
+        "patch_embed",
+    }
+
+
+@pytest.mark.parametrize("entry", ["LayerNorm", "layer_norm"])
+def test_white_norms_return_half_and_train_float32_weights(listed, entry):
+    model = listed(white=(entry,))
+    found = output_types(model)
+    assert {found[path] for path in ("blocks.0.norm1", "blocks.1.norm2", "norm")} == {HALF}
+    assert found["blocks.0"] is FLOAT  # the sum from block to block
+    assert model.norm._parameters["weight"].dtype is FLOAT and model.norm._parameters["weight"].grad.dtype is FLOAT
+    assert model.state_dict()["norm.weight"].dtype is FLOAT
+
+
+@pytest.mark.parametrize("entry", ["blocks.1", "blocks.1*"])
+def test_a_white_block_computes_everything_in_half(listed, entry):
+    found = output_types(listed(white=(entry,)))
+    assert {dtype for path, dtype in found.items() if path.startswith("blocks.1")} == {HALF}
+    assert found["blocks.0"] is FLOAT and found["blocks.0.norm1"] is FLOAT
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_the_innermost_entry_holds(listed, fused):
+    """White in black in white."""
+    found = output_types(
+        listed(white=("blocks.1", "blocks.1.attn.q_norm", "blocks.1.mlp.fc2"), black=("*.attn", "*.mlp"), fused=fused)
+    )
+    for path, expected in {
+        "blocks.0.norm1": FLOAT,
+        "blocks.0.attn.core": FLOAT,
+        "blocks.1.norm1": HALF,
+        "blocks.1.attn.qkv": FLOAT,
+        "blocks.1.attn.q_norm": HALF,
+        "blocks.1.attn.core": FLOAT,  # although queries come in half and keys do not
+        "blocks.1.attn": FLOAT,
+        "blocks.1.norm2": HALF,
+        "blocks.1.mlp.fc1": FLOAT,
+        "blocks.1.mlp.act": FLOAT,
+        "blocks.1.mlp.fc2": HALF,
+    }.items():
+        assert found[path] is expected, path
+
+
+@pytest.mark.parametrize("operator", ["softmax", "matmul_v2"])
+def test_an_operator_is_inside_of_what_computes_it(listed, operator):
+    found = output_types(listed(black=("blocks.1",), white=(operator,)))
+    assert found["blocks.1.attn.core"] is HALF and found["blocks.1.mlp.act"] is FLOAT
+    found = output_types(listed(white=("blocks.1",), black=(operator,)))
+    assert found["blocks.1.attn.core"] is FLOAT and found["blocks.1.norm1"] is HALF
+
+
+def test_of_entries_for_one_module_the_more_exact_one_holds(listed):
+    found = output_types(listed(black=("Linear", "blocks.1.mlp.*"), white=("matmul_v2", "blocks.1.mlp.fc1", "head")))
+    assert found["head"] is HALF and found["blocks.1.mlp.fc1"] is HALF
+    assert found["blocks.1.mlp.fc2"] is FLOAT and found["blocks.0.mlp.fc1"] is FLOAT
+    assert found["blocks.0.attn.core"] is HALF
+
+
+def test_in_attention_softmax_decides_over_products(listed):
+    found = output_types(listed(black=("softmax",), white=("matmul_v2",)))
+    assert found["blocks.1.attn.core"] is FLOAT and found["blocks.1.attn.qkv"] is HALF
+    found = output_types(listed(black=("matmul_v2",), white=("softmax",)))
+    assert found["blocks.1.attn.core"] is HALF and found["blocks.1.attn.qkv"] is FLOAT
+
+
+LISTS = {
+    "paths": {"black": ("blocks.1.mlp", "head"), "white": ("blocks.0",)},
+    "classes": {"black": ("Attention",), "white": ("LayerNorm",)},
+    "operators": {"black": ("softmax", "conv2d", "gelu"), "white": ("layer_norm",)},
+    "nested": {"black": ("blocks.1", "blocks.0.attn.proj"), "white": ("blocks.*.attn", "matmul_v2")},
+}
+
+
+@pytest.mark.parametrize("lists", LISTS.values(), ids=LISTS)
+def test_compiled_and_copied_models_compute_alike_without_breaks(listed, lists):
+    """fullgraph=True refuses to break a graph."""
+    model = listed(**lists, fused="conv2d" in lists["black"])
+    torch._dynamo.reset()
+    assert output_types(copy.deepcopy(model)) == output_types(model) == output_types(model, compiled=True)
+    copied = copy.deepcopy(model).eval()
+    copied.compile(fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", dtype=HALF), torch.no_grad():
+        torch.testing.assert_close(copied(IMAGES), model(IMAGES), rtol=0, atol=0)
+
+
+def test_names_of_weights_stay_and_lists_can_be_given_again(listed, tmp_path):
+    plain, model = listed(), listed(black=("blocks.0",), white=("LayerNorm",))
+    assert list(model.state_dict()) == list(plain.state_dict())
+    model.load_state_dict(plain.state_dict())
+    once = output_types(model)
+    settings = small_config(
+        tmp_path, "PRECISION.CUSTOM_BLACK_LIST=[blocks.0]", "PRECISION.CUSTOM_WHITE_LIST=[LayerNorm]"
+    )
+    apply_lists(model, settings.PRECISION, "cpu", HALF)
+    assert output_types(model) == once
+    apply_lists(model, small_config(tmp_path).PRECISION, "cpu", HALF)
+    assert output_types(model) == output_types(plain)
+
+
+@pytest.mark.parametrize(
+    "lists, told",
+    [
+        ({"black": ("blocks.1.atn",)}, "CUSTOM_BLACK_LIST: blocks.1.atn names nothing.*did you mean.*blocks.1.attn"),
+        ({"white": ("blocks.7.*",)}, "CUSTOM_WHITE_LIST: blocks.7.* names nothing.*did you mean.*blocks.1"),
+        ({"white": ("LayerNrm",)}, "LayerNrm names nothing.*did you mean.*LayerNorm"),
+        ({"black": ("matmul",)}, "matmul names nothing.*did you mean.*matmul_v2"),
+        ({"black": ("gelu", "head"), "white": ("head",)}, "CUSTOM_BLACK_LIST: head is in PRECISION.CUSTOM_WHITE_LIST"),
+        ({"black": ("layer_norm",), "white": ("LayerNorm",)}, "layer_norm has no effect"),
+        ({"black": ("blocks.*.attn",), "white": ("blocks.1.*",)}, "both name blocks.1.attn"),
+        ({"white": ("softmax_with_cross_entropy",)}, "CUSTOM_WHITE_LIST: softmax_with_cross_entropy.*always.*float32"),
+    ],
+)
+@pytest.mark.parametrize("half", [HALF, None], ids=["amp", "no amp"])
+def test_entries_that_cannot_be(listed, lists, told, half):
+    with pytest.raises(ConfigError, match=f"(?s){told}"):
+        listed(**lists, half=half)
+
+
+def test_an_operator_that_the_model_does_not_have(tmp_path):
+    settings = small_config(tmp_path, "PRECISION.CUSTOM_BLACK_LIST=[gelu]").PRECISION
+    with pytest.raises(ConfigError, match="gelu is an operator that this model has no module for"):
+        apply_lists(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()), settings, "cpu", HALF)
+
+
+def test_notes_say_what_the_lists_did(listed):
+    assert listed().notes == []
+    assert "1 modules and attention cores in float32" in listed(black=("head",)).notes[-1]
+    assert listed(black=("head",), half=None).notes == []
+    assert "float32 anyway" in listed(black=("softmax_with_cross_entropy",)).notes[0]
+
+
+def test_black_and_white_batch_norms_keep_their_statistics_in_float32(tmp_path):
+    for setting, expected in (("BLACK", FLOAT), ("WHITE", HALF)):
+        settings = small_config(tmp_path, f"PRECISION.CUSTOM_{setting}_LIST=[BatchNorm2d]").PRECISION
+        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
+        apply_lists(model, settings, "cpu", HALF)
+        assert output_types(model)["1"] is expected
+        assert model[1].running_mean.dtype is FLOAT and model[1].running_mean.abs().sum() > 0
+        model.eval()
+        assert output_types(model)["1"] is expected
+
+
+@pytest.mark.parametrize("name, image_size", [("swin_tiny_patch4_window7_224", 56), ("convnext_atto", 32)])
+def test_other_models_of_timm_take_lists(tmp_path, name, image_size):
+    import timm
+
+    size = {"img_size": image_size} if "swin" in name else {}
+    model = timm.create_model(name, num_classes=3, **size)
+    settings = small_config(
+        tmp_path, "PRECISION.CUSTOM_BLACK_LIST=[matmul_v2]", "PRECISION.CUSTOM_WHITE_LIST=['*.2','LayerNorm']"
+    ).PRECISION
+    apply_lists(model, settings, "cpu", HALF)
+    with torch.autocast("cpu", dtype=HALF):
+        logits = model(torch.randn(2, 3, image_size, image_size))
+    logits.sum().backward()
+    assert logits.dtype is FLOAT and all(p.grad is not None for p in model.parameters())
+
+
+def test_a_block_that_overflows_in_float16_trains_when_it_is_listed(tmp_path):
+    weights = {}
+    for black in ((), ("blocks.1.mlp",)):
+        config = replaced(
+            small_config(tmp_path, "AMP=true", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5"),
+            PRECISION={"DTYPE": "float16", "INIT_LOSS_SCALING": 16.0, "CUSTOM_BLACK_LIST": black},
+        )
+        trainer = make_trainer(config)
+        for model in (trainer.model, trainer.ema.model):
+            with torch.no_grad():
+                model.blocks[1].mlp.fc1.weight.mul_(1e7)  # beyond 65504 behind it
+                model.blocks[1].mlp.fc2.weight.mul_(1e-7)
+        before = trainer.model.blocks[0].mlp.fc1.weight.clone()
+        windows = trainer.data.windows(0, 4)
+        for _ in range(4):
+            trainer.update(next(windows))
+        weights[black] = trainer.report().skipped, torch.equal(before, trainer.model.blocks[0].mlp.fc1.weight)
+        with trainer.precision.autocast(), torch.no_grad():
+            logits = [model.eval()(IMAGES) for model in (trainer.model, trainer.ema.model)]
+        weights[black] += tuple(bool(each.isfinite().all()) for each in logits)
+    assert weights == {(): (4, True, False, False), ("blocks.1.mlp",): (0, False, True, True)}
+
+
+def test_a_listed_last_block_is_not_shortened_past_its_list(tmp_path):
+    """Kernels are chosen after the lists: the shortened last block would not call the attention that is listed."""
+    config = replaced(small_config(tmp_path, "AMP=true"), PRECISION={"CUSTOM_BLACK_LIST": ("blocks.1.attn",)})
+    model = make_trainer(config).model
+    seen = []
+    model.blocks[1].attn.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    with torch.autocast("cpu", dtype=HALF):
+        model(torch.randn(2, 1, 8, 8))
+    assert seen == [FLOAT]

@@ -1,0 +1,172 @@
+"""The benchmarks' tables: each prints in its smallest form, its figures agree, and parity's verdict is right."""
+
+import math
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from engine.memory.largest_batch import bisect
+from scripts.benchmarks import parity
+from scripts.benchmarks.common import GIB
+from scripts.benchmarks.largest_batch import climb
+from scripts.benchmarks.parity import judge
+from tests.support.helpers import SMALL, run
+from utils.errors import ConfigError
+
+COMMANDS = {
+    "seconds": ("-rounds", "2", "-iterations", "2"),
+    "modes": ("-rounds", "1", "-steps", "2", "-modes", "fp32", "bf16", "tf32", "float8", "-batch_size", "16"),
+    "linear": ("-rounds", "1", "-scale", "0.02", "-epochs", "1"),
+    "largest": ("-modes", "fp32", "-most", "8", "-memory_gb", "100"),
+}
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory) -> dict[str, subprocess.CompletedProcess]:
+    """What each command printed, two of them at a time."""
+    folder = tmp_path_factory.mktemp("benchmarks")
+    (folder / "small.yaml").write_text(SMALL)
+
+    def start(name: str) -> subprocess.CompletedProcess:
+        flags = ["-cfg", str(folder / "small.yaml"), "-png", str(folder / f"{name}.png"), *COMMANDS[name]]
+        result = run("scripts/benchmarks/amp.py", name, *flags, "-opts", "DEVICE=cpu")
+        assert result.returncode == 0, result.stderr
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        return result
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(COMMANDS, pool.map(start, COMMANDS), strict=True))
+
+
+def rows_of(result: subprocess.CompletedProcess) -> list[dict[str, str]]:
+    """The table of a Markdown text, by its heads."""
+    heads, _, *rows = (line.strip("| ").split(" | ") for line in result.stdout.splitlines() if line.startswith("|"))
+    return [dict(zip(heads, row, strict=True)) for row in rows]
+
+
+def test_seconds_average_their_turns_and_say_that_they_are_scaled(printed):
+    result = printed["seconds"]
+    assert "scaled up from 2" in result.stdout and "synthetic data" in result.stdout
+    off, on = rows_of(result)
+    for row in (off, on):
+        turns = [float(each) for each in row["seconds per 100 iterations"].split()]
+        assert len(turns) == 2
+        assert float(row["average"]) == pytest.approx(sum(turns) / 2, abs=0.0101)
+    assert off["speed-up"] == "1.000"
+    assert float(on["speed-up"]) == pytest.approx(float(off["average"]) / float(on["average"]), rel=0.05)
+
+
+def test_modes_show_one_speed_as_iterations_images_ratio_and_utilisation(printed):
+    fp32, bf16, *others = rows_of(printed["modes"])
+    rates = [float(row["images/s"].split()[0]) for row in (fp32, bf16)]
+    for row, rate in zip((fp32, bf16), rates, strict=True):
+        assert float(row["iterations/s"]) * 16 == pytest.approx(rate, rel=2e-3)
+        assert float(row["memory, GiB"]) > 0.1
+        assert 0 < float(row["FLOPs utilisation, %"]) < 100
+    assert float(bf16["against fp32"]) == pytest.approx(rates[1] / rates[0], abs=0.0051, rel=1e-3)
+    told = [(row["mode"], row["memory, GiB"], row["images/s"]) for row in others]
+    assert told == [("tf32", "only on cuda", "-"), ("float8", "only on cuda", "-")]
+
+
+def test_utilisation_counts_three_forward_passes_of_the_model(printed):
+    """By hand: 5 tokens of width 16, 2 blocks, 4 x 4 patches of a grey 8 x 8 image, 1000 classes; 2 FLOPs each."""
+    tokens, width = 5, 16
+    block = tokens * width * width * 12 + 2 * tokens * tokens * width
+    forward = 2 * (4 * 16 * width + 2 * block + width * 1000)
+    (note,) = [line for line in printed["modes"].stdout.splitlines() if line.startswith("Utilisation")]
+    assert float(note.split()[1]) == pytest.approx(3 * forward / 1e9, rel=1e-3)
+    peak = float(note.split("float32 ")[1].split(",")[0])
+    fp32 = rows_of(printed["modes"])[0]
+    expected = 100 * 3 * forward / 1e9 * float(fp32["images/s"].split()[0]) / peak
+    assert float(fp32["FLOPs utilisation, %"]) == pytest.approx(expected, rel=0.01)
+
+
+def test_the_linear_net_learns_the_same_in_every_case(printed):
+    fp32, amp, accumulated = rows_of(printed["linear"])
+    assert fp32["speed-up"] == "1.00"
+    for row in (fp32, amp, accumulated):
+        assert float(row["last loss"]) == pytest.approx(float(fp32["last loss"]), rel=0.01)
+    slow, fast = (float(row["seconds, median (least to most)"].split()[0]) for row in (fp32, amp))
+    half = 0.0005  # of the last digit printed
+    assert (slow - half) / (fast + half) - 0.005 <= float(amp["speed-up"]) <= (slow + half) / (fast - half) + 0.005
+
+
+def test_largest_prints_a_batch_that_was_run(printed):
+    (fp32,) = rows_of(printed["largest"])
+    assert (fp32["largest batch"], fp32["against fp32"], fp32["batch sizes run"]) == ("8", "1.00", "1")
+    assert 0.1 < float(fp32["its peak, GiB"]) < 100
+
+
+@pytest.mark.parametrize("fits", [0, 7, 8, 100, 1000, 1023, 5000])
+@pytest.mark.parametrize("start", [8, 128, 4096])
+def test_bisection_ends_just_below_the_first_batch_that_does_not_fit(fits, start):
+    largest = bisect(lambda size: size * 1000 if size <= fits else None, start, 4096)
+    best = min(fits, 4096) // 8 * 8
+    assert best - max(8, 0.02 * best) < largest.batch_size <= best
+    assert largest.memory == 1000 * largest.batch_size and largest.runs < 20
+
+
+@pytest.mark.parametrize("per_image", [10**5, 10**6, 10**8])
+@pytest.mark.parametrize("curve", [0.98, 1.0, 1.02])
+def test_the_fit_ends_below_the_limit_and_near_it(per_image, curve):
+    """Memory that bends a little, so that the first line is wrong."""
+    measured = {}
+
+    def peak(size):
+        measured[size] = int(GIB / 2 + per_image * size**curve)
+        return measured[size]
+
+    largest = climb(peak, 4 * GIB, 10**9)
+    assert largest.memory == measured[largest.batch_size] <= 4 * GIB
+    assert largest.memory > 0.97 * 4 * GIB or peak(largest.batch_size + 8) > 4 * GIB
+    assert max(measured) < 9 * largest.batch_size
+
+
+def test_the_fit_says_when_nothing_fits():
+    assert climb(lambda size: 2 * GIB, GIB, 1000).batch_size == 0
+
+
+FP32 = [97.2, 97.5, 96.9, 97.2, 97.2]  # deviation 0.21: 0.27 allowed
+
+
+@pytest.mark.parametrize(
+    "values, worse",
+    [
+        (FP32, False),
+        ([value - 0.26 for value in FP32], False),
+        ([value - 0.28 for value in FP32], True),
+        ([value + 5 for value in FP32], False),
+        ([97.2, 97.5, 96.9, 97.2, 60.0], True),  # one collapsed seed: its own deviation must not excuse it
+        ([97.2, 97.5, 96.9, 97.2, math.nan], True),
+    ],
+)
+def test_parity_allows_two_standard_errors_of_the_difference(values, worse):
+    verdict = judge(values, FP32)
+    assert verdict.worse is worse
+    assert verdict.text.startswith("WORSE" if worse else "no worse")
+
+
+@pytest.mark.parametrize("lost, code", [(0.1, 0), (3.0, 1)])
+def test_parity_ends_with_1_when_a_mode_is_worse_and_lists_what_is_refused(monkeypatch, capsys, lost, code):
+    def accuracy(arguments, name, seed):
+        if name == "naive-bf16":
+            raise ConfigError("PRECISION.MODE: not here")
+        return FP32[seed] - (lost if name == "bf16" else 0)
+
+    monkeypatch.setattr(parity, "accuracy", accuracy)
+    assert parity.main(["-modes", "bf16", "naive-bf16", "-seeds", "5"]) == code
+    lines = capsys.readouterr().out.splitlines()
+    (bf16,) = [line for line in lines if line.startswith("| bf16")]
+    assert f"{97.2 - lost:.2f} | 0.21 | {'WORSE' if code else 'no worse'}: {-lost:+.2f}" in bf16
+    assert "| naive-bf16 | PRECISION.MODE: not here | - | - | not judged |" in lines
+
+
+def test_wrong_flags_are_told_with_the_right_ones():
+    for script, *arguments in (
+        ("scripts/benchmarks/amp.py", "modes", "-modes", "fp23"),
+        ("scripts/benchmarks/parity.py", "-modes", "fp23"),
+    ):
+        result = run(script, *arguments)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert "fp23" in result.stderr and "fp32" in result.stderr and "Traceback" not in result.stderr

@@ -1,0 +1,100 @@
+"""scripts/predict.py classifies as the evaluation of the run did, and says what it cannot read."""
+
+import csv
+
+import pytest
+from PIL import Image
+
+from datasets import load_image_sets
+from scripts import predict
+from tests.support.helpers import SMALL, run, run_folder, small_config
+from utils.errors import exit_code
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a run over one epoch, with a running mean beside the weights."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "small.yaml").write_text(SMALL)
+    flags = ["-cfg", str(folder / "small.yaml"), "-output", str(folder / "output"), "-epochs", "1", "-amp"]
+    result = run("main_single_gpu.py", *flags, "-opts", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.8")
+    assert result.returncode == 0, result.stderr
+    return run_folder(folder / "output")
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """The validation digits as files, DIGIT/NUMBER.png."""
+    folder = tmp_path_factory.mktemp("digits")
+    _, images = load_image_sets(small_config(folder))
+    for index, target in enumerate(images.targets):
+        path = folder / images.classes[target] / f"{index}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(images.read(index)[:, :, 0]).save(path)
+    return folder
+
+
+@pytest.fixture
+def typed(capsys):
+    """Types a command; returns its exit code, its lines cut at the tabs, and what went to the error stream."""
+
+    def type_in(*words):
+        code = exit_code(predict.main, [str(word) for word in words])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return code, [line.split("\t") for line in out.splitlines()], err
+
+    return type_in
+
+
+@pytest.mark.parametrize(("flags", "column"), [([], "eval_top1_ema"), (["-raw"], "eval_top1")])
+def test_as_many_predictions_are_right_as_in_the_evaluation_of_the_run(trained, digits, typed, flags, column):
+    code, lines, _ = typed(trained / "last.pth", *sorted(digits.glob("[0-9]")), *flags)
+    assert code == 0 and len(lines) == 359
+    right = sum(path.split("/")[-2] == name for path, name, _ in lines)
+    with open(trained / "metrics.csv") as file:
+        (row,) = csv.DictReader(file)
+    assert 100 * right / 359 == pytest.approx(float(row[column]), abs=1e-3)
+    assert row["eval_top1_ema"] != row["eval_top1"]
+
+
+def test_top_names_the_most_probable_first_and_the_table_says_the_same(trained, digits, typed, tmp_path):
+    code, lines, _ = typed(trained / "last", digits / "3", "-top", 99, "-csv", tmp_path / "classes.csv")
+    assert code == 0
+    with open(tmp_path / "classes.csv") as file:
+        rows = list(csv.DictReader(file))
+    for number, (path, *guesses) in enumerate(lines):
+        names, shares = guesses[::2], [float(share) for share in guesses[1::2]]
+        assert sorted(names) == list("0123456789") and sum(shares) == pytest.approx(1, abs=1e-3)
+        assert shares == sorted(shares, reverse=True)
+        of_image = rows[10 * number : 10 * number + 10]
+        assert {row["image_path"] for row in of_image} == {path}
+        assert [(row["rank"], row["class"]) for row in of_image] == [(str(n + 1), name) for n, name in enumerate(names)]
+
+
+def test_an_unreadable_image_is_named_the_others_go_on_and_the_exit_code_is_2(trained, digits, typed, tmp_path):
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no picture")
+    good = sorted((digits / "5").iterdir())[:2]
+    code, lines, err = typed(trained / "best.pth", good[0], broken, good[1])
+    assert code == 2 and str(broken) in err and "1 of 3 images could not be read" in err
+    assert [path for path, _, _ in lines] == [str(path) for path in good]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "required: checkpoint, image"),
+        (["{run}/last.pth"], "required: image"),
+        (["{run}/nothing.pth", "{run}/loss.png"], "no checkpoint at"),
+        (["{run}/log.txt", "{run}/loss.png"], "log.txt"),
+        (["{run}/last.pth", "nothing.png"], "nothing.png: no such image or folder"),
+        (["{run}/last.pth", "{empty}"], "no images in this folder"),
+        (["{run}/last.pth", "{run}/loss.png", "-top", "0"], "-top: 0"),
+        (["{run}/last.pth", "{run}/loss.png", "-csv", "{empty}/not/there.csv"], "-csv: cannot write"),
+        (["{run}/last.pth", "{run}/loss.png", "-topp", "3"], "-topp"),
+    ],
+)
+def test_a_mistake_ends_with_exit_code_2_and_a_message(trained, typed, tmp_path, words, message):
+    code, lines, err = typed(*[word.format(run=trained, empty=tmp_path) for word in words])
+    assert code == 2 and not lines and err.startswith("error: ") and message in err

@@ -1,0 +1,249 @@
+"""Faults that are planted in a run before it starts, each a function: see tests/support/forked.py."""
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import resource
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import engine.epochs
+import engine.run
+import main_single_gpu
+import utils.files
+from datasets.loading.readers import Reader, TrainReader
+from engine.epochs import Epochs
+from engine.train.loss import ClassificationLoss
+from engine.train.trainer import Trainer
+from tests.support.run_hash import state_hash
+from utils.signals import StopSignal
+
+EVERY = 200  # of so many writes of one file, one is an operation
+
+
+class Operations:
+    """Calls `before(save, number, what)` before each thing that the thread which saves does to files, save by save."""
+
+    def __init__(self, before: Callable[[int, int, str], None]):
+        self._before, self._save, self._number, self._num_writes = before, 0, 0, 0
+        for name in ("fsync", "replace", "link", "unlink"):
+            setattr(os, name, functools.partial(self._operate, name, getattr(os, name)))
+        utils.files.open = self._open
+
+    def _operate(self, name: str, do: Callable, *paths, **options):
+        temporary_is_cleared = name == "unlink" and os.path.basename(paths[0]).startswith(".")  # mostly there is none
+        if not temporary_is_cleared:
+            self._note(f"{name} {' '.join(os.path.basename(str(each)) for each in paths)}")
+        return do(*paths, **options)
+
+    def _note(self, what: str) -> None:
+        if threading.current_thread().name.startswith("checkpoint"):
+            if what == "open .last.pth.tmp":
+                self._save, self._number, self._num_writes = self._save + 1, 0, 0
+            self._before(self._save, self._number, what)
+            self._number += 1
+
+    def _open(self, path, mode):
+        self._note(f"open {path.name}")
+        file = open(path, mode)  # noqa: SIM115
+        write = file.write
+
+        def counted(data):
+            self._num_writes += 1
+            if self._num_writes % EVERY == 0:
+                file.flush()  # what came before is on the disk
+                self._note(f"write {path.name}")
+            return write(data)
+
+        return Writes(file, counted)
+
+
+class Writes:
+    """A file whose `write` is another."""
+
+    def __init__(self, file, write):
+        self._file, self.write = file, write
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._file.close()
+
+
+def kill_at(save: int, number: int) -> None:
+    """kill -9 before this operation of this save."""
+
+    def before(*place) -> None:
+        if place[:2] == (save, number):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Operations(before)
+
+
+def fill_disk(save: int, path: str) -> None:
+    """Another program takes all room that is left, as this save begins."""
+
+    def before(*place) -> None:
+        if place[:2] == (save, 0):
+            with contextlib.suppress(OSError), open(path, "wb", buffering=0) as file:
+                while file.write(bytes(4096)):
+                    pass
+
+    Operations(before)
+
+
+def list_operations(path: str) -> None:
+    """Write [save, number, what] of all operations into a file, one a line."""
+    listing = open(path, "w", buffering=1)  # noqa: SIM115
+    Operations(lambda *place: print(json.dumps(place), file=listing))
+
+
+def jump(days: float) -> None:
+    """The clock that people set goes so many days on, or back, at every second look."""
+    real, looks = time.time, [0]
+
+    def jumping() -> float:
+        looks[0] += 1
+        return real() + looks[0] % 2 * days * 86400
+
+    time.time = jumping
+    strftime, localtime = time.strftime, time.localtime
+    time.strftime = lambda form, moment=None: strftime(form, moment or localtime(time.time()))
+
+
+def limit_files(size: int) -> None:
+    """As if the disk were full behind so many bytes of a file."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+# What is called where a signal is to arrive, and at which call of it. An update has two micro-batches.
+MOMENTS = {
+    "before the settings are read": (main_single_gpu, "load", 1),
+    "start-up": (engine.run, "build_train_data", 1),
+    "training": (Trainer, "_make", 3),
+    "accumulation": (Trainer, "_place", 6),
+    "evaluation": (engine.epochs, "evaluate", 1),
+}
+
+
+def tell(rank: int, moment: str, *numbers: int) -> None:
+    """At this moment the process of this rank gets these signals, one after the other."""
+    owner, name, nth = MOMENTS[moment]
+    do, calls = getattr(owner, name), [0]
+
+    def told(*arguments, **options):
+        calls[0] += 1
+        if calls[0] == nth:
+            for number in numbers:
+                os.kill(os.getpid(), number)
+        return do(*arguments, **options)
+
+    if os.environ.get("RANK", "0") == str(rank):
+        setattr(owner, name, told)
+
+
+def take_at_once() -> None:
+    """Signals count as told again however soon they come after the first."""
+    StopSignal.SECONDS_TO_REPEAT = -1.0
+
+
+def poison(what: str, ranks: list[int], steps: list[int]) -> None:
+    """In these updates the images, the loss or a gradient of these processes is not finite."""
+    is_bad, hooks = [False], []
+    accumulate, place, loss = Trainer._accumulate, Trainer._place, ClassificationLoss.__call__
+
+    def noting(trainer, window, batches):
+        if what == "gradient" and not hooks:
+            hooks.append(trainer.parameters[0].register_hook(lambda grad: grad * factor()))
+        is_bad[0] = trainer.process.rank in ranks and window.step in steps
+        try:
+            return accumulate(trainer, window, batches)
+        finally:
+            is_bad[0] = False
+
+    def factor() -> float:
+        return float("inf" if what == "loss" else "nan") if is_bad[0] else 1.0
+
+    def placed(trainer, batch):
+        images, targets = place(trainer, batch)
+        return images * factor(), targets
+
+    Trainer._accumulate = noting
+    if what == "input":
+        Trainer._place = placed
+    if what == "loss":
+        ClassificationLoss.__call__ = lambda self, *arguments: loss(self, *arguments) * factor()
+
+
+def note_weights(path: str) -> None:
+    """Each process writes the hash of what it ends with to PATH.RANK."""
+    run = Epochs.run
+
+    def noting(epochs):
+        code = run(epochs)
+        weights = dict(epochs.trainer.model.state_dict())
+        assert all(torch.isfinite(tensor).all() for tensor in weights.values())
+        Path(f"{path}.{epochs.process.rank}").write_text(state_hash(weights))
+        return code
+
+    Epochs.run = noting
+
+
+def kill_worker(step: int, rank: int = 0) -> None:
+    """kill -9 of the loader process that reads for this update, of the process of this rank."""
+    read = Reader.__getitem__
+
+    def killed(reader, piece):
+        if piece.step == step and os.environ.get("RANK", "0") == str(rank):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read(reader, piece)
+
+    Reader.__getitem__ = killed
+
+
+def end_thread(step: int) -> None:
+    """The loader thread that reads for this update ends by an error."""
+    fill = TrainReader.fill
+
+    def ended(reader, piece, *room):
+        if piece.step == step:
+            raise RuntimeError(f"{threading.current_thread().name} is told to end")
+        return fill(reader, piece, *room)
+
+    TrainReader.fill = ended
+
+
+def limit_shared_memory(size: str) -> None:
+    """A /dev/shm of this process alone with so much room."""
+    new_mounts = 0x00020000  # CLONE_NEWNS
+    assert ctypes.CDLL(None).unshare(new_mounts) == 0
+    # Else what is mounted here would show everywhere.
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", "/dev/shm"], check=True)
+
+
+def set_variables(variables: dict[str, str]) -> None:
+    os.environ.update(variables)
+
+
+def break_update(step: int) -> None:
+    """A mistake of ours in this update."""
+    update = Trainer.update
+
+    def broken(trainer, window):
+        assert window.step != step, "a planted mistake"
+        update(trainer, window)
+
+    Trainer.update = broken

@@ -1,0 +1,67 @@
+"""Trains the small model in float64 for 20 updates, once for each way of splitting the batch.
+
+python -m tests.support.programs.train_fp64 SETTINGS.yaml OUT.pth CASES, once per process as launchers do, where CASES are
+NUM_IMAGES,DROP_LAST,MIXUP_MODE,BATCH_SIZE,ACCUM_ITER each; MIXUP_MODE "none": without augmentation. With ,FITS,STEP behind
+it, from that step on the last process runs out of memory whenever it takes more than FITS images at once.
+"""
+
+import os
+import sys
+
+import numpy as np
+import torch
+
+from configs.load import load
+from datasets import build_train_data, load_image_sets
+from engine.train.trainer import Trainer
+from models import build_model
+from utils.distributed import Process
+from utils.log import Log
+from utils.program import leave
+from utils.signals import StopSignal
+
+AUGMENTATION = ("TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.REPEATED_AUG=3").split()
+
+
+def train(settings: str, case: str, process: Process) -> dict[str, torch.Tensor]:
+    """The weights after 20 updates."""
+    num_images, drop_last, mode, batch_size, accumulate, *shortage = case.split(",")
+    options = [f"DATA.DROP_LAST={drop_last}", f"DATA.BATCH_SIZE={batch_size}", f"TRAIN.ACCUM_ITER={accumulate}"]
+    if mode != "none":
+        options += [f"TRAIN.MIXUP_MODE={mode}", *AUGMENTATION]
+    config = load(["-cfg", settings, "-opts", *options, "TRAIN.SMOOTHING=0.1", "TRAIN.WARMUP_EPOCHS=0"]).config
+    train_set, _ = load_image_sets(config)
+    train_set = train_set.take(np.arange(int(num_images)))
+    torch.manual_seed(0)
+    model = build_model(config, 10).double()
+    data = build_train_data(config, train_set, process.rank, process.world_size, process.device)
+    trainer = Trainer(config, model, data, process, Log(process.rank), StopSignal())
+    if shortage and process.rank == process.world_size - 1:
+        run_out(trainer, *map(int, shortage))
+    for window in data.windows(0, 20):
+        trainer.update(window)
+    return model.state_dict()
+
+
+def run_out(trainer: Trainer, fits: int, step: int) -> None:
+    """At the end of the backward, where most gradients are there already."""
+
+    def fail(gradient: torch.Tensor) -> None:
+        if len(gradient) > fits and trainer.step >= step:
+            raise torch.OutOfMemoryError("out of memory, as arranged")
+
+    def watch(module, inputs, output: torch.Tensor) -> None:
+        if output.requires_grad:  # not in evaluation
+            output.register_hook(fail)
+
+    trainer.model.patch_embed.register_forward_hook(watch)
+
+
+if __name__ == "__main__":
+    settings, out, *cases = sys.argv[1:]
+    process = Process.start("cpu", os.environ)
+    weights = {case: train(settings, case, process) for case in cases}
+    if process.is_first:
+        torch.save(weights, out)
+    process.close()
+    leave(0)

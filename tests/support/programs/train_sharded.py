@@ -1,0 +1,138 @@
+"""Trains the small model for some updates, once for each case, in all processes that a test starts.
+
+python -m tests.support.programs.train_sharded SETTINGS.yaml OUT.pth CASES, once per process as launchers do, where a CASE is
+NAME:OPTION,OPTION... as for -opts, and these words of its own: `poison` (in the second update one number is infinite in the
+last process's part of the gradient), `compile` (blocks, without the minute that real code takes to be made), `evaluate`,
+`save=FOLDER` (writes a checkpoint there after two updates), `load=FILE` (goes on from it).
+"""
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+
+from configs.load import load
+from datasets import BadImages, ImageSet, build_eval_data, build_train_data, load_image_sets
+from engine.checkpoint.format import read_checkpoint
+from engine.checkpoint.sharded_saver import PIECES, ShardSaver
+from engine.evaluation import evaluate
+from engine.train.trainer import Trainer
+from models import build_model
+from utils.distributed import Process
+from utils.log import Log
+from utils.program import leave
+from utils.signals import StopSignal
+
+OWN = ("poison", "compile", "evaluate", "save", "load")
+UPDATES, SAVED_AFTER = 4, 2
+
+
+def train(settings: str, options: list[str], process: Process) -> dict:
+    """What became of it: losses, norms and skips of the updates, weights, and the bytes that this process held."""
+    words: dict[str, str] = {name: value for name, _, value in (each.partition("=") for each in options) if name in OWN}
+    config = load(["-cfg", settings, "-opts", *(each for each in options if each.split("=")[0] not in OWN)]).config
+    train_set, eval_set = load_image_sets(config)
+    torch.manual_seed(0)
+    model = build_model(config, 10)
+    data = build_train_data(config, train_set, process.rank, process.world_size, process.device)
+    trainer = Trainer(config, model, data, process, Log(process.rank), StopSignal())
+    if "load" in words:
+        trainer.load_state_dict(read_checkpoint(Path(words["load"]), lazily=True))
+    found = {"updates": [], "gathered": {}}
+    watch(trainer.model, found["gathered"])
+    if "evaluate" in words:  # what it gathers must not be there when the weights are others
+        score(trainer, eval_set, process)
+    if "compile" in words:
+        for block in trainer.model.blocks:
+            block.compile(backend="aot_eager")
+    for window in data.windows(trainer.step, UPDATES):
+        if "poison" in words and trainer.step == 1 and process.rank == process.world_size - 1:
+            poison_once(trainer)
+        trainer.update(window)
+        report = trainer.report()
+        found["updates"].append((report.loss, report.grad_norm, report.skipped))
+        if "save" in words and trainer.step == SAVED_AFTER:
+            save(Path(words["save"]), trainer, process)
+    if "evaluate" in words:
+        found |= score(trainer, eval_set, process)
+    found["bytes"] = held(trainer)
+    state = trainer.sharding.whole(trainer.state_dict())
+    if process.is_first:
+        found |= {key: state[key] for key in ("state_dict", "state_dict_ema", "optimizer") if key in state}
+    return found
+
+
+def score(trainer: Trainer, eval_set: ImageSet, process: Process) -> dict[str, tuple[float, float]]:
+    """Loss and accuracy of the weights and of their running mean, on so few images that the last process has a batch less."""
+    few = eval_set.take(np.arange(5 * process.world_size - 1))
+    data = build_eval_data(trainer.config, few, process.rank, process.world_size, process.device)
+    bad, found = BadImages(few, 1.0, lambda line: None), {}
+    for name, model in (("raw", trainer.model), ("ema", trainer.ema.model)):
+        scores = evaluate(model, data, trainer.normalize, trainer.precision, process, bad)
+        found[name] = (scores.loss, scores.top1)
+    return found
+
+
+def watch(model: torch.nn.Module, gathered: dict[str, torch.dtype]) -> None:
+    """Note in which type some layers find their weights when they compute."""
+    for name, layer in (
+        ("norm1", model.blocks[0].norm1),
+        ("mlp.fc1", model.blocks[0].mlp.fc1),
+        ("norm", model.norm),
+        ("head", model.head),
+    ):
+        layer.register_forward_pre_hook(lambda layer, taken, name=name: gathered.update({name: layer.weight.dtype}))
+
+
+def poison_once(trainer: Trainer) -> None:
+    sharding, part = trainer.sharding, next(each for each in trainer.parameters if each.numel())
+    collect = sharding.collect_gradients
+
+    def spoil() -> None:
+        collect()
+        part.grad.view(-1)[0] = float("inf")
+        sharding.collect_gradients = collect
+
+    sharding.collect_gradients = spoil
+
+
+def held(trainer: Trainer) -> int:
+    """Bytes of weights, running mean and optimizer that this process has."""
+    state = trainer.state_dict()
+    tensors = [*state["state_dict"].values(), *state.get("state_dict_ema", {}).values()]
+    tensors += [each for moments in state["optimizer"]["state"].values() for each in moments.values()]
+    return sum(each.nbytes for each in tensors)
+
+
+def save(folder: Path, trainer: Trainer, process: Process) -> None:
+    """At first the last process finds no room, so that nobody has saved."""
+    process.first(lambda: folder.mkdir(parents=True))
+    saver = ShardSaver(folder, 1, process, warn=print)
+    rest, pieces = trainer.sharding.cut(trainer.state_dict())
+    is_full = process.rank == process.world_size - 1
+    with (
+        mock.patch.object(saver, "_put_pieces", side_effect=OSError("no room")) if is_full else contextlib.nullcontext()
+    ):
+        saver.save({**rest, PIECES: pieces}, [])
+        saver.wait()
+    assert saver.failed and not (folder / "last.pth").exists()
+    saver.save({**rest, PIECES: pieces}, [])
+    saver.wait()
+    assert not saver.failed
+
+
+if __name__ == "__main__":
+    settings, out, *cases = sys.argv[1:]
+    process = Process.start("cpu", os.environ)
+    found = {}
+    for name, _, options in (case.partition(":") for case in cases):
+        torch.set_autocast_cache_enabled(True)  # what a case before may have changed
+        found[name] = train(settings, [each for each in options.split(",") if each], process)
+    if process.is_first:
+        torch.save(found, out)
+    process.close()
+    leave(0)

@@ -1,0 +1,47 @@
+"""The hash of a run: two runs that took the same course to the last bit have the same."""
+
+import csv
+import hashlib
+from pathlib import Path
+
+import torch
+
+from engine.report.timing import PHASES
+from models.formats.files import read_torch
+
+# They depend on the machine's mood.
+NOT_REPEATABLE = ("images_per_s", "data_wait_pct", "memory_mb", "seconds", *(f"{name}_pct" for name in PHASES))
+
+
+def run_hash(folder: Path) -> str:
+    """sha256 over weights, running mean, optimizer, loss scaler, counters and the metrics of a run."""
+    state = read_torch(folder / "last.pth")
+    digest = hashlib.sha256()
+    for name in ("state_dict", "state_dict_ema", "optimizer", "amp_scaler", "step", "epoch", "progress"):
+        _feed(digest, name, state.get(name))
+    for name in ("metrics.csv", "steps.csv"):
+        with open(folder / name) as file:
+            for row in csv.DictReader(file):
+                digest.update(repr([(key, row[key]) for key in row if key not in NOT_REPEATABLE]).encode())
+    return digest.hexdigest()
+
+
+def state_hash(state: dict) -> str:
+    """sha256 over all of a checkpoint."""
+    digest = hashlib.sha256()
+    _feed(digest, "", state)
+    return digest.hexdigest()
+
+
+def _feed(digest, name: str, value) -> None:
+    digest.update(name.encode())
+    if isinstance(value, dict):
+        for key in value:
+            _feed(digest, str(key), value[key])
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(value):
+            _feed(digest, str(index), each)
+    elif isinstance(value, torch.Tensor):
+        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    else:
+        digest.update(repr(value).encode())

@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 
 import main_single_gpu
-from tests.support.helpers import SMALL, run
+from tests.support.configs import SMALL
+from tests.support.runs import run
 from utils.errors import exit_code
 
 FOLDERS = SMALL.replace("digits", "imagefolder").replace("BATCH_SIZE: 32", "BATCH_SIZE: 2")

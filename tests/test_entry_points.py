@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +15,9 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.support.helpers import ROOT, SMALL, command, run, run_folder
+from tests.support.configs import SMALL
+from tests.support.processes import alive, children, wait_until
+from tests.support.runs import ROOT, command, run, run_folder
 from utils.launch.torchrun import cause
 
 LINE = re.compile(
@@ -256,36 +257,8 @@ def test_a_mistake_of_several_processes_is_told_once_and_ends_with_2(settings, t
     assert result.stderr.count("error:") == 1 and "nowhere" in result.stderr and "Traceback" not in result.stderr
 
 
-def children(pid: int) -> list[int]:
-    """Processes that this one started, and theirs."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and stat(int(entry))[1:2] == [str(pid)]:
-            found += [int(entry), *children(int(entry))]
-    return found
-
-
-def stat(pid: int) -> list[str]:
-    """State, parent and so on of a process, or nothing when it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:
-        return []
-
-
 def workers_of(process) -> list[int]:
     return [pid for pid in children(process.pid) if b"main_multi_gpu" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
-def wait_until(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def alive(pid: int) -> bool:
-    return stat(pid)[:1] not in ([], ["Z"], ["X"])
 
 
 @pytest.fixture

@@ -67,3 +67,12 @@ def test_nothing_that_imports_public_packages_of_our_names_is_used():
 def test_every_file_opens_with_a_sentence():
     for path in [*ROOT.glob("*.py"), *(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))]:
         assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+def test_no_test_module_imports_another():
+    """What several need lies in tests/support."""
+    for path in (ROOT / "tests").rglob("*.py"):
+        others = {
+            name for name in imported(path) if name.startswith("tests.") and name.split(".")[-1].startswith("test_")
+        }
+        assert not others, f"{path.relative_to(ROOT)} imports {others}"

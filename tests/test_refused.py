@@ -23,9 +23,9 @@ from models.formats.files import find_file
 from scripts import make_shards, show_augmentation
 from scripts.benchmarks import loader as benchmark_loader
 from scripts.benchmarks import photos
-from tests.datasets.test_datasets import draw, error_of, settings
-from tests.datasets.test_shards import samples, write_tar
-from tests.support.helpers import SMALL, small_config
+from tests.support.configs import SMALL, small_config
+from tests.support.image_sets import draw, error_of, settings
+from tests.support.shards import samples, write_tar
 from utils.errors import ConfigError, UserError, exit_code
 
 # --- numbers and names ---

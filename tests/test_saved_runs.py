@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.helpers import ROOT, run
+from tests.support.runs import ROOT, run
 
 SAVED = ROOT / "tests" / "data" / "saved_runs"
 FLAGS = {

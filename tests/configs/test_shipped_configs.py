@@ -6,7 +6,8 @@ import torch
 import engine.run
 import main_single_gpu
 from models import build_model
-from tests.support.helpers import ROOT, meta_device
+from tests.support.configs import meta_device
+from tests.support.runs import ROOT
 
 PARAMETERS = {  # published, for 1000 classes
     "vit_tiny_patch16_224": 5_717_416,

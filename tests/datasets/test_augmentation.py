@@ -19,12 +19,11 @@ from datasets.transforms.augment import DRAWING, Drawn, build_augmentation, pars
 from datasets.transforms.mixup import Erasing, Mixing
 from engine.train.loss import ClassificationLoss
 from scripts import show_augmentation
-from tests.datasets.test_loader import folder_settings, make_folder, taken, train_data
-from tests.datasets.test_loader import order as make_order
-from tests.support.helpers import replaced, small_config
+from tests.support.configs import CPU, replaced, small_config
+from tests.support.loading import folder_settings, make_folder, taken, train_data
+from tests.support.loading import order as make_order
 from utils.errors import ConfigError, exit_code
 
-CPU = torch.device("cpu")
 POLICIES = [
     "original",
     "cifar10",

@@ -27,9 +27,10 @@ from datasets.cache.cached_images import CachedImages
 from datasets.cache.file import CacheFile, CacheWriter
 from datasets.transforms.decode import ImageReadError
 from datasets.types import ImageSet
-from tests.datasets.test_loader import CPU, folder_settings, settings, taken
-from tests.datasets.test_shards import make_set
-from tests.support.helpers import SMALL, replaced, run
+from tests.support.configs import CPU, SMALL, replaced
+from tests.support.loading import folder_settings, settings, taken
+from tests.support.runs import run
+from tests.support.shards import make_set
 from utils import distributed
 from utils.errors import StoppedBySignal, exit_code
 

@@ -18,41 +18,16 @@ import simplejpeg
 import torch
 from PIL import Image
 
-from configs.schema import Config, Data
-from datasets import BadImages, EvalTransform, Normalize, TrainTransform, load_image_sets
+from configs.schema import Data
+from datasets import BadImages, EvalTransform, Normalize, TrainTransform
 from datasets.shuffle import shuffled
 from datasets.sources import cifar
 from datasets.sources.digits import FILE
 from datasets.sources.split import hold_out
 from datasets.transforms.crop import crop_box
 from datasets.transforms.decode import ImageReadError, decode, to_array
-from tests.support.helpers import replaced
+from tests.support.image_sets import draw, error_of, load, shades
 from utils.errors import ConfigError, DataError
-
-
-def settings(dataset: str, path: Path | str = "", evaluate: bool = False, num_classes: int | None = None, **data):
-    config = replaced(Config(), DATA={"DATASET": dataset, "DATA_PATH": str(path), **data})
-    return dataclasses.replace(replaced(config, MODEL={"NUM_CLASSES": num_classes}), EVAL=evaluate)
-
-
-def load(*arguments, **options):
-    return load_image_sets(settings(*arguments, **options))
-
-
-def error_of(*arguments, **options) -> str:
-    with pytest.raises(DataError) as caught:
-        load(*arguments, **options)
-    return str(caught.value)
-
-
-def draw(path: Path, shade: int = 0, size: tuple[int, int] = (6, 5)) -> None:
-    """An image of one shade, by which it is known again. Lossless whatever the name says."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, (shade, 0, 0)).save(path, format="PNG")
-
-
-def shades(image_set) -> list[int]:
-    return [int(image_set.read(index)[0, 0, 0]) for index in range(len(image_set))]
 
 
 def noise(width: int, height: int, mode: str = "RGB") -> Image.Image:

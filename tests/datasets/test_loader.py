@@ -14,43 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from configs.schema import Config
-from datasets import build_eval_data, build_train_data, load_image_sets
-from datasets.batch_order import Order, sample_rng
+from datasets import build_eval_data, load_image_sets
+from datasets.batch_order import sample_rng
 from datasets.loading.readers import TrainReader
 from datasets.loading.workers import count_workers
-from datasets.types import ImageSet
-from tests.support.helpers import ROOT, replaced
+from tests.support.configs import CPU, replaced
+from tests.support.loading import folder_settings, make_folder, order, settings, taken, train_data
+from tests.support.runs import ROOT
 from utils.errors import DataError
-
-CPU = torch.device("cpu")
-
-
-def order(num_images=100, batch_size=8, world_size=1, num_accumulated=1, drop_last=True, seed=0) -> Order:
-    epoch_order = ImageSet(np.zeros(num_images), ["one"]).epoch_order
-    return Order(num_images, batch_size, world_size, num_accumulated, drop_last, seed, epoch_order)
-
-
-def settings(dataset: str = "digits", path: Path | str = "", seed: int = 0, accumulate: int = 1, **data) -> Config:
-    data = {"IMAGE_SIZE": 8, "IMAGE_CHANNELS": 1, "BATCH_SIZE": 100, "NUM_WORKERS": 0, "CROP_PCT": 1.0, **data}
-    config = replaced(Config(), DATA={"DATASET": dataset, "DATA_PATH": str(path), **data})
-    return dataclasses.replace(replaced(config, TRAIN={"ACCUM_ITER": accumulate}), SEED=seed)
-
-
-def train_data(config: Config, rank: int = 0, world_size: int = 1):
-    return build_train_data(config, load_image_sets(config)[0], rank, world_size, CPU)
-
-
-def taken(windows) -> list[tuple]:
-    """All that windows hold, as plain values that can be compared."""
-    return [
-        (window.step, window.num_samples, batch.images.tolist(), batch.targets.tolist(), batch.num_samples, batch.bad)
-        for window in windows
-        for batch in window.batches
-    ]
-
 
 # --- order ---
 
@@ -189,30 +161,9 @@ def test_evaluation_covers_every_image_once(world_size):
 UNREADABLE = {2, 11, 18, 19, 20}
 
 
-def make_folder(root: Path) -> Path:
-    """Nine ants, nine bees and three wasps; image i has red value i. One ant, one bee and every wasp is cut off."""
-    for part, counts in (("train", {"ant": 9, "bee": 9, "wasp": 3}), ("val", {"ant": 3, "bee": 3})):
-        names = [(name, number) for name, count in counts.items() for number in range(count)]
-        for index, (name, number) in enumerate(names):
-            file = root / part / name / f"{number}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            pixels = np.random.default_rng(index).integers(256, size=(12, 14, 3), dtype=np.uint8)
-            pixels[:, :, 0] = index
-            Image.fromarray(pixels).save(file)
-            if number == 2 or name == "wasp":
-                file.write_bytes(file.read_bytes()[:100])
-    return root
-
-
 @pytest.fixture
 def folder(tmp_path) -> Path:
     return make_folder(tmp_path)
-
-
-def folder_settings(folder: Path, num_workers: int = 0, **data) -> Config:
-    return settings(
-        "imagefolder", folder, BATCH_SIZE=5, NUM_WORKERS=num_workers, IMAGE_CHANNELS=3, DROP_LAST=False, **data
-    )
 
 
 def test_images_and_replacements_are_the_same_for_any_number_of_workers(folder):
@@ -258,8 +209,8 @@ def test_evaluation_leaves_out_what_it_cannot_read_and_reports_it(folder):
 
 
 THREADS = """
-import os, sys
-from tests.datasets.test_loader import *
+import os, sys, torch
+from tests.support.loading import settings, train_data
 torch.set_num_threads(2)
 config = settings("imagefolder", sys.argv[1], NUM_WORKERS=2, IMAGE_CHANNELS=3, BATCH_SIZE=8, IMAGE_SIZE=224, HFLIP=1.0)
 before = len(os.listdir("/proc/self/task"))
@@ -309,7 +260,9 @@ def test_signals_to_all_processes_leave_the_workers_at_work_and_closing_ends_the
 
 def test_a_program_that_ends_in_the_middle_of_an_epoch_ends_its_workers(folder):
     program = f"""
-from tests.datasets.test_loader import *
+import multiprocessing, sys
+from pathlib import Path
+from tests.support.loading import folder_settings, train_data
 windows = train_data(folder_settings(Path({str(folder)!r}), 2, WORKERS="processes")).windows(0, 100)
 next(next(windows).batches)
 sys.kept_to_the_end = windows

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import main_single_gpu
@@ -18,41 +17,10 @@ from datasets.shuffle import shuffled, shuffled_nearby
 from datasets.sources.shards.index import index_path, load_index, scan
 from datasets.sources.shards.source import ShardImages, read_shards
 from scripts import make_shards
-from tests.datasets.test_datasets import draw, error_of, load, settings, shades
-from tests.support.helpers import SMALL, replaced
+from tests.support.configs import CPU, SMALL, replaced
+from tests.support.image_sets import draw, error_of, load, settings, shades
+from tests.support.shards import make_set, png, samples, write_tar
 from utils.errors import ConfigError, DataError
-
-CPU = torch.device("cpu")
-
-
-def png(shade: int) -> bytes:
-    content = io.BytesIO()
-    Image.new("RGB", (6, 5), (shade, 0, 0)).save(content, "PNG")
-    return content.getvalue()
-
-
-def write_tar(path: Path, files: dict[str, bytes], tar_format: int = tarfile.USTAR_FORMAT) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w", format=tar_format) as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return path
-
-
-def samples(first: int, count: int, num_classes: int = 3) -> dict[str, bytes]:
-    """Samples whose shade is their number."""
-    files = {}
-    for number in range(first, first + count):
-        files |= {f"{number:04d}.cls": str(number % num_classes).encode(), f"{number:04d}.png": png(number)}
-    return files
-
-
-def make_set(root: Path, num_shards: int = 3, count: int = 10) -> None:
-    for shard in range(num_shards):
-        write_tar(root / f"train-{shard:06d}.tar", samples(shard * count, count))
-    write_tar(root / "val-000000.tar", samples(200, 6))
 
 
 def train_only(root: Path):

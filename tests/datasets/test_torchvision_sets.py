@@ -17,8 +17,8 @@ from datasets import build_train_data, load_image_sets
 from datasets.sources.torchvision_sets import OWN_READERS, SPLITS
 from datasets.types import ArrayImages, FileImages
 from scripts import make_shards
-from tests.datasets.test_datasets import draw, error_of, load, settings, shades
-from tests.support.helpers import ROOT
+from tests.support.image_sets import draw, error_of, load, settings, shades
+from tests.support.runs import ROOT
 from utils.errors import ConfigError
 
 

@@ -14,14 +14,14 @@ from engine.memory.estimate import fixed_bytes, passing_bytes
 from engine.precision.policy import Precision
 from engine.session import Session
 from models import build_model
-from tests.engine.test_preflight import rows
-from tests.support.helpers import SMALL, run_folder, run_hash, small_config
+from tests.support.configs import CPU, SMALL, small_config
 from tests.support.programs.train_fp64 import run_out
+from tests.support.run_hash import run_hash
+from tests.support.runs import rows, run_folder
 from utils.distributed import Process
 from utils.errors import exit_code
 from utils.signals import StopSignal
 
-CPU = torch.device("cpu")
 MIB = 2**20
 
 

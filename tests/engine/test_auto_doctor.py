@@ -12,8 +12,10 @@ import main_single_gpu
 from configs.load import load
 from engine.diagnose.auto_doctor import examine
 from models import build_model
-from tests.engine.test_step import make_trainer
-from tests.support.helpers import SMALL, replaced, run, run_folder, run_hash, small_config
+from tests.support.configs import SMALL, replaced, small_config
+from tests.support.run_hash import run_hash
+from tests.support.runs import run, run_folder
+from tests.support.trainers import make_trainer
 from utils.errors import exit_code
 
 FLOAT16 = ["-amp", "-amp_dtype", "float16"]

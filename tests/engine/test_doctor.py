@@ -16,10 +16,9 @@ from engine.train.optim import build_optimizer
 from models import build_model
 from models.transforms.cpu_kernels import choose_kernels
 from scripts import doctor
-from tests.support.helpers import replaced, run, run_folder, small_config
+from tests.support.configs import CPU, replaced, small_config
+from tests.support.runs import run, run_folder
 from utils.errors import exit_code
-
-CPU = torch.device("cpu")
 
 
 def make_case(folder, plant, scale=65536.0) -> Case:

@@ -9,10 +9,8 @@ from datasets.transforms.decode import ImageReadError
 from datasets.types import ArrayImages
 from engine.evaluation import evaluate
 from engine.precision.policy import Precision
-from tests.support.helpers import small_config
+from tests.support.configs import CPU, small_config
 from utils.distributed import Process
-
-CPU = torch.device("cpu")
 
 
 class MeanColourModel(torch.nn.Module):

@@ -7,9 +7,9 @@ import torch
 
 from engine.diagnose.explain import collapse, watch
 from models import build_model
-from tests.support.helpers import SMALL, run, run_folder, run_hash, small_config
-
-CPU = torch.device("cpu")
+from tests.support.configs import SMALL, small_config
+from tests.support.run_hash import run_hash
+from tests.support.runs import run, run_folder
 
 
 def table(model, half) -> dict[str, tuple[str, str, str, str]]:

@@ -5,8 +5,10 @@ import csv
 import pytest
 import torch
 
-from tests.engine.test_step import make_trainer
-from tests.support.helpers import SMALL, replaced, run, run_folder, run_hash, small_config
+from tests.support.configs import SMALL, replaced, small_config
+from tests.support.run_hash import run_hash
+from tests.support.runs import run, run_folder
+from tests.support.trainers import make_trainer
 
 
 def differences(tmp_path, mode="autocast", plant=None, note=None, **settings):

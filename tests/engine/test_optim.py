@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.train.optim import Schedule, build_optimizer, in_chunks
-from tests.support.helpers import replaced, small_config
+from tests.support.configs import replaced, small_config
 
 
 @pytest.fixture

@@ -8,14 +8,15 @@ from datasets import Batch
 from datasets.batch_order import Order
 from engine.memory.recovery import MicroBatches, shortage
 from engine.train.trainer import ClassificationLoss
-from tests.engine.test_step import launch, make_trainer
-from tests.support.helpers import SMALL, run_folder, small_config
+from tests.support.configs import CPU, SMALL, small_config
+from tests.support.processes import launch
 from tests.support.programs.train_fp64 import run_out
+from tests.support.runs import run_folder
+from tests.support.trainers import make_trainer
 from utils.distributed import Process
 from utils.errors import ConfigError, exit_code
 from utils.log import Log
 
-CPU = torch.device("cpu")
 SETS = {"plain": "149,false,none", "mixed": "149,false,pair"}
 # How the images of an update are shared out, and from which step on how many fit at once.
 SPLITS = {

@@ -9,10 +9,8 @@ import torch
 from configs.load import load
 from engine.precision.policy import Precision
 from engine.train.optim import build_optimizer
-from tests.support.helpers import replaced, small_config
+from tests.support.configs import CPU, replaced, small_config
 from utils.errors import ConfigError
-
-CPU = torch.device("cpu")
 
 
 def make(tmp_path, amp=True, dtype=None, **scaling):

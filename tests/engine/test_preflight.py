@@ -27,14 +27,14 @@ from engine.memory.estimate import check_memory, fixed_bytes, free_host_memory, 
 from engine.precision.policy import Precision
 from models import build_model
 from scripts import make_shards
-from tests.support.helpers import ROOT, SMALL, replaced, run, small_config
+from tests.support.configs import CPU, SMALL, replaced, small_config
+from tests.support.runs import ROOT, rows, run
 from utils.distributed import Process
 from utils.errors import ConfigError, exit_code
 from utils.findings import OK, WARN, WRONG
 
 # Nothing is to be said about a run with these.
 CLEAN = SMALL.replace("digits", "imagefolder").replace("IMAGE_CHANNELS: 1", "IMAGE_CHANNELS: 3").replace("1e-3", "5e-4")
-CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -66,12 +66,6 @@ def check(tmp_path, photos, capsys):
         return found
 
     return type_in
-
-
-def rows(text: str) -> dict[str, tuple[str, str]]:
-    found = re.findall(r"^(\S.*?) +(ok|WARN|WRONG) +(.*(?:\n {26}.*)*)", text, re.M)
-    assert found and len({what for what, _, _ in found}) == len(found), text
-    return {what: (verdict, told) for what, verdict, told in found}
 
 
 def trouble(found: dict) -> dict[str, str]:

@@ -12,16 +12,16 @@ from engine.checkpoint.restart import NAME, find_start, leave, read_smaller, tak
 from engine.memory.recovery import RanOut
 from engine.session import Session
 from engine.train.trainer import Trainer
-from tests.engine.test_step import make_trainer
-from tests.support.helpers import ROOT, SMALL, run_folder, small_config
-from tests.utils.test_launchers import TORCHRUN, start
+from tests.support.configs import CPU, SMALL, small_config
+from tests.support.processes import TORCHRUN, start
+from tests.support.runs import ROOT, run_folder
+from tests.support.trainers import make_trainer
 from utils.distributed import Process
 from utils.errors import ToldError, exit_code
 from utils.launch import torchrun as launch
 from utils.launch.launch_env import Place
 from utils.launch.rendezvous import Meeting
 
-CPU = torch.device("cpu")
 PROGRAM = str(ROOT / "tests/support/programs/short_of_memory.py")
 OPTIONS = "TRAIN.NUM_EPOCHS=1 TRAIN.WARMUP_EPOCHS=0 TRAIN.MIXUP_ALPHA=0.8 TRAIN.RANDOM_ERASE_PROB=0.5".split()
 

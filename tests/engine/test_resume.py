@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from configs.load import load
-from tests.support.helpers import ROOT, SMALL, command, run, run_folder, run_hash, run_timed
+from tests.support.configs import SMALL
+from tests.support.run_hash import run_hash
+from tests.support.runs import ROOT, command, run, run_folder, run_timed
 
 # With everything that draws random numbers or remembers something.
 OPTIONS = (

@@ -17,8 +17,11 @@ from engine.checkpoint.format import save_checkpoint
 from engine.checkpoint.rollback import find_before, write_bad_batches
 from engine.train.stop_conditions import TIME_IS_UP, NonFinite, Stopped, TimeLimit
 from engine.train.trainer import Trainer
-from tests.engine.test_step import launch, make_trainer
-from tests.support.helpers import SMALL, run_folder, run_hash, small_config
+from tests.support.configs import SMALL, small_config
+from tests.support.processes import launch
+from tests.support.run_hash import run_hash
+from tests.support.runs import run_folder
+from tests.support.trainers import make_trainer
 from utils.errors import ConfigError, exit_code
 
 STREAKS = ["PRECISION.MAX_CONSECUTIVE_SKIPS=5", "PRECISION.DOCTOR_SKIPS=null", "REPORT_FREQ=1"]

@@ -13,12 +13,12 @@ from engine.checkpoint.format import read_checkpoint
 from engine.checkpoint.host_copy import Snapshot
 from engine.train.trainer import Trainer
 from models import build_model
-from tests.support.helpers import state_hash
+from tests.support.configs import CPU
+from tests.support.run_hash import state_hash
 from utils.distributed import Process
 from utils.log import Log
 from utils.signals import StopSignal
 
-CPU = torch.device("cpu")
 CONFIG = Config(
     DATA=Data(DATASET="synthetic", SYNTHETIC_SIZE=64, IMAGE_SIZE=8, BATCH_SIZE=8),
     MODEL=Model(PATCH_SIZE=4, EMBED_DIM=8, DEPTH=1, NUM_HEADS=1, NUM_CLASSES=4),

@@ -9,8 +9,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from engine.parallel.sharding import check_strategy
 from models.formats.files import read_torch
 from models.formats.sharded import Parts, span
-from tests.engine.test_step import exit_codes, launch
-from tests.support.helpers import SMALL, run_folder, run_hash, small_config, state_hash
+from tests.support.configs import SMALL, small_config
+from tests.support.processes import exit_codes, launch
+from tests.support.run_hash import run_hash, state_hash
+from tests.support.runs import run_folder
 from utils.errors import ConfigError
 
 # With what remembers something, and a micro-batch that some updates have less of.

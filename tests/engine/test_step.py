@@ -1,33 +1,15 @@
 """One update: the same whatever the split, without waiting for the device, and undone as a whole when it is not finite."""
 
-import os
-import socket
-import subprocess
-import sys
 from unittest import mock
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from datasets import build_train_data, load_image_sets
-from engine.train.trainer import NonFinite, Trainer
-from models import build_model
-from tests.support.helpers import ROOT, SMALL, replaced, small_config
-from utils.distributed import Process
-from utils.log import Log
-from utils.signals import StopSignal
-
-CPU = torch.device("cpu")
-
-
-def make_trainer(config, double=False) -> Trainer:
-    train_set, _ = load_image_sets(config)
-    torch.manual_seed(0)
-    model = build_model(config, 10)
-    data = build_train_data(config, train_set, 0, 1, CPU)
-    return Trainer(config, model.double() if double else model, data, Process(CPU), Log(0), StopSignal())
-
+from engine.train.trainer import NonFinite
+from tests.support.configs import SMALL, replaced, small_config
+from tests.support.processes import launch
+from tests.support.trainers import make_trainer
 
 # Images and whether the remainder is trained: one that two processes cannot share evenly, one smaller than them.
 SETS = {
@@ -58,28 +40,6 @@ def fp64_weights(tmp_path_factory):
             if world == world_size:
                 found |= {(images, name): weights[f"{SETS[images]},{split}"] for images in SETS}
     return found
-
-
-def launch(module, world_size, settings, out, *arguments):
-    """What the module saved into `out`."""
-    assert exit_codes(module, world_size, settings, out, *arguments) == [0] * world_size
-    return torch.load(out, weights_only=True)
-
-
-def exit_codes(module, world_size, *arguments) -> list[int]:
-    """Of the module, run once per process with the environment that launchers set; none for one process."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        common = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "localhost", "MASTER_PORT": str(probe.getsockname()[1])}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, arguments)],
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | (common | {"RANK": str(rank)} if world_size > 1 else {}),
-        )
-        for rank in range(world_size)
-    ]
-    return [process.wait(timeout=120) for process in processes]
 
 
 @pytest.mark.parametrize("split", ["2 x 16", "2 processes x 16", "2 p x 2 x 8"])

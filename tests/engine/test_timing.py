@@ -20,11 +20,11 @@ from engine.report.metrics import StepRows
 from engine.report.recorder import Recorder
 from engine.report.timing import MOST_MARKS, PHASES, HostClock, Phases, shares
 from engine.run import run
-from tests.engine.test_step import make_trainer
-from tests.support.helpers import SMALL, run_folder, run_hash, small_config
+from tests.support.configs import CPU, SMALL, small_config
+from tests.support.run_hash import run_hash
+from tests.support.runs import run_folder
+from tests.support.trainers import make_trainer
 from utils.distributed import Process
-
-CPU = torch.device("cpu")
 
 
 class HandClock(HostClock):

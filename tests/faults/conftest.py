@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support.helpers import ROOT
+from tests.support.runs import ROOT
 
 # Four updates an epoch, with what draws random numbers or remembers something. The one evaluation is of the best epoch.
 TINY = """

@@ -10,7 +10,7 @@ from configs.load import flatten
 from configs.schema import Config
 from engine.checkpoint.format import MAY_CHANGE
 from engine.checkpoint.resume import comparable, refuse_changes
-from tests.support.helpers import run_folder
+from tests.support.runs import run_folder
 from utils.errors import ConfigError
 
 SETTINGS = flatten(Config())

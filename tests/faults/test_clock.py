@@ -3,7 +3,8 @@
 import ast
 import re
 
-from tests.support.helpers import ROOT, run_folder, run_hash
+from tests.support.run_hash import run_hash
+from tests.support.runs import ROOT, run_folder
 
 
 def test_a_clock_that_jumps_a_day_to_and_fro_changes_nothing_but_names(tmp_path, start):

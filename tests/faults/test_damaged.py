@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.checkpoint.format import find_newest, read_checkpoint, save_checkpoint
-from tests.support.helpers import state_hash
+from tests.support.run_hash import state_hash
 from tests.support.weight_files import PAYLOADS, payloads, pickled
 from utils.errors import ConfigError
 

@@ -14,7 +14,8 @@ import torch
 from engine.checkpoint.async_saver import Saver
 from engine.checkpoint.format import read_checkpoint
 from engine.run_folder import RunFolder
-from tests.support.helpers import run_folder, run_hash, run_timed
+from tests.support.run_hash import run_hash
+from tests.support.runs import run_folder, run_timed
 from utils import files
 from utils.log import Log
 

@@ -7,7 +7,8 @@ import signal
 import pytest
 
 from engine.checkpoint.format import read_checkpoint
-from tests.support.helpers import run_folder, run_hash
+from tests.support.run_hash import run_hash
+from tests.support.runs import run_folder
 
 FIRST_EPOCH, SECOND_EPOCH = 4, 8  # updates when they end
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.checkpoint.format import read_checkpoint
-from tests.support.helpers import run_folder
+from tests.support.runs import run_folder
 
 FLAGS = ["-batch_size", "4", "-opts", "SAVE_STEPS=1"]  # four updates an epoch, two epochs
 RANKS = {"one": [1], "both": [0, 1]}

@@ -13,7 +13,7 @@ from PIL import Image, ImageFile
 
 from configs.load import load
 from datasets.transforms.decode import ImageReadError, decode
-from tests.support.helpers import ROOT, run_folder
+from tests.support.runs import ROOT, run_folder
 from utils.errors import ConfigError
 
 OURS = [

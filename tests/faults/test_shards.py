@@ -10,7 +10,8 @@ from engine.checkpoint.format import find_newest
 from models.formats.files import read_torch
 from models.formats.sharded import named_shards
 from scripts.export import export
-from tests.support.helpers import run_folder, run_hash, state_hash
+from tests.support.run_hash import run_hash, state_hash
+from tests.support.runs import run_folder
 
 SHARDED = ("-opts", "DIST.CHECKPOINT=sharded")
 FIRST_EPOCH, SECOND_EPOCH = 4, 8  # updates when they end

@@ -6,7 +6,8 @@ import signal
 import pytest
 
 from engine.checkpoint.format import read_checkpoint
-from tests.support.helpers import run_folder, run_hash
+from tests.support.run_hash import run_hash
+from tests.support.runs import run_folder
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
 OPTIONS = ["-opts", "VALIDATE_FREQ=1"]

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from tests.support.helpers import run_folder, run_hash
+from tests.support.run_hash import run_hash
+from tests.support.runs import run_folder
 
 DIGITS = ["-dataset", "digits", "-batch_size", "100", "-opts", "DATA.IMAGE_CHANNELS=1", "MODEL.NUM_CLASSES=10"]
 PROCESSES = ["DATA.WORKERS=processes", "DATA.NUM_WORKERS=2"]

@@ -13,7 +13,9 @@ from engine.memory.recovery import release
 from engine.report.timing import PHASES
 from engine.train.trainer import Trainer
 from models import build_model
-from tests.support.helpers import SMALL, replaced, run, run_folder, run_hash, small_config
+from tests.support.configs import SMALL, replaced, small_config
+from tests.support.run_hash import run_hash
+from tests.support.runs import run, run_folder
 from utils.distributed import Process
 from utils.log import Log
 from utils.signals import StopSignal

@@ -7,7 +7,7 @@ import pytest
 from tests.kill import kill_harness as tormented
 from tests.kill import kill_runs as torture
 from tests.kill.kill_harness import EPOCH, EVALUATION, EXIT, SAVE, START_UP, Found, Shot, Tormented, Way, tell_place
-from tests.test_entry_points import alive, wait_until
+from tests.support.processes import alive, wait_until
 
 STEP, LAST_STEP, SCORES = (
     "Epoch[001/002], Step[0020/0044], Lr",

@@ -7,8 +7,9 @@ from engine.memory.estimate import saved_bytes
 from engine.precision.policy import Precision
 from models import build_model
 from models.transforms.activation_checkpointing import recompute_blocks
-from tests.engine.test_step import CPU, make_trainer
-from tests.support.helpers import replaced, small_config, state_hash
+from tests.support.configs import CPU, replaced, small_config
+from tests.support.run_hash import state_hash
+from tests.support.trainers import make_trainer
 from utils.errors import ConfigError
 
 DROPPING = ("MODEL.DEPTH=3", "MODEL.DROPPATH=0.3", "MODEL.DROPOUT=0.2", "MODEL.ATTENTION_DROPOUT=0.1")

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tests.support.helpers import ROOT
+from tests.support.runs import ROOT
 
 START = """
 import sys

@@ -15,10 +15,9 @@ from models import build_model
 from models.transforms.attention import CpuAttention
 from models.transforms.class_token_block import ClassTokenVisionTransformer, shorten_last_block
 from models.transforms.cpu_kernels import CpuDropout, choose_kernels, compile_model
-from tests.support.helpers import ROOT, small_config
+from tests.support.configs import CPU, small_config
+from tests.support.runs import ROOT
 from utils.errors import ConfigError
-
-CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -23,8 +23,9 @@ from models import build_model
 from models.transforms.float8 import check_float8
 from scripts.doctor import precision_of
 from scripts.predict import config_of
-from tests.engine.test_step import make_trainer
-from tests.support.helpers import SMALL, run_folder, small_config
+from tests.support.configs import SMALL, small_config
+from tests.support.runs import run_folder
+from tests.support.trainers import make_trainer
 from utils.errors import ConfigError, exit_code
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

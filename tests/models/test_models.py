@@ -10,7 +10,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from configs.schema import Config, Data, Model
 from models import build_model, describe
-from tests.support.helpers import meta_device
+from tests.support.configs import meta_device
 from utils.errors import ConfigError
 
 SIZES = {  # EMBED_DIM, DEPTH, NUM_HEADS

@@ -8,8 +8,8 @@ from torch import nn
 
 from models import build_model
 from models.transforms.op_overrides import apply_lists
-from tests.engine.test_step import make_trainer
-from tests.support.helpers import replaced, small_config
+from tests.support.configs import replaced, small_config
+from tests.support.trainers import make_trainer
 from utils.errors import ConfigError
 
 HALF, FLOAT = torch.bfloat16, torch.float32

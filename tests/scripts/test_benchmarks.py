@@ -11,7 +11,8 @@ from scripts.benchmarks import parity
 from scripts.benchmarks.common import GIB
 from scripts.benchmarks.largest_batch import climb
 from scripts.benchmarks.parity import judge
-from tests.support.helpers import SMALL, run
+from tests.support.configs import SMALL
+from tests.support.runs import run
 from utils.errors import ConfigError
 
 COMMANDS = {

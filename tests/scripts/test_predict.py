@@ -7,7 +7,8 @@ from PIL import Image
 
 from datasets import load_image_sets
 from scripts import predict
-from tests.support.helpers import SMALL, run, run_folder, small_config
+from tests.support.configs import SMALL, small_config
+from tests.support.runs import run, run_folder
 from utils.errors import exit_code
 
 

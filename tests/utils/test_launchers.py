@@ -22,14 +22,15 @@ import main_single_gpu
 from datasets import ImageSet
 from datasets.batch_order import Order
 from engine.checkpoint.resume import global_batch_to_keep
-from tests.support.helpers import ROOT, SMALL, command, run_folder, run_hash, small_config
-from tests.test_entry_points import alive, children, wait_until
+from tests.support.configs import SMALL, small_config
+from tests.support.processes import TORCHRUN, alive, children, free_port, start, wait_until
+from tests.support.run_hash import run_hash
+from tests.support.runs import ROOT, command, run_folder
 from utils import distributed
 from utils.errors import ConfigError, exit_code
 from utils.launch.launch_env import Asked, Place, find_place, first_host
 from utils.launch.rendezvous import Meeting
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 SLURM = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "gpu[07-08,11],login"}
 SLURM_TASK = SLURM | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0"}
 OPEN_MPI = {
@@ -140,12 +141,6 @@ def test_a_process_that_is_shown_one_device_takes_it_unless_torchrun_showed_all(
         distributed.choose_device("auto", 3, "torchrun")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.mark.parametrize(
     ("rank", "message"),
     [
@@ -248,25 +243,6 @@ def settings(tmp_path_factory):
 
 def arguments(settings: Path, output: Path, *flags: str) -> list[str]:
     return ["-cfg", str(settings), "-output", str(output), *flags, "-opts", *OPTIONS]
-
-
-STARTED: list[subprocess.Popen] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nothing_left():
-    yield
-    for process in STARTED:
-        if process.poll() is None:  # of a test that failed
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def start(command_line: list[str], **environment: str) -> subprocess.Popen:
-    variables = os.environ | {"OMP_NUM_THREADS": "1"} | environment
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(command_line, cwd=ROOT, env=variables, start_new_session=True, **pipes)
-    STARTED.append(process)
-    return process
 
 
 @pytest.fixture(scope="module")

@@ -1,20 +1,14 @@
-"""What several tests use: small settings, small runs through the real command line, and the hash of a run."""
+"""Small settings that train in milliseconds, and copies of settings with some changed."""
 
 import dataclasses
-import os
-import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
 
 from configs.load import load
 from configs.schema import Config
-from tests.support.run_hash import run_hash as run_hash  # for the tests
-from tests.support.run_hash import state_hash as state_hash
 
-ROOT = Path(__file__).parent.parent.parent
+CPU = torch.device("cpu")
 
 # A ViT that trains in milliseconds, on the digits.
 SMALL = """
@@ -50,38 +44,3 @@ def meta_device() -> torch.device:
         except RuntimeError:
             pytest.skip("this timm cannot build on the meta device")
     return torch.device("meta")
-
-
-def command(script: str, *arguments: str) -> list[str]:
-    return [sys.executable, str(ROOT / script), *arguments]
-
-
-def run(
-    script: str, *arguments: str, cwd: Path | None = None, environment: dict | None = None, timeout: float = 180
-) -> subprocess.CompletedProcess:
-    """An entry script as a person runs it."""
-    return subprocess.run(
-        command(script, *arguments),
-        cwd=cwd or ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
-
-
-def run_folder(output: Path) -> Path:
-    """The one folder that a run made."""
-    (folder,) = output.iterdir()
-    return folder
-
-
-def run_timed(script: str, *arguments: str) -> tuple[subprocess.CompletedProcess, float]:
-    """`run`, and the processor's seconds that it took: those of the clock depend on what else runs here."""
-
-    def seconds() -> float:
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)  # of those that ended
-        return used.ru_utime + used.ru_stime
-
-    before = seconds()
-    return run(script, *arguments), seconds() - before

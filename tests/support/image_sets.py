@@ -1,0 +1,37 @@
+"""Data sets of a few images, each of one shade by which it is known again, through the real readers."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from configs.schema import Config
+from datasets import load_image_sets
+from tests.support.configs import replaced
+from utils.errors import DataError
+
+
+def settings(dataset: str, path: Path | str = "", evaluate: bool = False, num_classes: int | None = None, **data):
+    config = replaced(Config(), DATA={"DATASET": dataset, "DATA_PATH": str(path), **data})
+    return dataclasses.replace(replaced(config, MODEL={"NUM_CLASSES": num_classes}), EVAL=evaluate)
+
+
+def load(*arguments, **options):
+    return load_image_sets(settings(*arguments, **options))
+
+
+def error_of(*arguments, **options) -> str:
+    with pytest.raises(DataError) as caught:
+        load(*arguments, **options)
+    return str(caught.value)
+
+
+def draw(path: Path, shade: int = 0, size: tuple[int, int] = (6, 5)) -> None:
+    """An image of one shade, by which it is known again. Lossless whatever the name says."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (shade, 0, 0)).save(path, format="PNG")
+
+
+def shades(image_set) -> list[int]:
+    return [int(image_set.read(index)[0, 0, 0]) for index in range(len(image_set))]

@@ -1,0 +1,21 @@
+"""What a test asserts of a mistake's message: the names and values in it. Its wording stands in tests/test_wording.py."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+
+def assert_names(message: str, *names: str | int) -> None:
+    """The message holds each of these as whole words: settings, flags, files, lines, values; no sentences."""
+    missing = [name for name in names if not re.search(rf"(?<!\w){re.escape(str(name))}(?!\w)", message)]
+    assert not missing, f"{missing} not in: {message}"
+
+
+@contextlib.contextmanager
+def refused(kind: type[Exception], *names: str | int) -> Iterator[pytest.ExceptionInfo]:
+    """with refused(ConfigError, "TRAIN.BASE_LR", "x.yaml"): what is inside raises it and names these."""
+    with pytest.raises(kind) as caught:
+        yield caught
+    assert_names(str(caught.value), *names)

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from datasets.transforms.decode import ImageReadError
-from datasets.types import ImageSet
+from datasets.types import ImageReadError, ImageSet
 from utils.errors import DataError
 
 NUM_EXPLAINED = 10  # the reason costs reading the image once more

@@ -8,8 +8,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.sources.synthetic import SyntheticImages
-from datasets.transforms.decode import ImageReadError
-from datasets.types import ImageSet
+from datasets.types import ImageReadError, ImageSet
 from utils.findings import WARN, WRONG, Finding
 
 NUM_NAMED = 10

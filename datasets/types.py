@@ -1,16 +1,20 @@
-"""What a data set is: targets, class names, and images read one at a time, from files or from memory."""
+"""What the packages here hand to each other: a set of images that are read one at a time, and a batch of them."""
 
 import io
-import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
 
+from datasets.batch_order import Piece
 from datasets.shuffle import shuffled
-from datasets.transforms.decode import ImageReadError, decode, to_array
-from utils.errors import DataError, not_a_file
+
+
+class ImageReadError(Exception):
+    """One image cannot be read. That does not end a run: see BadImages."""
 
 
 class ImageSet:
@@ -54,95 +58,22 @@ class ImageSet:
         raise NotImplementedError
 
 
-class FileImages(ImageSet):
-    """Images in files below one folder.
+class Batch(NamedTuple):
+    """One micro-batch of one process."""
 
-    The paths lie in one bytes object, not in a list of strings: a million small objects would be copied into every
-    loader process as soon as their reference counts are touched.
-    """
+    images: Tensor  # uint8 [B, C, H, W], channels last in memory
+    targets: Tensor  # int64 [B]
+    num_samples: int  # B, or 0 for an image that only keeps this process in step with the others
+    bad: list[int]  # images that could not be read: replaced in training, left out in evaluation
+    piece: Piece | None = None  # what was asked for, in training: on it depends how images are erased and mixed
 
-    def __init__(
-        self,
-        root: Path,
-        paths: list[str],
-        targets: Sequence[int] | np.ndarray,
-        classes: list[str],
-        num_channels: int,
-        *,
-        confined: bool = False,
-    ):
-        """`paths` are relative to `root`; `confined`: they come from a list, and no link may lead out of `root`."""
-        super().__init__(targets, classes)
-        encoded = [os.fsencode(path) for path in paths]
-        self.root, self.num_channels, self.confined = root, num_channels, confined
-        self._paths = b"".join(encoded)
-        self._ends = np.cumsum([len(path) for path in encoded], dtype=np.int64)
-
-    def name(self, index: int) -> str:
-        return os.path.join(self.root, self._path(index))
-
-    def stamp(self, index: int) -> str:
-        try:
-            status = os.stat(self.name(index))
-        except OSError:
-            return f"{self._path(index)}\0missing"
-        return f"{self._path(index)}\0{status.st_size}\0{status.st_mtime_ns}"
-
-    def _path(self, index: int) -> str:
-        start = self._ends[index - 1] if index else 0
-        return os.fsdecode(self._paths[start : self._ends[index]])
-
-    def read(self, index: int) -> np.ndarray:
-        return decode(self.file(index)[1], self.num_channels)
-
-    def file(self, index: int) -> tuple[str, bytes]:
-        path = self.name(index)
-        # The folders were looked at when the list was read; a link to a file shows only here.
-        if self.confined and os.path.islink(path) and not is_within(self.root, path):
-            raise DataError(f"{path}: this link leads out of {self.root}; a list may only name files inside it")
-        try:
-            with open(path, "rb", opener=_without_waiting) as file:
-                if not (kind := not_a_file(file.fileno())):
-                    return os.path.splitext(path)[1], file.read()
-            raise ImageReadError(f"it is {kind}")
-        except OSError as error:
-            raise ImageReadError(f"{type(error).__name__}: {error}") from error
-
-    def take(self, indices: np.ndarray) -> "FileImages":
-        paths = [self._path(index) for index in indices.tolist()]
-        return FileImages(
-            self.root, paths, self.targets[indices], self.classes, self.num_channels, confined=self.confined
-        )
-
-
-class ArrayImages(ImageSet):
-    """Images in memory: uint8 [N, H, W] or [N, H, W, 3]."""
-
-    in_memory = True
-
-    def __init__(self, images: np.ndarray, targets: np.ndarray, classes: list[str], num_channels: int, title: str):
-        super().__init__(targets, classes)
-        self.images, self.num_channels, self.title = images, num_channels, title
-
-    def name(self, index: int) -> str:
-        return f"{self.title} image {index}"
-
-    def read(self, index: int) -> np.ndarray:
-        pixels = self.images[index]
-        if pixels.ndim == 3 and pixels.shape[2] == self.num_channels:
-            return pixels
-        return to_array(Image.fromarray(pixels), self.num_channels)
-
-    def take(self, indices: np.ndarray) -> "ArrayImages":
-        return ArrayImages(self.images[indices], self.targets[indices], self.classes, self.num_channels, self.title)
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Nor for somebody to write to a pipe: it is not read, but that shows only when it is open."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-
-
-def is_within(root: str | Path, path: str | Path) -> bool:
-    """Whether a path, all links followed, is inside a folder, its links followed too."""
-    root, path = os.path.realpath(root), os.path.realpath(path)
-    return os.path.commonpath([root, path]) == root
+    def parts(self, size: int) -> list["Batch"]:
+        """The same images of training, at most `size` at a time."""
+        count = len(self.targets)
+        if count <= size:
+            return [self]
+        ends = [(start, min(start + size, count)) for start in range(0, count, size)]
+        return [
+            Batch(self.images[start:end], self.targets[start:end], end - start, [], self.piece.part(start, end))
+            for start, end in ends
+        ]

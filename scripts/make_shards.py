@@ -162,7 +162,7 @@ def write_part(out: Path, part: str, image_set, order, limit: Limit) -> tuple[in
 def read_ahead(pool: ThreadPoolExecutor, image_set, indices: list[int]) -> Iterator[tuple[str, bytes, int]]:
     """Ending, bytes and class number of each image: many small files are read much faster several at a time."""
     from datasets.sources.folder import IMAGE_ENDINGS
-    from datasets.transforms.decode import ImageReadError
+    from datasets.types import ImageReadError
 
     started = ((index, pool.submit(image_set.file, index)) for index in indices)
     waiting = deque(itertools.islice(started, FILES_AHEAD))

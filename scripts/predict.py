@@ -113,7 +113,7 @@ class Predictor:
         import torch
 
         from datasets import BadImages, Normalize, build_eval_data
-        from datasets.types import FileImages
+        from datasets.sources.images import FileImages
         from engine.train.loss import widen
 
         config = self.config

@@ -76,3 +76,29 @@ def test_no_test_module_imports_another():
             name for name in imported(path) if name.startswith("tests.") and name.split(".")[-1].startswith("test_")
         }
         assert not others, f"{path.relative_to(ROOT)} imports {others}"
+
+
+# The files and packages of a room, from bottom to top. A file may import its own package and those before it.
+PACKAGES = {
+    "datasets": (
+        *("shuffle", "batch_order", "types", "bad_images"),
+        *("transforms", "sources", "sources.shards", "loading", "cache"),
+        *("check_images", "build", "__init__"),
+    )
+}
+
+
+def layer(room: str, name: str) -> int:
+    """The number of the innermost listed package that a module of the room belongs to."""
+    inside = name.removeprefix(room).removeprefix(".") or "__init__"
+    around = [package for package in PACKAGES[room] if allowed(inside, (package,))]
+    assert around, f"{name} is not in PACKAGES; add it where it belongs in the order"
+    return PACKAGES[room].index(max(around, key=len))
+
+
+@pytest.mark.parametrize("room", PACKAGES)
+def test_packages_inside_a_room_import_one_way(room):
+    for path in sorted((ROOT / room).rglob("*.py")):
+        file = path.relative_to(ROOT).as_posix().removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        above = {name for name in imported(path) if allowed(name, (room,)) and layer(room, name) > layer(room, file)}
+        assert not above, f"{path.relative_to(ROOT)} imports {above} from above"

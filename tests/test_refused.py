@@ -14,9 +14,10 @@ import torch
 from configs.load import load
 from configs.values import SETTINGS, convert
 from datasets import build_order, check_repeats, load_image_sets
+from datasets.sources.images import FileImages
 from datasets.sources.shards.index import index_path, load_index
-from datasets.transforms.decode import ImageReadError, decode
-from datasets.types import FileImages, ImageSet
+from datasets.transforms.decode import decode
+from datasets.types import ImageReadError, ImageSet
 from engine.checkpoint.format import find_newest
 from engine.checkpoint.rollback import find_before
 from models.formats.files import find_file

@@ -18,8 +18,8 @@ from PIL import Image
 from configs.schema import Data
 from datasets.cache.file import JPEG, PIXELS, UNREADABLE, CacheWriter, Place, Prepared
 from datasets.transforms.crop import resize
-from datasets.transforms.decode import ImageReadError, simplejpeg
-from datasets.types import ImageSet
+from datasets.transforms.decode import simplejpeg
+from datasets.types import ImageReadError, ImageSet
 from utils.errors import StoppedBySignal
 
 NUM_SAMPLED = 64  # images from which the size of all is estimated

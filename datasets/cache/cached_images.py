@@ -17,8 +17,8 @@ from configs.schema import Config
 from datasets.cache.build import CacheFailed, Recipe, Watch, build, in_gb
 from datasets.cache.file import JPEG, PIXELS, CacheFile, DamagedCache, Place
 from datasets.loading.workers import cores_per_process
-from datasets.transforms.decode import ImageReadError, decode
-from datasets.types import ImageSet
+from datasets.transforms.decode import decode
+from datasets.types import ImageReadError, ImageSet
 from utils.errors import ConfigError
 
 MEMORY = Path("/dev/shm")

@@ -1,7 +1,6 @@
 """From a piece of the order to a batch of images, one by one, so that several threads can share one out."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,32 +10,10 @@ from configs.schema import Config
 from datasets.batch_order import Piece, sample_rng
 from datasets.transforms.augment import build_augmentation
 from datasets.transforms.crop import EvalTransform, TrainTransform
-from datasets.transforms.decode import ImageReadError
-from datasets.types import ImageSet
+from datasets.types import Batch, ImageReadError, ImageSet
 from utils.errors import DataError
 
 NUM_REPLACEMENTS = 8  # images tried in place of an unreadable one: so many of its class, then as many of any
-
-
-class Batch(NamedTuple):
-    """One micro-batch of one process."""
-
-    images: Tensor  # uint8 [B, C, H, W], channels last in memory
-    targets: Tensor  # int64 [B]
-    num_samples: int  # B, or 0 for an image that only keeps this process in step with the others
-    bad: list[int]  # images that could not be read: replaced in training, left out in evaluation
-    piece: Piece | None = None  # what was asked for, in training: on it depends how images are erased and mixed
-
-    def parts(self, size: int) -> list["Batch"]:
-        """The same images of training, at most `size` at a time."""
-        count = len(self.targets)
-        if count <= size:
-            return [self]
-        ends = [(start, min(start + size, count)) for start in range(0, count, size)]
-        return [
-            Batch(self.images[start:end], self.targets[start:end], end - start, [], self.piece.part(start, end))
-            for start, end in ends
-        ]
 
 
 class Reader:

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from datasets.batch_order import Order, Piece
-from datasets.loading.readers import Batch
-from datasets.types import ImageSet
+from datasets.types import Batch, ImageSet
 
 
 class Window(NamedTuple):

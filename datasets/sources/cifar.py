@@ -12,7 +12,8 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.sources.cifar_python import read_pickled
-from datasets.types import ArrayImages, ImageSet
+from datasets.sources.images import ArrayImages
+from datasets.types import ImageSet
 from utils.errors import DataError
 
 NUM_PIXELS = 3 * 32 * 32  # a record: the label bytes, then all red, all green, all blue pixels

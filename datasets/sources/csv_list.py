@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from configs.schema import Config
+from datasets.sources.images import hold_out
 from datasets.sources.listing import Listing, class_numbers, to_image_set
 from datasets.sources.root import data_root, what_is_expected
-from datasets.sources.split import hold_out
 from datasets.types import ImageSet
 from utils.errors import DataError
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Config
-from datasets.sources.split import hold_out
-from datasets.types import ArrayImages, ImageSet
+from datasets.sources.images import ArrayImages, hold_out
+from datasets.types import ImageSet
 
 FILE = Path(__file__).with_name("digits.npz")
 VAL_FRACTION = 0.2  # fixed, so that accuracies on it can be compared

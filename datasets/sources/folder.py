@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 from configs.schema import Config
+from datasets.sources.images import FileImages, hold_out
 from datasets.sources.root import data_root, what_is_expected
-from datasets.sources.split import hold_out
-from datasets.types import FileImages, ImageSet
+from datasets.types import ImageSet
 from utils.errors import DataError, did_you_mean
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Config
-from datasets.types import FileImages, is_within
+from datasets.sources.images import FileImages, is_within
 from utils.errors import DataError, did_you_mean
 
 NUM_LOOKED_AT = 10  # files of each list that must exist at the start; to look at all of ImageNet's takes minutes

@@ -7,8 +7,7 @@ import torch
 
 from configs.schema import Config
 from datasets.batch_order import Piece
-from datasets.loading.readers import Batch
-from datasets.types import ImageSet
+from datasets.types import Batch, ImageSet
 
 DEFAULT_CLASSES = 1000
 

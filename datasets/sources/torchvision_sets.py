@@ -11,9 +11,9 @@ from configs.schema import Config
 from datasets.sources.caltech import read_caltech101, read_caltech256
 from datasets.sources.cifar import read_cifar10, read_cifar100
 from datasets.sources.imagenet import read_imagenet
-from datasets.sources.split import hold_out
-from datasets.transforms.decode import ImageReadError, to_array
-from datasets.types import ArrayImages, FileImages, ImageSet
+from datasets.sources.images import ArrayImages, FileImages, hold_out
+from datasets.transforms.decode import to_array
+from datasets.types import ImageReadError, ImageSet
 from utils.errors import ConfigError, DataError, did_you_mean
 
 PREFIX = "torchvision/"

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from configs.schema import Data
-from datasets.transforms.decode import ImageReadError
+from datasets.types import ImageReadError
 from utils.errors import ConfigError
 
 KERNELS = {

@@ -6,6 +6,8 @@ import io
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from datasets.types import ImageReadError
+
 try:
     import simplejpeg
 except ImportError:  # no wheel for this machine: Pillow reads everything, JPEG at about half the speed
@@ -14,10 +16,6 @@ except ImportError:  # no wheel for this machine: Pillow reads everything, JPEG 
 MODES = {1: "L", 3: "RGB"}  # Pillow's names for grey and colour, by the number of channels
 # What libjpeg turns into RGB or grey itself, exactly as when Pillow calls it. CMYK is Pillow's: it knows Adobe's inversion.
 IN_ONE_STEP = {3: {"YCbCr": "RGB", "RGB": "RGB", "Gray": "RGB"}, 1: {"Gray": "GRAY"}}
-
-
-class ImageReadError(Exception):
-    """One image cannot be read. Not the end of a run: see BadImages."""
 
 
 def decode(data: bytes, num_channels: int) -> np.ndarray:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from configs.schema import Config
 from datasets.batch_order import Piece, keyed_rng, sample_rng
-from datasets.loading.readers import Batch
 from datasets.transforms.crop import Normalize, crop_box
+from datasets.types import Batch
 
 ERASED_AREA = (0.02, 1 / 3)  # share of the image
 ERASED_RATIO = (0.3, 1 / 0.3)  # width over height

@@ -25,8 +25,7 @@ from datasets.cache import cached_images as cache
 from datasets.cache import file as cache_file
 from datasets.cache.cached_images import CachedImages
 from datasets.cache.file import CacheFile, CacheWriter
-from datasets.transforms.decode import ImageReadError
-from datasets.types import ImageSet
+from datasets.types import ImageReadError, ImageSet
 from tests.support.configs import CPU, SMALL, replaced
 from tests.support.loading import folder_settings, settings, taken
 from tests.support.runs import run

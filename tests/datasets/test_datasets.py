@@ -23,9 +23,10 @@ from datasets import BadImages, EvalTransform, Normalize, TrainTransform
 from datasets.shuffle import shuffled
 from datasets.sources import cifar
 from datasets.sources.digits import FILE
-from datasets.sources.split import hold_out
+from datasets.sources.images import hold_out
 from datasets.transforms.crop import crop_box
-from datasets.transforms.decode import ImageReadError, decode, to_array
+from datasets.transforms.decode import decode, to_array
+from datasets.types import ImageReadError
 from tests.support.image_sets import draw, error_of, load, shades
 from utils.errors import ConfigError, DataError
 

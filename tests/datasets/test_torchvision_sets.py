@@ -14,8 +14,8 @@ import torch
 import torchvision.datasets
 
 from datasets import build_train_data, load_image_sets
+from datasets.sources.images import ArrayImages, FileImages
 from datasets.sources.torchvision_sets import OWN_READERS, SPLITS
-from datasets.types import ArrayImages, FileImages
 from scripts import make_shards
 from tests.support.image_sets import draw, error_of, load, settings, shades
 from tests.support.runs import ROOT

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from datasets import BadImages, Normalize, build_eval_data
-from datasets.transforms.decode import ImageReadError
-from datasets.types import ArrayImages
+from datasets.sources.images import ArrayImages
+from datasets.types import ImageReadError
 from engine.evaluation import evaluate
 from engine.precision.policy import Precision
 from tests.support.configs import CPU, small_config

@@ -12,7 +12,8 @@ import yaml
 from PIL import Image, ImageFile
 
 from configs.load import load
-from datasets.transforms.decode import ImageReadError, decode
+from datasets.transforms.decode import decode
+from datasets.types import ImageReadError
 from tests.support.runs import ROOT, run_folder
 from utils.errors import ConfigError
 

@@ -12,13 +12,13 @@ import numpy as np
 from configs.schema import Config
 from datasets.shuffle import shuffled, shuffled_nearby
 from datasets.sources.folder import TRAIN_FOLDER, VAL_FOLDERS
+from datasets.sources.images import hold_out
 from datasets.sources.listing import check_filled
 from datasets.sources.root import data_root, what_is_expected
 from datasets.sources.shards.index import Shard, read_shards_of
 from datasets.sources.shards.tar import Tar
-from datasets.sources.split import hold_out
-from datasets.transforms.decode import ImageReadError, decode
-from datasets.types import ImageSet
+from datasets.transforms.decode import decode
+from datasets.types import ImageReadError, ImageSet
 from utils.errors import DataError
 
 OPEN_TARS = 128  # kept open by one process; its limit for files of all kinds may be 256

@@ -1,0 +1,124 @@
+"""From the settings to image sets, and from those to the batches of one process.
+
+To add a data set: a file in sources/ with a function from the settings to (training set or None, validation set), and a
+line in SOURCES.
+"""
+
+import torch
+
+from configs.schema import Config
+from datasets.batch_order import Order
+from datasets.loading.readers import EvalReader, TrainReader
+from datasets.loading.train_data import EvalData, TrainData
+from datasets.loading.workers import batch_source
+from datasets.sources.caltech import read_caltech101, read_caltech256
+from datasets.sources.cifar import read_cifar10, read_cifar100
+from datasets.sources.csv_list import read_csv
+from datasets.sources.digits import read_digits
+from datasets.sources.folder import read_image_folder
+from datasets.sources.imagenet import read_imagenet
+from datasets.sources.shards.source import read_shards
+from datasets.sources.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
+from datasets.sources.torchvision_sets import PREFIX, read_torchvision
+from datasets.types import ImageSet
+from utils.errors import ConfigError, DataError, did_you_mean
+
+SOURCES = {
+    "imagenet2012": read_imagenet,
+    "imagefolder": read_image_folder,
+    "csv": read_csv,
+    "shards": read_shards,
+    "caltech101": read_caltech101,
+    "caltech256": read_caltech256,
+    "cifar10": read_cifar10,
+    "cifar100": read_cifar100,
+    "digits": read_digits,
+    f"{PREFIX}NAME": read_torchvision,
+    "synthetic": read_synthetic,
+}
+
+
+def load_image_sets(config: Config) -> tuple[ImageSet | None, ImageSet]:
+    """Training set (None with EVAL) and validation set of DATA.DATASET, checked."""
+    name = config.DATA.DATASET
+    source = f"{PREFIX}NAME" if name.startswith(PREFIX) else name
+    if source not in SOURCES:
+        raise ConfigError(
+            f"DATA.DATASET: there is no data set {name!r} (there are {', '.join(SOURCES)}){did_you_mean(name, SOURCES)}"
+        )
+    try:
+        train, val = SOURCES[source](config)
+    except OSError as error:
+        raise DataError(f"DATA.DATA_PATH: {config.DATA.DATA_PATH} cannot be read ({error})") from error
+    if config.EVAL:
+        train = None
+    for part, image_set in (("training", train), ("validation", val)):
+        if image_set is not None:
+            _check(config, part, image_set)
+    return train, val
+
+
+def _check(config: Config, part: str, image_set: ImageSet) -> None:
+    if not len(image_set):
+        raise DataError(
+            f"{config.DATA.DATASET}: there are no {part} images in {config.DATA.DATA_PATH}; look at the lists or folders "
+            f"there, and where none are held out, at DATA.VAL_FRACTION ({config.DATA.VAL_FRACTION:g})"
+        )
+    num_classes, highest = config.MODEL.NUM_CLASSES, int(image_set.targets.max())
+    if num_classes is not None and highest >= num_classes:
+        first = int((image_set.targets >= num_classes).argmax())
+        target = int(image_set.targets[first])
+        raise DataError(
+            f"{image_set.name(first)}: its class {image_set.classes[target]!r} has number {target} (from 0), but "
+            f"MODEL.NUM_CLASSES is {num_classes}; set -num_classes {len(image_set.classes)} or leave it out"
+        )
+
+
+def build_order(config: Config, image_set: ImageSet, world_size: int, kept: int | None = None) -> Order:
+    """Which training images each update of a run sees. `kept`: how many, if not as many as the settings come to."""
+    data, train = config.DATA, config.TRAIN
+    return Order(
+        num_images=len(image_set),
+        batch_size=data.BATCH_SIZE,
+        world_size=world_size,
+        num_accumulated=train.ACCUM_ITER,
+        drop_last=data.DROP_LAST,
+        seed=config.SEED,
+        epoch_order=image_set.epoch_order,
+        num_repeats=train.REPEATED_AUG,
+        in_pairs=train.mixes,
+        kept=kept,
+    )
+
+
+def check_repeats(order: Order) -> None:
+    """An update cannot hold an image more often than it holds images."""
+    if order.num_repeats > order.global_batch:
+        raise ConfigError(
+            f"TRAIN.REPEATED_AUG is {order.num_repeats}, but an update has only {order.global_batch} images (DATA.BATCH_SIZE x "
+            "processes x TRAIN.ACCUM_ITER); lower the one or raise the other"
+        )
+
+
+def build_train_data(
+    config: Config, image_set: ImageSet, rank: int, world_size: int, device: torch.device, kept: int | None = None
+) -> TrainData:
+    """The training images of one process; `kept` as in build_order."""
+    batch_size = config.DATA.BATCH_SIZE
+    order = build_order(config, image_set, world_size, kept)
+    check_repeats(order)
+    if isinstance(image_set, SyntheticImages):
+        load = SyntheticBatches(config, image_set, batch_size, rank, device)
+    else:
+        load = batch_source(config, TrainReader(image_set, config), world_size, device)
+    return TrainData(image_set, order, rank, load)
+
+
+def build_eval_data(config: Config, image_set: ImageSet, rank: int, world_size: int, device: torch.device) -> EvalData:
+    """One process's share of the images to evaluate."""
+    batch_size = config.DATA.BATCH_SIZE_EVAL or config.DATA.BATCH_SIZE
+    if isinstance(image_set, SyntheticImages):
+        load = SyntheticBatches(config, image_set, batch_size, rank, device)
+    else:
+        load = batch_source(config, EvalReader(image_set, config), world_size, device)
+    return EvalData(image_set, batch_size, rank, world_size, load)

@@ -1,0 +1,120 @@
+"""The image sets that most sources return, in files or in memory, and the held-out part of either."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from datasets.shuffle import shuffled
+from datasets.transforms.decode import decode, to_array
+from datasets.types import ImageReadError, ImageSet
+from utils.errors import DataError, not_a_file
+
+
+class FileImages(ImageSet):
+    """Images in files below one folder.
+
+    The paths lie in one bytes object, not in a list of strings: a million small objects would be copied into every
+    loader process as soon as their reference counts are touched.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        paths: list[str],
+        targets: Sequence[int] | np.ndarray,
+        classes: list[str],
+        num_channels: int,
+        *,
+        confined: bool = False,
+    ):
+        """`paths` are relative to `root`; `confined`: they come from a list, and no link may lead out of `root`."""
+        super().__init__(targets, classes)
+        encoded = [os.fsencode(path) for path in paths]
+        self.root, self.num_channels, self.confined = root, num_channels, confined
+        self._paths = b"".join(encoded)
+        self._ends = np.cumsum([len(path) for path in encoded], dtype=np.int64)
+
+    def name(self, index: int) -> str:
+        return os.path.join(self.root, self._path(index))
+
+    def stamp(self, index: int) -> str:
+        try:
+            status = os.stat(self.name(index))
+        except OSError:
+            return f"{self._path(index)}\0missing"
+        return f"{self._path(index)}\0{status.st_size}\0{status.st_mtime_ns}"
+
+    def _path(self, index: int) -> str:
+        start = self._ends[index - 1] if index else 0
+        return os.fsdecode(self._paths[start : self._ends[index]])
+
+    def read(self, index: int) -> np.ndarray:
+        return decode(self.file(index)[1], self.num_channels)
+
+    def file(self, index: int) -> tuple[str, bytes]:
+        path = self.name(index)
+        # The folders were looked at when the list was read; a link to a file shows only here.
+        if self.confined and os.path.islink(path) and not is_within(self.root, path):
+            raise DataError(f"{path}: this link leads out of {self.root}; a list may only name files inside it")
+        try:
+            with open(path, "rb", opener=_without_waiting) as file:
+                if not (kind := not_a_file(file.fileno())):
+                    return os.path.splitext(path)[1], file.read()
+            raise ImageReadError(f"it is {kind}")
+        except OSError as error:
+            raise ImageReadError(f"{type(error).__name__}: {error}") from error
+
+    def take(self, indices: np.ndarray) -> "FileImages":
+        paths = [self._path(index) for index in indices.tolist()]
+        return FileImages(
+            self.root, paths, self.targets[indices], self.classes, self.num_channels, confined=self.confined
+        )
+
+
+class ArrayImages(ImageSet):
+    """Images in memory: uint8 [N, H, W] or [N, H, W, 3]."""
+
+    in_memory = True
+
+    def __init__(self, images: np.ndarray, targets: np.ndarray, classes: list[str], num_channels: int, title: str):
+        super().__init__(targets, classes)
+        self.images, self.num_channels, self.title = images, num_channels, title
+
+    def name(self, index: int) -> str:
+        return f"{self.title} image {index}"
+
+    def read(self, index: int) -> np.ndarray:
+        pixels = self.images[index]
+        if pixels.ndim == 3 and pixels.shape[2] == self.num_channels:
+            return pixels
+        return to_array(Image.fromarray(pixels), self.num_channels)
+
+    def take(self, indices: np.ndarray) -> "ArrayImages":
+        return ArrayImages(self.images[indices], self.targets[indices], self.classes, self.num_channels, self.title)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Nor for somebody to write to a pipe: it is not read, but that shows only when it is open."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def is_within(root: str | Path, path: str | Path) -> bool:
+    """Whether a path, all links followed, is inside a folder, its links followed too."""
+    root, path = os.path.realpath(root), os.path.realpath(path)
+    return os.path.commonpath([root, path]) == root
+
+
+def hold_out(image_set: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
+    """Training and validation images: the same share of each class, by a seed, each part in the set's own order.
+
+    A class always keeps an image for training, and gives one to validation if it has two and `fraction` is not 0.
+    """
+    held_out = np.zeros(len(image_set), dtype=bool)
+    for target in np.unique(image_set.targets).tolist():
+        members = np.flatnonzero(image_set.targets == target)
+        num_held_out = min(max(round(len(members) * fraction), 1), len(members) - 1) if fraction else 0
+        held_out[members[shuffled(len(members), seed, target)[: max(num_held_out, 0)]]] = True
+    return image_set.take(np.flatnonzero(~held_out)), image_set.take(np.flatnonzero(held_out))

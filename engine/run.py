@@ -22,12 +22,17 @@ from datasets import (
     parse_policy,
 )
 from engine.check.quick_checks import quick_checks
-from engine.checkpoint.restart import find_start, leave, read_smaller, take_up
-from engine.checkpoint.resume import batch_size_of, find_checkpoint, global_batch_to_keep, read_saved, restore
+from engine.checkpoint.resume import (
+    batch_size_of,
+    find_checkpoint,
+    global_batch_to_keep,
+    read_saved,
+    restore,
+    run_folder_of,
+)
 from engine.epochs import Epochs
 from engine.evaluation import evaluate
 from engine.memory.auto_batch_size import settle
-from engine.memory.recovery import RanOut
 from engine.parallel.sharding import check_strategy, is_sharded
 from engine.precision.policy import Precision
 from engine.session import Session
@@ -66,14 +71,13 @@ def run(loaded: Loaded, process: Process) -> int:
 def run_training(session: Session) -> int:
     process, log = session.process, session.log
     stop = StopSignal()
-    folder, checkpoint = process.first(lambda: find_start(session))
-    session.open_folder("train", existing=folder)
-    smaller = process.first(lambda: read_smaller(session.path))
+    checkpoint = process.first(lambda: find_checkpoint(session))
+    session.open_folder("train", existing=run_folder_of(checkpoint))
     train_set, eval_set = load_data(session, lambda: stop.number)
     num_classes = session.config.MODEL.NUM_CLASSES or len(eval_set.classes)
     saved = read_saved(checkpoint, lazily=True)
     if session.config.DATA.BATCH_SIZE == AUTO:
-        settle(session, len(train_set), num_classes, batch_size_of(saved) or smaller.get("batch_size"), stop)
+        settle(session, len(train_set), num_classes, batch_size_of(saved), stop)
     config = session.config
     model = make_model(session, len(eval_set.classes))
     if checkpoint and "progress" not in saved:  # before the model is shared out
@@ -101,12 +105,8 @@ def run_training(session: Session) -> int:
             log.say(f"check: {finding.what}: {finding.found}; {finding.remedy}")
     if checkpoint:
         restore(session, trainer, checkpoint, saved)
-    take_up(session, trainer, smaller)
     log.say(f"writing to {session.path}")
-    try:
-        return Epochs(session, trainer, eval_data).run()
-    except RanOut as short:
-        raise leave(session, short) from None
+    return Epochs(session, trainer, eval_data).run()
 
 
 def load_data(session: Session, signal: Callable[[], int] = lambda: 0) -> tuple[ImageSet | None, ImageSet]:

@@ -116,8 +116,6 @@ class Process:
         silent = self._meeting.find_silent(self._meeting.patience if timed_out else 1.0)
         if not silent:
             return error
-        if self._meeting.ends_for_restart:
-            return ToldError(f"{named(silent)} ran out of memory; all start again")
         if timed_out:
             self._meeting.kill(silent)
         where = ", ".join(sorted({self._meeting.hosts[rank] for rank in silent}))
@@ -125,14 +123,6 @@ class Process:
         return LostProcess(
             f"{named(silent)} of {self.world_size}, on {where}, {what}; -resume auto goes on from the last save"
         )
-
-    def ask_for_restart(self, word: str) -> bool:
-        """Have all processes started again, with this word from those of now. False where nothing would do so."""
-        return self._meeting is not None and self._meeting.ask_for_restart(word)
-
-    def take_word(self) -> str:
-        """What the start before this one left when it asked for this one, if it did; once, and for one process."""
-        return self._meeting.take_word() if self._meeting else ""
 
     @property
     def is_first(self) -> bool:

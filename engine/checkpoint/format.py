@@ -1,6 +1,5 @@
 """Checkpoints: what is in one, how it is written so that none is ever lost, and which one a run goes on from."""
 
-import math
 import os
 import re
 import shutil
@@ -106,13 +105,13 @@ def find_newest(save: str, tag: str, warn: Callable[[str], None]) -> Path | None
     return next((found for run in runs if (found := newest_in(run, warn))), None)
 
 
-def newest_in(run: Path, warn: Callable[[str], None], last_step: float = math.inf) -> Path | None:
-    """The newest valid checkpoint of a run, of those up to this step."""
+def newest_in(run: Path, warn: Callable[[str], None]) -> Path | None:
+    """The newest valid checkpoint of a run."""
     for path in [run / "last.pth", run / "previous.pth", *numbered(run), run / "best.pth"]:
         if path.is_file():
             try:
-                if read_checkpoint(path, lazily=True).get("step", 0) <= last_step:
-                    return path
+                read_checkpoint(path, lazily=True)
+                return path
             except ConfigError as error:
                 warn(f"{error}; trying the one before")
     return None

@@ -66,21 +66,6 @@ class Rereadable:
             yield batch
 
 
-class RanOut(ConfigError):
-    """One of several processes alone ran out of memory: nothing but a new start of all can make micro-batches smaller."""
-
-    def __init__(self, rank: int, step: int, reason: str, size: int, flags: str):
-        """`size`: images of a micro-batch to start with; `flags`: that do so."""
-        self.size, self.step = size, step
-        self.what = f"process {rank} ran out of memory at step {step} ({reason}), while others wait for its gradient"
-        self.remedy = (
-            f"with micro-batches of {size} images; the images of an update stay the same. To start so: {flags}"
-        )
-        super().__init__(
-            f"DATA.BATCH_SIZE: {self.what}; go on from the last save with smaller micro-batches: -resume auto {flags}"
-        )
-
-
 class MicroBatches:
     """The size of micro-batches: as the settings say, until memory has run out."""
 
@@ -113,13 +98,16 @@ class MicroBatches:
         )
         release(self.process.device)
 
-    def cannot_repeat(self, step: int, reason: str) -> RanOut:
-        """One of several processes alone has run out: the others wait for its gradient, where nothing can reach them."""
+    def cannot_repeat(self, step: int, reason: str) -> ConfigError:
+        """The error of one of several processes that runs out: the others wait for its gradient and cannot be called back."""
         old = self._largest(step)
         if old <= self.order.unit:
             self._refuse(step)
-        size = self._half(old)
-        return RanOut(self.process.rank, step, reason, size, self._flags(size))
+        return ConfigError(
+            f"DATA.BATCH_SIZE: process {self.process.rank} ran out of memory at step {step} ({reason}), while others wait "
+            "for its gradient; go on from the last save with smaller micro-batches: -resume auto "
+            f"{self._flags(self._half(old))}"
+        )
 
     def _largest(self, step: int) -> int:
         """Images of the largest micro-batch of any process: the same number everywhere, without asking."""

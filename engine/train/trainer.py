@@ -101,13 +101,6 @@ class Trainer:
     def lr(self) -> float:
         return self.schedule(self.step)
 
-    def limit(self, size: int) -> None:
-        """Micro-batches of at most so many images, from the first on."""
-        unit = self.data.order.unit
-        self.micro_batches.size = max(size // unit * unit, unit)
-        self.replica = None  # before the next one: both would count the same gradients
-        self.replica = self.sharding.wrap(self.computing, accumulates=True)
-
     def update(self, window: Window) -> None:
         """One update from all images of a window: this process's share of them, micro-batch by micro-batch."""
         for group in self.optimizer.param_groups:

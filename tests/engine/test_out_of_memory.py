@@ -1,5 +1,9 @@
 """An update that runs out of memory is done again with smaller micro-batches and comes to the same."""
 
+import re
+import subprocess
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -11,7 +15,7 @@ from engine.train.trainer import ClassificationLoss
 from tests.support.configs import CPU, SMALL, small_config
 from tests.support.processes import launch
 from tests.support.programs.train_fp64 import run_out
-from tests.support.runs import run_folder
+from tests.support.runs import run, run_folder
 from tests.support.trainers import make_trainer
 from utils.distributed import Process
 from utils.errors import ConfigError, exit_code
@@ -160,6 +164,39 @@ def test_running_out_is_told_from_other_errors():
     assert shortage(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling\nmore")).endswith("calling")
     assert shortage(RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"))
     assert shortage(RuntimeError("shapes do not fit")) is None
+
+
+def train_late(folder: Path, fits: int, *flags: str, strategy: str = "ddp") -> subprocess.CompletedProcess:
+    """Two processes, of which the second takes no more than `fits` images from step 5 on."""
+    (folder / "small.yaml").write_text(SMALL)
+    return run(
+        *("tests/support/programs/short_of_memory.py", str(fits), "-cfg", str(folder / "small.yaml")),
+        *("-output", str(folder / "output"), "-batch_size", "16", *flags, "-opts", f"DIST.STRATEGY={strategy}"),
+        *"TRAIN.NUM_EPOCHS=1 TRAIN.WARMUP_EPOCHS=0 TRAIN.MIXUP_ALPHA=0.8 SAVE_STEPS=2".split(),
+    )
+
+
+@pytest.fixture(scope="module")
+def enough(tmp_path_factory) -> dict:
+    """The last checkpoint of two processes for which memory suffices."""
+    folder = tmp_path_factory.mktemp("enough")
+    assert train_late(folder, 16).returncode == 0
+    return torch.load(run_folder(folder / "output") / "last.pth", weights_only=True)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_one_of_two_processes_that_runs_out_late_ends_both_with_the_command_that_goes_on(tmp_path, enough, strategy):
+    """With exit code 2, and that command comes to the weights of processes for which memory suffices."""
+    ended = train_late(tmp_path, 8, strategy=strategy)
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr
+    (flags,) = re.findall("error: .* at step 5 .*(-resume auto -batch_size 8 -accum_iter 2)", ended.stderr)
+    went_on = train_late(tmp_path, 8, *flags.split(), strategy=strategy)
+    assert went_on.returncode == 0 and "after epoch 0 and step 4" in went_on.stdout, went_on.stderr
+    state = torch.load(run_folder(tmp_path / "output") / "last.pth", weights_only=True)
+    assert state["step"] == enough["step"] == 44
+    for name, weight in enough["state_dict"].items():
+        assert weight.dtype is torch.float64
+        assert (weight - state["state_dict"][name]).abs().max() < 1e-10, name
 
 
 def test_a_process_whose_others_wait_for_it_says_how_to_go_on(tmp_path):

@@ -196,7 +196,6 @@ def test_whatever_gloo_calls_it_the_silent_process_is_named(text, told):
         hosts=["a", "b"],
         find_silent=lambda seconds: [1],
         kill=lambda ranks: None,
-        ends_for_restart=False,
     )
     process = distributed.Process(torch.device("cpu"), world_size=2, _meeting=meeting)
     assert f"process 1 of 2, on b, {told}" in str(process.explain(RuntimeError(text)))

@@ -21,7 +21,6 @@ _TITLES = {
     "Slurm": "Slurm (srun)",
     "variables": "RANK and WORLD_SIZE in the environment",
 }
-NOTE = "HALFSTEP_NOTE"  # set by our own launcher: a file in which one start of the processes leaves word for the next
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,6 @@ class Place:
     host: str = ""  # where process 0 listens; "" where torchrun does it for them
     port: int = 0
     attempt: int = 0  # how many times torchrun has started the processes before
-    restarts_left: int = 0  # how many times it still would
-    note: str = ""  # the file of NOTE
 
     @property
     def title(self) -> str:
@@ -102,9 +99,7 @@ def _read_all(environment: Mapping[str, str]) -> list[Place]:
     """What the launchers say, the innermost first: srun may start torchrun or mpirun, which count otherwise then."""
     if "TORCHELASTIC_RUN_ID" in environment:
         attempt = int(environment.get("TORCHELASTIC_RESTART_COUNT", 0))
-        left = int(environment.get("TORCHELASTIC_MAX_RESTARTS", 0)) - attempt
-        place = _read(environment, "torchrun")
-        return [replace(place, attempt=attempt, restarts_left=left, note=environment.get(NOTE, ""))]
+        return [replace(_read(environment, "torchrun"), attempt=attempt)]
     names = [name for name in ("Open MPI", "MPI", "variables") if _VARIABLES[name][0] in environment]
     if "Open MPI" not in names and "MPI" not in names and _is_slurm_task(environment):
         names.insert(0, "Slurm")

@@ -16,8 +16,6 @@ from torch.distributed.rendezvous import rendezvous
 from utils.errors import ConfigError
 from utils.launch.launch_env import Place
 
-RESTART = "halfstep/restart"  # key of the word that one start leaves for the next
-
 
 class Meeting:
     """A store that all processes of a run reach, and who has come to it."""
@@ -29,15 +27,13 @@ class Meeting:
         deadline = time.monotonic() + timeout
         try:
             # torchrun keeps its store when it starts its processes again: each start has keys of its own.
-            self._lasting = self._connect()
-            self.store = dist.PrefixStore(f"{place.attempt}/{place.world_size}", self._lasting)
+            self.store = dist.PrefixStore(f"{place.attempt}/{place.world_size}", self._connect())
             self.store.set(f"who/{place.rank}", f"{socket.gethostname()} {os.getpid()}")
         except (RuntimeError, OSError) as error:
             raise ConfigError(self._why_unreachable(error)) from error
         members = self._wait_for_all(deadline)
         self.hosts = [host for host, _ in members]
         self._pids = [int(pid) for _, pid in members]
-        self.ends_for_restart = False  # whether a process that broke off has asked for one; known after find_silent
 
     @property
     def patience(self) -> float:
@@ -109,29 +105,6 @@ class Meeting:
             f"{self.timeout:g} s; start all, each with its own rank. DIST.TIMEOUT is how long to wait"
         )
 
-    def ask_for_restart(self, word: str) -> bool:
-        """Leave word for the next start of the processes, if what started them starts them again and keeps it."""
-        place = self.place
-        if not place.note and (place.host or place.restarts_left < 1):
-            return False
-        if place.note:
-            Path(place.note).write_text(word)
-        else:
-            self._lasting.set(RESTART, word)
-        self.store.set(RESTART, "")
-        return True
-
-    def take_word(self) -> str:
-        """What the start before this one left, if it asked for this one. It is there once: a later start is another's."""
-        note, word = Path(self.place.note), ""
-        if self.place.note and note.exists():
-            word = note.read_text()
-            note.unlink()
-        elif self.place.attempt and self._lasting.check([RESTART]):
-            word = self._lasting.get(RESTART).decode()
-            self._lasting.delete_key(RESTART)
-        return word
-
     def find_silent(self, seconds: float) -> list[int]:
         """Say that this process has lost the others, wait for them to say so too, and return those that do not."""
         silent = [0]  # if nobody answers: process 0, or torchrun on its machine, keeps the store
@@ -148,8 +121,7 @@ class Meeting:
             self.store.set(keys[self.place.rank], "")
             while True:
                 silent[:] = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
-                self.ends_for_restart = self.store.check([RESTART])
-                if not silent or self.ends_for_restart or time.monotonic() > deadline:
+                if not silent or time.monotonic() > deadline:
                     return
                 time.sleep(0.05)
 

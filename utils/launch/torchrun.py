@@ -1,43 +1,20 @@
 """Starts main_multi_gpu.py once per device, through torchrun, and ends as the first process that failed."""
 
-import json
 import logging
 import os
 import signal
 import sys
-import tempfile
 import uuid
 from collections.abc import Collection
-from pathlib import Path
-
-from utils.errors import UserError
-from utils.launch.launch_env import NOTE
 
 
 def launch(script: str, arguments: list[str], num_processes: int) -> int:
-    """Run `num_processes` workers on this machine; return 0 or the exit code of the one whose failure was the cause.
-
-    Workers of which one ran out of memory are started again for as long as that makes their micro-batches smaller.
-    """
+    """Run `num_processes` workers on this machine; return 0 or the exit code of the one whose failure was the cause."""
     # The workers have said what is wrong; torchrun's own report would bury it.
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     if num_processes > 1:
         # Unset, every process would use all cores; torchrun's own remedy is a single one.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // num_processes)))
-    with tempfile.TemporaryDirectory(prefix="halfstep-") as folder:
-        note = Path(folder) / "note"
-        os.environ[NOTE] = str(note)
-        smallest = None
-        while True:
-            code = start(script, arguments, num_processes)
-            wanted = micro_batch_size(note) if code == UserError.code else None
-            if wanted is None or (smallest is not None and wanted >= smallest):
-                return code
-            smallest = wanted
-
-
-def start(script: str, arguments: list[str], num_processes: int) -> int:
-    """Once, with no restart of torchrun's: it would start again whatever failed."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -49,7 +26,7 @@ def start(script: str, arguments: list[str], num_processes: int) -> int:
         run_id=uuid.uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
-        max_restarts=0,
+        max_restarts=0,  # torchrun would start again whatever failed
         monitor_interval=0.1,
         signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",  # passed on to the workers, which save
     )
@@ -60,11 +37,6 @@ def start(script: str, arguments: list[str], num_processes: int) -> int:
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
     return 0
-
-
-def micro_batch_size(note: Path) -> int | None:
-    """With which the workers want to be started again; the note names the file in which they have written it."""
-    return json.loads(Path(note.read_text()).read_text())["images"] if note.exists() else None
 
 
 def cause(failures: Collection) -> int:

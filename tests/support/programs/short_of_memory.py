@@ -1,7 +1,6 @@
 """main_multi_gpu.py in float64, whose last process runs out of memory from step 5 on when it takes more than FITS images.
 
-python tests/support/programs/short_of_memory.py FITS FLAGS. Started plainly it starts itself twice, as main_multi_gpu.py does. With
--batch_size auto process 0 finds 24 and the other one 16, and in any later start both find 8.
+python tests/support/programs/short_of_memory.py FITS FLAGS. Started plainly it starts itself twice, as main_multi_gpu.py does.
 """
 
 import os
@@ -12,7 +11,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 import main_multi_gpu  # noqa: E402
-from engine.memory import auto_batch_size as batch_size  # noqa: E402
 from engine.train.trainer import Trainer  # noqa: E402
 from tests.support.programs.train_fp64 import run_out  # noqa: E402
 from utils.errors import exit_code  # noqa: E402
@@ -26,14 +24,8 @@ def begin(trainer: Trainer, config, model, data, process, *rest) -> None:
         run_out(trainer, int(sys.argv[1]), step=5)
 
 
-def calculate(config, num_classes, process, most, stop) -> tuple[int, str]:
-    is_first_start = process._meeting.place.attempt == 0
-    return (24 - 8 * process.rank if is_first_start else 8), "as arranged"
-
-
 if __name__ == "__main__":
     if "RANK" not in os.environ:
         leave(launch(__file__, sys.argv[1:], 2))
     ordinary, Trainer.__init__ = Trainer.__init__, begin
-    batch_size.calculate = calculate
     leave(exit_code(main_multi_gpu.main, sys.argv[2:]))

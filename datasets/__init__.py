@@ -8,7 +8,7 @@ from datasets.build import build_eval_data, build_order, build_train_data, check
 from datasets.cache.build import Watch
 from datasets.cache.cached_images import cache_image_sets
 from datasets.loading.train_data import EvalData, TrainData, Window
-from datasets.loading.workers import cores_per_process, count_workers
+from datasets.loading.workers import count_workers
 from datasets.transforms.augment import parse_policy
 from datasets.transforms.crop import EvalTransform, Normalize, TrainTransform
 from datasets.transforms.mixup import Mixed, Preparation, heavier

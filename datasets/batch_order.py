@@ -6,7 +6,6 @@ another number of processes too: order and steps depend on the global batch alon
 """
 
 import functools
-import hashlib
 import math
 import random
 from collections.abc import Callable
@@ -14,6 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+
+from utils.seed import keyed_rng
 
 
 class Piece(NamedTuple):
@@ -118,9 +119,3 @@ def _cached(epoch_order: Callable[[int, int], np.ndarray], seed: int, epoch: int
 def sample_rng(seed: int, epoch: int, index: int, purpose: str = "augmentation", repeat: int = 0) -> random.Random:
     """The generator behind everything random about one image in one epoch, whichever process reads it."""
     return keyed_rng(purpose, seed, epoch, index, *([repeat] if repeat else []))
-
-
-def keyed_rng(purpose: str, *key: int) -> random.Random:
-    """A generator that is a function of what it is for and of some numbers."""
-    digest = hashlib.blake2b(" ".join(map(str, (purpose, *key))).encode(), digest_size=16).digest()
-    return random.Random(int.from_bytes(digest, "big"))

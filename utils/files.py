@@ -2,15 +2,20 @@
 
 import contextlib
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Write to the given file; it takes the place of `path` once all of it is on the disk, or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
+def replacing(path: Path, *, shared: bool = False) -> Iterator[IO[bytes]]:
+    """Write to the given file; it takes the place of `path` once all of it is on the disk, or not at all.
+
+    `shared`: several processes may do so at once, so each writes under a name of its own. Otherwise the name is fixed:
+    the next attempt overwrites what a killed process left.
+    """
+    temporary = path.with_name(f".{path.name}{'.' + secrets.token_hex(4) if shared else ''}.tmp")
     try:
         with open(temporary, "wb") as file:
             yield file

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import random
 from collections.abc import Iterator
 
 import torch
@@ -11,6 +12,12 @@ def mix(*numbers: int) -> int:
     """One 63-bit seed from several numbers; Python's own hash() differs between processes."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def keyed_rng(purpose: str, *key: int) -> random.Random:
+    """A generator that depends on its purpose and on some numbers alone. Its hash is not `mix`'s, and both must stay."""
+    digest = hashlib.blake2b(" ".join(map(str, (purpose, *key))).encode(), digest_size=16).digest()
+    return random.Random(int.from_bytes(digest, "big"))
 
 
 def seed_update(seed: int, step: int, rank: int) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import itertools
 import os
+import shutil
 import sys
 import time
 from collections import deque
@@ -21,6 +22,8 @@ from datasets.transforms.crop import resize
 from datasets.transforms.decode import simplejpeg
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import StoppedBySignal
+from utils.host import free_host_memory
+from utils.units import format_bytes
 
 NUM_SAMPLED = 64  # images from which the size of all is estimated
 LONGEST_JPEG_SIDE = 65_500  # of libjpeg
@@ -106,7 +109,7 @@ def build(place: Place, image_set: ImageSet, recipe: Recipe, num_threads: int, w
                 waiting.extend(itertools.islice(started, 1))
             writer.finish()
         except OSError as error:
-            told = f"{error}; {in_gb(writer.end)} written, {in_gb(free_bytes(place))} free"
+            told = f"{error}; {format_bytes(writer.end)} written, {format_bytes(free_bytes(place))} free"
             place.remove()
             raise CacheFailed(f"{place.data} cannot be written ({told})") from error
         except BaseException as error:
@@ -125,7 +128,7 @@ def _check_room(
     place, num_images, num_done = writer.place, writer.place.num_images, writer.num_done
     needed = estimate(image_set, recipe, num_images - num_done, pool)
     free = free_bytes(place)
-    told = f"about {in_gb(needed)} in {place.folder}, where {in_gb(free)} are free"
+    told = f"about {format_bytes(needed)} in {place.folder}, where {format_bytes(free)} are free"
     if needed > free:
         raise CacheFailed(f"there is no room for {num_images - num_done} images, {told}")
     if num_done:
@@ -142,18 +145,9 @@ def estimate(image_set: ImageSet, recipe: Recipe, count: int, pool: ThreadPoolEx
 
 
 def free_bytes(place: Place) -> int:
-    """What may still be written there; of memory, what the machine can spare."""
-    status = os.statvfs(place.folder)
-    free = status.f_bavail * status.f_frsize
-    if not place.stays:
-        with contextlib.suppress(FileNotFoundError), open("/proc/meminfo") as lines:
-            facts = dict(line.split(":") for line in lines)
-            free = min(free, int(facts["MemAvailable"].split()[0]) * 1024)
-    return free
-
-
-def in_gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:,.1f} MB"
+    """Bytes that may still be written there. What lies in memory counts against the machine's and the container's."""
+    free = shutil.disk_usage(place.folder).free
+    return free if place.stays else min(free, free_host_memory())
 
 
 def _shown(numbers: range, watch: Watch) -> Iterator[int]:

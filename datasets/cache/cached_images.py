@@ -14,12 +14,13 @@ import numpy as np
 import torch
 
 from configs.schema import Config
-from datasets.cache.build import CacheFailed, Recipe, Watch, build, in_gb
+from datasets.cache.build import CacheFailed, Recipe, Watch, build
 from datasets.cache.file import JPEG, PIXELS, CacheFile, DamagedCache, Place
-from datasets.loading.workers import cores_per_process
 from datasets.transforms.decode import decode
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import ConfigError
+from utils.host import cores_per_process
+from utils.units import format_bytes
 
 MEMORY = Path("/dev/shm")
 SECONDS_BETWEEN_LOOKS = 0.2  # at a lock that another run holds
@@ -100,7 +101,7 @@ def _cached(config: Config, part: str, image_set: ImageSet, watch: Watch) -> Ima
         return image_set
     if file is None:
         return image_set
-    watch.say(f"cache: {len(image_set)} {part} images, {in_gb(len(file.data))}, in {place.data}")
+    watch.say(f"cache: {len(image_set)} {part} images, {format_bytes(len(file.data))}, in {place.data}")
     return CachedImages(image_set, file, np.arange(len(image_set)))
 
 

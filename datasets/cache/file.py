@@ -23,6 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from utils.files import sync, sync_folder
+
 MAGIC = b"halfstep cache 2\n"  # the number is that of the form
 IMAGES_PER_BLOCK = 256
 PIXELS, JPEG, UNREADABLE = range(3)  # what is kept of an image; of an unreadable one the reason
@@ -237,7 +239,7 @@ class CacheWriter:
             self._commit()
 
     def _commit(self) -> None:
-        _to_disk(self._data)
+        sync(self._data)
         block = np.zeros((), BLOCK)
         block["entries"][: len(self._waiting)] = np.array(self._waiting, ENTRY)
         block["checksum"] = zlib.crc32(block["entries"].tobytes())
@@ -247,20 +249,11 @@ class CacheWriter:
 
     def finish(self) -> None:
         """All images are there: from here on it is a cache."""
-        _to_disk(self._index)
+        sync(self._index)
         os.replace(self.place.part, self.place.index)
-        folder = os.open(self.place.folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self.place.folder)
 
     def close(self) -> None:
         for file in (self._data, self._index):
             with contextlib.suppress(OSError):  # a full disk, which was told before
                 file.close()
-
-
-def _to_disk(file) -> None:
-    file.flush()
-    os.fsync(file.fileno())

@@ -7,7 +7,6 @@ import gc
 import itertools
 import math
 import multiprocessing
-import os
 import signal
 import sys
 import threading
@@ -25,6 +24,7 @@ from datasets.batch_order import Piece
 from datasets.loading.readers import Batch, Reader
 from datasets.types import ImageSet
 from utils.errors import DataError, LostProcess
+from utils.host import cores_per_process
 
 MOST_WORKERS = 8
 BATCHES_AHEAD = 2  # of the one in use; threads all work on one batch after the other
@@ -232,14 +232,6 @@ def batches_ahead(data: Data, device: torch.device) -> int:
     A ViT-Tiny run is 6 to 14% faster when all of them read a batch and then all compute.
     """
     return data.PREFETCH if data.PREFETCH is not None else 0 if device.type == "cpu" else BATCHES_AHEAD
-
-
-def cores_per_process(world_size: int, device: torch.device) -> int:
-    """The cores that this machine grants us, shared out."""
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # With a GPU each, there are at most as many processes on this machine as GPUs; the others are elsewhere.
-    num_local = min(world_size, torch.cuda.device_count()) if device.type == "cuda" else world_size
-    return max(1, num_cores // num_local)
 
 
 def batch_source(

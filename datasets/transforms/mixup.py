@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
-from datasets.batch_order import Piece, keyed_rng, sample_rng
+from datasets.batch_order import Piece, sample_rng
 from datasets.transforms.crop import Normalize, crop_box
 from datasets.types import Batch
+from utils.seed import keyed_rng
 
 ERASED_AREA = (0.02, 1 / 3)  # share of the image
 ERASED_RATIO = (0.3, 1 / 0.3)  # width over height

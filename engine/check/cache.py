@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from configs.schema import Config
 from datasets import ImageSet
-from datasets.cache.build import Recipe, estimate, free_bytes, in_gb
+from datasets.cache.build import Recipe, estimate, free_bytes
 from datasets.cache.cached_images import (
     LESS,
     count_threads,
@@ -20,6 +20,7 @@ from datasets.cache.cached_images import (
 from datasets.cache.file import Place, committed
 from engine.check.quick_checks import existing
 from utils.findings import WARN, Finding
+from utils.units import format_bytes
 
 
 def check_cache(config: Config, parts: Iterable[tuple[str, ImageSet | None]]) -> Finding:
@@ -48,13 +49,13 @@ def look_at(config: Config, part: str, image_set: ImageSet, place: Place, told: 
     place = replace(place, stays=True)  # or to close one in memory would remove it
     file = open_finished(place, told.append)
     if file:
-        told.append(f"{part} images: {in_gb(len(file.data))} in {place.data}")
+        told.append(f"{part} images: {format_bytes(len(file.data))} in {place.data}")
         return 0
     num_done, _ = committed(place)
     with ThreadPoolExecutor(count_threads(config), "cache") as pool:
         size = estimate(image_set, Recipe(config.DATA), len(image_set) - num_done, pool)
     begun = f", {num_done:,} of {len(image_set):,} are there" if num_done else ""
-    told.append(f"{part} images: about {in_gb(size)} will be written to {place.folder}{begun}")
+    told.append(f"{part} images: about {format_bytes(size)} will be written to {place.folder}{begun}")
     return size
 
 
@@ -66,5 +67,5 @@ def weigh(found: str, needed: int, place: Place) -> Finding:
             free = free_bytes(replace(place, folder=nearest))
     except OSError as error:
         return Finding("cache", f"{found}\ncannot write to {nearest} ({error.strerror})", WARN, remedy_for(place))
-    found = f"{found}\n{in_gb(free)} are free there"
+    found = f"{found}\n{format_bytes(free)} are free there"
     return Finding("cache", found, WARN, LESS) if needed > free else Finding("cache", found)

@@ -14,6 +14,7 @@ from datasets.sources.synthetic import SyntheticImages
 from engine.train.optim import Schedule
 from utils.distributed import Process
 from utils.findings import OK, WARN, WRONG, Finding
+from utils.units import format_bytes
 
 # Rates per 256 images, from fine-tuning to training from scratch: rules of thumb.
 CUSTOMARY = {"AdamW": (1e-5, 1e-3), "Adam": (1e-5, 1e-3), "SGD": (1e-3, 1e-1)}
@@ -77,7 +78,10 @@ def check_disk(config: Config, path: Path, each: int) -> Finding:
     present = {status.st_ino: status.st_size for status in (file.stat() for file in path.rglob("*.pth"))}
     need = max(count * each - sum(present.values()), 2 * each)
     free = free_bytes(existing(path))
-    found = f"checkpoints of {size(each)}, up to {count} at once: {size(need)} of {size(free)} free at {path}"
+    found = (
+        f"checkpoints of {format_bytes(each)}, up to {count} at once: {format_bytes(need)} of {format_bytes(free)} "
+        f"free at {path}"
+    )
     return Finding("disk", found, *fullness(need, free, "make room, lower KEEP_CHECKPOINTS, or set -output"))
 
 
@@ -95,7 +99,10 @@ def check_shared_memory(config: Config, num_workers: int) -> Finding:
     ahead = data.PREFETCH or BATCHES_AHEAD  # of each worker; fewer where the CPU computes
     need = num_workers * ahead * num_images * data.IMAGE_CHANNELS * data.IMAGE_SIZE**2
     free = free_bytes(SHARED)
-    found = f"{num_workers} loader processes with {ahead} batches each: {size(need)} of {size(free)} in {SHARED}"
+    found = (
+        f"{num_workers} loader processes with {ahead} batches each: {format_bytes(need)} of {format_bytes(free)} "
+        f"in {SHARED}"
+    )
     remedy = "enlarge it (docker run --shm-size), or lower -num_workers or -batch_size"
     return Finding(what, found, *fullness(need, free, remedy))
 
@@ -134,8 +141,3 @@ def fullness(need: float, free: float, remedy: str) -> tuple[str, str]:
 
 def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
-
-
-def size(count: float) -> str:
-    """1.5 GiB, 12 MiB"""
-    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{math.ceil(count / 2**20):,} MiB"

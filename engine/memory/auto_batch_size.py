@@ -13,7 +13,6 @@ from configs.schema import Config
 from configs.values import SETTINGS
 from datasets import TrainData, build_train_data
 from datasets.sources.synthetic import read_synthetic
-from engine.check.quick_checks import size as in_words
 from engine.memory.estimate import estimate, free_memory, passing_bytes
 from engine.memory.largest_batch import STEP, bisect
 from engine.memory.recovery import MicroBatches, release, shortage
@@ -26,6 +25,7 @@ from utils.distributed import Process
 from utils.errors import ConfigError, StoppedBySignal
 from utils.log import Log
 from utils.signals import StopSignal
+from utils.units import format_bytes
 
 # Shares of the free memory that are left alone: of a device for what lies unused between tensors, and for the libraries;
 # of a host more, as other programs come and go there, and a batch that is too large is an end without an error.
@@ -109,7 +109,7 @@ def try_sizes(config: Config, num_classes: int, process: Process, most: int, sto
     found = search(Trial(config, num_classes, process, stop), int(MARGIN * free), most)
     release(device)
     module.reset_peak_memory_stats(device)  # what the run reports is to be its own
-    return found, f"tried on {module.get_device_name(device)} with {MARGIN:.0%} of {in_words(free)} withheld"
+    return found, f"tried on {module.get_device_name(device)} with {MARGIN:.0%} of {format_bytes(free)} withheld"
 
 
 def search(trial: "Trial", withheld: int, most: int) -> int:
@@ -141,7 +141,7 @@ def calculate(config: Config, num_classes: int, process: Process, most: int, sto
         need = replace(need, per_image=max(need.per_image, (more - less) / (large - small)))
         sizes = f"2, 3, {small} and {large} images"
     shared = f" for {process.local_size} processes" if process.local_size > 1 else ""
-    how = f"calculated from {sizes}, with {HOST_MARGIN:.0%} of {in_words(free)}{shared} left free"
+    how = f"calculated from {sizes}, with {HOST_MARGIN:.0%} of {format_bytes(free)}{shared} left free"
     return rounded(min(need.fitting(limit), most), config), how
 
 

@@ -6,29 +6,25 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from configs.schema import Config
 from datasets import Normalize
-from engine.check.quick_checks import optimizer_bytes, size, trained_bytes
+from engine.check.quick_checks import optimizer_bytes, trained_bytes
 from engine.parallel.sharding import gathered_blocks, is_sharded
 from engine.precision.policy import Precision
 from engine.train.loss import ClassificationLoss
 from models.transforms.activation_checkpointing import has_blocks
 from utils.distributed import Process
 from utils.findings import OK, WARN, WRONG, Finding
+from utils.host import free_host_memory
+from utils.units import format_bytes
 
 FEW, MORE = 2, 3  # images; BatchNorm refuses a single one
 WORKING = 1.2  # what a backward needs at its peak over what was kept for it (ViT-Tiny on a CPU: 1.1 to 1.3)
 NEAR, FAR = 0.9, 1.5  # shares of what is free: it is an estimate
-# Of a container: its limit, what it has taken, and what of that are files read lately, which give way. In version 2 and 1.
-CONTAINER_FILES = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-)
 
 
 @dataclass(frozen=True)
@@ -65,26 +61,26 @@ def check_memory(config: Config, model: nn.Module, precision: Precision, free: i
             fixed += trained_bytes(model)
     advice = "lower -batch_size and raise -accum_iter alike" + (", or use -amp" if precision.half is None else "")
     if num_sharing * fixed > FAR * free:
-        return _finding(f"{size(num_sharing * fixed)} without activations", num_sharing * fixed, free, advice)
+        return _finding(f"{format_bytes(num_sharing * fixed)} without activations", num_sharing * fixed, free, advice)
     try:
         need = estimate(config, model, precision, fixed)
     except torch.OutOfMemoryError:
-        return Finding("memory", f"{size(free)} are too little for a batch of {MORE} images", WRONG, advice)
+        return Finding("memory", f"{format_bytes(free)} are too little for a batch of {MORE} images", WRONG, advice)
     batch_size = config.DATA.BATCH_SIZE
     total = num_sharing * (need.fixed + batch_size * need.per_image)
-    images = f"{size(batch_size * need.per_image)} for {batch_size} images"
-    parts = f"{size(need.fixed)} of weights, gradients and optimizer, {images}"
+    images = f"{format_bytes(batch_size * need.per_image)} for {batch_size} images"
+    parts = f"{format_bytes(need.fixed)} of weights, gradients and optimizer, {images}"
     fitting = need.fitting(NEAR * free / num_sharing)
     remedy = f"{advice}; about {fitting} images fit" if fitting else advice
     shared = f", in each of {num_sharing} processes" if num_sharing > 1 else ""
     # What lives for a moment in the forward is not counted, and with a frozen part that may be most of it.
     about = "at least" if config.MODEL.FREEZE else "about"
-    return _finding(f"{about} {size(total)} ({parts}{shared})", total, free, remedy)
+    return _finding(f"{about} {format_bytes(total)} ({parts}{shared})", total, free, remedy)
 
 
 def _finding(needs: str, need: float, free: int, remedy: str) -> Finding:
     verdict = WRONG if need > FAR * free else WARN if need > NEAR * free else OK
-    return Finding("memory", f"{needs} of {size(free)} free", verdict, "" if verdict == OK else remedy)
+    return Finding("memory", f"{needs} of {format_bytes(free)} free", verdict, "" if verdict == OK else remedy)
 
 
 def fixed_bytes(config: Config, model: nn.Module, precision: Precision) -> int:
@@ -181,21 +177,4 @@ def free_memory(device: torch.device) -> int:
     """Bytes that this process may still take where it computes."""
     if device.type in ("cuda", "xpu"):
         return getattr(torch, device.type).mem_get_info(device)[0]
-    return free_host_memory(Path("/proc/meminfo"), Path("/sys/fs/cgroup"))
-
-
-def free_host_memory(meminfo: Path, cgroup: Path) -> int:
-    """The machine's, or a container's if that has less. Without the first file (macOS): all that the machine has."""
-    if not meminfo.exists():
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
-    left = [1024 * int(lines["MemAvailable"].split()[0])]
-    for limit, used, reclaimable in CONTAINER_FILES:
-        text = (cgroup / limit).read_text().strip() if (cgroup / limit).exists() else "max"
-        if text != "max":
-            statistics = dict(
-                line.split() for line in (cgroup / used).with_name("memory.stat").read_text().splitlines()
-            )
-            taken = int((cgroup / used).read_text()) - int(statistics.get(reclaimable, 0))
-            left.append(int(text) - taken)
-    return max(min(left), 0)
+    return free_host_memory()

@@ -3,8 +3,9 @@
 import math
 
 from configs.schema import Config
-from datasets import ImageSet, cores_per_process, count_workers
+from datasets import ImageSet, count_workers
 from utils.distributed import Process
+from utils.host import cores_per_process
 
 LIMIT = 20.0  # per cent of the time
 ENOUGH_UPDATES = 10  # to judge by; the first report of a start contains start-up and counts for nothing

@@ -10,6 +10,7 @@ import random
 import signal
 import threading
 import warnings
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,6 +33,7 @@ from tests.support.runs import run
 from tests.support.shards import make_set
 from utils import distributed
 from utils.errors import StoppedBySignal, exit_code
+from utils.host import free_host_memory
 
 NUM_IMAGES, BLOCK = 21, 4
 BROKEN = (2, 11)
@@ -319,7 +321,7 @@ def test_a_full_disk_is_told_and_nothing_is_left(photos, monkeypatch):
     config = config_of(photos)
     images = cached(config, told)
     assert not isinstance(images, CachedImages) and images.read(0).shape
-    assert "No space left" in told.warnings[0] and "MB written" in told.warnings[0] and "free" in told.warnings[0]
+    assert "No space left" in told.warnings[0] and "MiB written" in told.warnings[0] and "free" in told.warnings[0]
     assert not any("training" in name for name in contents(config))
 
 
@@ -327,8 +329,23 @@ def test_what_will_not_fit_is_not_begun(photos, monkeypatch):
     monkeypatch.setattr(cache_build, "free_bytes", lambda place: 20_000)
     config, told = config_of(photos), Told()
     assert not isinstance(cached(config, told), CachedImages)
-    assert "no room for 21 images, about 0.0 MB" in told.warnings[0] and "DATA.CACHE_SIDE" in told.warnings[0]
+    assert "no room for 21 images, about 1 MiB" in told.warnings[0] and "DATA.CACHE_SIDE" in told.warnings[0]
     assert not any("training" in name for name in contents(config))
+
+
+def test_a_cache_in_memory_stays_within_the_limit_of_the_container(photos, monkeypatch):
+    monkeypatch.setattr(cache, "MEMORY", photos.parent)
+    group = photos.parent / "cgroup"
+    group.mkdir()
+    for name, text in (("memory.max", "100000"), ("memory.current", "90000"), ("memory.stat", "inactive_file 0")):
+        (group / name).write_text(text)
+    monkeypatch.setattr(cache_build, "free_host_memory", partial(free_host_memory, cgroup=group))
+    told = Told()
+    assert not isinstance(cached(config_of(photos, CACHE="ram"), told), CachedImages) and told.warnings
+    assert isinstance(cached(config_of(photos, CACHE="disk")), CachedImages)
+    (group / "memory.max").write_text("max")
+    images = cached(config_of(photos, CACHE="ram"), told := Told())
+    assert isinstance(images, CachedImages) and not told.warnings
 
 
 def test_a_folder_that_cannot_be_written_is_told(photos):

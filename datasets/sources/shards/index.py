@@ -2,7 +2,6 @@
 
 import json
 import os
-import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from datasets.sources.folder import IMAGE_ENDINGS
 from datasets.sources.listing import MOST_CLASSES
 from datasets.sources.shards.tar import CutTar, HeaderReader, Member, Tar
 from utils.errors import DataError
+from utils.files import replacing
 
 VERSION = 1
 NUM_THREADS = 16  # they mostly wait for the disk
@@ -156,16 +156,10 @@ def load_index(path: Path) -> Shard | None:
 
 def save_index(shard: Shard) -> bool:
     """Whether that could be done; whoever reads meanwhile sees the old index or the new one."""
-    target = index_path(shard.path)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    stamp = np.array([VERSION, shard.size, shard.mtime_ns])
     try:
-        try:
-            with open(temporary, "xb") as file:
-                stamp = np.array([VERSION, shard.size, shard.mtime_ns])
-                np.savez(file, stamp=stamp, samples=shard.samples, cut=shard.cut)
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(index_path(shard.path), shared=True) as file:
+            np.savez(file, stamp=stamp, samples=shard.samples, cut=shard.cut)
     except OSError:
         return False
     return True

@@ -1,0 +1,28 @@
+"""What the machine or its container lets a program use, and how messages write it."""
+
+from utils.host import free_host_memory
+from utils.units import format_bytes
+
+
+def test_free_memory_is_a_containers_where_that_is_less(tmp_path):
+    meminfo, group = tmp_path / "meminfo", tmp_path / "cgroup"
+    meminfo.write_text("MemTotal: 9000 kB\nMemAvailable:    8000 kB\nHugePages_Total: 0\n")
+    assert free_host_memory(meminfo, group) == 8000 * 1024
+    group.mkdir()
+    (group / "memory.current").write_text("6000\n")
+    (group / "memory.stat").write_text("anon 5000\ninactive_file 900\n")
+    for limit, expected in (("max", 8000 * 1024), ("7000", 1900), ("99999999", 8000 * 1024), ("5000", 0)):
+        (group / "memory.max").write_text(f"{limit}\n")
+        assert free_host_memory(meminfo, group) == expected
+    (group / "memory.max").unlink()
+    first = group / "memory"
+    first.mkdir()
+    for name, text in (("limit_in_bytes", "9000"), ("usage_in_bytes", "6000"), ("stat", "total_inactive_file 500")):
+        (first / f"memory.{name}").write_text(f"{text}\n")
+    assert free_host_memory(meminfo, group) == 3500
+    assert free_host_memory(tmp_path / "none", group) > 2**28
+
+
+def test_bytes_are_written_in_binary_units_and_never_as_nothing():
+    for count, text in ((1, "1 MiB"), (3 * 2**20, "3 MiB"), (2**30, "1.0 GiB"), (5000 * 2**30, "5,000.0 GiB")):
+        assert format_bytes(count) == text

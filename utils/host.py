@@ -1,0 +1,37 @@
+"""What this machine, or the container that the program runs in, lets it use: processor cores and memory."""
+
+import os
+from pathlib import Path
+
+import torch
+
+# A container's limit, its usage, and the part of that which the kernel can reclaim (file cache): cgroup version 2 and 1.
+CGROUP_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def cores_per_process(world_size: int, device: torch.device) -> int:
+    """The available cores, divided among the training processes of this machine."""
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # With a GPU each, at most as many processes as GPUs run on this machine; the others are elsewhere.
+    num_local = min(world_size, torch.cuda.device_count()) if device.type == "cuda" else world_size
+    return max(1, num_cores // num_local)
+
+
+def free_host_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that the machine, or the container if it has less, can still give. Without `meminfo` (macOS): all memory."""
+    if not meminfo.exists():
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
+    free = [1024 * int(lines["MemAvailable"].split()[0])]
+    for limit, used, reclaimable in CGROUP_FILES:
+        text = (cgroup / limit).read_text().strip() if (cgroup / limit).exists() else "max"
+        if text != "max":
+            statistics = dict(
+                line.split() for line in (cgroup / used).with_name("memory.stat").read_text().splitlines()
+            )
+            taken = int((cgroup / used).read_text()) - int(statistics.get(reclaimable, 0))
+            free.append(int(text) - taken)
+    return max(min(free), 0)

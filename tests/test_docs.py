@@ -1,0 +1,54 @@
+"""What the documents point at exists: files, folders, headings, modules, and figures' commands."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [
+    path for path in [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))] if path.name != "CHANGELOG.md"
+]
+OURS = r"(?:configs|datasets|docs|engine|models|scripts|tests|utils)"
+NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as GitHub writes them in links."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_to_files_and_headings_that_exist(name):
+    page = ROOT / name
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    for link in [link for link in links if not re.match(r"https?:", link)]:
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_paths_of_ours_exist(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for path in re.findall(rf"(?<![\w/.-])({OURS}/[\w./*-]*[\w*/])", text):
+        assert list(ROOT.glob(path.rstrip("/"))), path
+    for path in re.findall(r"(?<![\w/.-])(main_\w+\.py)", text):
+        assert (ROOT / path).exists() or "PaddleViT" in text, path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_modules_of_ours_can_be_imported(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for module, names in re.findall(rf"from ({OURS}[\w.]*) import ([\w, ]+)", text):
+        found = importlib.import_module(module)
+        assert all(hasattr(found, member.strip()) for member in names.split(",")), module
+
+
+def test_the_tests_that_reliability_names_exist():
+    text = (ROOT / "RELIABILITY.md").read_text(encoding="utf-8")
+    for name in re.findall(r"`(?:tests/)?((?:\w+/)*test_\w+\.py)`", text):
+        assert list((ROOT / "tests").glob(f"**/{name}")), name

@@ -10,6 +10,7 @@ from typing import Any
 from configs import flags
 from configs.duration import to_seconds
 from configs.paddlevit import OLD_SECTION, RENAMED, translate
+from configs.removed import REMOVED, check_removed
 from configs.schema import AUTO, IGNORED, Config
 from configs.unused_settings import idle_settings
 from configs.values import SECTIONS, SETTINGS, Text, build, convert, describe, flatten, is_none, shown, to_text
@@ -61,6 +62,8 @@ def load(argv: list[str]) -> Loaded:
             if key in SETTINGS:
                 values[key] = convert(SETTINGS[key], text, layer.origin)
                 origins[key] = layer.origin
+            elif key in REMOVED:
+                check_removed(key, text, layer.origin)
             elif key in IGNORED:
                 notes.append(f"{layer.origin}: {key} is ignored: {IGNORED[key]}")
             elif key not in (*SECTIONS, OLD_SECTION) or not is_none(text):  # a section may be empty

@@ -188,11 +188,6 @@ class Optimizer:
     EPS: float = setting(1e-8, "Added to Adam's denominator.", low=0.0, high=1_000.0)
     BETAS: tuple[float, ...] = setting((0.9, 0.999), "Adam's two decay rates.", low=0.0, high=0.999999)
     MOMENTUM: float = setting(0.9, "SGD's momentum.", low=0.0, high=0.999999)
-    FIRST_MOMENT: str = setting(
-        "float32",
-        "Type in which Adam's mean of the gradients, or SGD's momentum, is kept between updates; bfloat16 halves its memory.",
-        choices=("float32", "bfloat16"),
-    )
 
 
 @dataclass(frozen=True)

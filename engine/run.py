@@ -1,6 +1,5 @@
 """One run from settings to a result, in the order in which things happen."""
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -38,7 +37,6 @@ from engine.precision.policy import Precision
 from engine.session import Session
 from engine.train.trainer import Trainer
 from models import build_model, describe
-from models.transforms.compiler import compiler_put_off
 from models.weights import load_exactly, load_pretrained
 from utils.distributed import Process
 from utils.errors import ConfigError, DataError
@@ -123,8 +121,7 @@ def make_model(session: Session, num_data_classes: int) -> torch.nn.Module:
     """The model with the weights that it starts from, on this process's device."""
     config, process, log = session.config, session.process, session.log
     torch.manual_seed(config.SEED)
-    with contextlib.nullcontext() if config.COMPILE else compiler_put_off():
-        model = build_model(config, config.MODEL.NUM_CLASSES or num_data_classes)
+    model = build_model(config, config.MODEL.NUM_CLASSES or num_data_classes)
     source = config.MODEL.PRETRAINED or (config.MODEL.RESUME if config.EVAL else None)
     if source:
         for line in process.after_first(lambda: load_pretrained(model, source, needs_head=config.EVAL)):

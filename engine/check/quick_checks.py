@@ -121,11 +121,10 @@ def checkpoint_bytes(settings: Train, model: nn.Module) -> int:
 
 
 def optimizer_bytes(settings: Train, model: nn.Module) -> int:
-    """Adam keeps two numbers for each that trains, SGD one where it has momentum; the first may be in half."""
+    """Adam keeps two numbers for each weight that trains, SGD one where it has momentum."""
     chosen = settings.OPTIMIZER
-    first = 0.5 if chosen.FIRST_MOMENT == "bfloat16" else 1
-    per_weight = (first if chosen.MOMENTUM else 0) if chosen.NAME == "SGD" else first + 1
-    return int(per_weight * trained_bytes(model))
+    per_weight = (1 if chosen.MOMENTUM else 0) if chosen.NAME == "SGD" else 2
+    return per_weight * trained_bytes(model)
 
 
 def trained_bytes(model: nn.Module) -> int:

@@ -20,7 +20,6 @@ from engine.precision.policy import Precision
 from engine.session import Session
 from engine.train.trainer import Trainer
 from models import build_model
-from models.transforms.compiler import compiler_put_off
 from utils.distributed import Process
 from utils.errors import ConfigError, StoppedBySignal
 from utils.log import Log
@@ -128,7 +127,7 @@ def calculate(config: Config, num_classes: int, process: Process, most: int, sto
     """Where a batch that is too large ends in a kill: from forwards and updates of small ones."""
     free = free_memory(process.device)
     limit = (1 - HOST_MARGIN) * free / sharing(process)
-    model, precision = random_model(config, num_classes), Precision(config, process.device)
+    model, precision = build_model(config, num_classes), Precision(config, process.device)
     precision.prepare(model)
     need = estimate(config, model, precision)
     large = rounded(min(MEASURED, need.fitting(limit) // 4, most), config)
@@ -143,12 +142,6 @@ def calculate(config: Config, num_classes: int, process: Process, most: int, sto
     shared = f" for {process.local_size} processes" if process.local_size > 1 else ""
     how = f"calculated from {sizes}, with {HOST_MARGIN:.0%} of {format_bytes(free)}{shared} left free"
     return rounded(min(need.fitting(limit), most), config), how
-
-
-def random_model(config: Config, num_classes: int) -> nn.Module:
-    """Before the run builds its own, which is drawn from the seed anew."""
-    with compiler_put_off():
-        return build_model(config, num_classes)
 
 
 class Trial:
@@ -198,7 +191,7 @@ class Trial:
                 self.trainer.update(window)
 
     def _begin(self, config: Config, train_data: TrainData) -> None:
-        model = random_model(config, config.MODEL.NUM_CLASSES).to(self.device)
+        model = build_model(config, config.MODEL.NUM_CLASSES).to(self.device)
         alone, silent = Process(self.device), Log(rank=1)
         trainer = Trainer(config, model, train_data, alone, silent, self.stop)
         trainer.micro_batches = Whole(config, train_data.order, alone, silent)

@@ -1,12 +1,10 @@
 """The optimizer and the learning rate as a function of the step."""
 
 import math
-from collections.abc import Iterator
 
 import torch
 
 from configs.schema import Train
-from models.transforms.compiler import WithoutCompiler
 
 FUSED_DEVICES = ("cuda", "cpu", "xpu", "mps")
 
@@ -29,7 +27,7 @@ def build_optimizer(
     groups = [{"params": decayed, "weight_decay": settings.WEIGHT_DECAY}, {"params": kept, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
     chosen = settings.OPTIMIZER
-    cls = (HALF_MOMENT if chosen.FIRST_MOMENT == "bfloat16" else FULL_MOMENT)[chosen.NAME]
+    cls = getattr(torch.optim, chosen.NAME)
     common = {"lr": settings.BASE_LR, "fused": next(iter(own.values())).device.type in FUSED_DEVICES}
     if chosen.NAME != "SGD":
         return cls(groups, betas=chosen.BETAS, eps=chosen.EPS, **common)
@@ -38,64 +36,6 @@ def build_optimizer(
         # torch makes it in the first update, and leaves it unwritten (whatever was in memory) if that one is skipped.
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
-
-
-class HalfMoment:
-    """Keeps the mean of the gradients in bfloat16 between the steps of a torch optimizer, and its step as it is.
-
-    A mean that moves by a tenth in each step stands the rounding to 8 digits. The mean of the squares would not: what
-    moves by a thousandth would be rounded away, so that it stays float32. A skipped step changes nothing, since there
-    and back is exact.
-    """
-
-    moment: str  # its name in the state
-
-    def step(self) -> None:
-        groups = self.param_groups
-        try:
-            for group in groups:
-                for parameters in in_chunks(group["params"]):
-                    self.param_groups = [{**group, "params": parameters}]
-                    self._convert(parameters, None)
-                    super().step()
-                    self._convert(parameters, torch.bfloat16)
-        finally:
-            self.param_groups = groups
-
-    def load_state_dict(self, state: dict) -> None:
-        super().load_state_dict(state)  # which makes everything float32
-        for group in self.param_groups:
-            self._convert(group["params"], torch.bfloat16)
-
-    def _convert(self, parameters: list[torch.Tensor], dtype: torch.dtype | None) -> None:
-        """Into `dtype`, or the parameters' own. Before the first step there is nothing to convert."""
-        known = [each for each in parameters if self.moment in self.state.get(each, {})]
-        before = [self.state[each][self.moment] for each in known]
-        after = [torch.empty_like(each, dtype=dtype) for each in known]
-        if known:
-            torch._foreach_copy_(after, before)
-        for parameter, moment in zip(known, after, strict=True):
-            self.state[parameter][self.moment] = moment
-
-
-TORCH = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
-FULL_MOMENT = {cls.__name__: type(cls.__name__, (WithoutCompiler, cls), {}) for cls in TORCH}
-HALF_MOMENT = {
-    name: type(name, (HalfMoment, cls), {"moment": "momentum_buffer" if name == "SGD" else "exp_avg"})
-    for name, cls in FULL_MOMENT.items()
-}
-
-
-def in_chunks(parameters: list[torch.Tensor], most: int = 2**24) -> Iterator[list[torch.Tensor]]:
-    """At most so many elements at a time, so that their moments in float32 take little memory: 64 MiB."""
-    chunk, size = [], 0
-    for parameter in parameters:
-        if chunk and size + parameter.numel() > most:
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(parameter)
-        size += parameter.numel()
-    yield chunk
 
 
 class Schedule:

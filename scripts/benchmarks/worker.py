@@ -3,7 +3,6 @@
 The first argument holds what is no setting of a run; the others are the command line of an entry script.
 """
 
-import contextlib
 import gc
 import json
 import math
@@ -64,7 +63,6 @@ class Worker:
         from datasets import Watch, build_train_data, cache_image_sets, load_image_sets
         from engine.train.trainer import Trainer
         from models import build_model
-        from models.transforms.compiler import compiler_put_off
         from utils.distributed import Process
         from utils.log import Log
         from utils.signals import StopSignal
@@ -79,8 +77,7 @@ class Worker:
         data = build_train_data(config, train_set, 0, 1, self.device)
         torch.manual_seed(config.SEED)
         self.num_classes = config.MODEL.NUM_CLASSES or len(train_set.classes)
-        with contextlib.nullcontext() if config.COMPILE else compiler_put_off():
-            model = build_model(config, self.num_classes)
+        model = build_model(config, self.num_classes)
         self.trainer = Trainer(config, model.to(self.device), data, process, Log(0), StopSignal())
         self.windows = data.windows(0, sys.maxsize)
         self.num_images = data.global_batch

@@ -12,6 +12,7 @@ import yaml
 
 from configs.flags import FLAGS
 from configs.load import Loaded, load, to_yaml
+from configs.removed import REMOVED
 from configs.schema import IGNORED, Config
 from configs.values import SETTINGS, convert, flatten, to_text
 from utils.errors import ConfigError
@@ -202,7 +203,18 @@ def test_keys_without_effect_are_accepted_with_one_line_each():
 
 
 def test_no_key_is_both_a_setting_and_without_effect():
-    assert not set(IGNORED) & set(SETTINGS)
+    assert not (set(IGNORED) | set(REMOVED)) & set(SETTINGS)
+
+
+@pytest.mark.parametrize("key", REMOVED)
+def test_a_removed_setting_loads_with_its_former_default_alone(key):
+    removed = REMOVED[key]
+    *sections, name = key.split(".")
+    text = "".join(f"{section}: {{" for section in sections) + f"{name}: VALUE" + "}" * len(sections)
+    loaded = load_text(text.replace("VALUE", removed.accepted))
+    assert loaded.config == load_text("").config and key not in to_yaml(loaded.config, loaded.origins)
+    error = error_of("-cfg", write(text.replace("VALUE", "other")))
+    assert key in error and "'other'" in error and removed.remedy in error
 
 
 def test_paddlevits_other_words_for_values_are_understood_and_named():

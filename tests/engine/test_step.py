@@ -77,9 +77,8 @@ class CountHostReads(TorchDispatchMode):
 
 @pytest.mark.parametrize("mode", ["autocast", "naive"])
 @pytest.mark.parametrize("amp", ["float16", "bfloat16", None])
-@pytest.mark.parametrize("moment", ["float32", "bfloat16"])
-def test_an_update_never_makes_the_host_wait(tmp_path, amp, mode, moment):
-    options = ("TRAIN.MODEL_EMA=true", "TRAIN.ACCUM_ITER=2", f"TRAIN.OPTIMIZER.FIRST_MOMENT={moment}")
+def test_an_update_never_makes_the_host_wait(tmp_path, amp, mode):
+    options = ("TRAIN.MODEL_EMA=true", "TRAIN.ACCUM_ITER=2")
     mixing = ("TRAIN.MIXUP_ALPHA=0.8", "TRAIN.CUTMIX_ALPHA=1", "TRAIN.RANDOM_ERASE_PROB=0.5")
     config = small_config(tmp_path, f"AMP={amp is not None}", *options, *mixing)
     trainer = make_trainer(replaced(config, PRECISION={"DTYPE": amp, "MODE": mode}))

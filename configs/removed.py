@@ -1,0 +1,32 @@
+"""Settings of earlier versions that are gone: the one value that still loads, and what to do instead of the others."""
+
+from dataclasses import dataclass
+
+from configs.values import Text, shown
+from utils.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Removed:
+    """A key that the config.yaml of an earlier run may hold."""
+
+    accepted: str  # the former default, which is what every run does now
+    remedy: str
+
+
+REMOVED = {
+    "TRAIN.OPTIMIZER.FIRST_MOMENT": Removed(
+        "float32",
+        "the optimizer's state is always float32; to save memory use DIST.STRATEGY=fsdp2, TRAIN.GRAD_CHECKPOINTING=true "
+        "or a smaller -batch_size with a larger -accum_iter",
+    ),
+}
+
+
+def check_removed(key: str, text: Text, origin: str) -> None:
+    """Refuse a removed key with any value but its former default."""
+    removed = REMOVED[key]
+    if text != removed.accepted:
+        raise ConfigError(
+            f"{origin}: {key} is {shown(text)}, but this setting was removed; {removed.remedy}, and remove this line"
+        )

@@ -51,3 +51,11 @@ def test_the_tests_that_reliability_names_exist():
     text = (ROOT / "RELIABILITY.md").read_text(encoding="utf-8")
     tests = re.findall(r"`(?:tests/)?((?:\w+/)*test_\w+\.py)`", text)
     assert tests and not [test for test in tests if not list((ROOT / "tests").glob(f"**/{test}"))]
+
+
+def test_the_map_in_contributing_names_every_package():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rooms = ("configs", "datasets", "engine", "models", "scripts", "utils")
+    packages = {str(path.parent.relative_to(ROOT)) for room in rooms for path in (ROOT / room).rglob("__init__.py")}
+    named = {name.rstrip("/") for name in re.findall(r"^\| `([\w/]+)/`", text, re.M)}
+    assert packages - named == set()

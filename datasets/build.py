@@ -4,6 +4,8 @@ To add a data set: a file in sources/ with a function from the settings to (trai
 line in SOURCES.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from configs.schema import Config
@@ -12,7 +14,6 @@ from datasets.loading.readers import EvalReader, TrainReader
 from datasets.loading.train_data import EvalData, TrainData
 from datasets.loading.workers import batch_source
 from datasets.sources.caltech import read_caltech101, read_caltech256
-from datasets.sources.cifar import read_cifar10, read_cifar100
 from datasets.sources.csv_list import read_csv
 from datasets.sources.digits import read_digits
 from datasets.sources.folder import read_image_folder
@@ -30,16 +31,16 @@ SOURCES = {
     "shards": read_shards,
     "caltech101": read_caltech101,
     "caltech256": read_caltech256,
-    "cifar10": read_cifar10,
-    "cifar100": read_cifar100,
+    "cifar10": read_torchvision,
+    "cifar100": read_torchvision,
     "digits": read_digits,
     f"{PREFIX}NAME": read_torchvision,
     "synthetic": read_synthetic,
 }
 
 
-def load_image_sets(config: Config) -> tuple[ImageSet | None, ImageSet]:
-    """Training set (None with EVAL) and validation set of DATA.DATASET, checked."""
+def load_image_sets(config: Config, say: Callable[[str], None] = print) -> tuple[ImageSet | None, ImageSet]:
+    """Training set (None with EVAL) and validation set of DATA.DATASET, checked. `say` reports a download."""
     name = config.DATA.DATASET
     source = f"{PREFIX}NAME" if name.startswith(PREFIX) else name
     if source not in SOURCES:
@@ -47,7 +48,8 @@ def load_image_sets(config: Config) -> tuple[ImageSet | None, ImageSet]:
             f"DATA.DATASET: there is no data set {name!r} (there are {', '.join(SOURCES)}){did_you_mean(name, SOURCES)}"
         )
     try:
-        train, val = SOURCES[source](config)
+        read = SOURCES[source]
+        train, val = read(config, say) if read is read_torchvision else read(config)  # the only one that downloads
     except OSError as error:
         raise DataError(f"DATA.DATA_PATH: {config.DATA.DATA_PATH} cannot be read ({error})") from error
     if config.EVAL:

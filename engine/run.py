@@ -111,7 +111,7 @@ def load_data(session: Session, signal: Callable[[], int] = lambda: 0) -> tuple[
     """The image sets, from a cache where the settings ask for one; `signal`: the one that tells us to stop, or 0."""
     config, process, log = session.config, session.process, session.log
     watch = Watch(log.say, log.warn, signal, may_build=process.local_rank == 0)
-    train_set, eval_set = process.after_first(lambda: cache_image_sets(config, load_image_sets(config), watch))
+    train_set, eval_set = process.after_first(lambda: cache_image_sets(config, load_image_sets(config, log.say), watch))
     for line in eval_set.notes:
         log.say(line)
     return train_set, eval_set

@@ -102,3 +102,9 @@ def test_packages_inside_a_room_import_one_way(room):
         file = path.relative_to(ROOT).as_posix().removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         above = {name for name in imported(path) if allowed(name, (room,)) and layer(room, name) > layer(room, file)}
         assert not above, f"{path.relative_to(ROOT)} imports {above} from above"
+
+
+@pytest.mark.parametrize("room", PACKAGES)
+def test_no_folder_of_a_room_has_more_than_twelve_files(room):
+    for folder in {path.parent for path in (ROOT / room).rglob("*.py")}:
+        assert len(list(folder.glob("*.py"))) <= 12, folder

@@ -1,7 +1,8 @@
-"""`torchvision/NAME`: classification data sets as torchvision's own classes read, and fetch, them."""
+"""`torchvision/NAME`, `cifar10` and `cifar100`: data sets that torchvision's own classes read and download."""
 
 import inspect
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.sources.caltech import read_caltech101, read_caltech256
-from datasets.sources.cifar import read_cifar10, read_cifar100
 from datasets.sources.imagenet import read_imagenet
 from datasets.sources.images import ArrayImages, FileImages, hold_out
 from datasets.transforms.decode import to_array
@@ -17,68 +17,74 @@ from datasets.types import ImageReadError, ImageSet
 from utils.errors import ConfigError, DataError, did_you_mean
 
 PREFIX = "torchvision/"
+SHORT_NAMES = {"cifar10": "CIFAR10", "cifar100": "CIFAR100"}
 
 
 def _split(train: str, val: str) -> tuple[dict, dict]:
     return {"split": train}, {"split": val}
 
 
-# Arguments of the training and the validation images; None: one set, of which a share is held out.
+# Arguments for the training and the validation images; None: one set, a fraction of which is held out.
 SPLITS: dict[str, tuple[dict, dict | None]] = {
     **dict.fromkeys(["DTD", "FGVCAircraft", "Flowers102", "Imagenette", "RenderedSST2"], _split("train", "val")),
     **dict.fromkeys(["Food101", "GTSRB", "STL10", "StanfordCars", "SVHN"], _split("train", "test")),
-    **dict.fromkeys(["FashionMNIST", "KMNIST", "MNIST", "USPS"], ({"train": True}, {"train": False})),
+    # CIFAR's files are pickles; torchvision compares their MD5 sums before it opens them.
+    **dict.fromkeys(
+        ["CIFAR10", "CIFAR100", "FashionMNIST", "KMNIST", "MNIST", "USPS"], ({"train": True}, {"train": False})
+    ),
     **dict.fromkeys(["EuroSAT", "SEMEION", "SUN397"], ({}, None)),
     "Country211": _split("train", "valid"),
     "OxfordIIITPet": _split("trainval", "test"),
 }
-# torchvision unpickles some of these; we do not.
+# Layouts that halfstep reads itself: torchvision opens files of ImageNet and Caltech that could run code.
 OWN_READERS = {
-    "CIFAR10": ("cifar10", read_cifar10),
-    "CIFAR100": ("cifar100", read_cifar100),
     "Caltech101": ("caltech101", read_caltech101),
     "Caltech256": ("caltech256", read_caltech256),
     "ImageNet": ("imagenet2012", read_imagenet),
 }
 
 
-def read_torchvision(config: Config) -> tuple[ImageSet | None, ImageSet]:
-    """Training and validation images of the class that DATA.DATASET names."""
-    name = config.DATA.DATASET.removeprefix(PREFIX)
+def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet]:
+    """Training and validation images of the class that DATA.DATASET names. `say` reports a download."""
+    dataset = config.DATA.DATASET
+    name = SHORT_NAMES.get(dataset, dataset.removeprefix(PREFIX))
     if name in OWN_READERS:
         own_name, read = OWN_READERS[name]
         train, val = read(config)
-        val.notes = (f"{PREFIX}{name} is read as -dataset {own_name}, by a reader that unpickles nothing",)
+        val.notes = (f"{dataset} is read as -dataset {own_name}",)
         return train, val
     if name not in SPLITS:
         known = sorted([*SPLITS, *OWN_READERS])
         raise ConfigError(
-            f"DATA.DATASET: {PREFIX}{name} is none of the data sets that can be used ({', '.join(known)})"
+            f"DATA.DATASET: {dataset} is not one of the supported data sets ({', '.join(known)})"
             f"{did_you_mean(name, known)}"
         )
+
+    def read_part(part: str, arguments: dict) -> ImageSet:
+        return _to_image_set(config, _make(config, name, arguments, say), f"{dataset} {part}".strip())
+
     train_arguments, val_arguments = SPLITS[name]
     if val_arguments is None:
-        whole = _to_image_set(config, _make(config, name, train_arguments), name)
-        return hold_out(whole, config.DATA.VAL_FRACTION, config.DATA.SPLIT_SEED)
-    train = None if config.EVAL else _to_image_set(config, _make(config, name, train_arguments), name)
-    val = _to_image_set(config, _make(config, name, val_arguments), name)
+        return hold_out(read_part("", train_arguments), config.DATA.VAL_FRACTION, config.DATA.SPLIT_SEED)
+    train = None if config.EVAL else read_part("training", train_arguments)
+    val = read_part("validation", val_arguments)
     if train is not None:
         if train.classes[: len(val.classes)] != val.classes:  # where classes are numbers, they end at the highest label
             raise DataError(
-                f"DATA.DATA_PATH: training and validation images of {name} in {config.DATA.DATA_PATH} do not have the "
-                "same classes; remove the folder to fetch it again"
+                f"DATA.DATA_PATH: the training and validation images of {name} in {config.DATA.DATA_PATH} have "
+                "different classes; remove the folder to download it again"
             )
         val.classes = train.classes
     return train, val
 
 
-def _make(config: Config, name: str, arguments: dict) -> Any:
-    """torchvision's data set; fetched if it is not there and that is allowed."""
+def _make(config: Config, name: str, arguments: dict, say: Callable[[str], None]) -> Any:
+    """torchvision's data set, downloaded if it is missing or damaged and DATA.DOWNLOAD allows that."""
     import torchvision.datasets
 
     cls, root = getattr(torchvision.datasets, name), Path(config.DATA.DATA_PATH).expanduser()
     if "loader" in inspect.signature(cls).parameters:
-        arguments = arguments | {"loader": os.fspath}  # gives the path of an image instead of its pixels
+        arguments = arguments | {"loader": os.fspath}  # returns the path of an image instead of its pixels
     try:
         try:
             return cls(root, **arguments)
@@ -86,30 +92,32 @@ def _make(config: Config, name: str, arguments: dict) -> Any:
             if not config.DATA.DOWNLOAD:
                 raise DataError(
                     f"DATA.DATA_PATH: {name} cannot be read from {root} ({error}), and DATA.DOWNLOAD is off; set it to "
-                    "true, or put the data where torchvision expects it"
+                    "true, or put the files where torchvision expects them (docs/data.md)"
                 ) from error
-        print(f"{name}: fetching it to {root}", flush=True)
+        say(f"{name}: downloading it to {root}")
         root.mkdir(parents=True, exist_ok=True)
         return cls(root, **arguments, download=True)
     except ImportError as error:
-        raise DataError(f"DATA.DATASET: {PREFIX}{name} needs a package ({error}); pip install {error.name}") from error
+        raise DataError(
+            f"DATA.DATASET: {config.DATA.DATASET} needs a package ({error}); pip install {error.name}"
+        ) from error
     except (RuntimeError, OSError, ValueError) as error:
         raise DataError(
-            f"{PREFIX}{name}: fetching it to {root} failed ({error}); fetch it by other means and put it where "
-            "torchvision expects it"
+            f"{config.DATA.DATASET}: the download to {root} failed ({error}); download it by other means and put it where "
+            "torchvision expects it (docs/data.md)"
         ) from error
 
 
-def _to_image_set(config: Config, dataset: Any, name: str) -> ImageSet:
-    """Images in memory or in files, as our own sets have them; else as torchvision gives them."""
+def _to_image_set(config: Config, dataset: Any, title: str) -> ImageSet:
+    """Images in memory or in files where the data set has either, otherwise as torchvision returns them."""
     channels = config.DATA.IMAGE_CHANNELS
     if hasattr(dataset, "data"):
         images = np.asarray(dataset.data)
         images = images.transpose(0, 2, 3, 1) if images.ndim == 4 and images.shape[1] == 3 else images
         targets = _targets(dataset)
-        return ArrayImages(np.ascontiguousarray(images), targets, _classes(dataset, targets), channels, name)
+        return ArrayImages(np.ascontiguousarray(images), targets, _classes(dataset, targets), channels, title)
     if getattr(dataset, "loader", None) is os.fspath:
-        # Sorted: some come in the order of the file system, which is another one on another machine.
+        # Sorted, because some are listed in the order of the file system, which differs between machines.
         rows = sorted(dataset[index] for index in range(len(dataset)))
         targets = np.array([target for _, target in rows], dtype=np.int64)
         root = Path(config.DATA.DATA_PATH).expanduser()
@@ -120,7 +128,7 @@ def _to_image_set(config: Config, dataset: Any, name: str) -> ImageSet:
 
 
 def _targets(dataset: Any) -> np.ndarray:
-    """Looks at every image only where torchvision does not say which names its labels have."""
+    """The labels. Only where torchvision keeps them under none of its usual names is every image read for them."""
     found = (getattr(dataset, name, None) for name in ("targets", "labels", "_labels"))
     targets = next((each for each in found if each is not None), None)
     return np.asarray([dataset[index][1] for index in range(len(dataset))] if targets is None else targets, np.int64)
@@ -133,10 +141,10 @@ def _classes(dataset: Any, targets: np.ndarray) -> list[str]:
 
 
 class TorchvisionImages(ImageSet):
-    """Images as Pillow's, from a data set of torchvision that neither names its files nor holds its pixels."""
+    """Pillow images of a torchvision data set that exposes neither file names nor pixels."""
 
     def __init__(self, dataset: Any, places: np.ndarray, targets: np.ndarray, classes: list[str], num_channels: int):
-        """`places` [N]: where each image is in `dataset`."""
+        """`places` [N]: the index of each image in `dataset`."""
         super().__init__(targets, classes)
         self.dataset, self.places, self.num_channels = dataset, places, num_channels
 

@@ -1,15 +1,9 @@
 """Data sets in their real layouts, made small; what is said when they are wrong; and the transforms."""
 
-import codecs
-import dataclasses
-import hashlib
 import io
 import math
 import os
-import pickle
 import random
-import re
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +15,6 @@ from PIL import Image
 from configs.schema import Data
 from datasets import BadImages, EvalTransform, Normalize, TrainTransform
 from datasets.shuffle import shuffled
-from datasets.sources import cifar
 from datasets.sources.digits import FILE
 from datasets.sources.images import hold_out
 from datasets.transforms.crop import crop_box
@@ -272,137 +265,6 @@ def test_caltech256_leaves_out_clutter_and_stray_files(tmp_path):
         train, val = load("caltech256", path)
         assert train.classes == ["001.ak47", "056.dog"]
         assert np.bincount(train.targets).tolist() == [9, 9] and np.bincount(val.targets).tolist() == [1, 1]
-
-
-# --- CIFAR ---
-
-
-def make_cifar(root: Path, version: cifar.Version) -> None:
-    """Two images a file, in the true binary format: image i of class i is i at its first pixel's red."""
-    folder = root / version.binary.folder
-    folder.mkdir(parents=True)
-    for index, name in enumerate((*version.binary.train_files, version.binary.val_file)):
-        records = np.zeros((2, version.num_labels + 3072), np.uint8)
-        records[:, version.num_labels - 1] = [index, index + 1]
-        records[:, version.num_labels] = [index, index + 1]  # red of the first pixel
-        records[:, version.num_labels + 1024 + 1] = 7  # green of the second
-        records.tofile(folder / name)
-    names = "".join(f"class_{number}\n" for number in range(10))
-    (folder / version.binary.names_file).write_text(names + "\n")
-
-
-@pytest.mark.parametrize("version", [cifar.CIFAR10, cifar.CIFAR100], ids=lambda version: version.title)
-def test_cifar_is_read_from_its_binary_version(tmp_path, version):
-    make_cifar(tmp_path, version)
-    train, val = load(version.title, tmp_path, DOWNLOAD=False)
-    num_files = len(version.binary.train_files)
-    assert train.targets.tolist() == shades(train) == [each for file in range(num_files) for each in (file, file + 1)]
-    assert val.targets.tolist() == shades(val) == [num_files, num_files + 1]
-    assert train.classes[3] == "class_3" and train.in_memory
-    assert train.read(0).shape == (32, 32, 3) and train.read(0)[0, 1].tolist() == [0, 7, 0]
-
-
-def test_a_cut_off_cifar_file_is_named(tmp_path):
-    make_cifar(tmp_path, cifar.CIFAR10)
-    with open(tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin", "ab") as file:
-        file.truncate(4000)
-    assert "data_batch_3.bin: 4000 bytes are no whole number of images" in error_of("cifar10", tmp_path)
-
-
-def packed(folder: Path, names: list[str], extra: dict[str, bytes]) -> bytes:
-    """A tar.gz of the files of a folder, and of members with other names or kinds."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as members:
-        for name in names:
-            members.add(folder / name, f"{folder.name}/{name}")
-        for name, content in extra.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            members.addfile(info, io.BytesIO(content))
-        link = tarfile.TarInfo(f"{folder.name}/link")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc"
-        members.addfile(link)
-    return buffer.getvalue()
-
-
-def offered(tmp_path: Path, monkeypatch, extra: dict[str, bytes] | None = None) -> Path:
-    """Make CIFAR-10's address one on this machine; return the folder to download to."""
-    make_cifar(tmp_path / "source", cifar.CIFAR10)
-    names = list(cifar.CIFAR10.binary.files)
-    content = packed(tmp_path / "source" / "cifar-10-batches-bin", names, extra or {})
-    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(content)
-    version = dataclasses.replace(
-        cifar.CIFAR10,
-        url=(tmp_path / "cifar-10-binary.tar.gz").as_uri(),
-        md5=hashlib.md5(content).hexdigest(),
-    )
-    monkeypatch.setattr(cifar, "CIFAR10", version)
-    return tmp_path / "data"
-
-
-def test_cifar_is_downloaded_and_only_the_wanted_files_are_unpacked(tmp_path, monkeypatch):
-    extra = {"../escaped": b"x", "/tmp/escaped": b"x", "cifar-10-batches-bin/../../test_batch.bin": b"x", "other": b"x"}
-    root = offered(tmp_path, monkeypatch, extra)
-    assert len(load("cifar10", root)[0]) == 10
-    assert sorted(path.name for path in root.iterdir()) == ["cifar-10-batches-bin", "cifar-10-binary.tar.gz"]
-    assert {path.name for path in (root / "cifar-10-batches-bin").iterdir()} == set(cifar.CIFAR10.binary.files)
-    assert not (tmp_path / "escaped").exists() and not (tmp_path / "test_batch.bin").exists()
-    (tmp_path / "cifar-10-binary.tar.gz").unlink()
-    assert len(load("cifar10", root)[0]) == 10  # the second process finds it finished
-
-
-def test_a_failed_download_says_what_to_fetch_and_where_to_put_it(tmp_path, monkeypatch):
-    root = offered(tmp_path, monkeypatch)
-    Path(tmp_path / "cifar-10-binary.tar.gz").write_bytes(b"a login page")
-    message = error_of("cifar10", root)
-    assert cifar.CIFAR10.url in message and f"put it at {root / 'cifar-10-binary.tar.gz'}" in message
-    assert list(root.iterdir()) == []
-    (tmp_path / "cifar-10-binary.tar.gz").unlink()
-    assert cifar.CIFAR10.url in error_of("cifar10", root)
-    assert "DATA.DOWNLOAD is off" in error_of("cifar10", root, DOWNLOAD=False)
-    (root / "cifar-10-binary.tar.gz").write_bytes(b"a login page")
-    assert "its MD5 is not" in error_of("cifar10", root)
-
-
-def pickled_as_python_2_did(content: dict) -> bytes:
-    """As in the real files: protocol 2, numpy's old module name, and names as Python 2's byte strings."""
-    content = pickle.dumps(content, protocol=2).replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
-    return re.sub(rb"X(.)\0\0\0", rb"U\1", content, flags=re.DOTALL)
-
-
-@pytest.mark.parametrize("version", [cifar.CIFAR10, cifar.CIFAR100], ids=lambda version: version.title)
-def test_cifars_python_version_gives_the_same_images_as_the_binary_one(tmp_path, version):
-    make_cifar(tmp_path / "binary", version)
-    expected = load(version.title, tmp_path / "binary")
-    folder = tmp_path / "python" / version.python.folder
-    folder.mkdir(parents=True)
-    binary_files = (*version.binary.train_files, version.binary.val_file)
-    for binary, name in zip(binary_files, (*version.python.train_files, version.python.val_file), strict=True):
-        records = np.fromfile(tmp_path / "binary" / version.binary.folder / binary, np.uint8).reshape(2, -1)
-        labels = records[:, version.num_labels - 1].tolist()
-        content = {"data": np.ascontiguousarray(records[:, version.num_labels :]), version.labels_key: labels}
-        (folder / name).write_bytes(pickled_as_python_2_did(content))
-    names = {version.names_key: [f"class_{number}" for number in range(10)]}
-    (folder / version.python.names_file).write_bytes(pickled_as_python_2_did(names))
-    for got, wanted in zip(load(version.title, tmp_path / "python", DOWNLOAD=False), expected, strict=True):
-        assert got.classes == wanted.classes and got.targets.tolist() == wanted.targets.tolist()
-        assert np.array_equal(got.images, wanted.images)
-
-
-@pytest.mark.parametrize(
-    "function", [os.system, eval, codecs.decode, np.save], ids=lambda function: function.__qualname__
-)
-def test_a_pickle_that_would_run_something_is_refused(tmp_path, function):
-    class Payload:
-        def __reduce__(self):
-            return function, (f"touch {tmp_path / 'ran'}",)
-
-    folder = tmp_path / "cifar-10-batches-py"
-    folder.mkdir()
-    for name in cifar.CIFAR10.python.files:
-        (folder / name).write_bytes(pickle.dumps(Payload()))
-    assert "refused (it wants" in error_of("cifar10", tmp_path)
-    assert not (tmp_path / "ran").exists()
 
 
 # --- digits, synthetic, and what holds for all ---

@@ -6,18 +6,16 @@ import os
 import sys
 from typing import NoReturn
 
-_ORDINARY = gc.get_threshold()
-_MANY = 100_000  # new objects between two looks for garbage
-
 
 def hurry() -> None:
-    """Importing makes a million objects that last, and no garbage: to look for some again and again takes half a second."""
-    gc.set_threshold(_MANY, *_ORDINARY[1:])
+    """Collect no garbage while importing: a million objects are made that last, and scanning them takes a second."""
+    gc.disable()
 
 
 def settle() -> None:
-    """The program is at work: look for garbage as usual."""
-    gc.set_threshold(*_ORDINARY)
+    """Collect garbage as usual from here on, without scanning what was imported."""
+    gc.freeze()
+    gc.enable()
 
 
 def leave(code: int) -> NoReturn:

@@ -11,9 +11,9 @@ from configs.load import Loaded
 from configs.schema import AUTO
 from datasets import (
     BadImages,
+    CacheProgress,
     ImageSet,
     Normalize,
-    Watch,
     build_eval_data,
     build_train_data,
     cache_image_sets,
@@ -110,8 +110,10 @@ def run_training(session: Session) -> int:
 def load_data(session: Session, signal: Callable[[], int] = lambda: 0) -> tuple[ImageSet | None, ImageSet]:
     """The image sets, from a cache where the settings ask for one; `signal`: the one that tells us to stop, or 0."""
     config, process, log = session.config, session.process, session.log
-    watch = Watch(log.say, log.warn, signal, may_build=process.local_rank == 0)
-    train_set, eval_set = process.after_first(lambda: cache_image_sets(config, load_image_sets(config, log.say), watch))
+    progress = CacheProgress(log.say, log.warn, signal, may_build=process.local_rank == 0)
+    train_set, eval_set = process.after_first(
+        lambda: cache_image_sets(config, load_image_sets(config, log.say), progress)
+    )
     for line in eval_set.notes:
         log.say(line)
     return train_set, eval_set

@@ -107,11 +107,11 @@ def next_batch(config: Config, state: dict):
     """What the run would see next: a function of seed and step."""
     import torch
 
-    from datasets import Watch, build_train_data, cache_image_sets, load_image_sets
+    from datasets import CacheProgress, build_train_data, cache_image_sets, load_image_sets
     from engine.diagnose.failing_batch import Batches
 
     image_sets = load_image_sets(replace(config, EVAL=False))
-    train_set, _ = cache_image_sets(config, image_sets, Watch(print, print, may_build=False))
+    train_set, _ = cache_image_sets(config, image_sets, CacheProgress(print, print, may_build=False))
     per_process = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
     world_size = max(state["config"].get("GLOBAL_BATCH", per_process) // per_process, 1)
     read_here = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))

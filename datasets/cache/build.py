@@ -1,4 +1,4 @@
-"""Filling a cache: images read, shrunk and encoded by threads, and written in the order of the set."""
+"""Building a cache: threads read, shrink and encode the images, which are written in the order of the set."""
 
 import contextlib
 import io
@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from configs.schema import Data
-from datasets.cache.file import JPEG, PIXELS, UNREADABLE, CacheWriter, Place, Prepared
+from datasets.cache.file import JPEG, PIXELS, UNREADABLE, CacheLocation, CacheWriter, StoredImage
 from datasets.transforms.crop import resize
 from datasets.transforms.decode import simplejpeg
 from datasets.types import ImageReadError, ImageSet
@@ -26,51 +26,52 @@ from utils.host import free_host_memory
 from utils.units import format_bytes
 
 NUM_SAMPLED = 64  # images from which the size of all is estimated
-LONGEST_JPEG_SIDE = 65_500  # of libjpeg
-AHEAD_PER_THREAD = 2  # images that are prepared before they can be written
-SECONDS_BETWEEN_LINES = 1.0  # of the log, where no bar shows how far it is
+MAX_JPEG_SIDE = 65_500  # libjpeg's limit
+IMAGES_AHEAD_PER_THREAD = 2  # encoded before they can be written
+SECONDS_BETWEEN_LINES = 1.0  # in the log, where there is no progress bar
 
 
-class CacheFailed(Exception):
-    """The cache cannot be made; the message says why, with the numbers."""
+class CacheError(Exception):
+    """The cache cannot be built; the message says why, with the numbers."""
 
 
 @dataclass(frozen=True)
-class Watch:
-    """Whom a process tells what it does about the cache, and who tells it to stop."""
+class CacheProgress:
+    """Callbacks for progress and cancellation."""
 
     say: Callable[[str], None]
     warn: Callable[[str], None]
-    signal: Callable[[], int] = lambda: 0  # the number of the signal that tells it to stop; 0: none
+    signal: Callable[[], int] = lambda: 0  # the number of the signal to stop on; 0: none has arrived
     may_build: bool = True
 
     def check(self) -> None:
+        """Raise StoppedBySignal if a signal has arrived."""
         if self.signal():
-            raise StoppedBySignal(self.signal(), "while the cache of the images was made")
+            raise StoppedBySignal(self.signal(), "while building the image cache")
 
 
-class Recipe:
-    """What is kept of an image."""
+class CacheEncoder:
+    """Turns an image into what the cache stores of it."""
 
     def __init__(self, data: Data):
         self.form, self.side = data.CACHE_FORM, data.CACHE_SIDE
         self.quality, self.interpolation = data.CACHE_QUALITY, data.INTERPOLATION
 
     @property
-    def facts(self) -> dict:
-        """What the content of a cache follows from; settings without effect are left out."""
+    def key(self) -> dict:
+        """The settings that the stored images depend on; those without effect are left out."""
         shrunk = {"side": self.side, "interpolation": self.interpolation} if self.side else {}
         return {"form": self.form, **shrunk, **({"quality": self.quality} if self.form == "jpeg" else {})}
 
-    def prepare(self, image_set: ImageSet, index: int) -> Prepared:
+    def encode(self, image_set: ImageSet, index: int) -> StoredImage:
         try:
             pixels = self._shrink(image_set.read(index))
         except ImageReadError as error:
-            return Prepared(UNREADABLE, 0, 0, os.fsencode(str(error)))
+            return StoredImage(UNREADABLE, 0, 0, os.fsencode(str(error)))
         height, width, _ = pixels.shape
-        if self.form == "jpeg" and max(height, width) <= LONGEST_JPEG_SIDE:
-            return Prepared(JPEG, height, width, encode(pixels, self.quality))
-        return Prepared(PIXELS, height, width, np.ascontiguousarray(pixels))
+        if self.form == "jpeg" and max(height, width) <= MAX_JPEG_SIDE:
+            return StoredImage(JPEG, height, width, encode_jpeg(pixels, self.quality))
+        return StoredImage(PIXELS, height, width, np.ascontiguousarray(pixels))
 
     def _shrink(self, pixels: np.ndarray) -> np.ndarray:
         height, width, num_channels = pixels.shape
@@ -84,8 +85,8 @@ class Recipe:
         return smaller.numpy()
 
 
-def encode(pixels: np.ndarray, quality: int) -> bytes:
-    """uint8 [H, W, 1 or 3] as a JPEG with colours at half the resolution, as cameras make them."""
+def encode_jpeg(pixels: np.ndarray, quality: int) -> bytes:
+    """uint8 [H, W, 1 or 3] as a JPEG with chroma at half the resolution, as cameras write it."""
     is_grey = pixels.shape[2] == 1
     if simplejpeg:
         colours, sampling = ("GRAY", "Gray") if is_grey else ("RGB", "420")
@@ -95,63 +96,63 @@ def encode(pixels: np.ndarray, quality: int) -> bytes:
     return content.getvalue()
 
 
-def build(place: Place, image_set: ImageSet, recipe: Recipe, num_threads: int, watch: Watch) -> None:
-    """Make or finish the cache at `place`. CacheFailed: it cannot be made, and nothing is left of it."""
-    with contextlib.closing(CacheWriter(place)) as writer, ThreadPoolExecutor(num_threads, "cache") as pool:
+def build_cache(
+    location: CacheLocation, image_set: ImageSet, encoder: CacheEncoder, num_threads: int, progress: CacheProgress
+) -> None:
+    """Build or complete the cache. CacheError: that is impossible, and its files are removed."""
+    with contextlib.closing(CacheWriter(location)) as writer, ThreadPoolExecutor(num_threads, "cache") as pool:
         try:
-            _check_room(image_set, recipe, writer, pool, watch)
-            numbers = range(writer.num_done, place.num_images)
-            started = (pool.submit(recipe.prepare, image_set, number) for number in numbers)
-            waiting = deque(itertools.islice(started, num_threads * AHEAD_PER_THREAD))
-            for _ in _shown(numbers, watch):
-                watch.check()
+            _check_free_space(image_set, encoder, writer, pool, progress)
+            numbers = range(writer.num_done, location.num_images)
+            started = (pool.submit(encoder.encode, image_set, number) for number in numbers)
+            waiting = deque(itertools.islice(started, num_threads * IMAGES_AHEAD_PER_THREAD))
+            for _ in _with_progress(numbers, progress):
+                progress.check()
                 writer.add(waiting.popleft().result())
                 waiting.extend(itertools.islice(started, 1))
             writer.finish()
         except OSError as error:
-            told = f"{error}; {format_bytes(writer.end)} written, {format_bytes(free_bytes(place))} free"
-            place.remove()
-            raise CacheFailed(f"{place.data} cannot be written ({told})") from error
+            sizes = f"{format_bytes(writer.end)} written, {format_bytes(free_bytes(location))} free"
+            location.remove()
+            raise CacheError(f"{location.data} cannot be written ({error}; {sizes})") from error
         except BaseException as error:
-            # What was told to stop goes on at the next start; but memory would be lost until then.
-            if isinstance(error, CacheFailed) or not place.stays:
-                place.remove()
+            # A build that was stopped continues at the next start; but one in memory would block that memory until then.
+            if isinstance(error, CacheError) or not location.persistent:
+                location.remove()
             raise
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _check_room(
-    image_set: ImageSet, recipe: Recipe, writer: CacheWriter, pool: ThreadPoolExecutor, watch: Watch
+def _check_free_space(
+    image_set: ImageSet, encoder: CacheEncoder, writer: CacheWriter, pool: ThreadPoolExecutor, progress: CacheProgress
 ) -> None:
-    """Say how large the cache will be; CacheFailed when that is more than there is."""
-    place, num_images, num_done = writer.place, writer.place.num_images, writer.num_done
-    needed = estimate(image_set, recipe, num_images - num_done, pool)
-    free = free_bytes(place)
-    told = f"about {format_bytes(needed)} in {place.folder}, where {format_bytes(free)} are free"
+    """Report how large the cache will be; CacheError when that does not fit."""
+    location, num_done = writer.location, writer.num_done
+    num_left = location.num_images - num_done
+    needed, free = estimate_bytes(image_set, encoder, num_left, pool), free_bytes(location)
+    sizes = f"about {format_bytes(needed)} in {location.folder}, where {format_bytes(free)} are free"
     if needed > free:
-        raise CacheFailed(f"there is no room for {num_images - num_done} images, {told}")
-    if num_done:
-        watch.say(f"cache: {num_done} of {num_images} images are there from an earlier start; the rest takes {told}")
-    else:
-        watch.say(f"cache: {num_images} images will take {told}")
+        raise CacheError(f"there is no room for {num_left} images, {sizes}")
+    before = f"; {num_done} of {location.num_images} were written by an earlier start" if num_done else ""
+    progress.say(f"cache: writing {num_left} images, {sizes}{before}")
 
 
-def estimate(image_set: ImageSet, recipe: Recipe, count: int, pool: ThreadPoolExecutor) -> int:
-    """Bytes that so many images of the set will take."""
+def estimate_bytes(image_set: ImageSet, encoder: CacheEncoder, count: int, pool: ThreadPoolExecutor) -> int:
+    """The size of `count` images of the set in the cache, from a sample."""
     sample = np.linspace(0, len(image_set) - 1, min(len(image_set), NUM_SAMPLED)).astype(int).tolist()
-    lengths = pool.map(lambda index: memoryview(recipe.prepare(image_set, index).content).nbytes, sample)
+    lengths = pool.map(lambda index: memoryview(encoder.encode(image_set, index).content).nbytes, sample)
     return int(np.mean(list(lengths)) * count)
 
 
-def free_bytes(place: Place) -> int:
-    """Bytes that may still be written there. What lies in memory counts against the machine's and the container's."""
-    free = shutil.disk_usage(place.folder).free
-    return free if place.stays else min(free, free_host_memory())
+def free_bytes(location: CacheLocation) -> int:
+    """Bytes that can still be written there. A cache in memory counts against the machine's and the container's limit."""
+    free = shutil.disk_usage(location.folder).free
+    return free if location.persistent else min(free, free_host_memory())
 
 
-def _shown(numbers: range, watch: Watch) -> Iterator[int]:
-    """The numbers, with a bar on a terminal, and elsewhere with a line for every tenth of the images, but at most one a second."""
+def _with_progress(numbers: range, progress: CacheProgress) -> Iterator[int]:
+    """The numbers, with a bar on a terminal; elsewhere with a line for every tenth of the images, at most one a second."""
     if sys.stderr.isatty():
         from tqdm import tqdm
 
@@ -159,10 +160,10 @@ def _shown(numbers: range, watch: Watch) -> Iterator[int]:
             numbers, "cache", numbers.stop, initial=numbers.start, unit=" images", leave=False, dynamic_ncols=True
         )
         return
-    said = time.monotonic()
+    last = time.monotonic()
     for number in numbers:
         is_tenth = number > numbers.start and number * 10 // numbers.stop > (number - 1) * 10 // numbers.stop
-        if is_tenth and time.monotonic() - said >= SECONDS_BETWEEN_LINES:
-            said = time.monotonic()
-            watch.say(f"cache: {number} of {numbers.stop} images")
+        if is_tenth and time.monotonic() - last >= SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            progress.say(f"cache: {number} of {numbers.stop} images")
         yield number

@@ -1,4 +1,7 @@
-"""DATA.CACHE: images kept in a file that is mapped into memory, in place of the files that they come from."""
+"""DATA.CACHE: images read from a file that is mapped into memory instead of from their own files.
+
+Tar shards cannot do this: they hold encoded images, and what makes the cache fast is that there is nothing to decode.
+"""
 
 import contextlib
 import fcntl
@@ -14,27 +17,27 @@ import numpy as np
 import torch
 
 from configs.schema import Config
-from datasets.cache.build import CacheFailed, Recipe, Watch, build
-from datasets.cache.file import JPEG, PIXELS, CacheFile, DamagedCache, Place
+from datasets.cache.build import CacheEncoder, CacheError, CacheProgress, build_cache
+from datasets.cache.file import JPEG, PIXELS, CacheFile, CacheLocation, DamagedCacheError
 from datasets.transforms.decode import decode
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import ConfigError
 from utils.host import cores_per_process
 from utils.units import format_bytes
 
-MEMORY = Path("/dev/shm")
-SECONDS_BETWEEN_LOOKS = 0.2  # at a lock that another run holds
-FILES_A_TASK = 4096
-LESS = "DATA.CACHE_FORM=jpeg or a smaller DATA.CACHE_SIDE takes less, DATA.CACHE_PATH is another folder"
+SHARED_MEMORY = Path("/dev/shm")
+SECONDS_BETWEEN_ATTEMPTS = 0.2  # to take a lock that another run holds
+FILES_PER_TASK = 4096
+REMEDY_FOR_SPACE = "DATA.CACHE_FORM=jpeg or a smaller DATA.CACHE_SIDE takes less; DATA.CACHE_PATH sets another folder"
 
 
 class CachedImages(ImageSet):
     """The images of another set, read from a cache."""
 
-    def __init__(self, image_set: ImageSet, file: CacheFile, numbers: np.ndarray):
-        """`numbers[i]`: where in the cache image i of the set is."""
+    def __init__(self, image_set: ImageSet, cache: CacheFile, numbers: np.ndarray):
+        """`numbers[i]`: the number of the set's image i in the cache."""
         super().__init__(image_set.targets, image_set.classes)
-        self._image_set, self._file, self._numbers = image_set, file, numbers
+        self._image_set, self.cache, self._numbers = image_set, cache, numbers
         self.root, self.notes = image_set.root, image_set.notes
 
     def name(self, index: int) -> str:
@@ -42,8 +45,8 @@ class CachedImages(ImageSet):
 
     def read(self, index: int) -> np.ndarray:
         try:
-            kind, height, width, content = self._file.read(int(self._numbers[index]))
-        except DamagedCache as error:
+            kind, height, width, content = self.cache.read(int(self._numbers[index]))
+        except DamagedCacheError as error:
             raise ImageReadError(str(error)) from error
         if kind == PIXELS:
             return content.reshape(height, width, self._image_set.num_channels)
@@ -61,146 +64,151 @@ class CachedImages(ImageSet):
         return self._image_set.epoch_order(seed, epoch)
 
     def take(self, indices: np.ndarray) -> "CachedImages":
-        return CachedImages(self._image_set.take(indices), self._file, self._numbers[indices])
+        return CachedImages(self._image_set.take(indices), self.cache, self._numbers[indices])
 
 
 def cache_image_sets(
-    config: Config, image_sets: tuple[ImageSet | None, ImageSet], watch: Watch
+    config: Config, image_sets: tuple[ImageSet | None, ImageSet], progress: CacheProgress
 ) -> tuple[ImageSet | None, ImageSet]:
-    """Training and validation set, from the cache that DATA.CACHE asks for; it is made first where it is not there."""
+    """Training and validation set, read from the cache that DATA.CACHE asks for. A missing cache is built first."""
     if config.DATA.CACHE == "none":
         return image_sets
-    refuse_without_memory(config)
-    needed = math.floor(config.DATA.IMAGE_SIZE / config.DATA.CROP_PCT)
-    if config.DATA.CACHE_SIDE and config.DATA.CACHE_SIDE < needed:
-        watch.warn(f"DATA.CACHE_SIDE is {config.DATA.CACHE_SIDE}; evaluation will enlarge what was shrunk to {needed}")
+    check_ram_cache_is_possible(config)
+    short_side = math.floor(config.DATA.IMAGE_SIZE / config.DATA.CROP_PCT)
+    if config.DATA.CACHE_SIDE and config.DATA.CACHE_SIDE < short_side:
+        progress.warn(
+            f"DATA.CACHE_SIDE is {config.DATA.CACHE_SIDE}; evaluation will enlarge these images to {short_side}"
+        )
     train, val = image_sets
-    train = None if train is None else _cached(config, "training", train, watch)
-    return train, _cached(config, "validation", val, watch)
+    train = None if train is None else _cache_image_set(config, "training", train, progress)
+    return train, _cache_image_set(config, "validation", val, progress)
 
 
-def refuse_without_memory(config: Config) -> None:
-    if config.DATA.CACHE == "ram" and not MEMORY.is_dir():
-        raise ConfigError(f"DATA.CACHE: ram needs {MEMORY}, which this machine does not have; set it to disk or none")
+def check_ram_cache_is_possible(config: Config) -> None:
+    if config.DATA.CACHE == "ram" and not SHARED_MEMORY.is_dir():
+        raise ConfigError(
+            f"DATA.CACHE: ram needs {SHARED_MEMORY}, which this machine does not have; set it to disk or none"
+        )
 
 
-def _cached(config: Config, part: str, image_set: ImageSet, watch: Watch) -> ImageSet:
-    reason = why_not(image_set)
+def _cache_image_set(config: Config, part: str, image_set: ImageSet, progress: CacheProgress) -> ImageSet:
+    reason = why_not_cacheable(image_set)
     if reason:
-        watch.say(f"cache: not for the {part} images of {config.DATA.DATASET}, {reason}")
+        progress.say(f"cache: not for the {part} images of {config.DATA.DATASET}, {reason}")
         return image_set
-    place = place_of(config, part, image_set)
+    location = locate_cache(config, part, image_set)
     try:
-        file = open_finished(place)
-        if file is None and watch.may_build:
-            file = _make(config, place, image_set, watch)
-    except (CacheFailed, OSError) as error:
-        is_full = isinstance(error, CacheFailed)
-        reason, remedy = (error, LESS) if is_full else (f"{place.folder} cannot be used ({error})", remedy_for(place))
-        watch.warn(f"DATA.CACHE: {reason}; going on without a cache of the {part} images. {remedy}")
+        cache = open_cache(location)
+        if cache is None and progress.may_build:
+            cache = _build_or_wait(config, location, image_set, progress)
+    except (CacheError, OSError) as error:
+        if isinstance(error, CacheError):
+            problem, remedy = str(error), REMEDY_FOR_SPACE
+        else:
+            problem, remedy = f"{location.folder} cannot be used ({error})", remedy_for_folder(location)
+        progress.warn(f"DATA.CACHE: {problem}; continuing without a cache of the {part} images. {remedy}")
         return image_set
-    if file is None:
+    if cache is None:
         return image_set
-    watch.say(f"cache: {len(image_set)} {part} images, {format_bytes(len(file.data))}, in {place.data}")
-    return CachedImages(image_set, file, np.arange(len(image_set)))
+    progress.say(f"cache: {len(image_set)} {part} images, {format_bytes(len(cache.data))}, in {location.data}")
+    return CachedImages(image_set, cache, np.arange(len(image_set)))
 
 
-def why_not(image_set: ImageSet) -> str | None:
-    """Why there is no cache of such a set; None if there may be one."""
+def why_not_cacheable(image_set: ImageSet) -> str | None:
+    """Why a cache of this set is not possible or useful; None if it is."""
     if image_set.in_memory:
         return "which are in memory already"
-    return "as it is not known which files they are in" if image_set.root is None else None
+    return "whose files are not known" if image_set.root is None else None
 
 
-def remedy_for(place: Place) -> str:
-    """Where its folder cannot be used."""
-    return (
-        "Set DATA.CACHE_PATH to a folder that can be written to" if place.stays else "DATA.CACHE=disk needs no memory"
-    )
+def remedy_for_folder(location: CacheLocation) -> str:
+    """What to do where the folder of a cache cannot be used."""
+    return "Set DATA.CACHE_PATH to a writable folder" if location.persistent else "DATA.CACHE=disk needs no memory"
 
 
 def count_threads(config: Config) -> int:
     return config.DATA.NUM_WORKERS or cores_per_process(1, torch.device("cpu"))
 
 
-def place_of(config: Config, part: str, image_set: ImageSet) -> Place:
-    """Where a cache of this set lies, or would."""
+def locate_cache(config: Config, part: str, image_set: ImageSet) -> CacheLocation:
+    """The location of this set's cache, whether it exists or not."""
     data, root = config.DATA, os.fsencode(os.path.realpath(image_set.root))
     if data.CACHE == "ram":
-        folder = MEMORY / f"halfstep-{os.getuid()}"
+        folder = SHARED_MEMORY / f"halfstep-{os.getuid()}"
     else:
         folder = Path(data.CACHE_PATH or Path(config.SAVE) / "cache").expanduser()
-    facts = {
-        "files": hash_of_files(image_set, count_threads(config)),
+    key = {
+        "files": hash_files(image_set, count_threads(config)),
         "channels": image_set.num_channels,
-        **Recipe(data).facts,
+        **CacheEncoder(data).key,
     }
     name = f"{data.DATASET.replace('/', '-')}-{part}-{hashlib.sha256(root).hexdigest()[:16]}"
-    return Place(folder, name, facts, len(image_set), stays=data.CACHE == "disk")
+    return CacheLocation(folder, name, key, len(image_set), persistent=data.CACHE == "disk")
 
 
-def hash_of_files(image_set: ImageSet, num_threads: int) -> str:
-    """Of all paths, sizes and dates, in their order: another hash when any image was changed."""
+def hash_files(image_set: ImageSet, num_threads: int) -> str:
+    """A hash of all paths, sizes and dates in their order, which changes with any image."""
 
     def describe(numbers: range) -> bytes:
         return os.fsencode("".join(f"{image_set.stamp(number)}\n" for number in numbers))
 
     count, digest = len(image_set), hashlib.sha256()
+    tasks = [range(first, min(first + FILES_PER_TASK, count)) for first in range(0, count, FILES_PER_TASK)]
     with ThreadPoolExecutor(num_threads, "cache") as pool:
-        for lines in pool.map(
-            describe, [range(n, min(n + FILES_A_TASK, count)) for n in range(0, count, FILES_A_TASK)]
-        ):
+        for lines in pool.map(describe, tasks):
             digest.update(lines)
     return digest.hexdigest()
 
 
-def open_finished(place: Place, warn: Callable[[str], None] = lambda line: None) -> CacheFile | None:
-    """The finished cache, if there is one and it is right."""
+def open_cache(location: CacheLocation, warn: Callable[[str], None] = lambda line: None) -> CacheFile | None:
+    """The complete cache; None where there is none or it is damaged."""
     try:
-        return CacheFile(place)
+        return CacheFile(location)
     except FileNotFoundError:
         return None
-    except DamagedCache as error:
-        warn(f"DATA.CACHE: {error}; it is made anew")
+    except DamagedCacheError as error:
+        warn(f"DATA.CACHE: {error}; rebuilding it")
         return None
 
 
-def _make(config: Config, place: Place, image_set: ImageSet, watch: Watch) -> CacheFile | None:
-    """The cache, made here, or by another run while we waited for it."""
-    place.folder.mkdir(mode=0o777 if place.stays else 0o700, parents=True, exist_ok=True)
-    if not place.stays and place.folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{place.folder} belongs to another user")
-    with _alone(place, watch):
-        file = open_finished(place, watch.warn)
-        if file is None:
-            place.index.unlink(missing_ok=True)  # a damaged one
-            for name in place.remove_older():
-                watch.say(f"cache: removed {name}, made from other files or with other settings")
-            build(place, image_set, Recipe(config.DATA), count_threads(config), watch)
-            file = open_finished(place, watch.warn)
-    return file
+def _build_or_wait(
+    config: Config, location: CacheLocation, image_set: ImageSet, progress: CacheProgress
+) -> CacheFile | None:
+    """The cache, built here or by another run that this one waits for."""
+    location.folder.mkdir(mode=0o777 if location.persistent else 0o700, parents=True, exist_ok=True)
+    if not location.persistent and location.folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{location.folder} belongs to another user")
+    with _build_lock(location, progress):
+        cache = open_cache(location, progress.warn)
+        if cache is None:
+            location.index.unlink(missing_ok=True)  # a damaged one
+            for name in location.remove_older():
+                progress.say(f"cache: removed {name}, which was built from other files or with other settings")
+            build_cache(location, image_set, CacheEncoder(config.DATA), count_threads(config), progress)
+            cache = open_cache(location, progress.warn)
+    return cache
 
 
 @contextlib.contextmanager
-def _alone(place: Place, watch: Watch) -> Iterator[None]:
-    """No other process makes a cache of this data set meanwhile."""
-    has_said = False
+def _build_lock(location: CacheLocation, progress: CacheProgress) -> Iterator[None]:
+    """Only one process builds a cache of this data set at a time."""
+    reported = False
     while True:
-        with open(place.lock, "w") as lock:
+        with open(location.lock, "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system frees it even after kill -9
             except BlockingIOError:
-                if not has_said:
-                    watch.say(f"cache: another run makes one of {place.data_set}; waiting for it")
-                has_said = True
-                watch.check()
-                time.sleep(SECONDS_BETWEEN_LOOKS)
+                if not reported:
+                    progress.say(f"cache: another run is building {location.data_set}; waiting for it")
+                reported = True
+                progress.check()
+                time.sleep(SECONDS_BETWEEN_ATTEMPTS)
                 continue
-            if not os.fstat(lock.fileno()).st_nlink:  # whoever had it removed it; the next one has another file
+            if not os.fstat(lock.fileno()).st_nlink:  # its last owner removed it; the next one locks another file
                 continue
             try:
                 yield
             finally:
                 with contextlib.suppress(OSError):
-                    place.lock.unlink()
+                    location.lock.unlink()
             return

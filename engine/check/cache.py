@@ -7,17 +7,17 @@ from dataclasses import replace
 
 from configs.schema import Config
 from datasets import ImageSet
-from datasets.cache.build import Recipe, estimate, free_bytes
+from datasets.cache.build import CacheEncoder, estimate_bytes, free_bytes
 from datasets.cache.cached_images import (
-    LESS,
+    REMEDY_FOR_SPACE,
+    check_ram_cache_is_possible,
     count_threads,
-    open_finished,
-    place_of,
-    refuse_without_memory,
-    remedy_for,
-    why_not,
+    locate_cache,
+    open_cache,
+    remedy_for_folder,
+    why_not_cacheable,
 )
-from datasets.cache.file import Place, committed
+from datasets.cache.file import CacheLocation, find_resume_point
 from engine.check.quick_checks import existing
 from utils.findings import WARN, Finding
 from utils.units import format_bytes
@@ -25,47 +25,49 @@ from utils.units import format_bytes
 
 def check_cache(config: Config, parts: Iterable[tuple[str, ImageSet | None]]) -> Finding:
     """One row for all parts, which share a folder. A run that cannot have a cache goes on without: nothing is WRONG."""
-    refuse_without_memory(config)
+    check_ram_cache_is_possible(config)
     told, needed = [], 0
     for part, image_set in parts:
         if image_set is None:
             continue
-        reason = why_not(image_set)
+        reason = why_not_cacheable(image_set)
         if reason:
             told.append(f"none of the {part} images, {reason}")
             continue
-        place = place_of(config, part, image_set)
+        location = locate_cache(config, part, image_set)
         try:
-            size = look_at(config, part, image_set, place, told)
+            size = look_at(config, part, image_set, location, told)
         except OSError as error:
-            return Finding("cache", f"{place.folder} cannot be used ({error})", WARN, remedy_for(place))
+            return Finding("cache", f"{location.folder} cannot be used ({error})", WARN, remedy_for_folder(location))
         needed += size
     found = "\n".join(told)
-    return weigh(found, needed, place) if needed else Finding("cache", found)
+    return weigh(found, needed, location) if needed else Finding("cache", found)
 
 
-def look_at(config: Config, part: str, image_set: ImageSet, place: Place, told: list[str]) -> int:
+def look_at(config: Config, part: str, image_set: ImageSet, location: CacheLocation, told: list[str]) -> int:
     """Say what there is. Returns the bytes that are still to be written."""
-    place = replace(place, stays=True)  # or to close one in memory would remove it
-    file = open_finished(place, told.append)
+    location = replace(location, persistent=True)  # or to close one in memory would remove it
+    file = open_cache(location, told.append)
     if file:
-        told.append(f"{part} images: {format_bytes(len(file.data))} in {place.data}")
+        told.append(f"{part} images: {format_bytes(len(file.data))} in {location.data}")
         return 0
-    num_done, _ = committed(place)
+    num_done, _ = find_resume_point(location)
     with ThreadPoolExecutor(count_threads(config), "cache") as pool:
-        size = estimate(image_set, Recipe(config.DATA), len(image_set) - num_done, pool)
+        size = estimate_bytes(image_set, CacheEncoder(config.DATA), len(image_set) - num_done, pool)
     begun = f", {num_done:,} of {len(image_set):,} are there" if num_done else ""
-    told.append(f"{part} images: about {format_bytes(size)} will be written to {place.folder}{begun}")
+    told.append(f"{part} images: about {format_bytes(size)} will be written to {location.folder}{begun}")
     return size
 
 
-def weigh(found: str, needed: int, place: Place) -> Finding:
+def weigh(found: str, needed: int, location: CacheLocation) -> Finding:
     """Whether so many bytes can be written there."""
-    nearest = existing(place.folder)
+    nearest = existing(location.folder)
     try:
         with tempfile.TemporaryFile(dir=nearest):
-            free = free_bytes(replace(place, folder=nearest))
+            free = free_bytes(replace(location, folder=nearest))
     except OSError as error:
-        return Finding("cache", f"{found}\ncannot write to {nearest} ({error.strerror})", WARN, remedy_for(place))
+        return Finding(
+            "cache", f"{found}\ncannot write to {nearest} ({error.strerror})", WARN, remedy_for_folder(location)
+        )
     found = f"{found}\n{format_bytes(free)} are free there"
-    return Finding("cache", found, WARN, LESS) if needed > free else Finding("cache", found)
+    return Finding("cache", found, WARN, REMEDY_FOR_SPACE) if needed > free else Finding("cache", found)

@@ -97,13 +97,13 @@ def our_batches(flags: list, options: list[str], scratch: Path) -> Iterator[int]
     import torch
 
     from configs.load import load
-    from datasets import Normalize, Watch, build_train_data, cache_image_sets, load_image_sets
+    from datasets import CacheProgress, Normalize, build_train_data, cache_image_sets, load_image_sets
 
     # A folder each: of one data set a folder keeps the newest cache alone.
     # It reads ahead, as where a GPU computes.
     options = ["DATA.PREFETCH=2", *options, f"DATA.CACHE_PATH={scratch / ' '.join(options)}"]
     config = load([*map(str, flags), "-opts", *options]).plain().config
-    train_set, _ = cache_image_sets(config, load_image_sets(config), Watch(note, note))
+    train_set, _ = cache_image_sets(config, load_image_sets(config), CacheProgress(note, note))
     data = build_train_data(config, train_set, 0, 1, torch.device("cpu"))
     normalize = Normalize(config.DATA)
     for window in data.windows(0, sys.maxsize):

@@ -60,7 +60,7 @@ class Worker:
     """A Trainer and its endless data."""
 
     def __init__(self, own: dict, argv: list[str]):
-        from datasets import Watch, build_train_data, cache_image_sets, load_image_sets
+        from datasets import CacheProgress, build_train_data, cache_image_sets, load_image_sets
         from engine.train.trainer import Trainer
         from models import build_model
         from utils.distributed import Process
@@ -73,7 +73,7 @@ class Worker:
         if own["memory_gb"] and self.device.type == "cuda":
             total = torch.cuda.get_device_properties(self.device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, own["memory_gb"] * GIB / total))
-        train_set, _ = cache_image_sets(config, load_image_sets(config), Watch(print, print))
+        train_set, _ = cache_image_sets(config, load_image_sets(config), CacheProgress(print, print))
         data = build_train_data(config, train_set, 0, 1, self.device)
         torch.manual_seed(config.SEED)
         self.num_classes = config.MODEL.NUM_CLASSES or len(train_set.classes)

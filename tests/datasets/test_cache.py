@@ -1,6 +1,5 @@
 """DATA.CACHE: images kept in one file, whatever happens while it is made and afterwards."""
 
-import contextlib
 import dataclasses
 import errno
 import fcntl
@@ -20,12 +19,12 @@ import torch
 from PIL import Image
 
 from configs.schema import Config
-from datasets import Watch, build_train_data, cache_image_sets, load_image_sets
+from datasets import CacheProgress, build_train_data, cache_image_sets, load_image_sets
 from datasets.cache import build as cache_build
 from datasets.cache import cached_images as cache
 from datasets.cache import file as cache_file
 from datasets.cache.cached_images import CachedImages
-from datasets.cache.file import CacheFile, CacheWriter
+from datasets.cache.file import CacheFile, CacheWriter, pack_block
 from datasets.types import ImageReadError, ImageSet
 from tests.support.configs import CPU, SMALL, replaced
 from tests.support.loading import folder_settings, settings, taken
@@ -43,8 +42,6 @@ BROKEN = (2, 11)
 def photos(tmp_path, monkeypatch) -> Path:
     """JPEGs and PNGs of many sizes, two of them cut off; blocks of a cache are small."""
     monkeypatch.setattr(cache_file, "IMAGES_PER_BLOCK", BLOCK)
-    block = np.dtype([("entries", cache_file.ENTRY, (BLOCK,)), ("checksum", "<u4")])
-    monkeypatch.setattr(cache_file, "BLOCK", block)
     root = tmp_path / "photos"
     for part, count in (("train", NUM_IMAGES), ("val", 3)):
         for index in range(count):
@@ -59,12 +56,12 @@ def photos(tmp_path, monkeypatch) -> Path:
     return root
 
 
-class Told:
-    """A watch that keeps what it is told."""
+class Messages:
+    """Keeps the lines and warnings of one start."""
 
-    def __init__(self, **facts):
+    def __init__(self, **options):
         self.lines, self.warnings = [], []
-        self.watch = Watch(self.lines.append, self.warnings.append, **facts)
+        self.progress = CacheProgress(self.lines.append, self.warnings.append, **options)
 
 
 def config_of(photos: Path, **data) -> Config:
@@ -78,9 +75,9 @@ def config_of(photos: Path, **data) -> Config:
     return replaced(folder_settings(photos, 2), DATA=data)
 
 
-def cached(config: Config, told: Told | None = None):
+def cached(config: Config, messages: Messages | None = None):
     """The training set."""
-    return cache_image_sets(config, load_image_sets(config), (told or Told()).watch)[0]
+    return cache_image_sets(config, load_image_sets(config), (messages or Messages()).progress)[0]
 
 
 def contents(config: Config) -> dict[str, bytes]:
@@ -124,14 +121,12 @@ def test_pixels_are_not_copied_and_torch_takes_them_without_a_word(photos):
 
 def test_a_map_larger_than_the_memory_is_not_refused(tmp_path):
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    place = cache_file.Place(tmp_path, "large", {}, 1, stays=True)
-    with contextlib.closing(CacheWriter(place)) as writer:
-        length = 4 * total  # a hole, which takes no room on the disk
-        writer._data.truncate(writer.end + length)
-        writer._waiting.append((writer.end, length, 0, 0, cache_file.PIXELS, 0))
-        writer._commit()
-        writer.finish()
-    assert CacheFile(place).data[-1] == 0
+    location = cache_file.CacheLocation(tmp_path, "large", {}, 1, persistent=True)
+    start, length = len(location.data_header), 4 * total  # a hole, which takes no room on the disk
+    location.data.write_bytes(location.data_header)
+    os.truncate(location.data, start + length)
+    location.index.write_bytes(location.header + pack_block([(start, length, 0, 0, cache_file.PIXELS, 0)]))
+    assert CacheFile(location).data[-1] == 0
 
 
 @pytest.mark.parametrize(("count", "kind"), [(0, "threads"), (1, "threads"), (3, "threads"), (2, "processes")])
@@ -150,7 +145,7 @@ def test_the_jpeg_form_is_close_and_keeps_grey_ones_grey(photos):
             if index not in BROKEN:
                 before, after = files.read(index).astype(int), images.read(index).astype(int)
                 assert before.shape == after.shape and abs(before - after).mean() < 5
-        assert images._file.entries["kind"].tolist().count(cache_file.JPEG) == NUM_IMAGES - len(BROKEN)
+        assert images.cache.entries["kind"].tolist().count(cache_file.JPEG) == NUM_IMAGES - len(BROKEN)
 
 
 def test_pillow_encodes_where_simplejpeg_is_missing(photos, monkeypatch):
@@ -162,11 +157,11 @@ def test_pillow_encodes_where_simplejpeg_is_missing(photos, monkeypatch):
 
 def test_images_are_shrunk_to_the_side_and_never_enlarged(photos):
     config = config_of(photos, CACHE_SIDE=24)
-    told = Told()
-    files, images = load_image_sets(config)[0], cached(config, told)
-    assert not told.warnings
-    cached(replaced(config, DATA={"CACHE_SIDE": 15}), told)
-    assert told.warnings == ["DATA.CACHE_SIDE is 15; evaluation will enlarge what was shrunk to 16"]
+    messages = Messages()
+    files, images = load_image_sets(config)[0], cached(config, messages)
+    assert not messages.warnings
+    cached(replaced(config, DATA={"CACHE_SIDE": 15}), messages)
+    assert len(messages.warnings) == 1 and "DATA.CACHE_SIDE" in messages.warnings[0]
     for index in set(range(NUM_IMAGES)) - set(BROKEN):
         before, after = files.read(index), images.read(index)
         short = min(before.shape[:2])
@@ -188,15 +183,15 @@ def test_shards_are_cached_too_and_keep_their_own_order(tmp_path):
     assert plain == kept
     shard = next((tmp_path / "shards").glob("train*.tar"))
     os.utime(shard, ns=(1, 1))
-    cached(config, told := Told())
-    assert told.lines[0].startswith("cache: 30 images will take")
+    cached(config, messages := Messages())
+    assert messages.lines[0].startswith("cache: writing 30 images")
 
 
 def test_sets_in_memory_or_of_unknown_files_are_left_alone(tmp_path):
-    told, config = Told(), settings(CACHE="disk", CACHE_PATH=str(tmp_path / "cache"))
+    messages, config = Messages(), settings(CACHE="disk", CACHE_PATH=str(tmp_path / "cache"))
     sets = load_image_sets(config)[0], ImageSet([0], ["a"])
-    assert cache_image_sets(config, sets, told.watch) == sets
-    assert "in memory already" in told.lines[0] and "not known" in told.lines[1]
+    assert cache_image_sets(config, sets, messages.progress) == sets
+    assert len(messages.lines) == 2 and not messages.warnings
     assert not (tmp_path / "cache").exists()
 
 
@@ -214,7 +209,7 @@ def test_the_file_does_not_depend_on_the_number_of_threads(photos):
 
 def test_a_second_start_makes_nothing(photos, monkeypatch):
     cached(config_of(photos))
-    monkeypatch.setattr(cache, "build", None)
+    monkeypatch.setattr(cache, "build_cache", None)
     assert isinstance(cached(config_of(photos)), CachedImages)
 
 
@@ -232,7 +227,7 @@ def killed_build(config: Config, num_moments: int) -> bool:
 
             return moment
 
-        for owner, name in ((CacheWriter, "add"), (CacheWriter, "_commit"), (os, "fsync"), (os, "replace")):
+        for owner, name in ((CacheWriter, "add"), (CacheWriter, "commit"), (os, "fsync"), (os, "replace")):
             setattr(owner, name, dying(getattr(owner, name)))
         try:
             cached(config)
@@ -257,20 +252,20 @@ def test_builds_that_are_killed_with_files_cut_or_longer_end_in_the_same_bytes(p
 
 
 def test_an_unfinished_cache_goes_on_where_it_was(photos):
-    config, told = config_of(photos), Told()
+    config, messages = config_of(photos), Messages()
     assert killed_build(config, 28)
-    cached(config, told)
-    assert told.lines[0].startswith("cache: 16 of 21 images are there from an earlier start")
+    cached(config, messages)
+    assert messages.lines[0].startswith("cache: writing 5 images")
 
 
 @pytest.mark.parametrize("kind", ["disk", "ram"])
 def test_a_signal_stops_it_and_only_a_disk_keeps_the_beginning(photos, monkeypatch, kind):
-    monkeypatch.setattr(cache, "MEMORY", photos.parent)
+    monkeypatch.setattr(cache, "SHARED_MEMORY", photos.parent)
     config = config_of(photos, CACHE=kind)
     numbers = iter([0] * 9)
-    told = Told(signal=lambda: next(numbers, signal.SIGTERM))
+    messages = Messages(signal=lambda: next(numbers, signal.SIGTERM))
     with pytest.raises(StoppedBySignal) as caught:
-        cached(config, told)
+        cached(config, messages)
     assert bool(list(photos.parent.rglob("*.part"))) == (kind == "disk")
 
     def program(arguments):
@@ -289,10 +284,10 @@ def test_another_run_that_makes_the_same_cache_is_waited_for(photos, monkeypatch
     found = []
     with open(lock, "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        watch = Watch(lambda line: waits.set() if "waiting" in line else None, print)
-        monkeypatch.setattr(cache, "build", None)
+        progress = CacheProgress(lambda line: waits.set() if "waiting" in line else None, print)
+        monkeypatch.setattr(cache, "build_cache", None)
         sets = load_image_sets(config)
-        other = threading.Thread(target=lambda: found.append(cache_image_sets(config, sets, watch)[0]))
+        other = threading.Thread(target=lambda: found.append(cache_image_sets(config, sets, progress)[0]))
         other.start()
         assert waits.wait(20)
         (photos.parent / "not yet").rename(index)
@@ -301,10 +296,10 @@ def test_another_run_that_makes_the_same_cache_is_waited_for(photos, monkeypatch
 
 
 def test_a_process_that_may_not_build_reads_the_files_until_there_is_a_cache(photos):
-    told = Told(may_build=False)
-    assert not isinstance(cached(config_of(photos), told), CachedImages) and not (photos.parent / "cache").exists()
+    messages = Messages(may_build=False)
+    assert not isinstance(cached(config_of(photos), messages), CachedImages) and not (photos.parent / "cache").exists()
     cached(config_of(photos))
-    assert isinstance(cached(config_of(photos), told), CachedImages) and not told.warnings
+    assert isinstance(cached(config_of(photos), messages), CachedImages) and not messages.warnings
 
 
 # --- what goes wrong ---
@@ -316,44 +311,44 @@ def test_a_full_disk_is_told_and_nothing_is_left(photos, monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device")
         add(writer, image)
 
-    add, told = CacheWriter.add, Told()
+    add, messages = CacheWriter.add, Messages()
     monkeypatch.setattr(CacheWriter, "add", full)
     config = config_of(photos)
-    images = cached(config, told)
+    images = cached(config, messages)
     assert not isinstance(images, CachedImages) and images.read(0).shape
-    assert "No space left" in told.warnings[0] and "MiB written" in told.warnings[0] and "free" in told.warnings[0]
+    assert "DATA.CACHE" in messages.warnings[0] and "No space left" in messages.warnings[0]
     assert not any("training" in name for name in contents(config))
 
 
 def test_what_will_not_fit_is_not_begun(photos, monkeypatch):
-    monkeypatch.setattr(cache_build, "free_bytes", lambda place: 20_000)
-    config, told = config_of(photos), Told()
-    assert not isinstance(cached(config, told), CachedImages)
-    assert "no room for 21 images, about 1 MiB" in told.warnings[0] and "DATA.CACHE_SIDE" in told.warnings[0]
+    monkeypatch.setattr(cache_build, "free_bytes", lambda location: 20_000)
+    config, messages = config_of(photos), Messages()
+    assert not isinstance(cached(config, messages), CachedImages)
+    assert "21 images, about 1 MiB" in messages.warnings[0] and "DATA.CACHE_SIDE" in messages.warnings[0]
     assert not any("training" in name for name in contents(config))
 
 
 def test_a_cache_in_memory_stays_within_the_limit_of_the_container(photos, monkeypatch):
-    monkeypatch.setattr(cache, "MEMORY", photos.parent)
+    monkeypatch.setattr(cache, "SHARED_MEMORY", photos.parent)
     group = photos.parent / "cgroup"
     group.mkdir()
     for name, text in (("memory.max", "100000"), ("memory.current", "90000"), ("memory.stat", "inactive_file 0")):
         (group / name).write_text(text)
     monkeypatch.setattr(cache_build, "free_host_memory", partial(free_host_memory, cgroup=group))
-    told = Told()
-    assert not isinstance(cached(config_of(photos, CACHE="ram"), told), CachedImages) and told.warnings
+    messages = Messages()
+    assert not isinstance(cached(config_of(photos, CACHE="ram"), messages), CachedImages) and messages.warnings
     assert isinstance(cached(config_of(photos, CACHE="disk")), CachedImages)
     (group / "memory.max").write_text("max")
-    images = cached(config_of(photos, CACHE="ram"), told := Told())
-    assert isinstance(images, CachedImages) and not told.warnings
+    images = cached(config_of(photos, CACHE="ram"), messages := Messages())
+    assert isinstance(images, CachedImages) and not messages.warnings
 
 
 def test_a_folder_that_cannot_be_written_is_told(photos):
     (photos.parent / "file").write_text("")
-    told = Told()
-    assert not isinstance(cached(config_of(photos, CACHE_PATH=str(photos.parent / "file")), told), CachedImages)
-    assert "cannot be used" in told.warnings[0] and "going on without a cache" in told.warnings[0]
-    assert "Set DATA.CACHE_PATH to a folder" in told.warnings[0] and "takes less" not in told.warnings[0]
+    messages = Messages()
+    assert not isinstance(cached(config_of(photos, CACHE_PATH=str(photos.parent / "file")), messages), CachedImages)
+    assert str(photos.parent / "file") in messages.warnings[0]
+    assert "DATA.CACHE_PATH" in messages.warnings[0] and "DATA.CACHE_SIDE" not in messages.warnings[0]
 
 
 def cut(path: Path) -> None:
@@ -374,12 +369,12 @@ def flip(position: int):
     [("data", cut), ("index", cut), ("data", flip(0)), ("index", flip(0)), ("index", flip(-40)), ("index", flip(-300))],
 )
 def test_a_damaged_cache_is_noticed_told_and_made_anew(photos, name, damage):
-    config, told = config_of(photos), Told()
+    config, messages = config_of(photos), Messages()
     cached(config)
     made = contents(config)
     damage(next(Path(config.DATA.CACHE_PATH).glob(f"*training*.{name}")))
-    cached(config, told)
-    assert len(told.warnings) == 1 and "it is made anew" in told.warnings[0]
+    cached(config, messages)
+    assert len(messages.warnings) == 1 and str(Path(config.DATA.CACHE_PATH)) in messages.warnings[0]
     assert contents(config) == made
 
 
@@ -388,14 +383,14 @@ def test_a_damaged_image_is_noticed_when_it_is_read_and_the_others_go_on(photos,
     config = config_of(photos, CACHE_FORM=form)
     whole = cached(config)
     before = [outcome(whole, index) for index in range(NUM_IMAGES)]
-    entry = whole._file.entries[7]
+    entry = whole.cache.entries[7]
     (path,) = Path(config.DATA.CACHE_PATH).glob("*training*.data")
     flip(int(entry["start"] + entry["length"] // 2))(path)
-    told = Told()
-    damaged = cached(config, told)
-    assert not told.warnings
+    messages = Messages()
+    damaged = cached(config, messages)
+    assert not messages.warnings
     after = [outcome(damaged, index) for index in range(NUM_IMAGES)]
-    assert str(path) in after[7] and "remove that file" in after[7]
+    assert str(path) in after[7]
     assert outcome(damaged, 7) == after[7], "a second look finds it too"
     assert after[:7] + after[8:] == before[:7] + before[8:]
 
@@ -412,8 +407,8 @@ def test_an_image_is_compared_with_its_checksum_once(photos, monkeypatch):
 @pytest.mark.parametrize("seconds", [0, 10**6])
 def test_progress_is_told_at_most_once_in_so_many_seconds(photos, monkeypatch, seconds):
     monkeypatch.setattr(cache_build, "SECONDS_BETWEEN_LINES", seconds)
-    cached(config_of(photos), told := Told())
-    lines = [line for line in told.lines if line.endswith(f" of {NUM_IMAGES} images")]
+    cached(config_of(photos), messages := Messages())
+    lines = [line for line in messages.lines if line.endswith(f" of {NUM_IMAGES} images")]
     assert len(lines) == (0 if seconds else 9)
 
 
@@ -426,9 +421,9 @@ def test_a_cache_of_an_older_form_goes_when_one_of_this_form_is_made(photos):
     older.write_bytes(content.replace(b"halfstep cache 2", b"halfstep cache 1", 1))
     older.with_suffix(".data").write_bytes(b"halfstep cache 1\n")
     index.unlink()
-    cached(config, told := Told())
+    cached(config, messages := Messages())
     assert not older.exists() and not older.with_suffix(".data").exists()
-    assert any("removed" in line for line in told.lines)
+    assert any("removed" in line for line in messages.lines)
 
 
 def files_of(config: Config, part: str = "training") -> set[str]:
@@ -477,7 +472,7 @@ def test_another_data_set_of_the_same_layout_has_a_cache_of_its_own(photos):
 
 
 def test_a_cache_in_memory_goes_with_the_last_that_uses_it(photos, monkeypatch):
-    monkeypatch.setattr(cache, "MEMORY", photos.parent)
+    monkeypatch.setattr(cache, "SHARED_MEMORY", photos.parent)
     config = config_of(photos, CACHE="ram")
     first, second = cached(config), cached(config)
     folder = photos.parent / f"halfstep-{os.getuid()}"
@@ -498,7 +493,7 @@ def test_a_run_of_two_processes_shares_one_cache_and_leaves_no_memory_behind(pho
     arguments += ["-output", str(tmp_path / "out"), "-opts", "DEVICE=cpu", *options.split()]
     done = run("main_multi_gpu.py", *arguments)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("cache: 21 images will take") == 1
+    assert done.stdout.count("cache: writing 21 images") == 1
     logs = list((tmp_path / "out").glob("train-*/log_*.txt"))
     assert len(logs) == 2 and all("cache: 21 training images" in log.read_text() for log in logs)
     left = Path(f"/dev/shm/halfstep-{os.getuid()}").iterdir()
@@ -509,7 +504,7 @@ def test_a_run_of_two_processes_shares_one_cache_and_leaves_no_memory_behind(pho
 def test_settings_without_effect_do_not_change_the_cache():
     data = Config().DATA
     other = dataclasses.replace(data, CACHE_QUALITY=50, INTERPOLATION="bilinear")
-    assert cache_build.Recipe(data).facts == cache_build.Recipe(other).facts
+    assert cache_build.CacheEncoder(data).key == cache_build.CacheEncoder(other).key
 
 
 # --- the other processes meanwhile ---
@@ -533,7 +528,7 @@ def test_while_one_process_is_slow_the_others_hear_from_it(monkeypatch):
             enough[group].set()
         meeting.wait()
 
-    def broadcast(told, src, group):
+    def broadcast(content, src, group):
         meeting.wait()
 
     monkeypatch.setattr(distributed.dist, "all_reduce", all_reduce)

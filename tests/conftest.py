@@ -1,5 +1,8 @@
 """What holds for every test."""
 
+import signal
+from pathlib import Path
+
 import pytest
 
 from tests.support.processes import kill_started
@@ -9,3 +12,19 @@ from tests.support.processes import kill_started
 def nothing_left_running():
     yield
     kill_started()
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """The test works in an empty folder, so that messages name files as a person would."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def signal_handlers():
+    """Put back what a run in this process sets."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)

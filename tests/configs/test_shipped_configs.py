@@ -1,12 +1,18 @@
 """Every YAML file in configs/ goes through the real command line and gives the model that its name says."""
 
+import itertools
+import re
+import shlex
+
 import pytest
 import torch
 
 import engine.run
 import main_single_gpu
+from configs.load import load, to_yaml
+from configs.values import flatten
 from models import build_model
-from tests.support.configs import meta_device
+from tests.support.configs import load_text, meta_device
 from tests.support.runs import ROOT
 
 PARAMETERS = {  # published, for 1000 classes
@@ -57,3 +63,56 @@ def test_there_are_the_15_of_paddlevit_and_ours():
     ours = {"vit_digits", "vit_cifar10", "vit_caltech101", "resnet50_caltech256"}
     assert len(paddlevits) == 15
     assert {path.stem for path in CONFIGS} == paddlevits | ours
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_shipped_file_loads_and_its_saved_form_gives_the_same_config(path, here):
+    loaded = load(["-cfg", str(path)])
+    saved = to_yaml(loaded.config, loaded.origins)
+    assert load_text(saved).config == loaded.config
+    assert loaded.notes == []
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_shipped_file_opens_with_accuracy_time_and_a_command_that_names_it(path):
+    opening = "".join(itertools.takewhile(lambda line: line.startswith("#"), path.open(encoding="utf-8")))
+    assert "Expected accuracy: " in opening and "Time: " in opening
+    command = re.search(r"python (main_.*)", opening.replace("\\\n#", " ")).group(1)
+    entry, *argv = shlex.split(command)
+    assert entry in ("main_single_gpu.py", "main_multi_gpu.py")
+    assert argv[:2] == ["-cfg", f"./configs/{path.name}"]
+    load(["-cfg", str(path), *argv[2:]])
+
+
+def test_the_15_vit_files_have_paddlevits_names_and_values():
+    widths = {"tiny": (192, 12, 3), "small": (384, 12, 6), "base": (768, 12, 12), "large": (1024, 24, 16)}
+    names = {f"vit_{size}_patch{patch}_{image}" for size in widths for patch in (16, 32) for image in (224, 384)}
+    names = names - {"vit_tiny_patch32_224", "vit_tiny_patch32_384"} | {"vit_huge_patch14_224"}
+    widths["huge"] = (1280, 32, 16)
+    assert {path.stem for path in CONFIGS if "_patch" in path.stem} == names
+    for name in names:
+        size, patch, image = re.fullmatch(r"vit_(\w+)_patch(\d+)_(\d+)", name).groups()
+        expected = {
+            "DATA.IMAGE_SIZE": int(image),
+            "DATA.CROP_PCT": {"224": 0.875, "384": 1.0}[image],
+            "MODEL.TYPE": "vit",
+            "MODEL.NAME": name,
+            "MODEL.PATCH_SIZE": int(patch),
+            **dict(zip(("MODEL.EMBED_DIM", "MODEL.DEPTH", "MODEL.NUM_HEADS"), widths[size], strict=True)),
+            "MODEL.MLP_RATIO": 4.0,
+            "MODEL.QKV_BIAS": True,
+            "MODEL.DROPOUT": 0.1,
+            "MODEL.ATTENTION_DROPOUT": 0.1,
+            "TRAIN.NUM_EPOCHS": 300,
+            "TRAIN.WARMUP_EPOCHS": 32,
+            "TRAIN.WEIGHT_DECAY": 0.3,
+            "TRAIN.BASE_LR": 3e-3,
+            "TRAIN.WARMUP_START_LR": 1e-6,
+            "TRAIN.END_LR": 0.0,
+            "TRAIN.GRAD_CLIP": 1.0,
+            "TRAIN.ACCUM_ITER": 1,
+            "TRAIN.OPTIMIZER.NAME": "AdamW",
+            "TRAIN.OPTIMIZER.BETAS": [0.9, 0.999],
+        }
+        values = flatten(load(["-cfg", str(ROOT / "configs" / f"{name}.yaml")]).config)
+        assert {key: values[key] for key in expected} == expected

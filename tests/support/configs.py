@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from configs.load import load
+from configs.load import Loaded, load
 from configs.schema import Config
 
 CPU = torch.device("cpu")
@@ -24,6 +24,18 @@ def small_config(folder: Path, *options: str) -> Config:
     path = folder / "small.yaml"
     path.write_text(SMALL)
     return load(["-cfg", str(path), *(["-opts", *options] if options else [])]).config
+
+
+def write(text: str, name: str = "x.yaml") -> str:
+    """A file of settings in the folder where the test works."""
+    Path(name).parent.mkdir(exist_ok=True, parents=True)
+    Path(name).write_text(text, encoding="utf-8")
+    return name
+
+
+def load_text(text: str, *words: str) -> Loaded:
+    """The settings of a file x.yaml with this text, and these words behind it on the command line."""
+    return load(["-cfg", write(text), *words])
 
 
 def replaced(config: Config, **sections: dict) -> Config:

@@ -1,0 +1,75 @@
+"""Which value wins, what settings must be together, and the config that comes of them."""
+
+import dataclasses
+import runpy
+
+import pytest
+
+from configs.load import to_yaml
+from configs.removed import REMOVED
+from configs.values import SETTINGS, flatten
+from tests.support.configs import load_text, write
+from tests.support.refusals import refused
+from tests.support.runs import ROOT
+from utils.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+def test_later_sources_win_and_each_value_says_where_it_came_from():
+    write("TRAIN: {NUM_EPOCHS: 1, BASE_LR: 0.1, END_LR: 0.1, WEIGHT_DECAY: 0.1, ACCUM_ITER: 1}", "base.yaml")
+    text = "BASE: base.yaml\nTRAIN: {NUM_EPOCHS: 2, BASE_LR: 0.2, END_LR: 0.2, ACCUM_ITER: 2}"
+    loaded = load_text(text, "-epochs", "3", "-accum_iter", "3", "-opts", "TRAIN.NUM_EPOCHS=4", "TRAIN.BASE_LR=0.4")
+    expected = {
+        "TRAIN.SMOOTHING": (0.0, "default"),
+        "TRAIN.WEIGHT_DECAY": (0.1, "base.yaml"),
+        "TRAIN.END_LR": (0.2, "x.yaml"),
+        "TRAIN.ACCUM_ITER": (3, "flag -accum_iter"),
+        "TRAIN.BASE_LR": (0.4, "-opts"),
+        "TRAIN.NUM_EPOCHS": (4, "-opts"),
+    }
+    values = flatten(loaded.config)
+    assert {key: (values[key], loaded.origins[key]) for key in expected} == expected
+
+
+def test_the_batch_size_flag_leaves_a_given_evaluation_batch_size_alone():
+    config = load_text("DATA: {BATCH_SIZE: 8, BATCH_SIZE_EVAL: 16}", "-batch_size", "4").config
+    assert (config.DATA.BATCH_SIZE, config.DATA.BATCH_SIZE_EVAL) == (4, 16)
+
+
+def test_what_only_a_vit_needs_is_not_asked_of_timms_models():
+    assert load_text("DATA: {IMAGE_SIZE: 8}\nMODEL: {TYPE: timm, EMBED_DIM: 100}").config.DATA.IMAGE_SIZE == 8
+
+
+def test_a_head_size_frees_the_width_from_the_number_of_heads():
+    assert load_text("MODEL: {EMBED_DIM: 100, NUM_HEADS: 3, ATTN_HEAD_SIZE: 32}").config.MODEL.NUM_HEADS == 3
+
+
+def test_grey_images_take_one_entry_of_the_default_mean_and_deviation():
+    config = load_text("DATA: {IMAGE_CHANNELS: 1, IMAGENET_STD: 0.3}").config
+    assert (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD) == ((0.5,), (0.3,))
+
+
+def test_the_config_cannot_be_written_to():
+    config = load_text("").config
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.SEED = 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.TRAIN.OPTIMIZER.EPS = 1.0
+
+
+def test_the_settings_page_is_what_its_script_makes():
+    page = runpy.run_path(str(ROOT / "scripts" / "make_settings_page.py"))["page"]()
+    assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == page
+    assert all(f"| `{key.rpartition('.')[2]}` |" in page for key in SETTINGS)
+
+
+@pytest.mark.parametrize("key", REMOVED)
+def test_a_removed_setting_loads_with_its_former_default_alone(key):
+    removed = REMOVED[key]
+    *sections, name = key.split(".")
+    text = "".join(f"{section}: {{" for section in sections) + f"{name}: VALUE" + "}" * len(sections)
+    loaded = load_text(text.replace("VALUE", removed.accepted))
+    assert loaded.config == load_text("").config and key not in to_yaml(loaded.config, loaded.origins)
+    with refused(ConfigError, key, "'other'", removed.remedy):
+        load_text(text.replace("VALUE", "other"))

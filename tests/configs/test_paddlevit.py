@@ -1,0 +1,114 @@
+"""PaddleViT's settings files and commands, in their three dialects, give the same settings here."""
+
+import dataclasses
+import shlex
+
+import pytest
+
+from configs.load import load
+from configs.removed import REMOVED
+from configs.schema import IGNORED, Config
+from configs.values import SETTINGS
+from tests.support.configs import load_text, write
+from tests.support.refusals import assert_names, refused
+from utils.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+FLAT = """
+MODEL:
+    TYPE: vit
+    PATCH_SIZE: 32
+    EMBED_DIM: 64
+    MLP_RATIO: 3.0
+    DEPTH: 5
+    NUM_HEADS: 4
+    QKV_BIAS: false
+"""
+
+
+LATE_2021 = """
+MODEL:
+    TYPE: ViT
+    TRANS:
+        PATCH_SIZE: 32
+        EMBED_DIM: 64
+        MLP_RATIO: 3.0
+        DEPTH: 5
+        NUM_HEADS: 4
+        QKV_BIAS: false
+"""
+
+
+MID_2021 = """
+MODEL:
+    TYPE: ViT
+    TRANS:
+        HYBRID: False
+        PATCH_SIZE: 32
+        HIDDEN_SIZE: 64
+        MLP_DIM: 192
+        NUM_LAYERS: 5
+        NUM_HEADS: 4
+        QKV_BIAS: false
+"""
+
+
+@pytest.mark.parametrize("text", [FLAT, LATE_2021, MID_2021], ids=["flat", "late 2021", "mid 2021"])
+def test_each_dialect_gives_the_same_model(text):
+    loaded = load_text(text)
+    fields = {"PATCH_SIZE": 32, "EMBED_DIM": 64, "MLP_RATIO": 3.0, "DEPTH": 5, "NUM_HEADS": 4, "QKV_BIAS": False}
+    assert loaded.config == dataclasses.replace(Config(), MODEL=dataclasses.replace(Config().MODEL, **fields))
+    assert loaded.origins["MODEL.DEPTH"] == "x.yaml"
+    assert loaded.notes == []
+
+
+def test_mlp_width_of_the_oldest_dialect_survives_being_turned_into_a_ratio():
+    for width, hidden in ((60, 123), (448, 453), (768, 3072)):
+        config = load_text(f"MODEL: {{TRANS: {{HIDDEN_SIZE: {width}, MLP_DIM: {hidden}, NUM_HEADS: 1}}}}").config
+        assert int(width * config.MODEL.MLP_RATIO) == hidden
+
+
+def test_keys_without_effect_are_accepted_with_one_line_each():
+    loaded = load_text("LOCAL_RANK: 0\nTRAIN: {LAYER_DECAY: 0.8, TEACHER_MODEL: None, BASE_LR: 1e-3}")
+    for note, key in zip(loaded.notes, ("LOCAL_RANK", "TRAIN.LAYER_DECAY", "TRAIN.TEACHER_MODEL"), strict=True):
+        assert_names(note, "x.yaml", key)
+    assert loaded.config.TRAIN.BASE_LR == 1e-3
+
+
+def test_no_key_is_both_a_setting_and_without_effect():
+    assert not (set(IGNORED) | set(REMOVED)) & set(SETTINGS)
+
+
+def test_paddlevits_other_words_for_values_are_understood_and_named():
+    loaded = load_text("NGPUS: -1\nTRAIN: {GRAD_CLIP: 0, LR_SCHEDULER: {NAME: warmupcosine, MILESTONES: '30, 60, 90'}}")
+    assert loaded.config.NGPUS is None
+    assert loaded.config.TRAIN.GRAD_CLIP is None
+    assert loaded.config.TRAIN.LR_SCHEDULER.NAME == "cosine"
+    assert loaded.config.TRAIN.LR_SCHEDULER.MILESTONES == (30, 60, 90)
+    assert "x.yaml: NGPUS -1 is read as None: one process per visible device" in loaded.notes
+    assert sum(" is read as " in note for note in loaded.notes) == 3
+
+
+def test_a_command_out_of_paddlevits_history_is_understood():
+    write("", "configs/vit.yaml")
+    command = """-cfg='./configs/vit.yaml' -dataset='imagenet2012' -batch_size=32 -data_path='/dataset/imagenet' -ngpus=8
+                 -eval -pretrained='./vit_base_patch16_224' -amp --local-rank=0"""
+    config = load(shlex.split(command)).config
+    assert (config.EVAL, config.AMP, config.DATA.BATCH_SIZE, config.NGPUS) == (True, True, 32, 8)
+    assert (config.DATA.DATA_PATH, config.MODEL.PRETRAINED) == ("/dataset/imagenet", "./vit_base_patch16_224")
+    assert config.MODEL.NUM_CLASSES is None
+
+
+@pytest.mark.parametrize(
+    "spelling", [["--local-rank=3"], ["--local_rank=3"], ["--local-rank", "3"], ["--local_rank", "3"]]
+)
+def test_a_launchers_local_rank_is_accepted_and_changes_nothing(spelling):
+    assert load_text("", *spelling).config == Config()
+
+
+def test_another_kind_of_model_is_referred_to_the_nearest_of_timms_names():
+    name = "swin_base_patch4_window12_384"
+    with refused(ConfigError, "MODEL.TYPE", "'swin'", "timm", name):
+        load_text(f"MODEL:\n    DEPTHS: [2, 2, 18, 2]\n    TYPE: swin\n    NAME: {name}_21k_1k\n")

@@ -1,0 +1,118 @@
+"""Text becomes values by the type in the schema, PyYAML's traps one by one, and comes back as text."""
+
+import re
+
+import pytest
+import yaml
+
+from configs.load import to_yaml
+from configs.values import SETTINGS, convert, describe, flatten
+from tests.support.configs import load_text
+from tests.support.mistakes import IN_OPTS
+from tests.support.refusals import refused
+from utils.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("TRAIN.BASE_LR", "3e-3", 3e-3),
+        ("TRAIN.BASE_LR", "1E-4", 1e-4),
+        ("TRAIN.BASE_LR", "1", 1.0),
+        ("TRAIN.BASE_LR", ".5", 0.5),
+        ("TRAIN.OPTIMIZER.BETAS", "(0.9, 0.95)", (0.9, 0.95)),
+        ("TRAIN.OPTIMIZER.BETAS", "[0.9, 0.95]", (0.9, 0.95)),
+        ("TRAIN.OPTIMIZER.BETAS", "0.9, 0.95", (0.9, 0.95)),
+        ("TRAIN.LR_SCHEDULER.MILESTONES", "(30,)", (30,)),
+        ("TRAIN.LR_SCHEDULER.MILESTONES", "()", ()),
+        ("TRAIN.LR_SCHEDULER.MILESTONES", "None", ()),
+        ("TRAIN.GRAD_CLIP", "None", None),
+        ("TRAIN.GRAD_CLIP", "null", None),
+        ("TRAIN.GRAD_CLIP", "~", None),
+        ("TRAIN.GRAD_CLIP", "", None),
+        ("DATA.IMAGE_SIZE", "0100", 100),
+        ("AMP", "on", True),
+        ("AMP", "Yes", True),
+        ("AMP", "FALSE", False),
+        ("TAG", "no", "no"),
+        ("TAG", "1e3", "1e3"),
+        ("TAG", "null", ""),
+        ("DATA.CACHE", "none", "none"),
+        ("DATA.CACHE", "null", "none"),
+        ("SAVE", "2024-01-01", "2024-01-01"),
+        ("TRAIN.OPTIMIZER.NAME", "adamw", "AdamW"),
+        ("PRECISION.DTYPE", "bf16", "bfloat16"),
+        ("MODEL.FREEZE", "['*', '!fc.*']", ("*", "!fc.*")),
+        ("MODEL.FREEZE", "blocks.[0-3].*", ("blocks.[0-3].*",)),
+    ],
+)
+def test_text_is_converted_by_the_schemas_type_in_files_and_in_opts(key, text, value):
+    *sections, name = key.split(".")
+    lines = [f"{'  ' * depth}{section}:" for depth, section in enumerate(sections)]
+    in_file = load_text("\n".join([*lines, f"{'  ' * len(sections)}{name}: {text}"])).config
+    in_opts = load_text("", "-opts", f"{key}={text}").config
+    for config in (in_file, in_opts):
+        found = config
+        for part in key.split("."):
+            found = getattr(found, part)
+        assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(("word", "names"), IN_OPTS.items())
+def test_a_wrong_value_is_named_with_what_it_must_be(word, names):
+    key, _, text = word.partition("=")
+    with refused(ConfigError, "-opts", key, repr(text), *names.split()):
+        load_text("", "-opts", word)
+
+
+AWKWARD = "null, 'it''s' \"#1\": [a] {b} & *c !d %e @f\\n 日本 \U0001f600 \t\x85é"
+
+
+@pytest.mark.parametrize("text", [AWKWARD, "true", "123", "-", "a: b", " spaces ", "line\nbreak", "x" * 200])
+def test_any_text_survives_being_saved(text):
+    loaded = load_text("", f"-tag={text}", f"-data_path={text}")
+    assert flatten(loaded.config)["TAG"] == text
+    assert load_text(to_yaml(loaded.config, loaded.origins)).config == loaded.config
+
+
+def test_every_saved_value_has_its_origin_and_the_type_that_other_readers_take_it_for():
+    loaded = load_text(
+        "TRAIN: {BASE_LR: 1e-6}\nMODEL: {FREEZE: ['*', '!fc.*']}", "-seed", "3", "-tag", "true", "-opts", "AMP=true"
+    )
+    saved = to_yaml(loaded.config, loaded.origins)
+    origin = dict(re.findall(r"^ *(BASE_LR|FREEZE|SEED|AMP|DEPTH): .*  # (.*)$", saved, re.MULTILINE))
+    assert origin == {
+        "BASE_LR": "x.yaml",
+        "FREEZE": "x.yaml",
+        "SEED": "flag -seed",
+        "AMP": "-opts",
+        "DEPTH": "default",
+    }
+    assert len(re.findall("  # ", saved)) == len(SETTINGS)
+    plain = yaml.safe_load(saved)
+    for key, value in flatten(loaded.config).items():
+        found = plain
+        for part in key.split("."):
+            found = found[part]
+        assert found == value
+
+
+NUMBERS = [key for key, setting in SETTINGS.items() if setting.kind in (int, float) and not setting.choices]
+SEEDS = ["DATA.SPLIT_SEED", "SEED"]  # any number is as good as another
+
+
+@pytest.mark.parametrize("key", [key for key in NUMBERS if key not in SEEDS])
+def test_a_number_far_beyond_any_use_is_refused_with_its_name(key):
+    text = str(10**18) if SETTINGS[key].kind is int else "1e308"
+    with refused(ConfigError, "-opts", key, repr(text), describe(SETTINGS[key])):
+        convert(SETTINGS[key], text, "-opts")
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+def test_the_default_of_a_number_is_within_its_bounds(key):
+    setting = SETTINGS[key]
+    values = setting.default if setting.many else [setting.default]
+    high = float("inf") if setting.high is None else setting.high
+    assert all(value is None or setting.low <= value <= high for value in values)

@@ -1,0 +1,100 @@
+"""Settings files: which BASE wins, and files that are not what they should be."""
+
+from pathlib import Path
+
+import pytest
+
+from configs.load import load
+from configs.schema import Config
+from tests.support.configs import load_text, write
+from tests.support.mistakes import IN_A_FILE
+from tests.support.refusals import refused
+from tests.support.runs import ROOT
+from utils.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "BASE: ''", "BASE: ['']", "BASE:", "# nothing", "TRAIN:", "TRAIN: null", "DATA: {}"]
+)
+def test_a_file_that_sets_nothing_gives_the_defaults(text):
+    assert load_text(text).config == Config()
+
+
+def test_bases_are_read_depth_first_from_the_including_files_folder_and_own_keys_win():
+    write("SEED: 1\nTAG: a\nSAVE: one\nSAVE_FREQ: 1\n", "shared/one.yaml")
+    write("BASE: one.yaml\nSEED: 2\nTAG: b\nSAVE: two\n", "shared/two.yaml")
+    write("SEED: 3\nTAG: c\n", "three.yaml")
+    loaded = load_text("BASE: [shared/two.yaml, '', three.yaml]\nSEED: 4\n")
+    config = loaded.config
+    assert (config.SEED, config.TAG, config.SAVE, config.SAVE_FREQ) == (4, "c", "two", 1)
+    assert loaded.origins["SAVE_FREQ"] == "shared/one.yaml"
+
+
+def test_a_base_loop_names_the_loop():
+    write("BASE: b.yaml", "a.yaml")
+    write("BASE: [./a.yaml]", "b.yaml")
+    for first in ("a.yaml", write("BASE: a.yaml")):  # x.yaml leads to the loop and is no part of it
+        with refused(ConfigError, "BASE", "a.yaml -> b.yaml -> a.yaml"):
+            load(["-cfg", first])
+    with refused(ConfigError, "y.yaml -> y.yaml"):
+        load(["-cfg", write("BASE: y.yaml", "y.yaml")])
+
+
+def test_a_file_may_be_the_base_of_two_others():
+    write("SEED: 1", "root.yaml")
+    write("BASE: root.yaml", "left.yaml")
+    write("BASE: root.yaml", "right.yaml")
+    assert load_text("BASE: [left.yaml, right.yaml]").config.SEED == 1
+
+
+def test_a_missing_base_names_the_path_and_the_nearest_file():
+    write("", "shared/recipe.yaml")
+    with refused(ConfigError, "x.yaml", "BASE", "shared/recipes.yaml", "shared/recipe.yaml"):
+        load_text("BASE: shared/recipes.yaml")
+
+
+@pytest.mark.parametrize(("text", "names"), IN_A_FILE.items())
+def test_a_mistake_in_a_file_is_named_with_the_place_and_the_remedy(text, names):
+    with refused(ConfigError, "x.yaml", *names.split()):
+        load_text(text)
+
+
+def test_a_file_of_another_kind_is_refused():
+    Path("weights.pth").write_bytes(b"PK\x03\x04\xff\xfe")
+    with refused(ConfigError, "weights.pth", "UTF-8", "byte 4", "-pretrained", "-resume"):
+        load(["-cfg", "weights.pth"])
+    Path("folder").mkdir()
+    with refused(ConfigError, "folder", "a folder"):
+        load(["-cfg", "folder"])
+
+
+def test_a_byte_order_mark_windows_line_ends_and_python_tags_do_no_harm():
+    Path("x.yaml").write_bytes("\ufeffSEED: 7\r\nTAG: !!python/object:os.system ä\r\n".encode())
+    config = load(["-cfg", "x.yaml"]).config
+    assert (config.SEED, config.TAG) == (7, "ä")
+
+
+def test_without_cfg_the_shipped_files_are_offered():
+    for argv in ([], ["-cfg", ""], ["-amp"]):
+        with refused(ConfigError, "-cfg", ROOT / "configs" / "vit_digits.yaml"):
+            load(argv)
+
+
+def test_a_cfg_that_is_not_there_brings_the_nearest_names(monkeypatch):
+    write("", "mine/flowers.yaml")
+    with refused(ConfigError, "-cfg", "mine/flower.yaml", "mine/flowers.yaml"):
+        load(["-cfg", "mine/flower.yaml"])
+    with refused(ConfigError, "-cfg", "qqqqqqqq") as caught:
+        load(["-cfg", "qqqqqqqq"])
+    assert "yaml" not in str(caught.value)
+    monkeypatch.chdir(ROOT)
+    with refused(ConfigError, "-cfg", "vit_digit.yaml", "configs/vit_digits.yaml"):
+        load(["-cfg", "vit_digit.yaml"])
+
+
+def test_a_cfg_of_the_repository_is_not_guessed_from_another_folder():
+    path = "configs/vit_digits.yaml"
+    with refused(ConfigError, "-cfg", f"./{path}", Path.cwd(), ROOT / path):
+        load(["-cfg", f"./{path}"])

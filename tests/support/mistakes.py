@@ -1,0 +1,175 @@
+"""Mistakes in settings files and on the command line, each with the names and values that its message must hold.
+
+Their full messages stand in tests/data/messages.json: see tests/test_wording.py.
+"""
+
+# A file x.yaml with this text -> names, beside the file's own.
+IN_A_FILE = {
+    "TRAIN: {BASE_LRR: 1}": "TRAIN.BASE_LRR TRAIN.BASE_LR",
+    "TRIAN:\n  BASE_LR: 1": "TRIAN.BASE_LR TRAIN.BASE_LR",
+    "BASE_LR: 1": "BASE_LR TRAIN.BASE_LR",
+    "train:\n  eps: 1": "train.eps TRAIN.OPTIMIZER.EPS",
+    "TRAIN: {MIXUP_ALPHAS: 1}": "TRAIN.MIXUP_ALPHAS TRAIN.MIXUP_ALPHA",
+    "QQQ: 1": "QQQ docs/settings.md",
+    "TRAIN: 5": "TRAIN '5' TRAIN.NUM_EPOCHS",
+    "DATA: {BATCH_SIZE: {TRAIN: 5}}": "DATA.BATCH_SIZE DATA.BATCH_SIZE.TRAIN 1 1,000,000 auto",
+    "SEED: 1\nTAG: a\nSEED: 2": "SEED 1 3",
+    "TRAIN:\n  END_LR: 1\nSEED: 1\nTRAIN:\n  BASE_LR: 1": "TRAIN 1 4",
+    "TRAIN:\n  OPTIMIZER:\n    EPS: 1\n    EPS: 1": "TRAIN.OPTIMIZER.EPS 3 4",
+    "SEED: 1\nTAG: 'a": "2 YAML",
+    "SEED: 1\n  TAG: a": "2 YAML",
+    "TRAIN:\n\tEND_LR: 1": "2 YAML spaces tabs",
+    "SEED: 1\nTAG: \x07": "2 YAML",
+    "SEED: 1\n---\nSEED: 2": "2 YAML",
+    "hello": "`TRAIN:`",
+    "- SEED: 1": "`TRAIN:`",
+    "SEED: 1\n[a, b]: 1": "2",
+    "A: &a {}\nTRAIN:\n  <<: *a": "3 << BASE",
+    "MODEL:\n  FREEZE:\n    - a: 1": "3 MODEL.FREEZE",
+    # A list where one value belongs, or lists in a list.
+    "DATA: {BATCH_SIZE: [32, 64]}": "DATA.BATCH_SIZE [32, 64] 1 1,000,000 auto",
+    "TAG: [a, b]": "TAG [a, b]",
+    "TRAIN: {OPTIMIZER: {BETAS: [[0.9, 0.99]]}}": "TRAIN.OPTIMIZER.BETAS [[0.9, 0.99]] 0 0.999999",
+    'SAVE: "a\\0b"': "SAVE",
+    "BASE: [[a.yaml]]": "BASE",
+    # Settings that do not fit together.
+    "MODEL: {EMBED_DIM: 100, NUM_HEADS: 3}": "MODEL.EMBED_DIM 100 MODEL.NUM_HEADS 3 MODEL.ATTN_HEAD_SIZE",
+    "DATA: {IMAGE_SIZE: 8}": "MODEL.PATCH_SIZE 16 (default) DATA.IMAGE_SIZE 8",
+    "DATA: {CROP_SCALE: [1.0, 0.5]}": "DATA.CROP_SCALE [1.0, 0.5] [0.08, 1.0]",
+    "DATA: {CROP_RATIO: 1}": "DATA.CROP_RATIO [1.0] [0.08, 1.0]",
+    "TRAIN: {OPTIMIZER: {BETAS: [0.9]}}": "TRAIN.OPTIMIZER.BETAS [0.9] [0.9, 0.999]",
+    "DATA: {IMAGENET_STD: 0.3}": "DATA.IMAGENET_STD [0.3] DATA.IMAGE_CHANNELS 3 (default)",
+    "DATA: {IMAGE_CHANNELS: 1, IMAGENET_MEAN: [0.1, 0.2, 0.3]}": "DATA.IMAGENET_MEAN [0.1, 0.2, 0.3] DATA.IMAGE_CHANNELS 1",
+    # PaddleViT's older dialects, named as they were written.
+    "MODEL: {TRANS: {MLP_DIM: 192}}": "MODEL.TRANS.MLP_DIM MODEL.TRANS.HIDDEN_SIZE MLP_RATIO",
+    "MODEL: {TRANS: {MLP_DIM: wide, HIDDEN_SIZE: 64}}": "MODEL.TRANS.MLP_DIM 'wide' 1 100,000",
+    "MODEL: {TRANS: {DEPHT: 5}}": "MODEL.TRANS.DEPHT MODEL.TRANS.DEPTH",
+    "MODEL: {DEPTH: 4, TRANS: {NUM_LAYERS: 5}}": "MODEL.DEPTH MODEL.TRANS.NUM_LAYERS",
+    "MODEL: {TRANS: {HYBRID: True, PATCH_SIZE: 32}}": "MODEL.TRANS.HYBRID 'True' MODEL.TYPE: timm MODEL.NAME vit_base_r50_s16_224",
+    # Other models' keys are not called unknown: their type comes first.
+    "MODEL:\n  DEPTHS: [2, 2]\n  TYPE: swin\n  NAME: swin_base_patch4_window7_224": (
+        "MODEL.TYPE 'swin' vit MODEL.TYPE: timm MODEL.NAME: swin_base_patch4_window7_224"
+    ),
+}
+
+# -opts with this word -> what the setting must be; the message names key and value as well.
+IN_OPTS = {
+    "DATA.BATCH_SIZE=abc": "1 1,000,000 auto",
+    "DATA.BATCH_SIZE=0": "1 1,000,000 auto",
+    "DATA.BATCH_SIZE=12:30": "1 1,000,000 auto",
+    "DATA.BATCH_SIZE=1e3": "1 1,000,000 auto",
+    "DATA.BATCH_SIZE=64.0": "1 1,000,000 auto",
+    "DATA.BATCH_SIZE=true": "1 1,000,000 auto",
+    "DATA.BATCH_SIZE=None": "1 1,000,000 auto",
+    "DATA.BATCH_SIZE=1_000": "1 1,000,000 auto",
+    "DATA.BATCH_SIZE=aut": "1 1,000,000 auto?",
+    "DATA.BATCH_SIZE_EVAL=auto": "1 1,000,000 None",
+    "TRAIN.ACCUM_ITER=auto": "1 1,000,000",
+    "DATA.BATCH_SIZE_EVAL=-1": "1 1,000,000 None",
+    "TRAIN.BASE_LR=nan": "0 1,000",
+    "TRAIN.BASE_LR=.inf": "0 1,000",
+    "TRAIN.BASE_LR=1e999": "0 1,000",
+    "TRAIN.BASE_LR=yes": "0 1,000",
+    "TRAIN.BASE_LR=3e-3x": "0 1,000",
+    "DATA.CROP_PCT=87.5": "0.01 1",
+    "AMP=1": "true false",
+    "AMP=fp16": "true false",
+    "TRAIN.OPTIMIZER.BETAS=(0.9, 1.5)": "0 0.999999",
+    "TRAIN.OPTIMIZER.BETAS=0.9 0.95": "0 0.999999",
+    "TRAIN.LR_SCHEDULER.MILESTONES=3, x": "1 1,000,000",
+    "DATA.IMAGE_CHANNELS=4": "1 3",
+    "TRAIN.OPTIMIZER.NAME=adamx": "AdamW Adam SGD AdamW?",
+    "PRECISION.DTYPE=float15": "float16 bfloat16 auto None bfloat16?",
+    "PRECISION.DTYPE=half": "float16 bfloat16",
+    "PRECISION.INCR_RATIO=1": "1.0001 1,000,000",
+    "PRECISION.DECR_RATIO=1": "0.0001 0.9999",
+    "PRECISION.DECR_RATIO=0": "0.0001 0.9999",
+    "PRECISION.DECR_EVERY_N_NAN_OR_INF=0": "1 1,000,000,000",
+    "PRECISION.INCR_EVERY_N_STEPS=0": "1 1,000,000,000",
+    "PRECISION.MIN_LOSS_SCALING=0": "1e-06 1e+38",
+    "PRECISION.INIT_LOSS_SCALING=inf": "1 1e+38",
+    "PRECISION.MAX_CONSECUTIVE_SKIPS=0": "1 1,000,000,000",
+    "PRECISION.DOCTOR_SKIPS=0": "1 1,000,000,000 None",
+    "PRECISION.SHADOW_STEPS=0": "1 1,000,000,000 None",
+    "SEED=x": "0",
+}
+
+# These words behind -cfg x.yaml -> names.
+ON_THE_COMMAND_LINE = {
+    f"-seed {2**63}": f"-seed SEED '{2**63}' 2**63",
+    "-batch_size 0": "-batch_size DATA.BATCH_SIZE '0' 1 1,000,000 auto",
+    "-batch_size=abc": "-batch_size DATA.BATCH_SIZE 'abc' 1 1,000,000 auto",
+    "-last_epoch -1": "-last_epoch TRAIN.LAST_EPOCH '-1' 0 1,000,000",
+    "-amp maybe": "-amp AMP 'maybe' true false",
+    "-batch_size": "-batch_size -h",
+    "-bach_size 8": "-bach_size -batch_size? -h",
+    "--batch-size=8": "--batch-size -batch_size? -h",
+    "-out=here": "-out -output? -h",
+    "-workers 2": "-workers -num_workers? -h",
+    "-hflip 0": "-hflip -h",
+    "-c=x.yaml": "-c -cfg? -h",
+    "-seed 1 y.yaml": "'y.yaml' -cfg",
+    "-opts SEED 1": "-opts 'SEED' KEY=VALUE TRAIN.BASE_LR=1e-3",
+    "-opts BASE=y.yaml": "-opts BASE -cfg",
+    "-opts TRAIN.LR=1": "-opts TRAIN.LR",
+    "-opts TRAIN=1": "-opts TRAIN '1'",
+    "-opts MODEL.TRANS.DEPTH=0": "-opts MODEL.DEPTH '0' 1 1,000",
+    "-opts MODEL.EMBED_DIM=96000 MODEL.DEPTH=1000": "MODEL.EMBED_DIM 96000 MODEL.DEPTH 1000 1e+11",
+    "-opts TAG=../../x": "TAG ../../x -opts",
+    f"-opts TAG={'x' * 201}": "TAG 200",
+    f"-opts RUN.MAX_TIME={'9' * 400}": "RUN.MAX_TIME 3h30m",
+    "-amp -opts PRECISION.INIT_LOSS_SCALING=8 PRECISION.MIN_LOSS_SCALING=16": (
+        "PRECISION.INIT_LOSS_SCALING 8 PRECISION.MIN_LOSS_SCALING 16"
+    ),
+    "-amp -opts PRECISION.INIT_LOSS_SCALING=8 PRECISION.MAX_LOSS_SCALING=4": (
+        "PRECISION.INIT_LOSS_SCALING 8 PRECISION.MAX_LOSS_SCALING 4"
+    ),
+    "-amp -opts PRECISION.MIN_LOSS_SCALING=16 PRECISION.MAX_LOSS_SCALING=4": (
+        "PRECISION.MIN_LOSS_SCALING 16 PRECISION.MAX_LOSS_SCALING 4"
+    ),
+}
+
+# The whole program with these words behind the small settings, in an empty folder -> names.
+IN_A_RUN = {
+    "-dataset cifar1": "cifar1 cifar10",
+    "-amp -opts PRECISION.CUSTOM_WHITE_LIST=[LayerNrm]": "PRECISION.CUSTOM_WHITE_LIST LayerNrm LayerNorm",
+    "-amp -opts PRECISION.CUSTOM_BLACK_LIST=[blocks.9.mlp]": "PRECISION.CUSTOM_BLACK_LIST blocks.9.mlp blocks.1.mlp",
+    "-amp -opts PRECISION.CUSTOM_BLACK_LIST=[head] PRECISION.CUSTOM_WHITE_LIST=[head]": (
+        "PRECISION.CUSTOM_BLACK_LIST PRECISION.CUSTOM_WHITE_LIST head"
+    ),
+    "-dataset imagenet2012 -data_path nowhere": "DATA.DATA_PATH nowhere",
+    "-dataset imagefolder -data_path nowhere": "DATA.DATA_PATH nowhere",
+    "-dataset csv -data_path nowhere": "DATA.DATA_PATH nowhere",
+    "-dataset caltech101 -data_path nowhere": "DATA.DATA_PATH nowhere",
+    "-dataset caltech256 -data_path nowhere": "DATA.DATA_PATH nowhere",
+    "-pretrained nothing.pth": "MODEL.PRETRAINED nothing.pth",
+    "-resume nothing.pth": "-resume nothing.pth",
+    "-eval": "-pretrained -resume",
+    "-output file/output": "SAVE file/output",
+    "-output /proc/halfstep": "SAVE /proc/halfstep",
+}
+
+# Settings without effect, -opts words beside them -> what the note names besides them: why.
+WITHOUT_EFFECT = {
+    ("PRECISION.RESIDUAL=half", ""): "AMP -amp",
+    ("PRECISION.MODE=float8", ""): "AMP -amp",
+    ("PRECISION.MODE=naive", ""): "AMP -amp",
+    ("PRECISION.CUSTOM_BLACK_LIST=[head]", ""): "AMP -amp",
+    ("PRECISION.REDUCE=half", ""): "AMP -amp",
+    ("PRECISION.RESIDUAL=half", "PRECISION.MODE=naive AMP=true"): "PRECISION.MODE naive",
+    ("PRECISION.SHADOW_LOSS=0.5", ""): "PRECISION.SHADOW_STEPS",
+    ("PROFILE=3", "EVAL=true"): "EVAL",
+    ("DIST.STRATEGY=fsdp2", "EVAL=true"): "EVAL",
+    ("COMPILE_SCOPE=blocks", ""): "COMPILE -compile",
+    ("DATA.CACHE_SIDE=9 DATA.CACHE_PATH=x", ""): "DATA.CACHE none disk ram",
+    ("DATA.CACHE_QUALITY=80", "DATA.CACHE=disk"): "DATA.CACHE_FORM decoded jpeg",
+    ("DATA.CACHE_PATH=x", "DATA.CACHE=ram"): "DATA.CACHE ram",
+    ("DATA.SHUFFLE_BUFFER=9", ""): "DATA.DATASET shards",
+    ("DATA.SYNTHETIC_SIZE=9", ""): "DATA.DATASET synthetic",
+    ("TRAIN.RAND_AUGMENT_LAYERS=3", ""): "TRAIN.RAND_AUGMENT",
+    ("TRAIN.AUTO_AUGMENT=svhn", "TRAIN.RAND_AUGMENT=true"): "TRAIN.RAND_AUGMENT",
+    ("TRAIN.MIXUP_MODE=elem", ""): "TRAIN.MIXUP_ALPHA TRAIN.CUTMIX_ALPHA 0",
+    ("TRAIN.RANDOM_ERASE_COUNT=3", ""): "TRAIN.RANDOM_ERASE_PROB 0",
+    ("TRAIN.MODEL_EMA_DECAY=0.9", ""): "TRAIN.MODEL_EMA",
+    ("TRAIN.LR_SCHEDULER.DECAY_EPOCHS=3", ""): "TRAIN.LR_SCHEDULER.NAME step",
+}

@@ -10,51 +10,51 @@ import os
 import sys
 
 from configs.load import Loaded, load
-from utils.errors import ToldError, UserError, exit_code
-from utils.launch.launch_env import Asked, Place, count_local, find_place, told_rank
-from utils.program import hurry, leave
+from utils.errors import AlreadyReportedError, UserError
+from utils.launch.launch_env import LaunchedRank, LaunchOptions, count_local, find_launched_rank, rank_in_environment
+from utils.program import exit_code, exit_now, relax_gc
 
 
 def main(arguments: list[str]) -> int:
-    loaded = load_once(arguments)  # also before launching: a mistake is told at once
+    loaded = load_once(arguments)  # before launching too, so that a mistake is reported at once
     config, dist = loaded.config, loaded.config.DIST
-    asked = Asked(dist.URL, dist.WORLD_SIZE, dist.RANK, config.NGPUS, dist.TIMEOUT)
-    place = find_place(os.environ, asked)
+    options = LaunchOptions(dist.URL, dist.WORLD_SIZE, dist.RANK, config.NGPUS, dist.TIMEOUT)
+    launched = find_launched_rank(os.environ, options)
     if config.CHECK:
-        return check_once(loaded, place)
+        return check_once(loaded, launched)
     from utils.distributed import Process, find_devices
 
-    if place is None:
+    if launched is None:
         from utils.launch.torchrun import launch
 
         return launch(__file__, arguments, config.NGPUS or find_devices(config.DEVICE)[1])
     from engine.run import run
 
-    return run(loaded, Process.start(config.DEVICE, os.environ, asked))
+    return run(loaded, Process.start(config.DEVICE, os.environ, options))
 
 
-def check_once(loaded: Loaded, place: Place | None) -> int:
-    """-check in process 0 alone. The others end at once: reading all images may take longer than they would wait."""
-    if place and place.rank:
+def check_once(loaded: Loaded, launched: LaunchedRank | None) -> int:
+    """-check on rank 0 only. The other ranks exit at once: reading all images may take longer than DIST.TIMEOUT."""
+    if launched and launched.rank:
         return 0
     from engine.check.preflight import check
     from utils.distributed import die_with_parent
 
-    if place is None:
+    if launched is None:
         return check(loaded, loaded.config.NGPUS)
-    if place.is_watched:
+    if launched.parent_is_launcher:
         die_with_parent()
-    return check(loaded, place.world_size, count_local(os.environ, place.world_size))
+    return check(loaded, launched.world_size, count_local(os.environ, launched.world_size))
 
 
 def load_once(arguments: list[str]) -> Loaded:
-    """The settings; a mistake in them is told by one process of the launcher's, not by each."""
+    """Read the settings; only one of the launcher's processes reports a mistake in them."""
     try:
         return load(arguments)
     except UserError as error:
-        raise (error if told_rank(os.environ) == "0" else ToldError(str(error))) from None
+        raise (error if rank_in_environment(os.environ) == "0" else AlreadyReportedError(str(error))) from None
 
 
 if __name__ == "__main__":
-    hurry()
-    leave(exit_code(main, sys.argv[1:]))
+    relax_gc()
+    exit_now(exit_code(main, sys.argv[1:]))

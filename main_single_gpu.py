@@ -6,8 +6,8 @@ python main_single_gpu.py -cfg configs/vit_digits.yaml -amp
 import sys
 
 from configs.load import load
-from utils.errors import ConfigError, exit_code
-from utils.program import hurry, leave
+from utils.errors import ConfigError
+from utils.program import exit_code, exit_now, relax_gc
 
 
 def main(arguments: list[str]) -> int:
@@ -15,18 +15,18 @@ def main(arguments: list[str]) -> int:
     dist = loaded.config.DIST
     if (dist.URL, dist.WORLD_SIZE, dist.RANK) != (None, None, None):
         raise ConfigError(
-            "-dist_url, -world_size and -rank: this is the program for one process; use main_multi_gpu.py"
+            "-dist_url, -world_size and -rank: main_single_gpu.py runs one process; use main_multi_gpu.py"
         )
     if loaded.config.CHECK:
         from engine.check.preflight import check
 
         return check(loaded)
-    from engine.run import run  # after the settings are known to be right: importing torch takes seconds
+    from engine.run import run  # after the settings are checked, because importing torch takes seconds
     from utils.distributed import Process
 
     return run(loaded, Process.start(loaded.config.DEVICE, environment={}))
 
 
 if __name__ == "__main__":
-    hurry()
-    leave(exit_code(main, sys.argv[1:]))
+    relax_gc()
+    exit_now(exit_code(main, sys.argv[1:]))

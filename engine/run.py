@@ -59,7 +59,7 @@ def run(loaded: Loaded, process: Process) -> int:
             check_strategy(loaded.config)  # likewise
         code = run_evaluation(session) if loaded.config.EVAL else run_training(session)
     except BaseException as error:
-        error_told = process.explain(error)
+        error_told = process.name_lost_ranks(error)
         session.end(error_told)
         raise error_told from None if error_told is error else error
     session.end(None)

@@ -14,7 +14,7 @@ from engine.run_folder import RunFolder
 from utils.distributed import Process
 from utils.files import write_text
 from utils.log import Log
-from utils.program import settle
+from utils.program import restore_gc
 
 
 class Session:
@@ -56,7 +56,7 @@ class Session:
     def begin(self) -> None:
         """All is found right: from here on the folder is this start's, and says with which settings."""
         self._has_begun = True
-        settle()
+        restore_gc()
         if self._folder:
             # Whoever starts from this file wants the same run anew, not this one to go on, nor to be its process 0.
             config = self.config

@@ -21,7 +21,8 @@ from configs.load import load
 from configs.schema import Config
 from configs.values import unflatten
 from scripts.command_line import Parser
-from utils.errors import ConfigError, exit_code
+from utils.errors import ConfigError
+from utils.program import exit_code
 
 
 def main(argv: list[str]) -> int:

@@ -29,8 +29,9 @@ from configs import flags
 from configs.schema import Config
 from configs.values import SETTINGS, build, convert
 from scripts.command_line import Parser, at_least
-from utils.errors import ConfigError, DataError, did_you_mean, exit_code
+from utils.errors import ConfigError, DataError, did_you_mean
 from utils.files import replacing, write_text
+from utils.program import exit_code
 
 NUM_READERS = 8
 FILES_AHEAD = 64

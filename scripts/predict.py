@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # our folders, 
 from configs.schema import Config
 from configs.values import unflatten
 from scripts.command_line import Parser
-from utils.errors import ConfigError, exit_code
+from utils.errors import ConfigError
+from utils.program import exit_code
 
 FEW = 64  # so many images are read sooner than worker processes would start
 COLUMNS = ("image_path", "rank", "class", "probability")

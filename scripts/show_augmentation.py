@@ -13,7 +13,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # our folders, wherever the script is called from
 
 from configs.load import load
-from utils.errors import ConfigError, exit_code
+from utils.errors import ConfigError
+from utils.program import exit_code
 
 NUM_SHOWN, NUM_COLUMNS, GAP = 24, 8, 2
 

@@ -10,7 +10,7 @@ from tests.support.configs import SMALL
 from tests.support.mistakes import IN_A_RUN
 from tests.support.refusals import assert_names
 from tests.support.runs import run
-from utils.errors import exit_code
+from utils.program import exit_code
 
 FOLDERS = SMALL.replace("digits", "imagefolder").replace("BATCH_SIZE: 32", "BATCH_SIZE: 2")
 

@@ -18,7 +18,7 @@ from PIL import Image
 from tests.support.configs import SMALL
 from tests.support.processes import alive, children, wait_until
 from tests.support.runs import ROOT, command, run, run_folder
-from utils.launch.torchrun import cause
+from utils.launch.torchrun import root_cause
 
 LINE = re.compile(
     r"Epoch\[\d{3}/\d{3}\], Step\[\d{4}/\d{4}\], Lr: \d\.\d{6}, Loss: \d+\.\d{4} \(\d+\.\d{4}\), Avg Acc: [01]\.\d{4}$"
@@ -296,7 +296,7 @@ def test_a_dead_worker_ends_the_run_with_its_code_and_leaves_no_orphan(long_run)
     ],
 )
 def test_of_several_dead_workers_the_one_that_took_the_others_with_it_gives_the_code(failures, code):
-    assert cause([SimpleNamespace(exitcode=exitcode, timestamp=time) for exitcode, time in failures]) == code
+    assert root_cause([SimpleNamespace(exitcode=exitcode, timestamp=time) for exitcode, time in failures]) == code
 
 
 def test_killing_the_launcher_leaves_no_orphan(long_run):

@@ -24,7 +24,8 @@ from tests.support.configs import small_config
 from tests.support.image_sets import draw, error_of, settings
 from tests.support.refusals import assert_names, refused
 from tests.support.shards import samples, write_tar
-from utils.errors import ConfigError, UserError, exit_code
+from utils.errors import ConfigError, UserError
+from utils.program import exit_code
 
 
 def test_an_image_cannot_be_repeated_more_often_than_an_update_has_images(tmp_path):

@@ -1,6 +1,6 @@
-"""Which of the run's processes this one is, on which device, and the few things that they do together.
+"""This process among the run's processes: its rank, its device, and the collectives that the program uses.
 
-With one process every method returns its input: nobody else asks how many there are.
+With one process every method returns its input, so that no caller asks how many there are.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from utils.errors import ConfigError, LostProcess, ToldError, UserError
-from utils.launch.launch_env import Asked, find_place
-from utils.launch.rendezvous import Meeting, named
+from utils.errors import AlreadyReportedError, ConfigError, LostProcess, UserError
+from utils.launch.launch_env import LaunchOptions, find_launched_rank
+from utils.launch.rendezvous import Rendezvous, format_ranks
 
 
 def find_devices(setting: str) -> tuple[str, int]:
-    """The kind of device to use and how many are visible; `auto` takes the best kind there is."""
+    """The kind of device to use and how many are visible; `auto` takes the best kind available."""
     counts = {"cuda": torch.cuda.device_count, "xpu": torch.xpu.device_count, "mps": torch.mps.device_count}
     for kind, count in counts.items():
         if setting in ("auto", kind) and count():
@@ -35,11 +35,11 @@ def find_devices(setting: str) -> tuple[str, int]:
 
 
 def choose_device(setting: str, local_rank: int, launcher: str = "torchrun") -> torch.device:
-    """The device of one of a machine's processes: each has its own, but for CPUs, which they share."""
+    """The device of one of a machine's processes. Each has its own, except on CPUs, which they share."""
     kind, count = find_devices(setting)
     if kind == "cpu":
         return torch.device("cpu")
-    if count == 1 and launcher != "torchrun":  # Slurm and others may show each process its own device alone
+    if count == 1 and launcher != "torchrun":  # Slurm and others may make one device visible to each process
         return torch.device(kind, 0)
     if local_rank >= count:
         raise ConfigError(
@@ -59,69 +59,73 @@ class Process:
     world_size: int = 1
     local_size: int = 1  # processes on this machine
     launcher: str = "none"
-    _meeting: Meeting | None = None
-    _host_group: Any = None  # gloo: what the hosts tell each other must not wait for a device
+    rendezvous: Rendezvous | None = None
+    _host_group: Any = None  # gloo: host-side collectives must not wait for a device
     _vote: tuple = field(default=(None, None))
 
     @classmethod
-    def start(cls, device_setting: str, environment: Mapping[str, str], asked: Asked | None = None) -> "Process":
-        """The process that the launcher's environment or the flags describe, joined to the others."""
-        asked = asked or Asked()
-        place = find_place(environment, asked)
-        if place is None or place.world_size == 1:
+    def start(
+        cls, device_setting: str, environment: Mapping[str, str], options: LaunchOptions | None = None
+    ) -> "Process":
+        """Join the process group that the launcher's environment or the flags describe."""
+        options = options or LaunchOptions()
+        launched = find_launched_rank(environment, options)
+        if launched is None or launched.world_size == 1:
             return cls(choose_device(device_setting, 0))
-        meeting = Meeting(place, asked.timeout)
-        device = choose_device(device_setting, meeting.local_rank, place.launcher)
+        joined = Rendezvous(launched, options.timeout)
+        device = choose_device(device_setting, joined.local_rank, launched.launcher)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         process = cls(
-            device, place.rank, meeting.local_rank, place.world_size, meeting.local_size, place.title, meeting
+            device, launched.rank, joined.local_rank, launched.world_size, joined.local_size, launched.title, joined
         )
-        if place.is_watched:
+        if launched.parent_is_launcher:
             die_with_parent()
-        process._join(asked.timeout)
+        process._init_groups(options.timeout)
         return process
 
-    def _join(self, timeout: float) -> None:
-        # Hosts lose patience before devices do, as they alone can say whom they wait for.
-        of_hosts = timedelta(seconds=timeout - self._meeting.patience)
+    def _init_groups(self, timeout: float) -> None:
+        # Host collectives time out first, since they alone can say which rank is missing.
+        host_timeout = timedelta(seconds=timeout - self.rendezvous.grace_period)
         backend = {"cuda": "nccl", "xpu": "xccl"}.get(self.device.type, "gloo")
         dist.init_process_group(
             backend,
-            store=self._meeting.store,
+            store=self.rendezvous.store,
             rank=self.rank,
             world_size=self.world_size,
-            timeout=of_hosts if backend == "gloo" else timedelta(seconds=timeout),
+            timeout=host_timeout if backend == "gloo" else timedelta(seconds=timeout),
             device_id=self.device if backend == "nccl" else None,
         )
-        self._host_group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=of_hosts)
+        self._host_group = (
+            dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=host_timeout)
+        )
 
     def describe(self) -> str:
-        """How many processes there are, and who started them."""
-        hosts = list(dict.fromkeys(self._meeting.hosts))
+        """One line: the number of processes and what launched them."""
+        hosts = list(dict.fromkeys(self.rendezvous.hosts))
         return (
             f"{self.world_size} processes on {len(hosts)} machine{'s' * (len(hosts) > 1)}, started by {self.launcher}; "
             f"process 0 is on {hosts[0]}"
         )
 
-    def explain(self, error: BaseException) -> BaseException:
-        """The error, or one that names the processes that were waited for in vain or broke off."""
-        # gloo has no error of its own: these are RuntimeErrors that name its files, or the second that fails for the first.
+    def name_lost_ranks(self, error: BaseException) -> BaseException:
+        """The error itself, or a LostProcess that names the ranks that timed out or disconnected."""
+        # gloo has no exception class: its errors are RuntimeErrors that name its source files or a closed pair.
         is_lost = isinstance(error, dist.DistError) or (
             isinstance(error, RuntimeError) and re.search("gloo|pair closure", str(error))
         )
-        if self._meeting is None or not is_lost:
-            return error  # this process's own
+        if self.rendezvous is None or not is_lost:
+            return error  # this process's own fault
         timed_out = re.search("timed ?out|timeout", str(error), re.IGNORECASE)
-        silent = self._meeting.find_silent(self._meeting.patience if timed_out else 1.0)
+        silent = self.rendezvous.unresponsive_ranks(self.rendezvous.grace_period if timed_out else 1.0)
         if not silent:
             return error
         if timed_out:
-            self._meeting.kill(silent)
-        where = ", ".join(sorted({self._meeting.hosts[rank] for rank in silent}))
-        what = f"did not arrive within {self._meeting.timeout:g} s (DIST.TIMEOUT)" if timed_out else "broke off"
+            self.rendezvous.kill_local(silent)
+        where = ", ".join(sorted({self.rendezvous.hosts[rank] for rank in silent}))
+        what = f"did not arrive within {self.rendezvous.timeout:g} s (DIST.TIMEOUT)" if timed_out else "broke off"
         return LostProcess(
-            f"{named(silent)} of {self.world_size}, on {where}, {what}; -resume auto goes on from the last save"
+            f"{format_ranks(silent)} of {self.world_size}, on {where}, {what}; -resume auto goes on from the last save"
         )
 
     @property
@@ -129,50 +133,50 @@ class Process:
         return self.rank == 0
 
     def first(self, task: Callable[[], Any]) -> Any:
-        """Rank 0 does the task, however long it takes; all get its result, or its error."""
-        with self._all_wait():
+        """Run the task on rank 0, however long it takes; every rank gets its result or its error."""
+        with self._keep_alive():
             result, error = self._attempt(task) if self.is_first else (None, None)
         if self.world_size > 1:
             facts = (str(error), error.code) if isinstance(error, UserError) else ("process 0 failed",)
-            told = [result, facts if error else None]
-            dist.broadcast_object_list(told, src=0, group=self._host_group)
+            outcome = [result, facts if error else None]
+            dist.broadcast_object_list(outcome, src=0, group=self._host_group)
             if not self.is_first:
-                result, error = told[0], told[1] and ToldError(*told[1])
+                result, error = outcome[0], outcome[1] and AlreadyReportedError(*outcome[1])
         if error is not None:
             raise error
         return result
 
     def after_first(self, task: Callable[[], Any]) -> Any:
-        """All do the task, rank 0 before the others, then one process a machine: many that download one file corrupt it."""
+        """Run the task on all ranks: rank 0 first, then one rank per machine, since parallel downloads corrupt a file."""
         results = []
         self.first(lambda: results.append(task()))
-        with self._all_wait():
+        with self._keep_alive():
             if not self.is_first and self.local_rank == 0:
                 results.append(task())
         return results[0] if results else task()
 
     @contextlib.contextmanager
-    def _all_wait(self) -> Iterator[None]:
-        """What is done in here takes some processes hours; all leave it when the last one is done.
+    def _keep_alive(self) -> Iterator[None]:
+        """A block that may take some ranks hours; all leave it when the last one is done.
 
-        Meanwhile they tell each other that they live: a collective that waits for half an hour is an error.
+        Meanwhile they exchange heartbeats, because a collective that waits longer than DIST.TIMEOUT is an error.
         """
         if self.world_size == 1:
             yield
             return
         is_done = threading.Event()
         with ThreadPoolExecutor(1) as pool:
-            others = pool.submit(self._tell_until_all_are, is_done)
+            others = pool.submit(self._send_heartbeats, is_done)
             try:
                 yield
             finally:
                 is_done.set()
         others.result()
 
-    def _tell_until_all_are(self, is_done: threading.Event) -> None:
+    def _send_heartbeats(self, is_done: threading.Event) -> None:
         num_done = torch.zeros(1)
         while num_done < self.world_size:
-            is_done.wait(self._meeting.patience)
+            is_done.wait(self.rendezvous.grace_period)
             num_done.fill_(is_done.is_set())
             dist.all_reduce(num_done, group=self._host_group)
 
@@ -184,14 +188,14 @@ class Process:
             return None, error
 
     def wrap(self, model: torch.nn.Module, accumulates: bool, reduce: torch.dtype | None = None) -> torch.nn.Module:
-        """The model with its gradients averaged over the processes, to which they travel as `reduce`, or as they are."""
+        """Wrap the model in DDP, which averages gradients over the ranks; `reduce` is the type of the all-reduce, if given."""
         if self.world_size == 1:
             return model
         replica = torch.nn.parallel.DistributedDataParallel(
             model,
             device_ids=[self.device] if self.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
-            # A static graph must be the same in every pass; with accumulation passes differ in whether they sync.
+            # A static graph must be the same in every pass; with accumulation not every pass syncs.
             static_graph=not accumulates,
         )
         if reduce is not None:
@@ -202,44 +206,44 @@ class Process:
         return replica
 
     def sync_gradients(self, model: torch.nn.Module, now: bool):
-        """Around forward and backward: gradients are averaged only when `now`, else kept for later."""
+        """Context of forward and backward: average gradients if `now`, else accumulate them locally."""
         return contextlib.nullcontext() if now or self.world_size == 1 else model.no_sync()
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum over all processes."""
+        """Sum over all ranks."""
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
 
     def max(self, values: torch.Tensor) -> torch.Tensor:
-        """The largest of all processes, each number by itself."""
+        """Elementwise maximum over all ranks."""
         if self.world_size > 1:
             dist.all_reduce(values, dist.ReduceOp.MAX)
         return values
 
     def gather(self, rows: torch.Tensor, length: int) -> torch.Tensor | None:
-        """On process 0's host: the tensor of so many rows that each process has its share of, the last ones less."""
+        """Rank 0: the tensor of `length` rows, on the host, of which each rank has a shard; the last shards may be short."""
         padded = rows.new_zeros(-(-length // self.world_size), *rows.shape[1:])
         padded[: len(rows)] = rows
-        sent = padded.view(-1).view(torch.uint8)  # whatever the type: gloo does not know all of them
+        sent = padded.view(-1).view(torch.uint8)  # as bytes: gloo does not support every type
         received = [torch.empty_like(sent) for _ in range(self.world_size)] if self.is_first else None
         dist.gather(sent, received)
         return torch.cat(received).view(rows.dtype).view(-1, *rows.shape[1:])[:length].cpu() if self.is_first else None
 
-    def all_say(self, yes: bool) -> bool:
-        """Whether every process says so."""
-        return bool(self.smallest(int(yes)))
+    def all_true(self, flag: bool) -> bool:
+        """Whether the flag is set on every rank."""
+        return bool(self.host_min(int(flag)))
 
-    def smallest(self, number: int) -> int:
-        """Of the numbers of all processes. All hosts wait for each other, and for no device."""
+    def host_min(self, number: int) -> int:
+        """The minimum over all ranks. Hosts wait for each other, but for no device."""
         if self.world_size == 1:
             return number
         vote = torch.tensor([number])
         dist.all_reduce(vote, dist.ReduceOp.MIN, group=self._host_group)
         return int(vote)
 
-    def agree_on(self, number: int) -> int:
-        """The largest number that any process gave in the *previous* call, the same on every process.
+    def delayed_max(self, number: int) -> int:
+        """The maximum over all ranks of the numbers given in the *previous* call.
 
         One call late, so that hosts exchange it while their devices compute and nobody waits.
         """
@@ -253,15 +257,15 @@ class Process:
         return int(votes) if work is not None else 0
 
     def close(self) -> None:
-        """Leave the others in good order."""
+        """Leave the process group in good order."""
         if self.world_size > 1:
-            self.agree_on(0)  # waits for the vote under way
+            self.delayed_max(0)  # waits for the vote in flight
             self._vote[0].wait()
             dist.destroy_process_group()
 
 
 def die_with_parent() -> None:
-    """Linux: be killed when the launcher is, even by kill -9, so that no orphan holds the device."""
+    """Linux: ask to be killed when the launcher dies, even by kill -9, so that no orphan holds the device."""
     if os.uname().sysname == "Linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

@@ -46,14 +46,14 @@ from models.weights import load_exactly, load_pretrained
 from utils.distributed import Process, choose_device, find_devices
 from utils.errors import UserError
 from utils.findings import OK, WARN, WRONG, Finding
-from utils.program import settle
+from utils.program import restore_gc
 
 T = TypeVar("T")
 
 
 def check(loaded: Loaded, world_size: int | None = 1, local_size: int | None = None) -> int:
     """Look at a run of `world_size` processes (None: one a device), `local_size` of them here (None: all). 2 or 0."""
-    settle()
+    restore_gc()
     preflight = Preflight(loaded)
     preflight.run(world_size, local_size)
     return preflight.conclude()

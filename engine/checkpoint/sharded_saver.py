@@ -32,7 +32,7 @@ class ShardSaver(Saver):
         start, copy = time.perf_counter(), None
         with self._held_up(), self._told():
             copy = self._snapshot.take(state)
-        if self._process.all_say(copy is not None):  # else the others' threads would wait for this one's
+        if self._process.all_true(copy is not None):  # else the others' threads would wait for this one's
             self._submit(copy, also, start)
         else:
             self.failed = True

@@ -41,7 +41,7 @@ def settle(session: Session, num_images: int, num_classes: int, begun_with: int 
     config, process, start = session.config, session.process, time.perf_counter()
     most = most_images(config, num_images, process.world_size)
     found, how = (try_sizes if can_try(process.device) else calculate)(config, num_classes, process, most, stop)
-    agreed = process.smallest(-stop.number or found)
+    agreed = process.host_min(-stop.number or found)
     if agreed < 0:
         raise StoppedBySignal(-agreed, "while the largest batch was looked for")
     if agreed == 0:

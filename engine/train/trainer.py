@@ -164,7 +164,7 @@ class Trainer:
             # Where gradients accumulate, the first lie there while the second are computed.
             passes = 2 if len(parts) * window.num_batches > 1 else 1
             reason = try_out(self.computing, partial(self._loss_of, parts[0]), passes)
-            if self.process.all_say(reason is None):
+            if self.process.all_true(reason is None):
                 break
             self.replica = None  # its graph may be static, which is over; and its memory is needed
             self.micro_batches.halve(window.step, reason)
@@ -204,7 +204,7 @@ class Trainer:
         self.phases.restart()
         try:
             for index in range(done, per_epoch):
-                stop = self.process.agree_on(self.stop.number or self.is_time_up(per_epoch - index) * TIME_IS_UP)
+                stop = self.process.delayed_max(self.stop.number or self.is_time_up(per_epoch - index) * TIME_IS_UP)
                 if stop:
                     raise Stopped(stop)
                 if any(self.step in each for each in self.left_out):

@@ -32,7 +32,8 @@ from scripts.benchmarks.common import (
     take_turns,
 )
 from scripts.benchmarks.largest_batch import climb
-from utils.errors import ConfigError, did_you_mean, exit_code
+from utils.errors import ConfigError, did_you_mean
+from utils.program import exit_code
 
 
 class Parser(argparse.ArgumentParser):

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # our fo
 from scripts.benchmarks.common import ROOT, StepWorker, Table, machine, spread, take_turns
 from scripts.benchmarks.photos import make_photos
 from scripts.command_line import at_least
-from utils.errors import exit_code
+from utils.program import exit_code
 
 BATCH_SIZE = 32
 WARM_UP = 6  # batches: more than any of the loaders reads ahead with two workers

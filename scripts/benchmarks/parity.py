@@ -22,7 +22,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # our folders, wherever this is started from
 
 from scripts.benchmarks.common import MODES, ROOT, SLOW_ON_CPUS, Panel, Table, machine
-from utils.errors import ConfigError, did_you_mean, exit_code
+from utils.errors import ConfigError, did_you_mean
+from utils.program import exit_code
 
 USER_ERROR = 2  # what the entry script ends with for a setting that it refuses
 

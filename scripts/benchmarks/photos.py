@@ -18,7 +18,8 @@ import numpy as np
 from PIL import Image
 
 from scripts.command_line import Parser, at_least
-from utils.errors import ConfigError, exit_code
+from utils.errors import ConfigError
+from utils.program import exit_code
 
 WIDTH, HEIGHT, KILOBYTES = 500, 375, 100
 NUM_CLASSES = 10

@@ -22,7 +22,8 @@ from scripts import show_augmentation
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.loading import folder_settings, make_folder, taken, train_data
 from tests.support.loading import order as make_order
-from utils.errors import ConfigError, exit_code
+from utils.errors import ConfigError
+from utils.program import exit_code
 
 POLICIES = [
     "original",

@@ -31,8 +31,9 @@ from tests.support.loading import folder_settings, settings, taken
 from tests.support.runs import run
 from tests.support.shards import make_set
 from utils import distributed
-from utils.errors import StoppedBySignal, exit_code
+from utils.errors import StoppedBySignal
 from utils.host import free_host_memory
+from utils.program import exit_code
 
 NUM_IMAGES, BLOCK = 21, 4
 BROKEN = (2, 11)
@@ -512,9 +513,9 @@ def test_settings_without_effect_do_not_change_the_cache():
 
 def test_while_one_process_is_slow_the_others_hear_from_it(monkeypatch):
     """A collective that is waited for too long ends a run; so none may wait until the cache of another is made."""
-    at_once = SimpleNamespace(patience=0)
+    at_once = SimpleNamespace(grace_period=0)
     processes = [
-        distributed.Process(CPU, rank, 0, world_size=2, _meeting=at_once) for rank in range(2)
+        distributed.Process(CPU, rank, 0, world_size=2, rendezvous=at_once) for rank in range(2)
     ]  # on two machines
     signs, enough = [0, 0], [threading.Event(), threading.Event()]
     meeting, values = threading.Barrier(2, timeout=20), {}

@@ -19,7 +19,7 @@ from tests.support.programs.train_fp64 import run_out
 from tests.support.run_hash import run_hash
 from tests.support.runs import rows, run_folder
 from utils.distributed import Process
-from utils.errors import exit_code
+from utils.program import exit_code
 from utils.signals import StopSignal
 
 MIB = 2**20

@@ -16,7 +16,7 @@ from tests.support.configs import SMALL, replaced, small_config
 from tests.support.run_hash import run_hash
 from tests.support.runs import run, run_folder
 from tests.support.trainers import make_trainer
-from utils.errors import exit_code
+from utils.program import exit_code
 
 FLOAT16 = ["-amp", "-amp_dtype", "float16"]
 OVERFLOWS = ["PRECISION.MAX_CONSECUTIVE_SKIPS=200", "REPORT_FREQ=1", "SAVE_STEPS=50"]

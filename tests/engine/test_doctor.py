@@ -18,7 +18,7 @@ from models.transforms.cpu_kernels import choose_kernels
 from scripts import doctor
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.runs import run, run_folder
-from utils.errors import exit_code
+from utils.program import exit_code
 
 
 def make_case(folder, plant, scale=65536.0) -> Case:

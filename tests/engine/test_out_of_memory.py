@@ -18,8 +18,9 @@ from tests.support.programs.train_fp64 import run_out
 from tests.support.runs import run, run_folder
 from tests.support.trainers import make_trainer
 from utils.distributed import Process
-from utils.errors import ConfigError, exit_code
+from utils.errors import ConfigError
 from utils.log import Log
+from utils.program import exit_code
 
 SETS = {"plain": "149,false,none", "mixed": "149,false,pair"}
 # How the images of an update are shared out, and from which step on how many fit at once.

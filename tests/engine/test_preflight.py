@@ -30,8 +30,9 @@ from scripts import make_shards
 from tests.support.configs import CPU, SMALL, replaced, small_config
 from tests.support.runs import ROOT, rows, run
 from utils.distributed import Process
-from utils.errors import ConfigError, exit_code
+from utils.errors import ConfigError
 from utils.findings import OK, WARN, WRONG
+from utils.program import exit_code
 
 # Nothing is to be said about a run with these.
 CLEAN = SMALL.replace("digits", "imagefolder").replace("IMAGE_CHANNELS: 1", "IMAGE_CHANNELS: 3").replace("1e-3", "5e-4")

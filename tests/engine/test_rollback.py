@@ -22,7 +22,8 @@ from tests.support.processes import launch
 from tests.support.run_hash import run_hash
 from tests.support.runs import run_folder
 from tests.support.trainers import make_trainer
-from utils.errors import ConfigError, exit_code
+from utils.errors import ConfigError
+from utils.program import exit_code
 
 STREAKS = ["PRECISION.MAX_CONSECUTIVE_SKIPS=5", "PRECISION.DOCTOR_SKIPS=null", "REPORT_FREQ=1"]
 RANDOM = ["MODEL.DROPOUT=0.1", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "TRAIN.MIXUP_ALPHA=0.8"]

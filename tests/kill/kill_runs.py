@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # our fo
 
 from scripts.benchmarks.common import Table, machine, spread
 from tests.kill.kill_harness import PLACES, SAVE, WAYS, Found, Shot, Tormented, Way, find_processes, kill
-from utils.errors import ConfigError, exit_code
+from utils.errors import ConfigError
+from utils.program import exit_code
 
 SETTINGS = """
 DATA: {DATASET: digits, IMAGE_SIZE: 8, IMAGE_CHANNELS: 1, HFLIP: 0, CROP_SCALE: [0.7, 1], BATCH_SIZE: 16, NUM_WORKERS: 1}

@@ -26,7 +26,8 @@ from scripts.predict import config_of
 from tests.support.configs import SMALL, small_config
 from tests.support.runs import run_folder
 from tests.support.trainers import make_trainer
-from utils.errors import ConfigError, exit_code
+from utils.errors import ConfigError
+from utils.program import exit_code
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 # In the blocks before the last one fc1 has 1056 outputs, which is enough.

@@ -9,7 +9,7 @@ from datasets import load_image_sets
 from scripts import predict
 from tests.support.configs import SMALL, small_config
 from tests.support.runs import run, run_folder
-from utils.errors import exit_code
+from utils.program import exit_code
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from scripts.benchmarks import loader as benchmark_loader
 from scripts.benchmarks import photos
 from tests.support.configs import SMALL
 from tests.support.refusals import assert_names
-from utils.errors import exit_code
+from utils.program import exit_code
 
 
 def in_the_way(folder: Path) -> Path:

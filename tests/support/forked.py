@@ -19,7 +19,7 @@ import main_multi_gpu
 import main_single_gpu
 from engine.report.plot import Plotter
 from tests.support import planted
-from utils.errors import exit_code
+from utils.program import exit_code
 
 Plotter.draw = lambda *arguments, **options: None  # pictures take longer than these runs
 

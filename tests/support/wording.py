@@ -17,7 +17,8 @@ from configs.load import load
 from tests.support.configs import SMALL, load_text, write
 from tests.support.mistakes import IN_A_FILE, IN_A_RUN, IN_OPTS, ON_THE_COMMAND_LINE, WITHOUT_EFFECT
 from tests.support.runs import ROOT
-from utils.errors import UserError, exit_code
+from utils.errors import UserError
+from utils.program import exit_code
 
 FILE = ROOT / "tests" / "data" / "messages.json"
 

@@ -9,8 +9,7 @@ import sys
 
 import main_multi_gpu
 from engine.train.trainer import Trainer
-from utils.errors import exit_code
-from utils.program import leave
+from utils.program import exit_code, exit_now
 
 if __name__ == "__main__":
     step, *flags = sys.argv[1:]
@@ -22,4 +21,4 @@ if __name__ == "__main__":
         update(trainer, window)
 
     Trainer.update = killed
-    leave(exit_code(main_multi_gpu.main, flags))
+    exit_now(exit_code(main_multi_gpu.main, flags))

@@ -11,8 +11,7 @@ import torch
 
 import main_multi_gpu
 from engine.train.trainer import Trainer
-from utils.errors import exit_code
-from utils.program import leave
+from utils.program import exit_code, exit_now
 
 if __name__ == "__main__":
     settings, out, *flags = sys.argv[1:]
@@ -27,4 +26,4 @@ if __name__ == "__main__":
     code = exit_code(main_multi_gpu.main, ["-cfg", settings, *flags])
     if os.environ["RANK"] == "0":
         torch.save(code, out)
-    leave(code)
+    exit_now(code)

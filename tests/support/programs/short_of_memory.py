@@ -13,9 +13,8 @@ sys.path.insert(0, str(ROOT))
 import main_multi_gpu  # noqa: E402
 from engine.train.trainer import Trainer  # noqa: E402
 from tests.support.programs.train_fp64 import run_out  # noqa: E402
-from utils.errors import exit_code  # noqa: E402
 from utils.launch.torchrun import launch  # noqa: E402
-from utils.program import leave  # noqa: E402
+from utils.program import exit_code, exit_now  # noqa: E402
 
 
 def begin(trainer: Trainer, config, model, data, process, *rest) -> None:
@@ -26,6 +25,6 @@ def begin(trainer: Trainer, config, model, data, process, *rest) -> None:
 
 if __name__ == "__main__":
     if "RANK" not in os.environ:
-        leave(launch(__file__, sys.argv[1:], 2))
+        exit_now(launch(__file__, sys.argv[1:], 2))
     ordinary, Trainer.__init__ = Trainer.__init__, begin
-    leave(exit_code(main_multi_gpu.main, sys.argv[2:]))
+    exit_now(exit_code(main_multi_gpu.main, sys.argv[2:]))

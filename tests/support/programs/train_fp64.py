@@ -17,7 +17,7 @@ from engine.train.trainer import Trainer
 from models import build_model
 from utils.distributed import Process
 from utils.log import Log
-from utils.program import leave
+from utils.program import exit_now
 from utils.signals import StopSignal
 
 AUGMENTATION = ("TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.REPEATED_AUG=3").split()
@@ -64,4 +64,4 @@ if __name__ == "__main__":
     if process.is_first:
         torch.save(weights, out)
     process.close()
-    leave(0)
+    exit_now(0)

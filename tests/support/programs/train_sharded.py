@@ -24,7 +24,7 @@ from engine.train.trainer import Trainer
 from models import build_model
 from utils.distributed import Process
 from utils.log import Log
-from utils.program import leave
+from utils.program import exit_now
 from utils.signals import StopSignal
 
 OWN = ("poison", "compile", "evaluate", "save", "load")
@@ -135,4 +135,4 @@ if __name__ == "__main__":
     if process.is_first:
         torch.save(found, out)
     process.close()
-    leave(0)
+    exit_now(0)

@@ -1,0 +1,123 @@
+"""Which rank a process has: every launcher's environment variables, and the flags."""
+
+import pytest
+
+from tests.support.refusals import refused
+from utils.errors import ConfigError
+from utils.launch.launch_env import LaunchOptions, find_launched_rank, first_host
+
+SLURM = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "gpu[07-08,11],login"}
+SLURM_TASK = SLURM | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+INTEL_MPI = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MASTER_ADDR": "a", "MASTER_PORT": "5"}
+TORCHELASTIC = {"TORCHELASTIC_RUN_ID": "x", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
+VARIABLES = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "head", "MASTER_PORT": "77"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [
+        ("node01", "node01"),
+        ("node[01-03,7],gpu5", "node01"),
+        ("gpu5,node[01-03]", "gpu5"),
+        ("rack[2-3]n[4,6-9].cluster", "rack2n4.cluster"),
+        ("a-[12]-ib,b", "a-12-ib"),
+    ],
+)
+def test_the_first_host_of_slurms_list_of_nodes(nodes, host):
+    assert first_host(nodes) == host
+
+
+@pytest.mark.parametrize("nodes", ["", ",", "node[", "[]", "node[1-2", "a b"])
+def test_what_is_no_list_of_nodes_is_refused(nodes):
+    with refused(ConfigError, "SLURM_JOB_NODELIST"):
+        first_host(nodes)
+
+
+@pytest.mark.parametrize(
+    ("environment", "launcher", "numbers", "host"),
+    [
+        (SLURM_TASK, "Slurm", (1, 4, 0), "gpu07"),
+        (SLURM, "Slurm", (1, 4, 0), "gpu07"),
+        (SLURM_TASK | {"SLURM_STEP_NODELIST": "gpu08"}, "Slurm", (1, 4, 0), "gpu08"),
+        (SLURM_TASK | {"MASTER_ADDR": "other"}, "Slurm", (1, 4, 0), "other"),
+        (SLURM_TASK | {"RANK": "1", "WORLD_SIZE": "4"}, "Slurm", (1, 4, 0), "gpu07"),  # as many scripts export them
+        (SLURM_TASK | {"RANK": "9"}, "Slurm", (1, 4, 0), "gpu07"),  # a common name, without WORLD_SIZE nobody's
+        (OPEN_MPI, "Open MPI", (1, 2, 1), "127.0.0.1"),
+        (SLURM_TASK | OPEN_MPI, "Open MPI", (1, 2, 1), "gpu07"),  # Slurm's variables are those of mpirun's own helpers
+        (INTEL_MPI, "MPI", (3, 4, 1), "a"),
+        (SLURM_TASK | {"PMI_RANK": "1", "PMI_SIZE": "4"}, "MPI", (1, 4, None), "gpu07"),  # srun --mpi=pmi2
+        (VARIABLES, "variables", (1, 2, None), "head"),
+        (TORCHELASTIC, "torchrun", (5, 8, 1), ""),
+        (SLURM_TASK | OPEN_MPI | TORCHELASTIC, "torchrun", (5, 8, 1), ""),  # whoever started torchrun
+    ],
+)
+def test_every_launchers_variables_are_read(environment, launcher, numbers, host):
+    launched = find_launched_rank(environment, LaunchOptions())
+    assert (launched.launcher, launched.rank, launched.world_size, launched.local_rank, launched.host) == (
+        launcher,
+        *numbers,
+        host,
+    )
+
+
+def test_nobodys_worker_starts_the_others_itself():
+    for environment in ({}, {"RANK": "0"}, SLURM | {"ENVIRONMENT": "BATCH", "SLURM_PROCID": "0"}):
+        assert find_launched_rank(environment, LaunchOptions()) is None
+    one = SLURM_TASK | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    assert find_launched_rank(one, LaunchOptions(num_local=2)) is None, "in a shell that srun opened"
+
+
+def test_every_job_has_a_port_of_its_own_that_all_its_processes_know():
+    def port(**more):
+        return find_launched_rank(SLURM_TASK | more, LaunchOptions()).port
+
+    assert port() == port(SLURM_PROCID="0") and 10000 <= port() < 30000
+    assert len({port(), port(SLURM_JOB_ID="18"), port(SLURM_STEP_ID="1"), port(MASTER_PORT="99")}) == 4
+    assert port(MASTER_PORT="99") == 99
+
+
+def test_flags_stand_alone_or_fill_in_what_the_launcher_leaves_open():
+    launched = find_launched_rank({}, LaunchOptions("tcp://[::1]:99", 4, 2))
+    assert (launched.rank, launched.world_size, launched.local_rank, launched.host, launched.port) == (
+        2,
+        4,
+        None,
+        "::1",
+        99,
+    )
+    assert find_launched_rank(SLURM_TASK, LaunchOptions("tcp://head:99")).host == "head"
+    assert find_launched_rank({"MASTER_ADDR": "h", "MASTER_PORT": "8"}, LaunchOptions("env://", 4, 2)).port == 8
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "names"),
+    [
+        ({}, LaunchOptions("tcp://a:1", 2, 2), ["-rank", 2]),
+        ({}, LaunchOptions("tcp://a:1", 2), ["-rank"]),
+        ({}, LaunchOptions(world_size=2), ["-dist_url", "-rank"]),
+        ({}, LaunchOptions("a:1", 2, 0), ["DIST.URL", "'a:1'", "tcp://HOST:PORT"]),
+        ({}, LaunchOptions("tcp://a:b", 2, 0), ["DIST.URL", "'tcp://a:b'"]),
+        ({}, LaunchOptions("tcp://a:1", 1, 0), ["-world_size", "main_single_gpu.py"]),
+        (SLURM_TASK, LaunchOptions(rank=0), ["Slurm", "process 1 of 4", "command line", "process 0 of 4"]),
+        (SLURM_TASK | VARIABLES, LaunchOptions(), ["Slurm", "process 1 of 4", "WORLD_SIZE", "process 1 of 2"]),
+        (OPEN_MPI | INTEL_MPI, LaunchOptions(), ["Open MPI", "process 1 of 2", "process 3 of 4"]),
+        (
+            SLURM_TASK | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+            LaunchOptions(),
+            ["srun --ntasks N", "-ngpus"],
+        ),
+        (SLURM_TASK | {"SLURM_PROCID": "x"}, LaunchOptions(), ["SLURM_PROCID", "'x'"]),
+        (VARIABLES | {"MASTER_PORT": "x"}, LaunchOptions(), ["MASTER_PORT", "'x'"]),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, LaunchOptions(), ["MASTER_ADDR"]),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, LaunchOptions(), ["MASTER_ADDR", "mpirun -x"]),
+    ],
+)
+def test_what_contradicts_or_is_missing_is_refused_with_its_name(environment, options, names):
+    with refused(ConfigError, *names):
+        find_launched_rank(environment, options)

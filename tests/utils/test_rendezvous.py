@@ -1,0 +1,79 @@
+"""How processes find each other, and how a rank that does not join or respond is named."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.support.processes import free_port
+from tests.support.refusals import assert_names, refused
+from utils import distributed
+from utils.errors import ConfigError, LostProcess
+from utils.launch.launch_env import LaunchedRank
+from utils.launch.rendezvous import Rendezvous
+
+
+def test_a_process_that_is_shown_one_device_takes_it_unless_torchrun_showed_all(monkeypatch):
+    monkeypatch.setattr(distributed, "find_devices", lambda setting: ("cuda", 1))
+    assert distributed.choose_device("auto", 3, "Slurm") == torch.device("cuda", 0)
+    with refused(ConfigError, "-ngpus", "process 4", "cuda"):
+        distributed.choose_device("auto", 3, "torchrun")
+
+
+@pytest.mark.parametrize(("rank", "names"), [(0, ["-world_size", "process 1 of 2"]), (1, ["-dist_url", "process 0"])])
+def test_a_process_that_does_not_come_is_named_in_time(rank, names):
+    port = free_port()
+    with refused(ConfigError, *names, f"127.0.0.1:{port}", "1 s", "DIST.TIMEOUT"):
+        Rendezvous(LaunchedRank("test", rank, 2, None, "127.0.0.1", port), timeout=1.0)
+
+
+def test_who_joins_without_a_launcher_counts_the_processes_of_its_machine():
+    port, joined = free_port(), {}
+
+    def join(rank):
+        joined[rank] = Rendezvous(LaunchedRank("test", rank, 3, None, "127.0.0.1", port), timeout=60.0)
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [joined[rank].local_rank for rank in range(3)] == [0, 1, 2]
+    # Those that lost each other: the second and third say so, the first does not.
+    calls = [threading.Thread(target=joined[rank].unresponsive_ranks, args=(0.5,)) for rank in (1, 2)]
+    for call in calls:
+        call.start()
+    for call in calls:
+        call.join()
+    assert joined[1].unresponsive_ranks(0.0) == [0]
+
+
+def test_a_process_with_a_fault_of_its_own_blames_no_other():
+    process = distributed.Process(torch.device("cpu"), 1, 1, 2, rendezvous=object())
+    error = RuntimeError("CUDA out of memory")
+    assert process.name_lost_ranks(error) is error
+
+
+@pytest.mark.parametrize(
+    ("text", "timed_out"),
+    [
+        ("[/third_party/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 2000ms for recv", True),
+        ("Application timeout caused pair closure", True),
+        ("[/third_party/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:80", False),
+    ],
+)
+def test_whatever_gloo_calls_it_the_silent_process_is_named(text, timed_out):
+    killed = []
+    rendezvous = SimpleNamespace(
+        timeout=9.0,
+        grace_period=0.1,
+        hosts=["a", "b"],
+        unresponsive_ranks=lambda seconds: [1],
+        kill_local=killed.extend,
+    )
+    process = distributed.Process(torch.device("cpu"), world_size=2, rendezvous=rendezvous)
+    error = process.name_lost_ranks(RuntimeError(text))
+    assert isinstance(error, LostProcess)
+    assert_names(str(error), "process 1 of 2", "b", *["DIST.TIMEOUT"] * timed_out)
+    assert killed == [1] * timed_out, "one that hangs is killed, one that disconnected is gone"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forks import end_server
 from tests.support.processes import kill_started
 
 
@@ -28,3 +29,7 @@ def signal_handlers():
     yield
     for each, handler in before.items():
         signal.signal(each, handler)
+
+
+def pytest_sessionfinish() -> None:
+    end_server()

@@ -1,17 +1,13 @@
 """What tests of faults share: runs that start at once, the settings of a run that is over in moments, some images."""
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support.runs import ROOT
+from tests.support.runs import Ended, run
 
 # Four updates an epoch, with what draws random numbers or remembers something. The one evaluation is of the best epoch.
 TINY = """
@@ -25,7 +21,7 @@ SAVE_FREQ: 1
 KEEP_CHECKPOINTS: 1
 """
 
-Start = Callable[..., dict]
+Start = Callable[..., Ended]
 
 
 @pytest.fixture(scope="session")
@@ -37,26 +33,15 @@ def tiny(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def start(tiny) -> Iterator[Start]:
-    """start(output, *flags, processes=1, fault=arguments) -> {"code" of the first, "codes" of all, "told"} of a real run."""
-    flags = ["-cfg", str(tiny), "-amp"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.support.forked", *flags, "-epochs", "1", "-output", str(tiny.parent / "first")],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as server:
+def start(tiny) -> Start:
+    """start(output, *flags, processes=1, fault=arguments): a run of these settings to its end, with faults planted in it."""
 
-        def ask(output: Path, *more: str, processes: int = 1, **faults: list) -> dict:
-            words = [*flags, "-resume", "auto", "-output", str(output), *more]
-            print(json.dumps({"flags": words, "processes": processes, "faults": faults}), file=server.stdin, flush=True)
-            answer = json.loads(server.stdout.readline())
-            return answer | {"code": answer["codes"][0]}
+    def start(output: Path, *flags: str, processes: int = 1, **faults: list) -> Ended:
+        script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
+        flags = ["-cfg", str(tiny), "-amp", "-resume", "auto", "-output", str(output), *flags]
+        return run(script, *flags, processes=processes, faults={"draw_nothing": []} | faults)
 
-        yield ask
+    return start
 
 
 @pytest.fixture

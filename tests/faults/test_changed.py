@@ -50,11 +50,11 @@ def test_an_image_more_or_less_is_refused_and_allowed_on_request(tmp_path, start
         found = run_folder(tmp_path / "o").iterdir()
         return {path.name: path.read_bytes() for path in found if not path.name.startswith("log")}
 
-    assert start(tmp_path / "o", *flags, "-epochs", "1")["code"] == 0
+    assert start(tmp_path / "o", *flags, "-epochs", "1").returncode == 0
     before = files()
     shutil.copy(photos / "train/ant/000.png", photos / "train/ant/more.png")
     refused = start(tmp_path / "o", *flags, "-epochs", "1")
-    assert refused["code"] == 2 and "NUM_IMAGES: 200 -> 201" in refused["told"]
+    assert refused.returncode == 2 and "NUM_IMAGES: 200 -> 201" in refused.printed
     assert files() == before
     allowed = start(tmp_path / "o", *flags, "RESUME.ALLOW_CHANGED=true", "-epochs", "1")
-    assert allowed["code"] == 0 and "finished already" in allowed["told"]
+    assert allowed.returncode == 0 and "finished already" in allowed.printed

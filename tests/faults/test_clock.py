@@ -8,13 +8,13 @@ from tests.support.runs import ROOT, run_folder
 
 
 def test_a_clock_that_jumps_a_day_to_and_fro_changes_nothing_but_names(tmp_path, start):
-    assert start(tmp_path / "right")["code"] == 0
+    assert start(tmp_path / "right").returncode == 0
     jumping = start(tmp_path / "jumping", jump=[1])
-    assert jumping["code"] == 0
+    assert jumping.returncode == 0
     assert run_hash(run_folder(tmp_path / "jumping")) == run_hash(run_folder(tmp_path / "right"))
-    seconds = [float(each) for each in re.findall(r"time: (-?[\d.]+)$", jumping["told"], re.MULTILINE)]
+    seconds = [float(each) for each in re.findall(r"time: (-?[\d.]+)$", jumping.printed, re.MULTILINE)]
     assert len(seconds) == 4 and all(0 <= each < 3600 for each in seconds)
-    assert re.search(r"; 0 min [\d.]+ s; ", jumping["told"])
+    assert re.search(r"; 0 min [\d.]+ s; ", jumping.printed)
 
 
 def test_no_duration_is_taken_from_the_clock_that_people_set():

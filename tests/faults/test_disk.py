@@ -15,7 +15,7 @@ from engine.checkpoint.async_saver import Saver
 from engine.checkpoint.format import read_checkpoint
 from engine.run_folder import RunFolder
 from tests.support.run_hash import run_hash
-from tests.support.runs import run_folder, run_timed
+from tests.support.runs import run, run_folder, run_fresh
 from utils import files
 from utils.log import Log
 
@@ -95,30 +95,30 @@ def fail_from(patched, operation: str, nth: int) -> list[int]:
 
 
 def test_checkpoints_that_find_no_room_end_no_run_and_the_old_one_stays(tmp_path, start):
-    assert start(tmp_path / "unbroken")["code"] == 0
-    assert start(tmp_path / "o", kill_at=[2, 0])["code"] == -signal.SIGKILL
+    assert start(tmp_path / "unbroken").returncode == 0
+    assert start(tmp_path / "o", kill_at=[2, 0]).returncode == -signal.SIGKILL
     folder = run_folder(tmp_path / "o")
     before = (folder / "last.pth").read_bytes()
     full = start(tmp_path / "o", limit_files=[ENOUGH_FOR_ALL_BUT_CHECKPOINTS])
-    assert full["code"] == 1 and "warning: cannot save" in full["told"] and "File too large" in full["told"]
-    assert "\ndone; " in full["told"] and "Epoch[002/002], Step[0003/0004]" in full["told"]
+    assert full.returncode == 1 and "warning: cannot save" in full.printed and "File too large" in full.printed
+    assert "\ndone; " in full.printed and "Epoch[002/002], Step[0003/0004]" in full.printed
     assert (folder / "last.pth").read_bytes() == before and not list(folder.glob(".*.tmp"))
-    assert start(tmp_path / "o")["code"] == 0
+    assert start(tmp_path / "o").returncode == 0
     assert run_hash(folder) == run_hash(run_folder(tmp_path / "unbroken"))
 
 
 def test_a_disk_that_is_full_to_the_last_byte_ends_no_run(tmp_path, small_disk, start):
-    assert start(tmp_path / "unbroken")["code"] == 0
+    assert start(tmp_path / "unbroken").returncode == 0
     full = start(small_disk / "o", "-opts", "SAVE_STEPS=2", fill_disk=[2, str(small_disk / "other")])
-    folder, told = run_folder(small_disk / "o"), full["told"]
-    assert full["code"] == 1 and "\ndone; " in told and "Traceback" not in told, told
+    folder, told = run_folder(small_disk / "o"), full.printed
+    assert full.returncode == 1 and "\ndone; " in told and "Traceback" not in told, told
     for what in ("save", "write the figures", "write " + str(folder / "status.json")):
         assert f"warning: cannot {what}" in told, told
     assert "No space left on device" in told
     assert read_checkpoint(folder / "last.pth")["step"] == 2 and not list(folder.glob(".*.tmp"))
     assert '"step": 2' in (folder / "status.json").read_text()
     (small_disk / "other").unlink()
-    assert start(small_disk / "o")["code"] == 0
+    assert start(small_disk / "o").returncode == 0
     assert run_hash(folder) == run_hash(run_folder(tmp_path / "unbroken"))
 
 
@@ -135,26 +135,28 @@ def test_a_log_that_finds_no_room_ends_no_run(tmp_path, capsys):
 def test_a_read_only_disk_is_refused_before_data_is_looked_for(read_only_disk, start):
     flags = ["-dataset", "imagenet2012", "-data_path", str(read_only_disk / "nowhere")]
     refused = start(read_only_disk / "o", *flags)
-    assert refused["code"] == 2 and "Read-only file system" in refused["told"] and "nowhere" not in refused["told"]
-    assert "SAVE: cannot write to" in refused["told"] and "-output" in refused["told"]
+    assert refused.returncode == 2 and "Read-only file system" in refused.printed and "nowhere" not in refused.printed
+    assert "SAVE: cannot write to" in refused.printed and "-output" in refused.printed
 
 
 @pytest.mark.parametrize("below", ["read-only disk", "file"])
 def test_an_output_that_cannot_be_made_is_refused_in_under_10_s(tmp_path, tiny, below, request):
-    """The whole program, its start included."""
+    """Seconds of the processor; for the file those of the start included."""
     (tmp_path / "file").touch()
     output = tmp_path / "file" if below == "file" else request.getfixturevalue("read_only_disk")
-    refused, seconds = run_timed("main_single_gpu.py", "-cfg", str(tiny), "-output", str(output / "o"))
-    assert refused.returncode == 2 and "error: SAVE: cannot write to" in refused.stderr and seconds < 10
+    start_program = run_fresh if below == "file" else run
+    refused = start_program("main_single_gpu.py", "-cfg", str(tiny), "-output", str(output / "o"))
+    assert refused.returncode == 2 and "error: SAVE: cannot write to" in refused.stderr
+    assert 0 < refused.seconds < 10
 
 
 def test_a_folder_that_another_run_writes_to_is_refused_before_data_is_looked_for_and_left_as_it_is(tmp_path, start):
-    assert start(tmp_path / "o", kill_at=[2, 0])["code"] == -signal.SIGKILL
+    assert start(tmp_path / "o", kill_at=[2, 0]).returncode == -signal.SIGKILL
     folder = run_folder(tmp_path / "o")
     before = {path: path.read_bytes() for path in folder.iterdir()}
     first = RunFolder(folder)
     refused = start(tmp_path / "o", "-dataset", "imagenet2012", "-data_path", str(tmp_path / "nowhere"))
-    assert refused["code"] == 2 and "another run is writing" in refused["told"] and "nowhere" not in refused["told"]
+    assert refused.returncode == 2 and "another run is writing" in refused.printed and "nowhere" not in refused.printed
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
     del first
-    assert start(tmp_path / "o")["code"] == 0
+    assert start(tmp_path / "o").returncode == 0

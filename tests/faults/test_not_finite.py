@@ -36,7 +36,7 @@ def test_both_processes_skip_the_update_count_it_and_stay_equal_to_the_last_bit(
     done = start(
         tmp_path / "o", *FLAGS, processes=2, poison=[what, RANKS[ranks], [1, 5, 6]], note_weights=[str(weights)]
     )
-    assert done["codes"] == [0, 0], done["told"]
+    assert done.codes == [0, 0], done.printed
     first, second = (weights.with_name(f"weights.{rank}").read_text() for rank in (0, 1))
     assert first == second
     folder = run_folder(tmp_path / "o")
@@ -51,7 +51,7 @@ def test_after_so_many_in_a_row_both_stop_together_with_3(tmp_path, start, ranks
     poisoned = start(
         tmp_path / "o", *FLAGS, *options, processes=2, poison=["gradient", RANKS[ranks], list(range(2, 8))]
     )
-    assert poisoned["codes"] == [3, 3], poisoned["told"]
+    assert poisoned.codes == [3, 3], poisoned.printed
     folder = run_folder(tmp_path / "o")
     assert "3 updates in a row had a non-finite gradient, up to step 5" in (folder / "status.json").read_text()
     check_files(folder)

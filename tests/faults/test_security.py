@@ -62,7 +62,7 @@ def test_a_run_on_hostile_shards_and_lists_ends_with_2_and_reads_nothing_outside
                     entry.size = len(content)
                     tar.addfile(entry, io.BytesIO(content))
         refused = start(tmp_path / "o", "-dataset", "shards", "-data_path", str(data))
-        assert refused["code"] == 2 and "leads out of the tar" in refused["told"], refused["told"]
+        assert refused.returncode == 2 and "leads out of the tar" in refused.printed, refused.printed
     root = tmp_path / "list"
     root.mkdir()
     (root / "link").symlink_to(tmp_path)
@@ -73,7 +73,7 @@ def test_a_run_on_hostile_shards_and_lists_ends_with_2_and_reads_nothing_outside
         refused = start(
             tmp_path / "o", "-dataset", "imagenet2012", "-data_path", str(root), "-opts", "DATA.NUM_WORKERS=0"
         )
-        assert refused["code"] == 2 and "leads out of" in refused["told"], refused["told"]
+        assert refused.returncode == 2 and "leads out of" in refused.printed, refused.printed
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -150,11 +150,11 @@ def test_nothing_of_the_environment_is_written_into_a_run_folder(tmp_path, start
     flags = ["-batch_size", "4", "-profile", "1", "-opts", "TENSORBOARD=true", "DATA.SYNTHETIC_SIZE=256"]
     done = start(tmp_path / "done", *flags, processes=processes, set_variables=[SECRETS])
     failed = start(tmp_path / "failed", *flags, processes=processes, set_variables=[SECRETS], break_update=[3])
-    assert done["code"] == 0 and failed["code"] == 1, done["told"] + failed["told"]
+    assert done.returncode == 0 and failed.returncode == 1, done.printed + failed.printed
     for output in ("done", "failed"):
         files = [path for path in run_folder(tmp_path / output).rglob("*") if path.is_file()]
         assert {"config.yaml", "log.txt", "status.json", "steps.csv"} <= {path.name for path in files}
         for path in files:
             content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
             assert b"the-secret-of" not in content and not any(name.encode() in content for name in SECRETS), path
-    assert "the-secret-of" not in done["told"] + failed["told"]
+    assert "the-secret-of" not in done.printed + failed.printed

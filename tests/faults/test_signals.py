@@ -22,7 +22,7 @@ def status(folder) -> dict:
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory, start) -> str:
     output = tmp_path_factory.mktemp("unbroken") / "o"
-    assert start(output, *OPTIONS)["code"] == 0
+    assert start(output, *OPTIONS).returncode == 0
     return run_hash(run_folder(output))
 
 
@@ -32,17 +32,17 @@ def test_told_to_stop_a_run_loses_no_update_says_why_and_goes_on_to_the_same_end
     tmp_path, start, unbroken, number, moment
 ):
     stopped = start(tmp_path / "o", *OPTIONS, tell=[0, moment, number])
-    assert stopped["code"] == 128 + number, stopped["told"]
+    assert stopped.returncode == 128 + number, stopped.printed
     folder = run_folder(tmp_path / "o")
     assert read_checkpoint(folder / "last.pth")["step"] == SAVED[moment]
     told = status(folder)
     assert (told["state"], told["signal"], told["step"]) == ("stopped", number, SAVED[moment])
-    assert start(tmp_path / "o", *OPTIONS)["code"] == 0 and run_hash(folder) == unbroken
+    assert start(tmp_path / "o", *OPTIONS).returncode == 0 and run_hash(folder) == unbroken
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_told_to_stop_before_it_is_a_run_it_ends_and_leaves_nothing(tmp_path, start, number):
-    code = start(tmp_path / "o", tell=[0, "before the settings are read", number])["code"]
+    code = start(tmp_path / "o", tell=[0, "before the settings are read", number]).returncode
     assert code in (-number, 128 + number)  # a shell calls both by the same number
     assert not (tmp_path / "o").exists()
 
@@ -50,7 +50,7 @@ def test_told_to_stop_before_it_is_a_run_it_ends_and_leaves_nothing(tmp_path, st
 @pytest.mark.parametrize("second", SIGNALS)
 def test_a_second_signal_ends_it_at_once_without_a_save(tmp_path, start, second):
     ended = start(tmp_path / "o", take_at_once=[], tell=[0, "accumulation", signal.SIGTERM, second])
-    assert ended["code"] == 128 + second and "told to stop" not in ended["told"]
+    assert ended.returncode == 128 + second and "told to stop" not in ended.printed
     folder = run_folder(tmp_path / "o")
     assert status(folder)["state"] == "training" and not (folder / "last.pth").exists()
 
@@ -60,7 +60,7 @@ def test_a_signal_to_one_of_two_processes_stops_both_after_the_same_update(tmp_p
     """It is agreed on while the devices compute: one update later."""
     flags = ["-batch_size", "4", *OPTIONS]
     stopped = start(tmp_path / "o", *flags, processes=2, tell=[1, "training", number])
-    assert stopped["codes"] == [128 + number] * 2, stopped["told"]
+    assert stopped.codes == [128 + number] * 2, stopped.printed
     folder = run_folder(tmp_path / "o")
     told = status(folder)
     assert (told["state"], told["signal"]) == ("stopped", number)

@@ -24,24 +24,24 @@ def failure(output) -> str:
 def test_a_loader_process_that_is_killed_is_named_and_ends_the_run(tmp_path, start):
     began = time.monotonic()
     ended = start(tmp_path / "o", *DIGITS, *PROCESSES, kill_worker=[3])
-    assert ended["code"] == 1 and time.monotonic() - began < IN_TIME
-    assert "error: loader process " in ended["told"]
-    assert "lower DATA.NUM_WORKERS" in ended["told"] and "Traceback" not in ended["told"]
+    assert ended.returncode == 1 and time.monotonic() - began < IN_TIME
+    assert "error: loader process " in ended.printed
+    assert "lower DATA.NUM_WORKERS" in ended.printed and "Traceback" not in ended.printed
     assert "ended by signal SIGKILL" in failure(tmp_path / "o")
 
 
 def test_a_loader_process_of_one_of_two_processes_ends_both_and_is_named(tmp_path, start):
     began = time.monotonic()
     ended = start(tmp_path / "o", *DIGITS, *PROCESSES, processes=2, kill_worker=[3, 1])
-    assert ended["codes"] == [1, 1] and time.monotonic() - began < IN_TIME
-    assert "error: loader process " in ended["told"]
-    assert "Traceback" not in ended["told"]
+    assert ended.codes == [1, 1] and time.monotonic() - began < IN_TIME
+    assert "error: loader process " in ended.printed
+    assert "Traceback" not in ended.printed
     assert "process 1 of 2" in failure(tmp_path / "o")
 
 
 def test_a_loader_thread_that_dies_ends_the_run(tmp_path, start):
     ended = start(tmp_path / "o", *DIGITS, "DATA.NUM_WORKERS=2", end_thread=[3])
-    assert ended["code"] == 1 and "is told to end" in ended["told"]
+    assert ended.returncode == 1 and "is told to end" in ended.printed
     assert "is told to end" in failure(tmp_path / "o")
 
 
@@ -53,8 +53,8 @@ def test_shared_memory_without_room_is_warned_of_and_then_named(tmp_path, start,
         pytest.skip("a /dev/shm of its own needs root")
     large = ["DATA.BATCH_SIZE=700", "DATA.IMAGE_SIZE=16"]
     ended = start(tmp_path / "o", *DIGITS, *PROCESSES, *large, limit_shared_memory=[size])
-    said = ended["told"]
-    assert ended["code"] == 2 and "Traceback" not in said, said
+    said = ended.printed
+    assert ended.returncode == 2 and "Traceback" not in said, said
     warned, named = said.index("check: shared memory: 2 loader processes"), said.index(f"error: DATA.WORKERS: {told}")
     assert warned < named and "DATA.WORKERS=threads" in said[named:]
 
@@ -65,10 +65,10 @@ def test_with_1_percent_unreadable_the_run_ends_with_the_same_hash_for_any_worke
     for kind, count in (("threads", 0), ("threads", 1), ("threads", 3), ("processes", 1), ("processes", 2)):
         output = tmp_path / f"{kind}-{count}"
         done = start(output, *flags, f"DATA.WORKERS={kind}", f"DATA.NUM_WORKERS={count}")
-        assert done["code"] == 0, done["told"]
+        assert done.returncode == 0, done.printed
         for name in ("train/ant/007.png", "train/bee/042.png"):
-            assert done["told"].count(f"warning: cannot read {photos / name} (") == 1
-        assert "; 2 of 200 so far" in done["told"]
+            assert done.printed.count(f"warning: cannot read {photos / name} (") == 1
+        assert "; 2 of 200 so far" in done.printed
         hashes.add(run_hash(run_folder(output)))
     assert len(hashes) == 1
 
@@ -77,6 +77,6 @@ def test_with_more_than_1_percent_unreadable_the_run_ends_and_names_them(tmp_pat
     (photos / "train/bee/050.png").write_bytes(b"")
     flags = ["-dataset", "imagefolder", "-data_path", str(photos)]
     stopped = start(tmp_path / "o", *flags, "-opts", "DATA.NUM_WORKERS=0")
-    assert stopped["code"] == 2 and "DATA.MAX_BAD_FRACTION (0.01)" in stopped["told"]
-    (error,) = [line for line in stopped["told"].splitlines() if line.startswith("error: ")]
+    assert stopped.returncode == 2 and "DATA.MAX_BAD_FRACTION (0.01)" in stopped.printed
+    (error,) = [line for line in stopped.printed.splitlines() if line.startswith("error: ")]
     assert all(name in error for name in ("ant/007.png", "bee/042.png", "bee/050.png"))

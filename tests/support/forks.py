@@ -7,11 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).parent.parent.parent
 DEADLINE = 600.0  # seconds for what takes moments: only what hangs takes as long
+STARTED: list = []  # processes of the tests of a module
 
 
 class Fork:
@@ -20,9 +22,10 @@ class Fork:
     def __init__(
         self,
         program: str,
-        *arguments: str,
+        arguments: Sequence[str],
         output: IO,
         errors: IO,
+        *,
         cwd: Path = ROOT,
         environment: dict[str, str] | None = None,
         faults: dict[str, list] | None = None,
@@ -39,6 +42,7 @@ class Fork:
         self.returncode: int | None = None
         self.seconds = 0.0  # of the processor, once it has ended
         self.pid: int = self._receive(DEADLINE)
+        STARTED.append(self)
 
     def _receive(self, timeout: float | None):
         """The next line of the server: the pid; then exit code and processor seconds, when it has ended."""

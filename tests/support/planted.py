@@ -1,4 +1,4 @@
-"""Faults that are planted in a run before it starts, each a function: see tests/support/forked.py."""
+"""Faults that are planted in a run before it starts, each a function: see tests/support/fork_server.py."""
 
 import contextlib
 import ctypes
@@ -15,12 +15,13 @@ from pathlib import Path
 
 import torch
 
+import configs.load
 import engine.epochs
 import engine.run
-import main_single_gpu
 import utils.files
 from datasets.loading.readers import Reader, TrainReader
 from engine.epochs import Epochs
+from engine.report.plot import Plotter
 from engine.train.loss import ClassificationLoss
 from engine.train.trainer import Trainer
 from tests.support.run_hash import state_hash
@@ -130,7 +131,7 @@ def limit_files(size: int) -> None:
 
 # What is called where a signal is to arrive, and at which call of it. An update has two micro-batches.
 MOMENTS = {
-    "before the settings are read": (main_single_gpu, "load", 1),
+    "before the settings are read": (configs.load, "load", 1),
     "start-up": (engine.run, "build_train_data", 1),
     "training": (Trainer, "_make", 3),
     "accumulation": (Trainer, "_place", 6),
@@ -232,6 +233,11 @@ def limit_shared_memory(size: str) -> None:
     # Else what is mounted here would show everywhere.
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", "/dev/shm"], check=True)
+
+
+def draw_nothing() -> None:
+    """Pictures take longer than these runs."""
+    Plotter.draw = lambda *arguments, **options: None
 
 
 def set_variables(variables: dict[str, str]) -> None:

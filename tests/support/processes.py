@@ -2,16 +2,16 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.runs import ROOT
+from tests.support.forks import DEADLINE, ROOT, STARTED
+from tests.support.runs import run
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-STARTED: list[subprocess.Popen] = []
 
 
 def start(command_line: list[str], **environment: str) -> subprocess.Popen:
@@ -24,38 +24,19 @@ def start(command_line: list[str], **environment: str) -> subprocess.Popen:
 
 def kill_started() -> None:
     """Kill what tests that failed have left running."""
-    while STARTED:
-        process = STARTED.pop()
+    for process in STARTED:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    STARTED.clear()
 
 
 def launch(module: str, world_size: int, settings: Path, out: Path, *arguments: str) -> dict:
     """What the module saved into `out`."""
-    assert exit_codes(module, world_size, settings, out, *arguments) == [0] * world_size
+    ended = run(module, str(settings), str(out), *arguments, processes=world_size)
+    assert ended.codes == [0] * world_size, ended.stderr
     import torch  # late: most tests that start processes need none here
 
     return torch.load(out, weights_only=True)
-
-
-def exit_codes(module: str, world_size: int, *arguments) -> list[int]:
-    """Of the module, run once per process with the environment that launchers set; none for one process."""
-    common = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, arguments)],
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | (common | {"RANK": str(rank)} if world_size > 1 else {}),
-        )
-        for rank in range(world_size)
-    ]
-    return [process.wait(timeout=120) for process in processes]
 
 
 def children(pid: int) -> list[int]:
@@ -75,7 +56,7 @@ def stat(pid: int) -> list[str]:
         return []
 
 
-def wait_until(condition, seconds=60.0):
+def wait_until(condition: Callable[[], object], seconds: float = DEADLINE):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

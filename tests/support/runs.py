@@ -5,44 +5,86 @@ import re
 import resource
 import subprocess
 import sys
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.support.forks import DEADLINE, ROOT, Fork
+from tests.support.ports import as_ranks
+
+
+@dataclass
+class Ended:
+    """What became of a run."""
+
+    codes: list[int]  # of its processes
+    stdout: str
+    stderr: str
+    seconds: float  # of the processor: those of the clock depend on what else runs here
+
+    @property
+    def returncode(self) -> int:
+        return self.codes[0]
+
+    @property
+    def printed(self) -> str:
+        return self.stdout + self.stderr
+
+
+class Run:
+    """A program in one process, or the ranks of one run, each a fork."""
+
+    def __init__(self, script: str, *arguments: str, processes: int = 1, environment: dict | None = None, **options):
+        """`script`: a file, or a module by its dotted name. For the options see Fork."""
+        self._stdout, self._stderr = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
+        program = str(ROOT / script) if script.endswith(".py") else script
+        self.processes = [
+            Fork(program, arguments, self._stdout, self._stderr, environment=(environment or {}) | rank, **options)
+            for rank in as_ranks(processes)
+        ]
+
+    def wait(self, timeout: float = DEADLINE) -> Ended:
+        codes = [process.wait(timeout) for process in self.processes]
+        seconds = sum(process.seconds for process in self.processes)
+        with self._stdout as stdout, self._stderr as stderr:
+            stdout.seek(0)
+            stderr.seek(0)
+            return Ended(codes, stdout.read(), stderr.read(), seconds)
+
+
+def run(script: str, *arguments: str, **options) -> Ended:
+    """A program to its end. For the options see Run."""
+    return Run(script, *arguments, **options).wait()
 
 
 def command(script: str, *arguments: str) -> list[str]:
     return [sys.executable, str(ROOT / script), *arguments]
 
 
-def run(
-    script: str, *arguments: str, cwd: Path | None = None, environment: dict | None = None, timeout: float = 180
-) -> subprocess.CompletedProcess:
-    """An entry script as a person runs it."""
-    return subprocess.run(
+def run_fresh(script: str, *arguments: str, cwd: Path = ROOT, environment: dict[str, str] | None = None) -> Ended:
+    """A program in a new interpreter: where imports, sys.path or the launcher's own processes are what is tested."""
+    before = used_by_children()
+    done = subprocess.run(
         command(script, *arguments),
-        cwd=cwd or ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        cwd=cwd,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {}),
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=DEADLINE,
     )
+    return Ended([done.returncode], done.stdout, done.stderr, used_by_children() - before)
+
+
+def used_by_children() -> float:
+    """Seconds of the processor, by those that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def run_folder(output: Path) -> Path:
     """The one folder that a run made."""
     (folder,) = output.iterdir()
     return folder
-
-
-def run_timed(script: str, *arguments: str) -> tuple[subprocess.CompletedProcess, float]:
-    """`run`, and the processor's seconds that it took: those of the clock depend on what else runs here."""
-
-    def seconds() -> float:
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)  # of those that ended
-        return used.ru_utime + used.ru_stime
-
-    before = seconds()
-    return run(script, *arguments), seconds() - before
 
 
 def rows(text: str) -> dict[str, tuple[str, str]]:

@@ -21,7 +21,8 @@ from datasets import ImageSet
 from datasets.batch_order import Order
 from engine.checkpoint.resume import global_batch_to_keep
 from tests.support.configs import SMALL, small_config
-from tests.support.processes import TORCHRUN, alive, children, free_port, start, wait_until
+from tests.support.ports import free_port
+from tests.support.processes import TORCHRUN, alive, children, start, wait_until
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import ROOT, command, run_folder

@@ -17,7 +17,7 @@ from PIL import Image
 
 from tests.support.configs import SMALL
 from tests.support.processes import alive, children, wait_until
-from tests.support.runs import ROOT, command, run, run_folder
+from tests.support.runs import ROOT, command, run, run_folder, run_fresh
 from utils.launch.torchrun import root_cause
 
 LINE = re.compile(
@@ -206,9 +206,9 @@ def test_evaluation_is_exact_for_1_2_and_3_processes_and_agrees_with_training(fi
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     found = {}
     for world_size in (1, 2, 3):
-        script = ["main_single_gpu.py"] if world_size == 1 else ["main_multi_gpu.py", "-ngpus", str(world_size)]
+        script = "main_single_gpu.py" if world_size == 1 else "main_multi_gpu.py"
         flags = ["-cfg", settings, "-eval", "-resume", str(folder / "last.pth"), "-amp"]
-        result = run(*script, *flags, "-output", str(tmp_path / str(world_size)))
+        result = run(script, *flags, "-output", str(tmp_path / str(world_size)), processes=world_size)
         assert result.returncode == 0, result.stderr
         evaluated = run_folder(tmp_path / str(world_size))
         assert evaluated.name.startswith("eval-")
@@ -228,12 +228,12 @@ def test_both_entries_start_from_another_folder_with_a_public_datasets_package_i
     (stub / "__init__.py").write_text("raise ImportError('this is the public package')")
     for script, more in (("main_single_gpu.py", []), ("main_multi_gpu.py", ["-ngpus", "2"])):
         flags = ["-cfg", settings, "-epochs", "1", "-output", str(tmp_path / script), *more]
-        result = run(script, *flags, cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path / "site")})
+        result = run_fresh(script, *flags, cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path / "site")})
         assert result.returncode == 0, result.stderr
 
 
 def test_torchrun_starts_the_same_run_as_a_plain_start(settings, tmp_path):
-    plain = run(
+    plain = run_fresh(
         "main_multi_gpu.py", "-cfg", settings, "-ngpus", "2", "-epochs", "1", "-output", str(tmp_path / "plain")
     )
     assert plain.returncode == 0, plain.stderr

@@ -15,8 +15,8 @@ from tests.support.runs import ROOT, run
 
 SAVED = ROOT / "tests" / "data" / "saved_runs"
 FLAGS = {
-    "single": ("main_single_gpu.py", ["-amp", "-amp_dtype", "float16"]),
-    "sharded": ("main_multi_gpu.py", ["-ngpus", "2", "-opts", "DIST.CHECKPOINT=sharded", "DATA.BATCH_SIZE=4"]),
+    "single": ("main_single_gpu.py", 1, ["-amp", "-amp_dtype", "float16"]),
+    "sharded": ("main_multi_gpu.py", 2, ["-opts", "DIST.CHECKPOINT=sharded", "DATA.BATCH_SIZE=4"]),
 }
 
 
@@ -34,8 +34,9 @@ def test_a_run_saved_by_an_earlier_version_ends_as_it_would_have(tmp_path, kind)
     shutil.copytree(SAVED / kind, tmp_path / "output")
     (folder,) = (tmp_path / "output").iterdir()
     before, expected = steps(folder), last_epoch(folder)
-    script, flags = FLAGS[kind]
-    done = run(script, "-cfg", str(SAVED / "tiny.yaml"), "-output", str(tmp_path / "output"), "-resume", "auto", *flags)
+    script, processes, more = FLAGS[kind]
+    flags = ["-cfg", str(SAVED / "tiny.yaml"), "-output", str(tmp_path / "output"), "-resume", "auto", *more]
+    done = run(script, *flags, processes=processes)
     assert done.returncode == 0, done.stdout + done.stderr
     assert list((tmp_path / "output").iterdir()) == [folder]
     # Processors round differently, so not to the last bit.

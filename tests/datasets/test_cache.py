@@ -490,9 +490,9 @@ def test_a_run_of_two_processes_shares_one_cache_and_leaves_no_memory_behind(pho
     config = tmp_path / "small.yaml"
     config.write_text(SMALL)
     options = "DATA.CACHE=ram DATA.MAX_BAD_FRACTION=0.5 DATA.IMAGE_CHANNELS=3 DATA.BATCH_SIZE=5 TRAIN.NUM_EPOCHS=1"
-    arguments = ["-cfg", str(config), "-dataset", "imagefolder", "-data_path", str(photos), "-ngpus", "2"]
+    arguments = ["-cfg", str(config), "-dataset", "imagefolder", "-data_path", str(photos)]
     arguments += ["-output", str(tmp_path / "out"), "-opts", "DEVICE=cpu", *options.split()]
-    done = run("main_multi_gpu.py", *arguments)
+    done = run("main_multi_gpu.py", *arguments, processes=2)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("cache: writing 21 images") == 1
     logs = list((tmp_path / "out").glob("train-*/log_*.txt"))

@@ -28,11 +28,11 @@ def big_logits(model):
         model.blocks[1].attn.qkv.weight[:32].normal_(std=200.0)
 
 
-def overflow(script, folder, *flags, options) -> tuple:
+def overflow(script, folder, *flags, options, processes=1) -> tuple:
     """A run of 200 skipped updates: its folder, what it printed, its rows of steps.csv."""
     (folder / "small.yaml").write_text(SMALL)
     start = ["-cfg", str(folder / "small.yaml"), "-output", str(folder / "output"), "-batch_size", "2", *FLOAT16]
-    result = run(script, *start, *flags, "-opts", *OVERFLOWS, *options)
+    result = run(script, *start, *flags, "-opts", *OVERFLOWS, *options, processes=processes)
     assert result.returncode == 3, result.stdout + result.stderr
     path = run_folder(folder / "output")
     with open(path / "steps.csv") as file:
@@ -69,8 +69,10 @@ def test_200_overflows_of_the_forward_pass_on_two_processes_end_at_the_floor_of_
     model = build_model(small_config(tmp_path), 10)
     big_logits(model)
     torch.save(model.state_dict(), tmp_path / "weights.pth")
-    flags = ["-ngpus", "2", "-pretrained", str(tmp_path / "weights.pth")]
-    path, said, rows = overflow("main_multi_gpu.py", tmp_path, *flags, options=["PRECISION.MIN_LOSS_SCALING=2"])
+    flags = ["-pretrained", str(tmp_path / "weights.pth")]
+    path, said, rows = overflow(
+        "main_multi_gpu.py", tmp_path, *flags, options=["PRECISION.MIN_LOSS_SCALING=2"], processes=2
+    )
     check_stopped(path, said, rows, "blocks.1.attn logits (q·k)")
     scales = [float(row["loss_scale"]) for row in rows]
     assert min(scales) == scales[-1] == 2 and scales[0] == 2**15

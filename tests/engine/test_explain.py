@@ -66,11 +66,11 @@ def test_watching_moves_neither_random_numbers_nor_statistics_nor_weights(tmp_pa
 def test_a_run_with_the_flag_has_the_hash_of_one_without_and_its_table(tmp_path, script):
     (tmp_path / "small.yaml").write_text(SMALL)
     flags = ["-cfg", str(tmp_path / "small.yaml"), "-amp", "-epochs", "1"]
-    flags += ["-ngpus", "2"] if "multi" in script else []
+    processes = 2 if "multi" in script else 1
     options = ["-opts", "MODEL.DROPPATH=0.2", "MODEL.DROPOUT=0.1"]
     hashes = []
     for name, more in (("plain", []), ("told", ["-explain_precision"])):
-        result = run(script, *flags, *more, "-output", str(tmp_path / name), *options)
+        result = run(script, *flags, *more, "-output", str(tmp_path / name), *options, processes=processes)
         assert result.returncode == 0, result.stderr
         hashes.append(run_hash(run_folder(tmp_path / name)))
     assert hashes[0] == hashes[1]

@@ -1,10 +1,7 @@
 """A run that is killed and resumed ends as one that never stopped."""
 
 import functools
-import os
 import signal
-import subprocess
-import time
 from collections.abc import Callable
 
 import pytest
@@ -12,8 +9,9 @@ import torch
 
 from configs.load import load
 from tests.support.configs import SMALL
+from tests.support.processes import stat, wait_until
 from tests.support.run_hash import run_hash
-from tests.support.runs import ROOT, command, run, run_folder, run_timed
+from tests.support.runs import Run, run, run_folder
 
 # With everything that draws random numbers or remembers something.
 OPTIONS = (
@@ -34,7 +32,7 @@ def arguments(settings, output, world_size, *more):
     script = "main_single_gpu.py" if world_size == 1 else "main_multi_gpu.py"
     flags = ["-cfg", str(settings), "-output", str(output), "-amp", *more]
     batch = ["-batch_size", str(16 // world_size)]  # so that an epoch has 44 updates either way
-    return script, [*flags, *batch, *(["-ngpus", str(world_size)] if world_size > 1 else []), "-opts", *OPTIONS]
+    return script, [*flags, *batch, "-opts", *OPTIONS]
 
 
 @pytest.fixture(scope="module")
@@ -46,35 +44,21 @@ def unbroken(tmp_path_factory) -> Callable[[int], str]:
         folder = tmp_path_factory.mktemp("unbroken")
         (folder / "settings.yaml").write_text(SMALL)
         script, flags = arguments(folder / "settings.yaml", folder / "o", world_size)
-        assert run(script, *flags).returncode == 0
+        assert run(script, *flags, processes=world_size).returncode == 0
         return run_hash(run_folder(folder / "o"))
 
     return train
 
 
-def start_and_kill(script, flags, output, after_step):
-    """kill -9 of the whole run once it has saved some steps of an epoch and gone on."""
-    process = subprocess.Popen(
-        command(script, *flags), cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True
-    )
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        saved = list(output.glob("*/last.pth"))
-        if saved and torch.load(saved[0], weights_only=True)["step"] >= after_step:
-            break
-        time.sleep(0.01)
-    assert process.poll() is None, "it ended before it could be killed"
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_kill_in_mid_epoch_and_resume_auto_gives_the_same_hash(tmp_path, settings, unbroken, world_size):
     script, flags = arguments(settings, tmp_path / "killed", world_size, "-resume", "auto")
-    start_and_kill(script, flags, tmp_path / "killed", after_step=50)  # in the second of three epochs of 44
+    faults = {"signal_at": [67, signal.SIGKILL, [0, 1]]}  # in the second of three epochs of 44
+    killed = run(script, *flags, processes=world_size, faults=faults)
+    assert -signal.SIGKILL in killed.codes, killed.stderr
     state = torch.load(run_folder(tmp_path / "killed") / "last.pth", weights_only=True)
-    assert state["step"] % 44 != 0
-    again = run(script, *flags)
+    assert 44 < state["step"] <= 67
+    again = run(script, *flags, processes=world_size)
     assert again.returncode == 0, again.stderr
     assert f"after epoch {state['step'] // 44} and step" in again.stdout
     assert run_hash(run_folder(tmp_path / "killed")) == unbroken(world_size)
@@ -86,12 +70,8 @@ def test_told_to_stop_it_saves_and_ends_with_128_plus_the_signal_and_goes_on_lat
     assert run(script, *flags).returncode == 0
     script, flags = arguments(settings, tmp_path / "stopped", 1, "-resume", "auto")
     flags.append("PRECISION.MODE=naive")
-    process = subprocess.Popen(command(script, *flags), cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    while not list((tmp_path / "stopped").glob("*/last.pth")):
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal.SIGUSR1)
-    assert process.wait(timeout=60) == 128 + signal.SIGUSR1
+    stopped = run(script, *flags, faults={"signal_at": [20, signal.SIGUSR1, [0]]})
+    assert stopped.returncode == 128 + signal.SIGUSR1
     folder = run_folder(tmp_path / "stopped")
     assert '"state": "stopped"' in (folder / "status.json").read_text()
     assert run(script, *flags).returncode == 0
@@ -160,13 +140,10 @@ def test_weights_of_another_system_are_taken_up_after_their_last_epoch(tmp_path,
 def test_two_runs_never_share_a_folder(tmp_path, settings, unbroken):
     """The second is refused in under 10 s, and the first ends as if there had been none."""
     script, flags = arguments(settings, tmp_path / "o", 1, "-resume", "auto")
-    first = subprocess.Popen(command(script, *flags), cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    while not list((tmp_path / "o").glob("*/last.pth")):
-        assert first.poll() is None
-        time.sleep(0.01)
-    first.send_signal(signal.SIGSTOP)
-    second, seconds = run_timed(script, *flags)
-    first.send_signal(signal.SIGCONT)
-    assert second.returncode == 2 and "another run is writing" in second.stderr and seconds < 10
-    assert first.wait(timeout=60) == 0
+    first = Run(script, *flags, faults={"signal_at": [20, signal.SIGSTOP, [0]]})
+    wait_until(lambda: stat(first.processes[0].pid)[0] == "T")
+    second = run(script, *flags)
+    first.processes[0].send_signal(signal.SIGCONT)
+    assert second.returncode == 2 and "another run is writing" in second.stderr and second.seconds < 10
+    assert first.wait().returncode == 0
     assert run_hash(run_folder(tmp_path / "o")) == unbroken(1)

@@ -10,9 +10,9 @@ from engine.parallel.sharding import check_strategy
 from models.formats.files import read_torch
 from models.formats.sharded import Parts, span
 from tests.support.configs import SMALL, small_config
-from tests.support.processes import exit_codes, launch
+from tests.support.processes import launch
 from tests.support.run_hash import run_hash, state_hash
-from tests.support.runs import run_folder
+from tests.support.runs import run, run_folder
 from utils.errors import ConfigError
 
 # With what remembers something, and a micro-batch that some updates have less of.
@@ -194,7 +194,8 @@ def test_kill_in_mid_epoch_and_resume_auto_gives_the_same_hash(tmp_path):
     )
     flags = [*flags.split(), "DIST.CHECKPOINT=sharded", "SAVE_STEPS=2"]  # two epochs of 5 updates
     for name, killed_at, code in (("unbroken", -1, 0), ("killed", 7, -signal.SIGKILL), ("killed", -1, 0)):
-        codes = exit_codes("tests.support.programs.killed", 2, killed_at, *flags, f"SAVE={tmp_path / name}")
+        faults = {"signal_at": [killed_at, signal.SIGKILL, [1]]}
+        codes = run("main_multi_gpu.py", *flags, f"SAVE={tmp_path / name}", processes=2, faults=faults).codes
         assert codes[1] == code and bool(codes[0]) == bool(code)
         if code:  # in the second epoch; the save after 6 updates may have been under way
             assert read_torch(run_folder(tmp_path / name) / "last.pth")["step"] in (5, 6)

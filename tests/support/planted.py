@@ -155,6 +155,18 @@ def tell(rank: int, moment: str, *numbers: int) -> None:
         setattr(owner, name, told)
 
 
+def signal_at(step: int, number: int, ranks: list[int]) -> None:
+    """These processes get this signal as this update begins."""
+    update = Trainer.update
+
+    def signalled(trainer, window):
+        if trainer.process.rank in ranks and trainer.step == step:
+            os.kill(os.getpid(), number)
+        update(trainer, window)
+
+    Trainer.update = signalled
+
+
 def take_at_once() -> None:
     """Signals count as told again however soon they come after the first."""
     StopSignal.SECONDS_TO_REPEAT = -1.0

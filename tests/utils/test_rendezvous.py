@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.support.processes import free_port
+from tests.support.ports import free_port
 from tests.support.refusals import assert_names, refused
 from utils import distributed
 from utils.errors import ConfigError, LostProcess

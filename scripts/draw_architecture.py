@@ -5,6 +5,7 @@ import textwrap
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+from statistics import mean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,8 +16,6 @@ FLOORS = [["main_single_gpu", "main_multi_gpu"], ["engine"], ["models", "dataset
 COLOURS = {"engine": "#dbe8f6", "models": "#dff0dc", "datasets": "#fdebd0", "configs": "#ece2f3", "utils": "#ebebeb"}
 WIDTH, TITLE, LINE, GAP = 100.0, 4.3, 1.55, 3.0  # of the picture; heights of text, and of the space for an arrow
 
-Arrows = dict[str, set[str]]  # box: the boxes that it imports
-
 
 def location(box: str) -> Path:
     path = ROOT / box.replace(".", "/")
@@ -26,19 +25,17 @@ def location(box: str) -> Path:
 @cache
 def imported(box: str) -> str:
     """Dotted names of everything that a room, a package or a file imports, each as " name."."""
-    names = []
-    for file in location(box).rglob("*.py") if location(box).is_dir() else [location(box)]:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                parent = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-                names += [f" {parent}{alias.name}." for alias in node.names]
-    return "".join(names)
+    files = location(box).rglob("*.py") if location(box).is_dir() else [location(box)]
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    names = [f"{node.module}.{each.name}" for node in nodes if isinstance(node, ast.ImportFrom) for each in node.names]
+    names += [each.name for node in nodes if isinstance(node, ast.Import) for each in node.names]
+    return "".join(f" {name}." for name in names)
 
 
-def arrows_between(boxes: list[str]) -> Arrows:
+def arrows_between(boxes: list[str]) -> dict[str, set[str]]:
     """Which boxes import which, without the arrows that follow from others."""
     arrows = {box: {to for to in boxes if to != box and f" {to}." in imported(box)} for box in boxes}
-    below: Arrows = {}
+    below: dict[str, set[str]] = {}
     for box in TopologicalSorter(arrows).static_order():  # a circle is an error
         below[box] = arrows[box].union(*(below[to] for to in arrows[box]))
     return {box: {to for to in arrows[box] if not any(to in below[over] for over in arrows[box])} for box in boxes}
@@ -52,21 +49,24 @@ def rows_inside(box: str) -> list[list[str]]:
     """What a room holds, from top to bottom: each box stands above all that it imports."""
     inner = [f"{box}.{path.parent.name}" for path in location(box).glob("*/__init__.py")] if box in COLOURS else []
     inner += [f"{box}.{name}" for name in own_files(box)] if box == "engine" else []  # they tell the story of a run
-    sorter, rows = TopologicalSorter(arrows_between(sorted(inner))), []
-    sorter.prepare()
+    arrows, rows, centre = arrows_between(sorted(inner)), [], {}
+    (sorter := TopologicalSorter(arrows)).prepare()
     while sorter.is_active():
-        rows.insert(0, sorted(sorter.get_ready()))
+        rows.insert(0, list(sorter.get_ready()))
         sorter.done(*rows[0])
+    for row in rows:  # each box below those that import it, so that few arrows cross
+        row.sort(key=lambda box: (mean([centre[over] for over in arrows if box in arrows[over]] or [0.5]), box))
+        centre |= {box: (i + 0.5) / len(row) for i, box in enumerate(row)}
     return rows
 
 
 def text_of(box: str, width: float) -> list[str]:
-    """The lines of a box: the sentence that its code opens with, and the files of a room that have no box."""
+    """The sentence that a box's code opens with, and the files of a room that have no box."""
     path = location(box)
     tree = ast.parse((path / "__init__.py" if path.is_dir() else path).read_text(encoding="utf-8"))
-    lines = textwrap.wrap(ast.get_docstring(tree).split("\n")[0], int((width - 2) * 1.5))
+    lines = textwrap.wrap(ast.get_docstring(tree).split("\n")[0], int((width - 3) * 1.48))
     files = ", ".join(own_files(box)) if box in COLOURS and box != "engine" else ""
-    return lines + textwrap.wrap(files, int((width - 2) * 1.5), initial_indent="Files: ")
+    return lines + textwrap.wrap(files, int((width - 3) * 1.48), initial_indent="Files: ")
 
 
 def height_of(row: list[str], width: float) -> float:
@@ -75,7 +75,7 @@ def height_of(row: list[str], width: float) -> float:
     return max(TITLE + LINE * len(text_of(box, width)) + inside for box, inside in zip(row, insides, strict=True))
 
 
-def draw_box(axes: Axes, box: str, place: tuple[float, float, float, float]) -> Arrows:
+def draw_box(axes: Axes, box: str, place: tuple[float, float, float, float]) -> dict[str, set[str]]:
     left, bottom, width, height = place
     lines, top, style = text_of(box, width), bottom + height, "round,pad=0,rounding_size=0.7"
     axes.add_patch(FancyBboxPatch((left, bottom), width, height, style, facecolor=COLOURS.get(box, "white")))
@@ -84,7 +84,7 @@ def draw_box(axes: Axes, box: str, place: tuple[float, float, float, float]) -> 
     return draw_rows(axes, rows_inside(box), (left, top - TITLE - LINE * len(lines), width))
 
 
-def draw_rows(axes: Axes, rows: list[list[str]], corner: tuple[float, float, float]) -> Arrows:
+def draw_rows(axes: Axes, rows: list[list[str]], corner: tuple[float, float, float]) -> dict[str, set[str]]:
     """Draw boxes, what is inside them, and arrows; returns the boxes and arrows."""
     left, top, width = corner
     places: dict[str, tuple[float, float, float, float]] = {}  # left, bottom, width, height
@@ -105,7 +105,7 @@ def draw_rows(axes: Axes, rows: list[list[str]], corner: tuple[float, float, flo
     return drawn
 
 
-def draw(path: Path) -> Arrows:
+def draw(path: Path) -> dict[str, set[str]]:
     """Draw the picture into a file; returns the boxes and arrows in it."""
     height = 2 + sum(height_of(floor, WIDTH) + GAP for floor in FLOORS)
     figure = Figure(figsize=(WIDTH / 10, height / 10), dpi=160)

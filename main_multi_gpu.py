@@ -9,7 +9,7 @@ mpirun -np 2 python main_multi_gpu.py -cfg configs/vit_base_patch16_224.yaml -am
 import os
 import sys
 
-from configs.load import Loaded, load
+from configs.load import LoadedConfig, load
 from utils.errors import AlreadyReportedError, UserError
 from utils.launch.launch_env import LaunchedRank, LaunchOptions, count_local, find_launched_rank, rank_in_environment
 from utils.program import exit_code, exit_now, relax_gc
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     return run(loaded, Process.start(config.DEVICE, os.environ, options))
 
 
-def check_once(loaded: Loaded, launched: LaunchedRank | None) -> int:
+def check_once(loaded: LoadedConfig, launched: LaunchedRank | None) -> int:
     """-check on rank 0 only. The other ranks exit at once: reading all images may take longer than DIST.TIMEOUT."""
     if launched and launched.rank:
         return 0
@@ -47,7 +47,7 @@ def check_once(loaded: Loaded, launched: LaunchedRank | None) -> int:
     return check(loaded, launched.world_size, count_local(os.environ, launched.world_size))
 
 
-def load_once(arguments: list[str]) -> Loaded:
+def load_once(arguments: list[str]) -> LoadedConfig:
     """Read the settings; only one of the launcher's processes reports a mistake in them."""
     try:
         return load(arguments)

@@ -1,4 +1,4 @@
-"""Lengths of time as people write them."""
+"""Parses durations such as 3h30m."""
 
 import re
 
@@ -8,7 +8,7 @@ _FORM = re.compile("".join(f"(?:{_NUMBER}{unit})?" for unit in _UNITS))
 
 
 def to_seconds(text: str) -> float | None:
-    """Of "3h30m", "90m", "1.5h" or "5400"; None where the text is no such time."""
+    """Seconds of "3h30m", "90m", "1.5h" or "5400"; None if the text is not a duration."""
     text = text.strip().lower()
     if re.fullmatch(_NUMBER, text):
         return float(text)

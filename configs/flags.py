@@ -1,4 +1,4 @@
-"""The command line: PaddleViT's flags and ours. Each flag sets one setting of the schema, whatever the YAML says."""
+"""The command line: PaddleViT's flags and ours. Each flag sets one setting of the schema and overrides the YAML."""
 
 import argparse
 import difflib
@@ -9,7 +9,7 @@ from configs.values import SETTINGS, Setting, to_text
 from configs.yaml_files import Layer
 from utils.errors import ConfigError, did_you_mean
 
-# {group: {flag: (setting, what -h calls its value)}}
+# {group: {flag: (setting, metavar)}}
 FLAGS = {
     "data": {
         "-dataset": ("DATA.DATASET", "NAME"),
@@ -52,7 +52,7 @@ FLAGS = {
 }
 _SETTING_OF = {flag: key for group in FLAGS.values() for flag, (key, _) in group.items()}
 _HELP = ("-h", "--help", "-help")
-# torch.distributed.launch passes it, with either spelling; the environment says the same.
+# torch.distributed.launch passes it, in either spelling; it is ignored, since LOCAL_RANK says the same.
 _LOCAL_RANK = ("--local-rank", "--local_rank")
 
 EXAMPLES = """\
@@ -66,7 +66,7 @@ examples:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """The file that -cfg names, and what the other flags set, in the order in which they win."""
+    """The file given with -cfg, and the layers of the other flags; later ones override earlier ones."""
 
     cfg: str | None
     layers: list[Layer]
@@ -74,15 +74,15 @@ class CommandLine:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
-        """A mistake on the command line is told like any other mistake of the user's."""
+        """Report a wrong command line like any other mistake of the user."""
         raise ConfigError(f"{message}; -h lists the flags")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser. All values stay text, for the loader converts them as it converts those of a file."""
+    """The parser. All values stay text: the loader converts them like those of a file."""
     parser = _Parser(
         usage="%(prog)s -cfg FILE [flag ...]",
-        description="Train or evaluate a Vision Transformer. The file says what; a flag given here wins over it.\n"
+        description="Train or evaluate a Vision Transformer. Flags override the settings file.\n"
         "In brackets: the setting that a flag sets, and its default.",
         epilog=EXAMPLES,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=26),
@@ -91,21 +91,21 @@ def build_parser() -> argparse.ArgumentParser:
     )
     settings = parser.add_argument_group("settings")
     settings.add_argument(*_HELP, action="help", help="Show this and exit.")
-    settings.add_argument("-cfg", metavar="FILE", help="The YAML file of settings; configs/ has one per recipe.")
+    settings.add_argument("-cfg", metavar="FILE", help="YAML file of settings; configs/ has one per recipe.")
     settings.add_argument(
         "-opts",
         metavar="KEY=VALUE",
         nargs="+",
         action="extend",
         default=[],
-        help="Any settings by their full names, as in TRAIN.BASE_LR=1e-3 AMP=false; these win over all else. "
+        help="Any settings by full name, as in TRAIN.BASE_LR=1e-3 AMP=false; they override everything else. "
         "docs/settings.md lists them.",
     )
     for title, flags in FLAGS.items():
         group = parser.add_argument_group(title)
         for flag, (key, metavar) in flags.items():
             setting = SETTINGS[key]
-            # -amp alone switches on; -amp false is there for a file that says AMP: true.
+            # -amp alone switches it on; -amp false overrides a file with AMP: true.
             switch = {"nargs": "?", "const": "true"} if setting.kind is bool else {}
             group.add_argument(flag, metavar=metavar, help=_help(setting), **switch)
     parser.add_argument(*_LOCAL_RANK, help=argparse.SUPPRESS)
@@ -113,20 +113,20 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def parse(argv: list[str]) -> CommandLine:
-    """The command line, read."""
+    """Parse the command line without the program's name."""
     _check_names(argv)
     known, rest = build_parser().parse_known_args(argv)
     if rest:
-        hint = f"; settings files are given as -cfg {rest[0]}" if rest[0].endswith((".yaml", ".yml")) else ""
-        raise ConfigError(f"{rest[0]!r} on the command line belongs to no flag{hint}; -h lists the flags")
+        hint = f"; give a settings file as -cfg {rest[0]}" if rest[0].endswith((".yaml", ".yml")) else ""
+        raise ConfigError(f"{rest[0]!r} on the command line does not belong to a flag{hint}; -h lists the flags")
     given = {flag: getattr(known, flag[1:]) for flag in _SETTING_OF}
     layers = [Layer(f"flag {flag}", {_SETTING_OF[flag]: text}) for flag, text in given.items() if text is not None]
     return CommandLine(known.cfg, [*layers, Layer("-opts", dict(_pair(option) for option in known.opts))])
 
 
 def _check_names(argv: list[str]) -> None:
-    """Refuse unknown flags before argparse sees them: it would read -hflip as -h, and up to Python 3.11 -out as -output
-    even with allow_abbrev off."""
+    """Refuse unknown flags before argparse sees them: it would read -hflip as -h, and Python 3.11 would read -out as
+    -output even without allow_abbrev."""
     flags = ["-cfg", "-opts", *_SETTING_OF]
     for argument in argv:
         name = argument.partition("=")[0]
@@ -148,4 +148,4 @@ def _pair(option: str) -> tuple[str, str]:
 
 def _help(setting: Setting) -> str:
     default = "none" if setting.default in (None, "") else to_text(setting.default)
-    return f"{setting.sentence} [{setting.key}={default}]".replace("%", "%%")
+    return f"{setting.help} [{setting.key}={default}]".replace("%", "%%")

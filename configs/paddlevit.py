@@ -1,4 +1,4 @@
-"""PaddleViT's older ways of saying things, translated to today's names when a file is read."""
+"""PaddleViT's names and values that differ from ours, translated when a file is read."""
 
 import difflib
 import math
@@ -7,7 +7,7 @@ from dataclasses import replace
 from configs.values import SETTINGS, Text, convert, is_none
 from utils.errors import ConfigError
 
-# The two dialects of 2021 keep the model's fields one level down; the older one also calls three of them otherwise.
+# The two formats of 2021 keep the model's fields one level down; the older one also has other names for three of them.
 OLD_SECTION = "MODEL.TRANS"
 _HYBRID, _MLP_DIM = f"{OLD_SECTION}.HYBRID", f"{OLD_SECTION}.MLP_DIM"
 _SAME_NAMES = (
@@ -26,7 +26,7 @@ RENAMED = {f"{OLD_SECTION}.{name}": f"MODEL.{name}" for name in _SAME_NAMES} | {
     _MLP_DIM: "MODEL.MLP_RATIO",
 }
 
-# Values that are called otherwise here: {key: {their word: (our word, why)}}.
+# Values with another name here: {key: {PaddleViT's: (ours, reason)}}.
 _NO_CLIPPING = ("None", "no clipping")
 OTHER_WORDS = {
     "TRAIN.LR_SCHEDULER.NAME": {
@@ -42,9 +42,24 @@ OTHER_WORDS = {
     "PRECISION.DTYPE": {"fp16": ("float16", "the same type"), "bf16": ("bfloat16", "the same type")},
 }
 
+_NOT_SUPPORTED = "not supported, so it has no effect"
+
+# PaddleViT's other keys: accepted so that its files work unmodified, and reported in one line each.
+IGNORED = {
+    "LOCAL_RANK": "the launcher says which process this is",
+    "MODEL.PATCH_GRID": "the number of patches follows from IMAGE_SIZE and PATCH_SIZE",
+    "TRAIN.MODEL_EMA_FORCE_CPU": "the EMA weights are kept on the model's device",
+    "TRAIN.LAYER_DECAY": _NOT_SUPPORTED,
+    "TRAIN.RANDOM_ERASE_SPLIT": "random erasing handles each image separately, so there is nothing to split",
+    "TRAIN.DISTILLATION_TYPE": _NOT_SUPPORTED,
+    "TRAIN.DISTILLATION_ALPHA": _NOT_SUPPORTED,
+    "TRAIN.DISTILLATION_TAU": _NOT_SUPPORTED,
+    "TRAIN.TEACHER_MODEL": _NOT_SUPPORTED,
+}
+
 
 def translate(texts: dict[str, Text], origin: str) -> tuple[dict[str, Text], list[str]]:
-    """The texts under today's names, and lines that say what was read otherwise than written."""
+    """Return the texts by today's names, and a note for each value that was translated."""
     _check_type(texts, origin)
     translated: dict[str, Text] = {}
     written_as: dict[str, str] = {}
@@ -57,7 +72,9 @@ def translate(texts: dict[str, Text], origin: str) -> tuple[dict[str, Text], lis
             text = _mlp_ratio(texts, origin)
         name = RENAMED.get(key, key)
         if name in translated:
-            raise ConfigError(f"{origin}: {written_as[name]} and {key} are two names of one setting; keep one of them")
+            raise ConfigError(
+                f"{origin}: {written_as[name]} and {key} are names of the same setting; remove one of them"
+            )
         other = OTHER_WORDS.get(name, {}).get(text.strip().lower()) if isinstance(text, str) else None
         if other:
             notes.append(f"{origin}: {name} {text} is read as {other[0]}: {other[1]}")
@@ -68,7 +85,7 @@ def translate(texts: dict[str, Text], origin: str) -> tuple[dict[str, Text], lis
 
 
 def _check_type(texts: dict[str, Text], origin: str) -> None:
-    """Before anything else about the file: the keys of another kind of model would only be called unknown."""
+    """Checked before anything else: otherwise the keys of another kind of model would be reported as unknown."""
     kind, choices = texts.get("MODEL.TYPE", "vit"), SETTINGS["MODEL.TYPE"].choices
     if not isinstance(kind, str) or kind.strip().lower() in choices:
         return
@@ -100,11 +117,11 @@ def _mlp_ratio(texts: dict[str, Text], origin: str) -> str:
     width_key = next((key for key in texts if RENAMED.get(key, key) == "MODEL.EMBED_DIM"), None)
     if width_key is None:
         raise ConfigError(
-            f"{origin}: {_MLP_DIM} says nothing without {OLD_SECTION}.HIDDEN_SIZE; give both or MLP_RATIO"
+            f"{origin}: {_MLP_DIM} has no effect without {OLD_SECTION}.HIDDEN_SIZE; set both, or MLP_RATIO"
         )
-    width_setting = SETTINGS["MODEL.EMBED_DIM"]  # what holds for one width holds for the other
+    width_setting = SETTINGS["MODEL.EMBED_DIM"]  # both widths have the same bounds
     hidden = convert(replace(width_setting, key=_MLP_DIM), texts[_MLP_DIM], origin)
     width = convert(replace(width_setting, key=width_key), texts[width_key], origin)
-    # A ViT's MLP has int(width * ratio) units: where the quotient was rounded down, that would be one too few.
+    # A ViT's MLP has int(width * ratio) units: one too few if the quotient was rounded down.
     ratio = hidden / width
     return repr(ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf))

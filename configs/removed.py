@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from configs.values import Text, shown
+from configs.values import Text, quoted
 from utils.errors import ConfigError
 
 
@@ -28,5 +28,5 @@ def check_removed(key: str, text: Text, origin: str) -> None:
     removed = REMOVED[key]
     if text != removed.accepted:
         raise ConfigError(
-            f"{origin}: {key} is {shown(text)}, but this setting was removed; {removed.remedy}, and remove this line"
+            f"{origin}: {key} is {quoted(text)}, but this setting was removed; {removed.remedy}, and remove this line"
         )

@@ -1,4 +1,4 @@
-"""What each setting may be: text from a file, a flag or -opts becomes the value that schema.py asks for."""
+"""The type of each setting: converts text from a file, a flag or -opts to the value that schema.py declares."""
 
 import math
 import re
@@ -11,35 +11,40 @@ import yaml
 from configs.schema import Config
 from utils.errors import ConfigError, did_you_mean
 
-# Values travel as the text that was typed until they are converted here, so that no guess of YAML's comes between:
-# to PyYAML 3e-3 is text, 010 is 8, 12:30 is 750 and `no` is a boolean.
+# Values stay text as typed until they are converted here, because PyYAML would guess their types:
+# it reads 3e-3 as text, 010 as 8, 12:30 as 750 and `no` as a boolean.
 Text = str | list
 
 _NONE_WORDS = ("", "none", "null", "~")
 _BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _INT = re.compile(r"[+-]?[0-9]+")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_MAX_INT = 2**63 - 1  # of torch's and numpy's integers
+_PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*")  # a text that YAML needs no quotes for
+
+
+class _TooLargeError(ValueError):
+    """An integer above _MAX_INT."""
 
 
 def is_none(text: Text) -> bool:
-    """Whether a text stands for "not set", in YAML's words or Python's."""
+    """Whether a text means "not set", in YAML or in Python."""
     return isinstance(text, str) and text.strip().lower() in _NONE_WORDS
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of the schema, under its full name."""
+    """One setting of the schema, by its full name."""
 
     key: str
-    kind: type  # int, float, bool or str: of the value, or of each member of a list
+    kind: type  # int, float, bool or str; for a list, that of its members
     optional: bool
-    many: bool
+    is_list: bool
     default: Any
-    sentence: str
+    help: str
     choices: tuple
-    low: float | None
-    high: float | None
-    words: tuple  # what it may be besides a number
+    bounds: tuple[float | None, float | None]
+    special: tuple  # words that are allowed besides a number
 
 
 def _settings(cls: type, prefix: str = "") -> Iterator[Setting]:
@@ -50,9 +55,9 @@ def _settings(cls: type, prefix: str = "") -> Iterator[Setting]:
             yield from _settings(annotation, key + ".")
             continue
         optional = type(None) in get_args(annotation)
-        many = get_origin(annotation) is tuple
+        is_list = get_origin(annotation) is tuple
         kind = (get_args(annotation) or (annotation,))[0]
-        yield Setting(key, kind, optional, many, each.default, **each.metadata)
+        yield Setting(key, kind, optional, is_list, each.default, **each.metadata)
 
 
 SETTINGS: dict[str, Setting] = {setting.key: setting for setting in _settings(Config)}
@@ -60,7 +65,7 @@ SECTIONS = {key.rpartition(".")[0] for key in SETTINGS} - {""}
 
 
 def build(values: dict[str, Any], cls: type = Config, prefix: str = "") -> Any:
-    """The Config of {full key: value}."""
+    """Build the Config from {full key: value}."""
     members = {
         name: build(values, kind, f"{prefix}{name}.") if is_dataclass(kind) else values[prefix + name]
         for name, kind in get_type_hints(cls).items()
@@ -69,7 +74,7 @@ def build(values: dict[str, Any], cls: type = Config, prefix: str = "") -> Any:
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """{full key: plain value} in the schema's order; tuples as lists."""
+    """Return {full key: plain value} in the schema's order, with tuples as lists."""
     values = {}
     for key in SETTINGS:
         value: Any = config
@@ -80,27 +85,29 @@ def flatten(config: Config) -> dict[str, Any]:
 
 
 def unflatten(saved: dict[str, Any]) -> Config:
-    """The Config of what `flatten` gave, which a checkpoint holds; a setting that was not there yet has its default."""
+    """Build the Config from the result of `flatten`, which a checkpoint holds. Settings it lacks get their defaults."""
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
     return build({key: values.get(key, setting.default) for key, setting in SETTINGS.items()})
 
 
 def convert(setting: Setting, text: Text, origin: str) -> Any:
-    """The value that `text` stands for; `origin` is the file or flag that an error names."""
+    """Convert `text` to the setting's type. `origin`: the file or flag, for error messages."""
     try:
-        if not setting.many:
-            return _one(setting, text)
-        return tuple(_one(setting, member) for member in _members(text))
-    except _TooLarge:
-        raise ConfigError(f"{origin}: {setting.key} is {shown(text)}; it must be below 2**63") from None
+        if not setting.is_list:
+            return _convert_one(setting, text)
+        return tuple(_convert_one(setting, member) for member in _split_list(text))
+    except _TooLargeError:
+        raise ConfigError(f"{origin}: {setting.key} is {quoted(text)}; it must be below 2**63") from None
     except ValueError:
-        known = setting.words or (setting.choices if setting.kind is str else ())
+        known = setting.special or (setting.choices if setting.kind is str else ())
         near = did_you_mean(text, known) if isinstance(text, str) else ""
-        raise ConfigError(f"{origin}: {setting.key} is {shown(text)}; it must be {describe(setting)}{near}") from None
+        raise ConfigError(
+            f"{origin}: {setting.key} is {quoted(text)}; it must be {describe_allowed(setting)}{near}"
+        ) from None
 
 
-def _members(text: Text) -> list:
-    """A YAML list as it is; `(0.9, 0.999)`, `[a, b]` and `a, b` cut at the commas."""
+def _split_list(text: Text) -> list:
+    """Return a YAML list unchanged; split `(0.9, 0.999)`, `[a, b]` and `a, b` at the commas."""
     if isinstance(text, list):
         return text
     if is_none(text):
@@ -112,54 +119,43 @@ def _members(text: Text) -> list:
     return members[:-1] if members[-1] == "" else members  # (0.9,) and ()
 
 
-def _one(setting: Setting, text: Text) -> Any:
+def _convert_one(setting: Setting, text: Text) -> Any:
     if not isinstance(text, str):
-        raise ValueError("a list where one value belongs")
+        raise ValueError("a list instead of one value")
     if is_none(text) and "none" in setting.choices:
         return "none"
-    if is_none(text) and (setting.optional or setting.kind is str) and not setting.many:
+    if is_none(text) and (setting.optional or setting.kind is str) and not setting.is_list:
         return None if setting.optional else ""
     word = text.strip().lower()
     if setting.choices:
         by_word = {str(choice).lower(): choice for choice in setting.choices}
         if word not in by_word:
-            raise ValueError("none of the choices")
+            raise ValueError("not one of the choices")
         return by_word[word]
     if setting.kind is str:
         if "\0" in text:
-            raise ValueError("no path or name may hold it")
+            raise ValueError("paths and names must not contain it")
         return text
     if setting.kind is bool:
         if word not in _BOOLS:
-            raise ValueError("no boolean")
+            raise ValueError("not a boolean")
         return _BOOLS[word]
-    if word in setting.words:
+    if word in setting.special:
         return word
     pattern = _INT if setting.kind is int else _FLOAT
     if not pattern.fullmatch(word):
-        raise ValueError("no number")
+        raise ValueError("not a number")
     value = setting.kind(word)
-    if setting.kind is int and abs(value) > _LARGEST:
-        raise _TooLarge
-    low = -math.inf if setting.low is None else setting.low
-    high = math.inf if setting.high is None else setting.high
-    if not math.isfinite(value) or not low <= value <= high:
-        raise ValueError("out of bounds")
+    if setting.kind is int and abs(value) > _MAX_INT:
+        raise _TooLargeError
+    low, high = setting.bounds
+    if not math.isfinite(value) or (low is not None and value < low) or (high is not None and value > high):
+        raise ValueError("out of describe_bounds")
     return value
 
 
-_LARGEST = 2**63 - 1  # of torch's and numpy's whole numbers
-
-
-class _TooLarge(ValueError):
-    """A whole number that nothing can hold."""
-
-
-_PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*")
-
-
 def to_text(value: Any) -> str:
-    """A value as YAML that converts back to it, and that other YAML readers take for the same type."""
+    """Write a value as YAML that `convert` reads back, and that other YAML readers give the same type."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -176,8 +172,8 @@ def to_text(value: Any) -> str:
     return yaml.dump(value, default_style='"', allow_unicode=True, width=math.inf).removesuffix("\n")
 
 
-def describe(setting: Setting) -> str:
-    """What a setting may be, as the end of `it must be ...`."""
+def describe_allowed(setting: Setting) -> str:
+    """What a setting may be: the end of a sentence that starts with `it must be`."""
     if setting.choices:
         words = [str(choice) for choice in setting.choices] + ["None"] * setting.optional
         return ", ".join(words[:-1]) + " or " + words[-1]
@@ -187,19 +183,18 @@ def describe(setting: Setting) -> str:
         bool: ("true or false", ""),
         str: ("text", "a list of texts"),
     }[setting.kind]
-    others = "".join(f", or {word}" for word in (*setting.words, *["None"] * setting.optional))
-    return (several if setting.many else one) + bounds(setting) + others
+    others = "".join(f", or {word}" for word in (*setting.special, *["None"] * setting.optional))
+    return (several if setting.is_list else one) + describe_bounds(setting) + others
 
 
-def bounds(setting: Setting) -> str:
-    """' of at least 1', ' from 0 to 1' or nothing."""
-    if setting.low is None:
+def describe_bounds(setting: Setting) -> str:
+    """' of at least 1', ' from 0 to 1' or an empty text."""
+    low, high = setting.bounds
+    if low is None:
         return ""
-    if setting.high is None:
-        return f" of at least {setting.low:g}"
-    return f" from {setting.low:,.10g} to {setting.high:,.10g}"
+    return f" of at least {low:g}" if high is None else f" from {low:,.10g} to {high:,.10g}"
 
 
-def shown(text: Text) -> str:
-    """A text as an error quotes it."""
-    return repr(text) if isinstance(text, str) else f"[{', '.join(shown(member).strip(chr(39)) for member in text)}]"
+def quoted(text: Text) -> str:
+    """A text as error messages quote it."""
+    return repr(text) if isinstance(text, str) else f"[{', '.join(quoted(member).strip(chr(39)) for member in text)}]"

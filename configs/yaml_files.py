@@ -1,4 +1,4 @@
-"""Reading settings files: YAML as plain text values under full keys, with the files that they name as their BASE."""
+"""Reads settings files: YAML as text values by full key, with the files that they name under BASE."""
 
 import difflib
 import os
@@ -16,62 +16,62 @@ SHIPPED = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Layer:
-    """What one file, one flag or -opts says: {full key: text}. A later layer wins over an earlier one."""
+    """The settings of one file, one flag or -opts, as {full key: text}. Later layers override earlier ones."""
 
     origin: str
     texts: dict[str, Text]
 
 
-def find(cfg: str | None) -> str:
-    """The path that -cfg gives, or an error that says what there is."""
+def find_settings_file(cfg: str | None) -> str:
+    """Return the path given with -cfg, or raise an error that lists the alternatives."""
     if not cfg:
-        names = "\n".join(f"  {_from_here(path)}" for path in sorted(SHIPPED.glob("*.yaml")))
-        raise ConfigError(f"-cfg is missing; it names the file of settings, which may be one of these:\n{names}")
+        names = "\n".join(f"  {_relative_to_cwd(path)}" for path in sorted(SHIPPED.glob("*.yaml")))
+        raise ConfigError(f"-cfg is missing; it names the settings file, for example one of these:\n{names}")
     if os.path.exists(cfg):
         return cfg
     in_repository = SHIPPED.parent / cfg
     if in_repository.is_file():
         raise ConfigError(
-            f"-cfg: no file {cfg} in the working directory {os.getcwd()}; if you mean halfstep's, give its whole path, "
+            f"-cfg: no file {cfg} in the working directory {os.getcwd()}; if you mean halfstep's, give its full path, "
             f"{in_repository}"
         )
-    raise ConfigError(f"-cfg: no file {cfg}{_nearest_file(cfg)}")
+    raise ConfigError(f"-cfg: no file {cfg}{_nearest_files(cfg)}")
 
 
 def read_layers(path: str, chain: tuple[str, ...] = ()) -> list[Layer]:
-    """The layers of a file, its BASE files' before its own. `chain`: the files that led here."""
+    """The layers of a file: first those of its BASE files, then its own. `chain`: the files that led here."""
     origin = os.path.normpath(path)
     for position, earlier in enumerate(chain):
         if os.path.realpath(earlier) == os.path.realpath(path):
             loop = " -> ".join([*map(os.path.normpath, chain[position:]), origin])
-            raise ConfigError(f"{origin}: BASE goes round in a circle: {loop}; remove one of these BASE lines")
+            raise ConfigError(f"{origin}: its BASE files form a cycle: {loop}; remove one of these BASE lines")
     texts = read_file(path)
     layers = []
     for base in _bases(texts.pop("BASE", ""), origin):
         base_path = os.path.join(os.path.dirname(path), base)
         if not os.path.exists(base_path):
-            near = _nearest_file(base_path)
+            near = _nearest_files(base_path)
             raise ConfigError(
-                f"{origin}: BASE names {base}, but there is no file {os.path.normpath(base_path)} (a BASE is looked up "
-                f"from the folder of the file that names it){near}"
+                f"{origin}: BASE names {base}, but there is no file {os.path.normpath(base_path)} (BASE is relative "
+                f"to the folder of the file that names it){near}"
             )
         layers += read_layers(base_path, (*chain, path))
     return [*layers, Layer(origin, texts)]
 
 
 def read_file(path: str) -> dict[str, Text]:
-    """{full key: text} of one YAML file."""
+    """Return {full key: text} of one YAML file."""
     origin = os.path.normpath(path)
     try:
         kind = not_a_file(path)
         if kind:
-            raise ConfigError(f"{origin}: cannot be read as a settings file: it is {kind}")
+            raise ConfigError(f"{origin}: not a settings file: it is {kind}")
         source = Path(path).read_bytes().decode("utf-8-sig")
     except OSError as error:  # no permission
         raise ConfigError(f"{origin}: cannot be read as a settings file: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{origin}: not a text file in UTF-8 (byte {error.start}); settings are YAML text, and weights are given "
+            f"{origin}: not a UTF-8 text file (byte {error.start}); settings are YAML text; weights are given "
             "with -pretrained or -resume"
         ) from None
     try:
@@ -86,29 +86,27 @@ def read_file(path: str) -> dict[str, Text]:
     if root is None:
         return {}
     if not isinstance(root, yaml.MappingNode):
-        raise ConfigError(
-            f"{origin}: not a file of settings; it must consist of lines like `TRAIN:` and `NUM_EPOCHS: 5`"
-        )
-    return dict(_leaves(root, origin))
+        raise ConfigError(f"{origin}: not a settings file; it must consist of lines like `TRAIN:` and `NUM_EPOCHS: 5`")
+    return dict(_flatten_mapping(root, origin))
 
 
-def _leaves(node: yaml.MappingNode, origin: str, prefix: str = "") -> Iterator[tuple[str, Text]]:
-    """The values under a section as (full key, text); a key that comes twice is refused: YAML would drop the first."""
+def _flatten_mapping(node: yaml.MappingNode, origin: str, prefix: str = "") -> Iterator[tuple[str, Text]]:
+    """Yield (full key, text) below a section. Duplicate keys are errors, because YAML would drop the first value."""
     lines: dict[str, int] = {}
     for key_node, value in node.value:
         line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
-            raise ConfigError(f"{origin}: line {line}: a list or section stands where the name of a setting belongs")
+            raise ConfigError(f"{origin}: line {line}: a list or section in place of a setting's name")
         key = prefix + key_node.value
         if key_node.value == "<<":
             raise ConfigError(
-                f"{origin}: line {line}: the merge key << is not read; name a file of settings under BASE"
+                f"{origin}: line {line}: the merge key << is not supported; name a settings file under BASE"
             )
         if key in lines:
-            raise ConfigError(f"{origin}: {key} is there twice, in lines {lines[key]} and {line}; make it one")
+            raise ConfigError(f"{origin}: {key} is set twice, in lines {lines[key]} and {line}; remove one of them")
         lines[key] = line
         if isinstance(value, yaml.MappingNode):
-            yield from _leaves(value, origin, key + ".")
+            yield from _flatten_mapping(value, origin, key + ".")
         else:
             yield key, _text(value, key, origin)
 
@@ -125,19 +123,19 @@ def _text(node: yaml.Node, key: str, origin: str) -> Text:
 def _bases(text: Text, origin: str) -> list[str]:
     names = [text] if isinstance(text, str) else text
     if not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{origin}: BASE must be the path of a file, or a list of them")
+        raise ConfigError(f"{origin}: BASE must be the path of a file, or a list of paths")
     return [name for name in names if not is_none(name)]
 
 
-def _nearest_file(path: str) -> str:
-    """'; did you mean ...?' for the settings file whose name comes nearest, in the folder meant or among ours."""
+def _nearest_files(path: str) -> str:
+    """'; did you mean ...?' with the settings files whose name is closest, in the same folder or among the shipped ones."""
     files = [file for folder in (Path(path).parent, SHIPPED) for file in sorted(folder.glob("*.y*ml"))]
     near = difflib.get_close_matches(Path(path).stem, [file.stem for file in files], n=1)
-    names = dict.fromkeys(_from_here(file) for file in files if file.stem in near)
+    names = dict.fromkeys(_relative_to_cwd(file) for file in files if file.stem in near)
     return f"; did you mean {' or '.join(names)}?" if names else ""
 
 
-def _from_here(path: Path) -> str:
-    """A path as a person in the working directory would type it."""
+def _relative_to_cwd(path: Path) -> str:
+    """The path relative to the working directory where possible."""
     path = path.absolute()
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from configs.load import Loaded
+from configs.load import LoadedConfig
 from configs.schema import AUTO
 from datasets import (
     BadImages,
@@ -45,9 +45,9 @@ from utils.seed import make_deterministic
 from utils.signals import StopSignal
 
 
-def run(loaded: Loaded, process: Process) -> int:
+def run(loaded: LoadedConfig, process: Process) -> int:
     """Train or evaluate as the settings say. Returns the exit code: 0, 1 (last save failed), 3 or 128 + signal."""
-    session = Session(loaded.plain() if loaded.config.EVAL else loaded, process)
+    session = Session(loaded.with_default_batch_size() if loaded.config.EVAL else loaded, process)
     if process.world_size > 1:
         session.log.say(process.describe())
     if loaded.config.DETERMINISTIC:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from configs.load import Loaded, flatten, to_yaml
+from configs.load import LoadedConfig, to_yaml
+from configs.values import flatten
 from engine.run_folder import RunFolder
 from utils.distributed import Process
 from utils.files import write_text
@@ -20,7 +21,7 @@ from utils.program import restore_gc
 class Session:
     """What every part of a run needs at hand. Only process 0 writes; the others ask and are told."""
 
-    def __init__(self, loaded: Loaded, process: Process):
+    def __init__(self, loaded: LoadedConfig, process: Process):
         self.config = loaded.config
         self.settings = flatten(loaded.config)
         self.process = process

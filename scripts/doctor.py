@@ -40,7 +40,9 @@ def main(argv: list[str]) -> int:
     from utils.distributed import choose_device
 
     folder, state, batches = find(arguments.source, arguments.batch)
-    config = load(["-cfg", arguments.cfg]).plain().config if arguments.cfg else unflatten(state["config"])
+    config = (
+        load(["-cfg", arguments.cfg]).with_default_batch_size().config if arguments.cfg else unflatten(state["config"])
+    )
     config, scale = precision_of(config, state, arguments.amp_dtype)
     device = choose_device("auto", local_rank=0)
     for each in batches or [next_batch(config, state)]:

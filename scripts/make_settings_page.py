@@ -7,8 +7,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from configs.flags import FLAGS  # noqa: E402
-from configs.schema import IGNORED  # noqa: E402
-from configs.values import SECTIONS, SETTINGS, Setting, bounds, to_text  # noqa: E402
+from configs.paddlevit import IGNORED  # noqa: E402
+from configs.values import SECTIONS, SETTINGS, Setting, describe_bounds, to_text  # noqa: E402
 
 INTRODUCTION = """\
 # Settings
@@ -65,11 +65,13 @@ def _section(section: str) -> str:
 def _row(setting: Setting) -> str:
     name = setting.key.rpartition(".")[2]
     flag = f"`{_FLAG_OF[setting.key]}`" if setting.key in _FLAG_OF else ""
-    kind = ("list of " if setting.many else "") + _TYPES[setting.kind] + ("s" if setting.many else "")
-    kind += "".join(f", or `{word}`" for word in setting.words)
+    kind = ("list of " if setting.is_list else "") + _TYPES[setting.kind] + ("s" if setting.is_list else "")
+    kind += "".join(f", or `{word}`" for word in setting.special)
     default = "not set" if setting.default in (None, "", ()) else f"`{to_text(setting.default)}`"
-    allowed = ", ".join(f"`{choice}`" for choice in setting.choices) or bounds(setting).removeprefix(" of ").strip()
-    return f"| `{name}` | {flag} | {kind} | {default} | {allowed} | {setting.sentence} |\n"
+    allowed = (
+        ", ".join(f"`{choice}`" for choice in setting.choices) or describe_bounds(setting).removeprefix(" of ").strip()
+    )
+    return f"| `{name}` | {flag} | {kind} | {default} | {allowed} | {setting.help} |\n"
 
 
 if __name__ == "__main__":

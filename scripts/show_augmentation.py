@@ -22,7 +22,7 @@ NUM_SHOWN, NUM_COLUMNS, GAP = 24, 8, 2
 def main(argv: list[str]) -> int:
     if not argv or not argv[0].lower().endswith(".png"):
         raise ConfigError(f"the first argument is the PNG to write, the others are those of the run\n\n{__doc__}")
-    config = load(argv[1:]).plain().config
+    config = load(argv[1:]).with_default_batch_size().config
     # Here and not above: importing torch takes seconds, and a mistake on the command line should not wait for it.
     import torch
     from PIL import Image

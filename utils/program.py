@@ -18,9 +18,10 @@ def relax_gc() -> None:
 
 
 def restore_gc() -> None:
-    """Collect garbage as usual from here on, without scanning what was imported."""
-    gc.freeze()
-    gc.enable()
+    """Undo `relax_gc`: collect garbage as usual from here on, without scanning what was imported."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:

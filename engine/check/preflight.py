@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from configs.load import Loaded
+from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from datasets import ImageSet, build_order, check_repeats, load_image_sets, parse_policy
 from datasets.batch_order import Order
@@ -51,7 +51,7 @@ from utils.program import restore_gc
 T = TypeVar("T")
 
 
-def check(loaded: Loaded, world_size: int | None = 1, local_size: int | None = None) -> int:
+def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | None = None) -> int:
     """Look at a run of `world_size` processes (None: one a device), `local_size` of them here (None: all). 2 or 0."""
     restore_gc()
     preflight = Preflight(loaded)
@@ -62,8 +62,8 @@ def check(loaded: Loaded, world_size: int | None = 1, local_size: int | None = N
 class Preflight:
     """One process's look at a run of however many; it joins no others."""
 
-    def __init__(self, loaded: Loaded):
-        loaded = loaded.plain() if loaded.config.EVAL else loaded
+    def __init__(self, loaded: LoadedConfig):
+        loaded = loaded.with_default_batch_size() if loaded.config.EVAL else loaded
         self.config = loaded.config
         self.session = Session(loaded, Process(torch.device("cpu")))
         self.verdicts: list[str] = []

@@ -56,7 +56,7 @@ def settle(session: Session, num_images: int, num_classes: int, begun_with: int 
 
 def most_images(config: Config, num_images: int, world_size: int) -> int:
     """The largest batch with which an update does not ask for more images than there are to train on."""
-    most = min(num_images // (world_size * config.TRAIN.ACCUM_ITER), SETTINGS["DATA.BATCH_SIZE"].high)
+    most = min(num_images // (world_size * config.TRAIN.ACCUM_ITER), SETTINGS["DATA.BATCH_SIZE"].bounds[1])
     return max(rounded(most, config), unit_of(config))
 
 

@@ -102,7 +102,7 @@ def our_batches(flags: list, options: list[str], scratch: Path) -> Iterator[int]
     # A folder each: of one data set a folder keeps the newest cache alone.
     # It reads ahead, as where a GPU computes.
     options = ["DATA.PREFETCH=2", *options, f"DATA.CACHE_PATH={scratch / ' '.join(options)}"]
-    config = load([*map(str, flags), "-opts", *options]).plain().config
+    config = load([*map(str, flags), "-opts", *options]).with_default_batch_size().config
     train_set, _ = cache_image_sets(config, load_image_sets(config), CacheProgress(note, note))
     data = build_train_data(config, train_set, 0, 1, torch.device("cpu"))
     normalize = Normalize(config.DATA)
@@ -252,7 +252,7 @@ def tell_limits(arguments: argparse.Namespace, scratch: Path) -> None:
     flags = arguments.flags
     where = flags.index("-opts") if "-opts" in flags else len(flags)
     options, flags = flags[where + 1 :], flags[:where]
-    config = load([*flags, *(["-opts", *options] if options else [])]).plain().config
+    config = load([*flags, *(["-opts", *options] if options else [])]).with_default_batch_size().config
     num_batches = max(1024 // config.DATA.BATCH_SIZE, 8)
     batches = our_batches(flags, options, scratch)
     loader = [rate(batches, num_batches) for _ in range(3)]

@@ -67,7 +67,7 @@ class Worker:
         from utils.log import Log
         from utils.signals import StopSignal
 
-        self.config = config = load(argv).plain().config
+        self.config = config = load(argv).with_default_batch_size().config
         process = Process.start(config.DEVICE, {})
         self.device = process.device
         if own["memory_gb"] and self.device.type == "cuda":
@@ -137,7 +137,7 @@ class TimmWorker(Worker):
 
         from utils.distributed import choose_device
 
-        self.config = config = load(argv).plain().config
+        self.config = config = load(argv).with_default_batch_size().config
         self.device, self.num_images, self.num_classes = choose_device(config.DEVICE, 0), config.DATA.BATCH_SIZE, 1000
         side = config.DATA.IMAGE_SIZE
         self.model = timm.create_model(config.MODEL.NAME, num_classes=self.num_classes).to(self.device).train()

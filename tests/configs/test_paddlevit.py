@@ -6,8 +6,9 @@ import shlex
 import pytest
 
 from configs.load import load
+from configs.paddlevit import IGNORED
 from configs.removed import REMOVED
-from configs.schema import IGNORED, Config
+from configs.schema import Config
 from configs.values import SETTINGS
 from tests.support.configs import load_text, write
 from tests.support.refusals import assert_names, refused

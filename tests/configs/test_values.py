@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from configs.load import to_yaml
-from configs.values import SETTINGS, convert, describe, flatten
+from configs.values import SETTINGS, convert, describe_allowed, flatten
 from tests.support.configs import load_text
 from tests.support.mistakes import IN_OPTS
 from tests.support.refusals import refused
@@ -106,13 +106,13 @@ SEEDS = ["DATA.SPLIT_SEED", "SEED"]  # any number is as good as another
 @pytest.mark.parametrize("key", [key for key in NUMBERS if key not in SEEDS])
 def test_a_number_far_beyond_any_use_is_refused_with_its_name(key):
     text = str(10**18) if SETTINGS[key].kind is int else "1e308"
-    with refused(ConfigError, "-opts", key, repr(text), describe(SETTINGS[key])):
+    with refused(ConfigError, "-opts", key, repr(text), describe_allowed(SETTINGS[key])):
         convert(SETTINGS[key], text, "-opts")
 
 
 @pytest.mark.parametrize("key", NUMBERS)
 def test_the_default_of_a_number_is_within_its_bounds(key):
     setting = SETTINGS[key]
-    values = setting.default if setting.many else [setting.default]
-    high = float("inf") if setting.high is None else setting.high
-    assert all(value is None or setting.low <= value <= high for value in values)
+    values = setting.default if setting.is_list else [setting.default]
+    low, high = setting.bounds
+    assert all(value is None or low <= value <= (high or float("inf")) for value in values)

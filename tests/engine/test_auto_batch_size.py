@@ -170,7 +170,7 @@ def test_all_images_of_a_small_set_are_as_many_as_are_taken(program):
 def test_evaluation_takes_the_default_and_says_so(program):
     code, said, error = program("-eval")
     assert code == 2 and "-eval: no weights to evaluate" in error
-    assert "DATA.BATCH_SIZE auto is for training; here it is 256, the default" in said
+    assert "DATA.BATCH_SIZE auto is for training only; using the default, 256" in said
 
 
 def test_check_shows_the_estimate(program, monkeypatch):

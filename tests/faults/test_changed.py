@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from configs.load import flatten
 from configs.schema import Config
+from configs.values import flatten
 from engine.checkpoint.format import MAY_CHANGE
 from engine.checkpoint.resume import comparable, refuse_changes
 from tests.support.runs import run_folder

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from configs.load import Loaded, load
+from configs.load import LoadedConfig, load
 from configs.schema import Config
 
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ def write(text: str, name: str = "x.yaml") -> str:
     return name
 
 
-def load_text(text: str, *words: str) -> Loaded:
+def load_text(text: str, *words: str) -> LoadedConfig:
     """The settings of a file x.yaml with this text, and these words behind it on the command line."""
     return load(["-cfg", write(text), *words])
 

@@ -1,37 +1,37 @@
-"""Unreadable images: each named once, and too many of them the end of the run."""
+"""Unreadable images: each is reported once, and too many of them end the run."""
 
 from collections.abc import Callable, Iterable
 
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import DataError
 
-NUM_EXPLAINED = 10  # the reason costs reading the image once more
+NUM_EXPLAINED = 10  # to give the reason, the image is read once more
 NUM_NAMED = 5
 
 
 class BadImages:
     """Counts the distinct unreadable images of one set, as batches report them."""
 
-    def __init__(self, image_set: ImageSet, most: float, say: Callable[[str], None]):
-        """`most`: the share that is borne, DATA.MAX_BAD_FRACTION; `say` is called with a line for each image."""
-        self.image_set, self.most, self.say = image_set, most, say
-        self.indices: list[int] = []  # in the order in which they turned up
+    def __init__(self, image_set: ImageSet, max_fraction: float, say: Callable[[str], None]):
+        """`max_fraction`: DATA.MAX_BAD_FRACTION; `say` is called with a line for each image."""
+        self.image_set, self.max_fraction, self.say = image_set, max_fraction, say
+        self.indices: list[int] = []  # in the order in which they were reported
         self._known: set[int] = set()
 
     def note(self, indices: Iterable[int]) -> None:
-        """Take in what one batch reports; DataError when there are now more than are borne."""
+        """Add the images that one batch reports; DataError when there are now too many."""
         for index in indices:
             if index not in self._known:
                 self._known.add(index)
                 self.indices.append(index)
                 so_far = f"{len(self.indices)} of {len(self.image_set)} so far"
                 self.say(f"cannot read {self.image_set.name(index)}{self._reason(index)}; {so_far}")
-        if len(self.indices) > self.most * len(self.image_set):
+        if len(self.indices) > self.max_fraction * len(self.image_set):
             names = ", ".join(self.image_set.name(index) for index in self.indices[:NUM_NAMED])
             more = ", ..." if len(self.indices) > NUM_NAMED else ""
             raise DataError(
                 f"{len(self.indices)} of {len(self.image_set)} images cannot be read, more than DATA.MAX_BAD_FRACTION "
-                f"({self.most:g}) bears: {names}{more}; mend or remove them, or set DATA.MAX_BAD_FRACTION higher"
+                f"({self.max_fraction:g}) allows: {names}{more}; repair or remove them, or raise DATA.MAX_BAD_FRACTION"
             )
 
     def _reason(self, index: int) -> str:
@@ -41,4 +41,4 @@ class BadImages:
             self.image_set.read(index)
         except ImageReadError as error:
             return f" ({error})"
-        return " (but a second time it could be read)"
+        return " (but a second attempt succeeded)"

@@ -1,8 +1,8 @@
-"""Which images an update sees, and which of them each process: arithmetic on (seed, epoch, step), nothing remembered.
+"""Which images each update and each process sees, computed from seed, epoch and step without any state.
 
-An epoch's order is cut into windows, one for each update, and a window into pieces, one for each micro-batch of each
-process. So what an update sees does not depend on how it is shared out, and a run may stop and go on anywhere, with
-another number of processes too: order and steps depend on the global batch alone.
+The order of an epoch is cut into windows, one per update, and a window into pieces, one per micro-batch and process. What
+an update sees does not depend on that split, and a run can stop and resume anywhere, with another number of processes
+too: order and steps depend on the global batch alone.
 """
 
 import functools
@@ -22,14 +22,14 @@ class Piece(NamedTuple):
 
     epoch: int
     indices: np.ndarray  # of at least one image
-    num_samples: int  # how many of them count: all, or 0 where the image only keeps a process in step
-    # Of training only:
+    num_samples: int  # how many of them count: all, or 0 if the image only keeps this process in step with the others
+    # In training only:
     step: int = 0
     first: int = 0  # position of the first image in the window
-    repeats: np.ndarray | None = None  # how often the window has had each of the images before
+    repeats: np.ndarray | None = None  # how often each image occurs earlier in the window
 
     def part(self, start: int, end: int) -> "Piece":
-        """The images at these places of a piece of training, all of which count."""
+        """The images at these positions of a training piece, all of which count."""
         return self._replace(
             indices=self.indices[start:end],
             num_samples=end - start,
@@ -40,23 +40,23 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """The order of training images. Steps are counted from 0 over the whole run, epochs too."""
+    """The order of training images. Steps and epochs are counted from 0 over the whole run."""
 
     num_images: int
-    batch_size: int  # of one process and micro-batch, at most
+    batch_size: int  # largest micro-batch of one process
     world_size: int
     num_accumulated: int
     drop_last: bool
     seed: int
-    epoch_order: Callable[[int, int], np.ndarray]  # of all images, from seed and epoch: see ImageSet
-    num_repeats: int = 1  # how often a window holds each of its images
-    in_pairs: bool = False  # positions 2k and 2k + 1 of a window stay together; asks for an even batch size
-    kept: int | None = None  # images of a full window, where another number of processes began the run
+    epoch_order: Callable[[int, int], np.ndarray]  # see ImageSet.epoch_order
+    num_repeats: int = 1  # occurrences of each image in a window
+    in_pairs: bool = False  # positions 2k and 2k + 1 of a window stay together; needs an even batch size
+    resumed_global_batch: int | None = None  # of a run that was started with another number of processes
 
     @property
     def global_batch(self) -> int:
         """Images of a full window."""
-        return self.kept or self.batch_size * self.world_size * self.num_accumulated
+        return self.resumed_global_batch or self.batch_size * self.world_size * self.num_accumulated
 
     @property
     def steps_per_epoch(self) -> int:
@@ -65,30 +65,30 @@ class Order:
         return max(num_full, 1) if self.drop_last else math.ceil(self.num_images / self.global_batch)
 
     def window_size(self, step: int) -> int:
-        """Images of this step: a full window, but for a remainder that is trained."""
+        """Images of this step: a full window, or the remainder at the end of an epoch."""
         start = step % self.steps_per_epoch * self.global_batch
         return min(self.global_batch, self.num_images - start)
 
     def num_micro_batches(self, step: int) -> int:
-        """How many pieces each process gets of this step."""
+        """The number of pieces of each process in this step."""
         return math.ceil(self.window_size(step) / (self.batch_size * self.world_size))
 
     @property
     def unit(self) -> int:
-        """Images that no cut may part."""
+        """The number of neighbouring images that stay in one piece."""
         return 2 if self.in_pairs else 1
 
     def largest_piece(self, step: int) -> int:
-        """Images of the largest piece of this step, of whichever process; an odd window's last counts as a unit."""
+        """Images of the largest piece of any process in this step; the last image of an odd window counts as a unit."""
         num_units = math.ceil(self.window_size(step) / self.unit)
         return math.ceil(num_units / (self.num_micro_batches(step) * self.world_size)) * self.unit
 
     def window(self, step: int) -> np.ndarray:
-        """The images of this step, all processes' together."""
+        """The images of this step, over all processes."""
         epoch, index = divmod(step, self.steps_per_epoch)
         start = index * math.ceil(self.global_batch / self.num_repeats)
-        images = _cached(self.epoch_order, self.seed, epoch)[start : start + self._num_distinct(step)]
-        # Turned by one from one round to the next, so that an image has another neighbour each time.
+        images = _epoch_order(self.epoch_order, self.seed, epoch)[start : start + self._num_distinct(step)]
+        # Each round is rotated by one more, so that an image has another neighbour each time.
         rounds = [np.roll(images, -number) for number in range(self.num_repeats)]
         return np.concatenate(rounds)[: self.window_size(step)]
 
@@ -96,8 +96,8 @@ class Order:
         return math.ceil(self.window_size(step) / self.num_repeats)
 
     def pieces(self, step: int, rank: int) -> list[Piece]:
-        """This process's micro-batches. Sizes differ by one at most, or by one pair; where a piece is empty, one image
-        stands in."""
+        """This process's micro-batches, whose sizes differ by at most one image or pair. An empty piece gets one image that
+        does not count."""
         window, num_pieces = self.window(step), self.num_micro_batches(step) * self.world_size
         repeats = np.arange(len(window)) // self._num_distinct(step)
         num_units = math.ceil(len(window) / self.unit)
@@ -105,17 +105,17 @@ class Order:
         for number in range(rank, num_pieces, self.world_size):
             edges = (num_units * edge // num_pieces * self.unit for edge in (number, number + 1))
             start, end = (min(edge, len(window)) for edge in edges)
-            shown = slice(start, end) if end > start else slice(1)
+            part = slice(start, end) if end > start else slice(1)
             epoch = step // self.steps_per_epoch
-            pieces.append(Piece(epoch, window[shown], end - start, step, start, repeats[shown]))
+            pieces.append(Piece(epoch, window[part], end - start, step, start, repeats[part]))
         return pieces
 
 
 @functools.lru_cache(maxsize=1)
-def _cached(epoch_order: Callable[[int, int], np.ndarray], seed: int, epoch: int) -> np.ndarray:
+def _epoch_order(epoch_order: Callable[[int, int], np.ndarray], seed: int, epoch: int) -> np.ndarray:
     return epoch_order(seed, epoch)
 
 
 def sample_rng(seed: int, epoch: int, index: int, purpose: str = "augmentation", repeat: int = 0) -> random.Random:
-    """The generator behind everything random about one image in one epoch, whichever process reads it."""
+    """The generator for one image in one epoch, the same in whichever process reads it."""
     return keyed_rng(purpose, seed, epoch, index, *([repeat] if repeat else []))

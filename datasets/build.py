@@ -1,4 +1,4 @@
-"""From the settings to image sets, and from those to the batches of one process.
+"""Builds image sets from the settings, and the batches of one process from those.
 
 To add a data set: a file in sources/ with a function from the settings to (training set or None, validation set), and a
 line in SOURCES.
@@ -12,7 +12,7 @@ from configs.schema import Config
 from datasets.batch_order import Order
 from datasets.loading.readers import EvalReader, TrainReader
 from datasets.loading.train_data import EvalData, TrainData
-from datasets.loading.workers import batch_source
+from datasets.loading.workers import make_loader
 from datasets.sources.caltech import read_caltech101, read_caltech256
 from datasets.sources.csv_list import read_csv
 from datasets.sources.digits import read_digits
@@ -45,7 +45,7 @@ def load_image_sets(config: Config, say: Callable[[str], None] = print) -> tuple
     source = f"{PREFIX}NAME" if name.startswith(PREFIX) else name
     if source not in SOURCES:
         raise ConfigError(
-            f"DATA.DATASET: there is no data set {name!r} (there are {', '.join(SOURCES)}){did_you_mean(name, SOURCES)}"
+            f"DATA.DATASET: unknown data set {name!r} (known: {', '.join(SOURCES)}){did_you_mean(name, SOURCES)}"
         )
     try:
         read = SOURCES[source]
@@ -63,8 +63,8 @@ def load_image_sets(config: Config, say: Callable[[str], None] = print) -> tuple
 def _check(config: Config, part: str, image_set: ImageSet) -> None:
     if not len(image_set):
         raise DataError(
-            f"{config.DATA.DATASET}: there are no {part} images in {config.DATA.DATA_PATH}; look at the lists or folders "
-            f"there, and where none are held out, at DATA.VAL_FRACTION ({config.DATA.VAL_FRACTION:g})"
+            f"{config.DATA.DATASET}: there are no {part} images in {config.DATA.DATA_PATH}; check the lists or folders "
+            f"there, and DATA.VAL_FRACTION ({config.DATA.VAL_FRACTION:g}) if it has no validation part of its own"
         )
     num_classes, highest = config.MODEL.NUM_CLASSES, int(image_set.targets.max())
     if num_classes is not None and highest >= num_classes:
@@ -76,8 +76,8 @@ def _check(config: Config, part: str, image_set: ImageSet) -> None:
         )
 
 
-def build_order(config: Config, image_set: ImageSet, world_size: int, kept: int | None = None) -> Order:
-    """Which training images each update of a run sees. `kept`: how many, if not as many as the settings come to."""
+def build_order(config: Config, image_set: ImageSet, world_size: int, resumed_global_batch: int | None = None) -> Order:
+    """Which training images each update sees. `resumed_global_batch`: their number, if not the one of the settings."""
     data, train = config.DATA, config.TRAIN
     return Order(
         num_images=len(image_set),
@@ -89,38 +89,43 @@ def build_order(config: Config, image_set: ImageSet, world_size: int, kept: int 
         epoch_order=image_set.epoch_order,
         num_repeats=train.REPEATED_AUG,
         in_pairs=train.mixes,
-        kept=kept,
+        resumed_global_batch=resumed_global_batch,
     )
 
 
 def check_repeats(order: Order) -> None:
-    """An update cannot hold an image more often than it holds images."""
+    """Refuse to repeat an image more often than an update has images."""
     if order.num_repeats > order.global_batch:
         raise ConfigError(
-            f"TRAIN.REPEATED_AUG is {order.num_repeats}, but an update has only {order.global_batch} images (DATA.BATCH_SIZE x "
-            "processes x TRAIN.ACCUM_ITER); lower the one or raise the other"
+            f"TRAIN.REPEATED_AUG is {order.num_repeats}, but an update has only {order.global_batch} images "
+            "(DATA.BATCH_SIZE x processes x TRAIN.ACCUM_ITER); lower the one or raise the other"
         )
 
 
 def build_train_data(
-    config: Config, image_set: ImageSet, rank: int, world_size: int, device: torch.device, kept: int | None = None
+    config: Config,
+    image_set: ImageSet,
+    rank: int,
+    world_size: int,
+    device: torch.device,
+    resumed_global_batch: int | None = None,
 ) -> TrainData:
-    """The training images of one process; `kept` as in build_order."""
+    """The training images of one process; `resumed_global_batch` as in build_order."""
     batch_size = config.DATA.BATCH_SIZE
-    order = build_order(config, image_set, world_size, kept)
+    order = build_order(config, image_set, world_size, resumed_global_batch)
     check_repeats(order)
     if isinstance(image_set, SyntheticImages):
         load = SyntheticBatches(config, image_set, batch_size, rank, device)
     else:
-        load = batch_source(config, TrainReader(image_set, config), world_size, device)
+        load = make_loader(config, TrainReader(image_set, config), world_size, device)
     return TrainData(image_set, order, rank, load)
 
 
 def build_eval_data(config: Config, image_set: ImageSet, rank: int, world_size: int, device: torch.device) -> EvalData:
-    """One process's share of the images to evaluate."""
+    """The evaluation images of one process."""
     batch_size = config.DATA.BATCH_SIZE_EVAL or config.DATA.BATCH_SIZE
     if isinstance(image_set, SyntheticImages):
         load = SyntheticBatches(config, image_set, batch_size, rank, device)
     else:
-        load = batch_source(config, EvalReader(image_set, config), world_size, device)
+        load = make_loader(config, EvalReader(image_set, config), world_size, device)
     return EvalData(image_set, batch_size, rank, world_size, load)

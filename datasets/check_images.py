@@ -1,4 +1,4 @@
-"""What can be wrong with images and classes, found by reading every image before a run is started."""
+"""Checks of a data set before a run, which read every image: classes, sizes, unreadable images, duplicates."""
 
 import contextlib
 import hashlib
@@ -13,25 +13,26 @@ from utils.findings import WARN, WRONG, Finding
 
 NUM_NAMED = 10
 LINE_EACH = ",\n"
-BLOCK = 64  # images that a thread reads at a time
-UNEVEN = 10  # largest class over smallest, from which on it is worth a note
+BLOCK = 64  # images per task of a thread
+UNEVEN = 10  # ratio of largest to smallest class above which it is reported
 
 
-class Looks:
-    """What reading every image of a set showed."""
+class ScanResult:
+    """Size, digest or error of every image of a set."""
 
     def __init__(self, image_set: ImageSet):
         self.image_set = image_set
         self.sides = np.zeros((len(image_set), 2), dtype=np.int64)  # height, width
-        self.digests = np.zeros(len(image_set), dtype=np.uint64)  # of the pixels
-        self.reasons: dict[int, str] = {}  # why an image cannot be read
+        self.digests = np.zeros(len(image_set), dtype=np.uint64)  # of the pixels; 0 of an unreadable image
+        self.reasons: dict[int, str] = {}  # errors of unreadable images
 
     @property
     def readable(self) -> np.ndarray:
         """bool [N]"""
         return self.sides[:, 0] > 0
 
-    def note(self, indices: range) -> int:
+    def scan(self, indices: range) -> int:
+        """Read these images. Returns their number."""
         for index in indices:
             try:
                 pixels = self.image_set.read(index)
@@ -45,50 +46,50 @@ class Looks:
         return len(indices)
 
 
-def look_at(image_set: ImageSet, title: str) -> Looks:
-    """Read every image, in threads, with a bar on a terminal."""
+def scan_images(image_set: ImageSet, title: str) -> ScanResult:
+    """Read every image in threads, with a progress bar on a terminal."""
     from concurrent.futures import ThreadPoolExecutor
 
     from tqdm import tqdm
 
-    looks = Looks(image_set)
+    result = ScanResult(image_set)
     blocks = [range(start, min(start + BLOCK, len(image_set))) for start in range(0, len(image_set), BLOCK)]
     with (
         ThreadPoolExecutor() as pool,
-        contextlib.closing(pool.map(looks.note, blocks)) as counts,  # closed, on Ctrl-C too: no block is begun any more
+        contextlib.closing(pool.map(result.scan, blocks)) as counts,  # on Ctrl-C too no further block is started
         tqdm(total=len(image_set), desc=title, unit=" images", leave=False, disable=None) as bar,
     ):
         for count in counts:
             bar.update(count)
-    return looks
+    return result
 
 
 def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Iterator[Finding]:
-    """Every check of a data set whose lists and folders are right. `train` is None in evaluation."""
+    """All checks of a data set whose lists and folders are valid. `train` is None in evaluation."""
     counts = f"{len(val):,} validation images"
     yield Finding("data", counts if train is None else f"{len(train):,} training and {counts}")
-    if isinstance(val, SyntheticImages):  # made on the device, of random classes
+    if isinstance(val, SyntheticImages):  # generated on the device, with random classes
         return
     yield check_classes(config, train, val)
-    found = []
+    scans = []
     for part, image_set in (("training", train), ("validation", val)):
         if image_set is not None:
-            found.append(look_at(image_set, f"reading {part} images"))
-            yield check_readable(part, found[-1], config.DATA.MAX_BAD_FRACTION)
-            yield check_sizes(part, found[-1], config.DATA.IMAGE_SIZE)
+            scans.append(scan_images(image_set, f"reading {part} images"))
+            yield check_readable(part, scans[-1], config.DATA.MAX_BAD_FRACTION)
+            yield check_sizes(part, scans[-1], config.DATA.IMAGE_SIZE)
     if train is not None:
-        yield check_duplicates(*found)
+        yield check_duplicates(*scans)
 
 
 def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Finding:
-    """Classes without images, and how uneven the others are. Labels out of range were refused with the lists."""
+    """Classes without images, and how uneven the others are. Labels out of range are refused when the lists are read."""
     part, image_set = ("validation", val) if train is None else ("training", train)
     names = image_set.classes
     counts, num_val = (np.bincount(each.targets, minlength=len(names)) for each in (image_set, val))
     present = counts[counts > 0]
     notes = [f"{len(names):,}, each with {present.min():,} to {present.max():,} {part} images"]
     if present.max() > UNEVEN * present.min():
-        notes.append(f"uneven: most of {names[counts.argmax()]}")
+        notes.append(f"uneven: {names[counts.argmax()]} has most images")
     if (config.MODEL.NUM_CLASSES or 0) > len(names):
         notes.append(f"MODEL.NUM_CLASSES is {config.MODEL.NUM_CLASSES:,}")
     unseen = [names[number] for number in np.flatnonzero((num_val == 0) & (counts > 0))]
@@ -101,39 +102,39 @@ def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Find
     return Finding("classes", "; ".join(notes), WARN, "add images of these classes, or number the classes without gaps")
 
 
-def check_readable(part: str, looks: Looks, most: float) -> Finding:
-    """Unreadable images by name, and whether a run would bear them. `most`: DATA.MAX_BAD_FRACTION."""
-    what, total, bad = f"{part} images", len(looks.image_set), sorted(looks.reasons)
+def check_readable(part: str, scan: ScanResult, max_fraction: float) -> Finding:
+    """Unreadable images by name. They are WRONG above `max_fraction`, DATA.MAX_BAD_FRACTION."""
+    what, total, bad = f"{part} images", len(scan.image_set), sorted(scan.reasons)
     if not bad:
         return Finding(what, f"{total:,}, all readable")
-    named = [f"{looks.image_set.name(index)} ({looks.reasons[index]})" for index in bad]
+    named = [f"{scan.image_set.name(index)} ({scan.reasons[index]})" for index in bad]
     share = f"{len(bad):,} of {total:,} ({len(bad) / total:.2%}) cannot be read"
     return Finding(
         what,
-        f"{share}; DATA.MAX_BAD_FRACTION is {most:g}:\n{first_of(named, LINE_EACH)}",
-        WRONG if len(bad) > most * total else WARN,
-        "mend or remove them",
+        f"{share}; DATA.MAX_BAD_FRACTION is {max_fraction:g}:\n{first_of(named, LINE_EACH)}",
+        WRONG if len(bad) > max_fraction * total else WARN,
+        "repair or remove them",
     )
 
 
-def check_sizes(part: str, looks: Looks, image_size: int) -> Finding:
-    """Least, median and most pixels, and how many images have to be enlarged."""
-    what, sides = f"{part} sizes", looks.sides[looks.readable]
+def check_sizes(part: str, scan: ScanResult, image_size: int) -> Finding:
+    """Smallest, median and largest image, and how many have to be enlarged."""
+    what, sides = f"{part} sizes", scan.sides[scan.readable]
     if not len(sides):
         return Finding(what, "no image could be read")
     by_area = sides[np.argsort(sides.prod(axis=1), kind="stable")]
-    least, median, most = (f"{width} x {height}" for height, width in by_area[[0, len(sides) // 2, -1]].tolist())
+    smallest, median, largest = (f"{width} x {height}" for height, width in by_area[[0, len(sides) // 2, -1]].tolist())
     smaller = (sides.min(axis=1) < image_size).mean()
     note = f"; {smaller:.1%} are smaller than DATA.IMAGE_SIZE {image_size}" if smaller else ""
-    return Finding(what, f"least {least}, median {median}, most {most}{note}")
+    return Finding(what, f"smallest {smallest}, median {median}, largest {largest}{note}")
 
 
-def check_duplicates(train: Looks, val: Looks) -> Finding:
-    """Validation images that are trained on, by their pixels."""
+def check_duplicates(train: ScanResult, val: ScanResult) -> Finding:
+    """Validation images with the pixels of a training image."""
     known, first = np.unique(train.digests[train.readable], return_index=True)
-    twins = np.flatnonzero(np.isin(val.digests, known))  # never 0, which is that of an unreadable image
+    twins = np.flatnonzero(np.isin(val.digests, known))  # 0 is not among them
     if not len(twins):
-        return Finding("duplicates", "no validation image is a training image too")
+        return Finding("duplicates", "no validation image is also a training image")
     origins = np.flatnonzero(train.readable)[first[np.searchsorted(known, val.digests[twins])]]
     pairs = [
         f"{val.image_set.name(twin)} = {train.image_set.name(origin)}"
@@ -141,12 +142,13 @@ def check_duplicates(train: Looks, val: Looks) -> Finding:
     ]
     return Finding(
         "duplicates",
-        f"{len(twins):,} of {len(val.image_set):,} validation images are training images too:\n{first_of(pairs, LINE_EACH)}",
+        f"{len(twins):,} of {len(val.image_set):,} validation images are also training images:\n{first_of(pairs, LINE_EACH)}",
         WARN,
-        "remove them from one of the two sets; accuracy on them says nothing",
+        "remove them from one of the two sets: accuracy on them says nothing",
     )
 
 
 def first_of(names: list[str], separator: str = ", ") -> str:
+    """The first names, and how many more there are."""
     more = f" and {len(names) - NUM_NAMED:,} more" if len(names) > NUM_NAMED else ""
     return separator.join(names[:NUM_NAMED]) + more

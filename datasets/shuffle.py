@@ -1,23 +1,24 @@
-"""Random orders that are functions of their seeds alone, in every version of numpy."""
+"""Random orders that depend on their seeds alone, in every version of numpy."""
 
 import numpy as np
 
-FRACTION_BITS = 31  # of a random number in 0..1; a place in the order has the other 32
+FRACTION_BITS = 31  # of a random number in [0, 1); a position in the order takes the other 32
 
 
 def shuffled(count: int, *seeds: int) -> np.ndarray:
-    """The numbers 0 .. count - 1 in an order that is a function of the seeds alone.
+    """The numbers 0 .. count - 1 in an order that depends on the seeds alone.
 
-    numpy promises that of its bit generators, but not of `Generator.permutation`: so the order is that of raw draws.
+    numpy guarantees the same output in every version for its bit generators, but not for `Generator.permutation`: so raw
+    draws are sorted.
     """
     return np.argsort(_draws(count, seeds), kind="stable")
 
 
 def shuffled_nearby(count: int, reach: int, *seeds: int) -> np.ndarray:
-    """The same, but no number is `reach` or more places away from its own; with a reach of `count` any order may come.
+    """A shuffle that moves each number by less than `reach` positions; a reach of `count` or more allows any order.
 
-    Number i is sorted by i + reach x a random number in 0..1. What has the key k then comes after all numbers up to
-    k - reach and before all above k.
+    Number i is sorted by i + reach x a random number in [0, 1): a number with key k comes after all numbers up to k - reach
+    and before all above k.
     """
     if reach >= count:
         return shuffled(count, *seeds)

@@ -1,4 +1,4 @@
-"""What the packages here hand to each other: a set of images that are read one at a time, and a batch of them."""
+"""The types that the packages of datasets/ share: a set of images that are read one at a time, and a batch of them."""
 
 import io
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ class ImageSet:
     """Images with a class each. `targets[i]` is the class number of image i, `classes[number]` its name."""
 
     in_memory = False
-    root: Path | None = None  # the folder of its files, where they are known
-    notes: tuple[str, ...] = ()  # what whoever starts a run should know; the validation set's are for both
+    root: Path | None = None  # the folder of its files, if they are known
+    notes: tuple[str, ...] = ()  # lines for the log; those of the validation set are about both sets
 
     def __init__(self, targets: Sequence[int] | np.ndarray, classes: list[str]):
         self.targets = np.asarray(targets, dtype=np.int64)
@@ -32,29 +32,29 @@ class ImageSet:
         return len(self.targets)
 
     def read(self, index: int) -> np.ndarray:
-        """The image as uint8 [H, W, channels]; ImageReadError when that cannot be done. Threads call it at once."""
+        """The image as uint8 [H, W, channels], or ImageReadError. Threads call it concurrently."""
         raise NotImplementedError
 
     def file(self, index: int) -> tuple[str, bytes]:
-        """The image as a file: its ending and its bytes. Where there is no file, a PNG of the pixels."""
+        """The image as a file: its extension and bytes. If there is no file, a PNG of the pixels."""
         pixels, png = self.read(index), io.BytesIO()
         Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0]).save(png, "PNG")
         return ".png", png.getvalue()
 
     def stamp(self, index: int) -> str:
-        """Below `root`, what changes when the file of this image does: its name, size and date."""
+        """The path below `root`, size and date of the image's file, to see whether it has changed."""
         raise NotImplementedError
 
     def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
-        """The order in which an epoch goes through the images, each once: a function of seed and epoch alone."""
+        """The order of an epoch, with each image once: it depends on seed and epoch alone."""
         return shuffled(len(self), seed, epoch)
 
     def name(self, index: int) -> str:
-        """What messages call this image."""
+        """The name of this image in messages."""
         raise NotImplementedError
 
     def take(self, indices: np.ndarray) -> "ImageSet":
-        """A set of these images alone, with the same class numbers."""
+        """A set of only these images, with the same class numbers."""
         raise NotImplementedError
 
 
@@ -64,11 +64,11 @@ class Batch(NamedTuple):
     images: Tensor  # uint8 [B, C, H, W], channels last in memory
     targets: Tensor  # int64 [B]
     num_samples: int  # B, or 0 for an image that only keeps this process in step with the others
-    bad: list[int]  # images that could not be read: replaced in training, left out in evaluation
-    piece: Piece | None = None  # what was asked for, in training: on it depends how images are erased and mixed
+    bad: list[int]  # unreadable images: replaced in training, omitted in evaluation
+    piece: Piece | None = None  # in training; erasing and mixing depend on it
 
     def parts(self, size: int) -> list["Batch"]:
-        """The same images of training, at most `size` at a time."""
+        """This training batch in parts of at most `size` images."""
         count = len(self.targets)
         if count <= size:
             return [self]

@@ -92,7 +92,7 @@ def run_training(session: Session) -> int:
     log.say(
         f"data: {train_data.num_samples} training and {eval_data.num_samples} validation images, "
         f"{len(eval_set.classes)} classes; an epoch is {train_data.steps_per_epoch} updates of "
-        f"{train_data.global_batch} images ({train_data.describe_shares()})"
+        f"{train_data.global_batch} images ({train_data.describe_split()})"
     )
     log.say(trainer.precision.describe())
     advice = trainer.precision.advise_on_sizes(config, num_classes)

@@ -1,1 +1,1 @@
-"""Images kept decoded in one file that is mapped into memory (DATA.CACHE)."""
+"""DATA.CACHE: decoded images in one file that is mapped into memory."""

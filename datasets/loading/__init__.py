@@ -1,1 +1,1 @@
-"""From the order of an epoch to batches: readers, their workers, and what a process trains or evaluates on."""
+"""From the order of an epoch to batches: readers, worker threads and processes, training and evaluation data."""

@@ -1,4 +1,4 @@
-"""From a piece of the order to a batch of images, one by one, so that several threads can share one out."""
+"""From a piece of the order to a batch of images, filled one by one, so that several threads can share a piece."""
 
 from collections.abc import Iterator
 
@@ -13,32 +13,32 @@ from datasets.transforms.crop import EvalTransform, TrainTransform
 from datasets.types import Batch, ImageReadError, ImageSet
 from utils.errors import DataError
 
-NUM_REPLACEMENTS = 8  # images tried in place of an unreadable one: so many of its class, then as many of any
+NUM_REPLACEMENTS = 8  # images tried in place of an unreadable one: first of its class, then as many of any class
 
 
 class Reader:
-    """`fill` may be called by several threads at once, for different places of one piece."""
+    """Reads images into a batch. Several threads may call `fill` at once for different positions of one piece."""
 
     def __init__(self, image_set: ImageSet, config: Config):
         self.image_set, self.data, self.seed = image_set, config.DATA, config.SEED
 
-    def room_for(self, piece: Piece, pinned: bool = False) -> tuple[Tensor, Tensor]:
-        """Unfilled images, laid out as decoders give their pixels, and targets."""
+    def allocate(self, piece: Piece, pinned: bool = False) -> tuple[Tensor, Tensor]:
+        """Uninitialized images, in the memory layout of decoded pixels, and targets."""
         count, side = len(piece.indices), self.data.IMAGE_SIZE
         images = torch.empty((count, side, side, self.data.IMAGE_CHANNELS), dtype=torch.uint8, pin_memory=pinned)
         return images.permute(0, 3, 1, 2), torch.empty(count, dtype=torch.int64, pin_memory=pinned)
 
-    def fill(self, piece: Piece, places: range, images: Tensor, targets: Tensor) -> list[int]:
-        """Read the images of these places of a piece. Returns those that cannot be read."""
+    def fill(self, piece: Piece, positions: range, images: Tensor, targets: Tensor) -> list[int]:
+        """Read the images at these positions of a piece. Returns the unreadable ones."""
         raise NotImplementedError
 
     def batch(self, piece: Piece, images: Tensor, targets: Tensor, bad: list[int]) -> Batch:
-        """What comes of a piece when all its places are filled."""
+        """The batch of a piece whose positions are all filled."""
         raise NotImplementedError
 
     def __getitem__(self, piece: Piece) -> Batch | DataError:
-        """A whole piece at once. An error is handed over, so that it comes out of a worker process as it is."""
-        images, targets = self.room_for(piece)
+        """The batch of a piece. A DataError is returned, so that it leaves a worker process unchanged."""
+        images, targets = self.allocate(piece)
         try:
             bad = self.fill(piece, range(len(piece.indices)), images, targets)
         except DataError as error:
@@ -47,26 +47,26 @@ class Reader:
 
 
 class TrainReader(Reader):
-    """Augments, and puts another image in the place of an unreadable one."""
+    """Augments the images, and replaces an unreadable one by another."""
 
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)
         self.transform = TrainTransform(config.DATA, build_augmentation(config))
 
-    def fill(self, piece: Piece, places: range, images: Tensor, targets: Tensor) -> list[int]:
+    def fill(self, piece: Piece, positions: range, images: Tensor, targets: Tensor) -> list[int]:
         bad: list[int] = []
-        for place in places:
-            index, repeat = int(piece.indices[place]), int(piece.repeats[place])
-            image, shown = self._read_or_replace(piece.epoch, index, bad)
-            self.transform(image, sample_rng(self.seed, piece.epoch, index, repeat=repeat), images[place])
-            targets[place] = int(self.image_set.targets[shown])
+        for position in positions:
+            index, repeat = int(piece.indices[position]), int(piece.repeats[position])
+            image, used = self._read_or_replace(piece.epoch, index, bad)
+            self.transform(image, sample_rng(self.seed, piece.epoch, index, repeat=repeat), images[position])
+            targets[position] = int(self.image_set.targets[used])
         return bad
 
     def batch(self, piece: Piece, images: Tensor, targets: Tensor, bad: list[int]) -> Batch:
         return Batch(images, targets, piece.num_samples, bad, piece)
 
     def _read_or_replace(self, epoch: int, index: int, bad: list[int]) -> tuple[np.ndarray, int]:
-        """The image and its index, or those of the image in its place; what cannot be read is added to `bad`."""
+        """The image and its index, or those of its replacement. Unreadable ones are added to `bad`."""
         for candidate in self._candidates(epoch, index):
             try:
                 return self.image_set.read(candidate), candidate
@@ -75,7 +75,7 @@ class TrainReader(Reader):
                 bad.append(candidate)
         raise DataError(
             f"{self.image_set.name(index)} cannot be read, nor can {2 * NUM_REPLACEMENTS} others ({reason}); "
-            "look whether DATA.DATA_PATH is still there"
+            "check that DATA.DATA_PATH is still available"
         )
 
     def _candidates(self, epoch: int, index: int) -> Iterator[int]:
@@ -88,26 +88,26 @@ class TrainReader(Reader):
 
 
 class EvalReader(Reader):
-    """Leaves out what cannot be read, and says so."""
+    """Omits unreadable images, and reports them in the batch."""
 
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)
         self.transform = EvalTransform(config.DATA)
 
-    def fill(self, piece: Piece, places: range, images: Tensor, targets: Tensor) -> list[int]:
+    def fill(self, piece: Piece, positions: range, images: Tensor, targets: Tensor) -> list[int]:
         bad: list[int] = []
-        for place in places:
-            index = int(piece.indices[place])
+        for position in positions:
+            index = int(piece.indices[position])
             try:
-                self.transform(self.image_set.read(index), images[place])
+                self.transform(self.image_set.read(index), images[position])
             except ImageReadError:
                 bad.append(index)
-            targets[place] = int(self.image_set.targets[index])
+            targets[position] = int(self.image_set.targets[index])
         return bad
 
     def batch(self, piece: Piece, images: Tensor, targets: Tensor, bad: list[int]) -> Batch:
         if bad:
-            kept = torch.from_numpy(~np.isin(piece.indices, bad))
-            images, targets = images[kept], targets[kept]
+            readable = torch.from_numpy(~np.isin(piece.indices, bad))
+            images, targets = images[readable], targets[readable]
         is_counted = piece.num_samples > 0
         return Batch(images, targets, len(images) if is_counted else 0, bad if is_counted else [])

@@ -1,4 +1,4 @@
-"""What a process trains on, update by update, and what it evaluates."""
+"""The training images of a process, update by update, and its evaluation images."""
 
 import contextlib
 import itertools
@@ -13,7 +13,7 @@ from datasets.types import Batch, ImageSet
 
 
 class Window(NamedTuple):
-    """What one update sees."""
+    """The images of one update."""
 
     step: int
     num_samples: int  # over all processes and micro-batches
@@ -22,7 +22,7 @@ class Window(NamedTuple):
 
 
 class TrainData:
-    """Training images of one process, in the order that follows from seed and step."""
+    """Training images of one process, in the order that seed and step determine."""
 
     def __init__(
         self, image_set: ImageSet, order: Order, rank: int, load: Callable[[Iterable[Piece]], Iterator[Batch]]
@@ -32,22 +32,22 @@ class TrainData:
         self.steps_per_epoch, self.global_batch = order.steps_per_epoch, order.global_batch
         self._load = load
 
-    def describe_shares(self) -> str:
-        """How the images of a full update are shared out."""
+    def describe_split(self) -> str:
+        """How a full update is split over processes and micro-batches."""
         order = self.order
         num_micro_batches = math.ceil(order.global_batch / (order.batch_size * order.world_size))
         each, rest = divmod(order.global_batch, order.world_size * num_micro_batches)
         size = f"{each} or {each + 1}" if rest else f"{each}"
         return f"{size} x {order.world_size} processes x {num_micro_batches} micro-batches"
 
-    def windows(self, first_step: int, last_step: int, left_out: Collection[range] = ()) -> Iterator[Window]:
-        """Steps first_step .. last_step - 1 of the run but those left out, whose images are not read.
+    def windows(self, first_step: int, last_step: int, skipped: Collection[range] = ()) -> Iterator[Window]:
+        """Steps first_step .. last_step - 1 of the run without the skipped ones, whose images are not read.
 
-        Workers and what they read ahead live on across epochs.
+        Workers, and the batches that they have read ahead, live on across epochs.
         """
 
         def steps() -> Iterator[int]:
-            return (step for step in range(first_step, last_step) if not any(step in each for each in left_out))
+            return (step for step in range(first_step, last_step) if not any(step in each for each in skipped))
 
         pieces = itertools.chain.from_iterable(self.order.pieces(step, self.rank) for step in steps())
         with contextlib.closing(self._load(pieces)) as batches:
@@ -55,14 +55,14 @@ class TrainData:
                 num_batches = self.order.num_micro_batches(step)
                 of_step = itertools.islice(batches, num_batches)
                 yield Window(step, self.order.window_size(step), num_batches, of_step)
-                for _ in of_step:  # what nobody asked for must not turn up in the next window
+                for _ in of_step:  # batches that the caller did not take must not turn up in the next window
                     pass
 
 
 class EvalData:
-    """This process's share of the evaluation images: every one once, on one process, in the set's order.
+    """The evaluation images of this process: each image is on one process, once, in the order of the set.
 
-    All processes get as many batches. Where one has no images left, one that does not count keeps it in step.
+    All processes get the same number of batches. One that has no images left gets an image that does not count.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class EvalData:
 
     def __iter__(self) -> Iterator[Batch]:
         share = np.arange(self.rank, self.num_samples, self.world_size)
-        most = math.ceil(self.num_samples / self.world_size)  # images of the process that has most
-        chunks = [share[start : start + self.batch_size] for start in range(0, most, self.batch_size)]
+        largest = math.ceil(self.num_samples / self.world_size)  # share of any process
+        chunks = [share[start : start + self.batch_size] for start in range(0, largest, self.batch_size)]
         pieces = [Piece(0, chunk if len(chunk) else np.zeros(1, int), len(chunk)) for chunk in chunks]
         with contextlib.closing(self._load(pieces)) as batches:
             yield from batches

@@ -1,4 +1,4 @@
-"""Threads or processes that read ahead, and keep no state of their own: batches come in the order of their pieces."""
+"""Threads or processes that read ahead without state of their own: batches come in the order of their pieces."""
 
 import atexit
 import contextlib
@@ -26,31 +26,31 @@ from datasets.types import ImageSet
 from utils.errors import DataError, LostProcess
 from utils.host import cores_per_process
 
-MOST_WORKERS = 8
-BATCHES_AHEAD = 2  # of the one in use; threads all work on one batch after the other
-SMALLEST_SHARE = 4  # images of a batch that are worth a thread's while
-SECONDS_TO_DIE = 1.0  # from what a dying worker breaks to its end
-LESS = "lower DATA.NUM_WORKERS, or set DATA.WORKERS=threads, which need no shared memory"
+MAX_WORKERS = 8
+BATCHES_AHEAD = 2  # beyond the one in use; all threads work on the same batch
+MIN_IMAGES_PER_THREAD = 4
+SECONDS_TO_DIE = 1.0  # between the first error that a dying worker causes and its end
+REMEDY = "lower DATA.NUM_WORKERS, or set DATA.WORKERS=threads, which need no shared memory"
 
 
 def read_in_threads(
     pieces: Iterable[Piece], reader: Reader, num_threads: int, device: torch.device, ahead: int = BATCHES_AHEAD
 ) -> Iterator[Batch]:
-    """The batches of the pieces, in their order, and so many of them ahead. To close this generator ends the threads.
+    """The batches of the pieces in their order, `ahead` of them in advance. Closing this generator ends the threads.
 
-    Reading, decoding and resizing leave the interpreter to the other threads and to the training.
+    Reading, decoding and resizing release Python's global lock.
     """
-    # Else each thread would have helpers of its own for torch's operations, which spin while they wait and so take the
-    # cores from the training. The number is each thread's own, once it has one: this thread's is fixed by asking.
+    # Each thread gets one torch thread (below): more would spin while they wait, and take the cores from the training.
+    # The number belongs to the thread that sets it, unless a thread has not asked for its own yet: so ask here first.
     torch.get_num_threads()
     with ThreadPoolExecutor(num_threads, "loader", initializer=torch.set_num_threads, initargs=(1,)) as pool:
 
         def start(piece: Piece):
-            room = reader.room_for(piece, pinned=device.type == "cuda")
+            tensors = reader.allocate(piece, pinned=device.type == "cuda")
             count = len(piece.indices)
-            share = max(SMALLEST_SHARE, math.ceil(count / num_threads))
-            places = [range(first, min(first + share, count)) for first in range(0, count, share)]
-            return piece, room, [pool.submit(reader.fill, piece, each, *room) for each in places]
+            share = max(MIN_IMAGES_PER_THREAD, math.ceil(count / num_threads))
+            shares = [range(first, min(first + share, count)) for first in range(0, count, share)]
+            return piece, tensors, [pool.submit(reader.fill, piece, each, *tensors) for each in shares]
 
         started = map(start, pieces)
         waiting = deque(itertools.islice(started, ahead))
@@ -59,9 +59,9 @@ def read_in_threads(
                 waiting.extend(itertools.islice(started, 1))
                 if not waiting:
                     return
-                piece, room, shares = waiting.popleft()
+                piece, tensors, shares = waiting.popleft()
                 bad = [index for share in shares for index in share.result()]
-                yield reader.batch(piece, *room, bad)
+                yield reader.batch(piece, *tensors, bad)
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -69,8 +69,8 @@ def read_in_threads(
 def read_in_processes(
     pieces: Iterable[Piece], reader: Reader, num_processes: int, device: torch.device, ahead: int = BATCHES_AHEAD
 ) -> Iterator[Batch]:
-    """The same by worker processes; none: the process itself reads, when a batch is asked for."""
-    # Forked where that is safe: started anew, each worker would first import torch, for seconds.
+    """As read_in_threads, with worker processes. Without any, this process reads each batch when it is requested."""
+    # Fork where that is safe: a spawned worker would first import torch, for seconds.
     context = "fork" if num_processes and sys.platform == "linux" else None
     loader = DataLoader(
         reader,
@@ -81,16 +81,16 @@ def read_in_processes(
         collate_fn=_into_shared_memory,
         pin_memory=device.type == "cuda",
         multiprocessing_context=context,
-        generator=torch.Generator(),  # the loader draws a seed, and must not take it from the run's generator
+        generator=torch.Generator(),  # the loader draws a seed, which must not come from the run's generator
     )
-    # What is there before the fork is left out when workers look for garbage, which would copy its pages to each of them.
+    # Workers' garbage collection must not touch objects from before the fork, which would copy their pages.
     gc.freeze()
     others = multiprocessing.active_children()
     try:
-        with _signals_held_back(), _handler_kept():
-            batches = iter(loader)  # here the workers start
-    except OSError as error:  # their locks lie in shared memory too
-        raise DataError(f"DATA.WORKERS: loader processes cannot be started ({error}); {LESS}") from error
+        with _blocked_signals(), _preserved_sigchld_handler():
+            batches = iter(loader)  # starts the workers
+    except OSError as error:  # their locks need shared memory too
+        raise DataError(f"DATA.WORKERS: loader processes cannot be started ({error}); {REMEDY}") from error
     finally:
         gc.unfreeze()
     workers = [each for each in multiprocessing.active_children() if each not in others]
@@ -104,34 +104,34 @@ def read_in_processes(
 
 
 def _next(batches: Iterator[Batch | DataError], workers: list[BaseProcess]) -> Batch | DataError | None:
-    """The next batch, None behind the last; LostProcess where a worker has died, whether or not it owes this batch."""
+    """The next batch, None after the last; LostProcess if any worker has died."""
     try:
         batch = next(batches, None)
     except (RuntimeError, OSError, EOFError):  # a dead worker shows in many ways
-        _look_for_dead(workers, SECONDS_TO_DIE)
+        _raise_if_dead(workers, SECONDS_TO_DIE)
         raise
     if batch is not None:
-        _look_for_dead(workers, 0.0)
+        _raise_if_dead(workers, 0.0)
     return batch
 
 
-def _look_for_dead(workers: list[BaseProcess], seconds: float) -> None:
+def _raise_if_dead(workers: list[BaseProcess], seconds: float) -> None:
     if not (workers and wait([each.sentinel for each in workers], seconds)):
         return
     dead = next(each for each in workers if wait([each.sentinel], 0.0))
     dead.join()
-    for each in workers:  # one that waits for what the dead one held would do so for ever
+    for each in workers:  # one that waits for a lock of the dead one would never end
         each.kill()
     how = (
         f"with exit code {dead.exitcode}" if dead.exitcode >= 0 else f"by signal {signal.Signals(-dead.exitcode).name}"
     )
     raise LostProcess(
-        f"loader process {dead.pid} ended {how}; if memory ran out, {LESS}. -resume auto goes on from the last save"
+        f"loader process {dead.pid} ended {how}; if memory ran out, {REMEDY}. -resume auto continues from the last checkpoint"
     )
 
 
-def copied_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """The same batches on a CUDA device. A stream of its own copies the next one while the device computes on this one."""
+def prefetch_to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """The batches on a CUDA device. A separate stream copies the next one while the device computes on this one."""
     stream = torch.cuda.Stream(device)
 
     def start_copy(batch: Batch) -> tuple[Batch, torch.cuda.Event]:
@@ -143,7 +143,7 @@ def copied_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Bat
         now = torch.cuda.current_stream(device)
         now.wait_event(copied)  # the device waits, not the host
         for each in (batch.images, batch.targets):
-            each.record_stream(now)  # else its memory could serve the next copy too early
+            each.record_stream(now)  # or the next copy could reuse its memory too early
         return batch
 
     with contextlib.closing(batches):
@@ -158,10 +158,10 @@ def copied_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Bat
 
 
 def _into_shared_memory(batch: Batch | DataError) -> Batch | DataError:
-    """In a worker process, what the batch is sent through.
+    """Move a worker's batch to shared memory, through which it is sent.
 
-    Left to torch, this is done by a thread of the worker's, which would only print that there is no room: the run would
-    wait for the batch for ever.
+    torch would do that in a thread of the worker which, without room, only prints an error: the run would wait for the
+    batch for ever.
     """
     if get_worker_info() is None or isinstance(batch, DataError):
         return batch
@@ -171,14 +171,15 @@ def _into_shared_memory(batch: Batch | DataError) -> Batch | DataError:
                 each.share_memory_()
     except RuntimeError as error:
         return DataError(
-            f"DATA.WORKERS: no room in shared memory for a batch ({error}); enlarge /dev/shm (docker run --shm-size), {LESS}"
+            f"DATA.WORKERS: no room in shared memory for a batch ({error}); enlarge /dev/shm (docker run --shm-size) or "
+            f"{REMEDY}"
         )
     return batch
 
 
 @contextlib.contextmanager
-def _signals_held_back() -> Iterator[None]:
-    """Processes started in here never see these signals, the parent sees them a little later.
+def _blocked_signals() -> Iterator[None]:
+    """Block these signals in the processes started in here; the parent gets them a little later.
 
     Ctrl-C and Slurm's warnings reach every process of a run. The parent saves, for which it needs its workers, and then
     ends them itself.
@@ -194,8 +195,8 @@ def _signals_held_back() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _handler_kept() -> Iterator[None]:
-    """Without torch's handler, which raises the end of a worker in whatever the training does then, a save for example."""
+def _preserved_sigchld_handler() -> Iterator[None]:
+    """Undo torch's handler, which raises the death of a worker wherever the training is, inside a save for example."""
     if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -208,40 +209,40 @@ def _handler_kept() -> Iterator[None]:
 
 @atexit.register
 def _kill_workers() -> None:
-    """At exit multiprocessing sends SIGTERM, which workers do not see, and waits: so nothing may be left to wait for."""
+    """At exit multiprocessing sends SIGTERM, which workers block, and would wait for them for ever."""
     for process in multiprocessing.active_children():
         if process.daemon:
             process.kill()
 
 
 def count_workers(data: Data, image_set: ImageSet, world_size: int, device: torch.device) -> int:
-    """Loader threads or processes of one training process: its share of the cores that this machine grants us."""
+    """Loader threads or processes of one training process, from its share of the available cores."""
     if data.NUM_WORKERS is not None:
         return data.NUM_WORKERS
     if image_set.in_memory:
         return 0
     num_cores = cores_per_process(world_size, device)
     if device.type == "cpu" and (data.WORKERS == "processes" or batches_ahead(data, device)):
-        num_cores = max(1, num_cores // 4)  # the others compute: even ViT-Tiny takes ten times as long as reading
-    return min(MOST_WORKERS, num_cores)
+        num_cores = max(1, num_cores // 4)  # the others compute: even ViT-Tiny takes ten times as long as loading
+    return min(MAX_WORKERS, num_cores)
 
 
 def batches_ahead(data: Data, device: torch.device) -> int:
-    """None where the CPU computes: its cores share out each operation, and wait for the one that has to read as well.
+    """Batches to read in advance. None if the CPU computes: all cores share each operation, and would wait for one that loads.
 
-    A ViT-Tiny run is 6 to 14% faster when all of them read a batch and then all compute.
+    A ViT-Tiny run is 6 to 14% faster when all cores load a batch and then all compute.
     """
     return data.PREFETCH if data.PREFETCH is not None else 0 if device.type == "cpu" else BATCHES_AHEAD
 
 
-def batch_source(
+def make_loader(
     config: Config, reader: Reader, world_size: int, device: torch.device
 ) -> Callable[[Iterable[Piece]], Iterator[Batch]]:
-    """How pieces become batches, for images that are read one by one."""
+    """The function from pieces to batches, for images that are read one by one."""
     num_workers = count_workers(config.DATA, reader.image_set, world_size, device)
     common = {"reader": reader, "device": device, "ahead": batches_ahead(config.DATA, device)}
     if num_workers and config.DATA.WORKERS == "threads":
         load = functools.partial(read_in_threads, num_threads=num_workers, **common)
     else:
         load = functools.partial(read_in_processes, num_processes=num_workers, **common)
-    return (lambda pieces: copied_ahead(load(pieces), device)) if device.type == "cuda" else load
+    return (lambda pieces: prefetch_to_device(load(pieces), device)) if device.type == "cuda" else load

@@ -1,1 +1,1 @@
-"""Where images come from: one file for each kind of data set, each with one function from settings to image sets."""
+"""The data sets: one file for each kind, with a function from the settings to image sets."""

@@ -2,11 +2,11 @@
 
 from configs.schema import Config
 from datasets.sources.folder import split_one_folder
-from datasets.sources.root import data_root, what_is_expected
+from datasets.sources.root import data_root, expected_layout
 from datasets.types import ImageSet
 from utils.errors import DataError
 
-# Folder of the classes, folders that may be around it (ours, the archive's), and the class of everything else.
+# The folder with the class folders, the folders that may contain it, and the background class.
 CALTECH101 = ("101_ObjectCategories", ("", "caltech101", "caltech-101"), "BACKGROUND_Google")
 CALTECH256 = ("256_ObjectCategories", ("", "caltech256"), "257.clutter")
 
@@ -24,10 +24,10 @@ def read_caltech256(config: Config) -> tuple[ImageSet, ImageSet]:
 def _read(config: Config, folder: str, parents: tuple[str, ...], background: str) -> tuple[ImageSet, ImageSet]:
     expects = f"the folder {folder}/ with a folder per class"
     root = data_root(config.DATA, expects)
-    places = [root / parent / folder for parent in parents] + ([root] if root.name == folder else [])
-    found = next((place for place in places if place.is_dir()), None)
+    candidates = [root / parent / folder for parent in parents] + ([root] if root.name == folder else [])
+    found = next((each for each in candidates if each.is_dir()), None)
     if found is None:
-        raise DataError(f"DATA.DATA_PATH: {root} has no {folder}/; {what_is_expected(config.DATA, expects)}")
-    leave_out = () if config.DATA.KEEP_BACKGROUND else (background,)
-    # Not deep: in Caltech256 the dogs' folder holds a stray folder with other files.
-    return split_one_folder(config, found, leave_out, deep=False)
+        raise DataError(f"DATA.DATA_PATH: {root} has no {folder}/; {expected_layout(config.DATA, expects)}")
+    excluded = () if config.DATA.KEEP_BACKGROUND else (background,)
+    # Not deep: the dogs' folder of Caltech256 contains a stray folder with other images.
+    return split_one_folder(config, found, excluded, deep=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 from configs.schema import Config
 from datasets.sources.images import hold_out
 from datasets.sources.listing import Listing, class_numbers, to_image_set
-from datasets.sources.root import data_root, what_is_expected
+from datasets.sources.root import data_root, expected_layout
 from datasets.types import ImageSet
 from utils.errors import DataError
 
@@ -22,7 +22,7 @@ def read_csv(config: Config) -> tuple[ImageSet | None, ImageSet]:
     if val_file is not None and not val_file.is_file():
         val_file = None
     if not train_file.is_file() and not (config.EVAL and val_file):
-        raise DataError(f"DATA.DATA_PATH: {root} has no train.csv; {what_is_expected(config.DATA, EXPECTS)}")
+        raise DataError(f"DATA.DATA_PATH: {root} has no train.csv; {expected_layout(config.DATA, EXPECTS)}")
     listings = [read_csv_file(file) for file in (train_file, val_file) if file is not None and file.is_file()]
     targets, classes = class_numbers(config, listings, allow_names=True)
     if val_file is None:
@@ -33,7 +33,7 @@ def read_csv(config: Config) -> tuple[ImageSet | None, ImageSet]:
 
 
 def read_csv_file(file: Path) -> Listing:
-    """The rows of a CSV file; columns other than the two are skipped."""
+    """The rows of a CSV file; other columns are ignored."""
     listing = Listing(file, [], [], [])
     with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
         rows = csv.DictReader(lines, skipinitialspace=True)
@@ -44,21 +44,21 @@ def read_csv_file(file: Path) -> Listing:
                 listing.lines.append(rows.line_num)
         except csv.Error as error:
             raise DataError(
-                f"{file}, line {rows.reader.line_num}: {error}; look there for a quote that nothing closes, or mend the line"
+                f"{file}, line {rows.reader.line_num}: {error}; look for an unclosed quote there, or correct the line"
             ) from error
     return listing
 
 
 def _paths_and_labels(file: Path, rows: csv.DictReader) -> Iterator[tuple[str, str]]:
-    """Of each row, which must have both."""
+    """Path and label of each row, which must have both."""
     header = [name.strip() for name in rows.fieldnames or []]
     if not set(COLUMNS) <= set(header):
         found = ",".join(header) or "nothing"
-        raise DataError(f"{file}, line 1: the header must name the columns {','.join(COLUMNS)}; it has {found}")
+        raise DataError(f"{file}, line 1: the header must name the columns {','.join(COLUMNS)}, but has {found}")
     rows.fieldnames = header
     for row in rows:
         path, label = ((row[column] or "").strip() for column in COLUMNS)
         for column, value in zip(COLUMNS, (path, label), strict=True):
             if not value:
-                raise DataError(f"{file}, line {rows.line_num}: there is no {column}; fill it in or remove the row")
+                raise DataError(f"{file}, line {rows.line_num}: {column} is missing; fill it in or remove the row")
         yield path, label

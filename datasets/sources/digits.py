@@ -1,4 +1,4 @@
-"""`digits`: 1,797 handwritten digits that come with halfstep (source and licence: DIGITS.md)."""
+"""`digits`: 1,797 handwritten digits that are part of halfstep (source and licence: DIGITS.md)."""
 
 from pathlib import Path
 
@@ -9,12 +9,12 @@ from datasets.sources.images import ArrayImages, hold_out
 from datasets.types import ImageSet
 
 FILE = Path(__file__).with_name("digits.npz")
-VAL_FRACTION = 0.2  # fixed, so that accuracies on it can be compared
+VAL_FRACTION = 0.2  # fixed, so that accuracies are comparable
 BRIGHTEST = 16
 
 
 def read_digits(config: Config) -> tuple[ImageSet, ImageSet]:
-    """80% to train and 20% to validate, of every class; DATA_PATH is not asked."""
+    """80% to train and 20% to validate, of every class; DATA_PATH is not used."""
     with np.load(FILE, allow_pickle=False) as content:
         images, targets = content["images"], content["targets"]
     images = np.round(images * (255 / BRIGHTEST)).astype(np.uint8)

@@ -1,11 +1,11 @@
-"""Images in class folders: the layout `imagefolder`, and what other data sets share with it."""
+"""`imagefolder`: images in class folders, also for the other data sets with that layout."""
 
 import os
 from pathlib import Path
 
 from configs.schema import Config
 from datasets.sources.images import FileImages, hold_out
-from datasets.sources.root import data_root, what_is_expected
+from datasets.sources.root import data_root, expected_layout
 from datasets.types import ImageSet
 from utils.errors import DataError, did_you_mean
 
@@ -15,39 +15,39 @@ EXPECTS = "train/ and val/ (or validation/, test/) with a folder per class, or a
 
 
 def read_image_folder(config: Config) -> tuple[ImageSet | None, ImageSet]:
-    """`imagefolder`: train/ and val/, or one folder of class folders that is split here."""
+    """`imagefolder`: train/ and val/, or one folder of class folders, split here."""
     root = data_root(config.DATA, EXPECTS)
     has_split = (root / TRAIN_FOLDER).is_dir() or find_val_folder(root) is not None
     return read_split_folders(config, root, EXPECTS) if has_split else split_one_folder(config, root)
 
 
 def read_split_folders(config: Config, root: Path, expects: str) -> tuple[ImageSet | None, ImageSet]:
-    """train/ and val/. Class numbers follow the sorted names of train's folders, for both."""
+    """train/ and val/, numbered by the sorted names of the class folders in train/."""
     train_folder, val_folder = root / TRAIN_FOLDER, find_val_folder(root)
     if val_folder is None or not (train_folder.is_dir() or config.EVAL):
         missing = "val" if val_folder is None else "train"
-        hint = f"; to hold out a share of train/ itself, use -dataset imagefolder -data_path {train_folder}"
+        hint = f"; to hold out a part of train/, use -dataset imagefolder -data_path {train_folder}"
         hint = hint if missing == "val" and train_folder.is_dir() else ""
         raise DataError(
-            f"DATA.DATA_PATH: {root} has no folder {missing}/; {what_is_expected(config.DATA, expects)}{hint}"
+            f"DATA.DATA_PATH: {root} has no folder {missing}/; {expected_layout(config.DATA, expects)}{hint}"
         )
     val_classes = class_folders(val_folder)
     classes = class_folders(train_folder) if train_folder.is_dir() else val_classes
     for name in val_classes:
         if name not in classes:
             raise DataError(
-                f"{val_folder / name}: this class has no folder in {train_folder}, and what is not trained cannot be "
-                f"validated; rename it, remove it, or add its training images{did_you_mean(name, classes)}"
+                f"{val_folder / name}: this class has no folder in {train_folder}, so it would never be trained; rename "
+                f"it, remove it, or add its training images{did_you_mean(name, classes)}"
             )
     train = None if config.EVAL else read_class_folders(config, train_folder, classes, classes)
     return train, read_class_folders(config, val_folder, val_classes, classes)
 
 
 def split_one_folder(
-    config: Config, folder: Path, leave_out: tuple[str, ...] = (), deep: bool = True
+    config: Config, folder: Path, excluded: tuple[str, ...] = (), deep: bool = True
 ) -> tuple[ImageSet, ImageSet]:
-    """One folder of class folders, VAL_FRACTION of each class held out."""
-    classes = [name for name in class_folders(folder) if name not in leave_out]
+    """One folder of class folders, of which VAL_FRACTION of each class is held out."""
+    classes = [name for name in class_folders(folder) if name not in excluded]
     image_set = read_class_folders(config, folder, classes, classes, deep)
     return hold_out(image_set, config.DATA.VAL_FRACTION, config.DATA.SPLIT_SEED)
 
@@ -58,24 +58,24 @@ def find_val_folder(root: Path) -> Path | None:
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Names of the class folders, sorted. Hidden ones (.ipynb_checkpoints) are no classes."""
+    """Sorted names of the class folders, without hidden ones such as .ipynb_checkpoints."""
     names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
     if not names:
-        raise DataError(f"{folder}: there are no class folders in it; images must lie in one folder per class")
+        raise DataError(f"{folder}: no class folders; images must be in one folder per class")
     return names
 
 
 def read_class_folders(
     config: Config, folder: Path, names: list[str], classes: list[str], deep: bool = True
 ) -> FileImages:
-    """The images of the class folders called `names`, numbered as in `classes`; `deep`: in folders below them too."""
+    """The images of the class folders `names`, numbered as in `classes`; `deep`: including their subfolders."""
     number = {name: index for index, name in enumerate(classes)}
     paths, targets = [], []
     for name in names:
         found = images_below(folder, name, deep)
         if not found:
             raise DataError(
-                f"{folder / name}: this class folder holds no images ({' '.join(IMAGE_ENDINGS)}); fill or remove it"
+                f"{folder / name}: no images ({' '.join(IMAGE_ENDINGS)}) in this class folder; add some or remove it"
             )
         paths += found
         targets += [number[name]] * len(found)
@@ -83,7 +83,7 @@ def read_class_folders(
 
 
 def images_below(root: Path, name: str, deep: bool) -> list[str]:
-    """Paths of the images in root/name, relative to root and sorted: the order must not depend on the file system."""
+    """Paths of the images in root/name, relative to root; sorted, because file systems list them in different orders."""
     paths = []
     for folder, folders, files in os.walk(root / name, onerror=_raise):
         folders[:] = [each for each in folders if deep and not each.startswith(".")]
@@ -97,5 +97,5 @@ def images_below(root: Path, name: str, deep: bool) -> list[str]:
 
 
 def _raise(error: OSError) -> None:
-    """os.walk passes over what it cannot read unless told otherwise."""
+    """By default os.walk ignores folders that it cannot read."""
     raise error

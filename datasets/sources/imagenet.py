@@ -1,11 +1,11 @@
-"""`imagenet2012`: PaddleViT's list files, or where there are none the class folders."""
+"""`imagenet2012`: PaddleViT's list files, or class folders where there are none."""
 
 from pathlib import Path
 
 from configs.schema import Config
 from datasets.sources.folder import read_split_folders
 from datasets.sources.listing import Listing, class_numbers, to_image_set
-from datasets.sources.root import data_root, what_is_expected
+from datasets.sources.root import data_root, expected_layout
 from datasets.types import ImageSet
 from utils.errors import DataError
 
@@ -19,11 +19,11 @@ def read_imagenet(config: Config) -> tuple[ImageSet | None, ImageSet]:
     train_file, val_file = root / TRAIN_LIST, root / VAL_LIST
     if not train_file.is_file() and not val_file.is_file():
         return read_split_folders(config, root, EXPECTS)
-    # To evaluate, the training list is wanted only for its classes.
+    # Evaluation needs the training list only for its classes.
     files = [val_file] if config.EVAL and not train_file.is_file() else [train_file, val_file]
     for file in files:
         if not file.is_file():
-            raise DataError(f"DATA.DATA_PATH: {root} has no {file.name}; {what_is_expected(config.DATA, EXPECTS)}")
+            raise DataError(f"DATA.DATA_PATH: {root} has no {file.name}; {expected_layout(config.DATA, EXPECTS)}")
     listings = [read_list_file(file) for file in files]
     targets, classes = class_numbers(config, listings, allow_names=False)
     train = None if config.EVAL else to_image_set(config, listings[0], targets[0], classes)
@@ -31,7 +31,7 @@ def read_imagenet(config: Config) -> tuple[ImageSet | None, ImageSet]:
 
 
 def read_list_file(file: Path) -> Listing:
-    """Lines 'relative/path label'. Names may hold spaces, so a line is split at its last white space."""
+    """Lines 'relative/path label'. Names may contain spaces, so a line is split at its last white space."""
     listing = Listing(file, [], [], [])
     with open(file, encoding="utf-8-sig", errors="surrogateescape") as lines:
         for number, line in enumerate(lines, start=1):

@@ -1,4 +1,4 @@
-"""The image sets that most sources return, in files or in memory, and the held-out part of either."""
+"""The image sets that most sources return, in files or in memory, and their held-out parts."""
 
 import os
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from utils.errors import DataError, not_a_file
 class FileImages(ImageSet):
     """Images in files below one folder.
 
-    The paths lie in one bytes object, not in a list of strings: a million small objects would be copied into every
-    loader process as soon as their reference counts are touched.
+    The paths are in one bytes object, not in a list of strings: a million small objects would be copied into every
+    loader process as soon as their reference counts change.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class FileImages(ImageSet):
         *,
         confined: bool = False,
     ):
-        """`paths` are relative to `root`; `confined`: they come from a list, and no link may lead out of `root`."""
+        """`paths` are relative to `root`; `confined`: they come from a list, so no link may lead out of `root`."""
         super().__init__(targets, classes)
         encoded = [os.fsencode(path) for path in paths]
         self.root, self.num_channels, self.confined = root, num_channels, confined
@@ -56,7 +56,7 @@ class FileImages(ImageSet):
 
     def file(self, index: int) -> tuple[str, bytes]:
         path = self.name(index)
-        # The folders were looked at when the list was read; a link to a file shows only here.
+        # Links to folders were checked with the list; a link to a file is found here.
         if self.confined and os.path.islink(path) and not is_within(self.root, path):
             raise DataError(f"{path}: this link leads out of {self.root}; a list may only name files inside it")
         try:
@@ -97,20 +97,20 @@ class ArrayImages(ImageSet):
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Nor for somebody to write to a pipe: it is not read, but that shows only when it is open."""
+    """Open without waiting for the writer of a pipe, which is refused once it is open."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def is_within(root: str | Path, path: str | Path) -> bool:
-    """Whether a path, all links followed, is inside a folder, its links followed too."""
+    """Whether a path is inside a folder, after resolving the links of both."""
     root, path = os.path.realpath(root), os.path.realpath(path)
     return os.path.commonpath([root, path]) == root
 
 
 def hold_out(image_set: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
-    """Training and validation images: the same share of each class, by a seed, each part in the set's own order.
+    """Training and validation images: the same fraction of each class by a seed, both parts in the order of the set.
 
-    A class always keeps an image for training, and gives one to validation if it has two and `fraction` is not 0.
+    Every class keeps an image for training, and gives one to validation if it has two and `fraction` is not 0.
     """
     held_out = np.zeros(len(image_set), dtype=bool)
     for target in np.unique(image_set.targets).tolist():

@@ -1,4 +1,4 @@
-"""`synthetic`: random images that lie ready on the device, to measure everything but the reading of data."""
+"""`synthetic`: random images that are on the device already, to measure everything but data loading."""
 
 from collections.abc import Iterable, Iterator
 
@@ -13,7 +13,7 @@ DEFAULT_CLASSES = 1000
 
 
 class SyntheticImages(ImageSet):
-    """Targets without images: those are made on the device by SyntheticBatches."""
+    """Targets without images, which SyntheticBatches generates on the device."""
 
     in_memory = True
 
@@ -22,7 +22,7 @@ class SyntheticImages(ImageSet):
 
 
 class SyntheticBatches:
-    """One batch of random images on the device. Every batch is its beginning: no copy, nothing to wait for."""
+    """One batch of random images on the device. Each batch is a slice of it: no copy, no waiting."""
 
     def __init__(self, config: Config, image_set: ImageSet, batch_size: int, rank: int, device: torch.device):
         rng = np.random.default_rng([config.SEED, rank])
@@ -39,7 +39,7 @@ class SyntheticBatches:
 
 
 def read_synthetic(config: Config) -> tuple[ImageSet, ImageSet]:
-    """SYNTHETIC_SIZE targets for training, and as many for validation."""
+    """SYNTHETIC_SIZE targets, the same for training and validation."""
     num_classes = config.MODEL.NUM_CLASSES or DEFAULT_CLASSES
     targets = np.random.default_rng(config.SEED).integers(num_classes, size=config.DATA.SYNTHETIC_SIZE)
     image_set = SyntheticImages(targets, [str(number) for number in range(num_classes)])

@@ -1,1 +1,1 @@
-"""From an image file's bytes to what the model gets: decoding, cropping, augmentation, mixing."""
+"""From the bytes of an image file to the model's input: decoding, cropping, augmentation, mixing."""

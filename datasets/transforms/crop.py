@@ -1,4 +1,4 @@
-"""From an image of any size to the square that the model sees: uint8 on the CPU, normalised on the device."""
+"""From an image of any size to the square that the model takes: uint8 on the CPU, normalized on the device."""
 
 import math
 import random
@@ -18,22 +18,22 @@ KERNELS = {
     "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
 }
 RESAMPLE = {"nearest": Image.Resampling.NEAREST, "lanczos": Image.Resampling.LANCZOS}
-NUM_TRIES = 10  # as torchvision: a crop that does not fit the image is drawn again this often
+NUM_TRIES = 10  # as in torchvision: attempts to draw a crop that fits into the image
 
 
 class TrainTransform:
-    """A random crop, resized, perhaps mirrored, and augmented. What is random comes from the generator it is given."""
+    """A random crop, resize, flip and augmentation. All random numbers come from the generator of the call."""
 
     def __init__(self, data: Data, augment: Callable[[Tensor, random.Random], Tensor] | None = None):
         self.augment = augment
-        self.scale = _least_and_most("DATA.CROP_SCALE", data.CROP_SCALE)
-        self.ratio = _least_and_most("DATA.CROP_RATIO", data.CROP_RATIO)
+        self.scale = _min_and_max("DATA.CROP_SCALE", data.CROP_SCALE)
+        self.ratio = _min_and_max("DATA.CROP_RATIO", data.CROP_RATIO)
         self.hflip, self.interpolation = data.HFLIP, data.INTERPOLATION
 
     def __call__(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
         """From uint8 [H, W, C] to uint8 [C, side, side]."""
         left, top, width, height = crop_box(image.shape[1], image.shape[0], self.scale, self.ratio, rng)
-        # Crop, then resize: pixels from outside the crop must not bleed into its edge.
+        # Crop first: pixels from outside the crop must not bleed into its edge.
         resize(image[top : top + height, left : left + width], self.interpolation, out)
         if rng.random() < self.hflip:
             out.copy_(out.flip(2))
@@ -42,7 +42,7 @@ class TrainTransform:
 
 
 class EvalTransform:
-    """The short side to IMAGE_SIZE / CROP_PCT, then the centre: the pixels of torchvision's Resize and CenterCrop."""
+    """Resize of the short side to IMAGE_SIZE / CROP_PCT and a centre crop, with torchvision's pixels."""
 
     def __init__(self, data: Data):
         self.side = data.IMAGE_SIZE
@@ -58,7 +58,7 @@ class EvalTransform:
         if (height, width) == (self.side, self.side):
             resize(image, self.interpolation, out)
             return
-        if height * width > Image.MAX_IMAGE_PIXELS:  # a line of one pixel becomes a picture of any size
+        if height * width > Image.MAX_IMAGE_PIXELS:  # an image one pixel high becomes one of any size
             raise ImageReadError(f"resized to {width} x {height} it has more than {Image.MAX_IMAGE_PIXELS} pixels")
         resized = torch.empty((height, width, channels), dtype=torch.uint8).permute(2, 0, 1)
         resize(image, self.interpolation, resized)
@@ -66,9 +66,9 @@ class EvalTransform:
 
 
 def resize(image: np.ndarray, interpolation: str, out: Tensor) -> None:
-    """uint8 [H, W, C] to the size of `out` [C, H', W'], with antialiasing.
+    """Resize uint8 [H, W, C] with antialiasing into `out` [C, H', W'].
 
-    torch's kernels give Pillow's pixels to within rounding, five times as fast, straight into their place.
+    torch's kernels give Pillow's pixels to within rounding, five times as fast and without a copy.
     """
     if interpolation in KERNELS:
         source = torch.from_numpy(image).permute(2, 0, 1)[None]
@@ -82,56 +82,56 @@ def resize(image: np.ndarray, interpolation: str, out: Tensor) -> None:
 def crop_box(
     width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float], rng: random.Random
 ) -> tuple[int, int, int, int]:
-    """left, top, width, height of a crop with a random share of the area and a random width over height.
+    """left, top, width, height of a crop with a random fraction of the area and a random aspect ratio.
 
-    Only `rng.random` is used: of Python's generators it alone is the same in every version.
+    It uses `rng.random` alone, whose numbers are the same in every version of Python.
     """
-    least_log, most_log = math.log(ratio[0]), math.log(ratio[1])
+    min_log, max_log = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(NUM_TRIES):
         area = width * height * (scale[0] + (scale[1] - scale[0]) * rng.random())
-        shape = math.exp(least_log + (most_log - least_log) * rng.random())
+        shape = math.exp(min_log + (max_log - min_log) * rng.random())
         crop_width, crop_height = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
         if 0 < crop_width <= width and 0 < crop_height <= height:
             left = int(rng.random() * (width - crop_width + 1))
             top = int(rng.random() * (height - crop_height + 1))
             return left, top, crop_width, crop_height
-    # Nothing fitted: the largest crop in the centre whose shape is allowed.
+    # None fits: take the largest centre crop with an allowed shape.
     crop_width = min(width, max(1, round(height * ratio[1])))
     crop_height = min(height, max(1, round(width / ratio[0])))
     return (width - crop_width) // 2, (height - crop_height) // 2, crop_width, crop_height
 
 
 class Normalize(nn.Module):
-    """uint8 [B, C, H, W] to (image / 255 - mean) / std, on whatever device it is, as `dtype`."""
+    """uint8 [B, C, H, W] to (image / 255 - mean) / std as `dtype`, on the device of the image."""
 
     def __init__(self, data: Data, dtype: torch.dtype = torch.float32):
         super().__init__()
         mean = torch.tensor(per_channel("DATA.IMAGENET_MEAN", data.IMAGENET_MEAN, data), dtype=torch.float64)
         std = torch.tensor(per_channel("DATA.IMAGENET_STD", data.IMAGENET_STD, data), dtype=torch.float64)
         self.dtype = dtype
-        # One multiplication and one addition, which a half type must not round on the way.
+        # One multiplication and one addition, without rounding to a half type between them.
         compute_dtype = torch.promote_types(dtype, torch.float32)
         self.register_buffer("scale", (1 / (255 * std)).to(compute_dtype)[:, None, None], persistent=False)
         self.register_buffer("shift", (-mean / std).to(compute_dtype)[:, None, None], persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        # Plain layout: in channels last, gradients of the first convolution would come in another layout than its weights.
+        # Contiguous: with channels last the first convolution's gradients would have another layout than its weights.
         images = images.to(self.scale.dtype, memory_format=torch.contiguous_format)
         return torch.addcmul(self.shift, images, self.scale).to(self.dtype)
 
 
 def per_channel(name: str, values: tuple[float, ...], data: Data) -> tuple[float, ...]:
-    """One value for each channel; three equal ones, as the default, do for a grey image too."""
+    """One value for each channel; three equal values, as in the default, also fit a grey image."""
     values = values[:1] * data.IMAGE_CHANNELS if len(set(values)) == 1 else values
     if len(values) != data.IMAGE_CHANNELS:
         raise ConfigError(
-            f"{name}: {len(values)} values {list(values)}, but DATA.IMAGE_CHANNELS is {data.IMAGE_CHANNELS}; give one "
-            "for each channel"
+            f"{name}: {len(values)} values {list(values)}, but DATA.IMAGE_CHANNELS is {data.IMAGE_CHANNELS}; set one per "
+            "channel"
         )
     return values
 
 
-def _least_and_most(name: str, values: tuple[float, ...]) -> tuple[float, float]:
+def _min_and_max(name: str, values: tuple[float, ...]) -> tuple[float, float]:
     if len(values) != 2 or values[0] > values[1]:
-        raise ConfigError(f"{name}: {list(values)}; give two numbers, the least and the most")
+        raise ConfigError(f"{name}: {list(values)}; set two numbers, minimum and maximum")
     return values

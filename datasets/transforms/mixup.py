@@ -1,6 +1,6 @@
-"""What is done to a micro-batch on its device: normalised, boxes of images erased, images mixed in pairs.
+"""Transforms of a micro-batch on its device: normalization, random erasing, mixup and cutmix of pairs.
 
-All of it is a function of seed, epoch, step, image and position in the window, never of how the window is split.
+They depend on seed, epoch, step, image and position in the window, never on how the window is split.
 """
 
 import math
@@ -16,25 +16,26 @@ from datasets.transforms.crop import Normalize, crop_box
 from datasets.types import Batch
 from utils.seed import keyed_rng
 
-ERASED_AREA = (0.02, 1 / 3)  # share of the image
+ERASED_AREA = (0.02, 1 / 3)  # fraction of the image
 ERASED_RATIO = (0.3, 1 / 0.3)  # width over height
+UNMIXED = (1.0, 0.0, 0.0, 0.0, 0.0)  # factor and box of an image that is not mixed
 
 
 class Mixed(NamedTuple):
-    """Targets of images that show two others each."""
+    """Targets of images that are each mixed from two."""
 
     first: Tensor  # int64 [B], the class of the image itself
-    second: Tensor  # int64 [B], of its partner
-    share: Tensor  # float32 [B], the first one's part of 1
+    second: Tensor  # int64 [B], the class of its partner
+    share: Tensor  # float32 [B], the weight of the first in [0, 1]
 
 
 def heavier(targets: Tensor | Mixed) -> Tensor:
-    """One class for each image: of a mixed one that of the larger part. What accuracy in training is counted against."""
+    """One class for each image, for training accuracy: that of the part with the larger weight."""
     return torch.where(targets.share >= 0.5, targets.first, targets.second) if isinstance(targets, Mixed) else targets
 
 
 class Preparation:
-    """From a batch of the loader to what model and loss take, on the device where `normalize` is."""
+    """From a batch of the loader to the inputs of model and loss, on the device of `normalize`."""
 
     def __init__(self, config: Config, normalize: Normalize):
         self.normalize = normalize
@@ -54,11 +55,11 @@ class Preparation:
 
 
 class Erasing:
-    """Puts noise, a random colour or the mean colour into boxes of some images."""
+    """Random erasing: fills boxes of some images with noise, a random colour or the mean colour."""
 
     def __init__(self, config: Config, device: torch.device):
         self.settings, self.seed, self.side = config.TRAIN, config.SEED, config.DATA.IMAGE_SIZE
-        # Noise is cut out of one large piece at random places: numbers drawn on the device would depend on the split.
+        # The noise is cut from one large piece at random positions: numbers drawn on the device would depend on the split.
         shape = (config.DATA.IMAGE_CHANNELS, 2 * self.side, 2 * self.side)
         self.noise = torch.randn(shape, generator=torch.Generator().manual_seed(config.SEED)).to(device)
 
@@ -71,7 +72,7 @@ class Erasing:
                     image[:, top : top + height, left : left + width] = self._filling(width, height, rng)
 
     def boxes(self, rng: random.Random) -> list[tuple[int, int, int, int]]:
-        """left, top, width, height of each."""
+        """left, top, width and height of the boxes of one image."""
         count = 1 + int(rng.random() * self.settings.RANDOM_ERASE_COUNT)
         area = (ERASED_AREA[0] / count, ERASED_AREA[1] / count)
         return [crop_box(self.side, self.side, area, ERASED_RATIO, rng) for _ in range(count)]
@@ -89,17 +90,17 @@ class Erasing:
 class Mixing:
     """Mixup and cutmix of the neighbours 2k and 2k + 1 in the window, which `Order` keeps in one piece.
 
-    A last image without a neighbour stays as it is.
+    A last image without a neighbour is not mixed.
     """
 
     def __init__(self, config: Config):
         self.settings, self.seed, self.side = config.TRAIN, config.SEED, config.DATA.IMAGE_SIZE
 
     def __call__(self, images: Tensor, targets: Tensor, piece: Piece) -> tuple[Tensor, Tensor | Mixed]:
-        """Images [B, C, H, W], and targets for both parts of each."""
+        """Mixed images [B, C, H, W], and the targets of both parts."""
         if self.settings.MIXUP_OFF_EPOCH and piece.epoch >= self.settings.MIXUP_OFF_EPOCH:
             return images, targets
-        # One table, so that the host hands over its numbers in one copy.
+        # One table, so that one copy transfers all numbers to the device.
         table = torch.tensor(self._rows(piece), pin_memory=images.is_cuda).to(images.device, non_blocking=True)
         partners, factor, left, top, width, height = table.unbind(1)
         partners = partners.long()
@@ -112,13 +113,13 @@ class Mixing:
         return torch.lerp(images[partners], images, weight), Mixed(targets, targets[partners], share)
 
     def _rows(self, piece: Piece) -> list[tuple[float, ...]]:
-        """For each image: its partner's place, its own factor outside a box of the partner's, and that box."""
+        """For each image its partner's position, its own factor outside the partner's box, and that box."""
         count = len(piece.indices)
         positions = range(piece.first, piece.first + count)
         units = {"batch": [0] * count, "pair": [each // 2 for each in positions], "elem": positions}
         units = units[self.settings.MIXUP_MODE]
         draws = {unit: self._draw(piece.step, unit) for unit in set(units)}
-        rows = [(float(place ^ 1), *draws[unit]) for place, unit in enumerate(units)]
+        rows = [(float(position ^ 1), *draws[unit]) for position, unit in enumerate(units)]
         if count % 2:
             rows[-1] = (count - 1.0, *UNMIXED)
         return rows
@@ -134,17 +135,14 @@ class Mixing:
         return rng.betavariate(settings.MIXUP_ALPHA, settings.MIXUP_ALPHA), 0.0, 0.0, 0.0, 0.0
 
     def _box(self, share: float, rng: random.Random) -> tuple[float, ...]:
-        """Of 1 - `share` of the area around a centre anywhere, cut off at the edges; by CUTMIX_MINMAX, all inside."""
+        """A box with 1 - `share` of the area around a random centre, clipped to the image; with CUTMIX_MINMAX fully inside."""
         side = self.side
         if self.settings.CUTMIX_MINMAX:
-            least, most = self.settings.CUTMIX_MINMAX
-            width, height = (round(side * (least + (most - least) * rng.random())) for _ in range(2))
+            low, high = self.settings.CUTMIX_MINMAX
+            width, height = (round(side * (low + (high - low) * rng.random())) for _ in range(2))
             return int(rng.random() * (side - width + 1)), int(rng.random() * (side - height + 1)), width, height
         cut = int(side * math.sqrt(1 - share))
         starts = [int(rng.random() * side) - cut // 2 for _ in range(2)]
         left, top = (max(start, 0) for start in starts)
         right, bottom = (min(start + cut, side) for start in starts)
         return left, top, right - left, bottom - top
-
-
-UNMIXED = (1.0, 0.0, 0.0, 0.0, 0.0)

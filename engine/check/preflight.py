@@ -204,7 +204,9 @@ def try_resume(session: Session, model: torch.nn.Module, path: Path, order: Orde
     if "progress" not in state:
         return "\n".join(load_pretrained(model, str(path), setting="-resume"))
     if order.num_images:  # else the data could not be read, and all would differ
-        refuse_changes(session, state, path, replace(order, kept=global_batch_to_keep(session.config, state)))
+        refuse_changes(
+            session, state, path, replace(order, resumed_global_batch=global_batch_to_keep(session.config, state))
+        )
     load_exactly(model, state["state_dict"], path)
     return f"{path}, after epoch {state['epoch'] + 1} and step {state['step']}"
 

@@ -15,7 +15,7 @@ from configs.load import load
 from configs.schema import Config
 from datasets import Batch, Mixed, Normalize, Piece, Preparation, heavier
 from datasets.batch_order import sample_rng
-from datasets.transforms.augment import DRAWING, Drawn, build_augmentation, parse_policy
+from datasets.transforms.augment import RANDOM_FUNCTIONS, UseGenerator, build_augmentation, parse_policy
 from datasets.transforms.mixup import Erasing, Mixing
 from engine.train.loss import ClassificationLoss
 from scripts import show_augmentation
@@ -94,15 +94,15 @@ def test_all_that_draws_is_caught_and_only_in_its_own_thread():
             for name in ("bernoulli_", "exponential_", "normal_", "random_", "uniform_")
         },
     }
-    assert calls.keys() == DRAWING
+    assert calls.keys() == RANDOM_FUNCTIONS
     for call in calls.values():
         before = torch.get_rng_state()
-        with Drawn(torch.Generator().manual_seed(0)), ThreadPoolExecutor(1) as pool:
+        with UseGenerator(torch.Generator().manual_seed(0)), ThreadPoolExecutor(1) as pool:
             first = call()
             assert torch.equal(before, torch.get_rng_state())
             pool.submit(call).result()
             assert not torch.equal(before, torch.get_rng_state()), "a thread without the generator got it too"
-        with Drawn(torch.Generator().manual_seed(0)):
+        with UseGenerator(torch.Generator().manual_seed(0)):
             assert torch.equal(first, call())
 
 
@@ -117,7 +117,7 @@ def test_the_number_of_threads_inside_torch_changes_no_pixel():
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
     # Why so: a mean, which contrast needs, is summed up without rounding, in whatever order the threads do it.
     numbers = torch.cat([torch.tensor([2.0**24]), torch.ones(1000), torch.tensor([-(2.0**24)])])
-    with Drawn(torch.Generator()):
+    with UseGenerator(torch.Generator()):
         assert torch.mean(numbers) == torch.tensor(1000 / 1002) and numbers.mean().dtype is torch.float32
 
 
@@ -144,7 +144,7 @@ def test_magnitude_9_of_timm_is_level_27_of_torchvision_and_mstd_spreads_it():
         build_augmentation(settings(AUTO_AUGMENT=f"rand-m9{more}")).steps[0] for more in ("", "-mstd1", "-mstd101")
     )
     assert fixed.levels[27].magnitude == 27 and fixed.levels[27].num_magnitude_bins == 31
-    with Drawn(torch.Generator().manual_seed(0)):
+    with UseGenerator(torch.Generator().manual_seed(0)):
         assert {fixed._level() for _ in range(20)} == {27}
         levels = np.array([spread._level() for _ in range(2000)])
         any_level = np.array([uniform._level() for _ in range(2000)])
@@ -174,17 +174,17 @@ def test_colour_jitter_is_left_out_beside_every_policy_but_3a():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("orignal", "there is no policy 'orignal'.*did you mean original"),
-        ("rand-m9-mmax40", "'mmax40' in 'rand-m9-mmax40' is not understood; rand takes m, n, p, mstd, inc"),
-        ("rand-m", "'m' in 'rand-m' is not understood"),
-        ("rand-m11", "'rand-m11' must have m from 0 to 10"),
+        ("orignal", "'orignal'.*did you mean original"),
+        ("rand-m9-mmax40", "'mmax40' in 'rand-m9-mmax40'.* m, n, p, mstd, inc"),
+        ("rand-m", "'m' in 'rand-m'"),
+        ("rand-m11", "'rand-m11'.* m from 0 to 10"),
         ("rand-n0", "n from 1 to 100"),
         ("rand-n1000000000", "n from 1 to 100"),
         ("augmix-w1000000000", "w from 1 to 100"),
         ("augmix-d1000000000", "d from -1 to 100"),
         ("augmix-a1000000000", "a from 0.001 to 1000"),
-        ("rand-n1e9", "'n1e9' in 'rand-n1e9' is not understood"),
-        ("original-mstd0.5", "original takes nothing after its name"),
+        ("rand-n1e9", "'n1e9' in 'rand-n1e9'"),
+        ("original-mstd0.5", "'mstd0.5'.*original"),
         ("augmix-m11", "m from 1 to 10"),
     ],
 )

@@ -294,7 +294,7 @@ def test_synthetic_needs_no_files():
 
 
 def test_an_unknown_data_set_is_answered_with_the_nearest_names():
-    with pytest.raises(ConfigError, match=r"no data set 'cifar_10'.*did you mean cifar10"):
+    with pytest.raises(ConfigError, match=r"DATA.DATASET.*'cifar_10'.*did you mean cifar10"):
         load("cifar_10")
 
 

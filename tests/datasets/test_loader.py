@@ -237,7 +237,7 @@ def test_when_nothing_can_be_read_any_more_the_error_comes_through_the_worker_as
         taken(data.windows(0, 5))
     assert "cannot be read, nor can 16 others (FileNotFoundError" in str(caught.value)
     assert "Traceback" not in str(caught.value) and str(caught.value).endswith(
-        "look whether DATA.DATA_PATH is still there"
+        "check that DATA.DATA_PATH is still available"
     )
 
 
@@ -278,8 +278,8 @@ print(*[child.pid for child in multiprocessing.active_children()], flush=True)
 def test_threads_read_so_many_batches_ahead_and_none_where_the_cpu_computes(folder, monkeypatch, ahead, expected):
     config = folder_settings(folder, 2, PREFETCH=ahead or None)
     begun = []
-    room_for = TrainReader.room_for
-    monkeypatch.setattr(TrainReader, "room_for", lambda *args, **kwargs: begun.append(1) or room_for(*args, **kwargs))
+    allocate = TrainReader.allocate
+    monkeypatch.setattr(TrainReader, "allocate", lambda *args, **kwargs: begun.append(1) or allocate(*args, **kwargs))
     windows = train_data(config).windows(0, 20)
     seen = []
     for window in itertools.islice(windows, 3):

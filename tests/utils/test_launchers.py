@@ -44,7 +44,7 @@ def test_with_other_numbers_of_processes_every_remaining_image_is_seen_once(num_
     seen = []
     for step in range(begun.steps_per_epoch):
         world_size = num_processes[min(step // 2, len(num_processes) - 1)]
-        order = dataclasses.replace(begun, world_size=world_size, kept=begun.global_batch)
+        order = dataclasses.replace(begun, world_size=world_size, resumed_global_batch=begun.global_batch)
         pieces = [piece for rank in range(world_size) for piece in order.pieces(step, rank) if piece.num_samples]
         images = np.concatenate([piece.indices for piece in pieces])
         assert (

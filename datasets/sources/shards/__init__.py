@@ -1,1 +1,1 @@
-"""Tar shards: an index for each, so that any image of them is read by its number."""
+"""Tar shards, each with an index through which any of its images can be read by number."""

@@ -1,4 +1,4 @@
-"""`shards`: samples in tar files, as WebDataset writes them, read by place and almost in the order of the tars."""
+"""`shards`: samples in tar files as WebDataset writes them, read by position, nearly in the order of the tars."""
 
 import functools
 import os
@@ -13,22 +13,22 @@ from configs.schema import Config
 from datasets.shuffle import shuffled, shuffled_nearby
 from datasets.sources.folder import TRAIN_FOLDER, VAL_FOLDERS
 from datasets.sources.images import hold_out
-from datasets.sources.listing import check_filled
-from datasets.sources.root import data_root, what_is_expected
+from datasets.sources.listing import check_label_range
+from datasets.sources.root import data_root, expected_layout
 from datasets.sources.shards.index import Shard, read_shards_of
 from datasets.sources.shards.tar import Tar
 from datasets.transforms.decode import decode
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import DataError
 
-OPEN_TARS = 128  # kept open by one process; its limit for files of all kinds may be 256
+MAX_OPEN_TARS = 128  # of one process, whose limit for open files may be 256
 CLASSES_FILE = "classes.txt"
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 EXPECTS = "train-000000.tar ... and val-000000.tar ..., or train/*.tar and val/*.tar"
 
 
 class TarStamp(NamedTuple):
-    """A tar as its index knows it."""
+    """Path, size and date of a tar when it was indexed."""
 
     path: Path
     size: int
@@ -36,7 +36,7 @@ class TarStamp(NamedTuple):
 
 
 class ShardImages(ImageSet):
-    """Images inside tars: each is `size` bytes from `offset` on."""
+    """Images inside tars, each at `offset` with `size` bytes."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class ShardImages(ImageSet):
         num_channels: int,
         shuffle_buffer: int,
     ):
-        """`tar_numbers` [N] says in which tar a sample is; `samples` [N] as in Shard, tar by tar."""
+        """`tar_numbers` [N]: the tar of each sample; `samples` [N] as in Shard, tar by tar."""
         super().__init__(samples["label"], classes)
         self.tars, self.tar_numbers, self.samples = tars, tar_numbers, samples
         self.num_channels, self.shuffle_buffer = num_channels, shuffle_buffer
@@ -86,19 +86,19 @@ class ShardImages(ImageSet):
         )
 
     def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
-        """The tars shuffled, then their samples within DATA.SHUFFLE_BUFFER: disks are slow at going to and fro."""
-        # Seeds that differ in zeros at their end alone give the same draws.
-        places = np.argsort(shuffled(len(self.tars), seed, epoch, 1))
-        in_sequence = np.argsort(places[self.tar_numbers], kind="stable")
+        """Shuffled tars, then samples shuffled within DATA.SHUFFLE_BUFFER: disks are slow at random access."""
+        # The last number keeps the two draws apart: numpy ignores trailing zeros of a seed.
+        positions = np.argsort(shuffled(len(self.tars), seed, epoch, 1))
+        in_sequence = np.argsort(positions[self.tar_numbers], kind="stable")
         return in_sequence[shuffled_nearby(len(self), self.shuffle_buffer, seed, epoch, 2)]
 
 
-@functools.lru_cache(OPEN_TARS)
+@functools.lru_cache(MAX_OPEN_TARS)
 def _opened(stamp: TarStamp) -> Tar:
-    """A tar that falls out of the cache is closed when the last thread that reads from it is done."""
+    """An open tar. One that leaves the cache is closed when the last thread has finished reading from it."""
     tar = Tar(stamp.path)
     if (tar.size, tar.mtime_ns) != (stamp.size, stamp.mtime_ns):
-        raise DataError(f"{stamp.path} was changed while this run was using it; start again, with -resume to go on")
+        raise DataError(f"{stamp.path} was changed during this run; start again, with -resume to continue")
     return tar
 
 
@@ -108,12 +108,12 @@ def read_shards(config: Config) -> tuple[ImageSet | None, ImageSet]:
     val_tars = next((found for name in VAL_FOLDERS if (found := find_tars(root, name))), [])
     train_tars = [] if config.EVAL and val_tars else find_tars(root, TRAIN_FOLDER)
     if not (train_tars or config.EVAL and val_tars):
-        raise DataError(f"DATA.DATA_PATH: {root} has no training shards; {what_is_expected(config.DATA, EXPECTS)}")
-    shards, kept = read_shards_of([*train_tars, *val_tars], str(root))
+        raise DataError(f"DATA.DATA_PATH: {root} has no training shards; {expected_layout(config.DATA, EXPECTS)}")
+    shards, is_saved = read_shards_of([*train_tars, *val_tars], str(root))
     notes = _cut_shards(config, shards)
-    if not kept:
+    if not is_saved:
         notes.append(
-            f"the index of {root} cannot be kept there, so it is made at every start; make {root} writable once"
+            f"the index of {root} cannot be saved there, so every start scans the tars; make {root} writable once"
         )
     classes = _classes(config, root, shards)
     parts = [shards[: len(train_tars)], shards[len(train_tars) :]]
@@ -127,7 +127,7 @@ def read_shards(config: Config) -> tuple[ImageSet | None, ImageSet]:
 
 
 def find_tars(root: Path, part: str) -> list[Path]:
-    """PART-000000.tar, also with a name in front, and PART/*.tar, sorted."""
+    """The sorted paths PART-000000.tar, also with a prefix, and PART/*.tar."""
     of_part = re.compile(rf"(.+[-_])?{part}[-_\d]*\.tar")
     paths = [path for path in root.iterdir() if of_part.fullmatch(path.name.removesuffix(_compression(path)))]
     if (root / part).is_dir():
@@ -138,7 +138,7 @@ def find_tars(root: Path, part: str) -> list[Path]:
     for path in paths:
         if _compression(path) and path.with_suffix("") not in paths:
             raise DataError(
-                f"{path} is compressed, so nothing in it can be read by its place; unpack it to {path.with_suffix('').name} "
+                f"{path} is compressed, so it cannot be read by position; unpack it to {path.with_suffix('').name} "
                 "(images hardly shrink)"
             )
     return [path for path in paths if not _compression(path)]
@@ -149,26 +149,26 @@ def _compression(path: Path) -> str:
 
 
 def _cut_shards(config: Config, shards: Iterable[Shard]) -> list[str]:
-    """What is to be said of shards that are cut off."""
+    """Warnings about truncated shards, or DataError with DATA.CUT_SHARDS=refuse."""
     cut = [shard for shard in shards if shard.cut]
     if cut and config.DATA.CUT_SHARDS == "refuse":
-        more = f", and {len(cut) - 1} more shards are cut off" if len(cut) > 1 else ""
+        more = f", and {len(cut) - 1} more shards are truncated" if len(cut) > 1 else ""
         raise DataError(
-            f"{cut[0].path} is cut off after {cut[0].last_name}{more}; fetch or make it anew, or set DATA.CUT_SHARDS=read "
-            "to read what is whole"
+            f"{cut[0].path} is truncated after {cut[0].last_name}{more}; restore it, or set DATA.CUT_SHARDS=read to "
+            "read its complete samples"
         )
     return [
-        f"warning: {shard.path} is cut off after {shard.last_name}; {len(shard.samples)} whole samples of it are read"
+        f"warning: {shard.path} is truncated after {shard.last_name}; its {len(shard.samples)} complete samples are read"
         for shard in cut
     ]
 
 
 def _classes(config: Config, root: Path, shards: Sequence[Shard]) -> list[str]:
-    """The lines of classes.txt, or where there is none the numbers up to the highest label."""
+    """The lines of classes.txt, or without it the numbers up to the highest label."""
     file = root / CLASSES_FILE
     highest = max((int(shard.samples["label"].max()) for shard in shards if len(shard.samples)), default=-1)
     if not file.is_file():
-        check_filled(config, [shard.samples["label"] for shard in shards], [shard.name for shard in shards])
+        check_label_range(config, [shard.samples["label"] for shard in shards], [shard.name for shard in shards])
         return [str(number) for number in range(highest + 1)]
     classes = file.read_text(encoding="utf-8", errors="surrogateescape").rstrip("\n").split("\n")
     if highest >= len(classes):
@@ -180,12 +180,10 @@ def _classes(config: Config, root: Path, shards: Sequence[Shard]) -> list[str]:
 
 
 def to_image_set(config: Config, shards: Sequence[Shard], classes: list[str]) -> ShardImages:
-    """The samples of these shards, in their order."""
+    """The samples of these shards in their order."""
     if not any(len(shard.samples) for shard in shards):
-        more = f", as in the {len(shards) - 1} others like it" if len(shards) > 1 else ""
-        raise DataError(
-            f"{shards[0].path}{more}: there are no samples in it, images with their labels; make it anew or remove it"
-        )
+        more = f" and {len(shards) - 1} more" if len(shards) > 1 else ""
+        raise DataError(f"{shards[0].path}{more}: no samples (images with labels); restore or remove the file")
     numbers = np.repeat(np.arange(len(shards), dtype=np.int32), [len(shard.samples) for shard in shards])
     samples = np.concatenate([shard.samples for shard in shards])
     tars = [TarStamp(shard.path, shard.size, shard.mtime_ns) for shard in shards]
@@ -197,5 +195,5 @@ def _check_trained(train: ShardImages, val: ShardImages) -> None:
     if len(unknown):
         raise DataError(
             f"{val.name(unknown[0])}: class {val.classes[val.targets[unknown[0]]]} does not occur in the training shards, "
-            "and what is not trained cannot be validated; mend the label, or add training images"
+            "so it would never be trained; correct the label, or add training images"
         )

@@ -1,7 +1,6 @@
-"""Tar shards: reading and indexing them, what is refused, the order of their samples, and the script that writes them."""
+"""Tar shards: reading and indexing them, what is refused, and the order of their samples."""
 
 import io
-import json
 import os
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
@@ -9,18 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import main_single_gpu
 from datasets import build_train_data, load_image_sets
-from datasets.shuffle import shuffled, shuffled_nearby
+from datasets.shuffle import shuffled_nearby
 from datasets.sources.shards.index import index_path, load_index, scan
 from datasets.sources.shards.source import ShardImages, read_shards
-from scripts import make_shards
 from tests.support.configs import CPU, SMALL, replaced
-from tests.support.image_sets import draw, error_of, load, settings, shades
+from tests.support.image_sets import error_of, load, settings, shades
+from tests.support.refusals import assert_names, refused
 from tests.support.shards import make_set, png, samples, write_tar
-from utils.errors import ConfigError, DataError
+from utils.errors import DataError
 
 
 def train_only(root: Path):
@@ -122,50 +120,49 @@ def test_a_run_trains_on_shards_and_says_which_are_cut_off(tmp_path, capsys, mon
     monkeypatch.setattr("signal.signal", lambda *_: None)  # Ctrl-C stays pytest's
     assert main_single_gpu.main([*flags, "-opts", "DATA.CUT_SHARDS=read"]) == 0
     said = capsys.readouterr().out
-    assert f"warning: {path} is cut off after 0011.png; 2 whole samples of it are read\n" in said
-    assert "data: 22 training and 6 validation images, 3 classes" in said
+    warning = next(line for line in said.splitlines() if line.startswith("warning:"))
+    assert_names(warning, path, "0011.png", "2")
+    assert "22 training and 6 validation images, 3 classes" in said
 
 
 # --- what is refused ---
 
 
 @pytest.mark.parametrize(
-    ("files", "message"),
+    ("files", "names"),
     [
-        ({"a.png": b"x"}, "the sample 'a' has no label (.cls or .json)"),
-        ({"a.png": b"x", "a.json": b'{"label": "cat"}'}, "the sample 'a' has no label"),
-        ({"a.png": b"x", "a.json": b"[" * 100_000}, "the sample 'a' has no label"),
-        ({"a.cls": b"1"}, "the sample 'a' has no image"),
-        ({"a.png": b"x", "a.jpg": b"x", "a.cls": b"1"}, "has two images, 'a.png' and 'a.jpg'"),
-        ({"a.png": b"x", "a.cls": b"-1"}, "'a.cls' holds '-1', which is no class number"),
-        ({"a.png": b"x", "a.cls": b"cat"}, "'a.cls' holds 'cat', which is no class number"),
-        ({"a.png": b"x", "a.cls": b"9" * 60}, "which is no class number"),
-        ({"/etc/a.png": b"x"}, "the member '/etc/a.png' leads out of the tar"),
-        ({"b/../../a.png": b"x"}, "the member 'b/../../a.png' leads out of the tar"),
+        ({"a.png": b"x"}, ["a", "label", ".cls", ".json"]),
+        ({"a.png": b"x", "a.json": b'{"label": "cat"}'}, ["a", "label"]),
+        ({"a.png": b"x", "a.json": b"[" * 100_000}, ["a", "label"]),
+        ({"a.cls": b"1"}, ["a", "image"]),
+        ({"a.png": b"x", "a.jpg": b"x", "a.cls": b"1"}, ["a.png", "a.jpg"]),
+        ({"a.png": b"x", "a.cls": b"-1"}, ["a.cls", "-1"]),
+        ({"a.png": b"x", "a.cls": b"cat"}, ["a.cls", "cat"]),
+        ({"a.png": b"x", "a.cls": b"9" * 60}, ["a.cls", "9" * 60]),
+        ({"/etc/a.png": b"x"}, ["'/etc/a.png'"]),
+        ({"b/../../a.png": b"x"}, ["b/../../a.png"]),
     ],
 )
-def test_a_wrong_sample_is_told_with_its_tar(tmp_path, files, message):
+def test_a_wrong_sample_is_told_with_its_tar(tmp_path, files, names):
     write_tar(tmp_path / "train-0.tar", files)
-    assert f"{tmp_path / 'train-0.tar'}: " in error_of("shards", tmp_path) and message in error_of("shards", tmp_path)
+    assert_names(error_of("shards", tmp_path), tmp_path / "train-0.tar", *names)
 
 
 def test_compressed_shards_are_refused_with_the_remedy(tmp_path):
     write_tar(tmp_path / "train-0.tar", samples(0, 3))
     (tmp_path / "train-1.tar.gz").write_bytes(b"\x1f\x8b" * 300)
-    assert "train-1.tar.gz is compressed" in error_of("shards", tmp_path)
+    assert_names(error_of("shards", tmp_path), tmp_path / "train-1.tar.gz", "compressed")
     (tmp_path / "train-1.tar.gz").rename(tmp_path / "train-1.tar")
-    assert "train-1.tar is compressed, so nothing in it can be read by its place; gunzip it" in error_of(
-        "shards", tmp_path
-    )
+    assert_names(error_of("shards", tmp_path), tmp_path / "train-1.tar", "compressed", "gunzip")
 
 
 def test_what_is_no_set_of_shards_is_told(tmp_path):
-    assert "has no training shards; shards expects train-000000.tar" in error_of("shards", tmp_path)
+    assert_names(error_of("shards", tmp_path), "DATA.DATA_PATH", tmp_path, "train-000000.tar")
     make_set(tmp_path)
     write_tar(tmp_path / "val-000000.tar", samples(0, 8, num_classes=7))
-    assert "val-000000.tar: 0003.png: class 3 does not occur in the training shards" in error_of("shards", tmp_path)
+    assert_names(error_of("shards", tmp_path), tmp_path / "val-000000.tar", "0003.png", "class 3")
     (tmp_path / "classes.txt").write_text("ant\nbee\ncat\n")
-    assert "val-000000.tar: label 6 (from 0), but" in error_of("shards", tmp_path)
+    assert_names(error_of("shards", tmp_path), tmp_path / "val-000000.tar", "label 6", tmp_path / "classes.txt", "3")
 
 
 def test_a_damaged_header_is_told_with_its_place(tmp_path):
@@ -173,7 +170,7 @@ def test_a_damaged_header_is_told_with_its_place(tmp_path):
     content = bytearray(path.read_bytes())
     content[1024 + 10] ^= 1  # in the second header's name: a 512-byte header and a block of content come before
     path.write_bytes(content)
-    assert f"{path}: no tar header at byte 1024" in error_of("shards", tmp_path)
+    assert_names(error_of("shards", tmp_path), path, "1024")
 
 
 def test_cut_at_any_block_a_shard_is_refused_or_its_whole_samples_are_read(tmp_path):
@@ -185,15 +182,15 @@ def test_cut_at_any_block_a_shard_is_refused_or_its_whole_samples_are_read(tmp_p
         path.write_bytes(whole[:length])
         expected = [name for name, end_of_image in ends.items() if end_of_image <= length]
         message = error_of("shards", tmp_path)
-        assert f"{path} is cut off after {expected[-1] if expected else 'nothing'}; " in message
-        assert "DATA.CUT_SHARDS=read" in message
+        assert_names(message, path, expected[-1] if expected else "nothing", "DATA.CUT_SHARDS=read")
         shard = scan(path)
         assert shard.cut and [name.decode() for name in shard.samples["name"]] == expected
     path.write_bytes(whole[: end - 600])  # in the header of the last image
     write_tar(tmp_path / "train-1.tar", samples(10, 3))
     train, val = read_shards(settings("shards", tmp_path, CUT_SHARDS="read", VAL_FRACTION=0.0))
     assert shades(train) == [0, 1, 10, 11, 12]
-    assert val.notes == (f"warning: {path} is cut off after 0001.png; 2 whole samples of it are read",)
+    (note,) = val.notes
+    assert_names(note, "warning", path, "0001.png", "2")
 
 
 # --- the index ---
@@ -240,7 +237,7 @@ def test_where_nothing_can_be_written_the_index_stays_in_memory_and_that_is_said
 
     monkeypatch.setattr("os.replace", refuse)
     train, val = load("shards", tmp_path)
-    assert shades(train) == list(range(30)) and len(val.notes) == 1 and "cannot be kept there" in val.notes[0]
+    assert shades(train) == list(range(30)) and len(val.notes) == 1 and str(tmp_path) in val.notes[0]
     assert not [path for path in tmp_path.iterdir() if path.suffix != ".tar"]
 
 
@@ -248,7 +245,7 @@ def test_a_tar_that_changes_during_a_run_is_not_read_by_its_old_index(tmp_path):
     make_set(tmp_path)
     train, _ = load("shards", tmp_path)
     os.utime(tmp_path / "train-000000.tar", ns=(1, 1))
-    with pytest.raises(DataError, match=r"train-000000\.tar was changed"):
+    with refused(DataError, tmp_path / "train-000000.tar", "-resume"):
         train.read(0)
 
 
@@ -338,130 +335,3 @@ def test_any_number_of_processes_sees_the_same_windows(order_config):
         ((images, targets),) = alone
         assert images == [image for ((part, _),) in shared for image in part]
         assert targets == [target for ((_, part),) in shared for target in part]
-
-
-# --- the script ---
-
-
-def call(*arguments) -> int:
-    return make_shards.main([str(each) for each in arguments])
-
-
-@pytest.fixture
-def photos(tmp_path) -> Path:
-    for part, count in (("train", 7), ("val", 2)):
-        for number in range(count):
-            draw(tmp_path / "photos" / part / "ant" / f"{number}.JPEG", number)
-            draw(tmp_path / "photos" / part / "bee" / f"{number}.png", number + 100)
-    return tmp_path / "photos"
-
-
-def test_shards_hold_the_files_as_they_are_for_every_reader_of_tars(tmp_path, photos):
-    call("-dataset", "imagefolder", "-data_path", photos, "-out", tmp_path / "out", "-samples_per_shard", 5)
-    names = [path.name for path in sorted((tmp_path / "out").glob("*.tar"))]
-    assert names == ["train-000000.tar", "train-000001.tar", "train-000002.tar", "val-000000.tar"]
-    contents, labels = {}, {}
-    for name in names[:3]:
-        with tarfile.open(tmp_path / "out" / name) as tar:
-            for member in tar:
-                key, _, ending = member.name.partition(".")
-                data = tar.extractfile(member).read()
-                (labels if ending == "cls" else contents)[key] = data
-    assert list(contents) == [f"{number:08d}" for number in range(14)]
-    originals = {path.read_bytes(): str(int(path.parent.name == "bee")) for path in photos.glob("train/*/*")}
-    assert {content: labels[key].decode() for key, content in contents.items()} == originals
-    assert (tmp_path / "out" / "classes.txt").read_text() == "ant\nbee\n"
-
-    train, val = load("shards", tmp_path / "out")
-    assert train.classes == ["ant", "bee"] and sorted(shades(train)) == [*range(7), *range(100, 107)]
-    assert shades(train) != sorted(shades(train)) and shades(val) == [0, 1, 100, 101]
-
-
-def test_a_shard_ends_at_so_many_megabytes(tmp_path):
-    noise = np.random.default_rng(0).integers(256, size=(300, 300, 3), dtype=np.uint8)
-    for number in range(9):
-        path = tmp_path / "photos" / "one" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(noise).save(path, compress_level=0)  # 270 kB
-    flags = (
-        "-dataset",
-        "imagefolder",
-        "-data_path",
-        tmp_path / "photos",
-        "-megabytes",
-        1,
-        "-opts",
-        "DATA.VAL_FRACTION=0.0",
-    )
-    with pytest.raises(DataError, match="there are no validation images"):
-        call(*flags, "-out", tmp_path / "out")
-    call(*flags[:-1], "DATA.VAL_FRACTION=0.1", "-out", tmp_path / "out")
-    assert [len(scan(path).samples) for path in sorted((tmp_path / "out").glob("train*.tar"))] == [4, 4]
-
-
-def test_killed_and_called_again_it_keeps_finished_shards_and_ends_with_the_same_bytes(tmp_path, photos, monkeypatch):
-    flags = ("-dataset", "imagefolder", "-data_path", photos, "-samples_per_shard", 4)
-    call(*flags, "-out", tmp_path / "whole")
-    write, calls = make_shards.write_shard, []
-
-    def die_in_the_third(file, first, *rest):
-        calls.append(first)
-        write(file, first, *rest)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(make_shards, "write_shard", die_in_the_third)
-    with pytest.raises(KeyboardInterrupt):
-        call(*flags, "-out", tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").glob("*.tar")) == ["train-000000.tar", "train-000001.tar"]
-    call(*flags, "-out", tmp_path / "out")
-    assert calls == [0, 4, 8, 8, 12, 0]
-    for path in (tmp_path / "whole").glob("*.tar"):
-        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
-
-
-def test_a_shard_that_was_cut_off_is_written_anew_with_its_own_images(tmp_path, photos):
-    flags = ("-dataset", "imagefolder", "-data_path", photos, "-samples_per_shard", 4)
-    call(*flags, "-out", tmp_path / "whole")
-    call(*flags, "-out", tmp_path / "out")
-    os.truncate(tmp_path / "out" / "train-000001.tar", 1024)
-    call(*flags, "-out", tmp_path / "out")
-    for path in (tmp_path / "whole").glob("*.tar"):
-        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
-
-
-def test_a_folder_with_anything_else_in_it_is_refused(tmp_path, photos):
-    flags = ("-dataset", "imagefolder", "-data_path", photos, "-out", tmp_path / "out")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.tex").touch()
-    with pytest.raises(ConfigError, match="is not empty, and what is in it is not from this script"):
-        call(*flags)
-    (tmp_path / "out" / "thesis.tex").unlink()
-    call(*flags)
-    with pytest.raises(ConfigError, match="holds shards of other data or settings"):
-        call(*flags, "-shuffle_seed", 1)
-
-
-def test_images_in_memory_become_png_and_shards_can_be_made_of_shards(tmp_path):
-    call("-dataset", "digits", "-out", tmp_path / "out")
-    digits, _ = load("digits")
-    train, val = load("shards", tmp_path / "out")
-    assert (len(train), len(val)) == (1438, 359) and train.name(0).endswith("00000000.png")
-    assert all(
-        np.array_equal(train.read(place), digits.read(index))
-        for place, index in enumerate(shuffled(len(digits), 0)[:20])
-    )
-    call("-dataset", "shards", "-data_path", tmp_path / "out", "-out", tmp_path / "again", "-samples_per_shard", 500)
-    again, _ = load("shards", tmp_path / "again")
-    assert np.array_equal(again.read(0), train.read(shuffled(len(train), 0)[0]))
-    assert json.loads((tmp_path / "again" / "shards.json").read_text())["classes"] == 10
-
-
-def test_mistakes_on_its_command_line_are_told(tmp_path):
-    for flags, message in [
-        (("-dataset", "digits", "-samples_per_shard", 1, "-megabytes", 1), "give one of them"),
-        (("-dataset", "digits", "-samples_per_shard", 0), "-samples_per_shard: 0 is less than 1"),
-        (("-dataset", "synthetic"), "synthetic has no images"),
-    ]:
-        with pytest.raises(ConfigError, match=message):
-            call(*flags, "-out", tmp_path / "out")

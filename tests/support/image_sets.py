@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -35,3 +36,15 @@ def draw(path: Path, shade: int = 0, size: tuple[int, int] = (6, 5)) -> None:
 
 def shades(image_set) -> list[int]:
     return [int(image_set.read(index)[0, 0, 0]) for index in range(len(image_set))]
+
+
+def make_folders(root: Path, counts: dict[str, int], shade: int = 0) -> None:
+    for name, count in counts.items():
+        for number in range(count):
+            draw(root / name / f"{number:02d}.JPEG", shade)
+            shade += 1
+
+
+def noise(width: int, height: int, mode: str = "RGB") -> Image.Image:
+    pixels = np.random.default_rng(width * height).integers(256, size=(height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels).convert(mode)

@@ -1,0 +1,108 @@
+"""Images in class folders, also in Caltech's layouts."""
+
+import os
+
+import numpy as np
+import pytest
+
+from tests.support.image_sets import error_of, load, make_folders, shades
+from tests.support.refusals import assert_names
+
+
+@pytest.mark.parametrize("dataset", ["imagenet2012", "imagefolder"])
+def test_class_folders_are_numbered_by_the_names_in_train(tmp_path, dataset):
+    make_folders(tmp_path / "train", {"cat": 2, "ant": 1, "bee": 1})
+    make_folders(tmp_path / "val", {"cat": 1, "bee": 1}, shade=10)
+    train, val = load(dataset, tmp_path)
+    assert train.classes == val.classes == ["ant", "bee", "cat"]
+    assert list(zip(train.targets.tolist(), shades(train), strict=True)) == [(0, 2), (1, 3), (2, 0), (2, 1)]
+    assert list(zip(val.targets.tolist(), shades(val), strict=True)) == [(1, 11), (2, 10)]
+    only_val = load(dataset, tmp_path, evaluate=True)
+    assert only_val[0] is None and only_val[1].targets.tolist() == [1, 2]
+    (tmp_path / "train" / "ant" / "00.JPEG").unlink()  # to evaluate, nobody looks for training images
+    assert load(dataset, tmp_path, evaluate=True)[1].targets.tolist() == [1, 2]
+
+
+def test_hidden_folders_and_files_that_are_no_images_are_ignored(tmp_path):
+    make_folders(tmp_path / "train", {"ant": 1, "bee": 1, ".ipynb_checkpoints": 1, "bee/more": 1, "bee/.trash": 1})
+    make_folders(tmp_path / "val", {"ant": 1})
+    (tmp_path / "train" / "ant" / "Thumbs.db").write_bytes(b"no image")
+    (tmp_path / "train" / "ant" / "._00.JPEG").write_bytes(b"no image")
+    train, _ = load("imagefolder", tmp_path)
+    assert train.classes == ["ant", "bee"] and train.targets.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_an_empty_class_folder_is_named(tmp_path, part):
+    make_folders(tmp_path / "train", {"ant": 1, "bee": 1})
+    make_folders(tmp_path / "val", {"ant": 1})
+    (tmp_path / part / "bee").mkdir(exist_ok=True)
+    (tmp_path / part / "bee" / "00.JPEG").unlink(missing_ok=True)
+    assert_names(error_of("imagefolder", tmp_path), tmp_path / part / "bee")
+
+
+def test_a_class_in_val_but_not_in_train_is_named_with_the_nearest(tmp_path):
+    make_folders(tmp_path / "train", {"hornet": 1, "bee": 1})
+    make_folders(tmp_path / "val", {"Hornets": 1})
+    message = error_of("imagefolder", tmp_path)
+    assert str(tmp_path / "val" / "Hornets") in message and message.endswith("did you mean hornet?")
+
+
+@pytest.mark.parametrize("name", ["val", "validation", "test"])
+def test_the_validation_folder_may_have_any_of_its_usual_names(tmp_path, name):
+    make_folders(tmp_path / "train", {"ant": 1})
+    make_folders(tmp_path / name, {"ant": 2})
+    assert len(load("imagefolder", tmp_path)[1]) == 2
+
+
+def test_train_without_val_is_an_error_that_says_how_to_split_it(tmp_path):
+    make_folders(tmp_path / "train", {"ant": 4})
+    assert_names(error_of("imagefolder", tmp_path), "DATA.DATA_PATH", "val/", f"-data_path {tmp_path / 'train'}")
+    make_folders(tmp_path / "only" / "val", {"ant": 4})
+    assert_names(error_of("imagefolder", tmp_path / "only"), "DATA.DATA_PATH", "train/")
+
+
+def test_one_folder_of_class_folders_is_split_by_class_and_seed(tmp_path):
+    make_folders(tmp_path, {"ant": 10, "bee": 20, "cat": 1})
+    train, val = load("imagefolder", tmp_path, VAL_FRACTION=0.2)
+    assert np.bincount(train.targets).tolist() == [8, 16, 1] and np.bincount(val.targets).tolist() == [2, 4]
+    assert sorted(shades(train) + shades(val)) == list(range(31))
+    again = load("imagefolder", tmp_path, VAL_FRACTION=0.2)[1]
+    other = load("imagefolder", tmp_path, VAL_FRACTION=0.2, SPLIT_SEED=1)[1]
+    assert shades(again) == shades(val) != shades(other)
+    assert_names(error_of("imagefolder", tmp_path, VAL_FRACTION=0.0), tmp_path, "DATA.VAL_FRACTION", "0")
+
+
+def test_a_folder_that_cannot_be_read_is_told(tmp_path, monkeypatch):
+    make_folders(tmp_path / "train", {"ant": 1})
+    make_folders(tmp_path / "val", {"ant": 1})
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("train/ant"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert "train/ant" in error_of("imagefolder", tmp_path)
+
+
+@pytest.mark.parametrize("parent", ["", "caltech101"])
+def test_caltech101_leaves_out_the_background_unless_asked(tmp_path, parent):
+    make_folders(
+        tmp_path / parent / "101_ObjectCategories", {"BACKGROUND_Google": 10, "Faces": 20, "accordion": 10, ".x": 1}
+    )
+    train, val = load("caltech101", tmp_path)
+    assert train.classes == val.classes == ["Faces", "accordion"]
+    assert np.bincount(train.targets).tolist() == [18, 9] and np.bincount(val.targets).tolist() == [2, 1]
+    assert load("caltech101", tmp_path, KEEP_BACKGROUND=True)[0].classes[0] == "BACKGROUND_Google"
+
+
+def test_caltech256_leaves_out_clutter_and_stray_files(tmp_path):
+    folder = tmp_path / "256_ObjectCategories"
+    make_folders(folder, {"001.ak47": 10, "056.dog": 10, "257.clutter": 10, "056.dog/greg": 5})
+    (folder / "056.dog" / "RENAME2").write_text("stray")
+    for path in (tmp_path, folder):
+        train, val = load("caltech256", path)
+        assert train.classes == ["001.ak47", "056.dog"]
+        assert np.bincount(train.targets).tolist() == [9, 9] and np.bincount(val.targets).tolist() == [1, 1]

@@ -1,0 +1,143 @@
+"""Images named by list files and CSV files, and what is wrong with a line."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.image_sets import draw, error_of, load, shades
+from tests.support.refusals import assert_names, refused
+from utils.errors import DataError
+
+
+def make_lists(root: Path, train: str, val: str = "a.jpg 0\n", encoding: str = "utf-8") -> None:
+    (root / "train_list.txt").write_text(train, encoding=encoding)
+    (root / "val_list.txt").write_text(val, encoding=encoding)
+    for shade, name in enumerate(["a.jpg", "n01/my holiday photo.jpg", "n02/c.jpg"]):
+        draw(root / name, shade)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_list_files_are_split_at_the_last_white_space(tmp_path, encoding):
+    make_lists(tmp_path, "n02/c.jpg 2\n\n  n01/my holiday photo.jpg\t1 \r\na.jpg 0", encoding=encoding)
+    train, val = load("imagenet2012", tmp_path)
+    assert train.targets.tolist() == [2, 1, 0] and shades(train) == [2, 1, 0]
+    assert val.targets.tolist() == [0] and shades(val) == [0]
+    assert train.classes == val.classes == ["0", "1", "2"]
+    assert train.name(1) == str(tmp_path / "n01/my holiday photo.jpg")
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("c.jpg", ["c.jpg"]),
+        ("n02/c.jpg one", ["one"]),
+        ("n02/c.jpg 1.0", ["1.0"]),
+        ("n02/c.jpg -1", ["-1"]),
+        ("n02/c.jpg 5", ["5", "6", "MODEL.NUM_CLASSES", "3"]),
+        ("/etc/hostname 1", ["'/etc/hostname'"]),
+        ("n02/../../c.jpg 1", ["n02/../../c.jpg"]),
+        ("outside/c.jpg 1", ["outside/c.jpg"]),
+        ("n02/none.jpg 1", ["n02/none.jpg"]),
+    ],
+)
+def test_a_wrong_line_of_a_list_is_told_with_its_number(tmp_path, line, names):
+    root = tmp_path / "data"
+    root.mkdir()
+    draw(tmp_path / "elsewhere" / "c.jpg")
+    (root / "outside").symlink_to(tmp_path / "elsewhere")
+    make_lists(root, f"a.jpg 0\n\n{line}\n")
+    assert_names(error_of("imagenet2012", root, num_classes=3), "train_list.txt, line 3", *names)
+
+
+def test_an_absurd_label_is_refused_when_the_classes_follow_the_data(tmp_path):
+    make_lists(tmp_path, "a.jpg 99999999999999999999\n")
+    assert_names(error_of("imagenet2012", tmp_path), "train_list.txt, line 1", "99999999999999999999")
+
+
+def test_a_linked_file_outside_the_root_is_refused_when_it_is_read_and_one_inside_is_not(tmp_path):
+    root = tmp_path / "data"
+    root.mkdir()
+    make_lists(root, "a.jpg 0\ninside.jpg 0\nlink.jpg 0\n")
+    draw(tmp_path / "secret.jpg")
+    (root / "link.jpg").symlink_to(tmp_path / "secret.jpg")
+    (root / "inside.jpg").symlink_to(root / "n02" / "c.jpg")
+    train, _ = load("imagenet2012", root)
+    assert train.read(1)[0, 0, 0] == 2
+    with refused(DataError, root / "link.jpg", root):
+        train.read(2)
+
+
+def test_a_validation_label_that_is_never_trained_is_refused(tmp_path):
+    make_lists(tmp_path, "a.jpg 0\na.jpg 2\n", "a.jpg 2\nn02/c.jpg 1\n")
+    assert_names(error_of("imagenet2012", tmp_path), "val_list.txt, line 2", "class 1", "train_list.txt")
+
+
+def test_evaluation_needs_only_the_validation_list_but_counts_the_classes_of_both(tmp_path):
+    make_lists(tmp_path, "a.jpg 0\nmissing.jpg 7\n")
+    train, val = load("imagenet2012", tmp_path, evaluate=True)
+    assert train is None and len(val.classes) == 8
+    (tmp_path / "train_list.txt").unlink()
+    assert len(load("imagenet2012", tmp_path, evaluate=True)[1].classes) == 1
+    assert_names(error_of("imagenet2012", tmp_path), "DATA.DATA_PATH", "train_list.txt")
+
+
+def test_an_empty_list_is_an_error(tmp_path):
+    make_lists(tmp_path, "a.jpg 0\n", "\n")
+    assert_names(error_of("imagenet2012", tmp_path), tmp_path, "validation")
+
+
+def make_csv(file: Path, rows: str, header: str = "image_path,target", encoding: str = "utf-8") -> None:
+    file.write_text(f"{header}\n{rows}", encoding=encoding)
+    for shade in range(10):
+        draw(file.parent / "images" / f"{shade}.jpg", shade)
+
+
+def test_csv_targets_may_be_names_and_other_columns_are_skipped(tmp_path):
+    header = "image_path,target,note"
+    rows = 'images/3.jpg,dog,x\n"images/4.jpg",cat,\n'
+    make_csv(tmp_path / "train.csv", rows, header, "utf-8-sig")
+    make_csv(tmp_path / "val.csv", 'images/5.jpg, "dog"\n')
+    train, val = load("csv", tmp_path)
+    assert train.classes == val.classes == ["cat", "dog"]
+    assert train.targets.tolist() == [1, 0] and shades(train) == [3, 4]
+    assert val.targets.tolist() == [1] and shades(val) == [5]
+
+
+def test_csv_targets_of_which_one_is_a_name_are_all_names(tmp_path):
+    make_csv(tmp_path / "train.csv", "images/1.jpg,dog\nimages/2.jpg,7\n")
+    make_csv(tmp_path / "val.csv", "images/1.jpg,7\n")
+    train, val = load("csv", tmp_path)
+    assert train.classes == ["7", "dog"] and train.targets.tolist() == [1, 0] and val.targets.tolist() == [0]
+
+
+@pytest.mark.parametrize("as_file", [True, False])
+def test_one_csv_file_alone_is_split(tmp_path, as_file):
+    make_csv(tmp_path / "train.csv", "".join(f"images/{shade}.jpg,{shade % 2}\n" for shade in range(10)))
+    train, val = load("csv", tmp_path / "train.csv" if as_file else tmp_path, VAL_FRACTION=0.2)
+    assert len(train) == 8 and sorted(val.targets.tolist()) == [0, 1] and val.classes == ["0", "1"]
+    assert sorted(shades(train) + shades(val)) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "names"),
+    [
+        ("path,label", "images/1.jpg,0\n", ["line 1", "image_path,target", "path,label"]),
+        ("image_path,target", "images/1.jpg,0\nimages/2.jpg\n", ["line 3", "target"]),
+        ("image_path,target", "images/1.jpg,0\n,1\n", ["line 3", "image_path"]),
+        ("image_path,target", "images/1.jpg,-1\n", ["line 2", "-1"]),
+        ("image_path,target", "images/1.jpg,9\n", ["line 2", "9", "10", "MODEL.NUM_CLASSES"]),
+        ("image_path,target", "../images/1.jpg,0\n", ["line 2", "../images/1.jpg"]),
+        ("image_path,target", "images/none.jpg,0\n", ["line 2", "images/none.jpg"]),
+    ],
+)
+def test_a_wrong_csv_row_is_told_with_its_line(tmp_path, header, rows, names):
+    make_csv(tmp_path / "train.csv", rows, header)
+    assert_names(error_of("csv", tmp_path, num_classes=5), "train.csv", *names)
+
+
+def test_a_csv_class_that_is_never_trained_is_named_with_the_nearest(tmp_path):
+    make_csv(tmp_path / "train.csv", "images/1.jpg,dog\n")
+    make_csv(tmp_path / "val.csv", "images/1.jpg,Dogs\n")
+    message = error_of("csv", tmp_path)
+    assert_names(message, "val.csv, line 2", "Dogs", "train.csv")
+    assert message.endswith("did you mean dog?")

@@ -1,0 +1,141 @@
+"""scripts/make_shards.py: what it writes, also when it is killed and called again, and what it refuses."""
+
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from datasets.shuffle import shuffled
+from datasets.sources.shards.index import scan
+from scripts import make_shards
+from tests.support.image_sets import draw, load, shades
+from tests.support.refusals import refused
+from utils.errors import ConfigError, DataError
+
+
+def call(*arguments) -> int:
+    return make_shards.main([str(each) for each in arguments])
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    for part, count in (("train", 7), ("val", 2)):
+        for number in range(count):
+            draw(tmp_path / "photos" / part / "ant" / f"{number}.JPEG", number)
+            draw(tmp_path / "photos" / part / "bee" / f"{number}.png", number + 100)
+    return tmp_path / "photos"
+
+
+def test_shards_hold_the_files_as_they_are_for_every_reader_of_tars(tmp_path, photos):
+    call("-dataset", "imagefolder", "-data_path", photos, "-out", tmp_path / "out", "-samples_per_shard", 5)
+    names = [path.name for path in sorted((tmp_path / "out").glob("*.tar"))]
+    assert names == ["train-000000.tar", "train-000001.tar", "train-000002.tar", "val-000000.tar"]
+    contents, labels = {}, {}
+    for name in names[:3]:
+        with tarfile.open(tmp_path / "out" / name) as tar:
+            for member in tar:
+                key, _, ending = member.name.partition(".")
+                data = tar.extractfile(member).read()
+                (labels if ending == "cls" else contents)[key] = data
+    assert list(contents) == [f"{number:08d}" for number in range(14)]
+    originals = {path.read_bytes(): str(int(path.parent.name == "bee")) for path in photos.glob("train/*/*")}
+    assert {content: labels[key].decode() for key, content in contents.items()} == originals
+    assert (tmp_path / "out" / "classes.txt").read_text() == "ant\nbee\n"
+
+    train, val = load("shards", tmp_path / "out")
+    assert train.classes == ["ant", "bee"] and sorted(shades(train)) == [*range(7), *range(100, 107)]
+    assert shades(train) != sorted(shades(train)) and shades(val) == [0, 1, 100, 101]
+
+
+def test_a_shard_ends_at_so_many_megabytes(tmp_path):
+    noise = np.random.default_rng(0).integers(256, size=(300, 300, 3), dtype=np.uint8)
+    for number in range(9):
+        path = tmp_path / "photos" / "one" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(noise).save(path, compress_level=0)  # 270 kB
+    flags = (
+        "-dataset",
+        "imagefolder",
+        "-data_path",
+        tmp_path / "photos",
+        "-megabytes",
+        1,
+        "-opts",
+        "DATA.VAL_FRACTION=0.0",
+    )
+    with refused(DataError, "DATA.VAL_FRACTION", tmp_path / "photos"):
+        call(*flags, "-out", tmp_path / "out")
+    call(*flags[:-1], "DATA.VAL_FRACTION=0.1", "-out", tmp_path / "out")
+    assert [len(scan(path).samples) for path in sorted((tmp_path / "out").glob("train*.tar"))] == [4, 4]
+
+
+def test_killed_and_called_again_it_keeps_finished_shards_and_ends_with_the_same_bytes(tmp_path, photos, monkeypatch):
+    flags = ("-dataset", "imagefolder", "-data_path", photos, "-samples_per_shard", 4)
+    call(*flags, "-out", tmp_path / "whole")
+    write, calls = make_shards.write_shard, []
+
+    def die_in_the_third(file, first, *rest):
+        calls.append(first)
+        write(file, first, *rest)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(make_shards, "write_shard", die_in_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        call(*flags, "-out", tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.tar")) == ["train-000000.tar", "train-000001.tar"]
+    call(*flags, "-out", tmp_path / "out")
+    assert calls == [0, 4, 8, 8, 12, 0]
+    for path in (tmp_path / "whole").glob("*.tar"):
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_shard_that_was_cut_off_is_written_anew_with_its_own_images(tmp_path, photos):
+    flags = ("-dataset", "imagefolder", "-data_path", photos, "-samples_per_shard", 4)
+    call(*flags, "-out", tmp_path / "whole")
+    call(*flags, "-out", tmp_path / "out")
+    os.truncate(tmp_path / "out" / "train-000001.tar", 1024)
+    call(*flags, "-out", tmp_path / "out")
+    for path in (tmp_path / "whole").glob("*.tar"):
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_folder_with_anything_else_in_it_is_refused(tmp_path, photos):
+    flags = ("-dataset", "imagefolder", "-data_path", photos, "-out", tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").touch()
+    with refused(ConfigError, "-out", tmp_path / "out"):
+        call(*flags)
+    (tmp_path / "out" / "thesis.tex").unlink()
+    call(*flags)
+    with refused(ConfigError, "-out", tmp_path / "out"):
+        call(*flags, "-shuffle_seed", 1)
+
+
+def test_images_in_memory_become_png_and_shards_can_be_made_of_shards(tmp_path):
+    call("-dataset", "digits", "-out", tmp_path / "out")
+    digits, _ = load("digits")
+    train, val = load("shards", tmp_path / "out")
+    assert (len(train), len(val)) == (1438, 359) and train.name(0).endswith("00000000.png")
+    assert all(
+        np.array_equal(train.read(position), digits.read(index))
+        for position, index in enumerate(shuffled(len(digits), 0)[:20])
+    )
+    call("-dataset", "shards", "-data_path", tmp_path / "out", "-out", tmp_path / "again", "-samples_per_shard", 500)
+    again, _ = load("shards", tmp_path / "again")
+    assert np.array_equal(again.read(0), train.read(shuffled(len(train), 0)[0]))
+    assert json.loads((tmp_path / "again" / "shards.json").read_text())["classes"] == 10
+
+
+def test_mistakes_on_its_command_line_are_told(tmp_path):
+    for flags, names in [
+        (("-dataset", "digits", "-samples_per_shard", 1, "-megabytes", 1), ["-samples_per_shard", "-megabytes"]),
+        (("-dataset", "digits", "-samples_per_shard", 0), ["-samples_per_shard", "0", "1"]),
+        (("-dataset", "synthetic"), ["-dataset", "synthetic"]),
+    ]:
+        with refused(ConfigError, *names):
+            call(*flags, "-out", tmp_path / "out")

@@ -1,8 +1,8 @@
 """Which images each update and each process sees, computed from seed, epoch and step without any state.
 
-The order of an epoch is cut into windows, one per update, and a window into pieces, one per micro-batch and process. What
-an update sees does not depend on that split, and a run can stop and resume anywhere, with another number of processes
-too: order and steps depend on the global batch alone.
+The order of an epoch is cut into windows, one per update, and a window into pieces, one per micro-batch and process.
+What an update sees does not depend on that split, and a run can stop and resume anywhere, with another number of
+processes too: order and steps depend on the global batch alone.
 """
 
 import functools
@@ -96,8 +96,10 @@ class Order:
         return math.ceil(self.window_size(step) / self.num_repeats)
 
     def pieces(self, step: int, rank: int) -> list[Piece]:
-        """This process's micro-batches, whose sizes differ by at most one image or pair. An empty piece gets one image that
-        does not count."""
+        """This process's micro-batches, whose sizes differ by at most one image or pair.
+
+        An empty piece gets one image that does not count.
+        """
         window, num_pieces = self.window(step), self.num_micro_batches(step) * self.world_size
         repeats = np.arange(len(window)) // self._num_distinct(step)
         num_units = math.ceil(len(window) / self.unit)

@@ -8,8 +8,8 @@ FRACTION_BITS = 31  # of a random number in [0, 1); a position in the order take
 def shuffled(count: int, *seeds: int) -> np.ndarray:
     """The numbers 0 .. count - 1 in an order that depends on the seeds alone.
 
-    numpy guarantees the same output in every version for its bit generators, but not for `Generator.permutation`: so raw
-    draws are sorted.
+    numpy guarantees the same output in every version for its bit generators, but not for `Generator.permutation`: so
+    raw draws are sorted.
     """
     return np.argsort(_draws(count, seeds), kind="stable")
 
@@ -17,8 +17,8 @@ def shuffled(count: int, *seeds: int) -> np.ndarray:
 def shuffled_nearby(count: int, reach: int, *seeds: int) -> np.ndarray:
     """A shuffle that moves each number by less than `reach` positions; a reach of `count` or more allows any order.
 
-    Number i is sorted by i + reach x a random number in [0, 1): a number with key k comes after all numbers up to k - reach
-    and before all above k.
+    Number i is sorted by i + reach x a random number in [0, 1): a number with key k comes after all numbers up to
+    k - reach and before all above k.
     """
     if reach >= count:
         return shuffled(count, *seeds)

@@ -83,7 +83,7 @@ PACKAGES = {
     "datasets": (
         *("shuffle", "batch_order", "types", "bad_images"),
         *("transforms", "sources", "sources.shards", "loading", "cache"),
-        *("check_images", "build", "__init__"),
+        *("build", "__init__"),
     )
 }
 

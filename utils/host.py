@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-# A container's limit, its usage, and the part of that which the kernel can reclaim (file cache): cgroup version 2 and 1.
+# A container's limit, its usage, and the part of that which can be reclaimed (file cache): cgroup versions 2 and 1.
 CGROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
@@ -21,7 +21,7 @@ def cores_per_process(world_size: int, device: torch.device) -> int:
 
 
 def free_host_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that the machine, or the container if it has less, can still give. Without `meminfo` (macOS): all memory."""
+    """Bytes that the machine, or the container if it has less, can still give; on macOS all its memory."""
     if not meminfo.exists():
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     lines = dict(line.split(":") for line in meminfo.read_text().splitlines())

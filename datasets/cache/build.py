@@ -116,7 +116,7 @@ def build_cache(
             location.remove()
             raise CacheError(f"{location.data} cannot be written ({error}; {sizes})") from error
         except BaseException as error:
-            # A build that was stopped continues at the next start; but one in memory would block that memory until then.
+            # The next start continues a stopped build; but one in memory would take up that memory until then.
             if isinstance(error, CacheError) or not location.persistent:
                 location.remove()
             raise
@@ -146,13 +146,13 @@ def estimate_bytes(image_set: ImageSet, encoder: CacheEncoder, count: int, pool:
 
 
 def free_bytes(location: CacheLocation) -> int:
-    """Bytes that can still be written there. A cache in memory counts against the machine's and the container's limit."""
+    """Bytes that can still be written there. In memory, the limits of machine and container count too."""
     free = shutil.disk_usage(location.folder).free
     return free if location.persistent else min(free, free_host_memory())
 
 
 def _with_progress(numbers: range, progress: CacheProgress) -> Iterator[int]:
-    """The numbers, with a bar on a terminal; elsewhere with a line for every tenth of the images, at most one a second."""
+    """The numbers, with a bar on a terminal, elsewhere with a line per tenth of the images, at most one a second."""
     if sys.stderr.isatty():
         from tqdm import tqdm
 

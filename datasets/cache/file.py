@@ -2,8 +2,8 @@
 
 The index opens with MAGIC and a line of JSON, the key that the content depends on. Then follows a block for every
 IMAGES_PER_BLOCK images, with a checksum of its own and one of each image. A block is written once its images are on the
-disk: after a kill, data that no block describes is cut off and written again. With the last block, `NAME.index.part` becomes
-`NAME.index`.
+disk: after a kill, data that no block describes is cut off and written again. With the last block, `NAME.index.part`
+becomes `NAME.index`.
 """
 
 import contextlib

@@ -126,7 +126,8 @@ def _raise_if_dead(workers: list[BaseProcess], seconds: float) -> None:
         f"with exit code {dead.exitcode}" if dead.exitcode >= 0 else f"by signal {signal.Signals(-dead.exitcode).name}"
     )
     raise LostProcess(
-        f"loader process {dead.pid} ended {how}; if memory ran out, {REMEDY}. -resume auto continues from the last checkpoint"
+        f"loader process {dead.pid} ended {how}; if memory ran out, {REMEDY}. "
+        "-resume auto continues from the last checkpoint"
     )
 
 
@@ -171,8 +172,8 @@ def _into_shared_memory(batch: Batch | DataError) -> Batch | DataError:
                 each.share_memory_()
     except RuntimeError as error:
         return DataError(
-            f"DATA.WORKERS: no room in shared memory for a batch ({error}); enlarge /dev/shm (docker run --shm-size) or "
-            f"{REMEDY}"
+            f"DATA.WORKERS: no room in shared memory for a batch ({error}); enlarge /dev/shm (docker run --shm-size) "
+            f"or {REMEDY}"
         )
     return batch
 
@@ -228,7 +229,7 @@ def count_workers(data: Data, image_set: ImageSet, world_size: int, device: torc
 
 
 def batches_ahead(data: Data, device: torch.device) -> int:
-    """Batches to read in advance. None if the CPU computes: all cores share each operation, and would wait for one that loads.
+    """Batches to read in advance. On a CPU none: all cores share each operation, and would wait for one that loads.
 
     A ViT-Tiny run is 6 to 14% faster when all cores load a batch and then all compute.
     """

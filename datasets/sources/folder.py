@@ -36,8 +36,8 @@ def read_split_folders(config: Config, root: Path, expects: str) -> tuple[ImageS
     for name in val_classes:
         if name not in classes:
             raise DataError(
-                f"{val_folder / name}: this class has no folder in {train_folder}, so it would never be trained; rename "
-                f"it, remove it, or add its training images{did_you_mean(name, classes)}"
+                f"{val_folder / name}: this class has no folder in {train_folder}, so it would never be trained; "
+                f"rename it, remove it, or add its training images{did_you_mean(name, classes)}"
             )
     train = None if config.EVAL else read_class_folders(config, train_folder, classes, classes)
     return train, read_class_folders(config, val_folder, val_classes, classes)
@@ -83,7 +83,7 @@ def read_class_folders(
 
 
 def images_below(root: Path, name: str, deep: bool) -> list[str]:
-    """Paths of the images in root/name, relative to root; sorted, because file systems list them in different orders."""
+    """Paths of the images in root/name, relative to root; sorted, because the order of file systems differs."""
     paths = []
     for folder, folders, files in os.walk(root / name, onerror=_raise):
         folders[:] = [each for each in folders if deep and not each.startswith(".")]

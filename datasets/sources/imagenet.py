@@ -10,7 +10,10 @@ from datasets.types import ImageSet
 from utils.errors import DataError
 
 TRAIN_LIST, VAL_LIST = "train_list.txt", "val_list.txt"
-EXPECTS = f"{TRAIN_LIST} and {VAL_LIST} with a line 'relative/path label' per image, or train/ and val/ with a folder per class"
+EXPECTS = (
+    f"{TRAIN_LIST} and {VAL_LIST} with a line 'relative/path label' per image, "
+    "or train/ and val/ with a folder per class"
+)
 
 
 def read_imagenet(config: Config) -> tuple[ImageSet | None, ImageSet]:

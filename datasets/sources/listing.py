@@ -49,8 +49,8 @@ def _check_paths(listing: Listing, root: Path) -> None:
         # The resolved folder covers absolute paths, '..' and links to other folders.
         if folder not in known_folders and not is_within(root, root / folder):
             raise DataError(
-                f"{listing.where(index)}: {path!r} leads out of {root}; paths are relative to that folder and must stay "
-                "in it, also through links"
+                f"{listing.where(index)}: {path!r} leads out of {root}; paths are relative to that folder and must "
+                "stay in it, also through links"
             )
         known_folders.add(folder)
         if index < NUM_CHECKED and not os.path.isfile(root / path):
@@ -71,8 +71,8 @@ def numbered_targets(config: Config, listing: Listing) -> np.ndarray:
             )
         if len(label) > MAX_DIGITS or int(label) >= MAX_CLASSES:
             raise DataError(
-                f"{listing.where(index)}: label {shortened(label)} is not a class number; labels count from 0, and at most "
-                f"{MAX_CLASSES:,} classes are supported"
+                f"{listing.where(index)}: label {shortened(label)} is not a class number; labels count from 0, and at "
+                f"most {MAX_CLASSES:,} classes are supported"
             )
         target = int(label)
         if num_classes is not None and target >= num_classes:
@@ -90,9 +90,9 @@ def shortened(label: str) -> str:
 
 
 def class_numbers(config: Config, listings: list[Listing], *, allow_names: bool) -> tuple[list[np.ndarray], list[str]]:
-    """Targets of each list, and the classes. The first of two lists is for training and must have the classes of the other.
+    """Targets of each list, and the classes. Of two lists the first is for training and must have all classes.
 
-    If all labels are numbers, they are the class numbers; otherwise, where allowed, they are names, numbered in sorted order.
+    If all labels are numbers, they are the class numbers; otherwise, where allowed, they are names, numbered as sorted.
     """
     if not allow_names or all(listing.is_numbered for listing in listings):
         targets = [numbered_targets(config, listing) for listing in listings]
@@ -119,7 +119,7 @@ def check_label_range(config: Config, targets: list[np.ndarray], where: list[Cal
         part = next(part for part, each in enumerate(targets) if highest in each)
         raise DataError(
             f"{where[part](int(targets[part].argmax()))}: label {highest} means {highest + 1:,} classes, but "
-            f"{len(labels):,} images use {num_used:,}; correct the label, or if it is right set -num_classes {highest + 1}"
+            f"{len(labels):,} images use {num_used:,}; correct the label, or if right set -num_classes {highest + 1}"
         )
 
 

@@ -103,8 +103,8 @@ def _make(config: Config, name: str, arguments: dict, say: Callable[[str], None]
         ) from error
     except (RuntimeError, OSError, ValueError) as error:
         raise DataError(
-            f"{config.DATA.DATASET}: the download to {root} failed ({error}); download it by other means and put it where "
-            "torchvision expects it (docs/data.md)"
+            f"{config.DATA.DATASET}: the download to {root} failed ({error}); download it by other means and put it "
+            "where torchvision expects it (docs/data.md)"
         ) from error
 
 

@@ -3,6 +3,7 @@
 import random
 import re
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -39,8 +40,8 @@ LIMITS = {
     "augmix": {"m": (1, 10), "w": (1, 100), "d": (-1, 100), "a": (0.001, 1000)},
 }
 RANDOM_FUNCTIONS = frozenset(
-    "bernoulli bernoulli_ exponential_ log_normal_ multinomial normal normal_ poisson rand randint randn randperm random_ "
-    "uniform_ _sample_dirichlet".split()
+    "bernoulli bernoulli_ exponential_ log_normal_ multinomial normal normal_ poisson rand randint randn randperm "
+    "random_ uniform_ _sample_dirichlet".split()
 )
 
 
@@ -115,7 +116,7 @@ def parse_policy(train: Train) -> tuple[str, dict[str, float]]:
     return name, numbers
 
 
-def build_policy(name: str, numbers: dict[str, float], config: Config, v2) -> Callable[[Tensor], Tensor]:
+def build_policy(name: str, numbers: dict[str, float], config: Config, v2: ModuleType) -> Callable[[Tensor], Tensor]:
     """The policy as a function of an image."""
     # Rotations and shifts fill uncovered pixels with the mean colour, as in timm.
     data = config.DATA

@@ -125,8 +125,8 @@ def per_channel(name: str, values: tuple[float, ...], data: Data) -> tuple[float
     values = values[:1] * data.IMAGE_CHANNELS if len(set(values)) == 1 else values
     if len(values) != data.IMAGE_CHANNELS:
         raise ConfigError(
-            f"{name}: {len(values)} values {list(values)}, but DATA.IMAGE_CHANNELS is {data.IMAGE_CHANNELS}; set one per "
-            "channel"
+            f"{name}: {len(values)} values {list(values)}, but DATA.IMAGE_CHANNELS is {data.IMAGE_CHANNELS}; set one "
+            "per channel"
         )
     return values
 

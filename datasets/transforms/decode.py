@@ -14,7 +14,7 @@ except ImportError:  # no wheel for this machine: Pillow reads everything, JPEGs
     simplejpeg = None
 
 MODES = {1: "L", 3: "RGB"}  # Pillow's modes by number of channels
-# Conversions that libjpeg does itself, exactly as when Pillow calls it. CMYK needs Pillow, which knows Adobe's inversion.
+# Conversions by libjpeg itself, exactly as when Pillow calls it. CMYK needs Pillow, which knows Adobe's inversion.
 LIBJPEG_CONVERSIONS = {3: {"YCbCr": "RGB", "RGB": "RGB", "Gray": "RGB"}, 1: {"Gray": "GRAY"}}
 
 

@@ -59,7 +59,7 @@ class Erasing:
 
     def __init__(self, config: Config, device: torch.device):
         self.settings, self.seed, self.side = config.TRAIN, config.SEED, config.DATA.IMAGE_SIZE
-        # The noise is cut from one large piece at random positions: numbers drawn on the device would depend on the split.
+        # Noise is cut from one large piece at random positions: numbers drawn on the device would depend on the split.
         shape = (config.DATA.IMAGE_CHANNELS, 2 * self.side, 2 * self.side)
         self.noise = torch.randn(shape, generator=torch.Generator().manual_seed(config.SEED)).to(device)
 
@@ -135,7 +135,7 @@ class Mixing:
         return rng.betavariate(settings.MIXUP_ALPHA, settings.MIXUP_ALPHA), 0.0, 0.0, 0.0, 0.0
 
     def _box(self, share: float, rng: random.Random) -> tuple[float, ...]:
-        """A box with 1 - `share` of the area around a random centre, clipped to the image; with CUTMIX_MINMAX fully inside."""
+        """A box with 1 - `share` of the area around a random centre, clipped; with CUTMIX_MINMAX fully inside."""
         side = self.side
         if self.settings.CUTMIX_MINMAX:
             low, high = self.settings.CUTMIX_MINMAX

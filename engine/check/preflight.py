@@ -14,8 +14,8 @@ from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from datasets import ImageSet, build_order, check_repeats, load_image_sets, parse_policy
 from datasets.batch_order import Order
-from datasets.check_images import check_images
 from engine.check.cache import check_cache
+from engine.check.images import check_images
 from engine.check.quick_checks import (
     check_disk,
     check_output,

@@ -19,7 +19,9 @@ import main_multi_gpu
 import main_single_gpu
 from configs.load import load
 from datasets import CacheProgress, cache_image_sets, load_image_sets
-from datasets.check_images import (
+from engine.check import quick_checks
+from engine.check.cache import check_cache
+from engine.check.images import (
     check_classes,
     check_duplicates,
     check_images,
@@ -27,8 +29,6 @@ from datasets.check_images import (
     check_sizes,
     scan_images,
 )
-from engine.check import quick_checks
-from engine.check.cache import check_cache
 from engine.check.quick_checks import check_disk, check_output, check_rate, check_shared_memory, loader_processes
 from engine.memory.estimate import check_memory, fixed_bytes, saved_bytes
 from engine.precision.policy import Precision

@@ -11,7 +11,7 @@ import numpy as np
 
 from datasets.sources.folder import IMAGE_ENDINGS
 from datasets.sources.listing import MAX_CLASSES
-from datasets.sources.shards.tar import CutTar, HeaderReader, Member, Tar
+from datasets.sources.shards.tar import HeaderReader, Member, Tar, TruncatedTarError
 from utils.errors import DataError
 from utils.files import replacing
 
@@ -62,7 +62,7 @@ def scan(path: Path) -> Shard:
     try:
         for member in headers.members():
             samples.add(member, headers)
-    except CutTar:
+    except TruncatedTarError:
         cut = True
     return Shard(path, tar.size, tar.mtime_ns, samples.table(whole=not cut), cut)
 
@@ -85,8 +85,8 @@ class _Samples:
         if f".{ending}" in IMAGE_ENDINGS:
             if key in self.images:
                 raise DataError(
-                    f"{self.path}: the sample {key!r} has two images, {self.images[key].name!r} and {member.name!r}; each "
-                    "sample needs a name of its own"
+                    f"{self.path}: the sample {key!r} has two images, {self.images[key].name!r} and {member.name!r}; "
+                    "each sample needs a name of its own"
                 )
             self.images[key] = member
         elif ending == "cls":

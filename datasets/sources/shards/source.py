@@ -158,7 +158,7 @@ def _cut_shards(config: Config, shards: Iterable[Shard]) -> list[str]:
             "read its complete samples"
         )
     return [
-        f"warning: {shard.path} is truncated after {shard.last_name}; its {len(shard.samples)} complete samples are read"
+        f"warning: {shard.path} is truncated after {shard.last_name}; {len(shard.samples)} complete samples are read"
         for shard in cut
     ]
 
@@ -194,6 +194,6 @@ def _check_trained(train: ShardImages, val: ShardImages) -> None:
     unknown = np.flatnonzero(~np.isin(val.targets, train.targets))
     if len(unknown):
         raise DataError(
-            f"{val.name(unknown[0])}: class {val.classes[val.targets[unknown[0]]]} does not occur in the training shards, "
-            "so it would never be trained; correct the label, or add training images"
+            f"{val.name(unknown[0])}: class {val.classes[val.targets[unknown[0]]]} does not occur in the training "
+            "shards, so it would never be trained; correct the label, or add training images"
         )

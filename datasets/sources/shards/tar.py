@@ -1,4 +1,7 @@
-"""Tar files read in place: where each file in one lies, and bytes from anywhere. Nothing is unpacked or written."""
+"""Tar files that are read in place: the position of each file, and bytes from any position. Nothing is unpacked.
+
+Python's tarfile ends silently at a damaged header, and what follows would be missing from the data.
+"""
 
 import os
 from collections.abc import Iterator
@@ -8,14 +11,14 @@ from typing import NamedTuple
 from utils.errors import DataError, not_a_file
 
 BLOCK = 512  # bytes; headers and contents begin at multiples of it
-AHEAD = 8192  # bytes read at a time where headers are expected: a label and the header behind it come along
-MOST_HEADER = 1 << 20  # bytes of a long name or of pax records; more is no header
+READ_AHEAD = 8192  # bytes: a read of a header includes a label and the header after it
+MAX_HEADER = 1 << 20  # bytes of a long name or of pax records; more means damage
 REGULAR, LONG_NAME, LONG_LINK, PAX, PAX_GLOBAL, SPARSE = (b"0", b"\0", b"7"), b"L", b"K", b"x", b"g", b"S"
-WITHOUT_CONTENT = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders, pipes: passed over
+WITHOUT_CONTENT = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders, pipes: skipped
 PACKED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
 
 
-class CutTar(Exception):
+class TruncatedTarError(Exception):
     """The file ends before the tar does."""
 
 
@@ -28,10 +31,10 @@ class Member(NamedTuple):
 
 
 class Tar:
-    """An open tar. It has no position, so threads and forked processes may read from it at once."""
+    """An open tar. It keeps no position, so threads and forked processes can read from it concurrently."""
 
     def __init__(self, path: Path):
-        """DataError when it is no file."""
+        """DataError when the path is not a file."""
         self.path = path
         kind = not_a_file(path)
         if kind:
@@ -41,11 +44,11 @@ class Tar:
         self.size, self.mtime_ns = stat.st_size, stat.st_mtime_ns
 
     def __del__(self):
-        if hasattr(self, "descriptor"):  # there was a file to open
+        if hasattr(self, "descriptor"):  # __init__ got that far
             os.close(self.descriptor)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Fewer bytes than `size` only at the end of the file."""
+        """`size` bytes, or fewer at the end of the file."""
         data = os.pread(self.descriptor, size, offset)
         while len(data) < size and (more := os.pread(self.descriptor, size - len(data), offset + len(data))):
             data += more
@@ -53,24 +56,24 @@ class Tar:
 
 
 class HeaderReader:
-    """Walks through the headers of a tar; contents are passed over, and small ones read on the way."""
+    """Walks through the headers of a tar. It skips the contents, but can read small ones on the way."""
 
     def __init__(self, tar: Tar):
         self.tar = tar
         self._ahead, self._start = b"", 0
 
     def read(self, offset: int, size: int) -> bytes:
-        """Bytes of the tar, all of them."""
-        place = offset - self._start
-        if place < 0 or place + size > len(self._ahead):
-            self._ahead, self._start, place = self.tar.read(offset, max(size, AHEAD)), offset, 0
-        data = self._ahead[place : place + size]
+        """`size` bytes of the tar; TruncatedTarError if it ends before."""
+        start = offset - self._start
+        if start < 0 or start + size > len(self._ahead):
+            self._ahead, self._start, start = self.tar.read(offset, max(size, READ_AHEAD)), offset, 0
+        data = self._ahead[start : start + size]
         if len(data) < size:
-            raise CutTar
+            raise TruncatedTarError
         return data
 
     def members(self) -> Iterator[Member]:
-        """Every file that is whole, in the tar's order; then CutTar if the tar's end is missing."""
+        """The complete files in their order, then TruncatedTarError if the end of the tar is missing."""
         offset, name, records = 0, None, {}
         while any(header := self.read(offset, BLOCK)):
             kind, size = self._kind_and_size(header, offset)
@@ -91,31 +94,31 @@ class HeaderReader:
                     )
                 size = 0 if kind in WITHOUT_CONTENT else size
                 if offset + size > self.tar.size:
-                    raise CutTar
-                if kind in REGULAR and not name.endswith("/"):  # old tars mark folders so
+                    raise TruncatedTarError
+                if kind in REGULAR and not name.endswith("/"):  # old tars mark folders this way
                     yield Member(name, offset, size)
                 name, records = None, {}
             offset += -(-size // BLOCK) * BLOCK
 
     def _kind_and_size(self, header: bytes, offset: int) -> tuple[bytes, int]:
         try:
-            # The checksum was taken with blanks in its own place.
+            # The checksum is computed with blanks in its own field.
             if _number(header[148:156]) == sum(header) - sum(header[148:156]) + 8 * ord(" "):
                 return header[156:157], _number(header[124:136])
         except ValueError:
             pass
         unpack = next((tool for magic, tool in PACKED.items() if not offset and header.startswith(magic)), None)
         if unpack:
-            raise DataError(f"{self.tar.path} is compressed, so nothing in it can be read by its place; {unpack} it")
+            raise DataError(f"{self.tar.path} is compressed, so it cannot be read by position; {unpack} it")
         raise self._damaged(offset)
 
     def _extra(self, offset: int, size: int) -> bytes:
-        if size > MOST_HEADER:
+        if size > MAX_HEADER:
             raise self._damaged(offset)
         return self.read(offset, size)
 
     def _records(self, data: bytes, offset: int) -> dict[str, str]:
-        """pax: 'LENGTH KEY=VALUE' and a line end, where LENGTH counts all of it."""
+        """pax records: 'LENGTH KEY=VALUE' and a newline, where LENGTH includes all of it."""
         records, start = {}, 0
         while start < len(data):
             length = data[start : start + 8].partition(b" ")[0]
@@ -139,12 +142,12 @@ class HeaderReader:
             )
 
     def _damaged(self, offset: int) -> DataError:
-        return DataError(f"{self.tar.path}: no tar header at byte {offset}; the file is damaged, fetch or make it anew")
+        return DataError(f"{self.tar.path}: no tar header at byte {offset}; the file is damaged, restore it")
 
 
 def _name(header: bytes) -> str:
     name = _text(header[:100])
-    prefix = _text(header[345:500]) if header[257:263] == b"ustar\0" else ""  # GNU's tars keep times there
+    prefix = _text(header[345:500]) if header[257:263] == b"ustar\0" else ""  # GNU tars store times there
     return f"{prefix}/{name}" if prefix else name
 
 
@@ -153,7 +156,7 @@ def _text(field: bytes) -> str:
 
 
 def _number(field: bytes) -> int:
-    """Octal digits, or for large numbers GNU's binary form."""
+    """Octal digits, or GNU's binary form for large numbers."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     digits = field.strip(b" \0")

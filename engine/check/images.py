@@ -82,7 +82,7 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
 
 
 def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Finding:
-    """Classes without images, and how uneven the others are. Labels out of range are refused when the lists are read."""
+    """Classes without images, and how uneven the others are. Labels out of range are refused with the lists."""
     part, image_set = ("validation", val) if train is None else ("training", train)
     names = image_set.classes
     counts, num_val = (np.bincount(each.targets, minlength=len(names)) for each in (image_set, val))
@@ -142,7 +142,8 @@ def check_duplicates(train: ScanResult, val: ScanResult) -> Finding:
     ]
     return Finding(
         "duplicates",
-        f"{len(twins):,} of {len(val.image_set):,} validation images are also training images:\n{first_of(pairs, LINE_EACH)}",
+        f"{len(twins):,} of {len(val.image_set):,} validation images are also training images:\n"
+        f"{first_of(pairs, LINE_EACH)}",
         WARN,
         "remove them from one of the two sets: accuracy on them says nothing",
     )

@@ -13,6 +13,7 @@ from configs.load import load
 from engine.diagnose.auto_doctor import examine
 from models import build_model
 from tests.support.configs import SMALL, replaced, small_config
+from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import run, run_folder
 from tests.support.trainers import make_trainer
@@ -47,10 +48,8 @@ def check_stopped(path, said, rows, finding) -> None:
     status = json.loads((path / "status.json").read_text())
     assert status["state"] == "stopped"
     for told in (said.splitlines()[-1], status["reason"]):
-        assert "200 updates in a row had a non-finite gradient" in told
-        assert f"first non-finite: {finding}" in told
-        assert f"try -cfg {path / 'doctor.yaml'} or -amp_dtype bfloat16" in told
-    assert said.count("doctor: updates are skipped") == 1, "it looks once a run"
+        assert_names(told, "200 updates", *finding.split(), f"-cfg {path / 'doctor.yaml'}", "-amp_dtype bfloat16")
+    assert said.count("doctor: ") == 1, "it looks once a run"
 
 
 def test_200_overflows_at_a_constant_scale_end_with_exit_code_3_and_whole_weights(tmp_path):
@@ -100,7 +99,8 @@ def test_the_doctor_looks_once_and_changes_nothing_of_the_run(train):
     with_doctor, said = train("with", 2.0**34)
     without, silent = train("without", 2.0**34, "PRECISION.DOCTOR_SKIPS=null")
     assert run_hash(with_doctor) == run_hash(without)
-    assert said.count("doctor: updates are skipped") == 1 and "the last one at step 9. " in said
+    assert said.count("doctor: ") == 1
+    assert_names(said, "step 9")
     assert (with_doctor / "doctor.yaml").exists()
     assert "doctor:" not in silent and not (without / "doctor.yaml").exists()
 
@@ -117,7 +117,8 @@ def test_a_doctor_that_fails_does_not_end_the_run(train, monkeypatch):
 
     monkeypatch.setattr("engine.diagnose.auto_doctor.diagnose", no_memory)
     _, said = train("fails", 2.0**34)
-    assert said.count("warning: the doctor cannot look at step 9 (OutOfMemoryError: out of memory)") == 1
+    (line,) = [line for line in said.splitlines() if line.startswith("warning: ")]
+    assert_names(line, "doctor", "step 9", "OutOfMemoryError: out of memory")
 
 
 def examined(folder, plant, *options, **precision):
@@ -144,8 +145,8 @@ def examined(folder, plant, *options, **precision):
 
 def test_in_float32_it_names_the_module_and_prescribes_nothing(tmp_path):
     told, said = examined(tmp_path, lambda model: model.blocks[1].norm1.weight.data.fill_(float("nan")))
-    assert told.startswith("first non-finite: blocks.1.norm1: the first output that is not finite, even in float32")
-    assert "lower TRAIN.BASE_LR" in told and len(said) == 1 and not (tmp_path / "doctor.yaml").exists()
+    assert_names(told, "blocks.1.norm1", "float32", "TRAIN.BASE_LR")
+    assert len(said) == 1 and not (tmp_path / "doctor.yaml").exists()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_in_float32_it_names_the_module_and_prescribes_nothing(tmp_path):
 )
 def test_what_the_replay_leaves_out_is_taken_back_by_what_is_prescribed(tmp_path, settings, undone):
     told, said = examined(tmp_path, big_logits, "AMP=true", DTYPE="float16", **settings)
-    assert told.startswith("first non-finite: blocks.1.attn") and f"try -cfg {tmp_path / 'doctor.yaml'}" in told
+    assert_names(told, "blocks.1.attn", f"-cfg {tmp_path / 'doctor.yaml'}")
     text = (tmp_path / "doctor.yaml").read_text()
     assert undone in text and "CUSTOM_BLACK_LIST: [blocks.1.attn]" in text and "a replay with them is finite" in said[1]
 

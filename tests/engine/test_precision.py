@@ -10,6 +10,7 @@ from configs.load import load
 from engine.precision.policy import Precision
 from engine.train.optim import build_optimizer
 from tests.support.configs import CPU, replaced, small_config
+from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError
 
 
@@ -111,9 +112,9 @@ def test_a_saved_scale_is_taken_up_by_the_same_type_only(tmp_path):
 
 
 def test_the_start_line_says_what_and_why(tmp_path):
-    assert "float32, as -amp was not given" in Precision(make(tmp_path, False), CPU).describe()
-    assert "autocast bfloat16 with GradScaler" in Precision(make(tmp_path, True), CPU).describe()
-    assert "very slow on a CPU" in Precision(make(tmp_path, True, "float16"), CPU).describe()
+    assert_names(Precision(make(tmp_path, False), CPU).describe(), "float32", "-amp")
+    assert_names(Precision(make(tmp_path, True), CPU).describe(), "autocast", "bfloat16", "GradScaler")
+    assert_names(Precision(make(tmp_path, True, "float16"), CPU).describe(), "float16", "slow", "CPU")
 
 
 def paddles_rule(found, init, every_good, up, every_bad, down, floor, ceiling):
@@ -204,7 +205,7 @@ def test_torchs_own_saved_scaler_is_taken_up(tmp_path):
 @pytest.mark.parametrize(
     "option, told",
     [
-        ("PRECISION.DECR_EVERY_N_NAN_OR_INF=0", "from 1 to"),
+        ("PRECISION.DECR_EVERY_N_NAN_OR_INF=0", "1"),
         ("PRECISION.INCR_RATIO=0.5", "PRECISION.INCR_RATIO"),
         ("PRECISION.DECR_RATIO=2", "PRECISION.DECR_RATIO"),
         ("PRECISION.MIN_LOSS_SCALING=1e6", "PRECISION.INIT_LOSS_SCALING"),
@@ -213,18 +214,19 @@ def test_torchs_own_saved_scaler_is_taken_up(tmp_path):
     ],
 )
 def test_precision_settings_that_cannot_be_are_named(tmp_path, option, told):
-    with pytest.raises(ConfigError, match=told):
+    with refused(ConfigError, option.split("=")[0], told):
         small_config(tmp_path, "AMP=true", option)
 
 
 def test_apex_o1_is_another_name_of_autocast_and_says_so(tmp_path):
     (tmp_path / "apex.yaml").write_text("PRECISION: {MODE: apex_o1}")
     loaded = load(["-cfg", str(tmp_path / "apex.yaml")])
-    assert loaded.config.PRECISION.MODE == "autocast" and "apex_o1 is read as autocast" in loaded.notes[0]
+    assert loaded.config.PRECISION.MODE == "autocast"
+    assert_names(loaded.notes[0], "apex_o1", "autocast")
 
 
 def test_tf32_is_refused_where_there_is_none(tmp_path):
-    with pytest.raises(ConfigError, match="PRECISION.MATMUL is tf32"):
+    with refused(ConfigError, "PRECISION.MATMUL", "tf32"):
         Precision(make(tmp_path, False, MATMUL="tf32"), CPU)
 
 
@@ -233,7 +235,7 @@ def test_a_half_type_that_the_device_cannot_compute_in_is_refused(tmp_path, monk
         raise RuntimeError("not implemented for 'Half'")
 
     monkeypatch.setattr(torch.nn.functional, "linear", no_float16)
-    with pytest.raises(ConfigError, match="float16.*this cpu device.*-amp_dtype bfloat16"):
+    with refused(ConfigError, "float16", "cpu", "-amp_dtype bfloat16"):
         Precision(make(tmp_path, True, "float16"), CPU)
 
 
@@ -241,7 +243,7 @@ def test_lists_are_refused_in_naive_mode(tmp_path):
     from models import build_model
 
     config = make(tmp_path, True, MODE="naive", CUSTOM_BLACK_LIST=("LayerNorm",))
-    with pytest.raises(ConfigError, match="CUSTOM_BLACK_LIST.*naive.*autocast"):
+    with refused(ConfigError, "PRECISION.CUSTOM_BLACK_LIST", "PRECISION.MODE", "naive", "autocast"):
         Precision(config, CPU).prepare(build_model(config, 10))
 
 
@@ -250,9 +252,7 @@ def test_sizes_that_tensor_cores_do_not_like_are_named_on_gpus(tmp_path):
     precision = Precision(config, CPU)
     assert precision.advise_on_sizes(config, 10) is None
     precision.device = torch.device("cuda")
-    assert "DATA.BATCH_SIZE (30), the number of classes (10), MODEL.EMBED_DIM (18)" in precision.advise_on_sizes(
-        config, 10
-    )
+    assert_names(precision.advise_on_sizes(config, 10), "DATA.BATCH_SIZE (30)", "(10)", "MODEL.EMBED_DIM (18)")
     good = replaced(config, DATA={"BATCH_SIZE": 32}, MODEL={"EMBED_DIM": 16})
     assert precision.advise_on_sizes(good, 16) is None
 
@@ -305,5 +305,5 @@ def test_the_float32_comparison_is_float32_between_blocks_too(tmp_path):
 
 
 def test_a_residual_in_half_is_refused_for_models_without_blocks(tmp_path):
-    with pytest.raises(ConfigError, match="PRECISION.RESIDUAL is half.*float32"):
+    with refused(ConfigError, "PRECISION.RESIDUAL", "half", "float32"):
         Precision(make(tmp_path, True, RESIDUAL="half"), CPU).prepare(torch.nn.Linear(1, 1))

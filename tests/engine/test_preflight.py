@@ -35,9 +35,10 @@ from engine.precision.policy import Precision
 from models import build_model
 from scripts import make_shards
 from tests.support.configs import CPU, SMALL, replaced, small_config
+from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT, rows, run
 from utils.distributed import Process
-from utils.errors import ConfigError
+from utils.errors import ConfigError, DataError
 from utils.findings import OK, WARN, WRONG
 from utils.program import exit_code
 
@@ -93,7 +94,7 @@ def test_of_a_clean_run_nothing_is_said_but_ok(check):
     names = "device,data,classes,training images,training sizes,validation images,validation sizes,duplicates"
     names += ",learning rate,warm-up,shared memory,output,model,precision,memory,disk"
     assert set(found) == set(names.split(","))
-    assert found["data"][1] == "12 training and 6 validation images"
+    assert_names(found["data"][1], "12 training", "6 validation")
 
 
 @pytest.mark.parametrize(
@@ -140,8 +141,8 @@ def test_of_many_unreadable_images_ten_are_named(photos):
     config, train, _ = sets_of(photos)
     scan = scan_images(train, "")
     finding = check_readable("training", scan, 1.0)
-    assert finding.found.count("\n") == 10 and finding.found.endswith(" and 2 more") and finding.verdict == WARN
-    assert check_sizes("training", scan, 8).found == "no image could be read"
+    assert finding.found.count("\n") == 10 and "2 more" in finding.found and finding.verdict == WARN
+    assert not re.search(r"\d", check_sizes("training", scan, 8).found), "the size of no image"
 
 
 def test_an_image_with_too_many_pixels_counts_as_unreadable(photos, monkeypatch):
@@ -154,7 +155,8 @@ def test_a_label_out_of_range_is_told_with_its_line(check, photos):
     for part in ("train", "val"):
         (photos / f"{part}_list.txt").write_text(f"{part}/cat/0.png 0\n{part}/dog/0.png 7\n")
     found = check("-dataset", "imagenet2012", "-num_classes", "2")
-    assert trouble(found) == {"data": WRONG} and "train_list.txt, line 2" in found["data"][1]
+    assert trouble(found) == {"data": WRONG}
+    assert_names(found["data"][1], "train_list.txt", "line 2")
 
 
 def test_a_link_out_of_the_listed_folder_is_told(check, photos, tmp_path):
@@ -162,7 +164,7 @@ def test_a_link_out_of_the_listed_folder_is_told(check, photos, tmp_path):
     (photos / "train/cat/0.png").symlink_to(tmp_path / "elsewhere.png")
     for part in ("train", "val"):
         (photos / f"{part}.csv").write_text(f"image_path,target\n{part}/cat/0.png,0\n{part}/cat/1.png,0\n")
-    with pytest.raises(Exception, match="leads out of"):
+    with refused(DataError, photos / "train/cat/0.png"):
         list(check_images(*sets_of(photos, data_set="csv")))
 
 
@@ -192,8 +194,8 @@ def test_image_sizes_and_how_many_are_too_small(photos):
     Image.new("RGB", (40, 30)).save(photos / "train/cat/large.png")
     scan = scan_images(sets_of(photos)[1], "")
     told = check_sizes("training", scan, 11).found
-    assert all(each in told for each in ("12 x 10", "40 x 30", "92.3%", "DATA.IMAGE_SIZE 11"))
-    assert "smaller" not in check_sizes("training", scan, 10).found
+    assert_names(told, "12 x 10", "median 12 x 10", "40 x 30", "92.3%", "DATA.IMAGE_SIZE 11")
+    assert "DATA.IMAGE_SIZE" not in check_sizes("training", scan, 10).found
 
 
 @pytest.mark.parametrize(
@@ -245,7 +247,8 @@ def test_room_in_shared_memory(tmp_path, monkeypatch):
     assert verdicts == [WRONG, WARN, OK]
     assert check_shared_memory(config, 0).found == "not needed"
     more = replaced(config, DATA={"PREFETCH": 9})
-    assert check_shared_memory(more, 3).verdict == WRONG and "with 9 batches each" in check_shared_memory(more, 3).found
+    assert check_shared_memory(more, 3).verdict == WRONG
+    assert_names(check_shared_memory(more, 3).found, "9 batches")
 
 
 def test_only_loader_processes_take_shared_memory_and_those_of_all_training_processes(photos):
@@ -311,8 +314,9 @@ def test_weights_to_start_from_are_tried(check, tmp_path):
     found = check("-pretrained", other)
     assert trouble(found) == {"pretrained": WRONG} and "blocks.2." in found["pretrained"][1]
     found = check("-pretrained", head)
-    assert trouble(found) == {} and "the one in the file has 3 classes" in found["pretrained"][1]
-    assert "has weights only" not in str(check("-resume", same)["resume"]) and trouble(check("-resume", same)) == {}
+    assert trouble(found) == {}
+    assert_names(found["pretrained"][1], "3 classes")
+    assert trouble(check("-resume", same)) == {}
     assert trouble(check("-eval", "-pretrained", head)) == {"weights": WRONG}
     assert trouble(check("-resume", "auto")) == {}
 
@@ -323,14 +327,16 @@ def test_a_run_to_go_on_with_is_compared_with_the_settings(tmp_path):
     assert run("main_single_gpu.py", *flags).returncode == 0
     before = sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*"))
     found = rows(captured(*flags, "-resume", "auto", "-check"))
-    assert found["resume"][0] == OK and "after epoch 2 and step 88" in found["resume"][1]
+    assert found["resume"][0] == OK
+    assert_names(found["resume"][1], "epoch 2", "step 88")
     found = rows(captured(*flags, "-resume", "auto", "-check", "-epochs", "3"))
     assert found["resume"][0] == WRONG and "TRAIN.NUM_EPOCHS: 2 -> 3" in found["resume"][1]
     deeper = ["-opts", "MODEL.DEPTH=3", "RESUME.ALLOW_CHANGED=true"]
     found = rows(captured(*flags, "-resume", "auto", "-check", *deeper))
     assert found["resume"][0] == WRONG and "blocks.2." in found["resume"][1]
     found = rows(captured(*flags, "-resume", "auto", "-check", "-eval"))
-    assert found["weights"] == (OK, "to be scored: raw")
+    assert found["weights"][0] == OK
+    assert_names(found["weights"][1], "raw")
     assert sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*")) == before
 
 
@@ -343,8 +349,10 @@ def captured(*flags: str) -> str:
 
 def test_of_several_processes_one_looks_and_says_for_how_many(check):
     found = check("-ngpus", "3", main=main_multi_gpu.main)
-    assert trouble(found) == {} and found["device"][1].endswith("processes: 3")
-    assert "for 96 images an update" in found["learning rate"][1] and "in each of 3" in found["memory"][1]
+    assert trouble(found) == {}
+    assert_names(found["device"][1], "processes: 3")
+    assert_names(found["learning rate"][1], "96 images")
+    assert_names(found["memory"][1], 3)
 
 
 def test_under_torchrun_there_is_one_table_and_nobody_waits(photos):
@@ -358,7 +366,8 @@ def test_under_torchrun_there_is_one_table_and_nobody_waits(photos):
         timeout=180,
     )
     assert result.returncode == 0, result.stderr
-    assert rows(result.stdout)["device"][1].endswith("processes: 2") and result.stdout.count("check: 0 wrong") == 1
+    assert_names(rows(result.stdout)["device"][1], "processes: 2")
+    assert result.stdout.count("check: 0 wrong") == 1
 
 
 def test_the_command_ends_with_2_when_something_is_wrong(photos):
@@ -368,12 +377,13 @@ def test_the_command_ends_with_2_when_something_is_wrong(photos):
     result = run("main_single_gpu.py", *flags, "-check")
     assert result.returncode == 2 and result.stderr == "" and not (photos / "o").exists()
     assert trouble(rows(result.stdout)) == {"validation images": WRONG}
-    assert result.stdout.endswith("check: 1 wrong, 0 to look at; nothing was trained or saved\n")
+    assert_names(result.stdout.splitlines()[-1], "1 wrong", 0)
 
 
 def test_a_misspelt_policy_of_augmentation_is_named(check):
     found = check("-opts", "TRAIN.AUTO_AUGMENT=rnd-m9")
-    assert trouble(found) == {"augmentation": WRONG} and "did you mean rand?" in found["augmentation"][1]
+    assert trouble(found) == {"augmentation": WRONG}
+    assert_names(found["augmentation"][1], "TRAIN.AUTO_AUGMENT", "rnd", "rand?")
 
 
 def test_what_a_data_set_has_to_say_is_a_row(check, photos):
@@ -384,7 +394,8 @@ def test_what_a_data_set_has_to_say_is_a_row(check, photos):
     given = ["-dataset", "shards", "-data_path", str(tar.parent), "-opts"]
     assert check(*given, "DATA.CUT_SHARDS=refuse")["data"][0] == WRONG
     verdict, told = check(*given, "DATA.CUT_SHARDS=read")["data set"]
-    assert verdict == WARN and f"{tar} is cut off after" in told
+    assert verdict == WARN
+    assert_names(told, tar)
 
 
 def test_a_cache_that_is_to_be_made_one_that_fits_and_one_that_cannot_be(check, photos, tmp_path, monkeypatch):
@@ -431,18 +442,21 @@ def test_sets_without_a_cache_and_machines_without_memory_for_one(photos, tmp_pa
     parts = list(zip(("training", "validation"), load_image_sets(config), strict=True))
     assert "none of the training images, which are in memory already" in check_cache(config, parts).found
     monkeypatch.setattr("datasets.cache.cached_images.SHARED_MEMORY", tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="DATA.CACHE: ram needs"):
+    with refused(ConfigError, "DATA.CACHE", "ram"):
         check_cache(config, parts)
 
 
 def test_what_is_compiled_is_looked_for_in_the_model(check):
     options = ["-opts", "COMPILE=true", "COMPILE_SCOPE=blocks"]
-    assert check(*options)["compile"] == (OK, "COMPILE_SCOPE blocks, COMPILE_MODE default: 2 to compile")
+    verdict, told = check(*options)["compile"]
+    assert verdict == OK
+    assert_names(told, "COMPILE_SCOPE blocks", "COMPILE_MODE default", 2)
     resnet = (
         "MODEL.TYPE=timm MODEL.NAME=resnet18 MODEL.PATCH_SIZE=16 MODEL.EMBED_DIM=768 MODEL.DEPTH=12 MODEL.NUM_HEADS=12"
     )
     verdict, told = check(*options, *resnet.split(), "DATA.IMAGE_SIZE=32")["compile"]
-    assert verdict == WRONG and "COMPILE_SCOPE is blocks, but this model is no plain row" in told
+    assert verdict == WRONG
+    assert_names(told, "COMPILE_SCOPE", "blocks")
 
 
 def test_images_repeated_more_often_than_an_update_has_them(check):

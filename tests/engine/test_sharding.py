@@ -11,6 +11,7 @@ from models.formats.files import read_torch
 from models.formats.sharded import Parts, span
 from tests.support.configs import SMALL, small_config
 from tests.support.processes import launch
+from tests.support.refusals import refused
 from tests.support.run_hash import run_hash, state_hash
 from tests.support.runs import run, run_folder
 from utils.errors import ConfigError
@@ -167,8 +168,8 @@ def test_other_numbers_of_processes_go_on_from_it(runs, folder, world_size):
 )
 def test_what_shards_cannot_do_is_refused(tmp_path, option):
     config = small_config(tmp_path, "AMP=true", "COMPILE=true", "COMPILE_SCOPE=blocks", FSDP, option)
-    name, value = option.split("=")
-    with pytest.raises(ConfigError, match=f"DIST.STRATEGY is fsdp2 and {name} is ({value}|set)"):
+    name, _ = option.split("=")
+    with refused(ConfigError, "DIST.STRATEGY", "fsdp2", name):
         check_strategy(config)
     check_strategy(small_config(tmp_path, "AMP=true", "COMPILE=true", option))
 

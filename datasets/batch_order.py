@@ -73,6 +73,13 @@ class Order:
         """The number of pieces of each process in this step."""
         return math.ceil(self.window_size(step) / (self.batch_size * self.world_size))
 
+    def describe_split(self) -> str:
+        """How the images of a full update are shared out."""
+        num_micro_batches = math.ceil(self.global_batch / (self.batch_size * self.world_size))
+        each, rest = divmod(self.global_batch, self.world_size * num_micro_batches)
+        size = f"{each} or {each + 1}" if rest else f"{each}"
+        return f"{size} x {self.world_size} processes x {num_micro_batches} micro-batches"
+
     @property
     def unit(self) -> int:
         """The number of neighbouring images that stay in one piece."""

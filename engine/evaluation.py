@@ -1,32 +1,30 @@
-"""Exact evaluation: every image counted once, whatever the number of processes."""
+"""Exact evaluation, every image counted once whatever the number of processes; and which weights to score."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
+from torch import nn
 from torch.nn import functional
 
+from configs.schema import Config
 from datasets import BadImages, EvalData
+from engine.checkpoint.resume import is_run, read_saved
+from engine.plan import Plan
 from engine.precision.policy import Precision
+from engine.train.counters import Scores, sum_dtype
 from engine.train.loss import widen
+from models import build_model
+from models.weights import load_exactly
 from utils.distributed import Process
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Mean loss, and accuracies in percent, over `num_images`; `num_excluded` could not be read."""
-
-    loss: float
-    top1: float
-    top5: float
-    num_images: int
-    num_excluded: int
+from utils.errors import ConfigError, DataError
 
 
 @torch.no_grad()
 def evaluate(
-    model: torch.nn.Module,
+    model: nn.Module,
     data: EvalData,
-    normalize: torch.nn.Module,
+    normalize: nn.Module,
     precision: Precision,
     process: Process,
     bad_images: BadImages,
@@ -35,11 +33,13 @@ def evaluate(
     model = precision.computing(model)
     was_training = model.training
     model.eval()
-    sums = torch.zeros(5, dtype=sum_type(process.device), device=process.device)  # loss, top-1, top-5, images, excluded
+    sums = torch.zeros(
+        5, dtype=sum_dtype(process.device), device=process.device
+    )  # loss, top-1, top-5, images, excluded
     for batch in data:
         sums[4] += len(batch.bad)
         bad_images.note(batch.bad)
-        # Also where none counts, or is left: weights in shards are gathered from all processes.
+        # Run a forward even without images: FSDP's all-gather needs every rank.
         pixels = batch.images if len(batch.images) else batch.images.new_zeros(1, *batch.images.shape[1:])
         images = precision.cast(normalize(pixels.to(process.device, non_blocking=True)))
         with precision.autocast():
@@ -60,6 +60,38 @@ def evaluate(
     return Scores(loss / count, 100 * top1 / count, 100 * top5 / count, int(count), int(excluded))
 
 
-def sum_type(device: torch.device) -> torch.dtype:
-    """Sums over an epoch want more digits than float32 has; MPS has no others."""
-    return torch.float32 if device.type == "mps" else torch.float64
+def find_weights(plan: Plan) -> Path | None:
+    """The checkpoint to evaluate; None where MODEL.PRETRAINED says what to evaluate."""
+    if not (plan.given.MODEL.PRETRAINED or plan.checkpoint):
+        raise ConfigError("-eval: no weights to evaluate; name a file with -pretrained or -resume")
+    return plan.checkpoint
+
+
+def weights_to_score(
+    config: Config, checkpoint: Path | None, classes: list[str], make_model: Callable[[int], nn.Module]
+) -> Iterator[tuple[str, nn.Module]]:
+    """The model with each set of weights there is to score, and what to call it in front of its figures.
+
+    `make_model`: the model with weights of another system, for so many classes.
+    """
+    state = read_saved(checkpoint)
+    if not is_run(state):
+        yield "", make_model(config.MODEL.NUM_CLASSES or len(classes))
+        return
+    names = state.get("class_names", classes)
+    if classes != names[: len(classes)]:  # a list file's classes end at the largest label in it
+        raise DataError(
+            f"DATA.DATA_PATH: its classes are not those of {checkpoint}: {first_difference(classes, names)}"
+        )
+    model = build_model(config, config.MODEL.NUM_CLASSES or len(names))
+    for key, name in (("state_dict", ""), ("state_dict_ema", "EMA ")):
+        if state.get(key):
+            load_exactly(model, state[key], checkpoint)
+            yield name, model
+
+
+def first_difference(mine: list[str], theirs: list[str]) -> str:
+    """Where two lists of class names part."""
+    theirs = theirs + ["nothing"] * len(mine)
+    number, pair = next((n, pair) for n, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1])
+    return f"class {number} is {pair[0]} here and {pair[1]} there"

@@ -187,28 +187,6 @@ class Process:
         except Exception as error:
             return None, error
 
-    def wrap(self, model: torch.nn.Module, accumulates: bool, reduce: torch.dtype | None = None) -> torch.nn.Module:
-        """Wrap the model in DDP, which averages gradients over the ranks; `reduce` is the type of the all-reduce, if given."""
-        if self.world_size == 1:
-            return model
-        replica = torch.nn.parallel.DistributedDataParallel(
-            model,
-            device_ids=[self.device] if self.device.type == "cuda" else None,
-            gradient_as_bucket_view=True,
-            # A static graph must be the same in every pass; with accumulation not every pass syncs.
-            static_graph=not accumulates,
-        )
-        if reduce is not None:
-            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
-
-            compress = {torch.float16: hooks.fp16_compress_hook, torch.bfloat16: hooks.bf16_compress_hook}
-            replica.register_comm_hook(None, compress[reduce])
-        return replica
-
-    def sync_gradients(self, model: torch.nn.Module, now: bool):
-        """Context of forward and backward: average gradients if `now`, else accumulate them locally."""
-        return contextlib.nullcontext() if now or self.world_size == 1 else model.no_sync()
-
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum over all ranks."""
         if self.world_size > 1:

@@ -32,14 +32,6 @@ class TrainData:
         self.steps_per_epoch, self.global_batch = order.steps_per_epoch, order.global_batch
         self._load = load
 
-    def describe_split(self) -> str:
-        """How a full update is split over processes and micro-batches."""
-        order = self.order
-        num_micro_batches = math.ceil(order.global_batch / (order.batch_size * order.world_size))
-        each, rest = divmod(order.global_batch, order.world_size * num_micro_batches)
-        size = f"{each} or {each + 1}" if rest else f"{each}"
-        return f"{size} x {order.world_size} processes x {num_micro_batches} micro-batches"
-
     def windows(self, first_step: int, last_step: int, skipped: Collection[range] = ()) -> Iterator[Window]:
         """Steps first_step .. last_step - 1 of the run without the skipped ones, whose images are not read.
 

@@ -11,6 +11,7 @@ from configs.schema import Config, Train
 from datasets import TrainData
 from datasets.loading.workers import BATCHES_AHEAD, count_workers
 from datasets.sources.synthetic import SyntheticImages
+from engine.memory.estimate import checkpoint_bytes
 from engine.train.optim import Schedule
 from utils.distributed import Process
 from utils.findings import OK, WARN, WRONG, Finding
@@ -112,23 +113,6 @@ def loader_processes(config: Config, image_set, process: Process) -> int:
     if config.DATA.WORKERS == "threads" or isinstance(image_set, SyntheticImages):
         return 0
     return count_workers(config.DATA, image_set, process.world_size, process.device) * process.local_size
-
-
-def checkpoint_bytes(settings: Train, model: nn.Module) -> int:
-    """Weights, running mean and optimizer."""
-    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
-    return weights * (2 if settings.MODEL_EMA else 1) + optimizer_bytes(settings, model)
-
-
-def optimizer_bytes(settings: Train, model: nn.Module) -> int:
-    """Adam keeps two numbers for each weight that trains, SGD one where it has momentum."""
-    chosen = settings.OPTIMIZER
-    per_weight = (1 if chosen.MOMENTUM else 0) if chosen.NAME == "SGD" else 2
-    return per_weight * trained_bytes(model)
-
-
-def trained_bytes(model: nn.Module) -> int:
-    return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
 
 
 def fullness(need: float, free: float, remedy: str) -> tuple[str, str]:

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from engine.checkpoint.format import prune, save_checkpoint, start_of_streak, sweep
-from engine.checkpoint.host_copy import Snapshot
+from engine.checkpoint.host_copy import HostCopy
 
 
-class Saver:
+class AsyncSaver:
     """Writes last.pth and its other names, one save at a time: a second one waits until the first is on the disk.
 
     It could have replaced the first instead; but then a best.pth or checkpoint-N.pth might never be written, and two
@@ -21,7 +21,7 @@ class Saver:
 
     def __init__(self, folder: Path, keep: int, device: torch.device, warn: Callable[[str], None]):
         self._path, self._keep, self._warn = folder / "last.pth", keep, warn
-        self._snapshot = Snapshot(device)
+        self._host_copy = HostCopy(device)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future | None = None
         self.failed = False  # the last save
@@ -33,9 +33,9 @@ class Saver:
     def save(self, state: dict, also: list[str]) -> None:
         """Copy the state; the rest happens beside what comes next. `also`: further names for the file."""
         self.wait()
-        with self._held_up(), self._told():
+        with self._blocking(), self._warn_on_os_error():
             start = time.perf_counter()
-            self._submit(self._snapshot.take(state), also, start)
+            self._submit(self._host_copy.take(state), also, start)
 
     def _submit(self, copy: dict, also: list[str], start: float) -> None:
         self._writing = self._thread.submit(self._write, copy, also, start)
@@ -43,14 +43,14 @@ class Saver:
     def wait(self) -> None:
         """Until nothing is being written."""
         if self._writing:
-            with self._held_up():
+            with self._blocking():
                 writing, self._writing = self._writing, None
                 writing.result()  # raises what is our own mistake
 
     def _write(self, state: dict, also: list[str], start: float) -> None:
         # A checkpoint amid a streak of skipped updates never takes the place of the last one from before it.
         keeps_former = self.newest.get("step", 0) <= start_of_streak(state)
-        with self._told():
+        with self._warn_on_os_error():
             self._put(state, also, keeps_former)
             self.newest = {"epoch": state["epoch"] + 1, "step": state["step"]}
             self.on_saved()
@@ -68,7 +68,7 @@ class Saver:
         sweep(self._path.parent)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _warn_on_os_error(self) -> Iterator[None]:
         """A full disk must not end a run that may still find room."""
         try:
             yield
@@ -77,7 +77,7 @@ class Saver:
             self._warn(f"cannot save {self._path} ({error}); the checkpoint before it is untouched, training goes on")
 
     @contextlib.contextmanager
-    def _held_up(self) -> Iterator[None]:
+    def _blocking(self) -> Iterator[None]:
         start = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - start

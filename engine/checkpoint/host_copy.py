@@ -10,7 +10,7 @@ from torch import Tensor
 CHUNK = 2**26  # bytes: page-locked memory is handed out in powers of two, so much of a larger piece would lie idle
 
 
-class Snapshot:
+class HostCopy:
     """Memory for one copy, used again for the next: what was taken before is gone then."""
 
     def __init__(self, device: torch.device):

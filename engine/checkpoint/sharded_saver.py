@@ -10,18 +10,20 @@ from pathlib import Path
 
 import torch
 
-from engine.checkpoint.async_saver import Saver
+from configs.schema import Config
+from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.channel import Channel
 from engine.checkpoint.format import save_checkpoint
 from models.formats.sharded import FOLDER, SHARDS
 from utils.distributed import Process
 from utils.files import replacing, sync_folder
+from utils.log import Log
 
 PIECES = "pieces"  # of a state to be saved: this process's rows, by their place
 
 
-class ShardSaver(Saver):
-    """A Saver that all processes have, and call together."""
+class ShardedSaver(AsyncSaver):
+    """An AsyncSaver that all processes have, and call together."""
 
     def __init__(self, folder: Path, keep: int, process: Process, warn: Callable[[str], None]):
         super().__init__(folder, keep, process.device, warn)
@@ -30,8 +32,8 @@ class ShardSaver(Saver):
     def save(self, state: dict, also: list[str]) -> None:
         self.wait()
         start, copy = time.perf_counter(), None
-        with self._held_up(), self._told():
-            copy = self._snapshot.take(state)
+        with self._blocking(), self._warn_on_os_error():
+            copy = self._host_copy.take(state)
         if self._process.all_true(copy is not None):  # else the others' threads would wait for this one's
             self._submit(copy, also, start)
         else:
@@ -66,3 +68,10 @@ class ShardSaver(Saver):
     def _tidy(self) -> None:
         # Together: nobody begins another save while old shards are being looked for.
         self._channel.first(super()._tidy)
+
+
+def make_saver(config: Config, folder: Path, process: Process, log: Log) -> AsyncSaver:
+    """What DIST.CHECKPOINT asks for. All processes make it together."""
+    if config.DIST.CHECKPOINT == "sharded":
+        return ShardedSaver(folder, config.KEEP_CHECKPOINTS, process, log.warn if process.is_first else log.note)
+    return AsyncSaver(folder, config.KEEP_CHECKPOINTS, process.device, log.warn)

@@ -10,13 +10,15 @@ import torch
 from configs.schema import Config
 from datasets import Normalize, Preparation
 from engine.diagnose.doctor import Case, Diagnosis, diagnose
-from engine.diagnose.failing_batch import Batches
+from engine.diagnose.failing_batch import Batches, LastUpdate
 from engine.precision.policy import Precision
-from engine.session import Session
+from engine.train.callbacks import Callback
+from engine.train.counters import Report
 from engine.train.loss import ClassificationLoss
 from engine.train.trainer import Trainer
 from models.transforms.float8 import from_float8
 from utils.files import write_text
+from utils.log import Log
 from utils.seed import unchanged_random_state
 
 NAME = "doctor.yaml"
@@ -53,28 +55,53 @@ def prescribe(found: Diagnosis, config: Config, folder: Path) -> str:
     return text
 
 
-def examine(session: Session, trainer: Trainer) -> str:
-    """Look at the last update, on a copy: the run stays as it is. Returns finding and remedy, or nothing if it fails."""
-    log, config, process = session.log, session.config, trainer.process
-    update = trainer.shown.batches(process.rank)
-    try:
-        with unchanged_random_state(process.device):
-            model = copy.deepcopy(trainer.model)
-            scale = trainer.precision.scaler.get_scale()
-            found = diagnose(make_case(config, model, process.device, update, scale))
-        is_written = bool(prescribe(found, config, session.path))
-    except Exception as error:  # out of memory, a full disk, an operation that cannot be traced: no reason to end a run
-        log.warn(
-            f"the doctor cannot look at step {update.step} ({type(error).__name__}: {error}); the run does without"
+class AutoDoctor(Callback):
+    """Looks at the last update once, on a copy, when PRECISION.DOCTOR_SKIPS updates in a row were skipped."""
+
+    def __init__(self, config: Config, folder: Path, log: Log, last_update: LastUpdate):
+        self._config, self._folder, self._log, self._last_update = config, folder, log, last_update
+        self._advice: str | None = None  # None: it has not looked
+
+    def get_advice(self) -> str:
+        """The finding, and what to try; empty if there is none."""
+        return self._advice or ""
+
+    def on_report(self, trainer: Trainer, report: Report) -> None:
+        settings = self._config.PRECISION
+        if not settings.DOCTOR_SKIPS or self._advice is not None:
+            return
+        if report.skips_in_a_row >= min(settings.DOCTOR_SKIPS, settings.MAX_CONSECUTIVE_SKIPS):
+            self._advice = self._examine(trainer)
+
+    def on_rollback(self, trainer: Trainer) -> None:
+        self._advice = None
+
+    def _examine(self, trainer: Trainer) -> str:
+        """Finding and remedy, or nothing if it fails."""
+        log, config, device = self._log, self._config, trainer.process.device
+        update = self._last_update.batches(trainer.process.rank)
+        try:
+            with unchanged_random_state(device):
+                scale = trainer.precision.scaler.get_scale()
+                found = diagnose(make_case(config, copy.deepcopy(trainer.model), device, update, scale))
+            is_written = bool(prescribe(found, config, self._folder))
+        except (
+            Exception
+        ) as error:  # out of memory, a full disk, an operation that cannot be traced: no reason to end a run
+            log.warn(
+                f"the doctor cannot look at step {update.step} ({type(error).__name__}: {error}); training continues "
+                "without it"
+            )
+            return ""
+        log.say(
+            f"doctor: updates are skipped, the last one at step {update.step}. In a replay of it: {found.finding()}"
         )
-        return ""
-    log.say(f"doctor: updates are skipped, the last one at step {update.step}. In a replay of it: {found.finding()}")
-    path = shlex.quote(str(session.path / NAME))
-    if is_written:
-        settings = ", ".join(f"{name}: {value}" for name, value in found.prescription(config.PRECISION).items())
-        outcome = "a replay with them is finite" if found.is_mended else "a replay with them still breaks"
-        log.say(f"doctor: {settings}; {outcome}; written for -cfg to {path}")
-    return advice(found, path if is_written and found.is_mended else None)
+        path = shlex.quote(str(self._folder / NAME))
+        if is_written:
+            settings = ", ".join(f"{name}: {value}" for name, value in found.prescription(config.PRECISION).items())
+            outcome = "a replay with them is finite" if found.is_mended else "a replay with them still breaks"
+            log.say(f"doctor: {settings}; {outcome}; written for -cfg to {path}")
+        return advice(found, path if is_written and found.is_mended else None)
 
 
 def advice(found: Diagnosis, path: str | None) -> str:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from configs.schema import Precision as Settings
 from datasets import Mixed
-from engine.diagnose.trace import Place, Trace, is_finite, unchanged_buffers
+from engine.diagnose.trace import Place, Trace, is_finite
 from engine.precision.policy import Precision
+from models.unchanged import unchanged_buffers
 from utils.seed import seed_update
 from utils.table import align
 

@@ -4,16 +4,18 @@ import contextlib
 import csv
 import io
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.diagnose.trace import Where, unchanged_buffers
-from engine.session import Session
+from engine.diagnose.trace import Where
 from engine.train.trainer import Trainer
+from models.unchanged import unchanged_buffers
 from utils.files import write_text
+from utils.log import Log
 from utils.seed import unchanged_random_state
 from utils.table import align
 
@@ -89,23 +91,23 @@ def watch(model: nn.Module, images: Tensor, autocast: torch.autocast) -> list[Se
     return list(found.seen.values())
 
 
-def explain(session: Session, trainer: Trainer) -> None:
+def explain(trainer: Trainer, log: Log, folder: Path) -> None:
     """The table on the console, alike modules in one row, and precision.csv with a row for each."""
     from models.transforms.class_token_block import whole_last_block  # here and not above: importing timm takes seconds
 
     windows = trainer.data.windows(trainer.step, trainer.step + 1)
     with contextlib.closing(windows):
         batch = next(iter(next(windows).batches))
-    images, _ = trainer._place(batch)
+    images, _ = trainer.to_device(batch)
     model = trainer.precision.computing(trainer.model).train()
     with whole_last_block(model):
         rows = [seen.row() for seen in watch(model, images, trainer.precision.autocast())]
-    session.log.say(f"in which type each module computes (one pass of {len(images)} images):")
+    log.say(f"in which type each module computes (one pass of {len(images)} images):")
     for line in align([COLUMNS, *collapse(rows)]):
-        session.log.say(f"  {line}")
+        log.say(f"  {line}")
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
-    session.process.first(lambda: write_text(session.path / "precision.csv", text.getvalue()))
+    trainer.process.first(lambda: write_text(folder / "precision.csv", text.getvalue()))
 
 
 def collapse(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:

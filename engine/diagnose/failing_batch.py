@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from datasets import Batch, Piece
+from engine.train.callbacks import Callback
+from engine.train.trainer import Trainer
 from models.formats.files import read_torch
 from utils.errors import ConfigError
 from utils.files import replacing
@@ -16,16 +18,16 @@ from utils.files import replacing
 NAME = "overflow-batch.pth"
 
 
-class Shown:
+class LastUpdate(Callback):
     """What the last update saw. Holds on to the loader's own tensors: no copy, and one update's images at a time."""
 
     def __init__(self):
-        self.start(step=0)
+        self.step, self._batches, self._shares = 0, [], []
 
-    def start(self, step: int) -> None:
-        self.step, self._batches, self._shares = step, [], []
+    def on_window(self, trainer: Trainer) -> None:
+        self.step, self._batches, self._shares = trainer.step, [], []
 
-    def add(self, batch: Batch, share: float) -> None:
+    def on_micro_batch(self, trainer: Trainer, batch: Batch, share: float) -> None:
         self._batches.append(batch)
         self._shares.append(share)
 
@@ -64,11 +66,11 @@ def name_of(rank: int) -> str:
     return NAME if rank == 0 else f"overflow-batch-{rank}.pth"
 
 
-def save_overflow(folder: Path, rank: int, shown: Shown, facts: dict) -> str:
+def save_overflow(folder: Path, rank: int, last_update: LastUpdate, facts: dict) -> str:
     """Write the batch of this process; `facts` are what process 0 adds. Returns what to do with it."""
     path = folder / name_of(rank)
     with replacing(path) as file:
-        torch.save({**shown.state_dict(), "rank": rank, **(facts if rank == 0 else {})}, file)
+        torch.save({**last_update.state_dict(), "rank": rank, **(facts if rank == 0 else {})}, file)
     return f"to see where it breaks: python scripts/doctor.py {shlex.quote(str(folder))}"
 
 

@@ -1,16 +1,43 @@
-"""Shadow parity: now and then the last batch again in float32, to see how far half precision leads off."""
+"""Shadow comparison: now and then the last batch again in float32, to see how far half precision deviates."""
 
 import copy
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from configs.schema import Precision as Settings
 from datasets import Batch, Preparation
+from engine.diagnose.failing_batch import LastUpdate
 from engine.precision.policy import Precision
+from engine.train.callbacks import Callback
 from engine.train.loss import ClassificationLoss
+from engine.train.trainer import Trainer
+from utils.log import Log
 from utils.seed import seed_update, unchanged_random_state
+
+
+class Float32Compare(Callback):
+    """Every PRECISION.SHADOW_STEPS updates: the last micro-batch both ways, at the weights of now; warns if they part."""
+
+    def __init__(self, settings: Settings, last_update: LastUpdate, log: Log, record: Callable[[dict], None]):
+        self._settings, self._last_update, self._log, self._record = settings, last_update, log, record
+
+    def on_update(self, trainer: Trainer) -> None:
+        settings, step = self._settings, trainer.step - 1
+        if trainer.step % settings.SHADOW_STEPS:
+            return
+        place = (trainer.config.SEED, step, trainer.process.rank)
+        batch = self._last_update.last_batch
+        difference = compare(trainer.model, trainer.precision, trainer.loss, trainer.prepare, batch, place)
+        line = f"shadow at step {step}: {difference.describe()}"
+        if difference.alarms(settings.SHADOW_COSINE, settings.SHADOW_LOSS):
+            self._log.warn(f"{line}; scripts/doctor.py looks for the cause")
+        else:
+            self._log.note(line)
+        self._record(difference.row(step))
 
 
 @dataclass(frozen=True)

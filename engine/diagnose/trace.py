@@ -63,18 +63,6 @@ class Where:
         return leave
 
 
-@contextlib.contextmanager
-def unchanged_buffers(model: nn.Module) -> Iterator[None]:
-    """BatchNorm's statistics are afterwards what they were."""
-    saved = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(saved[name])
-
-
 class Trace(TorchFunctionMode):
     """One pass forward and backward: what every operation returned, and the gradient of everything that it took.
 

@@ -1,22 +1,26 @@
-"""When memory runs out: how it is told from other errors, and how a window is cut into smaller micro-batches then."""
+"""When memory runs out: the same update again with smaller micro-batches, or an error that says what to lower."""
 
+import contextlib
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from configs.schema import Config
 from datasets import Batch, Window
-from datasets.batch_order import Order
-from engine.diagnose.trace import unchanged_buffers
-from utils.distributed import Process
+from engine.parallel.strategy import is_sharded
+from engine.train.trainer import Trainer
+from engine.train.window_guard import MicroBatches, WindowGuard, cut
+from models.unchanged import unchanged_buffers
 from utils.errors import OUT_OF_MEMORY, ConfigError
 from utils.log import Log
 
 
 def shortage(error: Exception) -> str | None:
-    """How memory ran out, in one line; None for an error that is about something else."""
+    """How memory ran out, in one line; None for an error about something else."""
     message = str(error).strip() or type(error).__name__
     if isinstance(error, torch.OutOfMemoryError) or any(each in message for each in OUT_OF_MEMORY):
         return message.splitlines()[0]
@@ -30,8 +34,8 @@ def release(device: torch.device) -> None:
         getattr(torch, device.type).empty_cache()
 
 
-def try_out(model: nn.Module, compute: Callable[[], Tensor], passes: int) -> str | None:
-    """Forward and backward of a loss, so many times, without a trace in the model. Returns how memory ran out, if so."""
+def probe_memory(model: nn.Module, compute: Callable[[], Tensor], passes: int) -> str | None:
+    """Run forward and backward of a loss, so many times, without a trace in the model. Returns how memory ran out."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     kept = []
     try:
@@ -47,12 +51,14 @@ def try_out(model: nn.Module, compute: Callable[[], Tensor], passes: int) -> str
     return None
 
 
-class Rereadable:
-    """Batches that can be gone through again, as far as they were read."""
+class RereadableBatches:
+    """Batches that can be read again, as far as they were read."""
 
     def __init__(self, batches: Iterator[Batch]):
         self._batches, self._read = batches, []
-        self.is_reading = False  # whether a batch is under way: what fails then has nothing to do with its size
+        self.is_reading = (
+            False  # whether the loader is at work: an error then has nothing to do with the size of a batch
+        )
 
     def __iter__(self) -> Iterator[Batch]:
         yield from self._read
@@ -66,53 +72,101 @@ class Rereadable:
             yield batch
 
 
-class MicroBatches:
-    """The size of micro-batches: as the settings say, until memory has run out."""
+class MemoryGuard(WindowGuard):
+    """Repeats a window with smaller micro-batches for as long as memory runs out.
 
-    def __init__(self, config: Config, order: Order, process: Process, log: Log):
-        self.config, self.order, self.process, self.log = config, order, process, log
-        self.size: int | None = None  # images at most; None: as they come
+    One process repeats at once. Several find out together in their first two updates, while none waits for the gradients
+    of another; one that runs out later can only end the run, with the flags that continue it.
+    """
 
-    def cut(self, window: Window, batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
-        """Each micro-batch, and whether it is this process's last of the window."""
-        for number, batch in enumerate(batches, start=1):
-            parts = self.parts(batch)
-            for part in parts:
-                yield part, number == window.num_batches and part is parts[-1]
+    def __init__(self, config: Config, trainer: Trainer, log: Log):
+        self._config, self._trainer, self._log = config, trainer, log
+        self.order, self.process = trainer.data.order, trainer.process
+        self.max_images: int | None = None  # of a micro-batch; None: as the loader has them
+        # The first update takes the memory for the optimizer's state, so only the second has all there is. FSDP gathers
+        # weights from all processes, so that none of them can try anything without the others.
+        can_probe = self.process.world_size > 1 and not config.COMPILE and not is_sharded(config, self.process)
+        self.probes_left = 2 if can_probe else 0
 
-    def parts(self, batch: Batch) -> list[Batch]:
-        return [batch] if self.size is None else batch.parts(self.size)
+    def attempts(self, window: Window) -> Iterator[AbstractContextManager[MicroBatches]]:
+        batches = RereadableBatches(window.batches)
+        if self.probes_left:
+            self._probe(window, batches)
+        self._reason: str | None = ""
+        while self._reason is not None:
+            self._reason = None
+            yield self._attempt(window, batches)
+            if self._reason is not None:  # outside of `except`: the error would keep what it met of the forward
+                self._trainer.replica.zero_grad(set_to_none=True)
+                self.halve(window.step, self._reason)
+
+    @contextlib.contextmanager
+    def _attempt(self, window: Window, batches: RereadableBatches) -> Iterator[MicroBatches]:
+        try:
+            yield cut(window, batches, self.max_images)
+        except RuntimeError as error:
+            reason = shortage(error)
+            if batches.is_reading or not reason:
+                raise
+            self._reason = reason
+        if self._reason is not None and self.process.world_size > 1:
+            raise self.cannot_repeat(window.step, self._reason)
+
+    def _probe(self, window: Window, batches: RereadableBatches) -> None:
+        """Find out together whether memory suffices."""
+        trainer, largest = self._trainer, max(batches, key=lambda batch: len(batch.targets))
+        trainer.notify("on_phase", "other")
+        while True:
+            parts = [largest] if self.max_images is None else largest.parts(self.max_images)
+            # Where gradients accumulate, those of the first pass lie there during the second.
+            passes = 2 if len(parts) * window.num_batches > 1 else 1
+            reason = probe_memory(trainer.weights.compute_model, partial(self._loss_of, parts[0]), passes)
+            if self.process.all_true(reason is None):
+                break
+            trainer.replica = None  # its memory is needed
+            self.halve(window.step, reason)
+            trainer.replicate(accumulates=True)
+        self.probes_left -= 1
+
+    def _loss_of(self, batch: Batch) -> Tensor:
+        """By the model itself: its replica would talk to the other processes."""
+        trainer = self._trainer
+        images, targets = trainer.to_device(batch)
+        with trainer.precision.autocast():
+            logits = trainer.weights.compute_model(images)
+        return trainer.loss(logits, targets)
 
     def halve(self, step: int, reason: str | None) -> None:
         """All processes together; `reason`: how memory ran out in this one, if it did."""
         if reason:
-            self.log.note(f"step {step}: {reason}")
+            self._log.note(f"step {step}: {reason}")
         old = self._largest(step)
         if old <= self.order.unit:
             self.process.first(lambda: self._refuse(step))
-        self.size = self._half(old)
-        tell = self.log.warn if self.process.is_first else self.log.note
+        self.max_images = self._half(old)
+        tell = self._log.warn if self.process.is_first else self._log.note
         tell(
-            f"out of memory at step {step} with micro-batches of {old} images; the step is done again with {self.size}, "
-            f"and so are all that follow. The images of an update stay the same. To start so: {self._flags(self.size)}"
+            f"out of memory at step {step} with micro-batches of {old} images; repeating the step, and making all that "
+            f"follow, with {self.max_images}. The images of an update stay the same. To start so: "
+            f"{self._flags(self.max_images)}"
         )
         release(self.process.device)
 
     def cannot_repeat(self, step: int, reason: str) -> ConfigError:
-        """The error of one of several processes that runs out: the others wait for its gradient and cannot be called back."""
+        """One of several processes ran out of memory: nothing can reach the others, which wait for its gradient."""
         old = self._largest(step)
         if old <= self.order.unit:
             self._refuse(step)
+        flags = self._flags(self._half(old))
         return ConfigError(
             f"DATA.BATCH_SIZE: process {self.process.rank} ran out of memory at step {step} ({reason}), while others wait "
-            "for its gradient; go on from the last save with smaller micro-batches: -resume auto "
-            f"{self._flags(self._half(old))}"
+            f"for its gradient; continue from the last save with smaller micro-batches: -resume auto {flags}"
         )
 
     def _largest(self, step: int) -> int:
-        """Images of the largest micro-batch of any process: the same number everywhere, without asking."""
+        """Images of the largest micro-batch of any process: the same number everywhere, without communication."""
         largest = self.order.largest_piece(step)
-        return largest if self.size is None else min(self.size, largest)
+        return largest if self.max_images is None else min(self.max_images, largest)
 
     def _half(self, size: int) -> int:
         """Rounded up, and even where images are mixed in pairs."""
@@ -120,17 +174,18 @@ class MicroBatches:
         return -(-size // (2 * unit)) * unit
 
     def _flags(self, size: int) -> str:
-        """For micro-batches of that size, or the next smaller one that gives the same images an update."""
+        """For micro-batches of that size, or the next smaller one with the same number of images an update."""
         order, unit = self.order, self.order.unit
         each = order.global_batch // order.world_size
         size = next((size for size in range(size, 0, -unit) if each % size == 0), unit)
         return f"-batch_size {size} -accum_iter {each // size}"
 
     def _refuse(self, step: int) -> None:
-        least = "1 image" if self.order.unit == 1 else "2 images (mixup and cutmix take them in pairs)"
-        amp = "" if self.config.AMP else ", or use -amp"
+        config = self._config
+        smallest = "1 image" if self.order.unit == 1 else "2 images (mixup and cutmix take them in pairs)"
+        amp = "" if config.AMP else ", or use -amp"
         raise ConfigError(
-            f"DATA.IMAGE_SIZE is {self.config.DATA.IMAGE_SIZE}: memory runs out at step {step} even with micro-batches "
-            f"of {least}; lower it, take a smaller model (MODEL.NAME is {self.config.MODEL.NAME}){amp}; or end what else "
+            f"DATA.IMAGE_SIZE is {config.DATA.IMAGE_SIZE}: memory runs out at step {step} even with micro-batches "
+            f"of {smallest}; lower it, choose a smaller model (MODEL.NAME is {config.MODEL.NAME}){amp}; or end what else "
             "uses the device's memory"
         )

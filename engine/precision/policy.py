@@ -5,28 +5,42 @@ and float32 it stays 1 and only keeps a non-finite update from reaching the weig
 """
 
 import contextlib
-import copy
 import dataclasses
 from collections.abc import Iterable, Iterator
 
 import torch
 
 from configs.schema import Config
-from engine.parallel.sharding import Whole
 from engine.precision.loss_scale import LossScaler
+from engine.precision.master_weights import MasterWeights, SameWeights, half_copy
+from engine.precision.speed import half_speedup
 from models.transforms.cpu_kernels import blocks_of, choose_kernels
 from models.transforms.float8 import check_float8, from_float8, to_float8
 from models.transforms.op_overrides import apply_lists
 from utils.errors import ConfigError
 
 
-def has_fast_bfloat16(device: torch.device) -> bool:
-    """Whether the device computes in bfloat16 faster than in float32."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    if device.type == "cpu":
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return True
+def choose_half(
+    amp: bool, wanted: str | None, device: torch.device, gpu_has_bfloat16: bool
+) -> tuple[torch.dtype | None, str]:
+    """The half type, None without -amp, and why."""
+    if not amp:
+        return None, "-amp was not given"
+    if wanted == "auto":
+        wanted = "float16" if device.type == "cuda" and not gpu_has_bfloat16 else "bfloat16"
+        return getattr(torch, wanted), f"-amp_dtype auto: the half type that this {device.type} device does best"
+    if wanted:
+        return getattr(torch, wanted), f"-amp_dtype {wanted}"
+    wanted = "float16" if device.type == "cuda" else "bfloat16"
+    return getattr(torch, wanted), f"the default on {device.type}"
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether a GPU has arithmetic for it: of CUDA's those since 2020."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+WORTHWHILE = 1.3  # times float32's speed
 
 
 class Precision:
@@ -37,29 +51,14 @@ class Precision:
         settings = config.PRECISION
         self.device, self._settings, self._emulate = device, settings, emulate
         self.is_naive, self.is_float8 = (config.AMP and settings.MODE == mode for mode in ("naive", "float8"))
-        self.half, self.reason = self._choose(config.AMP, settings.DTYPE, device)
+        self.half, self.reason = choose_half(config.AMP, settings.DTYPE, device, has_bfloat16(device))
         if self.is_float8:
             check_float8(device, emulate)
             self.half, self.reason = torch.bfloat16, "PRECISION.MODE is float8"
         self._check_device()
         self._compiles = config.COMPILE
         self.scaler = LossScaler(device.type, settings, needed=self.half is torch.float16)
-        self._masters: list[torch.nn.Parameter] = []
-        self._halves: list[torch.nn.Parameter] = []
-        self._sharding = Whole()
-        set_matmul(settings.MATMUL, device)
-
-    @staticmethod
-    def _choose(amp: bool, wanted: str | None, device: torch.device) -> tuple[torch.dtype | None, str]:
-        if not amp:
-            return None, "-amp was not given"
-        if wanted == "auto":
-            wanted = "float16" if device.type == "cuda" and not has_fast_bfloat16(device) else "bfloat16"
-            return getattr(torch, wanted), f"-amp_dtype auto: the half type that this {device.type} device does best"
-        if wanted:
-            return getattr(torch, wanted), f"-amp_dtype {wanted}"
-        wanted = "float16" if device.type == "cuda" else "bfloat16"
-        return getattr(torch, wanted), f"the default on {device.type}"
+        check_matmul(settings.MATMUL, device)
 
     def _check_device(self) -> None:
         """One small product in the chosen type: what a device can do is best asked of it."""
@@ -77,24 +76,15 @@ class Precision:
                 ) from error
 
     def describe(self) -> str:
-        """One line: what was chosen, why, and what this device could do better."""
-        fast = has_fast_bfloat16(self.device)
+        """One line: what was chosen, why, and what this device could do better, measured on it."""
+        speedup = half_speedup(self.device, self.half or torch.bfloat16)
+        advice = speed_advice(self.device, self.half, speedup)
         if self.half is None:
-            advice = (
-                "; this device computes faster in half precision: -amp" if fast or self.device.type == "cuda" else ""
-            )
             return f"precision: float32, as {self.reason}{advice}"
         name = str(self.half).removeprefix("torch.")
         scale = f"loss scale {self.scaler.get_scale():g}, {'moving' if self.scaler.moves else 'constant'}"
         if self.half is not torch.float16:
             scale = "loss scale 1, as a guard"
-        advice = ""
-        if self.half is torch.float16 and self.device.type == "cpu":
-            advice = "; float16 is very slow on a CPU, -amp_dtype bfloat16 is the one to use"
-        elif self.half is torch.float16 and fast:
-            advice = "; this device also has bfloat16, which needs no loss scale: -amp_dtype bfloat16"
-        elif self.half is torch.bfloat16 and not fast:
-            advice = "; this device has no bfloat16 arithmetic, so this saves memory but not time"
         mode = "naive" if self.is_naive else "autocast"
         if self.is_float8:
             mode = "float8 in large Linear layers, else autocast"
@@ -144,16 +134,13 @@ class Precision:
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None and not self.is_naive)
 
+    def weights_for(self, model: torch.nn.Module) -> SameWeights:
+        """The model that computes when this one is trained."""
+        return MasterWeights(model, self.half) if self.is_naive else SameWeights(model)
+
     def computing(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model as it computes: itself under autocast; in naive mode a copy of it in half."""
-        if not self.is_naive:
-            return model
-        if any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules()):
-            raise ConfigError(
-                "PRECISION.MODE is naive, but the model has BatchNorm, whose running statistics half precision would "
-                "spoil; use PRECISION.MODE autocast"
-            )
-        return copy.deepcopy(model).to(self.half)
+        """A model that computes what this one does, to evaluate: itself under autocast, in naive mode a copy in half."""
+        return half_copy(model, self.half) if self.is_naive else model
 
     @contextlib.contextmanager
     def in_float32(self, model: torch.nn.Module) -> Iterator[None]:
@@ -183,56 +170,6 @@ class Precision:
         """Images in the type that the model takes."""
         return images.to(self.half) if self.is_naive else images
 
-    def link(self, model: torch.nn.Module, copy: torch.nn.Module, sharding: Whole) -> None:
-        """From here on `update` moves the model by the gradients of its copy, and the copy after it."""
-        self._sharding = sharding
-        if copy is not model:
-            pairs = zip(model.parameters(), copy.parameters(), strict=True)
-            self._masters, self._halves = zip(*[pair for pair in pairs if pair[0].requires_grad], strict=True)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        self.scaler.scale(loss).backward()
-
-    def update(
-        self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], grad_clip: float | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Unscale, clip, step, or skip where a gradient is not finite.
-
-        Returns the gradient norm before clipping and 1.0 or 0.0 for skipped or not, both on the device.
-        """
-        self._move_gradients()
-        self._sharding.collect_gradients()
-        self.scaler.unscale_(optimizer)
-        self._sharding.agree(self.scaler.found_inf(optimizer))
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        grad_norm = self._sharding.norm(norm)
-        if grad_clip:
-            torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, grad_norm)
-        skipped = self.scaler.found_inf(optimizer)
-        self.scaler.step(optimizer)
-        self.scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        self.refresh()
-        return grad_norm, skipped
-
-    def _move_gradients(self) -> None:
-        """Half gradients of the copy become float32 ones of the model, still scaled."""
-        used = [
-            (master, half) for master, half in zip(self._masters, self._halves, strict=True) if half.grad is not None
-        ]
-        if used:
-            for master, _ in used:
-                master.grad = torch.empty_like(master)
-            torch._foreach_copy_([master.grad for master, _ in used], [half.grad for _, half in used])
-            for _, half in used:
-                half.grad = None
-
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """Give the copy the model's weights."""
-        if self._halves:
-            torch._foreach_copy_(self._halves, self._masters)
-
     def state_dict(self) -> dict:
         return {**self.scaler.state_dict(), "dtype": str(self.half)}
 
@@ -242,9 +179,27 @@ class Precision:
             self.scaler.load_state_dict({name: value for name, value in state.items() if name != "dtype"})
 
 
-def set_matmul(mode: str, device: torch.device) -> None:
-    """How float32 matrices are multiplied: exactly, or in tf32 on GPUs that have it."""
+def speed_advice(device: torch.device, half: torch.dtype | None, speedup: float) -> str:
+    """What this device would do better. `speedup`: of the half type over float32 (bfloat16 where none is chosen)."""
+    what = "processor" if device.type == "cpu" else f"{device.type} device"
+    if half is None:
+        return f"; bfloat16 is about {speedup:.1f} times as fast on this {what}: -amp" if speedup > WORTHWHILE else ""
+    name = str(half).removeprefix("torch.")
+    if speedup < 1:
+        slower = f"about {1 / speedup:.1f} times slower than float32" if speedup < 0.9 else "no faster than float32"
+        return f"; {name} is {slower} on this {what}: leave -amp out, unless it is for the memory"
+    if half is torch.float16 and device.type != "mps" and has_bfloat16(device):
+        return f"; this {what} also has bfloat16, which needs no loss scale: -amp_dtype bfloat16"
+    return ""
+
+
+def check_matmul(mode: str, device: torch.device) -> None:
+    """Refuse a way to multiply float32 matrices that this device does not have."""
     if mode == "tf32" and not (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)):
         raise ConfigError(f"PRECISION.MATMUL is tf32, which this {device.type} device does not have; use ieee")
+
+
+def set_matmul(mode: str) -> None:
+    """Multiply float32 matrices exactly, or in tf32, in the whole process."""
     torch.set_float32_matmul_precision("high" if mode == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = mode == "tf32"

@@ -1,9 +1,13 @@
-"""What to change when updates wait for data, said once and with a number."""
+"""Advice for a run that waits for its data."""
 
 import math
+from collections.abc import Callable
 
 from configs.schema import Config
 from datasets import ImageSet, count_workers
+from engine.train.callbacks import Callback
+from engine.train.counters import Report
+from engine.train.trainer import Trainer
 from utils.distributed import Process
 from utils.host import cores_per_process
 
@@ -11,37 +15,37 @@ LIMIT = 20.0  # per cent of the time
 ENOUGH_UPDATES = 10  # to judge by; the first report of a start contains start-up and counts for nothing
 
 
-class Advice:
-    """Watches the reports of a start."""
+class DataWaitAdvice(Callback):
+    """Says once what to change when updates wait for data."""
 
-    def __init__(self, config: Config, image_set: ImageSet, process: Process):
-        self._config, self._image_set = config, image_set
+    def __init__(self, config: Config, image_set: ImageSet, process: Process, say: Callable[[str], None]):
+        self._config, self._image_set, self._say = config, image_set, say
         self._num_workers = count_workers(config.DATA, image_set, process.world_size, process.device)
         self._num_cores = cores_per_process(process.world_size, process.device)
-        self._judged: int | None = None  # the last step that was judged
+        self._judged: int | None = None  # step of the last judgement
         self._waiting = self._seconds = 0.0  # since then
         self._is_given = False
 
-    def look_at(self, row: dict) -> str | None:
-        """The line to say after this report, if any."""
+    def on_report(self, trainer: Trainer, report: Report) -> None:
         if self._judged is None:
-            self._judged = row["step"]
-            return None
-        self._waiting += row["data_pct"] * row["seconds"]
-        self._seconds += row["seconds"]
-        if self._is_given or row["step"] - self._judged < ENOUGH_UPDATES:
-            return None
+            self._judged = report.step
+            return
+        self._waiting += report.shares["data"] * report.seconds
+        self._seconds += report.seconds
+        if self._is_given or report.step - self._judged < ENOUGH_UPDATES:
+            return
         percent = self._waiting / max(self._seconds, 1e-9)
-        self._judged, self._waiting, self._seconds = row["step"], 0.0, 0.0
+        self._judged, self._waiting, self._seconds = report.step, 0.0, 0.0
         remedy = self._remedy(percent / 100) if percent > LIMIT else None
         self._is_given = remedy is not None
-        return f"{percent:.0f}% of the time is spent waiting for data: {remedy}" if remedy else None
+        if remedy:
+            self._say(f"{percent:.0f}% of the time is spent waiting for data: {remedy}")
 
-    def _remedy(self, share: float) -> str | None:
+    def _remedy(self, fraction: float) -> str | None:
         """The first that applies."""
         size = 2 * self._config.DATA.IMAGE_SIZE
         # Workers bring images in proportion to their number; this many keep up. None: the training process reads.
-        needed = math.ceil(max(self._num_workers, share) / max(1 - share, 1e-3))
+        needed = math.ceil(max(self._num_workers, fraction) / max(1 - fraction, 1e-3))
         remedies = [
             (
                 self._num_workers < self._num_cores,

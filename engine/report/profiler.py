@@ -6,16 +6,18 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from engine.report.timing import Phases
+from engine.report.timing import Timing
+from engine.train.callbacks import Callback
+from engine.train.trainer import Trainer
 
 WARM_UPDATES = 5  # of this start, before the profiler; the first ones are unlike those that follow
 
 
-class Profiler:
+class Profiler(Callback):
     """Traces `num_updates` updates of this process, then leaves the run alone."""
 
-    def __init__(self, num_updates: int, path: Path, phases: Phases, say: Callable[[str], None]):
-        self._path, self._phases, self._say = path, phases, say
+    def __init__(self, num_updates: int, path: Path, timing: Timing, say: Callable[[str], None]):
+        self._path, self._timing, self._say = path, timing, say
         has_device = {
             ProfilerActivity.CUDA: torch.cuda.is_available(),
             ProfilerActivity.XPU: torch.xpu.is_available(),
@@ -28,22 +30,21 @@ class Profiler:
             acc_events=True,
         )
         self._is_done = False
-        phases.shows_ranges = True
+        timing.shows_ranges = True
         self._profile.start()
 
-    def step(self) -> None:
-        """An update is over."""
+    def on_update(self, trainer: Trainer) -> None:
         if not self._is_done:
             self._profile.step()
 
     def close(self) -> None:
-        """The run is over; what was traced until now is written."""
+        """Write what was traced so far."""
         if not self._is_done:
             self._profile.stop()
         if not self._is_done:
             self._say(f"PROFILE: the run ended before its update {WARM_UPDATES + 2}, so there is no trace")
 
     def _write(self, traced: profile) -> None:
-        self._is_done, self._phases.shows_ranges = True, False
+        self._is_done, self._timing.shows_ranges = True, False
         traced.export_chrome_trace(str(self._path))
         self._say(f"profile: {self._path}; open it at https://ui.perfetto.dev")

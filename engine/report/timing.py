@@ -2,13 +2,17 @@
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-PHASES = ("data", "copy", "forward", "backward", "communication", "optimizer", "other")
-MOST_MARKS = 10_000  # between two reports: some 1200 updates of one micro-batch, and a few MB
+from engine.train.callbacks import PHASES, Callback
+from engine.train.counters import Report
+from engine.train.trainer import Trainer
+
+MAX_MARKS = 10_000  # between two reports: some 1200 updates of one micro-batch, and a few MB
 
 
 class HostClock:
@@ -47,53 +51,63 @@ class DeviceClock:
         self._free += marks
 
 
-class Phases:
-    """How long each phase took since the last report. A phase lasts until the next begins."""
+class Timing(Callback):
+    """How long each phase took since the last report, and in the epoch so far."""
 
     def __init__(self, clock: HostClock | DeviceClock):
         self._clock = clock
         self._marks: list[tuple[str, Any]] = []
         self._range = contextlib.ExitStack()
         self.shows_ranges = False  # whether a profiler is to see the phases by name
+        self.epoch_seconds: Counter[str] = Counter()  # of each phase, in this start's part of the epoch
 
     @classmethod
-    def on(cls, device: torch.device) -> "Phases":
+    def on(cls, device: torch.device) -> "Timing":
         return cls(DeviceClock(device) if device.type in ("cuda", "xpu") else HostClock())
 
-    def begin(self, name: str) -> None:
+    def on_epoch_start(self, trainer: Trainer) -> None:
+        self.epoch_seconds.clear()
+        self.restart()
+
+    def on_phase(self, trainer: Trainer, name: str) -> None:
         self._mark(name)
         self._range.close()
         if self.shows_ranges and name != "other":
             self._range.enter_context(torch.profiler.record_function(name))
 
-    def begin_backward(self, loss: torch.Tensor, syncs: bool) -> None:
+    def on_loss(self, trainer: Trainer, loss: torch.Tensor, is_last: bool) -> None:
         """Where gradients are averaged, what is left of that once the last of them is computed is communication.
 
         DDP waits for it in a callback at the end of backward, and callbacks run in the order in which they were queued:
         ours comes before, as backward begins with the loss. A timed communication hook would change DDP's own path.
         """
-        self.begin("backward")
-        if syncs:
+        if is_last and trainer.process.world_size > 1:
             queue = torch.autograd.Variable._execution_engine.queue_callback
             loss.register_hook(lambda gradient: queue(lambda: self._mark("communication")))
 
+    def on_report(self, trainer: Trainer, report: Report) -> None:
+        seconds = self.lap()
+        self.epoch_seconds.update(seconds)
+        report.seconds, report.shares = sum(seconds.values()), shares(seconds, trainer.process.device)
+
     def _mark(self, name: str) -> None:
-        if len(self._marks) < MOST_MARKS:
+        if len(self._marks) < MAX_MARKS:
             self._marks.append((name, self._clock.now()))
 
     def restart(self) -> None:
-        """Forget what was since the last lap; the next one begins here."""
+        """Forget everything since the last lap; the next one begins here."""
         self._clock.recycle([mark for _, mark in self._marks])
         self._marks = []
-        self.begin("other")
+        self._range.close()
+        self._mark("other")
 
     def lap(self) -> dict[str, float]:
         """Seconds of each phase from the last lap to the last mark. The host has waited for the device before."""
         seconds = dict.fromkeys(PHASES, 0.0)
         for (name, start), (_, end) in zip(self._marks, self._marks[1:], strict=False):
             seconds[name] += self._clock.seconds(start, end)
-        # The phase that is under way goes on in the next lap, unless it is long over and had no room for its end.
-        kept = self._marks[-1:] if len(self._marks) < MOST_MARKS else []
+        # The phase under way continues in the next lap, unless it is long over and had no room for its end.
+        kept = self._marks[-1:] if len(self._marks) < MAX_MARKS else []
         self._clock.recycle([mark for _, mark in self._marks[: len(self._marks) - len(kept)]])
         self._marks = kept
         return seconds

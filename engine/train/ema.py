@@ -4,7 +4,7 @@ import copy
 
 import torch
 
-from engine.parallel.sharding import Whole
+from engine.parallel.replicated import Replicated
 
 
 class Ema:
@@ -14,9 +14,9 @@ class Ema:
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self._decay = decay
 
-    def follow(self, model: torch.nn.Module, sharding: Whole) -> None:
+    def follow(self, model: torch.nn.Module, parallel: Replicated) -> None:
         """From here on `update` moves towards this model."""
-        pairs = list(zip(sharding.state_of(self.model).values(), sharding.state_of(model).values(), strict=True))
+        pairs = list(zip(parallel.local_state(self.model).values(), parallel.local_state(model).values(), strict=True))
         self._means, self._values = zip(*[pair for pair in pairs if pair[0].is_floating_point()], strict=True)
         self._counts = [pair for pair in pairs if not pair[0].is_floating_point()]  # BatchNorm counts batches
 

@@ -3,7 +3,11 @@
 import time
 from collections.abc import Callable
 
-TIME_IS_UP = 1  # agreed on as signals are, and less than the numbers of those that are obeyed: a signal goes first
+from engine.train.callbacks import Callback
+from engine.train.counters import Report
+from engine.train.trainer import Trainer
+
+TIME_IS_UP = 1  # agreed on like a signal's number, and below those that are obeyed: a signal goes first
 
 
 class NonFinite(Exception):
@@ -21,27 +25,51 @@ class Stopped(Exception):
         self.number = number
 
 
-class TimeLimit:
-    """Tells when a run must save and end, so that this is done before its time is over."""
+class SkipLimit(Callback):
+    """Ends the run after so many skipped updates in a row (PRECISION.MAX_CONSECUTIVE_SKIPS)."""
 
-    def __init__(self, seconds: float, start: float, clock: Callable[[], float] = time.monotonic):
-        """`start`: what the clock showed at the program's start."""
-        self._end, self._clock = start + seconds, clock
+    def __init__(self, max_skips: int, advice: Callable[[], str]):
+        """`advice`: what to change, as far as it is known by then."""
+        self._max_skips, self._advice = max_skips, advice
+
+    def on_report(self, trainer: Trainer, report: Report) -> None:
+        skips = report.skips_in_a_row
+        if skips >= self._max_skips:
+            advice = self._advice() or "lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP, or in float16 try -amp_dtype bfloat16"
+            raise NonFinite(
+                f"{skips} updates in a row had a non-finite gradient, up to step {trainer.step}; the weights are those "
+                f"before them; {advice}",
+                range(trainer.step - skips, trainer.step),
+            )
+
+
+class TimeLimit(Callback):
+    """Tells when a run must save and end, so that this is done before its time is over (RUN.MAX_TIME)."""
+
+    def __init__(
+        self,
+        seconds: float,
+        start: float,
+        longest_save: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """`start`: what the clock showed at the program's start; `longest_save`: seconds, of the saves so far."""
+        self._end, self._longest_save, self._clock = start + seconds, longest_save, clock
         self._update = self._turn = 0.0  # longest so far: an update, and an epoch's last one with all up to the next
         self._before: tuple[float, int] | None = None  # when it was asked last, and with which number
 
-    def is_near(self, num_left: int, save: float) -> bool:
-        """Asked before each update. `num_left`: updates to the epoch's end; `save`: seconds of the longest save so far.
+    def should_stop(self, trainer: Trainer, updates_left: int) -> bool:
+        """Several processes act on the answer one update later, and a save may have to wait for the one before.
 
-        Several processes act on the answer one update later, and a save may have to wait for the one before: so time is
-        left for two of each, and for the evaluation if it comes between.
+        So time is left for two of each, and for the evaluation if it comes between.
         """
         now = self._clock()
         if self._before:
-            before, num_left_before = self._before
-            if num_left_before == 1:
+            before, left_before = self._before
+            if left_before == 1:
                 self._turn = max(self._turn, now - before)
             else:
                 self._update = max(self._update, now - before)
-        self._before = now, num_left
-        return now + 2 * (self._update + save) + (self._turn if num_left <= 2 else 0) >= self._end
+        self._before = now, updates_left
+        turn = self._turn if updates_left <= 2 else 0
+        return now + 2 * (self._update + self._longest_save()) + turn >= self._end

@@ -61,11 +61,10 @@ class Worker:
 
     def __init__(self, own: dict, argv: list[str]):
         from datasets import CacheProgress, build_train_data, cache_image_sets, load_image_sets
-        from engine.train.trainer import Trainer
+        from engine.train.build import build_trainer
         from models import build_model
         from utils.distributed import Process
         from utils.log import Log
-        from utils.signals import StopSignal
 
         self.config = config = load(argv).with_default_batch_size().config
         process = Process.start(config.DEVICE, {})
@@ -78,7 +77,7 @@ class Worker:
         torch.manual_seed(config.SEED)
         self.num_classes = config.MODEL.NUM_CLASSES or len(train_set.classes)
         model = build_model(config, self.num_classes)
-        self.trainer = Trainer(config, model.to(self.device), data, process, Log(0), StopSignal())
+        self.trainer = build_trainer(config, model.to(self.device), data, process, Log(0))
         self.windows = data.windows(0, sys.maxsize)
         self.num_images = data.global_batch
 
@@ -102,7 +101,7 @@ class Worker:
         for _ in range(steps):
             self.trainer.update(next(self.windows))
         self.trainer.report()
-        assert torch.isfinite(self.trainer.totals).all()
+        assert torch.isfinite(self.trainer.counters.totals).all()
 
     def time_updates(self, warm_up: int, steps: int) -> float:
         self.update(warm_up)
@@ -115,7 +114,7 @@ class Worker:
 
     def tensor_memory(self) -> int:
         """The most bytes that tensors fill during an update: what a GPU's allocator would count, libraries left out."""
-        from engine.memory.estimate import passing_bytes
+        from scripts.benchmarks.cpu_memory import passing_bytes
 
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)

@@ -177,13 +177,13 @@ def test_evaluation_takes_the_default_and_says_so(program):
 
 
 def test_check_shows_the_estimate(program, monkeypatch):
-    monkeypatch.setattr("engine.check.preflight.free_memory", lambda device: 4 * MIB)
+    monkeypatch.setattr("engine.preflight.free_memory", lambda device: 4 * MIB)
     found = rows(program("-check")[1])
     verdict, told = found["batch size"]
     count = int(re.match(r"(\d+) images", told)[1])
     assert verdict == "ok" and count % 8 == 0 and f"for {count} images" in found["memory"][1]
     assert found["memory"][0] == "ok" and f"for {count} images an update" in found["learning rate"][1]
-    monkeypatch.setattr("engine.check.preflight.free_memory", lambda device: 1000)
+    monkeypatch.setattr("engine.preflight.free_memory", lambda device: 1000)
     assert rows(program("-check")[1])["batch size"][0] == "WRONG"
     for wrong in ("MODEL.FREEZE=[nothing]", "PRECISION.CUSTOM_BLACK_LIST=[nothing]"):
         assert rows(program("-check", "-amp", "-opts", wrong)[1])["batch size"][0] == "WARN"

@@ -5,12 +5,15 @@ import random
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from configs.load import load
-from engine.precision.policy import Precision
+from engine.precision.policy import Precision, choose_half, speed_advice
+from engine.precision.speed import half_speedup
 from engine.train.optim import build_optimizer
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names, refused
+from tests.support.trainers import make_trainer
 from utils.errors import ConfigError
 
 
@@ -19,14 +22,23 @@ def make(tmp_path, amp=True, dtype=None, **scaling):
     return replaced(config, PRECISION={"DTYPE": dtype, **scaling})
 
 
-def one_update(precision, config, model, factor=1.0, clip=None):
-    """One update on a linear model; returns gradient norm and whether it was skipped."""
+def scaled_step(scaler, optimizer) -> bool:
+    """What the trainer does with the scaler after a backward; whether the update was skipped."""
+    scaler.unscale_(optimizer)
+    skipped = bool(scaler.found_inf(optimizer))
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    return skipped
+
+
+def one_update(precision, config, model, factor=1.0) -> bool:
+    """One update of a linear model; whether it was skipped."""
     optimizer = build_optimizer(config.TRAIN, model)
     with precision.autocast():
         output = model(torch.ones(4, 3))
-    precision.backward(output.float().sum() * factor)
-    norm, skipped = precision.update(optimizer, list(model.parameters()), clip)
-    return float(norm), bool(skipped)
+    precision.scaler.scale(output.float().sum() * factor).backward()
+    return scaled_step(precision.scaler, optimizer)
 
 
 @pytest.mark.parametrize(
@@ -44,29 +56,63 @@ def test_amp_switches_autocast_to_the_chosen_type(tmp_path, amp, dtype, expected
         assert torch.nn.Linear(3, 2)(torch.ones(1, 3)).dtype is expected
 
 
-def test_auto_takes_float16_only_on_gpus_without_bfloat16(monkeypatch):
-    for fast, device, expected in (
-        (True, "cuda", torch.bfloat16),
-        (False, "cuda", torch.float16),
-        (False, "cpu", torch.bfloat16),  # float16 would be slower still
-    ):
-        monkeypatch.setattr("engine.precision.policy.has_fast_bfloat16", lambda device, fast=fast: fast)
-        assert Precision._choose(True, "auto", torch.device(device))[0] is expected
+@pytest.mark.parametrize(
+    ("wanted", "device", "has_bfloat16", "expected"),
+    [
+        ("auto", "cuda", True, torch.bfloat16),
+        ("auto", "cuda", False, torch.float16),
+        ("auto", "cpu", False, torch.bfloat16),  # float16 would be slower still
+        (None, "cuda", True, torch.float16),  # as in the systems that people come from
+        (None, "cpu", True, torch.bfloat16),
+        ("float16", "cpu", True, torch.float16),
+    ],
+)
+def test_the_half_type_follows_the_setting_and_the_device(wanted, device, has_bfloat16, expected):
+    assert choose_half(True, wanted, torch.device(device), has_bfloat16)[0] is expected
 
 
-def test_float16_is_the_default_on_cuda(tmp_path):
-    assert Precision._choose(True, None, torch.device("cuda"))[0] is torch.float16
+@pytest.mark.parametrize(
+    ("half", "speedup", "names"),
+    [
+        (torch.bfloat16, 0.29, ["3.4 times slower than float32", "leave -amp out"]),
+        (torch.bfloat16, 0.95, ["no faster", "leave -amp out"]),
+        (torch.float16, 0.2, ["float16", "5.0 times slower"]),
+        (torch.float16, 1.4, ["-amp_dtype bfloat16"]),
+        (None, 2.7, ["2.7 times as fast", "-amp"]),
+    ],
+)
+def test_the_start_says_what_half_precision_costs_or_gains_here(half, speedup, names):
+    advice = speed_advice(CPU, half, speedup)
+    assert all(name in advice for name in names)
+    assert speed_advice(CPU, torch.bfloat16, 2.7) == speed_advice(CPU, None, 1.1) == ""
+
+
+def test_the_speed_of_half_precision_is_measured():
+    class CountProducts(TorchFunctionMode):
+        dtypes = []
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if function is torch.nn.functional.linear:
+                self.dtypes.append(args[0].dtype)
+            return function(*args, **(kwargs or {}))
+
+    half_speedup.cache_clear()
+    state = torch.get_rng_state()
+    with CountProducts() as products:
+        speedup = half_speedup(CPU, torch.bfloat16)
+    assert 0 < speedup < float("inf") and torch.equal(torch.get_rng_state(), state)
+    assert set(products.dtypes) == {torch.float32, torch.bfloat16} and 4 <= len(products.dtypes) <= 12
 
 
 def test_float16_scale_shrinks_after_an_overflow_and_grows_after_good_updates(tmp_path):
     config = make(tmp_path, True, "float16", INIT_LOSS_SCALING=1024.0, INCR_EVERY_N_STEPS=2, DECR_RATIO=0.25)
     precision, model = Precision(config, CPU), torch.nn.Linear(3, 2)
     before = model.weight.clone()
-    _, skipped = one_update(precision, config, model, factor=float("inf"))
+    skipped = one_update(precision, config, model, factor=float("inf"))
     assert skipped and precision.scaler.get_scale() == 256
     assert torch.equal(model.weight, before)
     for _ in range(2):
-        assert not one_update(precision, config, model)[1]
+        assert not one_update(precision, config, model)
     assert precision.scaler.get_scale() == 512
     assert not torch.equal(model.weight, before)
 
@@ -77,27 +123,38 @@ def test_without_float16_the_scale_stays_one_and_non_finite_updates_are_skipped(
     precision, model = Precision(config, CPU), torch.nn.Linear(3, 2)
     for _ in range(3):
         before = model.weight.clone()
-        assert one_update(precision, config, model, factor=float("nan"))[1]
+        assert one_update(precision, config, model, factor=float("nan"))
         assert torch.equal(model.weight, before)
-        assert not one_update(precision, config, model)[1]
+        assert not one_update(precision, config, model)
         assert precision.scaler.get_scale() == 1
 
 
+def sgd_trainer(tmp_path, *options):
+    """An update moves the weights by exactly its gradients."""
+    plain = ["TRAIN.OPTIMIZER.NAME=SGD", "TRAIN.OPTIMIZER.MOMENTUM=0", "TRAIN.WEIGHT_DECAY=0", "TRAIN.BASE_LR=1"]
+    return make_trainer(small_config(tmp_path, *plain, "TRAIN.WARMUP_EPOCHS=0", *options))
+
+
 def test_gradients_are_unscaled_before_they_are_clipped(tmp_path):
-    config = make(tmp_path, True, "float16", INIT_LOSS_SCALING=4096.0)
-    norm, _ = one_update(Precision(config, CPU), config, torch.nn.Linear(3, 2), clip=1.0)
-    assert norm == pytest.approx((6 * 16 + 2 * 16) ** 0.5, rel=1e-3)  # d/dw = 4, d/db = 4
+    half = ["AMP=true", "PRECISION.DTYPE=float16", "PRECISION.INIT_LOSS_SCALING=4096"]
+    norms = []
+    for options in ([], half):
+        trainer = sgd_trainer(tmp_path, *options)
+        for window in trainer.data.windows(0, 1):
+            trainer.update(window)
+        norms.append(trainer.report().grad_norm)
+    assert norms[1] == pytest.approx(norms[0], rel=0.05)
 
 
-def test_gradients_are_clipped_to_the_norm_that_is_set(tmp_path):
-    model = torch.nn.Linear(3, 2)
-    before = torch.cat([parameter.detach().reshape(-1).clone() for parameter in model.parameters()])
-    precision = Precision(make(tmp_path, False), CPU)
-    precision.backward(model(torch.ones(4, 3)).sum())
-    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
-    norm, _ = precision.update(sgd, list(model.parameters()), 0.5)
-    after = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
-    assert norm > 1 and (after - before).norm().item() == pytest.approx(0.5, rel=1e-4)
+@pytest.mark.parametrize("amp", [False, True])
+def test_gradients_are_clipped_to_the_norm_that_is_set(tmp_path, amp):
+    trainer = sgd_trainer(tmp_path, "TRAIN.GRAD_CLIP=0.01", f"AMP={amp}", "PRECISION.DTYPE=float16")
+    before = [parameter.detach().clone() for parameter in trainer.parameters]
+    for window in trainer.data.windows(0, 1):
+        trainer.update(window)
+    moved = torch.cat([(new - old).reshape(-1) for new, old in zip(trainer.parameters, before, strict=True)])
+    assert trainer.report().grad_norm > 0.02
+    assert moved.norm().item() == pytest.approx(0.01 * trainer.schedule(0), rel=1e-3)
 
 
 def test_a_saved_scale_is_taken_up_by_the_same_type_only(tmp_path):
@@ -112,9 +169,9 @@ def test_a_saved_scale_is_taken_up_by_the_same_type_only(tmp_path):
 
 
 def test_the_start_line_says_what_and_why(tmp_path):
-    assert_names(Precision(make(tmp_path, False), CPU).describe(), "float32", "-amp")
-    assert_names(Precision(make(tmp_path, True), CPU).describe(), "autocast", "bfloat16", "GradScaler")
-    assert_names(Precision(make(tmp_path, True, "float16"), CPU).describe(), "float16", "slow", "CPU")
+    assert "float32, as -amp was not given" in Precision(make(tmp_path, False), CPU).describe()
+    assert "autocast bfloat16 with GradScaler" in Precision(make(tmp_path, True), CPU).describe()
+    assert "autocast float16 with GradScaler" in Precision(make(tmp_path, True, "float16"), CPU).describe()
 
 
 def paddles_rule(found, init, every_good, up, every_bad, down, floor, ceiling):
@@ -158,8 +215,8 @@ def our_scales(config, found, stop_at=None):
         if number == stop_at:
             state, precision = precision.state_dict(), Precision(config, CPU)
             precision.load_state_dict(state)
-        precision.backward(parameter.sum() * (float("inf") if is_bad else 1.0))
-        assert bool(precision.update(optimizer, [parameter], None)[1]) is is_bad
+        precision.scaler.scale(parameter.sum() * (float("inf") if is_bad else 1.0)).backward()
+        assert scaled_step(precision.scaler, optimizer) is is_bad
         scales.append(precision.scaler.get_scale())
     return scales
 
@@ -189,8 +246,8 @@ def test_200_overflows_in_a_row_leave_scale_and_weights_whole(tmp_path):
     assert min(our_scales(config, [True] * 200)) == 2.0
     precision, model = Precision(config, CPU), torch.nn.Linear(3, 2)
     for _ in range(200):
-        assert one_update(precision, config, model, factor=float("inf"))[1]
-    assert not one_update(precision, config, model)[1]
+        assert one_update(precision, config, model, factor=float("inf"))
+    assert not one_update(precision, config, model)
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 
 

@@ -29,8 +29,9 @@ from engine.check.images import (
     check_sizes,
     scan_images,
 )
+from engine.check.memory import check_memory
 from engine.check.quick_checks import check_disk, check_output, check_rate, check_shared_memory, loader_processes
-from engine.memory.estimate import check_memory, fixed_bytes, saved_bytes
+from engine.memory.estimate import fixed_bytes, saved_bytes
 from engine.precision.policy import Precision
 from models import build_model
 from scripts import make_shards

@@ -8,17 +8,16 @@ import torch
 from configs.schema import Config, Data, Model, Train
 from datasets import build_train_data, load_image_sets
 from engine.checkpoint import format as checkpoint
-from engine.checkpoint.async_saver import Saver
+from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.format import read_checkpoint
-from engine.checkpoint.host_copy import Snapshot
-from engine.train.trainer import Trainer
+from engine.checkpoint.host_copy import HostCopy
+from engine.train.build import build_trainer
 from models import build_model
 from tests.support.configs import CPU
 from tests.support.refusals import assert_names
 from tests.support.run_hash import state_hash
 from utils.distributed import Process
 from utils.log import Log
-from utils.signals import StopSignal
 
 CONFIG = Config(
     DATA=Data(DATASET="synthetic", SYNTHETIC_SIZE=64, IMAGE_SIZE=8, BATCH_SIZE=8),
@@ -32,7 +31,7 @@ def trainer():
     train_set, _ = load_image_sets(CONFIG)
     data = build_train_data(CONFIG, train_set, 0, 1, CPU)
     torch.manual_seed(0)
-    return Trainer(CONFIG, build_model(CONFIG, 4), data, Process(CPU), Log(0), StopSignal())
+    return build_trainer(CONFIG, build_model(CONFIG, 4), data, Process(CPU), Log(0))
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def told():
 
 @pytest.fixture
 def saver(tmp_path, told):
-    return Saver(tmp_path, keep=1, device=CPU, warn=told.append)
+    return AsyncSaver(tmp_path, keep=1, device=CPU, warn=told.append)
 
 
 @pytest.fixture
@@ -81,7 +80,7 @@ def test_what_is_written_is_the_state_of_the_save_though_training_went_on(tmp_pa
 
 
 def test_a_second_save_waits_for_the_first_before_it_copies(tmp_path, saver, monkeypatch):
-    events, copied_again, save, take = [], threading.Event(), checkpoint.torch.save, Snapshot.take
+    events, copied_again, save, take = [], threading.Event(), checkpoint.torch.save, HostCopy.take
 
     def slow_save(state, file):
         copied_again.wait(0.2)  # in vain for the first, whose copy the second would write over
@@ -95,7 +94,7 @@ def test_a_second_save_waits_for_the_first_before_it_copies(tmp_path, saver, mon
         return take(self, state)
 
     monkeypatch.setattr(checkpoint.torch, "save", slow_save)
-    monkeypatch.setattr(Snapshot, "take", noted_take)
+    monkeypatch.setattr(HostCopy, "take", noted_take)
     saver.save(small_state(1), [])
     saver.save(small_state(2), [])
     saver.wait()
@@ -138,7 +137,7 @@ def test_our_own_mistake_in_the_thread_comes_out_where_it_is_waited_for(saver):
         saver.wait()
 
 
-def test_a_snapshot_is_equal_in_values_types_and_strides_and_uses_its_memory_again(trainer):
+def test_a_host_copy_is_equal_in_values_types_and_strides_and_uses_its_memory_again(trainer):
     for window in trainer.data.windows(0, 1):
         trainer.update(window)
     state = trainer.state_dict() | {
@@ -147,29 +146,29 @@ def test_a_snapshot_is_equal_in_values_types_and_strides_and_uses_its_memory_aga
         "every_other": torch.arange(6.0)[::2],
         "types": [torch.ones(3, dtype=torch.bfloat16), torch.tensor(3), torch.zeros(0), torch.tensor([True])],
     }
-    snapshot = Snapshot(CPU)
-    copy = snapshot.take(state)
+    host_copy = HostCopy(CPU)
+    copy = host_copy.take(state)
     assert state_hash(copy) == state_hash(state)
     assert copy["state_dict"]._metadata == state["state_dict"]._metadata
     assert copy["channels_last"].stride() == state["channels_last"].stride() and copy["view"].stride() == (1, 3)
     places = {name: tensor.data_ptr() for name, tensor in copy["state_dict"].items()}
     state["state_dict"]["cls_token"].add_(1)
     assert state_hash(copy) != state_hash(state)
-    again = snapshot.take(state)
+    again = host_copy.take(state)
     assert state_hash(again) == state_hash(state)
     assert {name: tensor.data_ptr() for name, tensor in again["state_dict"].items()} == places
 
 
-def test_a_snapshot_of_more_tensors_than_before_is_as_right(monkeypatch):
+def test_a_host_copy_of_more_tensors_than_before_is_as_right(monkeypatch):
     monkeypatch.setattr("engine.checkpoint.host_copy.CHUNK", 256)
-    snapshot = Snapshot(CPU)
+    host_copy = HostCopy(CPU)
     for count in (1, 9, 2):
         state = {str(number): torch.randn(number * 20 + 1) for number in range(count)}
-        assert state_hash(snapshot.take(state)) == state_hash(state)
+        assert state_hash(host_copy.take(state)) == state_hash(state)
 
 
-def test_a_file_of_a_snapshot_is_as_large_as_one_of_the_state(tmp_path, trainer):
+def test_a_file_of_a_host_copy_is_as_large_as_one_of_the_state(tmp_path, trainer):
     """A tensor must not bring the memory with it that it shares with others."""
-    for name, state in (("state", trainer.state_dict()), ("copy", Snapshot(CPU).take(trainer.state_dict()))):
+    for name, state in (("state", trainer.state_dict()), ("copy", HostCopy(CPU).take(trainer.state_dict()))):
         torch.save(state, tmp_path / name)
     assert abs((tmp_path / "copy").stat().st_size - (tmp_path / "state").stat().st_size) < 2000

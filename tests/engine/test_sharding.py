@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from engine.parallel.sharding import check_strategy
+from engine.parallel.strategy import check_strategy
 from models.formats.files import read_torch
 from models.formats.sharded import Parts, span
 from tests.support.configs import SMALL, small_config

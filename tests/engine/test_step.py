@@ -6,11 +6,15 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.train.trainer import NonFinite
-from tests.support.configs import SMALL, replaced, small_config
+from engine.diagnose.failing_batch import LastUpdate
+from engine.memory.recovery import MemoryGuard
+from engine.report.timing import Timing
+from engine.train.stop_conditions import NonFinite, SkipLimit
+from tests.support.configs import CPU, SMALL, replaced, small_config
 from tests.support.processes import launch
 from tests.support.refusals import refused
-from tests.support.trainers import make_trainer
+from tests.support.trainers import make_trainer, train
+from utils.log import Log
 
 # Images and whether the remainder is trained: one that two processes cannot share evenly, one smaller than them.
 SETS = {
@@ -78,11 +82,13 @@ class CountHostReads(TorchDispatchMode):
 
 @pytest.mark.parametrize("mode", ["autocast", "naive"])
 @pytest.mark.parametrize("amp", ["float16", "bfloat16", None])
-def test_an_update_never_makes_the_host_wait(tmp_path, amp, mode):
+def test_an_update_and_what_watches_it_never_make_the_host_wait(tmp_path, amp, mode):
     options = ("TRAIN.MODEL_EMA=true", "TRAIN.ACCUM_ITER=2")
     mixing = ("TRAIN.MIXUP_ALPHA=0.8", "TRAIN.CUTMIX_ALPHA=1", "TRAIN.RANDOM_ERASE_PROB=0.5")
     config = small_config(tmp_path, f"AMP={amp is not None}", *options, *mixing)
     trainer = make_trainer(replaced(config, PRECISION={"DTYPE": amp, "MODE": mode}))
+    trainer.guard = MemoryGuard(config, trainer, Log(1))
+    trainer.callbacks = [Timing.on(CPU), LastUpdate(), SkipLimit(50, str)]
     windows = trainer.data.windows(0, 4)
     trainer.update(next(windows))  # the optimizer makes its state in the first
     reads = CountHostReads()
@@ -92,7 +98,7 @@ def test_an_update_never_makes_the_host_wait(tmp_path, amp, mode):
     assert reads.count == 0
     with reads:
         trainer.report()
-        trainer.totals.sum().item()
+        trainer.counters.totals.sum().item()
     assert reads.count > 0  # the counter counts
 
 
@@ -122,10 +128,11 @@ def test_many_skips_in_a_row_stop_the_run_with_finite_weights(tmp_path):
     config = replaced(
         small_config(tmp_path, "REPORT_FREQ=1"), PRECISION={"MAX_CONSECUTIVE_SKIPS": 5}, TRAIN={"NUM_EPOCHS": 1}
     )
-    trainer = make_trainer(config)
+    trainer = make_trainer(config, callbacks=[SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, str)])
     trainer.model.norm.register_forward_hook(lambda module, args, output: output * float("inf"))
-    with refused(NonFinite, "5 updates"):
-        trainer.train_epoch(trainer.data.windows(0, 44), save=lambda: None)
+    with pytest.raises(NonFinite) as caught:
+        train(trainer)
+    assert caught.value.streak == range(5)
     assert trainer.step == 5
     assert all(torch.isfinite(p).all() for p in trainer.parameters)
 
@@ -146,9 +153,9 @@ def test_learning_rate_follows_attempted_updates(tmp_path):
     trainer = make_trainer(small_config(tmp_path))
     windows = trainer.data.windows(0, 3)
     for step in range(3):
-        assert trainer.lr == trainer.schedule(step)
         trainer.update(next(windows))
         assert trainer.optimizer.param_groups[0]["lr"] == trainer.schedule(step)
+    assert trainer.report().lr == trainer.schedule(2)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -21,9 +21,8 @@ FREE = {"TRAIN": {"ACCUM_ITER", "LAST_EPOCH", "GRAD_CHECKPOINTING"}, "MODEL": {"
 
 def resume(key: str) -> None:
     """With the defaults, a checkpoint for which one of them was another."""
-    session = SimpleNamespace(config=Config(), settings=SETTINGS)
-    state = {"epoch": 0, "config": comparable(session, ORDER) | {key: "another"}}
-    refuse_changes(session, state, Path("last.pth"), ORDER)
+    state = {"epoch": 0, "config": comparable(Config(), ORDER) | {key: "another"}}
+    refuse_changes(Config(), ORDER, state, Path("last.pth"))
 
 
 @pytest.mark.parametrize("key", [*SETTINGS, "GLOBAL_BATCH", "NUM_IMAGES"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.checkpoint.async_saver import Saver
+from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.format import read_checkpoint
 from engine.run_folder import RunFolder
 from tests.support.run_hash import run_hash
@@ -50,7 +50,7 @@ def no_room(*arguments, **options):
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_whatever_fails_in_a_save_a_whole_checkpoint_is_there_and_no_temporary(tmp_path, monkeypatch, operation, nth):
     told = []
-    saver = Saver(tmp_path, keep=1, device=torch.device("cpu"), warn=told.append)
+    saver = AsyncSaver(tmp_path, keep=1, device=torch.device("cpu"), warn=told.append)
 
     def save(step):
         saver.save({"epoch": step, "step": step, "weight": torch.full((9,), step)}, [f"checkpoint-{step}.pth"])

@@ -1,5 +1,6 @@
 """What can only be seen on a GPU: no host sync in a step, float16 by default, less memory, exact resume."""
 
+import dataclasses
 import json
 import time
 
@@ -7,15 +8,20 @@ import pytest
 import torch
 
 from datasets import build_train_data, load_image_sets
-from engine.checkpoint.host_copy import Snapshot
+from engine.checkpoint.host_copy import HostCopy
+from engine.diagnose.failing_batch import LastUpdate
+from engine.diagnose.fp32_compare import Float32Compare
 from engine.memory.auto_batch_size import Trial, search
-from engine.memory.recovery import release
-from engine.report.timing import PHASES
+from engine.memory.recovery import MemoryGuard, release
+from engine.report.timing import Timing
+from engine.train.build import build_trainer
+from engine.train.callbacks import PHASES
 from engine.train.trainer import Trainer
 from models import build_model
 from tests.support.configs import SMALL, replaced, small_config
 from tests.support.run_hash import run_hash
 from tests.support.runs import run, run_folder
+from tests.support.trainers import Reports, train
 from utils.distributed import Process
 from utils.log import Log
 from utils.signals import StopSignal
@@ -29,7 +35,7 @@ def cuda_trainer(config) -> Trainer:
     torch.manual_seed(0)
     model = build_model(config, len(train_set.classes)).to(process.device)
     data = build_train_data(config, train_set, 0, 1, process.device)
-    return Trainer(config, model, data, process, Log(0), StopSignal())
+    return build_trainer(config, model, data, process, Log(0))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", None])
@@ -52,15 +58,15 @@ def test_an_update_never_makes_the_host_wait(tmp_path, dtype):
 
 def test_phases_are_timed_by_the_device(tmp_path):
     trainer = cuda_trainer(small_config(tmp_path, "REPORT_FREQ=4", *SYNTHETIC))
-    rows = []
-    trainer.on_report = rows.append
+    reports = Reports()
+    trainer.callbacks = [Timing.on(trainer.process.device), reports]
     start = time.perf_counter()
-    trainer.train_epoch(trainer.data.windows(0, trainer.data.steps_per_epoch), save=lambda: None)
+    train(trainer)
     passed = time.perf_counter() - start
-    assert 0.5 * passed < sum(row["seconds"] for row in rows) < passed
-    for row in rows:
-        assert sum(row[f"{name}_pct"] for name in PHASES) == pytest.approx(100, abs=0.05)
-        assert min(row["forward_pct"], row["backward_pct"], row["optimizer_pct"]) > 0
+    assert 0.5 * passed < sum(report.seconds for report in reports.seen) < passed
+    for report in reports.seen:
+        assert sum(report.shares[name] for name in PHASES) == pytest.approx(100, abs=0.05)
+        assert min(report.shares[name] for name in ("forward", "backward", "optimizer")) > 0
 
 
 def test_amp_is_float16_by_default_and_takes_less_memory(tmp_path):
@@ -83,12 +89,13 @@ def test_float8_computes_near_float32_at_any_batch_size(tmp_path):
         pytest.skip("needs compute capability 8.9")
     options = ("AMP=true", "PRECISION.MODE=float8", *SYNTHETIC, "MODEL.EMBED_DIM=384", "DATA.BATCH_SIZE=30")
     trainer, found = cuda_trainer(small_config(tmp_path, *options)), []
+    last_update = LastUpdate()
+    settings = dataclasses.replace(trainer.config.PRECISION, SHADOW_STEPS=3)
+    trainer.callbacks = [last_update, Float32Compare(settings, last_update, Log(1), found.append)]
     windows = trainer.data.windows(0, 3)
     for _ in range(3):
         trainer.update(next(windows))
     assert trainer.report().skipped == 0
-    trainer.on_shadow = found.append
-    trainer._compare_with_float32()
     assert found[0]["loss_share"] < 0.05 and 0.9 < found[0]["least_cosine"] < 0.9999
 
 
@@ -150,7 +157,7 @@ def test_batches_copied_ahead_are_those_of_the_cpu(tmp_path, workers):
 
 def test_a_snapshot_is_the_state_when_it_was_taken_though_the_device_is_busy_and_goes_on():
     device = torch.device("cuda", torch.cuda.current_device())
-    snapshot = Snapshot(device)
+    snapshot = HostCopy(device)
     matrix, state = torch.randn(4096, 4096, device=device), {"weights": torch.zeros(2**20, device=device), "one": 1}
     for step in range(3):
         for _ in range(20):
@@ -181,8 +188,7 @@ def test_shards_of_one_process_learn_as_the_whole_model_does_and_never_make_the_
     whole = cuda_trainer(small_config(tmp_path, *options))
     torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        for place in ("engine.parallel.sharding.is_sharded", "engine.train.trainer.is_sharded"):
-            monkeypatch.setattr(place, lambda config, process: True)
+        monkeypatch.setattr("engine.parallel.strategy.is_sharded", lambda config, process: True)
         shards = cuda_trainer(small_config(tmp_path, *options, "DIST.STRATEGY=fsdp2"))
         for one, other in zip(whole.data.windows(0, 4), shards.data.windows(0, 4), strict=True):
             whole.update(one)
@@ -206,16 +212,17 @@ def test_the_batch_that_is_found_trains_and_leaves_a_tenth_of_the_memory(tmp_pat
         options = ("DATA.DATASET=synthetic", "DATA.IMAGE_SIZE=64", "MODEL.EMBED_DIM=192", "MODEL.DEPTH=4")
         config = small_config(tmp_path, *options, f"AMP={amp}", "TRAIN.MODEL_EMA=true", "DATA.BATCH_SIZE=auto")
         trial = Trial(config, 1000, Process.start("cuda", {}), StopSignal())
-        found = search(trial, withheld=limit // 10, most=10**5)
+        found = search(trial, withheld=limit // 10, limit=10**5)
         del trial
         release(device)
         assert found % 8 == 0 and 8 < found < 10**5
         trainer = cuda_trainer(replaced(config, DATA={"BATCH_SIZE": found, "SYNTHETIC_SIZE": 3 * found}))
+        trainer.guard = MemoryGuard(config, trainer, Log(1))
         torch.cuda.reset_peak_memory_stats(device)
         windows = trainer.data.windows(0, 3)
         for _ in range(3):
             trainer.update(next(windows))
-        assert trainer.micro_batches.size is None
+        assert trainer.guard.max_images is None
         assert 0.4 * limit < torch.cuda.max_memory_allocated(device) < 0.95 * limit
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)

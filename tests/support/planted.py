@@ -22,7 +22,7 @@ import utils.files
 from datasets.loading.readers import Reader, TrainReader
 from engine.epochs import Epochs
 from engine.report.plot import Plotter
-from engine.train.loss import ClassificationLoss
+from engine.train.callbacks import Callback
 from engine.train.trainer import Trainer
 from tests.support.run_hash import state_hash
 from utils.signals import StopSignal
@@ -133,8 +133,8 @@ def limit_files(size: int) -> None:
 MOMENTS = {
     "before the settings are read": (configs.load, "load", 1),
     "start-up": (engine.run, "build_train_data", 1),
-    "training": (Trainer, "_make", 3),
-    "accumulation": (Trainer, "_place", 6),
+    "training": (Trainer, "update", 3),
+    "accumulation": (Trainer, "to_device", 6),
     "evaluation": (engine.epochs, "evaluate", 1),
 }
 
@@ -172,32 +172,35 @@ def take_at_once() -> None:
     StopSignal.SECONDS_TO_REPEAT = -1.0
 
 
-def poison(what: str, ranks: list[int], steps: list[int]) -> None:
+class Poison(Callback):
     """In these updates the images, the loss or a gradient of these processes is not finite."""
-    is_bad, hooks = [False], []
-    accumulate, place, loss = Trainer._accumulate, Trainer._place, ClassificationLoss.__call__
 
-    def noting(trainer, window, batches):
-        if what == "gradient" and not hooks:
-            hooks.append(trainer.parameters[0].register_hook(lambda grad: grad * factor()))
-        is_bad[0] = trainer.process.rank in ranks and window.step in steps
-        try:
-            return accumulate(trainer, window, batches)
-        finally:
-            is_bad[0] = False
+    def __init__(self, what: str, ranks: list[int], steps: list[int]):
+        self.what, self.ranks, self.steps = what, ranks, steps
+        self.factor = 1.0
 
-    def factor() -> float:
-        return float("inf" if what == "loss" else "nan") if is_bad[0] else 1.0
+    def on_epoch_start(self, trainer: Trainer) -> None:
+        if trainer.epoch:
+            return
+        to_device, loss = trainer.to_device, trainer.loss
+        if self.what == "gradient":
+            trainer.parameters[0].register_hook(lambda grad: grad * self.factor)
+        if self.what == "input":
+            trainer.to_device = lambda batch: ((placed := to_device(batch))[0] * self.factor, placed[1])
+        if self.what == "loss":
+            trainer.loss = lambda *arguments: loss(*arguments) * self.factor
 
-    def placed(trainer, batch):
-        images, targets = place(trainer, batch)
-        return images * factor(), targets
+    def on_window(self, trainer: Trainer) -> None:
+        if trainer.process.rank in self.ranks and trainer.step in self.steps:
+            self.factor = float("inf" if self.what == "loss" else "nan")
 
-    Trainer._accumulate = noting
-    if what == "input":
-        Trainer._place = placed
-    if what == "loss":
-        ClassificationLoss.__call__ = lambda self, *arguments: loss(self, *arguments) * factor()
+    def on_update(self, trainer: Trainer) -> None:
+        self.factor = 1.0
+
+
+def poison(what: str, ranks: list[int], steps: list[int]) -> None:
+    choose, callback = engine.run.choose_callbacks, Poison(what, ranks, steps)
+    engine.run.choose_callbacks = lambda *run: [callback, *choose(*run)]
 
 
 def note_weights(path: str) -> None:

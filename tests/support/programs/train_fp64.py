@@ -13,12 +13,13 @@ import torch
 
 from configs.load import load
 from datasets import build_train_data, load_image_sets
+from engine.memory.recovery import MemoryGuard
+from engine.train.build import build_trainer
 from engine.train.trainer import Trainer
 from models import build_model
 from utils.distributed import Process
 from utils.log import Log
 from utils.program import exit_now
-from utils.signals import StopSignal
 
 AUGMENTATION = ("TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.REPEATED_AUG=3").split()
 
@@ -35,7 +36,9 @@ def train(settings: str, case: str, process: Process) -> dict[str, torch.Tensor]
     torch.manual_seed(0)
     model = build_model(config, 10).double()
     data = build_train_data(config, train_set, process.rank, process.world_size, process.device)
-    trainer = Trainer(config, model, data, process, Log(process.rank), StopSignal())
+    log = Log(process.rank)
+    trainer = build_trainer(config, model, data, process, log)
+    trainer.guard = MemoryGuard(config, trainer, log)
     if shortage and process.rank == process.world_size - 1:
         run_out(trainer, *map(int, shortage))
     for window in data.windows(0, 20):

@@ -20,12 +20,12 @@ from datasets import BadImages, ImageSet, build_eval_data, build_train_data, loa
 from engine.checkpoint.format import read_checkpoint
 from engine.checkpoint.sharded_saver import PIECES, ShardSaver
 from engine.evaluation import evaluate
+from engine.train.build import build_trainer
 from engine.train.trainer import Trainer
 from models import build_model
 from utils.distributed import Process
 from utils.log import Log
 from utils.program import exit_now
-from utils.signals import StopSignal
 
 OWN = ("poison", "compile", "evaluate", "save", "load")
 UPDATES, SAVED_AFTER = 4, 2
@@ -39,7 +39,7 @@ def train(settings: str, options: list[str], process: Process) -> dict:
     torch.manual_seed(0)
     model = build_model(config, 10)
     data = build_train_data(config, train_set, process.rank, process.world_size, process.device)
-    trainer = Trainer(config, model, data, process, Log(process.rank), StopSignal())
+    trainer = build_trainer(config, model, data, process, Log(process.rank))
     if "load" in words:
         trainer.load_state_dict(read_checkpoint(Path(words["load"]), lazily=True))
     found = {"updates": [], "gathered": {}}
@@ -60,7 +60,7 @@ def train(settings: str, options: list[str], process: Process) -> dict:
     if "evaluate" in words:
         found |= score(trainer, eval_set, process)
     found["bytes"] = held(trainer)
-    state = trainer.sharding.whole(trainer.state_dict())
+    state = trainer.parallel.gather_state(trainer.state_dict())
     if process.is_first:
         found |= {key: state[key] for key in ("state_dict", "state_dict_ema", "optimizer") if key in state}
     return found
@@ -72,7 +72,7 @@ def score(trainer: Trainer, eval_set: ImageSet, process: Process) -> dict[str, t
     data = build_eval_data(trainer.config, few, process.rank, process.world_size, process.device)
     bad, found = BadImages(few, 1.0, lambda line: None), {}
     for name, model in (("raw", trainer.model), ("ema", trainer.ema.model)):
-        scores = evaluate(model, data, trainer.normalize, trainer.precision, process, bad)
+        scores = evaluate(model, data, trainer.prepare.normalize, trainer.precision, process, bad)
         found[name] = (scores.loss, scores.top1)
     return found
 
@@ -89,15 +89,15 @@ def watch(model: torch.nn.Module, gathered: dict[str, torch.dtype]) -> None:
 
 
 def poison_once(trainer: Trainer) -> None:
-    sharding, part = trainer.sharding, next(each for each in trainer.parameters if each.numel())
-    collect = sharding.collect_gradients
+    parallel, part = trainer.parallel, next(each for each in trainer.parameters if each.numel())
+    collect = parallel.collect_gradients
 
     def spoil() -> None:
         collect()
         part.grad.view(-1)[0] = float("inf")
-        sharding.collect_gradients = collect
+        parallel.collect_gradients = collect
 
-    sharding.collect_gradients = spoil
+    parallel.collect_gradients = spoil
 
 
 def held(trainer: Trainer) -> int:
@@ -112,7 +112,7 @@ def save(folder: Path, trainer: Trainer, process: Process) -> None:
     """At first the last process finds no room, so that nobody has saved."""
     process.first(lambda: folder.mkdir(parents=True))
     saver = ShardSaver(folder, 1, process, warn=print)
-    rest, pieces = trainer.sharding.cut(trainer.state_dict())
+    rest, pieces = trainer.parallel.split_for_save(trainer.state_dict())
     is_full = process.rank == process.world_size - 1
     with (
         mock.patch.object(saver, "_put_pieces", side_effect=OSError("no room")) if is_full else contextlib.nullcontext()

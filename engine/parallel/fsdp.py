@@ -1,120 +1,19 @@
-"""How weights lie on the processes of a run: whole on each, or in shards by torch's FSDP2 (DIST.STRATEGY)."""
+"""Weights, gradients and optimizer state in parts, by torch's FSDP2 (DIST.STRATEGY fsdp2)."""
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from configs.schema import AUTO, Config
-from models.formats.sharded import ROWS, Parts, changed, span
+from engine.parallel.replicated import Replicated, within_large
+from models.formats.sharded import Parts, span
 from models.transforms.cpu_kernels import blocks_of
 from utils.distributed import Process
 from utils.errors import ConfigError
 
-LARGE = ("state_dict", "state_dict_ema", "optimizer")  # parts of a state
 
-
-def check_strategy(config: Config) -> None:
-    """Refuse settings that shards cannot be had with."""
-    if config.DIST.STRATEGY != "fsdp2":
-        return
-    precision = config.PRECISION
-    unfit = {
-        f"DATA.BATCH_SIZE is {AUTO}": config.DATA.BATCH_SIZE == AUTO
-        and "a number; -check estimates how many images fit",
-        f"PRECISION.MODE is {precision.MODE}": config.AMP
-        and precision.MODE != "autocast"
-        and "PRECISION.MODE autocast",
-        "COMPILE_SCOPE is model": config.COMPILE and config.COMPILE_SCOPE == "model" and "COMPILE_SCOPE blocks",
-        "PRECISION.SHADOW_STEPS is set": precision.SHADOW_STEPS and "none, or DIST.STRATEGY ddp",
-        "PRECISION.EXPLAIN is true": precision.EXPLAIN and "-explain_precision with DIST.STRATEGY ddp",
-    }
-    for what, remedy in unfit.items():
-        if remedy:
-            raise ConfigError(f"DIST.STRATEGY is fsdp2 and {what}, which do not go together; use {remedy}")
-
-
-def is_sharded(config: Config, process: Process) -> bool:
-    """One process has nobody to share with."""
-    return config.DIST.STRATEGY == "fsdp2" and process.world_size > 1
-
-
-class Whole:
-    """Every process holds all weights; their gradients are averaged."""
-
-    def __init__(self, process: Process | None = None, reduce: torch.dtype | None = None):
-        """`reduce`: the type in which gradients travel, where it is not their own."""
-        self.process, self._reduce = process, reduce
-
-    def lay_out(self, *models: nn.Module) -> None:
-        """Put the weights where they belong. Whole models are on their device already."""
-
-    def wrap(self, model: nn.Module, accumulates: bool) -> nn.Module:
-        """The model with its gradients averaged over the processes."""
-        return self.process.wrap(model, accumulates, self._reduce)
-
-    def sync_gradients(self, replica: nn.Module, now: bool):
-        """Around forward and backward: gradients are averaged only when `now`, else kept for later."""
-        return self.process.sync_gradients(replica, now)
-
-    def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        """What the optimizer of this process moves."""
-        return dict(model.named_parameters())
-
-    def state_of(self, model: nn.Module) -> dict[str, Tensor]:
-        """What this process holds of the weights and buffers; writing to it changes the model."""
-        return model.state_dict()
-
-    def load(self, model: nn.Module, state: dict[str, Tensor]) -> None:
-        model.load_state_dict(state)
-
-    def collect_gradients(self) -> None:
-        """Put gradients where the optimizer looks for them."""
-
-    def agree(self, found_inf: Tensor) -> None:
-        """Whether a gradient is not finite, of all processes' parts of it."""
-
-    def norm(self, norm: Tensor) -> Tensor:
-        """That of the whole gradient, from this process's part."""
-        return norm
-
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """From here on the states that it is asked about have this optimizer's."""
-
-    def whole(self, state: dict) -> dict:
-        """All of a state for process 0, from what each process holds."""
-        return state
-
-    def cut(self, state: dict) -> tuple[dict, dict[str, Tensor]]:
-        """A state without its large tensors, and this process's rows of those by their place."""
-        pieces = {}
-
-        def take(place: str, value: Any) -> Any:
-            length = self._length(place, value)
-            if length is None:
-                return value
-            pieces[place] = self._rows(value, length)
-            return {ROWS: length}
-
-        return _within_large(state, take), pieces
-
-    def own(self, state: dict) -> dict:
-        """What this process loads of a state that was read."""
-        return _within_large(state, lambda place, value: value.whole() if isinstance(value, Parts) else value)
-
-    def _length(self, place: str, value: Any) -> int | None:
-        """Rows of the tensor at this place of a state; None for what all processes have whole."""
-        return len(value) if isinstance(value, Tensor) and value.ndim else None
-
-    def _rows(self, tensor: Tensor, length: int) -> Tensor:
-        """This process's share of so many rows."""
-        start, stop = span(length, self.process.rank, self.process.world_size)
-        return tensor[start:stop]
-
-
-class Shards(Whole):
+class FullySharded(Replicated):
     """Every process holds a part of each weight, of its gradient and of what the optimizer keeps for it.
 
     A part is some rows. The whole of a block's weights is together only while the block computes.
@@ -132,7 +31,7 @@ class Shards(Whole):
         # It would keep half copies of all weights until the end of the forward.
         torch.set_autocast_cache_enabled(False)
 
-    def lay_out(self, *models: nn.Module) -> None:
+    def place(self, *models: nn.Module) -> None:
         """Block by block: a model built on the host is never whole on the device."""
         from torch.distributed.fsdp import fully_shard
 
@@ -183,12 +82,12 @@ class Shards(Whole):
             self._pairs.append((parameter, own[name]))
         return own
 
-    def state_of(self, model: nn.Module) -> dict[str, Tensor]:
+    def local_state(self, model: nn.Module) -> dict[str, Tensor]:
         return {name: _local(tensor) for name, tensor in model.state_dict().items()}
 
     @torch.no_grad()
     def load(self, model: nn.Module, state: dict[str, Tensor]) -> None:
-        for name, mine in self.state_of(model).items():
+        for name, mine in self.local_state(model).items():
             mine.copy_(state[name])
 
     def collect_gradients(self) -> None:
@@ -196,26 +95,26 @@ class Shards(Whole):
             if parameter.grad is not None:
                 mine.grad, parameter.grad = _local(parameter.grad), None
 
-    def agree(self, found_inf: Tensor) -> None:
+    def sync_found_inf(self, found_inf: Tensor) -> None:
         self.process.max(found_inf)
 
     def norm(self, norm: Tensor) -> Tensor:
         return self.process.sum(norm.double().square()).sqrt().to(norm.dtype)
 
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+    def track_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         lengths = {id(mine): length for (_, mine), length in zip(self._pairs, self._lengths.values(), strict=True)}
         self._moved = [lengths[id(each)] for group in optimizer.param_groups for each in group["params"]]
 
-    def whole(self, state: dict) -> dict:
+    def gather_state(self, state: dict) -> dict:
         """Tensor by tensor: no process but the first ever has more than one of them whole."""
 
         def gather(place: str, value: Any) -> Any:
             length = self._length(place, value)
             return value if length is None else self.process.gather(value, length)
 
-        return _within_large(state, gather)
+        return within_large(state, gather)
 
-    def own(self, state: dict) -> dict:
+    def local_part(self, state: dict) -> dict:
         def take(place: str, value: Any) -> Any:
             length = self._length(place, value)
             if length is None:
@@ -223,7 +122,7 @@ class Shards(Whole):
             start, stop = span(length, self.process.rank, self.process.world_size)
             return value.rows(start, stop) if isinstance(value, Parts) else value[start:stop]
 
-        return _within_large(state, take)
+        return within_large(state, take)
 
     def _rows(self, tensor: Tensor, length: int) -> Tensor:
         return tensor
@@ -235,12 +134,6 @@ class Shards(Whole):
         if section == "optimizer":  # state/3/exp_avg
             return self._moved[int(rest.split("/")[1])] if len(value.shape) else None
         return self._lengths.get(rest)
-
-
-def choose_sharding(config: Config, process: Process, half: torch.dtype | None) -> Whole:
-    """What DIST.STRATEGY asks for; `half`: the type that autocast computes in."""
-    reduce = half if config.PRECISION.REDUCE == "half" and config.PRECISION.MODE != "naive" else None
-    return Shards(process, half, reduce) if is_sharded(config, process) else Whole(process, reduce)
 
 
 def gathered_blocks(model: nn.Module) -> nn.Sequential | nn.ModuleList:
@@ -262,7 +155,3 @@ def gathered_blocks(model: nn.Module) -> nn.Sequential | nn.ModuleList:
 def _local(tensor: Tensor) -> Tensor:
     """This process's rows; buffers have no others."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def _within_large(state: dict, change: Callable[[str, Any], Any]) -> dict:
-    return {name: changed(value, change, name) if name in LARGE else value for name, value in state.items()}

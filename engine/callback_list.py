@@ -1,0 +1,44 @@
+"""Which callbacks watch a run, in the order in which they are called. A new one is a line here."""
+
+from configs.duration import to_seconds
+from engine.checkpoint.async_saver import AsyncSaver
+from engine.diagnose.auto_doctor import AutoDoctor
+from engine.diagnose.failing_batch import LastUpdate
+from engine.diagnose.fp32_compare import Float32Compare
+from engine.parallel.strategy import is_sharded
+from engine.plan import Plan
+from engine.report.console import Console
+from engine.report.data_wait_advice import DataWaitAdvice
+from engine.report.profiler import Profiler
+from engine.report.recorder import Recorder
+from engine.report.timing import Timing
+from engine.session import Session
+from engine.train.callbacks import Callback
+from engine.train.stop_conditions import SkipLimit, TimeLimit
+from engine.train.trainer import Trainer
+
+
+def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: AsyncSaver) -> list[Callback]:
+    """What each process has, and what only process 0 has."""
+    config, process, log = plan.config, session.process, session.log
+    timing, last_update = Timing.on(process.device), LastUpdate()
+    callbacks = [timing, last_update]  # first: others read what they found
+    advice = lambda: ""  # noqa: E731
+    if process.is_first:
+        recorder = Recorder(config, session.path, log, timing, trainer)
+        if config.PROFILE:
+            callbacks.append(Profiler(config.PROFILE, session.path / "trace.json.gz", timing, log.say))
+        if config.PRECISION.SHADOW_STEPS and trainer.precision.half is not None:
+            callbacks.append(Float32Compare(config.PRECISION, last_update, log, recorder.add_comparison))
+        callbacks += [Console(config, log), recorder]
+        callbacks.append(DataWaitAdvice(config, trainer.data.image_set, process, log.say))
+        if not is_sharded(config, process):  # it looks at a copy of the whole model
+            doctor = AutoDoctor(config, session.path, log, last_update)
+            callbacks.append(doctor)
+            advice = doctor.get_advice
+        if config.RUN.MAX_TIME:
+            seconds = to_seconds(config.RUN.MAX_TIME)
+            callbacks.append(TimeLimit(seconds, plan.started, lambda: saver.longest))
+    else:
+        callbacks.append(Console(config, log))
+    return [*callbacks, SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, advice)]

@@ -1,0 +1,40 @@
+"""Which strategy DIST.STRATEGY asks for, and what does not go together with it."""
+
+import torch
+
+from configs.schema import AUTO, Config
+from engine.parallel.fsdp import FullySharded
+from engine.parallel.replicated import Replicated
+from utils.distributed import Process
+from utils.errors import ConfigError
+
+
+def check_strategy(config: Config) -> None:
+    """Refuse settings that shards cannot be had with."""
+    if config.DIST.STRATEGY != "fsdp2":
+        return
+    precision = config.PRECISION
+    unfit = {
+        f"DATA.BATCH_SIZE is {AUTO}": config.DATA.BATCH_SIZE == AUTO
+        and "a number; -check estimates how many images fit",
+        f"PRECISION.MODE is {precision.MODE}": config.AMP
+        and precision.MODE != "autocast"
+        and "PRECISION.MODE autocast",
+        "COMPILE_SCOPE is model": config.COMPILE and config.COMPILE_SCOPE == "model" and "COMPILE_SCOPE blocks",
+        "PRECISION.SHADOW_STEPS is set": precision.SHADOW_STEPS and "none, or DIST.STRATEGY ddp",
+        "PRECISION.EXPLAIN is true": precision.EXPLAIN and "-explain_precision with DIST.STRATEGY ddp",
+    }
+    for what, remedy in unfit.items():
+        if remedy:
+            raise ConfigError(f"DIST.STRATEGY is fsdp2 and {what}, which do not go together; use {remedy}")
+
+
+def is_sharded(config: Config, process: Process) -> bool:
+    """One process has nobody to share with."""
+    return config.DIST.STRATEGY == "fsdp2" and process.world_size > 1
+
+
+def choose_parallel(config: Config, process: Process, half: torch.dtype | None) -> Replicated:
+    """What DIST.STRATEGY asks for; `half`: the type that autocast computes in."""
+    reduce = half if config.PRECISION.REDUCE == "half" and config.PRECISION.MODE != "naive" else None
+    return FullySharded(process, half, reduce) if is_sharded(config, process) else Replicated(process, reduce)

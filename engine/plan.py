@@ -1,0 +1,134 @@
+"""What a run will do, decided before anything is built: a run executes its plan, -check prints it."""
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+
+from configs.load import LoadedConfig
+from configs.schema import AUTO, Config
+from datasets import ImageSet, build_order, check_repeats, parse_policy
+from datasets.batch_order import Order
+from engine.checkpoint.resume import batch_size_of, find_checkpoint, global_batch_to_keep, read_saved, run_folder_of
+from engine.parallel.strategy import check_strategy, is_sharded
+from engine.precision.policy import Precision
+from engine.train.optim import Schedule
+from utils.distributed import Process
+from utils.log import Log
+
+ImageSets = tuple[ImageSet | None, ImageSet]
+
+
+class Plan:
+    """Each part is worked out when it is first asked for, so that -check can report one mistake and look at the rest.
+
+    All processes ask for the parts in the same order: some of them are found by process 0 alone.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedConfig,
+        process: Process,
+        log: Log,
+        load_data: Callable[[Config], ImageSets],
+        find_batch_size: Callable[[Config, int, int], tuple[int, str]] | None,
+    ):
+        """`find_batch_size`: for DATA.BATCH_SIZE auto; from numbers of images and classes, a number and how it was found."""
+        self.given, self.process, self._log = loaded.config, process, log
+        self._loaded, self._load_data, self._find_batch_size = loaded, load_data, find_batch_size
+
+    def check_settings(self) -> None:
+        """Refuse what this device or this strategy cannot do; needs no data."""
+        _ = self.precision
+        parse_policy(self.given.TRAIN)
+        check_strategy(self.given)
+
+    @cached_property
+    def precision(self) -> Precision:
+        return Precision(self.given, self.process.device)
+
+    @cached_property
+    def checkpoint(self) -> Path | None:
+        """The file to continue from."""
+        return self.process.first(lambda: find_checkpoint(self.given, self._log))
+
+    @property
+    def folder(self) -> Path | None:
+        """Of the run that continues; None for a new one."""
+        return run_folder_of(self.checkpoint)
+
+    @cached_property
+    def saved(self) -> dict:
+        """What the checkpoint holds; its tensors stay in the file until they are used."""
+        return read_saved(self.checkpoint, lazily=True)
+
+    @cached_property
+    def image_sets(self) -> ImageSets:
+        """Training (None in evaluation) and validation images."""
+        return self._load_data(self.given)
+
+    @property
+    def classes(self) -> list[str]:
+        return self.image_sets[1].classes
+
+    @property
+    def num_classes(self) -> int:
+        return self.given.MODEL.NUM_CLASSES or len(self.classes)
+
+    @cached_property
+    def settled(self) -> LoadedConfig:
+        """The settings with a number where DATA.BATCH_SIZE is auto: what a run is built from, and saves."""
+        if self.given.DATA.BATCH_SIZE != AUTO:
+            return self._loaded
+        number, how = batch_size_of(self.saved), "as this run began with"
+        if number is None:
+            number, how = self._find_batch_size(self.given, len(self.image_sets[0]), self.num_classes)
+        return self._loaded.with_batch_size(number, how)
+
+    def describe_batch_size(self) -> str:
+        how = self.settled.origins["DATA.BATCH_SIZE"].partition(": ")[2]
+        return f"{self.config.DATA.BATCH_SIZE} images, {how}"
+
+    @property
+    def started(self) -> float:
+        """What the monotonic clock showed when the program started."""
+        return self._loaded.started
+
+    @property
+    def config(self) -> Config:
+        return self.settled.config
+
+    @cached_property
+    def order(self) -> Order:
+        """Which training images each update sees."""
+        kept = global_batch_to_keep(self.config, self.saved)
+        order = build_order(self.config, self.image_sets[0], self.process.world_size, kept)
+        check_repeats(order)
+        return order
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The learning rate of every update."""
+        return Schedule(self.config.TRAIN, self.order.steps_per_epoch, self.order.global_batch)
+
+    @property
+    def num_updates(self) -> int:
+        return self.config.TRAIN.NUM_EPOCHS * self.order.steps_per_epoch
+
+    def lines(self) -> list[str]:
+        """What a run says before it trains."""
+        train_set, eval_set = self.image_sets
+        order = self.order
+        lines = [
+            f"data: {len(train_set)} training and {len(eval_set)} validation images, {len(self.classes)} classes; an epoch "
+            f"is {order.steps_per_epoch} updates of {order.global_batch} images ({order.describe_split()})",
+            self.precision.describe(),
+        ]
+        if self.given.DATA.BATCH_SIZE == AUTO:
+            lines.insert(0, f"batch size: {self.describe_batch_size()}")
+        if is_sharded(self.config, self.process):
+            lines.append(
+                f"strategy: fsdp2; each of {self.process.world_size} processes holds a part of weights, gradients and "
+                "optimizer"
+            )
+        advice = self.precision.advise_on_sizes(self.config, self.num_classes)
+        return [*lines, advice] if advice else lines

@@ -1,0 +1,52 @@
+"""The model that computes: the trained one itself, or in naive mode a copy in half precision of its float32 weights."""
+
+import copy
+
+import torch
+from torch import nn
+
+from utils.errors import ConfigError
+
+
+class SameWeights:
+    """The trained model computes itself."""
+
+    def __init__(self, model: nn.Module):
+        self.compute_model = model
+
+    def collect_gradients(self) -> None:
+        """Bring the gradients of the computing model to the trained one, still scaled."""
+
+    def refresh(self) -> None:
+        """Give the computing model the trained one's weights."""
+
+
+class MasterWeights(SameWeights):
+    """A copy computes in half precision; the optimizer moves the float32 weights by its gradients."""
+
+    def __init__(self, model: nn.Module, half: torch.dtype):
+        super().__init__(half_copy(model, half))
+        pairs = zip(model.parameters(), self.compute_model.parameters(), strict=True)
+        self._masters, self._halves = zip(*[pair for pair in pairs if pair[0].requires_grad], strict=True)
+
+    def collect_gradients(self) -> None:
+        used = [pair for pair in zip(self._masters, self._halves, strict=True) if pair[1].grad is not None]
+        for master, _ in used:
+            master.grad = torch.empty_like(master)
+        if used:
+            torch._foreach_copy_([master.grad for master, _ in used], [half.grad for _, half in used])
+        for _, half in used:
+            half.grad = None
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        torch._foreach_copy_(self._halves, self._masters)
+
+
+def half_copy(model: nn.Module, half: torch.dtype) -> nn.Module:
+    if any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        raise ConfigError(
+            "PRECISION.MODE is naive, but the model has BatchNorm, whose running statistics half precision would spoil; "
+            "use PRECISION.MODE autocast"
+        )
+    return copy.deepcopy(model).to(half)

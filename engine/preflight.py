@@ -1,0 +1,235 @@
+"""-check: looks at everything that a run will need, prints a row for each, and starts nothing."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from torch import nn
+
+from configs.load import LoadedConfig
+from configs.schema import AUTO, Config
+from datasets import ImageSet, load_image_sets, parse_policy
+from engine.check.cache import check_cache
+from engine.check.images import check_images
+from engine.check.memory import check_memory
+from engine.check.quick_checks import (
+    check_disk,
+    check_output,
+    check_rate,
+    check_shared_memory,
+    check_warm_up,
+    loader_processes,
+)
+from engine.checkpoint.resume import is_run, refuse_changes
+from engine.evaluation import find_weights, weights_to_score
+from engine.memory.auto_batch_size import calculate, max_images
+from engine.memory.estimate import checkpoint_bytes, free_memory
+from engine.parallel.strategy import check_strategy
+from engine.plan import ImageSets, Plan
+from engine.precision.policy import Precision
+from models import build_model, describe
+from models.transforms.activation_checkpointing import recompute_blocks
+from models.transforms.cpu_kernels import parts_to_compile
+from models.weights import load_exactly, load_pretrained
+from utils.distributed import Process, choose_device, find_devices
+from utils.errors import ConfigError, UserError
+from utils.findings import OK, WARN, WRONG, Finding
+from utils.log import Log
+from utils.program import restore_gc
+
+T = TypeVar("T")
+
+
+def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | None = None) -> int:
+    """Look at a run of `world_size` processes (None: one a device), `local_size` of them here (None: all). 2 or 0."""
+    restore_gc()
+    preflight = Preflight(loaded)
+    preflight.run(world_size, local_size)
+    return preflight.conclude()
+
+
+class ImaginedProcess(Process):
+    """Process 0 of such a run without the others: its numbers count, and it speaks to nobody."""
+
+    def first(self, task: Callable[[], T]) -> T:
+        return task()
+
+
+class Preflight:
+    """Prints the plan of a run, and what is wrong with it."""
+
+    def __init__(self, loaded: LoadedConfig):
+        self.loaded = loaded.with_default_batch_size() if loaded.config.EVAL else loaded
+        self.config = self.loaded.config  # as given; the plan has the final one
+        self.log = Log(rank=0)
+        self.verdicts: list[str] = []
+        for note in self.loaded.notes:
+            self.log.say(note)
+
+    def add(self, finding: Finding) -> None:
+        self.verdicts.append(finding.verdict)
+        for line in finding.lines():
+            self.log.say(line)
+
+    def attempt(self, what: str, task: Callable[[], T]) -> T | None:
+        """The task's result; a user's mistake becomes a row."""
+        try:
+            return task()
+        except UserError as error:
+            self.add(Finding(what, str(error), WRONG))
+            return None
+
+    def tell(self, what: str, task: Callable[[], str]) -> None:
+        """A row with the text that the task returns."""
+        found = self.attempt(what, task)
+        if found is not None:
+            self.add(Finding(what, found))
+
+    def run(self, world_size: int | None, local_size: int | None) -> None:
+        process = self.attempt("device", lambda: imagine(self.config.DEVICE, world_size, local_size))
+        if process:
+            self.add(Finding("device", f"{process.device}; processes: {process.world_size}"))
+        sets = self.attempt("data", lambda: load_image_sets(self.config))
+        if sets:
+            self.check_data(*sets)
+        if process:
+            self.check_settings(process, sets)
+
+    def check_data(self, train_set: ImageSet | None, eval_set: ImageSet) -> None:
+        config = self.config
+        if eval_set.notes:
+            warns = any(note.startswith("warning: ") for note in eval_set.notes)
+            self.add(Finding("data set", "\n".join(eval_set.notes), WARN if warns else OK))
+        self.attempt("data", lambda: [self.add(finding) for finding in check_images(config, train_set, eval_set)])
+        if config.DATA.CACHE != "none":
+            parts = {"training": train_set, "validation": eval_set}
+            self.attempt("cache", lambda: self.add(check_cache(config, parts.items())))
+
+    def check_settings(self, process: Process, sets: ImageSets | None) -> None:
+        """What has to do with this device; without data (`sets` None) what does not need them."""
+        config = self.config
+        precision = self.attempt("precision", lambda: Precision(config, process.device))
+        num_classes = config.MODEL.NUM_CLASSES or (len(sets[1].classes) if sets else None)
+        model = self.attempt("model", lambda: build_model(config, num_classes)) if num_classes else None
+        plan = self.settle(process, sets, model, precision)
+        if not config.EVAL:
+            self.check_training(plan)
+        if sets:
+            self.add(check_shared_memory(plan.config, loader_processes(config, sets[1], process)))
+        output = check_output(config.SAVE)
+        self.add(output)
+        if not (precision and model):
+            self.add(
+                Finding(
+                    "weights, memory", "not checked, as they depend on the above", WARN, "fix the error above first"
+                )
+            )
+            return
+        self.add(Finding("model", f"{config.MODEL.NAME}, {describe(model)}"))
+        if config.EVAL:
+            self.tell("precision", lambda: in_words(precision, model))
+            if sets:
+                self.tell("weights", lambda: try_evaluation(plan))
+            return
+        self.check_model(plan, model, bool(sets))
+        if output.verdict == OK:
+            folder = plan.folder or Path(config.SAVE)
+            self.add(check_disk(plan.config, folder, checkpoint_bytes(config.TRAIN, model)))
+
+    def settle(
+        self, process: Process, sets: ImageSets | None, model: nn.Module | None, precision: Precision | None
+    ) -> Plan:
+        """The plan, with a batch size; where none can be found a row says so, and the others go on with 1."""
+
+        def estimate(config: Config, num_images: int, num_classes: int) -> tuple[int, str]:
+            if not (sets and model and precision):
+                raise ConfigError("DATA.BATCH_SIZE is auto: not estimated, as it depends on what is wrong above")
+            number, how = calculate(
+                config, model, precision, process, max_images(config, num_images, process.world_size)
+            )
+            if not number:
+                raise ConfigError(f"DATA.BATCH_SIZE is auto: not one image fits ({how}); choose a smaller model")
+            high = ", too high where little is left to train (MODEL.FREEZE)" if config.MODEL.FREEZE else ""
+            return number, f"{how}{high}; a run tries it"
+
+        def load_data(config: Config) -> ImageSets:
+            return sets or (ImageSet([], []), ImageSet([], []))
+
+        plan = Plan(self.loaded, process, self.log, load_data, estimate)
+        if not self.config.EVAL and self.attempt("resume", lambda: (plan.checkpoint, plan.saved)) is None:
+            plan.checkpoint, plan.saved = None, {}
+        if self.config.DATA.BATCH_SIZE == AUTO:
+            settled = self.attempt("batch size", lambda: plan.settled)
+            plan.settled = settled or self.loaded.with_batch_size(1, "unknown")
+            if settled:
+                self.add(Finding("batch size", plan.describe_batch_size()))
+        return plan
+
+    def check_training(self, plan: Plan) -> None:
+        config = plan.config
+        self.attempt("augmentation", lambda: parse_policy(config.TRAIN))
+        self.attempt("strategy", lambda: check_strategy(config))
+        order = self.attempt("repeats", lambda: plan.order)
+        if order:
+            self.add(check_rate(config.TRAIN, order.global_batch))
+        self.add(check_warm_up(config.TRAIN))
+
+    def check_model(self, plan: Plan, model: nn.Module, has_data: bool) -> None:
+        """Load what the run would start from, and see whether it trains in the memory there is."""
+        config, precision, free = plan.config, plan.precision, free_memory(plan.process.device)
+        if config.TRAIN.GRAD_CHECKPOINTING:
+            self.attempt("checkpointing", lambda: recompute_blocks(config, copy.deepcopy(model)))
+        if config.COMPILE:
+            how = f"COMPILE_SCOPE {config.COMPILE_SCOPE}, COMPILE_MODE {config.COMPILE_MODE}"
+            self.tell("compile", lambda: f"{how}: {len(parts_to_compile(model, config))} to compile")
+        if config.MODEL.PRETRAINED:
+            self.tell("pretrained", lambda: "\n".join(load_pretrained(model, config.MODEL.PRETRAINED)))
+        if plan.checkpoint:
+            self.tell("resume", lambda: try_resume(plan, model, has_data))
+        self.tell("precision", lambda: in_words(precision, model))
+        memory = self.attempt("memory", lambda: check_memory(config, model, precision, free, plan.process))
+        if memory:
+            self.add(memory)
+
+    def conclude(self) -> int:
+        """The last line, and the exit code."""
+        wrong, warnings = self.verdicts.count(WRONG), self.verdicts.count(WARN)
+        self.log.say(f"check: {wrong} wrong, {warnings} to look at; nothing was trained or saved")
+        return 2 if wrong else 0
+
+
+def imagine(setting: str, world_size: int | None, local_size: int | None) -> Process:
+    """Process 0 of such a run, without the others."""
+    world_size = world_size or find_devices(setting)[1]
+    local_size = local_size or world_size
+    choose_device(setting, local_size - 1)  # each process here needs a device
+    return ImaginedProcess(choose_device(setting, 0), world_size=world_size, local_size=local_size)
+
+
+def in_words(precision: Precision, model: nn.Module) -> str:
+    """What was chosen, having made the model compute so."""
+    return "\n".join([precision.describe().removeprefix("precision: "), *precision.prepare(model)])
+
+
+def try_resume(plan: Plan, model: nn.Module, has_data: bool) -> str:
+    """Read the checkpoint into the model, as a run would."""
+    path, state = plan.checkpoint, plan.saved
+    if not is_run(state):
+        return "\n".join(load_pretrained(model, str(path), setting="-resume"))
+    if has_data:  # else all would differ
+        refuse_changes(plan.config, plan.order, state, path)
+    load_exactly(model, state["state_dict"], path)
+    return f"{path}, after epoch {state['epoch'] + 1} and step {state['step']}"
+
+
+def try_evaluation(plan: Plan) -> str:
+    """Load all weights that an evaluation would score."""
+
+    def load_foreign(num_classes: int) -> nn.Module:
+        model = build_model(plan.config, num_classes)
+        load_pretrained(model, plan.config.MODEL.PRETRAINED or plan.config.MODEL.RESUME, needs_head=True)
+        return model
+
+    scored = weights_to_score(plan.config, find_weights(plan), plan.classes, load_foreign)
+    return f"to be scored: {', '.join(name.strip() or 'raw' for name, _ in scored)}"

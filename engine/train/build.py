@@ -1,0 +1,58 @@
+"""Puts a trainer together from its parts, in the order in which they depend on each other."""
+
+from torch import nn
+
+from configs.schema import Config
+from datasets import Normalize, Preparation, TrainData
+from engine.parallel.strategy import choose_parallel
+from engine.precision.policy import Precision, set_matmul
+from engine.train.counters import Counters
+from engine.train.ema import Ema
+from engine.train.loss import ClassificationLoss
+from engine.train.optim import Schedule, build_optimizer
+from engine.train.trainer import Trainer
+from models.transforms.activation_checkpointing import recompute_blocks
+from models.transforms.cpu_kernels import compile_model
+from utils.distributed import Process
+from utils.log import Log
+
+
+def build_trainer(config: Config, model: nn.Module, data: TrainData, process: Process, log: Log) -> Trainer:
+    """A trainer of this model at step 0; the model is on its device, unless fsdp2 is to place it part by part."""
+    precision = Precision(config, process.device)
+    set_matmul(config.PRECISION.MATMUL)
+    parallel = choose_parallel(config, process, precision.half)
+    for line in precision.prepare(model):
+        log.say(line)
+    if config.TRAIN.GRAD_CHECKPOINTING:
+        recompute_blocks(config, model)
+    ema = Ema(model, config.TRAIN.MODEL_EMA_DECAY) if config.TRAIN.MODEL_EMA else None
+    parallel.place(model, *([ema.model] if ema else []))
+    if ema:
+        ema.follow(model, parallel)
+    weights = precision.weights_for(model)
+    compute_model = weights.compute_model.train()
+    if config.COMPILE:
+        compile_model(compute_model, config)
+    replica = parallel.wrap(compute_model, accumulates=data.order.num_micro_batches(0) > 1)
+    local = parallel.parameters(model)
+    parameters = [parameter for parameter in local.values() if parameter.requires_grad]
+    optimizer = build_optimizer(config.TRAIN, model, local)
+    parallel.track_optimizer(optimizer)
+    return Trainer(
+        config,
+        process,
+        data,
+        model,
+        weights,
+        replica,
+        precision,
+        parallel,
+        optimizer,
+        parameters,
+        Schedule(config.TRAIN, data.steps_per_epoch, data.global_batch),
+        ClassificationLoss(config.TRAIN),
+        Preparation(config, Normalize(config.DATA, parameters[0].dtype).to(process.device)),
+        ema,
+        Counters(process.device),
+    )

@@ -1,0 +1,112 @@
+"""What is counted of the updates: on the device, so that the host waits for it only when a report is due."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from utils.distributed import Process
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Mean loss, and accuracies in percent, over `num_images`; `num_excluded` could not be read."""
+
+    loss: float
+    top1: float
+    top5: float
+    num_images: int
+    num_excluded: int
+
+    def describe(self, name: str) -> str:
+        """PaddleViT's line, with accuracies as fractions."""
+        return f"{name} Loss: {self.loss:.4f}, {name} Acc@1: {self.top1 / 100:.4f}, {name} Acc@5: {self.top5 / 100:.4f}"
+
+
+@dataclass
+class Report:
+    """The figures of the last update, and of the epoch so far."""
+
+    step: int
+    epoch: int
+    lr: float
+    loss: float
+    mean_loss: float
+    accuracy: float  # fraction in [0, 1]
+    skipped: int
+    skips_in_a_row: int
+    grad_norm: float
+    mean_grad_norm: float
+    loss_scale: float
+    seconds: float = 0.0  # since the last report
+    shares: dict[str, float | None] = field(default_factory=dict)  # percent of these in each phase, where known
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """What came out of one epoch."""
+
+    report: Report
+    scores: dict[str, Scores]  # "": of the raw weights, "_ema": of their running mean; empty without evaluation
+    num_images: int  # trained on by this start of the program
+    training_seconds: float
+    evaluation_seconds: float
+
+
+class Counters:
+    """Sums over the epoch so far, the last update, and how many updates in a row were skipped."""
+
+    def __init__(self, device: torch.device):
+        # Loss, correct, samples, skipped, gradient norm, updates.
+        self.totals = torch.zeros(6, dtype=sum_dtype(device), device=device)
+        self.last = torch.zeros(3, dtype=sum_dtype(device), device=device)  # loss, samples, gradient norm
+        self.skips_in_a_row = torch.zeros((), device=device)
+
+    def new_sums(self) -> Tensor:
+        """For loss, correct images and images of one update."""
+        return torch.zeros_like(self.totals[:3])
+
+    @torch.no_grad()
+    def add(self, sums: Tensor, grad_norm: Tensor, skipped: Tensor) -> None:
+        """Add one update; a skipped one only as skipped."""
+        skipped = skipped.reshape(()).to(sums)
+        grad_norm = grad_norm.to(sums)
+        counted = torch.stack((*sums, torch.zeros_like(skipped), grad_norm, torch.ones_like(skipped)))
+        nothing = torch.zeros_like(counted)
+        nothing[3] = 1
+        self.totals += torch.where(skipped > 0, nothing, counted)
+        self.last = torch.stack((sums[0], sums[2], grad_norm))
+        self.skips_in_a_row = (self.skips_in_a_row + 1) * skipped.to(self.skips_in_a_row)
+
+    def add_left_out(self) -> None:
+        """Count an update that is not made as skipped. It ends a row of skips: it says nothing about the weights."""
+        self.totals[3] += 1
+        self.skips_in_a_row.zero_()
+
+    def read(self, process: Process) -> dict[str, float]:
+        """The fields of a Report, over all processes. The host waits for the device here."""
+        loss, correct, samples, skipped, grad_norms, updates = process.sum(self.totals.clone()).tolist()
+        last_loss, last_samples, last_norm = process.sum(self.last.clone()).tolist()
+        return {
+            "loss": last_loss / max(last_samples, 1),
+            "mean_loss": loss / samples if samples else float("nan"),
+            "accuracy": correct / samples if samples else float("nan"),
+            "skipped": round(skipped / process.world_size),
+            "skips_in_a_row": int(self.skips_in_a_row),
+            "grad_norm": last_norm / process.world_size,
+            "mean_grad_norm": grad_norms / max(updates, 1),
+        }
+
+    def state_dict(self, process: Process) -> dict[str, Tensor]:
+        return {"totals": process.sum(self.totals.clone()), "skips_in_a_row": self.skips_in_a_row}
+
+    def load_state_dict(self, state: dict[str, Tensor], process: Process) -> None:
+        self.skips_in_a_row = state["skips_in_a_row"].to(self.skips_in_a_row)
+        self.totals.zero_()
+        if process.is_first:  # the saved sums are those of all processes
+            self.totals = state["totals"].to(self.totals)
+
+
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """Sums over an epoch need more digits than float32 has; MPS has nothing wider."""
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import torch
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.format import read_checkpoint
 from engine.run_folder import RunFolder
+from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import run, run_folder, run_fresh
 from utils import files
@@ -100,7 +102,7 @@ def test_checkpoints_that_find_no_room_end_no_run_and_the_old_one_stays(tmp_path
     folder = run_folder(tmp_path / "o")
     before = (folder / "last.pth").read_bytes()
     full = start(tmp_path / "o", limit_files=[ENOUGH_FOR_ALL_BUT_CHECKPOINTS])
-    assert full.returncode == 1 and "warning: cannot save" in full.printed and "File too large" in full.printed
+    assert full.returncode == 1 and "warning: " in full.printed and "File too large" in full.printed
     assert "\ndone; " in full.printed and "Epoch[002/002], Step[0003/0004]" in full.printed
     assert (folder / "last.pth").read_bytes() == before and not list(folder.glob(".*.tmp"))
     assert start(tmp_path / "o").returncode == 0
@@ -112,8 +114,8 @@ def test_a_disk_that_is_full_to_the_last_byte_ends_no_run(tmp_path, small_disk, 
     full = start(small_disk / "o", "-opts", "SAVE_STEPS=2", fill_disk=[2, str(small_disk / "other")])
     folder, told = run_folder(small_disk / "o"), full.printed
     assert full.returncode == 1 and "\ndone; " in told and "Traceback" not in told, told
-    for what in ("save", "write the figures", "write " + str(folder / "status.json")):
-        assert f"warning: cannot {what}" in told, told
+    for what in ("last.pth", "figures", "status.json"):
+        assert re.search(f"^warning: .*{what}", told, re.M), told
     assert "No space left on device" in told
     assert read_checkpoint(folder / "last.pth")["step"] == 2 and not list(folder.glob(".*.tmp"))
     assert '"step": 2' in (folder / "status.json").read_text()
@@ -136,7 +138,7 @@ def test_a_read_only_disk_is_refused_before_data_is_looked_for(read_only_disk, s
     flags = ["-dataset", "imagenet2012", "-data_path", str(read_only_disk / "nowhere")]
     refused = start(read_only_disk / "o", *flags)
     assert refused.returncode == 2 and "Read-only file system" in refused.printed and "nowhere" not in refused.printed
-    assert "SAVE: cannot write to" in refused.printed and "-output" in refused.printed
+    assert_names(refused.printed, "SAVE", "-output")
 
 
 @pytest.mark.parametrize("below", ["read-only disk", "file"])
@@ -146,7 +148,8 @@ def test_an_output_that_cannot_be_made_is_refused_in_under_10_s(tmp_path, tiny, 
     output = tmp_path / "file" if below == "file" else request.getfixturevalue("read_only_disk")
     start_program = run_fresh if below == "file" else run
     refused = start_program("main_single_gpu.py", "-cfg", str(tiny), "-output", str(output / "o"))
-    assert refused.returncode == 2 and "error: SAVE: cannot write to" in refused.stderr
+    assert refused.returncode == 2
+    assert_names(refused.stderr, "error: SAVE", output)
     assert 0 < refused.seconds < 10
 
 
@@ -156,7 +159,8 @@ def test_a_folder_that_another_run_writes_to_is_refused_before_data_is_looked_fo
     before = {path: path.read_bytes() for path in folder.iterdir()}
     first = RunFolder(folder)
     refused = start(tmp_path / "o", "-dataset", "imagenet2012", "-data_path", str(tmp_path / "nowhere"))
-    assert refused.returncode == 2 and "another run is writing" in refused.printed and "nowhere" not in refused.printed
+    assert refused.returncode == 2 and "nowhere" not in refused.printed
+    assert_names(refused.printed, folder)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
     del first
     assert start(tmp_path / "o").returncode == 0

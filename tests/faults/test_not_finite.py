@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine.checkpoint.format import read_checkpoint
+from tests.support.refusals import assert_names
 from tests.support.runs import run_folder
 
 FLAGS = ["-batch_size", "4", "-opts", "SAVE_STEPS=1"]  # four updates an epoch, two epochs
@@ -53,5 +54,5 @@ def test_after_so_many_in_a_row_both_stop_together_with_3(tmp_path, start, ranks
     )
     assert poisoned.codes == [3, 3], poisoned.printed
     folder = run_folder(tmp_path / "o")
-    assert "3 updates in a row had a non-finite gradient, up to step 5" in (folder / "status.json").read_text()
+    assert_names((folder / "status.json").read_text(), "3 updates", "step 5")
     check_files(folder)

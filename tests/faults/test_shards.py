@@ -82,5 +82,5 @@ def test_a_shard_that_is_damaged_or_missing_makes_auto_take_the_one_before(tmp_p
         if damaged:
             (folder / shard).write_bytes(damaged)
         assert find_newest(str(tmp_path), "", warned.append) == folder / "previous.pth"
-        assert shard in warned[0] and "trying the one before" in warned.pop(0)
+        assert shard in warned.pop(0)
         warned.clear()

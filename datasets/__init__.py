@@ -10,6 +10,6 @@ from datasets.cache.cached_images import cache_image_sets
 from datasets.loading.train_data import EvalData, TrainData, Window
 from datasets.loading.workers import count_workers
 from datasets.transforms.augment import parse_policy
-from datasets.transforms.crop import EvalTransform, Normalize, TrainTransform
-from datasets.transforms.mixup import Mixed, Preparation, heavier
+from datasets.transforms.crop import Normalize
+from datasets.transforms.mixup import Mixed, Preparation, dominant_class
 from datasets.types import Batch, ImageSet

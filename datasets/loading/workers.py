@@ -40,8 +40,8 @@ def read_in_threads(
 
     Reading, decoding and resizing release Python's global lock.
     """
-    # Each thread gets one torch thread (below): more would spin while they wait, and take the cores from the training.
-    # The number belongs to the thread that sets it, unless a thread has not asked for its own yet: so ask here first.
+    # Each loader thread uses one torch thread: more would spin while they wait, and take the cores from the training.
+    # Reading the number here fixes this thread's own, which the loader threads would otherwise change.
     torch.get_num_threads()
     with ThreadPoolExecutor(num_threads, "loader", initializer=torch.set_num_threads, initargs=(1,)) as pool:
 

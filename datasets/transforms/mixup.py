@@ -29,7 +29,7 @@ class Mixed(NamedTuple):
     share: Tensor  # float32 [B], the weight of the first in [0, 1]
 
 
-def heavier(targets: Tensor | Mixed) -> Tensor:
+def dominant_class(targets: Tensor | Mixed) -> Tensor:
     """One class for each image, for training accuracy: that of the part with the larger weight."""
     return torch.where(targets.share >= 0.5, targets.first, targets.second) if isinstance(targets, Mixed) else targets
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.schema import Config
-from datasets import Batch, Mixed, Preparation, TrainData, Window, heavier
+from datasets import Batch, Mixed, Preparation, TrainData, Window, dominant_class
 from engine.parallel.replicated import Replicated
 from engine.precision.master_weights import SameWeights
 from engine.precision.policy import Precision
@@ -103,7 +103,7 @@ class Trainer:
         self.notify("on_phase", "other")
         self.notify("on_micro_batch", batch, share)
         with torch.no_grad():
-            correct = logits.argmax(1).eq(heavier(targets)).to(loss.dtype).mean()
+            correct = logits.argmax(1).eq(dominant_class(targets)).to(loss.dtype).mean()
             sums = batch.num_samples * torch.stack((loss, correct, torch.ones_like(loss)))
         self.notify("on_phase", "data")
         return sums

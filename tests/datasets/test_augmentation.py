@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from configs.load import load
 from configs.schema import Config
-from datasets import Batch, Mixed, Normalize, Piece, Preparation, heavier
+from datasets import Batch, Mixed, Normalize, Piece, Preparation, dominant_class
 from datasets.batch_order import sample_rng
 from datasets.transforms.augment import RANDOM_FUNCTIONS, UseGenerator, build_augmentation, parse_policy
 from datasets.transforms.mixup import Erasing, Mixing
@@ -310,7 +310,7 @@ def test_the_loss_of_mixed_images_is_that_of_targets_written_out_with_smoothing(
     torch.testing.assert_close(loss(logits, Mixed(first, second, share)), functional.cross_entropy(logits, soft))
     alone = Mixed(first, second, torch.ones(6))
     torch.testing.assert_close(loss(logits, alone), loss(logits, first))
-    assert torch.equal(heavier(Mixed(first, second, share)), soft.argmax(1)) and heavier(first) is first
+    assert torch.equal(dominant_class(Mixed(first, second, share)), soft.argmax(1)) and dominant_class(first) is first
 
 
 def test_erased_boxes_have_the_areas_and_shapes_of_the_paper():

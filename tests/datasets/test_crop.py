@@ -9,8 +9,7 @@ import torch
 from PIL import Image
 
 from configs.schema import Data
-from datasets import EvalTransform, Normalize, TrainTransform
-from datasets.transforms.crop import crop_box
+from datasets.transforms.crop import EvalTransform, Normalize, TrainTransform, crop_box
 from datasets.transforms.decode import to_array
 from datasets.types import ImageReadError
 from tests.support.image_sets import noise

@@ -62,9 +62,9 @@ def rows_inside(box: str) -> list[list[str]]:
 
 def text_of(box: str, width: float) -> list[str]:
     """The sentence that a box's code opens with, and the files of a room that have no box."""
-    path = location(box)
-    tree = ast.parse((path / "__init__.py" if path.is_dir() else path).read_text(encoding="utf-8"))
-    lines = textwrap.wrap(ast.get_docstring(tree).split("\n")[0], int((width - 3) * 1.48))
+    file = location(box) / "__init__.py" if location(box).is_dir() else location(box)
+    first_line = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))).split("\n")[0]
+    lines = textwrap.wrap(first_line, int((width - 3) * 1.48))
     files = ", ".join(own_files(box)) if box in COLOURS and box != "engine" else ""
     return lines + textwrap.wrap(files, int((width - 3) * 1.48), initial_indent="Files: ")
 
@@ -85,7 +85,6 @@ def draw_box(axes: Axes, box: str, place: tuple[float, float, float, float]) -> 
 
 
 def draw_rows(axes: Axes, rows: list[list[str]], corner: tuple[float, float, float]) -> dict[str, set[str]]:
-    """Draw boxes, what is inside them, and arrows; returns the boxes and arrows."""
     left, top, width = corner
     places: dict[str, tuple[float, float, float, float]] = {}  # left, bottom, width, height
     for row in rows:
@@ -108,11 +107,12 @@ def draw_rows(axes: Axes, rows: list[list[str]], corner: tuple[float, float, flo
 def draw(path: Path) -> dict[str, set[str]]:
     """Draw the picture into a file; returns the boxes and arrows in it."""
     height = 2 + sum(height_of(floor, WIDTH) + GAP for floor in FLOORS)
-    figure = Figure(figsize=(WIDTH / 10, height / 10), dpi=160)
+    figure = Figure(figsize=(WIDTH / 10, height / 10), dpi=110)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(0, height), frameon=False, xticks=[], yticks=[])
     drawn = draw_rows(axes, FLOORS, (0, height - 1, WIDTH))
     axes.text(1, 1.5, "An arrow points at what is imported. Every room may import utils.", size=9.3)
-    figure.savefig(path)
+    arrows = "; ".join(f"{box}: {', '.join(sorted(drawn[box]))}" for box in sorted(drawn))
+    figure.savefig(path, metadata={"Arrows": arrows})  # for the test that the picture is up to date
     return drawn
 
 

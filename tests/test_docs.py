@@ -1,10 +1,16 @@
 """What the documents point at exists: files, folders, headings, modules, and figures' commands."""
 
-import importlib
+import importlib.util
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from PIL import Image
+
+from scripts import draw_architecture
+from tests.support.configs import small_config
+from tests.support.trainers import Reports, make_trainer, train
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -59,3 +65,37 @@ def test_the_map_in_contributing_names_every_package():
     packages = {str(path.parent.relative_to(ROOT)) for room in rooms for path in (ROOT / room).rglob("__init__.py")}
     named = {name.rstrip("/") for name in re.findall(r"^\| `([\w/]+)/`", text, re.M)}
     assert packages - named == set()
+
+
+def test_the_callback_in_contributing_runs_as_printed(tmp_path):
+    code = re.search(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.S).group(1)
+    (tmp_path / "loss_spike.py").write_text(code, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("loss_spike", tmp_path / "loss_spike.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    reports, strict, lenient = Reports(), Mock(), Mock()
+    callbacks = [reports, example.LossSpike(strict, factor=0.01), example.LossSpike(lenient, factor=1000.0)]
+    train(make_trainer(small_config(tmp_path), callbacks=callbacks))
+    assert len(strict.warn.call_args_list) == len(reports.seen) > 0
+    assert f"step {reports.seen[0].step}: loss {reports.seen[0].loss:.3f}" in strict.warn.call_args_list[0].args[0]
+    lenient.warn.assert_not_called()
+
+
+def test_the_picture_of_the_architecture_shows_every_package(tmp_path):
+    rooms = ("configs", "datasets", "engine", "models", "utils")
+    packages = {f"{room}.{path.parent.name}" for room in rooms for path in (ROOT / room).glob("*/__init__.py")}
+    story = {f"engine.{path.stem}" for path in (ROOT / "engine").glob("*.py")} - {"engine.__init__"}
+    assert set(draw_architecture.draw(tmp_path / "architecture.png")) == {
+        "main_single_gpu",
+        "main_multi_gpu",
+        *rooms,
+        *packages,
+        *story,
+    }
+
+
+def test_the_picture_of_the_architecture_is_up_to_date(tmp_path):
+    draw_architecture.draw(tmp_path / "architecture.png")
+    with Image.open(tmp_path / "architecture.png") as new, Image.open(ROOT / "docs/images/architecture.png") as shown:
+        assert new.text["Arrows"] == shown.text["Arrows"], "run scripts/draw_architecture.py"
+        assert shown.width >= 1000

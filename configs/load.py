@@ -41,13 +41,14 @@ class LoadedConfig:
         return replace(self.with_batch_size(default, "the default"), notes=[*self.notes, note])
 
 
-def load(argv: list[str]) -> LoadedConfig:
-    """Load the settings for a command line (without the program's name)."""
+def load(argv: list[str], needs_file: bool = True) -> LoadedConfig:
+    """Load the settings for a command line (without the program's name); `needs_file`: -cfg is required."""
     command_line = flags.parse(argv)
+    files = read_layers(find_settings_file(command_line.cfg)) if command_line.cfg or needs_file else []
     values = {key: setting.default for key, setting in SETTINGS.items()}
     origins = dict.fromkeys(SETTINGS, "default")
     notes: list[str] = []
-    for layer in [*read_layers(find_settings_file(command_line.cfg)), *command_line.layers]:
+    for layer in [*files, *command_line.layers]:
         texts, lines = translate(layer.texts, layer.origin)
         notes += lines
         for key, text in texts.items():

@@ -1,11 +1,10 @@
-"""Finds the module at which half precision breaks, on one batch of a run, and writes the settings that mend it.
+"""Finds the module at which half precision overflows, on one batch of a run, and writes settings that fix it.
 
     python scripts/doctor.py output/train-20260102-03-04-05
 
-Replays the batch that the run stopped on (overflow-batch.pth in its folder, with the weights it met), else the next
-batch that the run would see. A checkpoint instead of the folder: the same with that checkpoint's weights. Prints a
-table of all modules and the first that breaks; writes what mends it as doctor.yaml into the run's
-folder, to be given with -cfg.
+Replays the batch that the run stopped at (overflow-batch.pth in its folder, with its weights), or else the next batch of
+the run. Given a checkpoint instead of the folder, it uses that checkpoint's weights. Prints a table of all modules and
+the first that overflows, and writes settings that avoid it to doctor.yaml in the run's folder, for -cfg.
 Exit codes: 0 whatever was found, 2 for a mistake on the command line.
 """
 
@@ -15,12 +14,23 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # our folders, wherever the script is called from
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
+
+import torch
 
 from configs.load import load
 from configs.schema import Config
 from configs.values import unflatten
+from datasets import CacheProgress, build_train_data, cache_image_sets, load_image_sets
+from engine.diagnose import auto_doctor, failing_batch
+from engine.diagnose.auto_doctor import make_case, prescribe
+from engine.diagnose.doctor import diagnose
+from engine.diagnose.failing_batch import Batches, read_overflow
+from models import build_model
+from models.formats.files import find_file, read_torch
+from models.weights import load_exactly
 from scripts.command_line import Parser
+from utils.distributed import choose_device
 from utils.errors import ConfigError
 from utils.program import exit_code
 
@@ -34,15 +44,10 @@ def main(argv: list[str]) -> int:
         "-amp_dtype", choices=("float16", "bfloat16"), help="the half type to examine, in place of the run's"
     )
     arguments = parser.parse_args(argv)
-    # Here and not above: importing torch takes seconds, and a mistake on the command line should not wait for it.
-    from engine.diagnose.auto_doctor import NAME, make_case, prescribe
-    from engine.diagnose.doctor import diagnose
-    from utils.distributed import choose_device
-
-    folder, state, batches = find(arguments.source, arguments.batch)
-    config = (
-        load(["-cfg", arguments.cfg]).with_default_batch_size().config if arguments.cfg else unflatten(state["config"])
-    )
+    folder, state, batches = find_run(arguments.source, arguments.batch)
+    config = unflatten(state["config"])
+    if arguments.cfg:
+        config = load(["-cfg", arguments.cfg]).with_default_batch_size().config
     config, scale = precision_of(config, state, arguments.amp_dtype)
     device = choose_device("auto", local_rank=0)
     for each in batches or [next_batch(config, state)]:
@@ -52,21 +57,18 @@ def main(argv: list[str]) -> int:
     num_images = sum(len(batch.targets) for batch, _ in each.batches)
     print(f"step {each.step}, process {each.rank}: {num_images} images; loss scale {scale:g}")
     print("\n".join(found.lines()))
-    # Of a run in health only the next batch is there, and no setting is to blame for anything.
+    # A healthy run only has its next batch, and there is no setting to change.
     text = prescribe(found, config, folder) if found.first or batches else ""
     if text:
-        target = folder / NAME
+        target = folder / auto_doctor.NAME
         print(
             f"\n{text}\nwritten to {target}; a run with it: python main_single_gpu.py -cfg {shlex.quote(str(target))}"
         )
     return 0
 
 
-def find(source: str, batch: Path | None):
-    """The run's folder, the weights and settings to replay with, and the saved batches (one a process), if any."""
-    from engine.diagnose.failing_batch import NAME, read_overflow
-    from models.formats.files import find_file, read_torch
-
+def find_run(source: str, batch: Path | None) -> tuple[Path, dict, list]:
+    """Find the run's folder, the checkpoint to replay with, and the saved batches (one per process), if any."""
     path = Path(source).expanduser()
     is_folder = path.is_dir()
     folder = path if is_folder else path.parent
@@ -78,26 +80,28 @@ def find(source: str, batch: Path | None):
             return folder, batches[0].state, batches
         path = next((each for each in (folder / "last.pth", folder / "previous.pth") if each.is_file()), None)
         if path is None:
-            raise ConfigError(f"{folder} has neither {NAME} nor last.pth; give the folder of a run, or a checkpoint")
+            raise ConfigError(
+                f"{folder} has neither {failing_batch.NAME} nor last.pth; give the folder of a run, or a checkpoint"
+            )
     else:
         path = find_file(source)
         if path is None:
             raise ConfigError(f"no run and no checkpoint at {source}; give the folder of a run, or its last.pth")
     state = read_torch(path)
     if not (isinstance(state, dict) and {"state_dict", "config", "class_names"} <= state.keys()):
-        raise ConfigError(f"{path} is no checkpoint of a run; give its folder, last.pth or checkpoint-N.pth")
+        raise ConfigError(f"{path} is not a checkpoint of a run; give its folder, last.pth or checkpoint-N.pth")
     return folder, state, batches
 
 
 def precision_of(config: Config, state: dict, wanted: str | None) -> tuple[Config, float]:
-    """The settings with the half type to examine, and the loss scale there."""
+    """Return the settings with the half type to examine, and its loss scale."""
     saved = state.get("amp_scaler", {})
     half = str(saved.get("dtype", "None")).removeprefix("torch.")
     half = wanted or (half if half != "None" else None)
     if half is None:
         raise ConfigError(
-            "this run computed in float32 (AMP is false), so there is no half type to look at; say with -amp_dtype "
-            "float16 or -amp_dtype bfloat16 which one it is to be tried in"
+            "this run computed in float32 (AMP is false); give the half type to examine with -amp_dtype float16 or "
+            "-amp_dtype bfloat16"
         )
     first = config.PRECISION.INIT_LOSS_SCALING if half == "float16" else 1.0
     scale = saved.get("scale", first) if saved.get("dtype") == f"torch.{half}" else first
@@ -106,13 +110,8 @@ def precision_of(config: Config, state: dict, wanted: str | None) -> tuple[Confi
     return replace(config, AMP=True, PRECISION=replace(config.PRECISION, DTYPE=half)), float(scale)
 
 
-def next_batch(config: Config, state: dict):
-    """What the run would see next: a function of seed and step."""
-    import torch
-
-    from datasets import CacheProgress, build_train_data, cache_image_sets, load_image_sets
-    from engine.diagnose.failing_batch import Batches
-
+def next_batch(config: Config, state: dict) -> Batches:
+    """The next batch of the run, which is a function of seed and step."""
     image_sets = load_image_sets(replace(config, EVAL=False))
     train_set, _ = cache_image_sets(config, image_sets, CacheProgress(print, print, may_build=False))
     per_process = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
@@ -126,30 +125,27 @@ def next_batch(config: Config, state: dict):
     return Batches(step, 0, shares)
 
 
-def make_model(config: Config, state: dict, batches):
-    """The model with the weights, if the batches are of it."""
-    from models import build_model
-    from models.weights import load_exactly
-
+def make_model(config: Config, state: dict, batches: Batches) -> torch.nn.Module:
+    """Build the model and load the weights, if the batches fit it."""
     num_classes = config.MODEL.NUM_CLASSES or len(state["class_names"])
-    check(config, num_classes, batches)
+    check_batches(config, num_classes, batches)
     model = build_model(config, num_classes)
     load_exactly(model, state["state_dict"], Path("the run's weights"))
     return model
 
 
-def check(config: Config, num_classes: int, batches) -> None:
-    """A batch must be of this model."""
+def check_batches(config: Config, num_classes: int, batches: Batches) -> None:
+    """Refuse batches whose images or classes do not fit the model."""
     shape = (config.DATA.IMAGE_CHANNELS, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE)
     for (images, targets, *_), _ in batches.batches:
         if tuple(images.shape[1:]) != shape:
             raise ConfigError(
-                f"-batch: its images are {list(images.shape[1:])}, those of this run {list(shape)} (DATA.IMAGE_CHANNELS, "
+                f"-batch: its images are {list(images.shape[1:])}, but those of this run are {list(shape)} (DATA.IMAGE_CHANNELS, "
                 "DATA.IMAGE_SIZE); give a batch of this run"
             )
         if not 0 <= int(targets.min()) <= int(targets.max()) < num_classes:
             raise ConfigError(
-                f"-batch: its targets go from {int(targets.min())} to {int(targets.max())}, but the model has {num_classes} "
+                f"-batch: its targets range from {int(targets.min())} to {int(targets.max())}, but the model has {num_classes} "
                 "classes; give a batch of this run"
             )
 

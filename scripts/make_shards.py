@@ -1,12 +1,12 @@
-"""Writes a data set as tar shards, which -dataset shards and WebDataset's tools read: one file after the other.
+"""Writes a data set as tar shards, which -dataset shards and WebDataset's tools read sequentially.
 
-    python scripts/make_shards.py -dataset imagenet2012 -data_path /dataset/imagenet -out /fast/imagenet-shards
-    python scripts/make_shards.py -dataset imagefolder -data_path photos -out photo-shards -megabytes 256 -shuffle_seed 1
+    python scripts/make_shards.py -dataset imagenet2012 -data_path /dataset/imagenet -output /fast/imagenet-shards
+    python scripts/make_shards.py -dataset imagefolder -data_path photos -output photo-shards -megabytes 256 -shuffle_seed 1
     python main_single_gpu.py -cfg configs/vit_base_patch16_224.yaml -dataset shards -data_path /fast/imagenet-shards
 
-A sample is the image's file as it is and KEY.cls, its class number; classes.txt has the names. Images that are no files
-are written as PNG. Training images are shuffled once, validation images keep their order. Killed and called again, it
-goes on behind the last shard that is whole.
+A sample is the unchanged image file and KEY.cls, its class number; classes.txt has the class names. Images that are not
+files are written as PNG. Training images are shuffled once; validation images keep their order. If it was killed, the
+same command continues after the last complete shard.
 """
 
 import argparse
@@ -23,37 +23,39 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # our folders, wherever the script is called from
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
-from configs import flags
-from configs.schema import Config
-from configs.values import SETTINGS, build, convert
+import numpy as np
+from tqdm import tqdm
+
+from configs.load import load
+from datasets import ImageSet, load_image_sets
+from datasets.shuffle import shuffled
+from datasets.sources.folder import IMAGE_ENDINGS
+from datasets.sources.shards.index import load_index, save_index, scan
+from datasets.sources.shards.source import CLASSES_FILE
+from datasets.types import ImageReadError
 from scripts.command_line import Parser, at_least
-from utils.errors import ConfigError, DataError, did_you_mean
+from utils.errors import ConfigError, DataError
 from utils.files import replacing, write_text
 from utils.program import exit_code
 
 NUM_READERS = 8
 FILES_AHEAD = 64
-NOTE = "shards.json"  # says what the folder is made of, so that nothing else is added to it
+MANIFEST = "shards.json"  # what the shards are made from, so that no others are added to the folder
 
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("-dataset", required=True, metavar="NAME", help="any data set of docs/data.md with images")
-    parser.add_argument("-data_path", metavar="PATH", help="where it is")
-    parser.add_argument("-out", required=True, type=Path, metavar="FOLDER", help="where the shards go")
-    parser.add_argument("-samples_per_shard", type=at_least(1), metavar="N", help="images of a shard [1000]")
-    parser.add_argument(
-        "-megabytes", type=at_least(1), metavar="N", help="instead: about so many million bytes a shard"
-    )
-    parser.add_argument(
-        "-shuffle_seed", type=at_least(0), default=0, metavar="N", help="order of the training images [0]"
-    )
+    parser.add_argument("-data_path", metavar="PATH", help="its folder")
+    parser.add_output("FOLDER", "folder of the shards")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("-samples_per_shard", type=at_least(1), metavar="N", help="images per shard [1000]")
+    size.add_argument("-megabytes", type=at_least(1), metavar="N", help="or: million bytes per shard, approximately")
+    parser.add_argument("-shuffle_seed", type=at_least(0), default=0, metavar="N", help="seed of the shuffle [0]")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="settings, as DATA.VAL_FRACTION=0.2")
     arguments = parser.parse_args(argv)
-    if arguments.samples_per_shard is not None and arguments.megabytes is not None:
-        raise ConfigError("-samples_per_shard and -megabytes: give one of them")
     if arguments.megabytes:
         limit = Limit(num_bytes=arguments.megabytes * 1_000_000)
     else:
@@ -64,25 +66,23 @@ def main(argv: list[str]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """Where a shard ends: at either of the two."""
+    """The size at which a shard ends: whichever is reached first."""
 
     num_samples: int = sys.maxsize
     num_bytes: int = sys.maxsize
 
 
 def make_shards(arguments: argparse.Namespace, limit: Limit) -> None:
-    import numpy as np
-
-    from datasets import load_image_sets
-    from datasets.shuffle import shuffled
-    from datasets.sources.shards.source import CLASSES_FILE
-
-    config = read_settings(arguments)
+    """Write the shards of both parts, except those that an earlier call completed."""
+    words = ["-dataset", arguments.dataset]
+    words += ["-data_path", arguments.data_path] if arguments.data_path else []
+    words += ["-opts", *arguments.opts] if arguments.opts else []
+    config = load(words, needs_file=False).config
     if config.DATA.DATASET == "synthetic":
-        raise ConfigError("-dataset: synthetic has no images that could be written")
+        raise ConfigError("-dataset: synthetic has no images to write")
     train, val = load_image_sets(config)
     parts = {"train": (train, shuffled(len(train), arguments.shuffle_seed)), "val": (val, np.arange(len(val)))}
-    note = {
+    manifest = {
         "dataset": arguments.dataset,
         "data_path": arguments.data_path,
         "shuffle_seed": arguments.shuffle_seed,
@@ -91,59 +91,40 @@ def make_shards(arguments: argparse.Namespace, limit: Limit) -> None:
         **{part: hashlib.sha256(image_set.targets.tobytes()).hexdigest() for part, (image_set, _) in parts.items()},
     }
     try:
-        claim(arguments.out, json.dumps(note, indent=1) + "\n")
-        with replacing(arguments.out / CLASSES_FILE) as file:
+        claim(arguments.output, json.dumps(manifest, indent=1) + "\n")
+        with replacing(arguments.output / CLASSES_FILE) as file:
             names = "".join(name.replace("\n", " ") + "\n" for name in val.classes)
             file.write(names.encode(errors="surrogateescape"))
         for part, (image_set, order) in parts.items():
-            num_shards, num_kept = write_part(arguments.out, part, image_set, order, limit)
+            num_shards, num_kept = write_part(arguments.output, part, image_set, order, limit)
             kept = f", {num_kept} of them from an earlier call" if num_kept else ""
-            print(f"{arguments.out}: {part} images: {len(order)}, shards: {num_shards}{kept}")
+            print(f"{arguments.output}: {part} images: {len(order)}, shards: {num_shards}{kept}")
     except OSError as error:
         raise ConfigError(
-            f"-out: cannot write to {arguments.out} ({error}); choose another folder, or make room"
+            f"-output: cannot write to {arguments.output} ({error}); choose another folder, or make room"
         ) from error
 
 
-def read_settings(arguments: argparse.Namespace) -> Config:
-    """The defaults, but for what the command line says of the data: there is no -cfg here."""
-    words = ["-dataset", arguments.dataset]
-    words += ["-data_path", arguments.data_path] if arguments.data_path else []
-    words += ["-opts", *arguments.opts] if arguments.opts else []
-    values = {key: setting.default for key, setting in SETTINGS.items()}
-    known = [key for key in SETTINGS if key.startswith("DATA.")]
-    for layer in flags.parse(words).layers:
-        for key, text in layer.texts.items():
-            if key not in known:
-                raise ConfigError(f"{layer.origin}: {key} is no setting of the data{did_you_mean(key, known)}")
-            values[key] = convert(SETTINGS[key], text, layer.origin)
-    return build(values)
-
-
-def claim(out: Path, note: str) -> None:
-    """Make the folder, or see that it is from the same call before."""
-    out.mkdir(parents=True, exist_ok=True)
-    file = out / NOTE
+def claim(folder: Path, manifest: str) -> None:
+    """Create the folder, or check that an earlier call with the same arguments did."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / MANIFEST
     if file.is_file():
-        if file.read_text() != note:
-            raise ConfigError(f"-out: {out} holds shards of other data or settings ({file}); choose another folder")
-    elif any(each.name != f".{NOTE}.tmp" for each in out.iterdir()):
-        raise ConfigError(f"-out: {out} is not empty, and what is in it is not from this script; choose another folder")
+        if file.read_text() != manifest:
+            raise ConfigError(f"-output: {folder} has shards of other data or settings ({file}); choose another folder")
+    elif any(each.name != f".{MANIFEST}.tmp" for each in folder.iterdir()):
+        raise ConfigError(f"-output: {folder} is not empty and was not made by this script; choose another folder")
     else:
-        write_text(file, note)
+        write_text(file, manifest)
 
 
-def write_part(out: Path, part: str, image_set, order, limit: Limit) -> tuple[int, int]:
-    """All shards of one part but those that are there. Returns how many there are then, and how many were."""
-    from tqdm import tqdm
-
-    from datasets.sources.shards.index import load_index, save_index, scan
-
+def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, limit: Limit) -> tuple[int, int]:
+    """Write the shards of one part that do not exist yet. Returns the number of all shards, and of those kept."""
     done = num_shards = num_kept = 0
     with ThreadPoolExecutor(NUM_READERS, "files") as pool, tqdm(total=len(order), desc=part, disable=None) as bar:
         samples = None
         while done < len(order):
-            path = out / f"{part}-{num_shards:06d}.tar"
+            path = folder / f"{part}-{num_shards:06d}.tar"
             shard = (load_index(path) or scan(path)) if path.exists() else None
             if shard is None or shard.cut:
                 samples = samples or read_ahead(pool, image_set, order[done:].tolist())
@@ -151,7 +132,7 @@ def write_part(out: Path, part: str, image_set, order, limit: Limit) -> tuple[in
                     write_shard(file, done, samples, limit)
                 shard = scan(path)
             else:
-                samples = None  # what follows is to be read from behind it
+                samples = None  # the next shard starts after this one
                 num_kept += 1
             save_index(shard)
             done += len(shard.samples)
@@ -160,11 +141,8 @@ def write_part(out: Path, part: str, image_set, order, limit: Limit) -> tuple[in
     return num_shards, num_kept
 
 
-def read_ahead(pool: ThreadPoolExecutor, image_set, indices: list[int]) -> Iterator[tuple[str, bytes, int]]:
-    """Ending, bytes and class number of each image: many small files are read much faster several at a time."""
-    from datasets.sources.folder import IMAGE_ENDINGS
-    from datasets.types import ImageReadError
-
+def read_ahead(pool: ThreadPoolExecutor, image_set: ImageSet, indices: list[int]) -> Iterator[tuple[str, bytes, int]]:
+    """Yield suffix, bytes and class number of each image. Small files are read much faster in parallel."""
     started = ((index, pool.submit(image_set.file, index)) for index in indices)
     waiting = deque(itertools.islice(started, FILES_AHEAD))
     while waiting:
@@ -172,14 +150,14 @@ def read_ahead(pool: ThreadPoolExecutor, image_set, indices: list[int]) -> Itera
         try:
             ending, data = future.result()
         except ImageReadError as error:
-            raise DataError(f"{image_set.name(index)} cannot be read ({error}); mend or remove it") from error
-        # Readers look at the content; the ending only has to be one that they know.
+            raise DataError(f"{image_set.name(index)} cannot be read ({error}); repair or remove it") from error
+        # Readers detect the format from the content; the suffix only has to be a known one.
         yield ending.lower() if ending.lower() in IMAGE_ENDINGS else ".jpg", data, int(image_set.targets[index])
         waiting.extend(itertools.islice(started, 1))
 
 
 def write_shard(file: IO[bytes], first: int, samples: Iterator[tuple[str, bytes, int]], limit: Limit) -> None:
-    """Samples until the shard is full. The same samples give the same bytes on every day and machine."""
+    """Write samples until the shard is full. The same samples always give the same bytes."""
     with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for number, (ending, data, target) in enumerate(itertools.islice(samples, limit.num_samples), first):
             for name, content in ((f"{number:08d}{ending}", data), (f"{number:08d}.cls", str(target).encode())):

@@ -1,10 +1,10 @@
-"""Classifies images with a checkpoint of a run, which says itself how images are prepared and what the classes are.
+"""Classifies images with a checkpoint of a run, which contains the preprocessing and the class names.
 
     python scripts/predict.py output/train-20260102-03-04-05/best.pth photo.jpg more_photos/ -top 3 -csv classes.csv
 
-Prints a line for each image: its path, its class and how probable that is (0 to 1), then the next best with -top,
-all separated by tabs. A folder stands for the images in it and below it. Images that cannot be read are named on the
-error stream; the others go on, and the exit code is 2.
+Prints a line for each image: its path, class and probability (0 to 1), and with -top the next classes, separated by tabs.
+A folder means all images in it and below it. Unreadable images are reported on stderr; the others are classified, and the
+exit code is 2.
 """
 
 import csv
@@ -15,15 +15,27 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # our folders, wherever the script is called from
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
+
+import torch
 
 from configs.schema import Config
 from configs.values import unflatten
+from datasets import BadImages, Normalize, build_eval_data
+from datasets.sources.folder import IMAGE_ENDINGS, images_below
+from datasets.sources.images import FileImages
+from engine.precision.policy import Precision
+from engine.train.loss import widen
+from models import build_model
+from models.formats.files import find_file, read_torch
+from models.weights import load_exactly
 from scripts.command_line import Parser
+from utils.distributed import choose_device
 from utils.errors import ConfigError
+from utils.files import write_text
 from utils.program import exit_code
 
-FEW = 64  # so many images are read sooner than worker processes would start
+FEW = 64  # images that are read faster than workers start
 COLUMNS = ("image_path", "rank", "class", "probability")
 
 
@@ -31,47 +43,43 @@ def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("checkpoint", help="best.pth, last.pth or checkpoint-N.pth of a run")
     parser.add_argument("images", nargs="+", metavar="image", help="an image file, or a folder of them")
-    parser.add_argument("-top", type=int, default=1, metavar="N", help="how many classes to name for each image [1]")
+    parser.add_argument("-top", type=int, default=1, metavar="N", help="classes to print for each image [1]")
     parser.add_argument("-csv", type=Path, metavar="FILE", help=f"also write a table: {','.join(COLUMNS)}")
-    parser.add_argument("-raw", action="store_true", help="the weights themselves where there is a running mean (EMA)")
+    parser.add_argument("-raw", action="store_true", help="use the raw weights even if there are EMA weights")
     arguments = parser.parse_args(argv)
     if arguments.top < 1:
         raise ConfigError(f"-top: {arguments.top} is less than 1")
     if arguments.csv and not (arguments.csv.parent.is_dir() and os.access(arguments.csv.parent, os.W_OK)):
-        raise ConfigError(f"-csv: cannot write to the folder {arguments.csv.parent}; make it or choose another one")
+        raise ConfigError(f"-csv: cannot write to the folder {arguments.csv.parent}; create it or choose another")
     return predict(arguments.checkpoint, find_images(arguments.images), arguments.top, arguments.csv, arguments.raw)
 
 
 def predict(source: str, paths: list[str], top: int, table: Path | None, raw: bool) -> int:
-    """Print, and write, the `top` most probable classes of every image. Returns the exit code."""
-    from utils.files import write_text
-
+    """Print, and optionally write, the `top` most probable classes of each image. Returns the exit code."""
     predictor = Predictor(source, raw)
-    say(predictor.description)
+    report(predictor.description)
     rows, num_read = [], 0
     for path, guesses in predictor(paths, top):
         num_read += 1
         print("\t".join([path, *(f"{name}\t{probability:.4f}" for name, probability in guesses)]))
-        rows += [(path, rank, name, f"{share:.6f}") for rank, (name, share) in enumerate(guesses, start=1)]
+        rows += [(path, rank, name, f"{probability:.6f}") for rank, (name, probability) in enumerate(guesses, start=1)]
     if table:
         lines = io.StringIO()
         csv.writer(lines, lineterminator="\n").writerows([COLUMNS, *rows])
         write_text(table, lines.getvalue())
     if num_read < len(paths):
-        say(f"{len(paths) - num_read} of {len(paths)} images could not be read")
+        report(f"{len(paths) - num_read} of {len(paths)} images could not be read")
         return 2
     return 0
 
 
-def say(line: str) -> None:
-    """What is no prediction goes to the error stream, so that the predictions can be piped on."""
+def report(line: str) -> None:
+    """Print to stderr, so that stdout has only predictions and can be piped."""
     print(line, file=sys.stderr)
 
 
 def find_images(given: list[str]) -> list[str]:
-    """The files given, and for a folder the images below it, sorted."""
-    from datasets.sources.folder import IMAGE_ENDINGS, images_below
-
+    """Return the files as given, and the images below each folder, sorted."""
     paths = []
     for path in given:
         if os.path.isdir(path):
@@ -87,14 +95,9 @@ def find_images(given: list[str]) -> list[str]:
 
 
 class Predictor:
-    """The model of a checkpoint, in the precision and with the images that its run was evaluated with."""
+    """A checkpoint's model, with the precision and preprocessing of its run's evaluation."""
 
     def __init__(self, source: str, raw: bool):
-        from engine.precision.policy import Precision
-        from models import build_model
-        from models.weights import load_exactly
-        from utils.distributed import choose_device
-
         path, state = read_run(source)
         self.classes, self.config = state["class_names"], config_of(state)
         self.device = choose_device("auto", local_rank=0)
@@ -110,19 +113,13 @@ class Predictor:
         )
 
     def __call__(self, paths: list[str], top: int) -> Iterator[tuple[str, list[tuple[str, float]]]]:
-        """Of each image that can be read its path and its `top` classes with their probabilities."""
-        import torch
-
-        from datasets import BadImages, Normalize, build_eval_data
-        from datasets.sources.images import FileImages
-        from engine.train.loss import widen
-
+        """Yield the path of each readable image and its `top` classes with their probabilities."""
         config = self.config
         if len(paths) <= FEW:
             config = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))
-        # Each image's "class" is its own number, so that a batch says which images it holds.
+        # Each image's index is its target, so that a batch tells which images it contains.
         images = FileImages(Path(), paths, range(len(paths)), self.classes, config.DATA.IMAGE_CHANNELS)
-        bad_images = BadImages(images, most=1.0, say=say)
+        bad_images = BadImages(images, max_fraction=1.0, say=report)
         normalize = Normalize(config.DATA).to(self.device)
         for batch in build_eval_data(config, images, rank=0, world_size=1, device=self.device):
             bad_images.note(batch.bad)
@@ -131,27 +128,25 @@ class Predictor:
             with torch.no_grad(), self.precision.autocast():
                 logits = self.model(self.precision.cast(normalize(batch.images.to(self.device))))
             best = widen(logits).softmax(1).topk(min(top, logits.shape[1]))
-            numbers, shares = best.indices.tolist(), best.values.tolist()
-            for place, index in enumerate(batch.targets.tolist()):
-                names = [self.classes[n] if n < len(self.classes) else f"class {n}" for n in numbers[place]]
-                yield paths[index], list(zip(names, shares[place], strict=True))
+            numbers, probabilities = best.indices.tolist(), best.values.tolist()
+            for row, index in enumerate(batch.targets.tolist()):
+                names = [self.classes[n] if n < len(self.classes) else f"class {n}" for n in numbers[row]]
+                yield paths[index], list(zip(names, probabilities[row], strict=True))
 
 
 def read_run(source: str) -> tuple[Path, dict]:
-    """A checkpoint of one of our runs, which alone says how its images are prepared."""
-    from models.formats.files import find_file, read_torch
-
+    """Read a checkpoint of one of our runs; others do not contain the preprocessing."""
     path = find_file(source)
     if path is None:
         raise ConfigError(f"no checkpoint at {source}")
     state = read_torch(path)
     if not (isinstance(state, dict) and {"state_dict", "config", "class_names", "data"} <= state.keys()):
-        raise ConfigError(f"{path} is no checkpoint of a run; give its best.pth, last.pth or checkpoint-N.pth")
+        raise ConfigError(f"{path} is not a checkpoint of a run; give its best.pth, last.pth or checkpoint-N.pth")
     return path, state
 
 
 def config_of(state: dict) -> Config:
-    """The settings of the run, with what `data` says about images."""
+    """The settings of the run, with the preprocessing that `data` describes."""
     config = unflatten(state["config"])
     data = state["data"]
     channels, side, _ = data["input_size"]
@@ -165,7 +160,7 @@ def config_of(state: dict) -> Config:
         IMAGENET_STD=tuple(data["std"]),
     )
     precision = config.PRECISION
-    if precision.MODE == "float8":  # made for large batches, on hardware that whoever predicts may not have
+    if precision.MODE == "float8":  # needs hardware that is often not there for inference
         precision = replace(precision, MODE="autocast", DTYPE="bfloat16")
     return replace(config, DATA=images, PRECISION=precision)
 

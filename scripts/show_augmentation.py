@@ -1,8 +1,8 @@
-"""Draws the images that a run trains on, as the model sees them: cropped, augmented, erased and mixed.
+"""Draws the training images of a run as the model gets them: cropped, augmented, erased and mixed.
 
     python scripts/show_augmentation.py augmentation.png -cfg configs/vit_digits.yaml -opts TRAIN.MIXUP_ALPHA=0.8
 
-The first argument is the PNG to write, the others are those of the run. The first 24 images of its first micro-batch.
+The first argument is the PNG file to write, the others are the flags of the run. Shows 24 images of the first micro-batch.
 Exit codes: 0, or 2 for a mistake in the settings or the data.
 """
 
@@ -10,9 +10,13 @@ import contextlib
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # our folders, wherever the script is called from
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
+
+import torch
+from PIL import Image
 
 from configs.load import load
+from datasets import Normalize, Preparation, build_train_data, load_image_sets
 from utils.errors import ConfigError
 from utils.program import exit_code
 
@@ -20,15 +24,12 @@ NUM_SHOWN, NUM_COLUMNS, GAP = 24, 8, 2
 
 
 def main(argv: list[str]) -> int:
+    if argv[:1] in (["-h"], ["-help"], ["--help"]):
+        print(__doc__)
+        return 0
     if not argv or not argv[0].lower().endswith(".png"):
-        raise ConfigError(f"the first argument is the PNG to write, the others are those of the run\n\n{__doc__}")
+        raise ConfigError("the first argument must be the PNG file to write; -h shows an example")
     config = load(argv[1:]).with_default_batch_size().config
-    # Here and not above: importing torch takes seconds, and a mistake on the command line should not wait for it.
-    import torch
-    from PIL import Image
-
-    from datasets import Normalize, Preparation, build_train_data, load_image_sets
-
     train_set, _ = load_image_sets(config)
     device = torch.device("cpu")
     with contextlib.closing(build_train_data(config, train_set, 0, 1, device).windows(0, 1)) as windows:
@@ -45,8 +46,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def grid(pixels):
-    """uint8 [N, C, H, W] to one white sheet with all of them."""
+def grid(pixels: torch.Tensor) -> torch.Tensor:
+    """Arrange uint8 [N, C, H, W] on one white sheet [C, H, W]."""
     count, channels, height, width = pixels.shape
     num_rows = -(-count // NUM_COLUMNS)
     sheet = pixels.new_full((channels, num_rows * (height + GAP) - GAP, NUM_COLUMNS * (width + GAP) - GAP), 255)

@@ -12,9 +12,11 @@ says which half type -amp means. A command's -h lists its flags.
 import argparse
 import statistics
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # our folders, wherever this is started from
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
 from configs.load import load
 from engine.memory.largest_batch import bisect
@@ -28,39 +30,32 @@ from scripts.benchmarks.common import (
     Refused,
     StepWorker,
     Table,
+    machine,
     spread,
     take_turns,
 )
 from scripts.benchmarks.largest_batch import climb
+from scripts.command_line import Parser, at_least
 from utils.errors import ConfigError, did_you_mean
 from utils.program import exit_code
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        raise ConfigError(f"{message}; -h shows how this script is called")
-
-
-def positive(text: str) -> int:
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
-
-
 def main(argv: list[str]) -> int:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     seconds = add_command(commands, "seconds", measure_seconds, "rounds:7")
-    seconds.add_argument("-iterations", type=positive, default=100, metavar="N", help="of a turn, scaled to 100 [100]")
+    seconds.add_argument(
+        "-iterations", type=at_least(1), default=100, metavar="N", help="of a turn, scaled to 100 [100]"
+    )
     modes = add_command(commands, "modes", measure_modes, "rounds:5 modes")
-    modes.add_argument("-steps", type=positive, default=5, metavar="N", help="iterations of a turn [5]")
+    modes.add_argument("-steps", type=at_least(1), default=5, metavar="N", help="iterations of a turn [5]")
     modes.add_argument("-compile", nargs="?", const="true", choices=("true", "false"), help="too [on GPUs only]")
     linear = add_command(commands, "linear", measure_linear, "rounds:5")
     linear.add_argument("-scale", type=float, metavar="X", help="of width 4096 and batch 512 [GPU: 1, CPU: 0.25]")
-    linear.add_argument("-epochs", type=positive, default=5, metavar="N", help="of 50 batches [5]")
+    linear.add_argument("-epochs", type=at_least(1), default=5, metavar="N", help="of 50 batches [5]")
     largest = add_command(commands, "largest", measure_largest, "modes")
     largest.add_argument("-memory_gb", type=float, metavar="GB", help="limit in GiB [GPU: all of it; CPU: required]")
-    largest.add_argument("-most", type=positive, default=65536, metavar="N", help="stop looking here [65536]")
+    largest.add_argument("-most", type=at_least(1), default=65536, metavar="N", help="largest batch to try [65536]")
     arguments = parser.parse_args(argv)
     table = arguments.measure(arguments)
     print(table.markdown())
@@ -69,11 +64,12 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def add_command(commands, name: str, measure, extras: str) -> argparse.ArgumentParser:
+def add_command(commands, name: str, measure: Callable, extras: str) -> argparse.ArgumentParser:
+    """A command with the flags that all have; `extras`: those that only some have."""
     command = commands.add_parser(name, help=measure.__doc__.splitlines()[0], description=measure.__doc__)
     command.set_defaults(measure=measure)
     command.add_argument("-cfg", metavar="FILE", help="settings of the run")
-    command.add_argument("-batch_size", type=positive, metavar="N")
+    command.add_argument("-batch_size", type=at_least(1), metavar="N")
     command.add_argument("-dataset", default="synthetic", metavar="NAME", help="[synthetic]")
     command.add_argument("-data_path", metavar="PATH")
     command.add_argument("-png", type=Path, metavar="FILE", help="also draw the table as a chart")
@@ -85,7 +81,7 @@ def add_command(commands, name: str, measure, extras: str) -> argparse.ArgumentP
             )
         else:
             default = int(extra.removeprefix("rounds:"))
-            command.add_argument("-rounds", type=positive, default=default, metavar="N", help=f"turns [{default}]")
+            command.add_argument("-rounds", type=at_least(1), default=default, metavar="N", help=f"turns [{default}]")
     return command
 
 
@@ -223,7 +219,6 @@ def peak_notes(peak_of: dict[str, float], first: Measured | None) -> list[str]:
 
 def measure_linear(arguments: argparse.Namespace) -> Table:
     """Three Linear layers in fp32, with AMP, and with AMP and accumulation over 10 batches: seconds and last losses."""
-    from scripts.benchmarks.common import machine
     from scripts.benchmarks.paddle_mlp import CASES, Sizes, case_config, train
 
     kind = device_kind(arguments)
@@ -250,38 +245,22 @@ def measure_linear(arguments: argparse.Namespace) -> Table:
 
 
 def measure_largest(arguments: argparse.Namespace) -> Table:
-    """The largest batch that fits in each precision: a multiple of 8, found and run in processes of their own."""
+    """The largest batch that fits in each precision: a multiple of 8, found and run in separate processes."""
     kind = device_kind(arguments)
     names, reasons = choose_modes(arguments, kind)
-    arguments.dataset, arguments.data_path = "synthetic", None  # memory does not depend on what is seen
+    arguments.dataset, arguments.data_path = "synthetic", None  # memory does not depend on the images
     limit = arguments.memory_gb
     if kind != "cuda" and limit is None:
         raise ConfigError(f"-memory_gb: needed on {kind}, which has no memory of its own to fill; as in -memory_gb 4")
-    start = settings(arguments, kind)[1]
-    found, machine_line = {}, ""
-
-    def peak(name: str, batch_size: int) -> int | None:
-        """Bytes at that batch size; None where it does not fit. The second update also holds the optimizer's state."""
-        nonlocal machine_line
-        mode = MODES[name]
-        worker = StepWorker(worker_flags(arguments, kind, mode.options, batch_size), limit)
-        try:
-            machine_line = worker.hello()["machine"]
-            worker.iterate(1, warm_up=3 if kind == "cuda" else 1)  # float16 may skip the first
-            return worker.peak_memory()
-        except Refused as error:
-            if error.out_of_memory:
-                return None
-            raise
-        finally:
-            worker.close()
-
+    found = {}
     for name in names:
+        flags = partial(worker_flags, arguments, kind, MODES[name].options)
         try:
             if kind == "cuda":
-                found[name] = bisect(lambda size: peak(name, size), start, arguments.most)  # noqa: B023
+                start = settings(arguments, kind)[1]
+                found[name] = bisect(lambda size: peak(flags(size), limit, 3), start, arguments.most)  # noqa: B023
             else:
-                found[name] = climb(lambda size: peak(name, size), limit * GIB, arguments.most)  # noqa: B023
+                found[name] = climb(lambda size: peak(flags(size), limit, 1), limit * GIB, arguments.most)  # noqa: B023
         except Refused as error:
             reasons[name] = str(error)
     base = found["fp32"].batch_size if "fp32" in found else 0
@@ -290,14 +269,30 @@ def measure_largest(arguments: argparse.Namespace) -> Table:
         against = f"{each.batch_size / base:.2f}" if base else "-"
         rows.append([name, str(each.batch_size), f"{each.memory / GIB:.3f}", against, str(each.runs)])
     rows += [[name, reason, "-", "-", "-"] for name, reason in reasons.items()]
-    cfg, _ = settings(arguments, kind)
     within = f"within {limit:g} GiB" if limit else "of the device's memory"
     return Table(
-        f"{Path(cfg).stem}, largest batch {within}, synthetic data. {machine_line}",
+        f"{Path(settings(arguments, kind)[0]).stem}, largest batch {within}, synthetic data. {machine()}",
         ["mode", "largest batch", "its peak, GiB", "against fp32", "batch sizes run"],
         rows,
         panels=[Panel("largest batch", {name: each.batch_size for name, each in found.items()})],
     )
+
+
+def peak(flags: list[str], limit: float | None, warm_up: int) -> int | None:
+    """Bytes at that batch size; None if it does not fit. The second update also contains the optimizer's state.
+
+    `warm_up`: updates before it; float16 on CUDA may skip the first.
+    """
+    worker = StepWorker(flags, limit)
+    try:
+        worker.iterate(1, warm_up)
+        return worker.peak_memory()
+    except Refused as error:
+        if error.out_of_memory:
+            return None
+        raise
+    finally:
+        worker.close()
 
 
 if __name__ == "__main__":

@@ -19,9 +19,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # our folders, wherever this is started from
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
 from scripts.benchmarks.common import MODES, ROOT, SLOW_ON_CPUS, Panel, Table, machine
+from scripts.command_line import Parser, at_least
 from utils.errors import ConfigError, did_you_mean
 from utils.program import exit_code
 
@@ -76,12 +77,10 @@ def main(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    from scripts.benchmarks.amp import Parser, positive
-
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("-cfg", default=str(ROOT / "configs/vit_digits.yaml"), metavar="FILE", help="[vit_digits]")
     parser.add_argument("-modes", nargs="+", metavar="MODE", help=f"of {' '.join(MODES)}; fp32 is always there")
-    parser.add_argument("-seeds", type=positive, default=5, metavar="N", help="how many, from 0; at least 2 [5]")
+    parser.add_argument("-seeds", type=at_least(2), default=5, metavar="N", help="how many, from 0; at least 2 [5]")
     parser.add_argument("-png", type=Path, metavar="FILE", help="also draw the means as a chart")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="further settings of every run")
     arguments = parser.parse_args(argv)
@@ -90,8 +89,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
             raise ConfigError(
                 f"-modes: there is no mode {name!r} (there are {', '.join(MODES)}){did_you_mean(name, MODES)}"
             )
-    if arguments.seeds < 2:
-        raise ConfigError("-seeds: 1 run shows no spread; give 2 or more")
     arguments.modes = list(dict.fromkeys(["fp32", *(arguments.modes or fast_modes())]))
     return arguments
 

@@ -1,8 +1,8 @@
-"""Makes a folder of JPEGs that cost about as much to read as ImageNet's: 500 x 375 pixels, 100 kB, class folders.
+"""Makes a folder of JPEGs that take about as long to read as ImageNet's: 500 x 375 pixels, 100 kB, class folders.
 
-    python scripts/benchmarks/photos.py -out photos -train 1216 -val 304
+    python scripts/benchmarks/photos.py -output photos -train 1216 -val 304
 
-In photos/train and photos/val, in 10 classes. The same numbers give the same pictures; what is there already stays.
+Writes photos/train and photos/val, with 10 classes. The images are always the same; existing files are kept.
 """
 
 import io
@@ -10,9 +10,7 @@ import math
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent.parent)
-)  # our folders, wherever the script is called from
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
 import numpy as np
 from PIL import Image
@@ -27,22 +25,22 @@ NUM_CLASSES = 10
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
-    parser.add_argument("-out", required=True, type=Path, metavar="FOLDER", help="where they go")
+    parser.add_output("FOLDER", "folder to write to")
     parser.add_argument("-train", type=at_least(1), default=1216, metavar="N", help="training images [1216]")
     parser.add_argument("-val", type=at_least(1), default=304, metavar="N", help="validation images [304]")
     arguments = parser.parse_args(argv)
     try:
-        make_photos(arguments.out, arguments.train, arguments.val)
+        make_photos(arguments.output, arguments.train, arguments.val)
     except OSError as error:
         raise ConfigError(
-            f"-out: cannot write to {arguments.out} ({error}); choose another folder, or make room"
+            f"-output: cannot write to {arguments.output} ({error}); choose another folder, or make room"
         ) from error
-    print(f"{arguments.out}: {arguments.train} training and {arguments.val} validation images")
+    print(f"{arguments.output}: {arguments.train} training and {arguments.val} validation images")
     return 0
 
 
 def make_photos(folder: Path, num_train: int, num_val: int) -> None:
-    """train/ and val/ with class folders; what is there already stays. A class shows in the colours of its images."""
+    """Write train/ and val/ with class folders, keeping existing files. Classes differ in colour."""
     for part, count in (("train", num_train), ("val", num_val)):
         for number in range(count):
             target = number % NUM_CLASSES
@@ -53,7 +51,7 @@ def make_photos(folder: Path, num_train: int, num_val: int) -> None:
 
 
 def draw(rng: np.random.Generator, target: int) -> Image.Image:
-    """Noise of all sizes, the larger the stronger, as in photographs, over edges at random angles."""
+    """Noise at all scales, stronger at larger ones as in photographs, and edges at random angles."""
     y, x = np.mgrid[0:HEIGHT, 0:WIDTH]
     pixels = np.zeros((HEIGHT, WIDTH, 3), dtype=np.float32)
     for octave in range(1, 9):
@@ -72,7 +70,7 @@ def draw(rng: np.random.Generator, target: int) -> Image.Image:
 
 
 def encode(image: Image.Image) -> bytes:
-    """At the quality, among a few, whose file comes nearest to the size wanted."""
+    """Encode at the quality whose file is closest to KILOBYTES."""
     files = []
     for quality in range(72, 99, 2):
         buffer = io.BytesIO()

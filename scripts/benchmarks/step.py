@@ -5,7 +5,7 @@ python scripts/benchmarks/step.py peer     the same model in the plain loop of t
 python scripts/benchmarks/step.py start    from the command to the first training step, against importing the libraries
 python scripts/benchmarks/step.py save     an epoch with a checkpoint every so many updates and one without, in turn
 
-The tables of other systems' AMP benchmarks come from benchmark_amp.py, accuracy in each precision from parity.py.
+The tables of other systems' AMP benchmarks come from amp.py, the accuracy in each precision from parity.py.
 """
 
 import argparse
@@ -16,33 +16,36 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # our folders, wherever this is started from
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
 from scripts.benchmarks.common import ROOT, StepWorker, machine, spread, take_turns
+from scripts.command_line import Parser, at_least
+from utils.program import exit_code
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: list[str]) -> int:
+    parser = Parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("amp", "peer"):
         steps = commands.add_parser(name)
         steps.add_argument("-cfg", default=str(ROOT / "configs/vit_tiny_patch16_224.yaml"))
-        steps.add_argument("-batch_size", type=int, default=32)
-        steps.add_argument("-rounds", type=int, default=7)
+        steps.add_argument("-batch_size", type=at_least(1), default=32)
+        steps.add_argument("-rounds", type=at_least(1), default=7)
         steps.add_argument("-opts", nargs="*", default=[], help="further settings, KEY=VALUE")
-        steps.add_argument("-steps", type=int, default=5, help="updates timed in each round of each side")
+        steps.add_argument("-steps", type=at_least(1), default=5, help="updates timed in each round of each side")
     start = commands.add_parser("start")
-    start.add_argument("-rounds", type=int, default=5)
+    start.add_argument("-rounds", type=at_least(1), default=5)
     save = commands.add_parser("save")
     save.add_argument("-cfg", default=str(ROOT / "configs/vit_small_patch16_224.yaml"))
-    save.add_argument("-batch_size", type=int, default=32)
-    save.add_argument("-rounds", type=int, default=3)
-    save.add_argument("-every", type=int, default=100, help="updates between two checkpoints")
-    save.add_argument("-steps", type=int, default=400, help="updates of the epoch that is timed")
+    save.add_argument("-batch_size", type=at_least(1), default=32)
+    save.add_argument("-rounds", type=at_least(1), default=3)
+    save.add_argument("-every", type=at_least(1), default=100, help="updates between two checkpoints")
+    save.add_argument("-steps", type=at_least(1), default=400, help="updates of the epoch that is timed")
     save.add_argument("-opts", nargs="*", default=[], help="further settings, KEY=VALUE")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     print(machine() + "\n", flush=True)
     {"amp": compare_amp, "peer": compare_peer, "start": time_start, "save": time_saving}[arguments.command](arguments)
+    return 0
 
 
 def compare_amp(arguments: argparse.Namespace) -> None:
@@ -141,4 +144,4 @@ def seconds_of_epoch(arguments: argparse.Namespace, options: list[str]) -> tuple
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main, sys.argv[1:]))

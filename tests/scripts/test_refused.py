@@ -9,6 +9,7 @@ from scripts.benchmarks import loader as benchmark_loader
 from scripts.benchmarks import photos
 from tests.support.configs import SMALL
 from tests.support.refusals import assert_names
+from tests.support.runs import run
 from utils.program import exit_code
 
 
@@ -35,6 +36,24 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path, capsys, script, place)
     said = capsys.readouterr().err
     assert_names(said, out)
     assert code == 2 and "Traceback" not in said
+
+
+@pytest.mark.parametrize("flag", ["-output", "-o", "-out"])
+@pytest.mark.parametrize("script", [make_shards, photos])
+def test_the_names_that_the_output_flag_had_are_still_accepted(tmp_path, script, flag):
+    words = {make_shards: ["-dataset", "digits"], photos: ["-train", "1", "-val", "1"]}[script]
+    assert exit_code(script.main, [*words, flag, str(tmp_path / "out")]) == 0
+    assert list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["convert_paddlevit", "doctor", "export", "make_shards", "predict", "show_augmentation"]
+    + [f"benchmarks/{name}" for name in ("amp", "loader", "parity", "photos", "step")],
+)
+def test_each_script_shows_its_examples_with_h(script):
+    result = run(f"scripts/{script}.py", "-h")
+    assert result.returncode == 0 and f"python scripts/{script}.py" in result.stdout, result.stderr
 
 
 def test_shards_that_are_there_already_are_counted(tmp_path, capsys):
@@ -65,7 +84,5 @@ def test_photos_are_made_from_the_command_line(tmp_path, capsys):
     ],
 )
 def test_a_benchmark_that_cannot_be_is_told(words, names, capsys):
-    with pytest.raises(SystemExit) as ending:
-        benchmark_loader.main(words.split())
-    assert ending.value.code == 2
+    assert exit_code(benchmark_loader.main, words.split()) == 2
     assert_names(capsys.readouterr().err, *names.split())

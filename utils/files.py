@@ -1,4 +1,4 @@
-"""Files that are either the old or the new version, whenever the machine stops."""
+"""Atomic file replacement: a file is the old or the new version, even if the machine stops."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[IO[bytes]]:
 
 
 def sync(file: IO[bytes]) -> None:
-    """Bring what was written to the disk."""
+    """Flush the file to the disk."""
     file.flush()
     os.fsync(file.fileno())
 
@@ -38,7 +38,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """A rename is on the disk only when its folder is."""
+    """Flush a folder to the disk: a rename in it is only then durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

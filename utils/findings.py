@@ -1,4 +1,4 @@
-"""One thing that was looked at before a run: what was found, how bad it is, and what to do."""
+"""One result of -check: what was checked, the result, its severity and the remedy."""
 
 from dataclasses import dataclass
 

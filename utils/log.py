@@ -1,4 +1,4 @@
-"""What a run tells people: console, log.txt, log_{rank}.txt and a progress bar."""
+"""The log of a run: console, log.txt, log_{rank}.txt and a progress bar."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Log:
-    """Lines for the console and the run's folder. Rank 0 speaks for all; every process keeps a file of its own."""
+    """Writes lines to the console and the run folder. Only rank 0 prints; every rank has its own file."""
 
     def __init__(self, rank: int):
         self._rank = rank
@@ -18,7 +18,7 @@ class Log:
         self._lock = threading.RLock()  # the thread that saves speaks too
 
     def open(self, folder: Path) -> None:
-        """From here on lines go to the folder too."""
+        """Write to files in this folder from here on, starting with the lines so far."""
         names = [f"log_{self._rank}.txt"] + (["log.txt"] if self._rank == 0 else [])
         self._files = [open(folder / name, "a", buffering=1, encoding="utf-8") for name in names]  # noqa: SIM115
         for line in self._early:
@@ -26,7 +26,7 @@ class Log:
         self._early = []
 
     def say(self, line: str) -> None:
-        """A line for whoever watches, from rank 0, kept in every process's file."""
+        """Print a line on rank 0 and write it to every rank's file."""
         with self._lock:
             if self._rank == 0:
                 if self._bar is not None:
@@ -38,11 +38,11 @@ class Log:
             self._write(line)
 
     def note(self, line: str) -> None:
-        """A line for this process's own file; rank 0's go to the whole run's as well."""
+        """Write a line to this rank's file only; on rank 0 to log.txt too."""
         self._write(line)
 
     def warn(self, line: str) -> None:
-        """A line that must be seen whichever process says it."""
+        """Print a warning, whichever rank it comes from."""
         if self._rank == 0:
             self.say(f"warning: {line}")
         else:
@@ -58,7 +58,7 @@ class Log:
                     print(line, file=file)
 
     def start_bar(self, total: int, initial: int, title: str, images_per_step: int) -> None:
-        """A progress bar in images, where a person looks at a terminal."""
+        """Show a progress bar, counted in images, if stderr is a terminal."""
         if self._rank == 0 and sys.stderr.isatty():
             from tqdm import tqdm
 

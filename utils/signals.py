@@ -1,4 +1,4 @@
-"""Being told to stop: a handler that only notes it, so that the run can save first."""
+"""Signals that stop a run: the handler only records them, so that the run can save first."""
 
 import os
 import signal

@@ -1,17 +1,35 @@
 #!/usr/bin/env bash
 # Runs every test, in the environment that quickstart.sh makes (made here if it is not there yet), and at the end kills
-# some runs at random moments. With arguments of pytest's, only what they ask for.
+# some runs at random moments. With pytest's arguments, only what they select.
+#
+#   bash scripts/test.sh            everything
+#   bash scripts/test.sh -quick     for every edit: at most 90 s on 2 cores; names the tests that it leaves out
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
 enter_environment requirements.txt requirements-dev.txt
+
+# What -quick leaves out: runs that are killed, damaged, stopped, resumed, launched in several ways or compiled.
+SLOW=(tests/faults tests/kill tests/scripts/test_benchmarks.py tests/test_entry_points.py tests/utils/test_launchers.py
+    tests/engine/test_{auto_batch_size,auto_doctor,explain,fp32_compare,out_of_memory,resume,rollback,sharding,step,timing}.py
+    tests/models/test_{cpu_kernels,op_overrides}.py)
+
+is_quick=false options=()
+if [[ "${1:-}" =~ ^--?quick$ ]]; then
+    is_quick=true
+    shift
+    for each in "${SLOW[@]}"; do
+        options+=("--ignore=$each")
+    done
+fi
 python -m ruff check .
 python -m ruff format --check .
 # One thread: the tests run several processes at once, whose spinning threads would wait for each other.
 export OMP_NUM_THREADS=1
-# -rs: what is skipped, and for want of what.
-# Each file by one worker, whose fixtures serve all of its tests.
-python -m pytest -rs -n auto --dist loadfile "$@"
-if [ $# -eq 0 ] && [ "$(uname)" = Linux ]; then
+# -rs: what is skipped, and why. loadfile: the tests of a file share one worker and its fixtures.
+python -m pytest -rs -n auto --dist loadfile ${options[@]+"${options[@]}"} "$@"
+if $is_quick; then
+    echo "-quick left out: ${SLOW[*]}, and the killed runs of tests/kill/kill_runs.py"
+elif [ $# -eq 0 ] && [ "$(uname)" = Linux ]; then
     python tests/kill/kill_runs.py -quick
 fi

@@ -1,4 +1,4 @@
-"""A run that is killed with kill -9 and started again, and what it was doing when it was hit (Linux)."""
+"""Kill a run with kill -9, start it again, and record what it was doing at each kill (Linux)."""
 
 import contextlib
 import json
@@ -14,67 +14,67 @@ from pathlib import Path
 
 from scripts.benchmarks.common import ROOT
 
-START_UP, EPOCH, EVALUATION, SAVE, EXIT = PLACES = ("start-up", "mid-epoch", "evaluation", "a save", "exit")
-PATIENCE = 300.0  # seconds without an end, after which a run hangs
-GRACE = 5.0  # seconds that the processes of a run may outlive the one that started them
-SAVED = ".last.pth.tmp"  # what a checkpoint is called while it is being written
+START_UP, EPOCH, EVALUATION, SAVE, EXIT = PHASES = ("start-up", "mid-epoch", "evaluation", "a save", "exit")
+TIMEOUT = 300.0  # seconds after which a run counts as hung
+ORPHAN_TIMEOUT = 30.0  # seconds that the processes of a run may outlive the one that started them
+TEMPORARY = ".last.pth.tmp"  # the name of a checkpoint while it is written
 
 TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node 2 --max-restarts 1000 --monitor-interval 0.1".split()
 
 
 @dataclass(frozen=True)
-class Way:
-    """How a run is started."""
+class StartMethod:
+    """A way to start a run."""
 
     name: str
     command: tuple[str, ...]
     num_processes: int
-    starts_again: bool = False  # by itself, when a process dies
+    restarts: bool = False  # the launcher restarts the processes when one dies
 
 
-WAYS = (
-    Way("one process", ("main_single_gpu.py",), 1),
-    Way("two, own launcher", ("main_multi_gpu.py", "-ngpus", "2"), 2),
-    Way("two, torchrun --max-restarts", (*TORCHRUN, "main_multi_gpu.py"), 2, starts_again=True),
+START_METHODS = (
+    StartMethod("one process", ("main_single_gpu.py",), 1),
+    StartMethod("two, own launcher", ("main_multi_gpu.py", "-ngpus", "2"), 2),
+    StartMethod("two, torchrun --max-restarts", (*TORCHRUN, "main_multi_gpu.py"), 2, restarts=True),
 )
 
 
 @dataclass(frozen=True)
-class Shot:
-    """A kill that is to be."""
+class PlannedKill:
+    """A kill that has not happened yet."""
 
     seconds: float  # after a start
     rank: int
-    is_aimed: bool = False  # from then on it waits for the next save
+    waits_for_save: bool = False  # after these seconds, wait for the next save to begin
 
 
 @dataclass
-class Found:
-    """What became of a run."""
+class Outcome:
+    """The result of one run."""
 
-    places: list[str] = field(default_factory=list)  # where each kill hit it
-    aimed: list[str] = field(default_factory=list)  # of those, the places of the ones that were aimed at saves
-    seconds: list[float] = field(default_factory=list)  # from a kill until it trained again
+    phases: list[str] = field(default_factory=list)  # of the run at each kill
+    aimed: list[str] = field(default_factory=list)  # the phases at those kills that waited for a save
+    seconds: list[float] = field(default_factory=list)  # from each kill until it trained again
     orphans: int = 0
-    lost: str = ""  # why, if it was
-    folder: Path | None = None  # with what it ended with, if it was not
+    lost: str = ""  # the reason, if the run was lost
+    folder: Path | None = None  # of the finished run
 
 
-class Lost(Exception):
-    """A run did not come to its end, or lost what it had saved."""
+class RunLost(Exception):
+    """A run did not finish, or lost what it had saved."""
 
 
-MARK = "HALFSTEP_TORTURE"  # in the environment of all processes of a run, whoever their parent is: where it writes
+MARK = "HALFSTEP_KILL_RUNS"  # environment variable of all processes of a run: its output folder
 
 
 def find_processes(output: Path) -> dict[int, list[str]]:
-    """{pid: its environment} of all that live and belong to the run that writes there, or to runs below."""
+    """{pid: its environment} of the live processes of the runs that write to this folder or below it."""
     numbers = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
     return {pid: variables for pid in numbers if (variables := variables_of(pid, output))}
 
 
 def variables_of(pid: int, output: Path) -> list[str]:
-    """The environment of a process that lives and belongs to such a run; nothing of any other."""
+    """The environment of a live process of such a run; an empty list for any other process."""
     with contextlib.suppress(OSError):  # another user's, or it ended just now
         variables = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
         if any(f"{text}/".startswith(f"{MARK}={output}/") for text in variables):
@@ -82,87 +82,92 @@ def variables_of(pid: int, output: Path) -> list[str]:
     return []
 
 
-class Tormented:
-    """One run in an `output` of its own, from its first start to its end."""
+class KilledRun:
+    """One run with its own output folder, from its first start to its end."""
 
-    def __init__(self, way: Way, settings: Path, output: Path):
+    def __init__(self, method: StartMethod, settings: Path, output: Path):
         output.mkdir()
-        flags = [*way.command, "-cfg", str(settings), "-output", str(output), "-resume", "auto"]
-        self._way, self._output, self._command = way, output, [sys.executable, *flags]
+        flags = [*method.command, "-cfg", str(settings), "-output", str(output), "-resume", "auto"]
+        self._method, self._output, self._command = method, output, [sys.executable, *flags]
         self._process: subprocess.Popen | None = None
-        self._ranks: dict[int, int] = {}  # {rank: pid} of those that train, of this start
+        self._ranks: dict[int, int] = {}  # {rank: pid} since the last start
         self._before: tuple[set, dict] = (set(), {})
-        self._step = 0  # saved when it was killed last
-        self._killed: float | None = None  # when, if it has not trained again since
-        self._began = 0.0  # when the processes of this start were there
-        self.seconds = 0.0  # until the last start had come to its end
-        self.found = Found()
+        self._step = 0  # of the last save before the last kill
+        self._killed_at: float | None = None  # None: it has trained again since
+        self._started_at = 0.0  # when all processes of the last start existed
+        self.seconds = 0.0  # from there to the end of the last start
+        self.outcome = Outcome()
 
-    def torment(self, draw: Callable[[int], Shot], most: int) -> Found:
-        """Kill it up to `most` times and let it end. `draw` gives the next kill, after so many."""
+    def kill_and_resume(self, draw: Callable[[int], PlannedKill], max_kills: int) -> Outcome:
+        """Kill it up to `max_kills` times, then let it end. `draw` returns the next kill, given the number so far."""
         try:
-            while not self._run(draw(len(self.found.places)) if len(self.found.places) < most else None):
+            while not self._run(draw(len(self.outcome.phases)) if len(self.outcome.phases) < max_kills else None):
                 pass
             folders = [path.parent for path in self._output.glob("train-*/last.pth")]
             if len(folders) != 1:
-                raise Lost(f"it began anew: {len(folders)} folders with checkpoints")
-            (self.found.folder,) = folders
-        except Lost as lost:
-            said = self._said.read_text().splitlines()[-20:]
-            self.found.lost = "\n".join([str(lost), *said])
-        finally:  # also where a person has had enough
+                raise RunLost(f"it started over: {len(folders)} folders with checkpoints")
+            (self.outcome.folder,) = folders
+        except RunLost as lost:
+            lines = self._output_file.read_text().splitlines()[-20:]
+            self.outcome.lost = "\n".join([str(lost), *lines])
+        finally:  # Ctrl-C included
             kill(find_processes(self._output))
-        return self.found
+        return self.outcome
 
-    def _run(self, shot: Shot | None) -> bool:
-        """Start it where nothing runs, and kill a process of it if one is to be. Whether it came to its end instead."""
+    def _run(self, planned: PlannedKill | None) -> bool:
+        """Start the run unless it is running, and kill one process as planned. Returns whether it finished instead."""
         if self._process is None:
+            self._before = self._snapshot()  # before it can write anything
             self._start()
-        self._wait_for_ranks()
-        if not self._watch(shot.seconds if shot else PATIENCE) or (shot and shot.is_aimed and not self._aim()):
+            self._wait_for_ranks()
+        else:
+            self._wait_for_ranks()
+            self._before = self._snapshot()
+        if not self._watch(planned.seconds if planned else TIMEOUT) or (
+            planned and planned.waits_for_save and not self._wait_for_save()
+        ):
             return self._has_ended(by_kill=False)
-        if shot is None:
-            raise Lost(f"it did not end within {PATIENCE:g} s")
-        pid = self._ranks[shot.rank]
+        if planned is None:
+            raise RunLost(f"it did not end within {TIMEOUT:g} s")
+        pid = self._ranks[planned.rank]
         if not variables_of(pid, self._output):  # it has just ended
             return False
-        self._kill(pid, shot)
-        return False if self._way.starts_again else self._has_ended(by_kill=True)
+        self._kill(pid, planned)
+        return False if self._method.restarts else self._has_ended(by_kill=True)
 
-    def _aim(self) -> bool:
-        """Wait until the next save has begun. Whether it still runs."""
-        while not any(path.name == SAVED for path, *_ in self._temporaries() - self._before[0]):
+    def _wait_for_save(self) -> bool:
+        """Wait until the next save begins. Returns whether the run is still alive."""
+        while not any(path.name == TEMPORARY for path, *_ in self._temporaries() - self._before[0]):
             if not self._watch(0.0005):
                 return False
         return True
 
     def _start(self) -> None:
         variables = os.environ | {"OMP_NUM_THREADS": "1"} | {MARK: str(self._output)}
-        with open(self._said, "a") as said:
+        with open(self._output_file, "a") as file:
             self._process = subprocess.Popen(
-                self._command, cwd=ROOT, env=variables, stdout=said, stderr=said, start_new_session=True
+                self._command, cwd=ROOT, env=variables, stdout=file, stderr=file, start_new_session=True
             )
 
     @property
-    def _said(self) -> Path:
-        return self._output / "said.txt"
+    def _output_file(self) -> Path:
+        return self._output / "printed.txt"
 
     def _wait_for_ranks(self) -> None:
-        """Until all processes that train are there, none of them from before the last kill; or until it has ended."""
-        deadline, former = time.monotonic() + PATIENCE, set(self._ranks.values())
+        """Wait until all ranks exist, none of them from before the last kill, or until the run has ended."""
+        deadline, previous = time.monotonic() + TIMEOUT, set(self._ranks.values())
         while self._process.poll() is None:
             ranks = self._find_ranks()
-            if len(ranks) == self._way.num_processes and not former & set(ranks.values()):
+            if len(ranks) == self._method.num_processes and not previous & set(ranks.values()):
                 self._ranks = ranks
                 break
             if time.monotonic() > deadline:
-                raise Lost(f"its processes did not start within {PATIENCE:g} s")
+                raise RunLost(f"its processes did not start within {TIMEOUT:g} s")
             time.sleep(0.02)
-        self._began = time.monotonic()
-        self._before = self._temporaries(), {path: path.stat().st_size for path in self._output.glob("*/log.txt")}
+        self._started_at = time.monotonic()
 
     def _find_ranks(self) -> dict[int, int]:
-        if self._way.num_processes == 1:
+        if self._method.num_processes == 1:
             return {0: self._process.pid} if self._process.poll() is None else {}
         found = {}
         for pid, variables in find_processes(self._output).items():
@@ -170,67 +175,71 @@ class Tormented:
         return found
 
     def _watch(self, seconds: float) -> bool:
-        """Look at it for so long. Whether it still runs."""
+        """Watch the run for this long. Returns whether it is still alive."""
         deadline = time.monotonic() + seconds
         while self._process.poll() is None:
             status = self._status()
-            if self._killed is not None and status.get("pid") in self._ranks.values():
-                self.found.seconds.append(time.monotonic() - self._killed)
-                self._killed = None
+            if self._killed_at is not None and status.get("pid") in self._ranks.values():
+                self.outcome.seconds.append(time.monotonic() - self._killed_at)
+                self._killed_at = None
                 if status.get("step", self._step) < self._step:
-                    raise Lost(f"it went on from step {status['step']}, but step {self._step} was saved")
+                    raise RunLost(f"it resumed from step {status['step']}, but step {self._step} was saved")
             left = deadline - time.monotonic()
             if left <= 0:
                 return True
             time.sleep(min(left, 0.02))
         return False
 
-    def _kill(self, pid: int, shot: Shot) -> None:
+    def _kill(self, pid: int, planned: PlannedKill) -> None:
         kill([pid])
-        self._killed = time.monotonic()
-        while variables_of(pid, self._output):  # until then it goes on
+        self._killed_at = time.monotonic()
+        while variables_of(pid, self._output):  # it is still running
             time.sleep(0.001)
-        place = self._place()
-        self.found.places.append(place)
-        if shot.is_aimed:
-            self.found.aimed.append(place)
+        phase = self._phase()
+        self.outcome.phases.append(phase)
+        if planned.waits_for_save:
+            self.outcome.aimed.append(phase)
         self._step = max(self._step, self._status().get("step", 0))
 
     def _has_ended(self, by_kill: bool) -> bool:
-        """Whether it came to its end, and not to that of a kill."""
-        self.seconds = time.monotonic() - self._began
+        """Wait for the end of the processes. Returns whether the run finished, rather than died by the kill."""
+        self.seconds = time.monotonic() - self._started_at
         try:
-            code = self._process.wait(PATIENCE)
+            code = self._process.wait(TIMEOUT)
         except subprocess.TimeoutExpired:
-            raise Lost(f"it did not end within {PATIENCE:g} s") from None
+            raise RunLost(f"it did not end within {TIMEOUT:g} s") from None
         self._process = None
         if code and not by_kill:
-            raise Lost(f"it ended with exit code {code}, and not by a kill")
-        deadline = time.monotonic() + GRACE
+            raise RunLost(f"it ended with exit code {code}, and not by a kill")
+        deadline = time.monotonic() + ORPHAN_TIMEOUT
         while (left := find_processes(self._output)) and time.monotonic() < deadline:
             time.sleep(0.02)
-        self.found.orphans += len(left)
+        self.outcome.orphans += len(left)
         kill(left)
         return code == 0
 
+    def _snapshot(self) -> tuple[set, dict]:
+        """The temporary files and the sizes of the logs."""
+        return self._temporaries(), {path: path.stat().st_size for path in self._output.glob("*/log.txt")}
+
     def _status(self) -> dict:
-        """What status.json of its newest folder says; nothing where it never began."""
+        """status.json of the newest run folder; empty if there is none."""
         path = max(self._output.glob("train-*/status.json"), default=None)
         return json.loads(path.read_text()) if path else {}
 
     def _temporaries(self) -> set[tuple]:
-        """Files that are being written, or were when a start before this one was killed."""
+        """Temporary files: being written now, or left behind by an earlier kill."""
         found = set()
         for path in self._output.glob("train-*/.*.tmp"):
             with contextlib.suppress(OSError):
                 found.add((path, path.stat().st_ino, path.stat().st_mtime_ns))
         return found
 
-    def _place(self) -> str:
+    def _phase(self) -> str:
         temporaries, sizes = self._before
         log = max(self._output.glob("train-*/log.txt"), default=None)
-        said = log.read_bytes()[sizes.get(log, 0) :].decode() if log else ""
-        return tell_place(self._status(), self._ranks.values(), bool(self._temporaries() - temporaries), said)
+        new_lines = log.read_bytes()[sizes.get(log, 0) :].decode() if log else ""
+        return classify_phase(self._status(), self._ranks.values(), bool(self._temporaries() - temporaries), new_lines)
 
 
 def kill(pids: Iterable[int]) -> None:
@@ -239,14 +248,14 @@ def kill(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def tell_place(status: dict, pids: Collection[int], is_writing: bool, said: str) -> str:
-    """What a start was doing when its files looked so. `said`: its lines of the log."""
+def classify_phase(status: dict, pids: Collection[int], is_writing: bool, log: str) -> str:
+    """Tell from its files what a run was doing. `log`: its log lines since the last start."""
     if status.get("pid") not in pids:
         return START_UP
     if status["state"] == "done":
         return EXIT
     if is_writing:
         return SAVE
-    lines = re.findall(r"^(?:-----|Epoch\[\d+/\d+\], Step\[(\d+)/(\d+)\])", said, re.MULTILINE)
+    lines = re.findall(r"^(?:-----|Epoch\[\d+/\d+\], Step\[(\d+)/(\d+)\])", log, re.MULTILINE)
     index, total = lines[-1] if lines else ("", "")
     return EVALUATION if index and int(index) + 1 == int(total) else EPOCH

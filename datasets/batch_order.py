@@ -74,7 +74,7 @@ class Order:
         return math.ceil(self.window_size(step) / (self.batch_size * self.world_size))
 
     def describe_split(self) -> str:
-        """How the images of a full update are shared out."""
+        """How a full update is split over processes and micro-batches."""
         num_micro_batches = math.ceil(self.global_batch / (self.batch_size * self.world_size))
         each, rest = divmod(self.global_batch, self.world_size * num_micro_batches)
         size = f"{each} or {each + 1}" if rest else f"{each}"

@@ -36,7 +36,7 @@ SPLITS: dict[str, tuple[dict, dict | None]] = {
     "Country211": _split("train", "valid"),
     "OxfordIIITPet": _split("trainval", "test"),
 }
-# Layouts that halfstep reads itself: torchvision opens files of ImageNet and Caltech that could run code.
+# Data sets whose layouts halfstep reads itself.
 OWN_READERS = {
     "Caltech101": ("caltech101", read_caltech101),
     "Caltech256": ("caltech256", read_caltech256),

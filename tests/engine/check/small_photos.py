@@ -1,0 +1,20 @@
+"""Settings of a run on a few photographs of which -check has nothing to say, and what it says of them."""
+
+from configs.load import load
+from datasets import load_image_sets
+from tests.support.configs import SMALL
+from utils.findings import OK
+
+# Nothing is to be said about a run with these.
+CLEAN = SMALL.replace("digits", "imagefolder").replace("IMAGE_CHANNELS: 1", "IMAGE_CHANNELS: 3").replace("1e-3", "5e-4")
+
+
+def trouble(found: dict) -> dict[str, str]:
+    return {what: verdict for what, (verdict, _) in found.items() if verdict != OK}
+
+
+def sets_of(photos, *options, data_set="imagefolder"):
+    (photos.parent / "clean.yaml").write_text(CLEAN)
+    flags = ["-cfg", str(photos.parent / "clean.yaml"), "-data_path", str(photos), "-dataset", data_set]
+    config = load([*flags, *(["-opts", *options] if options else [])]).config
+    return config, *load_image_sets(config)

@@ -1,0 +1,89 @@
+"""-check reads every image: what cannot be read, labels, classes, duplicates and sizes."""
+
+import re
+
+from PIL import Image
+
+from engine.check.images import (
+    check_classes,
+    check_duplicates,
+    check_images,
+    check_readable,
+    check_sizes,
+    scan_images,
+)
+from tests.engine.check.small_photos import sets_of, trouble
+from tests.support.refusals import assert_names, refused
+from utils.errors import DataError
+from utils.findings import OK, WARN, WRONG
+
+
+def test_unreadable_images_are_named_and_weighed(check, photos):
+    (photos / "train/dog/1.png").write_bytes(b"no picture")
+    found = check()
+    assert trouble(found) == {"training images": WRONG}
+    assert str(photos / "train/dog/1.png") in found["training images"][1]
+    assert trouble(check("-opts", "DATA.MAX_BAD_FRACTION=0.1")) == {"training images": WARN}
+
+
+def test_of_many_unreadable_images_ten_are_named(photos):
+    for path in (photos / "train").rglob("*.png"):
+        path.write_bytes(b"no picture")
+    config, train, _ = sets_of(photos)
+    scan = scan_images(train, "")
+    finding = check_readable("training", scan, 1.0)
+    assert finding.found.count("\n") == 10 and "2 more" in finding.found and finding.verdict == WARN
+    assert not re.search(r"\d", check_sizes("training", scan, 8).found), "the size of no image"
+
+
+def test_an_image_with_too_many_pixels_counts_as_unreadable(photos, monkeypatch):
+    config, train, _ = sets_of(photos)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    assert len(scan_images(train, "").reasons) == len(train)
+
+
+def test_a_label_out_of_range_is_told_with_its_line(check, photos):
+    for part in ("train", "val"):
+        (photos / f"{part}_list.txt").write_text(f"{part}/cat/0.png 0\n{part}/dog/0.png 7\n")
+    found = check("-dataset", "imagenet2012", "-num_classes", "2")
+    assert trouble(found) == {"data": WRONG}
+    assert_names(found["data"][1], "train_list.txt", "line 2")
+
+
+def test_a_link_out_of_the_listed_folder_is_told(check, photos, tmp_path):
+    (photos / "train/cat/0.png").rename(tmp_path / "elsewhere.png")
+    (photos / "train/cat/0.png").symlink_to(tmp_path / "elsewhere.png")
+    for part in ("train", "val"):
+        (photos / f"{part}.csv").write_text(f"image_path,target\n{part}/cat/0.png,0\n{part}/cat/1.png,0\n")
+    with refused(DataError, photos / "train/cat/0.png"):
+        list(check_images(*sets_of(photos, data_set="csv")))
+
+
+def test_classes_without_images_and_uneven_ones(photos):
+    (photos / "train_list.txt").write_text("".join(f"train/cat/{n}.png 0\n" for n in range(6)) + "train/dog/0.png 2\n")
+    (photos / "val_list.txt").write_text("val/cat/0.png 0\n")
+    finding = check_classes(*sets_of(photos, data_set="imagenet2012"))
+    assert finding.verdict == WARN and "without training images: 1" in finding.found
+    assert "without validation images: 2" in finding.found and "uneven" not in finding.found
+    (photos / "train_list.txt").write_text("train/cat/0.png 0\n" * 11 + "train/dog/0.png 1\n")
+    finding = check_classes(*sets_of(photos, data_set="imagenet2012"))
+    assert finding.verdict == OK and "1 to 11" in finding.found and "uneven: 0 " in finding.found
+
+
+def test_validation_images_that_are_trained_on_are_named_by_pairs(check, photos):
+    Image.open(photos / "train/cat/4.png").save(photos / "val/cat/again.bmp")  # other bytes, the same pixels
+    for path in (photos / "train/dog/0.png", photos / "val/dog/0.png"):
+        path.write_bytes(b"no picture")  # which are not the same image
+    found = check("-opts", "DATA.MAX_BAD_FRACTION=0.5")
+    assert found["duplicates"][0] == WARN and "1 of 7" in found["duplicates"][1]
+    assert f"{photos / 'val/cat/again.bmp'} = {photos / 'train/cat/4.png'}" in found["duplicates"][1]
+    scan = scan_images(sets_of(photos)[1], "")
+    assert check_duplicates(scan, scan).found.count(" = ") == 10
+
+
+def test_image_sizes_and_how_many_are_too_small(photos):
+    Image.new("RGB", (40, 30)).save(photos / "train/cat/large.png")
+    scan = scan_images(sets_of(photos)[1], "")
+    told = check_sizes("training", scan, 11).found
+    assert_names(told, "12 x 10", "median 12 x 10", "40 x 30", "92.3%", "DATA.IMAGE_SIZE 11")
+    assert "DATA.IMAGE_SIZE" not in check_sizes("training", scan, 10).found

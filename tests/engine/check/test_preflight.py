@@ -1,0 +1,171 @@
+"""-check finds each mistake that is planted, in its own row, and leaves nothing behind."""
+
+import contextlib
+import dataclasses
+import io
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import main_multi_gpu
+import main_single_gpu
+from models import build_model
+from scripts import make_shards
+from tests.engine.check.small_photos import CLEAN, sets_of, trouble
+from tests.support.configs import SMALL, replaced, small_config
+from tests.support.refusals import assert_names
+from tests.support.runs import ROOT, rows, run
+from utils.findings import OK, WARN, WRONG
+from utils.program import exit_code
+
+
+def test_of_a_clean_run_nothing_is_said_but_ok(check):
+    found = check()
+    assert trouble(found) == {}
+    names = "device,data,classes,training images,training sizes,validation images,validation sizes,duplicates"
+    names += ",learning rate,warm-up,shared memory,output,model,precision,memory,disk"
+    assert set(found) == set(names.split(","))
+    assert_names(found["data"][1], "12 training", "6 validation")
+
+
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        (["-data_path", "nowhere"], {"data": WRONG, "weights, memory": WARN}),
+        (["-data_path", "nowhere", "-num_classes", "2"], {"data": WRONG}),
+        (["-pretrained", "nothing.pth"], {"pretrained": WRONG}),
+        (["-resume", "nothing.pth"], {"resume": WRONG}),
+        (["-eval"], {"weights": WRONG}),
+        (["-opts", "TRAIN.WARMUP_EPOCHS=3"], {"warm-up": WARN}),
+        (["-opts", "TRAIN.BASE_LR=0.01"], {"learning rate": WARN}),
+        (["-opts", "PRECISION.MATMUL=tf32"], {"precision": WRONG, "weights, memory": WARN}),
+        (["-amp", "-opts", "PRECISION.CUSTOM_BLACK_LIST=[nothing]"], {"precision": WRONG}),
+        (["-opts", "MODEL.FREEZE=[nothing]"], {"model": WRONG, "weights, memory": WARN}),
+        (["-output", "/proc/halfstep"], {"output": WRONG}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_mistake_in_the_settings_is_told_in_its_own_row(check, flags, expected):
+    if torch.cuda.is_available() and "PRECISION.MATMUL=tf32" in flags:
+        pytest.skip("not a mistake on a GPU")
+    assert trouble(check(*flags)) == expected
+
+
+def test_a_device_that_is_not_there_keeps_the_data_from_being_looked_at_no_more_than_other_mistakes(check):
+    if torch.cuda.is_available():
+        pytest.skip("it is there")
+    found = check("-opts", "DEVICE=cuda")
+    assert trouble(found) == {"device": WRONG} and "training images" in found
+
+
+def test_weights_to_start_from_are_tried(check, tmp_path):
+    def saved(name: str, num_classes: int, depth: int) -> str:
+        config = dataclasses.replace(small_config(tmp_path), DATA=sets_of(tmp_path / "photos")[0].DATA)
+        torch.save(build_model(replaced(config, MODEL={"DEPTH": depth}), num_classes).state_dict(), tmp_path / name)
+        return str(tmp_path / name)
+
+    other, same, head = saved("other.pth", 2, 3), saved("same.pth", 2, 2), saved("head.pth", 3, 2)
+    found = check("-pretrained", other)
+    assert trouble(found) == {"pretrained": WRONG} and "blocks.2." in found["pretrained"][1]
+    found = check("-pretrained", head)
+    assert trouble(found) == {}
+    assert_names(found["pretrained"][1], "3 classes")
+    assert trouble(check("-resume", same)) == {}
+    assert trouble(check("-eval", "-pretrained", head)) == {"weights": WRONG}
+    assert trouble(check("-resume", "auto")) == {}
+
+
+def test_a_run_to_go_on_with_is_compared_with_the_settings(tmp_path):
+    (tmp_path / "small.yaml").write_text(SMALL)
+    flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "o")]
+    assert run("main_single_gpu.py", *flags).returncode == 0
+    before = sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*"))
+    found = rows(captured(*flags, "-resume", "auto", "-check"))
+    assert found["resume"][0] == OK
+    assert_names(found["resume"][1], "epoch 2", "step 88")
+    found = rows(captured(*flags, "-resume", "auto", "-check", "-epochs", "3"))
+    assert found["resume"][0] == WRONG and "TRAIN.NUM_EPOCHS: 2 -> 3" in found["resume"][1]
+    deeper = ["-opts", "MODEL.DEPTH=3", "RESUME.ALLOW_CHANGED=true"]
+    found = rows(captured(*flags, "-resume", "auto", "-check", *deeper))
+    assert found["resume"][0] == WRONG and "blocks.2." in found["resume"][1]
+    found = rows(captured(*flags, "-resume", "auto", "-check", "-eval"))
+    assert found["weights"][0] == OK
+    assert_names(found["weights"][1], "raw")
+    assert sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*")) == before
+
+
+def captured(*flags: str) -> str:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exit_code(main_single_gpu.main, list(flags))
+    return said.getvalue()
+
+
+def test_of_several_processes_one_looks_and_says_for_how_many(check):
+    found = check("-ngpus", "3", main=main_multi_gpu.main)
+    assert trouble(found) == {}
+    assert_names(found["device"][1], "processes: 3")
+    assert_names(found["learning rate"][1], "96 images")
+    assert_names(found["memory"][1], 3)
+
+
+def test_under_torchrun_there_is_one_table_and_nobody_waits(photos):
+    (photos.parent / "clean.yaml").write_text(CLEAN)
+    flags = ["-cfg", str(photos.parent / "clean.yaml"), "-data_path", str(photos), "-check"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    result = subprocess.run(
+        [*launcher, str(ROOT / "main_multi_gpu.py"), *flags, "-output", str(photos / "o")],
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert result.returncode == 0, result.stderr
+    assert_names(rows(result.stdout)["device"][1], "processes: 2")
+    assert result.stdout.count("check: 0 wrong") == 1
+
+
+def test_the_command_ends_with_2_when_something_is_wrong(photos):
+    (photos / "val/cat/0.png").write_bytes(b"no picture")
+    (photos.parent / "clean.yaml").write_text(CLEAN)
+    flags = ["-cfg", str(photos.parent / "clean.yaml"), "-data_path", str(photos), "-output", str(photos / "o")]
+    result = run("main_single_gpu.py", *flags, "-check")
+    assert result.returncode == 2 and result.stderr == "" and not (photos / "o").exists()
+    assert trouble(rows(result.stdout)) == {"validation images": WRONG}
+    assert_names(result.stdout.splitlines()[-1], "1 wrong", 0)
+
+
+def test_a_misspelt_policy_of_augmentation_is_named(check):
+    found = check("-opts", "TRAIN.AUTO_AUGMENT=rnd-m9")
+    assert trouble(found) == {"augmentation": WRONG}
+    assert_names(found["augmentation"][1], "TRAIN.AUTO_AUGMENT", "rnd", "rand?")
+
+
+def test_what_a_data_set_has_to_say_is_a_row(check, photos):
+    flags = ["-dataset", "imagefolder", "-data_path", str(photos), "-out", str(photos.parent / "shards")]
+    assert make_shards.main([*flags, "-samples_per_shard", "8"]) == 0
+    tar = photos.parent / "shards" / "train-000001.tar"
+    tar.write_bytes(tar.read_bytes()[:-9000])
+    given = ["-dataset", "shards", "-data_path", str(tar.parent), "-opts"]
+    assert check(*given, "DATA.CUT_SHARDS=refuse")["data"][0] == WRONG
+    verdict, told = check(*given, "DATA.CUT_SHARDS=read")["data set"]
+    assert verdict == WARN
+    assert_names(told, tar)
+
+
+def test_what_is_compiled_is_looked_for_in_the_model(check):
+    options = ["-opts", "COMPILE=true", "COMPILE_SCOPE=blocks"]
+    verdict, told = check(*options)["compile"]
+    assert verdict == OK
+    assert_names(told, "COMPILE_SCOPE blocks", "COMPILE_MODE default", 2)
+    resnet = (
+        "MODEL.TYPE=timm MODEL.NAME=resnet18 MODEL.PATCH_SIZE=16 MODEL.EMBED_DIM=768 MODEL.DEPTH=12 MODEL.NUM_HEADS=12"
+    )
+    verdict, told = check(*options, *resnet.split(), "DATA.IMAGE_SIZE=32")["compile"]
+    assert verdict == WRONG
+    assert_names(told, "COMPILE_SCOPE", "blocks")
+
+
+def test_images_repeated_more_often_than_an_update_has_them(check):
+    assert trouble(check("-opts", "TRAIN.REPEATED_AUG=64")) == {"repeats": WRONG}

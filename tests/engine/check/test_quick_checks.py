@@ -1,0 +1,73 @@
+"""Learning rate, disk, output and shared memory, each weighed against what is there."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.check import quick_checks
+from engine.check.quick_checks import check_disk, check_output, check_rate, check_shared_memory, loader_processes
+from tests.engine.check.small_photos import sets_of
+from tests.support.configs import CPU, replaced, small_config
+from tests.support.refusals import assert_names
+from utils.distributed import Process
+from utils.findings import OK, WARN, WRONG
+
+
+@pytest.mark.parametrize(
+    "name, rate, batch, scaled_for, verdict",
+    [
+        ("AdamW", 3e-3, 4096, None, OK),
+        ("AdamW", 3e-3, 32, None, WARN),
+        ("AdamW", 3e-3, 32, 4096, OK),  # as the batch is smaller, so is the rate
+        ("AdamW", 0.0, 256, None, WARN),
+        ("SGD", 0.1, 256, None, OK),
+        ("SGD", 1e-5, 256, None, WARN),
+    ],
+)
+def test_a_learning_rate_far_from_what_is_customary(tmp_path, name, rate, batch, scaled_for, verdict):
+    options = [f"TRAIN.BASE_LR={rate}", f"TRAIN.OPTIMIZER.NAME={name}", f"TRAIN.LINEAR_SCALED_LR={scaled_for}"]
+    finding = check_rate(small_config(tmp_path, *options).TRAIN, batch)
+    assert finding.verdict == verdict and f"for {batch} images" in finding.found
+    assert (f"{batch} / {scaled_for}" in finding.found) is bool(scaled_for)
+
+
+def test_room_for_checkpoints(tmp_path, monkeypatch):
+    config = small_config(tmp_path, "KEEP_CHECKPOINTS=3", "SAVE_FREQ=1", "TRAIN.NUM_EPOCHS=2")
+
+    def verdict(free: int, path: Path) -> str:
+        monkeypatch.setattr(quick_checks, "free_bytes", lambda folder: free)
+        return check_disk(config, path, 1000).verdict
+
+    assert [verdict(free, tmp_path / "not/yet") for free in (5999, 6000, 7500)] == [WRONG, WARN, OK]  # 2 kept, 4 more
+    (tmp_path / "last.pth").write_bytes(bytes(1000))
+    (tmp_path / "best.pth").hardlink_to(tmp_path / "last.pth")
+    assert [verdict(free, tmp_path) for free in (4999, 5000)] == [WRONG, WARN], "one of them lies there already"
+
+
+def test_an_output_that_is_below_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert check_output(str(tmp_path / "file/output")).verdict == WRONG
+    assert check_output(str(tmp_path / "new/output")).verdict == OK
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_room_in_shared_memory(tmp_path, monkeypatch):
+    config = small_config(tmp_path, "DATA.BATCH_SIZE_EVAL=8")
+    need = 3 * 2 * (32 + 8) * 8 * 8
+    monkeypatch.setattr(quick_checks, "SHARED", tmp_path)
+    verdicts = []
+    for free in (need - 1, need, 2 * need):
+        monkeypatch.setattr(quick_checks, "free_bytes", lambda folder, free=free: free)
+        verdicts.append(check_shared_memory(config, 3).verdict)
+    assert verdicts == [WRONG, WARN, OK]
+    assert check_shared_memory(config, 0).found == "not needed"
+    more = replaced(config, DATA={"PREFETCH": 9})
+    assert check_shared_memory(more, 3).verdict == WRONG
+    assert_names(check_shared_memory(more, 3).found, "9 batches")
+
+
+def test_only_loader_processes_take_shared_memory_and_those_of_all_training_processes(photos):
+    config, train, _ = sets_of(photos, "DATA.NUM_WORKERS=3")
+    process = Process(CPU, world_size=4, local_size=2)
+    assert loader_processes(config, train, process) == 0
+    assert loader_processes(replaced(config, DATA={"WORKERS": "processes"}), train, process) == 6

@@ -84,7 +84,11 @@ PACKAGES = {
         *("shuffle", "batch_order", "types", "bad_images"),
         *("transforms", "sources", "sources.shards", "loading", "cache"),
         *("build", "__init__"),
-    )
+    ),
+    "engine": (
+        *("precision", "parallel", "train", "checkpoint", "memory", "report", "diagnose", "check"),
+        *("run_folder", "session", "plan", "evaluation", "callback_list", "epochs", "run", "preflight", "__init__"),
+    ),
 }
 
 

@@ -18,7 +18,7 @@ import torch
 from configs.load import load
 from datasets import BadImages, ImageSet, build_eval_data, build_train_data, load_image_sets
 from engine.checkpoint.format import read_checkpoint
-from engine.checkpoint.sharded_saver import PIECES, ShardSaver
+from engine.checkpoint.sharded_saver import PIECES, ShardedSaver
 from engine.evaluation import evaluate
 from engine.train.build import build_trainer
 from engine.train.trainer import Trainer
@@ -111,7 +111,7 @@ def held(trainer: Trainer) -> int:
 def save(folder: Path, trainer: Trainer, process: Process) -> None:
     """At first the last process finds no room, so that nobody has saved."""
     process.first(lambda: folder.mkdir(parents=True))
-    saver = ShardSaver(folder, 1, process, warn=print)
+    saver = ShardedSaver(folder, 1, process, warn=print)
     rest, pieces = trainer.parallel.split_for_save(trainer.state_dict())
     is_full = process.rank == process.world_size - 1
     with (

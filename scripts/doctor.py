@@ -26,6 +26,7 @@ from engine.diagnose import auto_doctor, failing_batch
 from engine.diagnose.auto_doctor import make_case, prescribe
 from engine.diagnose.doctor import diagnose
 from engine.diagnose.failing_batch import Batches, read_overflow
+from engine.precision.policy import set_matmul
 from models import build_model
 from models.formats.files import find_file, read_torch
 from models.weights import load_exactly
@@ -50,6 +51,7 @@ def main(argv: list[str]) -> int:
         config = load(["-cfg", arguments.cfg]).with_default_batch_size().config
     config, scale = precision_of(config, state, arguments.amp_dtype)
     device = choose_device("auto", local_rank=0)
+    set_matmul(config.PRECISION.MATMUL)
     for each in batches or [next_batch(config, state)]:
         found = diagnose(make_case(config, make_model(config, state, each), device, each, scale))
         if found.first:

@@ -24,7 +24,7 @@ from configs.values import unflatten
 from datasets import BadImages, Normalize, build_eval_data
 from datasets.sources.folder import IMAGE_ENDINGS, images_below
 from datasets.sources.images import FileImages
-from engine.precision.policy import Precision
+from engine.precision.policy import Precision, set_matmul
 from engine.train.loss import widen
 from models import build_model
 from models.formats.files import find_file, read_torch
@@ -102,6 +102,7 @@ class Predictor:
         self.classes, self.config = state["class_names"], config_of(state)
         self.device = choose_device("auto", local_rank=0)
         self.precision = Precision(self.config, self.device)
+        set_matmul(self.config.PRECISION.MATMUL)
         kind = "state_dict_ema" if state.get("state_dict_ema") and not raw else "state_dict"
         model = build_model(self.config, self.config.MODEL.NUM_CLASSES or len(self.classes))
         load_exactly(model, state[kind], path)

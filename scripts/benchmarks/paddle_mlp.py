@@ -8,7 +8,7 @@ from torch import nn
 
 from configs.load import load
 from configs.schema import Config
-from engine.precision.policy import Precision
+from engine.precision.policy import Precision, set_matmul
 
 # Name -> settings, and batches per update. Accumulation divides the loss by them, which the tutorial does not.
 CASES = {"fp32": ("AMP=false", 1), "AMP": ("AMP=true", 1), "AMP, accumulation over 10": ("AMP=true", 10)}
@@ -43,6 +43,7 @@ def train(name: str, config: Config, sizes: Sizes, kind: str) -> tuple[float, fl
     _, accumulate = CASES[name]
     device = torch.device(kind)
     precision = Precision(config, device)
+    set_matmul(config.PRECISION.MATMUL)
     torch.manual_seed(0)
     width = sizes.width
     net = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
@@ -56,8 +57,10 @@ def train(name: str, config: Config, sizes: Sizes, kind: str) -> tuple[float, fl
         with precision.autocast():
             output = net(images)
         loss = nn.functional.mse_loss(output.float(), targets)
-        precision.backward(loss / accumulate)
+        precision.scaler.scale(loss / accumulate).backward()
         if (step + 1) % accumulate == 0:  # 10 divides the number of batches: there is no rest
-            precision.update(optimizer, list(net.parameters()), None)
+            precision.scaler.step(optimizer)
+            precision.scaler.update()
+            optimizer.zero_grad(set_to_none=True)
     last_loss = loss.item()  # waits for the device
     return time.perf_counter() - start, last_loss

@@ -178,9 +178,11 @@ def forward_flops(config: Config, num_classes: int) -> int:
 
 def matmul_peak(device: torch.device, kind: str) -> float:
     """FLOP/s of the best square matrix multiplication; sizes double until one takes long enough to be timed well."""
-    from engine.precision.policy import set_matmul
+    from engine.precision.policy import check_matmul, set_matmul
 
-    set_matmul("tf32" if kind == "tf32" else "ieee", device)
+    mode = "tf32" if kind == "tf32" else "ieee"
+    check_matmul(mode, device)
+    set_matmul(mode)
     dtype = getattr(torch, "float32" if kind == "tf32" else kind)
     best, size = 0.0, 256
     while size <= 16384:

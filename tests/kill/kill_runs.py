@@ -24,6 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # our packages, wherever this is started from
 
 from scripts.benchmarks.common import Table, machine, spread
+from scripts.command_line import Parser, at_least
 from tests.kill.kill_harness import (
     PHASES,
     SAVE,
@@ -89,9 +90,7 @@ def main(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    from scripts.benchmarks.amp import Parser, positive
-
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument(
         "-quick",
         "--quick",
@@ -99,7 +98,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="3 kills with one process and 2 with two, in shorter runs: a minute or two",
     )
     parser.add_argument(
-        "-kills", type=positive, metavar="N", help="kills for each number of processes [100 with one, 50 with two]"
+        "-kills", type=at_least(1), metavar="N", help="kills for each number of processes [100 with one, 50 with two]"
     )
     parser.add_argument("-processes", type=int, choices=(1, 2), help="only this number of processes [both]")
     parser.add_argument(

@@ -29,10 +29,10 @@ RESNET = "MODEL.TYPE=timm MODEL.NAME=resnet18 MODEL.PATCH_SIZE=16 MODEL.EMBED_DI
 def trained(tmp_path, *options) -> tuple[str, int]:
     """The hash of everything after some updates, and how often a block computed."""
     trainer, calls = make_trainer(small_config(tmp_path, *options)), []
-    trainer.computing.blocks[0].mlp.fc1.register_forward_pre_hook(lambda *call: calls.append(1))
+    trainer.weights.compute_model.blocks[0].mlp.fc1.register_forward_pre_hook(lambda *call: calls.append(1))
     for window in trainer.data.windows(0, 3):
         trainer.update(window)
-    return state_hash(trainer.state_dict() | {"last": trainer.last}), len(calls)
+    return state_hash(trainer.state_dict() | {"last": trainer.counters.last}), len(calls)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -108,11 +108,11 @@ def test_a_folder_with_anything_else_in_it_is_refused(tmp_path, photos):
     flags = ("-dataset", "imagefolder", "-data_path", photos, "-out", tmp_path / "out")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").touch()
-    with refused(ConfigError, "-out", tmp_path / "out"):
+    with refused(ConfigError, "-output", tmp_path / "out"):
         call(*flags)
     (tmp_path / "out" / "thesis.tex").unlink()
     call(*flags)
-    with refused(ConfigError, "-out", tmp_path / "out"):
+    with refused(ConfigError, "-output", tmp_path / "out"):
         call(*flags, "-shuffle_seed", 1)
 
 

@@ -20,7 +20,7 @@ from utils.table import align
 HEADROOM = 2  # how far below the half type's end the largest gradient is to stay
 MAX_SCALE = 2.0**24  # as good as any larger one, and float32's own range is far
 OUTLIER = 1024  # a module whose gradient is so many times the middle one's is listed; no scale fits it and the others
-MOST_REPLAYS = 40
+MAX_REPLAYS = 40
 
 
 @dataclass
@@ -172,7 +172,7 @@ def diagnose(case: Case) -> Diagnosis:
 def _mend(case: Case, found: Diagnosis, exact: Trace, trace: Trace) -> Trace:
     """List modules, or lower the scale, until a replay is finite. Returns the last replay."""
     scale, names = case.scale, []
-    for _ in range(MOST_REPLAYS):
+    for _ in range(MAX_REPLAYS):
         first = trace.first_forward or trace.first_backward
         if first is None:
             break

@@ -3,7 +3,6 @@
 import copy
 import csv
 import functools
-import signal
 import sys
 
 import pytest
@@ -11,25 +10,27 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-import engine.run
-import engine.train.trainer
+import engine.plan
+import engine.train.build
 import main_single_gpu
 from configs.values import flatten
 from engine.diagnose.auto_doctor import make_case
 from engine.diagnose.explain import watch
-from engine.diagnose.failing_batch import Batches
+from engine.diagnose.failing_batch import Batches, LastUpdate
+from engine.diagnose.fp32_compare import Float32Compare
 from engine.precision.policy import Precision
 from models import build_model
 from models.transforms.float8 import check_float8
 from scripts.doctor import precision_of
 from scripts.predict import config_of
-from tests.support.configs import SMALL, small_config
+from tests.support.configs import CPU, SMALL, small_config
 from tests.support.runs import run_folder
-from tests.support.trainers import make_trainer
+from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
+from utils.log import Log
 from utils.program import exit_code
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CUDA = torch.device("cuda")
 # In the blocks before the last one fc1 has 1056 outputs, which is enough.
 FLOAT8 = ("AMP=true", "PRECISION.MODE=float8", "MODEL.MLP_RATIO=66", "MODEL.DEPTH=3")
 
@@ -42,7 +43,7 @@ def config(tmp_path):
 @pytest.fixture
 def emulated(monkeypatch):
     """Runs on this machine compute in float8 too."""
-    for module in (engine.run, engine.train.trainer):
+    for module in (engine.plan, engine.train.build):
         monkeypatch.setattr(module, "Precision", functools.partial(Precision, emulate=True))
 
 
@@ -184,35 +185,31 @@ def test_explain_shows_it(config):
     assert "float8_e4m3fn" in rows["blocks.0.mlp.fc1"] and rows["blocks.0.mlp.fc2"] == "bfloat16"
 
 
-def test_training_learns_near_float32_and_resumes_to_the_same_weights(tmp_path, config, emulated):
-    trainer = make_trainer(small_config(tmp_path, *FLOAT8, "TRAIN.WARMUP_EPOCHS=0", "TRAIN.MODEL_EMA=true"))
-    windows, losses, found = trainer.data.windows(0, 24), [], []
-    for window in windows:
+def test_training_learns_near_float32_and_resumes_to_the_same_weights(tmp_path, emulated):
+    options = (*FLOAT8, "TRAIN.WARMUP_EPOCHS=0", "TRAIN.MODEL_EMA=true", "PRECISION.SHADOW_STEPS=24")
+    config, found, losses, last_update = small_config(tmp_path, *options), [], [], LastUpdate()
+    compare = Float32Compare(config.PRECISION, last_update, Log(1), found.append)
+    trainer = make_trainer(config, callbacks=[last_update, compare])
+    while trainer.step < 24:
         if trainer.step == 12:
             state = copy.deepcopy(trainer.state_dict())
-        trainer.update(window)
-        losses.append(trainer.report().loss)
+        losses.append(update(trainer).report().loss)
     assert sum(losses[-6:]) < sum(losses[:6]) and trainer.report().skipped == 0
-    trainer.on_shadow = found.append
-    trainer._compare_with_float32()
     assert 0.9 < found[0]["cosine/blocks.0.mlp.fc1"] < 0.9999 < found[0]["cosine/head"]
-    again = make_trainer(trainer.config)
+    again = make_trainer(config)
     again.load_state_dict(state)
-    for window in again.data.windows(12, 24):
-        again.update(window)
+    update(again, 12)
     for mine, theirs in zip(trainer.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.usefixtures("signal_handlers")
 def test_a_run_saves_what_timm_loads_and_evaluates_both_weights_as_in_training(tmp_path, emulated, capsys):
     (tmp_path / "small.yaml").write_text(SMALL)
     output = tmp_path / "output"
-    handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(output), "-epochs", "1", "-opts", *FLOAT8]
     flags += ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.8", "DEVICE=cpu", "REPORT_FREQ=100"]
     assert exit_code(main_single_gpu.main, flags) == 0
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
     assert "2 of 13 Linear layers compute in float8" in capsys.readouterr().out
     folder = run_folder(output)
     state = torch.load(folder / "last.pth", weights_only=True)

@@ -6,6 +6,7 @@ import torch
 
 from configs.schema import Config
 from datasets import Window, build_train_data, load_image_sets
+from engine.memory.recovery import MemoryGuard
 from engine.train.build import build_trainer
 from engine.train.callbacks import Callback
 from engine.train.counters import EpochResult, Report
@@ -31,14 +32,38 @@ class Reports(Callback):
         self.results.append(result)
 
 
+class Lines(Log):
+    """Keeps what is said, each kind by itself."""
+
+    def __init__(self):
+        super().__init__(rank=1)
+        self.said, self.noted, self.warned = [], [], []
+        self.say, self.note, self.warn = self.said.append, self.noted.append, self.warned.append
+
+
 def make_trainer(config: Config, double: bool = False, callbacks: list[Callback] = ()) -> Trainer:
+    """As a run makes it, of weights that are always the same."""
     train_set, _ = load_image_sets(config)
     torch.manual_seed(0)
     model = build_model(config, 10)
     data = build_train_data(config, train_set, 0, 1, CPU)
-    trainer = build_trainer(config, model.double() if double else model, data, Process(CPU), Log(0))
-    trainer.callbacks = list(callbacks)
+    log = Log(0)
+    trainer = build_trainer(config, model.double() if double else model, data, Process(CPU), log)
+    trainer.guard, trainer.callbacks = MemoryGuard(config, trainer, log), list(callbacks)
     return trainer
+
+
+def update(trainer: Trainer, times: int = 1) -> Trainer:
+    """The next updates."""
+    for window in trainer.data.windows(trainer.step, trainer.step + times):
+        trainer.update(window)
+    return trainer
+
+
+def big_logits(model: torch.nn.Module, block: int = 1) -> None:
+    """Queries and keys of hundreds: their products are above float16's end, whatever the loss scale."""
+    with torch.no_grad():
+        model.blocks[block].attn.qkv.weight[:32].normal_(std=200.0)
 
 
 def train(

@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from scripts import doctor
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names
 from tests.support.runs import run, run_folder
+from tests.support.trainers import big_logits
 from utils.program import exit_code
 
 
@@ -44,11 +46,6 @@ def big_mlp(model):
     model.blocks[7].mlp.fc1.weight.fill_(3e4).mul_(torch.randn_like(model.blocks[7].mlp.fc1.weight).sign())
 
 
-def big_logits(model):
-    """Queries and keys of hundreds, far below float16's end; their products are above it."""
-    model.blocks[3].attn.qkv.weight[:32].normal_(std=200.0)
-
-
 def big_gradient(model):
     """Zeros go in, so zeros come out; but what comes back is multiplied by the weights."""
     model.blocks[5].mlp.fc1.weight.zero_()
@@ -60,7 +57,7 @@ def big_gradient(model):
     ("plant", "place", "is_forward", "black_list"),
     [
         (big_mlp, "blocks.7.mlp.fc1", True, ["blocks.7.mlp"]),
-        (big_logits, "blocks.3.attn logits (q·k)", True, ["blocks.3.attn"]),
+        (partial(big_logits, block=3), "blocks.3.attn logits (q·k)", True, ["blocks.3.attn"]),
         (big_gradient, "blocks.5.mlp.fc2", False, ["blocks.5.mlp"]),
     ],
 )
@@ -85,13 +82,16 @@ def skips(folder, case, black_list, scale) -> int:
     )
     precision, optimizer = Precision(config, CPU), build_optimizer(config.TRAIN, case.model)
     precision.prepare(case.model)
-    skipped = 0
-    for _ in range(3):
-        for images, targets, _ in case.batches:
-            with precision.autocast():
-                logits = case.model(images)
-            precision.backward(case.loss(logits, targets))
-            skipped += bool(precision.update(optimizer, list(case.model.parameters()), 1.0)[1])
+    scaler, skipped = precision.scaler, 0
+    for images, targets, _ in case.batches * 3:
+        with precision.autocast():
+            logits = case.model(images)
+        scaler.scale(case.loss(logits, targets)).backward()
+        scaler.unscale_(optimizer)
+        skipped += int(scaler.found_inf(optimizer))
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
     return skipped
 
 
@@ -189,8 +189,7 @@ def stopped(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stopped")
     torch.manual_seed(0)
     model = build_model(small_config(folder, *POISONED), 10)
-    with torch.no_grad():
-        model.blocks[1].attn.qkv.weight[:32].normal_(std=200.0)
+    big_logits(model)
     torch.save(model.state_dict(), folder / "weights.pth")
     flags = ["-cfg", str(folder / "small.yaml"), "-pretrained", str(folder / "weights.pth"), "-batch_size", "4"]
     options = ["-opts", *POISONED, "TRAIN.ACCUM_ITER=2", "MODEL.DROPOUT=0.1"]

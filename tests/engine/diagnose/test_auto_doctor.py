@@ -1,0 +1,149 @@
+"""A run that skips updates calls the doctor by itself, stays as it is, and ends with exit code 3 and the finding."""
+
+import csv
+import json
+
+import pytest
+import torch
+
+from configs.load import load
+from engine.diagnose.auto_doctor import AutoDoctor
+from engine.diagnose.failing_batch import LastUpdate
+from models import build_model
+from tests.support.configs import SMALL, replaced, small_config
+from tests.support.refusals import assert_names
+from tests.support.run_hash import run_hash
+from tests.support.runs import run, run_folder
+from tests.support.trainers import Lines, big_logits, make_trainer, update
+
+OVERFLOWS = ["PRECISION.MAX_CONSECUTIVE_SKIPS=200", "SAVE_STEPS=50"]
+
+
+def start(folder, name: str, *options: str, flags: tuple = (), processes: int = 1, code: int = 0) -> tuple:
+    """A run in float16: its folder, and what it printed."""
+    (folder / "small.yaml").write_text(SMALL)
+    script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
+    words = ["-cfg", str(folder / "small.yaml"), "-output", str(folder / name), "-amp", "-amp_dtype", "float16", *flags]
+    result = run(script, *words, "-opts", "REPORT_FREQ=1", *options, processes=processes)
+    assert result.returncode == code, result.printed
+    return run_folder(folder / name), result.stdout
+
+
+def scales_of_stopped_run(path, said, finding) -> list[float]:
+    """Of a run of 200 skipped updates, once it is seen that it ended as it should."""
+    with open(path / "steps.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == list(range(200))
+    for name in ("last.pth", "overflow-batch.pth"):
+        state = torch.load(path / name, weights_only=True)["state_dict"]
+        assert all(torch.isfinite(value).all() for value in state.values()), name
+    status = json.loads((path / "status.json").read_text())
+    assert status["state"] == "stopped"
+    for told in (said.splitlines()[-1], status["reason"]):
+        assert_names(told, "200 updates", *finding.split(), f"-cfg {path / 'doctor.yaml'}", "-amp_dtype bfloat16")
+    assert said.count("doctor: ") == 2, "it looks once a run: one line why, one with what it found"
+    return [float(row["loss_scale"]) for row in rows]
+
+
+def test_200_overflows_at_a_constant_scale_end_with_exit_code_3_and_whole_weights(tmp_path):
+    options = [f"PRECISION.INIT_LOSS_SCALING={2.0**100}", "PRECISION.USE_DYNAMIC_LOSS_SCALING=false", *OVERFLOWS]
+    path, said = start(tmp_path, "output", *options, flags=("-batch_size", "2"), code=3)
+    finding = "head: forward is finite; the first gradient that is not, at loss scale 1.26765e+30"
+    assert scales_of_stopped_run(path, said, finding) == [pytest.approx(2.0**100)] * 200
+    prescribed = load(["-cfg", str(path / "doctor.yaml")]).config.PRECISION
+    assert 1 <= prescribed.INIT_LOSS_SCALING <= 2**24 and not prescribed.CUSTOM_BLACK_LIST
+
+
+def test_200_overflows_of_the_forward_pass_on_two_processes_end_at_the_floor_of_the_scale(tmp_path):
+    torch.manual_seed(0)
+    big_logits(model := build_model(small_config(tmp_path), 10))
+    torch.save(model.state_dict(), tmp_path / "weights.pth")
+    flags = ("-pretrained", str(tmp_path / "weights.pth"), "-batch_size", "2")
+    options = ["PRECISION.MIN_LOSS_SCALING=2", *OVERFLOWS]
+    path, said = start(tmp_path, "output", *options, flags=flags, processes=2, code=3)
+    scales = scales_of_stopped_run(path, said, "blocks.1.attn logits (q·k)")
+    assert min(scales) == scales[-1] == 2 and scales[0] == 2**15
+    assert load(["-cfg", str(path / "doctor.yaml")]).config.PRECISION.CUSTOM_BLACK_LIST == ("blocks.1.attn",)
+
+
+def test_the_doctor_looks_once_and_changes_nothing_of_the_run(tmp_path):
+    options = (f"PRECISION.INIT_LOSS_SCALING={2.0**34}", "MODEL.DROPOUT=0.1", "TRAIN.NUM_EPOCHS=1")
+    with_doctor, said = start(tmp_path, "with", *options)
+    without, silent = start(tmp_path, "without", *options, "PRECISION.DOCTOR_SKIPS=null")
+    assert run_hash(with_doctor) == run_hash(without)
+    assert said.count("doctor: ") == 2
+    assert_names(said, "step 9")
+    assert (with_doctor / "doctor.yaml").exists()
+    assert "doctor:" not in silent and not (without / "doctor.yaml").exists()
+
+
+def test_a_scale_that_is_finding_its_level_does_not_call_the_doctor(tmp_path):
+    folder, said = start(tmp_path, "o", f"PRECISION.INIT_LOSS_SCALING={2.0**22}", "TRAIN.NUM_EPOCHS=1")
+    skipped = json.loads((folder / "metrics.jsonl").read_text())["skipped"]
+    assert 0 < skipped < 10 and "doctor:" not in said and not (folder / "doctor.yaml").exists()
+
+
+def examined(folder, plant, *options, **precision) -> tuple[str, Lines]:
+    """What a trainer with something planted is told after one update, and the log."""
+    config = replaced(small_config(folder, *options), PRECISION={"DOCTOR_SKIPS": 1, **precision})
+    log, last_update = Lines(), LastUpdate()
+    trainer = make_trainer(config, callbacks=[last_update])
+    plant(trainer.model)
+    trainer.weights.refresh()
+    report = update(trainer).report()
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    kinds = [(type(module), module.training) for module in trainer.model.modules()]
+    torch.manual_seed(1)
+    random_state = torch.get_rng_state()
+    doctor = AutoDoctor(config, folder, log, last_update)
+    doctor.on_report(trainer, report)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert kinds == [(type(module), module.training) for module in trainer.model.modules()]
+    after = trainer.model.state_dict()
+    assert all(torch.equal(value.nan_to_num(), after[name].nan_to_num()) for name, value in before.items())
+    assert all(parameter.grad is None for parameter in trainer.parameters)
+    return doctor.get_advice(), log
+
+
+def test_a_doctor_that_fails_does_not_end_the_run(tmp_path):
+    def fail_in_float32(module, inputs):
+        if not torch.is_autocast_enabled("cpu"):
+            raise torch.OutOfMemoryError("out of memory")
+
+    def plant(model):
+        big_logits(model)
+        model.register_forward_pre_hook(fail_in_float32)
+
+    told, log = examined(tmp_path, plant, "AMP=true", DTYPE="float16")
+    (line,) = log.warned
+    assert_names(line, "doctor", "step 0", "OutOfMemoryError: out of memory")
+    assert told == ""
+
+
+def test_in_float32_it_names_the_module_and_prescribes_nothing(tmp_path):
+    told, log = examined(tmp_path, lambda model: model.blocks[1].norm1.weight.data.fill_(float("nan")))
+    assert_names(told, "blocks.1.norm1", "float32", "TRAIN.BASE_LR")
+    assert len(log.said) == 1 and not (tmp_path / "doctor.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "undone"),
+    [
+        ({"MODE": "naive"}, "    MODE: autocast\n"),
+        ({"CUSTOM_WHITE_LIST": ("layer_norm",)}, "    CUSTOM_WHITE_LIST: []\n"),
+        ({"RESIDUAL": "half"}, ""),  # replayed as the run has it
+    ],
+)
+def test_what_the_replay_leaves_out_is_taken_back_by_what_is_prescribed(tmp_path, settings, undone):
+    told, log = examined(tmp_path, big_logits, "AMP=true", DTYPE="float16", **settings)
+    assert told.startswith("first non-finite: blocks.1.attn")
+    assert_names(told, f"-cfg {tmp_path / 'doctor.yaml'}")
+    text = (tmp_path / "doctor.yaml").read_text()
+    assert undone in text and "CUSTOM_BLACK_LIST: [blocks.1.attn]" in text
+    assert "a replay with them is finite" in log.said[1]
+
+
+def test_what_no_setting_mends_is_not_recommended(tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.diagnose.doctor.MAX_REPLAYS", 0)
+    told, log = examined(tmp_path, big_logits, "AMP=true", DTYPE="float16")
+    assert told.endswith("; try -amp_dtype bfloat16") and "a replay with them still breaks" in log.said[1]

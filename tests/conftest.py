@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.configs import SMALL
 from tests.support.forks import end_server
 from tests.support.processes import kill_started
 
@@ -13,6 +14,14 @@ from tests.support.processes import kill_started
 def nothing_left_running():
     yield
     kill_started()
+
+
+@pytest.fixture(scope="session")
+def small_yaml(tmp_path_factory) -> Path:
+    """A file of the small settings."""
+    path = tmp_path_factory.mktemp("settings") / "small.yaml"
+    path.write_text(SMALL)
+    return path
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,10 +13,12 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.kill.kill_harness import MARK, find_processes
 from tests.support.configs import SMALL
-from tests.support.processes import alive, children, wait_until
+from tests.support.forks import ROOT
+from tests.support.processes import wait_until
 from tests.support.refusals import assert_names
-from tests.support.runs import ROOT, command, run, run_folder, run_fresh
+from tests.support.runs import Run, run, run_folder, run_fresh
 from utils.launch.torchrun import root_cause
 
 LINE = re.compile(
@@ -27,18 +27,11 @@ LINE = re.compile(
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory):
-    path = tmp_path_factory.mktemp("settings") / "small.yaml"
-    path.write_text(SMALL)
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory, settings):
+def finished(tmp_path_factory, small_yaml):
     """A finished run with everything on: its folder and what it said."""
     output = tmp_path_factory.mktemp("finished")
     options = ["TENSORBOARD=true", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "SAVE_FREQ=1"]
-    flags = ["-cfg", settings, "-output", str(output), "-amp", "-epochs", "5", "-tag", "all"]
+    flags = ["-cfg", str(small_yaml), "-output", str(output), "-amp", "-epochs", "5", "-tag", "all"]
     result = run("main_single_gpu.py", *flags, "-opts", *options, "KEEP_CHECKPOINTS=2")
     assert result.returncode == 0, result.stderr
     return run_folder(output), result.stdout
@@ -201,14 +194,14 @@ def accuracy(folder) -> dict:
     return {key: value for key, value in status.items() if key in ("raw", "ema")}
 
 
-def test_evaluation_is_exact_for_1_2_and_3_processes_and_agrees_with_training(finished, settings, tmp_path):
+def test_evaluation_is_exact_for_1_2_and_3_processes_and_agrees_with_training(finished, small_yaml, tmp_path):
     """359 images divide by none of them."""
     folder, _ = finished
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     found = {}
     for world_size in (1, 2, 3):
         script = "main_single_gpu.py" if world_size == 1 else "main_multi_gpu.py"
-        flags = ["-cfg", settings, "-eval", "-resume", str(folder / "last.pth"), "-amp"]
+        flags = ["-cfg", str(small_yaml), "-eval", "-resume", str(folder / "last.pth"), "-amp"]
         result = run(script, *flags, "-output", str(tmp_path / str(world_size)), processes=world_size)
         assert result.returncode == 0, result.stderr
         evaluated = run_folder(tmp_path / str(world_size))
@@ -223,65 +216,28 @@ def test_evaluation_is_exact_for_1_2_and_3_processes_and_agrees_with_training(fi
             assert scores[kind]["loss"] == pytest.approx(found[1][kind]["loss"], rel=1e-12)
 
 
-def test_both_entries_start_from_another_folder_with_a_public_datasets_package_installed(settings, tmp_path):
-    stub = tmp_path / "site" / "datasets"
-    stub.mkdir(parents=True)
-    (stub / "__init__.py").write_text("raise ImportError('this is the public package')")
-    for script, more in (("main_single_gpu.py", []), ("main_multi_gpu.py", ["-ngpus", "2"])):
-        flags = ["-cfg", settings, "-epochs", "1", "-output", str(tmp_path / script), *more]
-        result = run_fresh(script, *flags, cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path / "site")})
-        assert result.returncode == 0, result.stderr
-
-
-def test_torchrun_starts_the_same_run_as_a_plain_start(settings, tmp_path):
-    plain = run_fresh(
-        "main_multi_gpu.py", "-cfg", settings, "-ngpus", "2", "-epochs", "1", "-output", str(tmp_path / "plain")
-    )
-    assert plain.returncode == 0, plain.stderr
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    flags = ["-cfg", settings, "-epochs", "1", "-output", str(tmp_path / "torchrun"), "--local-rank=0"]
-    result = subprocess.run(
-        [*launcher, str(ROOT / "main_multi_gpu.py"), *flags], capture_output=True, text=True, cwd=tmp_path, timeout=180
-    )
-    assert result.returncode == 0, result.stderr
-    folders = [run_folder(tmp_path / name) for name in ("plain", "torchrun")]
-    states = [torch.load(folder / "last.pth", weights_only=True)["state_dict"] for folder in folders]
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    assert all((folders[0] / f"log_{rank}.txt").stat().st_size > 0 for rank in (0, 1))
-
-
-def test_a_mistake_of_several_processes_is_told_once_and_ends_with_2(settings, tmp_path):
-    result = run(
-        "main_multi_gpu.py", "-cfg", settings, "-ngpus", "2", "-dataset", "imagefolder", "-data_path", "nowhere"
-    )
+def test_a_mistake_of_several_processes_is_told_once_and_ends_with_2(small_yaml):
+    flags = ["-cfg", str(small_yaml), "-ngpus", "2", "-dataset", "imagefolder", "-data_path", "nowhere"]
+    result = run("main_multi_gpu.py", *flags)
     assert result.returncode == 2
     assert result.stderr.count("error:") == 1 and "nowhere" in result.stderr and "Traceback" not in result.stderr
 
 
-def workers_of(process) -> list[int]:
-    return [pid for pid in children(process.pid) if b"main_multi_gpu" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
 @pytest.fixture
-def long_run(settings, tmp_path):
-    """A run of two processes that would take minutes, once it trains."""
-    flags = ["-cfg", settings, "-ngpus", "2", "-epochs", "5000", "-output", str(tmp_path / "o")]
-    process = subprocess.Popen(
-        command("main_multi_gpu.py", *flags), env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True
-    )
+def long_run(small_yaml, tmp_path) -> Run:
+    """A run that would take minutes, once it trains in the two processes that main_multi_gpu.py started."""
+    flags = ["-cfg", str(small_yaml), "-ngpus", "2", "-epochs", "5000", "-output", str(tmp_path / "o")]
+    started = Run("main_multi_gpu.py", *flags, "-opts", "SAVE_STEPS=1", environment={MARK: str(tmp_path)})
     wait_until(lambda: list((tmp_path / "o").glob("*/last.pth")))
-    yield process
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    assert len(find_processes(tmp_path)) == 2
+    return started
 
 
-def test_a_dead_worker_ends_the_run_with_its_code_and_leaves_no_orphan(long_run):
-    workers = workers_of(long_run)
-    assert len(workers) == 2
-    os.kill(workers[1], signal.SIGKILL)
-    assert long_run.wait(timeout=60) == 128 + signal.SIGKILL
-    wait_until(lambda: not any(alive(pid) for pid in workers), 10)
+def test_a_dead_worker_ends_the_run_with_its_code_and_leaves_no_orphan(long_run, tmp_path):
+    (worker,) = [pid for pid, variables in find_processes(tmp_path).items() if "RANK=1" in variables]
+    os.kill(worker, signal.SIGKILL)
+    assert long_run.wait().returncode == 128 + signal.SIGKILL
+    wait_until(lambda: not find_processes(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -300,22 +256,18 @@ def test_of_several_dead_workers_the_one_that_took_the_others_with_it_gives_the_
     assert root_cause([SimpleNamespace(exitcode=exitcode, timestamp=time) for exitcode, time in failures]) == code
 
 
-def test_killing_the_launcher_leaves_no_orphan(long_run):
-    workers = workers_of(long_run)
-    os.kill(long_run.pid, signal.SIGKILL)
-    long_run.wait()
-    wait_until(lambda: not any(alive(pid) for pid in workers), 10)
+def test_killing_the_launcher_leaves_no_orphan(long_run, tmp_path):
+    long_run.processes[0].kill()
+    wait_until(lambda: not find_processes(tmp_path))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 @pytest.mark.parametrize("whole_group", [False, True], ids=["launcher", "whole group"])
 def test_told_to_stop_all_processes_save_and_end(long_run, tmp_path, number, whole_group):
     """A signal to the group reaches each worker twice, as the launcher passes its own on."""
-    if whole_group:
-        os.killpg(long_run.pid, number)
-    else:
-        long_run.send_signal(number)
-    assert long_run.wait(timeout=60) == 128 + number
+    send = os.killpg if whole_group else os.kill
+    send(long_run.processes[0].pid, number)
+    assert long_run.wait().returncode == 128 + number
     status = json.loads((run_folder(tmp_path / "o") / "status.json").read_text())
     state = torch.load(run_folder(tmp_path / "o") / "last.pth", weights_only=True)
     assert status["state"] == "stopped" and status["step"] == state["step"] > 0
@@ -323,26 +275,26 @@ def test_told_to_stop_all_processes_save_and_end(long_run, tmp_path, number, who
 
 @pytest.mark.parametrize("script", ["main_single_gpu.py", "main_multi_gpu.py"])
 def test_help_names_every_flag_without_importing_torch(script):
-    result = subprocess.run(
-        [sys.executable, "-X", "importtime", str(ROOT / script), "-h"], capture_output=True, text=True
-    )
+    result = run_fresh(script, "-h", environment={"PYTHONPROFILEIMPORTTIME": "1"})
     assert result.returncode == 0
     for flag in "cfg dataset data_path output batch_size image_size accum_iter amp amp_dtype resume eval opts".split():
         assert f"-{flag} " in result.stdout or f"-{flag}\n" in result.stdout, flag
     assert not re.search(r"\btorch$", result.stderr, re.M)
 
 
-def test_compiled_run_saves_clean_names(settings, tmp_path):
+def test_compiled_run_saves_clean_names(small_yaml, tmp_path):
     # One block and whole batches only: every other shape is compiled anew.
     few = ["-opts", "MODEL.DEPTH=1", "DATA.BATCH_SIZE=359"]
-    result = run("main_single_gpu.py", "-cfg", settings, "-compile", "-epochs", "1", "-output", str(tmp_path), *few)
+    result = run(
+        "main_single_gpu.py", "-cfg", str(small_yaml), "-compile", "-epochs", "1", "-output", str(tmp_path), *few
+    )
     assert result.returncode == 0, result.stderr
     names = torch.load(run_folder(tmp_path) / "last.pth", weights_only=True)["state_dict"]
     assert "blocks.0.attn.qkv.weight" in names and not any("_orig_mod" in name for name in names)
 
 
-def test_float16_with_gradscaler_trains_on_the_cpu(settings, tmp_path):
-    flags = ["-cfg", settings, "-amp", "-amp_dtype", "float16", "-epochs", "1", "-output", str(tmp_path)]
+def test_float16_with_gradscaler_trains_on_the_cpu(small_yaml, tmp_path):
+    flags = ["-cfg", str(small_yaml), "-amp", "-amp_dtype", "float16", "-epochs", "1", "-output", str(tmp_path)]
     result = run("main_single_gpu.py", *flags, "-opts", "PRECISION.INCR_EVERY_N_STEPS=10")
     assert result.returncode == 0
     assert_names(result.stdout, "autocast float16", "GradScaler")

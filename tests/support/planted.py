@@ -250,6 +250,12 @@ def limit_shared_memory(size: str) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", "/dev/shm"], check=True)
 
 
+def enter_network(name: str) -> None:
+    """Join a named network namespace, as `ip netns exec` does."""
+    with open(f"/run/netns/{name}") as namespace:
+        assert ctypes.CDLL(None).setns(namespace.fileno(), 0) == 0
+
+
 def draw_nothing() -> None:
     """Pictures take longer than these runs."""
     Plotter.draw = lambda *arguments, **options: None

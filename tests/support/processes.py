@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from tests.support.forks import DEADLINE, ROOT, STARTED
 from tests.support.runs import run
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+TORCHRUN = "torch.distributed.run"  # the module
 
 
 def start(command_line: list[str], **environment: str) -> subprocess.Popen:
@@ -37,15 +36,6 @@ def launch(module: str, world_size: int, settings: Path, out: Path, *arguments: 
     import torch  # late: most tests that start processes need none here
 
     return torch.load(out, weights_only=True)
-
-
-def children(pid: int) -> list[int]:
-    """Processes that this one started, and theirs."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and stat(int(entry))[1:2] == [str(pid)]:
-            found += [int(entry), *children(int(entry))]
-    return found
 
 
 def stat(pid: int) -> list[str]:

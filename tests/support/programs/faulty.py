@@ -1,0 +1,15 @@
+"""A program with planted faults, others each time that torchrun starts it.
+
+torchrun ... -m tests.support.programs.faulty '[{"signal_at": [5, 9, [1]]}, {}]' FILE ARGUMENTS
+"""
+
+import json
+import os
+import sys
+
+from tests.support.fork_server import run_program
+
+if __name__ == "__main__":
+    _, faults, program, *arguments = sys.argv
+    faults = json.loads(faults)[int(os.environ["TORCHELASTIC_RESTART_COUNT"])]
+    run_program({"program": program, "arguments": arguments, "faults": faults})

@@ -1,4 +1,4 @@
-"""Which callbacks watch a run, in the order in which they are called. A new one is a line here."""
+"""The callbacks of a run, in the order in which they are called. A new one is one line here."""
 
 from configs.duration import to_seconds
 from engine.checkpoint.async_saver import AsyncSaver
@@ -19,10 +19,10 @@ from engine.train.trainer import Trainer
 
 
 def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: AsyncSaver) -> list[Callback]:
-    """What each process has, and what only process 0 has."""
+    """The callbacks of every process, and those of process 0 only."""
     config, process, log = plan.config, session.process, session.log
     timing, last_update = Timing.on(process.device), LastUpdate()
-    callbacks = [timing, last_update]  # first: others read what they found
+    callbacks = [timing, last_update]  # first: others read their results
     advice = lambda: ""  # noqa: E731
     if process.is_first:
         recorder = Recorder(config, session.path, log, timing, trainer)
@@ -32,7 +32,7 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
             callbacks.append(Float32Compare(config.PRECISION, last_update, log, recorder.add_comparison))
         callbacks += [Console(config, log), recorder]
         callbacks.append(DataWaitAdvice(config, trainer.data.image_set, process, log.say))
-        if not is_sharded(config, process):  # it looks at a copy of the whole model
+        if not is_sharded(config, process):  # it needs a copy of the whole model
             doctor = AutoDoctor(config, session.path, log, last_update)
             callbacks.append(doctor)
             advice = doctor.get_advice

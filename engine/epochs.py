@@ -1,4 +1,4 @@
-"""The epochs of a run: train, evaluate, record, save, until the last is done or something stops it."""
+"""The epochs of a run: train, evaluate, save, until the last one is done or something stops the run."""
 
 import contextlib
 import time
@@ -23,7 +23,7 @@ from utils.signals import StopSignal
 
 
 class Epochs:
-    """Train, evaluate and save, until the last epoch is done or something stops it. The callbacks watch."""
+    """Trains, evaluates and saves epoch by epoch; handles rollbacks, signals and the end of the run."""
 
     def __init__(
         self, session: Session, plan: Plan, trainer: Trainer, eval_data: EvalData, saver: AsyncSaver, stop: StopSignal
@@ -65,7 +65,7 @@ class Epochs:
         return 1 if self.saver.failed else 0
 
     def _train_to_the_end(self) -> None:
-        """The epochs from where the trainer is to the last."""
+        """Train from the current position to the last epoch."""
         trainer = self.trainer
         with contextlib.closing(trainer.data.windows(trainer.step, self.plan.num_updates, trainer.left_out)) as windows:
             noted = self._noting_bad_images(windows)
@@ -102,7 +102,7 @@ class Epochs:
             yield window._replace(batches=map(note, window.batches))
 
     def _evaluate(self) -> dict[str, Scores]:
-        """Of the raw weights, and of their running mean beside them."""
+        """Scores of the raw weights, and of the EMA weights if there are any."""
         trainer = self.trainer
         models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema else {})
         normalize = trainer.prepare.normalize
@@ -112,7 +112,7 @@ class Epochs:
         }
 
     def _go_back(self, error: NonFinite) -> bool:
-        """To the newest checkpoint from before the streak. False where there is none, or the run went back before."""
+        """Roll back to the newest checkpoint before the streak. False if none is left."""
         trainer, streak, folder = self.trainer, error.streak, self.session.path
         if len(trainer.left_out) >= self.config.PRECISION.ROLLBACKS:
             return False
@@ -135,7 +135,7 @@ class Epochs:
         return True
 
     def _stop(self, number: int) -> int:
-        """Save and end, as a signal or the time limit asks for. Returns the exit code."""
+        """Save and end because of a signal or the time limit. Returns the exit code."""
         self._save()
         self._wait_for_disk()
         if number == TIME_IS_UP:
@@ -147,12 +147,12 @@ class Epochs:
         return code or int(self.saver.failed)
 
     def _status(self, state: str, **facts) -> None:
-        """status.json, with what is on the disk and which updates the run leaves out."""
+        """Write status.json, with the newest checkpoint and the updates that the run leaves out."""
         left_out = [[each.start, each.stop - 1] for each in self.trainer.left_out]
         self.session.status(state, **facts, **self.saver.newest, **({"left_out": left_out} if left_out else {}))
 
     def _save(self, metric: float | None = None, also: list[str] = ()) -> None:
-        """last.pth, under other names as well where asked; all processes wait until the state is copied."""
+        """Save last.pth, and under the names in `also`. A collective: returns when the state is copied."""
         parallel = self.trainer.parallel
         state = self.trainer.state_dict() | self._describe_run(metric)
         if self.config.DIST.CHECKPOINT == "sharded":
@@ -163,7 +163,7 @@ class Epochs:
             self.process.first(lambda: self.saver.save(state, also))
 
     def _describe_run(self, metric: float | None) -> dict:
-        """What makes a checkpoint usable without this program: names as timm's, and how images were prepared."""
+        """Architecture, classes and preprocessing under timm's names, for other programs."""
         config, data = self.config, self.config.DATA
         return {
             "arch": config.MODEL.NAME,
@@ -183,7 +183,7 @@ class Epochs:
 
     def _wait_for_saver(self) -> None:
         self.process.first(self.saver.wait)
-        self.saver.wait()  # the others', if they have anything to write
+        self.saver.wait()  # in the other processes: sharded checkpoints
 
     def _wait_for_disk(self) -> None:
         self._wait_for_saver()
@@ -192,7 +192,7 @@ class Epochs:
             self.log.note(f"checkpointing blocked training for {self.saver.seconds:.3f} s, {share:.3%} of the run")
 
     def _save_overflow(self) -> str:
-        """Save the last update's batch for the doctor. Returns what to add to the reason for stopping."""
+        """Save the last update's batch for the doctor. Returns advice to append to the reason for stopping."""
         trainer, parallel = self.trainer, self.trainer.parallel
         facts = {
             **parallel.gather_state({"state_dict": parallel.local_state(trainer.model)}),
@@ -208,7 +208,7 @@ class Epochs:
             return ""
 
     def _finish(self, reason: str) -> None:
-        """Close the callbacks, and say in one line how it went and where things are."""
+        """Close the callbacks, and log the result and the run folder in one line."""
         for callback in self.trainer.callbacks:
             callback.close()
         top1, epoch = self.trainer.best

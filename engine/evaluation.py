@@ -1,4 +1,4 @@
-"""Exact evaluation, every image counted once whatever the number of processes; and which weights to score."""
+"""Exact evaluation: every image counts once for any number of processes. Chooses which weights to evaluate."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,13 +29,12 @@ def evaluate(
     process: Process,
     bad_images: BadImages,
 ) -> Scores:
-    """Score the model in the precision that it trains in. Top-5 is top-k of as many classes as there are, if fewer."""
+    """Evaluate the model in the precision of its training. With fewer than 5 classes, top-5 is top-k of all classes."""
     model = precision.computing(model)
     was_training = model.training
     model.eval()
-    sums = torch.zeros(
-        5, dtype=sum_dtype(process.device), device=process.device
-    )  # loss, top-1, top-5, images, excluded
+    # Loss, top-1, top-5, images, excluded.
+    sums = torch.zeros(5, dtype=sum_dtype(process.device), device=process.device)
     for batch in data:
         sums[4] += len(batch.bad)
         bad_images.note(batch.bad)
@@ -61,7 +60,7 @@ def evaluate(
 
 
 def find_weights(plan: Plan) -> Path | None:
-    """The checkpoint to evaluate; None where MODEL.PRETRAINED says what to evaluate."""
+    """The checkpoint to evaluate; None if MODEL.PRETRAINED names the weights."""
     if not (plan.given.MODEL.PRETRAINED or plan.checkpoint):
         raise ConfigError("-eval: no weights to evaluate; name a file with -pretrained or -resume")
     return plan.checkpoint
@@ -70,16 +69,16 @@ def find_weights(plan: Plan) -> Path | None:
 def weights_to_score(
     config: Config, checkpoint: Path | None, classes: list[str], make_model: Callable[[int], nn.Module]
 ) -> Iterator[tuple[str, nn.Module]]:
-    """The model with each set of weights there is to score, and what to call it in front of its figures.
+    """The model with each set of weights to evaluate, and a prefix for its figures.
 
-    `make_model`: the model with weights of another system, for so many classes.
+    `make_model`: builds the model with foreign weights for a number of classes.
     """
     state = read_saved(checkpoint)
     if not is_run(state):
         yield "", make_model(config.MODEL.NUM_CLASSES or len(classes))
         return
     names = state.get("class_names", classes)
-    if classes != names[: len(classes)]:  # a list file's classes end at the largest label in it
+    if classes != names[: len(classes)]:  # a list file has classes only up to its largest label
         raise DataError(
             f"DATA.DATA_PATH: its classes are not those of {checkpoint}: {first_difference(classes, names)}"
         )
@@ -91,7 +90,7 @@ def weights_to_score(
 
 
 def first_difference(mine: list[str], theirs: list[str]) -> str:
-    """Where two lists of class names part."""
+    """The first difference between two lists of class names."""
     theirs = theirs + ["nothing"] * len(mine)
     number, pair = next((n, pair) for n, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1])
     return f"class {number} is {pair[0]} here and {pair[1]} there"

@@ -1,4 +1,4 @@
-"""What a run will do, decided before anything is built: a run executes its plan, -check prints it."""
+"""The plan of a run, made before anything is built: a run executes it, -check prints it."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -19,9 +19,9 @@ ImageSets = tuple[ImageSet | None, ImageSet]
 
 
 class Plan:
-    """Each part is worked out when it is first asked for, so that -check can report one mistake and look at the rest.
+    """Its parts are computed on first use, so that -check can report one mistake and go on with the rest.
 
-    All processes ask for the parts in the same order: some of them are found by process 0 alone.
+    All processes use the parts in the same order, because some are found by process 0 alone.
     """
 
     def __init__(
@@ -32,12 +32,12 @@ class Plan:
         load_data: Callable[[Config], ImageSets],
         find_batch_size: Callable[[Config, int, int], tuple[int, str]] | None,
     ):
-        """`find_batch_size`: for DATA.BATCH_SIZE auto; from numbers of images and classes, a number and how it was found."""
+        """`find_batch_size`: for DATA.BATCH_SIZE auto; (images, classes) -> (size, how it was found)."""
         self.given, self.process, self._log = loaded.config, process, log
         self._loaded, self._load_data, self._find_batch_size = loaded, load_data, find_batch_size
 
     def check_settings(self) -> None:
-        """Refuse what this device or this strategy cannot do; needs no data."""
+        """Refuse settings that this device or strategy does not support; needs no data."""
         _ = self.precision
         parse_policy(self.given.TRAIN)
         check_strategy(self.given)
@@ -48,17 +48,17 @@ class Plan:
 
     @cached_property
     def checkpoint(self) -> Path | None:
-        """The file to continue from."""
+        """The checkpoint to continue from."""
         return self.process.first(lambda: find_checkpoint(self.given, self._log))
 
     @property
     def folder(self) -> Path | None:
-        """Of the run that continues; None for a new one."""
+        """The folder of the run to continue; None for a new run."""
         return run_folder_of(self.checkpoint)
 
     @cached_property
     def saved(self) -> dict:
-        """What the checkpoint holds; its tensors stay in the file until they are used."""
+        """The checkpoint's content; tensors are read on first use."""
         return read_saved(self.checkpoint, lazily=True)
 
     @cached_property
@@ -76,7 +76,7 @@ class Plan:
 
     @cached_property
     def settled(self) -> LoadedConfig:
-        """The settings with a number where DATA.BATCH_SIZE is auto: what a run is built from, and saves."""
+        """The final settings, with a number for DATA.BATCH_SIZE auto: a run is built from them, and saves them."""
         if self.given.DATA.BATCH_SIZE != AUTO:
             return self._loaded
         number, how = batch_size_of(self.saved), "as this run began with"
@@ -90,7 +90,7 @@ class Plan:
 
     @property
     def started(self) -> float:
-        """What the monotonic clock showed when the program started."""
+        """time.monotonic() at the start of the program."""
         return self._loaded.started
 
     @property
@@ -115,7 +115,7 @@ class Plan:
         return self.config.TRAIN.NUM_EPOCHS * self.order.steps_per_epoch
 
     def lines(self) -> list[str]:
-        """What a run says before it trains."""
+        """The lines that a run logs before it trains."""
         train_set, eval_set = self.image_sets
         order = self.order
         lines = [

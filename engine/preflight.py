@@ -1,4 +1,4 @@
-"""-check: looks at everything that a run will need, prints a row for each, and starts nothing."""
+"""-check: examines everything that a run needs, prints a row for each finding, and starts nothing."""
 
 import copy
 from collections.abc import Callable
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | None = None) -> int:
-    """Look at a run of `world_size` processes (None: one a device), `local_size` of them here (None: all). 2 or 0."""
+    """Check a run of `world_size` processes (None: one per device), `local_size` of them here (None: all)."""
     restore_gc()
     preflight = Preflight(loaded)
     preflight.run(world_size, local_size)
@@ -50,14 +50,14 @@ def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | No
 
 
 class ImaginedProcess(Process):
-    """Process 0 of such a run without the others: its numbers count, and it speaks to nobody."""
+    """Process 0 of a run without the others: it has their number, and does not communicate."""
 
     def first(self, task: Callable[[], T]) -> T:
         return task()
 
 
 class Preflight:
-    """Prints the plan of a run, and what is wrong with it."""
+    """Prints the plan of a run, and its problems."""
 
     def __init__(self, loaded: LoadedConfig):
         self.loaded = loaded.with_default_batch_size() if loaded.config.EVAL else loaded
@@ -73,7 +73,7 @@ class Preflight:
             self.log.say(line)
 
     def attempt(self, what: str, task: Callable[[], T]) -> T | None:
-        """The task's result; a user's mistake becomes a row."""
+        """The task's result; a user error becomes a row."""
         try:
             return task()
         except UserError as error:
@@ -81,7 +81,7 @@ class Preflight:
             return None
 
     def tell(self, what: str, task: Callable[[], str]) -> None:
-        """A row with the text that the task returns."""
+        """Add a row with the text that the task returns."""
         found = self.attempt(what, task)
         if found is not None:
             self.add(Finding(what, found))
@@ -107,7 +107,7 @@ class Preflight:
             self.attempt("cache", lambda: self.add(check_cache(config, parts.items())))
 
     def check_settings(self, process: Process, sets: ImageSets | None) -> None:
-        """What has to do with this device; without data (`sets` None) what does not need them."""
+        """Check what depends on the device; without data (`sets` None) only what needs none."""
         config = self.config
         precision = self.attempt("precision", lambda: Precision(config, process.device))
         num_classes = config.MODEL.NUM_CLASSES or (len(sets[1].classes) if sets else None)
@@ -140,7 +140,7 @@ class Preflight:
     def settle(
         self, process: Process, sets: ImageSets | None, model: nn.Module | None, precision: Precision | None
     ) -> Plan:
-        """The plan, with a batch size; where none can be found a row says so, and the others go on with 1."""
+        """The plan with a batch size. If none can be found, a row says so, and the others assume 1."""
 
         def estimate(config: Config, num_images: int, num_classes: int) -> tuple[int, str]:
             if not (sets and model and precision):
@@ -176,7 +176,7 @@ class Preflight:
         self.add(check_warm_up(config.TRAIN))
 
     def check_model(self, plan: Plan, model: nn.Module, has_data: bool) -> None:
-        """Load what the run would start from, and see whether it trains in the memory there is."""
+        """Load the initial weights, and check that training fits into memory."""
         config, precision, free = plan.config, plan.precision, free_memory(plan.process.device)
         if config.TRAIN.GRAD_CHECKPOINTING:
             self.attempt("checkpointing", lambda: recompute_blocks(config, copy.deepcopy(model)))
@@ -200,15 +200,15 @@ class Preflight:
 
 
 def imagine(setting: str, world_size: int | None, local_size: int | None) -> Process:
-    """Process 0 of such a run, without the others."""
+    """Process 0 of such a run, with its device."""
     world_size = world_size or find_devices(setting)[1]
     local_size = local_size or world_size
-    choose_device(setting, local_size - 1)  # each process here needs a device
+    choose_device(setting, local_size - 1)  # every process on this machine needs a device
     return ImaginedProcess(choose_device(setting, 0), world_size=world_size, local_size=local_size)
 
 
 def in_words(precision: Precision, model: nn.Module) -> str:
-    """What was chosen, having made the model compute so."""
+    """The chosen precision; prepares the model for it."""
     return "\n".join([precision.describe().removeprefix("precision: "), *precision.prepare(model)])
 
 
@@ -217,14 +217,14 @@ def try_resume(plan: Plan, model: nn.Module, has_data: bool) -> str:
     path, state = plan.checkpoint, plan.saved
     if not is_run(state):
         return "\n".join(load_pretrained(model, str(path), setting="-resume"))
-    if has_data:  # else all would differ
+    if has_data:  # otherwise everything would differ
         refuse_changes(plan.config, plan.order, state, path)
     load_exactly(model, state["state_dict"], path)
     return f"{path}, after epoch {state['epoch'] + 1} and step {state['step']}"
 
 
 def try_evaluation(plan: Plan) -> str:
-    """Load all weights that an evaluation would score."""
+    """Load all weights that would be evaluated."""
 
     def load_foreign(num_classes: int) -> nn.Module:
         model = build_model(plan.config, num_classes)

@@ -1,4 +1,4 @@
-"""One run from settings to a result, in the order in which things happen."""
+"""One run from settings to result, in the order of execution."""
 
 import time
 from collections.abc import Callable
@@ -67,7 +67,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     session.open_folder("train", existing=plan.folder)
     for line in plan.image_sets[1].notes:
         log.say(line)
-    config = plan.config  # final from here on
+    config = plan.config  # final from here on: nothing changes it any more
     model = make_model(session, config, plan.num_classes)
     if plan.checkpoint and not is_run(plan.saved):  # before FSDP shards the model
         for line in load_pretrained(model, str(plan.checkpoint), setting="-resume"):
@@ -97,14 +97,14 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
 
 
 def load_cached_data(config: Config, session: Session, signal: Callable[[], int] = lambda: 0) -> ImageSets:
-    """The image sets, from a cache where the settings ask for one; `signal`: the one that tells us to stop, or 0."""
+    """The image sets, cached if DATA.CACHE is set. `signal`: number of a pending stop signal, or 0."""
     process, log = session.process, session.log
     progress = CacheProgress(log.say, log.warn, signal, may_build=process.local_rank == 0)
     return process.after_first(lambda: cache_image_sets(config, load_image_sets(config, log.say), progress))
 
 
 def make_model(session: Session, config: Config, num_classes: int) -> torch.nn.Module:
-    """The model with the weights that it starts from, on this process's device."""
+    """The model with its initial weights, on this process's device."""
     process, log = session.process, session.log
     torch.manual_seed(config.SEED)
     model = build_model(config, num_classes)
@@ -113,12 +113,12 @@ def make_model(session: Session, config: Config, num_classes: int) -> torch.nn.M
         for line in process.after_first(lambda: load_pretrained(model, source, needs_head=config.EVAL)):
             log.say(line)
     log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
-    # FSDP brings a model to the device part by part.
+    # FSDP moves a model to the device block by block.
     return model if is_sharded(config, process) and not config.EVAL else model.to(process.device)
 
 
 def restore(session: Session, plan: Plan, trainer: Trainer) -> None:
-    """Continue from a checkpoint: from all of one of ours; from another system's, with its weights and epoch."""
+    """Continue from a checkpoint: from its whole state, or from the weights and epoch of another system."""
     config, path, state = plan.config, plan.checkpoint, plan.saved
     if not is_run(state):
         trainer.epoch = config.TRAIN.LAST_EPOCH or state.get("epoch", -1) + 1
@@ -132,7 +132,7 @@ def restore(session: Session, plan: Plan, trainer: Trainer) -> None:
 
 
 def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
-    """Score given weights on the validation images: a checkpoint's raw weights and their running mean both."""
+    """Evaluate weights on the validation images: of a checkpoint both the raw and the EMA weights."""
     process, log = session.process, session.log
     plan = Plan(loaded, process, log, partial(load_cached_data, session=session), find_batch_size=None)
     plan.check_settings()

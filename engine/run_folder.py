@@ -1,4 +1,4 @@
-"""The folder of one run: its name, the lock that keeps a second run out, and status.json."""
+"""The folder of one run: its name, its lock against a second run, and status.json."""
 
 import fcntl
 import json
@@ -11,7 +11,7 @@ from utils.files import write_text
 
 
 class RunFolder:
-    """A folder that belongs to this process until it ends, however it ends."""
+    """A folder locked by this process until it ends."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -23,7 +23,7 @@ class RunFolder:
                 f"SAVE: cannot write to {path} ({error.strerror}); choose another folder with -output"
             ) from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system frees it even after kill -9
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released by the system, even after kill -9
         except OSError as error:
             raise ConfigError(
                 f"SAVE: another run is writing to {path}; wait for it, stop it, or choose another folder with -output or -tag"
@@ -31,7 +31,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, save: str, kind: str, tag: str) -> "RunFolder":
-        """A new folder, `train-YYYYmmdd-HH-MM-SS[-TAG]`, of this run alone."""
+        """Create a new folder, `train-YYYYmmdd-HH-MM-SS[-TAG]`."""
         name = f"{kind}-{time.strftime('%Y%m%d-%H-%M-%S')}{'-' + tag if tag else ''}"
         for path in [Path(save) / name] + [Path(save) / f"{name}.{number}" for number in range(2, 100)]:
             try:
@@ -47,6 +47,6 @@ class RunFolder:
         raise ConfigError(f"SAVE: cannot make a folder in {save}; choose another with -output")
 
     def status(self, state: str, **facts) -> None:
-        """Says in status.json what the run is doing or why it ended, as torchrun hides exit codes."""
+        """Write status.json: what the run is doing or why it ended. (torchrun hides exit codes.)"""
         told = {"state": state, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "pid": os.getpid(), **facts}
         write_text(self.path / "status.json", json.dumps(told, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""One start of the program: its process, its log, and the folder that it writes to."""
+"""One start of the program: its process, log and run folder."""
 
 import dataclasses
 import os
@@ -18,7 +18,7 @@ from utils.program import restore_gc
 
 
 class Session:
-    """What a run needs from its first line to its last. Only process 0 writes to the folder."""
+    """Process, log and folder of a run, from start to end. Only process 0 writes to the folder."""
 
     def __init__(self, loaded: LoadedConfig, process: Process):
         self.process, self.log = process, Log(process.rank)
@@ -31,7 +31,7 @@ class Session:
             self.log.say(note)
 
     def open_folder(self, kind: str, existing: Path | None = None) -> None:
-        """Make the run's folder, or continue in the one that an earlier start of it made."""
+        """Create the run folder, or continue in that of an earlier start."""
         self._is_new = existing is None
         self.path = self.process.first(lambda: self._open(kind, existing))
         self.log.open(self.path)
@@ -44,11 +44,11 @@ class Session:
         return self._folder.path
 
     def begin(self, loaded: LoadedConfig) -> None:
-        """Everything was found right: from here on the folder is this start's. config.yaml gets these settings."""
+        """All checks have passed: take over the folder, and write the settings to config.yaml."""
         self._has_begun = True
         restore_gc()
         if self._folder:
-            # A run from this file starts anew: it neither resumes this one nor is its process 0.
+            # A run started from this file is a new one: no resume, no rendezvous of this run.
             config = loaded.config
             anew = dataclasses.replace(
                 config,
@@ -65,7 +65,7 @@ class Session:
                 self.log.warn(f"cannot write {self.path / 'status.json'} ({error}), which should say: {state}")
 
     def end(self, error: BaseException | None) -> None:
-        """The run is over: say why in status.json. A start that never began leaves no folder, and no trace in an old one."""
+        """End the run, with an error in status.json. A start that failed before `begin` leaves no new folder."""
         if error and self._folder:
             if self._has_begun:
                 self.status("failed", reason=f"{type(error).__name__}: {error}")

@@ -1,1 +1,1 @@
-"""-check, and the part of it that every run repeats at its start."""
+"""The rows of -check; the cheap ones are repeated at the start of every run."""

@@ -1,4 +1,4 @@
-"""What -check says of DATA.CACHE: whether there is one that fits, or whether there is room to make it."""
+"""Checks DATA.CACHE: whether a valid cache exists, or whether there is space to build one."""
 
 import tempfile
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ from utils.units import format_bytes
 
 
 def check_cache(config: Config, parts: Iterable[tuple[str, ImageSet | None]]) -> Finding:
-    """One row for all parts, which share a folder. A run that cannot have a cache goes on without: nothing is WRONG."""
+    """One row for both image sets, which share a folder. Never WRONG: a run without a cache continues without it."""
     check_ram_cache_is_possible(config)
     told, needed = [], 0
     for part, image_set in parts:
@@ -45,8 +45,8 @@ def check_cache(config: Config, parts: Iterable[tuple[str, ImageSet | None]]) ->
 
 
 def look_at(config: Config, part: str, image_set: ImageSet, location: CacheLocation, told: list[str]) -> int:
-    """Say what there is. Returns the bytes that are still to be written."""
-    location = replace(location, persistent=True)  # or to close one in memory would remove it
+    """Describe the cache of one image set. Returns the bytes still to be written."""
+    location = replace(location, persistent=True)  # otherwise closing a cache in memory would remove it
     file = open_cache(location, told.append)
     if file:
         told.append(f"{part} images: {format_bytes(len(file.data))} in {location.data}")
@@ -60,7 +60,7 @@ def look_at(config: Config, part: str, image_set: ImageSet, location: CacheLocat
 
 
 def weigh(found: str, needed: int, location: CacheLocation) -> Finding:
-    """Whether so many bytes can be written there."""
+    """Check that `needed` bytes can be written there."""
     nearest = existing(location.folder)
     try:
         with tempfile.TemporaryFile(dir=nearest):

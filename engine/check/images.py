@@ -56,7 +56,7 @@ def scan_images(image_set: ImageSet, title: str) -> ScanResult:
     blocks = [range(start, min(start + BLOCK, len(image_set))) for start in range(0, len(image_set), BLOCK)]
     with (
         ThreadPoolExecutor() as pool,
-        contextlib.closing(pool.map(result.scan, blocks)) as counts,  # on Ctrl-C too no further block is started
+        contextlib.closing(pool.map(result.scan, blocks)) as counts,  # starts no further block after Ctrl-C
         tqdm(total=len(image_set), desc=title, unit=" images", leave=False, disable=None) as bar,
     ):
         for count in counts:

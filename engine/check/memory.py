@@ -1,4 +1,4 @@
-"""Whether a training step fits into the memory that is free."""
+"""Checks that a training step fits into free memory."""
 
 import torch
 from torch import nn
@@ -12,18 +12,18 @@ from utils.distributed import Process
 from utils.findings import OK, WARN, WRONG, Finding
 from utils.units import format_bytes
 
-NEAR, FAR = 0.9, 1.5  # fractions of what is free: it is an estimate
+NEAR, FAR = 0.9, 1.5  # fractions of free memory; the need is only estimated
 
 
 def check_memory(config: Config, model: nn.Module, precision: Precision, free: int, process: Process) -> Finding:
-    """Of one process's step against `free` bytes. Moves the model to its device."""
-    num_sharing = process.local_size if process.device.type == "cpu" else 1  # processes that share these bytes
+    """Compare one process's step with `free` bytes. Moves the model to its device."""
+    num_sharing = process.local_size if process.device.type == "cpu" else 1  # processes that share this memory
     fixed = fixed_bytes(config, model, precision)
     if is_sharded(config, process):
-        # Beside its shares a process has two blocks whole, one that computes and the next, with their gradients.
+        # Besides its shards a process holds two whole blocks, the current and the next one, with their gradients.
         largest = max(sum(each.nbytes for each in block.parameters()) for block in gathered_blocks(model))
         fixed = fixed // process.world_size + 4 * largest
-        if config.TRAIN.ACCUM_ITER > 1:  # gradients are shared out when the last micro-batch is done
+        if config.TRAIN.ACCUM_ITER > 1:  # gradients are reduced and scattered only after the last micro-batch
             fixed += trained_bytes(model)
     advice = "lower -batch_size and raise -accum_iter alike" + (", or use -amp" if precision.half is None else "")
     if num_sharing * fixed > FAR * free:
@@ -39,7 +39,7 @@ def check_memory(config: Config, model: nn.Module, precision: Precision, free: i
     fitting = need.fitting(NEAR * free / num_sharing)
     remedy = f"{advice}; about {fitting} images fit" if fitting else advice
     shared = f", in each of {num_sharing} processes" if num_sharing > 1 else ""
-    # What lives for a moment in the forward is not counted, and with a frozen part that may be most of it.
+    # Temporary tensors of the forward are not counted; with frozen parts they may dominate.
     about = "at least" if config.MODEL.FREEZE else "about"
     return _finding(f"{about} {format_bytes(total)} ({parts}{shared})", total, free, remedy)
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a run and costs next to nothing to see: looked at by -check, and at the start of every run."""
+"""Checks that cost almost nothing: part of -check, and repeated at the start of every run."""
 
 import math
 import shutil
@@ -17,15 +17,15 @@ from utils.distributed import Process
 from utils.findings import OK, WARN, WRONG, Finding
 from utils.units import format_bytes
 
-# Rates per 256 images, from fine-tuning to training from scratch: rules of thumb.
+# Usual learning rates per 256 images, from fine-tuning to training from scratch; rules of thumb.
 CUSTOMARY = {"AdamW": (1e-5, 1e-3), "Adam": (1e-5, 1e-3), "SGD": (1e-3, 1e-1)}
-FAR = 10  # times
-SHARED = Path("/dev/shm")  # where workers lay their batches on Linux
-NEAR = 0.8  # share of what is free
+FAR = 10  # factor beyond them that is reported
+SHARED = Path("/dev/shm")  # where loader processes put their batches on Linux
+NEAR = 0.8  # fraction of the free space
 
 
 def quick_checks(config: Config, model: nn.Module, data: TrainData, process: Process, path: Path) -> list[Finding]:
-    """All of them. `path`: the folder that will be written to, or one that it will be made in."""
+    """All quick checks. `path`: the run folder, or the folder in which it will be created."""
     num_workers = loader_processes(config, data.image_set, process)
     return [
         check_rate(config.TRAIN, data.global_batch),
@@ -36,7 +36,7 @@ def quick_checks(config: Config, model: nn.Module, data: TrainData, process: Pro
 
 
 def check_rate(settings: Train, global_batch: int) -> Finding:
-    """The highest learning rate against what others use for as many images."""
+    """Compare the highest learning rate with the usual range."""
     name, scaled_for = settings.OPTIMIZER.NAME, settings.LINEAR_SCALED_LR
     rate = Schedule(settings, steps_per_epoch=1, global_batch=global_batch).base
     per_256 = rate * 256 / global_batch
@@ -53,7 +53,7 @@ def check_rate(settings: Train, global_batch: int) -> Finding:
 
 
 def check_warm_up(settings: Train) -> Finding:
-    """Whether the learning rate ever gets to its height."""
+    """Check that warm-up ends before training does."""
     found = f"{settings.WARMUP_EPOCHS:g} of {settings.NUM_EPOCHS} epochs"
     if settings.WARMUP_EPOCHS <= settings.NUM_EPOCHS:
         return Finding("warm-up", found)
@@ -61,7 +61,7 @@ def check_warm_up(settings: Train) -> Finding:
 
 
 def check_output(save: str) -> Finding:
-    """Whether a run's folder can be made there."""
+    """Check that a run folder can be created there."""
     try:
         folder = existing(Path(save))
         with tempfile.TemporaryFile(dir=folder):
@@ -72,10 +72,10 @@ def check_output(save: str) -> Finding:
 
 
 def check_disk(config: Config, path: Path, each: int) -> Finding:
-    """Whether there is room at `path` for all checkpoints of `each` bytes that will lie there at once."""
+    """Check that all checkpoints that exist at once, of `each` bytes, fit on the disk of `path`."""
     kept = min(config.KEEP_CHECKPOINTS, math.ceil(config.TRAIN.NUM_EPOCHS / config.SAVE_FREQ))
-    count = kept + 4  # last, best, previous, and the one that is being written
-    # A resumed run's checkpoints have their room already; a file with several names has it once.
+    count = kept + 4  # last, best, previous, and the one being written
+    # Checkpoints of a resumed run already occupy their space; a file with several names occupies it once.
     present = {status.st_ino: status.st_size for status in (file.stat() for file in path.rglob("*.pth"))}
     need = max(count * each - sum(present.values()), 2 * each)
     free = free_bytes(existing(path))
@@ -87,17 +87,19 @@ def check_disk(config: Config, path: Path, each: int) -> Finding:
 
 
 def existing(path: Path) -> Path:
-    """The folder itself, or the nearest around it that is there."""
+    """The folder itself, or its nearest parent that exists."""
     return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
 
 
 def check_shared_memory(config: Config, num_workers: int) -> Finding:
-    """Whether the batches that `num_workers` on this machine read ahead fit into shared memory; else they die of SIGBUS."""
+    """Check that the batches that loader processes prefetch fit into shared memory; otherwise they die of SIGBUS."""
     data, what = config.DATA, "shared memory"
     if not num_workers or not SHARED.is_dir():
         return Finding(what, "not needed")
-    num_images = data.BATCH_SIZE + (data.BATCH_SIZE_EVAL or data.BATCH_SIZE)  # training's workers outlive evaluation
-    ahead = data.PREFETCH or BATCHES_AHEAD  # of each worker; fewer where the CPU computes
+    num_images = data.BATCH_SIZE + (
+        data.BATCH_SIZE_EVAL or data.BATCH_SIZE
+    )  # training workers stay alive during evaluation
+    ahead = data.PREFETCH or BATCHES_AHEAD  # per worker; fewer if the CPU trains
     need = num_workers * ahead * num_images * data.IMAGE_CHANNELS * data.IMAGE_SIZE**2
     free = free_bytes(SHARED)
     found = (
@@ -109,14 +111,14 @@ def check_shared_memory(config: Config, num_workers: int) -> Finding:
 
 
 def loader_processes(config: Config, image_set, process: Process) -> int:
-    """Of all training processes on this machine together; threads need no shared memory."""
+    """Loader processes of all training processes on this machine; threads need no shared memory."""
     if config.DATA.WORKERS == "threads" or isinstance(image_set, SyntheticImages):
         return 0
     return count_workers(config.DATA, image_set, process.world_size, process.device) * process.local_size
 
 
 def fullness(need: float, free: float, remedy: str) -> tuple[str, str]:
-    """The verdict, and the remedy if there is need of one."""
+    """The verdict on the space, and the remedy unless it is OK."""
     if need > NEAR * free:
         return WRONG if need > free else WARN, remedy
     return OK, ""

@@ -1,1 +1,1 @@
-"""Checkpoints: their format, writing them beside the training, and going on from one."""
+"""Checkpoints: format, writing in the background, resume, rollback."""

@@ -1,4 +1,4 @@
-"""Saving beside the training: the state is copied at once, and a thread brings the copy to the disk."""
+"""Saves in the background: the state is copied to host memory, and a thread writes the copy."""
 
 import contextlib
 import time
@@ -13,10 +13,9 @@ from engine.checkpoint.host_copy import HostCopy
 
 
 class AsyncSaver:
-    """Writes last.pth and its other names, one save at a time: a second one waits until the first is on the disk.
+    """Writes last.pth and its hard links, one save at a time: a second save waits until the first is on disk.
 
-    It could have replaced the first instead; but then a best.pth or checkpoint-N.pth might never be written, and two
-    copies of the state would lie in memory.
+    Dropping the first instead could lose a best.pth or checkpoint-N.pth, and would need memory for two copies.
     """
 
     def __init__(self, folder: Path, keep: int, device: torch.device, warn: Callable[[str], None]):
@@ -24,14 +23,14 @@ class AsyncSaver:
         self._host_copy = HostCopy(device)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future | None = None
-        self.failed = False  # the last save
-        self.seconds = 0.0  # that training stood still for it
-        self.longest = 0.0  # seconds from the start of a save until it was on the disk
-        self.newest: dict[str, int] = {}  # finished epochs and steps that are on the disk
-        self.on_saved: Callable[[], None] = lambda: None  # called in the thread, when `newest` is
+        self.failed = False  # whether the last save failed
+        self.seconds = 0.0  # for which saving blocked training
+        self.longest = 0.0  # seconds of the longest save, until it was on disk
+        self.newest: dict[str, int] = {}  # finished epochs and steps on disk
+        self.on_saved: Callable[[], None] = lambda: None  # called in the writing thread after every save
 
     def save(self, state: dict, also: list[str]) -> None:
-        """Copy the state; the rest happens beside what comes next. `also`: further names for the file."""
+        """Copy the state and write it in the background. `also`: further names of the file."""
         self.wait()
         with self._blocking(), self._warn_on_os_error():
             start = time.perf_counter()
@@ -41,14 +40,14 @@ class AsyncSaver:
         self._writing = self._thread.submit(self._write, copy, also, start)
 
     def wait(self) -> None:
-        """Until nothing is being written."""
+        """Wait for the save in progress."""
         if self._writing:
             with self._blocking():
                 writing, self._writing = self._writing, None
-                writing.result()  # raises what is our own mistake
+                writing.result()  # raises programming errors
 
     def _write(self, state: dict, also: list[str], start: float) -> None:
-        # A checkpoint amid a streak of skipped updates never takes the place of the last one from before it.
+        # A checkpoint within a series of skipped updates never replaces the last one before it.
         keeps_former = self.newest.get("step", 0) <= start_of_streak(state)
         with self._warn_on_os_error():
             self._put(state, also, keeps_former)
@@ -59,17 +58,17 @@ class AsyncSaver:
             self.longest = max(self.longest, time.perf_counter() - start)
 
     def _put(self, state: dict, also: list[str], keeps_former: bool) -> None:
-        """Bring a state to the disk under its names."""
+        """Write a state under its names."""
         save_checkpoint(self._path, state, also, keeps_former)
 
     def _tidy(self) -> None:
-        """Remove what is not kept."""
+        """Remove old checkpoints."""
         prune(self._path.parent, self._keep)
         sweep(self._path.parent)
 
     @contextlib.contextmanager
     def _warn_on_os_error(self) -> Iterator[None]:
-        """A full disk must not end a run that may still find room."""
+        """A full disk does not end a run: space may become free."""
         try:
             yield
         except (OSError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""Checkpoints: what is in one, how it is written so that none is ever lost, and which one a run goes on from."""
+"""Checkpoint files: writing them so that none is lost, reading them, finding the newest valid one."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from models.formats.sharded import FOLDER, named_shards
 from utils.errors import ConfigError
 from utils.files import replacing, sync
 
-# Settings that do not move the trajectory, or that the global batch stands for.
+# Settings that do not change the training, or whose effect is compared as GLOBAL_BATCH.
 MAY_CHANGE = re.compile(
     r"EVAL|CHECK|SAVE.*|TAG|KEEP_CHECKPOINTS|REPORT_FREQ|VALIDATE_FREQ|DEVICE|NGPUS|PROFILE|TENSORBOARD|PRECISION\.(EXPLAIN|DOCTOR_SKIPS|ROLLBACKS|SHADOW_.*)|(RESUME|RUN|DIST)\..*|MODEL\.(RESUME|PRETRAINED)"
     r"|DATA\.(DATA_PATH|NUM_WORKERS|WORKERS|PREFETCH|BATCH_SIZE|BATCH_SIZE_EVAL|DOWNLOAD|MAX_BAD_FRACTION|CACHE|CACHE_PATH)|TRAIN\.(ACCUM_ITER|LAST_EPOCH|GRAD_CHECKPOINTING)"
@@ -21,12 +21,12 @@ MAY_CHANGE = re.compile(
 
 
 def save_checkpoint(path: Path, state: dict, also: Iterable[str] = (), keeps_former: bool = True) -> None:
-    """Write tensors and plain values; the former `path` becomes previous.pth, and one of the two is always whole.
+    """Write a checkpoint; the former `path` becomes previous.pth, and one of the two is always complete.
 
-    `keeps_former`: else it is lost, and previous.pth stays the one before it.
+    `keeps_former`: if false, the former one is dropped and previous.pth stays as it is.
 
-    `also`: further names of the file. It gets them before it gets `path`: a run that is killed in between goes on from
-    the former `path` and comes here again, where it would never make up for a name that is missing.
+    `also`: further names of the file, created before `path`: a run killed in between resumes from the former `path`
+    and creates them again; the other way round a missing name would never be created.
     """
     with replacing(path) as file:
         torch.save(state, file)
@@ -38,12 +38,12 @@ def save_checkpoint(path: Path, state: dict, also: Iterable[str] = (), keeps_for
 
 
 def start_of_streak(state: dict) -> int:
-    """The first of the updates that were skipped in a row up to this state; where there are none, the next update."""
+    """The first of the consecutive updates skipped before this state; the next update if none was skipped."""
     return state["step"] - int(state["progress"]["skips_in_a_row"]) if "progress" in state else state["step"]
 
 
 def keep_as(path: Path, other: Path) -> None:
-    """Give a finished file a second name, replacing what had it. Costs no space and no time."""
+    """Give a finished file a second name, replacing an older file of that name. Costs no space and no time."""
     temporary = other.with_name(f".{other.name}.tmp")
     temporary.unlink(missing_ok=True)
     try:
@@ -53,31 +53,31 @@ def keep_as(path: Path, other: Path) -> None:
             shutil.copyfile(path, temporary)
         os.replace(temporary, other)
     finally:
-        temporary.unlink(missing_ok=True)  # there still if it failed, or if both names were the same file's already
+        temporary.unlink(missing_ok=True)  # still there after an error, or if both names already were the same file
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` of checkpoint-N.pth."""
+    """Remove all but the newest `keep` files checkpoint-N.pth."""
     for old in numbered(folder)[keep:]:
         old.unlink(missing_ok=True)
 
 
 def sweep(folder: Path) -> None:
-    """Remove shards that no checkpoint of a run names: of older ones, and of saves that were killed."""
+    """Remove checkpoint parts that no checkpoint of the run refers to: of older ones, and of killed saves."""
     shards = folder / FOLDER
     if not shards.is_dir():
         return
     try:
         named = {(folder / name).parent for path in folder.glob("*.pth") for name in named_shards(path)}
     except ConfigError:
-        return  # a file that cannot be read may name any of them
+        return  # an unreadable checkpoint may refer to any of them
     for each in shards.iterdir():
         if each not in named:
             shutil.rmtree(each, ignore_errors=True)
 
 
 def numbered(folder: Path) -> list[Path]:
-    """checkpoint-N.pth, newest first, by number: clocks jump."""
+    """All checkpoint-N.pth, newest first; by number, as clocks can jump."""
     found = [
         (int(match[1]), path)
         for path in folder.iterdir()
@@ -87,7 +87,7 @@ def numbered(folder: Path) -> list[Path]:
 
 
 def read_checkpoint(path: Path, lazily: bool = False) -> dict:
-    """What is in a checkpoint, ours or not, or a ConfigError that says what is wrong with the file. Nothing in it runs.
+    """Read a checkpoint of this or another system; ConfigError if the file is damaged. Never executes its content.
 
     `lazily` as in read_torch.
     """

@@ -1,4 +1,4 @@
-"""A copy of a run's state in the host's memory, so that training goes on while it is written."""
+"""Copies a run's state to host memory, so that training continues while it is written."""
 
 from collections.abc import Callable, Iterable
 from copy import copy
@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK = 2**26  # bytes: page-locked memory is handed out in powers of two, so much of a larger piece would lie idle
+CHUNK = 2**26  # bytes: page-locked memory is allocated in powers of two, so a larger piece would waste much
 
 
 class HostCopy:
-    """Memory for one copy, used again for the next: what was taken before is gone then."""
+    """Memory for one copy. The next copy reuses it and overwrites the former one."""
 
     def __init__(self, device: torch.device):
         self._is_cuda, self._device = device.type == "cuda", device
@@ -19,12 +19,12 @@ class HostCopy:
         self._copies: list[Tensor] = []
 
     def take(self, state: dict) -> dict:
-        """The same state as of now. From a CUDA device all tensors come by one queue, with one wait at its end."""
+        """Copy the state; from a CUDA device asynchronously, with one synchronisation at the end."""
         tensors: list[Tensor] = []
         rebuilt(state, tensors.append)
         layout = [(each.dtype, each.shape, each.stride()) for each in tensors]
         if layout != self._layout:
-            self._copies = []  # before the new ones, so that there are never two
+            self._copies = []  # freed first, so that memory never holds two
             self._copies, self._layout = allocate(tensors, self._is_cuda), layout
         for mine, tensor in zip(self._copies, tensors, strict=True):
             mine.copy_(tensor, non_blocking=self._is_cuda)
@@ -35,11 +35,11 @@ class HostCopy:
 
 
 def rebuilt(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """The same nest of dicts, lists and tuples with its tensors changed, in a fixed order."""
+    """Apply `change` to all tensors in nested dicts, lists and tuples, in a fixed order."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
-        new = copy(value)  # not value.copy(): the versions of a model's modules hang on its state as an attribute
+        new = copy(value)  # not value.copy(): a state_dict carries module versions as an attribute (_metadata)
         new.update((key, rebuilt(each, change)) for key, each in value.items())
         return new
     if isinstance(value, list | tuple):
@@ -48,13 +48,13 @@ def rebuilt(value: Any, change: Callable[[Tensor], Any]) -> Any:
 
 
 def allocate(tensors: Iterable[Tensor], pinned: bool) -> list[Tensor]:
-    """Tensors on the host of the same types, shapes and strides, each with a storage of its own, as a file needs."""
+    """Host tensors of the same types, shapes and strides, each with its own storage, as torch.save needs."""
     copies, start, chunk = [], 0, torch.empty(0, dtype=torch.uint8)
     for tensor in tensors:
-        like = torch.empty_like(tensor, device="meta")  # dense, whatever view the tensor is
+        like = torch.empty_like(tensor, device="meta")  # dense, even if the tensor is a view
         if start + like.nbytes > chunk.numel():
             start, chunk = 0, torch.empty(max(CHUNK, like.nbytes), dtype=torch.uint8, pin_memory=pinned)
         storage = chunk.untyped_storage()[start : start + like.nbytes]
         copies.append(torch.empty(0, dtype=tensor.dtype).set_(storage, 0, like.shape, like.stride()))
-        start += (like.nbytes // 64 + 1) * 64  # each at a cache line, and no two at one place
+        start += (like.nbytes // 64 + 1) * 64  # aligned to cache lines; never two at one address
     return copies

@@ -1,4 +1,4 @@
-"""Which checkpoint a run continues from, and whether its settings allow that."""
+"""Finds the checkpoint that a run continues from, and refuses settings that do not match it."""
 
 from pathlib import Path
 
@@ -31,29 +31,29 @@ def find_checkpoint(config: Config, log: Log) -> Path | None:
 
 
 def run_folder_of(checkpoint: Path | None) -> Path | None:
-    """A run continues in its own folder; a checkpoint that lies elsewhere starts a new one."""
+    """The folder of the checkpoint's run; None for a checkpoint outside of a run folder, which starts a new run."""
     return checkpoint.parent if checkpoint and (checkpoint.parent / "config.yaml").exists() else None
 
 
 def read_saved(path: Path | None, lazily: bool = False) -> dict:
-    """The checkpoint's state; nothing without a checkpoint, or from a file of weights alone. `lazily` as in read_torch."""
+    """The checkpoint's state; empty without a checkpoint, or for a file of weights. `lazily` as in read_torch."""
     return {} if path is None or path.suffix in WEIGHTS_ONLY else read_checkpoint(path, lazily)
 
 
 def is_run(saved: dict) -> bool:
-    """Whether this is the state of one of our runs; another system's files have weights and at most an epoch."""
+    """Whether this is a complete state saved here; files of other systems have weights and at most an epoch."""
     return "progress" in saved
 
 
 def batch_size_of(saved: dict) -> int | None:
-    """DATA.BATCH_SIZE of the checkpoint's run, if it is one of ours."""
+    """DATA.BATCH_SIZE of the checkpoint's run, if known."""
     return saved["config"].get("DATA.BATCH_SIZE") if is_run(saved) else None
 
 
 def global_batch_to_keep(config: Config, saved: dict) -> int | None:
-    """Images in an update of the checkpoint's run, if nothing but the number of processes may have changed.
+    """Images per update of the checkpoint's run, if only the number of processes may have changed.
 
-    Another batch size or accumulation is deliberate, and compared with the checkpoint's.
+    A different batch size or accumulation is deliberate; refuse_changes compares it with the checkpoint's.
     """
     then = saved.get("config", {}) if is_run(saved) else {}
     as_then = (then.get("DATA.BATCH_SIZE"), then.get("TRAIN.ACCUM_ITER"))
@@ -61,12 +61,12 @@ def global_batch_to_keep(config: Config, saved: dict) -> int | None:
 
 
 def comparable(config: Config, order: Order) -> dict:
-    """The settings as a checkpoint holds them, with what they come to for this number of processes."""
+    """The settings as a checkpoint stores them, with the global batch and the number of images."""
     return flatten(config) | {"GLOBAL_BATCH": order.global_batch, "NUM_IMAGES": order.num_images}
 
 
 def refuse_changes(config: Config, order: Order, state: dict, path: Path) -> None:
-    """A checkpoint of ours goes with the settings that it was made with."""
+    """Refuse to resume with settings that would change the course of the run."""
     different = changes(state["config"], comparable(config, order))
     if different and not config.RESUME.ALLOW_CHANGED:
         raise ConfigError(

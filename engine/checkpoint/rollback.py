@@ -1,4 +1,4 @@
-"""Going back past updates that were skipped in a row: to which checkpoint, and what is left out the second time."""
+"""Rolls back to before a series of skipped updates, and names the images that are left out then."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ NAME = "bad_batches.jsonl"
 
 
 def find_before(folder: Path, step: int, warn: Callable[[str], None]) -> Path | None:
-    """The newest whole checkpoint of a run that holds no update from this step on."""
+    """The newest valid checkpoint of a run from before this step."""
     for path in (folder / "last.pth", folder / "previous.pth"):
         if path.is_file():
             try:
@@ -25,14 +25,16 @@ def find_before(folder: Path, step: int, warn: Callable[[str], None]) -> Path | 
 
 
 def write_bad_batches(folder: Path, data: TrainData, left_out: Iterable[range]) -> None:
-    """bad_batches.jsonl: the images of all updates that are left out, a line for each update and process.
+    """Write bad_batches.jsonl: the images of all updates that are left out, one line per update and process.
 
-    Written as a whole: a run that is killed now and goes back once more must not list them twice.
+    Always rewritten: a run that is killed now and rolls back again must not list them twice.
     """
     lines = []
     for step in (step for each in left_out for step in each):
         for rank in range(data.order.world_size):
             indices = [int(i) for piece in data.order.pieces(step, rank) if piece.num_samples for i in piece.indices]
-            names = list(dict.fromkeys(map(data.image_set.name, indices)))  # repeated augmentation shows one twice
+            names = list(
+                dict.fromkeys(map(data.image_set.name, indices))
+            )  # repeated augmentation uses an image several times
             lines.append(json.dumps({"step": step, "rank": rank, "names": names}) + "\n")
     write_text(folder / NAME, "".join(lines))

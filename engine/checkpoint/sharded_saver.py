@@ -1,7 +1,7 @@
-"""Saving with as many files as processes (DIST.CHECKPOINT sharded), and no process that ever holds the whole state.
+"""Saves one file per process (DIST.CHECKPOINT sharded); no process ever holds the whole state.
 
-Each process writes its rows of all large tensors into a folder under `shards/` that is new with every save. When all are on
-the disk, process 0 writes the rest, and which files belong to it, as last.pth. From there on all is as with one file.
+Each process writes its rows of all large tensors into a folder below `shards/`, a new one for every save. Once all of
+them are on disk, process 0 writes the rest and the names of these files as last.pth, as with a single file.
 """
 
 import time
@@ -19,11 +19,11 @@ from utils.distributed import Process
 from utils.files import replacing, sync_folder
 from utils.log import Log
 
-PIECES = "pieces"  # of a state to be saved: this process's rows, by their place
+PIECES = "pieces"  # key of a state to be saved: this process's rows, by the path of their tensor
 
 
 class ShardedSaver(AsyncSaver):
-    """An AsyncSaver that all processes have, and call together."""
+    """An AsyncSaver in every process; all methods are collective."""
 
     def __init__(self, folder: Path, keep: int, process: Process, warn: Callable[[str], None]):
         super().__init__(folder, keep, process.device, warn)
@@ -34,7 +34,7 @@ class ShardedSaver(AsyncSaver):
         start, copy = time.perf_counter(), None
         with self._blocking(), self._warn_on_os_error():
             copy = self._host_copy.take(state)
-        if self._process.all_true(copy is not None):  # else the others' threads would wait for this one's
+        if self._process.all_true(copy is not None):  # otherwise the threads of other processes would wait for this one
             self._submit(copy, also, start)
         else:
             self.failed = True
@@ -47,7 +47,7 @@ class ShardedSaver(AsyncSaver):
         self._channel.first(lambda: save_checkpoint(self._path, index, also, keeps_former))
 
     def _new_folder(self, step: int) -> str:
-        """One that no checkpoint names, so that those which are there stay whole until this one is."""
+        """Create an unused folder, so that existing checkpoints stay complete until this one is."""
         shards = self._path.parent / FOLDER
         shards.mkdir(exist_ok=True)
         taken = {each.name for each in shards.iterdir()}
@@ -59,19 +59,19 @@ class ShardedSaver(AsyncSaver):
         return f"{FOLDER}/{name}"
 
     def _put_pieces(self, folder: str, pieces: dict[str, torch.Tensor]) -> str:
-        """Returns the file's name, as the index has it."""
+        """Returns the file's name, relative to the run folder."""
         name = f"{folder}/{self._process.rank + 1}-of-{self._process.world_size}.pth"
         with replacing(self._path.parent / name) as file:
             torch.save(pieces, file)
         return name
 
     def _tidy(self) -> None:
-        # Together: nobody begins another save while old shards are being looked for.
+        # Collective: no process may begin another save while unused files are removed.
         self._channel.first(super()._tidy)
 
 
 def make_saver(config: Config, folder: Path, process: Process, log: Log) -> AsyncSaver:
-    """What DIST.CHECKPOINT asks for. All processes make it together."""
+    """The saver for DIST.CHECKPOINT. A collective."""
     if config.DIST.CHECKPOINT == "sharded":
         return ShardedSaver(folder, config.KEEP_CHECKPOINTS, process, log.warn if process.is_first else log.note)
     return AsyncSaver(folder, config.KEEP_CHECKPOINTS, process.device, log.warn)

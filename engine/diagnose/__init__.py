@@ -1,1 +1,1 @@
-"""Finds out where and why half precision breaks. Training does not need it."""
+"""Finds where and why half precision breaks. The trainer does not import it."""

@@ -1,4 +1,4 @@
-"""The doctor called in: a case made of an update, doctor.yaml, and a run that looks by itself when updates are skipped."""
+"""Starts the doctor on an update: from a script, or by itself when a run skips updates; writes doctor.yaml."""
 
 import copy
 import shlex
@@ -25,9 +25,9 @@ NAME = "doctor.yaml"
 
 
 def make_case(config: Config, model: torch.nn.Module, device: torch.device, update: Batches, scale: float) -> Case:
-    """An update of a run with these settings, to be replayed on `model`, which nothing else may use."""
-    # Both replays are made of one model: a white list would put half into the exact one, and naive mode knows no lists.
-    # float8 layers scale what they take so that it fits.
+    """An update of a run with these settings, to be replayed on `model`, which the replay changes."""
+    # Both replays use one model: a white list would bring half precision into the exact one, and naive mode has no
+    # lists. float8 layers scale their inputs, so they cannot overflow.
     if config.PRECISION.MODE == "float8":
         from_float8(model)
     settings = replace(config.PRECISION, MODE="autocast", CUSTOM_WHITE_LIST=())
@@ -45,7 +45,7 @@ def make_case(config: Config, model: torch.nn.Module, device: torch.device, upda
 
 
 def prescribe(found: Diagnosis, config: Config, folder: Path) -> str:
-    """Write doctor.yaml into the run's folder, if settings mend anything. Returns what is in it."""
+    """Write doctor.yaml into the run folder if there are settings that help. Returns its text."""
     settings = [f"    {name}: {value}" for name, value in found.prescription(config.PRECISION).items()]
     if not settings:
         return ""
@@ -56,14 +56,14 @@ def prescribe(found: Diagnosis, config: Config, folder: Path) -> str:
 
 
 class AutoDoctor(Callback):
-    """Looks at the last update once, on a copy, when PRECISION.DOCTOR_SKIPS updates in a row were skipped."""
+    """Examines the last update once, on a copy, after PRECISION.DOCTOR_SKIPS consecutive skipped updates."""
 
     def __init__(self, config: Config, folder: Path, log: Log, last_update: LastUpdate):
         self._config, self._folder, self._log, self._last_update = config, folder, log, last_update
-        self._advice: str | None = None  # None: it has not looked
+        self._advice: str | None = None  # None: not examined yet
 
     def get_advice(self) -> str:
-        """The finding, and what to try; empty if there is none."""
+        """Finding and remedy; empty without one."""
         return self._advice or ""
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
@@ -77,7 +77,7 @@ class AutoDoctor(Callback):
         self._advice = None
 
     def _examine(self, trainer: Trainer) -> str:
-        """Finding and remedy, or nothing if it fails."""
+        """Returns finding and remedy; empty if the doctor fails."""
         log, config, device = self._log, self._config, trainer.process.device
         update = self._last_update.batches(trainer.process.rank)
         try:
@@ -85,9 +85,7 @@ class AutoDoctor(Callback):
                 scale = trainer.precision.scaler.get_scale()
                 found = diagnose(make_case(config, copy.deepcopy(trainer.model), device, update, scale))
             is_written = bool(prescribe(found, config, self._folder))
-        except (
-            Exception
-        ) as error:  # out of memory, a full disk, an operation that cannot be traced: no reason to end a run
+        except Exception as error:  # out of memory, a full disk, an untraceable operation: no reason to end a run
             log.warn(
                 f"the doctor cannot look at step {update.step} ({type(error).__name__}: {error}); training continues "
                 "without it"
@@ -105,7 +103,7 @@ class AutoDoctor(Callback):
 
 
 def advice(found: Diagnosis, path: str | None) -> str:
-    """One sentence: what breaks, and what to try. `path`: of the settings that mend it."""
+    """One sentence: what breaks, and what to try. `path`: the file of settings that help."""
     finding = f"first non-finite: {found.finding()}" if found.first else found.finding()
     if found.breaks_in_float32:
         return finding

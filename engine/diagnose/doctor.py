@@ -1,4 +1,4 @@
-"""Finds the first module at which half precision breaks on one batch, and what would mend it."""
+"""Finds the first module at which half precision breaks on one batch, and settings that help."""
 
 import contextlib
 import math
@@ -17,9 +17,11 @@ from models.unchanged import unchanged_buffers
 from utils.seed import seed_update
 from utils.table import align
 
-HEADROOM = 2  # how far below the half type's end the largest gradient is to stay
-MAX_SCALE = 2.0**24  # as good as any larger one, and float32's own range is far
-OUTLIER = 1024  # a module whose gradient is so many times the middle one's is listed; no scale fits it and the others
+HEADROOM = 2  # factor by which the largest gradient stays below the largest value of the half type
+MAX_SCALE = 2.0**24  # a larger scale gains nothing
+OUTLIER = (
+    1024  # a module whose gradient is this many times the median is put on the list: no scale suits it and the others
+)
 MAX_REPLAYS = 40
 
 
@@ -30,49 +32,49 @@ class Case:
     model: nn.Module
     precision: Precision
     loss: Callable[[Tensor, Tensor | Mixed], Tensor]
-    batches: list[tuple[Tensor, Tensor | Mixed, float]]  # images and targets as prepared, share in the update's loss
+    batches: list[tuple[Tensor, Tensor | Mixed, float]]  # prepared images and targets, weight in the update's loss
     scale: float
-    seed: tuple[int, int, int] = (0, 0, 0)  # the run's, step, process
+    seed: tuple[int, int, int] = (0, 0, 0)  # the run's seed, step, rank
 
 
 @dataclass(frozen=True)
 class Row:
-    """One module, or one operation of an attention."""
+    """One module, or one operation of an attention, in the report."""
 
     place: Place
     types: str
-    activation: float  # largest, of the float32 replay
-    gradient: float  # the same, times the loss scale
-    underflow: float | None  # share of 1 of the gradients that are zero in half only
+    activation: float  # largest absolute value, in the float32 replay
+    gradient: float  # the same of the gradients, times the loss scale
+    underflow: float | None  # fraction in [0, 1] of gradients that are zero only in half precision
 
 
 @dataclass(frozen=True)
 class Vanishing:
-    """A constant that is zero in the half type."""
+    """A constant that becomes zero in the half type."""
 
     name: str
     value: float
-    share: float  # of its elements that vanish
-    in_half: bool  # whether its module computes in half here
+    share: float  # fraction of its elements that become zero
+    in_half: bool  # whether its module computes in the half type
 
 
 @dataclass
 class Diagnosis:
-    """What was found, and what mends it."""
+    """What breaks, and the settings that help."""
 
     half: torch.dtype
     scale: float
-    first: Place | None = None  # where it breaks first
+    first: Place | None = None  # the first place that breaks
     is_forward: bool = True
     breaks_in_float32: bool = False
     rows: list[Row] = field(default_factory=list)
     vanishing: list[Vanishing] = field(default_factory=list)
     black_list: list[str] = field(default_factory=list)
     best_scale: float = 1.0
-    is_mended: bool = True  # whether a replay with list and scale is finite
+    is_mended: bool = True  # whether a replay with black list and scale is finite
 
     def prescription(self, present: Settings) -> dict[str, str]:
-        """What mends it: names under PRECISION and their values, for a run that has the `present` settings."""
+        """The settings that help: keys under PRECISION and their values, for a run with the `present` settings."""
         if self.breaks_in_float32:
             return {}
         changed = {}
@@ -144,7 +146,7 @@ class Diagnosis:
 
 
 def diagnose(case: Case) -> Diagnosis:
-    """Replay in float32 and in half, then again with what would mend it until it does."""
+    """Replay in float32 and in half precision, then with black list and scale until a replay is finite."""
     half = case.precision.half or torch.float32
     found = Diagnosis(half, case.scale)
     exact = replay(case, in_half=False, scale=1.0)
@@ -170,7 +172,7 @@ def diagnose(case: Case) -> Diagnosis:
 
 
 def _mend(case: Case, found: Diagnosis, exact: Trace, trace: Trace) -> Trace:
-    """List modules, or lower the scale, until a replay is finite. Returns the last replay."""
+    """Extend the black list or lower the scale until a replay is finite. Returns the last replay."""
     scale, names = case.scale, []
     for _ in range(MAX_REPLAYS):
         first = trace.first_forward or trace.first_backward
@@ -178,18 +180,18 @@ def _mend(case: Case, found: Diagnosis, exact: Trace, trace: Trace) -> Trace:
             break
         found.best_scale = best_scale(exact, trace, found.half)
         path = first.path
-        while is_inside(path, names):  # what it hands back in half is too large: the modules before it too
+        while is_inside(path, names):  # it returns too large a value in half precision: its parent too
             path = path.rpartition(".")[0]
         stands_out = trace.first_forward is not None or is_outlier(exact, first)
         if not stands_out and found.best_scale < scale:
             scale = found.best_scale
-        elif path and path == first.path or "." in path:  # never all blocks, nor the whole model
+        elif path and path == first.path or "." in path:  # never all blocks or the whole model
             names = [name for name in names if not is_inside(name, [path])] + [path]
         else:
             break
         trace = replay(case, in_half=True, scale=scale, reference=exact, floats=names)
     found.black_list = merged(case.model, names)
-    # Proven with the very settings that are recommended.
+    # Replay once more with exactly the recommended settings.
     found.best_scale = best_scale(exact, trace, found.half)
     last = replay(case, in_half=True, scale=found.best_scale, floats=found.black_list, reference=exact)
     found.is_mended = not (last.first_forward or last.first_backward)
@@ -197,8 +199,8 @@ def _mend(case: Case, found: Diagnosis, exact: Trace, trace: Trace) -> Trace:
 
 
 def replay(case: Case, in_half: bool, scale: float, reference: Trace | None = None, floats: list[str] = ()) -> Trace:
-    """The update without its last part: forward and backward, with the dropout that the run had. Weights stay."""
-    from models.transforms.class_token_block import whole_last_block  # here and not above: importing timm takes seconds
+    """Forward and backward of the update, with the same dropout as in the run; weights stay as they are."""
+    from models.transforms.class_token_block import whole_last_block  # local: importing timm takes seconds
 
     model = case.model
     trace = Trace(model, reference)
@@ -208,14 +210,14 @@ def replay(case: Case, in_half: bool, scale: float, reference: Trace | None = No
         for images, targets, share in case.batches:
             with case.precision.autocast() if in_half else contextlib.nullcontext(), trace.watching():
                 logits = model(images)
-            if trace.first_forward is None:  # else there are no gradients to look at
+            if trace.first_forward is None:  # otherwise there are no useful gradients
                 (case.loss(logits, targets) * (share * scale)).backward()
     model.zero_grad(set_to_none=True)
     return trace
 
 
 def best_scale(exact: Trace, trace: Trace, half: torch.dtype) -> float:
-    """The largest power of two that keeps all gradients that pass through half below its end, with headroom."""
+    """The largest power of two that keeps all gradients in the half type below its largest value, with headroom."""
     if half is not torch.float16:
         return 1.0
     known = trace.in_half & exact.gradients.keys()
@@ -227,15 +229,15 @@ def best_scale(exact: Trace, trace: Trace, half: torch.dtype) -> float:
 
 
 def is_outlier(exact: Trace, place: Place) -> bool:
-    """Whether a place's gradient is far above those of most."""
+    """Whether the gradient is far above the median."""
     largest = exact.largest_gradients()
     return largest[place] > OUTLIER * statistics.median(largest.values())
 
 
 def vanishing(model: nn.Module, half: torch.dtype, trace: Trace) -> list[Vanishing]:
-    """Parameters and buffers of which most, and numbers such as `eps` of which all, is zero in half and not in float32.
+    """Parameters and buffers that are mostly, and numbers such as `eps` that are, zero in half and not in float32.
 
-    Most, not any: among millions of trained weights a few are always that small.
+    Mostly: among millions of trained weights a few are always that small.
     """
     found = []
     halves = {place.path for place, kinds in trace.types.items() if half in kinds}
@@ -254,12 +256,12 @@ def vanishing(model: nn.Module, half: torch.dtype, trace: Trace) -> list[Vanishi
 
 
 def is_inside(path: str, names: list[str]) -> bool:
-    """Whether a module is one of those named, or in one."""
+    """Whether a module is one of these, or inside one."""
     return any(path == name or path.startswith(name + ".") for name in names)
 
 
 def merged(model: nn.Module, names: list[str]) -> list[str]:
-    """blocks.7.mlp for blocks.7.mlp.fc1 and blocks.7.mlp.fc2, where these are all of its modules with weights."""
+    """Replace modules by their parent if they are all of its modules with weights: blocks.7.mlp for its fc1 and fc2."""
     names = list(names)
     for parent in dict.fromkeys(name.rpartition(".")[0] for name in names):
         inside = [name for name in names if name.rpartition(".")[0] == parent]

@@ -1,4 +1,4 @@
-"""Says of every module of a model in which type it computes: what was seen in one pass, not what rules say."""
+"""Reports in which type every module computes, as observed in one forward pass."""
 
 import contextlib
 import csv
@@ -19,7 +19,7 @@ from utils.log import Log
 from utils.seed import unchanged_random_state
 from utils.table import align
 
-# They move or convert numbers and compute none.
+# They move or convert numbers without computing.
 MOVES = frozenset(
     "_to_copy view _unsafe_view t transpose permute expand reshape select slice unbind split split_with_sizes chunk "
     "unsqueeze squeeze clone detach alias copy_ cat stack empty empty_like new_empty zeros zeros_like ones ones_like "
@@ -30,7 +30,7 @@ COLUMNS = ("module", "class", "computes_in", "takes", "returns", "weights", "ope
 
 @dataclass
 class Seen:
-    """One module, or what a module with others inside computes itself."""
+    """The types of one module, without its submodules."""
 
     path: str
     kind: str
@@ -46,7 +46,7 @@ class Seen:
 
 
 class Watch(TorchDispatchMode):
-    """Notes the types that kernels get. Below autocast: its conversions are done by then."""
+    """Records the input types of kernels, below autocast, that is after its casts."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -76,7 +76,7 @@ class Watch(TorchDispatchMode):
 
 @torch.no_grad()
 def watch(model: nn.Module, images: Tensor, autocast: torch.autocast) -> list[Seen]:
-    """One forward in training mode that leaves no trace: random numbers and BatchNorm's statistics are put back."""
+    """One forward in training mode; random state and BatchNorm statistics are restored."""
     found = Watch(model)
     with (
         unchanged_random_state(images.device),
@@ -86,14 +86,14 @@ def watch(model: nn.Module, images: Tensor, autocast: torch.autocast) -> list[Se
     ):
         stack.enter_context(autocast)
         stack.enter_context(found)
-        output = model.forward(images)  # not model(images): that would run what torch.compile made of it
+        output = model.forward(images)  # not model(images): that would call the compiled model
     found.note_module("", images, output)
     return list(found.seen.values())
 
 
 def explain(trainer: Trainer, log: Log, folder: Path) -> None:
-    """The table on the console, alike modules in one row, and precision.csv with a row for each."""
-    from models.transforms.class_token_block import whole_last_block  # here and not above: importing timm takes seconds
+    """Print a table, with similar modules in one row, and write precision.csv with one row per module."""
+    from models.transforms.class_token_block import whole_last_block  # local: importing timm takes seconds
 
     windows = trainer.data.windows(trainer.step, trainer.step + 1)
     with contextlib.closing(windows):
@@ -111,7 +111,7 @@ def explain(trainer: Trainer, log: Log, folder: Path) -> None:
 
 
 def collapse(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Rows that differ in one number of their name only become one: blocks.0-11.attn.qkv."""
+    """Merge rows that differ only in one number of their name: blocks.0-11.attn.qkv."""
     for position in range(max((row[0].count(".") for row in rows), default=0), -1, -1):
         groups: dict[tuple, list[int]] = {}
         for path, *cells in rows:
@@ -143,7 +143,7 @@ def _ranges(numbers: list[int]) -> str:
 
 def _float_types(tree) -> list[torch.dtype]:
     floats = [each for each in tree_leaves(tree) if isinstance(each, Tensor) and each.is_floating_point()]
-    # torchao's float8 tensors go by the type that they were made of; what is computed with is inside.
+    # torchao's float8 tensors report the type they were converted from; the float8 data is inside.
     return [getattr(each, "_data", each).dtype for each in floats]
 
 

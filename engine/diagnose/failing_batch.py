@@ -1,4 +1,4 @@
-"""The batch that a run stopped on: kept with the weights it met, and found again to be replayed."""
+"""Saves the batch on which a run stopped, with its weights, and reads it to be replayed."""
 
 import shlex
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ NAME = "overflow-batch.pth"
 
 
 class LastUpdate(Callback):
-    """What the last update saw. Holds on to the loader's own tensors: no copy, and one update's images at a time."""
+    """Keeps the batches of the last update: references to the loader's tensors, no copies."""
 
     def __init__(self):
         self.step, self._batches, self._shares = 0, [], []
@@ -36,11 +36,11 @@ class LastUpdate(Callback):
         return self._batches[-1]
 
     def batches(self, rank: int) -> "Batches":
-        """The same, to be replayed."""
+        """Its batches, ready to be replayed."""
         return Batches(self.step, rank, list(zip(self._batches, self._shares, strict=True)))
 
     def state_dict(self) -> dict:
-        """uint8 images and targets of all micro-batches, and what their mixing and erasing depend on."""
+        """uint8 images and targets of all micro-batches, and the pieces on which mixing and erasing depend."""
         return {
             "step": self.step,
             "images": torch.cat([batch.images.cpu() for batch in self._batches]),
@@ -53,21 +53,21 @@ class LastUpdate(Callback):
 
 @dataclass
 class Batches:
-    """What one process's update sees, out of a run, a file or the data set."""
+    """The batches of one process's update, from a run, a file or the data set."""
 
     step: int
     rank: int
-    batches: list[tuple[Batch, float]]  # and each one's share of the update
-    state: dict = field(default_factory=dict)  # of the file: weights and settings, where they are in it
+    batches: list[tuple[Batch, float]]  # each with its weight in the update's loss
+    state: dict = field(default_factory=dict)  # content of the file: weights and settings, if present
 
 
 def name_of(rank: int) -> str:
-    """Each process saw other images, any of which may be the cause."""
+    """A file per process: each had other images, any of which may be the cause."""
     return NAME if rank == 0 else f"overflow-batch-{rank}.pth"
 
 
 def save_overflow(folder: Path, rank: int, last_update: LastUpdate, facts: dict) -> str:
-    """Write the batch of this process; `facts` are what process 0 adds. Returns what to do with it."""
+    """Write the batch of this process; process 0 adds `facts`. Returns advice how to use it."""
     path = folder / name_of(rank)
     with replacing(path) as file:
         torch.save({**last_update.state_dict(), "rank": rank, **(facts if rank == 0 else {})}, file)
@@ -75,7 +75,7 @@ def save_overflow(folder: Path, rank: int, last_update: LastUpdate, facts: dict)
 
 
 def read_overflow(path: Path) -> Batches:
-    """A file of save_overflow, or a hand-made one with uint8 `images` and `targets`."""
+    """Read a file of save_overflow, or a hand-made one with uint8 `images` and `targets`."""
     if not path.is_file():
         raise ConfigError(f"-batch: no file at {path}; a run writes {NAME} into its folder when it stops")
     state = read_torch(path)
@@ -95,10 +95,10 @@ def read_overflow(path: Path) -> Batches:
 
 
 def _plain(piece: Piece) -> dict:
-    """A piece as a checkpoint may hold it."""
+    """A piece as plain values, which a checkpoint may contain."""
     return {**piece._asdict(), "indices": piece.indices.tolist(), "repeats": piece.repeats.tolist()}
 
 
 def _piece(plain: dict | None) -> Piece | None:
-    """The piece again; a hand-made batch has none, and is neither erased nor mixed."""
+    """The inverse of _plain; a hand-made batch has no piece, and is neither erased nor mixed."""
     return plain and Piece(**{**plain, "indices": np.array(plain["indices"]), "repeats": np.array(plain["repeats"])})

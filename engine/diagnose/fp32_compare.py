@@ -1,4 +1,4 @@
-"""Shadow comparison: now and then the last batch again in float32, to see how far half precision deviates."""
+"""Repeats a batch in float32 from time to time, to measure how far half precision deviates."""
 
 import copy
 from collections import defaultdict
@@ -20,7 +20,7 @@ from utils.seed import seed_update, unchanged_random_state
 
 
 class Float32Compare(Callback):
-    """Every PRECISION.SHADOW_STEPS updates: the last micro-batch both ways, at the weights of now; warns if they part."""
+    """Every PRECISION.SHADOW_STEPS updates, computes the last micro-batch in both precisions; warns if they deviate."""
 
     def __init__(self, settings: Settings, last_update: LastUpdate, log: Log, record: Callable[[dict], None]):
         self._settings, self._last_update, self._log, self._record = settings, last_update, log, record
@@ -42,25 +42,25 @@ class Float32Compare(Callback):
 
 @dataclass(frozen=True)
 class Difference:
-    """Of one batch in half from the same in float32, at the same weights and with the same dropout."""
+    """How one batch in half precision differs from float32, with the same weights and dropout."""
 
-    loss: float  # in half
+    loss: float  # in half precision
     exact_loss: float
-    cosines: dict[str, float]  # of the gradients of each module's own parameters; NaN where they are not finite
-    underflow: dict[str, float]  # share of 1 of these gradients that are zero in half and not in float32
+    cosines: dict[str, float]  # of the gradients of each module's own parameters; NaN if not finite
+    underflow: dict[str, float]  # fraction in [0, 1] of these gradients that are zero only in half precision
 
     @property
     def worst(self) -> tuple[str, float]:
-        """The module whose gradient points elsewhere most."""
+        """The module with the smallest cosine similarity."""
         return min(self.cosines.items(), key=lambda item: item[1] if item[1] == item[1] else -2.0)
 
     @property
     def loss_share(self) -> float:
-        """How much of the exact loss the loss is off."""
+        """The relative error of the loss."""
         return abs(self.loss - self.exact_loss) / max(abs(self.exact_loss), 1e-12)
 
     def alarms(self, least_cosine: float, most_loss: float) -> bool:
-        # Written so that NaN alarms.
+        # Written so that NaN warns too.
         return not (self.worst[1] >= least_cosine and self.loss_share <= most_loss)
 
     def describe(self) -> str:
@@ -73,7 +73,7 @@ class Difference:
         )
 
     def row(self, step: int) -> dict[str, float]:
-        """For shadow.csv and TensorBoard."""
+        """The row for shadow.csv and TensorBoard."""
         return {
             "step": step,
             "loss_share": self.loss_share,
@@ -91,7 +91,7 @@ def compare(
     batch: Batch,
     place: tuple[int, int, int],
 ) -> Difference:
-    """Run one batch both ways on copies: the run's weights, gradients, statistics and random numbers stay as they are.
+    """Compute one batch in both precisions on copies; the run's weights, gradients, statistics and random state stay.
 
     `place`: seed, step and rank of the update, which dropout depends on.
     """
@@ -109,7 +109,7 @@ def compare(
 
 
 def _gradients(model, precision, images, targets, loss, place) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss, and the gradient of each module's own parameters in one row."""
+    """The loss, and the gradient of each module's own parameters as one vector."""
     seed_update(*place)
     named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
     with precision.autocast():

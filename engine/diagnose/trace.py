@@ -1,4 +1,4 @@
-"""Watches a model compute, operation by operation, and says in which module each happens."""
+"""Records every operation of a model, with the module in which it happens."""
 
 import contextlib
 from collections import defaultdict
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-# They make no new numbers: what they return is judged where it was made.
+# They compute no new numbers; their outputs were examined before.
 MOVES = frozenset(
     "__get__ __set__ __getitem__ __len__ size dim stride numel is_floating_point is_contiguous view view_as reshape "
     "flatten permute transpose movedim unbind chunk split expand expand_as squeeze unsqueeze contiguous detach clone "
@@ -21,7 +21,7 @@ FUSED = "scaled_dot_product_attention"
 
 
 class Place(NamedTuple):
-    """Where an operation happens: a leaf module, or (`part`) an operation of a module that has others inside."""
+    """Where an operation happens: a leaf module, or (`part`) an operation of a module with submodules."""
 
     path: str
     part: str = ""
@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
 
 class Where:
-    """Which module of a model is computing now."""
+    """The stack of modules whose forward is running."""
 
     def __init__(self, model: nn.Module):
         self.model = model
@@ -39,7 +39,7 @@ class Where:
 
     @contextlib.contextmanager
     def following(self, note: Callable = lambda path, inputs, output: None) -> Iterator[None]:
-        """Hooks on every module, gone afterwards; `note` is told what each took and returned."""
+        """Track the modules by hooks; `note` gets the inputs and the output of each."""
         self.stack = [("", self.model)]
         handles = []
         for path, module in self.model.named_modules():
@@ -64,32 +64,32 @@ class Where:
 
 
 class Trace(TorchFunctionMode):
-    """One pass forward and backward: what every operation returned, and the gradient of everything that it took.
+    """One forward and backward: the output of every operation, and the gradient of each of its inputs.
 
-    A gradient is that which this operation's backward made, not the sum over all users of a tensor: each operation gets
-    an alias of its own.
+    Each operation gets an alias of its inputs, so that a gradient is the one from its own backward, not the sum over
+    all users of a tensor.
     """
 
     def __init__(self, model: nn.Module, reference: "Trace | None" = None):
         super().__init__()
         self.where = Where(model)
-        self.reference = reference  # a pass in float32 over the same operations
-        self.first_forward: Place | None = None  # first whose output is not finite
-        self.first_backward: Place | None = None  # first whose backward makes something that is not finite
+        self.reference = reference  # a float32 pass over the same operations
+        self.first_forward: Place | None = None  # the first with a non-finite output
+        self.first_backward: Place | None = None  # the first with a non-finite gradient
         self.activations: dict[Place, float] = defaultdict(float)  # largest absolute value
-        self.types: dict[Place, set[torch.dtype]] = defaultdict(set)  # of what it returns
-        self.gradients: dict[tuple, tuple[Place, float]] = {}  # of each thing taken: where, largest absolute value
-        self.in_half: set[tuple] = set()  # gradients that pass through a half type
-        self.nonzero: dict[tuple, Tensor] = {}  # where a gradient is not zero; kept when there is no reference
+        self.types: dict[Place, set[torch.dtype]] = defaultdict(set)  # types of its outputs
+        self.gradients: dict[tuple, tuple[Place, float]] = {}  # of each input: place and largest absolute value
+        self.in_half: set[tuple] = set()  # inputs whose gradients are in a half type
+        self.nonzero: dict[tuple, Tensor] = {}  # mask of non-zero gradients; only without a reference
         self.lost: dict[Place, int] = defaultdict(int)  # elements that are zero here and not in the reference
         self.kept: dict[Place, int] = defaultdict(int)  # elements that are not zero in the reference
-        # Of each function in each module: a black list's conversions do not shift the count of anything else.
+        # Per function and module, so that the casts of a black list do not shift the numbers of other calls.
         self._num_calls: dict[tuple[str, str], int] = defaultdict(int)
         self._softmaxed: set[tuple] = set()
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Around one forward; its backward may come after."""
+        """Wrap one forward; its backward may follow later."""
         self._softmaxed.clear()
         with self.where.following(), self:
             yield
@@ -128,7 +128,7 @@ class Trace(TorchFunctionMode):
         path, module = self.where.stack[-1]
         if not any(True for _ in module.children()):
             return Place(path)
-        if hasattr(module, "attn_drop"):  # all of timm's attentions
+        if hasattr(module, "attn_drop"):  # every attention of timm
             if name in MATMULS:
                 return Place(path, "attention x values" if path in self._softmaxed else "logits (q·k)")
             if name == "softmax":
@@ -138,7 +138,7 @@ class Trace(TorchFunctionMode):
 
     @torch.no_grad()
     def _note_logits(self, args: tuple) -> None:
-        """A fused kernel holds q·k in float32 or in half, depending on the device: what they come to is shown."""
+        """Compute q·k of a fused kernel, which is float32 or half inside, depending on the device."""
         q, k = args[0].float(), args[1].float()
         largest = (q @ k.transpose(-2, -1)).abs().amax().item() * q.shape[-1] ** -0.5
         place = Place(self.where.stack[-1][0], "logits (q·k)")
@@ -160,7 +160,7 @@ class Trace(TorchFunctionMode):
         self.gradients[key] = (place, largest)
         if self.first_backward is None and not is_finite(largest):
             self.first_backward = place
-        # Weights where there are any: what counts is what they learn from.
+        # If there are weights, only their gradients count.
         if not is_weight and any(True for _ in self.where.model.get_submodule(place.path).parameters(recurse=False)):
             return
         if self.reference is None:
@@ -183,5 +183,5 @@ def is_finite(number: float) -> bool:
 
 
 def larger(one: float, other: float) -> float:
-    """The larger of two; NaN is larger than all."""
+    """The larger of two; NaN is larger than any number."""
     return other if other != other or other > one else one

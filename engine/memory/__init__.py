@@ -1,1 +1,1 @@
-"""How much memory a step takes, the largest batch that fits, and what to do when memory runs out."""
+"""Memory of a step: estimate, largest batch that fits, recovery from out-of-memory errors."""

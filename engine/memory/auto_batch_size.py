@@ -1,4 +1,4 @@
-"""DATA.BATCH_SIZE auto: the largest batch that fits, tried on a GPU, calculated elsewhere."""
+"""DATA.BATCH_SIZE auto: finds the largest batch that fits, by trials on a GPU, by estimate elsewhere."""
 
 import contextlib
 import copy
@@ -26,15 +26,15 @@ from utils.log import Log
 from utils.signals import StopSignal
 from utils.units import format_bytes
 
-# Fractions of the free memory that are left alone: on a device for what lies unused between tensors, and for libraries; on
-# a host more, as other programs come and go there, and a batch that is too large is an end without an error.
+# Fractions of free memory kept in reserve: on a device for fragmentation and libraries; more on a host, where other
+# programs start and a batch that is too large gets the process killed without an error.
 DEVICE_MARGIN, HOST_MARGIN = 0.1, 0.2
 
 
 def find_batch_size(
     config: Config, num_images: int, num_classes: int, process: Process, stop: StopSignal
 ) -> tuple[int, str]:
-    """The same number for all processes, and how it was found. `num_images`: to train on."""
+    """The same number for all processes, and how it was found. `num_images`: training images."""
     start, limit = time.perf_counter(), max_images(config, num_images, process.world_size)
     if can_run_out(process.device):
         found, how = try_sizes(Trial(config, num_classes, process, stop), limit)
@@ -57,7 +57,7 @@ def find_batch_size(
 
 
 def max_images(config: Config, num_images: int, world_size: int) -> int:
-    """The largest batch with which an update does not ask for more images than there are to train on."""
+    """The largest batch for which an update needs no more images than the training set has."""
     limit = min(num_images // (world_size * config.TRAIN.ACCUM_ITER), SETTINGS["DATA.BATCH_SIZE"].bounds[1])
     return max(rounded(limit, config), unit_of(config))
 
@@ -67,7 +67,7 @@ def unit_of(config: Config) -> int:
 
 
 def rounded(number: int, config: Config) -> int:
-    """Down to a multiple of 8, or of what is mixed where it is less."""
+    """Round down to a multiple of 8; below 8, to an even number if images are mixed in pairs."""
     step = STEP if number >= STEP else unit_of(config)
     return number // step * step
 
@@ -87,12 +87,12 @@ def refuse(config: Config, how: str) -> None:
 
 
 def calculate(config: Config, model: nn.Module, precision: Precision, process: Process, limit: int) -> tuple[int, str]:
-    """From forwards of 2 and 3 images; 0 where nothing fits."""
+    """Estimate from forwards of 2 and 3 images; 0 if nothing fits."""
     on_device, free = can_run_out(process.device), free_memory(process.device)
     margin, sharing = (DEVICE_MARGIN, 1) if on_device else (HOST_MARGIN, process.local_size)
     shared = f" for {sharing} processes" if sharing > 1 else ""
     how = f"calculated from 2 and 3 images, with {margin:.0%} of {format_bytes(free)}{shared} left free"
-    model = copy.deepcopy(model)  # preparing it changes it
+    model = copy.deepcopy(model)  # prepare() changes it
     precision.prepare(model)
     try:
         fitting = estimate(config, model, precision).fitting((1 - margin) * free / sharing)
@@ -102,17 +102,17 @@ def calculate(config: Config, model: nn.Module, precision: Precision, process: P
 
 
 def try_sizes(trial: "Trial", limit: int) -> tuple[int, str]:
-    """On a device that says itself when its memory is full: whole updates, while a fraction of it is withheld."""
+    """Try whole updates on a device that raises out-of-memory errors, while a fraction of its memory is withheld."""
     device, free = trial.device, free_memory(trial.device)
     module = getattr(torch, device.type)
     found = search(trial, int(DEVICE_MARGIN * free), limit)
     release(device)
-    module.reset_peak_memory_stats(device)  # the run reports its own
+    module.reset_peak_memory_stats(device)  # the run reports its own peak
     return found, f"tried on {module.get_device_name(device)} with {DEVICE_MARGIN:.0%} of {format_bytes(free)} withheld"
 
 
 def search(trial: "Trial", withheld: int, limit: int) -> int:
-    """The largest batch that fits beside so many bytes; 0 where none does."""
+    """The largest batch that fits while `withheld` bytes are allocated; 0 if none does."""
     memory = torch.empty(withheld, dtype=torch.uint8, device=trial.device)
     found = bisect(lambda count: count if trial.fits(count) else None, STEP, limit).batch_size
     if not found:
@@ -124,10 +124,10 @@ def search(trial: "Trial", withheld: int, limit: int) -> int:
 
 
 class Trial:
-    """A trainer as the run will have one, of random weights and images, to be thrown away."""
+    """A throw-away trainer like that of the run, with random weights and images."""
 
     def __init__(self, config: Config, num_classes: int, process: Process, stop: StopSignal):
-        # Of several micro-batches the second meets the gradients of the first; a third would meet no more.
+        # The second micro-batch runs with the gradients of the first in memory; a third would not need more.
         train = replace(config.TRAIN, ACCUM_ITER=min(config.TRAIN.ACCUM_ITER, 2), REPEATED_AUG=1)
         model = replace(config.MODEL, NUM_CLASSES=num_classes)
         self.config = replace(config, COMPILE=False, TRAIN=train, MODEL=model)
@@ -137,19 +137,19 @@ class Trial:
         self.has_fitted = False
 
     def fits(self, count: int) -> bool:
-        """Whether updates of micro-batches of so many images do. After a signal it tries none."""
+        """Whether updates with micro-batches of this size fit. After a signal it tries nothing."""
         if self.stop.number:
             return False
         try:
-            self.update(count, times=2)  # the first has not all of the optimizer's state from its beginning
-            self.trainer.report()  # waits for the device, which may report an error late
+            self.update(count, times=2)  # the optimizer's state exists only from the second on
+            self.trainer.report()  # synchronises: the device may report an error late
             self.has_fitted = True
             return True
         except RuntimeError as error:
-            # Kernels have other limits too, which a batch may exceed that is larger than one that fits.
+            # A larger batch than one that fits may also exceed other limits of a kernel.
             if not (shortage(error) or self.has_fitted):
                 raise
-        # Not inside `except`: the error would keep what it met of the forward.
+        # Not inside `except`: the error's traceback keeps tensors of the forward alive.
         if self.has_fitted:
             self.trainer.replica = self.trainer.weights.compute_model
             self.trainer.replica.zero_grad(set_to_none=True)
@@ -180,7 +180,7 @@ class Trial:
 
 
 class ProbeOnly(MemoryGuard):
-    """Probes every update, as a run does its first two, and never makes micro-batches smaller."""
+    """Probes every update, as a run does with its first two, and never reduces the micro-batch."""
 
     def __init__(self, config: Config, trainer: Trainer, log: Log):
         super().__init__(config, trainer, log)

@@ -1,4 +1,4 @@
-"""How much memory a training step takes, from what two small batches keep for their backward."""
+"""Estimates the memory of a training step from what two small batches save for backward."""
 
 import contextlib
 from collections import Counter
@@ -16,44 +16,44 @@ from models.transforms.activation_checkpointing import has_blocks
 from utils.host import free_host_memory
 
 FEW, MORE = 2, 3  # images; BatchNorm refuses a single one
-WORKING = 1.2  # what a backward needs at its peak over what was kept for it (ViT-Tiny on a CPU: 1.1 to 1.3)
+WORKING = 1.2  # peak of a backward relative to the saved tensors (ViT-Tiny on a CPU: 1.1 to 1.3)
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of one process's training step, estimated."""
+    """Estimated bytes of one process's training step."""
 
-    fixed: float  # without images
+    fixed: float  # independent of the batch
     per_image: float
 
     def fitting(self, limit: float) -> int:
-        """Images of a step within so many bytes; none where it is less than 1."""
+        """Number of images that fit into `limit` bytes."""
         return max(int((limit - self.fixed) / max(self.per_image, 1)), 0)
 
 
 def estimate(config: Config, model: nn.Module, precision: Precision, fixed: int | None = None) -> MemoryEstimate:
-    """From two forwards. Moves the model to its device. `fixed`: without images, where a process has not all weights."""
+    """Estimate from two forwards; moves the model to its device. `fixed`: bytes without images, if known."""
     few, more = (saved_bytes(config, model.to(precision.device), precision, count) for count in (FEW, MORE))
     kept_per_image = (more - few) / (MORE - FEW)
-    # Half copies of weights that autocast keeps are saved too, and do not grow with the batch.
+    # Autocast's half copies of weights are saved too, and do not grow with the batch.
     constant = max(few - FEW * kept_per_image, 0)
     fixed = fixed_bytes(config, model, precision) if fixed is None else fixed
     return MemoryEstimate(fixed + constant, WORKING * kept_per_image)
 
 
 def fixed_bytes(config: Config, model: nn.Module, precision: Precision) -> int:
-    """What does not depend on the batch: weights, gradients, optimizer, running mean, naive mode's copy in half."""
+    """Bytes independent of the batch: weights, gradients, optimizer, EMA, naive mode's half copy."""
     weights, trained = sum(tensor.nbytes for tensor in model.state_dict().values()), trained_bytes(model)
-    # The mean's update takes the difference of all weights at once.
+    # The EMA update holds the differences of all weights at once.
     mean = 2 * weights if config.TRAIN.MODEL_EMA else 0
     halves = (weights + trained) // 2 if precision.is_naive else 0
     return weights + trained + optimizer_bytes(config.TRAIN, model) + mean + halves
 
 
 def saved_bytes(config: Config, model: nn.Module, precision: Precision, count: int) -> int:
-    """What one forward of `count` images keeps for its backward, weights left out.
+    """Bytes that one forward of `count` images saves for backward, without weights.
 
-    With TRAIN.GRAD_CHECKPOINTING: the inputs of the blocks, all of one block, and what is not in blocks.
+    With TRAIN.GRAD_CHECKPOINTING: the inputs of all blocks, one whole block, and everything outside of blocks.
     """
     device, data = precision.device, config.DATA
     computing = precision.computing(model).train()
@@ -67,16 +67,18 @@ def saved_bytes(config: Config, model: nn.Module, precision: Precision, count: i
         with precision.autocast():
             logits = computing(images)
         loss = ClassificationLoss(config.TRAIN)(logits, targets)
-    del loss  # only now: a storage that is freed could be counted twice under another address
+    del loss  # only now: a freed storage could be counted twice under another address
     return kept.count(own)
 
 
 class SavedTensors:
-    """What a forward keeps for its backward, and in which of the blocks that will compute again."""
+    """Tensors that a forward saves for backward, by the block that will recompute them."""
 
     def __init__(self):
-        self._storages: dict[int, tuple[int, int]] = {}  # by address: bytes, and the block (0: none) that kept it first
-        self._inputs: list[int] = []  # bytes, of each block so far
+        self._storages: dict[
+            int, tuple[int, int]
+        ] = {}  # by address: bytes, and the first block that saved it (0: outside of blocks)
+        self._inputs: list[int] = []  # bytes of each block's input
         self._block = 0
 
     def note(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -100,7 +102,7 @@ class SavedTensors:
         self._block = 0
 
     def count(self, own: set[int]) -> int:
-        """Bytes but for the storages at `own`: of blocks their inputs, and all of the one that keeps most."""
+        """Bytes without the storages at `own`: the inputs of blocks, and everything of the largest block."""
         of_block: Counter[int] = Counter()
         for address, (count, block) in self._storages.items():
             of_block[block] += count if address not in own else 0
@@ -108,13 +110,13 @@ class SavedTensors:
 
 
 def checkpoint_bytes(settings: Train, model: nn.Module) -> int:
-    """Weights, running mean and optimizer."""
+    """Bytes of weights, EMA and optimizer."""
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     return weights * (2 if settings.MODEL_EMA else 1) + optimizer_bytes(settings, model)
 
 
 def optimizer_bytes(settings: Train, model: nn.Module) -> int:
-    """Adam keeps two numbers for each weight that trains, SGD one where it has momentum."""
+    """Adam keeps two numbers per trained weight, SGD one if it has momentum."""
     chosen = settings.OPTIMIZER
     per_weight = (1 if chosen.MOMENTUM else 0) if chosen.NAME == "SGD" else 2
     return per_weight * trained_bytes(model)
@@ -125,7 +127,7 @@ def trained_bytes(model: nn.Module) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that this process may still take where it computes."""
+    """Bytes that this process can still allocate on its device."""
     if device.type in ("cuda", "xpu"):
         return getattr(torch, device.type).mem_get_info(device)[0]
     return free_host_memory()

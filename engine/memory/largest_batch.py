@@ -1,23 +1,23 @@
-"""The largest batch that fits a device, from few runs. `peak` runs one: its bytes, or None when out of memory."""
+"""Finds the largest batch that fits a device, in few runs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-STEP = 8  # batches are multiples of it: Tensor Cores like those
-CLOSE = 0.02  # share of the limit, or of the batch, that is not worth another run
+STEP = 8  # batches are multiples of it, for Tensor Cores
+CLOSE = 0.02  # relative difference that is not worth another run
 
 
 @dataclass(frozen=True)
 class Largest:
-    """What was found, from a run at that very batch size; 0 where not even the smallest fits."""
+    """The result of a run at exactly this batch size; 0 if not even the smallest fits."""
 
     batch_size: int
-    memory: int  # bytes at its peak
+    memory: int  # peak bytes
     runs: int
 
 
 def bisect(peak: Callable[[int], int | None], start: int, most: int) -> Largest:
-    """Where a device says itself that its memory is full: doubling, then halving what is between."""
+    """Double the batch, then bisect. `peak` runs a batch and returns its bytes, or None when out of memory."""
     fits, memory, runs = 0, 0, 0
     too_large = most // STEP * STEP + STEP
     size = max(STEP, min(start, most) // STEP * STEP)

@@ -1,4 +1,4 @@
-"""When memory runs out: the same update again with smaller micro-batches, or an error that says what to lower."""
+"""Out of memory: repeats the update with smaller micro-batches, or says which setting to lower."""
 
 import contextlib
 import gc
@@ -20,7 +20,7 @@ from utils.log import Log
 
 
 def shortage(error: Exception) -> str | None:
-    """How memory ran out, in one line; None for an error about something else."""
+    """The out-of-memory message in one line; None for any other error."""
     message = str(error).strip() or type(error).__name__
     if isinstance(error, torch.OutOfMemoryError) or any(each in message for each in OUT_OF_MEMORY):
         return message.splitlines()[0]
@@ -28,20 +28,20 @@ def shortage(error: Exception) -> str | None:
 
 
 def release(device: torch.device) -> None:
-    """Give back the device's memory that nothing holds."""
+    """Return unused memory to the device."""
     gc.collect()
     if device.type != "cpu":
         getattr(torch, device.type).empty_cache()
 
 
 def probe_memory(model: nn.Module, compute: Callable[[], Tensor], passes: int) -> str | None:
-    """Run forward and backward of a loss, so many times, without a trace in the model. Returns how memory ran out."""
+    """Run forward and backward `passes` times without changing the model. Returns the out-of-memory message, if any."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     kept = []
     try:
         with unchanged_buffers(model):
             for _ in range(passes):
-                # Not backward(): that would call the hooks by which a replica counts gradients.
+                # Not backward(): that would trigger DDP's gradient hooks.
                 kept.append(torch.autograd.grad(compute(), trained, allow_unused=True))
     except RuntimeError as error:
         reason = shortage(error)
@@ -52,13 +52,11 @@ def probe_memory(model: nn.Module, compute: Callable[[], Tensor], passes: int) -
 
 
 class RereadableBatches:
-    """Batches that can be read again, as far as they were read."""
+    """Batches that can be iterated again, as far as they were read."""
 
     def __init__(self, batches: Iterator[Batch]):
         self._batches, self._read = batches, []
-        self.is_reading = (
-            False  # whether the loader is at work: an error then has nothing to do with the size of a batch
-        )
+        self.is_reading = False  # then an error comes from the loader, not from the batch size
 
     def __iter__(self) -> Iterator[Batch]:
         yield from self._read
@@ -73,18 +71,18 @@ class RereadableBatches:
 
 
 class MemoryGuard(WindowGuard):
-    """Repeats a window with smaller micro-batches for as long as memory runs out.
+    """Repeats a window with smaller micro-batches as long as memory runs out.
 
-    One process repeats at once. Several find out together in their first two updates, while none waits for the gradients
-    of another; one that runs out later can only end the run, with the flags that continue it.
+    A single process repeats at once. Several processes probe their first two updates together, before any of them waits
+    in an all-reduce; if one runs out of memory later, the run ends with the flags to continue it.
     """
 
     def __init__(self, config: Config, trainer: Trainer, log: Log):
         self._config, self._trainer, self._log = config, trainer, log
         self.order, self.process = trainer.data.order, trainer.process
-        self.max_images: int | None = None  # of a micro-batch; None: as the loader has them
-        # The first update takes the memory for the optimizer's state, so only the second has all there is. FSDP gathers
-        # weights from all processes, so that none of them can try anything without the others.
+        self.max_images: int | None = None  # per micro-batch; None: as the loader delivers them
+        # Two updates, because the first allocates the optimizer's state. Not with FSDP, which gathers weights from all
+        # processes, so that none of them can probe alone.
         can_probe = self.process.world_size > 1 and not config.COMPILE and not is_sharded(config, self.process)
         self.probes_left = 2 if can_probe else 0
 
@@ -96,7 +94,9 @@ class MemoryGuard(WindowGuard):
         while self._reason is not None:
             self._reason = None
             yield self._attempt(window, batches)
-            if self._reason is not None:  # outside of `except`: the error would keep what it met of the forward
+            if (
+                self._reason is not None
+            ):  # not inside `except`: the error's traceback keeps tensors of the forward alive
                 self._trainer.replica.zero_grad(set_to_none=True)
                 self.halve(window.step, self._reason)
 
@@ -113,12 +113,12 @@ class MemoryGuard(WindowGuard):
             raise self.cannot_repeat(window.step, self._reason)
 
     def _probe(self, window: Window, batches: RereadableBatches) -> None:
-        """Find out together whether memory suffices."""
+        """Find out together with the other processes whether memory suffices."""
         trainer, largest = self._trainer, max(batches, key=lambda batch: len(batch.targets))
         trainer.notify("on_phase", "other")
         while True:
             parts = [largest] if self.max_images is None else largest.parts(self.max_images)
-            # Where gradients accumulate, those of the first pass lie there during the second.
+            # With accumulation the gradients of the first pass are in memory during the second.
             passes = 2 if len(parts) * window.num_batches > 1 else 1
             reason = probe_memory(trainer.weights.compute_model, partial(self._loss_of, parts[0]), passes)
             if self.process.all_true(reason is None):
@@ -129,7 +129,7 @@ class MemoryGuard(WindowGuard):
         self.probes_left -= 1
 
     def _loss_of(self, batch: Batch) -> Tensor:
-        """By the model itself: its replica would talk to the other processes."""
+        """Use the model itself: its DDP wrapper would communicate."""
         trainer = self._trainer
         images, targets = trainer.to_device(batch)
         with trainer.precision.autocast():
@@ -137,7 +137,7 @@ class MemoryGuard(WindowGuard):
         return trainer.loss(logits, targets)
 
     def halve(self, step: int, reason: str | None) -> None:
-        """All processes together; `reason`: how memory ran out in this one, if it did."""
+        """Halve the micro-batch. A collective; `reason`: the error in this process, if it had one."""
         if reason:
             self._log.note(f"step {step}: {reason}")
         old = self._largest(step)
@@ -153,7 +153,7 @@ class MemoryGuard(WindowGuard):
         release(self.process.device)
 
     def cannot_repeat(self, step: int, reason: str) -> ConfigError:
-        """One of several processes ran out of memory: nothing can reach the others, which wait for its gradient."""
+        """The error for one of several processes: the others wait in an all-reduce and cannot be reached."""
         old = self._largest(step)
         if old <= self.order.unit:
             self._refuse(step)
@@ -164,17 +164,17 @@ class MemoryGuard(WindowGuard):
         )
 
     def _largest(self, step: int) -> int:
-        """Images of the largest micro-batch of any process: the same number everywhere, without communication."""
+        """The largest micro-batch of any process; the same everywhere, without communication."""
         largest = self.order.largest_piece(step)
         return largest if self.max_images is None else min(self.max_images, largest)
 
     def _half(self, size: int) -> int:
-        """Rounded up, and even where images are mixed in pairs."""
+        """Half of it, rounded up, and even if images are mixed in pairs."""
         unit = self.order.unit
         return -(-size // (2 * unit)) * unit
 
     def _flags(self, size: int) -> str:
-        """For micro-batches of that size, or the next smaller one with the same number of images an update."""
+        """Flags for this micro-batch, or the next smaller one that gives the same number of images per update."""
         order, unit = self.order, self.order.unit
         each = order.global_batch // order.world_size
         size = next((size for size in range(size, 0, -unit) if each % size == 0), unit)

@@ -1,1 +1,1 @@
-"""What a run leaves for people to look at: figures, curves, traces, advice."""
+"""What a run reports: log lines, figures, curves, traces, advice."""

@@ -1,4 +1,4 @@
-"""The lines of the log while a run trains, in PaddleViT's form, and the figures on the progress bar."""
+"""Log lines of the training in PaddleViT's format, and the figures on the progress bar."""
 
 from configs.schema import Config
 from engine.train.callbacks import Callback
@@ -8,7 +8,7 @@ from utils.log import Log
 
 
 class Console(Callback):
-    """Says how the training is going. Accuracies in PaddleViT's lines are fractions in [0, 1]."""
+    """Logs the progress of the training. Accuracies in PaddleViT's format are fractions in [0, 1]."""
 
     def __init__(self, config: Config, log: Log):
         self._num_epochs, self._log = config.TRAIN.NUM_EPOCHS, log

@@ -11,18 +11,18 @@ from engine.train.trainer import Trainer
 from utils.distributed import Process
 from utils.host import cores_per_process
 
-LIMIT = 20.0  # per cent of the time
-ENOUGH_UPDATES = 10  # to judge by; the first report of a start contains start-up and counts for nothing
+LIMIT = 20.0  # percent of the time
+ENOUGH_UPDATES = 10  # before it judges; the first report contains start-up and is ignored
 
 
 class DataWaitAdvice(Callback):
-    """Says once what to change when updates wait for data."""
+    """Logs once what to change if updates wait for data."""
 
     def __init__(self, config: Config, image_set: ImageSet, process: Process, say: Callable[[str], None]):
         self._config, self._image_set, self._say = config, image_set, say
         self._num_workers = count_workers(config.DATA, image_set, process.world_size, process.device)
         self._num_cores = cores_per_process(process.world_size, process.device)
-        self._judged: int | None = None  # step of the last judgement
+        self._judged: int | None = None  # step at which it judged last
         self._waiting = self._seconds = 0.0  # since then
         self._is_given = False
 
@@ -42,9 +42,9 @@ class DataWaitAdvice(Callback):
             self._say(f"{percent:.0f}% of the time is spent waiting for data: {remedy}")
 
     def _remedy(self, fraction: float) -> str | None:
-        """The first that applies."""
+        """The first remedy that applies."""
         size = 2 * self._config.DATA.IMAGE_SIZE
-        # Workers bring images in proportion to their number; this many keep up. None: the training process reads.
+        # Throughput is proportional to the number of workers. 0 workers: the training process reads.
         needed = math.ceil(max(self._num_workers, fraction) / max(1 - fraction, 1e-3))
         remedies = [
             (

@@ -1,4 +1,4 @@
-"""metrics.csv and metrics.jsonl, a row an epoch, and steps.csv, a row a report: after a resume as if it never stopped."""
+"""metrics.csv and metrics.jsonl (a row per epoch), steps.csv (a row per report); a resumed run continues them."""
 
 import csv
 import io
@@ -9,10 +9,10 @@ from utils.files import write_text
 
 
 class Metrics:
-    """The rows so far. Percent are percent; what was not measured in an epoch is empty."""
+    """All rows so far. Values that were not measured in an epoch are empty."""
 
     def __init__(self, folder: Path, first_epoch: int):
-        """Takes up the rows of epochs before `first_epoch` that an earlier start of this run wrote."""
+        """Keeps the rows before `first_epoch` of an earlier start of this run."""
         self._folder = folder
         self.rows: list[dict] = []
         written = folder / "metrics.jsonl"
@@ -32,10 +32,10 @@ class Metrics:
 
 
 class StepRows:
-    """steps.csv: figures of single updates, one row each REPORT_FREQ."""
+    """steps.csv: figures of single updates, one row every REPORT_FREQ."""
 
     def __init__(self, folder: Path, first_step: int, columns: tuple[str, ...]):
-        """Takes up the rows of updates before `first_step`; a line that a kill cut off is not among them."""
+        """Keeps the rows before `first_step`, without a line that a kill cut off."""
         path = folder / "steps.csv"
         self._columns = columns
         self.rows: list[dict] = []
@@ -59,7 +59,7 @@ class StepRows:
         print(",".join(self._texts(row)), file=self._file)
 
     def _texts(self, row: dict) -> list[str]:
-        """What is not known is empty."""
+        """Unknown values are empty."""
         return ["" if row[name] is None else f"{row[name]:.10g}" for name in self._columns]
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
-"""loss.png and accuracy.png: what a person looks at first."""
+"""Draws loss.png, accuracy.png and loss_scale.png."""
 
 import time
 from pathlib import Path
 
 
 def plot_metrics(rows: list[dict], folder: Path, title: str) -> None:
-    """Draw the curves of all epochs so far."""
+    """Draw loss.png and accuracy.png of all epochs so far."""
     import matplotlib
 
     matplotlib.use("Agg")  # a server has no screen
@@ -37,7 +37,7 @@ def plot_metrics(rows: list[dict], folder: Path, title: str) -> None:
 
 
 def plot_loss_scale(rows: list[dict], folder: Path, title: str) -> None:
-    """loss_scale.png: the scale over the updates, and where some were skipped."""
+    """Draw loss_scale.png: the scale over the updates, with marks where updates were skipped."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -56,14 +56,14 @@ def plot_loss_scale(rows: list[dict], folder: Path, title: str) -> None:
 
 
 class Plotter:
-    """Draws at the end, and now and then before, never so often that it costs training time."""
+    """Draws at the end, and before that rarely enough that it costs no training time."""
 
     def __init__(self, folder: Path, title: str, seconds_between: float = 60.0):
         self._folder, self._title, self._between = folder, title, seconds_between
         self._last = time.monotonic()
 
     def draw(self, rows: list[dict], steps: list[dict], now: bool) -> None:
-        """`rows` of epochs, and of single updates where the loss scale is worth a picture."""
+        """`rows` of epochs, `steps` of single updates, drawn only if the loss scale changes."""
         if rows and (now or time.monotonic() - self._last > self._between):
             plot_metrics(rows, self._folder, self._title)
             if len({row["loss_scale"] for row in steps}) > 1:

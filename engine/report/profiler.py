@@ -1,4 +1,4 @@
-"""A trace of some updates, for ui.perfetto.dev."""
+"""Writes a trace of some updates for ui.perfetto.dev."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +10,11 @@ from engine.report.timing import Timing
 from engine.train.callbacks import Callback
 from engine.train.trainer import Trainer
 
-WARM_UPDATES = 5  # of this start, before the profiler; the first ones are unlike those that follow
+WARM_UPDATES = 5  # before tracing: the first updates are not typical
 
 
 class Profiler(Callback):
-    """Traces `num_updates` updates of this process, then leaves the run alone."""
+    """Traces `num_updates` updates of this process."""
 
     def __init__(self, num_updates: int, path: Path, timing: Timing, say: Callable[[str], None]):
         self._path, self._timing, self._say = path, timing, say
@@ -24,7 +24,7 @@ class Profiler(Callback):
         }
         self._profile = profile(
             activities=[ProfilerActivity.CPU, *(activity for activity, there in has_device.items() if there)],
-            # One more is traced and thrown away, as the tracing itself is slow to begin.
+            # One warm-up update is traced and discarded, because tracing starts slowly.
             schedule=schedule(wait=WARM_UPDATES, warmup=1, active=num_updates, repeat=1),
             on_trace_ready=self._write,
             acc_events=True,
@@ -38,7 +38,7 @@ class Profiler(Callback):
             self._profile.step()
 
     def close(self) -> None:
-        """Write what was traced so far."""
+        """Write the trace so far."""
         if not self._is_done:
             self._profile.stop()
         if not self._is_done:

@@ -1,4 +1,4 @@
-"""The figures of a run in its folder: metrics.csv, steps.csv, shadow.csv, TensorBoard, and the curves."""
+"""Writes the figures of a run into its folder: metrics.csv, steps.csv, shadow.csv, TensorBoard, curves."""
 
 import contextlib
 import math
@@ -22,7 +22,7 @@ BOARD_FIGURES = ("lr", "loss", "grad_norm", "loss_scale", "skipped")
 
 
 class Recorder(Callback):
-    """Writes the figures of a run, in process 0. A full disk does not end a run: rows wait for the next write."""
+    """Writes the figures of a run, in process 0. A full disk does not end a run: rows are kept for the next write."""
 
     def __init__(self, config: Config, folder: Path, log: Log, timing: Timing, trainer: Trainer):
         self._folder, self._log, self._timing = folder, log, timing
@@ -46,12 +46,12 @@ class Recorder(Callback):
             self._steps.add(row | {f"{name}_pct": share for name, share in report.shares.items()})
             if self._has_board and self._board is None:
                 self._open_board()
-                self._timing.restart()  # half a second of importing is no phase of an update
+                self._timing.restart()  # importing TensorBoard takes half a second and belongs to no phase
             self._show("step", {name: row[name] for name in BOARD_FIGURES}, report.step)
             self._show("time", report.shares, report.step)
 
     def add_comparison(self, row: dict[str, float]) -> None:
-        """shadow.csv: how far half precision deviates, comparison by comparison."""
+        """Add a row to shadow.csv: how far half precision deviates."""
         path = self._folder / "shadow.csv"
         is_new = not path.exists()
         with self._warn_on_os_error(), open(path, "a") as file:
@@ -79,7 +79,7 @@ class Recorder(Callback):
             self._plotter.draw(self._metrics.rows, self._steps.rows, now=False)
 
     def _show(self, group: str, figures: dict[str, float | None], step: int) -> None:
-        """On TensorBoard, if it is wanted."""
+        """Add figures to TensorBoard if TENSORBOARD is set."""
         if self._has_board:
             for name, value in figures.items():
                 if value is not None:
@@ -87,7 +87,7 @@ class Recorder(Callback):
 
     def _open_board(self):
         if self._board is None:
-            from torch.utils.tensorboard import SummaryWriter  # half a second: not before it is needed
+            from torch.utils.tensorboard import SummaryWriter  # takes half a second to import
 
             self._board = SummaryWriter(str(self._folder / "tensorboard"), purge_step=self._first_step)
         return self._board
@@ -137,12 +137,12 @@ def epoch_row(trainer: Trainer, result: EpochResult, data_wait: float | None) ->
 
 
 def finite(value: float) -> float | None:
-    """Rounded for a table; nothing where every update of the epoch was skipped, as JSON has no NaN."""
+    """Rounded for a table; None for NaN (every update was skipped), which JSON does not have."""
     return round(value, 6) if math.isfinite(value) else None
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: of the device where it counts them, else of this process."""
+    """Peak bytes of the device if it counts them, otherwise of this process."""
     if device.type in ("cuda", "xpu"):
         return getattr(torch, device.type).max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,4 +1,4 @@
-"""Where the time of the updates goes, phase by phase."""
+"""Measures how long each phase of the updates takes."""
 
 import contextlib
 import time
@@ -12,11 +12,11 @@ from engine.train.callbacks import PHASES, Callback
 from engine.train.counters import Report
 from engine.train.trainer import Trainer
 
-MAX_MARKS = 10_000  # between two reports: some 1200 updates of one micro-batch, and a few MB
+MAX_MARKS = 10_000  # between two reports: about 1200 updates of one micro-batch, a few MB
 
 
 class HostClock:
-    """For CPUs, where an operation is done when its call returns. Never jumps."""
+    """For CPUs, where operations are synchronous."""
 
     def now(self) -> float:
         return time.perf_counter()
@@ -29,9 +29,9 @@ class HostClock:
 
 
 class DeviceClock:
-    """For devices that work off a queue: a mark is an event in it, timed when the device gets there.
+    """For devices with a queue: a mark is an event in the queue.
 
-    Nobody waits for an event. Once the host has waited for something later in the queue, its time can be read.
+    Never synchronises: event times are read after the host has waited for something later in the queue.
     """
 
     def __init__(self, device: torch.device):
@@ -52,14 +52,14 @@ class DeviceClock:
 
 
 class Timing(Callback):
-    """How long each phase took since the last report, and in the epoch so far."""
+    """Seconds of each phase since the last report, and in the epoch so far."""
 
     def __init__(self, clock: HostClock | DeviceClock):
         self._clock = clock
         self._marks: list[tuple[str, Any]] = []
         self._range = contextlib.ExitStack()
-        self.shows_ranges = False  # whether a profiler is to see the phases by name
-        self.epoch_seconds: Counter[str] = Counter()  # of each phase, in this start's part of the epoch
+        self.shows_ranges = False  # whether phases appear in a profiler's trace
+        self.epoch_seconds: Counter[str] = Counter()  # per phase; without the part of an epoch before a resume
 
     @classmethod
     def on(cls, device: torch.device) -> "Timing":
@@ -76,10 +76,11 @@ class Timing(Callback):
             self._range.enter_context(torch.profiler.record_function(name))
 
     def on_loss(self, trainer: Trainer, loss: torch.Tensor, is_last: bool) -> None:
-        """Where gradients are averaged, what is left of that once the last of them is computed is communication.
+        """Measure the communication that does not overlap with the backward.
 
-        DDP waits for it in a callback at the end of backward, and callbacks run in the order in which they were queued:
-        ours comes before, as backward begins with the loss. A timed communication hook would change DDP's own path.
+        DDP waits for its all-reduces in a callback at the end of backward. Callbacks run in the order in which they
+        were queued, and this one, queued by the gradient of the loss, is the first. A communication hook would change
+        DDP's path.
         """
         if is_last and trainer.process.world_size > 1:
             queue = torch.autograd.Variable._execution_engine.queue_callback
@@ -95,18 +96,18 @@ class Timing(Callback):
             self._marks.append((name, self._clock.now()))
 
     def restart(self) -> None:
-        """Forget everything since the last lap; the next one begins here."""
+        """Discard the marks since the last lap and start a new one."""
         self._clock.recycle([mark for _, mark in self._marks])
         self._marks = []
         self._range.close()
         self._mark("other")
 
     def lap(self) -> dict[str, float]:
-        """Seconds of each phase from the last lap to the last mark. The host has waited for the device before."""
+        """Seconds of each phase since the last lap. Call it after the host has waited for the device."""
         seconds = dict.fromkeys(PHASES, 0.0)
         for (name, start), (_, end) in zip(self._marks, self._marks[1:], strict=False):
             seconds[name] += self._clock.seconds(start, end)
-        # The phase under way continues in the next lap, unless it is long over and had no room for its end.
+        # The current phase continues in the next lap, unless there was no space left for its end.
         kept = self._marks[-1:] if len(self._marks) < MAX_MARKS else []
         self._clock.recycle([mark for _, mark in self._marks[: len(self._marks) - len(kept)]])
         self._marks = kept
@@ -114,7 +115,7 @@ class Timing(Callback):
 
 
 def shares(seconds: Mapping[str, float], device: torch.device) -> dict[str, float | None]:
-    """Per cent of the time in each phase. Of a queue without events, as MPS has, the host knows only its own waiting."""
+    """Percent of the time in each phase. On MPS, a queue without timed events, only waiting for data is known."""
     total = max(sum(seconds.values()), 1e-9)
     known = PHASES[:1] if device.type == "mps" else PHASES
     return {name: round(100 * seconds[name] / total, 2) if name in known else None for name in PHASES}

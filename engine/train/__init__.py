@@ -1,1 +1,1 @@
-"""The training step, and what it is made of."""
+"""The training step and its parts."""

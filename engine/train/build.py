@@ -1,4 +1,4 @@
-"""Puts a trainer together from its parts, in the order in which they depend on each other."""
+"""Builds a trainer from its parts, in the order of their dependencies."""
 
 from torch import nn
 
@@ -18,7 +18,7 @@ from utils.log import Log
 
 
 def build_trainer(config: Config, model: nn.Module, data: TrainData, process: Process, log: Log) -> Trainer:
-    """A trainer of this model at step 0; the model is on its device, unless fsdp2 is to place it part by part."""
+    """A trainer for this model at step 0. The model is on its device, unless fsdp2 moves it there block by block."""
     precision = Precision(config, process.device)
     set_matmul(config.PRECISION.MATMUL)
     parallel = choose_parallel(config, process, precision.half)

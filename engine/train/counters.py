@@ -1,4 +1,4 @@
-"""What is counted of the updates: on the device, so that the host waits for it only when a report is due."""
+"""Counts updates on the device, so that the host waits for it only when a report is due."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from utils.distributed import Process
 
 @dataclass(frozen=True)
 class Scores:
-    """Mean loss, and accuracies in percent, over `num_images`; `num_excluded` could not be read."""
+    """Mean loss, and accuracies in percent, of `num_images` images; `num_excluded` more could not be read."""
 
     loss: float
     top1: float
@@ -19,13 +19,13 @@ class Scores:
     num_excluded: int
 
     def describe(self, name: str) -> str:
-        """PaddleViT's line, with accuracies as fractions."""
+        """The line in PaddleViT's format, with accuracies as fractions."""
         return f"{name} Loss: {self.loss:.4f}, {name} Acc@1: {self.top1 / 100:.4f}, {name} Acc@5: {self.top5 / 100:.4f}"
 
 
 @dataclass
 class Report:
-    """The figures of the last update, and of the epoch so far."""
+    """Figures of the last update, and of the epoch so far."""
 
     step: int
     epoch: int
@@ -39,22 +39,22 @@ class Report:
     mean_grad_norm: float
     loss_scale: float
     seconds: float = 0.0  # since the last report
-    shares: dict[str, float | None] = field(default_factory=dict)  # percent of these in each phase, where known
+    shares: dict[str, float | None] = field(default_factory=dict)  # percent of them in each phase, if known
 
 
 @dataclass(frozen=True)
 class EpochResult:
-    """What came out of one epoch."""
+    """The results of one epoch."""
 
     report: Report
-    scores: dict[str, Scores]  # "": of the raw weights, "_ema": of their running mean; empty without evaluation
-    num_images: int  # trained on by this start of the program
+    scores: dict[str, Scores]  # key "": raw weights, "_ema": EMA weights; empty without evaluation
+    num_images: int  # without those before a resume
     training_seconds: float
     evaluation_seconds: float
 
 
 class Counters:
-    """Sums over the epoch so far, the last update, and how many updates in a row were skipped."""
+    """Sums of the epoch so far and of the last update, and the number of consecutive skipped updates."""
 
     def __init__(self, device: torch.device):
         # Loss, correct, samples, skipped, gradient norm, updates.
@@ -63,12 +63,12 @@ class Counters:
         self.skips_in_a_row = torch.zeros((), device=device)
 
     def new_sums(self) -> Tensor:
-        """For loss, correct images and images of one update."""
+        """Zeros for loss, correct images and images of one update."""
         return torch.zeros_like(self.totals[:3])
 
     @torch.no_grad()
     def add(self, sums: Tensor, grad_norm: Tensor, skipped: Tensor) -> None:
-        """Add one update; a skipped one only as skipped."""
+        """Add one update; of a skipped one only that it was skipped."""
         skipped = skipped.reshape(()).to(sums)
         grad_norm = grad_norm.to(sums)
         counted = torch.stack((*sums, torch.zeros_like(skipped), grad_norm, torch.ones_like(skipped)))
@@ -79,12 +79,12 @@ class Counters:
         self.skips_in_a_row = (self.skips_in_a_row + 1) * skipped.to(self.skips_in_a_row)
 
     def add_left_out(self) -> None:
-        """Count an update that is not made as skipped. It ends a row of skips: it says nothing about the weights."""
+        """Count an update that a rollback leaves out as skipped; it ends a series of skips."""
         self.totals[3] += 1
         self.skips_in_a_row.zero_()
 
     def read(self, process: Process) -> dict[str, float]:
-        """The fields of a Report, over all processes. The host waits for the device here."""
+        """The fields of a Report, summed over all processes. Synchronises host and device."""
         loss, correct, samples, skipped, grad_norms, updates = process.sum(self.totals.clone()).tolist()
         last_loss, last_samples, last_norm = process.sum(self.last.clone()).tolist()
         return {
@@ -103,10 +103,10 @@ class Counters:
     def load_state_dict(self, state: dict[str, Tensor], process: Process) -> None:
         self.skips_in_a_row = state["skips_in_a_row"].to(self.skips_in_a_row)
         self.totals.zero_()
-        if process.is_first:  # the saved sums are those of all processes
+        if process.is_first:  # the saved sums cover all processes
             self.totals = state["totals"].to(self.totals)
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
-    """Sums over an epoch need more digits than float32 has; MPS has nothing wider."""
+    """float64, because sums over an epoch exceed float32's digits; float32 on MPS, which has nothing wider."""
     return torch.float32 if device.type == "mps" else torch.float64

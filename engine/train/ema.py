@@ -1,4 +1,4 @@
-"""The running mean of the weights."""
+"""The exponential moving average of the weights."""
 
 import copy
 
@@ -8,21 +8,21 @@ from engine.parallel.replicated import Replicated
 
 
 class Ema:
-    """A second model whose weights trail the first's."""
+    """A second model with the moving average of the first one's weights."""
 
     def __init__(self, model: torch.nn.Module, decay: float):
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self._decay = decay
 
     def follow(self, model: torch.nn.Module, parallel: Replicated) -> None:
-        """From here on `update` moves towards this model."""
+        """Let `update` follow this model."""
         pairs = list(zip(parallel.local_state(self.model).values(), parallel.local_state(model).values(), strict=True))
         self._means, self._values = zip(*[pair for pair in pairs if pair[0].is_floating_point()], strict=True)
         self._counts = [pair for pair in pairs if not pair[0].is_floating_point()]  # BatchNorm counts batches
 
     @torch.no_grad()
     def update(self, skipped: torch.Tensor) -> None:
-        """Move towards the model, unless its update was skipped; decided on the device, so that nobody waits."""
+        """Move towards the model unless its update was skipped; decided on the device, without synchronisation."""
         differences = torch._foreach_sub(self._values, self._means)
         torch._foreach_mul_(differences, (1 - self._decay) * (1 - skipped.reshape(())))
         torch._foreach_add_(self._means, differences)

@@ -1,4 +1,4 @@
-"""The updates of one epoch: from where the trainer is to the epoch's end, unless something stops it before."""
+"""The updates of one epoch, from the trainer's position to its end, unless something stops the run."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,7 +13,7 @@ from utils.signals import StopSignal
 def train_epoch(
     trainer: Trainer, windows: Iterator[Window], log: Log, stop: StopSignal, save: Callable[[], None]
 ) -> Report:
-    """Returns the report of the whole epoch. `save` is called every SAVE_STEPS updates within it."""
+    """Train to the end of the epoch. Returns its report. Calls `save` every SAVE_STEPS updates."""
     config, per_epoch = trainer.config, trainer.data.steps_per_epoch
     done = trainer.step - trainer.epoch * per_epoch
     title = f"epoch {trainer.epoch + 1}/{config.TRAIN.NUM_EPOCHS}"
@@ -37,7 +37,7 @@ def train_epoch(
 
 
 def stop_if_told(trainer: Trainer, stop: StopSignal, updates_left: int) -> None:
-    """By a signal or a callback; all processes stop after the same update."""
+    """Stop because of a signal or a callback, all processes after the same update."""
     is_asked = any([each.should_stop(trainer, updates_left) for each in trainer.callbacks])
     number = trainer.process.delayed_max(stop.number or is_asked * TIME_IS_UP)
     if number:

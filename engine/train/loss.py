@@ -1,4 +1,4 @@
-"""What training makes small."""
+"""The training loss."""
 
 import torch
 from torch.nn import functional
@@ -8,9 +8,9 @@ from datasets import Mixed
 
 
 class ClassificationLoss:
-    """Cross entropy with label smoothing, computed in float32 or better whatever the logits are in.
+    """Cross entropy with label smoothing, in float32 or better for any type of logits.
 
-    Of a mixed image it is that of its two classes by their shares: the same as with one target that has both.
+    For a mixed image, the losses of its two classes weighted by their shares, which equals a soft target.
     """
 
     def __init__(self, settings: Train):
@@ -28,5 +28,5 @@ class ClassificationLoss:
 
 
 def widen(tensor: torch.Tensor) -> torch.Tensor:
-    """Half to float32; float32 and float64 as they are."""
+    """Convert half types to float32; float32 and float64 stay."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -12,9 +12,9 @@ FUSED_DEVICES = ("cuda", "cpu", "xpu", "mps")
 def build_optimizer(
     settings: Train, model: torch.nn.Module, own: dict[str, torch.nn.Parameter] | None = None
 ) -> torch.optim.Optimizer:
-    """The optimizer over the parameters that train; fused, which is faster and can skip an update on the device.
+    """The optimizer of all trainable parameters; fused, which is faster and can skip an update on the device.
 
-    `own`: what this process moves of each parameter, if not all of it.
+    `own`: this process's part of each parameter, if they are sharded.
     """
     own = dict(model.named_parameters()) if own is None else own
     # Biases, norms, class token and position embedding are not decayed: pulling them to zero moves the function
@@ -33,13 +33,13 @@ def build_optimizer(
         return cls(groups, betas=chosen.BETAS, eps=chosen.EPS, **common)
     optimizer = cls(groups, momentum=chosen.MOMENTUM, **common)
     for parameter in (*decayed, *kept) if chosen.MOMENTUM else ():
-        # torch makes it in the first update, and leaves it unwritten (whatever was in memory) if that one is skipped.
+        # torch allocates it in the first update, and leaves it uninitialised if that one is skipped.
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
 
 
 class Schedule:
-    """The learning rate of every update, from the number of attempted updates alone."""
+    """The learning rate as a function of the number of attempted updates."""
 
     def __init__(self, settings: Train, steps_per_epoch: int, global_batch: int):
         self._settings = settings
@@ -51,7 +51,7 @@ class Schedule:
 
     def __call__(self, step: int) -> float:
         settings = self._settings
-        if settings.LR_SCHEDULER.NAME == "paddlevit":  # once an epoch, which counts from 1
+        if settings.LR_SCHEDULER.NAME == "paddlevit":  # changes once per epoch, counted from 1
             epoch = step // self._steps_per_epoch + 1
         else:
             epoch = step / self._steps_per_epoch

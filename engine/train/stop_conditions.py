@@ -1,4 +1,4 @@
-"""What ends a run before its last epoch: a signal, the end of its time, or gradients that are not finite any more."""
+"""What ends a run before its last epoch: a signal, the time limit, or too many non-finite gradients."""
 
 import time
 from collections.abc import Callable
@@ -7,29 +7,29 @@ from engine.train.callbacks import Callback
 from engine.train.counters import Report
 from engine.train.trainer import Trainer
 
-TIME_IS_UP = 1  # agreed on like a signal's number, and below those that are obeyed: a signal goes first
+TIME_IS_UP = 1  # exchanged like a signal's number, and lower than theirs, so that a signal has priority
 
 
 class NonFinite(Exception):
-    """Too many updates in a row had a non-finite gradient. If the run cannot go back, it ends with exit code 3."""
+    """Too many consecutive updates had non-finite gradients. Without a rollback the run ends with exit code 3."""
 
     def __init__(self, message: str, streak: range):
         super().__init__(message)
-        self.streak = streak  # the updates that were skipped
+        self.streak = streak  # the skipped updates
 
 
 class Stopped(Exception):
-    """A signal told the run to stop, or its time is up (TIME_IS_UP), and all processes agreed on the step."""
+    """A signal or the time limit (TIME_IS_UP) stops the run; raised in all processes after the same step."""
 
     def __init__(self, number: int):
         self.number = number
 
 
 class SkipLimit(Callback):
-    """Ends the run after so many skipped updates in a row (PRECISION.MAX_CONSECUTIVE_SKIPS)."""
+    """Ends the run after PRECISION.MAX_CONSECUTIVE_SKIPS consecutive skipped updates."""
 
     def __init__(self, max_skips: int, advice: Callable[[], str]):
-        """`advice`: what to change, as far as it is known by then."""
+        """`advice`: returns what to change, or an empty text if unknown."""
         self._max_skips, self._advice = max_skips, advice
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
@@ -44,7 +44,7 @@ class SkipLimit(Callback):
 
 
 class TimeLimit(Callback):
-    """Tells when a run must save and end, so that this is done before its time is over (RUN.MAX_TIME)."""
+    """Stops a run early enough that it is saved before RUN.MAX_TIME is over."""
 
     def __init__(
         self,
@@ -53,15 +53,15 @@ class TimeLimit(Callback):
         longest_save: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`start`: what the clock showed at the program's start; `longest_save`: seconds, of the saves so far."""
+        """`start`: the clock's time at the program's start; `longest_save`: seconds of the longest save so far."""
         self._end, self._longest_save, self._clock = start + seconds, longest_save, clock
-        self._update = self._turn = 0.0  # longest so far: an update, and an epoch's last one with all up to the next
-        self._before: tuple[float, int] | None = None  # when it was asked last, and with which number
+        self._update = self._turn = 0.0  # longest so far: an update; the last update of an epoch up to the next one
+        self._before: tuple[float, int] | None = None  # time and updates_left of the last call
 
     def should_stop(self, trainer: Trainer, updates_left: int) -> bool:
-        """Several processes act on the answer one update later, and a save may have to wait for the one before.
+        """Several processes stop one update later, and a save may have to wait for the one before.
 
-        So time is left for two of each, and for the evaluation if it comes between.
+        So it leaves time for two updates and two saves, and for the evaluation if it is due.
         """
         now = self._clock()
         if self._before:

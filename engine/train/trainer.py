@@ -22,21 +22,21 @@ from utils.seed import seed_update
 
 @dataclass
 class Trainer:
-    """Model, optimizer, precision, running mean and counters of one process; `update` is one step of all of them.
+    """Model, optimizer, precision, EMA and counters of one process; `update` is one training step.
 
-    build.py puts the parts together. What only watches a step is a callback; what repeats one is the guard.
+    build.py creates it. A callback watches a step; the guard may repeat one.
     """
 
     config: Config
     process: Process
     data: TrainData
-    model: nn.Module  # its weights are what is trained and saved
-    weights: SameWeights  # the model that computes: the same, or a copy in half precision
-    replica: nn.Module  # what computes, with its gradients averaged over the processes
+    model: nn.Module  # the weights that are trained and saved
+    weights: SameWeights  # the model that computes: the same one, or a copy in half precision
+    replica: nn.Module  # the computing model, wrapped to average gradients over all processes
     precision: Precision
     parallel: Replicated
     optimizer: torch.optim.Optimizer
-    parameters: list[nn.Parameter]  # what the optimizer of this process moves
+    parameters: list[nn.Parameter]  # those that this process's optimizer updates
     schedule: Schedule
     loss: Callable[[Tensor, Tensor | Mixed], Tensor]
     prepare: Preparation
@@ -50,10 +50,10 @@ class Trainer:
     left_out: list[range] = field(default_factory=list)  # updates that a rollback leaves out
 
     def update(self, window: Window) -> None:
-        """One update from all images of a window: this process's share of them, micro-batch by micro-batch."""
+        """One update from the images of a window; this process computes its share of them in micro-batches."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule(self.step)
-        for attempt in self.guard.attempts(window):  # a second one only where memory ran out in the first
+        for attempt in self.guard.attempts(window):  # a second one only if the first ran out of memory
             with attempt as micro_batches:
                 seed_update(self.config.SEED, self.step, self.process.rank)
                 self.notify("on_window")
@@ -95,7 +95,7 @@ class Trainer:
             with self.precision.autocast():
                 logits = self.replica(images)
             loss = self.loss(logits, targets)
-            # The mean over the window, whatever the sizes of micro-batches; DDP divides by the number of processes.
+            # Gives the mean over the window for any sizes of micro-batches; DDP divides by the number of processes.
             share = batch.num_samples * self.process.world_size / num_samples
             self.notify("on_phase", "backward")
             self.notify("on_loss", loss, is_last)
@@ -109,7 +109,7 @@ class Trainer:
         return sums
 
     def to_device(self, batch: Batch) -> tuple[Tensor, Tensor | Mixed]:
-        """Images [B, C, H, W] and targets [B] on the device, as model and loss take them."""
+        """Images [B, C, H, W] and targets [B] on the device, ready for model and loss."""
         images, targets = self.prepare(batch)
         return self.precision.cast(images), targets
 
@@ -118,12 +118,12 @@ class Trainer:
             getattr(callback, event)(self, *facts)
 
     def leave_out(self) -> None:
-        """Count an update without making it."""
+        """Count an update without computing it."""
         self.counters.add_left_out()
         self.step += 1
 
     def report(self) -> Report:
-        """Read the counters of all processes: the one place where the host waits for the device."""
+        """Read the counters of all processes. Only here does the host wait for the device."""
         last = max(self.step - 1, 0)
         scale = self.precision.scaler.get_scale()
         return Report(
@@ -135,12 +135,12 @@ class Trainer:
         self.counters.totals.zero_()
 
     def replicate(self, accumulates: bool) -> None:
-        """Wrap the model anew for averaging gradients: a static DDP graph cannot change."""
-        self.replica = None  # before the next one: both would count the same gradients
+        """Wrap the model again: a static DDP graph cannot change."""
+        self.replica = None  # freed first: both would hook the same gradients
         self.replica = self.parallel.wrap(self.weights.compute_model, accumulates)
 
     def state_dict(self) -> dict:
-        """This process's part of everything that the next update depends on, under timm's names. All call it together."""
+        """This process's part of the state on which further updates depend, under timm's names. A collective."""
         return {
             "epoch": self.epoch - 1,
             "step": self.step,
@@ -156,7 +156,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Continue from the state of a whole run, as `state_dict` made it."""
+        """Continue from the state of a whole run, in the form of `state_dict`."""
         state = self.parallel.local_part(state)
         self.parallel.load(self.model, state["state_dict"])
         if self.ema:
@@ -171,9 +171,9 @@ class Trainer:
         self.counters.load_state_dict(progress, self.process)
 
     def go_back(self, state: dict, streak: range) -> None:
-        """Load a state from before a streak of skipped updates, and leave these out when they come again.
+        """Load a state from before a streak of skipped updates, and leave these updates out from now on.
 
-        The update before the streak is left out too: its weights made nothing finite, and would do so again.
+        The update before the streak is left out too: with the weights it produced, nothing was finite.
         """
         left_out = [*self.left_out, range(max(streak.start - 1, state["step"]), streak.stop)]
         self.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""How a window is cut into micro-batches, and what happens when one of them cannot be computed."""
+"""Cuts a window into micro-batches; a subclass may repeat a window that failed."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -6,13 +6,13 @@ from contextlib import AbstractContextManager
 
 from datasets import Batch, Window
 
-MicroBatches = Iterator[tuple[Batch, bool]]  # each with whether it is this process's last of the window
+MicroBatches = Iterator[tuple[Batch, bool]]  # each with whether it is the last one of this process in the window
 
 
 class WindowGuard:
-    """Each batch of the loader is a micro-batch, and nothing is tried twice.
+    """Every batch of the loader is a micro-batch, and nothing is repeated.
 
-    A subclass may yield further attempts: the trainer starts the window again in each.
+    A subclass may yield further attempts: the trainer restarts the window for each.
     """
 
     def attempts(self, window: Window) -> Iterator[AbstractContextManager[MicroBatches]]:
@@ -20,7 +20,7 @@ class WindowGuard:
 
 
 def cut(window: Window, batches: Iterable[Batch], max_images: int | None = None) -> MicroBatches:
-    """Micro-batches of at most `max_images` images; None: as they come."""
+    """Micro-batches of at most `max_images` images; None: as the loader delivers them."""
     for number, batch in enumerate(batches, start=1):
         parts = [batch] if max_images is None else batch.parts(max_images)
         for part in parts:

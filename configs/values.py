@@ -1,14 +1,18 @@
 """The type of each setting: converts text from a file, a flag or -opts to the value that schema.py declares."""
 
+import ast
+import itertools
 import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
-from configs.schema import Config
+from configs import schema
+from configs.schema import Bounds, Config
 from utils.errors import ConfigError, did_you_mean
 
 # Values stay text as typed until they are converted here, because PyYAML would guess their types:
@@ -43,23 +47,49 @@ class Setting:
     default: Any
     help: str
     choices: tuple
-    bounds: tuple[float | None, float | None]
+    bounds: Bounds
     special: tuple  # words that are allowed besides a number
 
 
 def _settings(cls: type, prefix: str = "") -> Iterator[Setting]:
-    kinds = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     for each in fields(cls):
-        annotation, key = kinds[each.name], prefix + each.name
-        if is_dataclass(annotation):
-            yield from _settings(annotation, key + ".")
+        key, hint = prefix + each.name, hints[each.name]
+        if is_dataclass(hint):
+            yield from _settings(hint, key + ".")
             continue
-        optional = type(None) in get_args(annotation)
-        is_list = get_origin(annotation) is tuple
-        kind = (get_args(annotation) or (annotation,))[0]
-        yield Setting(key, kind, optional, is_list, each.default, **each.metadata)
+        bounds = Bounds()
+        if get_origin(hint) is Annotated:
+            hint, bounds = get_args(hint)
+        types = (hint,) if get_origin(hint) in (None, Literal) else get_args(hint)
+        words = tuple(word for each in types if get_origin(each) is Literal for word in get_args(each))
+        is_choice = get_origin(types[0]) is Literal  # otherwise the words are allowed besides a number
+        yield Setting(
+            key,
+            kind=type(words[0]) if is_choice else types[0],
+            optional=type(None) in types,
+            is_list=get_origin(hint) is tuple,
+            default=each.default,
+            help=_HELP[cls.__name__, each.name],
+            choices=words if is_choice else (),
+            bounds=bounds,
+            special=() if is_choice else words,
+        )
 
 
+def _read_help() -> dict[tuple[str, str], str]:
+    """The sentence below each field of the schema, by class and name. Python itself does not keep these."""
+    nodes = ast.parse(Path(schema.__file__).read_text(encoding="utf-8")).body
+    return {
+        (cls.name, field.target.id): text.value.value
+        for cls in nodes
+        if isinstance(cls, ast.ClassDef)
+        for field, text in itertools.pairwise(cls.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
+_HELP = _read_help()
 SETTINGS: dict[str, Setting] = {setting.key: setting for setting in _settings(Config)}
 SECTIONS = {key.rpartition(".")[0] for key in SETTINGS} - {""}
 

@@ -9,7 +9,7 @@ from datasets import BadImages, Batch, EvalData, Window
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.format import read_checkpoint
 from engine.checkpoint.resume import comparable
-from engine.checkpoint.rollback import NAME, find_before, write_bad_batches
+from engine.checkpoint.rollback import BAD_BATCHES_FILE, find_before, write_bad_batches
 from engine.checkpoint.sharded_saver import PIECES
 from engine.diagnose.failing_batch import LastUpdate, save_overflow
 from engine.evaluation import evaluate
@@ -47,7 +47,7 @@ class Epochs:
                 try:
                     self._train_to_the_end()
                 except NonFinite as error:
-                    if not self._go_back(error):
+                    if not self._roll_back(error):
                         raise
             self._wait_for_disk()
         except Stopped as stopped:
@@ -111,7 +111,7 @@ class Epochs:
             for suffix, model in models.items()
         }
 
-    def _go_back(self, error: NonFinite) -> bool:
+    def _roll_back(self, error: NonFinite) -> bool:
         """Roll back to the newest checkpoint before the streak. False if none is left."""
         trainer, streak, folder = self.trainer, error.streak, self.session.path
         if len(trainer.left_out) >= self.config.PRECISION.ROLLBACKS:
@@ -120,17 +120,17 @@ class Epochs:
         path = self.process.first(lambda: find_before(folder, streak.start, self.log.warn))
         if path is None:
             return False
-        trainer.go_back(read_checkpoint(path, lazily=True), streak)
+        trainer.roll_back(read_checkpoint(path, lazily=True), streak)
         left_out = trainer.left_out[-1]
         self.log.say(
             f"{error}; going back to {path}, after step {trainer.step}; updates {left_out.start} to {left_out.stop - 1} "
-            f"are left out this time, and their images named in {NAME}"
+            f"are left out this time, and their images named in {BAD_BATCHES_FILE}"
         )
         if self.process.is_first:
             try:
                 write_bad_batches(folder, trainer.data, trainer.left_out)
             except OSError as failure:
-                self.log.warn(f"cannot write {folder / NAME} ({failure}); training continues")
+                self.log.warn(f"cannot write {folder / BAD_BATCHES_FILE} ({failure}); training continues")
         self._save()
         return True
 

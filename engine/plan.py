@@ -75,7 +75,7 @@ class Plan:
         return self.given.MODEL.NUM_CLASSES or len(self.classes)
 
     @cached_property
-    def settled(self) -> LoadedConfig:
+    def final(self) -> LoadedConfig:
         """The final settings, with a number for DATA.BATCH_SIZE auto: a run is built from them, and saves them."""
         if self.given.DATA.BATCH_SIZE != AUTO:
             return self._loaded
@@ -85,7 +85,7 @@ class Plan:
         return self._loaded.with_batch_size(number, how)
 
     def describe_batch_size(self) -> str:
-        how = self.settled.origins["DATA.BATCH_SIZE"].partition(": ")[2]
+        how = self.final.origins["DATA.BATCH_SIZE"].partition(": ")[2]
         return f"{self.config.DATA.BATCH_SIZE} images, {how}"
 
     @property
@@ -95,7 +95,7 @@ class Plan:
 
     @property
     def config(self) -> Config:
-        return self.settled.config
+        return self.final.config
 
     @cached_property
     def order(self) -> Order:

@@ -80,7 +80,7 @@ class Preflight:
             self.add(Finding(what, str(error), WRONG))
             return None
 
-    def tell(self, what: str, task: Callable[[], str]) -> None:
+    def report(self, what: str, task: Callable[[], str]) -> None:
         """Add a row with the text that the task returns."""
         found = self.attempt(what, task)
         if found is not None:
@@ -112,7 +112,7 @@ class Preflight:
         precision = self.attempt("precision", lambda: Precision(config, process.device))
         num_classes = config.MODEL.NUM_CLASSES or (len(sets[1].classes) if sets else None)
         model = self.attempt("model", lambda: build_model(config, num_classes)) if num_classes else None
-        plan = self.settle(process, sets, model, precision)
+        plan = self.make_plan(process, sets, model, precision)
         if not config.EVAL:
             self.check_training(plan)
         if sets:
@@ -128,16 +128,16 @@ class Preflight:
             return
         self.add(Finding("model", f"{config.MODEL.NAME}, {describe(model)}"))
         if config.EVAL:
-            self.tell("precision", lambda: in_words(precision, model))
+            self.report("precision", lambda: describe_precision(precision, model))
             if sets:
-                self.tell("weights", lambda: try_evaluation(plan))
+                self.report("weights", lambda: try_evaluation(plan))
             return
         self.check_model(plan, model, bool(sets))
         if output.verdict == OK:
             folder = plan.folder or Path(config.SAVE)
             self.add(check_disk(plan.config, folder, checkpoint_bytes(config.TRAIN, model)))
 
-    def settle(
+    def make_plan(
         self, process: Process, sets: ImageSets | None, model: nn.Module | None, precision: Precision | None
     ) -> Plan:
         """The plan with a batch size. If none can be found, a row says so, and the others assume 1."""
@@ -160,8 +160,8 @@ class Preflight:
         if not self.config.EVAL and self.attempt("resume", lambda: (plan.checkpoint, plan.saved)) is None:
             plan.checkpoint, plan.saved = None, {}
         if self.config.DATA.BATCH_SIZE == AUTO:
-            settled = self.attempt("batch size", lambda: plan.settled)
-            plan.settled = settled or self.loaded.with_batch_size(1, "unknown")
+            settled = self.attempt("batch size", lambda: plan.final)
+            plan.final = settled or self.loaded.with_batch_size(1, "unknown")
             if settled:
                 self.add(Finding("batch size", plan.describe_batch_size()))
         return plan
@@ -182,12 +182,12 @@ class Preflight:
             self.attempt("checkpointing", lambda: recompute_blocks(config, copy.deepcopy(model)))
         if config.COMPILE:
             how = f"COMPILE_SCOPE {config.COMPILE_SCOPE}, COMPILE_MODE {config.COMPILE_MODE}"
-            self.tell("compile", lambda: f"{how}: {len(parts_to_compile(model, config))} to compile")
+            self.report("compile", lambda: f"{how}: {len(parts_to_compile(model, config))} to compile")
         if config.MODEL.PRETRAINED:
-            self.tell("pretrained", lambda: "\n".join(load_pretrained(model, config.MODEL.PRETRAINED)))
+            self.report("pretrained", lambda: "\n".join(load_pretrained(model, config.MODEL.PRETRAINED)))
         if plan.checkpoint:
-            self.tell("resume", lambda: try_resume(plan, model, has_data))
-        self.tell("precision", lambda: in_words(precision, model))
+            self.report("resume", lambda: try_resume(plan, model, has_data))
+        self.report("precision", lambda: describe_precision(precision, model))
         memory = self.attempt("memory", lambda: check_memory(config, model, precision, free, plan.process))
         if memory:
             self.add(memory)
@@ -207,7 +207,7 @@ def imagine(setting: str, world_size: int | None, local_size: int | None) -> Pro
     return ImaginedProcess(choose_device(setting, 0), world_size=world_size, local_size=local_size)
 
 
-def in_words(precision: Precision, model: nn.Module) -> str:
+def describe_precision(precision: Precision, model: nn.Module) -> str:
     """The chosen precision; prepares the model for it."""
     return "\n".join([precision.describe().removeprefix("precision: "), *precision.prepare(model)])
 

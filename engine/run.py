@@ -88,7 +88,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     if trainer.epoch >= config.TRAIN.NUM_EPOCHS:
         log.say(f"this run is finished already, after {trainer.epoch} epochs: nothing to do")
         return 0
-    session.begin(plan.settled)
+    session.begin(plan.final)
     saver = make_saver(config, session.path, process, log)
     trainer.callbacks = choose_callbacks(session, plan, trainer, saver)
     if config.PRECISION.EXPLAIN:

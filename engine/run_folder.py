@@ -48,5 +48,5 @@ class RunFolder:
 
     def status(self, state: str, **facts) -> None:
         """Write status.json: what the run is doing or why it ended. (torchrun hides exit codes.)"""
-        told = {"state": state, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "pid": os.getpid(), **facts}
-        write_text(self.path / "status.json", json.dumps(told, indent=2) + "\n")
+        content = {"state": state, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "pid": os.getpid(), **facts}
+        write_text(self.path / "status.json", json.dumps(content, indent=2) + "\n")

@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
     # A healthy run only has its next batch, and there is no setting to change.
     text = prescribe(found, config, folder) if found.first or batches else ""
     if text:
-        target = folder / auto_doctor.NAME
+        target = folder / auto_doctor.DOCTOR_FILE
         print(
             f"\n{text}\nwritten to {target}; a run with it: python main_single_gpu.py -cfg {shlex.quote(str(target))}"
         )
@@ -83,7 +83,7 @@ def find_run(source: str, batch: Path | None) -> tuple[Path, dict, list]:
         path = next((each for each in (folder / "last.pth", folder / "previous.pth") if each.is_file()), None)
         if path is None:
             raise ConfigError(
-                f"{folder} has neither {failing_batch.NAME} nor last.pth; give the folder of a run, or a checkpoint"
+                f"{folder} has neither {failing_batch.OVERFLOW_FILE} nor last.pth; give the folder of a run, or a checkpoint"
             )
     else:
         path = find_file(source)

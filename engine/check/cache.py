@@ -18,7 +18,7 @@ from datasets.cache.cached_images import (
     why_not_cacheable,
 )
 from datasets.cache.file import CacheLocation, find_resume_point
-from engine.check.quick_checks import existing
+from engine.check.quick_checks import nearest_existing
 from utils.findings import WARN, Finding
 from utils.units import format_bytes
 
@@ -26,42 +26,42 @@ from utils.units import format_bytes
 def check_cache(config: Config, parts: Iterable[tuple[str, ImageSet | None]]) -> Finding:
     """One row for both image sets, which share a folder. Never WRONG: a run without a cache continues without it."""
     check_ram_cache_is_possible(config)
-    told, needed = [], 0
+    lines, needed = [], 0
     for part, image_set in parts:
         if image_set is None:
             continue
         reason = why_not_cacheable(image_set)
         if reason:
-            told.append(f"none of the {part} images, {reason}")
+            lines.append(f"none of the {part} images, {reason}")
             continue
         location = locate_cache(config, part, image_set)
         try:
-            size = look_at(config, part, image_set, location, told)
+            size = describe_cache(config, part, image_set, location, lines)
         except OSError as error:
             return Finding("cache", f"{location.folder} cannot be used ({error})", WARN, remedy_for_folder(location))
         needed += size
-    found = "\n".join(told)
-    return weigh(found, needed, location) if needed else Finding("cache", found)
+    found = "\n".join(lines)
+    return compare_with_free_space(found, needed, location) if needed else Finding("cache", found)
 
 
-def look_at(config: Config, part: str, image_set: ImageSet, location: CacheLocation, told: list[str]) -> int:
+def describe_cache(config: Config, part: str, image_set: ImageSet, location: CacheLocation, lines: list[str]) -> int:
     """Describe the cache of one image set. Returns the bytes still to be written."""
     location = replace(location, persistent=True)  # otherwise closing a cache in memory would remove it
-    file = open_cache(location, told.append)
+    file = open_cache(location, lines.append)
     if file:
-        told.append(f"{part} images: {format_bytes(len(file.data))} in {location.data}")
+        lines.append(f"{part} images: {format_bytes(len(file.data))} in {location.data}")
         return 0
     num_done, _ = find_resume_point(location)
     with ThreadPoolExecutor(count_threads(config), "cache") as pool:
         size = estimate_bytes(image_set, CacheEncoder(config.DATA), len(image_set) - num_done, pool)
     begun = f", {num_done:,} of {len(image_set):,} are there" if num_done else ""
-    told.append(f"{part} images: about {format_bytes(size)} will be written to {location.folder}{begun}")
+    lines.append(f"{part} images: about {format_bytes(size)} will be written to {location.folder}{begun}")
     return size
 
 
-def weigh(found: str, needed: int, location: CacheLocation) -> Finding:
+def compare_with_free_space(found: str, needed: int, location: CacheLocation) -> Finding:
     """Check that `needed` bytes can be written there."""
-    nearest = existing(location.folder)
+    nearest = nearest_existing(location.folder)
     try:
         with tempfile.TemporaryFile(dir=nearest):
             free = free_bytes(replace(location, folder=nearest))

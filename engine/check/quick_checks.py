@@ -40,13 +40,13 @@ def check_rate(settings: Train, global_batch: int) -> Finding:
     name, scaled_for = settings.OPTIMIZER.NAME, settings.LINEAR_SCALED_LR
     rate = Schedule(settings, steps_per_epoch=1, global_batch=global_batch).base
     per_256 = rate * 256 / global_batch
-    least, most = CUSTOMARY[name]
+    low, high = CUSTOMARY[name]
     origin = f" (TRAIN.BASE_LR {settings.BASE_LR:g} x {global_batch} / {scaled_for})" if scaled_for else ""
     found = (
         f"{rate:.3g}{origin} for {global_batch} images an update, {per_256:.3g} for each 256; "
-        f"customary with {name}: {least:g} to {most:g}"
+        f"customary with {name}: {low:g} to {high:g}"
     )
-    if least / FAR <= per_256 <= most * FAR:
+    if low / FAR <= per_256 <= high * FAR:
         return Finding("learning rate", found)
     remedy = "set TRAIN.BASE_LR, or TRAIN.LINEAR_SCALED_LR to the images an update that it is meant for"
     return Finding("learning rate", found, WARN, remedy)
@@ -63,7 +63,7 @@ def check_warm_up(settings: Train) -> Finding:
 def check_output(save: str) -> Finding:
     """Check that a run folder can be created there."""
     try:
-        folder = existing(Path(save))
+        folder = nearest_existing(Path(save))
         with tempfile.TemporaryFile(dir=folder):
             return Finding("output", f"{folder} can be written to")
     except OSError as error:
@@ -78,15 +78,15 @@ def check_disk(config: Config, path: Path, each: int) -> Finding:
     # Checkpoints of a resumed run already occupy their space; a file with several names occupies it once.
     present = {status.st_ino: status.st_size for status in (file.stat() for file in path.rglob("*.pth"))}
     need = max(count * each - sum(present.values()), 2 * each)
-    free = free_bytes(existing(path))
+    free = free_bytes(nearest_existing(path))
     found = (
         f"checkpoints of {format_bytes(each)}, up to {count} at once: {format_bytes(need)} of {format_bytes(free)} "
         f"free at {path}"
     )
-    return Finding("disk", found, *fullness(need, free, "make room, lower KEEP_CHECKPOINTS, or set -output"))
+    return Finding("disk", found, *verdict_on_space(need, free, "make room, lower KEEP_CHECKPOINTS, or set -output"))
 
 
-def existing(path: Path) -> Path:
+def nearest_existing(path: Path) -> Path:
     """The folder itself, or its nearest parent that exists."""
     return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
 
@@ -107,7 +107,7 @@ def check_shared_memory(config: Config, num_workers: int) -> Finding:
         f"in {SHARED}"
     )
     remedy = "enlarge it (docker run --shm-size), or lower -num_workers or -batch_size"
-    return Finding(what, found, *fullness(need, free, remedy))
+    return Finding(what, found, *verdict_on_space(need, free, remedy))
 
 
 def loader_processes(config: Config, image_set, process: Process) -> int:
@@ -117,7 +117,7 @@ def loader_processes(config: Config, image_set, process: Process) -> int:
     return count_workers(config.DATA, image_set, process.world_size, process.device) * process.local_size
 
 
-def fullness(need: float, free: float, remedy: str) -> tuple[str, str]:
+def verdict_on_space(need: float, free: float, remedy: str) -> tuple[str, str]:
     """The verdict on the space, and the remedy unless it is OK."""
     if need > NEAR * free:
         return WRONG if need > free else WARN, remedy

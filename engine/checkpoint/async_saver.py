@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from engine.checkpoint.format import prune, save_checkpoint, start_of_streak, sweep
+from engine.checkpoint.format import remove_old, remove_unused_parts, save_checkpoint, start_of_streak
 from engine.checkpoint.host_copy import HostCopy
 
 
@@ -63,8 +63,8 @@ class AsyncSaver:
 
     def _tidy(self) -> None:
         """Remove old checkpoints."""
-        prune(self._path.parent, self._keep)
-        sweep(self._path.parent)
+        remove_old(self._path.parent, self._keep)
+        remove_unused_parts(self._path.parent)
 
     @contextlib.contextmanager
     def _warn_on_os_error(self) -> Iterator[None]:

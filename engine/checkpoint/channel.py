@@ -19,13 +19,13 @@ class Channel:
 
     def each(self, task: Callable[[], Any]) -> list:
         """Run the task in every process. Returns all results; raises OSError if it failed in any of them."""
-        told = [self._attempt(task)] * self._world_size
+        answers = [self._attempt(task)] * self._world_size
         if self._group:
-            dist.all_gather_object(told, told[0], group=self._group)
-        for _, reason in told:
+            dist.all_gather_object(answers, answers[0], group=self._group)
+        for _, reason in answers:
             if reason:
                 raise OSError(reason)
-        return [result for result, _ in told]
+        return [result for result, _ in answers]
 
     def first(self, task: Callable[[], Any]) -> Any:
         """Run the task in process 0. Returns its result everywhere; raises OSError if it failed."""

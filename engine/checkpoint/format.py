@@ -56,13 +56,13 @@ def keep_as(path: Path, other: Path) -> None:
         temporary.unlink(missing_ok=True)  # still there after an error, or if both names already were the same file
 
 
-def prune(folder: Path, keep: int) -> None:
+def remove_old(folder: Path, keep: int) -> None:
     """Remove all but the newest `keep` files checkpoint-N.pth."""
     for old in numbered(folder)[keep:]:
         old.unlink(missing_ok=True)
 
 
-def sweep(folder: Path) -> None:
+def remove_unused_parts(folder: Path) -> None:
     """Remove checkpoint parts that no checkpoint of the run refers to: of older ones, and of killed saves."""
     shards = folder / FOLDER
     if not shards.is_dir():

@@ -21,7 +21,7 @@ class HostCopy:
     def take(self, state: dict) -> dict:
         """Copy the state; from a CUDA device asynchronously, with one synchronisation at the end."""
         tensors: list[Tensor] = []
-        rebuilt(state, tensors.append)
+        map_tensors(state, tensors.append)
         layout = [(each.dtype, each.shape, each.stride()) for each in tensors]
         if layout != self._layout:
             self._copies = []  # freed first, so that memory never holds two
@@ -31,19 +31,19 @@ class HostCopy:
         if self._is_cuda:
             torch.cuda.current_stream(self._device).synchronize()
         copies = iter(self._copies)
-        return rebuilt(state, lambda tensor: next(copies))
+        return map_tensors(state, lambda tensor: next(copies))
 
 
-def rebuilt(value: Any, change: Callable[[Tensor], Any]) -> Any:
+def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
     """Apply `change` to all tensors in nested dicts, lists and tuples, in a fixed order."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
         new = copy(value)  # not value.copy(): a state_dict carries module versions as an attribute (_metadata)
-        new.update((key, rebuilt(each, change)) for key, each in value.items())
+        new.update((key, map_tensors(each, change)) for key, each in value.items())
         return new
     if isinstance(value, list | tuple):
-        return type(value)(rebuilt(each, change) for each in value)
+        return type(value)(map_tensors(each, change) for each in value)
     return value
 
 

@@ -9,7 +9,7 @@ from engine.checkpoint.format import read_checkpoint
 from utils.errors import ConfigError
 from utils.files import write_text
 
-NAME = "bad_batches.jsonl"
+BAD_BATCHES_FILE = "bad_batches.jsonl"
 
 
 def find_before(folder: Path, step: int, warn: Callable[[str], None]) -> Path | None:
@@ -37,4 +37,4 @@ def write_bad_batches(folder: Path, data: TrainData, left_out: Iterable[range]) 
                 dict.fromkeys(map(data.image_set.name, indices))
             )  # repeated augmentation uses an image several times
             lines.append(json.dumps({"step": step, "rank": rank, "names": names}) + "\n")
-    write_text(folder / NAME, "".join(lines))
+    write_text(folder / BAD_BATCHES_FILE, "".join(lines))

@@ -21,7 +21,7 @@ from utils.files import write_text
 from utils.log import Log
 from utils.seed import unchanged_random_state
 
-NAME = "doctor.yaml"
+DOCTOR_FILE = "doctor.yaml"
 
 
 def make_case(config: Config, model: torch.nn.Module, device: torch.device, update: Batches, scale: float) -> Case:
@@ -51,7 +51,7 @@ def prescribe(found: Diagnosis, config: Config, folder: Path) -> str:
         return ""
     base = ["BASE: config.yaml"] if (folder / "config.yaml").exists() else []
     text = "\n".join([*base, "PRECISION:", *settings]) + "\n"
-    write_text(folder / NAME, text)
+    write_text(folder / DOCTOR_FILE, text)
     return text
 
 
@@ -94,7 +94,7 @@ class AutoDoctor(Callback):
         log.say(
             f"doctor: updates are skipped, the last one at step {update.step}. In a replay of it: {found.finding()}"
         )
-        path = shlex.quote(str(self._folder / NAME))
+        path = shlex.quote(str(self._folder / DOCTOR_FILE))
         if is_written:
             settings = ", ".join(f"{name}: {value}" for name, value in found.prescription(config.PRECISION).items())
             outcome = "a replay with them is finite" if found.is_mended else "a replay with them still breaks"

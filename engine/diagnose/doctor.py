@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from configs.schema import Precision as Settings
 from datasets import Mixed
-from engine.diagnose.trace import Place, Trace, is_finite
+from engine.diagnose.trace import Location, Trace, is_finite
 from engine.precision.policy import Precision
 from models.unchanged import unchanged_buffers
 from utils.seed import seed_update
@@ -41,7 +41,7 @@ class Case:
 class Row:
     """One module, or one operation of an attention, in the report."""
 
-    place: Place
+    place: Location
     types: str
     activation: float  # largest absolute value, in the float32 replay
     gradient: float  # the same of the gradients, times the loss scale
@@ -64,7 +64,7 @@ class Diagnosis:
 
     half: torch.dtype
     scale: float
-    first: Place | None = None  # the first place that breaks
+    first: Location | None = None  # the first place that breaks
     is_forward: bool = True
     breaks_in_float32: bool = False
     rows: list[Row] = field(default_factory=list)
@@ -228,7 +228,7 @@ def best_scale(exact: Trace, trace: Trace, half: torch.dtype) -> float:
     return min(max(2.0 ** math.floor(math.log2(room / largest)), 1.0), MAX_SCALE)
 
 
-def is_outlier(exact: Trace, place: Place) -> bool:
+def is_outlier(exact: Trace, place: Location) -> bool:
     """Whether the gradient is far above the median."""
     largest = exact.largest_gradients()
     return largest[place] > OUTLIER * statistics.median(largest.values())

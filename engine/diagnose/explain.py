@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.diagnose.trace import Where
+from engine.diagnose.trace import ModuleStack
 from engine.train.trainer import Trainer
 from models.unchanged import unchanged_buffers
 from utils.files import write_text
@@ -29,7 +29,7 @@ COLUMNS = ("module", "class", "computes_in", "takes", "returns", "weights", "ope
 
 
 @dataclass
-class Seen:
+class ModuleTypes:
     """The types of one module, without its submodules."""
 
     path: str
@@ -45,22 +45,22 @@ class Seen:
         return (self.path or "(model)", self.kind, *map(_names, types), " ".join(self.operations))
 
 
-class Watch(TorchDispatchMode):
+class TypeRecorder(TorchDispatchMode):
     """Records the input types of kernels, below autocast, that is after its casts."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
-        self.where = Where(model)
-        self.seen: dict[str, Seen] = {}
+        self.modules = ModuleStack(model)
+        self.seen: dict[str, ModuleTypes] = {}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         output = function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__
         given = _float_types((args, kwargs))
         if name not in MOVES and given and _float_types(output):
-            path, module = self.where.stack[-1]
+            path, module = self.modules.stack[-1]
             own = {parameter.dtype for parameter in module.parameters(recurse=False)}
-            seen = self.seen.setdefault(path, Seen(path, type(module).__name__, own))
+            seen = self.seen.setdefault(path, ModuleTypes(path, type(module).__name__, own))
             widest = given[0]
             for other in given[1:]:  # a sum of a float32 and a half tensor is computed in float32
                 widest = torch.promote_types(widest, other)
@@ -75,13 +75,13 @@ class Watch(TorchDispatchMode):
 
 
 @torch.no_grad()
-def watch(model: nn.Module, images: Tensor, autocast: torch.autocast) -> list[Seen]:
+def record_types(model: nn.Module, images: Tensor, autocast: torch.autocast) -> list[ModuleTypes]:
     """One forward in training mode; random state and BatchNorm statistics are restored."""
-    found = Watch(model)
+    found = TypeRecorder(model)
     with (
         unchanged_random_state(images.device),
         unchanged_buffers(model),
-        found.where.following(found.note_module),
+        found.modules.following(found.note_module),
         contextlib.ExitStack() as stack,
     ):
         stack.enter_context(autocast)
@@ -101,7 +101,7 @@ def explain(trainer: Trainer, log: Log, folder: Path) -> None:
     images, _ = trainer.to_device(batch)
     model = trainer.precision.computing(trainer.model).train()
     with whole_last_block(model):
-        rows = [seen.row() for seen in watch(model, images, trainer.precision.autocast())]
+        rows = [seen.row() for seen in record_types(model, images, trainer.precision.autocast())]
     log.say(f"in which type each module computes (one pass of {len(images)} images):")
     for line in align([COLUMNS, *collapse(rows)]):
         log.say(f"  {line}")

@@ -15,7 +15,7 @@ from models.formats.files import read_torch
 from utils.errors import ConfigError
 from utils.files import replacing
 
-NAME = "overflow-batch.pth"
+OVERFLOW_FILE = "overflow-batch.pth"
 
 
 class LastUpdate(Callback):
@@ -63,7 +63,7 @@ class Batches:
 
 def name_of(rank: int) -> str:
     """A file per process: each had other images, any of which may be the cause."""
-    return NAME if rank == 0 else f"overflow-batch-{rank}.pth"
+    return OVERFLOW_FILE if rank == 0 else f"overflow-batch-{rank}.pth"
 
 
 def save_overflow(folder: Path, rank: int, last_update: LastUpdate, facts: dict) -> str:
@@ -77,11 +77,13 @@ def save_overflow(folder: Path, rank: int, last_update: LastUpdate, facts: dict)
 def read_overflow(path: Path) -> Batches:
     """Read a file of save_overflow, or a hand-made one with uint8 `images` and `targets`."""
     if not path.is_file():
-        raise ConfigError(f"-batch: no file at {path}; a run writes {NAME} into its folder when it stops")
+        raise ConfigError(f"-batch: no file at {path}; a run writes {OVERFLOW_FILE} into its folder when it stops")
     state = read_torch(path)
     images, targets = (state.get("images"), state.get("targets")) if isinstance(state, dict) else (None, None)
     if not (isinstance(images, Tensor) and isinstance(targets, Tensor)):
-        raise ConfigError(f"-batch: {path} holds no batch (tensors `images` and `targets`); give a run's {NAME}")
+        raise ConfigError(
+            f"-batch: {path} holds no batch (tensors `images` and `targets`); give a run's {OVERFLOW_FILE}"
+        )
     sizes = state.get("sizes", [len(targets)])
     if images.dtype != torch.uint8 or images.ndim != 4 or not len(targets) == len(images) == sum(sizes) > 0:
         raise ConfigError(

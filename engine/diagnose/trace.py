@@ -20,7 +20,7 @@ MATMULS = frozenset("matmul __matmul__ bmm baddbmm einsum".split())
 FUSED = "scaled_dot_product_attention"
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where an operation happens: a leaf module, or (`part`) an operation of a module with submodules."""
 
     path: str
@@ -30,7 +30,7 @@ class Place(NamedTuple):
         return f"{self.path or '(model)'} {self.part}".strip()
 
 
-class Where:
+class ModuleStack:
     """The stack of modules whose forward is running."""
 
     def __init__(self, model: nn.Module):
@@ -72,17 +72,17 @@ class Trace(TorchFunctionMode):
 
     def __init__(self, model: nn.Module, reference: "Trace | None" = None):
         super().__init__()
-        self.where = Where(model)
+        self.modules = ModuleStack(model)
         self.reference = reference  # a float32 pass over the same operations
-        self.first_forward: Place | None = None  # the first with a non-finite output
-        self.first_backward: Place | None = None  # the first with a non-finite gradient
-        self.activations: dict[Place, float] = defaultdict(float)  # largest absolute value
-        self.types: dict[Place, set[torch.dtype]] = defaultdict(set)  # types of its outputs
-        self.gradients: dict[tuple, tuple[Place, float]] = {}  # of each input: place and largest absolute value
+        self.first_forward: Location | None = None  # the first with a non-finite output
+        self.first_backward: Location | None = None  # the first with a non-finite gradient
+        self.activations: dict[Location, float] = defaultdict(float)  # largest absolute value
+        self.types: dict[Location, set[torch.dtype]] = defaultdict(set)  # types of its outputs
+        self.gradients: dict[tuple, tuple[Location, float]] = {}  # of each input: place and largest absolute value
         self.in_half: set[tuple] = set()  # inputs whose gradients are in a half type
         self.nonzero: dict[tuple, Tensor] = {}  # mask of non-zero gradients; only without a reference
-        self.lost: dict[Place, int] = defaultdict(int)  # elements that are zero here and not in the reference
-        self.kept: dict[Place, int] = defaultdict(int)  # elements that are not zero in the reference
+        self.lost: dict[Location, int] = defaultdict(int)  # elements that are zero here and not in the reference
+        self.kept: dict[Location, int] = defaultdict(int)  # elements that are not zero in the reference
         # Per function and module, so that the casts of a black list do not shift the numbers of other calls.
         self._num_calls: dict[tuple[str, str], int] = defaultdict(int)
         self._softmaxed: set[tuple] = set()
@@ -91,7 +91,7 @@ class Trace(TorchFunctionMode):
     def watching(self) -> Iterator[None]:
         """Wrap one forward; its backward may follow later."""
         self._softmaxed.clear()
-        with self.where.following(), self:
+        with self.modules.following(), self:
             yield
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -124,36 +124,36 @@ class Trace(TorchFunctionMode):
                 self.in_half |= {key for key, own in taken if in_half or own.dtype.itemsize == 2}
         return output
 
-    def _place(self, name: str) -> Place:
-        path, module = self.where.stack[-1]
+    def _place(self, name: str) -> Location:
+        path, module = self.modules.stack[-1]
         if not any(True for _ in module.children()):
-            return Place(path)
+            return Location(path)
         if hasattr(module, "attn_drop"):  # every attention of timm
             if name in MATMULS:
-                return Place(path, "attention x values" if path in self._softmaxed else "logits (q·k)")
+                return Location(path, "attention x values" if path in self._softmaxed else "logits (q·k)")
             if name == "softmax":
                 self._softmaxed.add(path)
-            return Place(path, "attention core" if name == FUSED else name.strip("_"))
-        return Place(path, name.strip("_"))
+            return Location(path, "attention core" if name == FUSED else name.strip("_"))
+        return Location(path, name.strip("_"))
 
     @torch.no_grad()
     def _note_logits(self, args: tuple) -> None:
         """Compute q·k of a fused kernel, which is float32 or half inside, depending on the device."""
         q, k = args[0].float(), args[1].float()
         largest = (q @ k.transpose(-2, -1)).abs().amax().item() * q.shape[-1] ** -0.5
-        place = Place(self.where.stack[-1][0], "logits (q·k)")
+        place = Location(self.modules.stack[-1][0], "logits (q·k)")
         self.activations[place] = larger(self.activations[place], largest)
 
-    def _see_output(self, place: Place, output: Tensor) -> None:
+    def _see_output(self, place: Location, output: Tensor) -> None:
         largest = output.detach().abs().amax().item()
         self.activations[place] = larger(self.activations[place], largest)
         self.types[place].add(output.dtype)
         if self.first_forward is None and not is_finite(largest):
-            logits = Place(place.path, "logits (q·k)")
+            logits = Location(place.path, "logits (q·k)")
             is_cause = place.part == "attention core" and self.activations[logits] > torch.finfo(output.dtype).max
             self.first_forward = logits if is_cause else place
 
-    def _see_gradient(self, place: Place, key: tuple, is_weight: bool, gradient: Tensor) -> None:
+    def _see_gradient(self, place: Location, key: tuple, is_weight: bool, gradient: Tensor) -> None:
         if not gradient.numel():
             return
         largest = gradient.abs().amax().item()
@@ -161,7 +161,7 @@ class Trace(TorchFunctionMode):
         if self.first_backward is None and not is_finite(largest):
             self.first_backward = place
         # If there are weights, only their gradients count.
-        if not is_weight and any(True for _ in self.where.model.get_submodule(place.path).parameters(recurse=False)):
+        if not is_weight and any(True for _ in self.modules.model.get_submodule(place.path).parameters(recurse=False)):
             return
         if self.reference is None:
             self.nonzero[key] = gradient != 0
@@ -171,8 +171,8 @@ class Trace(TorchFunctionMode):
             self.lost[place] += int((expected & (gradient == 0)).sum())
             self.kept[place] += int(expected.sum())
 
-    def largest_gradients(self) -> dict[Place, float]:
-        found: dict[Place, float] = defaultdict(float)
+    def largest_gradients(self) -> dict[Location, float]:
+        found: dict[Location, float] = defaultdict(float)
         for place, largest in self.gradients.values():
             found[place] = larger(found[place], largest)
         return found

@@ -16,11 +16,11 @@ class Largest:
     runs: int
 
 
-def bisect(peak: Callable[[int], int | None], start: int, most: int) -> Largest:
+def bisect(peak: Callable[[int], int | None], start: int, max_size: int) -> Largest:
     """Double the batch, then bisect. `peak` runs a batch and returns its bytes, or None when out of memory."""
     fits, memory, runs = 0, 0, 0
-    too_large = most // STEP * STEP + STEP
-    size = max(STEP, min(start, most) // STEP * STEP)
+    too_large = max_size // STEP * STEP + STEP
+    size = max(STEP, min(start, max_size) // STEP * STEP)
     while too_large - fits > max(STEP, CLOSE * fits):
         runs += 1
         found = peak(size)

@@ -21,7 +21,7 @@ def train_epoch(
     trainer.notify("on_epoch_start")
     try:
         for index in range(done, per_epoch):
-            stop_if_told(trainer, stop, updates_left=per_epoch - index)
+            stop_if_requested(trainer, stop, updates_left=per_epoch - index)
             if any(trainer.step in each for each in trainer.left_out):
                 trainer.leave_out()
             else:
@@ -36,9 +36,9 @@ def train_epoch(
     return trainer.report()
 
 
-def stop_if_told(trainer: Trainer, stop: StopSignal, updates_left: int) -> None:
+def stop_if_requested(trainer: Trainer, stop: StopSignal, updates_left: int) -> None:
     """Stop because of a signal or a callback, all processes after the same update."""
-    is_asked = any([each.should_stop(trainer, updates_left) for each in trainer.callbacks])
-    number = trainer.process.delayed_max(stop.number or is_asked * TIME_IS_UP)
+    is_requested = any([each.should_stop(trainer, updates_left) for each in trainer.callbacks])
+    number = trainer.process.delayed_max(stop.number or is_requested * TIME_IS_UP)
     if number:
         raise Stopped(number)

@@ -170,7 +170,7 @@ class Trainer:
         self.left_out = [range(*each) for each in progress.get("left_out", [])]
         self.counters.load_state_dict(progress, self.process)
 
-    def go_back(self, state: dict, streak: range) -> None:
+    def roll_back(self, state: dict, streak: range) -> None:
         """Load a state from before a streak of skipped updates, and leave these updates out from now on.
 
         The update before the streak is left out too: with the weights it produced, nothing was finite.

@@ -15,7 +15,7 @@ import engine.train.build
 import main_single_gpu
 from configs.values import flatten
 from engine.diagnose.auto_doctor import make_case
-from engine.diagnose.explain import watch
+from engine.diagnose.explain import record_types
 from engine.diagnose.failing_batch import Batches, LastUpdate
 from engine.diagnose.fp32_compare import Float32Compare
 from engine.precision.policy import Precision
@@ -181,7 +181,7 @@ def test_it_compiles_without_a_break(config):
 
 def test_explain_shows_it(config):
     model, precision, _ = prepared(config)
-    rows = {seen.path: seen.row()[2] for seen in watch(model, torch.ones(2, 1, 8, 8), precision.autocast())}
+    rows = {seen.path: seen.row()[2] for seen in record_types(model, torch.ones(2, 1, 8, 8), precision.autocast())}
     assert "float8_e4m3fn" in rows["blocks.0.mlp.fc1"] and rows["blocks.0.mlp.fc2"] == "bfloat16"
 
 

@@ -151,9 +151,9 @@ def test_going_back_leaves_out_the_streak_and_the_update_before_it_unless_that_i
     for window in trainer.data.windows(0, 3):
         trainer.update(window)
     state = trainer.state_dict()
-    trainer.go_back(state, range(7, 9))
+    trainer.roll_back(state, range(7, 9))
     assert trainer.step == 3 and trainer.left_out == [range(6, 9)]
-    trainer.go_back(state, range(3, 5))
+    trainer.roll_back(state, range(3, 5))
     assert trainer.left_out == [range(6, 9), range(3, 5)]
     other = make_trainer(small_config(tmp_path))
     other.load_state_dict(trainer.state_dict())

@@ -5,7 +5,7 @@ import csv
 import pytest
 import torch
 
-from engine.diagnose.explain import collapse, watch
+from engine.diagnose.explain import collapse, record_types
 from models import build_model
 from tests.support.configs import SMALL, small_config
 from tests.support.run_hash import run_hash
@@ -15,7 +15,7 @@ from tests.support.runs import run, run_folder
 def table(model, half) -> dict[str, tuple[str, str, str, str]]:
     """{module: (computes in, takes, returns, weights)}"""
     autocast = torch.autocast("cpu", dtype=half, enabled=half is not None)
-    return {seen.path: seen.row()[2:6] for seen in watch(model, torch.ones(2, 1, 8, 8), autocast)}
+    return {seen.path: seen.row()[2:6] for seen in record_types(model, torch.ones(2, 1, 8, 8), autocast)}
 
 
 def test_what_is_told_is_what_autocast_does(tmp_path):

@@ -9,7 +9,6 @@ import main_single_gpu
 from tests.support.configs import SMALL
 from tests.support.mistakes import IN_A_RUN
 from tests.support.refusals import assert_names
-from tests.support.runs import run
 from utils.program import exit_code
 
 FOLDERS = SMALL.replace("digits", "imagefolder").replace("BATCH_SIZE: 32", "BATCH_SIZE: 2")
@@ -49,15 +48,9 @@ def make_images(root, classes=("cat", "dog"), count=3):
     return root
 
 
-def test_no_cfg():
-    result = run("main_single_gpu.py")
-    assert result.returncode == 2
-    assert "Traceback" not in result.stderr
-    assert_names(result.stderr, "-cfg", "configs/vit_digits.yaml")
-
-
-def test_cfg_that_is_not_there(person):
-    assert_names(person("-cfg", "configs/vit_digit.yaml"), "configs/vit_digits.yaml")
+@pytest.mark.parametrize("name", ["", "configs/vit_digit.yaml"])
+def test_without_settings_the_shipped_ones_are_named(person, name):
+    assert_names(person("-cfg", name), "-cfg", "configs/vit_digits.yaml")
 
 
 @pytest.mark.parametrize(

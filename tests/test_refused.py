@@ -2,9 +2,8 @@
 
 import contextlib
 import os
+import signal
 import socket
-import stat
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -48,32 +47,30 @@ def test_memory_that_runs_out_is_told_with_what_to_lower(ask, capsys):
 # --- what is no file ---
 
 
-WAITED: list[Path] = []  # pipes that somebody waited for
+PIPES: list[Path] = []
 
 
 @pytest.fixture(autouse=True)
 def nobody_waits():
-    WAITED.clear()
+    """Free whoever waits for a pipe, so that the test fails in place of waiting for ever."""
+
+    def let_go(*_) -> None:
+        for path in PIPES:
+            with contextlib.suppress(OSError):  # there is nobody
+                os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+        pytest.fail("it waits for a pipe")
+
+    before = signal.signal(signal.SIGALRM, let_go)
+    signal.alarm(120)  # seconds for what takes milliseconds
     yield
-    assert not WAITED
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+    PIPES.clear()
 
 
 def make_pipe(path: Path) -> None:
     os.mkfifo(path)
-    threading.Thread(target=let_go, args=(path,), daemon=True).start()
-
-
-def let_go(path: Path) -> None:
-    """Free whoever waits for the pipe, so that the test fails in place of waiting for ever."""
-    while path.exists():
-        threading.Event().wait(3)
-        with contextlib.suppress(OSError):  # there is nobody
-            writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-            is_pipe = stat.S_ISFIFO(os.fstat(writer).st_mode)
-            os.close(writer)
-            if not is_pipe:  # replaced by a file, which anybody can open at any time
-                return
-            WAITED.append(path)
+    PIPES.append(path)
 
 
 def make_socket(path: Path) -> None:

@@ -25,6 +25,7 @@ from datasets.types import ImageSet
 from tests.support.caches import BROKEN, NUM_IMAGES, Messages, cached, config_of, contents, outcome
 from tests.support.caches import photos as photos
 from tests.support.configs import CPU, replaced
+from tests.support.forks import DEADLINE
 from tests.support.loading import settings, taken
 from tests.support.shards import make_set
 from utils.errors import StoppedBySignal
@@ -227,7 +228,7 @@ def test_another_run_that_makes_the_same_cache_is_waited_for(photos, monkeypatch
         sets = load_image_sets(config)
         other = threading.Thread(target=lambda: found.append(cache_image_sets(config, sets, progress)[0]))
         other.start()
-        assert waits.wait(20)
+        assert waits.wait(DEADLINE)
         (photos.parent / "not yet").rename(index)
     other.join()
     assert isinstance(found[0], CachedImages) and contents(config) == made

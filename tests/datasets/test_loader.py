@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -253,9 +252,8 @@ def test_signals_to_all_processes_leave_the_workers_at_work_and_closing_ends_the
             os.kill(worker.pid, each)
     got += taken(next(windows) for _ in range(30))
     assert got == expected[: len(got)]
-    start = time.monotonic()
     windows.close()
-    assert multiprocessing.active_children() == [] and time.monotonic() - start < 4
+    assert multiprocessing.active_children() == []
 
 
 def test_a_program_that_ends_in_the_middle_of_an_epoch_ends_its_workers(folder):

@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import time
 
 import pytest
 
@@ -13,7 +12,6 @@ from tests.support.runs import run_folder
 
 DIGITS = ["-dataset", "digits", "-batch_size", "100", "-opts", "DATA.IMAGE_CHANNELS=1", "MODEL.NUM_CLASSES=10"]
 PROCESSES = ["DATA.WORKERS=processes", "DATA.NUM_WORKERS=2"]
-IN_TIME = 30  # seconds
 
 
 def failure(output) -> str:
@@ -23,18 +21,16 @@ def failure(output) -> str:
 
 
 def test_a_loader_process_that_is_killed_is_named_and_ends_the_run(tmp_path, start):
-    began = time.monotonic()
     ended = start(tmp_path / "o", *DIGITS, *PROCESSES, kill_worker=[3])
-    assert ended.returncode == 1 and time.monotonic() - began < IN_TIME
+    assert ended.returncode == 1
     assert_names(ended.printed, "error: loader process", "DATA.NUM_WORKERS")
     assert "Traceback" not in ended.printed
     assert_names(failure(tmp_path / "o"), "SIGKILL")
 
 
 def test_a_loader_process_of_one_of_two_processes_ends_both_and_is_named(tmp_path, start):
-    began = time.monotonic()
     ended = start(tmp_path / "o", *DIGITS, *PROCESSES, processes=2, kill_worker=[3, 1])
-    assert ended.codes == [1, 1] and time.monotonic() - began < IN_TIME
+    assert ended.codes == [1, 1]
     assert_names(ended.printed, "error: loader process")
     assert "Traceback" not in ended.printed
     assert_names(failure(tmp_path / "o"), "process 1")

@@ -64,11 +64,10 @@ class Server:
 
     def _report_ends(self) -> None:
         for pid in list(self._clients):
-            ended, status, used = os.wait4(pid, os.WNOHANG)
+            ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                answer = [os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime]
                 with self._clients.pop(pid) as client, contextlib.suppress(OSError):  # nobody waits any more
-                    client.send(f"{json.dumps(answer)}\n".encode())
+                    client.send(f"{os.waitstatus_to_exitcode(status)}\n".encode())
 
     def _end(self) -> None:
         for pid in self._clients:

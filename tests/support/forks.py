@@ -40,12 +40,11 @@ class Fork:
             _server().requests.sendall(message[sent:])
         self._received = b""
         self.returncode: int | None = None
-        self.seconds = 0.0  # of the processor, once it has ended
         self.pid: int = self._receive(DEADLINE)
         STARTED.append(self)
 
     def _receive(self, timeout: float | None):
-        """The next line of the server: the pid; then exit code and processor seconds, when it has ended."""
+        """The next line of the server: the pid; then the exit code, when it has ended."""
         self._answers.settimeout(timeout)
         while b"\n" not in self._received:
             more = self._answers.recv(1 << 10)
@@ -63,7 +62,7 @@ class Fork:
     def wait(self, timeout: float | None = DEADLINE) -> int:
         if self.returncode is None:
             try:
-                self.returncode, self.seconds = self._receive(timeout)
+                self.returncode = self._receive(timeout)
             except (TimeoutError, BlockingIOError):
                 raise subprocess.TimeoutExpired(str(self.pid), timeout) from None
             self._answers.close()

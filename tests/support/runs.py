@@ -2,7 +2,6 @@
 
 import os
 import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,6 @@ class Ended:
     codes: list[int]  # of its processes
     stdout: str
     stderr: str
-    seconds: float  # of the processor: those of the clock depend on what else runs here
 
     @property
     def returncode(self) -> int:
@@ -45,11 +43,10 @@ class Run:
 
     def wait(self, timeout: float = DEADLINE) -> Ended:
         codes = [process.wait(timeout) for process in self.processes]
-        seconds = sum(process.seconds for process in self.processes)
         with self._stdout as stdout, self._stderr as stderr:
             stdout.seek(0)
             stderr.seek(0)
-            return Ended(codes, stdout.read(), stderr.read(), seconds)
+            return Ended(codes, stdout.read(), stderr.read())
 
 
 def run(script: str, *arguments: str, **options) -> Ended:
@@ -63,7 +60,6 @@ def command(script: str, *arguments: str) -> list[str]:
 
 def run_fresh(script: str, *arguments: str, cwd: Path = ROOT, environment: dict[str, str] | None = None) -> Ended:
     """A program in a new interpreter: where imports, sys.path or the launcher's own processes are what is tested."""
-    before = used_by_children()
     done = subprocess.run(
         command(script, *arguments),
         cwd=cwd,
@@ -72,13 +68,7 @@ def run_fresh(script: str, *arguments: str, cwd: Path = ROOT, environment: dict[
         text=True,
         timeout=DEADLINE,
     )
-    return Ended([done.returncode], done.stdout, done.stderr, used_by_children() - before)
-
-
-def used_by_children() -> float:
-    """Seconds of the processor, by those that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return Ended([done.returncode], done.stdout, done.stderr)
 
 
 def run_folder(output: Path) -> Path:

@@ -4,6 +4,7 @@ import threading
 from types import SimpleNamespace
 
 from tests.support.configs import CPU
+from tests.support.forks import DEADLINE
 from utils import distributed
 
 
@@ -14,7 +15,7 @@ def test_while_one_process_is_slow_the_others_hear_from_it(monkeypatch):
         distributed.Process(CPU, rank, 0, world_size=2, rendezvous=at_once) for rank in range(2)
     ]  # on two machines
     signs, enough = [0, 0], [threading.Event(), threading.Event()]
-    meeting, values = threading.Barrier(2, timeout=20), {}
+    meeting, values = threading.Barrier(2, timeout=DEADLINE), {}
 
     def all_reduce(number, group):
         values[group] = float(number)
@@ -34,7 +35,7 @@ def test_while_one_process_is_slow_the_others_hear_from_it(monkeypatch):
 
     def live(process):
         def slow_task():
-            assert enough[process.rank].wait(20)
+            assert enough[process.rank].wait(DEADLINE)
             enough[1 - process.rank].clear()
             signs[1 - process.rank] = 0
             return f"made by {process.rank}"

@@ -142,13 +142,13 @@ def test_weights_of_another_system_are_taken_up_after_their_last_epoch(tmp_path,
 
 
 def test_two_runs_never_share_a_folder(tmp_path, settings, unbroken):
-    """The second is refused in under 10 s, and the first ends as if there had been none."""
+    """The second is refused, and the first ends as if there had been none."""
     script, flags = arguments(settings, tmp_path / "o", 1, "-resume", "auto")
     first = Run(script, *flags, faults={"signal_at": [20, signal.SIGSTOP, [0]]})
     wait_until(lambda: stat(first.processes[0].pid)[0] == "T")
     second = run(script, *flags)
     first.processes[0].send_signal(signal.SIGCONT)
-    assert second.returncode == 2 and second.seconds < 10
+    assert second.returncode == 2
     assert_names(second.stderr, run_folder(tmp_path / "o"))
     assert first.wait().returncode == 0
     assert run_hash(run_folder(tmp_path / "o")) == unbroken(1)

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import functools
+import itertools
 import json
 import os
 import resource
@@ -16,6 +17,7 @@ from pathlib import Path
 import torch
 
 import configs.load
+import engine.callback_list
 import engine.epochs
 import engine.run
 import utils.files
@@ -155,16 +157,23 @@ def tell(rank: int, moment: str, *numbers: int) -> None:
         setattr(owner, name, told)
 
 
-def signal_at(step: int, number: int, ranks: list[int]) -> None:
-    """These processes get this signal as this update begins."""
-    update = Trainer.update
+def signal_at(step: int, number: int, ranks: list[int], nth: int = 1) -> None:
+    """These processes get this signal as this update begins, the nth time."""
+    update, visits = Trainer.update, []
 
     def signalled(trainer, window):
-        if trainer.process.rank in ranks and trainer.step == step:
+        visits.append(trainer.step)
+        if trainer.process.rank in ranks and trainer.step == step and visits.count(step) == nth:
             os.kill(os.getpid(), number)
         update(trainer, window)
 
     Trainer.update = signalled
+
+
+def count_seconds() -> None:
+    """RUN.MAX_TIME is measured by a clock that shows one second more at every look."""
+    limit, clock = engine.callback_list.TimeLimit, itertools.count(1).__next__
+    engine.callback_list.TimeLimit = lambda seconds, start, longest_save: limit(seconds, 0, longest_save, clock)
 
 
 def take_at_once() -> None:

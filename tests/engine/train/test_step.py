@@ -7,14 +7,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.diagnose.failing_batch import LastUpdate
-from engine.memory.recovery import MemoryGuard
 from engine.report.timing import Timing
 from engine.train.stop_conditions import NonFinite, SkipLimit
 from tests.support.configs import CPU, SMALL, replaced, small_config
 from tests.support.processes import launch
 from tests.support.refusals import refused
-from tests.support.trainers import make_trainer, train
-from utils.log import Log
+from tests.support.trainers import make_trainer, train, update
 
 # Images and whether the remainder is trained: one that two processes cannot share evenly, one smaller than them.
 SETS = {
@@ -87,7 +85,6 @@ def test_an_update_and_what_watches_it_never_make_the_host_wait(tmp_path, amp, m
     mixing = ("TRAIN.MIXUP_ALPHA=0.8", "TRAIN.CUTMIX_ALPHA=1", "TRAIN.RANDOM_ERASE_PROB=0.5")
     config = small_config(tmp_path, f"AMP={amp is not None}", *options, *mixing)
     trainer = make_trainer(replaced(config, PRECISION={"DTYPE": amp, "MODE": mode}))
-    trainer.guard = MemoryGuard(config, trainer, Log(1))
     trainer.callbacks = [Timing.on(CPU), LastUpdate(), SkipLimit(50, str)]
     windows = trainer.data.windows(0, 4)
     trainer.update(next(windows))  # the optimizer makes its state in the first
@@ -128,12 +125,12 @@ def test_many_skips_in_a_row_stop_the_run_with_finite_weights(tmp_path):
     config = replaced(
         small_config(tmp_path, "REPORT_FREQ=1"), PRECISION={"MAX_CONSECUTIVE_SKIPS": 5}, TRAIN={"NUM_EPOCHS": 1}
     )
-    trainer = make_trainer(config, callbacks=[SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, str)])
+    trainer = update(make_trainer(config, callbacks=[SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, str)]))
     trainer.model.norm.register_forward_hook(lambda module, args, output: output * float("inf"))
     with pytest.raises(NonFinite) as caught:
         train(trainer)
-    assert caught.value.streak == range(5)
-    assert trainer.step == 5
+    assert caught.value.streak == range(1, 6)
+    assert trainer.step == 6
     assert all(torch.isfinite(p).all() for p in trainer.parameters)
 
 

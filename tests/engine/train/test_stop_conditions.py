@@ -1,0 +1,93 @@
+"""RUN.MAX_TIME ends a run in time, with all it needs to go on."""
+
+import json
+import signal
+
+import pytest
+
+from configs.duration import to_seconds
+from configs.load import load, to_yaml
+from engine.train.callbacks import Callback
+from engine.train.stop_conditions import TIME_IS_UP, Stopped, TimeLimit
+from tests.support.configs import SMALL, small_config
+from tests.support.refusals import assert_names, refused
+from tests.support.run_hash import run_hash
+from tests.support.runs import run, run_folder
+from tests.support.trainers import make_trainer, train
+from utils.errors import ConfigError
+from utils.signals import StopSignal
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("3h30m", 12600), ("90m", 5400), ("5400", 5400), ("1.5H", 5400), ("1d", 86400), ("2m 5s", None), ("30m3h", None)]
+    + [("", None), ("-5", None), ("soon", None), ("10s", 10), ("3h30", None)],
+)
+def test_lengths_of_time(text, seconds):
+    assert to_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "3:30"])
+def test_a_limit_that_is_no_time_is_refused_with_its_name_and_an_example(tmp_path, text):
+    with refused(ConfigError, "RUN.MAX_TIME", "-opts", "3h30m"):
+        small_config(tmp_path, f"RUN.MAX_TIME={text}")
+
+
+def test_a_number_of_seconds_comes_back_from_the_runs_own_settings(tmp_path):
+    (tmp_path / "again.yaml").write_text(to_yaml(small_config(tmp_path, "RUN.MAX_TIME=5400"), {}))
+    assert load(["-cfg", str(tmp_path / "again.yaml")]).config.RUN.MAX_TIME == "5400"
+
+
+def first_stop(seconds: float, asked: list[tuple[float, int]], start: float = 0, save: float = 0) -> float | None:
+    """Asked at these times with so many updates left: the first time at which the answer is to stop."""
+    limit = TimeLimit(seconds, start, lambda: save, iter(now for now, _ in asked).__next__)
+    answers = [now for now, updates_left in asked if limit.should_stop(None, updates_left)]
+    return answers[0] if answers else None
+
+
+def test_time_is_left_for_two_updates_and_two_saves():
+    asked = [(now, 50) for now in range(20, 111, 5)]
+    assert first_stop(100, asked, start=10, save=2) == 100  # from 110 - 2 x (5 + 2) on
+
+
+def test_the_longest_update_so_far_is_reckoned_with():
+    assert first_stop(100, [(now, 50) for now in (0, 30, 31, 39, 40)]) == 40
+
+
+def test_the_evaluation_is_reckoned_with_where_an_epoch_ends_soon():
+    asked = [(0, 2), (1, 1), (31, 3), (32, 2)]  # the last update and the evaluation took 30
+    assert first_stop(60, asked) == 32
+
+
+def test_a_run_that_is_out_of_time_saves_ends_with_0_and_goes_on_to_the_same_end(tmp_path):
+    (tmp_path / "small.yaml").write_text(SMALL)
+
+    def start(name: str, *options: str, **faults) -> tuple:
+        flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / name), "-resume", "auto"]
+        ended = run("main_single_gpu.py", *flags, "-opts", "MODEL.DROPOUT=0.1", *options, faults=faults)
+        assert ended.returncode == 0, ended.stderr
+        folder = run_folder(tmp_path / name)
+        return folder, ended.stdout, json.loads((folder / "status.json").read_text())
+
+    unbroken, *_ = start("unbroken")
+    folder, said, told = start("limited", "RUN.MAX_TIME=30s", count_seconds=[])
+    assert_names(said, "RUN.MAX_TIME", "30s")
+    assert (told["state"], told["reason"]) == ("stopped", "time limit") and 0 < told["step"] <= 27
+    folder, _, told = start("limited")
+    assert told["state"] == "done" and run_hash(folder) == run_hash(unbroken)
+
+
+class TimeIsUp(Callback):
+    def should_stop(self, trainer, updates_left) -> bool:
+        return True
+
+
+@pytest.mark.usefixtures("signal_handlers")
+def test_a_signal_goes_before_the_end_of_the_time(tmp_path):
+    stop = StopSignal()
+    stop.number = signal.SIGINT
+    with pytest.raises(Stopped) as stopped:
+        train(make_trainer(small_config(tmp_path), callbacks=[TimeIsUp()]), stop=stop)
+    assert stopped.value.number == signal.SIGINT
+    # Of what several processes ask for, the largest number is agreed on.
+    assert min(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) > TIME_IS_UP

@@ -56,6 +56,10 @@ class ImaginedProcess(Process):
         return task()
 
 
+class NotKnown(Exception):
+    """A row cannot be told before the mistake that another row reports is fixed."""
+
+
 class Preflight:
     """Prints the plan of a run, and its problems."""
 
@@ -78,7 +82,9 @@ class Preflight:
             return task()
         except UserError as error:
             self.add(Finding(what, str(error), WRONG))
-            return None
+        except NotKnown:
+            self.add(Finding(what, "not checked, as it depends on what is wrong", WARN, "fix that first"))
+        return None
 
     def report(self, what: str, task: Callable[[], str]) -> None:
         """Add a row with the text that the task returns."""
@@ -144,14 +150,15 @@ class Preflight:
 
         def estimate(config: Config, num_images: int, num_classes: int) -> tuple[int, str]:
             if not (sets and model and precision):
-                raise ConfigError("DATA.BATCH_SIZE is auto: not estimated, as it depends on what is wrong above")
-            number, how = calculate(
-                config, model, precision, process, max_images(config, num_images, process.world_size)
-            )
+                raise NotKnown
+            limit = max_images(config, num_images, process.world_size)
+            try:
+                number, how = calculate(config, model, precision, process, limit)
+            except ConfigError:
+                raise NotKnown from None
             if not number:
                 raise ConfigError(f"DATA.BATCH_SIZE is auto: not one image fits ({how}); choose a smaller model")
-            high = ", too high where little is left to train (MODEL.FREEZE)" if config.MODEL.FREEZE else ""
-            return number, f"{how}{high}; a run tries it"
+            return number, f"{how}; a run tries it"
 
         def load_data(config: Config) -> ImageSets:
             return sets or (ImageSet([], []), ImageSet([], []))

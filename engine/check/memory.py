@@ -39,9 +39,7 @@ def check_memory(config: Config, model: nn.Module, precision: Precision, free: i
     fitting = need.fitting(NEAR * free / num_sharing)
     remedy = f"{advice}; about {fitting} images fit" if fitting else advice
     shared = f", in each of {num_sharing} processes" if num_sharing > 1 else ""
-    # Temporary tensors of the forward are not counted; with frozen parts they may dominate.
-    about = "at least" if config.MODEL.FREEZE else "about"
-    return _finding(f"{about} {format_bytes(total)} ({parts}{shared})", total, free, remedy)
+    return _finding(f"about {format_bytes(total)} ({parts}{shared})", total, free, remedy)
 
 
 def _finding(needs: str, need: float, free: int, remedy: str) -> Finding:

@@ -163,12 +163,12 @@ class Trial:
         config = replace(self.config, DATA=data)
         train_data = build_train_data(config, read_synthetic(config)[0], 0, 1, self.device)
         if self.trainer is None:
-            self._begin(config, train_data)
+            self.begin(config, train_data)
         with contextlib.closing(train_data.windows(0, times)) as windows:
             for window in windows:
                 self.trainer.update(window)
 
-    def _begin(self, config: Config, train_data: TrainData) -> None:
+    def begin(self, config: Config, train_data: TrainData) -> None:
         model = build_model(config, config.MODEL.NUM_CLASSES).to(self.device)
         silent = Log(rank=1)
         trainer = build_trainer(config, model, train_data, Process(self.device), silent)

@@ -1,8 +1,9 @@
 """Estimates the memory of a training step from what two small batches save for backward."""
 
 import contextlib
+import copy
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -53,41 +54,49 @@ def fixed_bytes(config: Config, model: nn.Module, precision: Precision) -> int:
 def saved_bytes(config: Config, model: nn.Module, precision: Precision, count: int) -> int:
     """Bytes that one forward of `count` images saves for backward, without weights.
 
-    With TRAIN.GRAD_CHECKPOINTING: the inputs of all blocks, one whole block, and everything outside of blocks.
+    With TRAIN.GRAD_CHECKPOINTING: the inputs of the blocks, all of one block, and what is not in blocks. With MODEL.FREEZE
+    at least all of one block: a frozen one keeps nothing, but has it while it computes.
     """
-    device, data = precision.device, config.DATA
     computing = precision.computing(model).train()
-    own = {tensor.untyped_storage().data_ptr() for tensor in computing.state_dict().values()}
-    kept = SavedTensors()
+    kept = record_forward(config, computing, precision, count)
+    if not config.MODEL.FREEZE:
+        return kept.count(config.TRAIN.GRAD_CHECKPOINTING)
+    thawed = record_forward(config, copy.deepcopy(computing).requires_grad_(), precision, count)
+    return max(kept.count(config.TRAIN.GRAD_CHECKPOINTING), thawed.largest_block)
+
+
+def record_forward(config: Config, model: nn.Module, precision: Precision, count: int) -> "SavedTensors":
+    device, data = precision.device, config.DATA
+    kept = SavedTensors(model)
     pixels = torch.zeros((count, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE), dtype=torch.uint8)
     targets = torch.zeros(count, dtype=torch.int64, device=device)
     images = precision.cast(Normalize(data).to(device)(pixels.to(device)))
-    blocks = computing.blocks if config.TRAIN.GRAD_CHECKPOINTING and has_blocks(computing) else ()
-    with kept.following(blocks), torch.autograd.graph.saved_tensors_hooks(kept.note, lambda tensor: tensor):
+    with kept.following(model), torch.autograd.graph.saved_tensors_hooks(kept.note, lambda tensor: tensor):
         with precision.autocast():
-            logits = computing(images)
+            logits = model(images)
         loss = ClassificationLoss(config.TRAIN)(logits, targets)
     del loss  # only now: a freed storage could be counted twice under another address
-    return kept.count(own)
+    return kept
 
 
 class SavedTensors:
-    """Tensors that a forward saves for backward, by the block that will recompute them."""
+    """Tensors that a forward saves for backward, without weights, by the block that saved them."""
 
-    def __init__(self):
-        self._storages: dict[
-            int, tuple[int, int]
-        ] = {}  # by address: bytes, and the first block that saved it (0: outside of blocks)
+    def __init__(self, model: nn.Module):
+        self._weights = {tensor.untyped_storage().data_ptr() for tensor in model.state_dict().values()}
+        self._storages: dict[int, tuple[int, int]] = {}  # by address: bytes, and the block (0: none)
         self._inputs: list[int] = []  # bytes of each block's input
         self._block = 0
 
     def note(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        self._storages.setdefault(storage.data_ptr(), (storage.nbytes(), self._block))
+        if storage.data_ptr() not in self._weights:
+            self._storages.setdefault(storage.data_ptr(), (storage.nbytes(), self._block))
         return tensor
 
     @contextlib.contextmanager
-    def following(self, blocks: Iterable[nn.Module]) -> Iterator[None]:
+    def following(self, model: nn.Module) -> Iterator[None]:
+        blocks = model.blocks if has_blocks(model) else ()
         handles = [block.register_forward_pre_hook(self._enter) for block in blocks]
         handles += [block.register_forward_hook(self._leave) for block in blocks]
         yield
@@ -101,12 +110,24 @@ class SavedTensors:
     def _leave(self, *call) -> None:
         self._block = 0
 
-    def count(self, own: set[int]) -> int:
-        """Bytes without the storages at `own`: the inputs of blocks, and everything of the largest block."""
-        of_block: Counter[int] = Counter()
-        for address, (count, block) in self._storages.items():
-            of_block[block] += count if address not in own else 0
-        return of_block.pop(0, 0) + sum(self._inputs) + max(of_block.values(), default=0)
+    @property
+    def by_block(self) -> Counter[int]:
+        """Bytes of each block; 0 stands for the rest of the model."""
+        found: Counter[int] = Counter()
+        for count, block in self._storages.values():
+            found[block] += count
+        return found
+
+    @property
+    def largest_block(self) -> int:
+        """Bytes; of the whole model if it has no blocks."""
+        return max((count for block, count in self.by_block.items() if block or not self._inputs), default=0)
+
+    def count(self, recomputes: bool) -> int:
+        """Bytes; `recomputes`: of blocks only their inputs and the largest one."""
+        if recomputes and self._inputs:
+            return self.by_block[0] + sum(self._inputs) + self.largest_block
+        return self.by_block.total()
 
 
 def checkpoint_bytes(settings: Train, model: nn.Module) -> int:

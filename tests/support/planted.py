@@ -19,6 +19,8 @@ import torch
 import configs.load
 import engine.callback_list
 import engine.epochs
+import engine.memory.auto_batch_size
+import engine.memory.estimate
 import engine.run
 import utils.files
 from datasets.loading.readers import Reader, TrainReader
@@ -134,6 +136,7 @@ def limit_files(size: int) -> None:
 # What is called where a signal is to arrive, and at which call of it. An update has two micro-batches.
 MOMENTS = {
     "before the settings are read": (configs.load, "load", 1),
+    "batch size": (engine.memory.auto_batch_size, "calculate", 1),
     "start-up": (engine.run, "build_train_data", 1),
     "training": (Trainer, "update", 3),
     "accumulation": (Trainer, "to_device", 6),
@@ -168,6 +171,42 @@ def signal_at(step: int, number: int, ranks: list[int], nth: int = 1) -> None:
         update(trainer, window)
 
     Trainer.update = signalled
+
+
+def limit_free_memory(size: int) -> None:
+    """So many bytes are free."""
+    engine.memory.estimate.free_host_memory = lambda: size
+
+
+def run_out(trainer: Trainer, fits: int, step: int) -> None:
+    """From this step on, memory runs out with more images, at a backward's end: most gradients are there already."""
+
+    def fail(gradient: torch.Tensor) -> None:
+        if len(gradient) > fits and trainer.step >= step:
+            raise torch.OutOfMemoryError("out of memory, as arranged")
+
+    def watch(module, inputs, output: torch.Tensor) -> None:
+        if output.requires_grad:  # not in evaluation
+            output.register_hook(fail)
+
+    trainer.model.patch_embed.register_forward_hook(watch)
+
+
+def run_out_of_memory(fits: int, step: int, rank: int) -> None:
+    """The same in the process of this rank."""
+    choose = engine.run.choose_callbacks
+
+    def choose_and_limit(session, plan, trainer, saver):
+        if trainer.process.rank == rank:
+            run_out(trainer, fits, step)
+        return choose(session, plan, trainer, saver)
+
+    engine.run.choose_callbacks = choose_and_limit
+
+
+def compute_in_float64() -> None:
+    make = engine.run.make_model
+    engine.run.make_model = lambda *arguments: make(*arguments).double()
 
 
 def count_seconds() -> None:

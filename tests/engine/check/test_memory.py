@@ -45,11 +45,6 @@ def test_memory_of_shards_is_a_part_of_the_weights_and_two_whole_blocks(tmp_path
         assert ["without activations" in line for line in found] == [True, False]
 
 
-def test_of_a_frozen_model_the_estimate_says_that_it_is_low(check):
-    assert check()["memory"][1].startswith("about ")
-    assert check("-opts", "MODEL.FREEZE=[*,!head]")["memory"][1].startswith("at least ")
-
-
 def test_what_a_layer_keeps_for_its_backward_is_counted_once(tmp_path):
     config = small_config(tmp_path)
     model = torch.nn.Sequential(

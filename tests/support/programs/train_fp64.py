@@ -15,8 +15,8 @@ from configs.load import load
 from datasets import build_train_data, load_image_sets
 from engine.memory.recovery import MemoryGuard
 from engine.train.build import build_trainer
-from engine.train.trainer import Trainer
 from models import build_model
+from tests.support.planted import run_out
 from utils.distributed import Process
 from utils.log import Log
 from utils.program import exit_now
@@ -44,20 +44,6 @@ def train(settings: str, case: str, process: Process) -> dict[str, torch.Tensor]
     for window in data.windows(0, 20):
         trainer.update(window)
     return model.state_dict()
-
-
-def run_out(trainer: Trainer, fits: int, step: int) -> None:
-    """At the end of the backward, where most gradients are there already."""
-
-    def fail(gradient: torch.Tensor) -> None:
-        if len(gradient) > fits and trainer.step >= step:
-            raise torch.OutOfMemoryError("out of memory, as arranged")
-
-    def watch(module, inputs, output: torch.Tensor) -> None:
-        if output.requires_grad:  # not in evaluation
-            output.register_hook(fail)
-
-    trainer.model.patch_embed.register_forward_hook(watch)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The types that the packages of datasets/ share: a set of images that are read one at a time, and a batch of them."""
 
+import copy
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ class ImageSet:
     """Images with a class each. `targets[i]` is the class number of image i, `classes[number]` its name."""
 
     in_memory = False
+    per_image: tuple[str, ...] = ("targets",)  # the attributes that have a row for each image
     root: Path | None = None  # the folder of its files, if they are known
     notes: tuple[str, ...] = ()  # lines for the log; those of the validation set are about both sets
 
@@ -55,7 +57,10 @@ class ImageSet:
 
     def take(self, indices: np.ndarray) -> "ImageSet":
         """A set of only these images, with the same class numbers."""
-        raise NotImplementedError
+        part = copy.copy(self)
+        for name in self.per_image:
+            setattr(part, name, getattr(self, name)[indices])
+        return part
 
 
 class Batch(NamedTuple):

@@ -34,18 +34,20 @@ REMEDY_FOR_SPACE = "DATA.CACHE_FORM=jpeg or a smaller DATA.CACHE_SIDE takes less
 class CachedImages(ImageSet):
     """The images of another set, read from a cache."""
 
-    def __init__(self, image_set: ImageSet, cache: CacheFile, numbers: np.ndarray):
-        """`numbers[i]`: the number of the set's image i in the cache."""
+    def __init__(self, image_set: ImageSet, cache: CacheFile):
         super().__init__(image_set.targets, image_set.classes)
-        self._image_set, self.cache, self._numbers = image_set, cache, numbers
+        self._image_set, self.cache = image_set, cache
         self.root, self.notes = image_set.root, image_set.notes
 
     def name(self, index: int) -> str:
         return self._image_set.name(index)
 
+    def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
+        return self._image_set.epoch_order(seed, epoch)
+
     def read(self, index: int) -> np.ndarray:
         try:
-            kind, height, width, content = self.cache.read(int(self._numbers[index]))
+            kind, height, width, content = self.cache.read(index)
         except DamagedCacheError as error:
             raise ImageReadError(str(error)) from error
         if kind == PIXELS:
@@ -53,18 +55,6 @@ class CachedImages(ImageSet):
         if kind == JPEG:
             return decode(content.tobytes(), self._image_set.num_channels)
         raise ImageReadError(os.fsdecode(content.tobytes()))
-
-    def file(self, index: int) -> tuple[str, bytes]:
-        return self._image_set.file(index)
-
-    def stamp(self, index: int) -> str:
-        return self._image_set.stamp(index)
-
-    def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
-        return self._image_set.epoch_order(seed, epoch)
-
-    def take(self, indices: np.ndarray) -> "CachedImages":
-        return CachedImages(self._image_set.take(indices), self.cache, self._numbers[indices])
 
 
 def cache_image_sets(
@@ -111,7 +101,7 @@ def _cache_image_set(config: Config, part: str, image_set: ImageSet, progress: C
     if cache is None:
         return image_set
     progress.say(f"cache: {len(image_set)} {part} images, {format_bytes(len(cache.data))}, in {location.data}")
-    return CachedImages(image_set, cache, np.arange(len(image_set)))
+    return CachedImages(image_set, cache)
 
 
 def why_not_cacheable(image_set: ImageSet) -> str | None:
@@ -149,15 +139,12 @@ def locate_cache(config: Config, part: str, image_set: ImageSet) -> CacheLocatio
 def hash_files(image_set: ImageSet, num_threads: int) -> str:
     """A hash of all paths, sizes and dates in their order, which changes with any image."""
 
-    def describe(numbers: range) -> bytes:
+    def describe(first: int) -> bytes:
+        numbers = range(first, min(first + FILES_PER_TASK, len(image_set)))
         return os.fsencode("".join(f"{image_set.stamp(number)}\n" for number in numbers))
 
-    count, digest = len(image_set), hashlib.sha256()
-    tasks = [range(first, min(first + FILES_PER_TASK, count)) for first in range(0, count, FILES_PER_TASK)]
     with ThreadPoolExecutor(num_threads, "cache") as pool:
-        for lines in pool.map(describe, tasks):
-            digest.update(lines)
-    return digest.hexdigest()
+        return hashlib.sha256(b"".join(pool.map(describe, range(0, len(image_set), FILES_PER_TASK)))).hexdigest()
 
 
 def open_cache(location: CacheLocation, warn: Callable[[str], None] = lambda line: None) -> CacheFile | None:

@@ -1,22 +1,20 @@
-"""The two files of a cache: the images one after the other, and an index of where each of them lies.
+"""The two files of a cache: the images one after the other, and an index with an entry for each of them.
 
-The index opens with MAGIC and a line of JSON, the key that the content depends on. Then follows a block for every
-IMAGES_PER_BLOCK images, with a checksum of its own and one of each image. A block is written once its images are on the
-disk: after a kill, data that no block describes is cut off and written again. With the last block, `NAME.index.part`
-becomes `NAME.index`.
+Both open with MAGIC and a line of JSON, the key that the content depends on. The index ends with a checksum. Entries are
+written once their images are on the disk: after a kill, data without an entry is cut off and written again. With the last
+image, `NAME.index.part` becomes `NAME.index`.
 """
 
 import contextlib
 import fcntl
+import glob
 import hashlib
 import json
 import mmap
 import os
-import re
 import sys
 import weakref
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,12 +24,13 @@ import numpy as np
 
 from utils.files import sync, sync_folder
 
-MAGIC = b"halfstep cache 2\n"  # the number is the version of the format
-IMAGES_PER_BLOCK = 256
+MAGIC = b"halfstep cache 3\n"  # the number is the version of the format
+IMAGES_PER_COMMIT = 256
 PIXELS, JPEG, UNREADABLE = range(3)  # what is stored of an image; of an unreadable one, the reason
 ENTRY = np.dtype(
     [("start", "<u8"), ("length", "<u8")] + [(name, "<u4") for name in ("height", "width", "kind", "checksum")]
 )
+CHECKSUM_SIZE = 4  # bytes at the end of an index
 
 # Older versions of Python have no name for it.
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
@@ -65,11 +64,6 @@ class CacheLocation:
         content = {"data_set": self.data_set, "num_images": self.num_images, **self.key}
         return MAGIC + json.dumps(content, sort_keys=True).encode() + b"\n"
 
-    @cached_property
-    def data_header(self) -> bytes:
-        """Ties the data file to its index."""
-        return MAGIC + hashlib.sha256(self.header).digest()
-
     def _path(self, ending: str) -> Path:
         return self.folder / f"{self.data_set}-{hashlib.sha256(self.header).hexdigest()[:16]}.{ending}"
 
@@ -89,10 +83,6 @@ class CacheLocation:
     def lock(self) -> Path:
         return self.folder / f"{self.data_set}.lock"
 
-    def end_of(self, entries: np.ndarray) -> int:
-        """The byte where the data of these first entries ends."""
-        return int(entries[-1]["start"] + entries[-1]["length"]) if len(entries) else len(self.data_header)
-
     def remove(self) -> None:
         for path in (self.index, self.partial_index, self.data):
             path.unlink(missing_ok=True)
@@ -100,9 +90,8 @@ class CacheLocation:
     def remove_older(self) -> list[str]:
         """Remove other caches of this data set, but no file that another run uses or that we did not write."""
         removed = []
-        name = re.compile(re.escape(self.data_set) + r"-[0-9a-f]{16}\.index(\.part)?")
-        for index in sorted(self.folder.iterdir()):
-            if not name.fullmatch(index.name) or index in (self.index, self.partial_index) or not self._is_ours(index):
+        for index in sorted(self.folder.glob(f"{glob.escape(self.data_set)}-*.index*")):
+            if index in (self.index, self.partial_index) or not self._is_ours(index):
                 continue
             data = index.with_name(index.name.partition(".")[0] + ".data")
             with contextlib.suppress(BlockingIOError, FileNotFoundError), open(data, "rb") as file:
@@ -122,30 +111,16 @@ class CacheLocation:
             return False
 
 
-def block_type() -> np.dtype:
-    """A block of the index; the last one is filled up with zeros."""
-    return np.dtype([("entries", ENTRY, (IMAGES_PER_BLOCK,)), ("checksum", "<u4")])
+def read_index(path: Path, header: bytes) -> tuple[np.ndarray, bool]:
+    """The entries of an index, and whether it ends with the right checksum, as a complete one does."""
+    content = path.read_bytes()
+    body = content[len(header) :] if content.startswith(header) else b""
+    entries = np.frombuffer(body, ENTRY, len(body) // ENTRY.itemsize)
+    return entries, body[-CHECKSUM_SIZE:] == checksum_of(content[:-CHECKSUM_SIZE])
 
 
-def pack_block(entries: Sequence[tuple]) -> bytes:
-    """A block of the index with these entries and its checksum."""
-    block = np.zeros((), block_type())
-    block["entries"][: len(entries)] = np.array(entries, ENTRY)
-    block["checksum"] = zlib.crc32(block["entries"].tobytes())
-    return block.tobytes()
-
-
-def read_index(path: Path, location: CacheLocation) -> tuple[np.ndarray, bool]:
-    """The entries of all blocks before the first damaged one, and whether they are the whole file."""
-    content, block_size = path.read_bytes(), block_type().itemsize
-    if not content.startswith(location.header):
-        return np.empty(0, ENTRY), False
-    body = memoryview(content)[len(location.header) :]
-    blocks = np.frombuffer(body[: len(body) // block_size * block_size], block_type())
-    is_right = [zlib.crc32(block["entries"].tobytes()) == block["checksum"] for block in blocks]
-    num_right = is_right.index(False) if False in is_right else len(blocks)
-    entries = blocks["entries"][:num_right].reshape(-1)[: location.num_images]
-    return entries, num_right * block_size == len(body)
+def checksum_of(content: bytes) -> bytes:
+    return zlib.crc32(content).to_bytes(CHECKSUM_SIZE, "little")
 
 
 class CacheFile:
@@ -154,16 +129,17 @@ class CacheFile:
     def __init__(self, location: CacheLocation):
         """FileNotFoundError when there is none, DamagedCacheError when it differs from what was written."""
         self.location = location
-        self.entries, is_whole = read_index(location.index, location)
-        if not is_whole or len(self.entries) != location.num_images:
+        self.entries, is_complete = read_index(location.index, location.header)
+        if not is_complete or len(self.entries) != location.num_images:
             raise DamagedCacheError(f"{location.index} is damaged")
         # A shared lock for as long as it is open, so that no other process removes it as an old cache.
         self.locked_file = open(location.data, "rb")  # noqa: SIM115
         fcntl.flock(self.locked_file, fcntl.LOCK_SH)
-        size, expected = os.fstat(self.locked_file.fileno()).st_size, location.end_of(self.entries)
+        size = os.fstat(self.locked_file.fileno()).st_size
+        expected = len(location.header) + int(self.entries["length"].sum())
         if size != expected:
             raise DamagedCacheError(f"{location.data} has {size:,} bytes, not {expected:,}")
-        if self.locked_file.read(len(location.data_header)) != location.data_header:
+        if self.locked_file.read(len(location.header)) != location.header:
             raise DamagedCacheError(f"{location.data} does not belong to its index")
         if not os.fstat(self.locked_file.fileno()).st_nlink:
             raise FileNotFoundError(f"{location.data} was removed")
@@ -204,18 +180,19 @@ def _remove_if_unused(location: CacheLocation, file: BinaryIO, pid: int) -> None
 
 
 def find_resume_point(location: CacheLocation) -> tuple[int, int]:
-    """The number of images in complete blocks of an unfinished cache, and the byte where their data ends."""
-    nothing = 0, len(location.data_header)
+    """The number of images in an unfinished cache, and the byte where their data ends."""
+    start = len(location.header)
     try:
-        entries, _ = read_index(location.partial_index, location)
+        entries, _ = read_index(location.partial_index, location.header)
         with open(location.data, "rb") as data:
-            belongs = data.read(len(location.data_header)) == location.data_header
+            belongs = data.read(start) == location.header
             size = os.fstat(data.fileno()).st_size
     except FileNotFoundError:
-        return nothing
-    num_done = len(entries) // IMAGES_PER_BLOCK * IMAGES_PER_BLOCK
-    end = location.end_of(entries[:num_done])
-    return (num_done, end) if belongs and end <= size else nothing
+        return 0, start
+    ends = start + np.cumsum(entries["length"])
+    is_right = belongs & (entries["start"] + entries["length"] == ends) & (ends <= size)
+    num_done = len(entries) if is_right.all() else int(is_right.argmin())
+    return num_done, int(ends[num_done - 1]) if num_done else start
 
 
 class CacheWriter:
@@ -226,16 +203,15 @@ class CacheWriter:
         self.num_done, self.end = find_resume_point(location)
         if not self.num_done:
             location.remove()  # rather than overwrite: another run may have a damaged one mapped
-        mode = "r+b" if self.num_done else "w+b"
-        self._data, self._index = open(location.data, mode), open(location.partial_index, mode)  # noqa: SIM115
-        if not self.num_done:
-            self._data.write(location.data_header)
-            self._index.write(location.header)
-        self._data.truncate(self.end)
-        self._data.seek(self.end)
-        num_blocks = self.num_done // IMAGES_PER_BLOCK
-        self._index.seek(len(location.header) + num_blocks * block_type().itemsize)
-        self._index.truncate()
+        self._data, self._index = open(location.data, "ab"), open(location.partial_index, "ab")  # noqa: SIM115
+        for file, end in (
+            (self._data, self.end),
+            (self._index, len(location.header) + self.num_done * ENTRY.itemsize),
+        ):
+            if self.num_done:
+                file.truncate(end)
+            else:
+                file.write(location.header)
         self._uncommitted: list[tuple] = []  # entries of images that may not be on the disk yet
 
     def add(self, image: StoredImage) -> None:
@@ -245,18 +221,20 @@ class CacheWriter:
         self._uncommitted.append((self.end, length, image.height, image.width, image.kind, checksum))
         self.end += length
         self.num_done += 1
-        if len(self._uncommitted) == IMAGES_PER_BLOCK or self.num_done == self.location.num_images:
+        if len(self._uncommitted) == IMAGES_PER_COMMIT:
             self.commit()
 
     def commit(self) -> None:
-        """Bring the images to the disk, then write their block."""
+        """Bring the images to the disk, then write their entries."""
         sync(self._data)
-        self._index.write(pack_block(self._uncommitted))
+        self._index.write(np.array(self._uncommitted, ENTRY).tobytes())
         self._index.flush()
         self._uncommitted = []
 
     def finish(self) -> None:
         """Declare the cache complete."""
+        self.commit()
+        self._index.write(checksum_of(self.location.partial_index.read_bytes()))
         sync(self._index)
         os.replace(self.location.partial_index, self.location.index)
         sync_folder(self.location.folder)

@@ -16,9 +16,11 @@ from utils.errors import DataError, not_a_file
 class FileImages(ImageSet):
     """Images in files below one folder.
 
-    The paths are in one bytes object, not in a list of strings: a million small objects would be copied into every
-    loader process as soon as their reference counts change.
+    The paths are in an array, not in a list of strings: a million small objects would be copied into every loader
+    process as soon as their reference counts change.
     """
+
+    per_image = ("targets", "paths")
 
     def __init__(
         self,
@@ -32,10 +34,8 @@ class FileImages(ImageSet):
     ):
         """`paths` are relative to `root`; `confined`: they come from a list, so no link may lead out of `root`."""
         super().__init__(targets, classes)
-        encoded = [os.fsencode(path) for path in paths]
         self.root, self.num_channels, self.confined = root, num_channels, confined
-        self._paths = b"".join(encoded)
-        self._ends = np.cumsum([len(path) for path in encoded], dtype=np.int64)
+        self.paths = np.array([os.fsencode(path) for path in paths], dtype=bytes)
 
     def name(self, index: int) -> str:
         return os.path.join(self.root, self._path(index))
@@ -48,8 +48,7 @@ class FileImages(ImageSet):
         return f"{self._path(index)}\0{status.st_size}\0{status.st_mtime_ns}"
 
     def _path(self, index: int) -> str:
-        start = self._ends[index - 1] if index else 0
-        return os.fsdecode(self._paths[start : self._ends[index]])
+        return os.fsdecode(self.paths[index])
 
     def read(self, index: int) -> np.ndarray:
         return decode(self.file(index)[1], self.num_channels)
@@ -67,17 +66,12 @@ class FileImages(ImageSet):
         except OSError as error:
             raise ImageReadError(f"{type(error).__name__}: {error}") from error
 
-    def take(self, indices: np.ndarray) -> "FileImages":
-        paths = [self._path(index) for index in indices.tolist()]
-        return FileImages(
-            self.root, paths, self.targets[indices], self.classes, self.num_channels, confined=self.confined
-        )
-
 
 class ArrayImages(ImageSet):
     """Images in memory: uint8 [N, H, W] or [N, H, W, 3]."""
 
     in_memory = True
+    per_image = ("targets", "images")
 
     def __init__(self, images: np.ndarray, targets: np.ndarray, classes: list[str], num_channels: int, title: str):
         super().__init__(targets, classes)
@@ -91,9 +85,6 @@ class ArrayImages(ImageSet):
         if pixels.ndim == 3 and pixels.shape[2] == self.num_channels:
             return pixels
         return to_array(Image.fromarray(pixels), self.num_channels)
-
-    def take(self, indices: np.ndarray) -> "ArrayImages":
-        return ArrayImages(self.images[indices], self.targets[indices], self.classes, self.num_channels, self.title)
 
 
 def _without_waiting(path: str, flags: int) -> int:

@@ -143,6 +143,8 @@ def _classes(dataset: Any, targets: np.ndarray) -> list[str]:
 class TorchvisionImages(ImageSet):
     """Pillow images of a torchvision data set that exposes neither file names nor pixels."""
 
+    per_image = ("targets", "places")
+
     def __init__(self, dataset: Any, places: np.ndarray, targets: np.ndarray, classes: list[str], num_channels: int):
         """`places` [N]: the index of each image in `dataset`."""
         super().__init__(targets, classes)
@@ -157,8 +159,3 @@ class TorchvisionImages(ImageSet):
         except Exception as error:  # on a broken file Pillow raises whatever its parsing ran into
             raise ImageReadError(f"{type(error).__name__}: {error}") from error
         return to_array(image, self.num_channels)
-
-    def take(self, indices: np.ndarray) -> "TorchvisionImages":
-        return TorchvisionImages(
-            self.dataset, self.places[indices], self.targets[indices], self.classes, self.num_channels
-        )

@@ -6,7 +6,6 @@ import os
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from configs.schema import Config
@@ -119,7 +118,7 @@ def test_an_image_is_compared_with_its_checksum_once(photos, monkeypatch):
     crc32 = cache_file.zlib.crc32
     monkeypatch.setattr(cache_file.zlib, "crc32", lambda content: compared.append(1) or crc32(content))
     for _ in range(3):
-        images.read(0), images.take(np.array([5, 0])).read(1)
+        images.read(0)
     assert len(compared) == 1
 
 
@@ -137,8 +136,8 @@ def test_a_cache_of_an_older_form_goes_when_one_of_this_form_is_made(photos):
     (index,) = Path(config.DATA.CACHE_PATH).glob("*training*.index")
     content, name = index.read_bytes(), index.name.rpartition("-")[0]
     older = index.with_name(f"{name}-{'0' * 16}.index")
-    older.write_bytes(content.replace(b"halfstep cache 2", b"halfstep cache 1", 1))
-    older.with_suffix(".data").write_bytes(b"halfstep cache 1\n")
+    older.write_bytes(content.replace(b"halfstep cache 3", b"halfstep cache 2", 1))
+    older.with_suffix(".data").write_bytes(b"halfstep cache 2\n")
     index.unlink()
     cached(config, messages := Messages())
     assert not older.exists() and not older.with_suffix(".data").exists()

@@ -1,4 +1,4 @@
-"""A folder of photos with a cache of small blocks, and what a start reports about it."""
+"""A folder of photos with a cache that is committed often, and what a start reports about it."""
 
 from pathlib import Path
 
@@ -13,14 +13,14 @@ from datasets.types import ImageReadError
 from tests.support.configs import replaced
 from tests.support.loading import folder_settings
 
-NUM_IMAGES, BLOCK = 21, 4
+NUM_IMAGES, IMAGES_PER_COMMIT = 21, 4
 BROKEN = (2, 11)
 
 
 @pytest.fixture
 def photos(tmp_path, monkeypatch) -> Path:
-    """JPEGs and PNGs of many sizes, two of them cut off; blocks of a cache are small."""
-    monkeypatch.setattr(cache_file, "IMAGES_PER_BLOCK", BLOCK)
+    """JPEGs and PNGs of many sizes, two of them cut off; a cache is committed every few images."""
+    monkeypatch.setattr(cache_file, "IMAGES_PER_COMMIT", IMAGES_PER_COMMIT)
     root = tmp_path / "photos"
     for part, count in (("train", NUM_IMAGES), ("val", 3)):
         for index in range(count):

@@ -38,6 +38,8 @@ class TarStamp(NamedTuple):
 class ShardImages(ImageSet):
     """Images inside tars, each at `offset` with `size` bytes."""
 
+    per_image = ("targets", "tar_numbers", "samples")
+
     def __init__(
         self,
         tars: list[TarStamp],
@@ -74,16 +76,6 @@ class ShardImages(ImageSet):
 
     def read(self, index: int) -> np.ndarray:
         return decode(self.file(index)[1], self.num_channels)
-
-    def take(self, indices: np.ndarray) -> "ShardImages":
-        return ShardImages(
-            self.tars,
-            self.tar_numbers[indices],
-            self.samples[indices],
-            self.classes,
-            self.num_channels,
-            self.shuffle_buffer,
-        )
 
     def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
         """Shuffled tars, then samples shuffled within DATA.SHUFFLE_BUFFER: disks are slow at random access."""

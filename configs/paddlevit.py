@@ -10,16 +10,7 @@ from utils.errors import ConfigError
 # The two formats of 2021 keep the model's fields one level down; the older one also has other names for three of them.
 OLD_SECTION = "MODEL.TRANS"
 _HYBRID, _MLP_DIM = f"{OLD_SECTION}.HYBRID", f"{OLD_SECTION}.MLP_DIM"
-_SAME_NAMES = (
-    "PATCH_GRID",
-    "PATCH_SIZE",
-    "EMBED_DIM",
-    "MLP_RATIO",
-    "DEPTH",
-    "NUM_HEADS",
-    "ATTN_HEAD_SIZE",
-    "QKV_BIAS",
-)
+_SAME_NAMES = "PATCH_GRID PATCH_SIZE EMBED_DIM MLP_RATIO DEPTH NUM_HEADS ATTN_HEAD_SIZE QKV_BIAS".split()
 RENAMED = {f"{OLD_SECTION}.{name}": f"MODEL.{name}" for name in _SAME_NAMES} | {
     f"{OLD_SECTION}.HIDDEN_SIZE": "MODEL.EMBED_DIM",
     f"{OLD_SECTION}.NUM_LAYERS": "MODEL.DEPTH",

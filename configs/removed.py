@@ -1,21 +1,11 @@
 """Settings of earlier versions that are gone: the one value that still loads, and what to do instead of the others."""
 
-from dataclasses import dataclass
-
 from configs.values import Text, quoted
 from utils.errors import ConfigError
 
-
-@dataclass(frozen=True)
-class Removed:
-    """A key that the config.yaml of an earlier run may hold."""
-
-    accepted: str  # the former default, which is what every run does now
-    remedy: str
-
-
+# {key: (its former default, which is what every run does now; what to do instead)}
 REMOVED = {
-    "TRAIN.OPTIMIZER.FIRST_MOMENT": Removed(
+    "TRAIN.OPTIMIZER.FIRST_MOMENT": (
         "float32",
         "the optimizer's state is always float32; to save memory use DIST.STRATEGY=fsdp2, TRAIN.GRAD_CHECKPOINTING=true "
         "or a smaller -batch_size with a larger -accum_iter",
@@ -25,8 +15,8 @@ REMOVED = {
 
 def check_removed(key: str, text: Text, origin: str) -> None:
     """Refuse a removed key with any value but its former default."""
-    removed = REMOVED[key]
-    if text != removed.accepted:
+    accepted, remedy = REMOVED[key]
+    if text != accepted:
         raise ConfigError(
-            f"{origin}: {key} is {quoted(text)}, but this setting was removed; {removed.remedy}, and remove this line"
+            f"{origin}: {key} is {quoted(text)}, but this setting was removed; {remedy}, and remove this line"
         )

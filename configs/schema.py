@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
 AUTO = "auto"  # of a number: find it out at the start
+MAX_INT = 2**63 - 1  # of torch's and numpy's integers
 
 
 class Bounds(NamedTuple):
     """The smallest and the largest number that a setting, or a member of a list, may be.
 
-    Only seeds have no upper bound: values far beyond any use would loop forever or need more memory than there is.
+    Values far beyond any use would loop forever or need more memory than there is.
     """
 
-    low: float | None = None
-    high: float | None = None
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Data:
     """Drop an epoch's last images if they do not fill a whole update (never if that would leave no update)."""
     VAL_FRACTION: Annotated[float, Bounds(0.0, 0.9)] = 0.1
     """Fraction of each class held out for validation, for data sets without a split."""
-    SPLIT_SEED: Annotated[int, Bounds(0)] = 0
+    SPLIT_SEED: Annotated[int, Bounds(0, MAX_INT)] = 0
     """Seed that alone decides which images are held out."""
     KEEP_BACKGROUND: bool = False
     """Keep Caltech's background / clutter folder as a class."""
@@ -328,7 +329,7 @@ class Config:
     """Evaluate only."""
     CHECK: bool = False
     """Check data, weights, memory and disk, print the findings and exit: no training, no run folder."""
-    SEED: Annotated[int, Bounds(0)] = 0
+    SEED: Annotated[int, Bounds(0, MAX_INT)] = 0
     """Seed of weights, order, augmentation and dropout."""
     SAVE: str = "./output"
     """Folder in which every run creates its own folder."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import yaml
 
 from configs import schema
-from configs.schema import Bounds, Config
+from configs.schema import MAX_INT, Bounds, Config
 from utils.errors import ConfigError, did_you_mean
 
 # Values stay text as typed until they are converted here, because PyYAML would guess their types:
@@ -23,12 +23,7 @@ _NONE_WORDS = ("", "none", "null", "~")
 _BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _INT = re.compile(r"[+-]?[0-9]+")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_MAX_INT = 2**63 - 1  # of torch's and numpy's integers
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*")  # a text that YAML needs no quotes for
-
-
-class _TooLargeError(ValueError):
-    """An integer above _MAX_INT."""
 
 
 def is_none(text: Text) -> bool:
@@ -47,7 +42,7 @@ class Setting:
     default: Any
     help: str
     choices: tuple
-    bounds: Bounds
+    bounds: Bounds | None
     special: tuple  # words that are allowed besides a number
 
 
@@ -58,7 +53,7 @@ def _settings(cls: type, prefix: str = "") -> Iterator[Setting]:
         if is_dataclass(hint):
             yield from _settings(hint, key + ".")
             continue
-        bounds = Bounds()
+        bounds = None
         if get_origin(hint) is Annotated:
             hint, bounds = get_args(hint)
         types = (hint,) if get_origin(hint) in (None, Literal) else get_args(hint)
@@ -126,9 +121,7 @@ def convert(setting: Setting, text: Text, origin: str) -> Any:
         if not setting.is_list:
             return _convert_one(setting, text)
         return tuple(_convert_one(setting, member) for member in _split_list(text))
-    except _TooLargeError:
-        raise ConfigError(f"{origin}: {setting.key} is {quoted(text)}; it must be below 2**63") from None
-    except ValueError:
+    except (ValueError, KeyError):
         known = setting.special or (setting.choices if setting.kind is str else ())
         near = did_you_mean(text, known) if isinstance(text, str) else ""
         raise ConfigError(
@@ -157,30 +150,19 @@ def _convert_one(setting: Setting, text: Text) -> Any:
     if is_none(text) and (setting.optional or setting.kind is str) and not setting.is_list:
         return None if setting.optional else ""
     word = text.strip().lower()
-    if setting.choices:
-        by_word = {str(choice).lower(): choice for choice in setting.choices}
-        if word not in by_word:
-            raise ValueError("not one of the choices")
-        return by_word[word]
+    if setting.choices or setting.kind is bool:
+        return ({str(choice).lower(): choice for choice in setting.choices} or _BOOLS)[word]
     if setting.kind is str:
         if "\0" in text:
             raise ValueError("paths and names must not contain it")
         return text
-    if setting.kind is bool:
-        if word not in _BOOLS:
-            raise ValueError("not a boolean")
-        return _BOOLS[word]
     if word in setting.special:
         return word
-    pattern = _INT if setting.kind is int else _FLOAT
-    if not pattern.fullmatch(word):
+    if not (_INT if setting.kind is int else _FLOAT).fullmatch(word):
         raise ValueError("not a number")
     value = setting.kind(word)
-    if setting.kind is int and abs(value) > _MAX_INT:
-        raise _TooLargeError
-    low, high = setting.bounds
-    if not math.isfinite(value) or (low is not None and value < low) or (high is not None and value > high):
-        raise ValueError("out of describe_bounds")
+    if not setting.bounds.low <= value <= setting.bounds.high:
+        raise ValueError("out of bounds")
     return value
 
 
@@ -218,11 +200,11 @@ def describe_allowed(setting: Setting) -> str:
 
 
 def describe_bounds(setting: Setting) -> str:
-    """' of at least 1', ' from 0 to 1' or an empty text."""
-    low, high = setting.bounds
-    if low is None:
+    """' from 0 to 1', or an empty text."""
+    if setting.bounds is None:
         return ""
-    return f" of at least {low:g}" if high is None else f" from {low:,.10g} to {high:,.10g}"
+    low, high = setting.bounds
+    return f" from {low:,.10g} to {'2**63 - 1' if high == MAX_INT else f'{high:,.10g}'}"
 
 
 def quoted(text: Text) -> str:

@@ -111,11 +111,10 @@ def build_train_data(
     resumed_global_batch: int | None = None,
 ) -> TrainData:
     """The training images of one process; `resumed_global_batch` as in build_order."""
-    batch_size = config.DATA.BATCH_SIZE
     order = build_order(config, image_set, world_size, resumed_global_batch)
     check_repeats(order)
     if isinstance(image_set, SyntheticImages):
-        load = SyntheticBatches(config, image_set, batch_size, rank, device)
+        load = SyntheticBatches(config, image_set, order.batch_size, rank, device)
     else:
         load = make_loader(config, TrainReader(image_set, config), world_size, device)
     return TrainData(image_set, order, rank, load)

@@ -1,9 +1,10 @@
-"""The command line that the scripts share: the parser, whole numbers, and where results go."""
+"""What the scripts share: the parser of their command lines, whole numbers, and the checkpoint that they read."""
 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from models.formats.files import find_file, read_torch
 from utils.errors import ConfigError
 
 MAX_NUMBER = 10**12
@@ -39,3 +40,17 @@ def at_least(low: int) -> Callable[[str], int]:
         return value
 
     return number
+
+
+def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
+    """A checkpoint of one of our runs, and its path; `needed`: what the script uses of it."""
+    path = find_file(source)
+    if path is None:
+        raise ConfigError(f"no checkpoint at {source}; give best.pth, last.pth or checkpoint-N.pth of a run")
+    state = read_torch(path)
+    if missing := needed - set(state if isinstance(state, dict) else ()):
+        raise ConfigError(
+            f"{path} is not a checkpoint of a run, without {', '.join(sorted(missing))}; give its best.pth, last.pth or "
+            "checkpoint-N.pth"
+        )
+    return path, state

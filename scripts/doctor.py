@@ -28,9 +28,8 @@ from engine.diagnose.doctor import diagnose
 from engine.diagnose.failing_batch import Batches, read_overflow
 from engine.precision.policy import set_matmul
 from models import build_model
-from models.formats.files import find_file, read_torch
 from models.weights import load_exactly
-from scripts.command_line import Parser
+from scripts.command_line import Parser, read_checkpoint
 from utils.distributed import choose_device
 from utils.errors import ConfigError
 from utils.program import exit_code
@@ -72,11 +71,10 @@ def main(argv: list[str]) -> int:
 def find_run(source: str, batch: Path | None) -> tuple[Path, dict, list]:
     """Find the run's folder, the checkpoint to replay with, and the saved batches (one per process), if any."""
     path = Path(source).expanduser()
-    is_folder = path.is_dir()
-    folder = path if is_folder else path.parent
+    folder = path if path.is_dir() else path.parent
     files = [batch] if batch else sorted(folder.glob("overflow-batch*.pth"))
     batches = [read_overflow(file) for file in files]
-    if is_folder:
+    if path.is_dir():
         # The weights at the overflow are newer than the last checkpoint.
         if batches and "state_dict" in batches[0].state:
             return folder, batches[0].state, batches
@@ -85,13 +83,7 @@ def find_run(source: str, batch: Path | None) -> tuple[Path, dict, list]:
             raise ConfigError(
                 f"{folder} has neither {failing_batch.OVERFLOW_FILE} nor last.pth; give the folder of a run, or a checkpoint"
             )
-    else:
-        path = find_file(source)
-        if path is None:
-            raise ConfigError(f"no run and no checkpoint at {source}; give the folder of a run, or its last.pth")
-    state = read_torch(path)
-    if not (isinstance(state, dict) and {"state_dict", "config", "class_names"} <= state.keys()):
-        raise ConfigError(f"{path} is not a checkpoint of a run; give its folder, last.pth or checkpoint-N.pth")
+    _, state = read_checkpoint(path, {"state_dict", "config", "class_names"})
     return folder, state, batches
 
 

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 import torch
 
-from models.formats.files import find_file, read_torch, to_safetensors
-from scripts.command_line import Parser
+from models.formats.files import to_safetensors
+from scripts.command_line import Parser, read_checkpoint
 from utils.errors import ConfigError
 from utils.files import replacing
 from utils.program import exit_code
@@ -39,12 +39,7 @@ def main(argv: list[str]) -> int:
 
 def export(source: str, target: Path, ema: bool) -> str:
     """Write the file and return a summary line."""
-    path = find_file(source)
-    if path is None:
-        raise ConfigError(f"no file at {source}")
-    checkpoint = read_torch(path)
-    if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
-        raise ConfigError(f"{path} is not a checkpoint of a run: it has no state_dict")
+    path, checkpoint = read_checkpoint(source, {"state_dict"})
     if target.suffix == ".pth":
         if ema:
             raise ConfigError("-ema: a .pth file contains both the weights and their moving average; leave -ema out")

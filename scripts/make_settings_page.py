@@ -68,9 +68,7 @@ def _row(setting: Setting) -> str:
     kind = ("list of " if setting.is_list else "") + _TYPES[setting.kind] + ("s" if setting.is_list else "")
     kind += "".join(f", or `{word}`" for word in setting.special)
     default = "not set" if setting.default in (None, "", ()) else f"`{to_text(setting.default)}`"
-    allowed = (
-        ", ".join(f"`{choice}`" for choice in setting.choices) or describe_bounds(setting).removeprefix(" of ").strip()
-    )
+    allowed = ", ".join(f"`{choice}`" for choice in setting.choices) or describe_bounds(setting).strip()
     return f"| `{name}` | {flag} | {kind} | {default} | {allowed} | {setting.help} |\n"
 
 

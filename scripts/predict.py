@@ -27,9 +27,8 @@ from datasets.sources.images import FileImages
 from engine.precision.policy import Precision, set_matmul
 from engine.train.loss import widen
 from models import build_model
-from models.formats.files import find_file, read_torch
 from models.weights import load_exactly
-from scripts.command_line import Parser
+from scripts.command_line import Parser, at_least, read_checkpoint
 from utils.distributed import choose_device
 from utils.errors import ConfigError
 from utils.files import write_text
@@ -43,12 +42,10 @@ def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("checkpoint", help="best.pth, last.pth or checkpoint-N.pth of a run")
     parser.add_argument("images", nargs="+", metavar="image", help="an image file, or a folder of them")
-    parser.add_argument("-top", type=int, default=1, metavar="N", help="classes to print for each image [1]")
+    parser.add_argument("-top", type=at_least(1), default=1, metavar="N", help="classes to print for each image [1]")
     parser.add_argument("-csv", type=Path, metavar="FILE", help=f"also write a table: {','.join(COLUMNS)}")
     parser.add_argument("-raw", action="store_true", help="use the raw weights even if there are EMA weights")
     arguments = parser.parse_args(argv)
-    if arguments.top < 1:
-        raise ConfigError(f"-top: {arguments.top} is less than 1")
     if arguments.csv and not (arguments.csv.parent.is_dir() and os.access(arguments.csv.parent, os.W_OK)):
         raise ConfigError(f"-csv: cannot write to the folder {arguments.csv.parent}; create it or choose another")
     return predict(arguments.checkpoint, find_images(arguments.images), arguments.top, arguments.csv, arguments.raw)
@@ -98,7 +95,7 @@ class Predictor:
     """A checkpoint's model, with the precision and preprocessing of its run's evaluation."""
 
     def __init__(self, source: str, raw: bool):
-        path, state = read_run(source)
+        path, state = read_checkpoint(source, {"state_dict", "config", "class_names", "data"})
         self.classes, self.config = state["class_names"], config_of(state)
         self.device = choose_device("auto", local_rank=0)
         self.precision = Precision(self.config, self.device)
@@ -133,17 +130,6 @@ class Predictor:
             for row, index in enumerate(batch.targets.tolist()):
                 names = [self.classes[n] if n < len(self.classes) else f"class {n}" for n in numbers[row]]
                 yield paths[index], list(zip(names, probabilities[row], strict=True))
-
-
-def read_run(source: str) -> tuple[Path, dict]:
-    """Read a checkpoint of one of our runs; others do not contain the preprocessing."""
-    path = find_file(source)
-    if path is None:
-        raise ConfigError(f"no checkpoint at {source}")
-    state = read_torch(path)
-    if not (isinstance(state, dict) and {"state_dict", "config", "class_names", "data"} <= state.keys()):
-        raise ConfigError(f"{path} is not a checkpoint of a run; give its best.pth, last.pth or checkpoint-N.pth")
-    return path, state
 
 
 def config_of(state: dict) -> Config:

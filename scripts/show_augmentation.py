@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 import torch
 from PIL import Image
+from torchvision.utils import make_grid
 
 from configs.load import load
 from datasets import Normalize, Preparation, build_train_data, load_image_sets
@@ -37,24 +38,13 @@ def main(argv: list[str]) -> int:
     normalize = Normalize(config.DATA)
     images, _ = Preparation(config, normalize)(batch)
     pixels = ((images[:NUM_SHOWN] - normalize.shift) / normalize.scale).round().clamp(0, 255).to(torch.uint8)
-    sheet = Image.fromarray(grid(pixels.expand(-1, 3, -1, -1)).permute(1, 2, 0).numpy())
+    sheet = make_grid(pixels.expand(-1, 3, -1, -1), NUM_COLUMNS, GAP, pad_value=255)
     try:
-        sheet.save(argv[0])
+        Image.fromarray(sheet.permute(1, 2, 0).numpy()).save(argv[0])
     except OSError as error:
         raise ConfigError(f"{argv[0]}: cannot be written ({error.strerror}); choose another file") from error
     print(f"{len(pixels)} images: {argv[0]}")
     return 0
-
-
-def grid(pixels: torch.Tensor) -> torch.Tensor:
-    """Arrange uint8 [N, C, H, W] on one white sheet [C, H, W]."""
-    count, channels, height, width = pixels.shape
-    num_rows = -(-count // NUM_COLUMNS)
-    sheet = pixels.new_full((channels, num_rows * (height + GAP) - GAP, NUM_COLUMNS * (width + GAP) - GAP), 255)
-    for number, image in enumerate(pixels):
-        top, left = number // NUM_COLUMNS * (height + GAP), number % NUM_COLUMNS * (width + GAP)
-        sheet[:, top : top + height, left : left + width] = image
-    return sheet
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from configs.schema import Config, Train
-from datasets.transforms.crop import per_channel
 from utils.errors import ConfigError, did_you_mean
 
 NUM_LEVELS = 31  # torchvision's magnitudes 0 to 30: three for each of timm's 0 to 10
@@ -23,13 +22,7 @@ POLICIES: dict[str, dict[str, float]] = {
     "original": {},
     "cifar10": {},
     "svhn": {},
-    "rand": {
-        "m": 10,
-        "n": 2,
-        "p": 0.5,
-        "mstd": 0,
-        "inc": 1,
-    },  # inc: accepted for timm's strings; torchvision always does that
+    "rand": {"m": 10, "n": 2, "p": 0.5, "mstd": 0, "inc": 1},  # inc: for timm's strings; torchvision always does that
     "augmix": {"m": 3, "w": 3, "d": -1, "a": 1.0},
     "ta_wide": {},
     "3a": {},
@@ -120,8 +113,8 @@ def build_policy(name: str, numbers: dict[str, float], config: Config, v2: Modul
     """The policy as a function of an image."""
     # Rotations and shifts fill uncovered pixels with the mean colour, as in timm.
     data = config.DATA
-    mean = per_channel("DATA.IMAGENET_MEAN", data.IMAGENET_MEAN, data)
-    options = {"interpolation": v2.InterpolationMode.BILINEAR, "fill": [round(255 * value) for value in mean]}
+    fill = [round(255 * value) for value in data.IMAGENET_MEAN[: data.IMAGE_CHANNELS]]
+    options = {"interpolation": v2.InterpolationMode.BILINEAR, "fill": fill}
     if name == "rand":
         return RandomOperations([v2.RandAugment(1, level, **options) for level in range(NUM_LEVELS)], numbers)
     if name == "augmix":

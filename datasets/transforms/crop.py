@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from configs.schema import Data
 from datasets.types import ImageReadError
-from utils.errors import ConfigError
 
 KERNELS = {
     "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
@@ -26,8 +25,7 @@ class TrainTransform:
 
     def __init__(self, data: Data, augment: Callable[[Tensor, random.Random], Tensor] | None = None):
         self.augment = augment
-        self.scale = _min_and_max("DATA.CROP_SCALE", data.CROP_SCALE)
-        self.ratio = _min_and_max("DATA.CROP_RATIO", data.CROP_RATIO)
+        self.scale, self.ratio = data.CROP_SCALE, data.CROP_RATIO
         self.hflip, self.interpolation = data.HFLIP, data.INTERPOLATION
 
     def __call__(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
@@ -106,8 +104,8 @@ class Normalize(nn.Module):
 
     def __init__(self, data: Data, dtype: torch.dtype = torch.float32):
         super().__init__()
-        mean = torch.tensor(per_channel("DATA.IMAGENET_MEAN", data.IMAGENET_MEAN, data), dtype=torch.float64)
-        std = torch.tensor(per_channel("DATA.IMAGENET_STD", data.IMAGENET_STD, data), dtype=torch.float64)
+        mean = torch.tensor(data.IMAGENET_MEAN[: data.IMAGE_CHANNELS], dtype=torch.float64)
+        std = torch.tensor(data.IMAGENET_STD[: data.IMAGE_CHANNELS], dtype=torch.float64)
         self.dtype = dtype
         # One multiplication and one addition, without rounding to a half type between them.
         compute_dtype = torch.promote_types(dtype, torch.float32)
@@ -118,20 +116,3 @@ class Normalize(nn.Module):
         # Contiguous: with channels last the first convolution's gradients would have another layout than its weights.
         images = images.to(self.scale.dtype, memory_format=torch.contiguous_format)
         return torch.addcmul(self.shift, images, self.scale).to(self.dtype)
-
-
-def per_channel(name: str, values: tuple[float, ...], data: Data) -> tuple[float, ...]:
-    """One value for each channel; three equal values, as in the default, also fit a grey image."""
-    values = values[:1] * data.IMAGE_CHANNELS if len(set(values)) == 1 else values
-    if len(values) != data.IMAGE_CHANNELS:
-        raise ConfigError(
-            f"{name}: {len(values)} values {list(values)}, but DATA.IMAGE_CHANNELS is {data.IMAGE_CHANNELS}; set one "
-            "per channel"
-        )
-    return values
-
-
-def _min_and_max(name: str, values: tuple[float, ...]) -> tuple[float, float]:
-    if len(values) != 2 or values[0] > values[1]:
-        raise ConfigError(f"{name}: {list(values)}; set two numbers, minimum and maximum")
-    return values

@@ -66,10 +66,10 @@ def test_the_settings_page_is_what_its_script_makes():
 
 @pytest.mark.parametrize("key", REMOVED)
 def test_a_removed_setting_loads_with_its_former_default_alone(key):
-    removed = REMOVED[key]
+    accepted, remedy = REMOVED[key]
     *sections, name = key.split(".")
     text = "".join(f"{section}: {{" for section in sections) + f"{name}: VALUE" + "}" * len(sections)
-    loaded = load_text(text.replace("VALUE", removed.accepted))
+    loaded = load_text(text.replace("VALUE", accepted))
     assert loaded.config == load_text("").config and key not in to_yaml(loaded.config, loaded.origins)
-    with refused(ConfigError, key, "'other'", removed.remedy):
+    with refused(ConfigError, key, "'other'", remedy):
         load_text(text.replace("VALUE", "other"))

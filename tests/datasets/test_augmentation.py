@@ -376,8 +376,8 @@ def test_the_script_draws_what_a_run_trains_on(tmp_path, capsys):
     config = small_config(tmp_path, *words[3:])
     windows = train_data(config).windows(0, 1)
     (batch,) = next(windows).batches
-    first = slice(0, 8), slice(10, 18)  # the second image of the first row
-    assert plain.shape == changed.shape == (3 * 10 - 2, 8 * 10 - 2, 3) and (plain != changed).any()
+    first = slice(2, 10), slice(12, 20)  # the second image of the first row
+    assert plain.shape == changed.shape == (3 * 10 + 2, 8 * 10 + 2, 3) and (plain != changed).any()
     assert (plain[first] == batch.images[1].permute(1, 2, 0).numpy()).all()
     assert exit_code(show_augmentation.main, ["x.jpg"]) == 2
     assert_names(capsys.readouterr().err, "PNG")

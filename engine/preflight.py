@@ -29,8 +29,8 @@ from engine.parallel.strategy import check_strategy
 from engine.plan import ImageSets, Plan
 from engine.precision.policy import Precision
 from models import build_model, describe
-from models.transforms.activation_checkpointing import recompute_blocks
-from models.transforms.cpu_kernels import parts_to_compile
+from models.compilation import parts_to_compile
+from models.transforms.activation_checkpointing import ActivationCheckpointing
 from models.weights import load_exactly, load_pretrained
 from utils.distributed import Process, choose_device, find_devices
 from utils.errors import ConfigError, UserError
@@ -186,7 +186,8 @@ class Preflight:
         """Load the initial weights, and check that training fits into memory."""
         config, precision, free = plan.config, plan.precision, free_memory(plan.process.device)
         if config.TRAIN.GRAD_CHECKPOINTING:
-            self.attempt("checkpointing", lambda: recompute_blocks(config, copy.deepcopy(model)))
+            checkpointing = ActivationCheckpointing(config.MODEL.NAME)
+            self.attempt("checkpointing", lambda: checkpointing.apply(copy.deepcopy(model)))
         if config.COMPILE:
             how = f"COMPILE_SCOPE {config.COMPILE_SCOPE}, COMPILE_MODE {config.COMPILE_MODE}"
             self.report("compile", lambda: f"{how}: {len(parts_to_compile(model, config))} to compile")
@@ -215,8 +216,8 @@ def imagine(setting: str, world_size: int | None, local_size: int | None) -> Pro
 
 
 def describe_precision(precision: Precision, model: nn.Module) -> str:
-    """The chosen precision; prepares the model for it."""
-    return "\n".join([precision.describe().removeprefix("precision: "), *precision.prepare(model)])
+    """The chosen precision; applies its transforms to the model."""
+    return "\n".join([precision.describe().removeprefix("precision: "), *precision.transforms().apply(model)])
 
 
 def try_resume(plan: Plan, model: nn.Module, has_data: bool) -> str:

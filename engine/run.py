@@ -37,6 +37,7 @@ from models import build_model, describe
 from models.weights import check_exactly, load_pretrained
 from utils.distributed import Process
 from utils.findings import OK
+from utils.host import keep_freed_memory
 from utils.seed import make_deterministic
 from utils.signals import StopSignal
 
@@ -145,12 +146,13 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     log.say(f"data: {data.num_samples} validation images, {len(eval_set.classes)} classes")
     log.say(precision.describe())
     set_matmul(config.PRECISION.MATMUL)
+    keep_freed_memory(process.device)
     normalize = Normalize(config.DATA, torch.float32).to(process.device)
     bad_images = BadImages(eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
     session.begin(loaded)
-    found = {}
+    found, transforms = {}, precision.transforms()
     for name, model in weights_to_score(config, checkpoint, eval_set.classes, partial(make_model, session, config)):
-        for line in precision.prepare(model.to(process.device)):
+        for line in transforms.apply(model.to(process.device)):
             log.say(line)
         start = time.perf_counter()
         scores = evaluate(model, data, normalize, precision, process, bad_images)
@@ -158,5 +160,6 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         excluded = f"; {scores.num_excluded} unreadable ones left out" if scores.num_excluded else ""
         log.say(f"{name}top-1 {scores.top1:.3f}%, top-5 {scores.top5:.3f}% of {scores.num_images} images{excluded}")
         found[name.strip().lower() or "raw"] = asdict(scores)
+        transforms.revert(model)  # the next weights may be loaded into it
     session.status("done", **found)
     return 0

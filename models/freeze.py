@@ -2,11 +2,11 @@
 
 import functools
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from models.patterns import covers
 from utils.errors import ConfigError, did_you_mean
 
 
@@ -16,7 +16,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     frozen: set[str] = set()
     for pattern in patterns:
         glob = pattern.removeprefix("!")
-        matched = {name for name in tensors if _matches(name, glob)}
+        matched = {name for name in tensors if covers(glob, name)}
         if not matched:
             known = [*tensors, *(path for path, _ in model.named_modules())]
             raise ConfigError(
@@ -33,12 +33,6 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
         if isinstance(module, _NormBase) and module.track_running_stats and _all_frozen(path, module, frozen):
             module.__class__ = _frozen_class(type(module))
             module.train(False)
-
-
-def _matches(name: str, glob: str) -> bool:
-    """Whether the pattern names this tensor or a module that holds it."""
-    parts = name.split(".")
-    return any(fnmatchcase(".".join(parts[:length]), glob) for length in range(1, len(parts) + 1))
 
 
 def _all_frozen(path: str, module: nn.Module, frozen: set[str]) -> bool:

@@ -103,7 +103,7 @@ class Predictor:
         kind = "state_dict_ema" if state.get("state_dict_ema") and not raw else "state_dict"
         model = build_model(self.config, self.config.MODEL.NUM_CLASSES or len(self.classes))
         load_exactly(model, state[kind], path)
-        self.precision.prepare(model)
+        self.precision.transforms().apply(model)
         self.model = self.precision.computing(model.to(self.device)).eval()
         self.description = (
             f"{path} ({kind}): {state['arch']} after epoch {state['epoch'] + 1}, {len(self.classes)} classes, "

@@ -1,6 +1,8 @@
 """What this machine, or the container that the program runs in, lets it use: processor cores and memory."""
 
+import ctypes
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -35,3 +37,17 @@ def free_host_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path(
             taken = int((cgroup / used).read_text()) - int(statistics.get(reclaimable, 0))
             free.append(int(text) - taken)
     return max(min(free), 0)
+
+
+def keep_freed_memory(device: torch.device) -> None:
+    """Let this process keep memory that it frees, for its next step, where the C library is glibc.
+
+    Else glibc gives large blocks back, and the system has to fill new ones with zeros: 7% of a ViT-Tiny step.
+    """
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if device.type != "cpu" or not hasattr(library, "mallopt"):  # of other devices torch keeps the memory
+        return
+    trim, mmap = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+    # Older versions take 32 MiB at most. The first also fixes both thresholds, so it must not stand alone.
+    if library.mallopt(mmap, 2**30) or library.mallopt(mmap, 2**25):
+        library.mallopt(trim, 2**31 - 1)

@@ -16,7 +16,6 @@ from engine.train.callbacks import Callback
 from engine.train.counters import Report
 from engine.train.loss import ClassificationLoss
 from engine.train.trainer import Trainer
-from models.transforms.float8 import from_float8
 from utils.files import write_text
 from utils.log import Log
 from utils.seed import unchanged_random_state
@@ -25,14 +24,12 @@ DOCTOR_FILE = "doctor.yaml"
 
 
 def make_case(config: Config, model: torch.nn.Module, device: torch.device, update: Batches, scale: float) -> Case:
-    """An update of a run with these settings, to be replayed on `model`, which the replay changes."""
+    """An update of a run with these settings, to be replayed on `model`, which has no transforms yet."""
     # Both replays use one model: a white list would bring half precision into the exact one, and naive mode has no
     # lists. float8 layers scale their inputs, so they cannot overflow.
-    if config.PRECISION.MODE == "float8":
-        from_float8(model)
     settings = replace(config.PRECISION, MODE="autocast", CUSTOM_WHITE_LIST=())
     precision = Precision(replace(config, PRECISION=settings), device)
-    precision.prepare(model)
+    precision.transforms().apply(model)
     prepare = Preparation(config, Normalize(config.DATA).to(device))
     return Case(
         model.to(device),
@@ -82,8 +79,9 @@ class AutoDoctor(Callback):
         update = self._last_update.batches(trainer.process.rank)
         try:
             with unchanged_random_state(device):
-                scale = trainer.precision.scaler.get_scale()
-                found = diagnose(make_case(config, copy.deepcopy(trainer.model), device, update, scale))
+                model, precision = copy.deepcopy(trainer.model), trainer.precision
+                precision.transforms(training=True).revert(model)
+                found = diagnose(make_case(config, model, device, update, precision.scaler.get_scale()))
             is_written = bool(prescribe(found, config, self._folder))
         except Exception as error:  # out of memory, a full disk, an untraceable operation: no reason to end a run
             log.warn(

@@ -200,13 +200,12 @@ def _mend(case: Case, found: Diagnosis, exact: Trace, trace: Trace) -> Trace:
 
 def replay(case: Case, in_half: bool, scale: float, reference: Trace | None = None, floats: list[str] = ()) -> Trace:
     """Forward and backward of the update, with the same dropout as in the run; weights stay as they are."""
-    from models.transforms.class_token_block import whole_last_block  # local: importing timm takes seconds
-
     model = case.model
+    case.precision.transforms().bypassing_modules().revert(model)
     trace = Trace(model, reference)
     model.train()
     seed_update(*case.seed)
-    with unchanged_buffers(model), whole_last_block(model), case.precision.black_listed(model, floats):
+    with unchanged_buffers(model), case.precision.black_listed(model, floats):
         for images, targets, share in case.batches:
             with case.precision.autocast() if in_half else contextlib.nullcontext(), trace.watching():
                 logits = model(images)

@@ -1,6 +1,7 @@
 """Reports in which type every module computes, as observed in one forward pass."""
 
 import contextlib
+import copy
 import csv
 import io
 from dataclasses import dataclass, field
@@ -93,15 +94,14 @@ def record_types(model: nn.Module, images: Tensor, autocast: torch.autocast) -> 
 
 def explain(trainer: Trainer, log: Log, folder: Path) -> None:
     """Print a table, with similar modules in one row, and write precision.csv with one row per module."""
-    from models.transforms.class_token_block import whole_last_block  # local: importing timm takes seconds
-
     windows = trainer.data.windows(trainer.step, trainer.step + 1)
     with contextlib.closing(windows):
         batch = next(iter(next(windows).batches))
     images, _ = trainer.to_device(batch)
-    model = trainer.precision.computing(trainer.model).train()
-    with whole_last_block(model):
-        rows = [seen.row() for seen in record_types(model, images, trainer.precision.autocast())]
+    precision = trainer.precision
+    model = copy.deepcopy(precision.computing(trainer.model)).train()
+    precision.transforms(training=True).bypassing_modules().revert(model)
+    rows = [seen.row() for seen in record_types(model, images, precision.autocast())]
     log.say(f"in which type each module computes (one pass of {len(images)} images):")
     for line in align([COLUMNS, *collapse(rows)]):
         log.say(f"  {line}")

@@ -98,30 +98,30 @@ def compare(
     images, targets = prepare(batch)
     half = copy.deepcopy(precision.computing(model)).train()
     exact = copy.deepcopy(model).train()
+    precision.transforms(training=True).lowering_precision().revert(exact)
+    scale = precision.scaler.get_scale()
     with unchanged_random_state(precision.device):
-        half_loss, half_gradients = _gradients(half, precision, precision.cast(images), targets, loss, place)
-        with precision.in_float32(exact):
-            exact_loss, exact_gradients = _gradients(exact, precision, images, targets, loss, place)
+        seed_update(*place)
+        with precision.autocast():
+            logits = half(precision.cast(images))
+        half_loss, half_gradients = _gradients(half, loss(logits, targets), scale)
+        seed_update(*place)
+        exact_loss, exact_gradients = _gradients(exact, loss(exact(images), targets), scale)
     pairs = {name: (half_gradients[name], exact_gradients[name]) for name in exact_gradients}
     cosines = {name: _cosine(*pair) for name, pair in pairs.items()}
     underflow = {name: _underflow(*pair) for name, pair in pairs.items()}
     return Difference(float(half_loss), float(exact_loss), cosines, underflow)
 
 
-def _gradients(model, precision, images, targets, loss, place) -> tuple[Tensor, dict[str, Tensor]]:
+def _gradients(model: nn.Module, loss: Tensor, scale: float) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss, and the gradient of each module's own parameters as one vector."""
-    seed_update(*place)
     named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
-    with precision.autocast():
-        logits = model(images)
-    value = loss(logits, targets)
-    scale = precision.scaler.get_scale()
-    gradients = torch.autograd.grad(value * scale, [each for _, each in named], allow_unused=True)
+    gradients = torch.autograd.grad(loss * scale, [each for _, each in named], allow_unused=True)
     rows = defaultdict(list)
     for (name, _), gradient in zip(named, gradients, strict=True):
         if gradient is not None:
             rows[name.rpartition(".")[0] or name].append(gradient.double().reshape(-1))
-    return value.detach(), {name: torch.cat(parts) for name, parts in rows.items()}
+    return loss.detach(), {name: torch.cat(parts) for name, parts in rows.items()}
 
 
 def _cosine(one: Tensor, other: Tensor) -> float:

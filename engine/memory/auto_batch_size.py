@@ -92,8 +92,8 @@ def calculate(config: Config, model: nn.Module, precision: Precision, process: P
     margin, sharing = (DEVICE_MARGIN, 1) if on_device else (HOST_MARGIN, process.local_size)
     shared = f" for {sharing} processes" if sharing > 1 else ""
     how = f"calculated from 2 and 3 images, with {margin:.0%} of {format_bytes(free)}{shared} left free"
-    model = copy.deepcopy(model)  # prepare() changes it
-    precision.prepare(model)
+    model = copy.deepcopy(model)  # the transforms change it
+    precision.transforms().apply(model)
     try:
         fitting = estimate(config, model, precision).fitting((1 - margin) * free / sharing)
     except torch.OutOfMemoryError:

@@ -13,7 +13,7 @@ from configs.schema import Config, Train
 from datasets import Normalize
 from engine.precision.policy import Precision
 from engine.train.loss import ClassificationLoss
-from models.transforms.activation_checkpointing import has_blocks
+from models.transforms.base import has_blocks
 from utils.host import free_host_memory
 
 FEW, MORE = 2, 3  # images; BatchNorm refuses a single one

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from engine.parallel.replicated import Replicated, within_large
 from models.formats.sharded import Parts, span
-from models.transforms.cpu_kernels import blocks_of
+from models.transforms.base import blocks_of
 from utils.distributed import Process
 from utils.errors import ConfigError
 

@@ -5,7 +5,6 @@ and float32 it stays 1 and only keeps a non-finite update from reaching the weig
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -14,9 +13,9 @@ from configs.schema import Config
 from engine.precision.loss_scale import LossScaler
 from engine.precision.master_weights import MasterWeights, SameWeights, half_copy
 from engine.precision.speed import half_speedup
-from models.transforms.cpu_kernels import blocks_of, choose_kernels
-from models.transforms.float8 import check_float8, from_float8, to_float8
-from models.transforms.op_overrides import apply_lists
+from models.transforms import ModelTransforms, choose_transforms
+from models.transforms.float8 import check_float8
+from models.transforms.op_overrides import OpOverrides
 from utils.errors import ConfigError
 
 
@@ -49,14 +48,13 @@ class Precision:
     def __init__(self, config: Config, device: torch.device, emulate: bool = False):
         """`emulate`: the numbers of float8 on a device without, slowly."""
         settings = config.PRECISION
-        self.device, self._settings, self._emulate = device, settings, emulate
+        self.device, self._config, self._emulate = device, config, emulate
         self.is_naive, self.is_float8 = (config.AMP and settings.MODE == mode for mode in ("naive", "float8"))
         self.half, self.reason = choose_half(config.AMP, settings.DTYPE, device, has_bfloat16(device))
         if self.is_float8:
             check_float8(device, emulate)
             self.half, self.reason = torch.bfloat16, "PRECISION.MODE is float8"
         self._check_device()
-        self._compiles = config.COMPILE
         self.scaler = LossScaler(device.type, settings, needed=self.half is torch.float16)
         check_matmul(settings.MATMUL, device)
 
@@ -88,7 +86,7 @@ class Precision:
         mode = "naive" if self.is_naive else "autocast"
         if self.is_float8:
             mode = "float8 in large Linear layers, else autocast"
-            advice = "" if self._compiles else "; float8 gains time only with -compile"
+            advice = "" if self._config.COMPILE else "; float8 gains time only with -compile"
         return f"precision: {mode} {name} with GradScaler ({scale}), {self.reason}{advice}"
 
     def advise_on_sizes(self, config: Config, num_classes: int) -> str | None:
@@ -101,35 +99,9 @@ class Precision:
             return None
         return f"-amp is fastest when sizes are multiples of 8: {', '.join(odd)}; -num_classes may exceed the data's"
 
-    def prepare(self, model: torch.nn.Module) -> list[str]:
-        """Make the model compute as the settings say, by the fastest kernels there are. Returns lines for the log."""
-        settings = self._settings
-        if self.is_naive and (settings.CUSTOM_BLACK_LIST or settings.CUSTOM_WHITE_LIST):
-            raise ConfigError(
-                "PRECISION.CUSTOM_BLACK_LIST and CUSTOM_WHITE_LIST are about what autocast does, but PRECISION.MODE is "
-                "naive, where everything is in half; use PRECISION.MODE autocast or remove the lists"
-            )
-        lines = apply_lists(model, settings, self.device.type, self.half)
-        if settings.RESIDUAL == "half" and self.half is not None and not self.is_naive:
-            self._narrow_residual(model)
-        choose_kernels(model, self.device, self.half)  # after what replaces modules
-        if self.is_float8:  # later still: a last block with other layers than torch's would not be shortened
-            lines = [*lines, to_float8(model, self._emulate)]
-        return lines
-
-    def _narrow_residual(self, model: torch.nn.Module) -> None:
-        """Cast what each block gets, which autocast's sums of float32 and half leave in float32."""
-        blocks = blocks_of(model, "PRECISION.RESIDUAL is half", "PRECISION.RESIDUAL float32")
-        half = self.half
-
-        def cast(block: torch.nn.Module, inputs: tuple) -> tuple:
-            # Not where autocast is off: a copy of the model may be run in float32.
-            narrows = torch.is_autocast_enabled(self.device.type)
-            return (inputs[0].to(half), *inputs[1:]) if narrows else inputs
-
-        # The last block gets what the others made; a hook on it would keep it from being computed for one token.
-        for block in blocks[:-1]:
-            block.register_forward_pre_hook(cast)
+    def transforms(self, training: bool = False) -> ModelTransforms:
+        """What makes a model compute as the settings say."""
+        return choose_transforms(self._config, self.device, self.half, training, self._emulate)
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None and not self.is_naive)
@@ -143,28 +115,14 @@ class Precision:
         return half_copy(model, self.half) if self.is_naive else model
 
     @contextlib.contextmanager
-    def in_float32(self, model: torch.nn.Module) -> Iterator[None]:
-        """This very code path without half precision: autocast off, and the model's lists with it."""
-        half, naive = self.half, self.is_naive
-        if self.is_float8:
-            from_float8(model)
-        apply_lists(model, dataclasses.replace(self._settings, CUSTOM_BLACK_LIST=(), CUSTOM_WHITE_LIST=()), "cpu", None)
-        self.half, self.is_naive = None, False
+    def black_listed(self, model: torch.nn.Module, paths: Iterable[str]) -> Iterator[None]:
+        """These modules compute in float32 for as long as this lasts."""
+        overrides = OpOverrides(tuple(paths), (), self.device.type, self.half)
+        overrides.apply(model)
         try:
             yield
         finally:
-            self.half, self.is_naive = half, naive
-
-    @contextlib.contextmanager
-    def black_listed(self, model: torch.nn.Module, names: Iterable[str]) -> Iterator[None]:
-        """Modules of these paths are on PRECISION.CUSTOM_BLACK_LIST too, for as long as this lasts."""
-        listed = (*self._settings.CUSTOM_BLACK_LIST, *names)
-        longer = dataclasses.replace(self._settings, CUSTOM_BLACK_LIST=listed)
-        apply_lists(model, longer, self.device.type, self.half)
-        try:
-            yield
-        finally:
-            apply_lists(model, self._settings, self.device.type, self.half)
+            overrides.revert(model)
 
     def cast(self, images: torch.Tensor) -> torch.Tensor:
         """Images in the type that the model takes."""

@@ -11,9 +11,9 @@ from engine.train.ema import Ema
 from engine.train.loss import ClassificationLoss
 from engine.train.optim import Schedule, build_optimizer
 from engine.train.trainer import Trainer
-from models.transforms.activation_checkpointing import recompute_blocks
-from models.transforms.cpu_kernels import compile_model
+from models.compilation import compile_model
 from utils.distributed import Process
+from utils.host import keep_freed_memory
 from utils.log import Log
 
 
@@ -21,11 +21,10 @@ def build_trainer(config: Config, model: nn.Module, data: TrainData, process: Pr
     """A trainer for this model at step 0. The model is on its device, unless fsdp2 moves it there block by block."""
     precision = Precision(config, process.device)
     set_matmul(config.PRECISION.MATMUL)
+    keep_freed_memory(process.device)
     parallel = choose_parallel(config, process, precision.half)
-    for line in precision.prepare(model):
+    for line in precision.transforms(training=True).apply(model):
         log.say(line)
-    if config.TRAIN.GRAD_CHECKPOINTING:
-        recompute_blocks(config, model)
     ema = Ema(model, config.TRAIN.MODEL_EMA_DECAY) if config.TRAIN.MODEL_EMA else None
     parallel.place(model, *([ema.model] if ema else []))
     if ema:

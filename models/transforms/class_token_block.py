@@ -4,8 +4,7 @@ Keys and values are still those of all tokens. Queries, projection, MLP and the 
 way to the logits, and so neither a value nor a gradient to give.
 """
 
-import contextlib
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 from timm.layers import DropPath, LayerNorm, Mlp
 from timm.models.vision_transformer import Attention, Block, LayerScale, VisionTransformer
@@ -13,30 +12,27 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.transforms.attention import attend
+from models.transforms.base import ModelTransform
 
 # Each but Attention gives for a token what depends on that token alone. By identity: a subclass may do anything.
 KNOWN = {Block, Attention, Mlp, LayerScale, DropPath, LayerNorm}
 KNOWN |= {nn.LayerNorm, nn.Linear, nn.Identity, nn.GELU, nn.Dropout}
 
 
-def shorten_last_block(model: nn.Module) -> None:
-    """Let `model` compute no more of its last block than its logits need, if it is known to the last module.
+@dataclass(frozen=True)
+class ClassTokenBlock(ModelTransform):
+    """For a model that is known to the last module; one that has anything replaced in the last block stays as it is."""
 
-    Comes after everything that replaces modules or adds hooks: what it finds changed in the last block stays as it is.
-    """
-    if reads_class_token_alone(model):
-        model.__class__ = ClassTokenVisionTransformer  # names, weights and all other methods stay
+    bypasses_modules = True
 
+    def apply(self, model: nn.Module) -> list[str]:
+        if reads_class_token_alone(model):
+            model.__class__ = ClassTokenVisionTransformer  # names, weights and all other methods stay
+        return []
 
-@contextlib.contextmanager
-def whole_last_block(model: nn.Module) -> Iterator[None]:
-    """The model computes all of its last block, so that hooks on its modules see what they do."""
-    cls = type(model)
-    model.__class__ = VisionTransformer if cls is ClassTokenVisionTransformer else cls
-    try:
-        yield
-    finally:
-        model.__class__ = cls
+    def revert(self, model: nn.Module) -> None:
+        if type(model) is ClassTokenVisionTransformer:
+            model.__class__ = VisionTransformer
 
 
 def reads_class_token_alone(model: nn.Module) -> bool:

@@ -1,74 +1,41 @@
-"""Which of several ways to compute the same thing a model uses: the fastest on this device, in this type."""
+"""What is faster on CPUs than timm's and torch's own: attention and dropout. Figures: BENCHMARKS.md, "the step on CPUs"."""
 
-import ctypes
-import sys
+from dataclasses import dataclass
 
 import torch
+from timm.layers import Attention
 from torch import Tensor, nn
 
-from configs.schema import Config
-from utils.errors import ConfigError
+from models.transforms.attention import CpuAttention
+from models.transforms.base import ModelTransform
 
 
-def choose_kernels(model: nn.Module, device: torch.device, half: torch.dtype | None) -> None:
-    """Change how the model computes, never what. The figures behind each choice: BENCHMARKS.md, "the step on CPUs".
+@dataclass(frozen=True)
+class CpuKernels(ModelTransform):
+    """GPUs have fast kernels for both."""
 
-    Comes after everything that replaces modules of the model or adds hooks to them.
-    """
-    from timm.layers import Attention  # here and not above: importing timm takes seconds
+    in_half: bool
 
-    from models.transforms.attention import CpuAttention
-    from models.transforms.class_token_block import shorten_last_block
+    def apply(self, model: nn.Module) -> list[str]:
+        for module in model.modules():
+            # torch's fused attention is slow on CPUs in half precision, and with dropout in any.
+            if hasattr(module, "fused_attn") and (self.in_half or module.attn_drop.p > 0):
+                module.fused_attn_elsewhere, module.fused_attn = module.fused_attn, False
+            if type(module) is nn.Dropout:
+                module.__class__ = CpuDropout
+            if type(module) is Attention:
+                module.__class__ = CpuAttention
+        return []
 
-    shorten_last_block(model)
-    if device.type != "cpu":
-        return  # GPUs have fast kernels for both, and torch keeps their memory
-    keep_freed_memory()
-    for module in model.modules():
-        # torch's fused attention is slow on CPUs in half precision, and with dropout in any.
-        if hasattr(module, "fused_attn") and (half is not None or module.attn_drop.p > 0):
-            module.fused_attn = False
-        if type(module) is nn.Dropout:
-            module.__class__ = CpuDropout
-        if type(module) is Attention:
-            module.__class__ = CpuAttention
-
-
-def keep_freed_memory() -> None:
-    """Let this process keep memory that it frees, for its next step, where the C library is glibc.
-
-    Else glibc gives large blocks back, and the system has to fill new ones with zeros: 7% of a ViT-Tiny step.
-    """
-    library = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if not hasattr(library, "mallopt"):
-        return
-    trim, mmap = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
-    # Older versions take 32 MiB at most. The first also fixes both thresholds, so it must not stand alone.
-    if library.mallopt(mmap, 2**30) or library.mallopt(mmap, 2**25):
-        library.mallopt(trim, 2**31 - 1)
-
-
-def compile_model(model: nn.Module, config: Config) -> None:
-    """In place, so that the names of the weights stay as they are."""
-    for part in parts_to_compile(model, config):
-        part.compile(mode=config.COMPILE_MODE)
-
-
-def parts_to_compile(model: nn.Module, config: Config) -> list[nn.Module]:
-    """The model, or its blocks, which are all alike, so that compiling the first serves the others."""
-    if config.COMPILE_SCOPE == "model":
-        return [model]
-    return list(blocks_of(model, "COMPILE_SCOPE is blocks", "COMPILE_SCOPE model"))
-
-
-def blocks_of(model: nn.Module, setting: str, instead: str) -> nn.Sequential | nn.ModuleList:
-    """The model's blocks, for a setting that is about them; `instead`: what to use where there are none."""
-    blocks = getattr(model, "blocks", None)
-    if not isinstance(blocks, nn.Sequential | nn.ModuleList):
-        raise ConfigError(
-            f"{setting}, but this model is no plain row of transformer blocks (it has no .blocks); use {instead}"
-        )
-    return blocks
+    def revert(self, model: nn.Module) -> None:
+        for module in model.modules():
+            if hasattr(module, "fused_attn_elsewhere"):
+                module.fused_attn = module.fused_attn_elsewhere
+                del module.fused_attn_elsewhere
+            if type(module) is CpuDropout:
+                module.__class__ = nn.Dropout
+            if type(module) is CpuAttention:
+                module.__class__ = Attention
 
 
 class CpuDropout(nn.Dropout):

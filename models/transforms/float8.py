@@ -1,10 +1,12 @@
-"""The Linear layers that compute in float8, by torchao: where that is possible, which ones, and back again."""
+"""The Linear layers that compute in float8, by torchao: where that is possible, and which ones."""
 
 import importlib
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from models.transforms.base import ModelTransform
 from utils.errors import ConfigError
 
 # torchao's automatic filter for scaling by tensor (torchao.float8._auto_filter_for_recipe), from its timings on H100s:
@@ -32,36 +34,36 @@ def _name(device: torch.device) -> str:
     return f"{torch.cuda.get_device_name(device)} of {capability}"
 
 
-def to_float8(model: nn.Module, emulate: bool) -> str:
-    """Let the large Linear layers of a timm model compute in float8. Returns a line for the log.
+@dataclass(frozen=True)
+class Float8(ModelTransform):
+    """The large Linear layers of a timm model. Weights stay the float32 parameters that they are, under their names."""
 
-    Weights stay the float32 parameters that they are, under their names. Safe to repeat on a model.
-    """
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    emulate: bool
+    lowers_precision = True
 
-    from_float8(model)
-    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    # By identity: a layer that a list names has a class of its own, and computes as the list says.
-    chosen = {module for module in linears if type(module) is nn.Linear and _gains(module)} - _with_few_rows(model)
-    if not chosen:
-        raise ConfigError(
-            f"PRECISION.MODE is float8, but the model is too small: none of its {len(linears)} Linear layers, those on "
-            f"lists and those that see only one token of an image left out, has more than {OUTPUTS} outputs or {INPUTS} "
-            f"inputs, and both multiples of {MULTIPLE}; use PRECISION.MODE autocast"
-        )
-    # Padded, since the gradient of a weight sums over the rows, whose number is the batch's and seldom fits.
-    config = Float8LinearConfig(emulate=emulate, pad_inner_dim=True)
-    convert_to_float8_training(model, module_filter_fn=lambda module, name: module in chosen, config=config)
-    return f"{len(chosen)} of {len(linears)} Linear layers compute in float8"
+    def apply(self, model: nn.Module) -> list[str]:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
+        linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+        # By identity: a layer that a list names has a class of its own, and computes as the list says.
+        chosen = {module for module in linears if type(module) is nn.Linear and _gains(module)} - _with_few_rows(model)
+        if not chosen:
+            raise ConfigError(
+                f"PRECISION.MODE is float8, but the model is too small: none of its {len(linears)} Linear layers, those "
+                f"on lists and those that see only one token of an image left out, has more than {OUTPUTS} outputs or "
+                f"{INPUTS} inputs, and both multiples of {MULTIPLE}; use PRECISION.MODE autocast"
+            )
+        # Padded, since the gradient of a weight sums over the rows, whose number is the batch's and seldom fits.
+        config = Float8LinearConfig(emulate=self.emulate, pad_inner_dim=True)
+        convert_to_float8_training(model, module_filter_fn=lambda module, name: module in chosen, config=config)
+        return [f"{len(chosen)} of {len(linears)} Linear layers compute in float8"]
 
-def from_float8(model: nn.Module) -> None:
-    """Undo `to_float8`."""
-    from torchao.float8.float8_linear import Float8Linear
+    def revert(self, model: nn.Module) -> None:
+        from torchao.float8.float8_linear import Float8Linear
 
-    for module in model.modules():
-        if type(module) is Float8Linear:
-            module.__class__ = nn.Linear  # which it is, but for its forward
+        for module in model.modules():
+            if type(module) is Float8Linear:
+                module.__class__ = nn.Linear  # which it is, but for its forward
 
 
 def _gains(linear: nn.Linear) -> bool:
@@ -71,9 +73,8 @@ def _gains(linear: nn.Linear) -> bool:
 
 def _with_few_rows(model: nn.Module) -> set[nn.Module]:
     """The classifier, and a last block that computes the class token alone: one row an image is too little work."""
-    from models.transforms.class_token_block import (
-        ClassTokenVisionTransformer,  # here and not above: importing timm takes seconds
-    )
+    # Here and not above: importing timm takes seconds.
+    from models.transforms.class_token_block import ClassTokenVisionTransformer
 
     found = model.get_classifier()
     heads = found if isinstance(found, tuple) else (found,)

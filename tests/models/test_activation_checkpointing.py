@@ -6,7 +6,7 @@ import torch
 from engine.memory.estimate import saved_bytes
 from engine.precision.policy import Precision
 from models import build_model
-from models.transforms.activation_checkpointing import recompute_blocks
+from models.transforms.activation_checkpointing import ActivationCheckpointing
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.run_hash import state_hash
 from tests.support.trainers import make_trainer
@@ -49,7 +49,7 @@ def test_less_is_kept_for_the_backward_and_the_estimate_of_check_knows(tmp_path)
     whole, less = (saved_bytes(each, build_model(each, 10), Precision(each, CPU), 16) for each in (config, again))
     assert less < 0.4 * whole
     model = build_model(again, 10)
-    recompute_blocks(again, model)
+    ActivationCheckpointing("vit").apply(model)
     assert less > peak_of(model, again) * 0.8
 
 
@@ -65,11 +65,11 @@ def peak_of(model, config) -> int:
 def test_a_convolutional_model_does_it_as_timm_has_it(tmp_path):
     config = small_config(tmp_path, *RESNET.split())
     model = build_model(config, 10)
-    recompute_blocks(config, model)
+    ActivationCheckpointing("resnet18").apply(model)
     assert model.grad_checkpointing
 
 
 def test_a_model_without_is_refused(tmp_path):
     config = small_config(tmp_path, *RESNET.replace("resnet18", "vgg11").split())
     with pytest.raises(ConfigError, match="TRAIN.GRAD_CHECKPOINTING is true, but MODEL.NAME vgg11"):
-        recompute_blocks(config, build_model(config, 10))
+        ActivationCheckpointing("vgg11").apply(build_model(config, 10))

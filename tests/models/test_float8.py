@@ -50,7 +50,7 @@ def emulated(monkeypatch):
 def prepared(config, num_classes=10) -> tuple[nn.Module, Precision, list[str]]:
     torch.manual_seed(0)
     model, precision = build_model(config, num_classes), Precision(config, CPU, emulate=True)
-    return model, precision, precision.prepare(model)
+    return model, precision, precision.transforms().apply(model)
 
 
 def in_float8(model: nn.Module) -> list[str]:
@@ -99,7 +99,7 @@ def test_the_start_line_tells_both_types_and_that_it_wants_compile(tmp_path, con
 def test_without_amp_it_has_no_effect(tmp_path):
     config = small_config(tmp_path, *FLOAT8, "AMP=false")
     precision = Precision(config, CPU)
-    assert precision.half is None and not precision.prepare(build_model(config, 10))
+    assert precision.half is None and not precision.transforms().apply(build_model(config, 10))
 
 
 def test_large_layers_alone_are_converted(tmp_path):
@@ -162,12 +162,13 @@ def test_in_float32_it_is_the_plain_model(config):
     torch.manual_seed(0)
     plain, images = build_model(config, 10), torch.randn(3, 1, 8, 8)
     exact = copy.deepcopy(model)
-    with precision.in_float32(exact), precision.autocast():
-        logits = exact(images)
+    lowering = precision.transforms().lowering_precision()
+    lowering.revert(exact)
+    logits = exact(images)
     torch.testing.assert_close(logits, plain(images))
     with precision.autocast():
         assert (model(images) - logits).abs().max() > 1e-4
-    precision.prepare(exact)
+    lowering.apply(exact)
     assert in_float8(exact) == in_float8(model)
 
 
@@ -227,7 +228,8 @@ def test_doctor_and_predict_need_no_float8(config):
     state = {"config": flatten(config), "amp_scaler": {"dtype": "torch.bfloat16", "scale": 1.0}}
     images = {"mean": [0.5], "std": [0.5], "input_size": [1, 8, 8], "crop_pct": 0.875, "interpolation": "bicubic"}
     predicting = Precision(config_of({**state, "data": images}), CPU)
-    model, *_ = prepared(config)
+    model, own, _ = prepared(config)
+    own.transforms().revert(model)
     case = make_case(precision_of(config, state, None)[0], model, CPU, Batches(0, 0, []), 1.0)
     for precision in (predicting, case.precision):
         assert precision.half is torch.bfloat16 and not precision.is_float8

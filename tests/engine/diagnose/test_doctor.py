@@ -15,7 +15,6 @@ from engine.precision.policy import Precision
 from engine.train.loss import ClassificationLoss
 from engine.train.optim import build_optimizer
 from models import build_model
-from models.transforms.cpu_kernels import choose_kernels
 from scripts import doctor
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names
@@ -30,12 +29,13 @@ def make_case(folder, plant, scale=65536.0) -> Case:
     config = replaced(config, PRECISION={"INIT_LOSS_SCALING": scale})
     torch.manual_seed(0)
     model = build_model(config, 10)
-    choose_kernels(model, CPU, torch.float16)
+    precision = Precision(config, CPU)
+    precision.transforms().apply(model)
     with torch.no_grad():
         plant(model)
     images, targets = torch.randn(4, 1, 8, 8), torch.arange(4)
     loss = ClassificationLoss(config.TRAIN)
-    return Case(model, Precision(config, CPU), loss, [(images, targets, 1.0)], scale)
+    return Case(model, precision, loss, [(images, targets, 1.0)], scale)
 
 
 def nothing(model):
@@ -81,7 +81,8 @@ def skips(folder, case, black_list, scale) -> int:
         PRECISION={"INIT_LOSS_SCALING": scale, "DECR_RATIO": 0.9999, "CUSTOM_BLACK_LIST": tuple(black_list)},
     )
     precision, optimizer = Precision(config, CPU), build_optimizer(config.TRAIN, case.model)
-    precision.prepare(case.model)
+    case.precision.transforms().revert(case.model)
+    precision.transforms().apply(case.model)
     scaler, skipped = precision.scaler, 0
     for images, targets, _ in case.batches * 3:
         with precision.autocast():
@@ -92,12 +93,12 @@ def skips(folder, case, black_list, scale) -> int:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
+    precision.transforms().revert(case.model)
     return skipped
 
 
 def test_the_last_block_is_looked_into_although_a_run_computes_only_its_class_token(tmp_path):
     case = make_case(tmp_path, lambda model: model.blocks[7].attn.qkv.weight.mul_(1e4))
-    case.precision.prepare(case.model)
     assert str(diagnose(case).first).startswith("blocks.7.attn")
 
 
@@ -142,11 +143,12 @@ def test_replaying_leaves_the_model_as_it_was(tmp_path):
     case = make_case(tmp_path, big_mlp)
     case.model.norm = torch.nn.Sequential(torch.nn.Flatten(1), torch.nn.BatchNorm1d(80), torch.nn.Unflatten(1, (5, 16)))
     before = {name: value.clone() for name, value in case.model.state_dict().items()}
+    classes = [type(module) for module in case.model.modules()][1:]
     diagnose(case)
     assert all(torch.equal(value, before[name]) for name, value in case.model.state_dict().items())
     assert all(parameter.grad is None for parameter in case.model.parameters())
     assert not any(module._forward_hooks or "forward" in vars(module) for module in case.model.modules())
-    assert not any(hasattr(type(module), "without_lists") for module in case.model.modules())
+    assert [type(module) for module in case.model.modules()][1:] == classes
 
 
 def test_modules_kept_in_float32_do_not_shift_what_gradients_are_compared_with(tmp_path):

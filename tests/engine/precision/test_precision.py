@@ -297,11 +297,9 @@ def test_a_half_type_that_the_device_cannot_compute_in_is_refused(tmp_path, monk
 
 
 def test_lists_are_refused_in_naive_mode(tmp_path):
-    from models import build_model
-
     config = make(tmp_path, True, MODE="naive", CUSTOM_BLACK_LIST=("LayerNorm",))
     with refused(ConfigError, "PRECISION.CUSTOM_BLACK_LIST", "PRECISION.MODE", "naive", "autocast"):
-        Precision(config, CPU).prepare(build_model(config, 10))
+        Precision(config, CPU).transforms()
 
 
 def test_sizes_that_tensor_cores_do_not_like_are_named_on_gpus(tmp_path):
@@ -315,15 +313,15 @@ def test_sizes_that_tensor_cores_do_not_like_are_named_on_gpus(tmp_path):
 
 
 def types_between_blocks(config, compiled=False):
-    """What the blocks of a model get in a training step, and its gradients."""
+    """What the blocks of a model hand on in a training step, and its gradients."""
     from models import build_model
 
     torch.manual_seed(0)
     precision, model = Precision(config, CPU), build_model(config, 10)
-    precision.prepare(model)
+    precision.transforms().apply(model)
     seen = []
     for block in model.blocks[:-1]:
-        block.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].dtype))
+        block.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
     with precision.autocast():
         run(torch.linspace(-1, 1, 128).view(2, 1, 8, 8)).float().sum().backward()
@@ -355,12 +353,12 @@ def test_the_float32_comparison_is_float32_between_blocks_too(tmp_path):
     precision = Precision(make(tmp_path, True, RESIDUAL="half"), CPU)
     model = build_model(make(tmp_path), 10)
     plain = copy.deepcopy(model)
-    precision.prepare(model)
+    precision.transforms().apply(model)
     images = torch.linspace(-1, 1, 128).view(2, 1, 8, 8)
-    with precision.in_float32(model), precision.autocast():
-        torch.testing.assert_close(model(images), plain(images), rtol=1e-6, atol=1e-6)
+    precision.transforms().lowering_precision().revert(model)
+    torch.testing.assert_close(model(images), plain(images), rtol=1e-6, atol=1e-6)
 
 
 def test_a_residual_in_half_is_refused_for_models_without_blocks(tmp_path):
     with refused(ConfigError, "PRECISION.RESIDUAL", "half", "float32"):
-        Precision(make(tmp_path, True, RESIDUAL="half"), CPU).prepare(torch.nn.Linear(1, 1))
+        Precision(make(tmp_path, True, RESIDUAL="half"), CPU).transforms().apply(torch.nn.Linear(1, 1))

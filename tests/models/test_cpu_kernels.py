@@ -12,9 +12,11 @@ from timm.models.vision_transformer import Attention, Block, VisionTransformer
 from torch import nn
 
 from models import build_model
+from models.compilation import compile_model
+from models.transforms import choose_transforms
 from models.transforms.attention import CpuAttention
-from models.transforms.class_token_block import ClassTokenVisionTransformer, shorten_last_block
-from models.transforms.cpu_kernels import CpuDropout, choose_kernels, compile_model
+from models.transforms.class_token_block import ClassTokenBlock, ClassTokenVisionTransformer
+from models.transforms.cpu_kernels import CpuDropout, CpuKernels
 from tests.support.configs import CPU, small_config
 from tests.support.runs import ROOT
 from utils.errors import ConfigError
@@ -56,7 +58,7 @@ def test_cpu_dropout_follows_the_seed():
 def test_chosen_attention_has_the_same_logits_and_gradients(tmp_path):
     model = build_model(small_config(tmp_path), 10)
     chosen = copy.deepcopy(model)
-    choose_kernels(chosen, CPU, torch.bfloat16)
+    CpuKernels(in_half=True).apply(chosen)
     assert [block.attn.fused_attn for block in (*model.blocks, *chosen.blocks)] == [True, True, False, False]
     images = torch.randn(3, 1, 8, 8)
     for each in (model, chosen):
@@ -89,7 +91,7 @@ def test_cpu_attention_is_timms_to_the_last_bit(dtype, fields):
 
 def test_cpu_attention_copies_once_less(tmp_path):
     model = build_model(small_config(tmp_path), 10)
-    choose_kernels(model, CPU, torch.bfloat16)
+    CpuKernels(in_half=True).apply(model)
     mine = model.blocks[0].attn
     theirs = copy.deepcopy(mine)
     theirs.__class__ = Attention
@@ -108,8 +110,9 @@ def test_kernels_are_chosen_by_device_and_type(tmp_path):
         ("cpu", torch.bfloat16, 0.0, False),
         ("cuda", torch.float16, 0.1, True),
     ):
-        model = build_model(small_config(tmp_path, f"MODEL.ATTENTION_DROPOUT={dropout}"), 10)
-        choose_kernels(model, torch.device(device), half)
+        config = small_config(tmp_path, "AMP=true", f"MODEL.ATTENTION_DROPOUT={dropout}")
+        model = build_model(config, 10)
+        choose_transforms(config, torch.device(device), half, training=True).apply(model)
         assert all(block.attn.fused_attn is fused for block in model.blocks)
         assert any(type(module) is nn.Dropout for module in model.modules()) is (device == "cuda")
 
@@ -125,7 +128,7 @@ def make_vit(**fields) -> VisionTransformer:
 
 def with_short_last_block(model):
     chosen = copy.deepcopy(model)
-    shorten_last_block(chosen)
+    ClassTokenBlock().apply(chosen)
     assert type(chosen) is ClassTokenVisionTransformer
     return chosen
 
@@ -263,22 +266,23 @@ def changed_forward(name):
 def test_a_model_not_known_to_the_last_module_is_left_alone(make):
     model = make()
     before = type(model)
-    shorten_last_block(model)
+    ClassTokenBlock().apply(model)
     assert type(model) is before
 
 
 def test_the_last_block_is_short_on_every_device(tmp_path):
     for device, half in ((CPU, None), (CPU, torch.bfloat16), (torch.device("cuda"), torch.float16)):
-        model = build_model(small_config(tmp_path), 10)
-        choose_kernels(model, device, half)
+        config = small_config(tmp_path)
+        model = build_model(config, 10)
+        choose_transforms(config, device, half, training=False).apply(model)
         assert type(model) is ClassTokenVisionTransformer
 
 
 FAULTS = """
 import resource, sys
 import torch
-from models.transforms.cpu_kernels import choose_kernels
-choose_kernels(torch.nn.Linear(1, 1), torch.device("cpu"), None)
+from utils.host import keep_freed_memory
+keep_freed_memory(torch.device("cpu"))
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(4):
     before = faults()
@@ -304,7 +308,7 @@ def compiled_gradients(tmp_path, monkeypatch, scope: str | None):
     torch._dynamo.utils.counters.clear()
     torch.manual_seed(0)
     model = build_model(small_config(tmp_path, "MODEL.DEPTH=4"), 10)
-    choose_kernels(model, CPU, None)
+    CpuKernels(in_half=False).apply(model)
     names = list(model.state_dict())
     if scope:
         compile_model(model, small_config(tmp_path, f"COMPILE_SCOPE={scope}"))

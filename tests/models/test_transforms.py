@@ -1,0 +1,89 @@
+"""Every model transform, and the whole list of them, can be taken off again without a trace."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from models import build_model
+from models.transforms import ModelTransforms, choose_transforms
+from tests.support.configs import CPU, small_config
+
+# All at once: overrides, class token, CPU kernels, float8 (blocks.1.mlp.fc1), checkpointing, residual.
+OPTIONS = ("MODEL.DEPTH=3", "MODEL.MLP_RATIO=66", "MODEL.DROPOUT=0.1", "AMP=true", "PRECISION.MODE=float8") + (
+    "PRECISION.CUSTOM_BLACK_LIST=[blocks.0.mlp,softmax]",
+    "PRECISION.CUSTOM_WHITE_LIST=[blocks.0.norm1]",
+    "PRECISION.RESIDUAL=half",
+    "TRAIN.GRAD_CHECKPOINTING=true",
+)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    return small_config(tmp_path_factory.mktemp("transforms"), *OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def chosen(config) -> ModelTransforms:
+    return choose_transforms(config, CPU, torch.bfloat16, training=True, emulate=True)
+
+
+def computed(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Logits and gradients of a step with dropout under autocast, by name."""
+    torch.manual_seed(1)
+    model.train().zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(torch.linspace(-1, 1, 128).view(2, 1, 8, 8))
+    logits.float().square().sum().backward()
+    return {"logits": logits.detach(), **{name: each.grad.clone() for name, each in model.named_parameters()}}
+
+
+def makeup(model: nn.Module) -> dict[str, dict[str, str]]:
+    """How each module computes: its class, its attributes and its hooks."""
+    tensors = ("_parameters", "_buffers", "_modules")
+    return {
+        path: {"class": repr(type(module))}
+        | {name: str(value) for name, value in vars(module).items() if name not in tensors}
+        for path, module in model.named_modules()
+    }
+
+
+NAMES = ("OpOverrides", "ClassTokenBlock", "CpuKernels", "Float8", "ActivationCheckpointing", "HalfResidual")
+
+
+def test_the_list_has_all_transforms_in_their_order(chosen):
+    assert tuple(type(each).__name__ for each in chosen.transforms) == NAMES
+
+
+@pytest.mark.parametrize("name", [*NAMES, "all"])
+@pytest.mark.parametrize("is_copy", [False, True], ids=["itself", "copy"])
+def test_reverted_a_model_is_what_it_was(config, chosen, name, is_copy):
+    transforms = ModelTransforms(tuple(each for each in chosen.transforms if name in ("all", type(each).__name__)))
+    torch.manual_seed(0)
+    model = build_model(config, 10)
+    before, plain, state = computed(model), makeup(model), list(model.state_dict())
+    transforms.apply(model)
+    changed = computed(model)
+    assert list(model.state_dict()) == state and makeup(model) != plain
+    model = copy.deepcopy(model) if is_copy else model
+    transforms.revert(model)
+    after, found = computed(model), makeup(model)
+    assert list(model.state_dict()) == state
+    # torchao's layers leave attributes behind that nothing reads.
+    assert all(found[path] | attributes == found[path] for path, attributes in plain.items())
+    assert all(torch.equal(after[each], before[each]) for each in before)
+    is_exact = name == "ActivationCheckpointing"  # which only saves memory
+    assert all(torch.equal(changed[each], before[each]) for each in before) is is_exact
+
+
+def test_what_lowers_precision_comes_off_from_below_the_others(config, chosen):
+    torch.manual_seed(0)
+    plain = build_model(config, 10)
+    model = copy.deepcopy(plain)
+    chosen.apply(model)
+    chosen.lowering_precision().revert(model)
+    images = torch.linspace(-1, 1, 128).view(2, 1, 8, 8)
+    torch.testing.assert_close(model.eval()(images), plain.eval()(images))
+    assert type(model.blocks[0]) is not type(plain.blocks[0])  # still checkpointed
+    assert type(model.blocks[0].mlp) is type(plain.blocks[0].mlp)

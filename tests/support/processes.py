@@ -4,9 +4,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 
+from tests.support.configs import SMALL
 from tests.support.forks import DEADLINE, ROOT, STARTED
 from tests.support.runs import run
 
@@ -36,6 +37,18 @@ def launch(module: str, world_size: int, settings: Path, out: Path, *arguments: 
     import torch  # late: most tests that start processes need none here
 
     return torch.load(out, weights_only=True)
+
+
+def fp64_weights(folder: Path, cases: dict[Hashable, tuple[int, str]]) -> dict[Hashable, dict]:
+    """The weights that train_fp64.py comes to, for each case with its number of processes."""
+    (folder / "settings.yaml").write_text(SMALL)
+    found = {}
+    for world_size in {number for number, _ in cases.values()}:
+        wanted = {key: case for key, (number, case) in cases.items() if number == world_size}
+        words = folder / "settings.yaml", folder / f"{world_size}.pth", *sorted(set(wanted.values()))
+        weights = launch("tests.support.programs.train_fp64", world_size, *words)
+        found |= {key: weights[case] for key, case in wanted.items()}
+    return found
 
 
 def stat(pid: int) -> list[str]:

@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.diagnose.failing_batch import LastUpdate
 from engine.report.timing import Timing
 from engine.train.stop_conditions import NonFinite, SkipLimit
-from tests.support.configs import CPU, SMALL, replaced, small_config
-from tests.support.processes import launch
+from tests.support.configs import CPU, replaced, small_config
+from tests.support.processes import fp64_weights
 from tests.support.refusals import refused
 from tests.support.trainers import make_trainer, train, update
 
@@ -26,42 +26,37 @@ SETS = {
 }
 
 
+SPLITS = {"1 x 32": (1, "32,1"), "2 x 16": (1, "16,2"), "2 processes x 16": (2, "16,1"), "2 p x 2 x 8": (2, "8,2")}
+
+
 @pytest.fixture(scope="module")
-def fp64_weights(tmp_path_factory):
+def weights(tmp_path_factory):
     """(set, split) -> weights after 20 updates, for every way of making a batch of 32."""
-    folder = tmp_path_factory.mktemp("fp64")
-    settings = folder / "settings.yaml"
-    settings.write_text(SMALL)
-    splits = {"1 x 32": (1, "32,1"), "2 x 16": (1, "16,2"), "2 processes x 16": (2, "16,1"), "2 p x 2 x 8": (2, "8,2")}
-    found = {}
-    for world_size in (1, 2):
-        cases = {f"{s},{split}" for world, split in splits.values() if world == world_size for s in SETS.values()}
-        weights = launch(
-            "tests.support.programs.train_fp64", world_size, settings, folder / f"{world_size}.pth", *sorted(cases)
-        )
-        for name, (world, split) in splits.items():
-            if world == world_size:
-                found |= {(images, name): weights[f"{SETS[images]},{split}"] for images in SETS}
-    return found
+    cases = {
+        (images, split): (world_size, f"{words},{batch}")
+        for images, words in SETS.items()
+        for split, (world_size, batch) in SPLITS.items()
+    }
+    return fp64_weights(tmp_path_factory.mktemp("fp64"), cases)
 
 
 @pytest.mark.parametrize("split", ["2 x 16", "2 processes x 16", "2 p x 2 x 8"])
 @pytest.mark.parametrize("images", SETS)
-def test_one_batch_equals_accumulation_equals_two_processes(fp64_weights, images, split):
-    for name, weight in fp64_weights[images, "1 x 32"].items():
+def test_one_batch_equals_accumulation_equals_two_processes(weights, images, split):
+    for name, weight in weights[images, "1 x 32"].items():
         assert weight.dtype is torch.float64
-        difference = (weight - fp64_weights[images, split][name]).abs().max().item()
+        difference = (weight - weights[images, split][name]).abs().max().item()
         assert difference < 1e-10, f"{name} differs by {difference}"
 
 
-def test_a_trained_remainder_changes_the_weights(fp64_weights):
+def test_a_trained_remainder_changes_the_weights(weights):
     """Else the test above would compare runs that never met one."""
-    with_rest, without = (fp64_weights[f"remainder {which}", "1 x 32"] for which in ("of 21", "left out"))
+    with_rest, without = (weights[f"remainder {which}", "1 x 32"] for which in ("of 21", "left out"))
     assert any(not torch.equal(weight, without[name]) for name, weight in with_rest.items())
 
 
-def test_augmentation_changes_the_weights(fp64_weights):
-    augmented, plain = (fp64_weights[images, "1 x 32"] for images in ("mixed one by one", "remainder of 21"))
+def test_augmentation_changes_the_weights(weights):
+    augmented, plain = (weights[images, "1 x 32"] for images in ("mixed one by one", "remainder of 21"))
     assert all((weight - plain[name]).abs().max() > 1e-6 for name, weight in augmented.items() if weight.ndim > 1)
 
 

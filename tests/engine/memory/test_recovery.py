@@ -1,27 +1,21 @@
 """An update that runs out of memory is done again with smaller micro-batches and comes to the same."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-import main_single_gpu
 from datasets import Batch
-from datasets.batch_order import Order
-from engine.memory.recovery import MicroBatches, shortage
-from engine.train.trainer import ClassificationLoss
-from tests.support.configs import CPU, SMALL, small_config
-from tests.support.processes import launch
-from tests.support.programs.train_fp64 import run_out
+from engine.memory.recovery import shortage
+from tests.support.configs import SMALL, small_config
+from tests.support.planted import run_out
+from tests.support.processes import fp64_weights
 from tests.support.refusals import assert_names, refused
-from tests.support.runs import run, run_folder
-from tests.support.trainers import make_trainer
-from utils.distributed import Process
+from tests.support.run_hash import state_hash
+from tests.support.runs import Ended, run, run_folder
+from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
-from utils.log import Log
-from utils.program import exit_code
 
 SETS = {"plain": "149,false,none", "mixed": "149,false,pair"}
 # How the images of an update are shared out, and from which step on how many fit at once.
@@ -36,32 +30,19 @@ SPLITS = {
 
 
 @pytest.fixture(scope="module")
-def fp64_weights(tmp_path_factory):
+def weights(tmp_path_factory):
     """(set, split) -> weights after 20 updates; split None: of a run for which memory suffices."""
-    folder = tmp_path_factory.mktemp("fp64")
-    (folder / "settings.yaml").write_text(SMALL)
-    found = {}
-    for world_size in (1, 2):
-        names = [name for name, (world, _) in SPLITS.items() if world == world_size]
-        wanted = {(images, name): f"{SETS[images]},{SPLITS[name][1]}" for images in SETS for name in names}
-        if world_size == 1:
-            wanted |= {(images, None): f"{SETS[images]},32,1" for images in SETS}
-        weights = launch(
-            "tests.support.programs.train_fp64",
-            world_size,
-            folder / "settings.yaml",
-            folder / f"{world_size}.pth",
-            *wanted.values(),
-        )
-        found |= {key: weights[case] for key, case in wanted.items()}
-    return found
+    cases = {(images, None): (1, f"{words},32,1") for images, words in SETS.items()}
+    for name, (world_size, split) in SPLITS.items():
+        cases |= {(images, name): (world_size, f"{words},{split}") for images, words in SETS.items()}
+    return fp64_weights(tmp_path_factory.mktemp("fp64"), cases)
 
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("images", SETS)
-def test_a_run_that_runs_out_of_memory_ends_with_the_weights_of_one_that_does_not(fp64_weights, images, split):
-    for name, weight in fp64_weights[images, None].items():
-        difference = (weight - fp64_weights[images, split][name]).abs().max().item()
+def test_a_run_that_runs_out_of_memory_ends_with_the_weights_of_one_that_does_not(weights, images, split):
+    for name, weight in weights[images, None].items():
+        difference = (weight - weights[images, split][name]).abs().max().item()
         assert difference < 1e-10, f"{name} differs by {difference}"
 
 
@@ -77,16 +58,14 @@ def test_the_size_stays_halved_until_the_next_start_and_is_told_in_one_line(tmp_
     trainer = make_trainer(config)
     sizes = sizes_seen(trainer)
     run_out(trainer, fits=16, step=1)
-    for window in trainer.data.windows(0, 4):
-        trainer.update(window)
+    update(trainer, 4)
     assert sizes == [32, 32, 16, 16, 16, 16, 16, 16]
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "out of memory" in line]
     assert line.startswith("warning: ")
     assert_names(line, "step 1", 32, 16, "-batch_size 16 -accum_iter 2")
     again = make_trainer(config)
     sizes = sizes_seen(again)
-    for window in again.data.windows(4, 5):
-        again.update(window)
+    update(again)
     assert sizes == [32]
 
 
@@ -95,38 +74,25 @@ def test_with_dropout_it_is_to_the_last_bit_a_run_with_the_smaller_batch_size(tm
     short = make_trainer(small_config(tmp_path, *options))
     run_out(short, fits=16, step=0)
     small = make_trainer(small_config(tmp_path, *options, "DATA.BATCH_SIZE=16", "TRAIN.ACCUM_ITER=2"))
-    for trainer in (short, small):
-        for window in trainer.data.windows(0, 3):
-            trainer.update(window)
-    assert torch.equal(short.totals, small.totals)
-    for mine, theirs in zip(short.model.parameters(), small.model.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-    for mine, theirs in zip(short.ema.model.parameters(), small.ema.model.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
+    assert state_hash(update(short, 3).state_dict()) == state_hash(update(small, 3).state_dict())
 
 
-def test_at_one_image_the_program_ends_with_2_and_says_what_to_lower(tmp_path, monkeypatch, capsys):
-    def fail(self, logits, targets):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-    monkeypatch.setattr(ClassificationLoss, "__call__", fail)
+def test_at_one_image_the_program_ends_with_2_and_says_what_to_lower(tmp_path):
     (tmp_path / "small.yaml").write_text(SMALL)
-    arguments = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "output")]
-    assert exit_code(main_single_gpu.main, arguments) == 2
-    printed = capsys.readouterr()
-    assert printed.out.count("warning: out of memory") == 5  # 32, 16, 8, 4, 2
-    assert "error: " in printed.err and "Traceback" not in printed.err
-    assert_names(printed.err, "DATA.IMAGE_SIZE", 8, "step 0", "1 image", "-amp")
-    assert "Tried to allocate 2.00 GiB" in (run_folder(tmp_path / "output") / "log.txt").read_text()
+    words = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "output")]
+    ended = run("main_single_gpu.py", *words, faults={"run_out_of_memory": [0, 0, 0]})
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr
+    assert ended.stdout.count("warning: out of memory") == 5  # 32, 16, 8, 4, 2
+    assert_names(ended.stderr, "error", "DATA.IMAGE_SIZE", 8, "step 0", "1 image", "-amp")
+    assert "as arranged" in (run_folder(tmp_path / "output") / "log.txt").read_text()
 
 
 def test_pairs_that_are_mixed_are_not_parted(tmp_path):
     trainer = make_trainer(small_config(tmp_path, "TRAIN.MIXUP_ALPHA=0.8", "DATA.BATCH_SIZE=22"))
     sizes = sizes_seen(trainer)
     run_out(trainer, fits=1, step=0)
-    windows = trainer.data.windows(0, 1)
     with refused(ConfigError, "2 images", "mixup", "cutmix"):
-        trainer.update(next(windows))
+        update(trainer)
     assert sizes == [22, 12, 6, 4, 2]
 
 
@@ -142,7 +108,7 @@ def test_what_fails_while_a_batch_is_read_is_not_done_again(tmp_path, message):
 
     with pytest.raises(RuntimeError, match=message):
         trainer.update(window._replace(batches=broken()))
-    assert trainer.micro_batches.size is None and trainer.step == 0
+    assert trainer.guard.max_images is None and trainer.step == 0
 
 
 def test_other_errors_of_a_forward_end_the_run(tmp_path):
@@ -152,9 +118,8 @@ def test_other_errors_of_a_forward_end_the_run(tmp_path):
         raise RuntimeError("shapes do not fit")
 
     trainer.model.register_forward_pre_hook(fail)
-    windows = trainer.data.windows(0, 1)
     with pytest.raises(RuntimeError, match="shapes do not fit"):
-        trainer.update(next(windows))
+        update(trainer)
 
 
 def test_running_out_is_told_from_other_errors():
@@ -167,13 +132,15 @@ def test_running_out_is_told_from_other_errors():
     assert shortage(RuntimeError("shapes do not fit")) is None
 
 
-def train_late(folder: Path, fits: int, *flags: str, strategy: str = "ddp") -> subprocess.CompletedProcess:
+def train_late(folder: Path, fits: int, *flags: str, strategy: str = "ddp") -> Ended:
     """Two processes, of which the second takes no more than `fits` images from step 5 on."""
     (folder / "small.yaml").write_text(SMALL)
     return run(
-        *("tests/support/programs/short_of_memory.py", str(fits), "-cfg", str(folder / "small.yaml")),
-        *("-output", str(folder / "output"), "-batch_size", "16", *flags, "-opts", f"DIST.STRATEGY={strategy}"),
-        *"TRAIN.NUM_EPOCHS=1 TRAIN.WARMUP_EPOCHS=0 TRAIN.MIXUP_ALPHA=0.8 SAVE_STEPS=2".split(),
+        *("main_multi_gpu.py", "-cfg", str(folder / "small.yaml"), "-output", str(folder / "output")),
+        *("-batch_size", "16", *flags, "-opts", f"DIST.STRATEGY={strategy}", "TRAIN.NUM_EPOCHS=1"),
+        *("TRAIN.WARMUP_EPOCHS=0", "TRAIN.MIXUP_ALPHA=0.8", "SAVE_STEPS=2"),
+        processes=2,
+        faults={"compute_in_float64": [], "run_out_of_memory": [fits, 5, 1]},
     )
 
 
@@ -181,18 +148,19 @@ def train_late(folder: Path, fits: int, *flags: str, strategy: str = "ddp") -> s
 def enough(tmp_path_factory) -> dict:
     """The last checkpoint of two processes for which memory suffices."""
     folder = tmp_path_factory.mktemp("enough")
-    assert train_late(folder, 16).returncode == 0
+    assert train_late(folder, 16).codes == [0, 0]
     return torch.load(run_folder(folder / "output") / "last.pth", weights_only=True)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_one_of_two_processes_that_runs_out_late_ends_both_with_the_command_that_goes_on(tmp_path, enough, strategy):
-    """With exit code 2, and that command comes to the weights of processes for which memory suffices."""
+    """That command comes to the weights of processes for which memory suffices."""
     ended = train_late(tmp_path, 8, strategy=strategy)
-    assert ended.returncode == 2 and "Traceback" not in ended.stderr
+    assert ended.codes == [1, 2] and "Traceback" not in ended.stderr  # the launcher hands on the 2
     (flags,) = re.findall("error: .* at step 5 .*(-resume auto -batch_size 8 -accum_iter 2)", ended.stderr)
+    assert_names(ended.stderr, "DATA.BATCH_SIZE", "process 1", "out of memory, as arranged")
     went_on = train_late(tmp_path, 8, *flags.split(), strategy=strategy)
-    assert went_on.returncode == 0, went_on.stderr
+    assert went_on.codes == [0, 0], went_on.stderr
     assert_names(went_on.stdout, "epoch 0", "step 4")
     state = torch.load(run_folder(tmp_path / "output") / "last.pth", weights_only=True)
     assert state["step"] == enough["step"] == 44
@@ -201,19 +169,10 @@ def test_one_of_two_processes_that_runs_out_late_ends_both_with_the_command_that
         assert (weight - state["state_dict"][name]).abs().max() < 1e-10, name
 
 
-def test_a_process_whose_others_wait_for_it_says_how_to_go_on(tmp_path):
-    order = Order(149, 16, 2, 3, drop_last=True, seed=0, epoch_order=None)
-    sizes = MicroBatches(small_config(tmp_path), order, Process(CPU, rank=1, world_size=2), Log(1))
-    message = str(sizes.cannot_repeat(7, "CUDA out of memory."))
-    assert_names(message, "DATA.BATCH_SIZE", "process 1", "step 7", "CUDA out of memory.")
-    assert message.endswith("-resume auto -batch_size 8 -accum_iter 6")
-
-
 def test_the_size_that_is_proposed_leaves_the_images_of_an_update_as_they_are(tmp_path, capsys):
     trainer = make_trainer(small_config(tmp_path, "DATA.BATCH_SIZE=27"))
     run_out(trainer, fits=14, step=0)
-    for window in trainer.data.windows(0, 1):
-        trainer.update(window)
+    update(trainer)
     assert_names(capsys.readouterr().out, 14, "-batch_size 9 -accum_iter 3")
 
 

@@ -1,30 +1,28 @@
-"""Where the time goes: phases by a clock that the test moves, advice, and the trace for a profiler's viewer."""
+"""Where the time goes: phases by a clock that the test moves, and advice."""
 
 import contextlib
 import csv
-import gzip
 import json
 import re
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.utils.tensorboard
 
 from configs.load import load
-from datasets import load_image_sets
-from engine.checkpoint.format import changes
-from engine.report.data_wait_advice import Advice
-from engine.report.metrics import StepRows
-from engine.report.recorder import Recorder
-from engine.report.timing import MOST_MARKS, PHASES, HostClock, Phases, shares
+from configs.schema import Config
+from engine.report.timing import MAX_MARKS, HostClock, Timing, shares
 from engine.run import run
+from engine.train.callbacks import PHASES, Callback
+from engine.train.counters import Report
 from tests.support.configs import CPU, SMALL, small_config
-from tests.support.refusals import assert_names
-from tests.support.run_hash import run_hash
 from tests.support.runs import run_folder
-from tests.support.trainers import make_trainer
+from tests.support.trainers import Reports, make_trainer, train, update
 from utils.distributed import Process
 
 
@@ -32,102 +30,94 @@ class HandClock(HostClock):
     """Stands still unless it is moved."""
 
     def __init__(self):
-        self.time = 0.0
+        self.time, self.num_marks = 0.0, 0
+        self.on_mark = lambda: None
 
     def now(self) -> float:
+        self.num_marks += 1
+        self.on_mark()
         return self.time
 
 
-class TimedPhases(Phases):
+class PlannedTiming(Timing):
     """Every phase takes the time that the test says, whatever really happens in it."""
 
     def __init__(self, **seconds: float):
-        super().__init__(HandClock())
-        self._seconds = seconds
+        self.clock, self._seconds = HandClock(), seconds
+        super().__init__(self.clock)
 
-    def begin(self, name: str) -> None:
-        super().begin(name)
-        self._clock.time += self._seconds.get(name, 0.0)
-
-    @property
-    def time(self) -> float:
-        return self._clock.time
+    def on_phase(self, trainer, name: str) -> None:
+        super().on_phase(trainer, name)
+        self.clock.time += self._seconds.get(name, 0.0)
 
 
-def train_rows(trainer, num_epochs: int = 1) -> list[dict]:
+def train_epochs(config: Config, timing: Timing, between=lambda: None, num_epochs: int = 1) -> list[Report]:
     """The reports of whole epochs."""
-    rows = []
-    trainer.on_report = rows.append
-    windows = trainer.data.windows(0, num_epochs * trainer.data.steps_per_epoch)
+    reports = Reports()
+    trainer = make_trainer(config, callbacks=[timing, reports])
     for _ in range(num_epochs):
-        trainer.train_epoch(windows, save=lambda: None)
+        train(trainer)
+        between()
         trainer.end_epoch()
-    return rows
+    return reports.seen
 
 
-def run_here(folder, phases: Phases, *options: str) -> str:
-    """A whole run in this process, with these phases; returns its log."""
-    path = folder / "settings.yaml"
-    path.write_text(SMALL)
-    loaded = load(["-cfg", str(path), "-output", str(folder / "runs"), "-opts", *options])
-    with mock.patch.object(Phases, "on", return_value=phases):
+def run_here(folder, timing: Timing, *options: str) -> Path:
+    """A whole run in this process, with this timing; returns its folder."""
+    folder.mkdir(exist_ok=True)
+    (folder / "settings.yaml").write_text(SMALL)
+    loaded = load(["-cfg", str(folder / "settings.yaml"), "-output", str(folder / "runs"), "-opts", *options])
+    with mock.patch.object(Timing, "on", return_value=timing):
         assert run(loaded, Process(CPU)) == 0
-    return (run_folder(folder / "runs") / "log.txt").read_text()
+    return run_folder(folder / "runs")
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_phases_add_up_to_the_time_that_passed(tmp_path, accumulation):
-    trainer = make_trainer(small_config(tmp_path, "REPORT_FREQ=7", f"TRAIN.ACCUM_ITER={accumulation}"))
-    trainer.phases = TimedPhases(data=0.5, copy=0.25, forward=2, backward=4, optimizer=1, other=0.125)
-    rows = train_rows(trainer)
-    assert sum(row["seconds"] for row in rows) == pytest.approx(trainer.phases.time - 0.125)  # the last is under way
-    for row in rows:
-        assert sum(row[f"{name}_pct"] for name in PHASES) == pytest.approx(100, abs=0.05)
-        assert row["backward_pct"] == pytest.approx(2 * row["forward_pct"], abs=0.02)
-        assert row["optimizer_pct"] == pytest.approx(row["forward_pct"] / 2 / accumulation, abs=0.02)
-        assert row["communication_pct"] == 0
+    timing = PlannedTiming(data=0.5, copy=0.25, forward=2, backward=4, optimizer=1, other=0.125)
+    reports = train_epochs(small_config(tmp_path, "REPORT_FREQ=7", f"TRAIN.ACCUM_ITER={accumulation}"), timing)
+    assert sum(report.seconds for report in reports) == pytest.approx(timing.clock.time - 0.125)  # of the last phase
+    for found in (report.shares for report in reports):
+        assert sum(found.values()) == pytest.approx(100, abs=0.05)
+        assert found["backward"] == pytest.approx(2 * found["forward"], abs=0.02)
+        assert found["optimizer"] == pytest.approx(found["forward"] / 2 / accumulation, abs=0.02)
+        assert found["communication"] == 0
 
 
 def test_real_time_adds_up_too_and_is_spent_in_the_model(tmp_path):
-    rows = train_rows(make_trainer(small_config(tmp_path)))
-    for row in rows:
-        assert sum(row[f"{name}_pct"] for name in PHASES) == pytest.approx(100, abs=0.05)
-        assert min(row["forward_pct"], row["backward_pct"], row["optimizer_pct"]) > 0
+    for report in train_epochs(small_config(tmp_path), Timing.on(CPU)):
+        assert sum(report.shares.values()) == pytest.approx(100, abs=0.05)
+        assert min(report.shares[name] for name in ("forward", "backward", "optimizer")) > 0
 
 
 def test_what_happens_between_epochs_is_in_no_phase(tmp_path):
-    trainer = make_trainer(small_config(tmp_path))
-    trainer.phases = TimedPhases(forward=1)
-    end_epoch = trainer.end_epoch
+    timing = PlannedTiming(forward=1)
 
     def evaluate_for_long():
-        trainer.phases._clock.time += 1000
-        end_epoch()
+        timing.clock.time += 1000
 
-    trainer.end_epoch = evaluate_for_long
-    rows = train_rows(trainer, num_epochs=2)
-    assert sum(row["seconds"] for row in rows) == 2 * trainer.data.steps_per_epoch
-    assert not trainer.phase_seconds, "they are those of an epoch"
+    reports = train_epochs(small_config(tmp_path), timing, evaluate_for_long, num_epochs=2)
+    assert sum(report.seconds for report in reports) == 2 * 44
+    assert sum(timing.epoch_seconds.values()) == 44, "of the second epoch"
 
 
 def test_a_slow_loader_shows_as_waiting(tmp_path):
-    trainer = make_trainer(small_config(tmp_path))
-    trainer.phases = TimedPhases(forward=1)
-    load_batches = trainer.data._load
+    timing, reports = PlannedTiming(forward=1), Reports()
+    trainer = make_trainer(small_config(tmp_path), callbacks=[timing, reports])
 
-    def slow(pieces):
-        for batch in load_batches(pieces):
-            trainer.phases._clock.time += 3
-            yield batch
+    def load_slowly(batch):
+        timing.clock.time += 3
+        return batch
 
-    trainer.data._load = slow
-    assert [row["data_pct"] for row in train_rows(trainer)] == [75.0] * 4
+    windows = trainer.data.windows(0, 44)
+    train(trainer, (window._replace(batches=map(load_slowly, window.batches)) for window in windows))
+    assert [report.shares["data"] for report in reports.seen] == [75.0] * 4
 
 
 class QueuedEvent:
     """A device's event: it can be read only when the host has waited for the device."""
 
-    created = reads = 0
+    created = 0
     host_has_waited = False
     clock = 0.0
 
@@ -144,42 +134,48 @@ class QueuedEvent:
         return other.time - self.time
 
 
+class NumEvents(Callback):
+    """How many events there were at each report."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_report(self, trainer, report) -> None:
+        QueuedEvent.host_has_waited = False
+        self.seen.append(QueuedEvent.created)
+        assert sum(report.shares.values()) == pytest.approx(100, abs=0.05)
+
+
 def test_device_events_are_read_at_reports_only_and_used_again(tmp_path):
-    trainer = make_trainer(small_config(tmp_path, "REPORT_FREQ=10"))
     with mock.patch("torch.cuda.Event", QueuedEvent), mock.patch("torch.cuda.current_stream"):
-        trainer.phases = Phases.on(torch.device("cuda"))
-        created = []
+        num_events = NumEvents()
+        callbacks = [Timing.on(torch.device("cuda")), num_events]
+        trainer = make_trainer(small_config(tmp_path, "REPORT_FREQ=10"), callbacks=callbacks)
         report = trainer.report
 
         def waiting_report():
             QueuedEvent.host_has_waited = True
             return report()
 
-        def note(row):
-            QueuedEvent.host_has_waited = False
-            created.append(QueuedEvent.created)
-            assert sum(row[f"{name}_pct"] for name in PHASES) == pytest.approx(100, abs=0.05)
-
-        trainer.report, trainer.on_report = waiting_report, note
-        windows = trainer.data.windows(0, 88)
+        trainer.report = waiting_report
         for _ in range(2):
-            trainer.train_epoch(windows, save=lambda: None)
+            train(trainer)
             trainer.end_epoch()
-    assert len(created) == 12
-    assert created[0] < created[1] == created[-1]
+    assert len(num_events.seen) == 12
+    assert num_events.seen[0] < num_events.seen[1] == num_events.seen[-1]
 
 
 def test_marks_without_a_report_have_bounded_memory_and_leave_no_trace_in_the_next():
-    phases = TimedPhases(forward=1, other=2)
-    for _ in range(MOST_MARKS):
-        phases.begin("forward")
-        phases.begin("other")
-    assert len(phases._marks) == MOST_MARKS
-    seconds = phases.lap()
-    assert seconds["forward"] == MOST_MARKS / 2 and seconds["other"] == pytest.approx(MOST_MARKS, abs=2)
-    phases.begin("forward")
-    phases.begin("other")
-    assert phases.lap() == {**dict.fromkeys(PHASES, 0.0), "forward": 1.0}
+    timing = PlannedTiming(forward=1, other=2)
+    for _ in range(MAX_MARKS):
+        timing.on_phase(None, "forward")
+        timing.on_phase(None, "other")
+    assert timing.clock.num_marks == MAX_MARKS
+    seconds = timing.lap()
+    assert seconds["forward"] == MAX_MARKS / 2 and seconds["other"] == pytest.approx(MAX_MARKS, abs=2)
+    timing.on_phase(None, "forward")
+    timing.on_phase(None, "other")
+    assert timing.lap() == {**dict.fromkeys(PHASES, 0.0), "forward": 1.0}
 
 
 def test_where_a_queue_has_no_events_only_waiting_is_told():
@@ -189,7 +185,7 @@ def test_where_a_queue_has_no_events_only_waiting_is_told():
 
 def test_communication_is_what_is_left_of_it_when_gradients_are_computed():
     """A model whose gradients take 5 s, and their average another 3, of which DDP waits at the end of backward."""
-    phases = TimedPhases()
+    timing = PlannedTiming()
     backward_is_over = threading.Event()
 
     class Slow(torch.autograd.Function):
@@ -199,7 +195,7 @@ def test_communication_is_what_is_left_of_it_when_gradients_are_computed():
 
         @staticmethod
         def backward(context, gradient):
-            phases._clock.time += 5
+            timing.clock.time += 5
             return gradient
 
     def average(state, bucket):
@@ -207,108 +203,67 @@ def test_communication_is_what_is_left_of_it_when_gradients_are_computed():
 
         def finish():
             backward_is_over.wait(timeout=10)
-            phases._clock.time += 3
+            timing.clock.time += 3
             future.set_result(bucket.buffer())
 
         threading.Thread(target=finish).start()
         return future
 
-    mark = phases._mark
-
-    def watched_mark(name):
-        mark(name)
-        if name == "communication":
-            backward_is_over.set()
-
-    phases._mark = watched_mark
+    trainer = SimpleNamespace(process=Process(CPU, world_size=2))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        layer = torch.nn.Linear(4, 4)
-        model = torch.nn.parallel.DistributedDataParallel(layer)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
         model.register_comm_hook(None, average)
-        for syncs in (False, True):
-            phases.restart()
-            with contextlib.nullcontext() if syncs else model.no_sync():
+        for is_last in (False, True):
+            timing.restart()
+            with contextlib.nullcontext() if is_last else model.no_sync():
                 loss = model(Slow.apply(torch.ones(2, 4, requires_grad=True))).sum()
-                phases.begin_backward(loss, syncs=syncs)
+                timing.on_phase(trainer, "backward")
+                timing.on_loss(trainer, loss, is_last)
+                timing.clock.on_mark = backward_is_over.set  # the mark where communication begins
                 loss.backward()
-            phases.begin("other")
-            seconds = phases.lap()
-            assert (seconds["backward"], seconds["communication"]) == (5, 3 if syncs else 0)
+            timing.on_phase(trainer, "other")
+            seconds = timing.lap()
+            assert (seconds["backward"], seconds["communication"]) == (5, 3 if is_last else 0)
+            timing.clock.on_mark = lambda: None
+            backward_is_over.clear()
     finally:
         dist.destroy_process_group()
 
 
-def test_communication_is_looked_for_where_gradients_are_averaged(tmp_path):
-    """In the last micro-batch, of several processes."""
-    trainer = make_trainer(small_config(tmp_path, "TRAIN.ACCUM_ITER=2"))
-    trainer.replica.no_sync = contextlib.nullcontext
-    windows = trainer.data.windows(0, 2)
-    for world_size, expected in ((1, [False, False]), (2, [False, True])):
-        trainer.process.world_size = world_size
-        with mock.patch.object(trainer.phases, "begin_backward") as begin_backward:
-            trainer.update(next(windows))
-        assert [call.kwargs["syncs"] for call in begin_backward.call_args_list] == expected
+class SyncedLosses(Callback):
+    """Whether gradients are synchronised in the backward of each loss."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_loss(self, trainer, loss, is_last) -> None:
+        self.seen.append(is_last)
 
 
-def advice_for(tmp_path, num_workers, num_cores, in_memory=False):
-    config = small_config(tmp_path, f"DATA.NUM_WORKERS={num_workers}")
-    image_set = load_image_sets(config)[0]
-    image_set.in_memory = in_memory
-    with mock.patch("engine.report.data_wait_advice.cores_per_process", return_value=num_cores):
-        return Advice(config, image_set, Process(CPU))
+def test_communication_is_looked_for_in_the_last_micro_batch(tmp_path):
+    losses = SyncedLosses()
+    update(make_trainer(small_config(tmp_path, "TRAIN.ACCUM_ITER=2"), callbacks=[losses]))
+    assert losses.seen == [False, True]
 
 
-def rows(*percents, updates=20):
-    return [{"step": index * updates, "seconds": 1.0, "data_pct": percent} for index, percent in enumerate(percents)]
-
-
-@pytest.mark.parametrize(
-    ("num_workers", "num_cores", "percent", "expected"),
-    [
-        (1, 8, 75, "75% of the time is spent waiting for data: try -num_workers 4 .now 1; each process has 8 cores"),
-        (4, 6, 90, "90% .*: try -num_workers 6 "),
-        (0, 8, 60, "60% .*: try -num_workers 2 "),
-        (0, 8, 100, "100% .*: try -num_workers 8 "),
-        (8, 8, 50, "50% .*: there is a worker for each core already; DATA.CACHE=disk .* DATA.CACHE_SIDE=16 "),
-    ],
-)
-def test_advice_names_a_number(tmp_path, num_workers, num_cores, percent, expected):
-    advice = advice_for(tmp_path, num_workers, num_cores)
-    said = [advice.look_at(row) for row in rows(percent, percent, percent)]
-    assert said[0] is None and said[2] is None, "start-up does not count, and it is said once"
-    assert re.match(expected, said[1]), said[1]
-
-
-def test_advice_is_not_given_without_a_cause_or_a_remedy(tmp_path):
-    fast = advice_for(tmp_path, 1, 8)
-    assert not any(fast.look_at(row) for row in rows(99, 19, 20, 5))
-    hopeless = advice_for(tmp_path, 8, 8, in_memory=True)
-    assert not any(hopeless.look_at(row) for row in rows(99, 99, 99))
-
-
-def test_a_few_slow_updates_are_not_enough_for_advice(tmp_path):
-    advice = advice_for(tmp_path, 1, 8)
-    said = [advice.look_at(row) for row in rows(0, 90, 0, 0, 0, 0, updates=2)]
-    assert said == [None] * 6
-
-
+@pytest.mark.usefixtures("signal_handlers")
 def test_a_run_that_waits_says_so_once_and_one_that_does_not_is_silent(tmp_path):
     for name, seconds in (("slow", 9), ("fast", 0.1)):
-        folder = tmp_path / name
-        folder.mkdir()
+        timing = PlannedTiming(data=seconds, forward=2, backward=4)
         with mock.patch("engine.report.data_wait_advice.cores_per_process", return_value=4):
-            log = run_here(folder, TimedPhases(data=seconds, forward=2, backward=4), "TENSORBOARD=true")
+            folder = run_here(tmp_path / name, timing, "TENSORBOARD=true")
+        log = (folder / "log.txt").read_text()
         assert log.count("-num_workers 3") == (name == "slow")
         times = re.findall(r"time: ([\d.]+)% waiting for data, .* ([\d.]+)% forward, ([\d.]+)% backward", log)
-        with open(run_folder(folder / "runs") / "steps.csv") as file:
+        with open(folder / "steps.csv") as file:
             steps = list(csv.DictReader(file))
-        metrics = (run_folder(folder / "runs") / "metrics.jsonl").read_text().splitlines()
+        metrics = (folder / "metrics.jsonl").read_text().splitlines()
         expected = {"slow": 75.0, "fast": 3.23}[name]  # data is asked for twice: for the batch, and for one more
         assert [json.loads(row)["data_wait_pct"] for row in metrics] == [expected] * 2
         assert {float(row["data_pct"]) for row in steps} == {expected}
         assert len(times) == 2 and float(times[0][2]) == pytest.approx(2 * float(times[0][1]), abs=0.2)
-    assert_board_has(run_folder(folder / "runs") / "tensorboard", len(steps))
+    assert_board_has(folder / "tensorboard", len(steps))
 
 
 def assert_board_has(folder, num_reports):
@@ -319,74 +274,15 @@ def assert_board_has(folder, num_reports):
     assert all(len(board.Scalars(f"time/{name}")) == num_reports for name in PHASES)
 
 
+@pytest.mark.usefixtures("signal_handlers")
 def test_importing_tensorboard_is_in_no_phase(tmp_path):
-    phases, open_board = TimedPhases(forward=2, backward=4), Recorder._open_board
+    timing, real = PlannedTiming(forward=2, backward=4), torch.utils.tensorboard.SummaryWriter
 
-    def import_for_long(recorder):
-        phases._clock.time += 1000 * (recorder._board is None)
-        return open_board(recorder)
+    def import_for_long(*arguments, **options):
+        timing.clock.time += 1000
+        return real(*arguments, **options)
 
-    with mock.patch.object(Recorder, "_open_board", import_for_long):
-        run_here(tmp_path, phases, "TENSORBOARD=true")
-    with open(run_folder(tmp_path / "runs") / "steps.csv") as file:
+    with mock.patch("torch.utils.tensorboard.SummaryWriter", import_for_long):
+        folder = run_here(tmp_path, timing, "TENSORBOARD=true")
+    with open(folder / "steps.csv") as file:
         assert {float(row["other_pct"]) for row in csv.DictReader(file)} == {0.0}
-
-
-def test_profile_writes_a_trace_with_the_phases_and_the_run_goes_on(tmp_path):
-    phases = Phases(HostClock())
-    log = run_here(tmp_path, phases, "PROFILE=3", "TRAIN.ACCUM_ITER=2", "TRAIN.NUM_EPOCHS=1")
-    path = run_folder(tmp_path / "runs") / "trace.json.gz"
-    assert f"profile: {path}" in log and log.index("profile:") < log.index("Step[0020/")
-    with gzip.open(path) as file:
-        events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
-    named = {name: [event for event in events if event["name"] == name] for name in PHASES}
-    # After its two micro-batches each update asks for one more.
-    numbers = {name: len(found) for name, found in named.items() if found}
-    assert numbers == {"data": 9, "copy": 6, "forward": 6, "backward": 6, "optimizer": 3}
-    forward = named["forward"][0]
-    inside = {e["name"] for e in events if forward["ts"] < e["ts"] < forward["ts"] + forward["dur"]}
-    assert "aten::linear" in inside and "aten::_foreach_add_" not in inside
-    assert log.rstrip().splitlines()[-1].startswith("done;") and not phases.shows_ranges
-
-
-def test_a_profiled_run_ends_as_one_without_and_may_be_resumed_without(tmp_path):
-    hashes = []
-    for option in ("PROFILE=2", "PROFILE=null"):
-        folder = tmp_path / option
-        folder.mkdir()
-        run_here(folder, Phases(HostClock()), option, "TRAIN.NUM_EPOCHS=1", "DATA.BATCH_SIZE=128")
-        hashes.append(run_hash(run_folder(folder / "runs")))
-    assert hashes[0] == hashes[1]
-    assert changes({"PROFILE": 2}, {"PROFILE": None}) == []
-
-
-def test_a_run_too_short_for_a_trace_says_so(tmp_path):
-    log = run_here(tmp_path, Phases(HostClock()), "PROFILE=3", "DATA.BATCH_SIZE=700", "TRAIN.NUM_EPOCHS=2")
-    assert_names(log, "PROFILE", "update 7")
-    assert not (run_folder(tmp_path / "runs") / "trace.json.gz").exists()
-
-
-def test_a_run_that_ends_within_a_trace_keeps_what_there_is(tmp_path):
-    run_here(tmp_path, Phases(HostClock()), "PROFILE=100", "DATA.BATCH_SIZE=160", "TRAIN.NUM_EPOCHS=1")
-    with gzip.open(run_folder(tmp_path / "runs") / "trace.json.gz") as file:
-        names = [event["name"] for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
-    assert names.count("optimizer") == 8 - 6
-
-
-def test_without_profile_no_range_is_opened(tmp_path):
-    trainer = make_trainer(small_config(tmp_path))
-    windows = trainer.data.windows(0, 1)
-    with mock.patch("torch.profiler.record_function", side_effect=AssertionError("a range was opened")):
-        trainer.update(next(windows))
-
-
-def test_rows_of_a_run_from_before_there_were_these_columns_stay(tmp_path):
-    (tmp_path / "steps.csv").write_text("step,loss\n0,2.5\n20,2.25\n")
-    rows = StepRows(tmp_path, 20, ("step", "loss", "data_pct"))
-    rows.add({"step": 20, "loss": 2.0, "data_pct": 12.5})
-    rows.add({"step": 40, "loss": 1.5, "data_pct": None})
-    rows.close()
-    written = (tmp_path / "steps.csv").read_text()
-    assert written == "step,loss,data_pct\n0,2.5,\n20,2,12.5\n40,1.5,\n"
-    StepRows(tmp_path, 60, ("step", "loss", "data_pct")).close()
-    assert (tmp_path / "steps.csv").read_text() == written

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.configs import SMALL
-from tests.support.forks import end_server
-from tests.support.processes import kill_started
+from tests.support.forks import end_server, kill_started
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,7 +14,6 @@ from configs.load import load
 from datasets import build_order, check_repeats, load_image_sets
 from datasets.sources.images import FileImages
 from datasets.sources.shards.index import index_path, load_index
-from datasets.transforms.decode import decode
 from datasets.types import ImageReadError, ImageSet
 from engine.checkpoint.format import find_newest
 from engine.checkpoint.rollback import find_before
@@ -145,12 +144,6 @@ def test_a_pipe_in_place_of_an_index_is_replaced(tmp_path):
 
 
 # --- data ---
-
-
-def test_an_image_of_an_unknown_kind_is_not_called_by_an_address():
-    with pytest.raises(ImageReadError) as caught:
-        decode(b"<html>", 3)
-    assert "0x" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -141,16 +141,20 @@ def test_images_are_the_same_for_any_number_and_kind_of_workers(tmp_path):
 
 
 def test_magnitude_9_of_timm_is_level_27_of_torchvision_and_mstd_spreads_it():
-    fixed, spread, uniform = (
-        build_augmentation(settings(AUTO_AUGMENT=f"rand-m9{more}")).steps[0] for more in ("", "-mstd1", "-mstd101")
-    )
-    assert fixed.levels[27].magnitude == 27 and fixed.levels[27].num_magnitude_bins == 31
-    with UseGenerator(torch.Generator().manual_seed(0)):
-        assert {fixed._level() for _ in range(20)} == {27}
-        levels = np.array([spread._level() for _ in range(2000)])
-        any_level = np.array([uniform._level() for _ in range(2000)])
-    assert levels.max() == 30 and 26 < levels.mean() < 27 and 2 < levels.std() < 3
-    assert any_level.min() == 0 and any_level.max() == 27 and 12.5 < any_level.mean() < 14.5
+    def levels(policy: str) -> np.ndarray:
+        """The levels of the first 2,000 operations."""
+        (step,) = build_augmentation(settings(AUTO_AUGMENT=policy)).steps
+        assert step.levels[27].magnitude == 27 and step.levels[27].num_magnitude_bins == 31
+        step.levels, seen = [lambda image, level=level: seen.append(level) or image for level in range(31)], []
+        with UseGenerator(torch.Generator().manual_seed(0)):
+            while len(seen) < 2000:
+                step(picture())
+        return np.array(seen)
+
+    assert set(levels("rand-m9")) == {27}
+    spread, uniform = levels("rand-m9-mstd1"), levels("rand-m9-mstd101")
+    assert spread.max() == 30 and 26 < spread.mean() < 27 and 2 < spread.std() < 3
+    assert uniform.min() == 0 and uniform.max() == 27 and 12.5 < uniform.mean() < 14.5
 
 
 def test_paddlevits_switches_and_names_mean_what_they_mean_there(tmp_path):
@@ -216,26 +220,6 @@ def test_repeated_augmentation_shows_each_image_of_a_window_so_often_each_time_a
     assert len(draws) == num_repeats and sample_rng(0, 0, 7).random() in draws
 
 
-def test_mixed_pairs_are_never_parted_whatever_the_sizes():
-    rng = random.Random(0)
-    for _ in range(200):
-        sizes = {
-            "batch_size": 2 * rng.randint(1, 3),
-            "world_size": rng.randint(1, 4),
-            "num_accumulated": rng.randint(1, 3),
-        }
-        order = make_order(rng.randint(1, 60), **sizes, drop_last=rng.random() < 0.5)
-        order = dataclasses.replace(order, in_pairs=True)
-        for step in range(order.steps_per_epoch):
-            window = order.window(step)
-            ranks = [order.pieces(step, rank) for rank in range(order.world_size)]
-            pieces = [pieces[micro] for micro in range(order.num_micro_batches(step)) for pieces in ranks]
-            counted = [each for each in pieces if each.num_samples]
-            assert np.concatenate([each.indices for each in counted]).tolist() == window.tolist()
-            assert all(each.num_samples <= order.batch_size and each.first % 2 == 0 for each in counted)
-            assert all(each.num_samples % 2 == 0 for each in counted[:-1])
-
-
 # Batches
 
 
@@ -284,12 +268,18 @@ def test_what_a_piece_of_a_window_gets_does_not_depend_on_where_it_was_cut():
 
 
 def test_probabilities_of_mixing_and_of_the_kinds_are_kept():
-    draws = {}
+    """Pairs of a white and a black image: mixup makes them grey, cutmix does not."""
     for prob, switch in ((0.3, 0.5), (1.0, 0.2)):
-        config = settings(8, MIXUP_ALPHA=0.8, CUTMIX_ALPHA=1.0, MIXUP_PROB=prob, MIXUP_SWITCH_PROB=switch)
-        draws[prob] = [Mixing(config)._draw(step, 0) for step in range(1000)]
-    assert 0.25 < sum(draw[0] < 1 or draw[3] > 0 for draw in draws[0.3]) / 1000 < 0.35
-    assert 0.75 < sum(draw[0] < 1 for draw in draws[1.0]) / 1000 < 0.85
+        config = settings(
+            8, MIXUP_ALPHA=0.8, CUTMIX_ALPHA=1.0, MIXUP_PROB=prob, MIXUP_SWITCH_PROB=switch, MIXUP_MODE="pair"
+        )
+        values = torch.arange(2.0).repeat(1000)
+        images, targets = values[:, None, None, None].expand(-1, 3, 8, 8).clone(), values.long()
+        images, targets = mixed(images, targets, config)
+        is_mixed = (images != values[:, None, None, None]).flatten(1).any(1)
+        is_grey = (images != images.round()).flatten(1).any(1)
+        assert abs(is_mixed.float().mean() - prob) < 0.05
+        assert abs(is_grey.sum() / is_mixed.sum() - (1 - switch)) < 0.05
 
 
 def test_after_its_last_epoch_nothing_is_mixed():

@@ -16,7 +16,7 @@ from datasets.cache.cached_images import CachedImages
 from datasets.cache.file import CacheWriter
 from tests.support.caches import NUM_IMAGES, Messages, cached, config_of, contents, files_of, outcome
 from tests.support.caches import photos as photos
-from tests.support.configs import SMALL, replaced
+from tests.support.configs import replaced
 from tests.support.runs import run
 from utils.host import free_host_memory
 
@@ -199,11 +199,9 @@ def test_a_cache_in_memory_goes_with_the_last_that_uses_it(photos, monkeypatch):
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm")
-def test_a_run_of_two_processes_shares_one_cache_and_leaves_no_memory_behind(photos, tmp_path):
-    config = tmp_path / "small.yaml"
-    config.write_text(SMALL)
+def test_a_run_of_two_processes_shares_one_cache_and_leaves_no_memory_behind(photos, tmp_path, small_yaml):
     options = "DATA.CACHE=ram DATA.MAX_BAD_FRACTION=0.5 DATA.IMAGE_CHANNELS=3 DATA.BATCH_SIZE=5 TRAIN.NUM_EPOCHS=1"
-    arguments = ["-cfg", str(config), "-dataset", "imagefolder", "-data_path", str(photos)]
+    arguments = ["-cfg", str(small_yaml), "-dataset", "imagefolder", "-data_path", str(photos)]
     arguments += ["-output", str(tmp_path / "out"), "-opts", "DEVICE=cpu", *options.split()]
     done = run("main_multi_gpu.py", *arguments, processes=2)
     assert done.returncode == 0, done.stderr

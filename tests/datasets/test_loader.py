@@ -26,11 +26,14 @@ from utils.errors import DataError
 # --- order ---
 
 
-def test_every_window_is_cut_exactly_whatever_the_sizes():
+def test_every_window_is_cut_exactly_whatever_the_sizes_and_mixed_pairs_are_never_parted():
     rng = random.Random(0)
     for _ in range(300):
-        sizes = {"batch_size": rng.randint(1, 6), "world_size": rng.randint(1, 4), "num_accumulated": rng.randint(1, 3)}
+        in_pairs = rng.random() < 0.5
+        batch_size = 2 * rng.randint(1, 3) if in_pairs else rng.randint(1, 6)
+        sizes = {"batch_size": batch_size, "world_size": rng.randint(1, 4), "num_accumulated": rng.randint(1, 3)}
         cut = order(rng.randint(1, 60), **sizes, drop_last=rng.random() < 0.5)
+        cut = dataclasses.replace(cut, in_pairs=in_pairs)
         whole = order(cut.num_images, cut.global_batch, drop_last=cut.drop_last)
         assert cut.steps_per_epoch == whole.steps_per_epoch
         seen, epoch = [], rng.randint(0, 3)
@@ -48,6 +51,9 @@ def test_every_window_is_cut_exactly_whatever_the_sizes():
                 piece.num_samples == len(piece.indices) <= cut.batch_size for piece in in_order if piece.num_samples
             )
             assert all(piece.indices.tolist() == [window[0]] for piece in in_order if not piece.num_samples)
+            if in_pairs:
+                assert all(piece.first % 2 == 0 for piece in in_order if piece.num_samples)
+                assert sum(piece.num_samples % 2 for piece in in_order) <= len(window) % 2
             seen += counted
         assert len(set(seen)) == len(seen)
         left_out = cut.num_images - len(seen)

@@ -14,7 +14,7 @@ from datasets import build_train_data, load_image_sets
 from datasets.shuffle import shuffled_nearby
 from datasets.sources.shards.index import index_path, load_index, scan
 from datasets.sources.shards.source import ShardImages, read_shards
-from tests.support.configs import CPU, SMALL, replaced
+from tests.support.configs import CPU, replaced
 from tests.support.image_sets import error_of, load, settings, shades
 from tests.support.refusals import assert_names, refused
 from tests.support.shards import make_set, png, samples, write_tar
@@ -110,14 +110,13 @@ def test_many_threads_read_at_once(tmp_path):
     assert found == [index % 30 for index in range(600)]
 
 
-def test_a_run_trains_on_shards_and_says_which_are_cut_off(tmp_path, capsys, monkeypatch):
+@pytest.mark.usefixtures("signal_handlers")
+def test_a_run_trains_on_shards_and_says_which_are_cut_off(tmp_path, capsys, small_yaml):
     make_set(tmp_path / "data")
     path = tmp_path / "data" / "train-000001.tar"
     path.write_bytes(path.read_bytes()[:5000])
-    (tmp_path / "small.yaml").write_text(SMALL)
-    flags = ["-cfg", str(tmp_path / "small.yaml"), "-dataset", "shards", "-data_path", str(tmp_path / "data")]
+    flags = ["-cfg", str(small_yaml), "-dataset", "shards", "-data_path", str(tmp_path / "data")]
     flags += ["-batch_size", "10", "-epochs", "1", "-output", str(tmp_path / "output")]
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # Ctrl-C stays pytest's
     assert main_single_gpu.main([*flags, "-opts", "DATA.CUT_SHARDS=read"]) == 0
     said = capsys.readouterr().out
     warning = next(line for line in said.splitlines() if line.startswith("warning:"))
@@ -299,8 +298,8 @@ def test_at_the_size_of_imagenet_every_sample_comes_once_too():
     assert (np.bincount(order, minlength=1_282_000) == 1).all()
 
 
-def windows_of(config, rank: int = 0, world_size: int = 1, first: int = 0) -> list:
-    data = build_train_data(config, load_image_sets(config)[0], rank, world_size, CPU)
+def windows_of(config, first: int = 0) -> list:
+    data = build_train_data(config, load_image_sets(config)[0], 0, 1, CPU)
     return [
         [(batch.images.tolist(), batch.targets.tolist()) for batch in window.batches]
         for window in data.windows(first, 3 * data.steps_per_epoch)
@@ -326,12 +325,3 @@ def test_resumed_in_mid_epoch_it_sees_the_tail_whatever_the_workers(order_config
     assert windows_of(order_config, first=7) == whole[7:]
     for workers in ("threads", "processes"):
         assert windows_of(replaced(order_config, DATA={"NUM_WORKERS": 2, "WORKERS": workers})) == whole
-
-
-def test_any_number_of_processes_sees_the_same_windows(order_config):
-    whole = windows_of(order_config)
-    ranks = [windows_of(replaced(order_config, DATA={"BATCH_SIZE": 3}), rank, 2) for rank in range(2)]
-    for alone, *shared in zip(whole, *ranks, strict=True):
-        ((images, targets),) = alone
-        assert images == [image for ((part, _),) in shared for image in part]
-        assert targets == [target for ((_, part),) in shared for target in part]

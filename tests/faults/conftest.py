@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
+from tests.support.image_sets import make_folders
 from tests.support.runs import Ended, run
 
 # Four updates an epoch, with what draws random numbers or remembers something. The one evaluation is of the best epoch.
@@ -47,14 +46,9 @@ def start(tiny) -> Start:
 @pytest.fixture
 def photos(tmp_path) -> Path:
     """200 training images, of which two, so 1%, cannot be read, and 4 to validate."""
-    for part, count in (("train", 100), ("val", 2)):
-        for name in ("ant", "bee"):
-            folder = tmp_path / "photos" / part / name
-            folder.mkdir(parents=True)
-            for number in range(count):
-                pixels = np.random.default_rng(number).integers(256, size=(8, 8, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / f"{number:03d}.png")
-    cut = tmp_path / "photos/train/ant/007.png"
+    make_folders(tmp_path / "photos/train", {"ant": 100, "bee": 100})
+    make_folders(tmp_path / "photos/val", {"ant": 2, "bee": 2})
+    cut = tmp_path / "photos/train/ant/07.JPEG"
     cut.write_bytes(cut.read_bytes()[:60])
-    (tmp_path / "photos/train/bee/042.png").write_bytes(b"no picture")
+    (tmp_path / "photos/train/bee/42.JPEG").write_bytes(b"no picture")
     return tmp_path / "photos"

@@ -52,7 +52,7 @@ def test_an_image_more_or_less_is_refused_and_allowed_on_request(tmp_path, start
 
     assert start(tmp_path / "o", *flags, "-epochs", "1").returncode == 0
     before = files()
-    shutil.copy(photos / "train/ant/000.png", photos / "train/ant/more.png")
+    shutil.copy(photos / "train/ant/00.JPEG", photos / "train/ant/more.JPEG")
     refused = start(tmp_path / "o", *flags, "-epochs", "1")
     assert refused.returncode == 2
     assert_names(refused.printed, "NUM_IMAGES: 200 -> 201", "RESUME.ALLOW_CHANGED")

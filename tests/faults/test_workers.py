@@ -62,7 +62,7 @@ def test_with_1_percent_unreadable_the_run_ends_with_the_same_hash_for_any_worke
         output = tmp_path / f"{kind}-{count}"
         done = start(output, *flags, f"DATA.WORKERS={kind}", f"DATA.NUM_WORKERS={count}")
         assert done.returncode == 0, done.printed
-        for name in ("train/ant/007.png", "train/bee/042.png"):
+        for name in ("train/ant/07.JPEG", "train/bee/42.JPEG"):
             assert done.printed.count(f"warning: cannot read {photos / name} (") == 1
         assert_names(done.printed, "2 of 200")
         hashes.add(run_hash(run_folder(output)))
@@ -70,9 +70,9 @@ def test_with_1_percent_unreadable_the_run_ends_with_the_same_hash_for_any_worke
 
 
 def test_with_more_than_1_percent_unreadable_the_run_ends_and_names_them(tmp_path, start, photos):
-    (photos / "train/bee/050.png").write_bytes(b"")
+    (photos / "train/bee/50.JPEG").write_bytes(b"")
     flags = ["-dataset", "imagefolder", "-data_path", str(photos)]
     stopped = start(tmp_path / "o", *flags, "-opts", "DATA.NUM_WORKERS=0")
     assert stopped.returncode == 2 and "DATA.MAX_BAD_FRACTION (0.01)" in stopped.printed
     (error,) = [line for line in stopped.printed.splitlines() if line.startswith("error: ")]
-    assert all(name in error for name in ("ant/007.png", "bee/042.png", "bee/050.png"))
+    assert all(name in error for name in ("ant/07.JPEG", "bee/42.JPEG", "bee/50.JPEG"))

@@ -7,20 +7,19 @@ from PIL import Image
 
 from datasets import load_image_sets
 from scripts import predict
-from tests.support.configs import SMALL, small_config
+from tests.support.configs import small_config
 from tests.support.runs import run, run_folder
 from utils.program import exit_code
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, small_yaml):
     """The folder of a run over one epoch, with a running mean beside the weights."""
-    folder = tmp_path_factory.mktemp("trained")
-    (folder / "small.yaml").write_text(SMALL)
-    flags = ["-cfg", str(folder / "small.yaml"), "-output", str(folder / "output"), "-epochs", "1", "-amp"]
+    output = tmp_path_factory.mktemp("trained")
+    flags = ["-cfg", str(small_yaml), "-output", str(output), "-epochs", "1", "-amp"]
     result = run("main_single_gpu.py", *flags, "-opts", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.8")
     assert result.returncode == 0, result.stderr
-    return run_folder(folder / "output")
+    return run_folder(output)
 
 
 @pytest.fixture(scope="module")

@@ -1,107 +1,99 @@
-"""Processes that start at once: forks of a server that has imported everything already (fork_server.py)."""
+"""Starts programs as forks of a server that has imported torch already: a start costs milliseconds, not three seconds."""
 
-import functools
-import json
+import atexit
+import contextlib
+import importlib
+import multiprocessing
 import os
+import runpy
 import signal
-import socket
-import subprocess
 import sys
+import traceback
 from collections.abc import Sequence
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import IO
+from typing import NoReturn
 
 ROOT = Path(__file__).parent.parent.parent
 DEADLINE = 600.0  # seconds for what takes moments: only what hangs takes as long
-STARTED: list = []  # processes of the tests of a module
+STARTED: list[BaseProcess] = []  # of the tests of a module
 
 
-class Fork:
-    """A program in a process of its own, which leads a session of its own; used as subprocess.Popen is."""
+def start_fork(
+    program: str,
+    arguments: Sequence[str],
+    outputs: Sequence[str],
+    environment: dict[str, str],
+    cwd: Path = ROOT,
+    faults: dict[str, list] | None = None,
+) -> BaseProcess:
+    """A program, a file or a module, in a process of its own, which leads a session of its own.
 
-    def __init__(
-        self,
-        program: str,
-        arguments: Sequence[str],
-        output: IO,
-        errors: IO,
-        *,
-        cwd: Path = ROOT,
-        environment: dict[str, str] | None = None,
-        faults: dict[str, list] | None = None,
-    ):
-        """`program`: a file or a module. `faults`: functions of tests.support.planted, called first."""
-        request = {"program": program, "arguments": arguments, "cwd": str(cwd), "faults": faults or {}}
-        request["environment"] = os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {})
-        self._answers, client = socket.socketpair()
-        with client:
-            files = [output.fileno(), errors.fileno(), client.fileno()]
-            sent = socket.send_fds(_server().requests, [message := json.dumps(request).encode() + b"\n"], files)
-            _server().requests.sendall(message[sent:])
-        self._received = b""
-        self.returncode: int | None = None
-        self.pid: int = self._receive(DEADLINE)
-        STARTED.append(self)
-
-    def _receive(self, timeout: float | None):
-        """The next line of the server: the pid; then the exit code, when it has ended."""
-        self._answers.settimeout(timeout)
-        while b"\n" not in self._received:
-            more = self._answers.recv(1 << 10)
-            assert more, "the fork server has ended"
-            self._received += more
-        line, _, self._received = self._received.partition(b"\n")
-        return json.loads(line)
-
-    def poll(self) -> int | None:
-        try:
-            return self.wait(0)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def wait(self, timeout: float | None = DEADLINE) -> int:
-        if self.returncode is None:
-            try:
-                self.returncode = self._receive(timeout)
-            except (TimeoutError, BlockingIOError):
-                raise subprocess.TimeoutExpired(str(self.pid), timeout) from None
-            self._answers.close()
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
+    `outputs`: the files for stdout and stderr; `faults`: functions of tests.support.planted, called first.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.support.preloaded"])
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    process = context.Process(target=become, args=(program, arguments, outputs, environment, cwd, faults or {}))
+    with contextlib.chdir(ROOT):  # where the server finds what it preloads
+        process.start()
+    STARTED.append(process)
+    return process
 
 
-class _Server:
-    def __init__(self):
-        self.requests, requests = socket.socketpair()
-        with requests:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.fork_server", str(requests.fileno())],
-                cwd=ROOT,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-                pass_fds=[requests.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-
-    def end(self) -> None:
-        self.requests.close()
-        self._process.wait()
-
-
-@functools.cache
-def _server() -> _Server:
-    return _Server()
+def kill_started() -> None:
+    """Kill what tests that failed have left running."""
+    for process in STARTED:
+        if process.exitcode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.join()
+    STARTED.clear()
 
 
 def end_server() -> None:
-    """Kill what still runs."""
-    if _server.cache_info().currsize:
-        _server().end()
-        _server.cache_clear()
+    """Wait for its end, so that what its forks used counts as processor time of the tests."""
+    forkserver._forkserver._stop()  # there is no public name, and it does nothing where no server runs
+
+
+def become(
+    program: str,
+    arguments: Sequence[str],
+    outputs: Sequence[str],
+    environment: dict[str, str],
+    cwd: Path,
+    faults: dict[str, list],
+) -> NoReturn:
+    """Be this program, to its end."""
+    os.setsid()
+    for number, path in enumerate(outputs, start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    code = 1
+    try:
+        run_program(program, arguments, faults)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # taking down the interpreter with all that the server imported takes half a second
+
+
+def run_program(program: str, arguments: Sequence[str], faults: dict[str, list]) -> None:
+    """As `python FILE ARGUMENTS` or `python -m MODULE ARGUMENTS` does."""
+    for name, values in faults.items():
+        getattr(importlib.import_module("tests.support.planted"), name)(*values)
+    sys.argv = [program, *arguments]
+    if program.endswith(".py"):
+        sys.path[0] = str(Path(program).parent)
+        runpy.run_path(program, run_name="__main__")
+    else:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)

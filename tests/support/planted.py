@@ -1,4 +1,4 @@
-"""Faults that are planted in a run before it starts, each a function: see tests/support/fork_server.py."""
+"""Faults that are planted in a run before it starts, each a function: see tests/support/forks.py."""
 
 import contextlib
 import ctypes

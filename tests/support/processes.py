@@ -1,33 +1,14 @@
 """Several processes of one run: starting them, waiting for them, and looking at what the system says of them."""
 
-import os
-import signal
-import subprocess
 import time
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
 from tests.support.configs import SMALL
-from tests.support.forks import DEADLINE, ROOT, STARTED
+from tests.support.forks import DEADLINE
 from tests.support.runs import run
 
 TORCHRUN = "torch.distributed.run"  # the module
-
-
-def start(command_line: list[str], **environment: str) -> subprocess.Popen:
-    variables = os.environ | {"OMP_NUM_THREADS": "1"} | environment
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(command_line, cwd=ROOT, env=variables, start_new_session=True, **pipes)
-    STARTED.append(process)
-    return process
-
-
-def kill_started() -> None:
-    """Kill what tests that failed have left running."""
-    for process in STARTED:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    STARTED.clear()
 
 
 def launch(module: str, world_size: int, settings: Path, out: Path, *arguments: str) -> dict:

@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.forks import DEADLINE, ROOT, Fork
+from tests.support.forks import DEADLINE, ROOT, start_fork
 from tests.support.ports import as_ranks
 
 
@@ -33,20 +33,23 @@ class Run:
     """A program in one process, or the ranks of one run, each a fork."""
 
     def __init__(self, script: str, *arguments: str, processes: int = 1, environment: dict | None = None, **options):
-        """`script`: a file, or a module by its dotted name. For the options see Fork."""
-        self._stdout, self._stderr = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
+        """`script`: a file, or a module by its dotted name. For the options see start_fork."""
+        self._stdout, self._stderr = (tempfile.NamedTemporaryFile("w+") for _ in range(2))  # noqa: SIM115
         program = str(ROOT / script) if script.endswith(".py") else script
+        outputs = [self._stdout.name, self._stderr.name]
         self.processes = [
-            Fork(program, arguments, self._stdout, self._stderr, environment=(environment or {}) | rank, **options)
+            start_fork(program, arguments, outputs, (environment or {}) | rank, **options)
             for rank in as_ranks(processes)
         ]
 
-    def wait(self, timeout: float = DEADLINE) -> Ended:
-        codes = [process.wait(timeout) for process in self.processes]
+    def wait(self) -> Ended:
+        for process in self.processes:
+            process.join(DEADLINE)
+        codes = [process.exitcode for process in self.processes]
         with self._stdout as stdout, self._stderr as stderr:
-            stdout.seek(0)
-            stderr.seek(0)
-            return Ended(codes, stdout.read(), stderr.read())
+            ended = Ended(codes, stdout.read(), stderr.read())
+        assert None not in codes, ended
+        return ended
 
 
 def run(script: str, *arguments: str, **options) -> Ended:

@@ -21,7 +21,7 @@ from tests.kill.kill_harness import MARK, find_processes
 from tests.support.configs import small_config
 from tests.support.forks import DEADLINE, ROOT
 from tests.support.ports import free_port
-from tests.support.processes import TORCHRUN, start
+from tests.support.processes import TORCHRUN
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import Run, command, run, run_folder, run_fresh
@@ -116,9 +116,9 @@ def test_srun_starts_the_same_run(by_flags, small_yaml, tmp_path):
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun here (apt-get install openmpi-bin)")
 def test_mpirun_starts_the_same_run(by_flags, small_yaml, tmp_path):
     mpirun = ["mpirun", "--oversubscribe", *["--allow-run-as-root"] * (os.getuid() == 0), "-np", "2"]
-    process = start([*mpirun, *command("main_multi_gpu.py", *arguments(small_yaml, tmp_path / "o"))])
-    said, _ = process.communicate(timeout=DEADLINE)
-    assert process.returncode == 0 and "2 processes on 1 machine, started by Open MPI" in said, said
+    program = command("main_multi_gpu.py", *arguments(small_yaml, tmp_path / "o"))
+    ended = subprocess.run([*mpirun, *program], capture_output=True, text=True, timeout=DEADLINE)
+    assert ended.returncode == 0 and "2 processes on 1 machine, started by Open MPI" in ended.stdout, ended
     assert run_hash(run_folder(tmp_path / "o")) == run_hash(by_flags)
 
 

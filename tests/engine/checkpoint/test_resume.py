@@ -1,6 +1,7 @@
 """A run that is killed and resumed ends as one that never stopped."""
 
 import functools
+import os
 import signal
 from collections.abc import Callable
 
@@ -147,7 +148,7 @@ def test_two_runs_never_share_a_folder(tmp_path, settings, unbroken):
     first = Run(script, *flags, faults={"signal_at": [20, signal.SIGSTOP, [0]]})
     wait_until(lambda: stat(first.processes[0].pid)[0] == "T")
     second = run(script, *flags)
-    first.processes[0].send_signal(signal.SIGCONT)
+    os.kill(first.processes[0].pid, signal.SIGCONT)
     assert second.returncode == 2
     assert_names(second.stderr, run_folder(tmp_path / "o"))
     assert first.wait().returncode == 0

@@ -7,9 +7,9 @@ import json
 import os
 import sys
 
-from tests.support.fork_server import run_program
+from tests.support.forks import run_program
 
 if __name__ == "__main__":
     _, faults, program, *arguments = sys.argv
     faults = json.loads(faults)[int(os.environ["TORCHELASTIC_RESTART_COUNT"])]
-    run_program({"program": program, "arguments": arguments, "faults": faults})
+    run_program(program, arguments, faults)

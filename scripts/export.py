@@ -54,7 +54,7 @@ def export(source: str, target: Path, ema: bool) -> str:
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as file:
         file.write(to_safetensors(weights, {"format": "pt", **metadata}))
-    return f"{target}: {len(weights)} tensors of {checkpoint.get('arch', 'the model')}, epoch {checkpoint.get('epoch')}"
+    return f"{target}: {len(weights)} tensors of {checkpoint.get('arch', 'the model')}, after epoch {checkpoint.get('epoch', -1) + 1}"
 
 
 if __name__ == "__main__":

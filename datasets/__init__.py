@@ -4,7 +4,7 @@
 
 from datasets.bad_images import BadImages
 from datasets.batch_order import Piece
-from datasets.build import build_eval_data, build_order, build_train_data, check_repeats, load_image_sets
+from datasets.build import build_eval_data, build_order, build_train_data, load_image_sets
 from datasets.cache.build import CacheProgress
 from datasets.cache.cached_images import cache_image_sets
 from datasets.loading.train_data import EvalData, TrainData, Window

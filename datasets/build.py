@@ -79,7 +79,7 @@ def _check(config: Config, part: str, image_set: ImageSet) -> None:
 def build_order(config: Config, image_set: ImageSet, world_size: int, resumed_global_batch: int | None = None) -> Order:
     """Which training images each update sees. `resumed_global_batch`: their number, if not the one of the settings."""
     data, train = config.DATA, config.TRAIN
-    return Order(
+    order = Order(
         num_images=len(image_set),
         batch_size=data.BATCH_SIZE,
         world_size=world_size,
@@ -91,15 +91,12 @@ def build_order(config: Config, image_set: ImageSet, world_size: int, resumed_gl
         in_pairs=train.mixes,
         resumed_global_batch=resumed_global_batch,
     )
-
-
-def check_repeats(order: Order) -> None:
-    """Refuse to repeat an image more often than an update has images."""
     if order.num_repeats > order.global_batch:
         raise ConfigError(
             f"TRAIN.REPEATED_AUG is {order.num_repeats}, but an update has only {order.global_batch} images "
             "(DATA.BATCH_SIZE x processes x TRAIN.ACCUM_ITER); lower the one or raise the other"
         )
+    return order
 
 
 def build_train_data(
@@ -108,11 +105,10 @@ def build_train_data(
     rank: int,
     world_size: int,
     device: torch.device,
-    resumed_global_batch: int | None = None,
+    order: Order | None = None,
 ) -> TrainData:
-    """The training images of one process; `resumed_global_batch` as in build_order."""
-    order = build_order(config, image_set, world_size, resumed_global_batch)
-    check_repeats(order)
+    """The training images of one process, in this order; None: in that of a new run."""
+    order = order or build_order(config, image_set, world_size)
     if isinstance(image_set, SyntheticImages):
         load = SyntheticBatches(config, image_set, order.batch_size, rank, device)
     else:

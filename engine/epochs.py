@@ -16,7 +16,7 @@ from engine.evaluation import evaluate
 from engine.plan import Plan
 from engine.session import Session
 from engine.train.counters import EpochResult, Scores
-from engine.train.epoch import train_epoch
+from engine.train.epoch_loop import train_epoch
 from engine.train.stop_conditions import TIME_IS_UP, NonFinite, Stopped
 from engine.train.trainer import Trainer
 from utils.signals import StopSignal

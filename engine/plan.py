@@ -6,12 +6,11 @@ from pathlib import Path
 
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
-from datasets import ImageSet, build_order, check_repeats, parse_policy
+from datasets import ImageSet, build_order, parse_policy
 from datasets.batch_order import Order
 from engine.checkpoint.resume import batch_size_of, find_checkpoint, global_batch_to_keep, read_saved, run_folder_of
 from engine.parallel.strategy import check_strategy, is_sharded
 from engine.precision.policy import Precision
-from engine.train.optim import Schedule
 from utils.distributed import Process
 from utils.log import Log
 
@@ -19,9 +18,9 @@ ImageSets = tuple[ImageSet | None, ImageSet]
 
 
 class Plan:
-    """Its parts are computed on first use, so that -check can report one mistake and go on with the rest.
+    """Each property is computed when it is first read, so that -check can report one that fails and read the others.
 
-    All processes use the parts in the same order, because some are found by process 0 alone.
+    Some are collective: process 0 computes them while the others wait. So all processes read them in the same order.
     """
 
     def __init__(
@@ -34,13 +33,14 @@ class Plan:
     ):
         """`find_batch_size`: for DATA.BATCH_SIZE auto; (images, classes) -> (size, how it was found)."""
         self.given, self.process, self._log = loaded.config, process, log
-        self._loaded, self._load_data, self._find_batch_size = loaded, load_data, find_batch_size
+        self._given, self._load_data, self._find_batch_size = loaded, load_data, find_batch_size
 
     def check_settings(self) -> None:
         """Refuse settings that this device or strategy does not support; needs no data."""
         _ = self.precision
-        parse_policy(self.given.TRAIN)
-        check_strategy(self.given)
+        if not self.given.EVAL:
+            parse_policy(self.given.TRAIN)
+            check_strategy(self.given)
 
     @cached_property
     def precision(self) -> Precision:
@@ -67,48 +67,49 @@ class Plan:
         return self._load_data(self.given)
 
     @property
+    def train_set(self) -> ImageSet | None:
+        return self.image_sets[0]
+
+    @property
+    def eval_set(self) -> ImageSet:
+        return self.image_sets[1]
+
+    @property
     def classes(self) -> list[str]:
-        return self.image_sets[1].classes
+        return self.eval_set.classes
 
     @property
     def num_classes(self) -> int:
         return self.given.MODEL.NUM_CLASSES or len(self.classes)
 
     @cached_property
-    def final(self) -> LoadedConfig:
-        """The final settings, with a number for DATA.BATCH_SIZE auto: a run is built from them, and saves them."""
+    def loaded(self) -> LoadedConfig:
+        """The settings that the run uses and writes to config.yaml, with a number in place of DATA.BATCH_SIZE auto."""
         if self.given.DATA.BATCH_SIZE != AUTO:
-            return self._loaded
+            return self._given
         number, how = batch_size_of(self.saved), "as this run began with"
         if number is None:
-            number, how = self._find_batch_size(self.given, len(self.image_sets[0]), self.num_classes)
-        return self._loaded.with_batch_size(number, how)
+            number, how = self._find_batch_size(self.given, len(self.train_set), self.num_classes)
+        return self._given.with_batch_size(number, how)
 
     def describe_batch_size(self) -> str:
-        how = self.final.origins["DATA.BATCH_SIZE"].partition(": ")[2]
+        how = self.loaded.origins["DATA.BATCH_SIZE"].partition(": ")[2]
         return f"{self.config.DATA.BATCH_SIZE} images, {how}"
 
     @property
     def started(self) -> float:
         """time.monotonic() at the start of the program."""
-        return self._loaded.started
+        return self._given.started
 
     @property
     def config(self) -> Config:
-        return self.final.config
+        return self.loaded.config
 
     @cached_property
     def order(self) -> Order:
         """Which training images each update sees."""
         kept = global_batch_to_keep(self.config, self.saved)
-        order = build_order(self.config, self.image_sets[0], self.process.world_size, kept)
-        check_repeats(order)
-        return order
-
-    @cached_property
-    def schedule(self) -> Schedule:
-        """The learning rate of every update."""
-        return Schedule(self.config.TRAIN, self.order.steps_per_epoch, self.order.global_batch)
+        return build_order(self.config, self.train_set, self.process.world_size, kept)
 
     @property
     def num_updates(self) -> int:
@@ -116,10 +117,9 @@ class Plan:
 
     def lines(self) -> list[str]:
         """The lines that a run logs before it trains."""
-        train_set, eval_set = self.image_sets
         order = self.order
         lines = [
-            f"data: {len(train_set)} training and {len(eval_set)} validation images, {len(self.classes)} classes; an epoch "
+            f"data: {len(self.train_set)} training and {len(self.eval_set)} validation images, {len(self.classes)} classes; an epoch "
             f"is {order.steps_per_epoch} updates of {order.global_batch} images ({order.describe_split()})",
             self.precision.describe(),
         ]

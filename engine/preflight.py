@@ -167,9 +167,9 @@ class Preflight:
         if not self.config.EVAL and self.attempt("resume", lambda: (plan.checkpoint, plan.saved)) is None:
             plan.checkpoint, plan.saved = None, {}
         if self.config.DATA.BATCH_SIZE == AUTO:
-            settled = self.attempt("batch size", lambda: plan.final)
-            plan.final = settled or self.loaded.with_batch_size(1, "unknown")
-            if settled:
+            loaded = self.attempt("batch size", lambda: plan.loaded)
+            plan.loaded = loaded or self.loaded.with_batch_size(1, "unknown")
+            if loaded:
                 self.add(Finding("batch size", plan.describe_batch_size()))
         return plan
 

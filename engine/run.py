@@ -43,7 +43,8 @@ from utils.signals import StopSignal
 
 
 def run(loaded: LoadedConfig, process: Process) -> int:
-    """Train or evaluate as the settings say. Returns the exit code: 0, 1 (last save failed), 3 or 128 + signal."""
+    """Train or evaluate as the settings say. Returns the exit code: 0, 1 (the last save failed),
+    3 (too many updates with non-finite gradients) or 128 + signal."""
     loaded = loaded.with_default_batch_size() if loaded.config.EVAL else loaded
     session = Session(loaded, process)
     if process.world_size > 1:
@@ -55,7 +56,7 @@ def run(loaded: LoadedConfig, process: Process) -> int:
     except BaseException as error:
         explained = process.name_lost_ranks(error)
         session.end(explained)
-        raise explained from None if explained is error else error
+        raise explained from (None if explained is error else error)
     session.end(None)
     return code
 
@@ -66,16 +67,16 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     plan = Plan(loaded, process, log, load_data, partial(find_batch_size, process=process, stop=stop))
     plan.check_settings()
     session.open_folder("train", existing=plan.folder)
-    for line in plan.image_sets[1].notes:
+    for line in plan.eval_set.notes:
         log.say(line)
-    config = plan.config  # final from here on: nothing changes it any more
-    model = make_model(session, config, plan.num_classes)
+    config = plan.config  # final; recovery from out-of-memory errors may still cut a batch into smaller micro-batches
+    model = make_model(session, config, plan.num_classes, resumes=is_run(plan.saved))
     if plan.checkpoint and not is_run(plan.saved):  # before FSDP shards the model
         for line in load_pretrained(model, str(plan.checkpoint), setting="-resume"):
             log.say(line)
     place = (process.rank, process.world_size, process.device)
-    train_data = build_train_data(config, plan.image_sets[0], *place, plan.order.resumed_global_batch)
-    eval_data = build_eval_data(config, plan.image_sets[1], *place)
+    train_data = build_train_data(config, plan.train_set, *place, plan.order)
+    eval_data = build_eval_data(config, plan.eval_set, *place)
     trainer = build_trainer(config, model, train_data, process, log)
     trainer.guard = MemoryGuard(config, trainer, log)
     for line in plan.lines():
@@ -89,7 +90,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     if trainer.epoch >= config.TRAIN.NUM_EPOCHS:
         log.say(f"this run is finished already, after {trainer.epoch} epochs: nothing to do")
         return 0
-    session.begin(plan.final)
+    session.begin(plan.loaded)
     saver = make_saver(config, session.path, process, log)
     trainer.callbacks = choose_callbacks(session, plan, trainer, saver)
     if config.PRECISION.EXPLAIN:
@@ -104,13 +105,13 @@ def load_cached_data(config: Config, session: Session, signal: Callable[[], int]
     return process.after_first(lambda: cache_image_sets(config, load_image_sets(config, log.say), progress))
 
 
-def make_model(session: Session, config: Config, num_classes: int) -> torch.nn.Module:
-    """The model with its initial weights, on this process's device."""
+def make_model(session: Session, config: Config, num_classes: int, resumes: bool = False) -> torch.nn.Module:
+    """The model on this process's device, with its initial weights unless the run resumes."""
     process, log = session.process, session.log
     torch.manual_seed(config.SEED)
     model = build_model(config, num_classes)
     source = config.MODEL.PRETRAINED or (config.MODEL.RESUME if config.EVAL else None)
-    if source:
+    if source and not resumes:
         for line in process.after_first(lambda: load_pretrained(model, source, needs_head=config.EVAL)):
             log.say(line)
     log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
@@ -139,7 +140,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     plan.check_settings()
     checkpoint = find_weights(plan)
     session.open_folder("eval")
-    config, (_, eval_set), precision = plan.config, plan.image_sets, plan.precision
+    config, eval_set, precision = plan.config, plan.eval_set, plan.precision
     for line in eval_set.notes:
         log.say(line)
     data = build_eval_data(config, eval_set, process.rank, process.world_size, process.device)

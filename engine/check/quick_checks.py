@@ -1,4 +1,4 @@
-"""Checks that cost almost nothing: part of -check, and repeated at the start of every run."""
+"""Checks that cost almost nothing. -check makes each of them a row; a run logs those that fail (`quick_checks`)."""
 
 import math
 import shutil
@@ -25,7 +25,7 @@ NEAR = 0.8  # fraction of the free space
 
 
 def quick_checks(config: Config, model: nn.Module, data: TrainData, process: Process, path: Path) -> list[Finding]:
-    """All quick checks. `path`: the run folder, or the folder in which it will be created."""
+    """All quick checks. `path`: the run folder."""
     num_workers = loader_processes(config, data.image_set, process)
     return [
         check_rate(config.TRAIN, data.global_batch),

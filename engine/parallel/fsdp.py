@@ -90,7 +90,7 @@ class FullySharded(Replicated):
         for name, mine in self.local_state(model).items():
             mine.copy_(state[name])
 
-    def collect_gradients(self) -> None:
+    def gradients_to_optimizer(self) -> None:
         for parameter, mine in self._pairs:
             if parameter.grad is not None:
                 mine.grad, parameter.grad = _local(parameter.grad), None

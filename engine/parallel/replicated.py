@@ -57,7 +57,7 @@ class Replicated:
     def load(self, model: nn.Module, state: dict[str, Tensor]) -> None:
         model.load_state_dict(state)
 
-    def collect_gradients(self) -> None:
+    def gradients_to_optimizer(self) -> None:
         """Put gradients where the optimizer looks for them."""
 
     def sync_found_inf(self, found_inf: Tensor) -> None:

@@ -10,7 +10,7 @@ from utils.errors import ConfigError
 
 
 def check_strategy(config: Config) -> None:
-    """Refuse settings that shards cannot be had with."""
+    """Refuse settings that fsdp2 does not support."""
     if config.DIST.STRATEGY != "fsdp2":
         return
     precision = config.PRECISION

@@ -8,20 +8,20 @@ from torch import nn
 from utils.errors import ConfigError
 
 
-class SameWeights:
-    """The trained model computes itself."""
+class ComputeWeights:
+    """The weights of the model that computes: those of the trained model itself."""
 
     def __init__(self, model: nn.Module):
         self.compute_model = model
 
-    def collect_gradients(self) -> None:
+    def gradients_to_master(self) -> None:
         """Bring the gradients of the computing model to the trained one, still scaled."""
 
     def refresh(self) -> None:
         """Give the computing model the trained one's weights."""
 
 
-class MasterWeights(SameWeights):
+class MasterWeights(ComputeWeights):
     """A copy computes in half precision; the optimizer moves the float32 weights by its gradients."""
 
     def __init__(self, model: nn.Module, half: torch.dtype):
@@ -29,7 +29,7 @@ class MasterWeights(SameWeights):
         pairs = zip(model.parameters(), self.compute_model.parameters(), strict=True)
         self._masters, self._halves = zip(*[pair for pair in pairs if pair[0].requires_grad], strict=True)
 
-    def collect_gradients(self) -> None:
+    def gradients_to_master(self) -> None:
         used = [pair for pair in zip(self._masters, self._halves, strict=True) if pair[1].grad is not None]
         for master, _ in used:
             master.grad = torch.empty_like(master)

@@ -11,7 +11,7 @@ import torch
 
 from configs.schema import Config
 from engine.precision.loss_scale import LossScaler
-from engine.precision.master_weights import MasterWeights, SameWeights, half_copy
+from engine.precision.master_weights import ComputeWeights, MasterWeights, half_copy
 from engine.precision.speed import half_speedup
 from models.transforms import ModelTransforms, choose_transforms
 from models.transforms.float8 import check_float8
@@ -106,9 +106,9 @@ class Precision:
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None and not self.is_naive)
 
-    def weights_for(self, model: torch.nn.Module) -> SameWeights:
+    def weights_for(self, model: torch.nn.Module) -> ComputeWeights:
         """The model that computes when this one is trained."""
-        return MasterWeights(model, self.half) if self.is_naive else SameWeights(model)
+        return MasterWeights(model, self.half) if self.is_naive else ComputeWeights(model)
 
     def computing(self, model: torch.nn.Module) -> torch.nn.Module:
         """A model that computes what this one does, to evaluate: itself under autocast, in naive mode a copy in half."""

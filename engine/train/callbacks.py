@@ -1,4 +1,4 @@
-"""Callbacks watch the training without changing it. CONTRIBUTING.md shows how to write one."""
+"""Callbacks watch the training: they change no weights, but may end the run. CONTRIBUTING.md shows how to write one."""
 
 from typing import TYPE_CHECKING
 

@@ -39,7 +39,7 @@ def build_optimizer(
 
 
 class Schedule:
-    """The learning rate as a function of the number of attempted updates."""
+    """The learning rate as a function of the step."""
 
     def __init__(self, settings: Train, steps_per_epoch: int, global_batch: int):
         self._settings = settings

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from configs.schema import Config
 from datasets import Batch, Mixed, Preparation, TrainData, Window, dominant_class
 from engine.parallel.replicated import Replicated
-from engine.precision.master_weights import SameWeights
+from engine.precision.master_weights import ComputeWeights
 from engine.precision.policy import Precision
 from engine.train.callbacks import Callback
 from engine.train.counters import Counters, Report
@@ -24,14 +24,15 @@ from utils.seed import seed_update
 class Trainer:
     """Model, optimizer, precision, EMA and counters of one process; `update` is one training step.
 
-    build.py creates it. A callback watches a step; the guard may repeat one.
+    build.py creates it. Callbacks observe an update. The guard may run it again with
+    smaller micro-batches, and then `on_window` is called twice.
     """
 
     config: Config
     process: Process
     data: TrainData
     model: nn.Module  # the weights that are trained and saved
-    weights: SameWeights  # the model that computes: the same one, or a copy in half precision
+    weights: ComputeWeights  # the model that computes: the same one, or a copy in half precision
     replica: nn.Module  # the computing model, wrapped to average gradients over all processes
     precision: Precision
     parallel: Replicated
@@ -45,7 +46,7 @@ class Trainer:
     guard: WindowGuard = field(default_factory=WindowGuard)
     callbacks: list[Callback] = field(default_factory=list)
     epoch: int = 0  # finished epochs, including their evaluation
-    step: int = 0  # attempted updates
+    step: int = 0  # updates so far: done, skipped or left out
     best: tuple[float, int] = (-1.0, 0)  # highest accuracy, and its epoch
     left_out: list[range] = field(default_factory=list)  # updates that a rollback leaves out
 
@@ -62,8 +63,8 @@ class Trainer:
                 for batch, is_last in micro_batches:
                     sums += self.forward_and_backward(batch, is_last, window.num_samples)
         self.notify("on_phase", "optimizer")
-        self.weights.collect_gradients()
-        self.parallel.collect_gradients()
+        self.weights.gradients_to_master()
+        self.parallel.gradients_to_optimizer()
         scaler = self.precision.scaler
         scaler.unscale_(self.optimizer)
         self.parallel.sync_found_inf(scaler.found_inf(self.optimizer))
@@ -95,7 +96,7 @@ class Trainer:
             with self.precision.autocast():
                 logits = self.replica(images)
             loss = self.loss(logits, targets)
-            # Gives the mean over the window for any sizes of micro-batches; DDP divides by the number of processes.
+            # Weights each micro-batch by its images; times world_size, because DDP and FSDP average over the processes.
             share = batch.num_samples * self.process.world_size / num_samples
             self.notify("on_phase", "backward")
             self.notify("on_loss", loss, is_last)
@@ -123,7 +124,7 @@ class Trainer:
         self.step += 1
 
     def report(self) -> Report:
-        """Read the counters of all processes. Only here does the host wait for the device."""
+        """Read the counters of all processes. `update` never makes the host wait for the device; this does."""
         last = max(self.step - 1, 0)
         scale = self.precision.scaler.get_scale()
         return Report(
@@ -140,7 +141,7 @@ class Trainer:
         self.replica = self.parallel.wrap(self.weights.compute_model, accumulates)
 
     def state_dict(self) -> dict:
-        """This process's part of the state on which further updates depend, under timm's names. A collective."""
+        """This process's part of everything needed to continue, under timm's key names. A collective."""
         return {
             "epoch": self.epoch - 1,
             "step": self.step,
@@ -173,7 +174,8 @@ class Trainer:
     def roll_back(self, state: dict, streak: range) -> None:
         """Load a state from before a streak of skipped updates, and leave these updates out from now on.
 
-        The update before the streak is left out too: with the weights it produced, nothing was finite.
+        Called after SkipLimit (stop_conditions.py) has ended a streak. The update before it is left out too: it may have
+        produced the bad weights, as every later update overflowed.
         """
         left_out = [*self.left_out, range(max(streak.start - 1, state["step"]), streak.stop)]
         self.load_state_dict(state)

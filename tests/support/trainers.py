@@ -10,7 +10,7 @@ from engine.memory.recovery import MemoryGuard
 from engine.train.build import build_trainer
 from engine.train.callbacks import Callback
 from engine.train.counters import EpochResult, Report
-from engine.train.epoch import train_epoch
+from engine.train.epoch_loop import train_epoch
 from engine.train.trainer import Trainer
 from models import build_model
 from tests.support.configs import CPU

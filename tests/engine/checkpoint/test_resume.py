@@ -153,3 +153,20 @@ def test_two_runs_never_share_a_folder(tmp_path, settings, unbroken):
     assert_names(second.stderr, run_folder(tmp_path / "o"))
     assert first.wait().returncode == 0
     assert run_hash(run_folder(tmp_path / "o")) == unbroken(1)
+
+
+def test_a_resumed_run_needs_its_pretrained_file_no_more_and_an_evaluation_no_setting_of_training(tmp_path, settings):
+    flags = ["-cfg", str(settings), "-epochs", "1"]
+    assert run("main_single_gpu.py", *flags, "-output", str(tmp_path / "first")).returncode == 0
+    weights = run_folder(tmp_path / "first") / "best.pth"
+    flags[-1] = "2"
+    second = ["-output", str(tmp_path / "second"), "-pretrained", str(weights)]
+    begun = run("main_single_gpu.py", *flags, *second, faults={"signal_at": [30, signal.SIGTERM, [0]]})
+    assert begun.returncode == 128 + signal.SIGTERM, begun.stderr
+    weights.unlink()
+    again = run("main_single_gpu.py", *flags, *second, "-resume", "auto")
+    assert again.returncode == 0, again.stderr
+    training_only = ["-opts", "DIST.STRATEGY=fsdp2", "PRECISION.MODE=naive"]
+    checkpoint = run_folder(tmp_path / "second") / "last.pth"
+    scored = run("main_single_gpu.py", *flags, "-amp", "-eval", "-resume", str(checkpoint), *training_only)
+    assert scored.returncode == 0, scored.stderr

@@ -90,14 +90,14 @@ def watch(model: torch.nn.Module, gathered: dict[str, torch.dtype]) -> None:
 
 def poison_once(trainer: Trainer) -> None:
     parallel, part = trainer.parallel, next(each for each in trainer.parameters if each.numel())
-    collect = parallel.collect_gradients
+    collect = parallel.gradients_to_optimizer
 
     def spoil() -> None:
         collect()
         part.grad.view(-1)[0] = float("inf")
-        parallel.collect_gradients = collect
+        parallel.gradients_to_optimizer = collect
 
-    parallel.collect_gradients = spoil
+    parallel.gradients_to_optimizer = spoil
 
 
 def held(trainer: Trainer) -> int:

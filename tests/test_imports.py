@@ -51,12 +51,6 @@ def test_rooms_import_only_along_the_arrows(room):
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_code_folder_is_a_package_that_opens_with_a_sentence(room):
-    for folder in {path.parent for path in (ROOT / room).rglob("*.py")}:
-        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder
-
-
 def test_nothing_that_imports_public_packages_of_our_names_is_used():
     banned = ("accelerate", "transformers", "torch.hub", "datasets.load")
     for room in ROOMS:
@@ -64,8 +58,9 @@ def test_nothing_that_imports_public_packages_of_our_names_is_used():
             assert not {name for name in imported(path) if name in banned}, path
 
 
-def test_every_file_opens_with_a_sentence():
-    for path in [*ROOT.glob("*.py"), *(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))]:
+def test_every_code_folder_is_a_package_and_every_file_opens_with_a_sentence():
+    files = [*ROOT.glob("*.py"), *(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))]
+    for path in [*files, *(path.parent / "__init__.py" for path in files if path.parent != ROOT)]:
         assert ast.get_docstring(ast.parse(path.read_text())), path
 
 

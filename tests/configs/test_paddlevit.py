@@ -17,31 +17,9 @@ from utils.errors import ConfigError
 pytestmark = pytest.mark.usefixtures("here")
 
 
-FLAT = """
-MODEL:
-    TYPE: vit
-    PATCH_SIZE: 32
-    EMBED_DIM: 64
-    MLP_RATIO: 3.0
-    DEPTH: 5
-    NUM_HEADS: 4
-    QKV_BIAS: false
-"""
-
-
-LATE_2021 = """
-MODEL:
-    TYPE: ViT
-    TRANS:
-        PATCH_SIZE: 32
-        EMBED_DIM: 64
-        MLP_RATIO: 3.0
-        DEPTH: 5
-        NUM_HEADS: 4
-        QKV_BIAS: false
-"""
-
-
+SAME = "PATCH_SIZE: 32, EMBED_DIM: 64, MLP_RATIO: 3.0, DEPTH: 5, NUM_HEADS: 4, QKV_BIAS: false"
+FLAT = f"MODEL: {{TYPE: vit, {SAME}}}"
+LATE_2021 = f"MODEL: {{TYPE: ViT, TRANS: {{{SAME}}}}}"
 MID_2021 = """
 MODEL:
     TYPE: ViT

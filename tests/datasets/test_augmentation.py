@@ -26,16 +26,7 @@ from tests.support.refusals import assert_names
 from utils.errors import ConfigError
 from utils.program import exit_code
 
-POLICIES = [
-    "original",
-    "cifar10",
-    "svhn",
-    "rand-m9-mstd0.5-inc1",
-    "rand-m9-n3-p1-mstd101",
-    "augmix-m3-w3",
-    "ta_wide",
-    "3a",
-]
+POLICIES = "original cifar10 svhn rand-m9-mstd0.5-inc1 rand-m9-n3-p1-mstd101 augmix-m3-w3 ta_wide 3a".split()
 
 
 def settings(side: int = 32, channels: int = 3, **train) -> Config:

@@ -57,19 +57,10 @@ def test_a_shard_ends_at_so_many_megabytes(tmp_path):
         path = tmp_path / "photos" / "one" / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(noise).save(path, compress_level=0)  # 270 kB
-    flags = (
-        "-dataset",
-        "imagefolder",
-        "-data_path",
-        tmp_path / "photos",
-        "-megabytes",
-        1,
-        "-opts",
-        "DATA.VAL_FRACTION=0.0",
-    )
+    flags = ["-dataset", "imagefolder", "-data_path", tmp_path / "photos", "-megabytes", 1]
     with refused(DataError, "DATA.VAL_FRACTION", tmp_path / "photos"):
-        call(*flags, "-out", tmp_path / "out")
-    call(*flags[:-1], "DATA.VAL_FRACTION=0.1", "-out", tmp_path / "out")
+        call(*flags, "-out", tmp_path / "out", "-opts", "DATA.VAL_FRACTION=0.0")
+    call(*flags, "-out", tmp_path / "out", "-opts", "DATA.VAL_FRACTION=0.1")
     assert [len(scan(path).samples) for path in sorted((tmp_path / "out").glob("train*.tar"))] == [4, 4]
 
 

@@ -44,14 +44,8 @@ class Messages:
 
 
 def config_of(photos: Path, **data) -> Config:
-    data = {
-        "CACHE": "disk",
-        "CACHE_PATH": str(photos.parent / "cache"),
-        "IMAGE_SIZE": 16,
-        "MAX_BAD_FRACTION": 0.5,
-        **data,
-    }
-    return replaced(folder_settings(photos, 2), DATA=data)
+    defaults = {"CACHE": "disk", "CACHE_PATH": str(photos.parent / "cache"), "IMAGE_SIZE": 16, "MAX_BAD_FRACTION": 0.5}
+    return replaced(folder_settings(photos, 2), DATA=defaults | data)
 
 
 def cached(config: Config, messages: Messages | None = None):

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.refusals import refused
 from utils.errors import ConfigError
-from utils.launch.launch_env import LaunchOptions, find_launched_rank, first_host
+from utils.launch.launch_env import LaunchedRank, LaunchOptions, find_launched_rank, first_host
 
 SLURM = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "gpu[07-08,11],login"}
 SLURM_TASK = SLURM | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0"}
@@ -59,11 +59,7 @@ def test_what_is_no_list_of_nodes_is_refused(nodes):
 )
 def test_every_launchers_variables_are_read(environment, launcher, numbers, host):
     launched = find_launched_rank(environment, LaunchOptions())
-    assert (launched.launcher, launched.rank, launched.world_size, launched.local_rank, launched.host) == (
-        launcher,
-        *numbers,
-        host,
-    )
+    assert launched == LaunchedRank(launcher, *numbers, host, launched.port)
 
 
 def test_nobodys_worker_starts_the_others_itself():
@@ -84,13 +80,7 @@ def test_every_job_has_a_port_of_its_own_that_all_its_processes_know():
 
 def test_flags_stand_alone_or_fill_in_what_the_launcher_leaves_open():
     launched = find_launched_rank({}, LaunchOptions("tcp://[::1]:99", 4, 2))
-    assert (launched.rank, launched.world_size, launched.local_rank, launched.host, launched.port) == (
-        2,
-        4,
-        None,
-        "::1",
-        99,
-    )
+    assert launched == LaunchedRank("the command line", 2, 4, None, "::1", 99)
     assert find_launched_rank(SLURM_TASK, LaunchOptions("tcp://head:99")).host == "head"
     assert find_launched_rank({"MASTER_ADDR": "h", "MASTER_PORT": "8"}, LaunchOptions("env://", 4, 2)).port == 8
 

@@ -146,12 +146,6 @@ def test_the_file_does_not_depend_on_the_number_of_threads(photos):
     assert made[0] == made[1] and len(made[0]) == 4
 
 
-def test_a_second_start_makes_nothing(photos, monkeypatch):
-    cached(config_of(photos))
-    monkeypatch.setattr(cache, "build_cache", None)
-    assert isinstance(cached(config_of(photos)), CachedImages)
-
-
 def killed_build(config: Config, num_moments: int) -> bool:
     """Build in a process that kills itself at some moment. Returns whether that came before the end."""
     pid = os.fork()
@@ -235,6 +229,7 @@ def test_another_run_that_makes_the_same_cache_is_waited_for(photos, monkeypatch
 
 
 def test_a_process_that_may_not_build_reads_the_files_until_there_is_a_cache(photos):
+    """And then the cache, which is not built a second time."""
     messages = Messages(may_build=False)
     assert not isinstance(cached(config_of(photos), messages), CachedImages) and not (photos.parent / "cache").exists()
     cached(config_of(photos))

@@ -19,8 +19,10 @@ from datasets.batch_order import sample_rng
 from datasets.loading.readers import TrainReader
 from datasets.loading.workers import count_workers
 from tests.support.configs import CPU, replaced
+from tests.support.forks import DEADLINE, ROOT
 from tests.support.loading import folder_settings, make_folder, order, settings, taken, train_data
-from tests.support.runs import ROOT
+from tests.support.processes import alive, wait_until
+from tests.support.runs import run
 from utils.errors import DataError
 
 # --- order ---
@@ -227,10 +229,11 @@ print(len(os.listdir("/proc/self/task")) - before, torch.get_num_threads())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
-def test_loader_threads_bring_no_threads_of_their_own_and_leave_the_training_its(folder):
+def test_loader_threads_bring_no_threads_of_their_own_and_leave_the_training_its(folder, tmp_path):
     """Large enough that torch would share out the mirroring of an image."""
-    done = subprocess.run([sys.executable, "-c", THREADS, folder], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["2", "2"], done.stdout + done.stderr
+    (tmp_path / "program.py").write_text(THREADS)
+    done = run(str(tmp_path / "program.py"), str(folder))
+    assert done.stdout.split() == ["2", "2"], done.printed
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
@@ -272,10 +275,10 @@ next(next(windows).batches)
 sys.kept_to_the_end = windows
 print(*[child.pid for child in multiprocessing.active_children()], flush=True)
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
     workers = [int(pid) for pid in done.stdout.split()]
     assert (done.returncode, done.stderr, len(workers)) == (0, "", 2)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    wait_until(lambda: not any(alive(pid) for pid in workers))
 
 
 @pytest.mark.parametrize("ahead, expected", [(0, [1, 2, 3]), (2, [3, 4, 5])])

@@ -1,7 +1,8 @@
 """Which settings go together: the checks that need more than one setting's type and bounds."""
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from configs.duration import to_seconds
@@ -20,69 +21,64 @@ def check_combinations(values: dict[str, Any], origins: dict[str, str]) -> None:
     def named(key: str) -> str:
         return f"{key}, {to_text(values[key])} ({origins[key]})"
 
-    _check_images(values, named)
+    for is_wrong, key, problem in itertools.chain(_rules(values, named), _image_rules(values, named)):
+        if is_wrong:
+            raise ConfigError(f"{named(key)}, {problem}")
+
+
+Rules = Iterator[tuple[bool, str, str]]  # whether it is broken, the setting to name, what is wrong with it
+
+
+def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     key = "TRAIN.OPTIMIZER.BETAS"
-    if len(values[key]) != 2:
-        raise ConfigError(f"{named(key)}, must be two numbers, such as {to_text(SETTINGS[key].default)}")
-    low, high = values["PRECISION.MIN_LOSS_SCALING"], values["PRECISION.MAX_LOSS_SCALING"]
-    if low > (high or math.inf):
-        raise ConfigError(
-            f"{named('PRECISION.MIN_LOSS_SCALING')}, must not be larger than {named('PRECISION.MAX_LOSS_SCALING')}"
-        )
-    if not low <= values["PRECISION.INIT_LOSS_SCALING"] <= (high or math.inf):
-        raise ConfigError(
-            f"{named('PRECISION.INIT_LOSS_SCALING')}, must lie between {named('PRECISION.MIN_LOSS_SCALING')}, and "
-            f"{named('PRECISION.MAX_LOSS_SCALING')}"
-        )
-    if (values["PRECISION.MODE"], values["PRECISION.DTYPE"]) == ("float8", "float16"):
-        raise ConfigError(f"{named('PRECISION.DTYPE')}, must be bfloat16 or not set with {named('PRECISION.MODE')}")
+    yield len(values[key]) != 2, key, f"must be two numbers, such as {to_text(SETTINGS[key].default)}"
+    lowest, first, highest = (f"PRECISION.{name}_LOSS_SCALING" for name in ("MIN", "INIT", "MAX"))
+    low, high = values[lowest], values[highest] or math.inf
+    yield low > high, lowest, f"must not be larger than {named(highest)}"
+    yield not low <= values[first] <= high, first, f"must lie between {named(lowest)}, and {named(highest)}"
+    is_float16_in_float8 = (values["PRECISION.MODE"], values["PRECISION.DTYPE"]) == ("float8", "float16")
+    yield is_float16_in_float8, "PRECISION.DTYPE", f"must be bfloat16 or not set with {named('PRECISION.MODE')}"
     key = "RUN.MAX_TIME"
-    if values[key] is not None and not 0 < (to_seconds(values[key]) or 0) <= MAX_SECONDS:
-        raise ConfigError(
-            f"{named(key)}, must be a duration above 0, such as 3h30m, 90m or 5400 (seconds), of at most {MAX_SECONDS:g} s"
-        )
+    is_duration = values[key] is None or 0 < (to_seconds(values[key]) or 0) <= MAX_SECONDS
+    allowed = f"must be a duration above 0, such as 3h30m, 90m or 5400 (seconds), of at most {MAX_SECONDS:g} s"
+    yield not is_duration, key, allowed
+    allowed = (
+        f"becomes part of a folder's name: it must have at most {MAX_TAG_BYTES} bytes and no /; SAVE (-output) sets where "
+        "runs are written"
+    )
     tag = values["TAG"]
-    if "/" in tag or len(tag.encode(errors="surrogateescape")) > MAX_TAG_BYTES:
-        raise ConfigError(
-            f"{named('TAG')}, becomes part of a folder's name: it must have at most {MAX_TAG_BYTES} bytes and no /; "
-            "SAVE (-output) sets where runs are written"
-        )
+    yield "/" in tag or len(tag.encode(errors="surrogateescape")) > MAX_TAG_BYTES, "TAG", allowed
     if values["MODEL.TYPE"] == "vit":
-        _check_vit(values, named)
+        yield from _vit_rules(values, named)
 
 
-def _check_images(values: dict[str, Any], named: Callable[[str], str]) -> None:
-    channels = values["DATA.IMAGE_CHANNELS"]
+def _image_rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
+    channels = "DATA.IMAGE_CHANNELS"
     for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):
-        if len(values[key]) != channels:
-            raise ConfigError(f"{named(key)}, must have one number for each channel: {named('DATA.IMAGE_CHANNELS')}")
+        is_wrong = len(values[key]) != values[channels]
+        yield is_wrong, key, f"must have one number for each channel: {named(channels)}"
     for key in ("DATA.CROP_SCALE", "DATA.CROP_RATIO", "TRAIN.CUTMIX_MINMAX"):
         is_off = key == "TRAIN.CUTMIX_MINMAX" and not values[key]
-        if not is_off and (len(values[key]) != 2 or values[key][0] > values[key][1]):
-            example = to_text(SETTINGS["DATA.CROP_SCALE"].default)
-            raise ConfigError(f"{named(key)}, must be two numbers, min and max, such as {example}")
-    mixing = [key for key in ("TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.CUTMIX_MINMAX") if values[key]]
-    batch_size = values["DATA.BATCH_SIZE"]
-    is_odd = batch_size != AUTO and batch_size % 2
-    if mixing and is_odd and not values["EVAL"]:
-        raise ConfigError(
-            f"{named('DATA.BATCH_SIZE')}, must be even, because images are mixed in pairs: {named(mixing[0])}"
-        )
+        is_wrong = not is_off and (len(values[key]) != 2 or values[key][0] > values[key][1])
+        yield is_wrong, key, f"must be two numbers, min and max, such as {to_text(SETTINGS['DATA.CROP_SCALE'].default)}"
+    size = values["DATA.BATCH_SIZE"]
+    is_odd = size != AUTO and size % 2 and not values["EVAL"]
+    for key in ("TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.CUTMIX_MINMAX"):
+        problem = f"must be even, because images are mixed in pairs: {named(key)}"
+        yield is_odd and bool(values[key]), "DATA.BATCH_SIZE", problem
 
 
-def _check_vit(values: dict[str, Any], named: Callable[[str], str]) -> None:
-    if values["MODEL.ATTN_HEAD_SIZE"] is None and values["MODEL.EMBED_DIM"] % values["MODEL.NUM_HEADS"]:
-        raise ConfigError(
-            f"{named('MODEL.EMBED_DIM')}, must be a multiple of {named('MODEL.NUM_HEADS')}; change one of them or set "
-            "MODEL.ATTN_HEAD_SIZE"
-        )
-    if values["MODEL.PATCH_SIZE"] > values["DATA.IMAGE_SIZE"]:
-        raise ConfigError(f"{named('MODEL.PATCH_SIZE')}, must not be larger than {named('DATA.IMAGE_SIZE')}")
-    # Of queries, keys, values and projection, and of the MLP's two layers. Each allocation may succeed although all
-    # together exceed the memory, and then the system kills the program without a message.
-    weights = values["MODEL.DEPTH"] * values["MODEL.EMBED_DIM"] ** 2 * (4 + 2 * values["MODEL.MLP_RATIO"])
-    if weights > MAX_WEIGHTS:
-        raise ConfigError(
-            f"{named('MODEL.EMBED_DIM')}, with {named('MODEL.DEPTH')}, and {named('MODEL.MLP_RATIO')}, gives {weights:.3g} "
-            f"weights, more than {MAX_WEIGHTS:g}; lower one of them"
-        )
+def _vit_rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
+    width, heads = "MODEL.EMBED_DIM", "MODEL.NUM_HEADS"
+    is_uneven = values["MODEL.ATTN_HEAD_SIZE"] is None and values[width] % values[heads]
+    yield is_uneven, width, f"must be a multiple of {named(heads)}; change one of them or set MODEL.ATTN_HEAD_SIZE"
+    is_larger = values["MODEL.PATCH_SIZE"] > values["DATA.IMAGE_SIZE"]
+    yield is_larger, "MODEL.PATCH_SIZE", f"must not be larger than {named('DATA.IMAGE_SIZE')}"
+    # Weights of queries, keys, values and projection, and of the MLP's two layers. Each allocation may succeed although
+    # all together exceed the memory, and then the system kills the program without a message.
+    weights = values["MODEL.DEPTH"] * values[width] ** 2 * (4 + 2 * values["MODEL.MLP_RATIO"])
+    problem = (
+        f"with {named('MODEL.DEPTH')}, and {named('MODEL.MLP_RATIO')}, gives {weights:.3g} weights, more than "
+        f"{MAX_WEIGHTS:g}; lower one of them"
+    )
+    yield weights > MAX_WEIGHTS, width, problem

@@ -134,8 +134,12 @@ class Process:
 
     def first(self, task: Callable[[], Any]) -> Any:
         """Run the task on rank 0, however long it takes; every rank gets its result or its error."""
+        result = error = None
         with self._keep_alive():
-            result, error = self._attempt(task) if self.is_first else (None, None)
+            try:
+                result = task() if self.is_first else None
+            except Exception as caught:
+                error = caught
         if self.world_size > 1:
             facts = (str(error), error.code) if isinstance(error, UserError) else ("process 0 failed",)
             outcome = [result, facts if error else None]
@@ -179,13 +183,6 @@ class Process:
             is_done.wait(self.rendezvous.grace_period)
             num_done.fill_(is_done.is_set())
             dist.all_reduce(num_done, group=self._host_group)
-
-    @staticmethod
-    def _attempt(task: Callable[[], Any]) -> tuple[Any, Exception | None]:
-        try:
-            return task(), None
-        except Exception as error:
-            return None, error
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum over all ranks."""

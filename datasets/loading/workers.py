@@ -185,9 +185,6 @@ def _blocked_signals() -> Iterator[None]:
     Ctrl-C and Slurm's warnings reach every process of a run. The parent saves, for which it needs its workers, and then
     ends them itself.
     """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1))
     try:
         yield
@@ -198,7 +195,7 @@ def _blocked_signals() -> Iterator[None]:
 @contextlib.contextmanager
 def _preserved_sigchld_handler() -> Iterator[None]:
     """Undo torch's handler, which raises the death of a worker wherever the training is, inside a save for example."""
-    if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.getsignal(signal.SIGCHLD)

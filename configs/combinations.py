@@ -43,8 +43,8 @@ def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     allowed = f"must be a duration above 0, such as 3h30m, 90m or 5400 (seconds), of at most {MAX_SECONDS:g} s"
     yield not is_duration, key, allowed
     allowed = (
-        f"becomes part of a folder's name: it must have at most {MAX_TAG_BYTES} bytes and no /; SAVE (-output) sets where "
-        "runs are written"
+        f"becomes part of a folder's name: it must have at most {MAX_TAG_BYTES} bytes and no /; SAVE (-output) sets "
+        "where runs are written"
     )
     tag = values["TAG"]
     yield "/" in tag or len(tag.encode(errors="surrogateescape")) > MAX_TAG_BYTES, "TAG", allowed

@@ -7,8 +7,8 @@ from utils.errors import ConfigError
 REMOVED = {
     "TRAIN.OPTIMIZER.FIRST_MOMENT": (
         "float32",
-        "the optimizer's state is always float32; to save memory use DIST.STRATEGY=fsdp2, TRAIN.GRAD_CHECKPOINTING=true "
-        "or a smaller -batch_size with a larger -accum_iter",
+        "the optimizer's state is always float32; to save memory use DIST.STRATEGY=fsdp2, TRAIN.GRAD_CHECKPOINTING=true"
+        " or a smaller -batch_size with a larger -accum_iter",
     ),
 }
 

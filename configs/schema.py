@@ -1,7 +1,7 @@
 """Every setting: its type, bounds and default, and below it what it means. docs/settings.md is made from this file.
 
-Names and defaults are PaddleViT's where it has the setting; a sentence says where a default differs. This file is a table
-and as long as there are settings: one place to look up any of them.
+Names and defaults are PaddleViT's where it has the setting; a sentence says where a default differs. This file is a
+table and as long as there are settings: one place to look up any of them.
 """
 
 from dataclasses import dataclass

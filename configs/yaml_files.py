@@ -128,7 +128,7 @@ def _bases(text: Text, origin: str) -> list[str]:
 
 
 def _nearest_files(path: str) -> str:
-    """'; did you mean ...?' with the settings files whose name is closest, in the same folder or among the shipped ones."""
+    """'; did you mean ...?' with the settings files of the closest name, in the same folder or among the shipped ones."""
     files = [file for folder in (Path(path).parent, SHIPPED) for file in sorted(folder.glob("*.y*ml"))]
     near = difflib.get_close_matches(Path(path).stem, [file.stem for file in files], n=1)
     names = dict.fromkeys(_relative_to_cwd(file) for file in files if file.stem in near)

@@ -50,7 +50,7 @@ def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
     state = read_torch(path)
     if missing := needed - set(state if isinstance(state, dict) else ()):
         raise ConfigError(
-            f"{path} is not a checkpoint of a run, without {', '.join(sorted(missing))}; give its best.pth, last.pth or "
-            "checkpoint-N.pth"
+            f"{path} is not a checkpoint of a run, without {', '.join(sorted(missing))}; give its best.pth, last.pth "
+            "or checkpoint-N.pth"
         )
     return path, state

@@ -2,8 +2,8 @@
 
     python scripts/doctor.py output/train-20260102-03-04-05
 
-Replays the batch that the run stopped at (overflow-batch.pth in its folder, with its weights), or else the next batch of
-the run. Given a checkpoint instead of the folder, it uses that checkpoint's weights. Prints a table of all modules and
+Replays the batch that the run stopped at (overflow-batch.pth in its folder, with its weights), or else the next batch
+of the run. Given a checkpoint instead of the folder, it uses that checkpoint's weights. Prints a table of all modules and
 the first that overflows, and writes settings that avoid it to doctor.yaml in the run's folder, for -cfg.
 Exit codes: 0 whatever was found, 2 for a mistake on the command line.
 """
@@ -81,7 +81,8 @@ def find_run(source: str, batch: Path | None) -> tuple[Path, dict, list]:
         path = next((each for each in (folder / "last.pth", folder / "previous.pth") if each.is_file()), None)
         if path is None:
             raise ConfigError(
-                f"{folder} has neither {failing_batch.OVERFLOW_FILE} nor last.pth; give the folder of a run, or a checkpoint"
+                f"{folder} has neither {failing_batch.OVERFLOW_FILE} nor last.pth; give the folder of a run, or a "
+                "checkpoint"
             )
     _, state = read_checkpoint(path, {"state_dict", "config", "class_names"})
     return folder, state, batches
@@ -134,13 +135,13 @@ def check_batches(config: Config, num_classes: int, batches: Batches) -> None:
     for (images, targets, *_), _ in batches.batches:
         if tuple(images.shape[1:]) != shape:
             raise ConfigError(
-                f"-batch: its images are {list(images.shape[1:])}, but those of this run are {list(shape)} (DATA.IMAGE_CHANNELS, "
-                "DATA.IMAGE_SIZE); give a batch of this run"
+                f"-batch: its images are {list(images.shape[1:])}, but those of this run are {list(shape)} "
+                "(DATA.IMAGE_CHANNELS, DATA.IMAGE_SIZE); give a batch of this run"
             )
         if not 0 <= int(targets.min()) <= int(targets.max()) < num_classes:
             raise ConfigError(
-                f"-batch: its targets range from {int(targets.min())} to {int(targets.max())}, but the model has {num_classes} "
-                "classes; give a batch of this run"
+                f"-batch: its targets range from {int(targets.min())} to {int(targets.max())}, but the model has "
+                f"{num_classes} classes; give a batch of this run"
             )
 
 

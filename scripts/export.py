@@ -1,4 +1,4 @@
-"""Writes a run's weights as .safetensors with timm's names, with what is needed to use them; or a checkpoint as one file.
+"""Writes a run's weights as .safetensors with timm's names and what is needed to use them, or a checkpoint as one file.
 
     python scripts/export.py output/train-20260102-03-04-05/best.pth -output vit.safetensors
     python scripts/export.py output/train-20260102-03-04-05/last.pth -output whole.pth
@@ -6,8 +6,8 @@
 The file's metadata holds the architecture, the class names and the preprocessing of images (size, crop, mean, standard
 deviation), each as JSON; `safetensors.safe_open(path, "pt").metadata()` reads it.
 
-With a name that ends in .pth, a sharded checkpoint (DIST.CHECKPOINT sharded) is merged into one file, as DIST.CHECKPOINT
-single would have written it.
+With a name that ends in .pth, a sharded checkpoint (DIST.CHECKPOINT sharded) is merged into one file, as
+DIST.CHECKPOINT single would have written it.
 """
 
 import json

@@ -2,9 +2,9 @@
 
     python scripts/predict.py output/train-20260102-03-04-05/best.pth photo.jpg more_photos/ -top 3 -csv classes.csv
 
-Prints a line for each image: its path, class and probability (0 to 1), and with -top the next classes, separated by tabs.
-A folder means all images in it and below it. Unreadable images are reported on stderr; the others are classified, and the
-exit code is 2.
+Prints a line for each image: its path, class and probability (0 to 1), and with -top the next classes, separated by
+tabs. A folder means all images in it and below it. Unreadable images are reported on stderr; the others are classified,
+and the exit code is 2.
 """
 
 import csv

@@ -2,7 +2,8 @@
 
     python scripts/show_augmentation.py augmentation.png -cfg configs/vit_digits.yaml -opts TRAIN.MIXUP_ALPHA=0.8
 
-The first argument is the PNG file to write, the others are the flags of the run. Shows 24 images of the first micro-batch.
+The first argument is the PNG file to write, the others are the flags of the run. Shows 24 images of the first
+micro-batch.
 Exit codes: 0, or 2 for a mistake in the settings or the data.
 """
 

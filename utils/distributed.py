@@ -151,7 +151,7 @@ class Process:
         return result
 
     def after_first(self, task: Callable[[], Any]) -> Any:
-        """Run the task on all ranks: rank 0 first, then one rank per machine, since parallel downloads corrupt a file."""
+        """Run the task on all ranks: rank 0 first, then one per machine, since parallel downloads corrupt a file."""
         results = []
         self.first(lambda: results.append(task()))
         with self._keep_alive():
@@ -197,7 +197,7 @@ class Process:
         return values
 
     def gather(self, rows: torch.Tensor, length: int) -> torch.Tensor | None:
-        """Rank 0: the tensor of `length` rows, on the host, of which each rank has a shard; the last shards may be short."""
+        """On rank 0: the `length` rows on the host, of which each rank has a shard; the last shards may be short."""
         padded = rows.new_zeros(-(-length // self.world_size), *rows.shape[1:])
         padded[: len(rows)] = rows
         sent = padded.view(-1).view(torch.uint8)  # as bytes: gloo does not support every type

@@ -15,7 +15,7 @@ def mix(*numbers: int) -> int:
 
 
 def keyed_rng(purpose: str, *key: int) -> random.Random:
-    """A generator that depends on its purpose and on some numbers alone. Its hash is not `mix`'s, and both must stay."""
+    """A generator that depends on its purpose and some numbers alone. Its hash is not `mix`'s, and both must stay."""
     digest = hashlib.blake2b(" ".join(map(str, (purpose, *key))).encode(), digest_size=16).digest()
     return random.Random(int.from_bytes(digest, "big"))
 

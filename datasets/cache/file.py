@@ -1,8 +1,8 @@
 """The two files of a cache: the images one after the other, and an index with an entry for each of them.
 
-Both open with MAGIC and a line of JSON, the key that the content depends on. The index ends with a checksum. Entries are
-written once their images are on the disk: after a kill, data without an entry is cut off and written again. With the last
-image, `NAME.index.part` becomes `NAME.index`.
+Both open with MAGIC and a line of JSON, the key that the content depends on. The index ends with a checksum. Entries
+are written once their images are on the disk: after a kill, data without an entry is cut off and written again. With the
+last image, `NAME.index.part` becomes `NAME.index`.
 """
 
 import contextlib

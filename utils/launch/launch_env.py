@@ -79,8 +79,9 @@ def find_launched_rank(environment: Mapping[str, str], options: LaunchOptions) -
     for other in candidates[1:]:
         if (other.rank, other.world_size) != (first.rank, first.world_size):
             raise ConfigError(
-                f"{first.title} says that this is process {first.rank} of {first.world_size}, and {other.title} that it "
-                f"is process {other.rank} of {other.world_size}; unset the variables or leave out the flags that are wrong"
+                f"{first.title} says that this is process {first.rank} of {first.world_size}, and {other.title} "
+                f"that it is process {other.rank} of {other.world_size}; unset the variables or leave out the flags that "
+                "are wrong"
             )
     if not 0 <= first.rank < first.world_size:
         raise ConfigError(
@@ -96,7 +97,7 @@ def find_launched_rank(environment: Mapping[str, str], options: LaunchOptions) -
 
 
 def _ranks_in_environment(environment: Mapping[str, str]) -> list[LaunchedRank]:
-    """What each launcher says, the innermost first: srun may start torchrun or mpirun, which then number differently."""
+    """What each launcher says, the innermost first: srun may start torchrun or mpirun, which number differently."""
     if "TORCHELASTIC_RUN_ID" in environment:
         restart_count = int(environment.get("TORCHELASTIC_RESTART_COUNT", 0))
         return [replace(_rank_from_variables(environment, "torchrun"), restart_count=restart_count)]
@@ -152,8 +153,8 @@ def _refuse_single_process(launched: LaunchedRank, options: LaunchOptions) -> No
             launched.launcher, "N"
         )
         raise ConfigError(
-            f"-world_size: {launched.title} started only one process; to use several, start several ({how}) or let this "
-            "one start them on its machine with -ngpus N; to use one, run main_single_gpu.py"
+            f"-world_size: {launched.title} started only one process; to use several, start several ({how}) or let "
+            "this one start them on its machine with -ngpus N; to use one, run main_single_gpu.py"
         )
 
 
@@ -173,7 +174,8 @@ def _parse_url(url: str) -> tuple[str, int]:
         host = port = None
     if not host or not port or parts.scheme != "tcp":
         raise ConfigError(
-            f"DIST.URL is {url!r}; it must be tcp://HOST:PORT, the machine of process 0 and a free port there, or env://"
+            f"DIST.URL is {url!r}; it must be tcp://HOST:PORT, the machine of process 0 and a free port there, or "
+            "env://"
         )
     return host, port
 

@@ -83,9 +83,9 @@ class Rendezvous:
                 "MASTER_PORT"
             )
         return (
-            f"-dist_url: process {rank} could not reach process 0 at {self._where} within {self.timeout:g} s ({reason}); "
-            "check that it is running, that this is its machine, and that the port is open between the machines. "
-            "DIST.TIMEOUT sets how long to wait"
+            f"-dist_url: process {rank} could not reach process 0 at {self._where} within {self.timeout:g} s "
+            f"({reason}); check that it is running, that this is its machine, and that the port is open between the "
+            "machines. DIST.TIMEOUT sets how long to wait"
         )
 
     def _wait_for_all(self, deadline: float) -> list[list[str]]:

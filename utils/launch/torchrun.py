@@ -1,4 +1,4 @@
-"""Starts main_multi_gpu.py once per device through torchrun, and returns the exit code of the process that failed first."""
+"""Starts main_multi_gpu.py once per device through torchrun, and returns the exit code of the first that failed."""
 
 import logging
 import os

@@ -16,9 +16,8 @@ from PIL import Image
 from tests.kill.kill_harness import MARK, find_processes
 from tests.support.configs import SMALL
 from tests.support.forks import ROOT
-from tests.support.processes import wait_until
 from tests.support.refusals import assert_names
-from tests.support.runs import Run, run, run_folder, run_fresh
+from tests.support.runs import Run, run, run_folder, run_fresh, wait_until
 from utils.launch.torchrun import root_cause
 
 LINE = re.compile(

@@ -19,9 +19,8 @@ from engine.checkpoint.format import find_newest
 from engine.checkpoint.rollback import find_before
 from models.formats.files import find_file
 from tests.support.configs import small_config
-from tests.support.image_sets import draw, error_of, settings
+from tests.support.image_sets import draw, error_of, samples, settings, write_tar
 from tests.support.refusals import assert_names, refused
-from tests.support.shards import samples, write_tar
 from utils.errors import ConfigError, UserError
 from utils.program import exit_code
 

@@ -26,8 +26,8 @@ from tests.support.caches import BROKEN, NUM_IMAGES, Messages, cached, config_of
 from tests.support.caches import photos as photos
 from tests.support.configs import CPU, replaced
 from tests.support.forks import DEADLINE
+from tests.support.image_sets import make_set
 from tests.support.loading import settings, taken
-from tests.support.shards import make_set
 from utils.errors import StoppedBySignal
 from utils.program import exit_code
 

@@ -15,9 +15,8 @@ from datasets.shuffle import shuffled_nearby
 from datasets.sources.shards.index import index_path, load_index, scan
 from datasets.sources.shards.source import ShardImages, read_shards
 from tests.support.configs import CPU, replaced
-from tests.support.image_sets import error_of, load, settings, shades
+from tests.support.image_sets import error_of, load, make_set, png, samples, settings, shades, write_tar
 from tests.support.refusals import assert_names, refused
-from tests.support.shards import make_set, png, samples, write_tar
 from utils.errors import DataError
 
 

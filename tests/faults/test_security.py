@@ -13,9 +13,9 @@ from PIL import Image
 from configs.load import load
 from datasets.transforms.decode import decode
 from datasets.types import ImageReadError
+from tests.support.image_sets import png, write_tar
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT, run_folder
-from tests.support.shards import png, write_tar
 from utils.errors import ConfigError
 
 OURS = [

@@ -17,7 +17,7 @@ from tests.kill.kill_harness import (
     StartMethod,
     classify_phase,
 )
-from tests.support.processes import alive, wait_until
+from tests.support.runs import alive, wait_until
 
 STEP, LAST_STEP, SCORES = (
     "Epoch[001/002], Step[0020/0044], Lr",

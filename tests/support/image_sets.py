@@ -1,6 +1,8 @@
-"""Data sets of a few images, each of one shade by which it is known again, through the real readers."""
+"""Data sets of a few images, each of one shade by which it is known again: folders and tar shards."""
 
 import dataclasses
+import io
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -48,3 +50,33 @@ def make_folders(root: Path, counts: dict[str, int], shade: int = 0) -> None:
 def noise(width: int, height: int, mode: str = "RGB") -> Image.Image:
     pixels = np.random.default_rng(width * height).integers(256, size=(height, width, 3), dtype=np.uint8)
     return Image.fromarray(pixels).convert(mode)
+
+
+def png(shade: int) -> bytes:
+    content = io.BytesIO()
+    Image.new("RGB", (6, 5), (shade, 0, 0)).save(content, "PNG")
+    return content.getvalue()
+
+
+def write_tar(path: Path, files: dict[str, bytes], tar_format: int = tarfile.USTAR_FORMAT) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=tar_format) as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def samples(first: int, count: int, num_classes: int = 3) -> dict[str, bytes]:
+    """Samples whose shade is their number."""
+    files = {}
+    for number in range(first, first + count):
+        files |= {f"{number:04d}.cls": str(number % num_classes).encode(), f"{number:04d}.png": png(number)}
+    return files
+
+
+def make_set(root: Path, num_shards: int = 3, count: int = 10) -> None:
+    for shard in range(num_shards):
+        write_tar(root / f"train-{shard:06d}.tar", samples(shard * count, count))
+    write_tar(root / "val-000000.tar", samples(200, 6))

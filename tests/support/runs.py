@@ -1,15 +1,19 @@
-"""Runs of the real programs, as a person types them, and what they print and leave behind."""
+"""Runs of the real programs, as a person types them: in one process or several, what they print and leave behind."""
 
+import itertools
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.configs import SMALL
 from tests.support.forks import DEADLINE, ROOT, start_fork
-from tests.support.ports import as_ranks
 
 
 @dataclass
@@ -85,3 +89,71 @@ def rows(text: str) -> dict[str, tuple[str, str]]:
     found = re.findall(r"^(\S.*?) +(ok|WARN|WRONG) +(.*(?:\n {26}.*)*)", text, re.M)
     assert found and len({what for what, _, _ in found}) == len(found), text
     return {what: (verdict, told) for what, verdict, told in found}
+
+
+TORCHRUN = "torch.distributed.run"  # the module
+
+
+def launch(module: str, world_size: int, settings: Path, out: Path, *arguments: str) -> dict:
+    """What the module saved into `out`."""
+    ended = run(module, str(settings), str(out), *arguments, processes=world_size)
+    assert ended.codes == [0] * world_size, ended.stderr
+    import torch  # late: most tests that start processes need none here
+
+    return torch.load(out, weights_only=True)
+
+
+def fp64_weights(folder: Path, cases: dict[Hashable, tuple[int, str]]) -> dict[Hashable, dict]:
+    """The weights that train_fp64.py comes to, for each case with its number of processes."""
+    (folder / "settings.yaml").write_text(SMALL)
+    found = {}
+    for world_size in {number for number, _ in cases.values()}:
+        wanted = {key: case for key, (number, case) in cases.items() if number == world_size}
+        words = folder / "settings.yaml", folder / f"{world_size}.pth", *sorted(set(wanted.values()))
+        weights = launch("tests.support.programs.train_fp64", world_size, *words)
+        found |= {key: weights[case] for key, case in wanted.items()}
+    return found
+
+
+def stat(pid: int) -> list[str]:
+    """State, parent and so on of a process, or nothing when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return []
+
+
+def wait_until(condition: Callable[[], object], seconds: float = DEADLINE):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    return stat(pid)[:1] not in ([], ["Z"], ["X"])
+
+
+# Not those that the system gives to whoever connects to somebody, as another test does in the meantime; each of the
+# processes in which tests run looks through them from a place of its own.
+_PORTS = itertools.cycle(range(10000, 30000))
+_PORTS = itertools.islice(_PORTS, os.getpid() * 101 % 20000, None)
+
+
+def free_port() -> int:
+    for port in _PORTS:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("unreachable: the ports are a cycle")
+
+
+def as_ranks(world_size: int) -> list[dict[str, str]]:
+    """For each process its variables; none for a single one."""
+    if world_size == 1:
+        return [{}]
+    shared = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [shared | {"RANK": str(rank)} for rank in range(world_size)]

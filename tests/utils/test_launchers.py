@@ -20,11 +20,9 @@ from engine.checkpoint.resume import global_batch_to_keep
 from tests.kill.kill_harness import MARK, find_processes
 from tests.support.configs import small_config
 from tests.support.forks import DEADLINE, ROOT
-from tests.support.ports import free_port
-from tests.support.processes import TORCHRUN
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
-from tests.support.runs import Run, command, run, run_folder, run_fresh
+from tests.support.runs import TORCHRUN, Run, command, free_port, run, run_folder, run_fresh
 from utils.program import exit_code
 
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.support.ports import free_port
 from tests.support.refusals import assert_names, refused
+from tests.support.runs import free_port
 from utils import distributed
 from utils.errors import ConfigError, LostProcess
 from utils.launch.launch_env import LaunchedRank

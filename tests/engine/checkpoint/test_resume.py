@@ -10,10 +10,9 @@ import torch
 
 from configs.load import load
 from tests.support.configs import SMALL
-from tests.support.processes import stat, wait_until
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
-from tests.support.runs import Run, run, run_folder
+from tests.support.runs import Run, run, run_folder, stat, wait_until
 
 # With everything that draws random numbers or remembers something.
 OPTIONS = (

@@ -10,10 +10,9 @@ from datasets import Batch
 from engine.memory.recovery import shortage
 from tests.support.configs import SMALL, small_config
 from tests.support.planted import run_out
-from tests.support.processes import fp64_weights
 from tests.support.refusals import assert_names, refused
 from tests.support.run_hash import state_hash
-from tests.support.runs import Ended, run, run_folder
+from tests.support.runs import Ended, fp64_weights, run, run_folder
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
 

@@ -10,10 +10,9 @@ from engine.parallel.strategy import check_strategy
 from models.formats.files import read_torch
 from models.formats.sharded import Parts, span
 from tests.support.configs import SMALL, small_config
-from tests.support.processes import launch
 from tests.support.refusals import refused
 from tests.support.run_hash import run_hash, state_hash
-from tests.support.runs import run, run_folder
+from tests.support.runs import launch, run, run_folder
 from utils.errors import ConfigError
 
 # With what remembers something, and a micro-batch that some updates have less of.

@@ -10,8 +10,8 @@ from engine.diagnose.failing_batch import LastUpdate
 from engine.report.timing import Timing
 from engine.train.stop_conditions import NonFinite, SkipLimit
 from tests.support.configs import CPU, replaced, small_config
-from tests.support.processes import fp64_weights
 from tests.support.refusals import refused
+from tests.support.runs import fp64_weights
 from tests.support.trainers import make_trainer, train, update
 
 # Images and whether the remainder is trained: one that two processes cannot share evenly, one smaller than them.

@@ -4,9 +4,9 @@ import functools
 from collections.abc import Sequence
 
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from models.patterns import covers
+from models.running_statistics import has_running_statistics
 from utils.errors import ConfigError, did_you_mean
 
 
@@ -30,7 +30,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     for name in frozen & parameters.keys():
         parameters[name].requires_grad_(False)
     for path, module in model.named_modules():
-        if isinstance(module, _NormBase) and module.track_running_stats and _all_frozen(path, module, frozen):
+        if has_running_statistics(module) and _all_frozen(path, module, frozen):
             module.__class__ = _frozen_class(type(module))
             module.train(False)
 

@@ -15,6 +15,7 @@ from datasets.sources.images import ArrayImages, FileImages, hold_out
 from datasets.transforms.decode import to_array
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import ConfigError, DataError, did_you_mean
+from utils.torch_internals import LABELS
 
 PREFIX = "torchvision/"
 SHORT_NAMES = {"cifar10": "CIFAR10", "cifar100": "CIFAR100"}
@@ -129,7 +130,7 @@ def _to_image_set(config: Config, dataset: Any, title: str) -> ImageSet:
 
 def _targets(dataset: Any) -> np.ndarray:
     """The labels. Only where torchvision keeps them under none of its usual names is every image read for them."""
-    found = (getattr(dataset, name, None) for name in ("targets", "labels", "_labels"))
+    found = (getattr(dataset, name, None) for name in LABELS)
     targets = next((each for each in found if each is not None), None)
     return np.asarray([dataset[index][1] for index in range(len(dataset))] if targets is None else targets, np.int64)
 

@@ -11,11 +11,8 @@ from torch import Tensor, nn
 
 from configs.schema import Data
 from datasets.types import ImageReadError
+from utils.torch_internals import RESIZE_KERNELS
 
-KERNELS = {
-    "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
-    "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
-}
 RESAMPLE = {"nearest": Image.Resampling.NEAREST, "lanczos": Image.Resampling.LANCZOS}
 NUM_TRIES = 10  # as in torchvision: attempts to draw a crop that fits into the image
 
@@ -68,9 +65,9 @@ def resize(image: np.ndarray, interpolation: str, out: Tensor) -> None:
 
     torch's kernels give Pillow's pixels to within rounding, five times as fast and without a copy.
     """
-    if interpolation in KERNELS:
+    if interpolation in RESIZE_KERNELS:
         source = torch.from_numpy(image).permute(2, 0, 1)[None]
-        KERNELS[interpolation](source, out.shape[1:], False, None, None, out=out[None])
+        RESIZE_KERNELS[interpolation](source, out.shape[1:], False, None, None, out=out[None])
     else:
         pixels = Image.fromarray(image if image.shape[2] > 1 else image[:, :, 0])
         pixels = np.array(pixels.resize((out.shape[2], out.shape[1]), RESAMPLE[interpolation]))

@@ -13,7 +13,7 @@ from configs.schema import Precision as Settings
 from datasets import Mixed
 from engine.diagnose.trace import Location, Trace, is_finite
 from engine.precision.policy import Precision
-from models.unchanged import unchanged_buffers
+from models.running_statistics import unchanged_buffers
 from utils.seed import seed_update
 from utils.table import align
 

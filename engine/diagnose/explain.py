@@ -9,16 +9,15 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from engine.diagnose.trace import ModuleStack
 from engine.train.trainer import Trainer
-from models.unchanged import unchanged_buffers
+from models.running_statistics import unchanged_buffers
 from utils.files import write_text
 from utils.log import Log
 from utils.seed import unchanged_random_state
 from utils.table import align
+from utils.torch_internals import TorchDispatchMode, inner_data, tree_leaves
 
 # They move or convert numbers without computing.
 MOVES = frozenset(
@@ -143,8 +142,7 @@ def _ranges(numbers: list[int]) -> str:
 
 def _float_types(tree) -> list[torch.dtype]:
     floats = [each for each in tree_leaves(tree) if isinstance(each, Tensor) and each.is_floating_point()]
-    # torchao's float8 tensors report the type they were converted from; the float8 data is inside.
-    return [getattr(each, "_data", each).dtype for each in floats]
+    return [inner_data(each).dtype for each in floats]
 
 
 def _names(types: set[torch.dtype]) -> str:

@@ -14,7 +14,7 @@ from datasets import Batch, Window
 from engine.parallel.strategy import is_sharded
 from engine.train.trainer import Trainer
 from engine.train.window_guard import MicroBatches, WindowGuard, cut
-from models.unchanged import unchanged_buffers
+from models.running_statistics import unchanged_buffers
 from utils.errors import OUT_OF_MEMORY, ConfigError
 from utils.log import Log
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from engine.parallel.replicated import Replicated, within_large
 from models.formats.sharded import Parts, span
+from models.running_statistics import has_running_statistics
 from models.transforms.base import blocks_of
 from utils.distributed import Process
 from utils.errors import ConfigError
@@ -143,7 +144,7 @@ def gathered_blocks(model: nn.Module) -> nn.Sequential | nn.ModuleList:
     )
 
     blocks = blocks_of(model, "DIST.STRATEGY is fsdp2", "DIST.STRATEGY ddp")
-    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+    if any(has_running_statistics(module) for module in model.modules()):
         raise ConfigError(
             "DIST.STRATEGY is fsdp2, but the model has BatchNorm, whose running statistics each process would keep "
             "for itself; use DIST.STRATEGY ddp"

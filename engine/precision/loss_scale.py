@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 
 from configs.schema import Precision
+from utils.torch_internals import found_inf, found_infs, scale_and_growth
 
 
 class LossScaler(GradScaler):
@@ -23,11 +24,8 @@ class LossScaler(GradScaler):
 
     def update(self) -> None:
         """Take in whether the update was skipped, as after torch's update(): all of it stays on the device."""
-        scale, good = self._check_scale_growth_tracker("update")
-        found = [
-            each for state in self._per_optimizer_states.values() for each in state["found_inf_per_device"].values()
-        ]
-        super().update(self._next(scale, good, sum(found)) if self.moves else scale.clone())
+        scale, good = scale_and_growth(self)
+        super().update(self._next(scale, good, sum(found_infs(self))) if self.moves else scale.clone())
 
     @torch.no_grad()
     def _next(self, scale: Tensor, good: Tensor, found_inf: Tensor) -> Tensor:
@@ -52,8 +50,7 @@ class LossScaler(GradScaler):
 
     def found_inf(self, optimizer: torch.optim.Optimizer) -> Tensor:
         """1.0 where unscale_ met a gradient that is not finite; gone after update()."""
-        (found,) = self._found_inf_per_device(optimizer).values()
-        return found
+        return found_inf(self, optimizer)
 
     def state_dict(self) -> dict:
         return super().state_dict() | {"_bad_tracker": int(self._bad)}

@@ -5,7 +5,9 @@ import copy
 import torch
 from torch import nn
 
+from models.running_statistics import has_running_statistics
 from utils.errors import ConfigError
+from utils.torch_internals import foreach_copy_
 
 
 class ComputeWeights:
@@ -34,17 +36,17 @@ class MasterWeights(ComputeWeights):
         for master, _ in used:
             master.grad = torch.empty_like(master)
         if used:
-            torch._foreach_copy_([master.grad for master, _ in used], [half.grad for _, half in used])
+            foreach_copy_([master.grad for master, _ in used], [half.grad for _, half in used])
         for _, half in used:
             half.grad = None
 
     @torch.no_grad()
     def refresh(self) -> None:
-        torch._foreach_copy_(self._halves, self._masters)
+        foreach_copy_(self._halves, self._masters)
 
 
 def half_copy(model: nn.Module, half: torch.dtype) -> nn.Module:
-    if any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+    if any(has_running_statistics(module) for module in model.modules()):
         raise ConfigError(
             "PRECISION.MODE is naive, but the model has BatchNorm, whose running statistics half precision would spoil; "
             "use PRECISION.MODE autocast"

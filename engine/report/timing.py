@@ -11,6 +11,7 @@ import torch
 from engine.train.callbacks import PHASES, Callback
 from engine.train.counters import Report
 from engine.train.trainer import Trainer
+from utils.torch_internals import call_after_backward
 
 MAX_MARKS = 10_000  # between two reports: about 1200 updates of one micro-batch, a few MB
 
@@ -83,8 +84,7 @@ class Timing(Callback):
         DDP's path.
         """
         if is_last and trainer.process.world_size > 1:
-            queue = torch.autograd.Variable._execution_engine.queue_callback
-            loss.register_hook(lambda gradient: queue(lambda: self._mark("communication")))
+            loss.register_hook(lambda gradient: call_after_backward(lambda: self._mark("communication")))
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
         seconds = self.lap()

@@ -5,6 +5,7 @@ import copy
 import torch
 
 from engine.parallel.replicated import Replicated
+from utils.torch_internals import foreach_add_, foreach_mul_, foreach_sub
 
 
 class Ema:
@@ -23,8 +24,8 @@ class Ema:
     @torch.no_grad()
     def update(self, skipped: torch.Tensor) -> None:
         """Move towards the model unless its update was skipped; decided on the device, without synchronisation."""
-        differences = torch._foreach_sub(self._values, self._means)
-        torch._foreach_mul_(differences, (1 - self._decay) * (1 - skipped.reshape(())))
-        torch._foreach_add_(self._means, differences)
+        differences = foreach_sub(self._values, self._means)
+        foreach_mul_(differences, (1 - self._decay) * (1 - skipped.reshape(())))
+        foreach_add_(self._means, differences)
         for mine, theirs in self._counts:
             mine.copy_(theirs)

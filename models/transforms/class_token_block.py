@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from models.transforms.attention import attend
 from models.transforms.base import ModelTransform
+from utils.torch_internals import add_position_embedding, has_hooks
 
 # Each but Attention gives for a token what depends on that token alone. By identity: a subclass may do anything.
 KNOWN = {Block, Attention, Mlp, LayerScale, DropPath, LayerNorm}
@@ -47,8 +48,7 @@ def reads_class_token_alone(model: nn.Module) -> bool:
         return False
     # These three are not called as modules any more, so that hooks would miss them.
     passed_by = (block, block.attn, block.attn.qkv)
-    has_hooks = any(module._forward_hooks or module._forward_pre_hooks for module in passed_by)
-    return not has_hooks and getattr(block.attn, "gate", None) is None
+    return not any(map(has_hooks, passed_by)) and getattr(block.attn, "gate", None) is None
 
 
 class ClassTokenVisionTransformer(VisionTransformer):
@@ -57,7 +57,7 @@ class ClassTokenVisionTransformer(VisionTransformer):
     def forward(self, x: Tensor, *masks, **named_masks) -> Tensor:
         if masks or named_masks or self.grad_checkpointing:
             return super().forward(x, *masks, **named_masks)
-        x = self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))
+        x = self.norm_pre(self.patch_drop(add_position_embedding(self, self.patch_embed(x))))
         *before, last = self.blocks
         for block in before:
             x = block(x)

@@ -7,12 +7,13 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 
 from models.patterns import covers
+from models.running_statistics import has_running_statistics
 from models.transforms.base import ModelTransform, wrap
 from utils.errors import ConfigError, did_you_mean
+from utils.torch_internals import own_parameter
 
 BLACK, WHITE = "PRECISION.CUSTOM_BLACK_LIST", "PRECISION.CUSTOM_WHITE_LIST"
 LOSS = "softmax_with_cross_entropy"
@@ -130,8 +131,8 @@ class OpOverrides(ModelTransform):
                 return super(overridden, self).forward(*args, **kwargs)
 
         def in_half(name: str) -> property:
-            # What forward reads as self.weight; the weight itself, to save and to train, is in _parameters as ever.
-            return property(lambda self: _cast(self._parameters[name], dtype))
+            # What forward reads as self.weight; the weight itself, to save and to train, is below as ever.
+            return property(lambda self: _cast(own_parameter(self, name), dtype))
 
         members = {"forward": forward, **{name: in_half(name) for name in weights}}
         overridden = type(f"{cls.__name__}Overridden", (cls,), members)
@@ -201,7 +202,7 @@ def _weights_to_cast(module: nn.Module) -> tuple[str, ...]:
     """Of a module that computes in half without autocast: BatchNorm computes half inputs with float32 weights, and knows
     no other mixture with its float32 statistics.
     """
-    alone = not _has_children(module) and not isinstance(module, _NormBase)
+    alone = not _has_children(module) and not has_running_statistics(module)
     return tuple(name for name, _ in module.named_parameters(recurse=False)) if alone else ()
 
 

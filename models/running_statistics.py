@@ -1,10 +1,14 @@
-"""Running a model without leaving a trace in it."""
+"""The running statistics of batch norms: which modules have them, and a forward that does not change them."""
 
 import contextlib
 from collections.abc import Iterator
 
 import torch
 from torch import nn
+
+
+def has_running_statistics(module: nn.Module) -> bool:
+    return getattr(module, "running_mean", None) is not None
 
 
 @contextlib.contextmanager

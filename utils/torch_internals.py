@@ -1,0 +1,68 @@
+"""The private names of torch, torchvision and timm that are used, each with the reason; no other file has any.
+
+They exist in torch 2.11 to 2.15 and timm 1.0.20 to 1.0.31. Before requirements.txt allows another version, run
+tests/utils/test_torch_internals.py with it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.utils import _python_dispatch, _pytree
+
+TORCH_VERSIONS, TIMM_VERSIONS = ("2.11", "2.15"), ("1.0.20", "1.0.31")  # oldest and newest that were tested
+TorchDispatchMode = _python_dispatch.TorchDispatchMode  # sees what autocast made: torch.overrides is above it
+tree_leaves, tree_map = _pytree.tree_leaves, _pytree.tree_map  # nests of tensors: torch has no public ones
+# functional.interpolate allocates its result, where these write uint8 pixels into the batch.
+RESIZE_KERNELS = {
+    "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
+    "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
+}
+# One kernel for all tensors of a model, as torch.optim does it; a loop starts hundreds.
+foreach_copy_, foreach_sub = torch._foreach_copy_, torch._foreach_sub
+foreach_mul_, foreach_add_ = torch._foreach_mul_, torch._foreach_add_
+LABELS = ("targets", "labels", "_labels")  # where torchvision's data sets keep them; else every image has to be read
+
+
+def scale_and_growth(scaler: GradScaler) -> tuple[Tensor, Tensor]:
+    """The loss scale and the count of good updates, on the device: get_scale() waits for it."""
+    return scaler._check_scale_growth_tracker("update")
+
+
+def found_infs(scaler: GradScaler) -> list[Tensor]:
+    """What every unscale_ since the last update found: step() asks the same, and tells only by not stepping."""
+    states = scaler._per_optimizer_states.values()
+    return [each for state in states for each in state["found_inf_per_device"].values()]
+
+
+def found_inf(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> Tensor:
+    """1.0 where unscale_ met a gradient of this optimizer that is not finite; gone after update()."""
+    (found,) = scaler._found_inf_per_device(optimizer).values()
+    return found
+
+
+def call_after_backward(function: Callable[[], None]) -> None:
+    """Only to be called within a backward; hooks of parameters run before DDP's own callback."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether anything waits for the module's forward: torch has no public list of hooks."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def own_parameter(module: nn.Module, name: str) -> nn.Parameter:
+    """The weight itself where the module's class has a property of that name, which get_parameter would call."""
+    return module._parameters[name]
+
+
+def add_position_embedding(model: nn.Module, patches: Tensor) -> Tensor:
+    """Class token and position embedding of timm's VisionTransformer, between its public modules."""
+    return model._pos_embed(patches)
+
+
+def inner_data(tensor: Any) -> Any:
+    """What a tensor of torchao's is computed with: its dtype is the one that it was converted from."""
+    return getattr(tensor, "_data", tensor)

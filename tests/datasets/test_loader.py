@@ -21,8 +21,7 @@ from datasets.loading.workers import count_workers
 from tests.support.configs import CPU, replaced
 from tests.support.forks import DEADLINE, ROOT
 from tests.support.loading import folder_settings, make_folder, order, settings, taken, train_data
-from tests.support.processes import alive, wait_until
-from tests.support.runs import run
+from tests.support.runs import alive, run, wait_until
 from utils.errors import DataError
 
 # --- order ---

@@ -1,4 +1,4 @@
-"""Holds the parameters that MODEL.FREEZE names still, and the running statistics that go with them."""
+"""Freezes the parameters that MODEL.FREEZE names, and the running statistics of fully frozen norms."""
 
 import functools
 from collections.abc import Sequence
@@ -43,10 +43,10 @@ def _all_frozen(path: str, module: nn.Module, frozen: set[str]) -> bool:
 
 @functools.cache
 def _frozen_class(cls: type) -> type:
-    """The same norm, which stays in evaluation mode whatever model.train() says.
+    """A norm that stays in evaluation mode when model.train() is called.
 
-    A class of its own, because it goes along with copy.deepcopy, DDP and torch.compile. What was rejected: the
-    trainer setting these modules back after each train(), which the next caller of train() would forget.
+    A subclass survives copy.deepcopy, DDP and torch.compile. Rejected: resetting these modules after each train() call,
+    which the next caller of train() would forget.
     """
 
     def train(self, mode: bool = True):

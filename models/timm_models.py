@@ -43,7 +43,7 @@ def build_timm(config: Config, num_classes: int) -> nn.Module:
 
 
 def _arguments(config: Config, timm_config) -> tuple[dict[str, str], dict]:
-    """timm's arguments for the settings that ask for something, and the setting behind each argument."""
+    """timm's arguments for the settings that differ from timm's defaults, and the setting behind each argument."""
     data, model = config.DATA, config.MODEL
     takes_size = timm_config is not None and timm_config.fixed_input_size
     candidates = [

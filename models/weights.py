@@ -1,4 +1,4 @@
-"""Puts pretrained weights into a model: from a file or from timm's hub, made to fit or refused with the reason."""
+"""Loads pretrained weights into a model, from a file or timm's hub: adapted to the model, or refused with the reason."""
 
 import os
 import sys
@@ -53,7 +53,7 @@ def _head_names(model: nn.Module) -> list[str]:
 
 
 def _drop_heads(model: nn.Module, state: dict[str, Tensor], heads: list[str]) -> list[str]:
-    """Take a head that does not fit out of the state, and say so."""
+    """Remove heads that do not fit from the state. Returns a line for each."""
     own = model.state_dict()
     # Old ViTs have a hidden layer before the classifier and timm's have not; neither is of use without the other.
     hidden = [name for name in state if name.startswith("pre_logits.") and name not in own]
@@ -97,7 +97,7 @@ def _fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str]
 
 
 def _fit_channels(model: nn.Module, state: dict[str, Tensor], lines: list[str]) -> None:
-    """Make a first convolution for colour one for this model's channels: grey is the sum over the three."""
+    """Adapt the first convolution from RGB to this model's channels: for grey images the sum over the three."""
     from timm.models import adapt_input_conv
 
     for name, module in model.named_modules():
@@ -136,7 +136,7 @@ def _first(names: list[str]) -> str:
 
 
 def _fetch(name: str) -> dict[str, Tensor]:
-    """timm's own pretrained weights of that name, by timm's own way, from the network or its cache."""
+    """timm's pretrained weights of that name, loaded by timm from the network or its cache."""
     import timm
 
     nearest = did_you_mean(name, timm.list_pretrained() if "." in name else timm.list_models())
@@ -161,13 +161,13 @@ def _fetch(name: str) -> dict[str, Tensor]:
 
 
 def load_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
-    """Weights that are this very model's: nothing is resized, dropped or left random."""
+    """Load weights that fit exactly: nothing is resized, dropped or left random."""
     check_exactly(model, state, path)
     model.load_state_dict(state)
 
 
 def check_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
-    """Refuse weights that are not this very model's."""
+    """Refuse weights that do not fit exactly."""
     try:
         _check_same_architecture(model, state, heads=[])
     except ConfigError as error:

@@ -4,7 +4,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from models.formats.files import find_file, read_torch
+from models.formats.files import find_file
+from models.formats.torch import read_torch
 from utils.errors import ConfigError
 
 MAX_NUMBER = 10**12

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 import torch
 
-from models.formats.files import to_safetensors
+from models.formats.torch import to_safetensors
 from scripts.command_line import Parser, read_checkpoint
 from utils.errors import ConfigError
 from utils.files import replacing

@@ -80,6 +80,10 @@ PACKAGES = {
         *("transforms", "sources", "sources.shards", "loading", "cache"),
         *("build", "__init__"),
     ),
+    "models": (
+        *("patterns", "running_statistics", "transforms", "compilation", "formats.sharded", "formats", "weights"),
+        *("freeze", "vit", "timm_models", "__init__"),
+    ),
     "engine": (
         *("precision", "parallel", "train", "checkpoint", "memory", "report", "diagnose", "check"),
         *("run_folder", "session", "plan", "evaluation", "callback_list", "epochs", "run", "preflight", "__init__"),

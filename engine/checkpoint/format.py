@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from models.formats.files import read_torch
 from models.formats.sharded import FOLDER, named_shards
+from models.formats.torch import read_torch
 from utils.errors import ConfigError
 from utils.files import replacing, sync
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from datasets import Batch, Piece
 from engine.train.callbacks import Callback
 from engine.train.trainer import Trainer
-from models.formats.files import read_torch
+from models.formats.torch import read_torch
 from utils.errors import ConfigError
 from utils.files import replacing
 

@@ -1,1 +1,1 @@
-"""Weights in files: torch's, safetensors, Google's, PaddleViT's, and our own in shards."""
+"""Files of weights: a reader for each format; none of them runs anything that is in the file."""

@@ -1,7 +1,7 @@
-"""PaddleViT's .pdparams: a reader that runs nothing from the file, and the table of its names against timm's.
+"""PaddleViT's .pdparams: a reader that runs nothing from the file, and its names as timm's.
 
-Such a file is a pickle, and a pickle may name any function of Python to be called. Ours may name a few, and even for
-these gets stand-ins of our own: numpy's constructors trust what a file says of a dtype's layout.
+Such a file is a pickle, and a pickle may call any Python function by name. This reader allows a few names, and replaces
+even these by functions of its own: numpy's constructors trust what a file says about the layout of a dtype.
 """
 
 import pickle
@@ -12,20 +12,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from models.formats.common import refusal, weights_of
 from utils.errors import ConfigError
 
 DTYPES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}  # none that can hold an object
 
 
 class Refusal(Exception):
-    """The file asks for what only a program needs."""
-
-
-def refusal(path: Path, what: str) -> ConfigError:
-    return ConfigError(
-        f"{path}: refused, because it holds more than weights ({what}) and reading that could run code. Where you trust "
-        "the file, load it with the program that made it and save only the weights, as .safetensors"
-    )
+    """The file contains something other than weights."""
 
 
 def read_pdparams(path: Path) -> dict:
@@ -41,7 +35,7 @@ def read_pdparams(path: Path) -> dict:
 
 
 class _Reader(pickle.Unpickler):
-    """Knows the names that numpy and Paddle write, and refuses every other."""
+    """Resolves the names that numpy and Paddle write, and refuses all others."""
 
     def find_class(self, module: str, name: str):
         # Protocol 2 has Python 2's module names; numpy 2 renamed numpy.core.
@@ -88,7 +82,7 @@ def _scalar(dtype: _Dtype, data) -> float | int | bool:
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """How protocol 2 writes bytes."""
+    """Protocol 2 writes bytes as encoded text."""
     if encoding not in ("latin1", "latin-1"):
         raise Refusal(f"text in {encoding}")
     return text.encode("latin1")
@@ -116,7 +110,7 @@ STAND_INS = {
 
 
 def _plain(value):
-    """Arrays out of their stand-ins, tensors out of Paddle's (name, array), split arrays put together."""
+    """Unwrap the arrays, drop the names from Paddle's (name, array), and join split arrays."""
     if isinstance(value, _Array):
         return value.array
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], _Array):
@@ -158,6 +152,11 @@ TIMM_NAMES = {paddle: timm for timm, names in NAMES.items() for paddle in names}
 TIMM_BLOCK_NAMES = {paddle: timm for timm, names in BLOCK_NAMES.items() for paddle in names}
 # Paddle keeps the weight of a Linear as [in, out], torch as [out, in]. By name, since shape cannot tell where in = out.
 LINEAR = re.compile(r"(.*\.(attn\.qkv|attn\.proj|mlp\.fc1|mlp\.fc2)|head|head_dist|pre_logits\.fc)\.weight")
+
+
+def read_paddle_weights(path: Path) -> tuple[dict[str, torch.Tensor], str]:
+    arrays, key = weights_of(read_pdparams(path), path)
+    return to_timm(arrays, path), key
 
 
 def to_timm(arrays: dict[str, np.ndarray], path: Path) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""A checkpoint in one file for each process that wrote it: whose rows are whose, and how it is put together again."""
+"""Sharded checkpoints: one file per process that wrote it. Which rows each holds, and how the tensors are joined."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,13 +9,13 @@ from torch import Tensor
 
 from utils.errors import ConfigError
 
-ROWS = "rows_in_shards"  # {ROWS: 12} stands in the index for a tensor of 12 rows
-SHARDS = "shards"  # in the index: the files that its rows are in, in order
-FOLDER = "shards"  # that they are in, beside the index
+ROWS = "rows_in_shards"  # in the index {ROWS: 12} replaces a tensor of 12 rows
+SHARDS = "shards"  # in the index: the files with its rows, in order
+FOLDER = "shards"  # of these files, beside the index
 
 
 class Parts:
-    """A tensor in pieces, rows upon rows, that are read from the disk when they are asked for."""
+    """A tensor split by rows; each part is read from disk when it is used."""
 
     def __init__(self, parts: list[Tensor]):
         self._parts = parts
@@ -28,7 +28,7 @@ class Parts:
         return torch.cat(self._parts)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """These rows alone, whoever wrote them."""
+        """Read only these rows, from the files that have them."""
         found, first = [self._parts[0][:0]], 0
         for part in self._parts:
             found.append(part[max(start - first, 0) : max(stop - first, 0)])
@@ -37,13 +37,13 @@ class Parts:
 
 
 def span(length: int, rank: int, world_size: int) -> tuple[int, int]:
-    """First row and end of a process's share of so many: as FSDP2 shares them out, the last processes get less."""
+    """First row and end of a rank's part of `length` rows; as with FSDP2, the last ranks may get fewer."""
     share = -(-length // world_size)
     return min(rank * share, length), min((rank + 1) * share, length)
 
 
 def changed(value: Any, change: Callable[[str, Any], Any], place: str = "") -> Any:
-    """The same nest of dicts and lists with what else is in it changed; `change` gets each one's place, as in a/0/b."""
+    """Map `change` over the leaves of nested dicts and lists; it gets the place of each (a/0/b) and its value."""
     if isinstance(value, dict) and ROWS not in value:
         return {key: changed(each, change, f"{place}/{key}" if place else str(key)) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -52,7 +52,7 @@ def changed(value: Any, change: Callable[[str, Any], Any], place: str = "") -> A
 
 
 def join(index: dict, folder: Path, read: Callable[[Path], dict[str, Tensor]], lazily: bool) -> dict:
-    """What was saved, from the index and the files it names. `lazily`: large tensors as Parts."""
+    """Join the index and the files that it names to what was saved. `lazily`: large tensors as Parts."""
     state = dict(index)
     pieces = [_read(folder / name, read) for name in state.pop(SHARDS)]
 
@@ -75,7 +75,7 @@ def _read(path: Path, read: Callable[[Path], dict[str, Tensor]]) -> dict[str, Te
 
 
 def named_shards(path: Path) -> list[str]:
-    """The files that a checkpoint names; none where it is one file. Reads no tensors."""
+    """The files that a checkpoint consists of besides its index; empty for a single file. Reads no tensors."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # as in models.formats.files: a damaged file can fail anywhere

@@ -1,8 +1,8 @@
 """Modules and operators that compute in float32, or in half, whatever autocast would choose for them."""
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -52,14 +52,6 @@ class Node:
         return text in self.names or covers(text, self.path) and not inside
 
 
-class Entry(NamedTuple):
-    """One word of a list."""
-
-    exactness: tuple[bool, ...]
-    text: str
-    setting: str  # BLACK or WHITE
-
-
 @dataclass(frozen=True)
 class OpOverrides(ModelTransform):
     """What the two lists name, under autocast to `half`; None: nothing changes, but the entries are checked."""
@@ -79,7 +71,7 @@ class OpOverrides(ModelTransform):
         lines = [f"{BLACK}: {LOSS} is computed in float32 anyway, so the entry changes nothing"]
         lines = lines if LOSS in self.black else []
         nodes = list(_nodes(model))
-        settings = _choose(nodes, self._entries(nodes))
+        settings = self._choose(nodes)
         if self.half is None or not any(settings.values()):
             return lines
         dtypes = {BLACK: torch.float32, WHITE: self.half, None: None}
@@ -93,17 +85,27 @@ class OpOverrides(ModelTransform):
         told = [f"{n} modules and attention cores in {names[each]} ({each})" for each, n in counts.items() if n]
         return [*lines, f"lists: {', '.join(told)}"]
 
-    def _entries(self, nodes: list[Node]) -> list[Entry]:
-        """From the least to the most exact: operators, classes, patterns, paths."""
-        classes = frozenset().union(*(node.names for node in nodes))
-
-        def exactness(text: str) -> tuple[bool, ...]:
-            # In attention softmax decides over matmul_v2, since its products are what a softmax is listed for.
-            return text not in OPERATORS, text == "softmax", text not in classes, not set("*?[") & set(text)
-
-        lists = {BLACK: self.black, WHITE: self.white}
-        found = [(text, setting) for setting, texts in lists.items() for text in texts if text != LOSS]
-        return sorted(Entry(exactness(text), text, setting) for text, setting in found)
+    def _choose(self, nodes: list[Node]) -> dict[Node, str | None]:
+        """BLACK, WHITE or None for every node: that of the most exact entry that names it, else that of its parent."""
+        entries = [(text, BLACK) for text in self.black] + [(text, WHITE) for text in self.white]
+        named = {entry: [node for node in nodes if node.is_named_by(entry[0])] for entry in entries if entry[0] != LOSS}
+        settings: dict[Node, str | None] = {}
+        for node in nodes:
+            own = [entry for entry, its_nodes in named.items() if node in its_nodes]
+            best = [entry for entry in own if _exactness(entry[0], node) == max(_exactness(e[0], node) for e in own)]
+            if len({setting for _, setting in best}) > 1:
+                words = " and ".join(f"{text} ({setting})" for text, setting in best)
+                raise ConfigError(f"{words} both name {node.path}; list {node.path} itself, in one of them")
+            settings[node] = best[0][1] if best else settings.get(node.parent)
+        for (text, setting), its_nodes in named.items():
+            if not its_nodes:
+                raise ConfigError(f"{setting}: {text} {_nothing(text, nodes)}")
+            if setting not in {settings[node] for node in its_nodes}:
+                raise ConfigError(
+                    f"{setting}: {text} has no effect, since everything it names is named more exactly by the other "
+                    "list; remove it there or here"
+                )
+        return settings
 
     def subclass(
         self, cls: type, dtype: torch.dtype | None, weights: tuple[str, ...], attention: torch.dtype | None
@@ -116,18 +118,15 @@ class OpOverrides(ModelTransform):
         device_type = self.device_type
 
         def forward(self, *args, **kwargs):
-            if dtype is None:
-                return compute(self, *args, **kwargs)
-            args = [_cast(each, dtype) for each in args]
-            kwargs = {name: _cast(each, dtype) for name, each in kwargs.items()}
-            autocasts = dtype is not torch.float32 and _has_children(self)
-            with torch.autocast(device_type, dtype=dtype if autocasts else None, enabled=autocasts):
-                return compute(self, *args, **kwargs)
-
-        def compute(self, *args, **kwargs):
-            if attention is None:
-                return super(overridden, self).forward(*args, **kwargs)
-            with AttentionIn(attention, device_type):
+            contexts = [contextlib.nullcontext(), contextlib.nullcontext()]
+            if dtype is not None:
+                args = [_cast(each, dtype) for each in args]
+                kwargs = {name: _cast(each, dtype) for name, each in kwargs.items()}
+                autocasts = dtype is not torch.float32 and _has_children(self)
+                contexts[0] = torch.autocast(device_type, dtype=dtype if autocasts else None, enabled=autocasts)
+            if attention is not None:
+                contexts[1] = AttentionIn(attention, device_type)
+            with contexts[0], contexts[1]:
                 return super(overridden, self).forward(*args, **kwargs)
 
         def in_half(name: str) -> property:
@@ -165,26 +164,10 @@ def _has_children(module: nn.Module) -> bool:
     return next(module.children(), None) is not None
 
 
-def _choose(nodes: list[Node], entries: list[Entry]) -> dict[Node, str | None]:
-    """BLACK, WHITE or None for every node: that of the last entry that names it, else that of what it is in."""
-    named = {entry: [node for node in nodes if node.is_named_by(entry.text)] for entry in entries}
-    settings: dict[Node, str | None] = {}
-    for node in nodes:
-        own = [entry for entry in entries if node in named[entry]]
-        best = [entry for entry in own if entry.exactness == own[-1].exactness]
-        if len({entry.setting for entry in best}) > 1:
-            words = " and ".join(f"{entry.text} ({entry.setting})" for entry in best)
-            raise ConfigError(f"{words} both name {node.path}; list {node.path} itself, in one of them")
-        settings[node] = own[-1].setting if own else settings.get(node.parent)
-    for entry in entries:
-        if not named[entry]:
-            raise ConfigError(f"{entry.setting}: {entry.text} {_nothing(entry.text, nodes)}")
-        if entry.setting not in {settings[node] for node in named[entry]}:
-            raise ConfigError(
-                f"{entry.setting}: {entry.text} has no effect, since everything it names is named more exactly by the "
-                "other list; remove it there or here"
-            )
-    return settings
+def _exactness(text: str, node: Node) -> tuple[bool, ...]:
+    """Operators are the least exact, then classes, patterns and paths."""
+    # In attention softmax decides over matmul_v2, since its products are what a softmax is listed for.
+    return text not in OPERATORS, text == "softmax", text not in node.names, not set("*?[") & set(text)
 
 
 def _nothing(text: str, nodes: list[Node]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from engine.report.timing import PHASES
-from models.formats.files import read_torch
+from models.formats.torch import read_torch
 
 # They depend on the machine's mood.
 NOT_REPEATABLE = ("images_per_s", "data_wait_pct", "memory_mb", "seconds", *(f"{name}_pct" for name in PHASES))

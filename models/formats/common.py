@@ -1,0 +1,32 @@
+"""Shared by the readers: which dict of a checkpoint holds the weights, renaming, refusing files that could run code."""
+
+import re
+from pathlib import Path
+
+from utils.errors import ConfigError
+
+# A checkpoint's weights, best first: timm, PaddleViT and torchvision evaluate and fine-tune the running mean too.
+WEIGHT_KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")
+
+
+def weights_of(content, path: Path) -> tuple[dict, str]:
+    """The dict with the weights in a training checkpoint, and its key; '' where the file has nothing but weights."""
+    if isinstance(content, dict):
+        keys = [key for key in WEIGHT_KEYS if isinstance(content.get(key), dict) and content[key]]
+        weights, key = (content[keys[0]], keys[0]) if keys else (content, "")
+        if all(isinstance(name, str) for name in weights):
+            return dict(weights), key
+    raise ConfigError(f"{path}: no weights found; looked for a dict of tensors, or one under {', '.join(WEIGHT_KEYS)}")
+
+
+def rename(name: str, table: dict[str, str]) -> str:
+    for pattern, replacement in table.items():
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def refusal(path: Path, what: str) -> ConfigError:
+    return ConfigError(
+        f"{path}: refused, because it holds more than weights ({what}) and reading that could run code. Where you trust "
+        "the file, load it with the program that made it and save only the weights, as .safetensors"
+    )

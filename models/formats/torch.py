@@ -1,0 +1,93 @@
+"""Files of torch.save and .safetensors: read without running anything in them, and written."""
+
+import argparse
+import re
+import zipfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from models.formats.common import refusal, rename, weights_of
+from models.formats.sharded import SHARDS, join
+from utils.errors import ConfigError
+
+TORCHVISION_VIT = {
+    r"^class_token$": "cls_token",
+    r"^conv_proj\.": "patch_embed.proj.",
+    r"^encoder\.pos_embedding$": "pos_embed",
+    r"^encoder\.layers\.encoder_layer_(\d+)\.": r"blocks.\1.",
+    r"^encoder\.ln\.": "norm.",
+    r"^heads\.head\.": "head.",
+    r"^heads\.pre_logits\.": "pre_logits.fc.",
+    r"\.ln_([12])\.": r".norm\1.",
+    r"\.self_attention\.in_proj_(weight|bias)$": r".attn.qkv.\1",
+    r"\.self_attention\.out_proj\.": ".attn.proj.",
+    r"\.mlp\.(0|linear_1)\.": ".mlp.fc1.",
+    r"\.mlp\.(3|linear_2)\.": ".mlp.fc2.",
+}
+
+
+def read_torch(path: Path, lazily: bool = False):
+    """Read a file of torch.save: tensors and plain values only, nothing in it is run.
+
+    A sharded checkpoint is joined; `lazily`: its large tensors as Parts.
+    """
+    content = _read_torch_file(path)
+    if isinstance(content, dict) and isinstance(content.get(SHARDS), list):
+        return join(content, path.parent, lambda part: _read_torch_file(part, from_disk=True), lazily)
+    return content
+
+
+def _read_torch_file(path: Path, from_disk: bool = False):
+    """`from_disk`: map the file, so that tensors are read when they are used."""
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                broken = archive.testzip()  # torch.load does not compare the checksums that torch.save wrote
+            if broken:
+                raise ConfigError(f"{path}: damaged (checksum of {broken})")
+        if from_disk:
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        # timm, DeiT and torchvision save their command line beside the weights; it is plain data. An open file, since
+        # for a path torch goes by the suffix.
+        with torch.serialization.safe_globals([argparse.Namespace]), open(path, "rb") as file:
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except ConfigError:
+        raise
+    except Exception as error:  # a damaged file can fail anywhere in zip or pickle
+        forbidden = re.search(r"GLOBAL (\S+)|TorchScript", str(error))
+        if forbidden:
+            raise refusal(path, forbidden[1] or "TorchScript") from None
+        # Not torch's own words: they advise to read the file without this protection.
+        raise ConfigError(f"{path}: damaged, or not a file of weights ({type(error).__name__})") from None
+
+
+def read_torch_weights(path: Path) -> tuple[dict[str, Tensor], str]:
+    state, key = weights_of(read_torch(path), path)
+    state.pop("n_averaged", None)  # torch's AveragedModel counts beside its weights
+    state = {_without_wrappers(name): tensor for name, tensor in state.items()}
+    if "conv_proj.weight" in state:
+        state = {rename(name, TORCHVISION_VIT): tensor for name, tensor in state.items()}
+    return state, key
+
+
+def _without_wrappers(name: str) -> str:
+    """The name without the prefixes of DDP and torch.compile, which come in either order."""
+    return re.sub(r"^((module|_orig_mod)\.)+", "", name)
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], str]:
+    import safetensors.torch
+
+    try:
+        return safetensors.torch.load_file(path), ""
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise ConfigError(f"{path}: damaged or cut off ({error})") from None
+
+
+def to_safetensors(state: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
+    from safetensors.torch import save
+
+    # The format knows no tensors that share memory or lie in other than row order.
+    return save({name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}, metadata)

@@ -1,5 +1,11 @@
 """What the machine or its container lets a program use, and how messages write it."""
 
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.runs import ROOT
 from utils.host import free_host_memory
 from utils.units import format_bytes
 
@@ -26,3 +32,25 @@ def test_free_memory_is_a_containers_where_that_is_less(tmp_path):
 def test_bytes_are_written_in_binary_units_and_never_as_nothing():
     for count, text in ((1, "1 MiB"), (3 * 2**20, "3 MiB"), (2**30, "1.0 GiB"), (5000 * 2**30, "5,000.0 GiB")):
         assert format_bytes(count) == text
+
+
+FAULTS = """
+import resource, sys
+import torch
+from utils.host import keep_freed_memory
+keep_freed_memory(torch.device("cpu"))
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(4):
+    before = faults()
+    tensors = [torch.ones(4_000_000) for _ in range(8)]
+    print(faults() - before)
+    del tensors
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="is about glibc")
+def test_memory_freed_by_a_step_is_there_for_the_next():
+    done = subprocess.run([sys.executable, "-c", FAULTS], cwd=ROOT, capture_output=True, text=True, check=True)
+    # Not yet the second: how the blocks come to lie is chance at first.
+    first, *_, last = map(int, done.stdout.split())
+    assert last < 1000 < first, done.stdout

@@ -1,0 +1,176 @@
+"""The last block for the class token alone gives timm's logits and gradients, and leaves unknown models alone."""
+
+import copy
+
+import pytest
+import timm
+import torch
+from timm.layers import SwiGLU
+from timm.models.vision_transformer import Attention, Block, VisionTransformer
+from torch import nn
+
+from models import build_model
+from models.transforms import choose_transforms
+from models.transforms.class_token_block import ClassTokenBlock, ClassTokenVisionTransformer
+from tests.support.configs import CPU, small_config
+
+
+def make_vit(**fields) -> VisionTransformer:
+    torch.manual_seed(0)
+    small = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 7}
+    model = VisionTransformer(**(small | fields))
+    for parameter in model.parameters():  # biases start at zero, where a mistake would not show
+        nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def with_short_last_block(model):
+    chosen = copy.deepcopy(model)
+    ClassTokenBlock().apply(chosen)
+    assert type(chosen) is ClassTokenVisionTransformer
+    return chosen
+
+
+def largest_differences(model, chosen, images) -> tuple[float, float]:
+    """Of the logits, and of all gradients."""
+    for each in (model, chosen):
+        each.zero_grad()
+        each(images).square().sum().backward()
+    gradients = [(p.grad - q.grad).abs().max() for p, q in zip(model.parameters(), chosen.parameters(), strict=True)]
+    return (model(images) - chosen(images)).abs().max().item(), max(gradients).item()
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"qkv_bias": False, "qk_norm": True, "scale_attn_norm": True, "scale_mlp_norm": True},
+        {"reg_tokens": 2, "init_values": 0.5, "pre_norm": True, "no_embed_class": True, "fc_norm": True},
+        {"depth": 1, "num_classes": 0},
+    ],
+)
+def test_short_last_block_has_timms_logits_and_gradients(fields, fused, training):
+    model = make_vit(**fields).double().train(training)
+    for block in model.blocks:
+        block.attn.fused_attn = fused
+    chosen = with_short_last_block(model)
+    for batch in (1, 5):
+        logits, gradients = largest_differences(model, chosen, torch.randn(batch, 3, 32, 32, dtype=torch.float64))
+        assert logits < 1e-12 and gradients < 1e-10, (logits, gradients)
+    for dtype in (torch.float32, torch.bfloat16):
+        images = torch.randn(4, 3, 32, 32)
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+            theirs, ours = model.float()(images), chosen.float()(images)
+        assert theirs.dtype is ours.dtype
+        torch.testing.assert_close(
+            ours, theirs, **({"rtol": 2e-6, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 0.05, "atol": 0.1})
+        )
+
+
+def test_short_last_block_keeps_names_copies_and_features():
+    model = make_vit()
+    chosen = with_short_last_block(model)
+    assert list(chosen.state_dict()) == list(model.state_dict())
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(chosen.forward_features(images), model.forward_features(images))
+    mask = torch.ones(17, 17, dtype=torch.bool).tril()
+    assert torch.equal(chosen(images, attn_mask=mask), model(images, attn_mask=mask))
+    copied = copy.deepcopy(chosen)
+    nn.init.zeros_(copied.blocks[-1].attn.qkv.weight)
+    torch.testing.assert_close(chosen(images), model(images))
+    assert not torch.allclose(copied(images), model(images))
+
+
+def test_short_last_block_computes_its_mlp_and_projection_for_one_token():
+    chosen, shapes = with_short_last_block(make_vit()), []
+    for module in (chosen.blocks[-1].mlp, chosen.blocks[-1].attn.proj, chosen.norm):
+        module.register_forward_hook(lambda module, inputs, output: shapes.append(tuple(output.shape)))
+    chosen(torch.randn(2, 3, 32, 32))
+    assert shapes == [(2, 1, 32)] * 3
+
+
+def test_short_last_block_drops_whole_branches_as_often_and_leaves_frozen_weights_alone():
+    model = make_vit(drop_path_rate=0.5, proj_drop_rate=0.2, attn_drop_rate=0.2)
+    model.blocks[-1].attn.qkv.requires_grad_(False)
+    chosen = with_short_last_block(model).train()
+    chosen(torch.randn(2, 3, 32, 32)).sum().backward()
+    assert chosen.blocks[-1].attn.qkv.weight.grad is None and chosen.blocks[0].attn.qkv.weight.grad is not None
+    branches = []
+    chosen.blocks[-1].drop_path1.register_forward_hook(lambda module, inputs, output: branches.append(output))
+    with torch.no_grad():
+        chosen(torch.randn(1000, 3, 32, 32))
+    dropped = (branches[0] == 0).all(-1).double().mean().item()
+    assert 0.43 < dropped < 0.57
+
+
+def test_short_last_block_compiles_without_a_break():
+    for fused in (True, False):
+        chosen = with_short_last_block(make_vit()).train()
+        for block in chosen.blocks:
+            block.attn.fused_attn = fused
+        images = torch.randn(2, 3, 32, 32)
+        compiled = torch.compile(chosen, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(images), chosen(images))
+
+
+class OtherBlock(Block):
+    pass
+
+
+class OtherAttention(Attention):
+    pass
+
+
+def other_attention():
+    model = make_vit()
+    model.blocks[-1].attn.__class__ = OtherAttention
+    return model
+
+
+def hooked(name):
+    model = make_vit()
+    model.get_submodule(name).register_forward_pre_hook(lambda module, inputs: None)
+    return model
+
+
+def changed_forward(name):
+    model = make_vit()
+    module = model.get_submodule(name)
+    module.forward = module.forward
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: make_vit(global_pool="avg"),
+        lambda: make_vit(global_pool="map"),
+        lambda: make_vit(global_pool=""),
+        lambda: make_vit(block_fn=OtherBlock),
+        lambda: make_vit(mlp_layer=SwiGLU),
+        other_attention,
+        lambda: make_vit(norm_layer="batchnorm1d"),
+        lambda: timm.create_model("deit_tiny_distilled_patch16_224", depth=1, embed_dim=12),
+        lambda: timm.create_model("test_byobnet"),
+        lambda: nn.Sequential(nn.Linear(3, 2)),
+        lambda: hooked("blocks.2"),
+        lambda: hooked("blocks.2.attn.qkv"),
+        lambda: changed_forward("blocks.2.attn"),
+        lambda: changed_forward("blocks.2.mlp.fc1"),
+    ],
+)
+def test_a_model_not_known_to_the_last_module_is_left_alone(make):
+    model = make()
+    before = type(model)
+    ClassTokenBlock().apply(model)
+    assert type(model) is before
+
+
+def test_the_last_block_is_short_on_every_device(tmp_path):
+    for device, half in ((CPU, None), (CPU, torch.bfloat16), (torch.device("cuda"), torch.float16)):
+        config = small_config(tmp_path)
+        model = build_model(config, 10)
+        choose_transforms(config, device, half, training=False).apply(model)
+        assert type(model) is ClassTokenVisionTransformer

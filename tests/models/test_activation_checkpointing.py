@@ -9,7 +9,7 @@ from models import build_model
 from models.transforms.activation_checkpointing import ActivationCheckpointing
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.run_hash import state_hash
-from tests.support.trainers import make_trainer
+from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
 
 DROPPING = ("MODEL.DEPTH=3", "MODEL.DROPPATH=0.3", "MODEL.DROPOUT=0.2", "MODEL.ATTENTION_DROPOUT=0.1")
@@ -30,8 +30,7 @@ def trained(tmp_path, *options) -> tuple[str, int]:
     """The hash of everything after some updates, and how often a block computed."""
     trainer, calls = make_trainer(small_config(tmp_path, *options)), []
     trainer.weights.compute_model.blocks[0].mlp.fc1.register_forward_pre_hook(lambda *call: calls.append(1))
-    for window in trainer.data.windows(0, 3):
-        trainer.update(window)
+    update(trainer, 3)
     return state_hash(trainer.state_dict() | {"last": trainer.counters.last}), len(calls)
 
 

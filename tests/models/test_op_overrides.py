@@ -9,7 +9,7 @@ from torch import nn
 from models import build_model
 from models.transforms.op_overrides import OpOverrides
 from tests.support.configs import replaced, small_config
-from tests.support.trainers import make_trainer
+from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
 
 HALF, FLOAT = torch.bfloat16, torch.float32
@@ -251,9 +251,7 @@ def test_a_block_that_overflows_in_float16_trains_when_it_is_listed(tmp_path):
                 model.blocks[1].mlp.fc1.weight.mul_(1e7)  # beyond 65504 behind it
                 model.blocks[1].mlp.fc2.weight.mul_(1e-7)
         before = trainer.model.blocks[0].mlp.fc1.weight.clone()
-        windows = trainer.data.windows(0, 4)
-        for _ in range(4):
-            trainer.update(next(windows))
+        update(trainer, 4)
         weights[black] = trainer.report().skipped, torch.equal(before, trainer.model.blocks[0].mlp.fc1.weight)
         with trainer.precision.autocast(), torch.no_grad():
             logits = [model.eval()(IMAGES) for model in (trainer.model, trainer.ema.model)]

@@ -206,7 +206,7 @@ def run_out_of_memory(fits: int, step: int, rank: int) -> None:
 
 def compute_in_float64() -> None:
     make = engine.run.make_model
-    engine.run.make_model = lambda *arguments: make(*arguments).double()
+    engine.run.make_model = lambda *arguments, **options: make(*arguments, **options).double()
 
 
 def count_seconds() -> None:

@@ -6,18 +6,14 @@ import pytest
 import torch
 
 from configs.schema import Config, Data, Model, Train
-from datasets import build_train_data, load_image_sets
 from engine.checkpoint import format as checkpoint
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.format import read_checkpoint
 from engine.checkpoint.host_copy import HostCopy
-from engine.train.build import build_trainer
-from models import build_model
 from tests.support.configs import CPU
 from tests.support.refusals import assert_names
 from tests.support.run_hash import state_hash
-from utils.distributed import Process
-from utils.log import Log
+from tests.support.trainers import make_trainer, update
 
 CONFIG = Config(
     DATA=Data(DATASET="synthetic", SYNTHETIC_SIZE=64, IMAGE_SIZE=8, BATCH_SIZE=8),
@@ -28,10 +24,7 @@ CONFIG = Config(
 
 @pytest.fixture
 def trainer():
-    train_set, _ = load_image_sets(CONFIG)
-    data = build_train_data(CONFIG, train_set, 0, 1, CPU)
-    torch.manual_seed(0)
-    return build_trainer(CONFIG, build_model(CONFIG, 4), data, Process(CPU), Log(0))
+    return make_trainer(CONFIG)
 
 
 @pytest.fixture
@@ -62,14 +55,11 @@ def small_state(step: int) -> dict:
 
 
 def test_what_is_written_is_the_state_of_the_save_though_training_went_on(tmp_path, trainer, saver, slow):
-    windows = trainer.data.windows(0, 8)
-    for _ in range(3):
-        trainer.update(next(windows))
+    update(trainer, 3)
     state = trainer.state_dict()
     saved = state_hash(state)
     saver.save(state, ["best.pth"])
-    for _ in range(3):
-        trainer.update(next(windows))
+    update(trainer, 3)
     trainer.end_epoch()
     assert state_hash(trainer.state_dict()) != saved and not (tmp_path / "last.pth").exists()
     slow.set()
@@ -138,8 +128,7 @@ def test_our_own_mistake_in_the_thread_comes_out_where_it_is_waited_for(saver):
 
 
 def test_a_host_copy_is_equal_in_values_types_and_strides_and_uses_its_memory_again(trainer):
-    for window in trainer.data.windows(0, 1):
-        trainer.update(window)
+    update(trainer)
     state = trainer.state_dict() | {
         "channels_last": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
         "view": torch.arange(6.0).reshape(2, 3).T,

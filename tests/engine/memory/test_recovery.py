@@ -147,7 +147,8 @@ def train_late(folder: Path, fits: int, *flags: str, strategy: str = "ddp") -> E
 def enough(tmp_path_factory) -> dict:
     """The last checkpoint of two processes for which memory suffices."""
     folder = tmp_path_factory.mktemp("enough")
-    assert train_late(folder, 16).codes == [0, 0]
+    ended = train_late(folder, 16)
+    assert ended.codes == [0, 0], ended.printed
     return torch.load(run_folder(folder / "output") / "last.pth", weights_only=True)
 
 

@@ -13,7 +13,7 @@ from engine.precision.speed import half_speedup
 from engine.train.optim import build_optimizer
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names, refused
-from tests.support.trainers import make_trainer
+from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
 
 
@@ -140,8 +140,7 @@ def test_gradients_are_unscaled_before_they_are_clipped(tmp_path):
     norms = []
     for options in ([], half):
         trainer = sgd_trainer(tmp_path, *options)
-        for window in trainer.data.windows(0, 1):
-            trainer.update(window)
+        update(trainer)
         norms.append(trainer.report().grad_norm)
     assert norms[1] == pytest.approx(norms[0], rel=0.05)
 
@@ -150,8 +149,7 @@ def test_gradients_are_unscaled_before_they_are_clipped(tmp_path):
 def test_gradients_are_clipped_to_the_norm_that_is_set(tmp_path, amp):
     trainer = sgd_trainer(tmp_path, "TRAIN.GRAD_CLIP=0.01", f"AMP={amp}", "PRECISION.DTYPE=float16")
     before = [parameter.detach().clone() for parameter in trainer.parameters]
-    for window in trainer.data.windows(0, 1):
-        trainer.update(window)
+    update(trainer)
     moved = torch.cat([(new - old).reshape(-1) for new, old in zip(trainer.parameters, before, strict=True)])
     assert trainer.report().grad_norm > 0.02
     assert moved.norm().item() == pytest.approx(0.01 * trainer.schedule(0), rel=1e-3)

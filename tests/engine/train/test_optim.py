@@ -1,6 +1,7 @@
 """The learning rate and what is decayed."""
 
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -17,8 +18,6 @@ def train(tmp_path):
 
 
 def with_scheduler(train, **values):
-    import dataclasses
-
     return dataclasses.replace(train, LR_SCHEDULER=dataclasses.replace(train.LR_SCHEDULER, **values))
 
 
@@ -57,15 +56,11 @@ def test_constant_schedule_stays_after_warmup(train):
 
 
 def test_linear_scaled_lr_scales_all_three_rates_by_the_global_batch(train):
-    import dataclasses
-
     scaled = Schedule(dataclasses.replace(train, LINEAR_SCALED_LR=512, END_LR=1e-5), 10, global_batch=1024)
     assert (scaled.start, scaled.base, scaled.end) == pytest.approx((2e-6, 6e-3, 2e-5))
 
 
 def test_no_warmup_starts_at_the_base_rate(train):
-    import dataclasses
-
     schedule = Schedule(dataclasses.replace(train, WARMUP_EPOCHS=0), steps_per_epoch=10, global_batch=1)
     assert schedule(0) == 3e-3
     assert math.isfinite(schedule(2999))
@@ -83,21 +78,6 @@ def test_biases_norms_class_token_and_position_embedding_are_not_decayed(tmp_pat
     assert {"cls_token", "pos_embed", "norm.weight", "blocks.0.attn.qkv.bias", "head.bias"} <= kept
     assert {"patch_embed.proj.weight", "blocks.1.mlp.fc1.weight", "head.weight"} <= decayed
     assert all(name.endswith("weight") and "norm" not in name for name in decayed)
-
-
-@pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD"])
-def test_every_optimizer_is_fused_and_moves_the_weights(tmp_path, name):
-    import dataclasses
-
-    train = small_config(tmp_path).TRAIN
-    train = dataclasses.replace(train, OPTIMIZER=dataclasses.replace(train.OPTIMIZER, NAME=name))
-    model = torch.nn.Linear(3, 2)
-    optimizer = build_optimizer(train, model)
-    assert optimizer.defaults["fused"]
-    before = model.weight.clone()
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    assert not torch.equal(before, model.weight)
 
 
 def test_frozen_parameters_are_not_given_to_the_optimizer(tmp_path):
@@ -133,12 +113,15 @@ MOMENTS = {"AdamW": "exp_avg", "Adam": "exp_avg", "SGD": "momentum_buffer"}
 
 
 @pytest.mark.parametrize("name", MOMENTS)
-def test_the_state_of_every_optimizer_is_float32(tmp_path, name):
+def test_every_optimizer_is_fused_moves_the_weights_and_has_its_state_in_float32(tmp_path, name):
     model, optimizer = pair(tmp_path, name)
+    assert optimizer.defaults["fused"]
+    before = model.weight.clone()
     for number in range(3):
         step(model, optimizer, number)
     for state in (*optimizer.state.values(), *optimizer.state_dict()["state"].values()):
         assert {value.dtype for value in state.values()} == {torch.float32} and state[MOMENTS[name]].any()
+    assert not torch.equal(before, model.weight)
 
 
 def test_adamw_is_the_published_adamw(tmp_path):

@@ -96,13 +96,12 @@ def test_an_update_and_what_watches_it_never_make_the_host_wait(tmp_path, amp, m
 
 def test_a_non_finite_update_leaves_weights_running_mean_and_optimizer_alone(tmp_path):
     trainer = make_trainer(small_config(tmp_path, "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5"))
-    windows = trainer.data.windows(0, 3)
-    trainer.update(next(windows))
+    update(trainer)
     before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
     mean_before = {k: v.clone() for k, v in trainer.ema.model.state_dict().items()}
     moments = [state["exp_avg"].clone() for state in trainer.optimizer.state.values()]
     poison = trainer.model.norm.register_forward_hook(lambda module, args, output: output * float("nan"))
-    trainer.update(next(windows))
+    update(trainer)
     poison.remove()
     assert all(torch.equal(v, before[k]) for k, v in trainer.model.state_dict().items())
     assert all(torch.equal(v, mean_before[k]) for k, v in trainer.ema.model.state_dict().items())
@@ -110,7 +109,7 @@ def test_a_non_finite_update_leaves_weights_running_mean_and_optimizer_alone(tmp
         assert torch.equal(state["exp_avg"], saved)
     report = trainer.report()
     assert report.skipped == 1 and trainer.step == 2
-    trainer.update(next(windows))
+    update(trainer)
     assert any(not torch.equal(v, before[k]) for k, v in trainer.model.state_dict().items())
     assert any(not torch.equal(v, mean_before[k]) for k, v in trainer.ema.model.state_dict().items())
     assert torch.isfinite(torch.tensor(trainer.report().mean_loss))
@@ -134,8 +133,7 @@ def test_running_mean_follows_the_weights_by_its_decay(tmp_path):
     trainer = make_trainer(small_config(tmp_path, *ema, "TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=0.1"))
     name = "blocks.0.mlp.fc1.weight"
     before = trainer.ema.model.state_dict()[name].clone()
-    windows = trainer.data.windows(0, 1)
-    trainer.update(next(windows))
+    update(trainer)
     assert (trainer.model.state_dict()[name] - before).abs().mean() > 0.05
     expected = 0.75 * before + 0.25 * trainer.model.state_dict()[name]
     torch.testing.assert_close(trainer.ema.model.state_dict()[name], expected)
@@ -143,9 +141,8 @@ def test_running_mean_follows_the_weights_by_its_decay(tmp_path):
 
 def test_learning_rate_follows_attempted_updates(tmp_path):
     trainer = make_trainer(small_config(tmp_path))
-    windows = trainer.data.windows(0, 3)
     for step in range(3):
-        trainer.update(next(windows))
+        update(trainer)
         assert trainer.optimizer.param_groups[0]["lr"] == trainer.schedule(step)
     assert trainer.report().lr == trainer.schedule(2)
 
@@ -158,11 +155,7 @@ def test_naive_mode_computes_in_half_and_moves_float32_weights(tmp_path, dtype):
     seen = set()
     for module in trainer.replica.modules():
         module.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
-    windows = trainer.data.windows(0, 30)
-    losses = []
-    for window in windows:
-        trainer.update(window)
-        losses.append(trainer.report().loss)
+    losses = [update(trainer).report().loss for _ in range(30)]
     assert seen == {half}, "every operation is in half"
     assert trainer.report().skipped == 0 and sum(losses[-5:]) < sum(losses[:5])
     for name, weight in trainer.model.state_dict().items():
@@ -176,11 +169,10 @@ def test_naive_mode_computes_in_half_and_moves_float32_weights(tmp_path, dtype):
 
 def test_a_skipped_update_in_naive_mode_leaves_both_copies_alone(tmp_path):
     trainer = make_trainer(replaced(small_config(tmp_path, "AMP=true"), PRECISION={"MODE": "naive"}))
-    windows = trainer.data.windows(0, 2)
-    trainer.update(next(windows))
+    update(trainer)
     before = [parameter.clone() for parameter in (*trainer.parameters, *trainer.replica.parameters())]
     trainer.replica.norm.register_forward_hook(lambda module, args, output: output * float("nan"))
-    trainer.update(next(windows))
+    update(trainer)
     after = [*trainer.parameters, *trainer.replica.parameters()]
     assert trainer.report().skipped == 1
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(before, after, strict=True))

@@ -209,22 +209,24 @@ def test_communication_is_what_is_left_of_it_when_gradients_are_computed():
         threading.Thread(target=finish).start()
         return future
 
-    trainer = SimpleNamespace(process=Process(CPU, world_size=2))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
         model.register_comm_hook(None, average)
-        for is_last in (False, True):
+        for world_size, is_last in ((2, False), (1, True), (2, True)):
+            syncs = world_size == 2 and is_last
+            trainer = SimpleNamespace(process=Process(CPU, world_size=world_size))
             timing.restart()
-            with contextlib.nullcontext() if is_last else model.no_sync():
+            with contextlib.nullcontext() if syncs else model.no_sync():
                 loss = model(Slow.apply(torch.ones(2, 4, requires_grad=True))).sum()
                 timing.on_phase(trainer, "backward")
                 timing.on_loss(trainer, loss, is_last)
-                timing.clock.on_mark = backward_is_over.set  # the mark where communication begins
-                loss.backward()
+                num_marks, timing.clock.on_mark = timing.clock.num_marks, backward_is_over.set
+                loss.backward()  # marks where communication begins, if there is any
+            assert timing.clock.num_marks - num_marks == syncs
             timing.on_phase(trainer, "other")
             seconds = timing.lap()
-            assert (seconds["backward"], seconds["communication"]) == (5, 3 if is_last else 0)
+            assert (seconds["backward"], seconds["communication"]) == (5, 3 if syncs else 0)
             timing.clock.on_mark = lambda: None
             backward_is_over.clear()
     finally:

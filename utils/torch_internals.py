@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.utils import _python_dispatch, _pytree
 
-TORCH_VERSIONS, TIMM_VERSIONS = ("2.11", "2.15"), ("1.0.20", "1.0.31")  # oldest and newest that were tested
+TORCH_VERSIONS, TIMM_VERSIONS = ("2.11", "2.15"), ("1.0.20", "1.0.31")  # supported: oldest and newest
 TorchDispatchMode = _python_dispatch.TorchDispatchMode  # sees what autocast made: torch.overrides is above it
 tree_leaves, tree_map = _pytree.tree_leaves, _pytree.tree_map  # nests of tensors: torch has no public ones
 # functional.interpolate allocates its result, where these write uint8 pixels into the batch.

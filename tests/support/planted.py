@@ -1,17 +1,13 @@
 """Faults that are planted in a run before it starts, each a function: see tests/support/forks.py."""
 
-import contextlib
 import ctypes
-import functools
 import itertools
-import json
 import os
 import resource
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -22,97 +18,14 @@ import engine.epochs
 import engine.memory.auto_batch_size
 import engine.memory.estimate
 import engine.run
-import utils.files
 from datasets.loading.readers import Reader, TrainReader
 from engine.epochs import Epochs
 from engine.report.plot import Plotter
 from engine.train.callbacks import Callback
 from engine.train.trainer import Trainer
+from tests.support.planted_in_saves import fill_disk, kill_at, list_operations  # noqa: F401
 from tests.support.run_hash import state_hash
 from utils.signals import StopSignal
-
-EVERY = 200  # of so many writes of one file, one is an operation
-
-
-class Operations:
-    """Calls `before(save, number, what)` before each thing that the thread which saves does to files, save by save."""
-
-    def __init__(self, before: Callable[[int, int, str], None]):
-        self._before, self._save, self._number, self._num_writes = before, 0, 0, 0
-        for name in ("fsync", "replace", "link", "unlink"):
-            setattr(os, name, functools.partial(self._operate, name, getattr(os, name)))
-        utils.files.open = self._open
-
-    def _operate(self, name: str, do: Callable, *paths, **options):
-        temporary_is_cleared = name == "unlink" and os.path.basename(paths[0]).startswith(".")  # mostly there is none
-        if not temporary_is_cleared:
-            self._note(f"{name} {' '.join(os.path.basename(str(each)) for each in paths)}")
-        return do(*paths, **options)
-
-    def _note(self, what: str) -> None:
-        if threading.current_thread().name.startswith("checkpoint"):
-            if what == "open .last.pth.tmp":
-                self._save, self._number, self._num_writes = self._save + 1, 0, 0
-            self._before(self._save, self._number, what)
-            self._number += 1
-
-    def _open(self, path, mode):
-        self._note(f"open {path.name}")
-        file = open(path, mode)  # noqa: SIM115
-        write = file.write
-
-        def counted(data):
-            self._num_writes += 1
-            if self._num_writes % EVERY == 0:
-                file.flush()  # what came before is on the disk
-                self._note(f"write {path.name}")
-            return write(data)
-
-        return Writes(file, counted)
-
-
-class Writes:
-    """A file whose `write` is another."""
-
-    def __init__(self, file, write):
-        self._file, self.write = file, write
-
-    def __getattr__(self, name):
-        return getattr(self._file, name)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self._file.close()
-
-
-def kill_at(save: int, number: int) -> None:
-    """kill -9 before this operation of this save."""
-
-    def before(*place) -> None:
-        if place[:2] == (save, number):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    Operations(before)
-
-
-def fill_disk(save: int, path: str) -> None:
-    """Another program takes all room that is left, as this save begins."""
-
-    def before(*place) -> None:
-        if place[:2] == (save, 0):
-            with contextlib.suppress(OSError), open(path, "wb", buffering=0) as file:
-                while file.write(bytes(4096)):
-                    pass
-
-    Operations(before)
-
-
-def list_operations(path: str) -> None:
-    """Write [save, number, what] of all operations into a file, one a line."""
-    listing = open(path, "w", buffering=1)  # noqa: SIM115
-    Operations(lambda *place: print(json.dumps(place), file=listing))
 
 
 def jump(days: float) -> None:

@@ -1,0 +1,94 @@
+"""Faults at a chosen file operation of a chosen save; tests plant them through planted.py."""
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+import utils.files
+
+EVERY = 200  # of so many writes of one file, one is an operation
+
+
+class Operations:
+    """Calls `before(save, number, what)` before each thing that the thread which saves does to files, save by save."""
+
+    def __init__(self, before: Callable[[int, int, str], None]):
+        self._before, self._save, self._number, self._num_writes = before, 0, 0, 0
+        for name in ("fsync", "replace", "link", "unlink"):
+            setattr(os, name, functools.partial(self._operate, name, getattr(os, name)))
+        utils.files.open = self._open
+
+    def _operate(self, name: str, do: Callable, *paths, **options):
+        temporary_is_cleared = name == "unlink" and os.path.basename(paths[0]).startswith(".")  # mostly there is none
+        if not temporary_is_cleared:
+            self._note(f"{name} {' '.join(os.path.basename(str(each)) for each in paths)}")
+        return do(*paths, **options)
+
+    def _note(self, what: str) -> None:
+        if threading.current_thread().name.startswith("checkpoint"):
+            if what == "open .last.pth.tmp":
+                self._save, self._number, self._num_writes = self._save + 1, 0, 0
+            self._before(self._save, self._number, what)
+            self._number += 1
+
+    def _open(self, path, mode):
+        self._note(f"open {path.name}")
+        file = open(path, mode)  # noqa: SIM115
+        write = file.write
+
+        def counted(data):
+            self._num_writes += 1
+            if self._num_writes % EVERY == 0:
+                file.flush()  # what came before is on the disk
+                self._note(f"write {path.name}")
+            return write(data)
+
+        return Writes(file, counted)
+
+
+class Writes:
+    """A file whose `write` is another."""
+
+    def __init__(self, file, write):
+        self._file, self.write = file, write
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._file.close()
+
+
+def kill_at(save: int, number: int) -> None:
+    """kill -9 before this operation of this save."""
+
+    def before(*place) -> None:
+        if place[:2] == (save, number):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Operations(before)
+
+
+def fill_disk(save: int, path: str) -> None:
+    """Another program takes all room that is left, as this save begins."""
+
+    def before(*place) -> None:
+        if place[:2] == (save, 0):
+            with contextlib.suppress(OSError), open(path, "wb", buffering=0) as file:
+                while file.write(bytes(4096)):
+                    pass
+
+    Operations(before)
+
+
+def list_operations(path: str) -> None:
+    """Write [save, number, what] of all operations into a file, one a line."""
+    listing = open(path, "w", buffering=1)  # noqa: SIM115
+    Operations(lambda *place: print(json.dumps(place), file=listing))

@@ -23,7 +23,7 @@ from datasets.transforms.decode import simplejpeg
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import StoppedBySignal
 from utils.host import free_host_memory
-from utils.units import format_bytes
+from utils.text import format_bytes
 
 NUM_SAMPLED = 64  # images from which the size of all is estimated
 MAX_JPEG_SIDE = 65_500  # libjpeg's limit

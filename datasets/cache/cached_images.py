@@ -23,7 +23,7 @@ from datasets.transforms.decode import decode
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import ConfigError
 from utils.host import cores_per_process
-from utils.units import format_bytes
+from utils.text import format_bytes
 
 SHARED_MEMORY = Path("/dev/shm")
 SECONDS_BETWEEN_ATTEMPTS = 0.2  # to take a lock that another run holds

@@ -20,7 +20,7 @@ from datasets.cache.cached_images import (
 from datasets.cache.file import CacheLocation, find_resume_point
 from engine.check.quick_checks import nearest_existing
 from utils.findings import WARN, Finding
-from utils.units import format_bytes
+from utils.text import format_bytes
 
 
 def check_cache(config: Config, parts: Iterable[tuple[str, ImageSet | None]]) -> Finding:

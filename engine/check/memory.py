@@ -10,7 +10,7 @@ from engine.parallel.strategy import is_sharded
 from engine.precision.policy import Precision
 from utils.distributed import Process
 from utils.findings import OK, WARN, WRONG, Finding
-from utils.units import format_bytes
+from utils.text import format_bytes
 
 NEAR, FAR = 0.9, 1.5  # fractions of free memory; the need is only estimated
 

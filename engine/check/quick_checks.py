@@ -15,7 +15,7 @@ from engine.memory.estimate import checkpoint_bytes
 from engine.train.optim import Schedule
 from utils.distributed import Process
 from utils.findings import OK, WARN, WRONG, Finding
-from utils.units import format_bytes
+from utils.text import format_bytes
 
 # Usual learning rates per 256 images, from fine-tuning to training from scratch; rules of thumb.
 CUSTOMARY = {"AdamW": (1e-5, 1e-3), "Adam": (1e-5, 1e-3), "SGD": (1e-3, 1e-1)}

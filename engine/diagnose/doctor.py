@@ -15,7 +15,7 @@ from engine.diagnose.trace import Location, Trace, is_finite
 from engine.precision.policy import Precision
 from models.running_statistics import unchanged_buffers
 from utils.seed import seed_update
-from utils.table import align
+from utils.text import align
 
 HEADROOM = 2  # factor by which the largest gradient stays below the largest value of the half type
 MAX_SCALE = 2.0**24  # a larger scale gains nothing

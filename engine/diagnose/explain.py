@@ -16,7 +16,7 @@ from models.running_statistics import unchanged_buffers
 from utils.files import write_text
 from utils.log import Log
 from utils.seed import unchanged_random_state
-from utils.table import align
+from utils.text import align
 from utils.torch_internals import TorchDispatchMode, inner_data, tree_leaves
 
 # They move or convert numbers without computing.

@@ -24,7 +24,7 @@ from utils.distributed import Process
 from utils.errors import ConfigError, StoppedBySignal
 from utils.log import Log
 from utils.signals import StopSignal
-from utils.units import format_bytes
+from utils.text import format_bytes
 
 # Fractions of free memory kept in reserve: on a device for fragmentation and libraries; more on a host, where other
 # programs start and a batch that is too large gets the process killed without an error.

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.runs import ROOT
 from utils.host import free_host_memory
-from utils.units import format_bytes
+from utils.text import format_bytes
 
 
 def test_free_memory_is_a_containers_where_that_is_less(tmp_path):

@@ -1,6 +1,12 @@
-"""Rows of text as an aligned table."""
+"""How messages write quantities and tables."""
 
+import math
 from collections.abc import Sequence
+
+
+def format_bytes(count: float) -> str:
+    """1.5 GiB, 12 MiB; rounded up below a GiB."""
+    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{math.ceil(count / 2**20):,} MiB"
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -66,6 +66,7 @@ def become(
 ) -> NoReturn:
     """Be this program, to its end."""
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it starts with & ignore it
     for number, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
     os.chdir(cwd)

@@ -7,13 +7,13 @@ from models.transforms.base import blocks_of
 
 
 def compile_model(model: nn.Module, config: Config) -> None:
-    """In place, so that the names of the weights stay as they are."""
+    """Compile in place, so that names of weights stay the same."""
     for part in parts_to_compile(model, config):
         part.compile(mode=config.COMPILE_MODE)
 
 
 def parts_to_compile(model: nn.Module, config: Config) -> list[nn.Module]:
-    """The model, or its blocks, which are all alike, so that compiling the first serves the others."""
+    """The model, or its blocks: they are alike, so that one compilation serves all of them."""
     if config.COMPILE_SCOPE == "model":
         return [model]
     return list(blocks_of(model, "COMPILE_SCOPE is blocks", "COMPILE_SCOPE model"))

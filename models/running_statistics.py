@@ -13,7 +13,7 @@ def has_running_statistics(module: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def unchanged_buffers(model: nn.Module) -> Iterator[None]:
-    """BatchNorm's statistics are afterwards what they were."""
+    """Restore BatchNorm's statistics afterwards."""
     saved = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
         yield

@@ -1,4 +1,4 @@
-"""Loads pretrained weights into a model, from a file or timm's hub: adapted to the model, or refused with the reason."""
+"""Loads pretrained weights from a file or timm's hub: adapts them to the model, or refuses them."""
 
 import os
 import sys

@@ -1,1 +1,1 @@
-"""How weights, gradients and optimizer lie on the processes of a run."""
+"""How weights, gradients and optimizer are distributed over the processes of a run."""

@@ -1,4 +1,4 @@
-"""Weights, gradients and optimizer state in parts, by torch's FSDP2 (DIST.STRATEGY fsdp2)."""
+"""Sharded weights, gradients and optimizer state, by torch's FSDP2 (DIST.STRATEGY fsdp2)."""
 
 import contextlib
 from typing import Any
@@ -15,9 +15,9 @@ from utils.errors import ConfigError
 
 
 class FullySharded(Replicated):
-    """Every process holds a part of each weight, of its gradient and of what the optimizer keeps for it.
+    """Every process holds some rows of each weight, of its gradient and of its optimizer state.
 
-    A part is some rows. The whole of a block's weights is together only while the block computes.
+    The weights of a block are gathered only while the block computes.
     """
 
     def __init__(self, process: Process, half: torch.dtype | None, reduce: torch.dtype | None):
@@ -29,35 +29,35 @@ class FullySharded(Replicated):
         self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
         self._lengths: dict[str, int] = {}  # rows of each whole weight
         self._moved: list[int] = []  # the same, in the order of the optimizer's state
-        # It would keep half copies of all weights until the end of the forward.
+        # Autocast's cache would keep half copies of all weights until the end of the forward.
         torch.set_autocast_cache_enabled(False)
 
     def place(self, *models: nn.Module) -> None:
-        """Block by block: a model built on the host is never whole on the device."""
+        """Shard and move block by block: a model built on the host is never whole on the device."""
         from torch.distributed.fsdp import fully_shard
 
         for model in models:
             for block in gathered_blocks(model):
                 fully_shard(block, mesh=self._mesh, reshard_after_forward=True, mp_policy=self._policy(block))
-            # Also after the forward of the rest: an evaluation has no backward that would free its weights, and the
-            # next one would compute with them.
+            # Reshard the rest too: an evaluation has no backward that would free its weights, and the next one would
+            # compute with them.
             fully_shard(model, mesh=self._mesh, reshard_after_forward=True, mp_policy=self._policy(model))
-            if self.process.device.type == "cpu":  # gloo has no mean
+            if self.process.device.type == "cpu":  # gloo cannot average
                 for module in model.modules():
                     if hasattr(module, "set_force_sum_reduction_for_comms"):
                         module.set_force_sum_reduction_for_comms(True)
 
     def _policy(self, module: nn.Module) -> Any:
-        """In which type weights are gathered. Under autocast those of matrices in the half type, in which it would cast them
-        anyway: the same numbers, half the traffic, and no half copies that lie there until the backward.
+        """The type in which weights are gathered. Under autocast, matrices in the half type to which it would cast them
+        anyway: the same numbers, half the traffic, and no half copies kept until the backward.
         """
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
         # cast_forward_inputs would take autocast's sums between the blocks to the half type.
         policy = MixedPrecisionPolicy(reduce_dtype=self._reduce, cast_forward_inputs=False)
-        if self._half is None or not hasattr(policy, "param_dtype_override_fn"):  # an older torch has one type for all
+        if self._half is None or not hasattr(policy, "param_dtype_override_fn"):  # older torch: one type for all
             return policy
-        # By identity: a layer that a list names has a class of its own, and casts as the list says.
+        # By identity: a layer named by a list has another class, and casts as the list says.
         layers = [each for each in module.modules() if type(each) in (nn.Linear, nn.Conv2d)]
         matrices = {id(parameter) for layer in layers for parameter in layer.parameters()}
         return MixedPrecisionPolicy(
@@ -75,7 +75,7 @@ class FullySharded(Replicated):
         return contextlib.nullcontext()
 
     def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        """Plain tensors over the memory of the rows: to optimizer and GradScaler they are like any others."""
+        """Plain tensors that share the memory of the local rows, for the optimizer and the GradScaler."""
         own = {}
         for name, parameter in model.named_parameters():
             own[name] = nn.Parameter(_local(parameter.detach()), parameter.requires_grad)
@@ -107,7 +107,7 @@ class FullySharded(Replicated):
         self._moved = [lengths[id(each)] for group in optimizer.param_groups for each in group["params"]]
 
     def gather_state(self, state: dict) -> dict:
-        """Tensor by tensor: no process but the first ever has more than one of them whole."""
+        """Gather tensor by tensor: only process 0 ever holds more than one whole tensor."""
 
         def gather(place: str, value: Any) -> Any:
             length = self._length(place, value)
@@ -138,9 +138,9 @@ class FullySharded(Replicated):
 
 
 def gathered_blocks(model: nn.Module) -> nn.Sequential | nn.ModuleList:
-    """The blocks whose weights are gathered one block at a time; the rest of the model's are, all together."""
+    """The blocks that are gathered one by one; the rest of the model is gathered together."""
     from models.transforms.class_token_block import (
-        ClassTokenVisionTransformer,  # here and not above: importing timm takes seconds
+        ClassTokenVisionTransformer,  # local: importing timm takes seconds
     )
 
     blocks = blocks_of(model, "DIST.STRATEGY is fsdp2", "DIST.STRATEGY ddp")
@@ -149,10 +149,10 @@ def gathered_blocks(model: nn.Module) -> nn.Sequential | nn.ModuleList:
             "DIST.STRATEGY is fsdp2, but the model has BatchNorm, whose running statistics each process would keep "
             "for itself; use DIST.STRATEGY ddp"
         )
-    # A last block that computes the class token alone is not called as a module, so that no hook would gather it.
+    # A last block for the class token alone is not called as a module, so no hook would gather it.
     return blocks[:-1] if isinstance(model, ClassTokenVisionTransformer) else blocks
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """This process's rows; buffers have no others."""
+    """This process's rows; buffers are whole."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

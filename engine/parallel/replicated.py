@@ -1,4 +1,4 @@
-"""All weights on every process, gradients averaged (DIST.STRATEGY ddp); with one process there is nothing to do."""
+"""All weights on every process, averaged gradients (DIST.STRATEGY ddp), or a single process."""
 
 import contextlib
 from collections.abc import Callable
@@ -10,21 +10,21 @@ from torch import Tensor, nn
 from models.formats.sharded import ROWS, Parts, changed, span
 from utils.distributed import Process
 
-LARGE = ("state_dict", "state_dict_ema", "optimizer")  # parts of a state
+LARGE = ("state_dict", "state_dict_ema", "optimizer")  # the parts of a state with large tensors
 
 
 class Replicated:
-    """Every process holds all weights; their gradients are averaged."""
+    """Every process holds all weights; gradients are averaged. fsdp.py's subclass shards them instead."""
 
     def __init__(self, process: Process | None = None, reduce: torch.dtype | None = None):
-        """`reduce`: the type in which gradients travel, where it is not their own."""
+        """`reduce`: the type of the all-reduce, if it is not that of the gradients."""
         self.process, self._reduce = process, reduce
 
     def place(self, *models: nn.Module) -> None:
-        """Put the weights where they belong. Whole models are on their device already."""
+        """Move the weights to their device; whole models are there already."""
 
     def wrap(self, model: nn.Module, accumulates: bool) -> nn.Module:
-        """The model with its gradients averaged over the processes."""
+        """The model, wrapped to average gradients over the processes."""
         process = self.process
         if process.world_size == 1:
             return model
@@ -32,7 +32,7 @@ class Replicated:
             model,
             device_ids=[process.device] if process.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
-            # A static graph must be the same in every pass; with accumulation passes differ in whether they sync.
+            # A static graph must be the same in every pass; with accumulation only the last pass synchronises.
             static_graph=not accumulates,
         )
         if self._reduce is not None:
@@ -43,39 +43,39 @@ class Replicated:
         return replica
 
     def sync_gradients(self, replica: nn.Module, now: bool):
-        """Around forward and backward: gradients are averaged only when `now`, else kept for later."""
+        """Context for forward and backward: average the gradients now, or accumulate them locally."""
         return contextlib.nullcontext() if now or self.process.world_size == 1 else replica.no_sync()
 
     def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        """What the optimizer of this process moves."""
+        """The parameters that this process's optimizer updates."""
         return dict(model.named_parameters())
 
     def local_state(self, model: nn.Module) -> dict[str, Tensor]:
-        """What this process holds of the weights and buffers; writing to it changes the model."""
+        """This process's part of weights and buffers; shares memory with the model."""
         return model.state_dict()
 
     def load(self, model: nn.Module, state: dict[str, Tensor]) -> None:
         model.load_state_dict(state)
 
     def gradients_to_optimizer(self) -> None:
-        """Put gradients where the optimizer looks for them."""
+        """Put gradients where the optimizer reads them."""
 
     def sync_found_inf(self, found_inf: Tensor) -> None:
-        """Whether a gradient is not finite, of all processes' parts of it."""
+        """Combine over all processes whether a gradient is not finite."""
 
     def norm(self, norm: Tensor) -> Tensor:
-        """That of the whole gradient, from this process's part."""
+        """The norm of the whole gradient, from that of this process's part."""
         return norm
 
     def track_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """From here on the states that it is asked about have this optimizer's."""
+        """Include this optimizer in the states below."""
 
     def gather_state(self, state: dict) -> dict:
-        """All of a state for process 0, from what each process holds."""
+        """The whole state for process 0, gathered from all processes. A collective."""
         return state
 
     def split_for_save(self, state: dict) -> tuple[dict, dict[str, Tensor]]:
-        """A state without its large tensors, and this process's rows of those by their place."""
+        """The state without its large tensors, and this process's rows of them by path."""
         pieces = {}
 
         def take(place: str, value: Any) -> Any:
@@ -88,15 +88,15 @@ class Replicated:
         return within_large(state, take), pieces
 
     def local_part(self, state: dict) -> dict:
-        """What this process loads of a state that was read."""
+        """The part of a saved state that this process loads."""
         return within_large(state, lambda place, value: value.whole() if isinstance(value, Parts) else value)
 
     def _length(self, place: str, value: Any) -> int | None:
-        """Rows of the tensor at this place of a state; None for what all processes have whole."""
+        """Number of rows of the tensor at this path; None for what all processes hold whole."""
         return len(value) if isinstance(value, Tensor) and value.ndim else None
 
     def _rows(self, tensor: Tensor, length: int) -> Tensor:
-        """This process's share of so many rows."""
+        """This process's part of `length` rows."""
         start, stop = span(length, self.process.rank, self.process.world_size)
         return tensor[start:stop]
 

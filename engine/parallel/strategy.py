@@ -1,4 +1,4 @@
-"""Which strategy DIST.STRATEGY asks for, and what does not go together with it."""
+"""Chooses the strategy for DIST.STRATEGY, and refuses settings it does not support."""
 
 import torch
 
@@ -30,11 +30,11 @@ def check_strategy(config: Config) -> None:
 
 
 def is_sharded(config: Config, process: Process) -> bool:
-    """One process has nobody to share with."""
+    """A single process does not shard."""
     return config.DIST.STRATEGY == "fsdp2" and process.world_size > 1
 
 
 def choose_parallel(config: Config, process: Process, half: torch.dtype | None) -> Replicated:
-    """What DIST.STRATEGY asks for; `half`: the type that autocast computes in."""
+    """The strategy for DIST.STRATEGY; `half`: autocast's type."""
     reduce = half if config.PRECISION.REDUCE == "half" and config.PRECISION.MODE != "naive" else None
     return FullySharded(process, half, reduce) if is_sharded(config, process) else Replicated(process, reduce)

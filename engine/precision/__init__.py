@@ -1,1 +1,1 @@
-"""In which type a run computes, and the loss scale."""
+"""The type in which a run computes, and the loss scale."""

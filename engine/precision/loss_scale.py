@@ -1,4 +1,4 @@
-"""The loss scale: torch's GradScaler, moving by the rule that Paddle and naive float16 trainers follow."""
+"""The loss scale: torch's GradScaler with the update rule of Paddle or of naive float16 trainers."""
 
 import torch
 from torch import Tensor
@@ -9,27 +9,27 @@ from utils.torch_internals import found_inf, found_infs, scale_and_growth
 
 
 class LossScaler(GradScaler):
-    """Shrinks after so many bad updates, grows after so many good ones, within bounds; or stays where it is.
+    """Shrinks after a number of overflows, grows after a number of good updates, within bounds; or is constant.
 
-    torch's own rule has no such counting and no floor: after 166 overflows in a row its scale is exactly 0, which makes
-    every gradient NaN. The decision falls on the device, and the host never waits for it.
+    torch's own rule has no such counters and no minimum: after 166 consecutive overflows its scale is exactly 0, and
+    every gradient NaN. Everything is computed on the device, without synchronisation.
     """
 
     def __init__(self, device_type: str, settings: Precision, needed: bool):
-        """`needed`: the gradients are in float16. Else the scale is 1 and only guards the weights."""
+        """`needed`: for float16. Otherwise the scale is 1, and only non-finite updates are skipped."""
         self._settings = settings
         self.moves = needed and settings.USE_DYNAMIC_LOSS_SCALING
         super().__init__(device_type, init_scale=settings.INIT_LOSS_SCALING if needed else 1.0)
-        self._bad = torch.zeros((), dtype=torch.int32, device=device_type)  # bad updates counted so far
+        self._bad = torch.zeros((), dtype=torch.int32, device=device_type)  # overflows counted so far
 
     def update(self) -> None:
-        """Take in whether the update was skipped, as after torch's update(): all of it stays on the device."""
+        """Update the scale after an update was done or skipped, without synchronisation."""
         scale, good = scale_and_growth(self)
         super().update(self._next(scale, good, sum(found_infs(self))) if self.moves else scale.clone())
 
     @torch.no_grad()
     def _next(self, scale: Tensor, good: Tensor, found_inf: Tensor) -> Tensor:
-        """The scale after this update; the counters move with it."""
+        """The new scale; updates the counters."""
         settings = self._settings
         is_bad = found_inf.reshape(()) > 0
         bad_so_far = self._bad + 1
@@ -37,9 +37,9 @@ class LossScaler(GradScaler):
         shrinks = is_bad & (bad_so_far >= settings.DECR_EVERY_N_NAN_OR_INF)
         grows = ~is_bad & (good_so_far >= settings.INCR_EVERY_N_STEPS)
         good.copy_(torch.where(is_bad | grows, 0, good_so_far))
-        if settings.HYSTERESIS == "consecutive":  # Paddle: a good update, or a shrink, starts the count anew
+        if settings.HYSTERESIS == "consecutive":  # Paddle: a good update or a shrink resets the count
             self._bad = torch.where(is_bad & ~shrinks, bad_so_far, 0)
-        else:  # naive float16: only growing does, so that from the Nth overflow on each one shrinks
+        else:  # naive float16: only growth resets it, so every overflow from the Nth on shrinks
             self._bad = torch.where(grows, 0, torch.where(is_bad, bad_so_far, self._bad))
         shrunk = (scale * settings.DECR_RATIO).clamp(min=settings.MIN_LOSS_SCALING)
         grown = scale * settings.INCR_RATIO
@@ -49,13 +49,13 @@ class LossScaler(GradScaler):
         return torch.where(shrinks, shrunk, torch.where(grows, grown, scale))
 
     def found_inf(self, optimizer: torch.optim.Optimizer) -> Tensor:
-        """1.0 where unscale_ met a gradient that is not finite; gone after update()."""
+        """1.0 if unscale_ found a non-finite gradient; valid until update()."""
         return found_inf(self, optimizer)
 
     def state_dict(self) -> dict:
         return super().state_dict() | {"_bad_tracker": int(self._bad)}
 
     def load_state_dict(self, state: dict) -> None:
-        """Take up scale and counters; a checkpoint of torch's own scaler has no count of bad updates."""
+        """Load scale and counters; a checkpoint of torch's own scaler has no count of overflows."""
         super().load_state_dict({name: value for name, value in state.items() if name != "_bad_tracker"})
         self._bad.fill_(state.get("_bad_tracker", 0))

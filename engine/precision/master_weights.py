@@ -1,4 +1,4 @@
-"""The model that computes: the trained one itself, or in naive mode a copy in half precision of its float32 weights."""
+"""The model that computes: the trained model itself, or in naive mode a half-precision copy of it."""
 
 import copy
 
@@ -11,20 +11,20 @@ from utils.torch_internals import foreach_copy_
 
 
 class ComputeWeights:
-    """The weights of the model that computes: those of the trained model itself."""
+    """The trained model computes itself: nothing to copy."""
 
     def __init__(self, model: nn.Module):
         self.compute_model = model
 
     def gradients_to_master(self) -> None:
-        """Bring the gradients of the computing model to the trained one, still scaled."""
+        """Copy the gradients of the computing model, still scaled, to the trained model."""
 
     def refresh(self) -> None:
-        """Give the computing model the trained one's weights."""
+        """Copy the trained model's weights to the computing model."""
 
 
 class MasterWeights(ComputeWeights):
-    """A copy computes in half precision; the optimizer moves the float32 weights by its gradients."""
+    """A half-precision copy computes; the optimizer updates the float32 weights with its gradients."""
 
     def __init__(self, model: nn.Module, half: torch.dtype):
         super().__init__(half_copy(model, half))

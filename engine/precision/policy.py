@@ -1,7 +1,7 @@
-"""All that mixed precision is: in which type a device computes, the loss scale, and which updates are skipped.
+"""Mixed precision: the type in which a device computes, the loss scale, and skipped updates.
 
-There is one path for every precision. A GradScaler looks at every gradient: in float16 its scale moves, in bfloat16
-and float32 it stays 1 and only keeps a non-finite update from reaching the weights.
+There is one path for every precision. A GradScaler checks every gradient: in float16 it adapts its scale, in bfloat16
+and float32 the scale is 1 and it only skips non-finite updates.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def choose_half(
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether a GPU has arithmetic for it: of CUDA's those since 2020."""
+    """Whether the device computes in bfloat16 natively: CUDA devices since 2020."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
@@ -46,7 +46,7 @@ class Precision:
     """Autocast and GradScaler of one run."""
 
     def __init__(self, config: Config, device: torch.device, emulate: bool = False):
-        """`emulate`: the numbers of float8 on a device without, slowly."""
+        """`emulate`: compute float8's numbers on a device without float8, slowly."""
         settings = config.PRECISION
         self.device, self._config, self._emulate = device, config, emulate
         self.is_naive, self.is_float8 = (config.AMP and settings.MODE == mode for mode in ("naive", "float8"))
@@ -59,7 +59,7 @@ class Precision:
         check_matmul(settings.MATMUL, device)
 
     def _check_device(self) -> None:
-        """One small product in the chosen type: what a device can do is best asked of it."""
+        """Refuse a type in which the device cannot compute a small product."""
         if self.half is not None:
             try:
                 with torch.autocast(self.device.type, dtype=self.half):
@@ -74,7 +74,7 @@ class Precision:
                 ) from error
 
     def describe(self) -> str:
-        """One line: what was chosen, why, and what this device could do better, measured on it."""
+        """One line: the precision, the reason, and advice from a measurement of this device."""
         speedup = half_speedup(self.device, self.half or torch.bfloat16)
         advice = speed_advice(self.device, self.half, speedup)
         if self.half is None:
@@ -90,7 +90,7 @@ class Precision:
         return f"precision: {mode} {name} with GradScaler ({scale}), {self.reason}{advice}"
 
     def advise_on_sizes(self, config: Config, num_classes: int) -> str | None:
-        """Tensor Cores take matrices in steps of 8; other sizes are padded or computed without them."""
+        """Advice on sizes: Tensor Cores need multiples of 8."""
         sizes = {"DATA.BATCH_SIZE": config.DATA.BATCH_SIZE, "the number of classes": num_classes}
         if config.MODEL.TYPE == "vit":
             sizes["MODEL.EMBED_DIM"] = config.MODEL.EMBED_DIM
@@ -100,23 +100,23 @@ class Precision:
         return f"-amp is fastest when sizes are multiples of 8: {', '.join(odd)}; -num_classes may exceed the data's"
 
     def transforms(self, training: bool = False) -> ModelTransforms:
-        """What makes a model compute as the settings say."""
+        """The model transforms that the settings ask for."""
         return choose_transforms(self._config, self.device, self.half, training, self._emulate)
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None and not self.is_naive)
 
     def weights_for(self, model: torch.nn.Module) -> ComputeWeights:
-        """The model that computes when this one is trained."""
+        """The weights to compute with when this model is trained."""
         return MasterWeights(model, self.half) if self.is_naive else ComputeWeights(model)
 
     def computing(self, model: torch.nn.Module) -> torch.nn.Module:
-        """A model that computes what this one does, to evaluate: itself under autocast, in naive mode a copy in half."""
+        """The model to evaluate: itself under autocast, a half-precision copy in naive mode."""
         return half_copy(model, self.half) if self.is_naive else model
 
     @contextlib.contextmanager
     def black_listed(self, model: torch.nn.Module, paths: Iterable[str]) -> Iterator[None]:
-        """These modules compute in float32 for as long as this lasts."""
+        """Let these modules compute in float32 meanwhile."""
         overrides = OpOverrides(tuple(paths), (), self.device.type, self.half)
         overrides.apply(model)
         try:
@@ -125,20 +125,20 @@ class Precision:
             overrides.revert(model)
 
     def cast(self, images: torch.Tensor) -> torch.Tensor:
-        """Images in the type that the model takes."""
+        """Images in the model's input type."""
         return images.to(self.half) if self.is_naive else images
 
     def state_dict(self) -> dict:
         return {**self.scaler.state_dict(), "dtype": str(self.half)}
 
     def load_state_dict(self, state: dict) -> None:
-        """A scale means something only to the type it was found for; another type starts from its own."""
+        """A loss scale is valid for one type only; another type starts with its own."""
         if state.get("dtype", str(self.half)) == str(self.half):
             self.scaler.load_state_dict({name: value for name, value in state.items() if name != "dtype"})
 
 
 def speed_advice(device: torch.device, half: torch.dtype | None, speedup: float) -> str:
-    """What this device would do better. `speedup`: of the half type over float32 (bfloat16 where none is chosen)."""
+    """Advice on a faster precision. `speedup`: of the half type (bfloat16 without -amp) over float32."""
     what = "processor" if device.type == "cpu" else f"{device.type} device"
     if half is None:
         return f"; bfloat16 is about {speedup:.1f} times as fast on this {what}: -amp" if speedup > WORTHWHILE else ""
@@ -152,12 +152,12 @@ def speed_advice(device: torch.device, half: torch.dtype | None, speedup: float)
 
 
 def check_matmul(mode: str, device: torch.device) -> None:
-    """Refuse a way to multiply float32 matrices that this device does not have."""
+    """Refuse tf32 on a device that does not have it."""
     if mode == "tf32" and not (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)):
         raise ConfigError(f"PRECISION.MATMUL is tf32, which this {device.type} device does not have; use ieee")
 
 
 def set_matmul(mode: str) -> None:
-    """Multiply float32 matrices exactly, or in tf32, in the whole process."""
+    """Multiply float32 matrices in ieee precision or in tf32, in the whole process."""
     torch.set_float32_matmul_precision("high" if mode == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = mode == "tf32"

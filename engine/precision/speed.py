@@ -1,4 +1,4 @@
-"""How fast a device computes in half precision, measured in about a tenth of a second."""
+"""Measures in about a tenth of a second how fast a device computes in half precision."""
 
 import functools
 import time
@@ -11,13 +11,13 @@ ROWS, WIDTH = 512, 768  # tokens and width of a ViT-Base's Linear layer
 
 @functools.cache
 def half_speedup(device: torch.device, half: torch.dtype) -> float:
-    """How many times as fast as in float32 the product of a Linear layer is in half precision."""
+    """The speed of a Linear layer in half precision relative to float32."""
     with torch.random.fork_rng([]), torch.no_grad():
         x, weight = (torch.randn(size, WIDTH, device=device) for size in (ROWS, WIDTH))
     pairs = {dtype: (x.to(dtype), weight.to(dtype)) for dtype in (torch.float32, half)}
     best = dict.fromkeys(pairs, float("inf"))
     start, num_rounds = time.perf_counter(), 0
-    # The first round is slower than all others: it makes the kernels ready.
+    # The first round is slower: it prepares the kernels.
     while num_rounds < 2 or (num_rounds < 6 and time.perf_counter() - start < MAX_SECONDS):
         for dtype, pair in pairs.items():
             seconds = time_product(device, *pair)

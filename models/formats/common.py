@@ -1,4 +1,4 @@
-"""Shared by the readers: which dict of a checkpoint holds the weights, renaming, refusing files that could run code."""
+"""Shared by the readers: finding the weights in a checkpoint, renaming, refusing files that could run code."""
 
 import re
 from pathlib import Path

@@ -23,7 +23,7 @@ class Refusal(Exception):
 
 
 def read_pdparams(path: Path) -> dict:
-    """The file as nested dicts of plain values and numpy arrays; for a training file that is {model, optimizer, ...}."""
+    """The file as nested dicts of plain values and numpy arrays; a training file is {model, optimizer, ...}."""
     try:
         with open(path, "rb") as file:
             content = _Reader(file, encoding="latin1").load()

@@ -16,35 +16,35 @@ from utils.errors import ConfigError
 
 @dataclass(frozen=True)
 class ModelTransforms:
-    """In the order in which they are applied."""
+    """A list of transforms in the order in which they are applied."""
 
     transforms: tuple[ModelTransform, ...]
 
     def apply(self, model: nn.Module) -> list[str]:
-        """Returns lines for the log."""
+        """Apply all. Returns lines for the log."""
         return [line for each in self.transforms for line in each.apply(model)]
 
     def revert(self, model: nn.Module) -> None:
-        """Afterwards the model, or a copy of it, computes exactly as before."""
+        """Revert all, also on a copy of the model, which then computes exactly as before."""
         for each in reversed(self.transforms):
             each.revert(model)
 
     def lowering_precision(self) -> "ModelTransforms":
-        """Those without which the model computes in its own type outside of autocast."""
+        """The transforms that make a model compute in a smaller type."""
         return ModelTransforms(tuple(each for each in self.transforms if each.lowers_precision))
 
     def bypassing_modules(self) -> "ModelTransforms":
-        """Those without which hooks see all that the modules of the model compute."""
+        """The transforms that compute without calling modules, so that hooks miss it."""
         return ModelTransforms(tuple(each for each in self.transforms if each.bypasses_modules))
 
 
 def choose_transforms(
     config: Config, device: torch.device, half: torch.dtype | None, training: bool, emulate: bool = False
 ) -> ModelTransforms:
-    """What the settings ask for, and what computes fastest on this device. `half`: the type of autocast, None without;
-    `emulate`: the numbers of float8 on a device without, slowly.
+    """The transforms for these settings and this device, in order. `half`: autocast's type, None without -amp;
+    `emulate`: compute float8's numbers on a device without float8, slowly.
     """
-    # Here and not above: importing timm takes seconds.
+    # Local: importing timm takes seconds.
     from models.transforms.class_token_block import ClassTokenBlock
     from models.transforms.cpu_kernels import CpuKernels
 
@@ -57,19 +57,19 @@ def choose_transforms(
     transforms: list[ModelTransform] = [
         # First: entries name modules by their own classes.
         OpOverrides(settings.CUSTOM_BLACK_LIST, settings.CUSTOM_WHITE_LIST, device.type, half),
-        # Behind the overrides: it would not call the modules of the last block that they name, and so leaves them alone.
+        # After the overrides: it does not call the modules of the last block, so it skips a block with overrides.
         ClassTokenBlock(),
     ]
     if device.type == "cpu":
-        # Behind both: it replaces layers that are exactly torch's or timm's, and the class token needs timm's attention.
+        # After both: it replaces layers of exactly timm's classes, and the class token needs timm's attention.
         transforms.append(CpuKernels(half is not None))
     if half is not None and settings.MODE == "float8":
-        # Behind the overrides and the class token: neither named layers nor those of few rows are converted.
+        # After the overrides and the class token: it converts neither named layers nor those with few rows.
         transforms.append(Float8(emulate))
     if training and config.TRAIN.GRAD_CHECKPOINTING:
-        # Around all that replaces forwards: what it computes again must be what was computed.
+        # After everything that replaces forwards: it must recompute what was computed.
         transforms.append(ActivationCheckpointing(config.MODEL.NAME))
     if is_autocast and settings.RESIDUAL == "half":
-        # Around checkpointing, so that blocks keep their input in half.
+        # After checkpointing, so that blocks save their input in half precision.
         transforms.append(HalfResidual(device.type, half))
     return ModelTransforms(tuple(transforms))

@@ -1,4 +1,4 @@
-"""Activation checkpointing (TRAIN.GRAD_CHECKPOINTING): what blocks compute is not kept for the backward, but recomputed."""
+"""Activation checkpointing (TRAIN.GRAD_CHECKPOINTING): blocks are recomputed in the backward to save memory."""
 
 from dataclasses import dataclass
 
@@ -12,19 +12,19 @@ from utils.errors import ConfigError
 
 @dataclass(frozen=True)
 class ActivationCheckpointing(ModelTransform):
-    """Each transformer block keeps only its input. A model without such blocks is checkpointed as timm does it."""
+    """Each transformer block saves only its input. Models without such blocks use timm's checkpointing."""
 
     model_name: str
 
     def apply(self, model: nn.Module) -> list[str]:
         if has_blocks(model):
-            # Not the last: the backward begins with it, so that all it computed would be there again at once.
+            # Not the last one: the backward begins with it, so recomputing it saves nothing.
             for block in model.blocks[:-1]:
                 wrap(block, self)
             return []
         try:
             model.set_grad_checkpointing(True)
-        except (AttributeError, AssertionError, NotImplementedError):  # how timm says: not in this model
+        except (AttributeError, AssertionError, NotImplementedError):  # timm: not supported by this model
             raise ConfigError(
                 f"TRAIN.GRAD_CHECKPOINTING is true, but MODEL.NAME {self.model_name} has no transformer blocks (.blocks), "
                 "and timm no activation checkpointing for it; set it to false and lower -batch_size with a higher "
@@ -38,7 +38,7 @@ class ActivationCheckpointing(ModelTransform):
             model.set_grad_checkpointing(False)
 
     def subclass(self, cls: type) -> type:
-        """Hooks on the block, which gather its weights, stay outside of what is repeated."""
+        """Hooks on the block, such as FSDP's, stay outside of what is recomputed."""
 
         def forward(self, *args, **kwargs):
             compute = super(recomputed, self).forward

@@ -1,4 +1,4 @@
-"""timm's attention from queries, keys and values on, and a way to these that spares the backward a copy."""
+"""timm's attention from queries, keys and values on, and a projection to them that saves a copy in the backward."""
 
 from timm.layers import Attention
 from torch import Tensor
@@ -20,8 +20,8 @@ def attend(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class CpuAttention(Attention):
-    """The same numbers. The gradients of queries, keys and values are put together in the order in which the layer
-    before takes them, where timm's are put together and then copied into that order.
+    """Computes the same numbers. Gradients of queries, keys and values are stacked directly in the layout of the qkv
+    layer; timm stacks them and then copies them into that layout.
     """
 
     def forward(self, x: Tensor, *masks, **named_masks) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a model transform is, and how most of them work: a module gets a subclass of its class."""
+"""The base of model transforms; most of them give modules a subclass of their class."""
 
 import functools
 from collections.abc import Hashable
@@ -9,43 +9,43 @@ from utils.errors import ConfigError
 
 
 class ModelTransform:
-    """Changes how a model computes, and can be taken off again; the names of its weights stay.
+    """Changes how a model computes, and can be reverted; names of weights stay.
 
-    A frozen dataclass: transforms that are equal change a model alike, so that one reverts what the other applied.
+    A frozen dataclass: equal transforms do the same, so that one can revert what another one applied.
     """
 
-    lowers_precision = False  # computes some of the model in a smaller type
-    bypasses_modules = False  # computes what modules would without calling them, so that hooks on them miss it
+    lowers_precision = False  # parts of the model compute in a smaller type
+    bypasses_modules = False  # computes without calling some modules, so that hooks miss them
 
     def apply(self, model: nn.Module) -> list[str]:
         """Change how the model computes. Returns lines for the log."""
         raise NotImplementedError
 
     def revert(self, model: nn.Module) -> None:
-        """Afterwards the model computes exactly as before; does nothing where this was not applied."""
+        """Make the model compute exactly as before. Does nothing if not applied."""
         unwrap(model, self)
 
     def subclass(self, cls: type, *variant: Hashable) -> type:
-        """For transforms that wrap modules: the class that does what is asked for with `variant`."""
+        """For transforms that wrap modules: the subclass, for arguments given to wrap()."""
         raise NotImplementedError
 
 
 def wrap(module: nn.Module, transform: ModelTransform, *variant: Hashable) -> None:
-    """Give the module a subclass of its class, as the transform makes it.
+    """Give the module the transform's subclass of its class.
 
-    That goes along with copy.deepcopy, DDP, FSDP2 and torch.compile. Rejected: hooks, which cannot hold an autocast open
-    around forward without leaking it when forward raises, and module.forward = ..., which deepcopy ties to the old module.
+    Works with copy.deepcopy, DDP, FSDP2 and torch.compile. Rejected: hooks, which leak an autocast context if forward
+    raises, and module.forward = ..., which deepcopy binds to the old module.
     """
     module.__class__ = _wrapped(type(module), transform, variant)
 
 
 def unwrap(model: nn.Module, transform: ModelTransform) -> None:
-    """Take off every class that the transform gave, also from below those of others."""
+    """Remove the transform's subclasses, also from below those of other transforms."""
     for module in model.modules():
         module.__class__ = _unwrapped(type(module), transform)
 
 
-@functools.cache  # modules that are alike share a class, so that torch.compile compiles it once
+@functools.cache  # similar modules share a class, so that torch.compile compiles it once
 def _wrapped(cls: type, transform: ModelTransform, variant: tuple[Hashable, ...]) -> type:
     wrapped = transform.subclass(cls, *variant)
     wrapped.wrapped_by = (transform, variant, cls)
@@ -64,7 +64,7 @@ def has_blocks(model: nn.Module) -> bool:
 
 
 def blocks_of(model: nn.Module, setting: str, instead: str) -> nn.Sequential | nn.ModuleList:
-    """The model's blocks, for a setting that is about them; `instead`: what to use where there are none."""
+    """The model's blocks; refuses a setting for blocks if there are none. `instead`: the alternative to name."""
     if not has_blocks(model):
         raise ConfigError(
             f"{setting}, but this model is no plain row of transformer blocks (it has no .blocks); use {instead}"

@@ -1,7 +1,7 @@
-"""The last block of a Vision Transformer for the class token alone, where that is all that the classifier reads.
+"""Computes the last block of a Vision Transformer for the class token alone, if the classifier reads only that.
 
-Keys and values are still those of all tokens. Queries, projection, MLP and the last norm of the other tokens have no
-way to the logits, and so neither a value nor a gradient to give.
+Keys and values are still computed for all tokens. Queries, projection, MLP and last norm of the other tokens do not
+influence the logits, so their gradients are zero.
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from models.transforms.attention import attend
 from models.transforms.base import ModelTransform
 from utils.torch_internals import add_position_embedding, has_hooks
 
-# Each but Attention gives for a token what depends on that token alone. By identity: a subclass may do anything.
+# All but Attention treat each token by itself. Compared by identity: a subclass may do anything.
 KNOWN = {Block, Attention, Mlp, LayerScale, DropPath, LayerNorm}
 KNOWN |= {nn.LayerNorm, nn.Linear, nn.Identity, nn.GELU, nn.Dropout}
 
 
 @dataclass(frozen=True)
 class ClassTokenBlock(ModelTransform):
-    """For a model that is known to the last module; one that has anything replaced in the last block stays as it is."""
+    """Only for models whose last block consists of known modules; others stay as they are."""
 
     bypasses_modules = True
 
@@ -46,7 +46,7 @@ def reads_class_token_alone(model: nn.Module) -> bool:
         return False
     if type(block) is not Block or type(block.attn) is not Attention or type(block.attn.qkv) is not nn.Linear:
         return False
-    # These three are not called as modules any more, so that hooks would miss them.
+    # These three are no longer called as modules, so hooks would miss them.
     passed_by = (block, block.attn, block.attn.qkv)
     return not any(map(has_hooks, passed_by)) and getattr(block.attn, "gate", None) is None
 

@@ -1,4 +1,4 @@
-"""What is faster on CPUs than timm's and torch's own: attention and dropout. Figures: BENCHMARKS.md, "the step on CPUs"."""
+"""Faster attention and dropout for CPUs. Figures: BENCHMARKS.md, "the step on CPUs"."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from models.transforms.base import ModelTransform
 
 @dataclass(frozen=True)
 class CpuKernels(ModelTransform):
-    """GPUs have fast kernels for both."""
+    """Replaces attention and dropout; GPUs have fast kernels for both."""
 
     in_half: bool
 
@@ -41,8 +41,8 @@ class CpuKernels(ModelTransform):
 class CpuDropout(nn.Dropout):
     """Dropout from 16 random bits an element.
 
-    torch draws a double for each, on one core, and so spends a third of a small ViT's step. The probability is rounded
-    to a 65536th, and what is kept is scaled by exactly that.
+    torch draws a double per element, on one core, which takes a third of a small ViT's step. The probability is rounded
+    to a multiple of 1/65536, and the remaining elements are scaled by exactly that.
     """
 
     def forward(self, input: Tensor) -> Tensor:

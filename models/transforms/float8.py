@@ -1,4 +1,4 @@
-"""The Linear layers that compute in float8, by torchao: where that is possible, and which ones."""
+"""Linear layers that compute in float8, by torchao (PRECISION.MODE float8)."""
 
 import importlib
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ def _name(device: torch.device) -> str:
 
 @dataclass(frozen=True)
 class Float8(ModelTransform):
-    """The large Linear layers of a timm model. Weights stay the float32 parameters that they are, under their names."""
+    """Converts the large Linear layers. Weights stay float32 parameters with the same names."""
 
     emulate: bool
     lowers_precision = True
@@ -45,7 +45,7 @@ class Float8(ModelTransform):
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
         linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-        # By identity: a layer that a list names has a class of its own, and computes as the list says.
+        # By identity: a layer named by a list has another class, and computes as the list says.
         chosen = {module for module in linears if type(module) is nn.Linear and _gains(module)} - _with_few_rows(model)
         if not chosen:
             raise ConfigError(
@@ -53,7 +53,7 @@ class Float8(ModelTransform):
                 f"on lists and those that see only one token of an image left out, has more than {OUTPUTS} outputs or "
                 f"{INPUTS} inputs, and both multiples of {MULTIPLE}; use PRECISION.MODE autocast"
             )
-        # Padded, since the gradient of a weight sums over the rows, whose number is the batch's and seldom fits.
+        # Padded, since a weight's gradient sums over the rows of the batch, rarely a multiple of 16.
         config = Float8LinearConfig(emulate=self.emulate, pad_inner_dim=True)
         convert_to_float8_training(model, module_filter_fn=lambda module, name: module in chosen, config=config)
         return [f"{len(chosen)} of {len(linears)} Linear layers compute in float8"]
@@ -63,7 +63,7 @@ class Float8(ModelTransform):
 
         for module in model.modules():
             if type(module) is Float8Linear:
-                module.__class__ = nn.Linear  # which it is, but for its forward
+                module.__class__ = nn.Linear  # Float8Linear differs only in its forward
 
 
 def _gains(linear: nn.Linear) -> bool:
@@ -72,8 +72,8 @@ def _gains(linear: nn.Linear) -> bool:
 
 
 def _with_few_rows(model: nn.Module) -> set[nn.Module]:
-    """The classifier, and a last block that computes the class token alone: one row an image is too little work."""
-    # Here and not above: importing timm takes seconds.
+    """The classifier, and a last block for the class token alone: one row per image is too little work."""
+    # Local: importing timm takes seconds.
     from models.transforms.class_token_block import ClassTokenVisionTransformer
 
     found = model.get_classifier()

@@ -10,14 +10,14 @@ from models.transforms.base import ModelTransform, blocks_of, wrap
 
 @dataclass(frozen=True)
 class HalfResidual(ModelTransform):
-    """Casts what each block takes."""
+    """Casts the input of each block."""
 
     device_type: str
     half: torch.dtype
     lowers_precision = True
 
     def apply(self, model: nn.Module) -> list[str]:
-        # The last block takes what the others return; another class would keep it from computing the class token alone.
+        # The last block gets the others' output; another class would exclude it from ClassTokenBlock.
         for block in blocks_of(model, "PRECISION.RESIDUAL is half", "PRECISION.RESIDUAL float32")[:-1]:
             wrap(block, self)
         return []
@@ -26,7 +26,7 @@ class HalfResidual(ModelTransform):
         device_type, half = self.device_type, self.half
 
         def forward(self, x, *args, **kwargs):
-            # Not where autocast is off: the model may be run in float32.
+            # Not without autocast: the model may be run in float32.
             narrows = torch.is_autocast_enabled(device_type)
             return super(narrowed, self).forward(x.to(half) if narrows else x, *args, **kwargs)
 

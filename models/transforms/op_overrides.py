@@ -1,4 +1,4 @@
-"""Modules and operators that compute in float32, or in half, whatever autocast would choose for them."""
+"""Modules and operators that compute in float32 or in half precision, in place of autocast's choice."""
 
 import contextlib
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ from utils.torch_internals import own_parameter
 BLACK, WHITE = "PRECISION.CUSTOM_BLACK_LIST", "PRECISION.CUSTOM_WHITE_LIST"
 LOSS = "softmax_with_cross_entropy"
 
-# What an attention module computes between its layers: functions, so no modules that could be listed. They are one unit:
-# a softmax in float32 of products that overflowed in half saves nothing, and the fused kernels have one type for all.
+# The functions that an attention module calls between its layers. They are one unit: a softmax in float32 of products
+# that overflowed in half precision saves nothing, and the fused kernels have one type for all.
 ATTENTION = frozenset(
     {F.scaled_dot_product_attention, F.multi_head_attention_forward, torch.softmax, Tensor.softmax, F.softmax}
     | {torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.bmm, Tensor.bmm, torch.einsum}
@@ -45,7 +45,7 @@ class Node:
     module: nn.Module | None = None
 
     def is_named_by(self, text: str) -> bool:
-        """What an entry names is the outermost that it covers; what is inside follows from that."""
+        """An entry names the outermost module that it covers; modules inside inherit from that."""
         if text in OPERATORS:
             return bool(OPERATORS[text] & self.names)
         inside = self.parent is not None and covers(text, self.parent.path)
@@ -54,7 +54,7 @@ class Node:
 
 @dataclass(frozen=True)
 class OpOverrides(ModelTransform):
-    """What the two lists name, under autocast to `half`; None: nothing changes, but the entries are checked."""
+    """Applies the two lists under autocast to `half`; None: only checks the entries."""
 
     black: tuple[str, ...]
     white: tuple[str, ...]
@@ -86,7 +86,7 @@ class OpOverrides(ModelTransform):
         return [*lines, f"lists: {', '.join(told)}"]
 
     def _choose(self, nodes: list[Node]) -> dict[Node, str | None]:
-        """BLACK, WHITE or None for every node: that of the most exact entry that names it, else that of its parent."""
+        """BLACK, WHITE or None for every node: from the most exact entry that names it, otherwise from its parent."""
         entries = [(text, BLACK) for text in self.black] + [(text, WHITE) for text in self.white]
         named = {entry: [node for node in nodes if node.is_named_by(entry[0])] for entry in entries if entry[0] != LOSS}
         settings: dict[Node, str | None] = {}
@@ -151,7 +151,7 @@ def _nodes(model: nn.Module) -> Iterator[Node]:
 
 
 def _is_attention(module: nn.Module) -> bool:
-    """Whether the products of attention are computed right here, and not in a module inside."""
+    """Whether this module itself computes the products of attention, not a submodule."""
 
     def looks_like_it(module: nn.Module) -> bool:
         name = type(module).__name__
@@ -182,15 +182,15 @@ def _nothing(text: str, nodes: list[Node]) -> str:
 
 
 def _weights_to_cast(module: nn.Module) -> tuple[str, ...]:
-    """Of a module that computes in half without autocast: BatchNorm computes half inputs with float32 weights, and knows
-    no other mixture with its float32 statistics.
+    """The weights to cast in a module that computes in half precision without autocast. None of BatchNorm: with its
+    float32 statistics it computes half inputs only with float32 weights.
     """
     alone = not _has_children(module) and not has_running_statistics(module)
     return tuple(name for name, _ in module.named_parameters(recurse=False)) if alone else ()
 
 
 def _cast(value, dtype: torch.dtype):
-    """Floating tensors, also those in a list or tuple. Like autocast, it leaves float64 alone."""
+    """Cast floating-point tensors, also in lists and tuples. Like autocast, it leaves float64 unchanged."""
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() and value.dtype is not torch.float64 else value
     if type(value) in (list, tuple):
@@ -199,7 +199,7 @@ def _cast(value, dtype: torch.dtype):
 
 
 class AttentionIn(TorchFunctionMode):
-    """Computes the functions of attention in one type, with autocast off. torch.compile traces it like anything else."""
+    """Computes the functions of attention in one type, with autocast off. torch.compile can trace it."""
 
     def __init__(self, dtype: torch.dtype, device_type: str):
         super().__init__()

@@ -19,6 +19,7 @@ from engine.train.counters import EpochResult, Scores
 from engine.train.epoch_loop import train_epoch
 from engine.train.stop_conditions import TIME_IS_UP, NonFinite, Stopped
 from engine.train.trainer import Trainer
+from utils import VERSION
 from utils.signals import StopSignal
 
 
@@ -169,6 +170,7 @@ class Epochs:
             "arch": config.MODEL.NAME,
             "metric": metric,
             "version": 2,
+            "halfstep_version": VERSION,
             "config": comparable(config, self.trainer.data.order),
             "seed": config.SEED,
             "class_names": list(self.plan.classes),

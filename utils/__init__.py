@@ -1,1 +1,3 @@
-"""Things every room may use and that know nothing of the others: errors, processes, log, seeds, plots."""
+"""What every room may use: processes, errors, log, files, seeds, units; and the version of halfstep."""
+
+VERSION = "0.1.0"  # the coming one while CHANGELOG.md opens with "Unreleased"

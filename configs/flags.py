@@ -1,13 +1,13 @@
 """The command line: PaddleViT's flags and ours. Each flag sets one setting of the schema and overrides the YAML."""
 
 import argparse
-import difflib
 import re
 from dataclasses import dataclass
 
+from configs.typed_names import suggest_flag
 from configs.values import SETTINGS, Setting, to_text
 from configs.yaml_files import Layer
-from utils.errors import ConfigError, did_you_mean
+from utils.errors import ConfigError
 
 # {group: {flag: (setting, metavar)}}
 FLAGS = {
@@ -117,7 +117,9 @@ def parse(argv: list[str]) -> CommandLine:
     _check_names(argv)
     known, rest = build_parser().parse_known_args(argv)
     if rest:
-        hint = f"; give a settings file as -cfg {rest[0]}" if rest[0].endswith((".yaml", ".yml")) else ""
+        hint = "; settings stand behind -opts" if "=" in rest[0] else ""
+        if rest[0].endswith((".yaml", ".yml")):
+            hint = f"; give a settings file as -cfg {rest[0]}"
         raise ConfigError(f"{rest[0]!r} on the command line does not belong to a flag{hint}; -h lists the flags")
     given = {flag: getattr(known, flag[1:]) for flag in _SETTING_OF}
     layers = [Layer(f"flag {flag}", {_SETTING_OF[flag]: text}) for flag, text in given.items() if text is not None]
@@ -127,14 +129,12 @@ def parse(argv: list[str]) -> CommandLine:
 def _check_names(argv: list[str]) -> None:
     """Refuse unknown flags before argparse sees them: it would read -hflip as -h, and Python 3.11 would read -out as
     -output even without allow_abbrev."""
-    flags = ["-cfg", "-opts", *_SETTING_OF]
+    flags = {"-cfg": "-cfg", "-opts": "-opts"} | _SETTING_OF
     for argument in argv:
         name = argument.partition("=")[0]
         is_flag = name.startswith("-") and not re.match(r"-\.?[0-9]", name)
         if is_flag and name not in (*flags, *_HELP, *_LOCAL_RANK):
-            bare = name.lstrip("-").replace("-", "_")
-            near = difflib.get_close_matches("-" + bare, flags, n=1) or [flag for flag in flags if bare in flag][:1]
-            raise ConfigError(f"unknown flag {name}{did_you_mean(near[0], near) if near else ''}; -h lists the flags")
+            raise ConfigError(f"unknown flag {name}{suggest_flag(name, flags)}; -h lists the flags")
 
 
 def _pair(option: str) -> tuple[str, str]:

@@ -1,19 +1,19 @@
 """From the command line to a frozen Config: defaults < BASE files < the -cfg file < flags < -opts KEY=VALUE."""
 
-import difflib
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from configs import flags
 from configs.combinations import check_combinations
-from configs.paddlevit import IGNORED, OLD_SECTION, RENAMED, translate
+from configs.paddlevit import IGNORED, OLD_SECTION, RENAMED, refuse_ignored, translate
 from configs.removed import REMOVED, check_removed
 from configs.schema import AUTO, Config
+from configs.typed_names import suggest_key
 from configs.unused_settings import unused_settings
 from configs.values import SECTIONS, SETTINGS, Text, build, convert, describe_allowed, flatten, is_none, quoted, to_text
 from configs.yaml_files import find_settings_file, read_layers
-from utils.errors import ConfigError, did_you_mean
+from utils.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ def load(argv: list[str], needs_file: bool = True) -> LoadedConfig:
             elif key in REMOVED:
                 check_removed(key, text, layer.origin)
             elif key in IGNORED:
+                if layer not in files:
+                    refuse_ignored(key, text, layer.origin)
                 notes.append(f"{layer.origin}: {key} is ignored: {IGNORED[key]}")
             elif key not in (*SECTIONS, OLD_SECTION) or not is_none(text):  # a section may be empty
                 raise ConfigError(f"{layer.origin}: {_why_no_setting(key, text)}")
@@ -92,11 +94,7 @@ def _why_no_setting(key: str, text: Text) -> str:
     parent = key.rpartition(".")[0]
     if parent in SETTINGS:
         return f"{parent} is a section here, which contains {key}; it must be {describe_allowed(SETTINGS[parent])}"
-    known = [*SETTINGS, *IGNORED, *RENAMED, "BASE"]
-    # Prefer the same name in another section, then similar spelling.
-    elsewhere = [each for each in known if each.rpartition(".")[2] == key.rpartition(".")[2].upper()]
-    near = difflib.get_close_matches(key.upper(), elsewhere or known, n=1, cutoff=0.0 if elsewhere else 0.6)
-    return f"unknown key {key}{did_you_mean(near[0], near) if near else '; docs/settings.md lists them'}"
+    return f"unknown key {key}{suggest_key(key, [*SETTINGS, *RENAMED, 'BASE'])}"
 
 
 def _fit_channels(values: dict[str, Any]) -> None:

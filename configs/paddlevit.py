@@ -4,7 +4,7 @@ import difflib
 import math
 from dataclasses import replace
 
-from configs.values import SETTINGS, Text, convert, is_none
+from configs.values import SETTINGS, Text, convert, is_none, quoted
 from utils.errors import ConfigError
 
 # The two formats of 2021 keep the model's fields one level down; the older one also has other names for three of them.
@@ -47,6 +47,20 @@ IGNORED = {
     "TRAIN.DISTILLATION_TAU": _NOT_SUPPORTED,
     "TRAIN.TEACHER_MODEL": _NOT_SUPPORTED,
 }
+
+# Their other values that ask for what is done anyway, besides none; the command line may have only these.
+_NO_EFFECT = {
+    "LOCAL_RANK": ("0",),
+    "TRAIN.MODEL_EMA_FORCE_CPU": ("false", "no", "off"),
+    "TRAIN.LAYER_DECAY": ("1", "1.0"),
+    "TRAIN.RANDOM_ERASE_SPLIT": ("false", "no", "off"),
+}
+
+
+def refuse_ignored(key: str, text: Text, origin: str) -> None:
+    """Refuse an ignored key on the command line, unless its value asks for nothing: whoever types it means it."""
+    if not is_none(text) and text.strip().lower() not in _NO_EFFECT.get(key, ()):
+        raise ConfigError(f"{origin}: {key} is {quoted(text)}, but it is ignored: {IGNORED[key]}; leave it out")
 
 
 def translate(texts: dict[str, Text], origin: str) -> tuple[dict[str, Text], list[str]]:

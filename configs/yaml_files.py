@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,9 +129,11 @@ def _bases(text: Text, origin: str) -> list[str]:
 
 
 def _nearest_files(path: str) -> str:
-    """'; did you mean ...?' with the settings files of the closest name, in the same folder or among the shipped ones."""
+    """'; did you mean ...?' with settings files of a similar name, in the same folder or among the shipped ones."""
     files = [file for folder in (Path(path).parent, SHIPPED) for file in sorted(folder.glob("*.y*ml"))]
-    near = difflib.get_close_matches(Path(path).stem, [file.stem for file in files], n=1)
+    words = set(re.split(r"[^a-z0-9]+", Path(path).stem.lower()))
+    near = [file.stem for file in files if words <= set(file.stem.lower().split("_"))]  # vit_base: vit_base_patch16_224
+    near = near or difflib.get_close_matches(Path(path).stem, [file.stem for file in files], n=1, cutoff=0.75)
     names = dict.fromkeys(_relative_to_cwd(file) for file in files if file.stem in near)
     return f"; did you mean {' or '.join(names)}?" if names else ""
 

@@ -39,7 +39,8 @@ bounds is an error that names the file and the nearest right one.
 IGNORED_INTRODUCTION = """
 ## Accepted without effect
 
-Other keys of PaddleViT's files, so that they work unmodified. A run that sets one says so in one line.
+Other keys of PaddleViT's files, so that they work unmodified. A run whose file sets one says so in one line.
+On the command line they are refused, unless the value is the one that changes nothing.
 
 """
 

@@ -6,6 +6,7 @@ import pytest
 
 from configs.flags import FLAGS
 from configs.load import load
+from configs.typed_names import ALIASES, NOT_HERE
 from configs.values import SETTINGS, flatten, to_text
 from tests.support.configs import load_text
 from tests.support.mistakes import ON_THE_COMMAND_LINE
@@ -68,6 +69,23 @@ def test_opts_may_come_several_times_and_anywhere():
 def test_a_mistake_on_the_command_line_is_named_with_the_remedy(words, names):
     with refused(ConfigError, *names.split()):
         load_text("", *shlex.split(words))
+
+
+def test_names_of_other_trainers_lead_to_settings_that_exist():
+    typed = [name for names in (*ALIASES.values(), *NOT_HERE) for name in names.split()]
+    assert len(typed) == len(set(typed)), "one name, one answer"
+    for words in ALIASES:
+        if not words.startswith("-"):
+            load_text("", "-opts", "SEED=0", *(word for word in words.split() if "=" in word))
+            assert {word.partition("=")[0] for word in words.split()} <= set(SETTINGS)
+
+
+@pytest.mark.parametrize(
+    "text", ["TRAIN.LAYER_DECAY=1.0", "TRAIN.TEACHER_MODEL=None", "TRAIN.RANDOM_ERASE_SPLIT=False"]
+)
+def test_a_key_that_is_ignored_may_be_typed_with_the_value_that_changes_nothing(text):
+    key = text.partition("=")[0]
+    assert any(key in note for note in load_text("", "-opts", text).notes)
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help", "-help"])

@@ -60,7 +60,7 @@ class Data:
     DROP_LAST: bool = True
     """Drop an epoch's last images if they do not fill a whole update (never if that would leave no update)."""
     VAL_FRACTION: Annotated[float, Bounds(0.0, 0.9)] = 0.1
-    """Fraction of each class held out for validation, for data sets without a split."""
+    """Fraction of the images held out for validation, for data sets without a split."""
     SPLIT_SEED: Annotated[int, Bounds(0, MAX_INT)] = 0
     """Seed that alone decides which images are held out."""
     KEEP_BACKGROUND: bool = False

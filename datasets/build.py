@@ -10,6 +10,7 @@ import torch
 
 from configs.schema import Config
 from datasets.batch_order import Order
+from datasets.classes import number_classes
 from datasets.loading.readers import EvalReader, TrainReader
 from datasets.loading.train_data import EvalData, TrainData
 from datasets.loading.workers import make_loader
@@ -21,7 +22,8 @@ from datasets.sources.imagenet import read_imagenet
 from datasets.sources.shards.source import read_shards
 from datasets.sources.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
 from datasets.sources.torchvision_sets import PREFIX, read_torchvision
-from datasets.types import ImageSet
+from datasets.split import describe_split, split
+from datasets.types import ImageSet, Kept
 from utils.errors import ConfigError, DataError, did_you_mean
 
 SOURCES = {
@@ -39,8 +41,13 @@ SOURCES = {
 }
 
 
-def load_image_sets(config: Config, say: Callable[[str], None] = print) -> tuple[ImageSet | None, ImageSet]:
-    """Training set (None with EVAL) and validation set of DATA.DATASET, checked. `say` reports a download."""
+def load_image_sets(
+    config: Config, say: Callable[[str], None] = print, kept: Kept | None = None
+) -> tuple[ImageSet | None, ImageSet]:
+    """Training set (None with EVAL) and validation set of DATA.DATASET, checked. `say` reports a download.
+
+    `kept`: of the checkpoint that is continued or evaluated; both sets get its classes in its order.
+    """
     name = config.DATA.DATASET
     source = f"{PREFIX}NAME" if name.startswith(PREFIX) else name
     if source not in SOURCES:
@@ -52,11 +59,15 @@ def load_image_sets(config: Config, say: Callable[[str], None] = print) -> tuple
         train, val = read(config, say) if read is read_torchvision else read(config)  # the only one that downloads
     except OSError as error:
         raise DataError(f"DATA.DATA_PATH: {config.DATA.DATA_PATH} cannot be read ({error})") from error
+    if val is None:
+        train, val = split(config, train, kept)
     if config.EVAL:
         train = None
     for part, image_set in (("training", train), ("validation", val)):
         if image_set is not None:
             _check(config, part, image_set)
+    val.notes = (describe_split(config, val), *val.notes)
+    number_classes(config, train, val, kept)
     return train, val
 
 

@@ -25,10 +25,13 @@ class ImageSet:
     per_image: tuple[str, ...] = ("targets",)  # the attributes that have a row for each image
     root: Path | None = None  # the folder of its files, if they are known
     notes: tuple[str, ...] = ()  # lines for the log; those of the validation set are about both sets
+    labels_are_numbers = False  # the data has class numbers; names, if any, were given to them
 
     def __init__(self, targets: Sequence[int] | np.ndarray, classes: list[str]):
         self.targets = np.asarray(targets, dtype=np.int64)
         self.classes = classes
+        self.split: dict = {}  # where both parts come from, in plain values that checkpoints hold
+        self.left_out: dict[str, int] = {}  # number of files that are not read, by reason
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -55,12 +58,27 @@ class ImageSet:
         """The name of this image in messages."""
         raise NotImplementedError
 
+    def key(self, index: int) -> str:
+        """The name of this image in the data set, wherever that lies."""
+        return self.name(index)
+
+    def split_keys(self) -> list[str]:
+        """What decides of each image whether it is held out: its name."""
+        return [self.key(index) for index in range(len(self))]
+
     def take(self, indices: np.ndarray) -> "ImageSet":
         """A set of only these images, with the same class numbers."""
         part = copy.copy(self)
         for name in self.per_image:
             setattr(part, name, getattr(self, name)[indices])
         return part
+
+
+class Kept(NamedTuple):
+    """What a checkpoint that is continued or evaluated says about its data."""
+
+    classes: list[str]  # in the order of their numbers
+    split: dict  # ImageSet.split; empty in checkpoints of versions that kept none
 
 
 class Batch(NamedTuple):

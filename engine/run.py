@@ -17,6 +17,7 @@ from datasets import (
     build_train_data,
     cache_image_sets,
     load_image_sets,
+    write_split,
 )
 from engine.callback_list import choose_callbacks
 from engine.check.quick_checks import quick_checks
@@ -91,6 +92,8 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
         log.say(f"this run is finished already, after {trainer.epoch} epochs: nothing to do")
         return 0
     session.begin(plan.loaded)
+    if process.is_first:
+        write_split(session.path / "split.csv", plan.train_set, plan.eval_set)
     saver = make_saver(config, session.path, process, log)
     trainer.callbacks = choose_callbacks(session, plan, trainer, saver)
     if config.PRECISION.EXPLAIN:

@@ -38,9 +38,13 @@ class CachedImages(ImageSet):
         super().__init__(image_set.targets, image_set.classes)
         self._image_set, self.cache = image_set, cache
         self.root, self.notes = image_set.root, image_set.notes
+        self.split, self.left_out = image_set.split, image_set.left_out
 
     def name(self, index: int) -> str:
         return self._image_set.name(index)
+
+    def key(self, index: int) -> str:
+        return self._image_set.key(index)
 
     def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
         return self._image_set.epoch_order(seed, epoch)

@@ -1,8 +1,9 @@
 """Caltech101 and Caltech256 as their archives unpack, split here by a fixed seed."""
 
 from configs.schema import Config
-from datasets.sources.folder import split_one_folder
+from datasets.sources.folder import class_folders, read_class_folders
 from datasets.sources.root import data_root, expected_layout
+from datasets.split import hold_out
 from datasets.types import ImageSet
 from utils.errors import DataError
 
@@ -30,4 +31,6 @@ def _read(config: Config, folder: str, parents: tuple[str, ...], background: str
         raise DataError(f"DATA.DATA_PATH: {root} has no {folder}/; {expected_layout(config.DATA, expects)}")
     excluded = () if config.DATA.KEEP_BACKGROUND else (background,)
     # Not deep: the dogs' folder of Caltech256 contains a stray folder with other images.
-    return split_one_folder(config, found, excluded, deep=False)
+    classes = [name for name in class_folders(found) if name not in excluded]
+    image_set = read_class_folders(config, found, classes, classes, deep=False)
+    return hold_out(image_set, config.DATA.VAL_FRACTION, config.DATA.SPLIT_SEED, str(found))

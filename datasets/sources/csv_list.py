@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from configs.schema import Config
-from datasets.sources.images import hold_out
-from datasets.sources.listing import Listing, class_numbers, to_image_set
+from datasets.sources.listing import Listing, to_image_sets
 from datasets.sources.root import data_root, expected_layout
 from datasets.types import ImageSet
 from utils.errors import DataError
@@ -15,8 +14,8 @@ COLUMNS = ("image_path", "target")
 EXPECTS = "a .csv file, or a folder with train.csv and val.csv, with the columns image_path,target"
 
 
-def read_csv(config: Config) -> tuple[ImageSet | None, ImageSet]:
-    """One file, split here, or train.csv and val.csv. Targets are class numbers or class names."""
+def read_csv(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
+    """train.csv and val.csv, or one file and None. Targets are class numbers or class names."""
     root = data_root(config.DATA, EXPECTS)
     train_file, val_file = (root, None) if root.is_file() else (root / "train.csv", root / "val.csv")
     if val_file is not None and not val_file.is_file():
@@ -24,12 +23,10 @@ def read_csv(config: Config) -> tuple[ImageSet | None, ImageSet]:
     if not train_file.is_file() and not (config.EVAL and val_file):
         raise DataError(f"DATA.DATA_PATH: {root} has no train.csv; {expected_layout(config.DATA, EXPECTS)}")
     listings = [read_csv_file(file) for file in (train_file, val_file) if file is not None and file.is_file()]
-    targets, classes = class_numbers(config, listings, allow_names=True)
+    image_sets = to_image_sets(config, listings, allow_names=True)
     if val_file is None:
-        image_set = to_image_set(config, listings[0], targets[0], classes)
-        return hold_out(image_set, config.DATA.VAL_FRACTION, config.DATA.SPLIT_SEED)
-    train = None if config.EVAL else to_image_set(config, listings[0], targets[0], classes)
-    return train, to_image_set(config, listings[-1], targets[-1], classes)
+        return image_sets[0], None
+    return (None if config.EVAL else image_sets[0]), image_sets[-1]
 
 
 def read_csv_file(file: Path) -> Listing:

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Config
-from datasets.sources.images import ArrayImages, hold_out
+from datasets.sources.images import ArrayImages
+from datasets.split import hold_out
 from datasets.types import ImageSet
 
 FILE = Path(__file__).with_name("digits.npz")
@@ -20,4 +21,4 @@ def read_digits(config: Config) -> tuple[ImageSet, ImageSet]:
     images = np.round(images * (255 / BRIGHTEST)).astype(np.uint8)
     classes = [str(digit) for digit in range(10)]
     image_set = ArrayImages(images, targets, classes, config.DATA.IMAGE_CHANNELS, "digits")
-    return hold_out(image_set, VAL_FRACTION, config.DATA.SPLIT_SEED)
+    return hold_out(image_set, VAL_FRACTION, config.DATA.SPLIT_SEED, "digits")

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from configs.schema import Config
-from datasets.sources.images import FileImages, hold_out
+from datasets.sources.images import FileImages
 from datasets.sources.root import data_root, expected_layout
 from datasets.types import ImageSet
 from utils.errors import DataError, did_you_mean
@@ -14,11 +14,14 @@ TRAIN_FOLDER, VAL_FOLDERS = "train", ("val", "validation", "test")
 EXPECTS = "train/ and val/ (or validation/, test/) with a folder per class, or a folder per class and no split"
 
 
-def read_image_folder(config: Config) -> tuple[ImageSet | None, ImageSet]:
-    """`imagefolder`: train/ and val/, or one folder of class folders, split here."""
+def read_image_folder(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
+    """`imagefolder`: train/ and val/, or one folder of class folders and None."""
     root = data_root(config.DATA, EXPECTS)
     has_split = (root / TRAIN_FOLDER).is_dir() or find_val_folder(root) is not None
-    return read_split_folders(config, root, EXPECTS) if has_split else split_one_folder(config, root)
+    if has_split:
+        return read_split_folders(config, root, EXPECTS)
+    classes = class_folders(root)
+    return read_class_folders(config, root, classes, classes), None
 
 
 def read_split_folders(config: Config, root: Path, expects: str) -> tuple[ImageSet | None, ImageSet]:
@@ -40,16 +43,9 @@ def read_split_folders(config: Config, root: Path, expects: str) -> tuple[ImageS
                 f"rename it, remove it, or add its training images{did_you_mean(name, classes)}"
             )
     train = None if config.EVAL else read_class_folders(config, train_folder, classes, classes)
-    return train, read_class_folders(config, val_folder, val_classes, classes)
-
-
-def split_one_folder(
-    config: Config, folder: Path, excluded: tuple[str, ...] = (), deep: bool = True
-) -> tuple[ImageSet, ImageSet]:
-    """One folder of class folders, of which VAL_FRACTION of each class is held out."""
-    classes = [name for name in class_folders(folder) if name not in excluded]
-    image_set = read_class_folders(config, folder, classes, classes, deep)
-    return hold_out(image_set, config.DATA.VAL_FRACTION, config.DATA.SPLIT_SEED)
+    val = read_class_folders(config, val_folder, val_classes, classes)
+    val.split = {"rule": "folders", "training": str(train_folder), "validation": str(val_folder)}
+    return train, val
 
 
 def find_val_folder(root: Path) -> Path | None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from configs.schema import Config
 from datasets.sources.folder import read_split_folders
-from datasets.sources.listing import Listing, class_numbers, to_image_set
+from datasets.sources.listing import Listing, to_image_sets
 from datasets.sources.root import data_root, expected_layout
 from datasets.types import ImageSet
 from utils.errors import DataError
@@ -28,9 +28,8 @@ def read_imagenet(config: Config) -> tuple[ImageSet | None, ImageSet]:
         if not file.is_file():
             raise DataError(f"DATA.DATA_PATH: {root} has no {file.name}; {expected_layout(config.DATA, EXPECTS)}")
     listings = [read_list_file(file) for file in files]
-    targets, classes = class_numbers(config, listings, allow_names=False)
-    train = None if config.EVAL else to_image_set(config, listings[0], targets[0], classes)
-    return train, to_image_set(config, listings[-1], targets[-1], classes)
+    image_sets = to_image_sets(config, listings, allow_names=False)
+    return (None if config.EVAL else image_sets[0]), image_sets[-1]
 
 
 def read_list_file(file: Path) -> Listing:

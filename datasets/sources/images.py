@@ -1,4 +1,4 @@
-"""The image sets that most sources return, in files or in memory, and their held-out parts."""
+"""The image sets that most sources return, in files or in memory."""
 
 import os
 from collections.abc import Sequence
@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from datasets.shuffle import shuffled
 from datasets.transforms.decode import decode, to_array
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import DataError, not_a_file
@@ -46,6 +45,9 @@ class FileImages(ImageSet):
         except OSError:
             return f"{self._path(index)}\0missing"
         return f"{self._path(index)}\0{status.st_size}\0{status.st_mtime_ns}"
+
+    def key(self, index: int) -> str:
+        return os.path.normpath(self._path(index))
 
     def _path(self, index: int) -> str:
         return os.fsdecode(self.paths[index])
@@ -96,16 +98,3 @@ def is_within(root: str | Path, path: str | Path) -> bool:
     """Whether a path is inside a folder, after resolving the links of both."""
     root, path = os.path.realpath(root), os.path.realpath(path)
     return os.path.commonpath([root, path]) == root
-
-
-def hold_out(image_set: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
-    """Training and validation images: the same fraction of each class by a seed, both parts in the order of the set.
-
-    Every class keeps an image for training, and gives one to validation if it has two and `fraction` is not 0.
-    """
-    held_out = np.zeros(len(image_set), dtype=bool)
-    for target in np.unique(image_set.targets).tolist():
-        members = np.flatnonzero(image_set.targets == target)
-        num_held_out = min(max(round(len(members) * fraction), 1), len(members) - 1) if fraction else 0
-        held_out[members[shuffled(len(members), seed, target)[: max(num_held_out, 0)]]] = True
-    return image_set.take(np.flatnonzero(~held_out)), image_set.take(np.flatnonzero(held_out))

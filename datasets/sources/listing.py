@@ -35,11 +35,21 @@ class Listing:
         return all(label.removeprefix("-").isdecimal() for label in self.labels)
 
 
-def to_image_set(config: Config, listing: Listing, targets: np.ndarray, classes: list[str]) -> FileImages:
-    """The listed images. Paths are relative to the folder of the list and must not lead out of it."""
-    root = listing.file.parent
-    _check_paths(listing, root)
-    return FileImages(root, listing.paths, targets, classes, config.DATA.IMAGE_CHANNELS, confined=True)
+def to_image_sets(config: Config, listings: list[Listing], *, allow_names: bool) -> list[FileImages]:
+    """The images of each list, in evaluation of the last one only. Of two lists the first is for training.
+
+    Paths are relative to the folder of the list and must not lead out of it.
+    """
+    targets, classes = class_numbers(config, listings, allow_names=allow_names)
+    image_sets = []
+    for listing, its_targets in list(zip(listings, targets, strict=True))[-1 if config.EVAL else 0 :]:
+        root = listing.file.parent
+        _check_paths(listing, root)
+        image_set = FileImages(root, listing.paths, its_targets, classes, config.DATA.IMAGE_CHANNELS, confined=True)
+        image_set.labels_are_numbers = not allow_names or all(each.is_numbered for each in listings)
+        image_set.split = {"rule": "folders", "training": str(listings[0].file), "validation": str(listings[-1].file)}
+        image_sets.append(image_set)
+    return image_sets
 
 
 def _check_paths(listing: Listing, root: Path) -> None:

@@ -15,7 +15,7 @@ DEFAULT_CLASSES = 1000
 class SyntheticImages(ImageSet):
     """Targets without images, which SyntheticBatches generates on the device."""
 
-    in_memory = True
+    in_memory = labels_are_numbers = True
 
     def name(self, index: int) -> str:
         return f"synthetic image {index}"
@@ -43,4 +43,5 @@ def read_synthetic(config: Config) -> tuple[ImageSet, ImageSet]:
     num_classes = config.MODEL.NUM_CLASSES or DEFAULT_CLASSES
     targets = np.random.default_rng(config.SEED).integers(num_classes, size=config.DATA.SYNTHETIC_SIZE)
     image_set = SyntheticImages(targets, [str(number) for number in range(num_classes)])
+    image_set.split = {"rule": "none", "training": "synthetic", "validation": "the same"}
     return image_set, image_set

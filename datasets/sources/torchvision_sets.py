@@ -11,7 +11,8 @@ import numpy as np
 from configs.schema import Config
 from datasets.sources.caltech import read_caltech101, read_caltech256
 from datasets.sources.imagenet import read_imagenet
-from datasets.sources.images import ArrayImages, FileImages, hold_out
+from datasets.sources.images import ArrayImages, FileImages
+from datasets.split import hold_out
 from datasets.transforms.decode import to_array
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import ConfigError, DataError, did_you_mean
@@ -66,9 +67,10 @@ def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageS
 
     train_arguments, val_arguments = SPLITS[name]
     if val_arguments is None:
-        return hold_out(read_part("", train_arguments), config.DATA.VAL_FRACTION, config.DATA.SPLIT_SEED)
+        return hold_out(read_part("", train_arguments), config.DATA.VAL_FRACTION, config.DATA.SPLIT_SEED, dataset)
     train = None if config.EVAL else read_part("training", train_arguments)
     val = read_part("validation", val_arguments)
+    val.split = {"rule": "folders", "training": f"{dataset} training", "validation": f"{dataset} validation"}
     if train is not None:
         if train.classes[: len(val.classes)] != val.classes:  # where classes are numbers, they end at the highest label
             raise DataError(

@@ -10,8 +10,8 @@ from configs.schema import Config
 from datasets.sources.synthetic import SyntheticImages
 from datasets.types import ImageReadError, ImageSet
 from utils.findings import WARN, WRONG, Finding
+from utils.text import first_of
 
-NUM_NAMED = 10
 LINE_EACH = ",\n"
 BLOCK = 64  # images per task of a thread
 UNEVEN = 10  # ratio of largest to smallest class above which it is reported
@@ -147,9 +147,3 @@ def check_duplicates(train: ScanResult, val: ScanResult) -> Finding:
         WARN,
         "remove them from one of the two sets: accuracy on them says nothing",
     )
-
-
-def first_of(names: list[str], separator: str = ", ") -> str:
-    """The first names, and how many more there are."""
-    more = f" and {len(names) - NUM_NAMED:,} more" if len(names) > NUM_NAMED else ""
-    return separator.join(names[:NUM_NAMED]) + more

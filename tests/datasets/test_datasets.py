@@ -6,7 +6,7 @@ import pytest
 from datasets import BadImages
 from datasets.shuffle import shuffled
 from datasets.sources.digits import FILE
-from datasets.sources.images import hold_out
+from datasets.split import hold_out
 from tests.support.image_sets import error_of, load, make_folders
 from tests.support.refusals import assert_names
 from utils.errors import ConfigError, DataError
@@ -63,7 +63,7 @@ def test_the_shuffle_is_the_same_in_every_version_of_numpy():
 def test_hold_out_keeps_an_image_of_every_class_to_train_on():
     everything, _ = load("digits")
     few = everything.take(np.concatenate([np.flatnonzero(everything.targets == digit)[:2] for digit in range(10)]))
-    train, val = hold_out(few, 0.9, seed=0)
+    train, val = hold_out(few, 0.9, 0, "digits")
     assert np.bincount(train.targets).tolist() == np.bincount(val.targets).tolist() == [1] * 10
 
 

@@ -147,7 +147,7 @@ def test_caltech_goes_to_our_own_reader_and_says_so(tmp_path):
     for number in range(4):
         draw(tmp_path / "101_ObjectCategories" / "ant" / f"{number}.jpg", number)
     train, val = load("torchvision/Caltech101", tmp_path, VAL_FRACTION=0.25)
-    assert (len(train), len(val)) == (3, 1) and train.classes == ["ant"] and "caltech101" in val.notes[0]
+    assert (len(train), len(val)) == (3, 1) and train.classes == ["ant"] and "caltech101" in val.notes[1]
 
 
 # --- mistakes ---

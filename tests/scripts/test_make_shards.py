@@ -53,14 +53,14 @@ def test_shards_hold_the_files_as_they_are_for_every_reader_of_tars(tmp_path, ph
 
 def test_a_shard_ends_at_so_many_megabytes(tmp_path):
     noise = np.random.default_rng(0).integers(256, size=(300, 300, 3), dtype=np.uint8)
-    for number in range(9):
-        path = tmp_path / "photos" / "one" / f"{number}.png"
+    for name in ["train/one/0", "val/one/0", *(f"train/two/{number}" for number in range(7))]:
+        path = tmp_path / "photos" / f"{name}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(noise).save(path, compress_level=0)  # 270 kB
-    flags = ["-dataset", "imagefolder", "-data_path", tmp_path / "photos", "-megabytes", 1]
-    with refused(DataError, "DATA.VAL_FRACTION", tmp_path / "photos"):
-        call(*flags, "-out", tmp_path / "out", "-opts", "DATA.VAL_FRACTION=0.0")
-    call(*flags, "-out", tmp_path / "out", "-opts", "DATA.VAL_FRACTION=0.1")
+    flags = ["-dataset", "imagefolder", "-out", tmp_path / "out", "-megabytes", 1]
+    with refused(DataError, "DATA.VAL_FRACTION", tmp_path / "photos" / "train"):
+        call(*flags, "-data_path", tmp_path / "photos" / "train", "-opts", "DATA.VAL_FRACTION=0.0")
+    call(*flags, "-data_path", tmp_path / "photos")
     assert [len(scan(path).samples) for path in sorted((tmp_path / "out").glob("train*.tar"))] == [4, 4]
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from configs.schema import Config
 from datasets.shuffle import shuffled, shuffled_nearby
 from datasets.sources.folder import TRAIN_FOLDER, VAL_FOLDERS
-from datasets.sources.images import hold_out
 from datasets.sources.listing import check_label_range
 from datasets.sources.root import data_root, expected_layout
 from datasets.sources.shards.index import Shard, read_shards_of
@@ -61,6 +60,9 @@ class ShardImages(ImageSet):
     def name(self, index: int) -> str:
         return f"{self.tars[self.tar_numbers[index]].path}: {os.fsdecode(self.samples['name'][index])}"
 
+    def key(self, index: int) -> str:
+        return os.fsdecode(self.samples["name"][index])
+
     def stamp(self, index: int) -> str:
         tar = self.tars[self.tar_numbers[index]]
         offset, size = (self.samples[field][index] for field in ("offset", "size"))
@@ -94,8 +96,8 @@ def _opened(stamp: TarStamp) -> Tar:
     return tar
 
 
-def read_shards(config: Config) -> tuple[ImageSet | None, ImageSet]:
-    """Training and validation shards; without the latter VAL_FRACTION of each class is held out."""
+def read_shards(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
+    """Training and validation shards, or all shards and None."""
     root = data_root(config.DATA, EXPECTS)
     val_tars = next((found for name in VAL_FOLDERS if (found := find_tars(root, name))), [])
     train_tars = [] if config.EVAL and val_tars else find_tars(root, TRAIN_FOLDER)
@@ -110,11 +112,17 @@ def read_shards(config: Config) -> tuple[ImageSet | None, ImageSet]:
     classes = _classes(config, root, shards)
     parts = [shards[: len(train_tars)], shards[len(train_tars) :]]
     train, val = (to_image_set(config, part, classes) if part else None for part in parts)
-    if val is None:
-        train, val = hold_out(train, config.DATA.VAL_FRACTION, config.DATA.SPLIT_SEED)
-    elif train is not None:
+    if train is not None and val is not None:
         _check_trained(train, val)
-    val.notes = tuple(notes)
+    for image_set in (train, val):
+        if image_set is not None:
+            image_set.notes = tuple(notes)
+            image_set.labels_are_numbers = not (root / CLASSES_FILE).is_file()
+            image_set.split = {
+                "rule": "folders",
+                "training": f"{root}, {len(train_tars)} tars",
+                "validation": f"{len(val_tars)} tars",
+            }
     return train, val
 
 

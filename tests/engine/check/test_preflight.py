@@ -24,7 +24,7 @@ from utils.program import exit_code
 def test_of_a_clean_run_nothing_is_said_but_ok(check):
     found = check()
     assert trouble(found) == {}
-    names = "device,data,classes,training images,training sizes,validation images,validation sizes,duplicates"
+    names = "device,data set,data,classes,training images,training sizes,validation images,validation sizes,duplicates"
     names += ",learning rate,warm-up,shared memory,output,model,precision,memory,disk"
     assert set(found) == set(names.split(","))
     assert_names(found["data"][1], "12 training", "6 validation")

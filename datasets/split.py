@@ -1,0 +1,138 @@
+"""Which images of a set without a validation part are held out, and the record of it that a checkpoint keeps."""
+
+import csv
+import hashlib
+import io
+import os
+import unicodedata
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from configs.schema import Config
+from datasets.shuffle import shuffled
+from datasets.types import ImageSet, Kept
+from utils.files import write_text
+from utils.text import first_of
+
+DRAWN = ("hash", "position")  # rules of a split that is drawn here; "folders" and "none" are the data's own
+HASH_BYTES = 8
+
+
+def hold_out(image_set: ImageSet, fraction: float, seed: int, title: str) -> tuple[ImageSet, ImageSet]:
+    """Training and validation images: the same fraction of each class by a seed, both parts in the order of the set.
+
+    Every class keeps an image for training, and gives one to validation if it has two and `fraction` is not 0. Which
+    ones depends on their positions: for sets to which nothing is ever added.
+    """
+    held_out = np.zeros(len(image_set), dtype=bool)
+    for target in np.unique(image_set.targets).tolist():
+        members = np.flatnonzero(image_set.targets == target)
+        num_held_out = min(max(round(len(members) * fraction), 1), len(members) - 1) if fraction else 0
+        held_out[members[shuffled(len(members), seed, target)[: max(num_held_out, 0)]]] = True
+    return _parts(image_set, held_out, _record("position", title, fraction, seed))
+
+
+def hold_out_by_hash(image_set: ImageSet, fraction: float, seed: int, title: str) -> tuple[ImageSet, ImageSet]:
+    """Training and validation images by a hash of each name, so that more images or classes never move one.
+
+    Only where that would leave a class nothing to train on, or no image at all to validate on, is it overruled.
+    """
+    hashes = _hashes(image_set.split_keys(), seed)
+    held_out = hashes < int(fraction * 2 ** (8 * HASH_BYTES))
+    counts, num_held_out = (
+        np.bincount(targets, minlength=len(image_set.classes))
+        for targets in (image_set.targets, image_set.targets[held_out])
+    )
+    kept_whole = np.flatnonzero((counts > 0) & (num_held_out == counts))
+    held_out &= ~np.isin(image_set.targets, kept_whole)
+    notes = []
+    if len(kept_whole):
+        names = first_of([image_set.classes[number] for number in kept_whole])
+        notes.append(f"all images of these classes would be held out, so they stay in training: {names}")
+    if fraction and not held_out.any():
+        held_out = _lowest_of_each_class(image_set.targets, hashes)
+        notes.append("the hash holds out no image, so it is the one with the lowest hash of each class")
+    without = np.flatnonzero((counts > 0) & (np.bincount(image_set.targets[held_out], minlength=len(counts)) == 0))
+    if held_out.any() and len(without):
+        names = first_of([image_set.classes[number] for number in without])
+        notes.append(f"classes without validation images: {names}; raise DATA.VAL_FRACTION ({fraction:g}) for some")
+    image_set.notes = (*image_set.notes, *notes)
+    return _parts(image_set, held_out, _record("hash", title, fraction, seed))
+
+
+def split(config: Config, image_set: ImageSet, kept: Kept | None) -> tuple[ImageSet | None, ImageSet]:
+    """Training and validation images of a set without a validation part; in evaluation all its images.
+
+    `kept`: what the checkpoint that is continued or evaluated says. Before its version kept a record, images were
+    drawn by position. Evaluation of a run on the data that it was trained on scores what that run held out.
+    """
+    data, record = config.DATA, kept.split if kept else {}
+    title, fraction, seed = data.DATA_PATH, data.VAL_FRACTION, data.SPLIT_SEED
+    if config.EVAL:
+        if record.get("rule") not in DRAWN or os.path.realpath(record["training"]) != os.path.realpath(title):
+            image_set.split = {"rule": "none", "validation": title}
+            return None, image_set
+        fraction, seed = record["fraction"], record["seed"]
+    by_position = kept is not None and record.get("rule", "position") == "position"
+    return (hold_out if by_position else hold_out_by_hash)(image_set, fraction, seed, title)
+
+
+def describe_split(config: Config, val: ImageSet) -> str:
+    """The line that names the images of both parts, or in evaluation those that are scored."""
+    record = val.split
+    validation, comes_from = record["validation"], record["rule"]
+    if comes_from in DRAWN:
+        how = "a hash of each name" if comes_from == "hash" else "position in each class"
+        validation = (
+            f"held out of {validation} by {how} (DATA.VAL_FRACTION {record['fraction']:g}, "
+            f"DATA.SPLIT_SEED {record['seed']})"
+        )
+    elif comes_from == "none" and config.EVAL:
+        validation = f"all of {validation}"
+    end = f"{validation}, {len(val.classes)} classes"
+    return f"validation images: {end}" if config.EVAL else f"training images: {record['training']}, validation: {end}"
+
+
+def write_split(file: Path, train: ImageSet, val: ImageSet) -> None:
+    """split.csv: the part of each image, if the split was drawn and the images are files."""
+    if val.split.get("rule") not in DRAWN or val.root is None:
+        return
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(("image", "part"))
+    for part, image_set in (("train", train), ("val", val)):
+        rows.writerows((image_set.key(index), part) for index in range(len(image_set)))
+    write_text(file, text.getvalue())
+
+
+def _record(rule: str, title: str, fraction: float, seed: int) -> dict:
+    return {"rule": rule, "training": title, "validation": title, "fraction": fraction, "seed": seed}
+
+
+def _parts(image_set: ImageSet, held_out: np.ndarray, record: dict) -> tuple[ImageSet, ImageSet]:
+    image_set.split = record
+    return image_set.take(np.flatnonzero(~held_out)), image_set.take(np.flatnonzero(held_out))
+
+
+def _hashes(keys: Iterable[str], seed: int) -> np.ndarray:
+    """uint64 of each key. Names are compared as Unicode does: a Mac writes umlauts as two characters."""
+    key = str(seed).encode()
+    digests = (
+        hashlib.blake2b(
+            unicodedata.normalize("NFC", each).encode(errors="surrogateescape"), digest_size=HASH_BYTES, key=key
+        ).digest()
+        for each in keys
+    )
+    return np.frombuffer(b"".join(digests), dtype=">u8").astype(np.uint64)
+
+
+def _lowest_of_each_class(targets: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+    """bool [N]: in each class of two or more images the one with the lowest hash."""
+    chosen = np.zeros(len(targets), dtype=bool)
+    for target in np.unique(targets):
+        members = np.flatnonzero(targets == target)
+        if len(members) > 1:
+            chosen[members[hashes[members].argmin()]] = True
+    return chosen

@@ -1,0 +1,156 @@
+"""Images held out for validation, and what a checkpoint keeps of that: the split, the classes and their order."""
+
+import csv
+import itertools
+import unicodedata
+
+import numpy as np
+import pytest
+
+from datasets import Kept, load_image_sets
+from tests.support.configs import SMALL
+from tests.support.image_sets import draw, load, make_folders, make_set, samples, settings, shades, write_tar
+from tests.support.refusals import assert_names, refused
+from tests.support.runs import run, run_folder
+from utils.errors import DataError
+
+
+def parts_of(dataset: str, path, **options) -> dict[str, str]:
+    """{name of an image: the part that it is in}"""
+    train, val = load(dataset, path, **options)
+    return {each.key(index): part for part, each in zip("tv", (train, val), strict=True) for index in range(len(each))}
+
+
+def test_however_a_folder_grows_no_image_moves_between_training_and_validation(tmp_path):
+    random = np.random.default_rng(0)
+    make_folders(tmp_path, {"bee": 20, "dog": 20, "fox": 20})
+    before = parts_of("imagefolder", tmp_path, VAL_FRACTION=0.2)
+    for addition in range(20):
+        name = random.choice(["ant", "bee", "cat", "dog", "fox", "gnu"]) if addition else "ant"
+        for number in range(random.integers(8, 15)):
+            draw(tmp_path / name / f"{random.integers(10**6)}-{number}.png")
+        after = parts_of("imagefolder", tmp_path, VAL_FRACTION=0.2)
+        assert len(after) > len(before) and all(after[name] == part for name, part in before.items())
+        before = after
+    assert 0.1 < list(before.values()).count("v") / len(before) < 0.3
+
+
+def test_a_larger_fraction_holds_out_more_and_nothing_else(tmp_path):
+    make_folders(tmp_path, {"ant": 60, "bee": 60})
+    few, more = (parts_of("imagefolder", tmp_path, VAL_FRACTION=fraction) for fraction in (0.1, 0.3))
+    assert {name for name, part in few.items() if part == "v"} < {name for name, part in more.items() if part == "v"}
+    assert few == parts_of("imagefolder", tmp_path, VAL_FRACTION=0.1)
+    assert few != parts_of("imagefolder", tmp_path, VAL_FRACTION=0.1, SPLIT_SEED=1)
+
+
+def test_a_name_is_in_the_same_part_as_folder_csv_file_and_shard_however_its_umlauts_are_written(tmp_path):
+    names = [f"{name}/ü{number}.png" for name in ("ant", "bee") for number in range(40)]
+    for form in ("NFC", "NFD"):
+        for name in names:
+            draw(tmp_path / form / unicodedata.normalize(form, name))
+    (tmp_path / "NFC" / "a.csv").write_text("image_path,target\n" + "".join(f"./{n},{n[:3]}\n" for n in names))
+    content = (tmp_path / "NFC" / names[0]).read_bytes()
+    files = {name: content for name in names} | {
+        f"{name[:-4]}.cls": str(number % 2).encode() for number, name in enumerate(names)
+    }
+    write_tar(tmp_path / "shards" / "train-0.tar", files)
+    wanted = parts_of("imagefolder", tmp_path / "NFC")
+    assert set(wanted.values()) == {"t", "v"}
+    assert parts_of("csv", tmp_path / "NFC" / "a.csv") == parts_of("shards", tmp_path / "shards") == wanted
+    decomposed = parts_of("imagefolder", tmp_path / "NFD")
+    assert {unicodedata.normalize("NFC", name): part for name, part in decomposed.items()} == wanted
+
+
+def test_few_images_are_still_split_and_what_the_hash_could_not_do_is_said(tmp_path):
+    make_folders(tmp_path, {"ant": 2, "bee": 2, "cat": 1})
+    train, val = load("imagefolder", tmp_path, VAL_FRACTION=1e-6)
+    assert np.bincount(val.targets).tolist() == [1, 1] and np.bincount(train.targets).tolist() == [1, 1, 1]
+    assert any("lowest hash" in note for note in val.notes)
+    train, val = load("imagefolder", tmp_path, VAL_FRACTION=0.9)
+    assert set(train.targets.tolist()) == {0, 1, 2} and "cat" in "".join(val.notes[1:])
+
+
+def test_classes_without_validation_images_are_named_with_the_remedy(tmp_path):
+    make_folders(tmp_path, {"ant": 60, "bee": 60, "cat": 1})
+    _, val = load("imagefolder", tmp_path)
+    assert [note for note in val.notes if "cat" in note and "DATA.VAL_FRACTION" in note]
+
+
+def test_a_run_of_a_version_without_a_record_keeps_its_split_by_position(tmp_path):
+    make_folders(tmp_path, {"ant": 20, "bee": 20})
+    kept = Kept(["ant", "bee"], {})
+    train, val = load_image_sets(settings("imagefolder", tmp_path), kept=kept)
+    assert val.split["rule"] == "position" and shades(val) == [3, 11, 27, 30]
+    again = load_image_sets(settings("imagefolder", tmp_path), kept=Kept(["ant", "bee"], val.split))[1]
+    assert shades(again) == shades(val)
+    _, by_hash = load("imagefolder", tmp_path)
+    assert by_hash.split["rule"] == "hash"
+    assert shades(load_image_sets(settings("imagefolder", tmp_path), kept=Kept([], by_hash.split))[1]) == shades(
+        by_hash
+    )
+
+
+@pytest.mark.parametrize("dataset", ["imagefolder", "csv", "shards"])
+def test_evaluation_scores_all_images_of_a_folder_without_parts(tmp_path, dataset):
+    make_folders(tmp_path, {"0": 10, "1": 10})
+    (tmp_path / "train.csv").write_text(
+        "image_path,target\n"
+        + "".join(f"{c}/{number:02d}.JPEG,{c}\n" for c, number in itertools.product("01", range(10)))
+    )
+    write_tar(tmp_path / "train-0.tar", samples(0, 20, num_classes=2))
+    path = tmp_path / "train.csv" if dataset == "csv" else tmp_path
+    train, val = load(dataset, path, evaluate=True)
+    assert train is None and len(val) == 20
+    another = Kept(["0", "1"], {"rule": "hash", "training": "elsewhere", "fraction": 0.1, "seed": 0})
+    assert len(load_image_sets(settings(dataset, path, evaluate=True), kept=another)[1]) == 20
+
+
+def test_evaluation_on_the_data_of_the_run_scores_what_it_held_out(tmp_path):
+    make_folders(tmp_path, {"ant": 20, "bee": 20})
+    _, val = load("imagefolder", tmp_path, VAL_FRACTION=0.3)
+    config = settings("imagefolder", f"{tmp_path}/", evaluate=True)  # VAL_FRACTION as at first
+    train, scored = load_image_sets(config, kept=Kept(val.classes, val.split))
+    assert train is None and shades(scored) == shades(val)
+
+
+def test_both_sets_get_the_classes_of_the_checkpoint_in_its_order(tmp_path):
+    make_folders(tmp_path, {"ant": 20, "bee": 20, "cat": 20})
+    kept = Kept(["cat", "ant", "bee"], {"rule": "hash"})
+    plain, mapped = load("imagefolder", tmp_path), load_image_sets(settings("imagefolder", tmp_path), kept=kept)
+    for before, after in zip(plain, mapped, strict=True):
+        assert after.classes == kept.classes
+        assert [after.classes[n] for n in after.targets] == [before.classes[n] for n in before.targets]
+        assert shades(after) == shades(before)
+
+
+def test_in_evaluation_classes_may_be_missing_but_none_may_be_new(tmp_path):
+    make_folders(tmp_path, {"ant": 2, "cat": 2})
+    config = settings("imagefolder", tmp_path, evaluate=True)
+    _, val = load_image_sets(config, kept=Kept(["ant", "bee", "cat"], {}))
+    assert val.targets.tolist() == [0, 0, 2, 2] and val.classes == ["ant", "bee", "cat"]
+    with refused(DataError, "DATA.DATA_PATH", "cat", tmp_path / "cat" / "00.JPEG"):
+        load_image_sets(config, kept=Kept(["ant", "bee"], {}))
+    with refused(DataError, "DATA.DATA_PATH", "bee", "-pretrained"):
+        load_image_sets(settings("imagefolder", tmp_path), kept=Kept(["ant", "bee", "cat"], {}))
+
+
+def test_labels_that_are_numbers_keep_them_under_the_names_of_the_checkpoint(tmp_path):
+    make_set(tmp_path)
+    train, val = load_image_sets(settings("shards", tmp_path), kept=Kept(["c", "b", "a", "d"], {}))
+    assert train.targets.tolist() == [number % 3 for number in range(30)] and val.classes == ["c", "b", "a", "d"]
+    with refused(DataError, "DATA.DATA_PATH", "2"):
+        load_image_sets(settings("shards", tmp_path), kept=Kept(["c", "b"], {}))
+
+
+def test_a_run_says_where_its_images_come_from_and_writes_the_part_of_each(tmp_path):
+    make_folders(tmp_path / "photos", {"ant": 20, "bee": 20})
+    (tmp_path / "small.yaml").write_text(SMALL)
+    flags = ["-cfg", str(tmp_path / "small.yaml"), "-dataset", "imagefolder", "-data_path", str(tmp_path / "photos")]
+    flags += ["-output", str(tmp_path / "output"), "-epochs", "1", "-batch_size", "10"]
+    done, checked = (run("main_single_gpu.py", *flags, *more) for more in ([], ["-check"]))
+    assert done.returncode == checked.returncode == 0, done.printed + checked.printed
+    for printed in (done.printed, checked.printed):
+        assert_names(next(line for line in printed.splitlines() if "training images: " in line), tmp_path / "photos")
+    with open(run_folder(tmp_path / "output") / "split.csv", newline="") as file:
+        found = {row["image"]: row["part"][0] for row in csv.DictReader(file)}
+    assert found == parts_of("imagefolder", tmp_path / "photos")

@@ -2,11 +2,13 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from models.formats.common import Weights
 from models.formats.files import SUFFIXES, find_file, read_state_dict, read_weights
 from utils.errors import ConfigError, did_you_mean
 
@@ -14,30 +16,38 @@ __all__ = ["find_file", "load_pretrained", "read_state_dict"]
 
 
 def load_pretrained(
-    model: nn.Module, source: str, setting: str = "MODEL.PRETRAINED", needs_head: bool = False
+    model: nn.Module,
+    source: str,
+    setting: str = "MODEL.PRETRAINED",
+    needs_head: bool = False,
+    classes: Sequence[str] = (),
 ) -> list[str]:
     """Load a file, or else the timm model of that name. Returns what to tell the user, a line each.
 
     `needs_head`: weights whose classifier does not fit are refused, as they are of no use without further training.
+    `classes`: the class of each output of the model, to be found in a file that names its classes.
     """
     try:
         path = find_file(source)
-        state, key = read_weights(path) if path else (_fetch(source), "")
-        return [f"{setting}: weights of {path or source}{f' ({key})' if key else ''}", *_load(model, state, needs_head)]
+        weights = read_weights(path) if path else Weights(_fetch(source))
+        first = f"{setting}: weights of {path or source}{f' ({weights.key})' if weights.key else ''}"
+        return [first, *_load(model, weights, needs_head, classes)]
     except ConfigError as error:
         raise ConfigError(f"{setting}: {error}") from None
 
 
-def _load(model: nn.Module, state: dict[str, Tensor], needs_head: bool) -> list[str]:
+def _load(model: nn.Module, weights: Weights, needs_head: bool, classes: Sequence[str]) -> list[str]:
     # Resizing in the half precision of a file would round what the model keeps in fp32.
     half = (torch.float16, torch.bfloat16)
-    state = {name: tensor.float() if tensor.dtype in half else tensor for name, tensor in state.items()}
+    state = {name: tensor.float() if tensor.dtype in half else tensor for name, tensor in weights.state.items()}
     heads = _head_names(model)
-    lines = _drop_heads(model, state, heads)
+    by_name = [] if needs_head else _match_heads(model, state, heads, weights.record.get("class_names"), classes)
+    lines = _drop_heads(model, state, [head for head in heads if f"{head}.weight" in state or not by_name])
     if lines and needs_head:
         raise ConfigError(
             f"there is nothing to evaluate: {lines[0].strip()}; set -num_classes to what the weights have"
         )
+    lines += by_name
     state = _fit_image_size(model, state, lines)
     _fit_channels(model, state, lines)
     _check_same_architecture(model, state, heads)
@@ -50,6 +60,35 @@ def _head_names(model: nn.Module) -> list[str]:
     classifier = model.get_classifier()
     classifiers = classifier if isinstance(classifier, tuple) else (classifier,)
     return [name for name, module in model.named_modules() if any(module is each for each in classifiers)]
+
+
+def _match_heads(
+    model: nn.Module, state: dict[str, Tensor], heads: list[str], theirs: list[str] | None, mine: Sequence[str]
+) -> list[str]:
+    """Order the rows of the classifiers by the names of the classes. Returns a line; none if the file names no classes.
+
+    A new class gets the mean of the rows that are taken over: its logit is then never the largest, so at the start the
+    model classifies images of the known classes as before. Without a known class the heads are dropped.
+    """
+    heads = [head for head in heads if f"{head}.weight" in state and len(state[f"{head}.weight"]) >= len(theirs or ())]
+    if not (theirs and mine and heads):
+        return []
+    number = {name: row for row, name in enumerate(theirs)}
+    known, new = [name for name in mine if name in number], [name for name in mine if name not in number]
+    own = model.state_dict()
+    inside = [each for each in state if each.startswith(tuple(f"{head}." for head in heads)) and each in own]
+    for name in inside if list(mine) != list(theirs) else ():
+        rows, length = state.pop(name), len(own[name])
+        if known:
+            mean = rows[[number[each] for each in known]].mean(0, keepdim=True)
+            chosen = [number.get(each, -1) for each in mine] + [-1] * (length - len(mine))
+            state[name] = torch.cat([rows, mean])[chosen]
+    if not known:
+        return [f"  head starts from random weights: the file has none of these classes (it has {_first(theirs)})"]
+    gone = [name for name in theirs if name not in mine]
+    what = f"{len(known)} of {len(mine)}" if new else f"all {len(mine)}"
+    more = [f"; {title}: {_first(names)}" for title, names in (("new", new), ("not used", gone)) if names]
+    return [f"  head: {what} classes by name{''.join(more)}"]
 
 
 def _drop_heads(model: nn.Module, state: dict[str, Tensor], heads: list[str]) -> list[str]:

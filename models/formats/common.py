@@ -2,8 +2,23 @@
 
 import re
 from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
 
 from utils.errors import ConfigError
+
+
+class Weights(NamedTuple):
+    """The weights in a file, under timm's names."""
+
+    state: dict[str, Tensor]
+    key: str = ""  # under which they were found; '' where the file has nothing but weights
+    record: dict = {}  # what a checkpoint of ours says beside its weights: those of RECORD
+
+
+# Plain values of our checkpoints, and of the files that scripts/export.py makes of them.
+RECORD = ("class_names", "split", "config", "data", "epoch")
 
 # A checkpoint's weights, best first: timm, PaddleViT and torchvision evaluate and fine-tune the running mean too.
 WEIGHT_KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")

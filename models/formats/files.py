@@ -6,9 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from models.formats.common import Weights
 from models.formats.google import read_google
 from models.formats.paddle import read_paddle_weights
-from models.formats.torch import read_safetensors, read_torch_weights
+from models.formats.torch import read_metadata, read_record, read_safetensors, read_torch_weights
 from utils.errors import ConfigError, not_a_file
 
 SUFFIXES = (".pdparams", ".pth", ".safetensors", ".npz")
@@ -36,25 +37,31 @@ def find_file(source: str | Path) -> Path | None:
 
 def read_state_dict(source: str | Path) -> dict[str, Tensor]:
     """The weights in a file of any format, under timm's names."""
-    return read_weights(source)[0]
+    return read_weights(source).state
 
 
-def read_weights(source: str | Path) -> tuple[dict[str, Tensor], str]:
-    """The weights, and which of the known keys they were found under."""
+def read_weights(source: str | Path) -> Weights:
+    """The weights in a file of any format, and what else it says."""
     path = find_file(source)
     if path is None:
         raise ConfigError(f"no file at {source}, nor with {', '.join(SUFFIXES)} added")
     if path.suffix == ".pdopt":
         raise ConfigError(f"{path} holds the state of an optimizer; the weights are in the .pdparams beside it")
-    state, key = READERS[format_of(path)](path)
-    for name, tensor in state.items():
+    weights = READERS[format_of(path)](path)
+    for name, tensor in weights.state.items():
         if not isinstance(tensor, Tensor):
             raise ConfigError(f"{path}: {name} is not a tensor, so this is not a file of weights")
         if not torch.isfinite(tensor).all():
             raise ConfigError(f"{path}: {name} holds NaN or infinite values; use an earlier checkpoint")
-    if not state:
+    if not weights.state:
         raise ConfigError(f"{path} holds no weights")
-    return state, key
+    return weights
+
+
+def what_is_recorded(path: Path) -> dict:
+    """What a file of ours says beside its weights, such as its class names; {} for files of other programs."""
+    reader = {"torch": read_record, "safetensors": read_metadata}.get(format_of(path))
+    return reader(path) if reader else {}
 
 
 def format_of(path: Path) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.formats.common import rename
+from models.formats.common import Weights, rename
 from utils.errors import ConfigError
 
 GOOGLE_VIT = {
@@ -29,13 +29,12 @@ GOOGLE_VIT = {
 }
 
 
-def read_google(path: Path) -> tuple[dict[str, Tensor], str]:
-    """The weights under timm's names; there are none to choose among."""
+def read_google(path: Path) -> Weights:
     try:
         with np.load(path, allow_pickle=False) as archive:
             names = {name: rename(name, GOOGLE_VIT) for name in archive.files}
             state = {new: torch.from_numpy(_torch_layout(new, archive[old])) for old, new in names.items()}
-        return _join_qkv(state), ""
+        return Weights(_join_qkv(state))
     except Exception as error:  # numpy raises what zip, a header or the refused pickle raised
         raise ConfigError(f"{path}: damaged, or not Google's ViT ({type(error).__name__}: {error})") from None
 

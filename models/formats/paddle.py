@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from models.formats.common import refusal, weights_of
+from models.formats.common import Weights, refusal, weights_of
 from utils.errors import ConfigError
 
 DTYPES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}  # none that can hold an object
@@ -154,9 +154,9 @@ TIMM_BLOCK_NAMES = {paddle: timm for timm, names in BLOCK_NAMES.items() for padd
 LINEAR = re.compile(r"(.*\.(attn\.qkv|attn\.proj|mlp\.fc1|mlp\.fc2)|head|head_dist|pre_logits\.fc)\.weight")
 
 
-def read_paddle_weights(path: Path) -> tuple[dict[str, torch.Tensor], str]:
+def read_paddle_weights(path: Path) -> Weights:
     arrays, key = weights_of(read_pdparams(path), path)
-    return to_timm(arrays, path), key
+    return Weights(to_timm(arrays, path), key)
 
 
 def to_timm(arrays: dict[str, np.ndarray], path: Path) -> dict[str, torch.Tensor]:

@@ -1,6 +1,8 @@
 """Files of torch.save and .safetensors: read without running anything in them, and written."""
 
 import argparse
+import contextlib
+import json
 import re
 import zipfile
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models.formats.common import refusal, rename, weights_of
+from models.formats.common import RECORD, Weights, refusal, rename, weights_of
 from models.formats.sharded import SHARDS, join
 from utils.errors import ConfigError
 
@@ -47,12 +49,12 @@ def _read_torch_file(path: Path, from_disk: bool = False):
                 broken = archive.testzip()  # torch.load does not compare the checksums that torch.save wrote
             if broken:
                 raise ConfigError(f"{path}: damaged (checksum of {broken})")
-        if from_disk:
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        # timm, DeiT and torchvision save their command line beside the weights; it is plain data. An open file, since
-        # for a path torch goes by the suffix.
-        with torch.serialization.safe_globals([argparse.Namespace]), open(path, "rb") as file:
-            return torch.load(file, map_location="cpu", weights_only=True)
+        # timm, DeiT and torchvision save their command line beside the weights; it is plain data.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            if from_disk:
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            with open(path, "rb") as file:  # for a path torch goes by the suffix
+                return torch.load(file, map_location="cpu", weights_only=True)
     except ConfigError:
         raise
     except Exception as error:  # a damaged file can fail anywhere in zip or pickle
@@ -63,13 +65,24 @@ def _read_torch_file(path: Path, from_disk: bool = False):
         raise ConfigError(f"{path}: damaged, or not a file of weights ({type(error).__name__})") from None
 
 
-def read_torch_weights(path: Path) -> tuple[dict[str, Tensor], str]:
-    state, key = weights_of(read_torch(path), path)
+def read_torch_weights(path: Path) -> Weights:
+    content = read_torch(path)
+    state, key = weights_of(content, path)
     state.pop("n_averaged", None)  # torch's AveragedModel counts beside its weights
     state = {_without_wrappers(name): tensor for name, tensor in state.items()}
     if "conv_proj.weight" in state:
         state = {rename(name, TORCHVISION_VIT): tensor for name, tensor in state.items()}
-    return state, key
+    return Weights(state, key, record_of(content) if key else {})
+
+
+def read_record(path: Path) -> dict:
+    """What a checkpoint says beside its weights, of which none is read."""
+    content = _read_torch_file(path, from_disk=True) if zipfile.is_zipfile(path) else None
+    return record_of(content) if isinstance(content, dict) else {}
+
+
+def record_of(content: dict) -> dict:
+    return {name: content[name] for name in RECORD if name in content}
 
 
 def _without_wrappers(name: str) -> str:
@@ -77,13 +90,26 @@ def _without_wrappers(name: str) -> str:
     return re.sub(r"^((module|_orig_mod)\.)+", "", name)
 
 
-def read_safetensors(path: Path) -> tuple[dict[str, Tensor], str]:
+def read_safetensors(path: Path) -> Weights:
     import safetensors.torch
 
     try:
-        return safetensors.torch.load_file(path), ""
+        return Weights(safetensors.torch.load_file(path), record=read_metadata(path))
     except (safetensors.SafetensorError, OSError, ValueError) as error:
         raise ConfigError(f"{path}: damaged or cut off ({error})") from None
+
+
+def read_metadata(path: Path) -> dict:
+    """What scripts/export.py wrote beside the weights; other programs' metadata need not be JSON."""
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata() or {}
+    record = {}
+    for name in RECORD:
+        with contextlib.suppress(json.JSONDecodeError, KeyError):
+            record[name] = json.loads(metadata[name])
+    return record
 
 
 def to_safetensors(state: dict[str, Tensor], metadata: dict[str, str]) -> bytes:

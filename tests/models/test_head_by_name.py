@@ -1,0 +1,71 @@
+"""The classifier of a file that names its classes is taken over class by class."""
+
+import json
+
+import pytest
+import torch
+
+from models.formats.torch import to_safetensors
+from models.weights import load_pretrained
+from tests.support.weight_files import random_weights, saved, vit
+from utils.errors import ConfigError
+
+THEIRS = ["bird", "cat", "dog"]
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, torch.Tensor]:
+    return random_weights() | {"head.weight": torch.randn(3, 24), "head.bias": torch.randn(3)}
+
+
+def fitted(path, classes: list[str], num_outputs: int | None = None):
+    model = vit(num_classes=num_outputs or len(classes))
+    return model, load_pretrained(model, str(path), classes=classes)[1:]
+
+
+def checkpoint(weights, tmp_path):
+    return saved({"state_dict": weights, "class_names": THEIRS}, tmp_path / "best.pth")
+
+
+def exported(weights, tmp_path):
+    path = tmp_path / "best.safetensors"
+    path.write_bytes(to_safetensors(weights, {"format": "pt", "class_names": json.dumps(THEIRS), "config": "no JSON"}))
+    return path
+
+
+@pytest.mark.parametrize("write", [checkpoint, exported])
+def test_rows_follow_the_names_and_a_new_class_gets_the_mean_of_those_taken_over(tmp_path, weights, write):
+    model, lines = fitted(write(weights, tmp_path), ["dog", "zebra", "bird"])
+    for own, theirs in ((model.head.weight, weights["head.weight"]), (model.head.bias, weights["head.bias"])):
+        assert torch.equal(own[[0, 2]], theirs[[2, 0]])
+        torch.testing.assert_close(own[1], theirs[[0, 2]].mean(0))
+    assert len(lines) == 1
+    assert [name in lines[0] for name in ("2 of 3", "new: zebra", "not used: cat")] == [True] * 3
+
+
+def test_the_same_classes_keep_every_row_also_those_without_a_name(tmp_path, weights):
+    four = weights | {"head.weight": torch.randn(4, 24), "head.bias": torch.randn(4)}
+    model, lines = fitted(checkpoint(four, tmp_path), THEIRS, num_outputs=4)
+    assert torch.equal(model.head.weight, four["head.weight"]) and torch.equal(model.head.bias, four["head.bias"])
+    assert len(lines) == 1
+
+
+def test_without_a_common_class_the_head_begins_anew(tmp_path, weights):
+    model = vit(num_classes=3)
+    before = model.head.weight.clone()
+    lines = load_pretrained(model, str(checkpoint(weights, tmp_path)), classes=["x", "y", "z"])[1:]
+    assert torch.equal(model.head.weight, before)
+    assert len(lines) == 1 and "random weights" in lines[0] and "cat" in lines[0]
+
+
+def test_a_new_class_never_has_the_largest_logit(tmp_path, weights):
+    old, _ = fitted(checkpoint(weights, tmp_path), THEIRS)
+    new, _ = fitted(checkpoint(weights, tmp_path), ["alpaca", *THEIRS])
+    images = torch.randn(64, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(new.eval()(images).argmax(1) - 1, old.eval()(images).argmax(1))
+
+
+def test_for_evaluation_a_head_of_another_size_stays_refused(tmp_path, weights):
+    with pytest.raises(ConfigError, match="num_classes"):
+        load_pretrained(vit(num_classes=4), str(checkpoint(weights, tmp_path)), needs_head=True, classes=list("abcd"))

@@ -7,11 +7,13 @@ from typing import Any
 
 from configs.duration import to_seconds
 from configs.schema import AUTO
-from configs.values import SETTINGS, to_text
-from utils.errors import ConfigError
+from configs.values import BOOLS, SETTINGS, to_text
+from utils.errors import ConfigError, did_you_mean
 
 MAX_SECONDS = 1e9  # of RUN.MAX_TIME: 30 years
 MAX_TAG_BYTES = 200  # a folder's name has at most 255, and also contains a date
+NO_SETTINGS = ("GLOBAL_BATCH", "NUM_IMAGES", "CLASS_NAMES")  # what a resumed run compares besides its settings
+CHANGEABLE = (*SETTINGS, *NO_SETTINGS)
 MAX_WEIGHTS = 1e11  # of all blocks; the largest Vision Transformer so far has a fifth of that
 
 
@@ -48,6 +50,10 @@ def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     )
     tag = values["TAG"]
     yield "/" in tag or len(tag.encode(errors="surrogateescape")) > MAX_TAG_BYTES, "TAG", allowed
+    key = "RESUME.ALLOW_CHANGED"
+    unknown = [name for name in values[key] if name not in CHANGEABLE and name.lower() not in BOOLS]
+    near = did_you_mean(unknown[0], CHANGEABLE) if unknown else ""
+    yield bool(unknown), key, f"must be names of settings, {', '.join(NO_SETTINGS)}{near}"
     if values["MODEL.TYPE"] == "vit":
         yield from _vit_rules(values, named)
 

@@ -282,8 +282,16 @@ class Precision:
 class Resume:
     """Resuming."""
 
-    ALLOW_CHANGED: bool = False
-    """Resume although settings differ from the checkpoint's."""
+    ALLOW_CHANGED: tuple[str, ...] = ()
+    """Names of settings that may differ from the checkpoint's; also GLOBAL_BATCH, NUM_IMAGES and CLASS_NAMES. (Before lists: true, which allows all.)"""
+
+    @property
+    def allows_all(self) -> bool:
+        return any(name.lower() in ("true", "yes", "on") for name in self.ALLOW_CHANGED)
+
+    def allows(self, name: str) -> bool:
+        """Whether this setting may differ."""
+        return self.allows_all or name in self.ALLOW_CHANGED
 
 
 @dataclass(frozen=True)

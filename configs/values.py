@@ -20,7 +20,7 @@ from utils.errors import ConfigError, did_you_mean
 Text = str | list
 
 _NONE_WORDS = ("", "none", "null", "~")
-_BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _INT = re.compile(r"[+-]?[0-9]+")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*")  # a text that YAML needs no quotes for
@@ -151,7 +151,7 @@ def _convert_one(setting: Setting, text: Text) -> Any:
         return None if setting.optional else ""
     word = text.strip().lower()
     if setting.choices or setting.kind is bool:
-        return ({str(choice).lower(): choice for choice in setting.choices} or _BOOLS)[word]
+        return ({str(choice).lower(): choice for choice in setting.choices} or BOOLS)[word]
     if setting.kind is str:
         if "\0" in text:
             raise ValueError("paths and names must not contain it")
@@ -179,7 +179,7 @@ def to_text(value: Any) -> str:
         return digits if "." in digits else digits.replace("e", ".0e")  # to PyYAML 1e-06 is text
     if isinstance(value, int):
         return str(value)
-    if _PLAIN.fullmatch(value) and value.lower() not in (*_BOOLS, *_NONE_WORDS, "y", "n"):
+    if _PLAIN.fullmatch(value) and value.lower() not in (*BOOLS, *_NONE_WORDS, "y", "n"):
         return value
     return yaml.dump(value, default_style='"', allow_unicode=True, width=math.inf).removesuffix("\n")
 

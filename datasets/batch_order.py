@@ -64,6 +64,11 @@ class Order:
         # An epoch has a step even when all its images do not fill one.
         return max(num_full, 1) if self.drop_last else math.ceil(self.num_images / self.global_batch)
 
+    def has_updates_of(self, saved: dict) -> bool:
+        """Whether epochs have the same updates as with these settings, which a checkpoint holds."""
+        now = {"NUM_IMAGES": self.num_images, "GLOBAL_BATCH": self.global_batch, "DATA.DROP_LAST": self.drop_last}
+        return all(saved.get(key, value) == value for key, value in now.items())
+
     def window_size(self, step: int) -> int:
         """Images of this step: a full window, or the remainder at the end of an epoch."""
         start = step % self.steps_per_epoch * self.global_batch

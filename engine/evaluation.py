@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from configs.schema import Config
 from datasets import BadImages, EvalData
 from engine.checkpoint.resume import is_run, read_saved
 from engine.plan import Plan
@@ -67,15 +66,15 @@ def find_weights(plan: Plan) -> Path | None:
 
 
 def weights_to_score(
-    config: Config, checkpoint: Path | None, classes: list[str], make_model: Callable[[int], nn.Module]
+    plan: Plan, checkpoint: Path | None, make_model: Callable[[], nn.Module]
 ) -> Iterator[tuple[str, nn.Module]]:
     """The model with each set of weights to evaluate, and a prefix for its figures.
 
-    `make_model`: builds the model with foreign weights for a number of classes.
+    `make_model`: builds the model with foreign weights.
     """
-    state = read_saved(checkpoint)
+    config, classes, state = plan.config, plan.classes, read_saved(checkpoint)
     if not is_run(state):
-        yield "", make_model(config.MODEL.NUM_CLASSES or len(classes))
+        yield "", make_model()
         return
     names = state.get("class_names", classes)
     if classes != names[: len(classes)]:  # a list file has classes only up to its largest label

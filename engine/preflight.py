@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -192,7 +193,8 @@ class Preflight:
             how = f"COMPILE_SCOPE {config.COMPILE_SCOPE}, COMPILE_MODE {config.COMPILE_MODE}"
             self.report("compile", lambda: f"{how}: {len(parts_to_compile(model, config))} to compile")
         if config.MODEL.PRETRAINED:
-            self.report("pretrained", lambda: "\n".join(load_pretrained(model, config.MODEL.PRETRAINED)))
+            load = partial(load_pretrained, model, config.MODEL.PRETRAINED, classes=plan.classes)
+            self.report("pretrained", lambda: "\n".join(load()))
         if plan.checkpoint:
             self.report("resume", lambda: try_resume(plan, model, has_data))
         self.report("precision", lambda: describe_precision(precision, model))
@@ -224,20 +226,21 @@ def try_resume(plan: Plan, model: nn.Module, has_data: bool) -> str:
     """Read the checkpoint into the model, as a run would."""
     path, state = plan.checkpoint, plan.saved
     if not is_run(state):
-        return "\n".join(load_pretrained(model, str(path), setting="-resume"))
+        return "\n".join(load_pretrained(model, str(path), setting="-resume", classes=plan.classes))
+    lines = [f"{path}, after epoch {state['epoch'] + 1} and step {state['step']}"]
     if has_data:  # otherwise everything would differ
-        refuse_changes(plan.config, plan.order, state, path)
+        lines += refuse_changes(plan.config, plan.order, state, path)
     load_exactly(model, state["state_dict"], path)
-    return f"{path}, after epoch {state['epoch'] + 1} and step {state['step']}"
+    return "\n".join(lines)
 
 
 def try_evaluation(plan: Plan) -> str:
     """Load all weights that would be evaluated."""
 
-    def load_foreign(num_classes: int) -> nn.Module:
-        model = build_model(plan.config, num_classes)
+    def load_foreign() -> nn.Module:
+        model = build_model(plan.config, plan.num_classes)
         load_pretrained(model, plan.config.MODEL.PRETRAINED or plan.config.MODEL.RESUME, needs_head=True)
         return model
 
-    scored = weights_to_score(plan.config, find_weights(plan), plan.classes, load_foreign)
+    scored = weights_to_score(plan, find_weights(plan), load_foreign)
     return f"to be scored: {', '.join(name.strip() or 'raw' for name, _ in scored)}"

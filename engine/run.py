@@ -71,9 +71,9 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     for line in plan.eval_set.notes:
         log.say(line)
     config = plan.config  # final; recovery from out-of-memory errors may still cut a batch into smaller micro-batches
-    model = make_model(session, config, plan.num_classes, resumes=is_run(plan.saved))
+    model = make_model(session, plan)
     if plan.checkpoint and not is_run(plan.saved):  # before FSDP shards the model
-        for line in load_pretrained(model, str(plan.checkpoint), setting="-resume"):
+        for line in load_pretrained(model, str(plan.checkpoint), setting="-resume", classes=plan.classes):
             log.say(line)
     place = (process.rank, process.world_size, process.device)
     train_data = build_train_data(config, plan.train_set, *place, plan.order)
@@ -108,14 +108,15 @@ def load_cached_data(config: Config, session: Session, signal: Callable[[], int]
     return process.after_first(lambda: cache_image_sets(config, load_image_sets(config, log.say), progress))
 
 
-def make_model(session: Session, config: Config, num_classes: int, resumes: bool = False) -> torch.nn.Module:
+def make_model(session: Session, plan: Plan) -> torch.nn.Module:
     """The model on this process's device, with its initial weights unless the run resumes."""
-    process, log = session.process, session.log
+    process, log, config = session.process, session.log, plan.config
     torch.manual_seed(config.SEED)
-    model = build_model(config, num_classes)
+    model = build_model(config, plan.num_classes)
     source = config.MODEL.PRETRAINED or (config.MODEL.RESUME if config.EVAL else None)
-    if source and not resumes:
-        for line in process.after_first(lambda: load_pretrained(model, source, needs_head=config.EVAL)):
+    if source and not is_run(plan.saved):
+        load = partial(load_pretrained, model, source, needs_head=config.EVAL, classes=plan.classes)
+        for line in process.after_first(load):
             log.say(line)
     log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
     # FSDP moves a model to the device block by block.
@@ -130,7 +131,8 @@ def restore(session: Session, plan: Plan, trainer: Trainer) -> None:
         trainer.step = trainer.epoch * trainer.data.steps_per_epoch
         session.log.say(f"resume: {path} has weights only; epoch {trainer.epoch + 1} starts with a fresh optimizer")
         return
-    refuse_changes(config, plan.order, state, path)
+    for line in refuse_changes(config, plan.order, state, path):
+        session.log.say(line)
     check_exactly(trainer.model, state["state_dict"], path)
     trainer.load_state_dict(state)
     session.log.say(f"resume: {path}, after epoch {trainer.epoch} and step {trainer.step}")
@@ -155,7 +157,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     bad_images = BadImages(eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
     session.begin(loaded)
     found, transforms = {}, precision.transforms()
-    for name, model in weights_to_score(config, checkpoint, eval_set.classes, partial(make_model, session, config)):
+    for name, model in weights_to_score(plan, checkpoint, partial(make_model, session, plan)):
         for line in transforms.apply(model.to(process.device)):
             log.say(line)
         start = time.perf_counter()

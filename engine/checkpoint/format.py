@@ -16,7 +16,7 @@ from utils.files import replacing, sync
 # Settings that do not change the training, or whose effect is compared as GLOBAL_BATCH.
 MAY_CHANGE = re.compile(
     r"EVAL|CHECK|SAVE.*|TAG|KEEP_CHECKPOINTS|REPORT_FREQ|VALIDATE_FREQ|DEVICE|NGPUS|PROFILE|TENSORBOARD|PRECISION\.(EXPLAIN|DOCTOR_SKIPS|ROLLBACKS|SHADOW_.*)|(RESUME|RUN|DIST)\..*|MODEL\.(RESUME|PRETRAINED)"
-    r"|DATA\.(DATA_PATH|NUM_WORKERS|WORKERS|PREFETCH|BATCH_SIZE|BATCH_SIZE_EVAL|DOWNLOAD|MAX_BAD_FRACTION|CACHE|CACHE_PATH)|TRAIN\.(ACCUM_ITER|LAST_EPOCH|GRAD_CHECKPOINTING)"
+    r"|DATA\.(DATA_PATH|NUM_WORKERS|WORKERS|PREFETCH|BATCH_SIZE|BATCH_SIZE_EVAL|DOWNLOAD|MAX_BAD_FRACTION|CACHE|CACHE_PATH)|TRAIN\.(NUM_EPOCHS|ACCUM_ITER|LAST_EPOCH|GRAD_CHECKPOINTING)"
 )
 
 
@@ -117,10 +117,10 @@ def newest_in(run: Path, warn: Callable[[str], None]) -> Path | None:
     return None
 
 
-def changes(saved: dict, current: dict) -> list[str]:
-    """Settings that differ between a checkpoint and this run and that would change its course."""
-    return [
-        f"{key}: {saved[key]} -> {current[key]}"
+def changes(saved: dict, current: dict) -> dict[str, str]:
+    """Settings that differ between a checkpoint and this run and that would change its course: {key: both values}."""
+    return {
+        key: f"{saved[key]} -> {current[key]}"
         for key in current
         if not MAY_CHANGE.fullmatch(key) and key in saved and saved[key] != current[key]
-    ]
+    }

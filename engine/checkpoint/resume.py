@@ -1,11 +1,13 @@
 """Finds the checkpoint that a run continues from, and refuses settings that do not match it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from configs.schema import Config
 from configs.values import flatten
 from datasets.batch_order import Order
 from engine.checkpoint.format import changes, find_newest, read_checkpoint
+from engine.train.optim import Schedule
 from models.weights import find_file
 from utils.errors import ConfigError
 from utils.log import Log
@@ -65,17 +67,43 @@ def comparable(config: Config, order: Order) -> dict:
     return flatten(config) | {"GLOBAL_BATCH": order.global_batch, "NUM_IMAGES": order.num_images}
 
 
-def refuse_changes(config: Config, order: Order, state: dict, path: Path) -> None:
-    """Refuse to resume with settings that would change the course of the run."""
+def refuse_changes(config: Config, order: Order, state: dict, path: Path) -> list[str]:
+    """Refuse to resume with settings that would change the course of the run. Returns what to say of allowed changes."""
     different = changes(state["config"], comparable(config, order))
-    if different and not config.RESUME.ALLOW_CHANGED:
+    refused = {key: values for key, values in different.items() if not config.RESUME.allows(key)}
+    if refused:
         raise ConfigError(
             f"-resume: these settings are not those that {path} was made with:\n  "
-            + "\n  ".join(different)
-            + "\nput them back, or continue all the same with -opts RESUME.ALLOW_CHANGED=true"
+            + "\n  ".join(f"{key}: {values}" for key, values in refused.items())
+            + "\nput them back, start a new run from its weights with -pretrained, or continue all the same with "
+            + f"-opts RESUME.ALLOW_CHANGED=[{','.join(different)}]"
         )
     if config.TRAIN.LAST_EPOCH not in (0, state["epoch"] + 1):
         raise ConfigError(
             f"-last_epoch is {config.TRAIN.LAST_EPOCH}, but {path} says that {state['epoch'] + 1} epochs are finished; "
             "leave -last_epoch out"
         )
+    lines = [f"resume: RESUME.ALLOW_CHANGED allows {key}: {values}" for key, values in different.items()]
+    if config.RESUME.allows_all:
+        lines.append(
+            f"note: RESUME.ALLOW_CHANGED true allows any change; to allow these alone: [{','.join(different)}]"
+        )
+    if not order.has_updates_of(state["config"]):
+        step = (state["epoch"] + 1) * order.steps_per_epoch
+        lines.append(
+            f"resume: its updates have other images, so epoch {state['epoch'] + 2} begins anew, at step {step}"
+        )
+    return lines + _describe_length(config, order, state)
+
+
+def _describe_length(config: Config, order: Order, state: dict) -> list[str]:
+    """What another number of epochs does to the learning rate."""
+    then, now = state["config"].get("TRAIN.NUM_EPOCHS"), config.TRAIN.NUM_EPOCHS
+    if then in (None, now) or now <= state["epoch"] + 1:
+        return []
+    before, after = (
+        Schedule(replace(config.TRAIN, NUM_EPOCHS=number), order.steps_per_epoch, order.global_batch)(state["step"])
+        for number in (then, now)
+    )
+    effect = f"goes from {before:.3g} to {after:.3g} here" if before != after else f"stays {after:.3g} here"
+    return [f"resume: {now} epochs instead of {then}: the learning rate {effect} and then follows the new schedule"]

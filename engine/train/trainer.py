@@ -170,6 +170,10 @@ class Trainer:
         self.best = tuple(progress["best"])
         self.left_out = [range(*each) for each in progress.get("left_out", [])]
         self.counters.load_state_dict(progress, self.process)
+        if not self.data.order.has_updates_of(state.get("config", {})):
+            # Steps are counted by epochs of this length, and no update is left that was to be left out.
+            self.step, self.left_out = self.epoch * self.data.steps_per_epoch, []
+            self.counters.totals.zero_()
 
     def roll_back(self, state: dict, streak: range) -> None:
         """Load a state from before a streak of skipped updates, and leave these updates out from now on.

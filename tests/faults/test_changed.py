@@ -1,13 +1,16 @@
 """What changed between a save and its resume: every setting, and the data."""
 
 import shutil
+import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+import torch
 
 from configs.schema import Config
 from configs.values import flatten
+from datasets.batch_order import Order
+from datasets.shuffle import shuffled
 from engine.checkpoint.format import MAY_CHANGE
 from engine.checkpoint.resume import comparable, refuse_changes
 from tests.support.refusals import assert_names, refused
@@ -15,14 +18,14 @@ from tests.support.runs import run_folder
 from utils.errors import ConfigError
 
 SETTINGS = flatten(Config())
-ORDER = SimpleNamespace(global_batch=32, num_images=100)
+ORDER = Order(100, 32, 1, 1, True, 0, epoch_order=shuffled)
 # Of these sections nothing else may change: all of it moves the weights.
-FREE = {"TRAIN": {"ACCUM_ITER", "LAST_EPOCH", "GRAD_CHECKPOINTING"}, "MODEL": {"RESUME", "PRETRAINED"}}
+FREE = {"TRAIN": {"NUM_EPOCHS", "ACCUM_ITER", "LAST_EPOCH", "GRAD_CHECKPOINTING"}, "MODEL": {"RESUME", "PRETRAINED"}}
 
 
 def resume(key: str) -> None:
     """With the defaults, a checkpoint for which one of them was another."""
-    state = {"epoch": 0, "config": comparable(Config(), ORDER) | {key: "another"}}
+    state = {"epoch": 0, "step": 3, "config": comparable(Config(), ORDER) | {key: "another"}}
     refuse_changes(Config(), ORDER, state, Path("last.pth"))
 
 
@@ -55,7 +58,20 @@ def test_an_image_more_or_less_is_refused_and_allowed_on_request(tmp_path, start
     shutil.copy(photos / "train/ant/00.JPEG", photos / "train/ant/more.JPEG")
     refused = start(tmp_path / "o", *flags, "-epochs", "1")
     assert refused.returncode == 2
-    assert_names(refused.printed, "NUM_IMAGES: 200 -> 201", "RESUME.ALLOW_CHANGED")
+    assert_names(refused.printed, "NUM_IMAGES: 200 -> 201", "RESUME.ALLOW_CHANGED=[NUM_IMAGES]", "-pretrained")
     assert files() == before
-    allowed = start(tmp_path / "o", *flags, "RESUME.ALLOW_CHANGED=true", "-epochs", "1")
+    allowed = start(tmp_path / "o", *flags, "RESUME.ALLOW_CHANGED=[NUM_IMAGES]", "-epochs", "1")
     assert allowed.returncode == 0 and "Epoch[" not in allowed.printed, "its one epoch is trained already"
+
+
+def test_with_more_images_in_mid_epoch_that_epoch_begins_anew(tmp_path, start, photos):
+    flags = ["-dataset", "imagefolder", "-data_path", str(photos), "-opts", "DATA.NUM_WORKERS=0"]
+    stopped = start(tmp_path / "o", *flags, signal_at=[17, signal.SIGTERM, [0]])  # of 24 updates
+    assert stopped.returncode == 128 + signal.SIGTERM
+    for number in range(20):
+        shutil.copy(photos / "train/ant/00.JPEG", photos / f"train/ant/more{number}.JPEG")
+    more = start(tmp_path / "o", *flags, "RESUME.ALLOW_CHANGED=[NUM_IMAGES]")
+    assert more.returncode == 0, more.stderr
+    assert_names(more.stdout, "epoch 2", "step 13")
+    state = torch.load(run_folder(tmp_path / "o") / "last.pth", weights_only=True)
+    assert (state["epoch"], state["step"], state["config"]["NUM_IMAGES"]) == (1, 26, 220)

@@ -86,8 +86,10 @@ def test_a_run_to_go_on_with_is_compared_with_the_settings(tmp_path):
     assert found["resume"][0] == OK
     assert_names(found["resume"][1], "epoch 2", "step 88")
     found = rows(captured(*flags, "-resume", "auto", "-check", "-epochs", "3"))
-    assert found["resume"][0] == WRONG and "TRAIN.NUM_EPOCHS: 2 -> 3" in found["resume"][1]
-    deeper = ["-opts", "MODEL.DEPTH=3", "RESUME.ALLOW_CHANGED=true"]
+    assert found["resume"][0] == OK and "3 epochs instead of 2" in found["resume"][1]
+    found = rows(captured(*flags, "-resume", "auto", "-check", "-opts", "SEED=3"))
+    assert found["resume"][0] == WRONG and "SEED: 0 -> 3" in found["resume"][1]
+    deeper = ["-opts", "MODEL.DEPTH=3", "RESUME.ALLOW_CHANGED=[MODEL.DEPTH]"]
     found = rows(captured(*flags, "-resume", "auto", "-check", *deeper))
     assert found["resume"][0] == WRONG and "blocks.2." in found["resume"][1]
     found = rows(captured(*flags, "-resume", "auto", "-check", "-eval"))

@@ -67,6 +67,10 @@ class Data:
     """Keep Caltech's background / clutter folder as a class."""
     DOWNLOAD: bool = True
     """Download CIFAR or a torchvision data set if it is not in DATA_PATH; one process does, the others wait."""
+    EXIF: Literal["apply", "ignore"] | None = None
+    """Turn photos upright as their EXIF orientation says, or leave them as the camera wrote them; not set: apply for imagefolder, csv and shards, ignore for the data sets with published figures."""
+    MAX_PIXELS: Annotated[int, Bounds(1, 2**40)] = 200_000_000
+    """Larger images count as unreadable: a small file can decompress to gigabytes."""
     MAX_BAD_FRACTION: Annotated[float, Bounds(0.0, 1.0)] = 0.01
     """Maximum tolerated fraction of unreadable images: above it the run stops, below it they are replaced and reported."""
     CACHE: Literal["none", "ram", "disk"] = "none"

@@ -40,6 +40,10 @@ class ImageSet:
         """The image as uint8 [H, W, channels], or ImageReadError. Threads call it concurrently."""
         raise NotImplementedError
 
+    def kinds(self, index: int) -> Sequence[str]:
+        """What is unusual about the image's file, in the words of -check."""
+        return ()
+
     def file(self, index: int) -> tuple[str, bytes]:
         """The image as a file: its extension and bytes. If there is no file, a PNG of the pixels."""
         pixels, png = self.read(index), io.BytesIO()

@@ -31,9 +31,9 @@ from tqdm import tqdm
 from configs.load import load
 from datasets import ImageSet, load_image_sets
 from datasets.shuffle import shuffled
-from datasets.sources.folder import IMAGE_ENDINGS
 from datasets.sources.shards.index import load_index, save_index, scan
 from datasets.sources.shards.source import CLASSES_FILE
+from datasets.transforms.decode import IMAGE_ENDINGS
 from datasets.types import ImageReadError
 from scripts.command_line import Parser, at_least
 from utils.errors import ConfigError, DataError

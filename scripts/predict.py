@@ -22,8 +22,10 @@ import torch
 from configs.schema import Config
 from configs.values import unflatten
 from datasets import BadImages, Normalize, build_eval_data
-from datasets.sources.folder import IMAGE_ENDINGS, images_below
+from datasets.sources.folder import images_below
 from datasets.sources.images import FileImages
+from datasets.transforms.decode import IMAGE_ENDINGS
+from datasets.transforms.pixel_rules import PixelRules
 from engine.precision.policy import Precision, set_matmul
 from engine.train.loss import widen
 from models import build_model
@@ -116,7 +118,7 @@ class Predictor:
         if len(paths) <= FEW:
             config = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))
         # Each image's index is its target, so that a batch tells which images it contains.
-        images = FileImages(Path(), paths, range(len(paths)), self.classes, config.DATA.IMAGE_CHANNELS)
+        images = FileImages(Path(), paths, range(len(paths)), self.classes, PixelRules.of(config.DATA))
         bad_images = BadImages(images, max_fraction=1.0, say=report)
         normalize = Normalize(config.DATA).to(self.device)
         for batch in build_eval_data(config, images, rank=0, world_size=1, device=self.device):
@@ -139,6 +141,7 @@ def config_of(state: dict) -> Config:
     channels, side, _ = data["input_size"]
     images = replace(
         config.DATA,
+        EXIF=state["config"].get("DATA.EXIF", "ignore"),  # older runs trained on photos as they lie in their files
         IMAGE_SIZE=side,
         IMAGE_CHANNELS=channels,
         CROP_PCT=data["crop_pct"],

@@ -14,6 +14,7 @@ from configs.load import load
 from datasets import build_order, load_image_sets
 from datasets.sources.images import FileImages
 from datasets.sources.shards.index import index_path, load_index
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError, ImageSet
 from engine.checkpoint.format import find_newest
 from engine.checkpoint.rollback import find_before
@@ -123,7 +124,7 @@ def test_a_data_path_that_is_neither_file_nor_folder_is_refused(tmp_path, data_s
 def test_an_image_that_is_no_file_cannot_be_read(tmp_path, kind, reason):
     KINDS[kind](tmp_path / "0.png")
     with refused(ImageReadError, reason):
-        FileImages(tmp_path, ["0.png"], [0], ["a"], 3).read(0)
+        FileImages(tmp_path, ["0.png"], [0], ["a"], PixelRules(3)).read(0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -55,9 +56,9 @@ class CachedImages(ImageSet):
         except DamagedCacheError as error:
             raise ImageReadError(str(error)) from error
         if kind == PIXELS:
-            return content.reshape(height, width, self._image_set.num_channels)
+            return content.reshape(height, width, self._image_set.rules.num_channels)
         if kind == JPEG:
-            return decode(content.tobytes(), self._image_set.num_channels)
+            return decode(content.tobytes(), self._image_set.rules)
         raise ImageReadError(os.fsdecode(content.tobytes()))
 
 
@@ -133,7 +134,7 @@ def locate_cache(config: Config, part: str, image_set: ImageSet) -> CacheLocatio
         folder = Path(data.CACHE_PATH or Path(config.SAVE) / "cache").expanduser()
     key = {
         "files": hash_files(image_set, count_threads(config)),
-        "channels": image_set.num_channels,
+        "pixels": asdict(image_set.rules),
         **CacheEncoder(data).key,
     }
     name = f"{data.DATASET.replace('/', '-')}-{part}-{hashlib.sha256(root).hexdigest()[:16]}"

@@ -7,6 +7,7 @@ import numpy as np
 from configs.schema import Config
 from datasets.sources.images import ArrayImages
 from datasets.split import hold_out
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 
 FILE = Path(__file__).with_name("digits.npz")
@@ -20,5 +21,5 @@ def read_digits(config: Config) -> tuple[ImageSet, ImageSet]:
         images, targets = content["images"], content["targets"]
     images = np.round(images * (255 / BRIGHTEST)).astype(np.uint8)
     classes = [str(digit) for digit in range(10)]
-    image_set = ArrayImages(images, targets, classes, config.DATA.IMAGE_CHANNELS, "digits")
+    image_set = ArrayImages(images, targets, classes, PixelRules.of(config.DATA), "digits")
     return hold_out(image_set, VAL_FRACTION, config.DATA.SPLIT_SEED, "digits")

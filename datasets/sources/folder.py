@@ -6,10 +6,11 @@ from pathlib import Path
 from configs.schema import Config
 from datasets.sources.images import FileImages
 from datasets.sources.root import data_root, expected_layout
+from datasets.transforms.decode import IMAGE_ENDINGS
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError, did_you_mean
 
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 TRAIN_FOLDER, VAL_FOLDERS = "train", ("val", "validation", "test")
 EXPECTS = "train/ and val/ (or validation/, test/) with a folder per class, or a folder per class and no split"
 
@@ -75,7 +76,7 @@ def read_class_folders(
             )
         paths += found
         targets += [number[name]] * len(found)
-    return FileImages(folder, paths, targets, classes, config.DATA.IMAGE_CHANNELS)
+    return FileImages(folder, paths, targets, classes, PixelRules.of(config.DATA))
 
 
 def images_below(root: Path, name: str, deep: bool) -> list[str]:

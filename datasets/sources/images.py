@@ -1,18 +1,54 @@
 """The image sets that most sources return, in files or in memory."""
 
+import errno
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from datasets.transforms.decode import decode, to_array
+from datasets.transforms.decode import decode, kinds_of
+from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import DataError, not_a_file
 
+RETRY_AFTER = (0.5, 2.0)  # seconds: a network file system or a disk may answer again
+# Errors that another attempt would meet again: no such file, no permission, a folder or socket in its place.
+LASTING = {getattr(errno, name) for name in ("ENOENT", "EACCES", "EPERM", "ENOTDIR", "EISDIR", "ENXIO", "ELOOP")}
 
-class FileImages(ImageSet):
+
+class EncodedImages(ImageSet):
+    """Images that are read as the bytes of a file."""
+
+    rules: PixelRules
+
+    def read(self, index: int) -> np.ndarray:
+        return decode(self.file(index)[1], self.rules)
+
+    def kinds(self, index: int) -> Sequence[str]:
+        try:
+            return kinds_of(self.file(index)[1], self.rules)
+        except ImageReadError:
+            return ()
+
+    def file(self, index: int) -> tuple[str, bytes]:
+        for seconds in (*RETRY_AFTER, None):
+            try:
+                return self.open_file(index)
+            except OSError as error:
+                if seconds is None or error.errno in LASTING:
+                    raise ImageReadError(f"{type(error).__name__}: {error}") from error
+            time.sleep(seconds)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def open_file(self, index: int) -> tuple[str, bytes]:
+        """As `file`, in one attempt: OSError if the file system fails."""
+        raise NotImplementedError
+
+
+class FileImages(EncodedImages):
     """Images in files below one folder.
 
     The paths are in an array, not in a list of strings: a million small objects would be copied into every loader
@@ -27,13 +63,13 @@ class FileImages(ImageSet):
         paths: list[str],
         targets: Sequence[int] | np.ndarray,
         classes: list[str],
-        num_channels: int,
+        rules: PixelRules,
         *,
         confined: bool = False,
     ):
         """`paths` are relative to `root`; `confined`: they come from a list, so no link may lead out of `root`."""
         super().__init__(targets, classes)
-        self.root, self.num_channels, self.confined = root, num_channels, confined
+        self.root, self.rules, self.confined = root, rules, confined
         self.paths = np.array([os.fsencode(path) for path in paths], dtype=bytes)
 
     def name(self, index: int) -> str:
@@ -52,21 +88,15 @@ class FileImages(ImageSet):
     def _path(self, index: int) -> str:
         return os.fsdecode(self.paths[index])
 
-    def read(self, index: int) -> np.ndarray:
-        return decode(self.file(index)[1], self.num_channels)
-
-    def file(self, index: int) -> tuple[str, bytes]:
+    def open_file(self, index: int) -> tuple[str, bytes]:
         path = self.name(index)
         # Links to folders were checked with the list; a link to a file is found here.
         if self.confined and os.path.islink(path) and not is_within(self.root, path):
             raise DataError(f"{path}: this link leads out of {self.root}; a list may only name files inside it")
-        try:
-            with open(path, "rb", opener=_without_waiting) as file:
-                if not (kind := not_a_file(file.fileno())):
-                    return os.path.splitext(path)[1], file.read()
-            raise ImageReadError(f"it is {kind}")
-        except OSError as error:
-            raise ImageReadError(f"{type(error).__name__}: {error}") from error
+        with open(path, "rb", opener=_without_waiting) as file:
+            if not (kind := not_a_file(file.fileno())):
+                return os.path.splitext(path)[1], file.read()
+        raise ImageReadError(f"it is {kind}")
 
 
 class ArrayImages(ImageSet):
@@ -75,18 +105,18 @@ class ArrayImages(ImageSet):
     in_memory = True
     per_image = ("targets", "images")
 
-    def __init__(self, images: np.ndarray, targets: np.ndarray, classes: list[str], num_channels: int, title: str):
+    def __init__(self, images: np.ndarray, targets: np.ndarray, classes: list[str], rules: PixelRules, title: str):
         super().__init__(targets, classes)
-        self.images, self.num_channels, self.title = images, num_channels, title
+        self.images, self.rules, self.title = images, rules, title
 
     def name(self, index: int) -> str:
         return f"{self.title} image {index}"
 
     def read(self, index: int) -> np.ndarray:
         pixels = self.images[index]
-        if pixels.ndim == 3 and pixels.shape[2] == self.num_channels:
+        if pixels.ndim == 3 and pixels.shape[2] == self.rules.num_channels:
             return pixels
-        return to_array(Image.fromarray(pixels), self.num_channels)
+        return to_array(Image.fromarray(pixels), self.rules)
 
 
 def _without_waiting(path: str, flags: int) -> int:

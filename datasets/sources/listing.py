@@ -9,6 +9,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.sources.images import FileImages, is_within
+from datasets.transforms.pixel_rules import PixelRules
 from utils.errors import DataError, did_you_mean
 
 NUM_CHECKED = 10  # files of each list that must exist at the start; all of ImageNet's would take minutes
@@ -45,7 +46,7 @@ def to_image_sets(config: Config, listings: list[Listing], *, allow_names: bool)
     for listing, its_targets in list(zip(listings, targets, strict=True))[-1 if config.EVAL else 0 :]:
         root = listing.file.parent
         _check_paths(listing, root)
-        image_set = FileImages(root, listing.paths, its_targets, classes, config.DATA.IMAGE_CHANNELS, confined=True)
+        image_set = FileImages(root, listing.paths, its_targets, classes, PixelRules.of(config.DATA), confined=True)
         image_set.labels_are_numbers = not allow_names or all(each.is_numbered for each in listings)
         image_set.split = {"rule": "folders", "training": str(listings[0].file), "validation": str(listings[-1].file)}
         image_sets.append(image_set)

@@ -13,7 +13,7 @@ from datasets.sources.caltech import read_caltech101, read_caltech256
 from datasets.sources.imagenet import read_imagenet
 from datasets.sources.images import ArrayImages, FileImages
 from datasets.split import hold_out
-from datasets.transforms.decode import to_array
+from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import ConfigError, DataError, did_you_mean
 from utils.torch_internals import LABELS
@@ -113,21 +113,21 @@ def _make(config: Config, name: str, arguments: dict, say: Callable[[str], None]
 
 def _to_image_set(config: Config, dataset: Any, title: str) -> ImageSet:
     """Images in memory or in files where the data set has either, otherwise as torchvision returns them."""
-    channels = config.DATA.IMAGE_CHANNELS
+    rules = PixelRules.of(config.DATA)
     if hasattr(dataset, "data"):
         images = np.asarray(dataset.data)
         images = images.transpose(0, 2, 3, 1) if images.ndim == 4 and images.shape[1] == 3 else images
         targets = _targets(dataset)
-        return ArrayImages(np.ascontiguousarray(images), targets, _classes(dataset, targets), channels, title)
+        return ArrayImages(np.ascontiguousarray(images), targets, _classes(dataset, targets), rules, title)
     if getattr(dataset, "loader", None) is os.fspath:
         # Sorted, because some are listed in the order of the file system, which differs between machines.
         rows = sorted(dataset[index] for index in range(len(dataset)))
         targets = np.array([target for _, target in rows], dtype=np.int64)
         root = Path(config.DATA.DATA_PATH).expanduser()
         paths = [os.path.relpath(path, root) for path, _ in rows]
-        return FileImages(root, paths, targets, _classes(dataset, targets), channels)
+        return FileImages(root, paths, targets, _classes(dataset, targets), rules)
     targets = _targets(dataset)
-    return TorchvisionImages(dataset, np.arange(len(dataset)), targets, _classes(dataset, targets), channels)
+    return TorchvisionImages(dataset, np.arange(len(dataset)), targets, _classes(dataset, targets), rules)
 
 
 def _targets(dataset: Any) -> np.ndarray:
@@ -148,10 +148,10 @@ class TorchvisionImages(ImageSet):
 
     per_image = ("targets", "places")
 
-    def __init__(self, dataset: Any, places: np.ndarray, targets: np.ndarray, classes: list[str], num_channels: int):
+    def __init__(self, dataset: Any, places: np.ndarray, targets: np.ndarray, classes: list[str], rules: PixelRules):
         """`places` [N]: the index of each image in `dataset`."""
         super().__init__(targets, classes)
-        self.dataset, self.places, self.num_channels = dataset, places, num_channels
+        self.dataset, self.places, self.rules = dataset, places, rules
 
     def name(self, index: int) -> str:
         return f"{type(self.dataset).__name__} image {self.places[index]}"
@@ -161,4 +161,4 @@ class TorchvisionImages(ImageSet):
             image, _ = self.dataset[int(self.places[index])]
         except Exception as error:  # on a broken file Pillow raises whatever its parsing ran into
             raise ImageReadError(f"{type(error).__name__}: {error}") from error
-        return to_array(image, self.num_channels)
+        return to_array(image, self.rules)

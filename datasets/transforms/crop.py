@@ -42,7 +42,7 @@ class EvalTransform:
     def __init__(self, data: Data):
         self.side = data.IMAGE_SIZE
         self.short_side = math.floor(data.IMAGE_SIZE / data.CROP_PCT)
-        self.interpolation = data.INTERPOLATION
+        self.interpolation, self.max_pixels = data.INTERPOLATION, data.MAX_PIXELS
 
     def __call__(self, image: np.ndarray, out: Tensor) -> None:
         """From uint8 [H, W, C] to uint8 [C, side, side]."""
@@ -53,8 +53,8 @@ class EvalTransform:
         if (height, width) == (self.side, self.side):
             resize(image, self.interpolation, out)
             return
-        if height * width > Image.MAX_IMAGE_PIXELS:  # an image one pixel high becomes one of any size
-            raise ImageReadError(f"resized to {width} x {height} it has more than {Image.MAX_IMAGE_PIXELS} pixels")
+        if height * width > self.max_pixels:  # an image one pixel high becomes one of any size
+            raise ImageReadError(f"resized to {width} x {height} it has more than DATA.MAX_PIXELS, {self.max_pixels}")
         resized = torch.empty((height, width, channels), dtype=torch.uint8).permute(2, 0, 1)
         resize(image, self.interpolation, resized)
         out.copy_(resized[:, top : top + self.side, left : left + self.side])

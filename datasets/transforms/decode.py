@@ -1,11 +1,14 @@
-"""From the bytes of an image file to pixels, the same as Pillow's `convert` gives for every kind of image."""
+"""From the bytes of an image file to pixels, by libjpeg where that is faster and gives the pixels that Pillow gives."""
 
 import contextlib
 import io
+from collections.abc import Callable
+from importlib.util import find_spec
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
+from datasets.transforms.pixel_rules import PixelRules, describe_kinds, to_array
 from datasets.types import ImageReadError
 
 try:
@@ -13,48 +16,129 @@ try:
 except ImportError:  # no wheel for this machine: Pillow reads everything, JPEGs at about half the speed
     simplejpeg = None
 
-MODES = {1: "L", 3: "RGB"}  # Pillow's modes by number of channels
+# Endings that need a module, which not every installation has.
+OPTIONAL_ENDINGS = {"PIL._avif": (".avif",), "pillow_heif": (".heic", ".heif", ".hif")}
+IMAGE_ENDINGS = (
+    *(".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif"),
+    *(ending for module, endings in OPTIONAL_ENDINGS.items() if find_spec(module) for ending in endings),
+)
 # Conversions by libjpeg itself, exactly as when Pillow calls it. CMYK needs Pillow, which knows Adobe's inversion.
 LIBJPEG_CONVERSIONS = {3: {"YCbCr": "RGB", "RGB": "RGB", "Gray": "RGB"}, 1: {"Gray": "GRAY"}}
+JPEG_START, APP1, START_OF_SCAN, EXIF = b"\xff\xd8", 0xE1, 0xDA, b"Exif\0\0"
+ORIENTATION = ExifTags.Base.Orientation
+# What makes an image of each EXIF orientation upright.
+TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
+    2: lambda pixels: pixels[:, ::-1],
+    3: lambda pixels: pixels[::-1, ::-1],
+    4: lambda pixels: pixels[::-1],
+    5: lambda pixels: pixels.swapaxes(0, 1),
+    6: lambda pixels: pixels[::-1].swapaxes(0, 1),
+    7: lambda pixels: pixels[::-1, ::-1].swapaxes(0, 1),
+    8: lambda pixels: pixels[:, ::-1].swapaxes(0, 1),
+}
 
 
-def decode(data: bytes, num_channels: int) -> np.ndarray:
-    """uint8 [H, W, num_channels]. Like Pillow, it ignores the EXIF orientation."""
+def decode(data: bytes, rules: PixelRules) -> np.ndarray:
+    """uint8 [H, W, rules.num_channels]."""
     try:
-        pixels = _decode_jpeg(data, num_channels) if simplejpeg and data[:2] == b"\xff\xd8" else None
-        return _decode_any(data, num_channels) if pixels is None else pixels
+        pixels = _decode_jpeg(data, rules) if simplejpeg and data[:2] == JPEG_START else None
+        return _decode_any(data, rules) if pixels is None else pixels
+    except ImageReadError:
+        raise
     except UnidentifiedImageError as error:  # its own text names an object in memory
         raise ImageReadError("UnidentifiedImageError: empty, or not an image that Pillow knows") from error
+    except Image.DecompressionBombError as error:
+        raise ImageReadError(f"{error}; DATA.MAX_PIXELS is {rules.max_pixels}") from error
     except Exception as error:  # Pillow's parsers raise many types on a broken file
         raise ImageReadError(f"{type(error).__name__}: {error}") from error
 
 
-def _decode_jpeg(data: bytes, num_channels: int) -> np.ndarray | None:
+def kinds_of(data: bytes, rules: PixelRules) -> list[str]:
+    """What is unusual about an image file, in the words of -check; nothing of a file that is no image."""
+    try:
+        with _open(data, rules) as image:
+            kinds = describe_kinds(image)
+            if _orientation(data, image) in TURNS:  # which may read the whole image
+                kinds.append(f"EXIF-rotated ({'applied' if rules.applies_exif else 'ignored'})")
+            return kinds
+    except Exception:  # as in `decode`, which gives the reason
+        return []
+
+
+def _decode_jpeg(data: bytes, rules: PixelRules) -> np.ndarray | None:
     """None where Pillow has to decide: other colour spaces, and files with errors."""
     with contextlib.suppress(ValueError):
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        _refuse_bomb(width, height)
-        if colours in LIBJPEG_CONVERSIONS[num_channels]:
-            return simplejpeg.decode_jpeg(data, LIBJPEG_CONVERSIONS[num_channels][colours])
+        _refuse_bomb(width, height, rules)
+        if colours in LIBJPEG_CONVERSIONS[rules.num_channels]:
+            pixels = simplejpeg.decode_jpeg(data, LIBJPEG_CONVERSIONS[rules.num_channels][colours])
+            return _upright(pixels, _orientation(data)) if rules.applies_exif else pixels
     return None
 
 
-def _decode_any(data: bytes, num_channels: int) -> np.ndarray:
-    with Image.open(io.BytesIO(data)) as image:
-        _refuse_bomb(*image.size)
-        if 0 in image.size:
-            raise ValueError("it has no pixels")
-        return to_array(image, num_channels)
+def _decode_any(data: bytes, rules: PixelRules) -> np.ndarray:
+    with _open(data, rules) as image:
+        pixels = to_array(image, rules)
+        return _upright(pixels, _orientation(data, image)) if rules.applies_exif else pixels
 
 
-def to_array(image: Image.Image, num_channels: int) -> np.ndarray:
-    """A Pillow image as uint8 [H, W, num_channels]."""
-    mode = MODES[num_channels]
-    pixels = np.array(image if image.mode == mode else image.convert(mode))
-    return pixels[:, :, None] if pixels.ndim == 2 else pixels
+def _open(data: bytes, rules: PixelRules) -> Image.Image:
+    """The image by Pillow, or a HEIF photo by pillow-heif."""
+    Image.MAX_IMAGE_PIXELS = rules.max_pixels  # also for the parts of a file that Pillow checks itself
+    try:
+        image = Image.open(io.BytesIO(data))
+    except UnidentifiedImageError:
+        if data[4:8] != b"ftyp":
+            raise
+        image = _open_heif(data, rules)
+    _refuse_bomb(*image.size, rules)
+    if 0 in image.size:
+        raise ValueError("it has no pixels")
+    return image
 
 
-def _refuse_bomb(width: int, height: int) -> None:
-    """Enforce Pillow's limit on decompressed pixels, of which up to twice the limit it only warns."""
-    if width * height > Image.MAX_IMAGE_PIXELS:
-        raise Image.DecompressionBombError(f"{width} x {height} pixels, more than {Image.MAX_IMAGE_PIXELS}")
+def _open_heif(data: bytes, rules: PixelRules) -> Image.Image:
+    try:
+        from pillow_heif import open_heif
+    except ImportError as error:
+        raise ImageReadError("a HEIF photo (.heic), which pillow-heif reads: pip install pillow-heif") from error
+    photo = open_heif(data)
+    _refuse_bomb(*photo.size, rules)
+    return photo.to_pillow()
+
+
+def _orientation(data: bytes, image: Image.Image | None = None) -> int:
+    """The EXIF orientation, 1 to 8; 1 if there is none. `image`: needed unless this is a JPEG.
+
+    Of TIFF and HEIF files it is 1, because Pillow and pillow-heif have applied it.
+    """
+    with contextlib.suppress(Exception):  # EXIF data is often damaged, which does not harm the pixels
+        if image is None or data[:2] == JPEG_START:
+            exif = _jpeg_exif(data)
+        else:
+            image.load()
+            exif = image.getexif()
+        return exif.get(ORIENTATION, 1)
+    return 1
+
+
+def _jpeg_exif(data: bytes) -> Image.Exif:
+    """From the segments before the image. Pillow would read the whole header again, where this costs 2 us."""
+    exif, start = Image.Exif(), 2
+    while data[start] == 0xFF and data[start + 1] != START_OF_SCAN:
+        end = start + 2 + int.from_bytes(data[start + 2 : start + 4], "big")
+        if data[start + 1] == APP1 and data.startswith(EXIF, start + 4):
+            exif.load(data[start + 4 : end])
+            break
+        start = end
+    return exif
+
+
+def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    return np.ascontiguousarray(TURNS[orientation](pixels)) if orientation in TURNS else pixels
+
+
+def _refuse_bomb(width: int, height: int, rules: PixelRules) -> None:
+    """Enforce the limit on decompressed pixels, of which up to twice the limit Pillow only warns."""
+    if width * height > rules.max_pixels:
+        raise Image.DecompressionBombError(f"{width} x {height} pixels")

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -25,6 +26,7 @@ class ScanResult:
         self.sides = np.zeros((len(image_set), 2), dtype=np.int64)  # height, width
         self.digests = np.zeros(len(image_set), dtype=np.uint64)  # of the pixels; 0 of an unreadable image
         self.reasons: dict[int, str] = {}  # errors of unreadable images
+        self.kinds: list[str] = []  # what is unusual about files
 
     @property
     def readable(self) -> np.ndarray:
@@ -34,6 +36,7 @@ class ScanResult:
     def scan(self, indices: range) -> int:
         """Read these images. Returns their number."""
         for index in indices:
+            self.kinds.extend(self.image_set.kinds(index))
             try:
                 pixels = self.image_set.read(index)
             except ImageReadError as error:
@@ -77,6 +80,8 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
             scans.append(scan_images(image_set, f"reading {part} images"))
             yield check_readable(part, scans[-1], config.DATA.MAX_BAD_FRACTION)
             yield check_sizes(part, scans[-1], config.DATA.IMAGE_SIZE)
+    if kinds := Counter(kind for scan in scans for kind in scan.kinds):
+        yield Finding("kinds of files", ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common()))
     if train is not None:
         yield check_duplicates(*scans)
 

@@ -168,12 +168,13 @@ def compare_pixels(arguments: argparse.Namespace, scratch: Path) -> None:
     from configs.schema import Data
     from datasets.transforms.crop import TrainTransform, crop_box
     from datasets.transforms.decode import decode
+    from datasets.transforms.pixel_rules import PixelRules
 
     transform = TrainTransform(data := Data(HFLIP=0.0))
     out = torch.empty(224, 224, 3, dtype=torch.uint8).permute(2, 0, 1)
     means, biases = [], []
     for seed, path in enumerate(sorted(arguments.photos.rglob("*.jpg"))):
-        transform(decode(path.read_bytes(), 3), random.Random(seed), out)
+        transform(decode(path.read_bytes(), PixelRules(3)), random.Random(seed), out)
         with Image.open(path) as image:
             left, top, width, height = crop_box(*image.size, data.CROP_SCALE, data.CROP_RATIO, random.Random(seed))
             crop = image.convert("RGB").crop((left, top, left + width, top + height))

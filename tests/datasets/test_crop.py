@@ -10,7 +10,7 @@ from PIL import Image
 
 from configs.schema import Data
 from datasets.transforms.crop import EvalTransform, Normalize, TrainTransform, crop_box
-from datasets.transforms.decode import to_array
+from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError
 from tests.support.image_sets import noise
 
@@ -26,7 +26,7 @@ def torchvision_mode(name: str):
 def augmented(data: Data, image: Image.Image, seed: int) -> torch.Tensor:
     channels = len(image.getbands())
     out = torch.empty(data.IMAGE_SIZE, data.IMAGE_SIZE, channels, dtype=torch.uint8).permute(2, 0, 1)
-    TrainTransform(data)(to_array(image, channels), random.Random(seed), out)
+    TrainTransform(data)(to_array(image, PixelRules(channels)), random.Random(seed), out)
     return out
 
 
@@ -66,7 +66,7 @@ def test_evaluation_images_are_torchvisions(side, crop_pct, mode):
     for size in SIZES:
         image = noise(*size, mode)
         out = torch.empty(side, side, len(mode), dtype=torch.uint8).permute(2, 0, 1)
-        transform(to_array(image, len(mode)), out)
+        transform(to_array(image, PixelRules(len(mode))), out)
         assert_alike(out, chain(image), "bicubic")
 
 

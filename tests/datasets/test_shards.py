@@ -14,6 +14,7 @@ from datasets import build_train_data, load_image_sets
 from datasets.shuffle import shuffled_nearby
 from datasets.sources.shards.index import index_path, load_index, scan
 from datasets.sources.shards.source import ShardImages, read_shards
+from datasets.transforms.pixel_rules import PixelRules
 from tests.support.configs import CPU, replaced
 from tests.support.image_sets import error_of, load, make_set, png, samples, settings, shades, write_tar
 from tests.support.refusals import assert_names, refused
@@ -254,7 +255,9 @@ def big_set(num_shards: int = 20, per_shard: int = 50, buffer: int = 100):
     """A set of which only the order is asked."""
     count = num_shards * per_shard
     table = np.zeros(count, dtype=[("offset", "i8"), ("size", "i8"), ("label", "i8"), ("name", "S1")])
-    return ShardImages([None] * num_shards, np.repeat(np.arange(num_shards), per_shard), table, ["a"], 3, buffer)
+    return ShardImages(
+        [None] * num_shards, np.repeat(np.arange(num_shards), per_shard), table, ["a"], PixelRules(3), buffer
+    )
 
 
 def test_each_epoch_has_every_sample_once_in_an_order_of_its_own():

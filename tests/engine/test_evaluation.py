@@ -6,6 +6,7 @@ import torch
 
 from datasets import BadImages, Normalize, build_eval_data
 from datasets.sources.images import ArrayImages
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from engine.evaluation import evaluate
 from engine.precision.policy import Precision
@@ -28,7 +29,7 @@ def score(tmp_path, num_classes, count=37, unreadable=()):
     rng = np.random.default_rng(0)
     pixels = np.broadcast_to(rng.integers(256, size=(count, 1, 1), dtype=np.uint8), (count, 8, 8)).copy()
     targets = rng.integers(num_classes, size=count)
-    images = ArrayImages(pixels, targets, [str(n) for n in range(num_classes)], 1, "made up")
+    images = ArrayImages(pixels, targets, [str(n) for n in range(num_classes)], PixelRules(1), "made up")
     read = images.read
 
     def read_or_fail(index):

@@ -12,6 +12,7 @@ from PIL import Image
 
 from configs.load import load
 from datasets.transforms.decode import decode
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from tests.support.image_sets import png, write_tar
 from tests.support.refusals import assert_names, refused
@@ -74,14 +75,13 @@ def test_a_run_on_hostile_shards_and_lists_ends_with_2_and_reads_nothing_outside
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP"])
-def test_a_picture_of_more_pixels_than_pillow_bears_is_refused_where_it_only_warns(monkeypatch, kind):
+def test_a_picture_of_more_pixels_than_the_setting_is_refused_also_where_pillow_only_warns(kind):
     file = io.BytesIO()
     Image.new("RGB", (40, 30)).save(file, kind)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1200)
-    assert decode(file.getvalue(), 3).shape == (30, 40, 3)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1199)  # an error of Pillow's own only from twice as many on
-    with refused(ImageReadError, "DecompressionBombError", "40 x 30 pixels", 1199):
-        decode(file.getvalue(), 3)
+    assert decode(file.getvalue(), PixelRules(3, max_pixels=1200)).shape == (30, 40, 3)
+    for limit in (1199, 599):  # Pillow warns of the first and refuses the second
+        with refused(ImageReadError, "DATA.MAX_PIXELS", limit):
+            decode(file.getvalue(), PixelRules(3, max_pixels=limit))
 
 
 def calls() -> list[tuple[str, str, dict[str, str]]]:

@@ -3,6 +3,7 @@
 import csv
 
 import pytest
+import torch
 from PIL import Image
 
 from datasets import load_image_sets
@@ -79,6 +80,25 @@ def test_an_unreadable_image_is_named_the_others_go_on_and_the_exit_code_is_2(tr
     code, lines, err = typed(trained / "best.pth", good[0], broken, good[1])
     assert code == 2 and str(broken) in err and "1 of 3 images could not be read" in err
     assert [path for path, _, _ in lines] == [str(path) for path in good]
+
+
+def test_photos_are_turned_as_the_run_of_the_checkpoint_did(trained, digits, typed, tmp_path):
+    """Also those of older versions, which knew nothing of EXIF."""
+    state = torch.load(trained / "last.pth", weights_only=True)
+    with Image.open(digits / "4" / sorted(path.name for path in (digits / "4").iterdir())[0]) as upright:
+        stored, exif = upright.transpose(Image.Transpose.ROTATE_90), Image.Exif()
+    exif[0x0112] = 6
+    stored.save(tmp_path / "lying.png")
+    stored.save(tmp_path / "tagged.png", exif=exif)
+    upright.save(tmp_path / "upright.png")
+    del state["config"]["DATA.EXIF"]
+    for dataset, as_read in (("digits", "lying"), ("imagefolder", "lying"), ("imagefolder", "upright")):
+        if as_read == "upright":
+            state["config"]["DATA.EXIF"] = None
+        state["config"]["DATA.DATASET"] = dataset
+        torch.save(state, tmp_path / "run.pth")
+        tagged, same = typed(tmp_path / "run.pth", tmp_path / "tagged.png", tmp_path / f"{as_read}.png", "-top", 3)[1]
+        assert tagged[1:] == same[1:]
 
 
 @pytest.mark.parametrize(

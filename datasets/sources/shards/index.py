@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.sources.folder import IMAGE_ENDINGS
 from datasets.sources.listing import MAX_CLASSES
 from datasets.sources.shards.tar import HeaderReader, Member, Tar, TruncatedTarError
+from datasets.transforms.decode import IMAGE_ENDINGS
 from utils.errors import DataError
 from utils.files import replacing
 

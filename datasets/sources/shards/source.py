@@ -12,12 +12,13 @@ import numpy as np
 from configs.schema import Config
 from datasets.shuffle import shuffled, shuffled_nearby
 from datasets.sources.folder import TRAIN_FOLDER, VAL_FOLDERS
+from datasets.sources.images import EncodedImages
 from datasets.sources.listing import check_label_range
 from datasets.sources.root import data_root, expected_layout
 from datasets.sources.shards.index import Shard, read_shards_of
 from datasets.sources.shards.tar import Tar
-from datasets.transforms.decode import decode
-from datasets.types import ImageReadError, ImageSet
+from datasets.transforms.pixel_rules import PixelRules
+from datasets.types import ImageSet
 from utils.errors import DataError
 
 MAX_OPEN_TARS = 128  # of one process, whose limit for open files may be 256
@@ -34,7 +35,7 @@ class TarStamp(NamedTuple):
     mtime_ns: int
 
 
-class ShardImages(ImageSet):
+class ShardImages(EncodedImages):
     """Images inside tars, each at `offset` with `size` bytes."""
 
     per_image = ("targets", "tar_numbers", "samples")
@@ -45,13 +46,13 @@ class ShardImages(ImageSet):
         tar_numbers: np.ndarray,
         samples: np.ndarray,
         classes: list[str],
-        num_channels: int,
+        rules: PixelRules,
         shuffle_buffer: int,
     ):
         """`tar_numbers` [N]: the tar of each sample; `samples` [N] as in Shard, tar by tar."""
         super().__init__(samples["label"], classes)
         self.tars, self.tar_numbers, self.samples = tars, tar_numbers, samples
-        self.num_channels, self.shuffle_buffer = num_channels, shuffle_buffer
+        self.rules, self.shuffle_buffer = rules, shuffle_buffer
 
     @property
     def root(self) -> Path:
@@ -68,16 +69,14 @@ class ShardImages(ImageSet):
         offset, size = (self.samples[field][index] for field in ("offset", "size"))
         return f"{tar.path.name}\0{tar.size}\0{tar.mtime_ns}\0{offset}\0{size}"
 
-    def file(self, index: int) -> tuple[str, bytes]:
+    def open_file(self, index: int) -> tuple[str, bytes]:
         offset, size = (int(self.samples[field][index]) for field in ("offset", "size"))
         try:
             data = _opened(self.tars[self.tar_numbers[index]]).read(offset, size)
-        except OSError as error:
-            raise ImageReadError(f"{type(error).__name__}: {error}") from error
+        except OSError:
+            _opened.cache_clear()  # a stale handle stays stale: the next attempt opens the tar again
+            raise
         return os.path.splitext(self.name(index))[1], data
-
-    def read(self, index: int) -> np.ndarray:
-        return decode(self.file(index)[1], self.num_channels)
 
     def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
         """Shuffled tars, then samples shuffled within DATA.SHUFFLE_BUFFER: disks are slow at random access."""
@@ -187,7 +186,7 @@ def to_image_set(config: Config, shards: Sequence[Shard], classes: list[str]) ->
     numbers = np.repeat(np.arange(len(shards), dtype=np.int32), [len(shard.samples) for shard in shards])
     samples = np.concatenate([shard.samples for shard in shards])
     tars = [TarStamp(shard.path, shard.size, shard.mtime_ns) for shard in shards]
-    return ShardImages(tars, numbers, samples, classes, config.DATA.IMAGE_CHANNELS, config.DATA.SHUFFLE_BUFFER)
+    return ShardImages(tars, numbers, samples, classes, PixelRules.of(config.DATA), config.DATA.SHUFFLE_BUFFER)
 
 
 def _check_trained(train: ShardImages, val: ShardImages) -> None:

@@ -12,7 +12,9 @@ from engine.check.images import (
     check_sizes,
     scan_images,
 )
+from tests.data_zoo.files import animation, grey_16_bits, photo
 from tests.engine.check.small_photos import sets_of, trouble
+from tests.support.image_sets import noise
 from tests.support.refusals import assert_names, refused
 from utils.errors import DataError
 from utils.findings import OK, WARN, WRONG
@@ -36,9 +38,8 @@ def test_of_many_unreadable_images_ten_are_named(photos):
     assert not re.search(r"\d", check_sizes("training", scan, 8).found), "the size of no image"
 
 
-def test_an_image_with_too_many_pixels_counts_as_unreadable(photos, monkeypatch):
-    config, train, _ = sets_of(photos)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+def test_an_image_with_too_many_pixels_counts_as_unreadable(photos):
+    config, train, _ = sets_of(photos, "DATA.MAX_PIXELS=100")
     assert len(scan_images(train, "").reasons) == len(train)
 
 
@@ -87,3 +88,26 @@ def test_image_sizes_and_how_many_are_too_small(photos):
     told = check_sizes("training", scan, 11).found
     assert_names(told, "12 x 10", "median 12 x 10", "40 x 30", "92.3%", "DATA.IMAGE_SIZE 11")
     assert "DATA.IMAGE_SIZE" not in check_sizes("training", scan, 10).found
+
+
+def test_unusual_files_are_counted_by_kind(check, photos):
+    found = check()
+    assert "kinds of files" not in found
+    for name, content in (("6.jpg", photo("JPEG", 6)), ("16.png", grey_16_bits("PNG")), ("a.gif", animation("GIF"))):
+        for part in ("train", "val"):
+            (photos / part / "cat" / name).write_bytes(content)
+    for name, mode in (("float.tif", "F"), ("print.tif", "CMYK")):
+        noise(12, 10).convert("L" if mode == "F" else mode).convert(mode).save(photos / "train/dog" / name)
+    flags = ["-opts", "DATA.MAX_BAD_FRACTION=0.5"]
+    verdict, told = check(*flags)["kinds of files"]
+    assert verdict == OK
+    counts = {part.split(" ", 1)[1]: int(part.split(" ", 1)[0]) for part in told.split(", ") if part[0].isdigit()}
+    assert counts == {
+        "EXIF-rotated (applied)": 2,
+        "16-bit": 2,
+        "transparent": 2,
+        "animated or of several pages": 2,
+        "32-bit (refused)": 1,
+        "CMYK": 1,
+    }
+    assert "EXIF-rotated (ignored)" in check(*flags, "DATA.EXIF=ignore")["kinds of files"][1]

@@ -1,0 +1,72 @@
+"""Image files as cameras, scanners and drawing programs write them, all of the same picture."""
+
+import io
+
+import numpy as np
+import pillow_heif
+from PIL import Image
+
+BLOCK = 8
+# Six blocks of colours, no two alike, so that every turn shows: 24 x 16 pixels.
+COLOURS = [[(250, 10, 10), (10, 250, 10), (10, 10, 250)], [(250, 250, 10), (10, 10, 10), (250, 250, 250)]]
+PICTURE = np.array(COLOURS, np.uint8).repeat(BLOCK, axis=0).repeat(BLOCK, axis=1)
+GREY = np.arange(0, 240, 5, dtype=np.uint8).reshape(6, 8)
+
+# What a camera that was held so has stored of the upright picture.
+HELD = {
+    1: None,
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+EXACT = {
+    "JPEG": {"quality": 100, "subsampling": 0},
+    "WEBP": {"lossless": True},
+    "AVIF": {"quality": 100, "subsampling": "4:4:4"},
+    "HEIF": {"quality": 100, "chroma": 444},
+}
+
+
+def encoded(image: Image.Image | np.ndarray, form: str, **options) -> bytes:
+    content = io.BytesIO()
+    image = Image.fromarray(image) if isinstance(image, np.ndarray) else image
+    if form == "HEIF":
+        pillow_heif.from_pillow(image).save(content, **EXACT[form])
+    else:
+        image.save(content, form, **EXACT.get(form, {}) | options)
+    return content.getvalue()
+
+
+def photo(form: str, orientation: int = 1) -> bytes:
+    """PICTURE as a camera stores it that is held in one of the eight ways."""
+    exif, image = Image.Exif(), Image.fromarray(PICTURE)
+    exif[0x010F], exif[0x0112] = "maker", orientation
+    return encoded(image.transpose(HELD[orientation]) if orientation > 1 else image, form, exif=exif)
+
+
+def grey_16_bits(form: str) -> bytes:
+    """GREY in 16 bits, with something in the lower eight."""
+    return encoded(GREY.astype(np.uint16) * 257 + 100, form)
+
+
+def hidden_colours(mode: str, form: str) -> bytes:
+    """PICTURE, of which the upper half is transparent."""
+    alpha = np.repeat([0, 255], BLOCK).astype(np.uint8)[:, None].repeat(PICTURE.shape[1], axis=1)
+    image = Image.fromarray(np.dstack([PICTURE, alpha]))
+    if mode == "P":
+        image = image.quantize(16)
+    return encoded(image.convert(mode), form)
+
+
+def animation(form: str) -> bytes:
+    """PICTURE in the middle of the first frame, whose border but for two corners is transparent; the second is black."""
+    first = Image.new("RGBA", (40, 32))
+    first.paste(Image.fromarray(PICTURE), (8, 8))
+    for corner in ((0, 0), (39, 31)):
+        first.putpixel(corner, (*COLOURS[0][0], 255))
+    second = Image.new("RGBA", (40, 32), (0, 0, 0, 255))
+    return encoded(first, form, save_all=True, append_images=[second], duration=100, disposal=2)

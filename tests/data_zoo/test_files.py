@@ -1,0 +1,167 @@
+"""Files as cameras and scanners make them give the right pixels, or a clear error: read alone, cached, from shards."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image
+
+from datasets import CacheProgress, cache_image_sets
+from datasets.transforms import decode
+from datasets.transforms.pixel_rules import PixelRules
+from datasets.types import ImageReadError
+from scripts import make_shards
+from tests.data_zoo.files import GREY, HELD, PICTURE, animation, encoded, grey_16_bits, hidden_colours, photo
+from tests.support.image_sets import load, settings
+from tests.support.refusals import refused
+
+MEAN = (0.2, 0.4, 0.6)
+BACKGROUND = (51, 102, 153)
+
+
+def folder(root: Path, contents: dict[str, bytes]) -> Path:
+    """The files as the training images of two classes, and the first of them to validate."""
+    for part, names in (("train", contents), ("val", list(contents)[:1])):
+        for name in ("ant", "bee"):
+            (root / part / name).mkdir(parents=True)
+            for file in names:
+                (root / part / name / file).write_bytes(contents[file])
+    return root
+
+
+def read_all(image_set) -> list[np.ndarray]:
+    return [image_set.read(index) for index in range(len(image_set))]
+
+
+def read(content: bytes, channels: int = 3, **rules) -> np.ndarray:
+    return decode.decode(content, PixelRules(channels, **rules))
+
+
+def assert_close(pixels: np.ndarray, wanted: np.ndarray, tolerance: int = 12) -> None:
+    assert pixels.shape == wanted.shape and pixels.dtype == np.uint8 and pixels.flags.c_contiguous
+    assert np.abs(pixels.astype(int) - wanted).max() <= tolerance
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
+@pytest.mark.parametrize("orientation", HELD)
+def test_a_photo_of_every_exif_orientation_is_read_upright(form, orientation, monkeypatch):
+    content = photo(form, orientation)
+    assert_close(read(content, applies_exif=True), PICTURE)
+    kinds = decode.kinds_of(content, PixelRules(3, applies_exif=True))
+    assert any("EXIF" in kind for kind in kinds) == (orientation > 1 and form != "TIFF")  # Pillow turns a TIFF itself
+    monkeypatch.setattr(decode, "simplejpeg", None)
+    assert_close(read(content, applies_exif=True), PICTURE)
+
+
+def test_exif_is_applied_to_a_users_photos_and_ignored_in_data_sets_with_published_figures(tmp_path):
+    root = folder(tmp_path / "photos", {"6.jpg": photo("JPEG", 6)})
+    (root / "train_list.txt").write_text("train/ant/6.jpg 0\ntrain/bee/6.jpg 1\n")
+    (root / "val_list.txt").write_text("val/ant/6.jpg 0\nval/bee/6.jpg 1\n")
+    (root / "train.csv").write_text("image_path,target\ntrain/ant/6.jpg,0\ntrain/bee/6.jpg,1\n")
+    (root / "val.csv").write_text("image_path,target\nval/ant/6.jpg,0\nval/bee/6.jpg,1\n")
+    lying = PICTURE.shape[1], PICTURE.shape[0], 3
+    for dataset, shape in (("imagefolder", PICTURE.shape), ("csv", PICTURE.shape), ("imagenet2012", lying)):
+        assert load(dataset, root)[0].read(0).shape == shape
+        assert load(dataset, root, EXIF="apply")[0].read(0).shape == PICTURE.shape
+        assert load(dataset, root, EXIF="ignore")[0].read(0).shape == lying
+
+
+@pytest.mark.parametrize("damage", [slice(20, 24), slice(12, 40)])
+def test_damaged_exif_data_does_not_cost_the_image(damage):
+    content = bytearray(photo("JPEG", 6))
+    start = content.index(b"Exif")
+    content[start + damage.start : start + damage.stop] = b"\xff" * (damage.stop - damage.start)
+    assert read(bytes(content), applies_exif=True).size == PICTURE.size
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF", "PPM"])
+def test_16_bits_are_scaled_to_8(form):
+    assert read(grey_16_bits(form), 1)[:, :, 0].tolist() == GREY.tolist()
+    assert read(grey_16_bits(form), 3).tolist() == np.dstack([GREY] * 3).tolist()
+    full = encoded(np.array([[0, 128, 129, 65535]], np.uint16), form)
+    assert read(full, 1).ravel().tolist() == [0, 0, 1, 255]
+
+
+def test_the_transparent_shade_of_a_16_bit_png_is_transparent():
+    content = encoded(Image.fromarray(np.array([[0, 65535]], np.uint16)), "PNG", transparency=65535)
+    assert read(content, 1, background=(9, 9, 9)).ravel().tolist() == [0, 9]
+
+
+@pytest.mark.parametrize("values", [np.linspace(0, 1, 6, dtype=np.float32), np.arange(6, dtype=np.int32)])
+def test_32_bits_per_pixel_are_refused_because_their_range_is_unknown(values):
+    with refused(ImageReadError, "32 bits"):
+        read(encoded(values.reshape(2, 3), "TIFF"))
+
+
+@pytest.mark.parametrize(("mode", "form"), [("RGBA", "PNG"), ("RGBA", "WEBP"), ("RGBA", "TIFF"), ("P", "PNG")])
+def test_transparent_pixels_show_the_mean_colour_and_not_what_is_hidden_below(tmp_path, mode, form):
+    root = folder(tmp_path / "photos", {f"a.{form.lower()}": hidden_colours(mode, form)})
+    wanted = PICTURE.copy()
+    wanted[:8] = BACKGROUND
+    assert_close(load("imagefolder", root, IMAGENET_MEAN=MEAN)[0].read(0), wanted, 0)
+
+
+def test_transparent_grey_pixels_show_the_mean_shade():
+    content = encoded(np.dstack([GREY, np.where(GREY > 100, 255, 0).astype(np.uint8)]), "PNG")
+    background = PixelRules.of(settings("imagefolder", IMAGE_CHANNELS=1, IMAGENET_MEAN=MEAN).DATA).background
+    assert background == (51, 51, 51)
+    assert read(content, 1, background=background)[:, :, 0].tolist() == np.where(GREY > 100, GREY, 51).tolist()
+
+
+@pytest.mark.parametrize("form", ["GIF", "WEBP", "PNG"])
+def test_of_an_animation_the_first_frame_is_read_as_it_is_shown(form):
+    wanted = np.full((32, 40, 3), BACKGROUND)
+    wanted[8:24, 8:32] = PICTURE
+    wanted[0, 0] = wanted[-1, -1] = (250, 10, 10)
+    assert_close(read(animation(form), background=BACKGROUND), wanted, 0)
+
+
+@pytest.mark.parametrize(("mode", "form"), [("CMYK", "JPEG"), ("CMYK", "TIFF"), ("P", "GIF"), ("P", "PNG")])
+def test_printers_and_drawing_programs_colours_are_right(mode, form):
+    image = Image.fromarray(PICTURE)
+    image = image.quantize(16) if mode == "P" else image.convert(mode)
+    assert_close(read(encoded(image, form)), PICTURE)
+
+
+def test_black_and_white_scans_are_right():
+    assert read(encoded(Image.fromarray(GREY > 100), "PNG"), 1)[:, :, 0].tolist() == ((GREY > 100) * 255).tolist()
+
+
+@pytest.mark.parametrize("name", ["a.avif", "a.heic", "a.HIF"])
+def test_phone_photos_in_newer_formats_are_found_and_read(tmp_path, name):
+    root = folder(tmp_path / "photos", {name: photo("AVIF" if name == "a.avif" else "HEIF")})
+    assert_close(load("imagefolder", root)[0].read(0), PICTURE)
+
+
+def test_a_heif_photo_without_the_package_that_reads_it_is_an_image_that_cannot_be_read(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    with refused(ImageReadError, "pip install pillow-heif"):
+        read(photo("HEIF"))
+
+
+def test_a_photo_of_108_megapixels_is_read_unless_the_setting_forbids_it(recwarn):
+    content = simplejpeg.encode_jpeg(np.full((9000, 12000, 1), 77, np.uint8), colorspace="GRAY", quality=50)
+    pixels = read(content, 1)
+    assert pixels.shape == (9000, 12000, 1) and abs(int(pixels[-1, -1, 0]) - 77) < 3 and not recwarn.list
+    with refused(ImageReadError, "12000 x 9000", "DATA.MAX_PIXELS", 100_000_000):
+        read(content, 1, max_pixels=100_000_000)
+
+
+def test_a_cache_and_shards_hold_the_same_pixels_as_the_files(tmp_path):
+    files = {f"{turn}.jpg": photo("JPEG", turn) for turn in HELD}
+    files |= {"alpha.png": hidden_colours("RGBA", "PNG"), "16.png": grey_16_bits("PNG"), "a.heic": photo("HEIF")}
+    root = folder(tmp_path / "photos", files)
+    wanted = [pixels.tolist() for pixels in read_all(load("imagefolder", root)[0])]
+    flags = ["-dataset", "imagefolder", "-data_path", str(root), "-output", str(tmp_path / "shards")]
+    assert make_shards.main(flags) == 0
+    in_shards = [pixels.tolist() for pixels in read_all(load("shards", tmp_path / "shards")[0])]
+    assert sorted(in_shards) == sorted(wanted)
+
+    says = CacheProgress(say=lambda line: None, warn=lambda line: None)
+    for rules in ({}, {"EXIF": "ignore"}, {"IMAGENET_MEAN": MEAN}, {}):  # no cache of other rules is used
+        config = settings("imagefolder", root, CACHE="disk", CACHE_PATH=str(tmp_path / "cache"), **rules)
+        from_files = load("imagefolder", root, **rules)
+        cached = cache_image_sets(config, from_files, says)[0]
+        assert [each.tolist() for each in read_all(cached)] == [each.tolist() for each in read_all(from_files[0])]

@@ -11,7 +11,19 @@ from configs.removed import REMOVED, check_removed
 from configs.schema import AUTO, Config
 from configs.typed_names import suggest_key
 from configs.unused_settings import unused_settings
-from configs.values import SECTIONS, SETTINGS, Text, build, convert, describe_allowed, flatten, is_none, quoted, to_text
+from configs.values import (
+    SECTIONS,
+    SETTINGS,
+    Text,
+    build,
+    convert,
+    describe_allowed,
+    flatten,
+    is_none,
+    quoted,
+    to_text,
+    unflatten,
+)
 from configs.yaml_files import find_settings_file, read_layers
 from utils.errors import ConfigError
 
@@ -26,11 +38,15 @@ class LoadedConfig:
     arguments: list[str]  # the command line
     started: float = field(default_factory=time.monotonic)  # loading is the first thing that a program does
 
+    def with_value(self, key: str, value: Any, origin: str) -> "LoadedConfig":
+        """Replace one setting."""
+        config = unflatten(flatten(self.config) | {key: value})
+        return replace(self, config=config, origins=self.origins | {key: origin})
+
     def with_batch_size(self, number: int, how: str) -> "LoadedConfig":
         """Replace DATA.BATCH_SIZE auto by a number; `how`: how it was found."""
         key = "DATA.BATCH_SIZE"
-        config = replace(self.config, DATA=replace(self.config.DATA, BATCH_SIZE=number))
-        return replace(self, config=config, origins=self.origins | {key: f"auto ({self.origins[key]}): {how}"})
+        return self.with_value(key, number, f"auto ({self.origins[key]}): {how}")
 
     def with_default_batch_size(self) -> "LoadedConfig":
         """Replace DATA.BATCH_SIZE auto by the default, with a note: for programs that do not train."""

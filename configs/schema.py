@@ -221,6 +221,8 @@ class Train:
     """Keep an exponential moving average (EMA) of the weights, and evaluate both."""
     MODEL_EMA_DECAY: Annotated[float, Bounds(0.0, 1.0)] = 0.99996
     """Decay of the EMA per update."""
+    MODEL_EMA_WARMUP: bool = True
+    """Begin with a smaller decay, updates / (updates + 9), so that short runs fill the EMA too; false: MODEL_EMA_DECAY from the first update on, as in PaddleViT."""
     OPTIMIZER: Optimizer = Optimizer()
     LR_SCHEDULER: LRScheduler = LRScheduler()
 

@@ -46,7 +46,7 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     yield not train.mixes, "TRAIN.", mixing, "TRAIN.MIXUP_ALPHA and TRAIN.CUTMIX_ALPHA are 0"
     erasing = "RANDOM_ERASE_MODE RANDOM_ERASE_COUNT"
     yield not train.RANDOM_ERASE_PROB, "TRAIN.", erasing, "TRAIN.RANDOM_ERASE_PROB is 0"
-    yield not train.MODEL_EMA, "TRAIN.", "MODEL_EMA_DECAY", "TRAIN.MODEL_EMA is off"
+    yield not train.MODEL_EMA, "TRAIN.", "MODEL_EMA_DECAY MODEL_EMA_WARMUP", "TRAIN.MODEL_EMA is off"
     steps, is_step = "MILESTONES DECAY_EPOCHS DECAY_RATE", train.LR_SCHEDULER.NAME == "step"
     yield not is_step, "TRAIN.LR_SCHEDULER.", steps, "TRAIN.LR_SCHEDULER.NAME is not step"
 

@@ -8,14 +8,14 @@ from configs.values import flatten
 from datasets import BadImages, Batch, EvalData, Window
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.format import read_checkpoint
-from engine.checkpoint.resume import comparable
+from engine.checkpoint.resume import comparable, identity
 from engine.checkpoint.rollback import BAD_BATCHES_FILE, find_before, write_bad_batches
 from engine.checkpoint.sharded_saver import PIECES
 from engine.diagnose.failing_batch import LastUpdate, save_overflow
 from engine.evaluation import evaluate
 from engine.plan import Plan
 from engine.session import Session
-from engine.train.counters import EpochResult, Scores
+from engine.train.counters import Best, EpochResult, Scores
 from engine.train.epoch_loop import train_epoch
 from engine.train.stop_conditions import TIME_IS_UP, NonFinite, Stopped
 from engine.train.trainer import Trainer
@@ -35,6 +35,7 @@ class Epochs:
         fraction = self.config.DATA.MAX_BAD_FRACTION
         self.bad_training_images = BadImages(trainer.data.image_set, fraction, self.log.warn)
         self.bad_eval_images = BadImages(eval_data.image_set, fraction, self.log.warn)
+        self.validation = identity(eval_data.image_set)
         self.last_update = next(each for each in trainer.callbacks if isinstance(each, LastUpdate))
         self.start = time.perf_counter()
 
@@ -62,7 +63,7 @@ class Epochs:
         finally:
             self.saver.wait()
         self._finish("done")
-        self.session.status("done", best_top1=self.trainer.best[0], best_epoch=self.trainer.best[1])
+        self.session.status("done", best_top1=self.trainer.best.top1, best_epoch=self.trainer.best.epoch)
         return 1 if self.saver.failed else 0
 
     def _train_to_the_end(self) -> None:
@@ -81,10 +82,12 @@ class Epochs:
         number, is_last = trainer.epoch + 1, trainer.epoch + 1 == config.TRAIN.NUM_EPOCHS
         scores = self._evaluate() if number % config.VALIDATE_FREQ == 0 or is_last else {}
         evaluated = time.perf_counter()
-        chosen = scores.get("_ema") or scores.get("")
-        is_best = chosen is not None and chosen.top1 > trainer.best[0]
+        suffix, chosen = max(scores.items(), key=lambda item: item[1].rank, default=("", None))
+        if chosen:
+            trainer.preferred = f"state_dict{suffix}"
+        is_best = chosen is not None and trainer.best.is_worse_than(chosen)
         if is_best:
-            trainer.best = (chosen.top1, number)
+            trainer.best = Best(chosen.top1, number, -chosen.rank[1], suffix, chosen.num_images)
         num_images = (trainer.step - first_step) * trainer.data.global_batch
         result = EpochResult(report, scores, num_images, trained - start, evaluated - trained)
         trainer.notify("on_epoch_end", result)
@@ -174,6 +177,7 @@ class Epochs:
             "config": comparable(config, self.trainer.data.order),
             "seed": config.SEED,
             "class_names": list(self.plan.classes),
+            "validation": self.validation,
             "data": {
                 "mean": list(data.IMAGENET_MEAN),
                 "std": list(data.IMAGENET_STD),
@@ -213,8 +217,7 @@ class Epochs:
         """Close the callbacks, and log the result and the run folder in one line."""
         for callback in self.trainer.callbacks:
             callback.close()
-        top1, epoch = self.trainer.best
-        best = f"best validation top-1 {top1:.2f}% (epoch {epoch})" if epoch else "no evaluation yet"
+        best = self.trainer.best.describe(has_ema=self.trainer.ema is not None)
         minutes, seconds = divmod(time.perf_counter() - self.start, 60)
         things = "weights, curves and logs" if (self.session.path / "last.pth").exists() else "logs"
         self.log.say(f"{reason}; {best}; {minutes:.0f} min {seconds:.1f} s; {things}: {self.session.path}")

@@ -8,12 +8,20 @@ from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from datasets import ImageSet, build_order, parse_policy
 from datasets.batch_order import Order
-from engine.checkpoint.resume import batch_size_of, find_checkpoint, global_batch_to_keep, read_saved, run_folder_of
+from engine.checkpoint.resume import (
+    batch_size_of,
+    find_checkpoint,
+    global_batch_to_keep,
+    is_run,
+    read_saved,
+    run_folder_of,
+)
 from engine.parallel.strategy import check_strategy, is_sharded
 from engine.precision.policy import Precision
 from utils.distributed import Process
 from utils.log import Log
 
+EMA_WARMUP = "TRAIN.MODEL_EMA_WARMUP"
 ImageSets = tuple[ImageSet | None, ImageSet]
 
 
@@ -85,12 +93,22 @@ class Plan:
     @cached_property
     def loaded(self) -> LoadedConfig:
         """The settings that the run uses and writes to config.yaml, with a number in place of DATA.BATCH_SIZE auto."""
+        loaded = self._given
+        if self.keeps_fixed_ema:
+            loaded = loaded.with_value(EMA_WARMUP, False, "as this run began")
         if self.given.DATA.BATCH_SIZE != AUTO:
-            return self._given
+            return loaded
         number, how = batch_size_of(self.saved), "as this run began with"
         if number is None:
             number, how = self._find_batch_size(self.given, len(self.train_set), self.num_classes)
-        return self._given.with_batch_size(number, how)
+        return loaded.with_batch_size(number, how)
+
+    @property
+    def keeps_fixed_ema(self) -> bool:
+        """Whether the run to continue has an EMA, and began before its decay could warm up."""
+        if self.given.EVAL or not self.given.TRAIN.MODEL_EMA or self._given.origins[EMA_WARMUP] != "default":
+            return False
+        return is_run(self.saved) and EMA_WARMUP not in self.saved["config"]
 
     def describe_batch_size(self) -> str:
         how = self.loaded.origins["DATA.BATCH_SIZE"].partition(": ")[2]
@@ -125,6 +143,8 @@ class Plan:
         ]
         if self.given.DATA.BATCH_SIZE == AUTO:
             lines.insert(0, f"batch size: {self.describe_batch_size()}")
+        if self.keeps_fixed_ema:
+            lines.append(f"resume: the EMA's decay stays fixed, as this run began; {EMA_WARMUP}=true warms it up")
         if is_sharded(self.config, self.process):
             lines.append(
                 f"strategy: fsdp2; each of {self.process.world_size} processes holds a part of weights, gradients and "

@@ -16,6 +16,7 @@ from engine.check.images import check_images
 from engine.check.memory import check_memory
 from engine.check.quick_checks import (
     check_disk,
+    check_ema,
     check_output,
     check_rate,
     check_shared_memory,
@@ -181,6 +182,8 @@ class Preflight:
         order = self.attempt("repeats", lambda: plan.order)
         if order:
             self.add(check_rate(config.TRAIN, order.global_batch))
+            if config.TRAIN.MODEL_EMA:
+                self.add(check_ema(config.TRAIN, plan.num_updates))
         self.add(check_warm_up(config.TRAIN))
 
     def check_model(self, plan: Plan, model: nn.Module, has_data: bool) -> None:

@@ -21,7 +21,7 @@ from datasets import (
 )
 from engine.callback_list import choose_callbacks
 from engine.check.quick_checks import quick_checks
-from engine.checkpoint.resume import is_run, refuse_changes
+from engine.checkpoint.resume import identity, is_run, refuse_changes
 from engine.checkpoint.sharded_saver import make_saver
 from engine.diagnose.explain import explain
 from engine.epochs import Epochs
@@ -33,6 +33,7 @@ from engine.plan import ImageSets, Plan
 from engine.precision.policy import set_matmul
 from engine.session import Session
 from engine.train.build import build_trainer
+from engine.train.counters import Best, confidence
 from engine.train.trainer import Trainer
 from models import build_model, describe
 from models.weights import check_exactly, load_pretrained
@@ -135,6 +136,13 @@ def restore(session: Session, plan: Plan, trainer: Trainer) -> None:
         session.log.say(line)
     check_exactly(trainer.model, state["state_dict"], path)
     trainer.load_state_dict(state)
+    then, now = state.get("validation"), identity(plan.eval_set)
+    if then not in (None, now):
+        session.log.say(
+            f"resume: other validation images ({then['num_images']} then, {now['num_images']} now), so the best epoch "
+            f"so far, {trainer.best.epoch} with {trainer.best.top1:.2f}%, does not count: the next one becomes best.pth"
+        )
+        trainer.best = Best()
     session.log.say(f"resume: {path}, after epoch {trainer.epoch} and step {trainer.step}")
 
 
@@ -164,7 +172,11 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         scores = evaluate(model, data, normalize, precision, process, bad_images)
         log.say(f"----- {scores.describe(f'{name}Validation')}, time: {time.perf_counter() - start:.2f}")
         excluded = f"; {scores.num_excluded} unreadable ones left out" if scores.num_excluded else ""
-        log.say(f"{name}top-1 {scores.top1:.3f}%, top-5 {scores.top5:.3f}% of {scores.num_images} images{excluded}")
+        interval = confidence(scores.top1, scores.num_images)
+        log.say(
+            f"{name}top-1 {scores.top1:.3f}%{interval and f' ({interval})'}, top-5 {scores.top5:.3f}% of {scores.num_images} "
+            f"images{excluded}"
+        )
         found[name.strip().lower() or "raw"] = asdict(scores)
         transforms.revert(model)  # the next weights may be loaded into it
     session.status("done", **found)

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 import torch
 
+from models.formats.common import weights_of
 from models.formats.torch import to_safetensors
 from scripts.command_line import Parser, read_checkpoint
 from utils.errors import ConfigError
@@ -47,7 +48,7 @@ def export(source: str, target: Path, ema: bool) -> str:
         with replacing(target) as file:
             torch.save(checkpoint, file)
         return f"{target}: all of {path}, after epoch {checkpoint.get('epoch', -1) + 1}"
-    weights = checkpoint.get("state_dict_ema") if ema else checkpoint["state_dict"]
+    weights = checkpoint.get("state_dict_ema") if ema else weights_of(checkpoint, path)[0]
     if not weights:
         raise ConfigError(f"-ema: {path} has no moving average, because its run had TRAIN.MODEL_EMA off")
     metadata = {key: json.dumps(checkpoint[key]) for key in METADATA if key in checkpoint}

@@ -29,6 +29,7 @@ from datasets.transforms.pixel_rules import PixelRules
 from engine.precision.policy import Precision, set_matmul
 from engine.train.loss import widen
 from models import build_model
+from models.formats.common import weights_of
 from models.weights import load_exactly
 from scripts.command_line import Parser, at_least, read_checkpoint
 from utils.distributed import choose_device
@@ -46,7 +47,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("images", nargs="+", metavar="image", help="an image file, or a folder of them")
     parser.add_argument("-top", type=at_least(1), default=1, metavar="N", help="classes to print for each image [1]")
     parser.add_argument("-csv", type=Path, metavar="FILE", help=f"also write a table: {','.join(COLUMNS)}")
-    parser.add_argument("-raw", action="store_true", help="use the raw weights even if there are EMA weights")
+    parser.add_argument("-raw", action="store_true", help="use the raw weights even if the EMA scored better")
     arguments = parser.parse_args(argv)
     if arguments.csv and not (arguments.csv.parent.is_dir() and os.access(arguments.csv.parent, os.W_OK)):
         raise ConfigError(f"-csv: cannot write to the folder {arguments.csv.parent}; create it or choose another")
@@ -102,7 +103,7 @@ class Predictor:
         self.device = choose_device("auto", local_rank=0)
         self.precision = Precision(self.config, self.device)
         set_matmul(self.config.PRECISION.MATMUL)
-        kind = "state_dict_ema" if state.get("state_dict_ema") and not raw else "state_dict"
+        kind = "state_dict" if raw else weights_of(state, path)[1]
         model = build_model(self.config, self.config.MODEL.NUM_CLASSES or len(self.classes))
         load_exactly(model, state[kind], path)
         self.precision.transforms().apply(model)

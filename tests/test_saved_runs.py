@@ -6,6 +6,7 @@ DIST.CHECKPOINT=sharded DATA.BATCH_SIZE=4 in two. last.pth holds step 6 of 8; me
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def test_a_run_saved_by_an_earlier_version_ends_as_it_would_have(tmp_path, kind)
     done = run(script, *flags, processes=processes)
     assert done.returncode == 0, done.stdout + done.stderr
     assert list((tmp_path / "output").iterdir()) == [folder]
+    assert re.search(r"MODEL_EMA_WARMUP: false +# .*began", (folder / "config.yaml").read_text())
     # Processors round differently, so not to the last bit.
     assert steps(folder) == pytest.approx(before, rel=1e-3)
     assert last_epoch(folder)["eval_loss_ema"] == pytest.approx(expected["eval_loss_ema"], rel=1e-3)

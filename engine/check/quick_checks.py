@@ -12,6 +12,7 @@ from datasets import TrainData
 from datasets.loading.workers import BATCHES_AHEAD, count_workers
 from datasets.sources.synthetic import SyntheticImages
 from engine.memory.estimate import checkpoint_bytes
+from engine.train.ema import decay_at
 from engine.train.optim import Schedule
 from utils.distributed import Process
 from utils.findings import OK, WARN, WRONG, Finding
@@ -21,6 +22,7 @@ from utils.text import format_bytes
 CUSTOMARY = {"AdamW": (1e-5, 1e-3), "Adam": (1e-5, 1e-3), "SGD": (1e-3, 1e-1)}
 FAR = 10  # factor beyond them that is reported
 SHARED = Path("/dev/shm")  # where loader processes put their batches on Linux
+MAX_INITIAL = 0.01  # of the EMA
 NEAR = 0.8  # fraction of the free space
 
 
@@ -30,6 +32,7 @@ def quick_checks(config: Config, model: nn.Module, data: TrainData, process: Pro
     return [
         check_rate(config.TRAIN, data.global_batch),
         check_warm_up(config.TRAIN),
+        check_ema(config.TRAIN, config.TRAIN.NUM_EPOCHS * data.steps_per_epoch),
         check_disk(config, path, checkpoint_bytes(config.TRAIN, model)),
         check_shared_memory(config, num_workers),
     ]
@@ -58,6 +61,21 @@ def check_warm_up(settings: Train) -> Finding:
     if settings.WARMUP_EPOCHS <= settings.NUM_EPOCHS:
         return Finding("warm-up", found)
     return Finding("warm-up", found, WARN, "set TRAIN.WARMUP_EPOCHS lower: the rate never gets to TRAIN.BASE_LR")
+
+
+def check_ema(settings: Train, num_updates: int) -> Finding:
+    """Check that the average forgets the initial weights."""
+    if settings.MODEL_EMA_WARMUP:
+        return Finding(
+            "EMA", f"its decay warms up to {decay_at(num_updates - 1, settings):.6g} in {num_updates} updates"
+        )
+    share = settings.MODEL_EMA_DECAY**num_updates
+    found = (
+        f"after {num_updates} updates with decay {settings.MODEL_EMA_DECAY:g} it is still {share:.2%} initial weights"
+    )
+    if share <= MAX_INITIAL:
+        return Finding("EMA", found)
+    return Finding("EMA", found, WARN, "set TRAIN.MODEL_EMA_WARMUP=true, or lower TRAIN.MODEL_EMA_DECAY")
 
 
 def check_output(save: str) -> Finding:

@@ -25,7 +25,7 @@ def build_trainer(config: Config, model: nn.Module, data: TrainData, process: Pr
     parallel = choose_parallel(config, process, precision.half)
     for line in precision.transforms(training=True).apply(model):
         log.say(line)
-    ema = Ema(model, config.TRAIN.MODEL_EMA_DECAY) if config.TRAIN.MODEL_EMA else None
+    ema = Ema(model, config.TRAIN) if config.TRAIN.MODEL_EMA else None
     parallel.place(model, *([ema.model] if ema else []))
     if ema:
         ema.follow(model, parallel)

@@ -12,10 +12,11 @@ from engine.parallel.replicated import Replicated
 from engine.precision.master_weights import ComputeWeights
 from engine.precision.policy import Precision
 from engine.train.callbacks import Callback
-from engine.train.counters import Counters, Report
+from engine.train.counters import Best, Counters, Report
 from engine.train.ema import Ema
 from engine.train.optim import Schedule
 from engine.train.window_guard import WindowGuard
+from models.formats.common import PREFERRED
 from utils.distributed import Process
 from utils.seed import seed_update
 
@@ -47,7 +48,8 @@ class Trainer:
     callbacks: list[Callback] = field(default_factory=list)
     epoch: int = 0  # finished epochs, including their evaluation
     step: int = 0  # updates so far: done, skipped or left out
-    best: tuple[float, int] = (-1.0, 0)  # highest accuracy, and its epoch
+    best: Best = Best()
+    preferred: str | None = None  # key in a checkpoint of the better weights in the newest evaluation
     left_out: list[range] = field(default_factory=list)  # updates that a rollback leaves out
 
     def update(self, window: Window) -> None:
@@ -78,7 +80,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self.weights.refresh()
         if self.ema:
-            self.ema.update(skipped)
+            self.ema.update(self.step, skipped)
         self.notify("on_phase", "other")
         self.counters.add(sums, grad_norm, skipped)
         self.step += 1
@@ -147,6 +149,7 @@ class Trainer:
             "step": self.step,
             "state_dict": self.parallel.local_state(self.model),
             **({"state_dict_ema": self.parallel.local_state(self.ema.model)} if self.ema else {}),
+            **({PREFERRED: self.preferred} if self.preferred else {}),
             "optimizer": self.optimizer.state_dict(),
             "amp_scaler": self.precision.state_dict(),
             "progress": {
@@ -167,7 +170,7 @@ class Trainer:
         self.precision.load_state_dict(state["amp_scaler"])
         self.epoch, self.step = state["epoch"] + 1, state["step"]
         progress = state["progress"]
-        self.best = tuple(progress["best"])
+        self.best, self.preferred = Best(*progress["best"]), state.get(PREFERRED)
         self.left_out = [range(*each) for each in progress.get("left_out", [])]
         self.counters.load_state_dict(progress, self.process)
         if not self.data.order.has_updates_of(state.get("config", {})):

@@ -22,12 +22,15 @@ RECORD = ("class_names", "split", "config", "data", "epoch")
 
 # A checkpoint's weights, best first: timm, PaddleViT and torchvision evaluate and fine-tune the running mean too.
 WEIGHT_KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")
+PREFERRED = "preferred"  # in our checkpoints: the key of the weights that scored better
 
 
 def weights_of(content, path: Path) -> tuple[dict, str]:
     """The dict with the weights in a training checkpoint, and its key; '' where the file has nothing but weights."""
     if isinstance(content, dict):
-        keys = [key for key in WEIGHT_KEYS if isinstance(content.get(key), dict) and content[key]]
+        keys = [
+            key for key in (content.get(PREFERRED), *WEIGHT_KEYS) if isinstance(content.get(key), dict) and content[key]
+        ]
         weights, key = (content[keys[0]], keys[0]) if keys else (content, "")
         if all(isinstance(name, str) for name in weights):
             return dict(weights), key

@@ -22,6 +22,7 @@ from datasets.loading.readers import Reader, TrainReader
 from engine.epochs import Epochs
 from engine.report.plot import Plotter
 from engine.train.callbacks import Callback
+from engine.train.counters import Scores
 from engine.train.trainer import Trainer
 from tests.support.planted_in_saves import fill_disk, kill_at, list_operations  # noqa: F401
 from tests.support.run_hash import state_hash
@@ -44,6 +45,17 @@ def jump(days: float) -> None:
 def limit_files(size: int) -> None:
     """As if the disk were full behind so many bytes of a file."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def score(*figures: list[float]) -> None:
+    """The evaluations of a run end with these top-1 and losses: raw weights and EMA in turn, if there is an EMA."""
+    remaining = iter(figures)
+
+    def evaluate(*arguments) -> Scores:
+        top1, loss = next(remaining)
+        return Scores(loss, top1, 100.0, 359, 0)
+
+    engine.epochs.evaluate = evaluate
 
 
 # What is called where a signal is to arrive, and at which call of it. An update has two micro-batches.

@@ -40,6 +40,7 @@ def test_of_a_clean_run_nothing_is_said_but_ok(check):
         (["-eval"], {"weights": WRONG}),
         (["-opts", "TRAIN.WARMUP_EPOCHS=3"], {"warm-up": WARN}),
         (["-opts", "TRAIN.BASE_LR=0.01"], {"learning rate": WARN}),
+        (["-opts", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=false"], {"EMA": WARN}),
         (["-opts", "PRECISION.MATMUL=tf32"], {"precision": WRONG, "weights, memory": WARN}),
         (["-amp", "-opts", "PRECISION.CUSTOM_BLACK_LIST=[nothing]"], {"precision": WRONG}),
         (["-opts", "MODEL.FREEZE=[nothing]"], {"model": WRONG, "weights, memory": WARN}),

@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from engine.check import quick_checks
-from engine.check.quick_checks import check_disk, check_output, check_rate, check_shared_memory, loader_processes
+from engine.check.quick_checks import (
+    check_disk,
+    check_ema,
+    check_output,
+    check_rate,
+    check_shared_memory,
+    loader_processes,
+)
 from tests.engine.check.small_photos import sets_of
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names
@@ -71,3 +78,15 @@ def test_only_loader_processes_take_shared_memory_and_those_of_all_training_proc
     process = Process(CPU, world_size=4, local_size=2)
     assert loader_processes(config, train, process) == 0
     assert loader_processes(replaced(config, DATA={"WORKERS": "processes"}), train, process) == 6
+
+
+@pytest.mark.parametrize(
+    "warm_up, decay, num_updates, verdict",
+    [("false", 0.99996, 18, WARN), ("false", 0.99996, 375_300, OK), ("false", 0.5, 18, OK), ("true", 0.99996, 18, OK)],
+)
+def test_an_ema_that_the_updates_of_the_run_cannot_fill(tmp_path, warm_up, decay, num_updates, verdict):
+    options = ["TRAIN.MODEL_EMA=true", f"TRAIN.MODEL_EMA_WARMUP={warm_up}", f"TRAIN.MODEL_EMA_DECAY={decay}"]
+    finding = check_ema(small_config(tmp_path, *options).TRAIN, num_updates)
+    assert finding.verdict == verdict
+    if verdict == WARN:
+        assert_names(finding.remedy, "TRAIN.MODEL_EMA_WARMUP=true", "TRAIN.MODEL_EMA_DECAY")

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from configs.schema import Train
 from engine.diagnose.failing_batch import LastUpdate
 from engine.report.timing import Timing
+from engine.train.ema import decay_at
 from engine.train.stop_conditions import NonFinite, SkipLimit
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import refused
@@ -128,15 +130,24 @@ def test_many_skips_in_a_row_stop_the_run_with_finite_weights(tmp_path):
     assert all(torch.isfinite(p).all() for p in trainer.parameters)
 
 
-def test_running_mean_follows_the_weights_by_its_decay(tmp_path):
-    ema = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.75"]
+@pytest.mark.parametrize("warm_up, decays", [("false", [0.15, 0.15, 0.15]), ("true", [0, 1 / 10, 0.15])])
+def test_running_mean_follows_the_weights_by_its_decay(tmp_path, warm_up, decays):
+    ema = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.15", f"TRAIN.MODEL_EMA_WARMUP={warm_up}"]
     trainer = make_trainer(small_config(tmp_path, *ema, "TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=0.1"))
     name = "blocks.0.mlp.fc1.weight"
-    before = trainer.ema.model.state_dict()[name].clone()
-    update(trainer)
-    assert (trainer.model.state_dict()[name] - before).abs().mean() > 0.05
-    expected = 0.75 * before + 0.25 * trainer.model.state_dict()[name]
-    torch.testing.assert_close(trainer.ema.model.state_dict()[name], expected)
+    for decay in decays:
+        before = trainer.ema.model.state_dict()[name].clone()
+        update(trainer)
+        weights = trainer.model.state_dict()[name]
+        assert (weights - before).abs().mean() > 0.05
+        torch.testing.assert_close(trainer.ema.model.state_dict()[name], decay * before + (1 - decay) * weights)
+
+
+def test_the_warm_up_reaches_deits_decay_within_its_300_epochs_and_never_exceeds_it():
+    settings = Train(MODEL_EMA_DECAY=0.99996)
+    decays = [decay_at(step, settings) for step in range(0, 375_300, 100)]
+    assert decays == sorted(decays) and max(decays) == 0.99996
+    assert 1 / 3 < decays.index(0.99996) / len(decays) < 2 / 3
 
 
 def test_learning_rate_follows_attempted_updates(tmp_path):

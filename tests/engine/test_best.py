@@ -1,0 +1,99 @@
+"""Which epoch and which weights a run calls its best."""
+
+import json
+
+import pytest
+import torch
+
+from engine.train.counters import Scores, confidence
+from scripts.export import export
+from scripts.predict import Predictor
+from tests.support.refusals import assert_names
+from tests.support.runs import run, run_folder
+
+EMA = ("TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=false", "TRAIN.MODEL_EMA_DECAY=0.99996")
+
+
+@pytest.fixture
+def scored(tmp_path, small_yaml):
+    """A run whose evaluations have these scores: its lines and its folder."""
+
+    def train(*scores, words=(), flags=()):
+        given = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-resume", "auto", *flags]
+        ended = run("main_single_gpu.py", *given, "-opts", *words, faults={"score": scores})
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout.splitlines(), run_folder(tmp_path / "o")
+
+    return train
+
+
+def read(path):
+    return torch.load(path, weights_only=True)
+
+
+@pytest.mark.parametrize("key, word", [("state_dict", "raw"), ("state_dict_ema", "EMA")])
+def test_of_raw_weights_and_ema_the_better_ones_are_best_and_what_predict_export_and_fine_tuning_take(
+    scored, tmp_path, small_yaml, key, word
+):
+    second = {"state_dict": [[81.25, 0.5], [19, 2.0]], "state_dict_ema": [[19, 2.0], [81.25, 0.5]]}[key]
+    lines, folder = scored([70, 1.0], [20, 2.0], *second, words=EMA)
+    assert_names(lines[-1], "81.25%", "epoch 2", word)
+    status = json.loads((folder / "status.json").read_text())
+    assert (status["best_top1"], status["best_epoch"]) == (81.25, 2)
+    best = read(folder / "best.pth")
+    assert best["metric"] == 81.25 and best["epoch"] == 1
+    assert not torch.equal(best["state_dict"]["norm.weight"], best["state_dict_ema"]["norm.weight"])
+    for raw, taken in ((False, key), (True, "state_dict")):
+        assert torch.equal(Predictor(folder / "best.pth", raw).model.norm.weight, best[taken]["norm.weight"])
+    export(str(folder / "best.pth"), tmp_path / "best.safetensors", ema=False)
+    for source in (folder / "best.pth", tmp_path / "best.safetensors"):
+        assert_taken(small_yaml, source, best[key])
+
+
+def assert_taken(small_yaml, source, weights):
+    from configs.load import load
+    from models import build_model
+    from models.weights import load_pretrained
+
+    model = build_model(load(["-cfg", str(small_yaml)]).config, 10)
+    load_pretrained(model, str(source))
+    assert torch.equal(model.norm.weight, weights["norm.weight"])
+
+
+def test_a_checkpoint_without_an_evaluation_of_its_own_keeps_the_choice_of_the_last_one(scored):
+    words = [*EMA, "VALIDATE_FREQ=2", "TRAIN.NUM_EPOCHS=4", "SAVE_FREQ=1"]
+    _, folder = scored([70, 1.0], [20, 2.0], [20, 1.0], [70, 2.0], words=words)
+    preferred = [read(folder / f"checkpoint-{epoch}.pth")["preferred"] for epoch in (2, 3, 4)]
+    assert preferred == ["state_dict", "state_dict", "state_dict_ema"]
+
+
+def test_of_two_epochs_with_the_same_top1_the_one_with_the_smaller_loss_is_best(scored):
+    lines, folder = scored([100, 0.43], [100, 0.17], [100, 0.3], words=["TRAIN.NUM_EPOCHS=3"])
+    assert_names(lines[-1], "100.00%", "epoch 2")
+    assert read(folder / "best.pth")["epoch"] == 1
+
+
+def test_a_loss_that_is_no_number_loses_every_tie():
+    assert Scores(float("nan"), 50, 100, 9, 0).rank < Scores(1e9, 50, 100, 9, 0).rank < Scores(1, 51, 100, 9, 0).rank
+
+
+@pytest.mark.parametrize("part, epoch", [("DATA.SPLIT_SEED=1", 2), ("DATA.SPLIT_SEED=0", 1)])
+def test_the_best_epoch_counts_no_more_when_the_validation_images_change(scored, part, epoch):
+    scored([90, 0.1], words=["TRAIN.NUM_EPOCHS=1"])
+    words = ["TRAIN.NUM_EPOCHS=2", "RESUME.ALLOW_CHANGED=true", part]
+    lines, folder = scored([50, 1.0], words=words)
+    assert read(folder / "best.pth")["epoch"] == epoch - 1
+    said = [line for line in lines if "best.pth" in line and "90.00%" in line]
+    assert len(said) == (epoch == 2)
+
+
+@pytest.mark.parametrize(
+    "top1, count, low, high",
+    [(81.25, 16, "57", "93"), (100, 16, "81", "100"), (0, 16, "0", "19"), (50, 400, "45.1", "54.9")],
+)
+def test_the_accuracy_of_few_images_comes_with_wilsons_interval(top1, count, low, high):
+    assert_names(confidence(top1, count), f"{low} to {high}%", f"{count} images")
+
+
+def test_the_accuracy_of_many_images_or_of_an_unknown_number_needs_no_interval():
+    assert confidence(81.25, 1000) == confidence(81.25, 0) == ""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import DataError
+from utils.text import counted
 
 NUM_EXPLAINED = 10  # to give the reason, the image is read once more
 NUM_NAMED = 5
@@ -30,7 +31,7 @@ class BadImages:
             names = ", ".join(self.image_set.name(index) for index in self.indices[:NUM_NAMED])
             more = ", ..." if len(self.indices) > NUM_NAMED else ""
             raise DataError(
-                f"{len(self.indices)} of {len(self.image_set)} images cannot be read, more than DATA.MAX_BAD_FRACTION "
+                f"{len(self.indices)} of {counted(len(self.image_set), 'image')} cannot be read, more than DATA.MAX_BAD_FRACTION "
                 f"({self.max_fraction:g}) allows: {names}{more}; repair or remove them, or raise DATA.MAX_BAD_FRACTION"
             )
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from utils.seed import keyed_rng
+from utils.text import counted
 
 
 class Piece(NamedTuple):
@@ -83,7 +84,18 @@ class Order:
         num_micro_batches = math.ceil(self.global_batch / (self.batch_size * self.world_size))
         each, rest = divmod(self.global_batch, self.world_size * num_micro_batches)
         size = f"{each} or {each + 1}" if rest else f"{each}"
-        return f"{size} x {self.world_size} processes x {num_micro_batches} micro-batches"
+        return f"{size} x {counted(self.world_size, 'process')} x {counted(num_micro_batches, 'micro-batch')}"
+
+    def describe_epoch(self) -> str:
+        """How many updates of how many images an epoch is, and what is left of its images."""
+        num_full, rest = divmod(self.num_images, self.global_batch)
+        if not num_full:
+            return f"1 update of {counted(rest, 'image')}"
+        updates = f"{counted(num_full, 'update')} of {counted(self.global_batch, 'image')} ({self.describe_split()})"
+        if not rest or self.num_repeats > 1:  # an epoch with repeats sees a part of the images anyway
+            return updates
+        rest = counted(rest, "image")
+        return f"{updates}; {rest} left out (DATA.DROP_LAST)" if self.drop_last else f"{updates} and one of {rest}"
 
     @property
     def unit(self) -> int:

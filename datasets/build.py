@@ -25,6 +25,7 @@ from datasets.sources.torchvision_sets import PREFIX, read_torchvision
 from datasets.split import describe_split, split
 from datasets.types import ImageSet, Kept
 from utils.errors import ConfigError, DataError, did_you_mean
+from utils.text import counted
 
 SOURCES = {
     "imagenet2012": read_imagenet,
@@ -104,7 +105,7 @@ def build_order(config: Config, image_set: ImageSet, world_size: int, resumed_gl
     )
     if order.num_repeats > order.global_batch:
         raise ConfigError(
-            f"TRAIN.REPEATED_AUG is {order.num_repeats}, but an update has only {order.global_batch} images "
+            f"TRAIN.REPEATED_AUG is {order.num_repeats}, but an update has only {counted(order.global_batch, 'image')} "
             "(DATA.BATCH_SIZE x processes x TRAIN.ACCUM_ITER); lower the one or raise the other"
         )
     return order

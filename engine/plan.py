@@ -20,6 +20,7 @@ from engine.parallel.strategy import check_strategy, is_sharded
 from engine.precision.policy import Precision
 from utils.distributed import Process
 from utils.log import Log
+from utils.text import counted
 
 EMA_WARMUP = "TRAIN.MODEL_EMA_WARMUP"
 ImageSets = tuple[ImageSet | None, ImageSet]
@@ -112,7 +113,7 @@ class Plan:
 
     def describe_batch_size(self) -> str:
         how = self.loaded.origins["DATA.BATCH_SIZE"].partition(": ")[2]
-        return f"{self.config.DATA.BATCH_SIZE} images, {how}"
+        return f"{counted(self.config.DATA.BATCH_SIZE, 'image')}, {how}"
 
     @property
     def started(self) -> float:
@@ -137,8 +138,8 @@ class Plan:
         """The lines that a run logs before it trains."""
         order = self.order
         lines = [
-            f"data: {len(self.train_set)} training and {len(self.eval_set)} validation images, {len(self.classes)} classes; an epoch "
-            f"is {order.steps_per_epoch} updates of {order.global_batch} images ({order.describe_split()})",
+            f"data: {len(self.train_set):,} training and {counted(len(self.eval_set), 'validation image')}, "
+            f"{counted(len(self.classes), 'class')}; an epoch is {order.describe_epoch()}",
             self.precision.describe(),
         ]
         if self.given.DATA.BATCH_SIZE == AUTO:

@@ -20,6 +20,7 @@ from engine.check.quick_checks import (
     check_output,
     check_rate,
     check_shared_memory,
+    check_updates,
     check_warm_up,
     loader_processes,
 )
@@ -181,6 +182,8 @@ class Preflight:
         self.attempt("strategy", lambda: check_strategy(config))
         order = self.attempt("repeats", lambda: plan.order)
         if order:
+            if order.num_images:  # none if the data is wrong
+                self.add(check_updates(order))
             self.add(check_rate(config.TRAIN, order.global_batch))
             if config.TRAIN.MODEL_EMA:
                 self.add(check_ema(config.TRAIN, plan.num_updates))

@@ -42,6 +42,7 @@ from utils.findings import OK
 from utils.host import keep_freed_memory
 from utils.seed import make_deterministic
 from utils.signals import StopSignal
+from utils.text import counted
 
 
 def run(loaded: LoadedConfig, process: Process) -> int:
@@ -90,7 +91,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
         restore(session, plan, trainer)
     log.say(f"writing to {session.path}")
     if trainer.epoch >= config.TRAIN.NUM_EPOCHS:
-        log.say(f"this run is finished already, after {trainer.epoch} epochs: nothing to do")
+        log.say(f"this run is finished already, after {counted(trainer.epoch, 'epoch')}: nothing to do")
         return 0
     session.begin(plan.loaded)
     if process.is_first:
@@ -157,7 +158,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     for line in eval_set.notes:
         log.say(line)
     data = build_eval_data(config, eval_set, process.rank, process.world_size, process.device)
-    log.say(f"data: {data.num_samples} validation images, {len(eval_set.classes)} classes")
+    log.say(f"data: {counted(data.num_samples, 'validation image')}, {counted(len(eval_set.classes), 'class')}")
     log.say(precision.describe())
     set_matmul(config.PRECISION.MATMUL)
     keep_freed_memory(process.device)
@@ -174,8 +175,8 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         excluded = f"; {scores.num_excluded} unreadable ones left out" if scores.num_excluded else ""
         interval = confidence(scores.top1, scores.num_images)
         log.say(
-            f"{name}top-1 {scores.top1:.3f}%{interval and f' ({interval})'}, top-5 {scores.top5:.3f}% of {scores.num_images} "
-            f"images{excluded}"
+            f"{name}top-1 {scores.top1:.3f}%{interval and f' ({interval})'}, top-5 {scores.top5:.3f}% of "
+            f"{counted(scores.num_images, 'image')}{excluded}"
         )
         found[name.strip().lower() or "raw"] = asdict(scores)
         transforms.revert(model)  # the next weights may be loaded into it

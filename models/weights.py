@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from models.formats.common import Weights
 from models.formats.files import SUFFIXES, find_file, read_state_dict, read_weights
 from utils.errors import ConfigError, did_you_mean
+from utils.text import counted
 
 __all__ = ["find_file", "load_pretrained", "read_state_dict"]
 
@@ -104,7 +105,7 @@ def _drop_heads(model: nn.Module, state: dict[str, Tensor], heads: list[str]) ->
         elif hidden:
             reason = "the one in the file has a hidden layer, which timm's model has not"
         elif len(state[key]) != len(own[key]):
-            reason = f"the one in the file has {len(state[key])} classes, this model has {len(own[key])}"
+            reason = f"the one in the file has {counted(len(state[key]), 'class')}, this model has {len(own[key])}"
         else:
             continue
         lines.append(f"  {head} starts from random weights: {reason}")

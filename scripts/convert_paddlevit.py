@@ -22,6 +22,7 @@ from scripts.command_line import Parser
 from utils.errors import ConfigError
 from utils.files import replacing
 from utils.program import exit_code
+from utils.text import counted
 
 
 def main(argv: list[str]) -> int:
@@ -46,7 +47,7 @@ def convert(source: str, target: Path) -> str:
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as file:
         writers[target.suffix](state, file)
-    return f"{target}: {len(state)} tensors, {sum(tensor.numel() for tensor in state.values()):,} numbers"
+    return f"{target}: {counted(len(state), 'tensor')}, {sum(tensor.numel() for tensor in state.values()):,} numbers"
 
 
 if __name__ == "__main__":

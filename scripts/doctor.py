@@ -33,6 +33,7 @@ from scripts.command_line import Parser, read_checkpoint
 from utils.distributed import choose_device
 from utils.errors import ConfigError
 from utils.program import exit_code
+from utils.text import counted
 
 
 def main(argv: list[str]) -> int:
@@ -56,7 +57,7 @@ def main(argv: list[str]) -> int:
         if found.first:
             break
     num_images = sum(len(batch.targets) for batch, _ in each.batches)
-    print(f"step {each.step}, process {each.rank}: {num_images} images; loss scale {scale:g}")
+    print(f"step {each.step}, process {each.rank}: {counted(num_images, 'image')}; loss scale {scale:g}")
     print("\n".join(found.lines()))
     # A healthy run only has its next batch, and there is no setting to change.
     text = prescribe(found, config, folder) if found.first or batches else ""
@@ -141,7 +142,7 @@ def check_batches(config: Config, num_classes: int, batches: Batches) -> None:
         if not 0 <= int(targets.min()) <= int(targets.max()) < num_classes:
             raise ConfigError(
                 f"-batch: its targets range from {int(targets.min())} to {int(targets.max())}, but the model has "
-                f"{num_classes} classes; give a batch of this run"
+                f"{counted(num_classes, 'class')}; give a batch of this run"
             )
 
 

@@ -24,6 +24,7 @@ from scripts.command_line import Parser, read_checkpoint
 from utils.errors import ConfigError
 from utils.files import replacing
 from utils.program import exit_code
+from utils.text import counted
 
 METADATA = ("arch", "class_names", "data", "config", "epoch", "step", "metric")
 
@@ -55,7 +56,7 @@ def export(source: str, target: Path, ema: bool) -> str:
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as file:
         file.write(to_safetensors(weights, {"format": "pt", **metadata}))
-    return f"{target}: {len(weights)} tensors of {checkpoint.get('arch', 'the model')}, after epoch {checkpoint.get('epoch', -1) + 1}"
+    return f"{target}: {counted(len(weights), 'tensor')} of {checkpoint.get('arch', 'the model')}, after epoch {checkpoint.get('epoch', -1) + 1}"
 
 
 if __name__ == "__main__":

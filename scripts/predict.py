@@ -36,6 +36,7 @@ from utils.distributed import choose_device
 from utils.errors import ConfigError
 from utils.files import write_text
 from utils.program import exit_code
+from utils.text import counted
 
 FEW = 64  # images that are read faster than workers start
 COLUMNS = ("image_path", "rank", "class", "probability")
@@ -68,7 +69,7 @@ def predict(source: str, paths: list[str], top: int, table: Path | None, raw: bo
         csv.writer(lines, lineterminator="\n").writerows([COLUMNS, *rows])
         write_text(table, lines.getvalue())
     if num_read < len(paths):
-        report(f"{len(paths) - num_read} of {len(paths)} images could not be read")
+        report(f"{len(paths) - num_read} of {counted(len(paths), 'image')} could not be read")
         return 2
     return 0
 
@@ -109,7 +110,7 @@ class Predictor:
         self.precision.transforms().apply(model)
         self.model = self.precision.computing(model.to(self.device)).eval()
         self.description = (
-            f"{path} ({kind}): {state['arch']} after epoch {state['epoch'] + 1}, {len(self.classes)} classes, "
+            f"{path} ({kind}): {state['arch']} after epoch {state['epoch'] + 1}, {counted(len(self.classes), 'class')}, "
             f"on {self.device.type}"
         )
 

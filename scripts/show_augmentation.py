@@ -21,6 +21,7 @@ from configs.load import load
 from datasets import Normalize, Preparation, build_train_data, load_image_sets
 from utils.errors import ConfigError
 from utils.program import exit_code
+from utils.text import counted
 
 NUM_SHOWN, NUM_COLUMNS, GAP = 24, 8, 2
 
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> int:
         Image.fromarray(sheet.permute(1, 2, 0).numpy()).save(argv[0])
     except OSError as error:
         raise ConfigError(f"{argv[0]}: cannot be written ({error.strerror}); choose another file") from error
-    print(f"{len(pixels)} images: {argv[0]}")
+    print(f"{counted(len(pixels), 'image')}: {argv[0]}")
     return 0
 
 

@@ -97,6 +97,12 @@ def test_a_run_starts_with_what_is_doubtful_about_it_and_no_more(person):
     assert "check: " not in person(exit_with=0)
 
 
+def test_a_batch_larger_than_the_training_set_is_told_when_the_run_starts(person):
+    told = person("-batch_size", "1500", exit_with=0).splitlines()
+    (line,) = [line for line in told if line.startswith("check: updates")]
+    assert_names(line, "1,500 images", "1,438", "-batch_size")
+
+
 def test_a_device_that_is_not_there(person):
     if not torch.cuda.is_available():
         assert_names(person("-opts", "DEVICE=cuda"), "DEVICE", "cuda")

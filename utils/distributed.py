@@ -21,6 +21,7 @@ import torch.distributed as dist
 from utils.errors import AlreadyReportedError, ConfigError, LostProcess, UserError
 from utils.launch.launch_env import LaunchOptions, find_launched_rank
 from utils.launch.rendezvous import Rendezvous, format_ranks
+from utils.text import counted
 
 
 def find_devices(setting: str) -> tuple[str, int]:
@@ -44,7 +45,7 @@ def choose_device(setting: str, local_rank: int, launcher: str = "torchrun") -> 
     if local_rank >= count:
         raise ConfigError(
             f"-ngpus: process {local_rank + 1} of this machine has no {kind} device of its own, there are {count}; "
-            f"start {count} processes or change CUDA_VISIBLE_DEVICES"
+            f"start {counted(count, 'process')} or change CUDA_VISIBLE_DEVICES"
         )
     return torch.device(kind, local_rank)
 
@@ -104,7 +105,7 @@ class Process:
         """One line: the number of processes and what launched them."""
         hosts = list(dict.fromkeys(self.rendezvous.hosts))
         return (
-            f"{self.world_size} processes on {len(hosts)} machine{'s' * (len(hosts) > 1)}, started by {self.launcher}; "
+            f"{counted(self.world_size, 'process')} on {counted(len(hosts), 'machine')}, started by {self.launcher}; "
             f"process 0 is on {hosts[0]}"
         )
 

@@ -17,6 +17,12 @@ def first_of(names: Sequence[str], separator: str = ", ") -> str:
     return separator.join(names[:NUM_NAMED]) + more
 
 
+def counted(number: int, noun: str) -> str:
+    """1 image, 1,437 images, 2 processes."""
+    plural = "es" if noun.endswith(("s", "x", "tch")) else "s"
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
+
+
 def align(rows: Sequence[Sequence[str]]) -> list[str]:
     """One line a row, columns two spaces apart; what looks like a number stands to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -23,7 +23,7 @@ from datasets.transforms.decode import simplejpeg
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import StoppedBySignal
 from utils.host import free_host_memory
-from utils.text import format_bytes
+from utils.text import counted, format_bytes
 
 NUM_SAMPLED = 64  # images from which the size of all is estimated
 MAX_JPEG_SIDE = 65_500  # libjpeg's limit
@@ -133,9 +133,9 @@ def _check_free_space(
     needed, free = estimate_bytes(image_set, encoder, num_left, pool), free_bytes(location)
     sizes = f"about {format_bytes(needed)} in {location.folder}, where {format_bytes(free)} are free"
     if needed > free:
-        raise CacheError(f"there is no room for {num_left} images, {sizes}")
+        raise CacheError(f"there is no room for {counted(num_left, 'image')}, {sizes}")
     before = f"; {num_done} of {location.num_images} were written by an earlier start" if num_done else ""
-    progress.say(f"cache: writing {num_left} images, {sizes}{before}")
+    progress.say(f"cache: writing {counted(num_left, 'image')}, {sizes}{before}")
 
 
 def estimate_bytes(image_set: ImageSet, encoder: CacheEncoder, count: int, pool: ThreadPoolExecutor) -> int:
@@ -165,5 +165,5 @@ def _with_progress(numbers: range, progress: CacheProgress) -> Iterator[int]:
         is_tenth = number > numbers.start and number * 10 // numbers.stop > (number - 1) * 10 // numbers.stop
         if is_tenth and time.monotonic() - last >= SECONDS_BETWEEN_LINES:
             last = time.monotonic()
-            progress.say(f"cache: {number} of {numbers.stop} images")
+            progress.say(f"cache: {number} of {counted(numbers.stop, 'image')}")
         yield number

@@ -24,7 +24,7 @@ from datasets.transforms.decode import decode
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import ConfigError
 from utils.host import cores_per_process
-from utils.text import format_bytes
+from utils.text import counted, format_bytes
 
 SHARED_MEMORY = Path("/dev/shm")
 SECONDS_BETWEEN_ATTEMPTS = 0.2  # to take a lock that another run holds
@@ -105,7 +105,9 @@ def _cache_image_set(config: Config, part: str, image_set: ImageSet, progress: C
         return image_set
     if cache is None:
         return image_set
-    progress.say(f"cache: {len(image_set)} {part} images, {format_bytes(len(cache.data))}, in {location.data}")
+    progress.say(
+        f"cache: {counted(len(image_set), f'{part} image')}, {format_bytes(len(cache.data))}, in {location.data}"
+    )
     return CachedImages(image_set, cache)
 
 

@@ -11,6 +11,7 @@ from configs.schema import Config
 from datasets.sources.images import FileImages, is_within
 from datasets.transforms.pixel_rules import PixelRules
 from utils.errors import DataError, did_you_mean
+from utils.text import counted
 
 NUM_CHECKED = 10  # files of each list that must exist at the start; all of ImageNet's would take minutes
 MAX_CLASSES = 1_000_000  # a higher label is a mistake, and a list of that many class names would fill the memory
@@ -88,7 +89,7 @@ def numbered_targets(config: Config, listing: Listing) -> np.ndarray:
         target = int(label)
         if num_classes is not None and target >= num_classes:
             raise DataError(
-                f"{listing.where(index)}: label {target} needs at least {target + 1} classes, but MODEL.NUM_CLASSES is "
+                f"{listing.where(index)}: label {target} needs at least {counted(target + 1, 'class')}, but MODEL.NUM_CLASSES is "
                 f"{num_classes}; labels count from 0. Correct the label, or set -num_classes"
             )
         targets[index] = target
@@ -129,8 +130,8 @@ def check_label_range(config: Config, targets: list[np.ndarray], where: list[Cal
     if config.MODEL.NUM_CLASSES is None and highest >= max(USUAL_CLASSES, len(labels), 2 * num_used):
         part = next(part for part, each in enumerate(targets) if highest in each)
         raise DataError(
-            f"{where[part](int(targets[part].argmax()))}: label {highest} means {highest + 1:,} classes, but "
-            f"{len(labels):,} images use {num_used:,}; correct the label, or if right set -num_classes {highest + 1}"
+            f"{where[part](int(targets[part].argmax()))}: label {highest} means {counted(highest + 1, 'class')}, but "
+            f"{counted(len(labels), 'image')} use {num_used:,}; correct the label, or if right set -num_classes {highest + 1}"
         )
 
 

@@ -11,7 +11,7 @@ from configs.schema import Config
 from datasets.sources.synthetic import SyntheticImages
 from datasets.types import ImageReadError, ImageSet
 from utils.findings import WARN, WRONG, Finding
-from utils.text import first_of
+from utils.text import counted, first_of
 
 LINE_EACH = ",\n"
 BLOCK = 64  # images per task of a thread
@@ -69,7 +69,7 @@ def scan_images(image_set: ImageSet, title: str) -> ScanResult:
 
 def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Iterator[Finding]:
     """All checks of a data set whose lists and folders are valid. `train` is None in evaluation."""
-    counts = f"{len(val):,} validation images"
+    counts = counted(len(val), "validation image")
     yield Finding("data", counts if train is None else f"{len(train):,} training and {counts}")
     if isinstance(val, SyntheticImages):  # generated on the device, with random classes
         return
@@ -92,7 +92,7 @@ def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Find
     names = image_set.classes
     counts, num_val = (np.bincount(each.targets, minlength=len(names)) for each in (image_set, val))
     present = counts[counts > 0]
-    notes = [f"{len(names):,}, each with {present.min():,} to {present.max():,} {part} images"]
+    notes = [f"{len(names):,}, each with {present.min():,} to {counted(present.max(), f'{part} image')}"]
     if present.max() > UNEVEN * present.min():
         notes.append(f"uneven: {names[counts.argmax()]} has most images")
     if (config.MODEL.NUM_CLASSES or 0) > len(names):
@@ -147,7 +147,7 @@ def check_duplicates(train: ScanResult, val: ScanResult) -> Finding:
     ]
     return Finding(
         "duplicates",
-        f"{len(twins):,} of {len(val.image_set):,} validation images are also training images:\n"
+        f"{len(twins):,} of {counted(len(val.image_set), 'validation image')} are also training images:\n"
         f"{first_of(pairs, LINE_EACH)}",
         WARN,
         "remove them from one of the two sets: accuracy on them says nothing",

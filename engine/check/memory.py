@@ -10,7 +10,7 @@ from engine.parallel.strategy import is_sharded
 from engine.precision.policy import Precision
 from utils.distributed import Process
 from utils.findings import OK, WARN, WRONG, Finding
-from utils.text import format_bytes
+from utils.text import counted, format_bytes
 
 NEAR, FAR = 0.9, 1.5  # fractions of free memory; the need is only estimated
 
@@ -31,13 +31,15 @@ def check_memory(config: Config, model: nn.Module, precision: Precision, free: i
     try:
         need = estimate(config, model, precision, fixed)
     except torch.OutOfMemoryError:
-        return Finding("memory", f"{format_bytes(free)} are too little for a batch of {MORE} images", WRONG, advice)
+        return Finding(
+            "memory", f"{format_bytes(free)} are too little for a batch of {counted(MORE, 'image')}", WRONG, advice
+        )
     batch_size = config.DATA.BATCH_SIZE
     total = num_sharing * (need.fixed + batch_size * need.per_image)
-    images = f"{format_bytes(batch_size * need.per_image)} for {batch_size} images"
+    images = f"{format_bytes(batch_size * need.per_image)} for {counted(batch_size, 'image')}"
     parts = f"{format_bytes(need.fixed)} of weights, gradients and optimizer, {images}"
     fitting = need.fitting(NEAR * free / num_sharing)
-    remedy = f"{advice}; about {fitting} images fit" if fitting else advice
+    remedy = f"{advice}; there is room for about {counted(fitting, 'image')}" if fitting else advice
     shared = f", in each of {num_sharing} processes" if num_sharing > 1 else ""
     return _finding(f"about {format_bytes(total)} ({parts}{shared})", total, free, remedy)
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from configs.schema import Config, Train
 from datasets import TrainData
+from datasets.batch_order import Order
 from datasets.loading.workers import BATCHES_AHEAD, count_workers
 from datasets.sources.synthetic import SyntheticImages
 from engine.memory.estimate import checkpoint_bytes
@@ -16,7 +17,7 @@ from engine.train.ema import decay_at
 from engine.train.optim import Schedule
 from utils.distributed import Process
 from utils.findings import OK, WARN, WRONG, Finding
-from utils.text import format_bytes
+from utils.text import counted, format_bytes
 
 # Usual learning rates per 256 images, from fine-tuning to training from scratch; rules of thumb.
 CUSTOMARY = {"AdamW": (1e-5, 1e-3), "Adam": (1e-5, 1e-3), "SGD": (1e-3, 1e-1)}
@@ -30,12 +31,24 @@ def quick_checks(config: Config, model: nn.Module, data: TrainData, process: Pro
     """All quick checks. `path`: the run folder."""
     num_workers = loader_processes(config, data.image_set, process)
     return [
+        check_updates(data.order),
         check_rate(config.TRAIN, data.global_batch),
         check_warm_up(config.TRAIN),
         check_ema(config.TRAIN, config.TRAIN.NUM_EPOCHS * data.steps_per_epoch),
         check_disk(config, path, checkpoint_bytes(config.TRAIN, model)),
         check_shared_memory(config, num_workers),
     ]
+
+
+def check_updates(order: Order) -> Finding:
+    """Compare the images of an update with those of an epoch."""
+    if order.global_batch <= order.num_images:
+        return Finding("updates", f"an epoch is {order.describe_epoch()}")
+    found = (
+        f"an update has {counted(order.global_batch, 'image')} ({order.describe_split()}), but the training set only "
+        f"{order.num_images:,}: an epoch is one update, with all of them"
+    )
+    return Finding("updates", found, WARN, "lower -batch_size or -accum_iter, for more updates")
 
 
 def check_rate(settings: Train, global_batch: int) -> Finding:
@@ -46,7 +59,7 @@ def check_rate(settings: Train, global_batch: int) -> Finding:
     low, high = CUSTOMARY[name]
     origin = f" (TRAIN.BASE_LR {settings.BASE_LR:g} x {global_batch} / {scaled_for})" if scaled_for else ""
     found = (
-        f"{rate:.3g}{origin} for {global_batch} images an update, {per_256:.3g} for each 256; "
+        f"{rate:.3g}{origin} for {counted(global_batch, 'image')} an update, {per_256:.3g} for each 256; "
         f"customary with {name}: {low:g} to {high:g}"
     )
     if low / FAR <= per_256 <= high * FAR:
@@ -57,7 +70,7 @@ def check_rate(settings: Train, global_batch: int) -> Finding:
 
 def check_warm_up(settings: Train) -> Finding:
     """Check that warm-up ends before training does."""
-    found = f"{settings.WARMUP_EPOCHS:g} of {settings.NUM_EPOCHS} epochs"
+    found = f"{settings.WARMUP_EPOCHS:g} of {counted(settings.NUM_EPOCHS, 'epoch')}"
     if settings.WARMUP_EPOCHS <= settings.NUM_EPOCHS:
         return Finding("warm-up", found)
     return Finding("warm-up", found, WARN, "set TRAIN.WARMUP_EPOCHS lower: the rate never gets to TRAIN.BASE_LR")
@@ -121,7 +134,7 @@ def check_shared_memory(config: Config, num_workers: int) -> Finding:
     need = num_workers * ahead * num_images * data.IMAGE_CHANNELS * data.IMAGE_SIZE**2
     free = free_bytes(SHARED)
     found = (
-        f"{num_workers} loader processes with {ahead} batches each: {format_bytes(need)} of {format_bytes(free)} "
+        f"{counted(num_workers, 'loader process')} with {counted(ahead, 'batch')} each: {format_bytes(need)} of {format_bytes(free)} "
         f"in {SHARED}"
     )
     remedy = "enlarge it (docker run --shm-size), or lower -num_workers or -batch_size"

@@ -92,7 +92,7 @@ def refuse_changes(config: Config, order: Order, state: dict, path: Path) -> lis
         )
     if config.TRAIN.LAST_EPOCH not in (0, state["epoch"] + 1):
         raise ConfigError(
-            f"-last_epoch is {config.TRAIN.LAST_EPOCH}, but {path} says that {state['epoch'] + 1} epochs are finished; "
+            f"-last_epoch is {config.TRAIN.LAST_EPOCH}, but {path} is from after epoch {state['epoch'] + 1}; "
             "leave -last_epoch out"
         )
     lines = [f"resume: RESUME.ALLOW_CHANGED allows {key}: {values}" for key, values in different.items()]

@@ -16,7 +16,7 @@ from models.running_statistics import unchanged_buffers
 from utils.files import write_text
 from utils.log import Log
 from utils.seed import unchanged_random_state
-from utils.text import align
+from utils.text import align, counted
 from utils.torch_internals import TorchDispatchMode, inner_data, tree_leaves
 
 # They move or convert numbers without computing.
@@ -101,7 +101,7 @@ def explain(trainer: Trainer, log: Log, folder: Path) -> None:
     model = copy.deepcopy(precision.computing(trainer.model)).train()
     precision.transforms(training=True).bypassing_modules().revert(model)
     rows = [seen.row() for seen in record_types(model, images, precision.autocast())]
-    log.say(f"in which type each module computes (one pass of {len(images)} images):")
+    log.say(f"in which type each module computes (one pass of {counted(len(images), 'image')}):")
     for line in align([COLUMNS, *collapse(rows)]):
         log.say(f"  {line}")
     text = io.StringIO()

@@ -24,7 +24,7 @@ from utils.distributed import Process
 from utils.errors import ConfigError, StoppedBySignal
 from utils.log import Log
 from utils.signals import StopSignal
-from utils.text import format_bytes
+from utils.text import counted, format_bytes
 
 # Fractions of free memory kept in reserve: on a device for fragmentation and libraries; more on a host, where other
 # programs start and a batch that is too large gets the process killed without an error.
@@ -80,7 +80,7 @@ def can_run_out(device: torch.device) -> bool:
 def refuse(config: Config, how: str) -> None:
     amp = "" if config.AMP else ", or use -amp"
     raise ConfigError(
-        f"DATA.BATCH_SIZE is auto, but not even {unit_of(config)} images fit ({how}); lower DATA.IMAGE_SIZE "
+        f"DATA.BATCH_SIZE is auto, but no batch fits, not even of {counted(unit_of(config), 'image')} ({how}); lower DATA.IMAGE_SIZE "
         f"({config.DATA.IMAGE_SIZE}), choose a smaller model (MODEL.NAME is {config.MODEL.NAME}){amp}, or end what else "
         "uses the memory"
     )

@@ -17,6 +17,7 @@ from engine.train.window_guard import MicroBatches, WindowGuard, cut
 from models.running_statistics import unchanged_buffers
 from utils.errors import OUT_OF_MEMORY, ConfigError
 from utils.log import Log
+from utils.text import counted
 
 
 def shortage(error: Exception) -> str | None:
@@ -146,7 +147,7 @@ class MemoryGuard(WindowGuard):
         self.max_images = self._half(old)
         tell = self._log.warn if self.process.is_first else self._log.note
         tell(
-            f"out of memory at step {step} with micro-batches of {old} images; repeating the step, and making all that "
+            f"out of memory at step {step} with micro-batches of {counted(old, 'image')}; repeating the step, and making all that "
             f"follow, with {self.max_images}. The images of an update stay the same. To start so: "
             f"{self._flags(self.max_images)}"
         )

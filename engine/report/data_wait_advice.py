@@ -10,6 +10,7 @@ from engine.train.counters import Report
 from engine.train.trainer import Trainer
 from utils.distributed import Process
 from utils.host import cores_per_process
+from utils.text import counted
 
 LIMIT = 20.0  # percent of the time
 ENOUGH_UPDATES = 10  # before it judges; the first report contains start-up and is ignored
@@ -50,7 +51,7 @@ class DataWaitAdvice(Callback):
             (
                 self._num_workers < self._num_cores,
                 f"try -num_workers {min(needed, self._num_cores)} (now {self._num_workers}; each process has "
-                f"{self._num_cores} cores)",
+                f"{counted(self._num_cores, 'core')})",
             ),
             (
                 not self._image_set.in_memory and self._config.DATA.CACHE == "none",

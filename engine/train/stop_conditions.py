@@ -6,6 +6,7 @@ from collections.abc import Callable
 from engine.train.callbacks import Callback
 from engine.train.counters import Report
 from engine.train.trainer import Trainer
+from utils.text import counted
 
 TIME_IS_UP = 1  # exchanged like a signal's number, and lower than theirs, so that a signal has priority
 
@@ -37,7 +38,7 @@ class SkipLimit(Callback):
         if skips >= self._max_skips:
             advice = self._advice() or "lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP, or in float16 try -amp_dtype bfloat16"
             raise NonFinite(
-                f"{skips} updates in a row had a non-finite gradient, up to step {trainer.step}; the weights are those "
+                f"{counted(skips, 'update')} in a row had a non-finite gradient, up to step {trainer.step}; the weights are those "
                 f"before them; {advice}",
                 range(trainer.step - skips, trainer.step),
             )

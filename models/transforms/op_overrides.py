@@ -82,7 +82,7 @@ class OpOverrides(ModelTransform):
                 wrap(node.module, self, dtypes[setting], weights, attention.get(node))
         counts = {each: sum(each == setting for setting in settings.values()) for each in (BLACK, WHITE)}
         names = {BLACK: "float32", WHITE: str(self.half).removeprefix("torch.")}
-        told = [f"{n} modules and attention cores in {names[each]} ({each})" for each, n in counts.items() if n]
+        told = [f"modules and attention cores in {names[each]} ({each}): {n}" for each, n in counts.items() if n]
         return [*lines, f"lists: {', '.join(told)}"]
 
     def _choose(self, nodes: list[Node]) -> dict[Node, str | None]:

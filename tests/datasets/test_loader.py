@@ -21,6 +21,7 @@ from datasets.loading.workers import count_workers
 from tests.support.configs import CPU, replaced
 from tests.support.forks import DEADLINE, ROOT
 from tests.support.loading import folder_settings, make_folder, order, settings, taken, train_data
+from tests.support.refusals import assert_names
 from tests.support.runs import alive, run, wait_until
 from utils.errors import DataError
 
@@ -68,6 +69,22 @@ def test_drop_last_never_leaves_an_epoch_without_a_step():
     assert order(100, 8, drop_last=False).steps_per_epoch == 13
     assert order(5, 8, drop_last=True).steps_per_epoch == 1
     assert order(5, 8, drop_last=True).window_size(7) == 5
+
+
+@pytest.mark.parametrize(
+    ("num_images", "drop_last", "said"),
+    [
+        (144, True, ["1 update", "144 images"]),
+        (1500, True, ["3 updates", "500 images"]),
+        (1501, True, ["3 updates", "500 images", "1 image", "DATA.DROP_LAST"]),
+        (501, False, ["1 update", "500 images", "1 image"]),
+        (500, False, ["1 update", "500 images", "250 x 1 process x 2 micro-batches"]),
+    ],
+)
+def test_an_epoch_is_described_as_it_is_trained(num_images, drop_last, said):
+    cut = order(num_images, 250, num_accumulated=2, drop_last=drop_last)
+    assert_names(cut.describe_epoch(), *said)
+    assert ("DATA.DROP_LAST" in cut.describe_epoch()) is ("DATA.DROP_LAST" in said)
 
 
 def test_each_epoch_and_each_seed_has_an_order_of_its_own():

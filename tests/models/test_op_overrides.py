@@ -210,7 +210,9 @@ def test_an_operator_that_the_model_does_not_have():
 
 def test_notes_say_what_the_lists_did(listed):
     assert listed().notes == []
-    assert "1 modules and attention cores in float32" in listed(black=("head",)).notes[-1]
+    assert (
+        "modules and attention cores in float32 (PRECISION.CUSTOM_BLACK_LIST): 1" in listed(black=("head",)).notes[-1]
+    )
     assert listed(black=("head",), half=None).notes == []
     assert "float32 anyway" in listed(black=("softmax_with_cross_entropy",)).notes[0]
 

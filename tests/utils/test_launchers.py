@@ -156,7 +156,7 @@ def test_fewer_processes_go_on_with_the_same_images_an_update(by_flags, small_ya
     code = exit_code(main_single_gpu.main, flags)
     said = capsys.readouterr()
     assert code == 0, said.err
-    assert "an epoch is 22 updates of 64 images (32 x 1 processes x 2 micro-batches)" in said.out
+    assert "an epoch is 22 updates of 64 images (32 x 1 process x 2 micro-batches)" in said.out
     ours, theirs = (torch.load(each / "last.pth", weights_only=True) for each in (folder, by_flags))
     assert ours["step"] == theirs["step"] == 3 * 22
     assert (

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from utils.errors import ConfigError
+from utils.text import counted
 
 # Each launcher's variables: rank, number of processes, rank on this machine. The first that is set wins.
 _VARIABLES = {
@@ -85,7 +86,7 @@ def find_launched_rank(environment: Mapping[str, str], options: LaunchOptions) -
             )
     if not 0 <= first.rank < first.world_size:
         raise ConfigError(
-            f"-rank: {first.title} says {first.rank}, but there are {first.world_size} processes; "
+            f"-rank: {first.title} says {first.rank}, of {counted(first.world_size, 'process')}; "
             f"ranks go from 0 to {first.world_size - 1}"
         )
     if first.launcher == "torchrun" and options.url is None:

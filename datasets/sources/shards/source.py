@@ -20,6 +20,7 @@ from datasets.sources.shards.tar import Tar
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError
+from utils.text import counted
 
 MAX_OPEN_TARS = 128  # of one process, whose limit for open files may be 256
 CLASSES_FILE = "classes.txt"
@@ -151,7 +152,7 @@ def _cut_shards(config: Config, shards: Iterable[Shard]) -> list[str]:
     """Warnings about truncated shards, or DataError with DATA.CUT_SHARDS=refuse."""
     cut = [shard for shard in shards if shard.cut]
     if cut and config.DATA.CUT_SHARDS == "refuse":
-        more = f", and {len(cut) - 1} more shards are truncated" if len(cut) > 1 else ""
+        more = f", as are {len(cut) - 1} more" if len(cut) > 1 else ""
         raise DataError(
             f"{cut[0].path} is truncated after {cut[0].last_name}{more}; restore it, or set DATA.CUT_SHARDS=read to "
             "read its complete samples"
@@ -173,7 +174,7 @@ def _classes(config: Config, root: Path, shards: Sequence[Shard]) -> list[str]:
     if highest >= len(classes):
         shard = next(shard for shard in shards if (shard.samples["label"] == highest).any())
         raise DataError(
-            f"{shard.path}: label {highest} (from 0), but {file} names {len(classes)} classes; add the missing lines"
+            f"{shard.path}: label {highest} (from 0), but {file} names {counted(len(classes), 'class')}; add the missing lines"
         )
     return classes
 

@@ -25,7 +25,7 @@ def test_memory_is_weighed_against_what_is_free(tmp_path):
     need = 4 * weights + 64 * 1.2 * (more - few) / 2
     found = [check_memory(config, model, precision, int(need * share), Process(CPU)) for share in (0.6, 1.0, 1.2)]
     assert [finding.verdict for finding in found] == [WRONG, WARN, OK]
-    assert re.search(r"about \d+ images fit", found[0].remedy)
+    assert re.search(r"about \d+ images", found[0].remedy)
     assert (
         check_memory(config, model, precision, int(need * 1.2), Process(CPU, world_size=2, local_size=2)).verdict
         == WRONG

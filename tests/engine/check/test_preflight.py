@@ -25,7 +25,7 @@ def test_of_a_clean_run_nothing_is_said_but_ok(check):
     found = check()
     assert trouble(found) == {}
     names = "device,data set,data,classes,training images,training sizes,validation images,validation sizes,duplicates"
-    names += ",learning rate,warm-up,shared memory,output,model,precision,memory,disk"
+    names += ",updates,learning rate,warm-up,shared memory,output,model,precision,memory,disk"
     assert set(found) == set(names.split(","))
     assert_names(found["data"][1], "12 training", "6 validation")
 
@@ -41,6 +41,8 @@ def test_of_a_clean_run_nothing_is_said_but_ok(check):
         (["-opts", "TRAIN.WARMUP_EPOCHS=3"], {"warm-up": WARN}),
         (["-opts", "TRAIN.BASE_LR=0.01"], {"learning rate": WARN}),
         (["-opts", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=false"], {"EMA": WARN}),
+        (["-batch_size", "6", "-accum_iter", "2"], {}),
+        (["-batch_size", "8", "-accum_iter", "2"], {"updates": WARN}),
         (["-opts", "PRECISION.MATMUL=tf32"], {"precision": WRONG, "weights, memory": WARN}),
         (["-amp", "-opts", "PRECISION.CUSTOM_BLACK_LIST=[nothing]"], {"precision": WRONG}),
         (["-opts", "MODEL.FREEZE=[nothing]"], {"model": WRONG, "weights, memory": WARN}),
@@ -110,7 +112,7 @@ def test_of_several_processes_one_looks_and_says_for_how_many(check):
     found = check("-ngpus", "3", main=main_multi_gpu.main)
     assert trouble(found) == {}
     assert_names(found["device"][1], "processes: 3")
-    assert_names(found["learning rate"][1], "96 images")
+    assert_names(found["learning rate"][1], "12 images")
     assert_names(found["memory"][1], 3)
 
 

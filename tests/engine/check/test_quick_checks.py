@@ -34,7 +34,7 @@ from utils.findings import OK, WARN, WRONG
 def test_a_learning_rate_far_from_what_is_customary(tmp_path, name, rate, batch, scaled_for, verdict):
     options = [f"TRAIN.BASE_LR={rate}", f"TRAIN.OPTIMIZER.NAME={name}", f"TRAIN.LINEAR_SCALED_LR={scaled_for}"]
     finding = check_rate(small_config(tmp_path, *options).TRAIN, batch)
-    assert finding.verdict == verdict and f"for {batch} images" in finding.found
+    assert finding.verdict == verdict and f"for {batch:,} images" in finding.found
     assert (f"{batch} / {scaled_for}" in finding.found) is bool(scaled_for)
 
 

@@ -153,7 +153,7 @@ def test_an_update_never_asks_for_more_images_than_there_are(tmp_path, num_image
 def test_all_images_of_a_small_set_are_as_many_as_are_taken(program):
     ended = program("-compile", "false", free=2**40)
     assert ended.returncode == 0
-    assert_names(ended.stdout, "batch size: 1432 images")  # of 1,438, a multiple of 8
+    assert_names(ended.stdout, "batch size: 1,432 images")  # of 1,438, a multiple of 8
 
 
 def test_evaluation_takes_the_default_and_says_so(program):

@@ -40,6 +40,9 @@ def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     yield not low <= values[first] <= high, first, f"must lie between {named(lowest)}, and {named(highest)}"
     is_float16_in_float8 = (values["PRECISION.MODE"], values["PRECISION.DTYPE"]) == ("float8", "float16")
     yield is_float16_in_float8, "PRECISION.DTYPE", f"must be bfloat16 or not set with {named('PRECISION.MODE')}"
+    key, sharded = "SAVE_WEIGHTS_ONLY", "DIST.CHECKPOINT"
+    problem = f"must be false with {named(sharded)}: the parts of a checkpoint hold weights and optimizer together"
+    yield values[key] and values[sharded] == "sharded", key, problem
     key = "RUN.MAX_TIME"
     is_duration = values[key] is None or 0 < (to_seconds(values[key]) or 0) <= MAX_SECONDS
     allowed = f"must be a duration above 0, such as 3h30m, 90m or 5400 (seconds), of at most {MAX_SECONDS:g} s"

@@ -353,8 +353,10 @@ class Config:
     """Epochs between two numbered checkpoints; last.pth is written after every epoch."""
     SAVE_STEPS: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
     """Updates between two saves within an epoch; not set: none."""
-    KEEP_CHECKPOINTS: Annotated[int, Bounds(1, 1_000_000)] = 3
-    """How many numbered checkpoints to keep, besides last.pth and best.pth."""
+    KEEP_CHECKPOINTS: Annotated[int, Bounds(0, 1_000_000)] = 3
+    """How many numbered checkpoints to keep, besides last.pth, previous.pth and best.pth; 0: none is written."""
+    SAVE_WEIGHTS_ONLY: bool = False
+    """best.pth and checkpoint-N.pth hold only the weights (and the EMA's), a third of the size with Adam: for everything but -resume, which takes last.pth."""
     REPORT_FREQ: Annotated[int, Bounds(1, 1_000_000_000)] = 20
     """Updates between two log lines."""
     VALIDATE_FREQ: Annotated[int, Bounds(1, 1_000_000)] = 1

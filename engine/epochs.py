@@ -93,7 +93,7 @@ class Epochs:
         trainer.notify("on_epoch_end", result)
         trainer.end_epoch()
         also = ["best.pth"] if is_best else []
-        if number % config.SAVE_FREQ == 0 or is_last:
+        if config.KEEP_CHECKPOINTS and (number % config.SAVE_FREQ == 0 or is_last):
             also.append(f"checkpoint-{number}.pth")
         self._save(metric=chosen.top1 if chosen else None, also=also)
 

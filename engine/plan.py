@@ -8,6 +8,7 @@ from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from datasets import ImageSet, build_order, parse_policy
 from datasets.batch_order import Order
+from engine.checkpoint.format import WEIGHTS_ONLY
 from engine.checkpoint.resume import (
     batch_size_of,
     find_checkpoint,
@@ -19,6 +20,7 @@ from engine.checkpoint.resume import (
 from engine.parallel.strategy import check_strategy, is_sharded
 from engine.precision.policy import Precision
 from utils.distributed import Process
+from utils.errors import ConfigError
 from utils.log import Log
 from utils.text import counted
 
@@ -68,7 +70,13 @@ class Plan:
     @cached_property
     def saved(self) -> dict:
         """The checkpoint's content; tensors are read on first use."""
-        return read_saved(self.checkpoint, lazily=True)
+        saved = read_saved(self.checkpoint, lazily=True)
+        if saved.get(WEIGHTS_ONLY) and not self.given.EVAL:
+            raise ConfigError(
+                f"-resume: {self.checkpoint} holds weights only (SAVE_WEIGHTS_ONLY); resume from the last.pth of its run, "
+                "or start a new run from them with -pretrained"
+            )
+        return saved
 
     @cached_property
     def image_sets(self) -> ImageSets:

@@ -27,7 +27,7 @@ from engine.check.quick_checks import (
 from engine.checkpoint.resume import is_run, refuse_changes
 from engine.evaluation import find_weights, weights_to_score
 from engine.memory.auto_batch_size import calculate, max_images
-from engine.memory.estimate import checkpoint_bytes, free_memory
+from engine.memory.estimate import checkpoint_bytes, free_memory, weights_bytes
 from engine.parallel.strategy import check_strategy
 from engine.plan import ImageSets, Plan
 from engine.precision.policy import Precision
@@ -144,7 +144,8 @@ class Preflight:
         self.check_model(plan, model, bool(sets))
         if output.verdict == OK:
             folder = plan.folder or Path(config.SAVE)
-            self.add(check_disk(plan.config, folder, checkpoint_bytes(config.TRAIN, model)))
+            sizes = checkpoint_bytes(config.TRAIN, model), weights_bytes(config.TRAIN, model)
+            self.add(check_disk(plan.config, folder, *sizes))
 
     def make_plan(
         self, process: Process, sets: ImageSets | None, model: nn.Module | None, precision: Precision | None

@@ -12,7 +12,7 @@ from datasets import TrainData
 from datasets.batch_order import Order
 from datasets.loading.workers import BATCHES_AHEAD, count_workers
 from datasets.sources.synthetic import SyntheticImages
-from engine.memory.estimate import checkpoint_bytes
+from engine.memory.estimate import checkpoint_bytes, weights_bytes
 from engine.train.ema import decay_at
 from engine.train.optim import Schedule
 from utils.distributed import Process
@@ -35,7 +35,7 @@ def quick_checks(config: Config, model: nn.Module, data: TrainData, process: Pro
         check_rate(config.TRAIN, data.global_batch),
         check_warm_up(config.TRAIN),
         check_ema(config.TRAIN, config.TRAIN.NUM_EPOCHS * data.steps_per_epoch),
-        check_disk(config, path, checkpoint_bytes(config.TRAIN, model)),
+        check_disk(config, path, checkpoint_bytes(config.TRAIN, model), weights_bytes(config.TRAIN, model)),
         check_shared_memory(config, num_workers),
     ]
 
@@ -102,19 +102,28 @@ def check_output(save: str) -> Finding:
         return Finding("output", f"SAVE: cannot write to {save} ({error.strerror})", WRONG, remedy)
 
 
-def check_disk(config: Config, path: Path, each: int) -> Finding:
-    """Check that all checkpoints that exist at once, of `each` bytes, fit on the disk of `path`."""
+def check_disk(config: Config, path: Path, each: int, weights: int) -> Finding:
+    """Check that all checkpoints that exist at once, of `each` bytes (of `weights` alone), fit on the disk of `path`."""
     kept = min(config.KEEP_CHECKPOINTS, math.ceil(config.TRAIN.NUM_EPOCHS / config.SAVE_FREQ))
-    count = kept + 4  # last, best, previous, and the one being written
+    count, alone = 3, kept + 1  # last, previous, and the one being written; best and the numbered ones
+    if config.SAVE_WEIGHTS_ONLY:
+        alone += 1  # the one being written
+    else:
+        count, alone = count + alone, 0
     # Checkpoints of a resumed run already occupy their space; a file with several names occupies it once.
     present = {status.st_ino: status.st_size for status in (file.stat() for file in path.rglob("*.pth"))}
-    need = max(count * each - sum(present.values()), 2 * each)
+    need = max(count * each + alone * weights - sum(present.values()), 2 * each)
     free = free_bytes(nearest_existing(path))
+    of_weights = f", and {alone} of weights alone of {format_bytes(weights)}" if alone else ""
     found = (
-        f"checkpoints of {format_bytes(each)}, up to {count} at once: {format_bytes(need)} of {format_bytes(free)} "
-        f"free at {path}"
+        f"checkpoints of {format_bytes(each)}, up to {count} at once{of_weights}: {format_bytes(need)} of "
+        f"{format_bytes(free)} free at {path}"
     )
-    return Finding("disk", found, *verdict_on_space(need, free, "make room, lower KEEP_CHECKPOINTS, or set -output"))
+    return Finding(
+        "disk",
+        found,
+        *verdict_on_space(need, free, "make room, set -output, SAVE_WEIGHTS_ONLY=true, or lower KEEP_CHECKPOINTS"),
+    )
 
 
 def nearest_existing(path: Path) -> Path:

@@ -20,21 +20,40 @@ MAY_CHANGE = re.compile(
 )
 
 
-def save_checkpoint(path: Path, state: dict, also: Iterable[str] = (), keeps_former: bool = True) -> None:
+WEIGHTS_ONLY = "weights_only"  # in a checkpoint of SAVE_WEIGHTS_ONLY, which no run can continue from
+
+
+def save_checkpoint(
+    path: Path, state: dict, also: Iterable[str] = (), keeps_former: bool = True, weights_only: bool = False
+) -> None:
     """Write a checkpoint; the former `path` becomes previous.pth, and one of the two is always complete.
 
     `keeps_former`: if false, the former one is dropped and previous.pth stays as it is.
 
     `also`: further names of the file, created before `path`: a run killed in between resumes from the former `path`
-    and creates them again; the other way round a missing name would never be created.
+    and creates them again; the other way round a missing name would never be created. `weights_only`: they are names of
+    another file, without what only training needs.
     """
     with replacing(path) as file:
         torch.save(state, file)
         sync(file)
+        complete = Path(file.name)
         for name in also:
-            keep_as(Path(file.name), path.with_name(name))
+            if weights_only and complete == Path(file.name):
+                complete = path.with_name(name)
+                save_weights(complete, state)
+            else:
+                keep_as(complete, path.with_name(name))
         if keeps_former and path.exists():
             keep_as(path, path.with_name("previous.pth"))
+
+
+def save_weights(path: Path, state: dict) -> None:
+    """Write a checkpoint without the state of optimizer and loss scale."""
+    with replacing(path) as file:
+        torch.save(
+            {key: state[key] for key in state if key not in ("optimizer", "amp_scaler")} | {WEIGHTS_ONLY: True}, file
+        )
 
 
 def start_of_streak(state: dict) -> int:
@@ -110,8 +129,9 @@ def newest_in(run: Path, warn: Callable[[str], None]) -> Path | None:
     for path in [run / "last.pth", run / "previous.pth", *numbered(run), run / "best.pth"]:
         if path.is_file():
             try:
-                read_checkpoint(path, lazily=True)
-                return path
+                if not read_checkpoint(path, lazily=True).get(WEIGHTS_ONLY):
+                    return path
+                warn(f"{path} holds weights only; trying the one before")
             except ConfigError as error:
                 warn(f"{error}; trying the one before")
     return None

@@ -74,4 +74,4 @@ def make_saver(config: Config, folder: Path, process: Process, log: Log) -> Asyn
     """The saver for DIST.CHECKPOINT. A collective."""
     if config.DIST.CHECKPOINT == "sharded":
         return ShardedSaver(folder, config.KEEP_CHECKPOINTS, process, log.warn if process.is_first else log.note)
-    return AsyncSaver(folder, config.KEEP_CHECKPOINTS, process.device, log.warn)
+    return AsyncSaver(folder, config.KEEP_CHECKPOINTS, process.device, log.warn, config.SAVE_WEIGHTS_ONLY)

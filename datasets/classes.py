@@ -20,17 +20,26 @@ def number_classes(config: Config, train: ImageSet | None, val: ImageSet, kept: 
     if val.labels_are_numbers:
         numbers = {name: number for number, name in enumerate(names) if number < len(kept.classes)}
     new, gone = [name for name in names if name not in numbers], [name for name in kept.classes if name not in names]
+    if config.EVAL:  # what has no image to score does not matter
+        new = [name for name in new if names.index(name) in val.targets]
     if val.labels_are_numbers or config.EVAL:
         gone = []
-    if new or gone:
+    if len(new) == len(gone) == 1 and config.RESUME.allows("CLASS_NAMES"):
+        numbers[new[0]] = numbers[gone[0]]
+        kept = kept._replace(classes=[new[0] if name == gone[0] else name for name in kept.classes])
+        val.notes += (f"class {gone[0]} is called {new[0]} from here on (RESUME.ALLOW_CHANGED)",)
+    elif new or gone:
         changes = [f"{word}: {first_of(each)}" for word, each in (("new", new), ("gone", gone)) if each]
         place = f" ({_place(parts, names.index(new[0]))})" if new else ""
+        renamed = (
+            "; if it was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]" if len(new) == len(gone) == 1 else ""
+        )
         raise DataError(
             f"DATA.DATA_PATH: {config.DATA.DATA_PATH} has {len(names)} classes, the checkpoint {len(kept.classes)} "
-            f"({'; '.join(changes)}){place}; name them as there, or start a new run from its weights with -pretrained"
+            f"({'; '.join(changes)}){place}; name them as there, or start a new run from its weights with -pretrained{renamed}"
             f"{did_you_mean(new[0], kept.classes) if new else ''}"
         )
-    lookup = np.array([numbers[name] for name in names])
+    lookup = np.array([numbers.get(name, -1) for name in names])
     for image_set in parts:
         image_set.targets, image_set.classes = lookup[image_set.targets], kept.classes
 

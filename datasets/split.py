@@ -79,6 +79,15 @@ def split(config: Config, image_set: ImageSet, kept: Kept | None) -> tuple[Image
     return (hold_out if by_position else hold_out_by_hash)(image_set, fraction, seed, title)
 
 
+def holds_out_no_more(here: dict, there: dict) -> bool:
+    """Whether the images held out by one record are held out by the other too, if both are about the same data."""
+    if here["rule"] not in DRAWN:
+        parts = [(each["rule"], Path(each["validation"]).name) for each in (here, there) if each]
+        return parts[0] == parts[-1]
+    same = all(there.get(key) == here[key] for key in here if key not in ("training", "validation", "fraction"))
+    return same and (here["fraction"] <= there["fraction"] if here["rule"] == "hash" else here == there)
+
+
 def describe_split(config: Config, val: ImageSet) -> str:
     """The line that names the images of both parts, or in evaluation those that are scored."""
     record = val.split

@@ -178,6 +178,7 @@ class Epochs:
             "seed": config.SEED,
             "class_names": list(self.plan.classes),
             "validation": self.validation,
+            "split": self.plan.eval_set.split,
             "data": {
                 "mean": list(data.IMAGENET_MEAN),
                 "std": list(data.IMAGENET_STD),

@@ -16,7 +16,7 @@ from engine.train.loss import widen
 from models import build_model
 from models.weights import load_exactly
 from utils.distributed import Process
-from utils.errors import ConfigError, DataError
+from utils.errors import ConfigError
 
 
 @torch.no_grad()
@@ -72,24 +72,12 @@ def weights_to_score(
 
     `make_model`: builds the model with foreign weights.
     """
-    config, classes, state = plan.config, plan.classes, read_saved(checkpoint)
+    config, state = plan.config, read_saved(checkpoint)
     if not is_run(state):
         yield "", make_model()
         return
-    names = state.get("class_names", classes)
-    if classes != names[: len(classes)]:  # a list file has classes only up to its largest label
-        raise DataError(
-            f"DATA.DATA_PATH: its classes are not those of {checkpoint}: {first_difference(classes, names)}"
-        )
-    model = build_model(config, config.MODEL.NUM_CLASSES or len(names))
+    model = build_model(config, plan.num_classes)
     for key, name in (("state_dict", ""), ("state_dict_ema", "EMA ")):
         if state.get(key):
             load_exactly(model, state[key], checkpoint)
             yield name, model
-
-
-def first_difference(mine: list[str], theirs: list[str]) -> str:
-    """The first difference between two lists of class names."""
-    theirs = theirs + ["nothing"] * len(mine)
-    number, pair = next((n, pair) for n, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1])
-    return f"class {number} is {pair[0]} here and {pair[1]} there"

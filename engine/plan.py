@@ -4,9 +4,12 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
-from datasets import ImageSet, build_order, parse_policy
+from configs.values import flatten
+from datasets import ImageSet, Kept, build_order, holds_out_no_more, parse_policy
 from datasets.batch_order import Order
 from engine.checkpoint.format import WEIGHTS_ONLY
 from engine.checkpoint.resume import (
@@ -19,6 +22,8 @@ from engine.checkpoint.resume import (
 )
 from engine.parallel.strategy import check_strategy, is_sharded
 from engine.precision.policy import Precision
+from models.formats.files import what_is_recorded
+from models.weights import ARCHITECTURE, PREPROCESSING, differences, find_file
 from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.log import Log
@@ -39,7 +44,7 @@ class Plan:
         loaded: LoadedConfig,
         process: Process,
         log: Log,
-        load_data: Callable[[Config], ImageSets],
+        load_data: Callable[[Config, Kept | None], ImageSets],
         find_batch_size: Callable[[Config, int, int], tuple[int, str]] | None,
     ):
         """`find_batch_size`: for DATA.BATCH_SIZE auto; (images, classes) -> (size, how it was found)."""
@@ -79,9 +84,23 @@ class Plan:
         return saved
 
     @cached_property
+    def record(self) -> dict:
+        """What the checkpoint, or else the file of MODEL.PRETRAINED, says beside its weights; {} for other programs'."""
+        source = self.given.MODEL.PRETRAINED
+        path = find_file(source) if source and not self.checkpoint else None
+        return what_is_recorded(path) if path else self.saved
+
+    @cached_property
+    def kept(self) -> Kept | None:
+        """Classes and split of the run that is resumed or evaluated."""
+        if not (is_run(self.saved) or self.given.EVAL) or "class_names" not in self.record:
+            return None
+        return Kept(list(self.record["class_names"]), self.record.get("split", {}))
+
+    @cached_property
     def image_sets(self) -> ImageSets:
         """Training (None in evaluation) and validation images."""
-        return self._load_data(self.given)
+        return self._load_data(self.given, self.kept)
 
     @property
     def train_set(self) -> ImageSet | None:
@@ -98,6 +117,11 @@ class Plan:
     @property
     def num_classes(self) -> int:
         return self.given.MODEL.NUM_CLASSES or len(self.classes)
+
+    @property
+    def fitting(self) -> dict:
+        """What load_pretrained fits weights to."""
+        return {"classes": self.classes, "settings": flatten(self.given)}
 
     @cached_property
     def loaded(self) -> LoadedConfig:
@@ -142,6 +166,27 @@ class Plan:
     def num_updates(self) -> int:
         return self.config.TRAIN.NUM_EPOCHS * self.order.steps_per_epoch
 
+    def describe_evaluation(self) -> list[str]:
+        """What to know about an evaluation: which classes occur, and settings that are not the checkpoint's."""
+        lines, number = [], len(np.unique(self.eval_set.targets))
+        if self.kept and number < len(self.classes):
+            lines.append(f"{number} of the checkpoint's {len(self.classes)} classes occur")
+        return lines + [
+            f"warning: {each}" for each in differences(self.record, flatten(self.given), ARCHITECTURE + PREPROCESSING)
+        ]
+
+    def warn_of_overlap(self) -> list[str]:
+        """A warning where images to validate on may be among those that the pretrained weights were trained on."""
+        common = set(self.record.get("class_names", ())) & set(self.classes)
+        here, there = self.eval_set.split, self.record.get("split", {})
+        if self.kept or not common or holds_out_no_more(here, there):
+            return []
+        text, other = (", ".join(f"{key} {value}" for key, value in each.items()) for each in (here, there))
+        return [
+            f"warning: MODEL.PRETRAINED: the validation images ({text}) may be among those that "
+            f"{self.given.MODEL.PRETRAINED} was trained on ({other or 'it does not say which it held out'})"
+        ]
+
     def lines(self) -> list[str]:
         """The lines that a run logs before it trains."""
         order = self.order
@@ -160,4 +205,4 @@ class Plan:
                 "optimizer"
             )
         advice = self.precision.advise_on_sizes(self.config, self.num_classes)
-        return [*lines, advice] if advice else lines
+        return [*lines, *([advice] if advice else []), *self.warn_of_overlap()]

@@ -1,16 +1,17 @@
 """-check: examines everything that a run needs, prints a row for each finding, and starts nothing."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from torch import nn
 
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
-from datasets import ImageSet, load_image_sets, parse_policy
+from datasets import ImageSet, Kept, load_image_sets, parse_policy
 from engine.check.cache import check_cache
 from engine.check.images import check_images
 from engine.check.memory import check_memory
@@ -71,6 +72,9 @@ class Preflight:
         self.config = self.loaded.config  # as given; the plan has the final one
         self.log = Log(rank=0)
         self.verdicts: list[str] = []
+        self.has_weights = True  # to evaluate, unless they cannot be read
+        self.model: nn.Module | None = None
+        self.precision: Precision | None = None
         for note in self.loaded.notes:
             self.log.say(note)
 
@@ -93,35 +97,43 @@ class Preflight:
         """Add a row with the text that the task returns."""
         found = self.attempt(what, task)
         if found is not None:
-            self.add(Finding(what, found))
+            self.tell(what, found.split("\n"))
+
+    def tell(self, what: str, lines: Sequence[str]) -> None:
+        """Add a row of these lines, if there are any."""
+        if lines:
+            warns = any(line.startswith("warning: ") for line in lines)
+            self.add(Finding(what, "\n".join(lines), WARN if warns else OK))
 
     def run(self, world_size: int | None, local_size: int | None) -> None:
         process = self.attempt("device", lambda: imagine(self.config.DEVICE, world_size, local_size))
         if process:
             self.add(Finding("device", f"{process.device}; processes: {process.world_size}"))
-        sets = self.attempt("data", lambda: load_image_sets(self.config))
+        plan = self.make_plan(process or ImaginedProcess(torch.device("cpu")))
+        sets = self.attempt("data", lambda: plan.image_sets)
         if sets:
             self.check_data(*sets)
+        else:
+            plan.image_sets = ImageSet([], []), ImageSet([], [])
         if process:
-            self.check_settings(process, sets)
+            self.check_settings(plan, sets)
 
     def check_data(self, train_set: ImageSet | None, eval_set: ImageSet) -> None:
         config = self.config
-        if eval_set.notes:
-            warns = any(note.startswith("warning: ") for note in eval_set.notes)
-            self.add(Finding("data set", "\n".join(eval_set.notes), WARN if warns else OK))
+        self.tell("data set", eval_set.notes)
         self.attempt("data", lambda: [self.add(finding) for finding in check_images(config, train_set, eval_set)])
         if config.DATA.CACHE != "none":
             parts = {"training": train_set, "validation": eval_set}
             self.attempt("cache", lambda: self.add(check_cache(config, parts.items())))
 
-    def check_settings(self, process: Process, sets: ImageSets | None) -> None:
+    def check_settings(self, plan: Plan, sets: ImageSets | None) -> None:
         """Check what depends on the device; without data (`sets` None) only what needs none."""
-        config = self.config
-        precision = self.attempt("precision", lambda: Precision(config, process.device))
+        config, process = self.config, plan.process
+        precision = self.precision = self.attempt("precision", lambda: Precision(config, process.device))
         num_classes = config.MODEL.NUM_CLASSES or (len(sets[1].classes) if sets else None)
         model = self.attempt("model", lambda: build_model(config, num_classes)) if num_classes else None
-        plan = self.make_plan(process, sets, model, precision)
+        self.model = model
+        self.settle_batch_size(plan)
         if not config.EVAL:
             self.check_training(plan)
         if sets:
@@ -138,8 +150,9 @@ class Preflight:
         self.add(Finding("model", f"{config.MODEL.NAME}, {describe(model)}"))
         if config.EVAL:
             self.report("precision", lambda: describe_precision(precision, model))
-            if sets:
+            if sets and self.has_weights:
                 self.report("weights", lambda: try_evaluation(plan))
+                self.tell("evaluation", plan.describe_evaluation())
             return
         self.check_model(plan, model, bool(sets))
         if output.verdict == OK:
@@ -147,35 +160,39 @@ class Preflight:
             sizes = checkpoint_bytes(config.TRAIN, model), weights_bytes(config.TRAIN, model)
             self.add(check_disk(plan.config, folder, *sizes))
 
-    def make_plan(
-        self, process: Process, sets: ImageSets | None, model: nn.Module | None, precision: Precision | None
-    ) -> Plan:
-        """The plan with a batch size. If none can be found, a row says so, and the others assume 1."""
+    def make_plan(self, process: Process) -> Plan:
+        """The plan, with its checkpoint read. If that fails, a row says so, and the others assume a new run."""
 
-        def estimate(config: Config, num_images: int, num_classes: int) -> tuple[int, str]:
-            if not (sets and model and precision):
-                raise NotKnown
-            limit = max_images(config, num_images, process.world_size)
-            try:
-                number, how = calculate(config, model, precision, process, limit)
-            except ConfigError:
-                raise NotKnown from None
-            if not number:
-                raise ConfigError(f"DATA.BATCH_SIZE is auto: not one image fits ({how}); choose a smaller model")
-            return number, f"{how}; a run tries it"
+        def load_data(config: Config, kept: Kept | None) -> ImageSets:
+            return load_image_sets(config, self.log.say, kept)
 
-        def load_data(config: Config) -> ImageSets:
-            return sets or (ImageSet([], []), ImageSet([], []))
+        plan = Plan(self.loaded, process, self.log, load_data, partial(self.estimate_batch_size, process))
+        what = "weights" if self.config.EVAL else "resume"
+        if self.attempt(what, lambda: (plan.checkpoint, plan.saved, plan.kept)) is None:
+            plan.checkpoint, plan.saved, plan.kept, self.has_weights = None, {}, None, False
+        return plan
 
-        plan = Plan(self.loaded, process, self.log, load_data, estimate)
-        if not self.config.EVAL and self.attempt("resume", lambda: (plan.checkpoint, plan.saved)) is None:
-            plan.checkpoint, plan.saved = None, {}
+    def estimate_batch_size(
+        self, process: Process, config: Config, num_images: int, num_classes: int
+    ) -> tuple[int, str]:
+        if not (num_images and self.model and self.precision):
+            raise NotKnown
+        limit = max_images(config, num_images, process.world_size)
+        try:
+            number, how = calculate(config, self.model, self.precision, process, limit)
+        except ConfigError:
+            raise NotKnown from None
+        if not number:
+            raise ConfigError(f"DATA.BATCH_SIZE is auto: not one image fits ({how}); choose a smaller model")
+        return number, f"{how}; a run tries it"
+
+    def settle_batch_size(self, plan: Plan) -> None:
+        """Find DATA.BATCH_SIZE auto. If that fails, a row says so, and the others assume 1."""
         if self.config.DATA.BATCH_SIZE == AUTO:
             loaded = self.attempt("batch size", lambda: plan.loaded)
             plan.loaded = loaded or self.loaded.with_batch_size(1, "unknown")
             if loaded:
                 self.add(Finding("batch size", plan.describe_batch_size()))
-        return plan
 
     def check_training(self, plan: Plan) -> None:
         config = plan.config
@@ -200,8 +217,8 @@ class Preflight:
             how = f"COMPILE_SCOPE {config.COMPILE_SCOPE}, COMPILE_MODE {config.COMPILE_MODE}"
             self.report("compile", lambda: f"{how}: {len(parts_to_compile(model, config))} to compile")
         if config.MODEL.PRETRAINED:
-            load = partial(load_pretrained, model, config.MODEL.PRETRAINED, classes=plan.classes)
-            self.report("pretrained", lambda: "\n".join(load()))
+            load = partial(load_pretrained, model, config.MODEL.PRETRAINED, **plan.fitting)
+            self.report("pretrained", lambda: "\n".join([*load(), *(plan.warn_of_overlap() if has_data else [])]))
         if plan.checkpoint:
             self.report("resume", lambda: try_resume(plan, model, has_data))
         self.report("precision", lambda: describe_precision(precision, model))
@@ -233,7 +250,7 @@ def try_resume(plan: Plan, model: nn.Module, has_data: bool) -> str:
     """Read the checkpoint into the model, as a run would."""
     path, state = plan.checkpoint, plan.saved
     if not is_run(state):
-        return "\n".join(load_pretrained(model, str(path), setting="-resume", classes=plan.classes))
+        return "\n".join(load_pretrained(model, str(path), setting="-resume", **plan.fitting))
     lines = [f"{path}, after epoch {state['epoch'] + 1} and step {state['step']}"]
     if has_data:  # otherwise everything would differ
         lines += refuse_changes(plan.config, plan.order, state, path)

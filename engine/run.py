@@ -12,6 +12,7 @@ from configs.schema import Config
 from datasets import (
     BadImages,
     CacheProgress,
+    Kept,
     Normalize,
     build_eval_data,
     build_train_data,
@@ -75,7 +76,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     config = plan.config  # final; recovery from out-of-memory errors may still cut a batch into smaller micro-batches
     model = make_model(session, plan)
     if plan.checkpoint and not is_run(plan.saved):  # before FSDP shards the model
-        for line in load_pretrained(model, str(plan.checkpoint), setting="-resume", classes=plan.classes):
+        for line in load_pretrained(model, str(plan.checkpoint), setting="-resume", **plan.fitting):
             log.say(line)
     place = (process.rank, process.world_size, process.device)
     train_data = build_train_data(config, plan.train_set, *place, plan.order)
@@ -103,11 +104,13 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     return Epochs(session, plan, trainer, eval_data, saver, stop).run()
 
 
-def load_cached_data(config: Config, session: Session, signal: Callable[[], int] = lambda: 0) -> ImageSets:
+def load_cached_data(
+    config: Config, kept: Kept | None, session: Session, signal: Callable[[], int] = lambda: 0
+) -> ImageSets:
     """The image sets, cached if DATA.CACHE is set. `signal`: number of a pending stop signal, or 0."""
     process, log = session.process, session.log
     progress = CacheProgress(log.say, log.warn, signal, may_build=process.local_rank == 0)
-    return process.after_first(lambda: cache_image_sets(config, load_image_sets(config, log.say), progress))
+    return process.after_first(lambda: cache_image_sets(config, load_image_sets(config, log.say, kept), progress))
 
 
 def make_model(session: Session, plan: Plan) -> torch.nn.Module:
@@ -117,7 +120,7 @@ def make_model(session: Session, plan: Plan) -> torch.nn.Module:
     model = build_model(config, plan.num_classes)
     source = config.MODEL.PRETRAINED or (config.MODEL.RESUME if config.EVAL else None)
     if source and not is_run(plan.saved):
-        load = partial(load_pretrained, model, source, needs_head=config.EVAL, classes=plan.classes)
+        load = partial(load_pretrained, model, source, needs_head=config.EVAL, **plan.fitting)
         for line in process.after_first(load):
             log.say(line)
     log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
@@ -159,6 +162,8 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         log.say(line)
     data = build_eval_data(config, eval_set, process.rank, process.world_size, process.device)
     log.say(f"data: {counted(data.num_samples, 'validation image')}, {counted(len(eval_set.classes), 'class')}")
+    for line in plan.describe_evaluation():
+        log.say(line)
     log.say(precision.describe())
     set_matmul(config.PRECISION.MATMUL)
     keep_freed_memory(process.device)

@@ -16,28 +16,53 @@ from utils.text import counted
 __all__ = ["find_file", "load_pretrained", "read_state_dict"]
 
 
+# Settings that an evaluation shares with the training of its weights.
+ARCHITECTURE = tuple(
+    f"MODEL.{name}"
+    for name in "TYPE NAME PATCH_SIZE EMBED_DIM DEPTH NUM_HEADS ATTN_HEAD_SIZE MLP_RATIO QKV_BIAS".split()
+)
+PREPROCESSING = tuple(
+    f"DATA.{name}" for name in "IMAGE_SIZE IMAGE_CHANNELS CROP_PCT INTERPOLATION IMAGENET_MEAN IMAGENET_STD".split()
+)
+
+
+def differences(record: dict, settings: dict, keys: Sequence[str]) -> list[str]:
+    """Which of these settings differ from those that the weights were trained with, where the file says."""
+    saved = record.get("config", {})
+    is_label = settings["MODEL.TYPE"] == saved.get("MODEL.TYPE") == "vit"  # MODEL.NAME
+    return [
+        f"{key}: {saved[key]} in the file, {settings[key]} here"
+        for key in keys
+        if key in saved and saved[key] != settings[key] and not (is_label and key == "MODEL.NAME")
+    ]
+
+
 def load_pretrained(
     model: nn.Module,
     source: str,
     setting: str = "MODEL.PRETRAINED",
     needs_head: bool = False,
     classes: Sequence[str] = (),
+    settings: dict | None = None,
 ) -> list[str]:
     """Load a file, or else the timm model of that name. Returns what to tell the user, a line each.
 
     `needs_head`: weights whose classifier does not fit are refused, as they are of no use without further training.
     `classes`: the class of each output of the model, to be found in a file that names its classes.
+    `settings`: those of the model by their full names, for the message about another architecture.
     """
     try:
         path = find_file(source)
         weights = read_weights(path) if path else Weights(_fetch(source))
         first = f"{setting}: weights of {path or source}{f' ({weights.key})' if weights.key else ''}"
-        return [first, *_load(model, weights, needs_head, classes)]
+        return [first, *_load(model, weights, needs_head, classes, settings)]
     except ConfigError as error:
         raise ConfigError(f"{setting}: {error}") from None
 
 
-def _load(model: nn.Module, weights: Weights, needs_head: bool, classes: Sequence[str]) -> list[str]:
+def _load(
+    model: nn.Module, weights: Weights, needs_head: bool, classes: Sequence[str], settings: dict | None
+) -> list[str]:
     # Resizing in the half precision of a file would round what the model keeps in fp32.
     half = (torch.float16, torch.bfloat16)
     state = {name: tensor.float() if tensor.dtype in half else tensor for name, tensor in weights.state.items()}
@@ -51,7 +76,9 @@ def _load(model: nn.Module, weights: Weights, needs_head: bool, classes: Sequenc
     lines += by_name
     state = _fit_image_size(model, state, lines)
     _fit_channels(model, state, lines)
-    _check_same_architecture(model, state, heads)
+    _check_same_architecture(
+        model, state, heads, differences(weights.record, settings, ARCHITECTURE) if settings else []
+    )
     model.load_state_dict(state, strict=False)
     return lines
 
@@ -150,7 +177,10 @@ def _fit_channels(model: nn.Module, state: dict[str, Tensor], lines: list[str]) 
             return
 
 
-def _check_same_architecture(model: nn.Module, state: dict[str, Tensor], heads: list[str]) -> None:
+def _check_same_architecture(
+    model: nn.Module, state: dict[str, Tensor], heads: list[str], changed: Sequence[str] = ()
+) -> None:
+    """`changed`: settings that differ from those of the file."""
     own = model.state_dict()
     # Files from before torch 0.4.1 lack these counters, which nothing here reads.
     optional = tuple(f"{head}." for head in heads)
@@ -164,11 +194,12 @@ def _check_same_architecture(model: nn.Module, state: dict[str, Tensor], heads: 
     ]
     found = [("only in the file", unexpected), ("only in the model", missing), ("of another shape", reshaped)]
     if any(names for _, names in found):
-        differences = "; ".join(f"{what}: {_first(names)}" for what, names in found if names)
+        found = "; ".join(f"{what}: {_first(names)}" for what, names in found if names)
         remedy = "set MODEL to what the file was made with"
         if "dist_token" in unexpected:
             remedy = "it is a distilled DeiT: use MODEL.TYPE timm and, for instance, MODEL.NAME deit_base_distilled_patch16_224"
-        raise ConfigError(f"the weights are of another architecture; {differences}. Remedy: {remedy}")
+        known = f" ({'; '.join(changed)})" if changed else ""
+        raise ConfigError(f"the weights are of another architecture{known}; {found}. Remedy: {remedy}")
 
 
 def _first(names: list[str]) -> str:

@@ -1,0 +1,173 @@
+"""A run meets the data, settings and files of another day: classes by name, splits, checkpoints without their YAML."""
+
+import contextlib
+import io
+import random
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import main_single_gpu
+from tests.engine.check.small_photos import CLEAN
+from tests.support.image_sets import draw, load, make_folders
+from tests.support.refusals import assert_names
+from tests.support.runs import run_folder
+from utils.program import exit_code
+
+pytestmark = pytest.mark.usefixtures("signal_handlers")
+SHADES = {"bird": 20, "cat": 120, "dog": 220, "zebra": 70}
+
+
+def draw_photos(folder: Path, *classes: str, count: int = 6) -> Path:
+    rng = np.random.default_rng(0)
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = rng.integers(30, size=(8, 8, 3)) + SHADES[name]
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{number}.png")
+    return folder
+
+
+def halfstep(*flags: str | Path) -> tuple[int, str]:
+    """The exit code of main_single_gpu.py, and what it printed."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = exit_code(main_single_gpu.main, [str(flag) for flag in flags])
+    return code, said.getvalue()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A folder with clean.yaml, photos/{train,val}/{bird,cat,dog} and the output of a run on them."""
+    folder = tmp_path_factory.mktemp("trained")
+    for part in ("train", "val"):
+        draw_photos(folder / "photos" / part, "bird", "cat", "dog")
+    (folder / "clean.yaml").write_text(CLEAN)
+    code, said = halfstep(*settings(folder), "-output", folder / "output", "-epochs", "4")
+    assert code == 0, said
+    return folder
+
+
+def settings(folder: Path) -> list:
+    more = ["TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=1e-2", "DATA.BATCH_SIZE=6"]
+    return ["-cfg", folder / "clean.yaml", "-data_path", folder / "photos", "-opts", *more]
+
+
+@pytest.fixture
+def again(trained, tmp_path) -> Path:
+    """A copy of `trained`, to be changed."""
+    shutil.copytree(trained, tmp_path / "again")
+    return tmp_path / "again"
+
+
+def rename(folder: Path, old: str, new: str) -> None:
+    for part in ("train", "val"):
+        (folder / "photos" / part / old).rename(folder / "photos" / part / new)
+
+
+def test_a_renamed_class_is_refused_on_resume_and_keeps_its_number_where_that_is_allowed(again):
+    rename(again, "cat", "zcat")  # which sorts last
+    resume = [*settings(again), "-output", again / "output", "-epochs", "5", "-resume", "auto"]
+    before = (run_folder(again / "output") / "last.pth").read_bytes()
+    for more in ((), ("-check",)):
+        code, said = halfstep(*resume, *more)
+        assert code == 2
+        assert_names(
+            said, "DATA.DATA_PATH", "new: zcat", "gone: cat", "-pretrained", "RESUME.ALLOW_CHANGED=[CLASS_NAMES]"
+        )
+    assert (run_folder(again / "output") / "last.pth").read_bytes() == before
+    code, said = halfstep(*resume, "-opts", "RESUME.ALLOW_CHANGED=[CLASS_NAMES]")
+    assert code == 0, said
+    state = torch.load(run_folder(again / "output") / "last.pth", weights_only=True)
+    assert state["class_names"] == ["bird", "zcat", "dog"]
+    assert state["progress"]["best"][0] == 100, "its labels were permuted"
+
+
+def checkpoint(folder: Path, name: str = "last.pth") -> Path:
+    return run_folder(folder / "output") / name
+
+
+def top1(said: str) -> float:
+    (found,) = re.findall(r"^top-1 (\S+)%", said, re.M)
+    return float(found)
+
+
+def test_evaluation_takes_the_checkpoints_classes_for_a_subset_and_for_lists_in_another_order(again):
+    code, said = halfstep(*settings(again), "-output", again / "o", "-eval", "-resume", checkpoint(again))
+    assert code == 0 and top1(said) == 100
+    shutil.rmtree(again / "photos" / "train")
+    shutil.rmtree(again / "photos" / "val" / "bird")
+    code, said = halfstep(*settings(again), "-output", again / "o", "-eval", "-pretrained", checkpoint(again))
+    assert code == 0 and top1(said) == 100, said
+    assert_names(said, "2", "3")
+    (again / "photos" / "val" / "dog").rename(again / "photos" / "val" / "hound")
+    for more in ((), ("-check",)):
+        flags = [*settings(again), "-output", again / "o", "-eval", "-pretrained", checkpoint(again), *more]
+        code, said = halfstep(*flags)
+        assert code == 2
+        assert_names(said, "new: hound", "DATA.DATA_PATH")
+
+
+def test_a_run_with_one_more_class_starts_from_pretrained_weights_with_the_accuracy_of_the_old_ones(again):
+    for number, path in enumerate(sorted((again / "photos" / "val").rglob("*.png"))):
+        Image.new("RGB", (8, 8), (number * 12,) * 3).save(path)  # some of every class are mistaken
+    old = [*settings(again), "-output", again / "o", "-eval", "-resume", checkpoint(again)]
+    draw_photos(again / "photos" / "train", "zebra")
+    code, said = halfstep(*settings(again), "-output", again / "new", "-pretrained", checkpoint(again), "-check")
+    assert code == 0, said
+    assert_names(said, "3 of 4 classes", "new: zebra")
+    still = ["-opts", "TRAIN.BASE_LR=0", "TRAIN.END_LR=0", "TRAIN.WARMUP_START_LR=0"]  # the weights of the start
+    flags = [*settings(again), "-output", again / "new", "-epochs", "1", "-pretrained", checkpoint(again), *still]
+    code, said = halfstep(*flags)
+    assert code == 0, said
+    assert_names(said, "3 of 4 classes", "new: zebra")
+    state = torch.load(run_folder(again / "new") / "last.pth", weights_only=True)
+    assert state["class_names"] == ["bird", "cat", "dog", "zebra"]
+    assert 0 < state["metric"] < 100 and f"{state['metric']:.3f}" == f"{top1(halfstep(*old)[1]):.3f}"
+
+
+def test_pretrained_weights_that_may_have_seen_the_validation_images_are_warned_of(again):
+    flags = [*settings(again), "-output", again / "new", "-pretrained", checkpoint(again), "-check"]
+    assert "warning: MODEL.PRETRAINED" not in halfstep(*flags)[1]
+    (again / "photos" / "val").rename(again / "photos" / "test")
+    code, said = halfstep(*flags)
+    assert code == 0
+    assert_names(said, "MODEL.PRETRAINED", "val", "test")
+
+
+def test_another_depth_is_named_by_its_setting(again):
+    deeper = [*settings(again), "MODEL.DEPTH=3", "-output", again / "output", "-epochs", "5"]
+    for start in ("-resume", "-pretrained"):
+        code, said = halfstep(*deeper, start, checkpoint(again))
+        assert code == 2
+        assert_names(said, "MODEL.DEPTH: 2")
+    code, said = halfstep(*deeper, "-resume", checkpoint(again), "-opts", "RESUME.ALLOW_CHANGED=[MODEL.DEPTH]")
+    assert code == 2
+    assert_names(said, "MODEL.DEPTH: 2")
+
+
+def test_an_evaluation_with_other_preprocessing_than_the_training_says_so(again):
+    flags = [*settings(again), "DATA.CROP_PCT=0.5", "-output", again / "o", "-eval", "-resume", checkpoint(again)]
+    for more in ((), ("-check",)):
+        code, said = halfstep(*flags, *more)
+        assert code == 0
+        assert_names(said, "DATA.CROP_PCT: 0.875", "0.5", "warning")
+
+
+def test_no_image_moves_between_training_and_validation_while_a_folder_grows(tmp_path):
+    rng, where = random.Random(0), {}
+    make_folders(tmp_path, {name: 8 for name in "abc"})
+    for _ in range(20):
+        train, val = load("imagefolder", tmp_path, VAL_FRACTION=0.3)
+        found = {each.name(index): part for part, each in enumerate((train, val)) for index in range(len(each))}
+        assert {name: found[name] for name in where} == where
+        where = found
+        name = rng.choice("abcdefg")
+        draw(tmp_path / name / f"{rng.random()}.png", shade=rng.randrange(256))
+        draw(tmp_path / name / f"{rng.random()}.png", shade=rng.randrange(256))
+    assert set(where.values()) == {0, 1} and len(where) > 50

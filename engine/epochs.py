@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from configs.values import flatten
 from datasets import BadImages, Batch, EvalData, Window
-from engine.checkpoint.async_saver import AsyncSaver
+from engine.checkpoint.async_saver import BEST, AsyncSaver
 from engine.checkpoint.format import read_checkpoint
 from engine.checkpoint.resume import comparable, identity
 from engine.checkpoint.rollback import BAD_BATCHES_FILE, find_before, write_bad_batches
@@ -20,6 +20,7 @@ from engine.train.epoch_loop import train_epoch
 from engine.train.stop_conditions import TIME_IS_UP, NonFinite, Stopped
 from engine.train.trainer import Trainer
 from utils import VERSION
+from utils.errors import cause_of
 from utils.signals import StopSignal
 
 
@@ -41,6 +42,7 @@ class Epochs:
 
     def run(self) -> int:
         """Returns the exit code."""
+        self._find_best()
         self.saver.newest = {"epoch": self.trainer.epoch, "step": self.trainer.step}
         self.saver.on_saved = lambda: self._status("training")
         self.saver.on_saved()
@@ -57,14 +59,10 @@ class Epochs:
         except NonFinite as error:
             self._wait_for_disk()
             reason = f"{error}{self._save_overflow()}"
-            self._finish(f"stopped: {reason}")
-            self._status("stopped", reason=reason)
-            return 3
+            return self._end("stopped", f"stopped: {reason}", 3, reason=reason)
         finally:
             self.saver.wait()
-        self._finish("done")
-        self.session.status("done", best_top1=self.trainer.best.top1, best_epoch=self.trainer.best.epoch)
-        return 1 if self.saver.failed else 0
+        return self._end("done", "done", 0)
 
     def _train_to_the_end(self) -> None:
         """Train from the current position to the last epoch."""
@@ -82,6 +80,8 @@ class Epochs:
         number, is_last = trainer.epoch + 1, trainer.epoch + 1 == config.TRAIN.NUM_EPOCHS
         scores = self._evaluate() if number % config.VALIDATE_FREQ == 0 or is_last else {}
         evaluated = time.perf_counter()
+        if scores:
+            self._learn_of_saves()
         suffix, chosen = max(scores.items(), key=lambda item: item[1].rank, default=("", None))
         if chosen:
             trainer.preferred = f"state_dict{suffix}"
@@ -92,7 +92,7 @@ class Epochs:
         result = EpochResult(report, scores, num_images, trained - start, evaluated - trained)
         trainer.notify("on_epoch_end", result)
         trainer.end_epoch()
-        also = ["best.pth"] if is_best else []
+        also = [BEST] if is_best else []
         if config.KEEP_CHECKPOINTS and (number % config.SAVE_FREQ == 0 or is_last):
             also.append(f"checkpoint-{number}.pth")
         self._save(metric=chosen.top1 if chosen else None, also=also)
@@ -134,7 +134,7 @@ class Epochs:
             try:
                 write_bad_batches(folder, trainer.data, trainer.left_out)
             except OSError as failure:
-                self.log.warn(f"cannot write {folder / BAD_BATCHES_FILE} ({failure}); training continues")
+                self.log.warn(f"cannot write {folder / BAD_BATCHES_FILE} ({cause_of(failure)}); training continues")
         self._save()
         return True
 
@@ -146,14 +146,17 @@ class Epochs:
             why, facts, code = f"RUN.MAX_TIME, {self.config.RUN.MAX_TIME}, is nearly up", {"reason": "time limit"}, 0
         else:
             why, facts, code = f"told to stop (signal {number})", {"signal": number}, 128 + number
-        self._finish(f"{why} after step {self.trainer.step}, {'not saved' if self.saver.failed else 'saved'}")
-        self._status("stopped", **facts)
-        return code or int(self.saver.failed)
+        saved = "" if self.failure else ", saved"
+        return self._end("stopped", f"{why} after step {self.trainer.step}{saved}", code, **facts)
 
     def _status(self, state: str, **facts) -> None:
-        """Write status.json, with the newest checkpoint and the updates that the run leaves out."""
-        left_out = [[each.start, each.stop - 1] for each in self.trainer.left_out]
-        self.session.status(state, **facts, **self.saver.newest, **({"left_out": left_out} if left_out else {}))
+        """Write status.json, with what is on the disk and the updates that the run leaves out."""
+        saver = self.saver
+        if saver.best:
+            facts |= {"best_top1": saver.best[0], "best_epoch": saver.best[1]}
+        if self.trainer.left_out:
+            facts["left_out"] = [[each.start, each.stop - 1] for each in self.trainer.left_out]
+        self.session.status(state, **facts, **saver.newest)
 
     def _save(self, metric: float | None = None, also: list[str] = ()) -> None:
         """Save last.pth, and under the names in `also`. A collective: returns when the state is copied."""
@@ -192,8 +195,25 @@ class Epochs:
         self.process.first(self.saver.wait)
         self.saver.wait()  # in the other processes: sharded checkpoints
 
-    def _wait_for_disk(self) -> None:
+    def _find_best(self) -> None:
+        """On a resume, the best epoch counts only if its best.pth is there."""
+        known = self.trainer.best
+        if known.epoch:
+            self.saver.look()
+        self._learn_of_saves()
+        if self.trainer.best != known:
+            self.log.say(
+                f"resume: the best epoch so far was {known.epoch}, but {self._describe_best()} in {self.session.path / BEST}"
+            )
+
+    def _learn_of_saves(self) -> None:
+        """Wait for the saver: if best.pth could not be written, the best epoch is the one before, in every process."""
         self._wait_for_saver()
+        best, self.failure = self.process.first(lambda: (self.saver.best, self.saver.failure))
+        self.trainer.best = Best(*(best or ()))
+
+    def _wait_for_disk(self) -> None:
+        self._learn_of_saves()
         if self.process.is_first:
             share = self.saver.seconds / (time.perf_counter() - self.start)
             self.log.note(f"checkpointing blocked training for {self.saver.seconds:.3f} s, {share:.3%} of the run")
@@ -211,14 +231,24 @@ class Epochs:
         try:
             return "; " + save_overflow(self.session.path, self.process.rank, self.last_update, facts)
         except (OSError, RuntimeError) as error:
-            self.log.warn(f"the batch it stopped on cannot be saved in {self.session.path} ({error})")
+            self.log.warn(f"the batch it stopped on cannot be saved in {self.session.path} ({cause_of(error)})")
             return ""
 
-    def _finish(self, reason: str) -> None:
-        """Close the callbacks, and log the result and the run folder in one line."""
+    def _describe_best(self) -> str:
+        return self.trainer.best.describe(has_ema=self.trainer.ema is not None)
+
+    def _end(self, state: str, what: str, code: int, **facts) -> int:
+        """Close the callbacks; say in status.json and in one line what is on the disk. Returns the exit code."""
         for callback in self.trainer.callbacks:
             callback.close()
-        best = self.trainer.best.describe(has_ema=self.trainer.ema is not None)
+        if self.failure:
+            state, what, code = "save_failed", f"{what}, not saved ({self.failure})", code or 1
+            facts["reason"] = "; ".join(filter(None, (facts.get("reason"), f"not saved: {self.failure}")))
+        self._status(state, exit_code=code, **facts)
         minutes, seconds = divmod(time.perf_counter() - self.start, 60)
-        things = "weights, curves and logs" if (self.session.path / "last.pth").exists() else "logs"
-        self.log.say(f"{reason}; {best}; {minutes:.0f} min {seconds:.1f} s; {things}: {self.session.path}")
+        files = {"weights": "last.pth", "curves": "loss.png", "logs": "log.txt"}
+        things = ", ".join(name for name, file in files.items() if (self.session.path / file).exists())
+        self.log.say(
+            f"{what}; {self._describe_best()}; {minutes:.0f} min {seconds:.1f} s; {things}: {self.session.path}"
+        )
+        return code

@@ -12,6 +12,7 @@ import torch
 from configs.load import LoadedConfig, to_yaml
 from engine.run_folder import RunFolder
 from utils.distributed import Process
+from utils.errors import cause_of
 from utils.files import write_text
 from utils.log import Log
 from utils.program import restore_gc
@@ -62,7 +63,9 @@ class Session:
             try:
                 self._folder.status(state, **facts)
             except OSError as error:
-                self.log.warn(f"cannot write {self.path / 'status.json'} ({error}), which should say: {state}")
+                self.log.warn(
+                    f"cannot write {self.path / 'status.json'} ({cause_of(error)}), which should say: {state}"
+                )
 
     def end(self, error: BaseException | None) -> None:
         """End the run, with an error in status.json. A start that failed before `begin` leaves no new folder."""

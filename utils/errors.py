@@ -1,6 +1,7 @@
 """The errors that are reported without a traceback, and what their messages say about names and files."""
 
 import difflib
+import errno
 import os
 import stat
 from collections.abc import Iterable
@@ -56,6 +57,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     by_lower_case = {each.lower(): each for each in known}
     nearest = difflib.get_close_matches(name.lower(), by_lower_case, n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(by_lower_case[each] for each in nearest)}?" if nearest else ""
+
+
+def cause_of(error: BaseException | None) -> str:
+    """Why something could not be written, in words: the OSError itself, or the one that torch.save failed on."""
+    beneath = error
+    while beneath is not None and not isinstance(beneath, OSError):
+        beneath = beneath.__context__
+    if beneath is None or beneath.strerror is None:
+        return str(error) or type(error).__name__
+    return "disk full; make room on it" if beneath.errno == errno.ENOSPC else beneath.strerror
 
 
 def not_a_file(path: str | os.PathLike | int) -> str | None:

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import torch
 
-from engine.checkpoint.format import remove_old, remove_unused_parts, save_checkpoint, start_of_streak
+from engine.checkpoint.format import held_by, remove_old, remove_unused_parts, save_checkpoint, start_of_streak
 from engine.checkpoint.host_copy import HostCopy
+from utils.errors import cause_of
+
+BEST = "best.pth"
 
 
 class AsyncSaver:
@@ -25,10 +28,11 @@ class AsyncSaver:
         self._host_copy = HostCopy(device)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future | None = None
-        self.failed = False  # whether the last save failed
+        self.failure = ""  # why the last save failed; empty if it did not
         self.seconds = 0.0  # for which saving blocked training
         self.longest = 0.0  # seconds of the longest save, until it was on disk
-        self.newest: dict[str, int] = {}  # finished epochs and steps on disk
+        self.newest: dict[str, int] = {}  # finished epochs and steps of the last.pth on disk
+        self.best: list | None = None  # the trainer's best epoch, if its best.pth is on disk
         self.on_saved: Callable[[], None] = lambda: None  # called in the writing thread after every save
 
     def save(self, state: dict, also: list[str]) -> None:
@@ -53,11 +57,23 @@ class AsyncSaver:
         keeps_former = self.newest.get("step", 0) <= start_of_streak(state)
         with self._warn_on_os_error():
             self._put(state, also, keeps_former)
+            self.failure = ""
             self.newest = {"epoch": state["epoch"] + 1, "step": state["step"]}
+            if BEST in also:
+                self.best = state["progress"]["best"]
             self.on_saved()
-            self._tidy()
-            self.failed = False
             self.longest = max(self.longest, time.perf_counter() - start)
+        try:
+            self._tidy()
+        except OSError as error:
+            self._warn(f"cannot remove old checkpoints from {self._path.parent} ({cause_of(error)})")
+
+    def look(self) -> None:
+        """Find out what the files on the disk hold; of a save that failed, some may have been written."""
+        last, best = held_by(self._path), held_by(self._path.with_name(BEST))
+        if last:
+            self.newest = {"epoch": last["epoch"], "step": last["step"]}
+        self.best = best.get("best")
 
     def _put(self, state: dict, also: list[str], keeps_former: bool) -> None:
         """Write a state under its names."""
@@ -74,8 +90,10 @@ class AsyncSaver:
         try:
             yield
         except (OSError, RuntimeError) as error:
-            self.failed = True
-            self._warn(f"cannot save {self._path} ({error}); the checkpoint before it is untouched, training goes on")
+            self.failure = cause_of(error)
+            self.look()
+            left = f"on the disk it is of step {self.newest['step']}" if self._path.exists() else "there is none yet"
+            self._warn(f"cannot save {self._path} ({self.failure}); {left}; training goes on")
 
     @contextlib.contextmanager
     def _blocking(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch.distributed as dist
 
 from utils.distributed import Process
+from utils.errors import cause_of
 
 
 class Channel:
@@ -35,4 +36,4 @@ class Channel:
         try:
             return task(), ""
         except (OSError, RuntimeError) as error:  # torch raises RuntimeError when a disk is full
-            return None, str(error) or type(error).__name__
+            return None, cause_of(error)

@@ -5,10 +5,11 @@ import re
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from models.formats.sharded import FOLDER, named_shards
+from models.formats.sharded import FOLDER, named_shards, read_index
 from models.formats.torch import read_torch
 from utils.errors import ConfigError
 from utils.files import replacing, sync
@@ -61,15 +62,27 @@ def start_of_streak(state: dict) -> int:
     return state["step"] - int(state["progress"]["skips_in_a_row"]) if "progress" in state else state["step"]
 
 
+def held_by(path: Path) -> dict[str, Any]:
+    """Finished epochs and step of a checkpoint on the disk, and the best epoch as it knows it; empty if there is none."""
+    try:
+        state = read_index(path)
+        best = state.get("progress", {}).get("best")
+        return {"epoch": state["epoch"] + 1, "step": state["step"], "best": best}
+    except (ConfigError, KeyError):
+        return {}
+
+
 def keep_as(path: Path, other: Path) -> None:
     """Give a finished file a second name, replacing an older file of that name. Costs no space and no time."""
     temporary = other.with_name(f".{other.name}.tmp")
     temporary.unlink(missing_ok=True)
     try:
-        try:
-            os.link(path, temporary)
-        except OSError:  # a file system without hard links
-            shutil.copyfile(path, temporary)
+        os.link(path, temporary)
+    except OSError:  # a file system without hard links
+        with open(path, "rb") as source, replacing(other) as copy:
+            shutil.copyfileobj(source, copy)
+        return
+    try:
         os.replace(temporary, other)
     finally:
         temporary.unlink(missing_ok=True)  # still there after an error, or if both names already were the same file

@@ -37,7 +37,7 @@ class ShardedSaver(AsyncSaver):
         if self._process.all_true(copy is not None):  # otherwise the threads of other processes would wait for this one
             self._submit(copy, also, start)
         else:
-            self.failed = True
+            self.failure = self.failure or "another process could not copy its part"
 
     def _put(self, state: dict, also: list[str], keeps_former: bool) -> None:
         pieces = state.pop(PIECES)

@@ -15,6 +15,7 @@ from engine.report.timing import Timing, shares
 from engine.train.callbacks import PHASES, Callback
 from engine.train.counters import EpochResult, Report
 from engine.train.trainer import Trainer
+from utils.errors import cause_of
 from utils.log import Log
 
 STEP_FIGURES = ("step", "epoch", "lr", "loss", "mean_loss", "grad_norm", "loss_scale", "skipped", "seconds")
@@ -106,7 +107,9 @@ class Recorder(Callback):
         try:
             yield
         except OSError as error:
-            self._log.warn(f"cannot write the figures of the run in {self._folder} ({error}); training continues")
+            self._log.warn(
+                f"cannot write the figures of the run in {self._folder} ({cause_of(error)}); training continues"
+            )
 
 
 def epoch_row(trainer: Trainer, result: EpochResult, data_wait: float | None) -> dict[str, float | None]:

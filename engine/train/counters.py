@@ -44,7 +44,7 @@ class Best(NamedTuple):
 
     def describe(self, has_ema: bool) -> str:
         if not self.epoch:
-            return "no evaluation yet"
+            return "no best.pth yet"
         weights = f", {'EMA' if self.suffix else 'raw weights'}" if has_ema else ""
         interval = confidence(self.top1, self.num_images)
         return f"best validation top-1 {self.top1:.2f}% (epoch {self.epoch}{weights}{interval and f'; {interval}'})"

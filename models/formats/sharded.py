@@ -74,10 +74,15 @@ def _read(path: Path, read: Callable[[Path], dict[str, Tensor]]) -> dict[str, Te
     return read(path)
 
 
-def named_shards(path: Path) -> list[str]:
-    """The files that a checkpoint consists of besides its index; empty for a single file. Reads no tensors."""
+def read_index(path: Path) -> dict:
+    """What a file of torch.save holds, without reading its tensors."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # as in models.formats.files: a damaged file can fail anywhere
         raise ConfigError(f"{path}: damaged, or not of this program ({type(error).__name__})") from None
-    return content.get(SHARDS, []) if isinstance(content, dict) else []
+    return content if isinstance(content, dict) else {}
+
+
+def named_shards(path: Path) -> list[str]:
+    """The files that a checkpoint consists of besides its index; empty for a single file."""
+    return read_index(path).get(SHARDS, [])

@@ -63,13 +63,13 @@ def test_whatever_fails_in_a_save_a_whole_checkpoint_is_there_and_no_temporary(t
         calls = fail_from(patched, operation, nth)
         save(2)
     failed = calls[0] >= nth
-    assert saver.failed == failed == bool(told)
+    assert failed == bool(told) and bool(saver.failure) == (failed and operation != "unlink")  # that one tidies up
     left = read_checkpoint(tmp_path / "last.pth")
-    assert left["step"] >= saver.newest["step"] and (left["weight"] == left["step"]).all()
+    assert left["step"] == saver.newest["step"] and (left["weight"] == left["step"]).all()
     if failed and operation in ("open", "write"):
         assert left["step"] == 1
     save(3)
-    assert not saver.failed and read_checkpoint(tmp_path / "last.pth")["step"] == 3
+    assert not saver.failure and read_checkpoint(tmp_path / "last.pth")["step"] == 3
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")] == []
 
 
@@ -92,7 +92,7 @@ def fail_from(patched, operation: str, nth: int) -> list[int]:
     else:
         patched.setattr(os, operation, failing(getattr(os, operation)))
     if operation == "link":
-        patched.setattr(shutil, "copyfile", no_room)
+        patched.setattr(shutil, "copyfileobj", no_room)
     return calls
 
 
@@ -103,7 +103,7 @@ def test_checkpoints_that_find_no_room_end_no_run_and_the_old_one_stays(tmp_path
     before = (folder / "last.pth").read_bytes()
     full = start(tmp_path / "o", limit_files=[ENOUGH_FOR_ALL_BUT_CHECKPOINTS])
     assert full.returncode == 1 and "warning: " in full.printed and "File too large" in full.printed
-    assert "\ndone; " in full.printed and "Epoch[002/002], Step[0003/0004]" in full.printed
+    assert "Epoch[002/002], Step[0003/0004]" in full.printed
     assert (folder / "last.pth").read_bytes() == before and not list(folder.glob(".*.tmp"))
     assert start(tmp_path / "o").returncode == 0
     assert run_hash(folder) == run_hash(run_folder(tmp_path / "unbroken"))
@@ -113,10 +113,10 @@ def test_a_disk_that_is_full_to_the_last_byte_ends_no_run(tmp_path, small_disk, 
     assert start(tmp_path / "unbroken").returncode == 0
     full = start(small_disk / "o", "-opts", "SAVE_STEPS=2", fill_disk=[2, str(small_disk / "other")])
     folder, told = run_folder(small_disk / "o"), full.printed
-    assert full.returncode == 1 and "\ndone; " in told and "Traceback" not in told, told
+    assert full.returncode == 1 and "Traceback" not in told, told
     for what in ("last.pth", "figures", "status.json"):
         assert re.search(f"^warning: .*{what}", told, re.M), told
-    assert "No space left on device" in told
+    assert "disk full" in told
     assert read_checkpoint(folder / "last.pth")["step"] == 2 and not list(folder.glob(".*.tmp"))
     assert '"step": 2' in (folder / "status.json").read_text()
     (small_disk / "other").unlink()

@@ -1,6 +1,7 @@
 """Faults that are planted in a run before it starts, each a function: see tests/support/forks.py."""
 
 import ctypes
+import dataclasses
 import itertools
 import os
 import resource
@@ -24,7 +25,13 @@ from engine.report.plot import Plotter
 from engine.train.callbacks import Callback
 from engine.train.counters import Scores
 from engine.train.trainer import Trainer
-from tests.support.planted_in_saves import fill_disk, kill_at, list_operations  # noqa: F401
+from tests.support.planted_in_saves import (  # noqa: F401
+    fill_disk,
+    find_no_room,
+    kill_at,
+    list_all_operations,
+    list_operations,
+)
 from tests.support.run_hash import state_hash
 from utils.signals import StopSignal
 
@@ -247,3 +254,9 @@ def break_update(step: int) -> None:
         update(trainer, window)
 
     Trainer.update = broken
+
+
+def score(top1: list[float]) -> None:
+    """The top-1 of the evaluations, one after the other."""
+    evaluate, values = engine.epochs.evaluate, iter(top1)
+    engine.epochs.evaluate = lambda *run: dataclasses.replace(evaluate(*run), top1=next(values))

@@ -113,12 +113,12 @@ def test_a_save_that_fails_is_told_and_the_next_one_makes_it_good(tmp_path, save
         patched.setattr(checkpoint.torch, "save", full)
         saver.save(small_state(2), [])
         saver.wait()
-    assert saver.failed and saver.newest["step"] == read_checkpoint(tmp_path / "last.pth")["step"] == 1
+    assert saver.failure and saver.newest["step"] == read_checkpoint(tmp_path / "last.pth")["step"] == 1
     assert len(told) == 1
     assert_names(told[0], tmp_path / "last.pth", "no space left")
     saver.save(small_state(3), [])
     saver.wait()
-    assert not saver.failed and read_checkpoint(tmp_path / "last.pth")["step"] == 3
+    assert not saver.failure and read_checkpoint(tmp_path / "last.pth")["step"] == 3
 
 
 def test_our_own_mistake_in_the_thread_comes_out_where_it_is_waited_for(saver):

@@ -119,10 +119,10 @@ def save(folder: Path, trainer: Trainer, process: Process) -> None:
     ):
         saver.save({**rest, PIECES: pieces}, [])
         saver.wait()
-    assert saver.failed and not (folder / "last.pth").exists()
+    assert saver.failure and not (folder / "last.pth").exists()
     saver.save({**rest, PIECES: pieces}, [])
     saver.wait()
-    assert not saver.failed
+    assert not saver.failure
 
 
 if __name__ == "__main__":

@@ -1,0 +1,96 @@
+"""The disk is full as a run ends, at any of its last writes: what the run says is what is on the disk."""
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from engine.checkpoint.format import read_checkpoint
+from tests.support.refusals import assert_names
+from tests.support.runs import Ended, run_folder
+
+OPTIONS = ("-opts", "VALIDATE_FREQ=1")
+RISING = [25.0, 25.0, 50.0, 50.0]  # raw and EMA after the first epoch, and after the second
+FULL_AT_THE_SECOND_SAVE = ["open .last.pth.tmp", 2, False]
+
+
+def last_writes(start, folder: Path, **faults) -> list[tuple[str, int]]:
+    """What a run does to files from its last save on, and how often it has done so by then."""
+    folder.mkdir()
+    start(folder / "o", *OPTIONS, score=[RISING], list_all_operations=[str(folder / "all")], **faults)
+    done = [json.loads(line) for line in (folder / "all").read_text().splitlines()]
+    first = max(number for number, (_, what) in enumerate(done) if what == "open .last.pth.tmp")
+    return list({what: (what, nth) for nth, what in done[first:]}.values())
+
+
+def assert_truth(output: Path, ended: Ended) -> dict:
+    """Last line, status.json, exit code and checkpoints agree. Returns the status."""
+    folder, told = run_folder(output), ended.printed
+    assert "Traceback" not in told and not list(folder.glob(".*.tmp")), told
+    last, best = read_checkpoint(folder / "last.pth"), read_checkpoint(folder / "best.pth")
+    line = ended.stdout.splitlines()[-1]
+    top1, epoch = re.search(r"top-1 ([\d.]+)% \(epoch (\d+)", line).groups()
+    assert (float(top1), int(epoch)) == (best["metric"], best["epoch"] + 1), told
+    status = json.loads((folder / "status.json").read_text())
+    if status["state"] == "training":  # it could not be written, which is said
+        assert re.search(r"^warning: .*status.json .*(done|stopped|save_failed)$", told, re.M), told
+        return status
+    assert (status["epoch"], status["step"]) == (last["epoch"] + 1, last["step"]), told
+    assert (status["best_top1"], status["best_epoch"]) == (best["metric"], best["epoch"] + 1), told
+    assert status["exit_code"] == ended.returncode, told
+    failed = "disk full" in line
+    assert (status["state"] == "save_failed", "disk full" in status.get("reason", "")) == (failed, failed), told
+    return status
+
+
+@pytest.mark.parametrize("lasts", [False, True], ids=["once", "from there on"])
+def test_what_a_run_says_at_its_end_is_on_the_disk_wherever_it_finds_no_room(tmp_path, start, lasts):
+    writes, states = last_writes(start, tmp_path / "unbroken"), set()
+    assert len(writes) >= 10
+    for number, (what, nth) in enumerate(writes):
+        ended = start(tmp_path / str(number), *OPTIONS, score=[RISING], find_no_room=[what, nth, lasts])
+        status = assert_truth(tmp_path / str(number), ended)
+        assert ended.returncode == int("not saved" in ended.stdout.splitlines()[-1])
+        states.add(status["state"])
+    assert states == {"training", "done", *([] if lasts else ["save_failed"])}
+
+
+def test_what_a_run_that_is_told_to_stop_says_is_on_the_disk_wherever_it_finds_no_room(tmp_path, start):
+    told = {"signal_at": [6, signal.SIGTERM, [0]]}
+    writes, states = last_writes(start, tmp_path / "unbroken", **told), set()
+    for number, (what, nth) in enumerate(writes[::2]):
+        ended = start(tmp_path / str(number), *OPTIONS, score=[RISING], find_no_room=[what, nth, False], **told)
+        assert ended.returncode == 128 + signal.SIGTERM
+        status = assert_truth(tmp_path / str(number), ended)
+        states.add(status["state"])
+    assert states >= {"stopped", "save_failed"}
+
+
+def test_an_epoch_that_beats_what_is_on_the_disk_is_the_best_though_a_better_one_was_lost(tmp_path, start):
+    scores = [25.0, 25.0, 50.0, 50.0, 40.0, 40.0]
+    ended = start(tmp_path, *OPTIONS, "-epochs", "3", score=[scores], find_no_room=FULL_AT_THE_SECOND_SAVE)
+    assert ended.returncode == 0, ended.printed
+    assert_names(ended.stdout, "warning", "last.pth", "disk full")
+    status = assert_truth(tmp_path, ended)
+    assert (status["state"], status["best_top1"], status["best_epoch"]) == ("done", 40.0, 3)
+
+
+def test_a_save_that_one_of_two_processes_cannot_write_is_said_by_both(tmp_path, start):
+    sharded = ("-batch_size", "4", *OPTIONS, "DIST.CHECKPOINT=sharded")
+    full = ["open .2-of-2.pth.tmp", 2, False]
+    ended = start(tmp_path, *sharded, processes=2, score=[RISING], find_no_room=full)
+    assert ended.codes == [1, 1], ended.printed
+    status = assert_truth(tmp_path, ended)
+    assert (status["state"], status["best_epoch"]) == ("save_failed", 1)
+    for rank in (0, 1):
+        assert "disk full" in (run_folder(tmp_path) / f"log_{rank}.txt").read_text().splitlines()[-1]
+
+
+def test_a_resumed_run_whose_best_pth_is_gone_says_so_and_saves_the_next_best(tmp_path, start):
+    assert start(tmp_path, *OPTIONS, score=[[50.0] * 4], signal_at=[6, signal.SIGTERM, [0]]).returncode == 143
+    (run_folder(tmp_path) / "best.pth").unlink()
+    ended = start(tmp_path, *OPTIONS, score=[[25.0] * 2])
+    assert_names(ended.stdout, "best.pth", "epoch so far was 1")
+    assert assert_truth(tmp_path, ended)["best_epoch"] == 2

@@ -12,14 +12,15 @@ from tests.support.refusals import assert_names
 from tests.support.runs import Ended, run_folder
 
 OPTIONS = ("-opts", "VALIDATE_FREQ=1")
-RISING = [25.0, 25.0, 50.0, 50.0]  # raw and EMA after the first epoch, and after the second
+# Raw and EMA: top-1 and loss after the first epoch, and after the second.
+RISING = [[25.0, 1.0]] * 2 + [[50.0, 1.0]] * 2
 FULL_AT_THE_SECOND_SAVE = ["open .last.pth.tmp", 2, False]
 
 
 def last_writes(start, folder: Path, **faults) -> list[tuple[str, int]]:
     """What a run does to files from its last save on, and how often it has done so by then."""
     folder.mkdir()
-    start(folder / "o", *OPTIONS, score=[RISING], list_all_operations=[str(folder / "all")], **faults)
+    start(folder / "o", *OPTIONS, score=RISING, list_all_operations=[str(folder / "all")], **faults)
     done = [json.loads(line) for line in (folder / "all").read_text().splitlines()]
     first = max(number for number, (_, what) in enumerate(done) if what == "open .last.pth.tmp")
     return list({what: (what, nth) for nth, what in done[first:]}.values())
@@ -50,7 +51,7 @@ def test_what_a_run_says_at_its_end_is_on_the_disk_wherever_it_finds_no_room(tmp
     writes, states = last_writes(start, tmp_path / "unbroken"), set()
     assert len(writes) >= 10
     for number, (what, nth) in enumerate(writes):
-        ended = start(tmp_path / str(number), *OPTIONS, score=[RISING], find_no_room=[what, nth, lasts])
+        ended = start(tmp_path / str(number), *OPTIONS, score=RISING, find_no_room=[what, nth, lasts])
         status = assert_truth(tmp_path / str(number), ended)
         assert ended.returncode == int("not saved" in ended.stdout.splitlines()[-1])
         states.add(status["state"])
@@ -61,7 +62,7 @@ def test_what_a_run_that_is_told_to_stop_says_is_on_the_disk_wherever_it_finds_n
     told = {"signal_at": [6, signal.SIGTERM, [0]]}
     writes, states = last_writes(start, tmp_path / "unbroken", **told), set()
     for number, (what, nth) in enumerate(writes[::2]):
-        ended = start(tmp_path / str(number), *OPTIONS, score=[RISING], find_no_room=[what, nth, False], **told)
+        ended = start(tmp_path / str(number), *OPTIONS, score=RISING, find_no_room=[what, nth, False], **told)
         assert ended.returncode == 128 + signal.SIGTERM
         status = assert_truth(tmp_path / str(number), ended)
         states.add(status["state"])
@@ -69,8 +70,8 @@ def test_what_a_run_that_is_told_to_stop_says_is_on_the_disk_wherever_it_finds_n
 
 
 def test_an_epoch_that_beats_what_is_on_the_disk_is_the_best_though_a_better_one_was_lost(tmp_path, start):
-    scores = [25.0, 25.0, 50.0, 50.0, 40.0, 40.0]
-    ended = start(tmp_path, *OPTIONS, "-epochs", "3", score=[scores], find_no_room=FULL_AT_THE_SECOND_SAVE)
+    scores = [*RISING, [40.0, 1.0], [40.0, 1.0]]
+    ended = start(tmp_path, *OPTIONS, "-epochs", "3", score=scores, find_no_room=FULL_AT_THE_SECOND_SAVE)
     assert ended.returncode == 0, ended.printed
     assert_names(ended.stdout, "warning", "last.pth", "disk full")
     status = assert_truth(tmp_path, ended)
@@ -80,7 +81,7 @@ def test_an_epoch_that_beats_what_is_on_the_disk_is_the_best_though_a_better_one
 def test_a_save_that_one_of_two_processes_cannot_write_is_said_by_both(tmp_path, start):
     sharded = ("-batch_size", "4", *OPTIONS, "DIST.CHECKPOINT=sharded")
     full = ["open .2-of-2.pth.tmp", 2, False]
-    ended = start(tmp_path, *sharded, processes=2, score=[RISING], find_no_room=full)
+    ended = start(tmp_path, *sharded, processes=2, score=RISING, find_no_room=full)
     assert ended.codes == [1, 1], ended.printed
     status = assert_truth(tmp_path, ended)
     assert (status["state"], status["best_epoch"]) == ("save_failed", 1)
@@ -89,8 +90,8 @@ def test_a_save_that_one_of_two_processes_cannot_write_is_said_by_both(tmp_path,
 
 
 def test_a_resumed_run_whose_best_pth_is_gone_says_so_and_saves_the_next_best(tmp_path, start):
-    assert start(tmp_path, *OPTIONS, score=[[50.0] * 4], signal_at=[6, signal.SIGTERM, [0]]).returncode == 143
+    assert start(tmp_path, *OPTIONS, score=RISING, signal_at=[6, signal.SIGTERM, [0]]).returncode == 143
     (run_folder(tmp_path) / "best.pth").unlink()
-    ended = start(tmp_path, *OPTIONS, score=[[25.0] * 2])
+    ended = start(tmp_path, *OPTIONS, score=RISING[:2])
     assert_names(ended.stdout, "best.pth", "epoch so far was 1")
     assert assert_truth(tmp_path, ended)["best_epoch"] == 2

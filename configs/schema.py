@@ -72,7 +72,7 @@ class Data:
     MAX_PIXELS: Annotated[int, Bounds(1, 2**40)] = 200_000_000
     """Larger images count as unreadable: a small file can decompress to gigabytes."""
     MAX_BAD_FRACTION: Annotated[float, Bounds(0.0, 1.0)] = 0.01
-    """Maximum tolerated fraction of unreadable images: above it the run stops, below it they are replaced and reported."""
+    """Maximum tolerated fraction of unreadable images: above it the run stops, below it they are replaced and reported. Three are always tolerated, unless this is 0."""
     CACHE: Literal["none", "ram", "disk"] = "none"
     """Cache images so that reading them again is cheap: on disk, for later runs too, or in ram, until the run ends."""
     CACHE_FORM: Literal["decoded", "jpeg"] = "decoded"

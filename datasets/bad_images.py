@@ -1,39 +1,78 @@
 """Unreadable images: each is reported once, and too many of them end the run."""
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
 
 from datasets.types import ImageReadError, ImageSet
+from utils.distributed import Process
 from utils.errors import DataError
 from utils.text import counted
 
+ALWAYS_ALLOWED = 3  # one would be more than 1% of a small set
+NUM_SAMPLED = 256  # validation images that are read before training
 NUM_EXPLAINED = 10  # to give the reason, the image is read once more
 NUM_NAMED = 5
 
 
-class BadImages:
-    """Counts the distinct unreadable images of one set, as batches report them."""
+def num_allowed(max_fraction: float, num_images: int) -> int:
+    """How many images of a set may be unreadable: the fraction, but always a few unless it is 0, and never all."""
+    return min(max(int(max_fraction * num_images), ALWAYS_ALLOWED if max_fraction else 0), num_images - 1)
 
-    def __init__(self, image_set: ImageSet, max_fraction: float, say: Callable[[str], None]):
-        """`max_fraction`: DATA.MAX_BAD_FRACTION; `say` is called with a line for each image."""
+
+class BadImages:
+    """Counts the distinct unreadable images of one set, as batches report them, over all processes together."""
+
+    def __init__(self, image_set: ImageSet, max_fraction: float, say: Callable[[str], None], known: Iterable[int] = ()):
+        """`max_fraction`: DATA.MAX_BAD_FRACTION; `say` is called with a line for each image that is not yet `known`."""
         self.image_set, self.max_fraction, self.say = image_set, max_fraction, say
-        self.indices: list[int] = []  # in the order in which they were reported
-        self._known: set[int] = set()
+        self.indices = dict.fromkeys(known)  # in the order in which they were reported
+        self._unshared: list[int] = []  # found by this process since the last check
 
     def note(self, indices: Iterable[int]) -> None:
-        """Add the images that one batch reports; DataError when there are now too many."""
+        """Add the images that one batch of this process reports."""
         for index in indices:
-            if index not in self._known:
-                self._known.add(index)
-                self.indices.append(index)
+            if index not in self.indices:
+                self.indices[index] = None
+                self._unshared.append(index)
                 so_far = f"{len(self.indices)} of {len(self.image_set)} so far"
                 self.say(f"cannot read {self.image_set.name(index)}{self._reason(index)}; {so_far}")
-        if len(self.indices) > self.max_fraction * len(self.image_set):
-            names = ", ".join(self.image_set.name(index) for index in self.indices[:NUM_NAMED])
-            more = ", ..." if len(self.indices) > NUM_NAMED else ""
-            raise DataError(
-                f"{len(self.indices)} of {counted(len(self.image_set), 'image')} cannot be read, more than DATA.MAX_BAD_FRACTION "
-                f"({self.max_fraction:g}) allows: {names}{more}; repair or remove them, or raise DATA.MAX_BAD_FRACTION"
-            )
+
+    def check(self, process: Process) -> None:
+        """Add the images that other processes found; DataError in all of them when there are now too many."""
+        self.indices |= dict.fromkeys(process.join(self._unshared))
+        self._unshared = []
+        if len(self.indices) > num_allowed(self.max_fraction, len(self.image_set)):
+            process.first(lambda: self._refuse(len(self.image_set)))
+
+    def check_sample(self, process: Process) -> None:
+        """Read some images of the set, all of a small one; DataError if so many are unreadable that the run would end."""
+        if self.image_set.in_memory:
+            return
+        count = min(len(self.image_set), NUM_SAMPLED)
+        sample = np.linspace(0, len(self.image_set) - 1, count).astype(int)[process.rank :: process.world_size].tolist()
+        with ThreadPoolExecutor() as pool:
+            self.note([index for index, is_bad in zip(sample, pool.map(self._is_bad, sample), strict=True) if is_bad])
+        self.check(process)
+        # Of a part only a clear case counts: twice as many as allowed.
+        if len(self.indices) > max(ALWAYS_ALLOWED, 2 * self.max_fraction * count):
+            process.first(lambda: self._refuse(count))
+
+    def _is_bad(self, index: int) -> bool:
+        try:
+            self.image_set.read(index)
+        except ImageReadError:
+            return True
+        return False
+
+    def _refuse(self, num_tried: int) -> None:
+        names = ", ".join(self.image_set.name(index) for index in list(self.indices)[:NUM_NAMED])
+        more = ", ..." if len(self.indices) > NUM_NAMED else ""
+        raise DataError(
+            f"{len(self.indices)} of {counted(num_tried, 'image')} cannot be read, more than DATA.MAX_BAD_FRACTION "
+            f"({self.max_fraction:g}) allows: {names}{more}; repair or remove them, or raise DATA.MAX_BAD_FRACTION"
+        )
 
     def _reason(self, index: int) -> str:
         if len(self.indices) > NUM_EXPLAINED:

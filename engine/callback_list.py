@@ -1,7 +1,9 @@
 """The callbacks of a run, in the order in which they are called. A new one is one line here."""
 
 from configs.duration import to_seconds
+from datasets import BadImages
 from engine.checkpoint.async_saver import AsyncSaver
+from engine.checkpoint.resume import bad_images_of
 from engine.diagnose.auto_doctor import AutoDoctor
 from engine.diagnose.failing_batch import LastUpdate
 from engine.diagnose.fp32_compare import Float32Compare
@@ -14,7 +16,7 @@ from engine.report.recorder import Recorder
 from engine.report.timing import Timing
 from engine.session import Session
 from engine.train.callbacks import Callback
-from engine.train.stop_conditions import SkipLimit, TimeLimit
+from engine.train.stop_conditions import BadImageLimit, SkipLimit, TimeLimit
 from engine.train.trainer import Trainer
 
 
@@ -41,4 +43,6 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
             callbacks.append(TimeLimit(seconds, plan.started, lambda: saver.longest))
     else:
         callbacks.append(Console(config, log))
-    return [*callbacks, SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, advice)]
+    known = bad_images_of(plan.saved, len(plan.train_set))
+    bad_images = BadImages(plan.train_set, config.DATA.MAX_BAD_FRACTION, log.warn, known)
+    return [*callbacks, BadImageLimit(bad_images), SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, advice)]

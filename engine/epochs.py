@@ -17,7 +17,7 @@ from engine.plan import Plan
 from engine.session import Session
 from engine.train.counters import Best, EpochResult, Scores
 from engine.train.epoch_loop import train_epoch
-from engine.train.stop_conditions import TIME_IS_UP, NonFinite, Stopped
+from engine.train.stop_conditions import TIME_IS_UP, BadImageLimit, NonFinite, Stopped
 from engine.train.trainer import Trainer
 from utils import VERSION
 from utils.errors import cause_of
@@ -33,11 +33,11 @@ class Epochs:
         self.session, self.plan, self.trainer, self.eval_data = session, plan, trainer, eval_data
         self.saver, self.stop = saver, stop
         self.config, self.process, self.log = plan.config, session.process, session.log
-        fraction = self.config.DATA.MAX_BAD_FRACTION
-        self.bad_training_images = BadImages(trainer.data.image_set, fraction, self.log.warn)
-        self.bad_eval_images = BadImages(eval_data.image_set, fraction, self.log.warn)
         self.validation = identity(eval_data.image_set)
         self.last_update = next(each for each in trainer.callbacks if isinstance(each, LastUpdate))
+        limit = next(each for each in trainer.callbacks if isinstance(each, BadImageLimit))
+        self.bad_training_images = limit.bad_images
+        self.bad_eval_images = BadImages(eval_data.image_set, self.config.DATA.MAX_BAD_FRACTION, self.log.warn)
         self.start = time.perf_counter()
 
     def run(self) -> int:
@@ -182,6 +182,7 @@ class Epochs:
             "class_names": list(self.plan.classes),
             "validation": self.validation,
             "split": self.plan.eval_set.split,
+            "bad_images": list(self.bad_training_images.indices),
             "data": {
                 "mean": list(data.IMAGENET_MEAN),
                 "std": list(data.IMAGENET_STD),

@@ -51,6 +51,7 @@ def evaluate(
         sums[1] += best[:, 0].sum()
         sums[2] += best.sum()
         sums[3] += batch.num_samples
+    bad_images.check(process)
     model.train(was_training)
     loss, top1, top5, count, excluded = process.sum(sums).tolist()
     assert count + excluded == data.num_samples, (count, excluded, data.num_samples)

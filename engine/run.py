@@ -81,6 +81,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     place = (process.rank, process.world_size, process.device)
     train_data = build_train_data(config, plan.train_set, *place, plan.order)
     eval_data = build_eval_data(config, plan.eval_set, *place)
+    BadImages(plan.eval_set, config.DATA.MAX_BAD_FRACTION, log.note).check_sample(process)
     trainer = build_trainer(config, model, train_data, process, log)
     trainer.guard = MemoryGuard(config, trainer, log)
     for line in plan.lines():

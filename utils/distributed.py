@@ -206,6 +206,14 @@ class Process:
         dist.gather(sent, received)
         return torch.cat(received).view(rows.dtype).view(-1, *rows.shape[1:])[:length].cpu() if self.is_first else None
 
+    def join(self, items: list) -> list:
+        """The items of all ranks, in the order of the ranks. Hosts wait for each other, but for no device."""
+        if self.world_size == 1:
+            return items
+        lists = [None] * self.world_size
+        dist.all_gather_object(lists, items, group=self._host_group)
+        return [item for each in lists for item in each]
+
     def all_true(self, flag: bool) -> bool:
         """Whether the flag is set on every rank."""
         return bool(self.host_min(int(flag)))

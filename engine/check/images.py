@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from configs.schema import Config
+from datasets.bad_images import num_allowed
 from datasets.sources.synthetic import SyntheticImages
 from datasets.types import ImageReadError, ImageSet
 from utils.findings import WARN, WRONG, Finding
@@ -117,7 +118,7 @@ def check_readable(part: str, scan: ScanResult, max_fraction: float) -> Finding:
     return Finding(
         what,
         f"{share}; DATA.MAX_BAD_FRACTION is {max_fraction:g}:\n{first_of(named, LINE_EACH)}",
-        WRONG if len(bad) > max_fraction * total else WARN,
+        WRONG if len(bad) > num_allowed(max_fraction, total) else WARN,
         "repair or remove them",
     )
 

@@ -55,6 +55,11 @@ def batch_size_of(saved: dict) -> int | None:
     return saved["config"].get("DATA.BATCH_SIZE") if is_run(saved) else None
 
 
+def bad_images_of(saved: dict, num_images: int) -> list[int]:
+    """The unreadable training images that the run has found; none if it goes on with other images."""
+    return saved.get("bad_images", []) if saved.get("config", {}).get("NUM_IMAGES") == num_images else []
+
+
 def global_batch_to_keep(config: Config, saved: dict) -> int | None:
     """Images per update of the checkpoint's run, if only the number of processes may have changed.
 

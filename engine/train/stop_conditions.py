@@ -1,8 +1,9 @@
-"""What ends a run before its last epoch: a signal, the time limit, or too many non-finite gradients."""
+"""What ends a run before its last epoch: a signal, the time limit, too many non-finite gradients or unreadable images."""
 
 import time
 from collections.abc import Callable
 
+from datasets import BadImages
 from engine.train.callbacks import Callback
 from engine.train.counters import Report
 from engine.train.trainer import Trainer
@@ -42,6 +43,16 @@ class SkipLimit(Callback):
                 f"before them; {advice}",
                 range(trainer.step - skips, trainer.step),
             )
+
+
+class BadImageLimit(Callback):
+    """Ends the run when too many training images are unreadable."""
+
+    def __init__(self, bad_images: BadImages):
+        self.bad_images = bad_images
+
+    def on_report(self, trainer: Trainer, report: Report) -> None:
+        self.bad_images.check(trainer.process)
 
 
 class TimeLimit(Callback):

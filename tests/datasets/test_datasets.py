@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from datasets import BadImages
 from datasets.shuffle import shuffled
 from datasets.sources.digits import FILE
 from datasets.split import hold_out
 from tests.support.image_sets import error_of, load, make_folders
 from tests.support.refusals import assert_names
-from utils.errors import ConfigError, DataError
+from utils.errors import ConfigError
 
 
 def test_digits_come_with_halfstep():
@@ -65,21 +64,3 @@ def test_hold_out_keeps_an_image_of_every_class_to_train_on():
     few = everything.take(np.concatenate([np.flatnonzero(everything.targets == digit)[:2] for digit in range(10)]))
     train, val = hold_out(few, 0.9, 0, "digits")
     assert np.bincount(train.targets).tolist() == np.bincount(val.targets).tolist() == [1] * 10
-
-
-def test_bad_images_are_named_once_and_too_many_end_the_run(tmp_path):
-    make_folders(tmp_path / "train", {"ant": 20})
-    make_folders(tmp_path / "val", {"ant": 1})
-    for number in range(3):
-        (tmp_path / "train" / "ant" / f"{number:02d}.JPEG").write_bytes(b"")
-    train, _ = load("imagefolder", tmp_path)
-    lines = []
-    bad_images = BadImages(train, 0.1, lines.append)
-    bad_images.note([0, 1, 0])
-    bad_images.note([1])
-    assert len(lines) == 2 and train.name(1) in lines[1] and "UnidentifiedImageError" in lines[1]
-    with pytest.raises(DataError) as caught:
-        bad_images.note([2])
-    assert_names(str(caught.value), "3 of 20", "DATA.MAX_BAD_FRACTION", "0.1", train.name(0), train.name(2))
-    with pytest.raises(DataError, match="1 of 20"):
-        BadImages(train, 0.0, lines.append).note([2])

@@ -67,12 +67,3 @@ def test_with_1_percent_unreadable_the_run_ends_with_the_same_hash_for_any_worke
         assert_names(done.printed, "2 of 200")
         hashes.add(run_hash(run_folder(output)))
     assert len(hashes) == 1
-
-
-def test_with_more_than_1_percent_unreadable_the_run_ends_and_names_them(tmp_path, start, photos):
-    (photos / "train/bee/50.JPEG").write_bytes(b"")
-    flags = ["-dataset", "imagefolder", "-data_path", str(photos)]
-    stopped = start(tmp_path / "o", *flags, "-opts", "DATA.NUM_WORKERS=0")
-    assert stopped.returncode == 2 and "DATA.MAX_BAD_FRACTION (0.01)" in stopped.printed
-    (error,) = [line for line in stopped.printed.splitlines() if line.startswith("error: ")]
-    assert all(name in error for name in ("ant/07.JPEG", "bee/42.JPEG", "bee/50.JPEG"))

@@ -23,9 +23,9 @@ from utils.findings import OK, WARN, WRONG
 def test_unreadable_images_are_named_and_weighed(check, photos):
     (photos / "train/dog/1.png").write_bytes(b"no picture")
     found = check()
-    assert trouble(found) == {"training images": WRONG}
+    assert trouble(found) == {"training images": WARN}
     assert str(photos / "train/dog/1.png") in found["training images"][1]
-    assert trouble(check("-opts", "DATA.MAX_BAD_FRACTION=0.1")) == {"training images": WARN}
+    assert trouble(check("-opts", "DATA.MAX_BAD_FRACTION=0")) == {"training images": WRONG}
 
 
 def test_of_many_unreadable_images_ten_are_named(photos):
@@ -34,7 +34,7 @@ def test_of_many_unreadable_images_ten_are_named(photos):
     config, train, _ = sets_of(photos)
     scan = scan_images(train, "")
     finding = check_readable("training", scan, 1.0)
-    assert finding.found.count("\n") == 10 and "2 more" in finding.found and finding.verdict == WARN
+    assert finding.found.count("\n") == 10 and "2 more" in finding.found and finding.verdict == WRONG
     assert not re.search(r"\d", check_sizes("training", scan, 8).found), "the size of no image"
 
 

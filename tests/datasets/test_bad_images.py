@@ -1,0 +1,131 @@
+"""Unreadable images: how many are borne, over all processes together, and reads that are tried again."""
+
+import errno
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from datasets import BadImages, ImageSet
+from datasets.bad_images import num_allowed
+from datasets.sources import images
+from datasets.sources.images import FileImages
+from datasets.sources.shards.tar import Tar
+from datasets.types import ImageReadError
+from tests.support.configs import CPU
+from tests.support.image_sets import load, make_folders, make_set
+from tests.support.refusals import assert_names, refused
+from utils.distributed import Process
+from utils.errors import DataError
+
+ALONE = Process(CPU)
+
+
+class Numbered(ImageSet):
+    """Images of which some cannot be read; counts the attempts."""
+
+    def __init__(self, count: int, bad: set[int]):
+        super().__init__(np.zeros(count), ["one"])
+        self.bad, self.attempts = bad, Counter()
+
+    def name(self, index: int) -> str:
+        return f"image {index}"
+
+    def read(self, index: int) -> np.ndarray:
+        self.attempts[index] += 1
+        if index in self.bad:
+            raise ImageReadError("it is bad")
+        return np.zeros((1, 1, 3), np.uint8)
+
+
+def test_each_is_named_once_and_too_many_end_the_run():
+    image_set, lines = Numbered(40, set(range(5))), []
+    bad_images = BadImages(image_set, 0.1, lines.append)
+    bad_images.note([0, 1, 0])
+    bad_images.note([1, 2, 3])
+    bad_images.check(ALONE)
+    assert len(lines) == 4 and "image 1" in lines[1] and "it is bad" in lines[1]
+    bad_images.note([4])
+    with refused(DataError, "5 of 40", "DATA.MAX_BAD_FRACTION", "0.1", "image 0", "image 4"):
+        bad_images.check(ALONE)
+
+
+def test_a_few_are_always_borne_unless_the_fraction_is_0_but_never_all():
+    assert [num_allowed(0.01, count) for count in (1, 2, 3, 89, 146, 399, 400, 10_000)] == [0, 1, 2, 3, 3, 3, 4, 100]
+    assert num_allowed(0.0, 1000) == 0 and num_allowed(1.0, 1000) == 999
+
+
+def test_those_that_an_earlier_start_found_are_not_named_again():
+    lines = []
+    bad_images = BadImages(Numbered(40, {1, 2, 3, 4, 5}), 0.1, lines.append, known=[1, 2, 3, 4])
+    bad_images.note([2, 4])
+    bad_images.check(ALONE)
+    assert not lines
+    bad_images.note([5])
+    with refused(DataError, "5 of 40"):
+        bad_images.check(ALONE)
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "ends"), [(8, 0.5, True), (8, 0.25, False), (5000, 0.3, True), (5000, 0.008, False)]
+)
+def test_a_sample_of_the_validation_images_is_read_before_training_and_all_of_a_small_set(count, share, ends):
+    image_set = Numbered(count, set(np.random.default_rng(0).permutation(count)[: round(count * share)].tolist()))
+    bad_images = BadImages(image_set, 0.01, lambda line: None)
+    if ends:
+        with refused(DataError, "DATA.MAX_BAD_FRACTION"):
+            bad_images.check_sample(ALONE)
+    else:
+        bad_images.check_sample(ALONE)
+    assert len(image_set.attempts) == min(count, 256)
+
+
+def failing(method, number: int, times: int):
+    """The method, which fails with this error so many times before it works; and the calls of it."""
+    calls = []
+
+    def fail(*arguments):
+        calls.append(arguments)
+        if len(calls) <= times:
+            raise OSError(number, "as planted")
+        return method(*arguments)
+
+    return fail, calls
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
+@pytest.mark.parametrize("dataset", ["imagefolder", "shards"])
+def test_a_failing_file_system_is_asked_three_times(tmp_path, monkeypatch, number, dataset):
+    if dataset == "shards":
+        make_set(tmp_path)
+    else:
+        make_folders(tmp_path / "train", {"ant": 1, "bee": 1})
+        make_folders(tmp_path / "val", {"ant": 1, "bee": 1})
+    train, _ = load(dataset, tmp_path)
+    monkeypatch.setattr(images, "RETRY_AFTER", (0.0, 0.0))
+    cls, name = (Tar, "read") if dataset == "shards" else (FileImages, "open_file")
+    works = getattr(cls, name)
+    for times, is_read in ((2, True), (3, False)):
+        fails, calls = failing(works, number, times)
+        monkeypatch.setattr(cls, name, fails)
+        if is_read:
+            assert train.read(0).shape
+        else:
+            with refused(ImageReadError, "as planted"):
+                train.read(0)
+        assert len(calls) == 3
+    if dataset == "shards":  # a stale handle stays stale
+        assert len({id(tar) for tar, *_ in calls}) == 3
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES])
+def test_a_missing_or_forbidden_file_is_asked_for_once(tmp_path, monkeypatch, number):
+    make_folders(tmp_path / "train", {"ant": 1, "bee": 1})
+    make_folders(tmp_path / "val", {"ant": 1, "bee": 1})
+    train, _ = load("imagefolder", tmp_path)
+    fails, calls = failing(FileImages.open_file, number, 9)
+    monkeypatch.setattr(FileImages, "open_file", fails)
+    with pytest.raises(ImageReadError) as caught:
+        train.read(0)
+    assert len(calls) == 1
+    assert_names(str(caught.value), "as planted")

@@ -4,10 +4,13 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from models.formats.files import find_file
+from models.formats.files import find_file, format_of, read_weights
 from models.formats.torch import read_torch
 from utils.errors import ConfigError
 
+CHECKPOINT_HELP = (
+    "a run's folder (its best.pth, else last.pth), a checkpoint in it, or a .safetensors of scripts/export.py"
+)
 MAX_NUMBER = 10**12
 
 
@@ -45,10 +48,17 @@ def at_least(low: int) -> Callable[[str], int]:
 
 def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
     """A checkpoint of one of our runs, and its path; `needed`: what the script uses of it."""
-    path = find_file(source)
+    inside = [Path(source) / name for name in ("best.pth", "last.pth")]
+    path = next((each for each in inside if each.is_file()), None) or find_file(source)
     if path is None:
-        raise ConfigError(f"no checkpoint at {source}; give best.pth, last.pth or checkpoint-N.pth of a run")
-    state = read_torch(path)
+        raise ConfigError(
+            f"no checkpoint at {source}; give the folder of a run, or its best.pth, last.pth or checkpoint-N.pth"
+        )
+    if format_of(path) == "safetensors":
+        weights = read_weights(path)
+        state = {weights.record.get("weights", "state_dict"): weights.state, **weights.record}
+    else:
+        state = read_torch(path)
     if missing := needed - set(state if isinstance(state, dict) else ()):
         raise ConfigError(
             f"{path} is not a checkpoint of a run, without {', '.join(sorted(missing))}; give its best.pth, last.pth "

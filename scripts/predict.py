@@ -1,6 +1,6 @@
 """Classifies images with a checkpoint of a run, which contains the preprocessing and the class names.
 
-    python scripts/predict.py output/train-20260102-03-04-05/best.pth photo.jpg more_photos/ -top 3 -csv classes.csv
+    python scripts/predict.py output/train-20260102-03-04-05 photo.jpg more_photos/ -top 3 -csv classes.csv
 
 Prints a line for each image: its path, class and probability (0 to 1), and with -top the next classes, separated by
 tabs. A folder means all images in it and below it. Unreadable images are reported on stderr; the others are classified,
@@ -31,11 +31,11 @@ from engine.train.loss import widen
 from models import build_model
 from models.formats.common import weights_of
 from models.weights import load_exactly
-from scripts.command_line import Parser, at_least, read_checkpoint
+from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, read_checkpoint
 from utils.distributed import choose_device
 from utils.errors import ConfigError
 from utils.files import write_text
-from utils.program import exit_code
+from utils.program import exit_code, nobody_reads
 from utils.text import counted
 
 FEW = 64  # images that are read faster than workers start
@@ -44,7 +44,7 @@ COLUMNS = ("image_path", "rank", "class", "probability")
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
-    parser.add_argument("checkpoint", help="best.pth, last.pth or checkpoint-N.pth of a run")
+    parser.add_argument("checkpoint", help=CHECKPOINT_HELP)
     parser.add_argument("images", nargs="+", metavar="image", help="an image file, or a folder of them")
     parser.add_argument("-top", type=at_least(1), default=1, metavar="N", help="classes to print for each image [1]")
     parser.add_argument("-csv", type=Path, metavar="FILE", help=f"also write a table: {','.join(COLUMNS)}")
@@ -62,7 +62,11 @@ def predict(source: str, paths: list[str], top: int, table: Path | None, raw: bo
     rows, num_read = [], 0
     for path, guesses in predictor(paths, top):
         num_read += 1
-        print("\t".join([path, *(f"{name}\t{probability:.4f}" for name, probability in guesses)]))
+        try:
+            print("\t".join([path, *(f"{name}\t{probability:.4f}" for name, probability in guesses)]))
+        except BrokenPipeError:  # `| head` has seen enough, but the table is to have all
+            if not (table and nobody_reads()):
+                raise
         rows += [(path, rank, name, f"{probability:.6f}") for rank, (name, probability) in enumerate(guesses, start=1)]
     if table:
         lines = io.StringIO()
@@ -99,19 +103,21 @@ class Predictor:
     """A checkpoint's model, with the precision and preprocessing of its run's evaluation."""
 
     def __init__(self, source: str, raw: bool):
-        path, state = read_checkpoint(source, {"state_dict", "config", "class_names", "data"})
+        path, state = read_checkpoint(source, {"config", "class_names", "data"})
         self.classes, self.config = state["class_names"], config_of(state)
         self.device = choose_device("auto", local_rank=0)
         self.precision = Precision(self.config, self.device)
         set_matmul(self.config.PRECISION.MATMUL)
         kind = "state_dict" if raw else weights_of(state, path)[1]
+        if kind not in state:
+            raise ConfigError(f"-raw: {path} has only the EMA weights")
         model = build_model(self.config, self.config.MODEL.NUM_CLASSES or len(self.classes))
         load_exactly(model, state[kind], path)
         self.precision.transforms().apply(model)
         self.model = self.precision.computing(model.to(self.device)).eval()
+        epoch = f" after epoch {state['epoch'] + 1}" if "epoch" in state else ""
         self.description = (
-            f"{path} ({kind}): {state['arch']} after epoch {state['epoch'] + 1}, {counted(len(self.classes), 'class')}, "
-            f"on {self.device.type}"
+            f"{path} ({kind}): {state['arch']}{epoch}, {counted(len(self.classes), 'class')}, on {self.device.type}"
         )
 
     def __call__(self, paths: list[str], top: int) -> Iterator[tuple[str, list[tuple[str, float]]]]:

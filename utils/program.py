@@ -25,9 +25,17 @@ def restore_gc() -> None:
 
 
 def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
-    """Run a program and return its exit code: its own, 2 for a user's mistake, reported without a traceback, or 1."""
+    """Run a program and return its exit code: its own, 2 for a user's mistake, reported without a traceback, or 1. 0 if
+    the reader of its output has seen enough (`| head`)."""
     try:
-        return program(arguments)
+        code = program(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        if nobody_reads():
+            return 0
+        traceback.print_exc()
+        return 1
     except AlreadyReportedError as error:
         return error.code
     except UserError as error:
@@ -43,6 +51,16 @@ def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
             return 1
     print(f"error: {message}", file=sys.stderr)
     return code
+
+
+def nobody_reads() -> bool:
+    """Whether the reader of what is printed has gone, as in `| head`. Then all the rest goes nowhere."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # also for the interpreter's flush at its end
+        return True
+    return False
 
 
 def exit_now(code: int) -> NoReturn:

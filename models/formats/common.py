@@ -18,7 +18,7 @@ class Weights(NamedTuple):
 
 
 # Plain values of our checkpoints, and of the files that scripts/export.py makes of them.
-RECORD = ("class_names", "split", "config", "data", "epoch")
+RECORD = ("arch", "class_names", "split", "config", "data", "weights")
 
 # A checkpoint's weights, best first: timm, PaddleViT and torchvision evaluate and fine-tune the running mean too.
 WEIGHT_KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")

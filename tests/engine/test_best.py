@@ -45,7 +45,7 @@ def test_of_raw_weights_and_ema_the_better_ones_are_best_and_what_predict_export
     assert not torch.equal(best["state_dict"]["norm.weight"], best["state_dict_ema"]["norm.weight"])
     for raw, taken in ((False, key), (True, "state_dict")):
         assert torch.equal(Predictor(folder / "best.pth", raw).model.norm.weight, best[taken]["norm.weight"])
-    export(str(folder / "best.pth"), tmp_path / "best.safetensors", ema=False)
+    export(str(folder / "best.pth"), tmp_path / "best.safetensors")
     for source in (folder / "best.pth", tmp_path / "best.safetensors"):
         assert_taken(small_yaml, source, best[key])
 

@@ -15,6 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from models.weights import load_pretrained, read_state_dict
 from scripts import convert_paddlevit, export
+from tests.support.refusals import assert_names
 from tests.support.weight_files import (
     CLASSES,
     DEPTH,
@@ -220,12 +221,15 @@ def test_export_writes_what_is_needed_to_use_the_weights(tmp_path, weights, caps
     data = {"mean": [0.5, 0.5, 0.5], "input_size": [3, 32, 32], "crop_pct": 0.875}
     names = {"epoch": 3, "arch": "vit", "class_names": ["ä", "b"], "data": data, "metric": 0.5}
     path = saved({"state_dict": weights, "state_dict_ema": mean, "optimizer": {}, **names}, tmp_path / "best.pth")
-    for flags, expected in (([], weights), (["-ema"], mean)):
+    for flags, expected in ((["-raw"], weights), (["-ema"], mean), ([], mean)):
         assert run_script(export, path, "-output", tmp_path / "out.safetensors", *flags) == 0
         assert_same(read_state_dict(tmp_path / "out.safetensors"), expected)
     with safetensors.safe_open(tmp_path / "out.safetensors", "pt") as file:
         metadata = file.metadata()
-    assert {key: json.loads(metadata[key]) for key in names} == names
+    assert {key: json.loads(metadata[key]) for key in names} == names | {
+        "epoch": 4
+    }  # finished ones, as everywhere else
+    assert json.loads(metadata["weights"]) == "state_dict_ema"
     assert "tensors of vit, after epoch 4" in capsys.readouterr().out
 
 
@@ -238,9 +242,17 @@ def test_export_writes_what_is_needed_to_use_the_weights(tmp_path, weights, caps
     ],
 )
 def test_export_of_anything_else_exits_with_2(tmp_path, capsys, content, flags, message):
-    assert run_script(export, saved(content, tmp_path / "x.pth"), "-o", tmp_path / "out", *flags) == 2
+    assert run_script(export, saved(content, tmp_path / "x.pth"), "-o", tmp_path / "out.safetensors", *flags) == 2
     assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize("target", ["m.onnx", "m.pt", "m.bin", "hf/", "m"])
+def test_export_refuses_a_name_of_a_format_that_it_does_not_write(tmp_path, weights, capsys, target):
+    path = saved({"state_dict": weights}, tmp_path / "best.pth")
+    assert run_script(export, path, "-output", f"{tmp_path}/{target}") == 2
+    assert_names(capsys.readouterr().err, target.rstrip("/"), ".safetensors", ".pth")
+    assert [each.name for each in tmp_path.iterdir()] == ["best.pth"]
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pdparams"])

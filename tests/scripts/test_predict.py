@@ -1,13 +1,17 @@
 """scripts/predict.py classifies as the evaluation of the run did, and says what it cannot read."""
 
 import csv
+import io
+import os
+import shutil
+import sys
 
 import pytest
 import torch
 from PIL import Image
 
 from datasets import load_image_sets
-from scripts import predict
+from scripts import export, predict
 from tests.support.configs import small_config
 from tests.support.runs import run, run_folder
 from utils.program import exit_code
@@ -98,6 +102,42 @@ def test_photos_are_turned_as_the_run_of_the_checkpoint_did(trained, digits, typ
         torch.save(state, tmp_path / "run.pth")
         tagged, same = typed(tmp_path / "run.pth", tmp_path / "tagged.png", tmp_path / f"{as_read}.png", "-top", 3)[1]
         assert tagged[1:] == same[1:]
+
+
+def test_a_runs_folder_stands_for_its_best_checkpoint_else_its_last(trained, digits, typed, tmp_path):
+    image = digits / "3"
+    shutil.copy(trained / "last.pth", tmp_path)
+    for folder, name in ((trained, "best.pth"), (tmp_path, "last.pth")):
+        code, lines, err = typed(folder, image)
+        assert code == 0 and str(folder / name) in err
+        assert lines == typed(folder / name, image)[1]
+
+
+@pytest.mark.parametrize("key", [None, "state_dict_ema", "state_dict"])
+def test_an_exported_file_predicts_as_the_checkpoint_that_it_was_made_of(trained, digits, typed, tmp_path, key):
+    images = sorted(digits.glob("[0-9]"))
+    state = torch.load(trained / "best.pth", weights_only=True)
+    state["preferred"] = key or state["preferred"]
+    torch.save(state, tmp_path / "best.pth")
+    target = tmp_path / "vit.safetensors"
+    export.export(str(trained), target, key)
+    expected = typed(tmp_path / "best.pth", *images)
+    assert typed(target, *images)[:2] == expected[:2]
+    assert typed(target, images[0], "-raw")[0] == (2 if key == "state_dict_ema" else 0)
+
+
+def test_head_ends_it_without_a_word_and_a_table_is_written_all_the_same(trained, digits, tmp_path, monkeypatch):
+    table = tmp_path / "classes.csv"
+    for words in ([], ["-csv", str(table)]):
+        reading, writing = os.pipe()
+        os.close(reading)
+        with os.fdopen(writing, "w", buffering=1) as nobody:
+            monkeypatch.setattr(sys, "stdout", nobody)
+            errors = io.StringIO()
+            monkeypatch.setattr(sys, "stderr", errors)
+            assert exit_code(predict.main, [str(trained), str(digits / "3"), *words]) == 0
+            assert "rror" not in errors.getvalue()
+    assert len(table.read_text().splitlines()) == 1 + len(list((digits / "3").iterdir()))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ mpirun -np 2 python main_multi_gpu.py -cfg configs/vit_base_patch16_224.yaml -am
 import os
 import sys
 
-from configs.load import LoadedConfig, load
+from configs.load import LoadedConfig
+from engine.settings import load_settings
 from utils.errors import AlreadyReportedError, UserError
 from utils.launch.launch_env import LaunchedRank, LaunchOptions, count_local, find_launched_rank, rank_in_environment
 from utils.program import exit_code, exit_now, relax_gc
@@ -50,7 +51,7 @@ def check_once(loaded: LoadedConfig, launched: LaunchedRank | None) -> int:
 def load_once(arguments: list[str]) -> LoadedConfig:
     """Read the settings; only one of the launcher's processes reports a mistake in them."""
     try:
-        return load(arguments)
+        return load_settings(arguments)
     except UserError as error:
         raise (error if rank_in_environment(os.environ) == "0" else AlreadyReportedError(str(error))) from None
 

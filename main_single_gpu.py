@@ -5,13 +5,13 @@ python main_single_gpu.py -cfg configs/vit_digits.yaml -amp
 
 import sys
 
-from configs.load import load
+from engine.settings import load_settings
 from utils.errors import ConfigError
 from utils.program import exit_code, exit_now, relax_gc
 
 
 def main(arguments: list[str]) -> int:
-    loaded = load(arguments)
+    loaded = load_settings(arguments)
     dist = loaded.config.DIST
     if (dist.URL, dist.WORLD_SIZE, dist.RANK) != (None, None, None):
         raise ConfigError(

@@ -61,6 +61,7 @@ examples:
   CUDA_VISIBLE_DEVICES=0,1,2,3 python main_multi_gpu.py -cfg ./configs/vit_base_patch16_224.yaml \\
       -dataset imagenet2012 -data_path /dataset/imagenet -batch_size 256 -amp
   python main_single_gpu.py -cfg ./configs/vit_base_patch16_224.yaml -eval -pretrained ./vit_base_patch16_224.pdparams
+  python main_single_gpu.py -eval -pretrained output/train-20260102-03-04-05/best.pth -data_path photos
 """
 
 
@@ -91,7 +92,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     settings = parser.add_argument_group("settings")
     settings.add_argument(*_HELP, action="help", help="Show this and exit.")
-    settings.add_argument("-cfg", metavar="FILE", help="YAML file of settings; configs/ has one per recipe.")
+    settings.add_argument(
+        "-cfg",
+        metavar="FILE",
+        help="YAML file of settings; configs/ has one per recipe. Without it, -resume and -pretrained take those of the checkpoint.",
+    )
     settings.add_argument(
         "-opts",
         metavar="KEY=VALUE",

@@ -24,7 +24,7 @@ from configs.values import (
     to_text,
     unflatten,
 )
-from configs.yaml_files import find_settings_file, read_layers
+from configs.yaml_files import Layer, find_settings_file, read_layers
 from utils.errors import ConfigError
 
 
@@ -57,10 +57,15 @@ class LoadedConfig:
         return replace(self.with_batch_size(default, "the default"), notes=[*self.notes, note])
 
 
-def load(argv: list[str], needs_file: bool = True) -> LoadedConfig:
-    """Load the settings for a command line (without the program's name); `needs_file`: -cfg is required."""
+def load(argv: list[str], needs_file: bool = True, beneath: Layer | None = None) -> LoadedConfig:
+    """Load the settings for a command line (without the program's name); `needs_file`: -cfg is required.
+
+    `beneath`: a layer in place of the -cfg file.
+    """
     command_line = flags.parse(argv)
-    files = read_layers(find_settings_file(command_line.cfg)) if command_line.cfg or needs_file else []
+    files = [beneath] if beneath else []
+    if not beneath and (command_line.cfg or needs_file):
+        files = read_layers(find_settings_file(command_line.cfg))
     values = {key: setting.default for key, setting in SETTINGS.items()}
     origins = dict.fromkeys(SETTINGS, "default")
     notes: list[str] = []

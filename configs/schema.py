@@ -289,7 +289,7 @@ class Resume:
     """Resuming."""
 
     ALLOW_CHANGED: tuple[str, ...] = ()
-    """Names of settings that may differ from the checkpoint's; also GLOBAL_BATCH, NUM_IMAGES and CLASS_NAMES. (Before lists: true, which allows all.)"""
+    """Names of settings that may differ from the checkpoint's; also GLOBAL_BATCH, NUM_IMAGES, CLASS_NAMES and SPLIT. (Before lists: true, which allows all.)"""
 
     @property
     def allows_all(self) -> bool:

@@ -109,9 +109,13 @@ def flatten(config: Config) -> dict[str, Any]:
     return values
 
 
+# What runs did before there was the setting, where that is not its default.
+IMPLIED = {"DATA.EXIF": "ignore", "TRAIN.MODEL_EMA_WARMUP": False}
+
+
 def unflatten(saved: dict[str, Any]) -> Config:
-    """Build the Config from the result of `flatten`, which a checkpoint holds. Settings it lacks get their defaults."""
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
+    """Build the Config from the result of `flatten`, which a checkpoint holds. For settings it lacks see IMPLIED."""
+    values = IMPLIED | {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
     return build({key: values.get(key, setting.default) for key, setting in SETTINGS.items()})
 
 

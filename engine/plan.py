@@ -8,7 +8,7 @@ import numpy as np
 
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
-from configs.values import flatten
+from configs.values import IMPLIED, flatten, to_text
 from datasets import ImageSet, Kept, build_order, holds_out_no_more, parse_policy
 from datasets.batch_order import Order
 from engine.checkpoint.format import WEIGHTS_ONLY
@@ -29,7 +29,6 @@ from utils.errors import ConfigError
 from utils.log import Log
 from utils.text import counted
 
-EMA_WARMUP = "TRAIN.MODEL_EMA_WARMUP"
 ImageSets = tuple[ImageSet | None, ImageSet]
 
 
@@ -100,7 +99,7 @@ class Plan:
     @cached_property
     def image_sets(self) -> ImageSets:
         """Training (None in evaluation) and validation images."""
-        return self._load_data(self.given, self.kept)
+        return self._load_data(self.as_begun.config, self.kept)
 
     @property
     def train_set(self) -> ImageSet | None:
@@ -126,22 +125,28 @@ class Plan:
     @cached_property
     def loaded(self) -> LoadedConfig:
         """The settings that the run uses and writes to config.yaml, with a number in place of DATA.BATCH_SIZE auto."""
-        loaded = self._given
-        if self.keeps_fixed_ema:
-            loaded = loaded.with_value(EMA_WARMUP, False, "as this run began")
         if self.given.DATA.BATCH_SIZE != AUTO:
-            return loaded
+            return self.as_begun
         number, how = batch_size_of(self.saved), "as this run began with"
         if number is None:
             number, how = self._find_batch_size(self.given, len(self.train_set), self.num_classes)
-        return loaded.with_batch_size(number, how)
+        return self.as_begun.with_batch_size(number, how)
 
-    @property
-    def keeps_fixed_ema(self) -> bool:
-        """Whether the run to continue has an EMA, and began before its decay could warm up."""
-        if self.given.EVAL or not self.given.TRAIN.MODEL_EMA or self._given.origins[EMA_WARMUP] != "default":
-            return False
-        return is_run(self.saved) and EMA_WARMUP not in self.saved["config"]
+    @cached_property
+    def as_begun(self) -> LoadedConfig:
+        """The given settings, and those of an older version where it began the run to continue."""
+        loaded = self._given
+        for key, value in self.implied.items():
+            loaded = loaded.with_value(key, value, "as this run began")
+        return loaded
+
+    @cached_property
+    def implied(self) -> dict:
+        """Settings that the run to continue began without, and that are not given now either."""
+        began = self.saved["config"] if is_run(self.saved) and not self.given.EVAL else IMPLIED
+        return {
+            key: value for key, value in IMPLIED.items() if key not in began and self._given.origins[key] == "default"
+        }
 
     def describe_batch_size(self) -> str:
         how = self.loaded.origins["DATA.BATCH_SIZE"].partition(": ")[2]
@@ -197,8 +202,10 @@ class Plan:
         ]
         if self.given.DATA.BATCH_SIZE == AUTO:
             lines.insert(0, f"batch size: {self.describe_batch_size()}")
-        if self.keeps_fixed_ema:
-            lines.append(f"resume: the EMA's decay stays fixed, as this run began; {EMA_WARMUP}=true warms it up")
+        if self.implied:
+            lines.append(
+                f"resume: as this run began: {', '.join(f'{key} {to_text(self.implied[key])}' for key in self.implied)}"
+            )
         if is_sharded(self.config, self.process):
             lines.append(
                 f"strategy: fsdp2; each of {self.process.world_size} processes holds a part of weights, gradients and "

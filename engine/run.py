@@ -137,7 +137,7 @@ def restore(session: Session, plan: Plan, trainer: Trainer) -> None:
         trainer.step = trainer.epoch * trainer.data.steps_per_epoch
         session.log.say(f"resume: {path} has weights only; epoch {trainer.epoch + 1} starts with a fresh optimizer")
         return
-    for line in refuse_changes(config, plan.order, state, path):
+    for line in refuse_changes(config, plan.order, plan.eval_set.split, state, path):
         session.log.say(line)
     check_exactly(trainer.model, state["state_dict"], path)
     trainer.load_state_dict(state)

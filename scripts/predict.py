@@ -149,7 +149,6 @@ def config_of(state: dict) -> Config:
     channels, side, _ = data["input_size"]
     images = replace(
         config.DATA,
-        EXIF=state["config"].get("DATA.EXIF", "ignore"),  # older runs trained on photos as they lie in their files
         IMAGE_SIZE=side,
         IMAGE_CHANNELS=channels,
         CROP_PCT=data["crop_pct"],

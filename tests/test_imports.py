@@ -86,7 +86,18 @@ PACKAGES = {
     ),
     "engine": (
         *("precision", "parallel", "train", "checkpoint", "memory", "report", "diagnose", "check"),
-        *("run_folder", "session", "plan", "evaluation", "callback_list", "epochs", "run", "preflight", "__init__"),
+        *(
+            "settings",
+            "run_folder",
+            "session",
+            "plan",
+            "evaluation",
+            "callback_list",
+            "epochs",
+            "run",
+            "preflight",
+            "__init__",
+        ),
     ),
 }
 

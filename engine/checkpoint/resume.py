@@ -9,7 +9,7 @@ from configs.schema import Config
 from configs.values import flatten
 from datasets import ImageSet
 from datasets.batch_order import Order
-from engine.checkpoint.format import changes, find_newest, read_checkpoint
+from engine.checkpoint.format import changes, find_newest, newest_in, read_checkpoint
 from engine.train.optim import Schedule
 from models.weights import find_file
 from utils.errors import ConfigError
@@ -23,10 +23,11 @@ def find_checkpoint(config: Config, log: Log) -> Path | None:
     if config.MODEL.RESUME is None:
         return None
     if config.MODEL.RESUME != "auto":
-        path = find_file(config.MODEL.RESUME)
+        is_folder = os.path.isdir(config.MODEL.RESUME)
+        path = newest_in(Path(config.MODEL.RESUME), log.warn) if is_folder else find_file(config.MODEL.RESUME)
         if path is None:
             raise ConfigError(
-                f"-resume: no file at {config.MODEL.RESUME}; -resume auto looks for the newest run itself"
+                f"-resume: no checkpoint at {config.MODEL.RESUME}; -resume auto looks for the newest run itself"
             )
         return path
     found = find_newest(config.SAVE, config.TAG, log.warn)
@@ -84,9 +85,10 @@ def identity(image_set: ImageSet) -> dict[str, int | str]:
     }
 
 
-def refuse_changes(config: Config, order: Order, state: dict, path: Path) -> list[str]:
+def refuse_changes(config: Config, order: Order, split: dict, state: dict, path: Path) -> list[str]:
     """Refuse to resume with settings that would change the course of the run. Returns what to say of allowed changes."""
-    different = changes(state["config"], comparable(config, order))
+    then, now = ({"SPLIT": each["rule"]} if each else {} for each in (state.get("split"), split))
+    different = changes(state["config"] | then, comparable(config, order) | now)
     refused = {key: values for key, values in different.items() if not config.RESUME.allows(key)}
     if refused:
         raise ConfigError(

@@ -13,7 +13,10 @@ import torch
 from PIL import Image
 
 import main_single_gpu
+from configs.load import load as read_settings
+from scripts import export
 from tests.engine.check.small_photos import CLEAN
+from tests.support.configs import replaced
 from tests.support.image_sets import draw, load, make_folders
 from tests.support.refusals import assert_names
 from tests.support.runs import run_folder
@@ -171,3 +174,71 @@ def test_no_image_moves_between_training_and_validation_while_a_folder_grows(tmp
         draw(tmp_path / name / f"{rng.random()}.png", shade=rng.randrange(256))
         draw(tmp_path / name / f"{rng.random()}.png", shade=rng.randrange(256))
     assert set(where.values()) == {0, 1} and len(where) > 50
+
+
+def test_a_resumed_run_cannot_change_to_another_way_of_holding_images_out(again):
+    photos = again / "photos"
+    shutil.move(photos / "train", again / "flat")
+    shutil.rmtree(photos)
+    (again / "flat").rename(photos)
+    resume = [*settings(again), "-output", again / "output", "-resume", "auto"]
+    code, said = halfstep(*resume)
+    assert code == 2
+    assert_names(said, "SPLIT: folders", "RESUME.ALLOW_CHANGED")
+    changed = ["-opts", "DATA.VAL_FRACTION=0.2", "DATA.SPLIT_SEED=1"]
+    code, said = halfstep(*resume, *changed, "-check")
+    assert code == 2
+    assert_names(said, "SPLIT: folders", "DATA.VAL_FRACTION: 0.1", "DATA.SPLIT_SEED: 0")
+
+
+def config_yaml(folder: Path) -> str:
+    return (folder / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize("flag", ["-pretrained", "-resume"])
+def test_a_checkpoint_is_evaluated_without_a_settings_file_and_on_another_path(trained, tmp_path, flag, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained / "photos" / "val", tmp_path / "elsewhere")
+    for path in (checkpoint(trained), exported(checkpoint(trained), tmp_path)):
+        if flag == "-pretrained" or path.suffix == ".pth":
+            code, said = halfstep("-eval", flag, path, "-data_path", tmp_path / "elsewhere")
+            assert code == 0 and top1(said) == 100, said
+            assert_names(said, path)
+    code, said = halfstep("-eval", flag, checkpoint(trained), "-data_path", tmp_path / "elsewhere", "-check")
+    assert code == 0, said
+
+
+def exported(path: Path, folder: Path) -> Path:
+    assert export.main([str(path), "-output", str(folder / "best.safetensors")]) == 0
+    return folder / "best.safetensors"
+
+
+def test_a_run_is_resumed_by_its_folder_alone_with_its_own_settings(again):
+    folder = run_folder(again / "output")
+    before = read_settings(["-cfg", str(folder / "config.yaml")]).config
+    code, said = halfstep("-resume", folder, "-epochs", "5", "-check")
+    assert code == 0, said
+    code, said = halfstep("-resume", folder, "-epochs", "5")
+    assert code == 0 and "Epoch[005/005]" in said, said
+    assert torch.load(folder / "last.pth", weights_only=True)["epoch"] == 4
+    after = read_settings(["-cfg", str(folder / "config.yaml")]).config
+    assert after == replaced(before, TRAIN={"NUM_EPOCHS": 5})
+    assert f"# checkpoint {folder}" in config_yaml(folder)
+
+
+def test_a_new_run_from_a_checkpoint_takes_its_recipe_but_neither_its_classes_nor_its_place(again, monkeypatch):
+    monkeypatch.chdir(again)
+    draw_photos(again / "photos" / "train", "zebra")
+    code, said = halfstep("-pretrained", checkpoint(again), "-epochs", "1", "-output", "new")
+    assert code == 0, said
+    made = config_yaml(run_folder(again / "new"))
+    for line in (r"BATCH_SIZE: 6 +# checkpoint", r"NUM_EPOCHS: 1 +# flag -epochs", r"PATCH_SIZE: 4 +# checkpoint"):
+        assert re.search(line, made), made
+
+
+def test_without_a_settings_file_weights_that_hold_no_settings_are_refused(tmp_path):
+    torch.save({"head.weight": torch.ones(2, 2)}, tmp_path / "foreign.pth")
+    for flags in (["-eval", "-pretrained"], ["-resume"], ["-pretrained"]):
+        code, said = halfstep(*flags, tmp_path / "foreign.pth")
+        assert code == 2
+        assert_names(said, "-cfg", tmp_path / "foreign.pth")

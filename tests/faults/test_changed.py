@@ -26,7 +26,7 @@ FREE = {"TRAIN": {"NUM_EPOCHS", "ACCUM_ITER", "LAST_EPOCH", "GRAD_CHECKPOINTING"
 def resume(key: str) -> None:
     """With the defaults, a checkpoint for which one of them was another."""
     state = {"epoch": 0, "step": 3, "config": comparable(Config(), ORDER) | {key: "another"}}
-    refuse_changes(Config(), ORDER, state, Path("last.pth"))
+    refuse_changes(Config(), ORDER, {}, state, Path("last.pth"))
 
 
 @pytest.mark.parametrize("key", [*SETTINGS, "GLOBAL_BATCH", "NUM_IMAGES"])

@@ -1,0 +1,68 @@
+"""The settings of a command line, or without -cfg those of the run whose checkpoint it names."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from configs.flags import parse
+from configs.load import LoadedConfig, load
+from configs.values import IMPLIED, SETTINGS, Text, convert, is_none, to_text
+from configs.yaml_files import Layer
+from utils.errors import ConfigError
+
+# What is about a start or a machine and not about the run.
+OF_A_START = r"EVAL|CHECK|PROFILE|MODEL\.RESUME|PRECISION\.EXPLAIN|(RESUME|RUN)\..*|DIST\.(URL|WORLD_SIZE|RANK)"
+# What else is not taken where a run is not resumed, but evaluated, or used as the start of another.
+OF_THE_RUN = r"SAVE|TAG|DEVICE|NGPUS|MODEL\.PRETRAINED|DATA\.CACHE.*|DIST\..*"
+NOT_TAKEN = {
+    "-resume": OF_A_START,
+    "-eval": f"{OF_A_START}|{OF_THE_RUN}|COMPILE.*",
+    "-pretrained": rf"{OF_A_START}|{OF_THE_RUN}|MODEL\.(NUM_CLASSES|FREEZE)",
+}
+
+
+def load_settings(arguments: list[str]) -> LoadedConfig:
+    """Load the settings. Importing torch takes seconds, and only a command without -cfg needs it here."""
+    command_line = parse(arguments)
+    given = {key: text for layer in command_line.layers for key, text in layer.texts.items() if not is_none(text)}
+    if command_line.cfg or not {"MODEL.RESUME", "MODEL.PRETRAINED"} & given.keys():
+        return load(arguments)
+    path = _find(given)
+    if path is None:  # nothing to resume, or the name of a timm model
+        return load(arguments)
+    from models.formats.files import what_is_recorded
+
+    record = what_is_recorded(path)
+    if not isinstance(record.get("config"), dict):
+        raise ConfigError(f"-cfg is missing, and {path} does not hold the settings of its run; name a settings file")
+    is_evaluated = "EVAL" in given and convert(SETTINGS["EVAL"], given["EVAL"], "-eval")
+    use = "-eval" if is_evaluated else "-resume" if "MODEL.RESUME" in given else "-pretrained"
+    saved = IMPLIED | record["config"]
+    texts = {key: _to_text(saved[key]) for key in saved if key in SETTINGS and not re.fullmatch(NOT_TAKEN[use], key)}
+    loaded = load(arguments, beneath=Layer(f"checkpoint {path}", texts))
+    note = f"settings: those of the run of {path}, except for what the command line says; -cfg would name others"
+    return replace(loaded, notes=[note, *loaded.notes])
+
+
+def _find(given: dict[str, Text]) -> Path | None:
+    """The file that -resume or -pretrained names."""
+    from engine.checkpoint.format import find_newest, newest_in
+    from models.formats.files import find_file
+
+    def ignore(line: str) -> None:
+        """The run itself warns of damaged checkpoints."""
+
+    source = given.get("MODEL.RESUME")
+    if source == "auto":
+        return find_newest(given.get("SAVE", SETTINGS["SAVE"].default), given.get("TAG", ""), ignore)
+    if source and Path(source).is_dir():
+        return newest_in(Path(source), ignore)
+    return find_file(source or given["MODEL.PRETRAINED"])
+
+
+def _to_text(value: Any) -> Text:
+    """As a settings file would have it, but without YAML's quotes."""
+    if isinstance(value, list | tuple):
+        return [_to_text(each) for each in value]
+    return value if isinstance(value, str) else to_text(value)

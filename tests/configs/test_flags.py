@@ -89,7 +89,7 @@ def test_a_key_that_is_ignored_may_be_typed_with_the_value_that_changes_nothing(
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help", "-help"])
-def test_help_shows_each_flag_with_its_setting_and_default_and_three_commands(flag, capsys):
+def test_help_shows_each_flag_with_its_setting_and_default_and_four_commands(flag, capsys):
     with pytest.raises(SystemExit) as ending:
         load([flag])
     assert ending.value.code == 0
@@ -100,4 +100,4 @@ def test_help_shows_each_flag_with_its_setting_and_default_and_three_commands(fl
             assert f" {name} " in text
             assert f"[{key}={'none' if default in (None, '') else to_text(default)}]" in text
     assert "local" not in text
-    assert text.partition("examples:")[2].count("python main_") == 3
+    assert text.partition("examples:")[2].count("python main_") == 4

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import torch
 
-# A container's limit, its usage, and the part of that which can be reclaimed (file cache): cgroup versions 2 and 1.
-CGROUP_FILES = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+# Where control groups of versions 2 and 1 are, the controller in the lines of /proc/self/cgroup, and what a group says:
+# its limit, its usage, and the part of that which can be reclaimed (file cache).
+CGROUPS = (
+    (".", "", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
 
@@ -22,20 +23,26 @@ def cores_per_process(world_size: int, device: torch.device) -> int:
     return max(1, num_cores // num_local)
 
 
-def free_host_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that the machine, or the container if it has less, can still give; on macOS all its memory."""
+def free_host_memory(
+    meminfo: Path = Path("/proc/meminfo"),
+    cgroup: Path = Path("/sys/fs/cgroup"),
+    membership: Path = Path("/proc/self/cgroup"),
+) -> int:
+    """Bytes that the machine, or the container or job if it has less, can still give; on macOS all its memory."""
     if not meminfo.exists():
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
     free = [1024 * int(lines["MemAvailable"].split()[0])]
-    for limit, used, reclaimable in CGROUP_FILES:
-        text = (cgroup / limit).read_text().strip() if (cgroup / limit).exists() else "max"
-        if text != "max":
-            statistics = dict(
-                line.split() for line in (cgroup / used).with_name("memory.stat").read_text().splitlines()
-            )
-            taken = int((cgroup / used).read_text()) - int(statistics.get(reclaimable, 0))
-            free.append(int(text) - taken)
+    groups = [line.split(":", 2)[1:] for line in membership.read_text().splitlines()] if membership.exists() else []
+    for base, controller, limit, used, reclaimable in CGROUPS:
+        # In a container its own group is the base; a job of Slurm or systemd is in a group inside it.
+        own = next((Path(path.lstrip("/")) for names, path in groups if controller in names.split(",")), Path())
+        for group in (cgroup / base / each for each in (own, *own.parents)):
+            text = (group / limit).read_text().strip() if (group / limit).exists() else "max"
+            if text != "max":
+                statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                taken = int((group / used).read_text()) - int(statistics.get(reclaimable, 0))
+                free.append(int(text) - taken)
     return max(min(free), 0)
 
 

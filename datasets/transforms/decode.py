@@ -135,7 +135,10 @@ def _jpeg_exif(data: bytes) -> Image.Exif:
 
 
 def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    return np.ascontiguousarray(TURNS[orientation](pixels)) if orientation in TURNS else pixels
+    if orientation not in TURNS:
+        return pixels
+    whole_pixels = pixels.view(f"V{pixels.shape[2]}")  # numpy copies these twice as fast as their channels
+    return np.ascontiguousarray(TURNS[orientation](whole_pixels)).view(np.uint8)
 
 
 def _refuse_bomb(width: int, height: int, rules: PixelRules) -> None:

@@ -29,6 +29,29 @@ def test_free_memory_is_a_containers_where_that_is_less(tmp_path):
     assert free_host_memory(tmp_path / "none", group) > 2**28
 
 
+@pytest.mark.parametrize(
+    ("version", "line", "names"),
+    [
+        (2, "0::/system.slice/job_7/step", ("memory.max", "memory.current", "inactive_file")),
+        (
+            1,
+            "4:cpu,memory:/system.slice/job_7/step",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ),
+    ],
+)
+def test_the_limit_of_a_job_inside_the_machines_groups_counts_too(tmp_path, version, line, names):
+    (tmp_path / "meminfo").write_text("MemAvailable:    8000 kB\n")
+    (tmp_path / "membership").write_text(f"7:pids:/\n{line}\n")
+    base = tmp_path / "cgroup" / ("memory" if version == 1 else "")
+    (base / "system.slice/job_7/step").mkdir(parents=True)
+    for folder, limit in (("", "90000000"), ("system.slice/job_7", "9000"), ("system.slice/job_7/step", "8000000")):
+        for name, text in zip(names[:2], (limit, "1000"), strict=True):
+            (base / folder / name).write_text(f"{text}\n")
+        (base / folder / "memory.stat").write_text(f"{names[2]} 100\n")
+    assert free_host_memory(*(tmp_path / name for name in ("meminfo", "cgroup", "membership"))) == 8100
+
+
 def test_bytes_are_written_in_binary_units_and_never_as_nothing():
     for count, text in ((1, "1 MiB"), (3 * 2**20, "3 MiB"), (2**30, "1.0 GiB"), (5000 * 2**30, "5,000.0 GiB")):
         assert format_bytes(count) == text

@@ -63,6 +63,12 @@ class Data:
     """Fraction of the images held out for validation, for data sets without a split."""
     SPLIT_SEED: Annotated[int, Bounds(0, MAX_INT)] = 0
     """Seed that alone decides which images are held out."""
+    GROUP_BY: str | None = None
+    """For csv: a column; images with the same value in it are held out together (those of one person, or one scene)."""
+    CLASSES: str | None = None
+    """Text file with a class name per line, the first that of class 0; it numbers the classes of the data. Not set: by name."""
+    CSV_COLUMNS: tuple[str, ...] = ("image_path", "target")
+    """For csv: the names of the columns of paths and of classes."""
     KEEP_BACKGROUND: bool = False
     """Keep Caltech's background / clutter folder as a class."""
     DOWNLOAD: bool = True

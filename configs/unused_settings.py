@@ -37,6 +37,7 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     yield is_decoded, "DATA.", "CACHE_QUALITY", "DATA.CACHE_FORM is decoded; set it to jpeg"
     yield data.CACHE == "ram", "DATA.", "CACHE_PATH", "DATA.CACHE is ram"
     yield data.DATASET != "shards", "DATA.", "SHUFFLE_BUFFER CUT_SHARDS", "DATA.DATASET is not shards"
+    yield data.DATASET != "csv", "DATA.", "CSV_COLUMNS GROUP_BY", "DATA.DATASET is not csv"
     yield data.DATASET != "synthetic", "DATA.", "SYNTHETIC_SIZE", "DATA.DATASET is not synthetic"
 
     rand_augment = "RAND_AUGMENT_LAYERS RAND_AUGMENT_MAGNITUDE"

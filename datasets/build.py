@@ -4,8 +4,10 @@ To add a data set: a file in sources/ with a function from the settings to (trai
 line in SOURCES.
 """
 
+from collections import Counter
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from configs.schema import Config
@@ -17,7 +19,7 @@ from datasets.loading.workers import make_loader
 from datasets.sources.caltech import read_caltech101, read_caltech256
 from datasets.sources.csv_list import read_csv
 from datasets.sources.digits import read_digits
-from datasets.sources.folder import read_image_folder
+from datasets.sources.folder import describe_left_out, read_image_folder
 from datasets.sources.imagenet import read_imagenet
 from datasets.sources.shards.source import read_shards
 from datasets.sources.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
@@ -64,27 +66,51 @@ def load_image_sets(
         train, val = split(config, train, kept)
     if config.EVAL:
         train = None
-    for part, image_set in (("training", train), ("validation", val)):
-        if image_set is not None:
-            _check(config, part, image_set)
-    val.notes = (describe_split(config, val), *val.notes)
-    number_classes(config, train, val, kept)
+    parts = {"training": train, "validation": val} if train is not None else {"validation": val}
+    for part, image_set in parts.items():
+        if not len(image_set):
+            raise DataError(
+                f"{name}: there are no {part} images in {config.DATA.DATA_PATH}; check the lists or folders there, and "
+                f"DATA.VAL_FRACTION ({config.DATA.VAL_FRACTION:g}) if it has no validation part of its own"
+            )
+    notes = number_classes(config, list(parts.values()), kept)
+    if not isinstance(val, SyntheticImages):
+        _refuse_one_class(config, train, val)
+    for image_set in parts.values():
+        _check_num_classes(config, image_set)
+    val.notes = (describe_split(config, val), *notes, *val.notes, *_left_out(train, val))
     return train, val
 
 
-def _check(config: Config, part: str, image_set: ImageSet) -> None:
-    if not len(image_set):
+def _left_out(train: ImageSet | None, val: ImageSet) -> list[str]:
+    counts = Counter(val.left_out)
+    if train is not None and train.left_out is not val.left_out:  # two parts of one set share its counts
+        counts.update(train.left_out)
+    return [describe_left_out(counts)] if counts else []
+
+
+def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> None:
+    """Evaluation may have images of only one class of those that a checkpoint or numbers tell."""
+    name = val.classes[int(val.targets[0])]
+    if (
+        len(np.unique(train.targets)) == 1
+        if train is not None
+        else len(val.classes) == 1 and not val.labels_are_numbers
+    ):
         raise DataError(
-            f"{config.DATA.DATASET}: there are no {part} images in {config.DATA.DATA_PATH}; check the lists or folders "
-            f"there, and DATA.VAL_FRACTION ({config.DATA.VAL_FRACTION:g}) if it has no validation part of its own"
+            f"DATA.DATA_PATH: all images in {config.DATA.DATA_PATH} have the same class, {name!r}, so there is nothing to "
+            "tell apart; -data_path must name the folder in which every class has a folder, or a list of several classes"
         )
-    num_classes, highest = config.MODEL.NUM_CLASSES, int(image_set.targets.max())
+
+
+def _check_num_classes(config: Config, image_set: ImageSet) -> None:
+    num_classes, highest, names = config.MODEL.NUM_CLASSES, int(image_set.targets.max()), image_set.classes
     if num_classes is not None and highest >= num_classes:
         first = int((image_set.targets >= num_classes).argmax())
-        target = int(image_set.targets[first])
         raise DataError(
-            f"{image_set.name(first)}: its class {image_set.classes[target]!r} has number {target} (from 0), but "
-            f"MODEL.NUM_CLASSES is {num_classes}; set -num_classes {len(image_set.classes)} or leave it out"
+            f"{image_set.name(first)}: its class {names[image_set.targets[first]]!r} has number "
+            f"{image_set.targets[first]} (from 0), but MODEL.NUM_CLASSES is {num_classes}; set -num_classes {len(names)} "
+            "or leave it out"
         )
 
 

@@ -1,50 +1,101 @@
-"""Which number each class has: that of a checkpoint, or of the data."""
+"""Which number each class has: by DATA.CLASSES, by a checkpoint, or as the data has it."""
+
+from pathlib import Path
+from unicodedata import normalize
 
 import numpy as np
 
 from configs.schema import Config
 from datasets.types import ImageSet, Kept
-from utils.errors import DataError, did_you_mean
+from utils.errors import ConfigError, DataError, did_you_mean, not_a_file
 from utils.text import first_of
 
 
-def number_classes(config: Config, train: ImageSet | None, val: ImageSet, kept: Kept | None) -> None:
-    """Give both sets the classes of the checkpoint that is continued or evaluated, in its order.
+def number_classes(config: Config, parts: list[ImageSet], kept: Kept | None) -> list[str]:
+    """Number the classes of all parts alike; returns lines for the log.
 
-    Labels that are numbers keep them; classes with names get the number of their name.
+    Labels that are numbers keep them, and are given names. Classes with names get the number of their name: in
+    DATA.CLASSES, then in the checkpoint that is continued or evaluated.
     """
-    if not kept or not kept.classes or kept.classes == val.classes:
-        return
-    names, parts = val.classes, [val] if train is None else [train, val]
-    numbers = {name: number for number, name in enumerate(kept.classes)}
-    if val.labels_are_numbers:
-        numbers = {name: number for number, name in enumerate(names) if number < len(kept.classes)}
-    new, gone = [name for name in names if name not in numbers], [name for name in kept.classes if name not in names]
-    if config.EVAL:  # what has no image to score does not matter
-        new = [name for name in new if names.index(name) in val.targets]
-    if val.labels_are_numbers or config.EVAL:
-        gone = []
-    if len(new) == len(gone) == 1 and config.RESUME.allows("CLASS_NAMES"):
-        numbers[new[0]] = numbers[gone[0]]
-        kept = kept._replace(classes=[new[0] if name == gone[0] else name for name in kept.classes])
-        val.notes += (f"class {gone[0]} is called {new[0]} from here on (RESUME.ALLOW_CHANGED)",)
-    elif new or gone:
+    notes, first = [], parts[0]
+    if config.DATA.CLASSES:
+        _renumber(parts, _read_classes(config.DATA.CLASSES), f"DATA.CLASSES: {config.DATA.CLASSES}", may_lack=True)
+        for part in parts:
+            part.labels_are_numbers = False
+    elif first.classes_are_names and all(name.isdecimal() for name in first.classes):
+        by_value = sorted(first.classes, key=lambda name: (int(name), name))
+        if by_value != first.classes:
+            notes.append(f"class names are numbers, so they are in the order of their values: {first_of(by_value)}")
+            _renumber(parts, by_value, "", may_lack=False)
+    if kept and kept.classes:
+        classes = kept.classes
+        new, gone = _differences(parts, classes)
+        is_renamed = len(new) == len(gone) == 1 and not first.labels_are_numbers
+        if is_renamed and config.RESUME.allows("CLASS_NAMES"):
+            classes = [new[0] if name == gone[0] else name for name in classes]
+            notes.append(f"class {gone[0]} is called {new[0]} from here on (RESUME.ALLOW_CHANGED)")
+        where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} has not the classes of the checkpoint"
+        remedy = "; if it was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]" if is_renamed else ""
+        _renumber(parts, classes, where, config.EVAL or first.labels_are_numbers, remedy)
+    return notes
+
+
+def _numbers(part: ImageSet, classes: list[str]) -> list[int]:
+    """For each class of this part its number among `classes`, or -1."""
+    if part.labels_are_numbers:
+        return [number if number < len(classes) else -1 for number in range(len(part.classes))]
+    known = {normalize("NFC", name): number for number, name in enumerate(classes)}
+    return [known.get(normalize("NFC", name), -1) for name in part.classes]
+
+
+def _differences(parts: list[ImageSet], classes: list[str]) -> tuple[list[str], list[str]]:
+    """The classes of the data that are not among these, and the other way round."""
+    numbers = _numbers(parts[0], classes)
+    known = set(numbers)
+    new = [name for name, number in zip(parts[0].classes, numbers, strict=True) if number < 0]
+    return new, [name for number, name in enumerate(classes) if number not in known]
+
+
+def _renumber(parts: list[ImageSet], classes: list[str], where: str, may_lack: bool, remedy: str = "") -> None:
+    """Give all parts these classes; DataError if they have others.
+
+    `may_lack`: only classes that have images count, and not all of `classes` need to.
+    """
+    names = parts[0].classes
+    new, gone = _differences(parts, classes)
+    if may_lack:
+        used = {names[target] for part in parts for target in np.unique(part.targets)}
+        new, gone = [name for name in new if name in used], []
+    if new or gone:
         changes = [f"{word}: {first_of(each)}" for word, each in (("new", new), ("gone", gone)) if each]
-        place = f" ({_place(parts, names.index(new[0]))})" if new else ""
-        renamed = (
-            "; if it was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]" if len(new) == len(gone) == 1 else ""
-        )
+        place = f"; {_first_image(parts, names.index(new[0]))}" if new else ""
         raise DataError(
-            f"DATA.DATA_PATH: {config.DATA.DATA_PATH} has {len(names)} classes, the checkpoint {len(kept.classes)} "
-            f"({'; '.join(changes)}){place}; name them as there, or start a new run from its weights with -pretrained{renamed}"
-            f"{did_you_mean(new[0], kept.classes) if new else ''}"
+            f"{where}: {len(names)} classes here, {len(classes)} there ({'; '.join(changes)}){place}; name them alike, or "
+            f"start a new run from its weights with -pretrained{remedy}{did_you_mean(new[0], classes) if new else ''}"
         )
-    lookup = np.array([numbers.get(name, -1) for name in names])
-    for image_set in parts:
-        image_set.targets, image_set.classes = lookup[image_set.targets], kept.classes
+    lookup = np.array(_numbers(parts[0], classes), dtype=np.int64)
+    for targets, part in [(lookup[part.targets], part) for part in parts]:
+        part.targets, part.classes = targets, list(classes)
 
 
-def _place(parts: list[ImageSet], target: int) -> str:
-    """The first image of a class."""
-    found = ((image_set, np.flatnonzero(image_set.targets == target)) for image_set in parts)
-    return next((image_set.name(int(indices[0])) for image_set, indices in found if len(indices)), "without images")
+def _first_image(parts: list[ImageSet], target: int) -> str:
+    found = ((part, np.flatnonzero(part.targets == target)) for part in parts)
+    return next((part.name(int(indices[0])) for part, indices in found if len(indices)), "without images")
+
+
+def _read_classes(name: str) -> list[str]:
+    """The lines of a file: the class names in the order of their numbers."""
+    file = Path(name).expanduser()
+    if not file.exists() or (kind := not_a_file(file)):
+        raise ConfigError(
+            f"DATA.CLASSES: {name} is {kind if file.exists() else 'missing'}; name a text file of class names"
+        )
+    classes = file.read_text(encoding="utf-8-sig", errors="surrogateescape").strip().splitlines()
+    classes = [line.strip() for line in classes]
+    wrong = next((number for number, line in enumerate(classes, 1) if not line or line in classes[: number - 1]), None)
+    if wrong or not classes:
+        raise ConfigError(
+            f"DATA.CLASSES: {name}, line {wrong or 1} is empty or repeats a name; a line is the name of a class, the first "
+            "one that of class 0"
+        )
+    return classes

@@ -69,7 +69,7 @@ def split(config: Config, image_set: ImageSet, kept: Kept | None) -> tuple[Image
     drawn by position. Evaluation of a run on the data that it was trained on scores what that run held out.
     """
     data, record = config.DATA, kept.split if kept else {}
-    title, fraction, seed = data.DATA_PATH, data.VAL_FRACTION, data.SPLIT_SEED
+    title, fraction, seed = image_set.split["training"], data.VAL_FRACTION, data.SPLIT_SEED
     if config.EVAL:
         if record.get("rule") not in DRAWN or os.path.realpath(record["training"]) != os.path.realpath(title):
             image_set.split = {"rule": "none", "validation": title}

@@ -26,6 +26,7 @@ class ImageSet:
     root: Path | None = None  # the folder of its files, if they are known
     notes: tuple[str, ...] = ()  # lines for the log; those of the validation set are about both sets
     labels_are_numbers = False  # the data has class numbers; names, if any, were given to them
+    classes_are_names = False  # they are numbered by their sorted names
 
     def __init__(self, targets: Sequence[int] | np.ndarray, classes: list[str]):
         self.targets = np.asarray(targets, dtype=np.int64)
@@ -66,7 +67,7 @@ class ImageSet:
         """The name of this image in the data set, wherever that lies."""
         return self.name(index)
 
-    def split_keys(self) -> list[str]:
+    def split_keys(self) -> Sequence[str]:
         """What decides of each image whether it is held out: its name."""
         return [self.key(index) for index in range(len(self))]
 

@@ -22,9 +22,8 @@ import torch
 from configs.schema import Config
 from configs.values import unflatten
 from datasets import BadImages, Normalize, build_eval_data
-from datasets.sources.folder import images_below
+from datasets.sources.folder import FolderScan, describe_left_out
 from datasets.sources.images import FileImages
-from datasets.transforms.decode import IMAGE_ENDINGS
 from datasets.transforms.pixel_rules import PixelRules
 from engine.precision.policy import Precision, set_matmul
 from engine.train.loss import widen
@@ -88,10 +87,10 @@ def find_images(given: list[str]) -> list[str]:
     paths = []
     for path in given:
         if os.path.isdir(path):
-            found = [os.path.normpath(os.path.join(path, inside)) for inside in images_below(Path(path), "", deep=True)]
-            if not found:
-                raise ConfigError(f"{path}: no images in this folder ({' '.join(IMAGE_ENDINGS)})")
-            paths += found
+            scan = FolderScan(Path(path), [])
+            paths += [os.path.normpath(os.path.join(path, inside)) for inside in scan.images_below("")]
+            if scan.left_out:
+                report(describe_left_out(scan.left_out))
         elif os.path.exists(path):
             paths.append(path)
         else:

@@ -165,8 +165,9 @@ def test_an_absurd_row_of_a_csv_is_told_with_file_and_line(tmp_path, row, names)
 
 def test_a_list_with_an_absurd_label_is_told_with_its_line_unless_the_number_of_classes_is_set(tmp_path):
     draw(tmp_path / "a.png")
+    draw(tmp_path / "b.png")
     (tmp_path / "train_list.txt").write_text("a.png 0\na.png 0\na.png 1\na.png 9999\n")
-    (tmp_path / "val_list.txt").write_text("a.png 0\n")
+    (tmp_path / "val_list.txt").write_text("b.png 0\n")
     assert_names(error_of("imagenet2012", tmp_path), "train_list.txt", "line 4", 9999, "-num_classes 10000")
     assert len(load_image_sets(settings("imagenet2012", tmp_path, num_classes=10_000))[0].classes) == 10_000
     for lines in (["a.png 999\n"], [f"a.png {number}\n" for number in range(1, 2000, 2)]):  # few of ImageNet's; half

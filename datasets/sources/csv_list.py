@@ -1,61 +1,124 @@
-"""`csv`: files with the columns image_path and target."""
+"""`csv`: files with a column of paths and one of classes."""
 
+import codecs
 import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.schema import Config
+from configs.schema import Config, Data
 from datasets.sources.listing import Listing, to_image_sets
-from datasets.sources.root import data_root, expected_layout
+from datasets.sources.root import choose_parts, data_root, expected_layout
 from datasets.types import ImageSet
 from utils.errors import DataError
 
-COLUMNS = ("image_path", "target")
-EXPECTS = "a .csv file, or a folder with train.csv and val.csv, with the columns image_path,target"
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+# What others call the columns, for a suggestion.
+USUAL_COLUMNS = (
+    ("image_path", "path", "filepath", "file_path", "file", "filename", "file_name", "image", "img", "image_id", "id"),
+    ("target", "label", "class", "class_name", "category", "label_name", "labels", "y"),
+)
+EXPECTS = "a .csv file, or a folder with train.csv and val.csv, with the columns image_path,target (DATA.CSV_COLUMNS)"
 
 
 def read_csv(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
     """train.csv and val.csv, or one file and None. Targets are class numbers or class names."""
     root = data_root(config.DATA, EXPECTS)
-    train_file, val_file = (root, None) if root.is_file() else (root / "train.csv", root / "val.csv")
-    if val_file is not None and not val_file.is_file():
-        val_file = None
-    if not train_file.is_file() and not (config.EVAL and val_file):
-        raise DataError(f"DATA.DATA_PATH: {root} has no train.csv; {expected_layout(config.DATA, EXPECTS)}")
-    listings = [read_csv_file(file) for file in (train_file, val_file) if file is not None and file.is_file()]
-    image_sets = to_image_sets(config, listings, allow_names=True)
-    if val_file is None:
+    files, notes = [root], ()
+    if root.is_dir():
+        parts = choose_parts(path.stem for path in root.iterdir() if path.suffix == ".csv" and path.is_file())
+        if not parts.train and not (config.EVAL and parts.val):
+            raise DataError(f"DATA.DATA_PATH: {root} has no train.csv; {expected_layout(config.DATA, EXPECTS)}")
+        notes = parts.notes(config, root, ".csv")
+        files = [root / f"{name}.csv" for name in (parts.train, parts.val) if name]
+    listings = [CsvFile(file, config.DATA) for file in files]
+    image_sets = to_image_sets(config, [each.read() for each in listings], allow_names=True)
+    image_sets[-1].notes = (*notes, *(note for each in listings for note in each.notes()), *image_sets[-1].notes)
+    if len(files) == 1 and not (root.is_dir() and parts.val):
         return image_sets[0], None
     return (None if config.EVAL else image_sets[0]), image_sets[-1]
 
 
-def read_csv_file(file: Path) -> Listing:
-    """The rows of a CSV file; other columns are ignored."""
-    listing = Listing(file, [], [], [])
-    with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
-        rows = csv.DictReader(lines, skipinitialspace=True)
-        try:
-            for path, label in _paths_and_labels(file, rows):
-                listing.paths.append(path)
-                listing.labels.append(label)
-                listing.lines.append(rows.line_num)
-        except csv.Error as error:
-            raise DataError(
-                f"{file}, line {rows.reader.line_num}: {error}; look for an unclosed quote there, or correct the line"
-            ) from error
-    return listing
+class CsvFile:
+    """A CSV file: its encoding, separator and columns."""
+
+    def __init__(self, file: Path, data: Data):
+        self.file, self.columns = file, [*data.CSV_COLUMNS, *([data.GROUP_BY] if data.GROUP_BY else [])]
+        self.encoding, self.separator = _encoding(file), ","
+
+    def notes(self) -> list[str]:
+        """What was found out about the file."""
+        found = [SEPARATORS[self.separator]] * (self.separator != ",") + ["UTF-16"] * (self.encoding == "utf-16")
+        return [f"{self.file}: read with {' and '.join(found)}"] if found else []
+
+    def read(self) -> Listing:
+        """The rows; other columns are ignored."""
+        listing = Listing(self.file, [], [], [], [])
+        with open(self.file, encoding=self.encoding, errors="surrogateescape", newline="") as lines:
+            try:
+                self.separator = self._find_separator(lines.readline())
+                lines.seek(0)
+                rows = csv.DictReader(lines, skipinitialspace=True, delimiter=self.separator)
+                rows.fieldnames = [name.strip() for name in rows.fieldnames]
+                for path, label, *group in self._values(rows):
+                    listing.paths.append(path)
+                    listing.labels.append(label)
+                    listing.lines.append(rows.line_num)
+                    listing.groups.extend(group)
+            except csv.Error as error:
+                raise DataError(
+                    f"{self.file}, line {rows.reader.line_num}: {error}; look for an unclosed quote there, or correct "
+                    "the line"
+                ) from error
+            except UnicodeError as error:
+                raise DataError(f"{self.file}: this is no text ({error}); save it as UTF-8") from error
+        return listing
+
+    def _find_separator(self, header: str) -> str:
+        """The one by which the header names the columns."""
+        found = {
+            separator: [
+                name.strip() for name in next(csv.reader([header], delimiter=separator, skipinitialspace=True), [])
+            ]
+            for separator in SEPARATORS
+        }
+        for separator, names in found.items():
+            if set(self.columns) <= set(names):
+                return separator
+        names = max(found.values(), key=len)
+        raise DataError(
+            f"{self.file}, line 1: the header must name the columns {','.join(self.columns)}, but has "
+            f"{','.join(names) or 'nothing'}{_suggestion(names)}"
+        )
+
+    def _values(self, rows: csv.DictReader) -> Iterator[list[str]]:
+        """Path, label and group of each row, which must have all that is asked for, and no value too many."""
+        for row in rows:
+            if None in row:
+                raise DataError(
+                    f"{self.file}, line {rows.line_num}: more values than the header has columns; put a value that "
+                    f"contains {self.separator!r} in quotes"
+                )
+            values = [(row[column] or "").strip() for column in self.columns]
+            for column, value in zip(self.columns, values, strict=True):
+                if not value:
+                    raise DataError(
+                        f"{self.file}, line {rows.line_num}: {column} is missing; fill it in or remove the row"
+                    )
+            yield values
 
 
-def _paths_and_labels(file: Path, rows: csv.DictReader) -> Iterator[tuple[str, str]]:
-    """Path and label of each row, which must have both."""
-    header = [name.strip() for name in rows.fieldnames or []]
-    if not set(COLUMNS) <= set(header):
-        found = ",".join(header) or "nothing"
-        raise DataError(f"{file}, line 1: the header must name the columns {','.join(COLUMNS)}, but has {found}")
-    rows.fieldnames = header
-    for row in rows:
-        path, label = ((row[column] or "").strip() for column in COLUMNS)
-        for column, value in zip(COLUMNS, (path, label), strict=True):
-            if not value:
-                raise DataError(f"{file}, line {rows.line_num}: {column} is missing; fill it in or remove the row")
-        yield path, label
+def _encoding(file: Path) -> str:
+    with open(file, "rb") as content:
+        start = content.read(1000)
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    if b"\0" in start:
+        raise DataError(f"{file}: zero bytes, so this is no text, or UTF-16 without its mark; save it as UTF-8")
+    return "utf-8-sig"
+
+
+def _suggestion(header: list[str]) -> str:
+    """The setting that names the columns of this header, if it has usual names."""
+    by_lower_case = {name.lower(): name for name in header}
+    found = [next((by_lower_case[name] for name in usual if name in by_lower_case), None) for usual in USUAL_COLUMNS]
+    return f"; -opts DATA.CSV_COLUMNS=[{','.join(found)}] reads these" if all(found) else ""

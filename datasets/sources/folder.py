@@ -1,62 +1,103 @@
 """`imagefolder`: images in class folders, also for the other data sets with that layout."""
 
 import os
+from collections import Counter
 from pathlib import Path
+from unicodedata import normalize
 
 from configs.schema import Config
-from datasets.sources.images import FileImages
-from datasets.sources.root import data_root, expected_layout
+from datasets.sources.images import FileImages, is_within
+from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout
 from datasets.transforms.decode import IMAGE_ENDINGS
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError, did_you_mean
+from utils.text import first_of
 
-TRAIN_FOLDER, VAL_FOLDERS = "train", ("val", "validation", "test")
-EXPECTS = "train/ and val/ (or validation/, test/) with a folder per class, or a folder per class and no split"
+SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")  # of zip files made on a Mac, and of network disks: copies and thumbnails
+NO_IMAGES = (".txt", ".md", ".json", ".xml", ".csv", ".html", ".db", ".ini", *(f"{name}/" for name in SYSTEM_FOLDERS))
+THUMBNAILS = ("thumb", "thumbs", "thumbnail", "thumbnails")
+MAX_WRAPPERS = 8
+EXPECTS = "train/ and val/ (or valid/, validation/, test/) with a folder per class, or a folder per class and no split"
 
 
 def read_image_folder(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
     """`imagefolder`: train/ and val/, or one folder of class folders and None."""
-    root = data_root(config.DATA, EXPECTS)
-    has_split = (root / TRAIN_FOLDER).is_dir() or find_val_folder(root) is not None
-    if has_split:
+    root = unwrapped(data_root(config.DATA, EXPECTS), (*TRAIN_NAMES, *VAL_NAMES))
+    parts = choose_parts(subfolders(root))
+    if parts.train or parts.val:
         return read_split_folders(config, root, EXPECTS)
     classes = class_folders(root)
-    return read_class_folders(config, root, classes, classes), None
+    image_set = read_class_folders(config, root, classes, classes)
+    image_set.split = {"training": str(root)}
+    return image_set, None
 
 
 def read_split_folders(config: Config, root: Path, expects: str) -> tuple[ImageSet | None, ImageSet]:
-    """train/ and val/, numbered by the sorted names of the class folders in train/."""
-    train_folder, val_folder = root / TRAIN_FOLDER, find_val_folder(root)
-    if val_folder is None or not (train_folder.is_dir() or config.EVAL):
-        missing = "val" if val_folder is None else "train"
-        hint = f"; to hold out a part of train/, use -dataset imagefolder -data_path {train_folder}"
-        hint = hint if missing == "val" and train_folder.is_dir() else ""
+    """The folders with the training and the validation images; classes are those of the former."""
+    parts = choose_parts(subfolders(root))
+    if not parts.val or not (parts.train or config.EVAL):
+        missing = "train" if parts.val else "val"
+        hint = ""
+        if parts.train:
+            hint = f"; to hold out a part of it, use -dataset imagefolder -data_path {root / parts.train}"
         raise DataError(
             f"DATA.DATA_PATH: {root} has no folder {missing}/; {expected_layout(config.DATA, expects)}{hint}"
         )
+    train_folder = unwrapped(root / parts.train) if parts.train else None
+    classes = class_folders(train_folder) if train_folder else []
+    val_folder = unwrapped(root / parts.val, classes)
     val_classes = class_folders(val_folder)
-    classes = class_folders(train_folder) if train_folder.is_dir() else val_classes
-    for name in val_classes:
-        if name not in classes:
-            raise DataError(
-                f"{val_folder / name}: this class has no folder in {train_folder}, so it would never be trained; "
-                f"rename it, remove it, or add its training images{did_you_mean(name, classes)}"
-            )
-    train = None if config.EVAL else read_class_folders(config, train_folder, classes, classes)
-    val = read_class_folders(config, val_folder, val_classes, classes)
+    if train_folder:
+        _check_classes(train_folder, classes, val_folder, val_classes)
+    train = read_class_folders(config, train_folder, classes, classes) if train_folder and not config.EVAL else None
+    val = read_class_folders(config, val_folder, val_classes, classes or val_classes)
+    val.notes = (*parts.notes(config, root), *(train.notes if train else ()), *val.notes)
     val.split = {"rule": "folders", "training": str(train_folder), "validation": str(val_folder)}
     return train, val
 
 
-def find_val_folder(root: Path) -> Path | None:
-    """The folder with the validation images, under any of its usual names."""
-    return next((root / name for name in VAL_FOLDERS if (root / name).is_dir()), None)
+def _check_classes(train_folder: Path, classes: list[str], val_folder: Path, val_classes: list[str]) -> None:
+    """Every validation class must be trained, and no folder may be in both parts."""
+    known = {normalize("NFC", name) for name in classes}
+    for name in val_classes:
+        if normalize("NFC", name) not in known:
+            raise DataError(
+                f"{val_folder / name}: this class has no folder in {train_folder}, so it would never be trained; "
+                f"rename it, remove it, or add its training images{did_you_mean(name, classes)}"
+            )
+    for name in ("", *val_classes):
+        train, val = train_folder / name, val_folder / name
+        if train.exists() and (is_within(train, val) or is_within(val, train)):
+            raise DataError(
+                f"{val} and {train} are the same folder, or one is inside the other, so validation would score images "
+                "that were trained on; give it images of its own"
+            )
+
+
+def unwrapped(folder: Path, known: tuple[str, ...] | list[str] = ()) -> Path:
+    """The folder with the class folders, below folders that hold nothing but the next: a zip file unpacked twice.
+
+    `known`: names that are no such level.
+    """
+    for _ in range(MAX_WRAPPERS):
+        inner = subfolders(folder)
+        if len(inner) != 1 or inner[0] in known or inner[0].lower() in known:
+            break
+        if not subfolders(folder / inner[0]) or _images_in(folder) or _images_in(folder / inner[0]):
+            break
+        folder /= inner[0]
+    return folder
+
+
+def subfolders(folder: Path) -> list[str]:
+    """Sorted names of the folders in it, without hidden ones such as .ipynb_checkpoints."""
+    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not _is_skipped(entry.name))
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Sorted names of the class folders, without hidden ones such as .ipynb_checkpoints."""
-    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    """Sorted names of the class folders, of which there must be some."""
+    names = subfolders(folder)
     if not names:
         raise DataError(f"{folder}: no class folders; images must be in one folder per class")
     return names
@@ -66,31 +107,110 @@ def read_class_folders(
     config: Config, folder: Path, names: list[str], classes: list[str], deep: bool = True
 ) -> FileImages:
     """The images of the class folders `names`, numbered as in `classes`; `deep`: including their subfolders."""
-    number = {name: index for index, name in enumerate(classes)}
-    paths, targets = [], []
+    number = {normalize("NFC", name): index for index, name in enumerate(classes)}
+    scan, paths, targets = FolderScan(folder, names, deep), [], []
+    if beside := _images_in(folder):
+        scan.left_out["beside the class folders"] = beside
     for name in names:
-        found = images_below(folder, name, deep)
-        if not found:
-            raise DataError(
-                f"{folder / name}: no images ({' '.join(IMAGE_ENDINGS)}) in this class folder; add some or remove it"
-            )
+        found = scan.images_below(name)
         paths += found
-        targets += [number[name]] * len(found)
-    return FileImages(folder, paths, targets, classes, PixelRules.of(config.DATA))
+        targets += [number[normalize("NFC", name)]] * len(found)
+    names = [normalize("NFC", name) for name in classes]
+    image_set = FileImages(folder, paths, targets, names, PixelRules.of(config.DATA))
+    image_set.classes_are_names = True
+    image_set.notes, image_set.left_out = tuple(scan.notes), dict(scan.left_out)
+    return image_set
 
 
-def images_below(root: Path, name: str, deep: bool) -> list[str]:
-    """Paths of the images in root/name, relative to root; sorted, because the order of file systems differs."""
-    paths = []
-    for folder, folders, files in os.walk(root / name, onerror=_raise):
-        folders[:] = [each for each in folders if deep and not each.startswith(".")]
-        inside = os.path.relpath(folder, root)
-        paths += [
-            os.path.join(inside, file)
-            for file in files
-            if file.lower().endswith(IMAGE_ENDINGS) and not file.startswith(".")
+class FolderScan:
+    """Finds the images of class folders, and counts by reason what is left out."""
+
+    def __init__(self, root: Path, names: list[str], deep: bool = True):
+        self.root, self.names, self.deep = root, names, deep
+        self.left_out = Counter()
+        for name in SYSTEM_FOLDERS:
+            self._count_below(root / name)
+        self.notes = [
+            f"warning: {root / name} is read as a class; remove it if it holds copies of other images"
+            for name in names
+            if name.lower() in THUMBNAILS
         ]
-    return sorted(paths)
+        self._linked = set()  # real paths of folders that are read
+        for name in names:
+            target = os.path.realpath(root / name)
+            if target in self._linked:
+                raise DataError(
+                    f"{root / name} is a link to another class folder, so its images would have two classes; remove it"
+                )
+            self._linked.add(target)
+
+    def images_below(self, name: str) -> list[str]:
+        """Paths of the images of a class, relative to the root; sorted, because the order of file systems differs."""
+        paths, others = [], Counter()
+        for folder, folders, files in os.walk(self.root / name, onerror=_raise, followlinks=True):
+            folders[:] = [each for each in folders if self.deep and self._is_read(os.path.join(folder, each))]
+            if folder == str(self.root / name):
+                self._refuse_repeated(name, folders)
+            inside = os.path.relpath(folder, self.root)
+            for file in files:
+                if _is_image(file):
+                    paths.append(os.path.join(inside, file))
+                elif not file.startswith("."):
+                    others[os.path.splitext(file)[1].lower() or "without ending"] += 1
+        if not paths:
+            found = f", only files that are not read ({first_of(sorted(others))})" if others else ""
+            raise DataError(
+                f"{self.root / name}: no images in this folder{found}; add some ({' '.join(IMAGE_ENDINGS)}) or remove it"
+            )
+        self.left_out += others
+        return sorted(paths)
+
+    def _is_read(self, folder: str) -> bool:
+        """Whether to enter a folder. A link into the data itself, or a second one to a place, would repeat images."""
+        if _is_skipped(os.path.basename(folder)):
+            self._count_below(folder)
+            return False
+        if not os.path.islink(folder):
+            return True
+        target = os.path.realpath(folder)
+        if target in self._linked or is_within(self.root, target) or is_within(target, self.root):
+            self.left_out["links to folders that are read already"] += 1
+            return False
+        self._linked.add(target)
+        return True
+
+    def _count_below(self, folder: str | Path) -> None:
+        name = os.path.basename(folder)
+        if name in SYSTEM_FOLDERS and (count := sum(len(files) for _, _, files in os.walk(folder))):
+            self.left_out[f"{name}/"] += count
+
+    def _refuse_repeated(self, name: str, folders: list[str]) -> None:
+        repeated = sorted(set(folders) & set(self.names))
+        if len(repeated) > 1:
+            raise DataError(
+                f"{self.root / name}: this class folder has folders with the names of other classes "
+                f"({first_of(repeated)}), as after unpacking a zip file twice; remove it, or rename them"
+            )
+
+
+def describe_left_out(counts: dict[str, int]) -> str:
+    """How many files are not read, by reason; a warning if some may be images."""
+    warning = "" if all(reason in NO_IMAGES for reason in counts) else "warning: "
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(counts.items()))
+    return f"{warning}{sum(counts.values()):,} files left out ({reasons})"
+
+
+def _is_image(file: str) -> bool:
+    return file.lower().endswith(IMAGE_ENDINGS) and not file.startswith(".")
+
+
+def _images_in(folder: Path) -> int:
+    """The number of images directly in a folder."""
+    return sum(_is_image(entry.name) and entry.is_file() for entry in os.scandir(folder))
+
+
+def _is_skipped(folder: str) -> bool:
+    return folder.startswith(".") or folder in SYSTEM_FOLDERS
 
 
 def _raise(error: OSError) -> None:

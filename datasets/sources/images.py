@@ -56,6 +56,7 @@ class FileImages(EncodedImages):
     """
 
     per_image = ("targets", "paths")
+    groups: np.ndarray | None = None  # str [N]: images of one group are held out together
 
     def __init__(
         self,
@@ -84,6 +85,9 @@ class FileImages(EncodedImages):
 
     def key(self, index: int) -> str:
         return os.path.normpath(self._path(index))
+
+    def split_keys(self) -> Sequence[str]:
+        return super().split_keys() if self.groups is None else self.groups.tolist()
 
     def _path(self, index: int) -> str:
         return os.fsdecode(self.paths[index])

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from unicodedata import normalize
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from configs.schema import Config
 from datasets.sources.images import FileImages, is_within
 from datasets.transforms.pixel_rules import PixelRules
 from utils.errors import DataError, did_you_mean
-from utils.text import counted
+from utils.text import counted, first_of
 
 NUM_CHECKED = 10  # files of each list that must exist at the start; all of ImageNet's would take minutes
 MAX_CLASSES = 1_000_000  # a higher label is a mistake, and a list of that many class names would fill the memory
@@ -27,14 +28,10 @@ class Listing:
     paths: list[str]
     labels: list[str]
     lines: list[int]
+    groups: list[str]  # of each line the value of DATA.GROUP_BY; empty without it
 
     def where(self, index: int) -> str:
         return f"{self.file}, line {self.lines[index]}"
-
-    @property
-    def is_numbered(self) -> bool:
-        """Whether all labels are numbers, not class names."""
-        return all(label.removeprefix("-").isdecimal() for label in self.labels)
 
 
 def to_image_sets(config: Config, listings: list[Listing], *, allow_names: bool) -> list[FileImages]:
@@ -42,16 +39,77 @@ def to_image_sets(config: Config, listings: list[Listing], *, allow_names: bool)
 
     Paths are relative to the folder of the list and must not lead out of it.
     """
-    targets, classes = class_numbers(config, listings, allow_names=allow_names)
+    are_numbers = not allow_names or _are_mostly_numbers(listings)
+    targets, classes = class_numbers(config, listings, are_numbers)
     image_sets = []
     for listing, its_targets in list(zip(listings, targets, strict=True))[-1 if config.EVAL else 0 :]:
         root = listing.file.parent
         _check_paths(listing, root)
         image_set = FileImages(root, listing.paths, its_targets, classes, PixelRules.of(config.DATA), confined=True)
-        image_set.labels_are_numbers = not allow_names or all(each.is_numbered for each in listings)
+        image_set.labels_are_numbers, image_set.classes_are_names = are_numbers, not are_numbers
+        if listing.groups:
+            image_set.groups, image_set.per_image = np.array(listing.groups), (*image_set.per_image, "groups")
         image_set.split = {"rule": "folders", "training": str(listings[0].file), "validation": str(listings[-1].file)}
         image_sets.append(image_set)
+    notes = [note for listing in listings for note in _repeated_paths(listing)]
+    if len(image_sets) == 2:
+        notes += _in_both(config, *listings)
+    image_sets[-1].notes = tuple(notes)
     return image_sets
+
+
+def _are_mostly_numbers(listings: list[Listing]) -> bool:
+    """Whether more than half of the labels are numbers: then the others are slips, not names of classes."""
+    labels = [label for listing in listings for label in listing.labels]
+    return 2 * sum(map(_is_number, labels)) > len(labels)
+
+
+def _is_number(label: str) -> bool:
+    try:
+        float(label)  # also nan, which pandas writes
+    except ValueError:
+        return False
+    return True
+
+
+def _repeated_paths(listing: Listing) -> list[str]:
+    first, repeated, contrary = {}, [], 0
+    for index, path in enumerate(map(_plain, listing.paths)):
+        if (before := first.setdefault(path, index)) != index:
+            repeated.append(path)
+            contrary += listing.labels[before] != listing.labels[index]
+    if not repeated:
+        return []
+    other_class = f", {contrary:,} of them with another class" if contrary else ""
+    return [
+        f"warning: {listing.file}: {len(repeated):,} lines name a file that an earlier line names{other_class}; in a split "
+        f"they are in the same part: {first_of(repeated)}"
+    ]
+
+
+def _in_both(config: Config, train: Listing, val: Listing) -> list[str]:
+    """Warnings about validation images that are trained on; an error if all are."""
+    trained, notes = set(map(_plain, train.paths)), []
+    shared = [path for path in map(_plain, val.paths) if path in trained]
+    if shared and len(shared) == len(val.paths):
+        raise DataError(
+            f"{val.file}: all its images are also in {train.file}, so validation would score images that were trained "
+            "on; list others"
+        )
+    if shared:
+        notes.append(f"warning: {len(shared):,} images of {val.file} are also in {train.file}: {first_of(shared)}")
+    groups = sorted(set(train.groups) & set(val.groups))
+    if groups:
+        notes.append(
+            f"warning: {len(groups):,} values of DATA.GROUP_BY {config.DATA.GROUP_BY} are in {train.file} and in "
+            f"{val.file}: {first_of(groups)}"
+        )
+    return notes
+
+
+def _plain(path: str) -> str:
+    """The path without '.', '..' and double slashes; most have none, and then it costs no memory."""
+    return os.path.normpath(path) if "./" in path or "//" in path else path
 
 
 def _check_paths(listing: Listing, root: Path) -> None:
@@ -75,11 +133,14 @@ def numbered_targets(config: Config, listing: Listing) -> np.ndarray:
     """The labels as class numbers."""
     targets = np.empty(len(listing.labels), dtype=np.int64)
     num_classes = config.MODEL.NUM_CLASSES
-    for index, label in enumerate(listing.labels):
+    for index, written in enumerate(listing.labels):
+        whole, _, decimals = written.partition(".")
+        label = written if decimals.strip("0") else whole  # 3.0 is 3
         if not (label.isascii() and label.isdecimal()):
             problem = "is negative" if label.startswith("-") else "is not a whole number"
             raise DataError(
-                f"{listing.where(index)}: label {shortened(label)!r} {problem}; labels count the classes from 0"
+                f"{listing.where(index)}: label {shortened(written)!r} {problem}; labels count the classes from 0. Correct "
+                "it, or where labels are names of classes let less than half of them be numbers"
             )
         if len(label) > MAX_DIGITS or int(label) >= MAX_CLASSES:
             raise DataError(
@@ -101,20 +162,21 @@ def shortened(label: str) -> str:
     return label if len(label) <= 40 else f"{label[:40]}... ({len(label):,} characters)"
 
 
-def class_numbers(config: Config, listings: list[Listing], *, allow_names: bool) -> tuple[list[np.ndarray], list[str]]:
+def class_numbers(config: Config, listings: list[Listing], are_numbers: bool) -> tuple[list[np.ndarray], list[str]]:
     """Targets of each list, and the classes. Of two lists the first is for training and must have all classes.
 
-    If all labels are numbers, they are the class numbers; otherwise, where allowed, they are names, numbered as sorted.
+    Labels that are no numbers are names, numbered as sorted.
     """
-    if not allow_names or all(listing.is_numbered for listing in listings):
+    if are_numbers:
         targets = [numbered_targets(config, listing) for listing in listings]
         check_label_range(config, targets, [listing.where for listing in listings])
         highest = max((int(each.max()) for each in targets if len(each)), default=-1)
         classes = [str(number) for number in range(highest + 1)]
     else:
-        classes = sorted({label for listing in listings for label in listing.labels})
+        names = {label: normalize("NFC", label) for listing in listings for label in listing.labels}
+        classes = sorted(set(names.values()))
         number = {name: index for index, name in enumerate(classes)}
-        targets = [np.array([number[label] for label in listing.labels], np.int64) for listing in listings]
+        targets = [np.array([number[names[label]] for label in listing.labels], np.int64) for listing in listings]
     if len(listings) == 2:
         _check_same_classes(*listings, *targets)
     return targets, classes

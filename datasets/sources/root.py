@@ -1,9 +1,46 @@
-"""DATA_PATH: where the data is, and the message when it is not there."""
+"""DATA_PATH: where the data is, the names of its parts, and the message when it is not there."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
-from configs.schema import Data
+from configs.schema import Config, Data
 from utils.errors import DataError, not_a_file
+from utils.text import first_of
+
+# In any letter case; of several the first is read. Test images are for a last evaluation, not to choose a model by.
+TRAIN_NAMES, TEST_NAME = ("train", "training"), "test"
+VAL_NAMES = ("val", "valid", "validation", "eval", "dev", TEST_NAME)
+
+
+class Parts(NamedTuple):
+    """The names of the folders or files of a data set: those that are read, and the others."""
+
+    train: str | None
+    val: str | None
+    unread: list[str]
+
+    def notes(self, config: Config, root: Path, ending: str = "") -> tuple[str, ...]:
+        """What is not read, and a warning when the only images to validate on are the test images."""
+        notes = []
+        if self.unread:
+            notes.append(f"not read: {first_of([f'{root / name}{ending}' for name in self.unread])}")
+        if self.val and self.val.lower() == TEST_NAME and self.train and not config.EVAL:
+            notes.append(
+                f"warning: {root / self.val}{ending} has the only images to validate on, so the best checkpoint is chosen "
+                f"by test images; for a fair test give validation images of their own ({root / VAL_NAMES[0]}{ending})"
+            )
+        return tuple(notes)
+
+
+def choose_parts(names: Iterable[str]) -> Parts:
+    """The training and the validation part among these names."""
+    names = sorted(names)
+    train, val = (
+        next((name for usual in part for name in names if name.lower() == usual), None)
+        for part in (TRAIN_NAMES, VAL_NAMES)
+    )
+    return Parts(train, val, [name for name in names if name not in (train, val)])
 
 
 def data_root(data: Data, expects: str) -> Path:

@@ -48,13 +48,6 @@ def test_a_class_in_val_but_not_in_train_is_named_with_the_nearest(tmp_path):
     assert str(tmp_path / "val" / "Hornets") in message and message.endswith("did you mean hornet?")
 
 
-@pytest.mark.parametrize("name", ["val", "validation", "test"])
-def test_the_validation_folder_may_have_any_of_its_usual_names(tmp_path, name):
-    make_folders(tmp_path / "train", {"ant": 1})
-    make_folders(tmp_path / name, {"ant": 2})
-    assert len(load("imagefolder", tmp_path)[1]) == 2
-
-
 def test_train_without_val_is_an_error_that_says_how_to_split_it(tmp_path):
     make_folders(tmp_path / "train", {"ant": 4})
     assert_names(error_of("imagefolder", tmp_path), "DATA.DATA_PATH", "val/", f"-data_path {tmp_path / 'train'}")

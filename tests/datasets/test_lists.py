@@ -9,10 +9,10 @@ from tests.support.refusals import assert_names, refused
 from utils.errors import DataError
 
 
-def make_lists(root: Path, train: str, val: str = "a.jpg 0\n", encoding: str = "utf-8") -> None:
+def make_lists(root: Path, train: str, val: str = "val.jpg 0\n", encoding: str = "utf-8") -> None:
     (root / "train_list.txt").write_text(train, encoding=encoding)
     (root / "val_list.txt").write_text(val, encoding=encoding)
-    for shade, name in enumerate(["a.jpg", "n01/my holiday photo.jpg", "n02/c.jpg"]):
+    for shade, name in enumerate(["a.jpg", "n01/my holiday photo.jpg", "n02/c.jpg", "val.jpg"]):
         draw(root / name, shade)
 
 
@@ -21,7 +21,7 @@ def test_list_files_are_split_at_the_last_white_space(tmp_path, encoding):
     make_lists(tmp_path, "n02/c.jpg 2\n\n  n01/my holiday photo.jpg\t1 \r\na.jpg 0", encoding=encoding)
     train, val = load("imagenet2012", tmp_path)
     assert train.targets.tolist() == [2, 1, 0] and shades(train) == [2, 1, 0]
-    assert val.targets.tolist() == [0] and shades(val) == [0]
+    assert val.targets.tolist() == [0] and shades(val) == [3]
     assert train.classes == val.classes == ["0", "1", "2"]
     assert train.name(1) == str(tmp_path / "n01/my holiday photo.jpg")
 
@@ -31,7 +31,7 @@ def test_list_files_are_split_at_the_last_white_space(tmp_path, encoding):
     [
         ("c.jpg", ["c.jpg"]),
         ("n02/c.jpg one", ["one"]),
-        ("n02/c.jpg 1.0", ["1.0"]),
+        ("n02/c.jpg 1.5", ["1.5"]),
         ("n02/c.jpg -1", ["-1"]),
         ("n02/c.jpg 5", ["5", "6", "MODEL.NUM_CLASSES", "3"]),
         ("/etc/hostname 1", ["'/etc/hostname'"]),
@@ -57,7 +57,7 @@ def test_an_absurd_label_is_refused_when_the_classes_follow_the_data(tmp_path):
 def test_a_linked_file_outside_the_root_is_refused_when_it_is_read_and_one_inside_is_not(tmp_path):
     root = tmp_path / "data"
     root.mkdir()
-    make_lists(root, "a.jpg 0\ninside.jpg 0\nlink.jpg 0\n")
+    make_lists(root, "a.jpg 0\ninside.jpg 1\nlink.jpg 0\n")
     draw(tmp_path / "secret.jpg")
     (root / "link.jpg").symlink_to(tmp_path / "secret.jpg")
     (root / "inside.jpg").symlink_to(root / "n02" / "c.jpg")
@@ -103,11 +103,11 @@ def test_csv_targets_may_be_names_and_other_columns_are_skipped(tmp_path):
     assert val.targets.tolist() == [1] and shades(val) == [5]
 
 
-def test_csv_targets_of_which_one_is_a_name_are_all_names(tmp_path):
-    make_csv(tmp_path / "train.csv", "images/1.jpg,dog\nimages/2.jpg,7\n")
-    make_csv(tmp_path / "val.csv", "images/1.jpg,7\n")
+def test_csv_targets_that_are_mostly_names_are_all_names(tmp_path):
+    make_csv(tmp_path / "train.csv", "images/1.jpg,dog\nimages/2.jpg,7\nimages/3.jpg,cat\n")
+    make_csv(tmp_path / "val.csv", "images/4.jpg,7\n")
     train, val = load("csv", tmp_path)
-    assert train.classes == ["7", "dog"] and train.targets.tolist() == [1, 0] and val.targets.tolist() == [0]
+    assert train.classes == ["7", "cat", "dog"] and train.targets.tolist() == [2, 0, 1] and val.targets.tolist() == [0]
 
 
 @pytest.mark.parametrize("as_file", [True, False])

@@ -17,7 +17,7 @@ from datasets import build_train_data, load_image_sets
 from datasets.sources.images import ArrayImages, FileImages
 from datasets.sources.torchvision_sets import OWN_READERS, SPLITS
 from scripts import make_shards
-from tests.support.image_sets import draw, error_of, load, settings, shades
+from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades
 from tests.support.runs import ROOT
 from utils.errors import ConfigError
 
@@ -144,10 +144,9 @@ def test_pictures_that_torchvision_opens_can_be_trained_on_and_put_into_shards(t
 
 
 def test_caltech_goes_to_our_own_reader_and_says_so(tmp_path):
-    for number in range(4):
-        draw(tmp_path / "101_ObjectCategories" / "ant" / f"{number}.jpg", number)
+    make_folders(tmp_path / "101_ObjectCategories", {"ant": 4, "bee": 4})
     train, val = load("torchvision/Caltech101", tmp_path, VAL_FRACTION=0.25)
-    assert (len(train), len(val)) == (3, 1) and train.classes == ["ant"] and "caltech101" in val.notes[1]
+    assert (len(train), len(val)) == (6, 2) and train.classes == ["ant", "bee"] and "caltech101" in val.notes[1]
 
 
 # --- mistakes ---

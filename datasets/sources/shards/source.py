@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,10 +12,10 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.shuffle import shuffled, shuffled_nearby
-from datasets.sources.folder import TRAIN_FOLDER, VAL_FOLDERS
+from datasets.sources.folder import subfolders
 from datasets.sources.images import EncodedImages
 from datasets.sources.listing import check_label_range
-from datasets.sources.root import data_root, expected_layout
+from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout
 from datasets.sources.shards.index import Shard, read_shards_of
 from datasets.sources.shards.tar import Tar
 from datasets.transforms.pixel_rules import PixelRules
@@ -25,6 +26,8 @@ from utils.text import counted
 MAX_OPEN_TARS = 128  # of one process, whose limit for open files may be 256
 CLASSES_FILE = "classes.txt"
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+# train-000000.tar, train-00000-of-00002.tar, imagenet-train-0.tar
+OF_PART = re.compile(rf"(?:.+[-_.])?({'|'.join((*TRAIN_NAMES, *VAL_NAMES))})[-_.\d]*(?:of[-_\d]+)?\.tar", re.IGNORECASE)
 EXPECTS = "train-000000.tar ... and val-000000.tar ..., or train/*.tar and val/*.tar"
 
 
@@ -99,19 +102,21 @@ def _opened(stamp: TarStamp) -> Tar:
 def read_shards(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
     """Training and validation shards, or all shards and None."""
     root = data_root(config.DATA, EXPECTS)
-    val_tars = next((found for name in VAL_FOLDERS if (found := find_tars(root, name))), [])
-    train_tars = [] if config.EVAL and val_tars else find_tars(root, TRAIN_FOLDER)
+    tars = find_tars(root)
+    parts = choose_parts(tars)
+    val_tars = tars[parts.val] if parts.val else []
+    train_tars = tars[parts.train] if parts.train and not (config.EVAL and val_tars) else []
     if not (train_tars or config.EVAL and val_tars):
         raise DataError(f"DATA.DATA_PATH: {root} has no training shards; {expected_layout(config.DATA, EXPECTS)}")
     shards, is_saved = read_shards_of([*train_tars, *val_tars], str(root))
-    notes = _cut_shards(config, shards)
+    notes = [*parts.notes(config, root, "*.tar"), *_cut_shards(config, shards)]
     if not is_saved:
         notes.append(
             f"the index of {root} cannot be saved there, so every start scans the tars; make {root} writable once"
         )
     classes = _classes(config, root, shards)
-    parts = [shards[: len(train_tars)], shards[len(train_tars) :]]
-    train, val = (to_image_set(config, part, classes) if part else None for part in parts)
+    both = [shards[: len(train_tars)], shards[len(train_tars) :]]
+    train, val = (to_image_set(config, part, classes) if part else None for part in both)
     if train is not None and val is not None:
         _check_trained(train, val)
     for image_set in (train, val):
@@ -120,28 +125,32 @@ def read_shards(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
             image_set.labels_are_numbers = not (root / CLASSES_FILE).is_file()
             image_set.split = {
                 "rule": "folders",
-                "training": f"{root}, {len(train_tars)} tars",
-                "validation": f"{len(val_tars)} tars",
+                "training": f"{root / str(parts.train)}*.tar",
+                "validation": f"{root / str(parts.val)}*.tar",
             }
     return train, val
 
 
-def find_tars(root: Path, part: str) -> list[Path]:
-    """The sorted paths PART-000000.tar, also with a prefix, and PART/*.tar."""
-    of_part = re.compile(rf"(.+[-_])?{part}[-_\d]*\.tar")
-    paths = [path for path in root.iterdir() if of_part.fullmatch(path.name.removesuffix(_compression(path)))]
-    if (root / part).is_dir():
-        paths += [
-            path for path in (root / part).iterdir() if path.name.removesuffix(_compression(path)).endswith(".tar")
-        ]
-    paths = sorted(path for path in paths if not path.name.startswith("."))
-    for path in paths:
-        if _compression(path) and path.with_suffix("") not in paths:
+def find_tars(root: Path) -> dict[str, list[Path]]:
+    """The sorted tars of each part: PART-000000.tar, also with a prefix, and PART/*.tar. Others are parts of their own."""
+    tars, compressed = defaultdict(list), []
+    for path in sorted([*root.iterdir(), *(each for name in subfolders(root) for each in (root / name).iterdir())]):
+        name = path.name.removesuffix(_compression(path))
+        if path.name.startswith(".") or not name.lower().endswith(".tar"):
+            continue
+        part = OF_PART.fullmatch(name)
+        key = path.parent.name if path.parent != root else part[1] if part else path.stem
+        if not _compression(path):
+            tars[key].append(path)
+        elif key.lower() in (*TRAIN_NAMES, *VAL_NAMES):
+            compressed.append(path)
+    for path in compressed:
+        if path.with_suffix("") not in {each for group in tars.values() for each in group}:
             raise DataError(
                 f"{path} is compressed, so it cannot be read by position; unpack it to {path.with_suffix('').name} "
                 "(images hardly shrink)"
             )
-    return [path for path in paths if not _compression(path)]
+    return tars
 
 
 def _compression(path: Path) -> str:

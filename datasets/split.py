@@ -13,6 +13,7 @@ import numpy as np
 from configs.schema import Config
 from datasets.shuffle import shuffled
 from datasets.types import ImageSet, Kept
+from utils.errors import ConfigError
 from utils.files import write_text
 from utils.text import first_of
 
@@ -74,9 +75,17 @@ def split(config: Config, image_set: ImageSet, kept: Kept | None) -> tuple[Image
         if record.get("rule") not in DRAWN or os.path.realpath(record["training"]) != os.path.realpath(title):
             image_set.split = {"rule": "none", "validation": title}
             return None, image_set
+        if record.get("group_by") != data.GROUP_BY:
+            raise ConfigError(
+                f"DATA.GROUP_BY is {data.GROUP_BY}, but the images of {title} were held out with {record.get('group_by')}; "
+                "set it to that"
+            )
         fraction, seed = record["fraction"], record["seed"]
     by_position = kept is not None and record.get("rule", "position") == "position"
-    return (hold_out if by_position else hold_out_by_hash)(image_set, fraction, seed, title)
+    train, val = (hold_out if by_position else hold_out_by_hash)(image_set, fraction, seed, title)
+    if data.GROUP_BY and not by_position:
+        val.split["group_by"] = data.GROUP_BY  # the record is of both parts
+    return train, val
 
 
 def holds_out_no_more(here: dict, there: dict) -> bool:

@@ -8,7 +8,7 @@ from unicodedata import normalize
 from configs.schema import Config
 from datasets.sources.images import FileImages, is_within
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout
-from datasets.transforms.decode import IMAGE_ENDINGS
+from datasets.transforms.decode import IMAGE_ENDINGS, OPTIONAL_ENDINGS
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError, did_you_mean
@@ -197,7 +197,8 @@ def describe_left_out(counts: dict[str, int]) -> str:
     """How many files are not read, by reason; a warning if some may be images."""
     warning = "" if all(reason in NO_IMAGES for reason in counts) else "warning: "
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(counts.items()))
-    return f"{warning}{sum(counts.values()):,} files left out ({reasons})"
+    hint = "; pip install pillow-heif reads HEIC" if counts.keys() & OPTIONAL_ENDINGS["pillow_heif"] else ""
+    return f"{warning}{sum(counts.values()):,} files left out ({reasons}){hint}"
 
 
 def _is_image(file: str) -> bool:

@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -216,6 +217,23 @@ def test_a_stale_or_damaged_index_is_made_anew(tmp_path):
     assert load_index(path) is None and load_index(tmp_path / "train-000002.tar") is None
     assert shades(load("shards", tmp_path)[0]) == [*range(10), *range(100, 110), *range(20, 30)]
     assert load_index(path) is not None
+
+
+@pytest.mark.parametrize("count", [10, 9000])  # all of the tar is compared, or pieces of it
+def test_a_copy_with_another_date_keeps_its_index_and_a_changed_tar_does_not(tmp_path, count):
+    path = write_tar(tmp_path / "train-0.tar", samples(0, 10) | {f"{n}.txt": b"x" * 512 for n in range(count)})
+    shades_before = shades(train_only(tmp_path))
+    copied = tmp_path / "copy" / "train-0.tar"
+    copied.parent.mkdir()
+    for file in (path, index_path(path)):
+        shutil.copy(file, copied.parent)
+    os.utime(copied, ns=(1, 1))
+    assert load_index(copied) is not None and shades(train_only(copied.parent)) == shades_before
+    content = bytearray(copied.read_bytes())
+    content[-5000:] = content[:5000]
+    copied.write_bytes(content)
+    os.utime(copied, ns=(2, 2))
+    assert load_index(copied) is None
 
 
 def test_an_index_that_points_out_of_its_tar_is_not_believed(tmp_path):

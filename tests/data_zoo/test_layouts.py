@@ -1,0 +1,120 @@
+"""Each layout of the zoo is read right or refused by name: by the image sets themselves and by -check."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import main_single_gpu
+from tests.data_zoo import layouts as zoo
+from tests.support.configs import SMALL
+from tests.support.image_sets import error_of, load
+from tests.support.refusals import assert_names
+from tests.support.runs import rows
+from utils.findings import OK, WARN, WRONG
+from utils.program import exit_code
+
+
+class Case(NamedTuple):
+    """What becomes of a data set. `names`: what the lines about it name; `wrong`: the error names them."""
+
+    make: Callable[[Path], Path]
+    names: list[str] = []
+    dataset: str = "imagefolder"
+    classes: list[str] = zoo.NAMES
+    count: int | None = None  # of all images
+    wrong: bool = False
+    warns: bool = False
+
+
+NUMBERED, TWO = ["0", "1", "2"], ["ant", "bee"]
+CASES = [
+    Case(zoo.roboflow, ["train", "valid", "not read", "test"], count=12),
+    Case(zoo.capitals, ["Train", "Val"], count=12),
+    Case(zoo.training_and_dev, ["training", "eval", "not read", "dev"], count=12),
+    Case(zoo.only_test, ["train", "test"], count=12, warns=True),
+    Case(zoo.unpacked_twice, ["photos/photos"], count=36),
+    Case(zoo.unpacked_into_itself, ["ant, bee, cat"], wrong=True),
+    Case(zoo.wrapped_parts, ["download/v2/train/train", "download/v2/val"], count=12),
+    Case(zoo.one_class, ["DATA.DATA_PATH", "ant", "-data_path"], wrong=True),
+    Case(zoo.one_level_too_deep, ["ant", "class folders"], wrong=True),
+    Case(
+        zoo.thumbnails,
+        ["thumbnails", "@eaDir/ 12", "__MACOSX/ 1"],
+        classes=[*zoo.NAMES, "thumbnails"],
+        count=48,
+        warns=True,
+    ),
+    Case(zoo.linked, ["links", "2 files"], classes=[*zoo.NAMES, "dog"], count=53, warns=True),
+    Case(zoo.linked_class_twice, ["kitty"], wrong=True),
+    Case(zoo.linked_validation, ["train", "val"], wrong=True),
+    Case(zoo.linked_validation_class, ["cat"], wrong=True),
+    Case(zoo.numbers, ["0, 1, 2, 10"], classes=["0", "1", "2", "10"], count=48),
+    Case(zoo.spaces, classes=[" cat", "my ant", "your  bee"], count=36),
+    Case(zoo.composed, classes=["käfer", "mücke", "🐈"], count=12),
+    Case(zoo.decomposed_in_val, classes=["käfer", "mücke", "🐈"], count=12),
+    Case(zoo.unread_endings, [".cr2 10", ".txt 1", "beside the class folders 1", "12 files"], count=36, warns=True),
+    Case(zoo.only_unread_endings, ["dog", ".cr2"], wrong=True),
+    Case(zoo.no_class_folders, ["class folders"], wrong=True),
+    Case(zoo.of_csv(zoo.csv_lines(TWO)), ["all.csv"], "csv", TWO, 24),
+    Case(zoo.of_csv(zoo.csv_lines(["0", "1.0", "2"])), ["all.csv"], "csv", NUMBERED, 24),
+    Case(
+        zoo.of_csv(zoo.csv_lines(["0", "1", "2"]).replace("png,0", "png,nan", 1)), ["line 2", "nan"], "csv", wrong=True
+    ),
+    Case(zoo.of_csv(zoo.csv_lines(["0", "1", "5?"])), ["line 4", "5?"], "csv", wrong=True),
+    Case(zoo.of_csv(zoo.csv_lines(["0", "1", "1.5"])), ["line 4", "1.5"], "csv", wrong=True),
+    Case(zoo.of_csv(zoo.csv_lines(TWO, ";"), header="image_path;target\n"), ["semicolons"], "csv", TWO, 24),
+    Case(zoo.of_csv(zoo.csv_lines(TWO, "\t"), header="image_path\ttarget\n"), ["tabs"], "csv", TWO, 24),
+    Case(zoo.of_csv(zoo.csv_lines(TWO), "utf-8-sig"), [], "csv", TWO, 24),
+    Case(zoo.of_csv(zoo.csv_lines(TWO), "utf-16"), ["UTF-16"], "csv", TWO, 24),
+    Case(zoo.of_csv(zoo.csv_lines(TWO), "utf-16-le"), ["all.csv", "UTF-16"], "csv", wrong=True),
+    Case(
+        zoo.of_csv(zoo.csv_lines(TWO), header="file,class\n"),
+        ["line 1", "file,class", "DATA.CSV_COLUMNS=[file,class]"],
+        "csv",
+        wrong=True,
+    ),
+    Case(zoo.of_csv("images/1, small.png,ant\n"), ["line 2"], "csv", wrong=True),
+    Case(
+        zoo.of_csv(zoo.csv_lines(TWO) + "./images/0.png,bee\n"), ["1 lines", "images/0.png"], "csv", TWO, 25, warns=True
+    ),
+    Case(zoo.csv_parts("train.csv", "Valid.csv", "test.csv"), ["train.csv", "Valid.csv", "test.csv"], "csv", TWO, 24),
+    Case(zoo.csv_parts("train.csv", "val.csv", overlap=3), ["3 images", "images/9.png"], "csv", TWO, 24, warns=True),
+    Case(zoo.csv_parts("train.csv", "val.csv", overlap=12), ["val.csv", "train.csv"], "csv", wrong=True),
+    Case(
+        zoo.tars("train-00000-of-00002.tar", "train-00001-of-00002.tar", "valid-00000-of-00001.tar", "test-0.tar"),
+        ["train", "valid", "not read", "test"],
+        "shards",
+        NUMBERED,
+        90,
+    ),
+    Case(zoo.tars("training-0.tar", "training-1.tar", "dev-0.tar", "extra.tar"), ["extra"], "shards", NUMBERED, 90),
+    Case(zoo.tars("Train/0.tar", "Train/1.tar", "Val/0.tar"), ["Train", "Val"], "shards", NUMBERED, 90),
+]
+
+
+def name_of(case: Case) -> str:
+    return case.make.__qualname__.partition(".")[0]
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_a_data_set_as_people_have_it_is_read_right_or_refused(tmp_path, case, capsys):
+    path = case.make(tmp_path / "data")
+    (tmp_path / "small.yaml").write_text(SMALL.replace("IMAGE_CHANNELS: 1", "IMAGE_CHANNELS: 3"))
+    flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "out"), "-dataset", case.dataset]
+    code = exit_code(main_single_gpu.main, [*flags, "-data_path", str(path), "-check"])
+    found = rows(capsys.readouterr().out)
+    if case.wrong:
+        assert code == 2 and found["data"][0] == WRONG
+        assert_names(found["data"][1], *case.names)
+        assert_names(error_of(case.dataset, path), *case.names)
+        return
+    assert code == 0 and found["data set"][0] == (WARN if case.warns else OK), found
+    assert_names(found["data set"][1], *case.names)
+    train, val = load(case.dataset, path)
+    assert_names("\n".join(val.notes), "training images", "validation", *case.names)
+    assert train.classes == val.classes == case.classes and len(train) + len(val) == case.count
+    for image_set in (train, val):
+        for index in range(len(image_set)):
+            image_set.read(index)

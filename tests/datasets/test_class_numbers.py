@@ -1,0 +1,107 @@
+"""Which number a class has: by DATA.CLASSES, by the value of a number as a name, and as a checkpoint has it."""
+
+import numpy as np
+import pytest
+
+from datasets import Kept, load_image_sets
+from tests.support.image_sets import draw, error_of, load, make_folders, make_set, settings, shades
+from tests.support.refusals import assert_names, refused
+from utils.errors import ConfigError
+
+
+def names_of(image_set) -> dict[int, str]:
+    """{shade of an image: the name of its class}"""
+    return {shade: image_set.classes[n] for shade, n in zip(shades(image_set), image_set.targets, strict=True)}
+
+
+def make_csv(folder, classes: list[str], header: str = "image_path,target", count: int = 24):
+    lines = [f"{number}.png,{classes[number % len(classes)]}" for number in range(count)]
+    for number in range(count):
+        draw(folder / f"{number}.png", number)
+    (folder / "all.csv").write_text("\n".join([header, *lines]))
+    return folder / "all.csv"
+
+
+@pytest.mark.parametrize("dataset", ["imagefolder", "csv", "shards"])
+def test_a_file_of_classes_numbers_them_also_those_without_images(tmp_path, dataset):
+    (tmp_path / "names.txt").write_text("dog\ncat\nbee\nant\n")
+    make_folders(tmp_path / "data", {"ant": 12, "bee": 12, "cat": 12})
+    make_set(tmp_path / "data")
+    (tmp_path / "data" / "classes.txt").write_text("ant\nbee\ncat\n")
+    path = make_csv(tmp_path / "data", ["cat", "ant"]) if dataset == "csv" else tmp_path / "data"
+    plain, numbered = load(dataset, path), load(dataset, path, CLASSES=str(tmp_path / "names.txt"))
+    for before, after in zip(plain, numbered, strict=True):
+        assert after.classes == ["dog", "cat", "bee", "ant"] and names_of(after) == names_of(before)
+
+
+def test_a_file_of_classes_names_labels_that_are_numbers(tmp_path):
+    make_set(tmp_path / "data")
+    (tmp_path / "names.txt").write_text("dog\ncat\nbee\nant\n")
+    train, _ = load("shards", tmp_path / "data", CLASSES=str(tmp_path / "names.txt"))
+    assert train.targets.tolist() == [number % 3 for number in range(30)] and train.classes[2] == "bee"
+    kept = Kept(["bee", "cat", "dog", "ant"], {})
+    config = settings("shards", tmp_path / "data", CLASSES=str(tmp_path / "names.txt"))
+    assert names_of(load_image_sets(config, kept=kept)[0]) == names_of(train)
+
+
+def test_what_is_wrong_with_a_file_of_classes_is_named(tmp_path):
+    make_folders(tmp_path / "data", {"ant": 12, "bee": 12})
+    file = tmp_path / "names.txt"
+    file.write_text("ant\nbees\n")
+    message = error_of("imagefolder", tmp_path / "data", CLASSES=str(file))
+    assert_names(message, "DATA.CLASSES", file, "bee", tmp_path / "data" / "bee", "bees")
+    for text, line in (("ant\nbee\nant\n", 3), ("", 1)):
+        file.write_text(text)
+        with refused(ConfigError, "DATA.CLASSES", file, f"line {line}"):
+            load("imagefolder", tmp_path / "data", CLASSES=str(file))
+    with refused(ConfigError, "DATA.CLASSES", "none.txt"):
+        load("imagefolder", tmp_path / "data", CLASSES="none.txt")
+
+
+def test_folders_with_numbers_are_in_the_order_of_their_values_and_in_a_resumed_run_as_it_had_them(tmp_path):
+    make_folders(tmp_path, {name: 10 for name in ("1", "2", "10")})
+    train, val = load("imagefolder", tmp_path)
+    assert train.classes == val.classes == ["1", "2", "10"]
+    by_letters = load_image_sets(settings("imagefolder", tmp_path), kept=Kept(["1", "10", "2"], val.split))[0]
+    assert by_letters.classes == ["1", "10", "2"] and names_of(by_letters) == names_of(train)
+
+
+@pytest.mark.parametrize("separator", ",;\t")
+def test_columns_of_a_csv_file_have_the_names_that_are_set(tmp_path, separator):
+    file = make_csv(tmp_path, ["ant", "bee"], "file,klass")
+    file.write_text(file.read_text().replace(",", separator))
+    train, val = load("csv", file, CSV_COLUMNS=("file", "klass"))
+    assert len(train) + len(val) == 24 and train.classes == ["ant", "bee"]
+
+
+def test_images_of_one_group_are_held_out_together(tmp_path):
+    file = make_csv(
+        tmp_path, [f"{name},{group}" for group in range(12) for name in ("ant", "bee")], "image_path,target,person"
+    )
+    train, val = load("csv", file, GROUP_BY="person", VAL_FRACTION=0.4)
+    groups = [{shade // 2 for shade in shades(each)} for each in (train, val)]
+    assert groups[1] and not groups[0] & groups[1] and len(val) == 2 * len(groups[1])
+    kept = Kept(val.classes, val.split)
+    again = load_image_sets(settings("csv", file, evaluate=True, GROUP_BY="person"), kept=kept)[1]
+    assert shades(again) == shades(val)
+    with refused(ConfigError, "DATA.GROUP_BY", "person"):
+        load_image_sets(settings("csv", file, evaluate=True), kept=kept)
+    assert load("csv", file, VAL_FRACTION=0.4)[1].targets.tolist() != val.targets.tolist()
+    assert_names(error_of("csv", file, GROUP_BY="family"), "all.csv, line 1", "family")
+    for part in ("train", "val"):
+        (tmp_path / "parts").mkdir(exist_ok=True)
+        (tmp_path / "parts" / f"{part}.csv").write_text(
+            "image_path,target,person\n" + "".join(f"{part}{n}.png,{n},anna\n" for n in range(2))
+        )
+        for number in range(2):
+            draw(tmp_path / "parts" / f"{part}{number}.png")
+    _, val = load("csv", tmp_path / "parts", GROUP_BY="person")
+    assert [note for note in val.notes if note.startswith("warning") and "DATA.GROUP_BY" in note and "anna" in note]
+
+
+def test_one_class_is_refused_in_training_and_without_a_checkpoint_that_knows_others(tmp_path):
+    make_folders(tmp_path, {"ant": 12})
+    for evaluate in (False, True):
+        assert_names(error_of("imagefolder", tmp_path, evaluate), "DATA.DATA_PATH", "ant")
+    config = settings("imagefolder", tmp_path, evaluate=True)
+    assert np.all(load_image_sets(config, kept=Kept(["bee", "ant"], {}))[1].targets == 1)

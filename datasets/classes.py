@@ -19,14 +19,15 @@ def number_classes(config: Config, parts: list[ImageSet], kept: Kept | None) -> 
     """
     notes, first = [], parts[0]
     if config.DATA.CLASSES:
-        _renumber(parts, _read_classes(config.DATA.CLASSES), f"DATA.CLASSES: {config.DATA.CLASSES}", may_lack=True)
+        where = f"DATA.CLASSES: {config.DATA.CLASSES} has not the classes of the data"
+        _renumber(parts, _read_classes(config.DATA.CLASSES), where, True, "add them to the file")
         for part in parts:
             part.labels_are_numbers = False
-    elif first.classes_are_names and all(name.isdecimal() for name in first.classes):
+    elif not kept and first.classes_are_names and all(name.isdecimal() for name in first.classes):
         by_value = sorted(first.classes, key=lambda name: (int(name), name))
         if by_value != first.classes:
             notes.append(f"class names are numbers, so they are in the order of their values: {first_of(by_value)}")
-            _renumber(parts, by_value, "", may_lack=False)
+            _renumber(parts, by_value, "", False, "")
     if kept and kept.classes:
         classes = kept.classes
         new, gone = _differences(parts, classes)
@@ -35,7 +36,8 @@ def number_classes(config: Config, parts: list[ImageSet], kept: Kept | None) -> 
             classes = [new[0] if name == gone[0] else name for name in classes]
             notes.append(f"class {gone[0]} is called {new[0]} from here on (RESUME.ALLOW_CHANGED)")
         where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} has not the classes of the checkpoint"
-        remedy = "; if it was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]" if is_renamed else ""
+        remedy = "start a new run from its weights with -pretrained"
+        remedy += "; if a class was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]" if is_renamed else ""
         _renumber(parts, classes, where, config.EVAL or first.labels_are_numbers, remedy)
     return notes
 
@@ -56,7 +58,7 @@ def _differences(parts: list[ImageSet], classes: list[str]) -> tuple[list[str], 
     return new, [name for number, name in enumerate(classes) if number not in known]
 
 
-def _renumber(parts: list[ImageSet], classes: list[str], where: str, may_lack: bool, remedy: str = "") -> None:
+def _renumber(parts: list[ImageSet], classes: list[str], where: str, may_lack: bool, remedy: str) -> None:
     """Give all parts these classes; DataError if they have others.
 
     `may_lack`: only classes that have images count, and not all of `classes` need to.
@@ -71,7 +73,7 @@ def _renumber(parts: list[ImageSet], classes: list[str], where: str, may_lack: b
         place = f"; {_first_image(parts, names.index(new[0]))}" if new else ""
         raise DataError(
             f"{where}: {len(names)} classes here, {len(classes)} there ({'; '.join(changes)}){place}; name them alike, or "
-            f"start a new run from its weights with -pretrained{remedy}{did_you_mean(new[0], classes) if new else ''}"
+            f"{remedy}{did_you_mean(new[0], classes) if new else ''}"
         )
     lookup = np.array(_numbers(parts[0], classes), dtype=np.int64)
     for targets, part in [(lookup[part.targets], part) for part in parts]:

@@ -1,5 +1,6 @@
 """Draw docs/images/architecture.png from the imports:  python scripts/draw_architecture.py"""
 
+import argparse
 import ast
 import textwrap
 from functools import cache
@@ -117,4 +118,5 @@ def draw(path: Path) -> dict[str, set[str]]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     draw(ROOT / "docs" / "images" / "architecture.png")

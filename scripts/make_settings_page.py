@@ -1,5 +1,6 @@
 """Write docs/settings.md from the schema:  python scripts/make_settings_page.py"""
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -74,4 +75,5 @@ def _row(setting: Setting) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     (ROOT / "docs" / "settings.md").write_text(page(), encoding="utf-8")

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so tha
 
 from configs.load import load
 from engine.memory.largest_batch import bisect
-from scripts.benchmarks.common import (
+from scripts.benchmarks.parts.common import (
     GIB,
     MODES,
     ROOT,
@@ -34,7 +34,7 @@ from scripts.benchmarks.common import (
     spread,
     take_turns,
 )
-from scripts.benchmarks.largest_batch import climb
+from scripts.benchmarks.parts.largest_batch import climb
 from scripts.command_line import Parser, at_least
 from utils.errors import ConfigError, did_you_mean
 from utils.program import exit_code
@@ -219,7 +219,7 @@ def peak_notes(peak_of: dict[str, float], first: Measured | None) -> list[str]:
 
 def measure_linear(arguments: argparse.Namespace) -> Table:
     """Three Linear layers in fp32, with AMP, and with AMP and accumulation over 10 batches: seconds and last losses."""
-    from scripts.benchmarks.paddle_mlp import CASES, Sizes, case_config, train
+    from scripts.benchmarks.parts.paddle_mlp import CASES, Sizes, case_config, train
 
     kind = device_kind(arguments)
     sizes = Sizes.scaled(arguments.scale or (0.25 if kind == "cpu" else 1.0), arguments.epochs)

@@ -21,9 +21,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
-from scripts.benchmarks.common import ROOT, StepWorker, Table, machine, spread, take_turns
+from scripts.benchmarks.parts.common import ROOT, StepWorker, Table, machine, spread, take_turns
+from scripts.benchmarks.parts.whole_run import BATCH_SIZE, compare_runs
 from scripts.benchmarks.photos import make_photos
-from scripts.benchmarks.whole_run import BATCH_SIZE, compare_runs
 from scripts.command_line import Parser, at_least
 from utils.program import exit_code
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
-from scripts.benchmarks.common import MODES, ROOT, SLOW_ON_CPUS, Panel, Table, machine
+from scripts.benchmarks.parts.common import MODES, ROOT, SLOW_ON_CPUS, Panel, Table, machine
 from scripts.command_line import Parser, at_least
 from utils.errors import ConfigError, did_you_mean
 from utils.program import exit_code

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
-from scripts.benchmarks.common import ROOT, StepWorker, machine, spread, take_turns
+from scripts.benchmarks.parts.common import ROOT, StepWorker, machine, spread, take_turns
 from scripts.command_line import Parser, at_least
 from utils.program import exit_code
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.benchmarks.common import ROOT
+from scripts.benchmarks.parts.common import ROOT
 
 START_UP, EPOCH, EVALUATION, SAVE, EXIT = PHASES = ("start-up", "mid-epoch", "evaluation", "a save", "exit")
 TIMEOUT = 300.0  # seconds after which a run counts as hung

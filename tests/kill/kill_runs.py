@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # our packages, wherever this is started from
 
-from scripts.benchmarks.common import Table, machine, spread
+from scripts.benchmarks.parts.common import Table, machine, spread
 from scripts.command_line import Parser, at_least
 from tests.kill.kill_harness import (
     PHASES,

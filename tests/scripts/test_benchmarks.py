@@ -8,9 +8,9 @@ import pytest
 
 from engine.memory.largest_batch import bisect
 from scripts.benchmarks import parity
-from scripts.benchmarks.common import GIB
-from scripts.benchmarks.largest_batch import climb
 from scripts.benchmarks.parity import judge
+from scripts.benchmarks.parts.common import GIB
+from scripts.benchmarks.parts.largest_batch import climb
 from tests.support.configs import SMALL
 from tests.support.runs import run
 from utils.errors import ConfigError

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -46,6 +47,16 @@ def jump(days: float) -> None:
     time.time = jumping
     strftime, localtime = time.strftime, time.localtime
     time.strftime = lambda form, moment=None: strftime(form, moment or localtime(time.time()))
+
+
+def forget_our_modules() -> None:
+    """As in a new interpreter in another folder, which finds none of our modules before the program says where."""
+    root = Path(__file__).resolve().parents[2]
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None) or ""
+        if path.startswith(f"{root}/") and ".venv" not in path:
+            del sys.modules[name]
+    sys.path[:] = [path for path in sys.path if Path(path).resolve() != root]
 
 
 def limit_files(size: int) -> None:

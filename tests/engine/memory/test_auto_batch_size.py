@@ -10,7 +10,7 @@ from engine.memory.auto_batch_size import Trial, calculate, find_batch_size, max
 from engine.memory.estimate import fixed_bytes
 from engine.precision.policy import Precision
 from models import build_model
-from scripts.benchmarks.cpu_memory import passing_bytes
+from scripts.benchmarks.parts.cpu_memory import passing_bytes
 from tests.support.configs import CPU, SMALL, small_config
 from tests.support.planted import run_out
 from tests.support.refusals import assert_names

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 GIB = 2**30
 
 
@@ -48,12 +48,12 @@ class Refused(Exception):
 
 
 class StepWorker:
-    """A process of its own that trains when asked, so that each mode has its own memory peak (step_worker.py)."""
+    """A process of its own that trains when asked, so that each mode has its own memory peak (worker.py)."""
 
     def __init__(self, arguments: Iterable, memory_gb: float | None = None, peer: bool = False):
         """`peer`: the same model in timm's own step, in place of ours."""
         own = json.dumps({"memory_gb": memory_gb, "peer": peer})
-        command = [sys.executable, ROOT / "scripts/benchmarks/worker.py", own, *arguments]
+        command = [sys.executable, ROOT / "scripts/benchmarks/parts/worker.py", own, *arguments]
         self._process = subprocess.Popen(
             list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

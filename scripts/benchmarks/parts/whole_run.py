@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.benchmarks.common import ROOT, Table, spread
+from scripts.benchmarks.parts.common import ROOT, Table, spread
 
 BATCH_SIZE = 32
 # The same recipe for both: ViT-Tiny, one epoch, bfloat16, AdamW, crops and flips, a line of the log for each update.

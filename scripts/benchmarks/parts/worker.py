@@ -1,4 +1,4 @@
-"""The other side of measuring.StepWorker: trains when asked. A line of JSON asks, a line of JSON answers.
+"""The other side of common.StepWorker: trains when asked. A line of JSON asks, a line of JSON answers.
 
 The first argument holds what is no setting of a run; the others are the command line of an entry script.
 """
@@ -12,13 +12,13 @@ import time
 import traceback
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import torch
 
 from configs.load import load
 from configs.schema import Config
-from scripts.benchmarks.common import GIB, machine
+from scripts.benchmarks.parts.common import GIB, machine
 from utils.errors import UserError
 
 
@@ -114,7 +114,7 @@ class Worker:
 
     def tensor_memory(self) -> int:
         """The most bytes that tensors fill during an update: what a GPU's allocator would count, libraries left out."""
-        from scripts.benchmarks.cpu_memory import passing_bytes
+        from scripts.benchmarks.parts.cpu_memory import passing_bytes
 
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)

@@ -1,6 +1,5 @@
 """Loads pretrained weights from a file or timm's hub: adapts them to the model, or refuses them."""
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from models.formats.common import Weights
-from models.formats.files import SUFFIXES, find_file, read_state_dict, read_weights
-from utils.errors import ConfigError, did_you_mean
+from models.formats.files import find_file, read_state_dict, read_weights
+from utils.errors import ConfigError
 from utils.text import counted
 
 __all__ = ["find_file", "load_pretrained", "read_state_dict"]
@@ -207,28 +206,9 @@ def _first(names: list[str]) -> str:
 
 
 def _fetch(name: str) -> dict[str, Tensor]:
-    """timm's pretrained weights of that name, loaded by timm from the network or its cache."""
-    import timm
+    from models.hub import fetch  # imports timm, which takes seconds
 
-    nearest = did_you_mean(name, timm.list_pretrained() if "." in name else timm.list_models())
-    if not timm.is_model(name):
-        tried = f"no file at {name}, nor with {', '.join(SUFFIXES)} added"
-        raise ConfigError(f"{tried}, and timm has no model of this name{nearest}")
-    if not timm.models.is_model_pretrained(name):
-        raise ConfigError(
-            f"timm has no pretrained weights of {name}{nearest or '; start from random weights without it'}"
-        )
-    # timm reads some of its older files without weights_only; with this, torch does so nowhere in this process.
-    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
-    try:
-        # Elsewhere than on the model's device, and without moving the random numbers on.
-        with torch.device("cpu"), torch.random.fork_rng(devices=[]):
-            return timm.create_model(name, pretrained=True).state_dict()
-    except Exception as error:  # of whichever library downloads
-        raise ConfigError(
-            f"the weights of {name} could not be fetched ({type(error).__name__}: {str(error).splitlines()[0]}). "
-            "Without a network, fetch them on another machine and give the file: -pretrained path/to/model.safetensors"
-        ) from None
+    return fetch(name)
 
 
 def load_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:

@@ -81,8 +81,8 @@ PACKAGES = {
         *("build", "__init__"),
     ),
     "models": (
-        *("patterns", "running_statistics", "transforms", "compilation", "formats.sharded", "formats", "weights"),
-        *("freeze", "vit", "timm_models", "__init__"),
+        *("patterns", "running_statistics", "transforms", "compilation", "formats.sharded", "formats", "hub"),
+        *("weights", "freeze", "vit", "timm_models", "__init__"),
     ),
     "engine": (
         *("precision", "parallel", "train", "checkpoint", "memory", "report", "diagnose", "check"),

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from timm.models import adapt_input_conv
 from timm.models.vision_transformer import VisionTransformer
 
+from models import hub
 from models.weights import load_pretrained, read_state_dict
 from scripts import convert_paddlevit, export
-from tests.support.refusals import assert_names
+from tests.support.refusals import assert_names, refused
 from tests.support.weight_files import (
     CLASSES,
     DEPTH,
@@ -157,7 +159,22 @@ def test_a_refused_file_leaves_the_model_as_it_was(tmp_path, weights):
 # --- timm's hub
 
 
-def test_a_hub_name_is_fetched_by_timm_and_fitted(monkeypatch, weights):
+@pytest.fixture
+def network(monkeypatch):
+    """A server that answers, whatever it is asked; `errors`: what it raises first."""
+    server = SimpleNamespace(errors=[])
+
+    def head(url, timeout):
+        assert timeout < 10
+        for error in server.errors:
+            raise error
+
+    monkeypatch.setattr(hub, "get_session", lambda: SimpleNamespace(head=head))
+    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0")
+    return server
+
+
+def test_a_hub_name_is_fetched_by_timm_and_fitted(monkeypatch, network, weights):
     def create_model(name, pretrained):
         assert (name, pretrained) == ("vit_tiny_patch16_224", True)
         assert os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
@@ -167,7 +184,6 @@ def test_a_hub_name_is_fetched_by_timm_and_fitted(monkeypatch, weights):
         return source
 
     monkeypatch.setattr(timm, "create_model", create_model)
-    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0")
     model = vit(num_classes=3, image_size=48)
     torch.manual_seed(5)
     expected = torch.rand(1)
@@ -179,17 +195,35 @@ def test_a_hub_name_is_fetched_by_timm_and_fitted(monkeypatch, weights):
     assert torch.equal(model.blocks[0].attn.qkv.weight, weights["blocks.0.attn.qkv.weight"])
 
 
-def test_without_a_network_the_remedy_is_a_file(monkeypatch):
+def test_a_fetch_that_fails_is_told_and_the_remedy_is_a_file(monkeypatch, network):
     def create_model(name, pretrained):
         raise OSError("name resolution failed\nand much more")
 
     monkeypatch.setattr(timm, "create_model", create_model)
-    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0")
     with pytest.raises(
         ConfigError,
         match=r"vit_tiny_patch16_224 could not be fetched \(OSError: name resolution failed\).*-pretrained path",
     ):
         load_pretrained(vit(), "vit_tiny_patch16_224")
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_server_out_of_reach_is_asked_once_and_only_for_weights_that_are_not_cached(monkeypatch, network, cached):
+    def snapshot(repository, local_files_only):
+        assert local_files_only
+        if not cached:
+            raise FileNotFoundError(repository)
+
+    asked = []
+    monkeypatch.setattr(hub, "snapshot_download", snapshot)
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: asked.append(name) or vit())
+    network.errors = [ConnectionError("Name or service not known")]
+    if cached:
+        load_pretrained(vit(), "vit_tiny_patch16_224")
+    else:
+        with refused(ConfigError, "vit_tiny_patch16_224", "Name or service not known", "-pretrained"):
+            load_pretrained(vit(), "vit_tiny_patch16_224")
+    assert asked == ["vit_tiny_patch16_224"] * cached
 
 
 @pytest.mark.parametrize(

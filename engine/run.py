@@ -170,11 +170,12 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     keep_freed_memory(process.device)
     normalize = Normalize(config.DATA, torch.float32).to(process.device)
     bad_images = BadImages(eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
-    session.begin(loaded)
     found, transforms = {}, precision.transforms()
     for name, model in weights_to_score(plan, checkpoint, partial(make_model, session, plan)):
         for line in transforms.apply(model.to(process.device)):
             log.say(line)
+        if not found:  # the weights can be used
+            session.begin(loaded)
         start = time.perf_counter()
         scores = evaluate(model, data, normalize, precision, process, bad_images)
         log.say(f"----- {scores.describe(f'{name}Validation')}, time: {time.perf_counter() - start:.2f}")

@@ -1,5 +1,6 @@
 """One start of the program: its process, log and run folder."""
 
+import contextlib
 import dataclasses
 import os
 import shlex
@@ -27,6 +28,7 @@ class Session:
         self._loaded = loaded
         self._folder: RunFolder | None = None
         self._is_new = True
+        self._made: list[Path] = []  # SAVE and those around it that this start has made, from inside
         self._has_begun = False
         for note in loaded.notes:
             self.log.say(note)
@@ -41,6 +43,8 @@ class Session:
 
     def _open(self, kind: str, existing: Path | None) -> Path:
         config = self._loaded.config
+        save = Path(config.SAVE)
+        self._made = [folder for folder in (save, *save.parents) if not folder.exists()]
         self._folder = RunFolder(existing) if existing else RunFolder.create(config.SAVE, kind, config.TAG)
         return self._folder.path
 
@@ -74,6 +78,9 @@ class Session:
                 self.status("failed", reason=f"{type(error).__name__}: {error}")
             elif self._is_new:
                 shutil.rmtree(self.path)
+                with contextlib.suppress(OSError):  # another run is writing there
+                    for folder in self._made:
+                        folder.rmdir()
         self.log.close()
         if error is None:
             self.process.close()

@@ -40,6 +40,9 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     yield data.DATASET != "csv", "DATA.", "CSV_COLUMNS GROUP_BY", "DATA.DATASET is not csv"
     yield data.DATASET != "synthetic", "DATA.", "SYNTHETIC_SIZE", "DATA.DATASET is not synthetic"
 
+    in_memory = data.DATASET in ("digits", "cifar10", "cifar100", "synthetic")
+    yield in_memory, "DATA.", "EXIF MAX_PIXELS", f"the images of {data.DATASET} are no files"
+
     rand_augment = "RAND_AUGMENT_LAYERS RAND_AUGMENT_MAGNITUDE"
     yield not train.RAND_AUGMENT, "TRAIN.", rand_augment, "TRAIN.RAND_AUGMENT is off"
     yield train.RAND_AUGMENT, "TRAIN.", "AUTO_AUGMENT", "TRAIN.RAND_AUGMENT replaces it"

@@ -37,7 +37,8 @@ class BadImages:
                 self.indices[index] = None
                 self._unshared.append(index)
                 so_far = f"{len(self.indices)} of {len(self.image_set)} so far"
-                self.say(f"cannot read {self.image_set.name(index)}{self._reason(index)}; {so_far}")
+                reason = self._reason(index) if len(self.indices) <= NUM_EXPLAINED else ""
+                self.say(f"cannot read {self.image_set.name(index)}{reason}; {so_far}")
 
     def check(self, process: Process) -> None:
         """Add the images that other processes found; DataError in all of them when there are now too many."""
@@ -67,16 +68,16 @@ class BadImages:
         return False
 
     def _refuse(self, num_tried: int) -> None:
-        names = ", ".join(self.image_set.name(index) for index in list(self.indices)[:NUM_NAMED])
+        first = next(iter(self.indices))
+        named = [f"{self.image_set.name(first)}{self._reason(first)}"]
+        named += [self.image_set.name(index) for index in list(self.indices)[1:NUM_NAMED]]
         more = ", ..." if len(self.indices) > NUM_NAMED else ""
         raise DataError(
             f"{len(self.indices)} of {counted(num_tried, 'image')} cannot be read, more than DATA.MAX_BAD_FRACTION "
-            f"({self.max_fraction:g}) allows: {names}{more}; repair or remove them, or raise DATA.MAX_BAD_FRACTION"
+            f"({self.max_fraction:g}) allows: {', '.join(named)}{more}; repair or remove them, or raise DATA.MAX_BAD_FRACTION"
         )
 
     def _reason(self, index: int) -> str:
-        if len(self.indices) > NUM_EXPLAINED:
-            return ""
         try:
             self.image_set.read(index)
         except ImageReadError as error:

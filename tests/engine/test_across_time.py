@@ -7,7 +7,6 @@ import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -17,23 +16,12 @@ from configs.load import load as read_settings
 from scripts import export
 from tests.engine.check.small_photos import CLEAN
 from tests.support.configs import replaced
-from tests.support.image_sets import draw, load, make_folders
+from tests.support.image_sets import draw, draw_photos, load, make_folders
 from tests.support.refusals import assert_names
 from tests.support.runs import run_folder
 from utils.program import exit_code
 
 pytestmark = pytest.mark.usefixtures("signal_handlers")
-SHADES = {"bird": 20, "cat": 120, "dog": 220, "zebra": 70}
-
-
-def draw_photos(folder: Path, *classes: str, count: int = 6) -> Path:
-    rng = np.random.default_rng(0)
-    for name in classes:
-        (folder / name).mkdir(parents=True)
-        for number in range(count):
-            pixels = rng.integers(30, size=(8, 8, 3)) + SHADES[name]
-            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{number}.png")
-    return folder
 
 
 def halfstep(*flags: str | Path) -> tuple[int, str]:

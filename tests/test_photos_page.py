@@ -1,0 +1,79 @@
+"""docs/photos.md: each of its commands runs as printed, one after the other, on a small folder of photos."""
+
+import csv
+import gc
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+import main_single_gpu
+from configs.load import load as read_settings
+from models import build_model
+from scripts import export, predict
+from tests.engine.check.small_photos import CLEAN
+from tests.support.configs import write
+from tests.support.image_sets import draw_photos
+from tests.support.runs import ROOT
+from utils.program import exit_code
+
+PROGRAMS = {"main_single_gpu.py": main_single_gpu, "scripts/predict.py": predict, "scripts/export.py": export}
+RUN = r"output/train-\d{8}-\d\d-\d\d-\d\d"
+
+
+def commands(section: str) -> list[str]:
+    """The commands of a section, with a tiny model and few epochs instead."""
+    page = (ROOT / "docs" / "photos.md").read_text(encoding="utf-8")
+    found = re.findall(r"```bash\n(.*?)```", page.split(f"\n## {section}\n")[1].split("\n## ")[0], re.S)
+    text = "".join(found).replace("configs/vit_small_patch16_224.yaml", "tiny.yaml")
+    text = text.replace("-pretrained vit_small_patch16_224 ", "-pretrained tiny.pth ").replace(
+        "-batch_size 32", "-batch_size 8"
+    )
+    return re.sub(r"-epochs (\d+)0", r"-epochs \1", text).splitlines()
+
+
+def parts(folder: Path) -> dict[str, str]:
+    """{image: its part} of a run."""
+    with open(folder / "split.csv") as file:
+        return {row["image"]: row["part"] for row in csv.DictReader(file)}
+
+
+@pytest.mark.usefixtures("signal_handlers")
+def test_the_page_on_photos_leads_from_a_folder_to_predictions_by_its_commands(here, capsys):
+    draw_photos(here / "photos", "cat", "dog", count=24)
+    draw_photos(here / "new_photos", "cat", "dog", count=2)
+    draw_photos(here / "their_photos", "dog")
+    config = read_settings(["-cfg", write(CLEAN, "tiny.yaml")]).config
+    torch.save(build_model(config, 2).state_dict(), "tiny.pth")
+    folders: dict[str, str] = {}  # the page's name of each run's folder -> the one of this test
+
+    def follow(section: str, made: str = "") -> str:
+        for command in commands(section):
+            python, program, *words = shlex.split(re.sub(RUN, lambda name: folders[name[0]], command))
+            assert python == "python" and exit_code(PROGRAMS[program].main, words) == 0, capsys.readouterr()
+            gc.collect()  # the lock on the run's folder ends with its process, which here goes on
+        if made:
+            folders[made] = str(max(Path("output").glob("train-*"), key=lambda path: path.stat().st_mtime_ns))
+        return capsys.readouterr().out
+
+    follow("Check")
+    assert not Path("output").exists()
+    follow("Train", made="output/train-20260102-03-04-05")
+    first = parts(Path(folders["output/train-20260102-03-04-05"]))
+    assert set(first.values()) == {"train", "val"}
+    follow("Look at the result")
+    follow("Predict")
+    with open("classes.csv") as file:
+        assert len(list(csv.DictReader(file))) == 2 * 4
+    draw_photos(here / "photos", "cat", "dog", count=8)
+    follow("More photos next week", made="output/train-20260109-10-11-12")
+    more = parts(Path(folders["output/train-20260109-10-11-12"]))
+    assert len(more) == 64 and {image: more[image] for image in first} == first
+    draw_photos(here / "photos", "zebra", count=12)
+    assert "2 of 3" in follow("A new class", made="output/train-20260116-10-11-12")
+    follow("Longer")
+    state = torch.load(Path(folders["output/train-20260116-10-11-12"]) / "last.pth", weights_only=True)
+    assert (state["epoch"], state["class_names"]) == (2, ["cat", "dog", "zebra"])
+    assert "top-1" in follow("On a colleague's computer")

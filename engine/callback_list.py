@@ -11,6 +11,7 @@ from engine.parallel.strategy import is_sharded
 from engine.plan import Plan
 from engine.report.console import Console
 from engine.report.data_wait_advice import DataWaitAdvice
+from engine.report.heartbeat import Heartbeat
 from engine.report.profiler import Profiler
 from engine.report.recorder import Recorder
 from engine.report.timing import Timing
@@ -32,7 +33,7 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
             callbacks.append(Profiler(config.PROFILE, session.path / "trace.json.gz", timing, log.say))
         if config.PRECISION.SHADOW_STEPS and trainer.precision.half is not None:
             callbacks.append(Float32Compare(config.PRECISION, last_update, log, recorder.add_comparison))
-        callbacks += [Console(config, log), recorder]
+        callbacks += [Console(config, log), recorder, Heartbeat(plan.num_updates, session.beat)]
         callbacks.append(DataWaitAdvice(config, trainer.data.image_set, process, log.say))
         if not is_sharded(config, process):  # it needs a copy of the whole model
             doctor = AutoDoctor(config, session.path, log, last_update)

@@ -150,13 +150,22 @@ class Epochs:
         return self._end("stopped", f"{why} after step {self.trainer.step}{saved}", code, **facts)
 
     def _status(self, state: str, **facts) -> None:
-        """Write status.json, with what is on the disk and the updates that the run leaves out."""
-        saver = self.saver
-        if saver.best:
-            facts |= {"best_top1": saver.best[0], "best_epoch": saver.best[1]}
-        if self.trainer.left_out:
-            facts["left_out"] = [[each.start, each.stop - 1] for each in self.trainer.left_out]
-        self.session.status(state, **facts, **saver.newest)
+        """Write status.json: where the training is, what is on the disk, and the updates that the run leaves out."""
+        trainer, saved, best = self.trainer, self.saver.newest, Best(*(self.saver.best or ()))
+        held = {"top1": best.top1, "epoch": best.epoch, "file": BEST} if best.epoch else None
+        self.session.status(
+            state,
+            **saved,
+            position={"epoch": trainer.epoch, "step": trainer.step},
+            total_epochs=self.config.TRAIN.NUM_EPOCHS,
+            total_steps=self.plan.num_updates,
+            saved=saved if (self.session.path / "last.pth").exists() else None,
+            best=held,
+            best_top1=held and best.top1,
+            best_epoch=held and best.epoch,
+            left_out=[[each.start, each.stop - 1] for each in trainer.left_out] or None,
+            **facts,
+        )
 
     def _save(self, metric: float | None = None, also: list[str] = ()) -> None:
         """Save last.pth, and under the names in `also`. A collective: returns when the state is copied."""
@@ -245,7 +254,7 @@ class Epochs:
         if self.failure:
             state, what, code = "save_failed", f"{what}, not saved ({self.failure})", code or 1
             facts["reason"] = "; ".join(filter(None, (facts.get("reason"), f"not saved: {self.failure}")))
-        self._status(state, exit_code=code, **facts)
+        self._status(state, exit_code=code, eta_seconds=None, **facts)
         minutes, seconds = divmod(time.perf_counter() - self.start, 60)
         files = {"weights": "last.pth", "curves": "loss.png", "logs": "log.txt"}
         things = ", ".join(name for name, file in files.items() if (self.session.path / file).exists())

@@ -176,6 +176,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
             log.say(line)
         if not found:  # the weights can be used
             session.begin(loaded)
+            session.status("evaluating")
         start = time.perf_counter()
         scores = evaluate(model, data, normalize, precision, process, bad_images)
         log.say(f"----- {scores.describe(f'{name}Validation')}, time: {time.perf_counter() - start:.2f}")
@@ -187,5 +188,5 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         )
         found[name.strip().lower() or "raw"] = asdict(scores)
         transforms.revert(model)  # the next weights may be loaded into it
-    session.status("done", **found)
+    session.status("done", exit_code=0, **found)
     return 0

@@ -1,13 +1,10 @@
-"""The folder of one run: its name, its lock against a second run, and status.json."""
+"""The folder of one run: its name, and its lock against a second run."""
 
 import fcntl
-import json
-import os
 import time
 from pathlib import Path
 
 from utils.errors import ConfigError
-from utils.files import write_text
 
 
 class RunFolder:
@@ -45,8 +42,3 @@ class RunFolder:
                     f"SAVE: cannot write to {save} ({error.strerror}); choose another folder with -output"
                 ) from error
         raise ConfigError(f"SAVE: cannot make a folder in {save}; choose another with -output")
-
-    def status(self, state: str, **facts) -> None:
-        """Write status.json: what the run is doing or why it ended. (torchrun hides exit codes.)"""
-        content = {"state": state, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "pid": os.getpid(), **facts}
-        write_text(self.path / "status.json", json.dumps(content, indent=2) + "\n")

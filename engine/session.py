@@ -12,11 +12,11 @@ import torch
 
 from configs.load import LoadedConfig, to_yaml
 from engine.run_folder import RunFolder
+from engine.status import Status
 from utils.distributed import Process
-from utils.errors import cause_of
 from utils.files import write_text
 from utils.log import Log
-from utils.program import restore_gc
+from utils.program import judge, restore_gc
 
 
 class Session:
@@ -27,6 +27,7 @@ class Session:
         self.path = Path()
         self._loaded = loaded
         self._folder: RunFolder | None = None
+        self._status: Status | None = None
         self._is_new = True
         self._made: list[Path] = []  # SAVE and those around it that this start has made, from inside
         self._has_begun = False
@@ -46,6 +47,9 @@ class Session:
         save = Path(config.SAVE)
         self._made = [folder for folder in (save, *save.parents) if not folder.exists()]
         self._folder = RunFolder(existing) if existing else RunFolder.create(config.SAVE, kind, config.TAG)
+        self._status = Status(self._folder.path, self.log.warn)
+        if self._is_new:  # a run that is to be resumed is left as it is until all checks have passed
+            self._status.set("starting")
         return self._folder.path
 
     def begin(self, loaded: LoadedConfig) -> None:
@@ -63,19 +67,21 @@ class Session:
             write_text(self.path / "config.yaml", to_yaml(anew, loaded.origins))
 
     def status(self, state: str, **facts) -> None:
-        if self._folder:
-            try:
-                self._folder.status(state, **facts)
-            except OSError as error:
-                self.log.warn(
-                    f"cannot write {self.path / 'status.json'} ({cause_of(error)}), which should say: {state}"
-                )
+        """Write status.json. Facts stay from one state to the next; None removes one."""
+        if self._status:
+            self._status.set(state, **facts)
+
+    def beat(self, **facts) -> None:
+        """Show in status.json that the run is alive."""
+        if self._status:
+            self._status.beat(**facts)
 
     def end(self, error: BaseException | None) -> None:
         """End the run, with an error in status.json. A start that failed before `begin` leaves no new folder."""
         if error and self._folder:
             if self._has_begun:
-                self.status("failed", reason=f"{type(error).__name__}: {error}")
+                reason = f"{type(error).__name__}: {error}"
+                self.status("failed", reason=reason, exit_code=judge(error)[0], eta_seconds=None)
             elif self._is_new:
                 shutil.rmtree(self.path)
                 with contextlib.suppress(OSError):  # another run is writing there

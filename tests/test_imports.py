@@ -89,6 +89,7 @@ PACKAGES = {
         *(
             "settings",
             "run_folder",
+            "status",
             "session",
             "plan",
             "evaluation",

@@ -31,26 +31,29 @@ def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
         code = program(arguments)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:
-        if nobody_reads():
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, BrokenPipeError) and nobody_reads():
             return 0
-        traceback.print_exc()
-        return 1
-    except AlreadyReportedError as error:
-        return error.code
-    except UserError as error:
-        message, code = str(error), error.code
-    except LostProcess as error:
-        message, code = str(error), 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except Exception as error:
-        message, code = _remedy_for(error), UserError.code
+        code, message = judge(error)
         if message is None:
             traceback.print_exc()
-            return 1
-    print(f"error: {message}", file=sys.stderr)
-    return code
+        elif message:
+            print(f"error: {message}", file=sys.stderr)
+        return code
+
+
+def judge(error: BaseException) -> tuple[int, str | None]:
+    """The exit code for an error and what to print: nothing if it is reported already, None for a mistake of ours."""
+    if isinstance(error, AlreadyReportedError):
+        return error.code, ""
+    if isinstance(error, UserError):
+        return error.code, str(error)
+    if isinstance(error, LostProcess):
+        return 1, str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT, ""
+    message = _remedy_for(error)
+    return UserError.code if message else 1, message
 
 
 def nobody_reads() -> bool:
@@ -75,7 +78,7 @@ def exit_now(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _remedy_for(error: Exception) -> str | None:
+def _remedy_for(error: BaseException) -> str | None:
     """The message for a library's error that the user can fix; None for any other."""
     text = str(error)
     if "torchvision::nms" in text:

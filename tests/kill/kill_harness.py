@@ -179,7 +179,7 @@ class KilledRun:
         deadline = time.monotonic() + seconds
         while self._process.poll() is None:
             status = self._status()
-            if self._killed_at is not None and status.get("pid") in self._ranks.values():
+            if self._killed_at is not None and has_begun(status, self._ranks.values()):
                 self.outcome.seconds.append(time.monotonic() - self._killed_at)
                 self._killed_at = None
                 if status.get("step", self._step) < self._step:
@@ -248,9 +248,14 @@ def kill(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def has_begun(status: dict, pids: Collection[int]) -> bool:
+    """Whether one of these processes has begun to train."""
+    return status.get("pid") in pids and status["state"] != "starting"
+
+
 def classify_phase(status: dict, pids: Collection[int], is_writing: bool, log: str) -> str:
     """Tell from its files what a run was doing. `log`: its log lines since the last start."""
-    if status.get("pid") not in pids:
+    if not has_begun(status, pids):
         return START_UP
     if status["state"] == "done":
         return EXIT

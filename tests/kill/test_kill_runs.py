@@ -58,6 +58,7 @@ def test_a_killed_run_ends_with_the_hash_of_an_uninterrupted_one_and_another_has
     [
         ({}, False, "", START_UP),
         ({"pid": 6, "state": "training"}, True, STEP, START_UP),  # what an earlier start left
+        ({"pid": 7, "state": "starting"}, False, "", START_UP),
         ({"pid": 7, "state": "training"}, False, "", EPOCH),
         ({"pid": 7, "state": "training"}, False, STEP, EPOCH),
         ({"pid": 7, "state": "training"}, True, STEP, SAVE),

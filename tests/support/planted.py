@@ -2,6 +2,7 @@
 
 import ctypes
 import itertools
+import json
 import os
 import resource
 import signal
@@ -19,9 +20,11 @@ import engine.epochs
 import engine.memory.auto_batch_size
 import engine.memory.estimate
 import engine.run
+import engine.status
 from datasets.loading.readers import Reader, TrainReader
 from engine.epochs import Epochs
 from engine.report.plot import Plotter
+from engine.status import Status
 from engine.train.callbacks import Callback
 from engine.train.counters import Scores
 from engine.train.trainer import Trainer
@@ -264,3 +267,15 @@ def break_update(step: int) -> None:
         update(trainer, window)
 
     Trainer.update = broken
+
+
+def keep_statuses(path: str) -> None:
+    """Every content of status.json is kept, one a line; a report always writes one."""
+    write = engine.status.write_text
+
+    def keep(file: Path, text: str) -> None:
+        write(file, text)
+        with open(path, "a") as kept:
+            print(json.dumps(json.loads(text)), file=kept)
+
+    engine.status.write_text, Status.SECONDS_BETWEEN_BEATS = keep, -1.0

@@ -1,0 +1,106 @@
+"""status.json: documented keys, true in every state, and no burden on the training."""
+
+import json
+import re
+import signal
+import threading
+
+from engine import status
+from engine.report.heartbeat import Heartbeat
+from engine.status import Status
+from tests.support.configs import small_config
+from tests.support.runs import ROOT, run_folder
+from tests.support.trainers import make_trainer, train
+
+
+def contents(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def documented() -> dict[str, str]:
+    """{key: what the table says of it}"""
+    text = (ROOT / "docs/resuming.md").read_text().partition("\n## status.json\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", text, re.M)
+    return {key: told for keys, told in rows for key in re.findall(r"`(\w+)`", keys)}
+
+
+def test_what_runs_write_into_it_is_what_the_table_in_the_docs_says(tmp_path, start):
+    """Every key and state that is written is in the table, and every one in the table is written."""
+    kept = tmp_path / "kept"
+    fast = ["-opts", "SAVE_STEPS=1", "PRECISION.MAX_CONSECUTIVE_SKIPS=2", "PRECISION.DOCTOR_SKIPS=null"]
+    ends = {
+        "done": {},
+        "stopped": {"signal_at": [3, signal.SIGTERM, [0]]},
+        "non-finite": {"poison": ["input", [0], list(range(3, 8))]},
+        "failed": {"break_update": [3]},
+        "save_failed": {"find_no_room": ["open .last.pth.tmp", 8, False]},
+    }
+    for name, faults in ends.items():
+        ended = start(tmp_path / name, *fast, keep_statuses=[str(kept)], **faults)
+        assert contents(kept)[-1]["exit_code"] == ended.returncode, ended.printed
+    weights = run_folder(tmp_path / "done") / "best.pth"
+    assert start(tmp_path / "eval", "-eval", "-resume", str(weights), keep_statuses=[str(kept)]).returncode == 0
+    written, told = contents(kept), documented()
+    assert {key for each in written for key in each} == set(told)
+    states = {each["state"] for each in written}
+    assert states == {state for state in re.findall(r"`(\w+)`", told["state"])}
+    for each in written:
+        assert {"version", "state", "time", "heartbeat", "started", "host", "pid"} <= set(each)
+        assert ("exit_code" in each) == (each["state"] not in ("starting", "training", "evaluating"))
+    positions = [each["position"]["step"] for each in written if each["state"] == "training"]
+    assert set(range(1, 8)) <= set(positions), "a report does not write"
+    of_done = [each for each in written if each["state"] == "done" and "step" in each]
+    assert [(each["epoch"], each["step"], each["total_steps"]) for each in of_done] == [(2, 8, 8)]
+
+
+def test_a_resume_that_is_refused_leaves_that_of_the_killed_run_as_it_is(tmp_path, start):
+    assert start(tmp_path, kill_at=[2, 0]).returncode == -signal.SIGKILL
+    path = run_folder(tmp_path) / "status.json"
+    before = path.read_bytes()
+    assert start(tmp_path, "-opts", "TRAIN.BASE_LR=0.5").returncode == 2
+    assert path.read_bytes() == before and json.loads(before)["state"] == "training"
+
+
+def test_a_sign_of_life_comes_at_most_every_ten_seconds_and_training_waits_for_no_disk(tmp_path, monkeypatch):
+    clock, disk, write, written = [0.0], threading.Event(), status.write_text, []
+
+    def slow_write(path, text):
+        written.append(json.loads(text))
+        assert disk.wait(60)
+        write(path, text)
+
+    monkeypatch.setattr(status, "write_text", slow_write)
+    kept = Status(tmp_path, warn=print, clock=lambda: clock[0])
+    kept.beat(position=1)
+    assert written == []
+    clock[0] = 10.0
+    kept.beat(position=2)
+    clock[0] = 25.0
+    kept.beat(position=3)  # the one before is still being written
+    disk.set()
+    kept.set("done")
+    assert [each.get("position") for each in written] == [2, 2] and written[-1]["state"] == "done"
+    clock[0] = 34.0
+    kept.beat(position=4)
+    kept.set("done", position=None)
+    assert "position" not in json.loads((tmp_path / "status.json").read_text()) and len(written) == 3
+
+
+def test_one_that_finds_no_room_is_said_with_what_it_should_say(tmp_path):
+    warned = []
+    Status(tmp_path / "gone", warned.append).set("stopped")
+    assert len(warned) == 1 and "stopped" in warned[0] and str(tmp_path / "gone/status.json") in warned[0]
+
+
+def test_the_time_left_follows_from_the_pace_of_this_start(tmp_path):
+    told, times = [], iter(range(0, 1000, 10))
+    trainer = make_trainer(small_config(tmp_path, "REPORT_FREQ=1"))
+    heartbeat = Heartbeat(88, lambda **facts: told.append(facts), clock=times.__next__)
+    trainer.callbacks = [heartbeat]
+    train(trainer)
+    assert [each["eta_seconds"] for each in told] == [None, *range(860, 430, -10)]
+    assert told[-1]["position"] == {"epoch": 0, "step": 44}
+    trainer.step = 20
+    trainer.notify("on_rollback")
+    heartbeat.on_report(trainer, trainer.report())
+    assert told[-1] == {"position": {"epoch": 0, "step": 20}, "eta_seconds": None}

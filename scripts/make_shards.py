@@ -33,7 +33,7 @@ from datasets import ImageSet, load_image_sets
 from datasets.shuffle import shuffled
 from datasets.sources.shards.index import load_index, save_index, scan
 from datasets.sources.shards.source import CLASSES_FILE
-from datasets.transforms.decode import IMAGE_ENDINGS
+from datasets.transforms.decode import KNOWN_ENDINGS
 from datasets.types import ImageReadError
 from scripts.command_line import Parser, at_least
 from utils.errors import ConfigError, DataError
@@ -152,7 +152,7 @@ def read_ahead(pool: ThreadPoolExecutor, image_set: ImageSet, indices: list[int]
         except ImageReadError as error:
             raise DataError(f"{image_set.name(index)} cannot be read ({error}); repair or remove it") from error
         # Readers detect the format from the content; the suffix only has to be a known one.
-        yield ending.lower() if ending.lower() in IMAGE_ENDINGS else ".jpg", data, int(image_set.targets[index])
+        yield ending.lower() if ending.lower() in KNOWN_ENDINGS else ".jpg", data, int(image_set.targets[index])
         waiting.extend(itertools.islice(started, 1))
 
 

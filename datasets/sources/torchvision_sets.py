@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import ImageOps
 
 from configs.schema import Config
 from datasets.sources.caltech import read_caltech101, read_caltech256
@@ -161,4 +162,4 @@ class TorchvisionImages(ImageSet):
             image, _ = self.dataset[int(self.places[index])]
         except Exception as error:  # on a broken file Pillow raises whatever its parsing ran into
             raise ImageReadError(f"{type(error).__name__}: {error}") from error
-        return to_array(image, self.rules)
+        return to_array(ImageOps.exif_transpose(image) if self.rules.applies_exif else image, self.rules)

@@ -1,5 +1,6 @@
 """Files as cameras and scanners make them give the right pixels, or a clear error: read alone, cached, from shards."""
 
+import io
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import simplejpeg
 from PIL import Image
 
 from datasets import CacheProgress, cache_image_sets
+from datasets.sources.torchvision_sets import TorchvisionImages
 from datasets.transforms import decode
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
@@ -135,10 +137,38 @@ def test_phone_photos_in_newer_formats_are_found_and_read(tmp_path, name):
     assert_close(load("imagefolder", root)[0].read(0), PICTURE)
 
 
+def test_heif_photos_beside_others_are_counted_where_the_package_is_missing(tmp_path, monkeypatch):
+    root = folder(tmp_path / "photos", {"a.jpg": photo("JPEG"), "b.heic": photo("HEIF")})
+    assert len(load("imagefolder", root)[0]) == 4
+    without = tuple(each for each in decode.IMAGE_ENDINGS if each not in decode.OPTIONAL_ENDINGS["pillow_heif"])
+    monkeypatch.setattr("datasets.sources.folder.IMAGE_ENDINGS", without)
+    train, val = load("imagefolder", root)
+    assert len(train) == 2 and train.left_out == {".heic": 2}
+    assert any("2 files" in note and "pip install pillow-heif" in note for note in val.notes)
+
+
 def test_a_heif_photo_without_the_package_that_reads_it_is_an_image_that_cannot_be_read(monkeypatch):
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     with refused(ImageReadError, "pip install pillow-heif"):
         read(photo("HEIF"))
+
+
+def test_shards_made_elsewhere_may_hold_heif_photos_which_are_named_if_they_cannot_be_read(tmp_path, monkeypatch):
+    root = folder(tmp_path / "photos", {"a.heic": photo("HEIF")})
+    assert (
+        make_shards.main(["-dataset", "imagefolder", "-data_path", str(root), "-output", str(tmp_path / "shards")]) == 0
+    )
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    train, _ = load("shards", tmp_path / "shards")
+    with refused(ImageReadError, "pip install pillow-heif"):
+        train.read(0)
+
+
+def test_exif_is_applied_also_to_images_that_torchvision_opens():
+    lying = Image.open(io.BytesIO(photo("PNG", 6)))
+    for applies, shape in ((True, PICTURE.shape), (False, (24, 16, 3))):
+        images = TorchvisionImages([(lying, 0)], np.zeros(1, int), np.zeros(1, int), ["one"], PixelRules(3, applies))
+        assert images.read(0).shape == shape
 
 
 def test_a_photo_of_108_megapixels_is_read_unless_the_setting_forbids_it(recwarn):

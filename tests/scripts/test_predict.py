@@ -13,6 +13,7 @@ from PIL import Image
 from datasets import load_image_sets
 from scripts import export, predict
 from tests.support.configs import small_config
+from tests.support.refusals import assert_names
 from tests.support.runs import run, run_folder
 from utils.program import exit_code
 
@@ -138,6 +139,15 @@ def test_head_ends_it_without_a_word_and_a_table_is_written_all_the_same(trained
             assert exit_code(predict.main, [str(trained), str(digits / "3"), *words]) == 0
             assert "rror" not in errors.getvalue()
     assert len(table.read_text().splitlines()) == 1 + len(list((digits / "3").iterdir()))
+
+
+def test_files_of_a_folder_that_are_no_images_are_counted_on_stderr(trained, digits, typed, tmp_path):
+    shutil.copytree(digits / "4", tmp_path / "photos")
+    for name in ("notes.txt", "more.txt", "raw.cr2"):
+        (tmp_path / "photos" / name).write_text("")
+    code, lines, err = typed(trained / "last.pth", tmp_path / "photos")
+    assert code == 0 and len(lines) == len(list((digits / "4").iterdir()))
+    assert_names(err, 3, ".txt", 2, ".cr2", 1)
 
 
 @pytest.mark.parametrize(

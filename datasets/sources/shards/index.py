@@ -12,7 +12,7 @@ import numpy as np
 
 from datasets.sources.listing import MAX_CLASSES
 from datasets.sources.shards.tar import HeaderReader, Member, Tar, TruncatedTarError
-from datasets.transforms.decode import IMAGE_ENDINGS
+from datasets.transforms.decode import KNOWN_ENDINGS
 from utils.errors import DataError
 from utils.files import replacing
 
@@ -95,7 +95,7 @@ class _Samples:
         key, ending = folder + slash + stem, ending.lower()
         if not stem:  # hidden files, such as macOS adds
             return
-        if f".{ending}" in IMAGE_ENDINGS:
+        if f".{ending}" in KNOWN_ENDINGS:
             if key in self.images:
                 raise DataError(
                     f"{self.path}: the sample {key!r} has two images, {self.images[key].name!r} and {member.name!r}; "
@@ -121,7 +121,7 @@ class _Samples:
         lacking = next((key for key in labels | self.images if key not in labels or key not in self.images), None)
         if whole and lacking is not None:
             lacks, endings = (
-                ("label", ".cls or .json") if lacking in self.images else ("image", " ".join(IMAGE_ENDINGS))
+                ("label", ".cls or .json") if lacking in self.images else ("image", " ".join(KNOWN_ENDINGS))
             )
             raise DataError(f"{self.path}: the sample {lacking!r} has no {lacks} ({endings}); complete or remove it")
         rows = [

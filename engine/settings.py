@@ -12,7 +12,7 @@ from configs.yaml_files import Layer
 from utils.errors import ConfigError
 
 # What is about a start or a machine and not about the run.
-OF_A_START = r"EVAL|CHECK|PROFILE|MODEL\.RESUME|PRECISION\.EXPLAIN|(RESUME|RUN)\..*|DIST\.(URL|WORLD_SIZE|RANK)"
+OF_A_START = r"EVAL|CHECK|PROFILE|TRAIN\.LAST_EPOCH|MODEL\.RESUME|PRECISION\.EXPLAIN|(RESUME|RUN)\..*|DIST\.(URL|WORLD_SIZE|RANK)"
 # What else is not taken where a run is not resumed, but evaluated, or used as the start of another.
 OF_THE_RUN = r"SAVE|TAG|DEVICE|NGPUS|MODEL\.PRETRAINED|DATA\.CACHE.*|DIST\..*"
 NOT_TAKEN = {
@@ -33,12 +33,12 @@ def load_settings(arguments: list[str]) -> LoadedConfig:
         return load(arguments)
     from models.formats.files import what_is_recorded
 
-    record = what_is_recorded(path)
-    if not isinstance(record.get("config"), dict):
+    recorded = what_is_recorded(path).get("config", {})
+    if "MODEL.TYPE" not in recorded:  # other programs have settings, too
         raise ConfigError(f"-cfg is missing, and {path} does not hold the settings of its run; name a settings file")
     is_evaluated = "EVAL" in given and convert(SETTINGS["EVAL"], given["EVAL"], "-eval")
     use = "-eval" if is_evaluated else "-resume" if "MODEL.RESUME" in given else "-pretrained"
-    saved = IMPLIED | record["config"]
+    saved = IMPLIED | recorded
     texts = {key: _to_text(saved[key]) for key in saved if key in SETTINGS and not re.fullmatch(NOT_TAKEN[use], key)}
     loaded = load(arguments, beneath=Layer(f"checkpoint {path}", texts))
     note = f"settings: those of the run of {path}, except for what the command line says; -cfg would name others"

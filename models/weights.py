@@ -98,7 +98,7 @@ def _match_heads(
     model classifies images of the known classes as before. Without a known class the heads are dropped.
     """
     heads = [head for head in heads if f"{head}.weight" in state and len(state[f"{head}.weight"]) >= len(theirs or ())]
-    if not (theirs and mine and heads):
+    if not (theirs and mine and heads) or not all(isinstance(name, str) for name in theirs):
         return []
     number = {name: row for row, name in enumerate(theirs)}
     known, new = [name for name in mine if name in number], [name for name in mine if name not in number]

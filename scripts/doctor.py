@@ -21,7 +21,7 @@ import torch
 from configs.load import load
 from configs.schema import Config
 from configs.values import unflatten
-from datasets import CacheProgress, build_train_data, cache_image_sets, load_image_sets
+from datasets import CacheProgress, Kept, build_train_data, cache_image_sets, load_image_sets
 from engine.diagnose import auto_doctor, failing_batch
 from engine.diagnose.auto_doctor import make_case, prescribe
 from engine.diagnose.doctor import diagnose
@@ -108,7 +108,8 @@ def precision_of(config: Config, state: dict, wanted: str | None) -> tuple[Confi
 
 def next_batch(config: Config, state: dict) -> Batches:
     """The next batch of the run, which is a function of seed and step."""
-    image_sets = load_image_sets(replace(config, EVAL=False))
+    kept = Kept(state["class_names"], state.get("split", {}))
+    image_sets = load_image_sets(replace(config, EVAL=False), kept=kept)
     train_set, _ = cache_image_sets(config, image_sets, CacheProgress(print, print, may_build=False))
     per_process = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
     world_size = max(state["config"].get("GLOBAL_BATCH", per_process) // per_process, 1)

@@ -17,8 +17,13 @@ class Weights(NamedTuple):
     record: dict = {}  # what a checkpoint of ours says beside its weights: those of RECORD
 
 
-# Plain values of our checkpoints, and of the files that scripts/export.py makes of them.
-RECORD = ("arch", "class_names", "split", "config", "data", "weights")
+# Plain values of our checkpoints, and of the files that scripts/export.py makes of them; other programs may have others.
+RECORD = {"arch": str, "class_names": list, "split": dict, "config": dict, "data": dict, "weights": str}
+
+
+def record_of(content: dict) -> dict:
+    return {name: content[name] for name, kind in RECORD.items() if isinstance(content.get(name), kind)}
+
 
 # A checkpoint's weights, best first: timm, PaddleViT and torchvision evaluate and fine-tune the running mean too.
 WEIGHT_KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")

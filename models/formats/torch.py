@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models.formats.common import RECORD, Weights, refusal, rename, weights_of
+from models.formats.common import RECORD, Weights, record_of, refusal, rename, weights_of
 from models.formats.sharded import SHARDS, join
 from utils.errors import ConfigError
 
@@ -81,10 +81,6 @@ def read_record(path: Path) -> dict:
     return record_of(content) if isinstance(content, dict) else {}
 
 
-def record_of(content: dict) -> dict:
-    return {name: content[name] for name in RECORD if name in content}
-
-
 def _without_wrappers(name: str) -> str:
     """The name without the prefixes of DDP and torch.compile, which come in either order."""
     return re.sub(r"^((module|_orig_mod)\.)+", "", name)
@@ -109,7 +105,7 @@ def read_metadata(path: Path) -> dict:
     for name in RECORD:
         with contextlib.suppress(json.JSONDecodeError, KeyError):
             record[name] = json.loads(metadata[name])
-    return record
+    return record_of(record)
 
 
 def to_safetensors(state: dict[str, Tensor], metadata: dict[str, str]) -> bytes:

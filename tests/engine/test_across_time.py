@@ -13,6 +13,7 @@ from PIL import Image
 
 import main_single_gpu
 from configs.load import load as read_settings
+from datasets import holds_out_no_more
 from scripts import export
 from tests.engine.check.small_photos import CLEAN
 from tests.support.configs import replaced
@@ -131,6 +132,25 @@ def test_pretrained_weights_that_may_have_seen_the_validation_images_are_warned_
     assert_names(said, "MODEL.PRETRAINED", "val", "test")
 
 
+@pytest.mark.parametrize(
+    ("here", "there", "is_safe"),
+    [
+        ({}, {}, True),
+        ({"fraction": 0.05}, {}, True),
+        ({"fraction": 0.2}, {}, False),
+        ({"seed": 1}, {}, False),
+        ({"training": "moved"}, {}, True),
+        ({}, {"rule": "folders", "validation": "photos/val"}, False),
+        ({"rule": "folders", "validation": "photos/val"}, {"rule": "folders", "validation": "moved/val"}, True),
+        ({"rule": "folders", "validation": "photos/val"}, {}, False),
+    ],
+)
+def test_what_one_split_holds_out_is_held_out_by_the_other(here, there, is_safe):
+    split = {"rule": "hash", "training": "photos", "validation": "photos", "fraction": 0.1, "seed": 0}
+    assert holds_out_no_more(split | here, split | there) == is_safe
+    assert holds_out_no_more(split | here, {}) == (here.get("rule") == "folders")
+
+
 def test_another_depth_is_named_by_its_setting(again):
     deeper = [*settings(again), "MODEL.DEPTH=3", "-output", again / "output", "-epochs", "5"]
     for start in ("-resume", "-pretrained"):
@@ -225,7 +245,8 @@ def test_a_new_run_from_a_checkpoint_takes_its_recipe_but_neither_its_classes_no
 
 
 def test_without_a_settings_file_weights_that_hold_no_settings_are_refused(tmp_path):
-    torch.save({"head.weight": torch.ones(2, 2)}, tmp_path / "foreign.pth")
+    foreign = {"state_dict": {"head.weight": torch.ones(2, 2)}, "config": {"depth": 2}, "class_names": {0: "cat"}}
+    torch.save(foreign, tmp_path / "foreign.pth")
     for flags in (["-eval", "-pretrained"], ["-resume"], ["-pretrained"]):
         code, said = halfstep(*flags, tmp_path / "foreign.pth")
         assert code == 2

@@ -11,7 +11,7 @@ from utils.errors import DataError
 from utils.text import counted
 
 ALWAYS_ALLOWED = 3  # one would be more than 1% of a small set
-NUM_SAMPLED = 256  # validation images that are read before training
+NUM_SAMPLED = 128  # validation images that are read before training
 NUM_EXPLAINED = 10  # to give the reason, the image is read once more
 NUM_NAMED = 5
 

@@ -92,7 +92,7 @@ def _open(data: bytes, rules: PixelRules) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(data))
     except UnidentifiedImageError:
-        if data[4:8] != b"ftyp":
+        if data[4:8] != b"ftyp" or data[8:11] == b"avi":  # a damaged AVIF file
             raise
         image = _open_heif(data, rules)
     _refuse_bomb(*image.size, rules)

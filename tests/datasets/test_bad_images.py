@@ -77,7 +77,7 @@ def test_a_sample_of_the_validation_images_is_read_before_training_and_all_of_a_
             bad_images.check_sample(ALONE)
     else:
         bad_images.check_sample(ALONE)
-    assert len(image_set.attempts) == min(count, 256)
+    assert len(image_set.attempts) == min(count, 128)
 
 
 def failing(method, number: int, times: int):

@@ -70,6 +70,7 @@ BROKEN = {
     "half a PNG": (half("PNG"), "OSError: image file is truncated"),
     "empty": (b"", "UnidentifiedImageError"),
     "text": (b"<html>", "UnidentifiedImageError"),
+    "no AVIF": (b"\0\0\0\x18ftypavif" + bytes(30), "UnidentifiedImageError"),
 }
 
 

@@ -55,7 +55,7 @@ def test_a_link_out_of_the_listed_folder_is_told(check, photos, tmp_path):
     (photos / "train/cat/0.png").rename(tmp_path / "elsewhere.png")
     (photos / "train/cat/0.png").symlink_to(tmp_path / "elsewhere.png")
     for part in ("train", "val"):
-        (photos / f"{part}.csv").write_text(f"image_path,target\n{part}/cat/0.png,0\n{part}/cat/1.png,0\n")
+        (photos / f"{part}.csv").write_text(f"image_path,target\n{part}/cat/0.png,0\n{part}/cat/1.png,1\n")
     with refused(DataError, photos / "train/cat/0.png"):
         list(check_images(*sets_of(photos, data_set="csv")))
 

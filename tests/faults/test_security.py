@@ -63,9 +63,11 @@ def test_a_run_on_hostile_shards_and_lists_ends_with_2_and_reads_nothing_outside
     root.mkdir()
     (root / "link").symlink_to(tmp_path)
     (root / "linked.png").symlink_to(tmp_path / "secret.png")
+    for name in ("safe", "other"):
+        (root / f"{name}.png").write_bytes(png(0))
     for name in ("../secret.png", str(tmp_path / "secret.png"), "link/secret.png", "linked.png"):
-        for part in ("train", "val"):
-            (root / f"{part}_list.txt").write_text(f"{name} 0\n" * 16)
+        (root / "train_list.txt").write_text(f"{name} 0\nsafe.png 1\n" * 8)
+        (root / "val_list.txt").write_text("other.png 0\n")
         refused = start(
             tmp_path / "o", "-dataset", "imagenet2012", "-data_path", str(root), "-opts", "DATA.NUM_WORKERS=0"
         )

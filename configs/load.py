@@ -8,7 +8,7 @@ from configs import flags
 from configs.combinations import check_combinations
 from configs.paddlevit import IGNORED, OLD_SECTION, RENAMED, refuse_ignored, translate
 from configs.removed import REMOVED, check_removed
-from configs.schema import AUTO, Config
+from configs.schema import AUTO, VIT_FIELDS, Config
 from configs.typed_names import suggest_key
 from configs.unused_settings import unused_settings
 from configs.values import (
@@ -69,7 +69,8 @@ def load(argv: list[str], needs_file: bool = True, beneath: Layer | None = None)
     values = {key: setting.default for key, setting in SETTINGS.items()}
     origins = dict.fromkeys(SETTINGS, "default")
     notes: list[str] = []
-    for layer in [*files, *command_line.layers]:
+    layers = [*files, *command_line.layers]
+    for layer in layers:
         texts, lines = translate(layer.texts, layer.origin)
         notes += lines
         for key, text in texts.items():
@@ -85,6 +86,7 @@ def load(argv: list[str], needs_file: bool = True, beneath: Layer | None = None)
             elif key not in (*SECTIONS, OLD_SECTION) or not is_none(text):  # a section may be empty
                 raise ConfigError(f"{layer.origin}: {_why_no_setting(key, text)}")
     _fit_channels(values)
+    notes += _drop_vit_fields(values, origins, [layer.origin for layer in layers])
     check_combinations(values, origins)
     config = build(values)
     return LoadedConfig(config, origins, [*notes, *unused_settings(config)], argv)
@@ -123,3 +125,17 @@ def _fit_channels(values: dict[str, Any]) -> None:
     for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):
         if values["DATA.IMAGE_CHANNELS"] == 1 and values[key] == SETTINGS[key].default:
             values[key] = values[key][:1]
+
+
+def _drop_vit_fields(values: dict[str, Any], origins: dict[str, str], order: list[str]) -> list[str]:
+    """Reset what describes a ViT in files that a later MODEL.TYPE timm overrides. Beside it or after it, it is an error."""
+    later = order[order.index(origins["MODEL.TYPE"]) :] if values["MODEL.TYPE"] == "timm" else ["default", *order]
+    keys = [f"MODEL.{name}" for name in VIT_FIELDS]
+    dropped = [key for key in keys if origins[key] not in ("default", *later)]
+    if not dropped:
+        return []
+    found = ", ".join(f"{key} {to_text(values[key])}" for key in dropped)
+    files = ", ".join(dict.fromkeys(origins[key] for key in dropped))
+    for key in dropped:
+        values[key], origins[key] = SETTINGS[key].default, "default"
+    return [f"note: without effect: {found} ({files}), because of MODEL.TYPE timm ({origins['MODEL.TYPE']})"]

@@ -97,6 +97,10 @@ class Data:
     """Images per epoch of the synthetic data set, which is generated on the device."""
 
 
+# These describe the model of TYPE vit; a timm model's name already says all of them.
+VIT_FIELDS = ("PATCH_SIZE", "EMBED_DIM", "DEPTH", "NUM_HEADS", "ATTN_HEAD_SIZE", "MLP_RATIO", "QKV_BIAS")
+
+
 @dataclass(frozen=True)
 class Model:
     """The model, and the weights that it starts from."""

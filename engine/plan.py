@@ -23,6 +23,7 @@ from engine.checkpoint.resume import (
 from engine.parallel.strategy import check_strategy, is_sharded
 from engine.precision.policy import Precision
 from models.formats.files import what_is_recorded
+from models.timm_models import preprocessing_of_timm
 from models.weights import ARCHITECTURE, PREPROCESSING, differences, find_file
 from utils.distributed import Process
 from utils.errors import ConfigError
@@ -176,9 +177,14 @@ class Plan:
         lines, number = [], len(np.unique(self.eval_set.targets))
         if self.kept and number < len(self.classes):
             lines.append(f"{number} of the checkpoint's {len(self.classes)} classes occur")
-        return lines + [
-            f"warning: {each}" for each in differences(self.record, flatten(self.given), ARCHITECTURE + PREPROCESSING)
-        ]
+        return (
+            lines
+            + [
+                f"warning: {each}"
+                for each in differences(self.record, flatten(self.given), ARCHITECTURE + PREPROCESSING)
+            ]
+            + self.compare_preprocessing()
+        )
 
     def warn_of_overlap(self) -> list[str]:
         """A warning where images to validate on may be among those that the pretrained weights were trained on."""
@@ -190,6 +196,20 @@ class Plan:
         return [
             f"warning: MODEL.PRETRAINED: the validation images ({text}) may be among those that "
             f"{self.given.MODEL.PRETRAINED} was trained on ({other or 'it does not say which it held out'})"
+        ]
+
+    def compare_preprocessing(self) -> list[str]:
+        """A warning where images are prepared otherwise than for timm's weights, with the settings that follow these."""
+        if self.record.get("config"):  # weights of our own
+            return []
+        expected, here = preprocessing_of_timm(self.given), flatten(self.given)
+        different = [key for key, value in expected.items() if here[key] != value]
+        if not different:
+            return []
+        found = ", ".join(f"{key} {to_text(here[key])}" for key in different)
+        words = " ".join(f"{key}={to_text(expected[key]).replace(' ', '')}" for key in different)
+        return [
+            f"warning: not as timm's weights of this model were trained: {found}; to prepare images as there: -opts {words}"
         ]
 
     def lines(self) -> list[str]:
@@ -212,4 +232,4 @@ class Plan:
                 "optimizer"
             )
         advice = self.precision.advise_on_sizes(self.config, self.num_classes)
-        return [*lines, *([advice] if advice else []), *self.warn_of_overlap()]
+        return [*lines, *([advice] if advice else []), *self.compare_preprocessing(), *self.warn_of_overlap()]

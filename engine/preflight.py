@@ -221,6 +221,7 @@ class Preflight:
             self.report("pretrained", lambda: "\n".join([*load(), *(plan.warn_of_overlap() if has_data else [])]))
         if plan.checkpoint:
             self.report("resume", lambda: try_resume(plan, model, has_data))
+        self.tell("preprocessing", self.attempt("preprocessing", plan.compare_preprocessing) or [])
         self.report("precision", lambda: describe_precision(precision, model))
         memory = self.attempt("memory", lambda: check_memory(config, model, precision, free, plan.process))
         if memory:

@@ -1,15 +1,15 @@
 """Builds any other timm model by its name, and refuses settings that the model would ignore."""
 
+import contextlib
 from dataclasses import fields
+from typing import Any
 
 from torch import nn
 
-from configs.schema import Config, Model
+from configs.schema import VIT_FIELDS, Config, Model
+from models.formats.files import find_file
 from models.vit import check_patches
 from utils.errors import ConfigError, did_you_mean
-
-# These describe the model of TYPE vit; a timm model's name already says all of them.
-VIT_ONLY = ("PATCH_SIZE", "EMBED_DIM", "DEPTH", "NUM_HEADS", "ATTN_HEAD_SIZE", "MLP_RATIO", "QKV_BIAS")
 
 
 def build_timm(config: Config, num_classes: int) -> nn.Module:
@@ -19,7 +19,10 @@ def build_timm(config: Config, num_classes: int) -> nn.Module:
     name = config.MODEL.NAME
     # Also keeps out hf-hub:..., for which timm would ask the network even without pretrained weights.
     if not timm.is_model(name):
-        raise ConfigError(f"MODEL.NAME: timm has no model called {name}{did_you_mean(name, timm.list_models())}")
+        raise ConfigError(
+            f"MODEL.NAME: timm has no model called {name}{did_you_mean(name, timm.list_models())}; with MODEL.TYPE timm "
+            "name one, for example -opts MODEL.NAME=resnet50"
+        )
     _refuse_vit_fields(config.MODEL)
     try:
         timm_config = timm.get_pretrained_cfg(name)
@@ -32,7 +35,7 @@ def build_timm(config: Config, num_classes: int) -> nn.Module:
         refused = next((argument for argument in arguments if f"'{argument}'" in str(error)), None)
         if refused is None:
             raise
-        raise ConfigError(f"{settings[refused]}: {name} has no such setting; leave it at its default") from None
+        raise ConfigError(f"{settings[refused]}: {name} has no such setting; set it to 0") from None
     except (AssertionError, RuntimeError, ValueError) as error:
         values = ", ".join(f"{settings[argument]} {value}" for argument, value in arguments.items())
         raise ConfigError(f"MODEL.NAME: timm cannot build {name} with {values or 'these settings'}: {error}") from None
@@ -62,8 +65,26 @@ def _arguments(config: Config, timm_config) -> tuple[dict[str, str], dict]:
 def _refuse_vit_fields(model: Model) -> None:
     for field in fields(model):
         value = getattr(model, field.name)
-        if field.name in VIT_ONLY and value != field.default:
+        if field.name in VIT_FIELDS and value != field.default:
             raise ConfigError(
                 f"MODEL.{field.name}: {value} has no effect on MODEL.TYPE timm, where MODEL.NAME ({model.NAME}) "
                 "says all of the architecture; remove it"
             )
+
+
+def preprocessing_of_timm(config: Config) -> dict[str, Any]:
+    """How images were prepared for timm's weights of this model or of this name, as settings; {} if it is none of timm's."""
+    import timm
+
+    model, data = config.MODEL, config.DATA
+    is_name = model.PRETRAINED and find_file(model.PRETRAINED) is None
+    name = model.PRETRAINED if is_name else model.NAME if model.TYPE == "timm" else ""
+    known = None
+    with contextlib.suppress(RuntimeError):  # there is no such tag, as building or loading says
+        known = timm.get_pretrained_cfg(name) if name and timm.is_model(name) else None
+    if not known:
+        return {}
+    found = {"DATA.CROP_PCT": known.crop_pct, "DATA.INTERPOLATION": known.interpolation}
+    if len(known.mean) == data.IMAGE_CHANNELS:
+        found |= {"DATA.IMAGENET_MEAN": list(known.mean), "DATA.IMAGENET_STD": list(known.std)}
+    return found

@@ -8,8 +8,9 @@ import pytest
 from configs.load import to_yaml
 from configs.removed import REMOVED
 from configs.values import SETTINGS, flatten
+from models import build_model
 from tests.support.configs import load_text, write
-from tests.support.refusals import refused
+from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT
 from utils.errors import ConfigError
 
@@ -73,3 +74,33 @@ def test_a_removed_setting_loads_with_its_former_default_alone(key):
     assert loaded.config == load_text("").config and key not in to_yaml(loaded.config, loaded.origins)
     with refused(ConfigError, key, "'other'", remedy):
         load_text(text.replace("VALUE", "other"))
+
+
+def test_fields_of_a_vit_in_a_file_have_no_effect_when_the_command_line_chooses_a_timm_model_and_are_named(here):
+    text = "MODEL: {TYPE: vit, NAME: resnet18, EMBED_DIM: 64, DEPTH: 4, DROPOUT: 0.2}"
+    loaded = load_text(text, "-opts", "MODEL.TYPE=timm")
+    assert (loaded.config.MODEL.EMBED_DIM, loaded.config.MODEL.DEPTH) == (768, 12)
+    (note,) = loaded.notes
+    assert_names(note, "MODEL.EMBED_DIM 64", "MODEL.DEPTH 4", "x.yaml")
+    assert "DROPOUT" not in note and loaded.config.MODEL.DROPOUT == 0.2
+    assert load_text(to_yaml(loaded.config, loaded.origins)).notes == []
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("MODEL: {TYPE: vit, NAME: resnet18}", ["MODEL.TYPE=timm", "MODEL.DEPTH=4"]),
+        ("MODEL: {TYPE: timm, NAME: resnet18, DEPTH: 4}", []),
+        ("MODEL: {TYPE: timm, NAME: resnet18}", ["MODEL.DEPTH=4"]),
+    ],
+)
+def test_fields_of_a_vit_beside_or_after_the_choice_of_a_timm_model_are_refused(here, text, words):
+    config = load_text(text, "-opts", "SEED=1", *words).config
+    with pytest.raises(ConfigError, match=r"MODEL\.DEPTH: 4"):
+        build_model(config, 10)
+
+
+def test_a_timm_model_without_a_name_of_timms_is_refused_with_the_setting(here):
+    config = load_text("MODEL: {TYPE: vit, NAME: my_vit}", "-opts", "MODEL.TYPE=timm").config
+    with pytest.raises(ConfigError, match=r"MODEL\.NAME.*my_vit.*-opts MODEL\.NAME="):
+        build_model(config, 10)

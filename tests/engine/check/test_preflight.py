@@ -174,3 +174,31 @@ def test_what_is_compiled_is_looked_for_in_the_model(check):
 
 def test_images_repeated_more_often_than_an_update_has_them(check):
     assert trouble(check("-opts", "TRAIN.REPEATED_AUG=64")) == {"repeats": WRONG}
+
+
+def test_preprocessing_that_timms_weights_do_not_expect_comes_with_the_settings_that_they_do(check):
+    model = ["-image_size", "32", "-opts", "MODEL.TYPE=timm", "MODEL.NAME=resnet10t"]
+    verdict, text = check(*model)["preprocessing"]
+    assert verdict == WARN
+    assert_names(text, "DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD")
+    pasted = " ".join(text.split()).partition("-opts ")[2].split()
+    assert "preprocessing" not in check(*model, *pasted)
+
+
+def test_a_run_warns_of_it_at_its_start(photos, tmp_path):
+    (tmp_path / "clean.yaml").write_text(CLEAN)
+    flags = [
+        "-cfg",
+        str(tmp_path / "clean.yaml"),
+        "-data_path",
+        str(photos),
+        "-output",
+        str(tmp_path / "o"),
+        "-epochs",
+        "1",
+    ]
+    model = ["MODEL.TYPE=timm", "MODEL.NAME=resnet10t", "DATA.IMAGE_SIZE=32"]
+    ended = run("main_single_gpu.py", *flags, "-opts", *model)
+    assert ended.returncode == 0, ended.stderr
+    before, _, after = ended.stdout.partition("DATA.IMAGENET_MEAN=")
+    assert "Epoch[" not in before and after

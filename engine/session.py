@@ -16,14 +16,14 @@ from engine.status import Status
 from utils.distributed import Process
 from utils.files import write_text
 from utils.log import Log
-from utils.program import judge, restore_gc
+from utils.program import judge, restore_gc, revision
 
 
 class Session:
     """Process, log and folder of a run, from start to end. Only process 0 writes to the folder."""
 
     def __init__(self, loaded: LoadedConfig, process: Process):
-        self.process, self.log = process, Log(process.rank)
+        self.process, self.log = process, Log(process.rank, process.world_size)
         self.path = Path()
         self._loaded = loaded
         self._folder: RunFolder | None = None
@@ -40,6 +40,7 @@ class Session:
         self.path = self.process.first(lambda: self._open(kind, existing))
         self.log.open(self.path)
         self.log.note(f"flags: {shlex.join(self._loaded.arguments)}")
+        self.log.note(f"halfstep {revision()}")
         self.log.note(f"torch {torch.__version__}, Python {sys.version.split()[0]}, {os.cpu_count()} cores")
 
     def _open(self, kind: str, existing: Path | None) -> Path:

@@ -18,6 +18,7 @@ from tests.support.configs import SMALL
 from tests.support.forks import ROOT
 from tests.support.refusals import assert_names
 from tests.support.runs import Run, run, run_folder, run_fresh, wait_until
+from utils import VERSION
 from utils.launch.torchrun import root_cause
 
 LINE = re.compile(
@@ -39,7 +40,7 @@ def finished(tmp_path_factory, small_yaml):
 def test_run_folder_has_its_name_and_all_its_files(finished):
     folder, said = finished
     assert re.fullmatch(r"train-\d{8}-\d\d-\d\d-\d\d-all", folder.name)
-    for name in "config.yaml log.txt log_0.txt metrics.csv metrics.jsonl loss.png accuracy.png status.json".split():
+    for name in "config.yaml log.txt metrics.csv metrics.jsonl loss.png accuracy.png status.json".split():
         assert (folder / name).stat().st_size > 0, name
     assert sorted(path.name for path in folder.glob("*.pth")) == [
         "best.pth", "checkpoint-4.pth", "checkpoint-5.pth", "last.pth", "previous.pth",
@@ -57,9 +58,25 @@ def test_the_readme_names_every_file_of_a_run(finished):
     assert not [name for name in names if f"`{name}" not in readme]
 
 
+def without_times(log: Path) -> tuple[str, list[str]]:
+    """The lines of a log, and the date and time of each."""
+    lines = log.read_text().splitlines(keepends=True)
+    return "".join(line[20:] for line in lines), [line[:20] for line in lines]
+
+
+def test_the_log_is_what_the_console_showed_with_times_and_says_which_halfstep_it_was(finished, tmp_path, small_yaml):
+    folder, said = finished
+    log, stamps = without_times(folder / "log.txt")
+    assert not [stamp for stamp in stamps if not re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", stamp)]
+    lines = iter(log.splitlines())
+    assert all(line in lines for line in said.splitlines()), "the same lines in the same order, with others between"
+    assert re.search(rf"^halfstep {re.escape(VERSION)}\b", log, re.M)
+    assert not list(folder.glob("log_*.txt")), "of one process there is one log"
+
+
 def test_log_has_paddlevits_lines(finished):
     folder, said = finished
-    log = (folder / "log.txt").read_text()
+    log, _ = without_times(folder / "log.txt")
     lines = [line for line in log.splitlines() if line.startswith("Epoch[")]
     assert len(lines) == 5 * 4 and all(LINE.match(line) for line in lines)  # steps 0, 20, 40 and the last of 44
     assert re.search(

@@ -1,28 +1,33 @@
-"""The log of a run: console, log.txt, log_{rank}.txt and a progress bar."""
+"""The log of a run: console, log.txt, with several processes log_{rank}.txt of each, and a progress bar."""
 
 import contextlib
 import os
 import sys
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
+
+from utils.errors import cause_of
 
 
 class Log:
-    """Writes lines to the console and the run folder. Only rank 0 prints; every rank has its own file."""
+    """Writes lines to the console and the run folder. Only rank 0 prints; with several, every rank has its own file."""
 
-    def __init__(self, rank: int):
-        self._rank = rank
+    def __init__(self, rank: int, world_size: int = 1):
+        self._rank, self._world_size = rank, world_size
         self._early: list[str] = []  # lines said before there is a folder
         self._files = []
+        self._has_failed = False
         self._bar = None
         self._lock = threading.RLock()  # the thread that saves speaks too
 
     def open(self, folder: Path) -> None:
         """Write to files in this folder from here on, starting with the lines so far."""
-        names = [f"log_{self._rank}.txt"] + (["log.txt"] if self._rank == 0 else [])
+        names = [f"log_{self._rank}.txt"] * (self._world_size > 1) + ["log.txt"] * (self._rank == 0)
         self._files = [open(folder / name, "a", buffering=1, encoding="utf-8") for name in names]  # noqa: SIM115
-        for line in self._early:
-            self._write(line)
+        for text in self._early:
+            self._write_stamped(text)
         self._early = []
 
     def say(self, line: str) -> None:
@@ -38,7 +43,7 @@ class Log:
             self._write(line)
 
     def note(self, line: str) -> None:
-        """Write a line to this rank's file only; on rank 0 to log.txt too."""
+        """Write a line to this rank's files only."""
         self._write(line)
 
     def warn(self, line: str) -> None:
@@ -50,12 +55,26 @@ class Log:
             self._write(f"warning: {line}")
 
     def _write(self, line: str) -> None:
+        """Write date and time before each line, as PaddleViT's logs have them."""
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S ")
+        self._write_stamped("".join(f"{stamp}{each}\n" for each in line.split("\n")))
+
+    def _write_stamped(self, text: str) -> None:
         with self._lock:
             if not self._files:
-                self._early.append(line)
+                self._early.append(text)
             for file in self._files:
-                with contextlib.suppress(OSError):  # the disk is full; Python keeps the line until there is room
-                    print(line, file=file)
+                with self._warn_once(file.name):  # the disk is full; Python keeps the line until there is room
+                    file.write(text)
+
+    @contextlib.contextmanager
+    def _warn_once(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._has_failed:
+                print(f"warning: cannot write {path} ({cause_of(error)}); lines may be missing in it", file=sys.stderr)
+            self._has_failed = True
 
     def start_bar(self, total: int, initial: int, title: str, images_per_step: int) -> None:
         """Show a progress bar, counted in images, if stderr is a terminal."""
@@ -92,6 +111,6 @@ class Log:
     def close(self) -> None:
         self.end_bar()
         for file in self._files:
-            with contextlib.suppress(OSError):
+            with self._warn_once(file.name):
                 file.close()
         self._files = []

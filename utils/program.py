@@ -4,11 +4,14 @@ import atexit
 import gc
 import os
 import signal
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
+from utils import VERSION
 from utils.errors import OUT_OF_MEMORY, AlreadyReportedError, LostProcess, UserError
 
 
@@ -22,6 +25,18 @@ def restore_gc() -> None:
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
+
+
+def revision(folder: Path = Path(__file__).parent.parent) -> str:
+    """The version of halfstep; where its folder is a git checkout also the commit, `dirty` if files were changed."""
+    if not (folder / ".git").exists():
+        return VERSION
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        commit = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):  # no git, or not the owner's folder
+        return f"{VERSION}, commit unknown"
+    return f"{VERSION}, commit {commit}"
 
 
 def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:

@@ -140,7 +140,9 @@ def seconds_of_epoch(arguments: argparse.Namespace, options: list[str]) -> tuple
         subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
         (log,) = Path(output).glob("*/log.txt")
         text = log.read_text()
-    return tuple(float(re.search(words, text)[1]) for words in (r"Train Acc: .*time: (\S+)", r"stood still for (\S+)"))
+    return tuple(
+        float(re.search(words, text)[1]) for words in (r"Train Acc: .*time: (\S+)", r"blocked training for (\S+)")
+    )
 
 
 if __name__ == "__main__":

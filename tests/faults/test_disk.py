@@ -125,13 +125,16 @@ def test_a_disk_that_is_full_to_the_last_byte_ends_no_run(tmp_path, small_disk, 
 
 
 def test_a_log_that_finds_no_room_ends_no_run(tmp_path, capsys):
-    for name in ("log.txt", "log_0.txt"):
-        (tmp_path / name).symlink_to("/dev/full")
+    (tmp_path / "log.txt").symlink_to("/dev/full")
     log = Log(0)
     log.open(tmp_path)
     log.say("seen on the console")
+    log.say("and this")
     log.close()
-    assert capsys.readouterr().out == "seen on the console\n"
+    seen = capsys.readouterr()
+    assert seen.out == "seen on the console\nand this\n"
+    assert seen.err.count("\n") == 1, "it is said once"
+    assert_names(seen.err, tmp_path / "log.txt", "disk full")
 
 
 @pytest.mark.parametrize("below", ["read-only disk", "file"])

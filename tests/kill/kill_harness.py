@@ -261,6 +261,6 @@ def classify_phase(status: dict, pids: Collection[int], is_writing: bool, log: s
         return EXIT
     if is_writing:
         return SAVE
-    lines = re.findall(r"^(?:-----|Epoch\[\d+/\d+\], Step\[(\d+)/(\d+)\])", log, re.MULTILINE)
+    lines = re.findall(r"^[-\d]{10} [:\d]{8} (?:-----|Epoch\[\d+/\d+\], Step\[(\d+)/(\d+)\])", log, re.MULTILINE)
     index, total = lines[-1] if lines else ("", "")
     return EVALUATION if index and int(index) + 1 == int(total) else EPOCH

@@ -20,9 +20,9 @@ from tests.kill.kill_harness import (
 from tests.support.runs import alive, wait_until
 
 STEP, LAST_STEP, SCORES = (
-    "Epoch[001/002], Step[0020/0044], Lr",
-    "Epoch[001/002], Step[0043/0044], Lr",
-    "----- Epoch[001",
+    "2026-01-02 03:04:05 Epoch[001/002], Step[0020/0044], Lr",
+    "2026-01-02 03:04:06 Epoch[001/002], Step[0043/0044], Lr",
+    "2026-01-02 03:04:07 ----- Epoch[001",
 )
 
 

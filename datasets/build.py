@@ -92,11 +92,8 @@ def _left_out(train: ImageSet | None, val: ImageSet) -> list[str]:
 def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> None:
     """Evaluation may have images of only one class of those that a checkpoint or numbers tell."""
     name = val.classes[int(val.targets[0])]
-    if (
-        len(np.unique(train.targets)) == 1
-        if train is not None
-        else len(val.classes) == 1 and not val.labels_are_numbers
-    ):
+    is_one = len(val.classes) == 1 and not val.labels_are_numbers
+    if is_one if train is None else len(np.unique(train.targets)) == 1:
         raise DataError(
             f"DATA.DATA_PATH: all images in {config.DATA.DATA_PATH} have the same class, {name!r}, so there is nothing to "
             "tell apart; -data_path must name the folder in which every class has a folder, or a list of several classes"

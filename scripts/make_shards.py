@@ -81,6 +81,8 @@ def make_shards(arguments: argparse.Namespace, limit: Limit) -> None:
     if config.DATA.DATASET == "synthetic":
         raise ConfigError("-dataset: synthetic has no images to write")
     train, val = load_image_sets(config)
+    for line in val.notes:
+        print(line)
     parts = {"train": (train, shuffled(len(train), arguments.shuffle_seed)), "val": (val, np.arange(len(val)))}
     manifest = {
         "dataset": arguments.dataset,

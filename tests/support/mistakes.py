@@ -44,6 +44,7 @@ IN_A_FILE = {
     # Settings that do not fit together.
     "MODEL: {EMBED_DIM: 100, NUM_HEADS: 3}": "MODEL.EMBED_DIM 100 MODEL.NUM_HEADS 3 MODEL.ATTN_HEAD_SIZE",
     "DATA: {IMAGE_SIZE: 8}": "MODEL.PATCH_SIZE 16 (default) DATA.IMAGE_SIZE 8",
+    "DATA: {CSV_COLUMNS: [file]}": "DATA.CSV_COLUMNS [file]",
     "DATA: {CROP_SCALE: [1.0, 0.5]}": "DATA.CROP_SCALE [1.0, 0.5] [0.08, 1.0]",
     "DATA: {CROP_RATIO: 1}": "DATA.CROP_RATIO [1.0] [0.08, 1.0]",
     "TRAIN: {OPTIMIZER: {BETAS: [0.9]}}": "TRAIN.OPTIMIZER.BETAS [0.9] [0.9, 0.999]",

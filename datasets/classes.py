@@ -45,7 +45,11 @@ def number_classes(config: Config, parts: list[ImageSet], kept: Kept | None) -> 
 def _numbers(part: ImageSet, classes: list[str]) -> list[int]:
     """For each class of this part its number among `classes`, or -1."""
     if part.labels_are_numbers:
-        return [number if number < len(classes) else -1 for number in range(len(part.classes))]
+        names = [name.removesuffix(".0") for name in classes]  # as an older version read the labels of a CSV file
+        if all(name.isdecimal() for name in names):
+            classes = names
+        else:
+            return [number if number < len(classes) else -1 for number in range(len(part.classes))]
     known = {normalize("NFC", name): number for number, name in enumerate(classes)}
     return [known.get(normalize("NFC", name), -1) for name in part.classes]
 

@@ -102,7 +102,7 @@ def describe_split(config: Config, val: ImageSet) -> str:
     record = val.split
     validation, comes_from = record["validation"], record["rule"]
     if comes_from in DRAWN:
-        how = "a hash of each name" if comes_from == "hash" else "position in each class"
+        how = f"a hash of each {record.get('group_by', 'name')}" if comes_from == "hash" else "position in each class"
         validation = (
             f"held out of {validation} by {how} (DATA.VAL_FRACTION {record['fraction']:g}, "
             f"DATA.SPLIT_SEED {record['seed']})"

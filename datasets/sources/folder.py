@@ -108,6 +108,10 @@ def read_class_folders(
 ) -> FileImages:
     """The images of the class folders `names`, numbered as in `classes`; `deep`: including their subfolders."""
     number = {normalize("NFC", name): index for index, name in enumerate(classes)}
+    if twice := next((name for name in classes if classes[number[normalize("NFC", name)]] != name), None):
+        raise DataError(
+            f"{folder / twice}: another class folder has the same name in Unicode's other form; join the two"
+        )
     scan, paths, targets = FolderScan(folder, names, deep), [], []
     if beside := _images_in(folder):
         scan.left_out["beside the class folders"] = beside

@@ -111,6 +111,10 @@ def decomposed_in_val(root: Path) -> Path:
     return make_parts(root, "val", names=[unicodedata.normalize("NFD", name) for name in ["käfer", "mücke", "🐈"]])
 
 
+def composed_and_decomposed(root: Path) -> Path:
+    return make_flat(root, [unicodedata.normalize(form, "käfer") for form in ("NFC", "NFD")] + ["mücke"])
+
+
 def unread_endings(root: Path) -> Path:
     make_flat(root)
     for number in range(10):
@@ -148,7 +152,7 @@ def csv_lines(classes: list[str], separator: str = ",") -> str:
     return "".join(f"images/{number}.png{separator}{classes[number % len(classes)]}\n" for number in range(24))
 
 
-def csv_parts(*names: str, lines: str = "", overlap: int = 0):
+def csv_parts(*names: str, overlap: int = 0):
     """Files of 12 and 6 images each, of which `overlap` in the second are of the first."""
 
     def make(root: Path) -> Path:

@@ -54,6 +54,7 @@ CASES = [
     Case(zoo.spaces, classes=[" cat", "my ant", "your  bee"], count=36),
     Case(zoo.composed, classes=["käfer", "mücke", "🐈"], count=12),
     Case(zoo.decomposed_in_val, classes=["käfer", "mücke", "🐈"], count=12),
+    Case(zoo.composed_and_decomposed, ["Unicode's"], wrong=True),
     Case(zoo.unread_endings, [".cr2 10", ".txt 1", "beside the class folders 1", "12 files"], count=36, warns=True),
     Case(zoo.only_unread_endings, ["dog", ".cr2"], wrong=True),
     Case(zoo.no_class_folders, ["class folders"], wrong=True),

@@ -143,11 +143,14 @@ class Plan:
 
     @cached_property
     def implied(self) -> dict:
-        """Settings that the run to continue began without, and that are not given now either."""
-        began = self.saved["config"] if is_run(self.saved) and not self.given.EVAL else IMPLIED
-        return {
-            key: value for key, value in IMPLIED.items() if key not in began and self._given.origins[key] == "default"
-        }
+        """Settings that the run to continue or to evaluate began without, and that are not given now either."""
+        began = self.record["config"] if self.kept and "config" in self.record else IMPLIED
+        keys = [key for key in IMPLIED if key not in began and self._given.origins[key] == "default"]
+        return {key: IMPLIED[key] for key in keys if key.startswith("DATA.") or not self.given.EVAL}
+
+    def _describe_implied(self) -> list[str]:
+        values = ", ".join(f"{key} {to_text(value)}" for key, value in self.implied.items())
+        return [f"as when the run of this checkpoint began: {values}"] if values else []
 
     def describe_batch_size(self) -> str:
         how = self.loaded.origins["DATA.BATCH_SIZE"].partition(": ")[2]
@@ -174,17 +177,11 @@ class Plan:
 
     def describe_evaluation(self) -> list[str]:
         """What to know about an evaluation: which classes occur, and settings that are not the checkpoint's."""
-        lines, number = [], len(np.unique(self.eval_set.targets))
+        lines, number = self._describe_implied(), len(np.unique(self.eval_set.targets))
         if self.kept and number < len(self.classes):
             lines.append(f"{number} of the checkpoint's {len(self.classes)} classes occur")
-        return (
-            lines
-            + [
-                f"warning: {each}"
-                for each in differences(self.record, flatten(self.given), ARCHITECTURE + PREPROCESSING)
-            ]
-            + self.compare_preprocessing()
-        )
+        different = differences(self.record, flatten(self.given), ARCHITECTURE + PREPROCESSING)
+        return [*lines, *(f"warning: {each}" for each in different), *self.compare_preprocessing()]
 
     def warn_of_overlap(self) -> list[str]:
         """A warning where images to validate on may be among those that the pretrained weights were trained on."""
@@ -222,10 +219,7 @@ class Plan:
         ]
         if self.given.DATA.BATCH_SIZE == AUTO:
             lines.insert(0, f"batch size: {self.describe_batch_size()}")
-        if self.implied:
-            lines.append(
-                f"resume: as this run began: {', '.join(f'{key} {to_text(self.implied[key])}' for key in self.implied)}"
-            )
+        lines += self._describe_implied()
         if is_sharded(self.config, self.process):
             lines.append(
                 f"strategy: fsdp2; each of {self.process.world_size} processes holds a part of weights, gradients and "

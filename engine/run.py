@@ -175,7 +175,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         for line in transforms.apply(model.to(process.device)):
             log.say(line)
         if not found:  # the weights can be used
-            session.begin(loaded)
+            session.begin(plan.loaded)
             session.status("evaluating")
         start = time.perf_counter()
         scores = evaluate(model, data, normalize, precision, process, bad_images)

@@ -29,8 +29,9 @@ def load_settings(arguments: list[str]) -> LoadedConfig:
     if command_line.cfg or not {"MODEL.RESUME", "MODEL.PRETRAINED"} & given.keys():
         return load(arguments)
     path = _find(given)
-    if path is None:  # nothing to resume, or the name of a timm model
-        return load(arguments)
+    if path is None:
+        source = given.get("MODEL.RESUME", given.get("MODEL.PRETRAINED"))
+        raise ConfigError(f"-cfg is missing, and there is no checkpoint {source} with settings; name a settings file")
     from models.formats.files import what_is_recorded
 
     recorded = what_is_recorded(path).get("config", {})

@@ -170,6 +170,18 @@ def test_an_evaluation_with_other_preprocessing_than_the_training_says_so(again)
         assert_names(said, "DATA.CROP_PCT: 0.875", "0.5", "warning")
 
 
+def test_an_evaluation_prepares_photos_as_the_version_that_trained_on_them_did(again):
+    state = torch.load(checkpoint(again), weights_only=True)
+    del state["config"]["DATA.EXIF"]
+    torch.save(state, again / "older.pth")
+    flags = ["-output", again / "o", "-eval", "-resume", again / "older.pth"]
+    code, said = halfstep(*settings(again), *flags)
+    assert code == 0, said
+    assert_names(said, "DATA.EXIF ignore")
+    assert "EXIF: ignore" in config_yaml(run_folder(again / "o"))
+    assert "DATA.EXIF" not in halfstep(*settings(again), "-opts", "DATA.EXIF=apply", *flags)[1]
+
+
 def test_no_image_moves_between_training_and_validation_while_a_folder_grows(tmp_path):
     rng, where = random.Random(0), {}
     make_folders(tmp_path, {name: 8 for name in "abc"})
@@ -248,6 +260,7 @@ def test_without_a_settings_file_weights_that_hold_no_settings_are_refused(tmp_p
     foreign = {"state_dict": {"head.weight": torch.ones(2, 2)}, "config": {"depth": 2}, "class_names": {0: "cat"}}
     torch.save(foreign, tmp_path / "foreign.pth")
     for flags in (["-eval", "-pretrained"], ["-resume"], ["-pretrained"]):
-        code, said = halfstep(*flags, tmp_path / "foreign.pth")
-        assert code == 2
-        assert_names(said, "-cfg", tmp_path / "foreign.pth")
+        for name in ("foreign.pth", "nothing.pth"):
+            code, said = halfstep(*flags, tmp_path / name)
+            assert code == 2
+            assert_names(said, "-cfg", tmp_path / name)

@@ -135,7 +135,7 @@ def test_the_command_ends_with_2_when_something_is_wrong(photos):
     (photos / "val/cat/0.png").write_bytes(b"no picture")
     (photos.parent / "clean.yaml").write_text(CLEAN)
     flags = ["-cfg", str(photos.parent / "clean.yaml"), "-data_path", str(photos), "-output", str(photos / "o")]
-    result = run("main_single_gpu.py", *flags, "-check")
+    result = run("main_single_gpu.py", *flags, "-check", "-opts", "DATA.MAX_BAD_FRACTION=0")
     assert result.returncode == 2 and result.stderr == "" and not (photos / "o").exists()
     assert trouble(rows(result.stdout)) == {"validation images": WRONG}
     assert_names(result.stdout.splitlines()[-1], "1 wrong", 0)

@@ -132,9 +132,10 @@ def read_checkpoint(path: Path, lazily: bool = False) -> dict:
 
 def find_newest(save: str, tag: str, warn: Callable[[str], None]) -> Path | None:
     """The newest valid checkpoint of the newest run with this tag, for `-resume auto`."""
-    name = re.compile(r"train-\d{8}-\d\d-\d\d-\d\d" + re.escape(f"-{tag}" if tag else "") + r"(\.\d+)?")
-    runs = sorted((path for path in Path(save).glob("train-*") if name.fullmatch(path.name)), reverse=True)
-    return next((found for run in runs if (found := newest_in(run, warn))), None)
+    name = re.compile(r"train-(\d{8}-\d\d-\d\d-\d\d)" + re.escape(f"-{tag}" if tag else "") + r"(?:\.(\d+))?")
+    matches = ((name.fullmatch(path.name), path) for path in Path(save).glob("train-*"))
+    runs = sorted(((match[1], int(match[2] or 1), path) for match, path in matches if match), reverse=True)
+    return next((found for _, _, run in runs if (found := newest_in(run, warn))), None)
 
 
 def newest_in(run: Path, warn: Callable[[str], None]) -> Path | None:

@@ -25,7 +25,14 @@ class MeanColourModel(torch.nn.Module):
         return -10 * (images.mean((1, 2, 3))[:, None] - self.shades).abs()
 
 
-def score(tmp_path, num_classes, count=37, unreadable=()):
+class HalfLogits(MeanColourModel):
+    """The same in bfloat16, as models return them under autocast."""
+
+    def forward(self, images):
+        return super().forward(images).bfloat16()
+
+
+def score(tmp_path, num_classes, count=37, unreadable=(), kind=MeanColourModel):
     rng = np.random.default_rng(0)
     pixels = np.broadcast_to(rng.integers(256, size=(count, 1, 1), dtype=np.uint8), (count, 8, 8)).copy()
     targets = rng.integers(num_classes, size=count)
@@ -39,7 +46,7 @@ def score(tmp_path, num_classes, count=37, unreadable=()):
 
     images.read = read_or_fail
     config = small_config(tmp_path, "DATA.BATCH_SIZE=8")
-    model = MeanColourModel(num_classes)
+    model = kind(num_classes)
     data = build_eval_data(config, images, 0, 1, CPU)
     normalize, precision = Normalize(config.DATA), Precision(config, CPU)
     scores = evaluate(model, data, normalize, precision, Process(CPU), BadImages(images, 1.0, lambda line: None))
@@ -61,6 +68,19 @@ def test_loss_top1_and_top5_are_those_of_counting_by_hand(tmp_path, num_classes)
     assert scores.loss == pytest.approx(loss, rel=1e-5)
     assert scores.num_images == 37 and scores.num_excluded == 0
     assert top1 < top5 and (top5 < 100 or num_classes <= 5)
+
+
+def test_the_loss_of_half_logits_is_computed_in_full_precision(tmp_path):
+    scores, _, _, loss = score(tmp_path, 10, kind=HalfLogits)
+    assert scores.loss == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_is_in_evaluation_mode_while_it_is_scored_and_then_as_before(tmp_path, training):
+    model, modes = MeanColourModel(10).train(training), []
+    model.register_forward_pre_hook(lambda module, inputs: modes.append(module.training))
+    score(tmp_path, 10, kind=lambda num_classes: model)
+    assert set(modes[:5]) == {False} and model.training is training
 
 
 def test_unreadable_images_are_left_out_and_counted(tmp_path):

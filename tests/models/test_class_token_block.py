@@ -69,6 +69,22 @@ def test_short_last_block_has_timms_logits_and_gradients(fields, fused, training
         )
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_short_last_block_drops_nothing_in_evaluation(fused):
+    chosen = with_short_last_block(
+        make_vit(attn_drop_rate=0.5, proj_drop_rate=0.5, pos_drop_rate=0.5, drop_path_rate=0.5)
+    )
+    for block in chosen.blocks:
+        block.attn.fused_attn = fused
+    images = torch.randn(2, 3, 32, 32)
+    assert not torch.equal(chosen.train()(images), chosen(images))
+    assert torch.equal(chosen.eval()(images), chosen(images))
+    only_attention = with_short_last_block(make_vit(attn_drop_rate=0.5)).eval()
+    for block in only_attention.blocks:
+        block.attn.fused_attn = fused
+    assert torch.equal(only_attention(images), only_attention(images))
+
+
 def test_short_last_block_keeps_names_copies_and_features():
     model = make_vit()
     chosen = with_short_last_block(model)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from configs.load import load
+from models import build_model
 from tests.support.configs import SMALL
 from tests.support.refusals import assert_names, refused
 from tests.support.run_hash import run_hash
@@ -169,6 +170,25 @@ def test_weights_of_another_system_are_taken_up_after_their_last_epoch(tmp_path,
     assert result.returncode == 0, result.stderr
     assert "Epoch[003/003]" in result.stdout and "Epoch[002/003]" not in result.stdout
     assert_names(result.stdout, "epoch 3", "optimizer")
+
+
+def test_a_timm_checkpoint_says_itself_which_epoch_was_its_last(tmp_path, settings):
+    """timm counts them from 0."""
+    weights = build_model(load(["-cfg", str(settings)]).config, 10).state_dict()
+    torch.save({"epoch": 1, "arch": "vit", "state_dict": weights}, tmp_path / "timm.pth.tar")
+    flags = [
+        "-cfg",
+        str(settings),
+        "-epochs",
+        "3",
+        "-resume",
+        str(tmp_path / "timm.pth.tar"),
+        "-output",
+        str(tmp_path / "o"),
+    ]
+    result = run("main_single_gpu.py", *flags)
+    assert result.returncode == 0, result.stderr
+    assert "Epoch[003/003]" in result.stdout and "Epoch[002/003]" not in result.stdout
 
 
 def test_two_runs_never_share_a_folder(tmp_path, settings, unbroken):

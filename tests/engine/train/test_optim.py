@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from configs.schema import Optimizer
 from engine.train.optim import Schedule, build_optimizer
 from tests.support.configs import replaced, small_config
 
@@ -78,6 +79,30 @@ def test_biases_norms_class_token_and_position_embedding_are_not_decayed(tmp_pat
     assert {"cls_token", "pos_embed", "norm.weight", "blocks.0.attn.qkv.bias", "head.bias"} <= kept
     assert {"patch_embed.proj.weight", "blocks.1.mlp.fc1.weight", "head.weight"} <= decayed
     assert all(name.endswith("weight") and "norm" not in name for name in decayed)
+
+
+CASES = [  # values other than the default, and what the groups hold then
+    ("AdamW", {"BETAS": (0.7, 0.8), "EPS": 1e-3}, {"betas": (0.7, 0.8), "eps": 1e-3}),
+    ("Adam", {"BETAS": (0.7, 0.8), "EPS": 1e-3}, {"betas": (0.7, 0.8), "eps": 1e-3}),
+    ("SGD", {"MOMENTUM": 0.3}, {"momentum": 0.3}),
+    ("SGD", {"MOMENTUM": 0.0}, {"momentum": 0.0}),
+]
+
+
+@pytest.mark.parametrize("name, values, expected", CASES)
+def test_every_setting_of_the_optimizer_reaches_all_groups(train, name, values, expected):
+    settings = dataclasses.replace(train, OPTIMIZER=Optimizer(NAME=name, **values), WEIGHT_DECAY=0.07, BASE_LR=0.02)
+    optimizer = build_optimizer(settings, torch.nn.Linear(3, 2))
+    assert type(optimizer) is getattr(torch.optim, name)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.07, 0.0]
+    for group in optimizer.param_groups:
+        assert {key: group[key] for key in expected} | {"lr": group["lr"]} == expected | {"lr": 0.02}
+
+
+def test_the_cases_above_have_every_setting_of_the_optimizer():
+    assert {"NAME", *(key for _, values, _ in CASES for key in values)} == {
+        each.name for each in dataclasses.fields(Optimizer)
+    }
 
 
 def test_frozen_parameters_are_not_given_to_the_optimizer(tmp_path):

@@ -1,0 +1,31 @@
+"""Which of several checkpoints, and of several runs, is the newest."""
+
+import pytest
+import torch
+
+from engine.checkpoint.format import find_newest, newest_in, remove_old
+
+
+def save(folder, *names):
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        torch.save({"step": 1}, folder / name)
+    return folder
+
+
+def test_numbered_checkpoints_are_ordered_by_their_number(tmp_path):
+    save(tmp_path, *(f"checkpoint-{number}.pth" for number in (8, 9, 10, 11)))
+    assert newest_in(tmp_path, pytest.fail).name == "checkpoint-11.pth"
+    remove_old(tmp_path, keep=2)
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-10.pth", "checkpoint-11.pth"}
+
+
+def test_resume_auto_takes_the_newest_run_with_its_tag(tmp_path):
+    first, second, tagged = "train-20260101-23-59-59", "train-20260102-00-00-00", "train-20260103-00-00-00-mine"
+    for name in (second, first, f"{second}.2", tagged, "train-20260104-00-00-00-other", "eval-20260105-00-00-00"):
+        save(tmp_path / name, "last.pth")
+    for number in (3, 10):  # as many runs as began in one second
+        save(tmp_path / f"{second}.{number}", "last.pth")
+    assert find_newest(str(tmp_path), "", pytest.fail) == tmp_path / f"{second}.10" / "last.pth"
+    assert find_newest(str(tmp_path), "mine", pytest.fail) == tmp_path / tagged / "last.pth"
+    assert find_newest(str(tmp_path), "nobody", pytest.fail) is None

@@ -71,6 +71,8 @@ def linked(root: Path) -> Path:
     (root / "photos" / "ant" / "more").symlink_to(root / "elsewhere" / "more")
     (root / "elsewhere" / "more" / "round").symlink_to(root / "photos" / "ant")
     (root / "photos" / "bee" / "again").symlink_to(root / "elsewhere" / "more")
+    make_folders(root / "photos", {"bee/deep": 1})
+    (root / "photos" / "cat" / "inside").symlink_to(root / "photos" / "bee" / "deep")
     (root / "photos" / "dog").symlink_to(root / "elsewhere" / "whole")
     return root / "photos"
 

@@ -46,7 +46,7 @@ CASES = [
         count=48,
         warns=True,
     ),
-    Case(zoo.linked, ["links", "2 files"], classes=[*zoo.NAMES, "dog"], count=53, warns=True),
+    Case(zoo.linked, ["links", "3 files"], classes=[*zoo.NAMES, "dog"], count=54, warns=True),
     Case(zoo.linked_class_twice, ["kitty"], wrong=True),
     Case(zoo.linked_validation, ["train", "val"], wrong=True),
     Case(zoo.linked_validation_class, ["cat"], wrong=True),

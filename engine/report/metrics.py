@@ -15,13 +15,19 @@ class Metrics:
         """Keeps the rows before `first_epoch` of an earlier start of this run."""
         self._folder = folder
         self.rows: list[dict] = []
+        self.is_written = True
         written = folder / "metrics.jsonl"
         if written.exists():
             rows = [json.loads(line) for line in written.read_text().splitlines()]
             self.rows = [row for row in rows if row["epoch"] < first_epoch]
 
     def add(self, row: dict) -> None:
+        """Add a row and write all: also those that found no room before."""
         self.rows.append(row)
+        self.is_written = False
+        self.write()
+
+    def write(self) -> None:
         write_text(self._folder / "metrics.jsonl", "".join(json.dumps(each) + "\n" for each in self.rows))
         columns = list(dict.fromkeys(name for each in self.rows for name in each))
         table = io.StringIO()
@@ -29,6 +35,7 @@ class Metrics:
         writer.writeheader()
         writer.writerows(self.rows)
         write_text(self._folder / "metrics.csv", table.getvalue())
+        self.is_written = True
 
 
 class StepRows:

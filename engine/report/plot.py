@@ -3,6 +3,8 @@
 import time
 from pathlib import Path
 
+from utils.files import replacing
+
 
 def plot_metrics(rows: list[dict], folder: Path, title: str) -> None:
     """Draw loss.png and accuracy.png of all epochs so far."""
@@ -32,8 +34,7 @@ def plot_metrics(rows: list[dict], folder: Path, title: str) -> None:
         axes.set(xlabel="epoch", ylabel=label, title=title)
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
-        figure.savefig(folder / name, dpi=110)
-        pyplot.close(figure)
+        save(figure, folder / name)
 
 
 def plot_loss_scale(rows: list[dict], folder: Path, title: str) -> None:
@@ -51,8 +52,17 @@ def plot_loss_scale(rows: list[dict], folder: Path, title: str) -> None:
     axes.set(xlabel="update", ylabel="loss scale", title=title)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    figure.savefig(folder / "loss_scale.png", dpi=110)
-    pyplot.close(figure)
+    save(figure, folder / "loss_scale.png")
+
+
+def save(figure, path: Path) -> None:
+    from matplotlib import pyplot
+
+    try:
+        with replacing(path) as file:
+            figure.savefig(file, dpi=110, format="png")
+    finally:
+        pyplot.close(figure)
 
 
 class Plotter:

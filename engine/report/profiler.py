@@ -9,6 +9,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from engine.report.timing import Timing
 from engine.train.callbacks import Callback
 from engine.train.trainer import Trainer
+from utils.errors import cause_of
 
 WARM_UPDATES = 5  # before tracing: the first updates are not typical
 
@@ -46,5 +47,9 @@ class Profiler(Callback):
 
     def _write(self, traced: profile) -> None:
         self._is_done, self._timing.shows_ranges = True, False
-        traced.export_chrome_trace(str(self._path))
-        self._say(f"profile: {self._path}; open it at https://ui.perfetto.dev")
+        try:
+            traced.export_chrome_trace(str(self._path))
+        except OSError as error:
+            self._say(f"warning: cannot write {self._path} ({cause_of(error)}); training continues")
+        else:
+            self._say(f"profile: {self._path}; open it at https://ui.perfetto.dev")

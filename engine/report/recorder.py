@@ -55,11 +55,12 @@ class Recorder(Callback):
         """Add a row to shadow.csv: how far half precision deviates."""
         path = self._folder / "shadow.csv"
         is_new = not path.exists()
-        with self._warn_on_os_error(), open(path, "a") as file:
-            if is_new:
-                print(*row, sep=",", file=file)
-            print(*(f"{value:.10g}" for value in row.values()), sep=",", file=file)
-        self._show("shadow", {name: value for name, value in row.items() if name != "step"}, row["step"])
+        with self._warn_on_os_error():
+            with open(path, "a") as file:
+                if is_new:
+                    print(*row, sep=",", file=file)
+                print(*(f"{value:.10g}" for value in row.values()), sep=",", file=file)
+            self._show("shadow", {name: value for name, value in row.items() if name != "step"}, row["step"])
 
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
         times = shares(self._timing.epoch_seconds, trainer.process.device)
@@ -94,6 +95,9 @@ class Recorder(Callback):
         return self._board
 
     def close(self) -> None:
+        if not self._metrics.is_written:
+            with self._warn_on_os_error():
+                self._metrics.write()
         with self._warn_on_os_error():
             self._plotter.draw(self._metrics.rows, self._steps.rows, now=True)
         with self._warn_on_os_error():

@@ -50,7 +50,7 @@ def assert_truth(output: Path, ended: Ended) -> dict:
 def test_what_a_run_says_at_its_end_is_on_the_disk_wherever_it_finds_no_room(tmp_path, start, lasts):
     writes, states = last_writes(start, tmp_path / "unbroken"), set()
     assert len(writes) >= 10
-    for number, (what, nth) in enumerate(writes):
+    for number, (what, nth) in enumerate(writes[::3] if lasts else writes):
         ended = start(tmp_path / str(number), *OPTIONS, score=RISING, find_no_room=[what, nth, lasts])
         status = assert_truth(tmp_path / str(number), ended)
         assert ended.returncode == int("not saved" in ended.stdout.splitlines()[-1])
@@ -61,7 +61,7 @@ def test_what_a_run_says_at_its_end_is_on_the_disk_wherever_it_finds_no_room(tmp
 def test_what_a_run_that_is_told_to_stop_says_is_on_the_disk_wherever_it_finds_no_room(tmp_path, start):
     told = {"signal_at": [6, signal.SIGTERM, [0]]}
     writes, states = last_writes(start, tmp_path / "unbroken", **told), set()
-    for number, (what, nth) in enumerate(writes[::2]):
+    for number, (what, nth) in enumerate(writes[::3]):
         ended = start(tmp_path / str(number), *OPTIONS, score=RISING, find_no_room=[what, nth, False], **told)
         assert ended.returncode == 128 + signal.SIGTERM
         status = assert_truth(tmp_path / str(number), ended)
@@ -95,3 +95,11 @@ def test_a_resumed_run_whose_best_pth_is_gone_says_so_and_saves_the_next_best(tm
     ended = start(tmp_path, *OPTIONS, score=RISING[:2])
     assert_names(ended.stdout, "best.pth", "epoch so far was 1")
     assert assert_truth(tmp_path, ended)["best_epoch"] == 2
+
+
+def test_a_row_of_the_last_epoch_that_found_no_room_is_written_at_the_end(tmp_path, start):
+    full = ["replace .metrics.csv.tmp metrics.csv", 2, False]
+    ended = start(tmp_path, *OPTIONS, score=RISING, find_no_room=full)
+    assert ended.returncode == 0 and "warning: " in ended.stdout
+    for name, num_lines in (("metrics.csv", 3), ("metrics.jsonl", 2)):
+        assert len((run_folder(tmp_path) / name).read_text().splitlines()) == num_lines

@@ -1,5 +1,8 @@
 """Saving beside the training: what is written is the state of the save, in order, and nothing is lost silently."""
 
+import errno
+import os
+import stat
 import threading
 
 import pytest
@@ -119,6 +122,46 @@ def test_a_save_that_fails_is_told_and_the_next_one_makes_it_good(tmp_path, save
     saver.save(small_state(3), [])
     saver.wait()
     assert not saver.failure and read_checkpoint(tmp_path / "last.pth")["step"] == 3
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["", "without hard links"])
+@pytest.mark.parametrize("weights_only", [False, True], ids=["", "weights only"])
+def test_every_file_is_on_the_disk_before_its_name_and_the_folder_after_the_last(
+    tmp_path, monkeypatch, links, weights_only
+):
+    """What a power cut leaves: `kill -9` cannot show it, as the system then still writes what it was given."""
+    saver = AsyncSaver(tmp_path, keep=1, device=CPU, warn=pytest.fail, weights_only=weights_only)
+    synced, names, after = {}, [], []
+    fsync, replace = os.fsync, os.replace
+
+    def noted_fsync(file):
+        status = os.fstat(file)
+        synced[status.st_ino] = status.st_size
+        if stat.S_ISDIR(status.st_mode):
+            after.clear()
+        fsync(file)
+
+    def noted_replace(source, target):
+        status = os.stat(source)
+        assert synced.get(status.st_ino) == status.st_size, f"{target} before its content"
+        names.append(target.name)
+        after.append(target.name)
+        replace(source, target)
+
+    def no_link(*paths):
+        raise OSError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    if not links:
+        monkeypatch.setattr(os, "link", no_link)
+    for step in (1, 2):
+        saver.save(
+            small_state(step) | {"progress": {"skips_in_a_row": 0, "best": []}}, ["best.pth", f"checkpoint-{step}.pth"]
+        )
+        saver.wait()
+    assert names[3:] == ["best.pth", "checkpoint-2.pth", "previous.pth", "last.pth"]
+    assert after == [], "names that a power cut may take"
 
 
 def test_our_own_mistake_in_the_thread_comes_out_where_it_is_waited_for(saver):

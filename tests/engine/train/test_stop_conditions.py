@@ -13,7 +13,7 @@ from tests.support.configs import SMALL, small_config
 from tests.support.refusals import assert_names, refused
 from tests.support.run_hash import run_hash
 from tests.support.runs import run, run_folder
-from tests.support.trainers import make_trainer, train
+from tests.support.trainers import make_trainer, train, update
 from utils.errors import ConfigError
 from utils.signals import StopSignal
 
@@ -75,6 +75,25 @@ def test_a_run_that_is_out_of_time_saves_ends_with_0_and_goes_on_to_the_same_end
     assert (told["state"], told["reason"]) == ("stopped", "time limit") and 0 < told["step"] <= 27
     folder, _, told = start("limited")
     assert told["state"] == "done" and run_hash(folder) == run_hash(unbroken)
+
+
+class UpdatesLeft(Callback):
+    def __init__(self):
+        self.told = []
+
+    def should_stop(self, trainer, updates_left) -> bool:
+        self.told.append(updates_left)
+        return False
+
+
+@pytest.mark.usefixtures("signal_handlers")
+def test_what_may_stop_a_run_is_told_how_many_updates_of_the_epoch_are_left(tmp_path):
+    callback = UpdatesLeft()
+    trainer = make_trainer(small_config(tmp_path), callbacks=[callback])
+    update(trainer, 7)
+    train(trainer, trainer.data.windows(7, trainer.data.steps_per_epoch))
+    assert trainer.data.steps_per_epoch > 9
+    assert callback.told == list(range(trainer.data.steps_per_epoch - 7, 0, -1))
 
 
 class TimeIsUp(Callback):

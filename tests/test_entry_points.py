@@ -279,7 +279,7 @@ def test_killing_the_launcher_leaves_no_orphan(long_run, tmp_path):
 
 @pytest.mark.parametrize(("send", "number"), [(os.kill, signal.SIGTERM), (os.killpg, signal.SIGUSR1)])
 def test_told_to_stop_all_processes_save_and_end(long_run, tmp_path, send, number):
-    """A signal to the launcher, or to the whole group: it reaches each worker twice, as the launcher passes its own on."""
+    """A signal to the launcher, which passes it on, or to the whole group."""
     send(long_run.processes[0].pid, number)
     assert long_run.wait().returncode == 128 + number
     status = json.loads((run_folder(tmp_path / "o") / "status.json").read_text())

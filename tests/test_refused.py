@@ -20,6 +20,7 @@ from engine.checkpoint.format import find_newest
 from engine.checkpoint.rollback import find_before
 from models.formats.files import find_file
 from tests.support.configs import small_config
+from tests.support.forks import DEADLINE
 from tests.support.image_sets import draw, error_of, samples, settings, write_tar
 from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError, UserError
@@ -60,7 +61,7 @@ def nobody_waits():
         pytest.fail("it waits for a pipe")
 
     before = signal.signal(signal.SIGALRM, let_go)
-    signal.alarm(120)  # seconds for what takes milliseconds
+    signal.alarm(int(DEADLINE))  # seconds for what takes milliseconds
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)

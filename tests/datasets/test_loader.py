@@ -222,6 +222,15 @@ def test_every_process_gets_as_many_batches_to_evaluate_though_the_last_may_coun
     assert counts == [[119, 1], [119, 1], [119, 0]]
 
 
+def test_an_image_that_only_keeps_a_process_in_step_is_not_counted_though_it_cannot_be_read(folder):
+    (folder / "val" / "ant" / "0.png").write_bytes(b"")  # the first image is lent to whoever has none left
+    config = folder_settings(folder, BATCH_SIZE_EVAL=1)
+    _, val = load_image_sets(config)
+    shares = [list(build_eval_data(config, val, rank, 4, CPU)) for rank in range(4)]
+    assert sorted(index for batches in shares for batch in batches for index in batch.bad) == [0, 2, 5]
+    assert sum(batch.num_samples for batches in shares for batch in batches) == 3
+
+
 def test_evaluation_leaves_out_what_it_cannot_read_and_reports_it(folder):
     config = folder_settings(folder, BATCH_SIZE_EVAL=1)
     _, val = load_image_sets(config)

@@ -287,6 +287,11 @@ def test_each_epoch_has_every_sample_once_in_an_order_of_its_own():
     assert images.epoch_order(0, 0)[:5].tolist() == [374, 355, 375, 373, 382]
 
 
+def test_tars_come_in_another_order_in_each_epoch_and_with_each_seed():
+    orders = [big_set(buffer=1).epoch_order(seed, epoch) for seed in (0, 1) for epoch in range(3)]
+    assert len({tuple(order.tolist()) for order in orders}) == 6, "with this buffer all that moves is the tars"
+
+
 def test_tars_come_in_a_random_order_and_a_sample_stays_within_the_buffer_of_its_turn():
     in_turn = big_set(buffer=1).epoch_order(3, 5)
     assert (np.diff(in_turn.reshape(20, 50), axis=1) == 1).all()  # tar by tar, from front to back

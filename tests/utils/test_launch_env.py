@@ -62,6 +62,13 @@ def test_every_launchers_variables_are_read(environment, launcher, numbers, host
     assert launched == LaunchedRank(launcher, *numbers, host, launched.port)
 
 
+def test_each_start_by_torchrun_is_told_from_those_before_it():
+    """Their processes meet in the same store."""
+    for count in ("0", "2"):
+        launched = find_launched_rank(TORCHELASTIC | {"TORCHELASTIC_RESTART_COUNT": count}, LaunchOptions())
+        assert launched.restart_count == int(count)
+
+
 def test_nobodys_worker_starts_the_others_itself():
     for environment in ({}, {"RANK": "0"}, SLURM | {"ENVIRONMENT": "BATCH", "SLURM_PROCID": "0"}):
         assert find_launched_rank(environment, LaunchOptions()) is None

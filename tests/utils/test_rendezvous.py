@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.support.forks import DEADLINE
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import free_port
 from utils import distributed
@@ -32,7 +33,7 @@ def test_who_joins_without_a_launcher_counts_the_processes_of_its_machine():
     port, joined = free_port(), {}
 
     def join(rank):
-        joined[rank] = Rendezvous(LaunchedRank("test", rank, 3, None, "127.0.0.1", port), timeout=60.0)
+        joined[rank] = Rendezvous(LaunchedRank("test", rank, 3, None, "127.0.0.1", port), timeout=DEADLINE)
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in range(3)]
     for thread in threads:

@@ -15,6 +15,7 @@ from models import build_model
 from scripts import make_shards
 from tests.engine.check.small_photos import CLEAN, sets_of, trouble
 from tests.support.configs import SMALL, replaced, small_config
+from tests.support.forks import DEADLINE
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, rows, run
 from utils.findings import OK, WARN, WRONG
@@ -124,7 +125,7 @@ def test_under_torchrun_there_is_one_table_and_nobody_waits(photos):
         [*launcher, str(ROOT / "main_multi_gpu.py"), *flags, "-output", str(photos / "o")],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=DEADLINE,
     )
     assert result.returncode == 0, result.stderr
     assert_names(rows(result.stdout)["device"][1], "processes: 2")

@@ -1,6 +1,7 @@
 """The doctor names the very module at which half precision breaks, and what it prescribes helps."""
 
 import contextlib
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -11,6 +12,7 @@ from configs.load import load
 from datasets import Normalize, Preparation, build_train_data, load_image_sets
 from engine.diagnose.doctor import Case, diagnose, replay
 from engine.diagnose.failing_batch import read_overflow
+from engine.diagnose.trace import larger
 from engine.precision.policy import Precision
 from engine.train.loss import ClassificationLoss
 from engine.train.optim import build_optimizer
@@ -21,6 +23,12 @@ from tests.support.refusals import assert_names
 from tests.support.runs import run, run_folder
 from tests.support.trainers import big_logits
 from utils.program import exit_code
+
+
+def test_what_is_no_number_is_larger_than_any():
+    assert [larger(*pair) for pair in ((1.0, 2.0), (2.0, 1.0), (math.inf, 1.0))] == [2.0, 2.0, math.inf]
+    for pair in ((1.0, math.nan), (math.nan, 1.0), (math.inf, math.nan)):
+        assert math.isnan(larger(*pair))
 
 
 def make_case(folder, plant, scale=65536.0) -> Case:

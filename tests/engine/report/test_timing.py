@@ -21,6 +21,7 @@ from engine.run import run
 from engine.train.callbacks import PHASES, Callback
 from engine.train.counters import Report
 from tests.support.configs import CPU, SMALL, small_config
+from tests.support.forks import DEADLINE
 from tests.support.runs import run_folder
 from tests.support.trainers import Reports, make_trainer, train, update
 from utils.distributed import Process
@@ -202,7 +203,7 @@ def test_communication_is_what_is_left_of_it_when_gradients_are_computed():
         future = torch.futures.Future()
 
         def finish():
-            backward_is_over.wait(timeout=10)
+            backward_is_over.wait(timeout=DEADLINE)
             timing.clock.time += 3
             future.set_result(bucket.buffer())
 
@@ -233,20 +234,35 @@ def test_communication_is_what_is_left_of_it_when_gradients_are_computed():
         dist.destroy_process_group()
 
 
-class SyncedLosses(Callback):
-    """Whether gradients are synchronised in the backward of each loss."""
+class Losses(Callback):
+    """Whether the micro-batch of each loss is the last of its update."""
 
     def __init__(self):
-        self.seen = []
+        self.is_last = []
 
     def on_loss(self, trainer, loss, is_last) -> None:
-        self.seen.append(is_last)
+        self.is_last.append(is_last)
 
 
-def test_communication_is_looked_for_in_the_last_micro_batch(tmp_path):
-    losses = SyncedLosses()
-    update(make_trainer(small_config(tmp_path, "TRAIN.ACCUM_ITER=2"), callbacks=[losses]))
-    assert losses.seen == [False, True]
+def test_gradients_are_averaged_in_the_last_micro_batch_alone_where_communication_is_looked_for(tmp_path):
+    losses, averaged = Losses(), set()
+
+    def average(state, bucket):
+        averaged.add(len(losses.is_last))
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    trainer = make_trainer(small_config(tmp_path, "TRAIN.ACCUM_ITER=3"), callbacks=[losses])
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        trainer.parallel.process = Process(CPU, world_size=2)
+        trainer.replicate(accumulates=True)
+        trainer.replica.register_comm_hook(None, average)
+        update(trainer)
+    finally:
+        dist.destroy_process_group()
+    assert losses.is_last == [False, False, True] and averaged == {3}
 
 
 @pytest.mark.usefixtures("signal_handlers")

@@ -117,6 +117,16 @@ def test_a_non_finite_update_leaves_weights_running_mean_and_optimizer_alone(tmp
     assert torch.isfinite(torch.tensor(trainer.report().mean_loss))
 
 
+def test_a_good_update_ends_a_series_of_skipped_ones(tmp_path):
+    trainer = make_trainer(small_config(tmp_path))
+    in_a_row = []
+    for factor in ("nan", "nan", "1", "nan"):
+        poison = trainer.model.norm.register_forward_hook(lambda *args, by=float(factor): args[-1] * by)
+        in_a_row.append(update(trainer).report().skips_in_a_row)
+        poison.remove()
+    assert in_a_row == [1, 2, 0, 1]
+
+
 def test_many_skips_in_a_row_stop_the_run_with_finite_weights(tmp_path):
     config = replaced(
         small_config(tmp_path, "REPORT_FREQ=1"), PRECISION={"MAX_CONSECUTIVE_SKIPS": 5}, TRAIN={"NUM_EPOCHS": 1}

@@ -92,12 +92,10 @@ def _first_image(parts: list[ImageSet], target: int) -> str:
 def _read_classes(name: str) -> list[str]:
     """The lines of a file: the class names in the order of their numbers."""
     file = Path(name).expanduser()
-    if not file.exists() or (kind := not_a_file(file)):
-        raise ConfigError(
-            f"DATA.CLASSES: {name} is {kind if file.exists() else 'missing'}; name a text file of class names"
-        )
-    classes = file.read_text(encoding="utf-8-sig", errors="surrogateescape").strip().splitlines()
-    classes = [line.strip() for line in classes]
+    if kind := not_a_file(file) if file.exists() else "missing":
+        raise ConfigError(f"DATA.CLASSES: {name} is {kind}; name a text file of class names")
+    text = file.read_text(encoding="utf-8-sig", errors="surrogateescape").strip()
+    classes = [line.strip() for line in text.splitlines()]
     wrong = next((number for number, line in enumerate(classes, 1) if not line or line in classes[: number - 1]), None)
     if wrong or not classes:
         raise ConfigError(

@@ -15,7 +15,7 @@ from datasets.shuffle import shuffled
 from datasets.types import ImageSet, Kept
 from utils.errors import ConfigError
 from utils.files import write_text
-from utils.text import first_of
+from utils.text import counted, first_of
 
 DRAWN = ("hash", "position")  # rules of a split that is drawn here; "folders" and "none" are the data's own
 HASH_BYTES = 8
@@ -109,7 +109,7 @@ def describe_split(config: Config, val: ImageSet) -> str:
         )
     elif comes_from == "none" and config.EVAL:
         validation = f"all of {validation}"
-    end = f"{validation}, {len(val.classes)} classes"
+    end = f"{validation}, {counted(len(val.classes), 'class')}"
     return f"validation images: {end}" if config.EVAL else f"training images: {record['training']}, validation: {end}"
 
 

@@ -12,7 +12,7 @@ from datasets.transforms.decode import IMAGE_ENDINGS, OPTIONAL_ENDINGS
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError, did_you_mean
-from utils.text import first_of
+from utils.text import counted, first_of
 
 SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")  # of zip files made on a Mac, and of network disks: copies and thumbnails
 NO_IMAGES = (".txt", ".md", ".json", ".xml", ".csv", ".html", ".db", ".ini", *(f"{name}/" for name in SYSTEM_FOLDERS))
@@ -202,7 +202,7 @@ def describe_left_out(counts: dict[str, int]) -> str:
     warning = "" if all(reason in NO_IMAGES for reason in counts) else "warning: "
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(counts.items()))
     hint = "; pip install pillow-heif reads HEIC" if counts.keys() & OPTIONAL_ENDINGS["pillow_heif"] else ""
-    return f"{warning}{sum(counts.values()):,} files left out ({reasons}){hint}"
+    return f"{warning}{counted(sum(counts.values()), 'file')} left out ({reasons}){hint}"
 
 
 def _is_image(file: str) -> bool:

@@ -82,8 +82,8 @@ def _repeated_paths(listing: Listing) -> list[str]:
         return []
     other_class = f", {contrary:,} of them with another class" if contrary else ""
     return [
-        f"warning: {listing.file}: {len(repeated):,} lines name a file that an earlier line names{other_class}; in a split "
-        f"they are in the same part: {first_of(repeated)}"
+        f"warning: {listing.file}: lines that repeat the path of an earlier one, and in a split are in the same part: "
+        f"{len(repeated):,}{other_class} ({first_of(repeated)})"
     ]
 
 
@@ -97,12 +97,14 @@ def _in_both(config: Config, train: Listing, val: Listing) -> list[str]:
             "on; list others"
         )
     if shared:
-        notes.append(f"warning: {len(shared):,} images of {val.file} are also in {train.file}: {first_of(shared)}")
+        notes.append(
+            f"warning: images of {val.file} that are also in {train.file}: {len(shared):,} ({first_of(shared)})"
+        )
     groups = sorted(set(train.groups) & set(val.groups))
     if groups:
         notes.append(
-            f"warning: {len(groups):,} values of DATA.GROUP_BY {config.DATA.GROUP_BY} are in {train.file} and in "
-            f"{val.file}: {first_of(groups)}"
+            f"warning: values of DATA.GROUP_BY {config.DATA.GROUP_BY} that are in {train.file} and in {val.file}: "
+            f"{len(groups):,} ({first_of(groups)})"
         )
     return notes
 

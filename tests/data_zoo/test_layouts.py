@@ -78,10 +78,15 @@ CASES = [
     ),
     Case(zoo.of_csv("images/1, small.png,ant\n"), ["line 2"], "csv", wrong=True),
     Case(
-        zoo.of_csv(zoo.csv_lines(TWO) + "./images/0.png,bee\n"), ["1 lines", "images/0.png"], "csv", TWO, 25, warns=True
+        zoo.of_csv(zoo.csv_lines(TWO) + "./images/0.png,bee\n"),
+        ["1, 1 of them with another class", "images/0.png"],
+        "csv",
+        TWO,
+        25,
+        warns=True,
     ),
     Case(zoo.csv_parts("train.csv", "Valid.csv", "test.csv"), ["train.csv", "Valid.csv", "test.csv"], "csv", TWO, 24),
-    Case(zoo.csv_parts("train.csv", "val.csv", overlap=3), ["3 images", "images/9.png"], "csv", TWO, 24, warns=True),
+    Case(zoo.csv_parts("train.csv", "val.csv", overlap=3), ["3 (images/9.png"], "csv", TWO, 24, warns=True),
     Case(zoo.csv_parts("train.csv", "val.csv", overlap=12), ["val.csv", "train.csv"], "csv", wrong=True),
     Case(
         zoo.tars("train-00000-of-00002.tar", "train-00001-of-00002.tar", "valid-00000-of-00001.tar", "test-0.tar"),

@@ -9,7 +9,7 @@ from datasets.cache.build import CacheProgress
 from datasets.cache.cached_images import cache_image_sets
 from datasets.loading.train_data import EvalData, TrainData, Window
 from datasets.loading.workers import count_workers
-from datasets.split import holds_out_no_more, write_split
+from datasets.split import holds_out_no_more, identity, write_split
 from datasets.transforms.augment import parse_policy
 from datasets.transforms.crop import Normalize
 from datasets.transforms.mixup import Mixed, Preparation, dominant_class

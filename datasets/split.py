@@ -6,6 +6,7 @@ import io
 import os
 import unicodedata
 from collections.abc import Iterable
+from copy import copy
 from pathlib import Path
 
 import numpy as np
@@ -72,20 +73,42 @@ def split(config: Config, image_set: ImageSet, kept: Kept | None) -> tuple[Image
     data, record = config.DATA, kept.split if kept else {}
     title, fraction, seed = image_set.split["training"], data.VAL_FRACTION, data.SPLIT_SEED
     if config.EVAL:
-        if record.get("rule") not in DRAWN or os.path.realpath(record["training"]) != os.path.realpath(title):
+        parts = _held_out_then(config, copy(image_set), kept) if record.get("rule") in DRAWN else None
+        if parts is None:
             image_set.split = {"rule": "none", "validation": title}
-            return None, image_set
-        if record.get("group_by") != data.GROUP_BY:
-            raise ConfigError(
-                f"DATA.GROUP_BY is {data.GROUP_BY}, but the images of {title} were held out with {record.get('group_by')}; "
-                "set it to that"
-            )
-        fraction, seed = record["fraction"], record["seed"]
+            if record:
+                image_set.notes += ("accuracy on images that the run was trained on says nothing: leave those out",)
+        return parts or (None, image_set)
     by_position = kept is not None and record.get("rule", "position") == "position"
     train, val = (hold_out if by_position else hold_out_by_hash)(image_set, fraction, seed, title)
     if data.GROUP_BY and not by_position:
         val.split["group_by"] = data.GROUP_BY  # the record is of both parts
     return train, val
+
+
+def _held_out_then(config: Config, image_set: ImageSet, kept: Kept) -> tuple[ImageSet, ImageSet] | None:
+    """What the run held out of the data that it was trained on, also where that is a copy; None of other data."""
+    record, title = kept.split, image_set.split["training"]
+    draw = hold_out if record["rule"] == "position" else hold_out_by_hash
+    parts = draw(image_set, record["fraction"], record["seed"], title)
+    if os.path.realpath(record["training"]) != os.path.realpath(title):
+        return parts if identity(parts[1]) == kept.validation else None
+    if record.get("group_by") != config.DATA.GROUP_BY:
+        raise ConfigError(
+            f"DATA.GROUP_BY is {config.DATA.GROUP_BY}, but the images of {title} were held out with "
+            f"{record.get('group_by')}; set it to that"
+        )
+    return parts
+
+
+def identity(image_set: ImageSet) -> dict[str, int | str]:
+    """What tells one validation set from another: its images' number, file names and classes, wherever they lie."""
+    classes = [image_set.classes[target] for target in image_set.targets.tolist()]
+    names = [f"{os.path.basename(image_set.name(index))} {name}" for index, name in enumerate(classes)]
+    return {
+        "num_images": len(image_set),
+        "digest": hashlib.sha256("\n".join(sorted(names)).encode(errors="surrogateescape")).hexdigest(),
+    }
 
 
 def holds_out_no_more(here: dict, there: dict) -> bool:

@@ -84,6 +84,7 @@ class Kept(NamedTuple):
 
     classes: list[str]  # in the order of their numbers
     split: dict  # ImageSet.split; empty in checkpoints of versions that kept none
+    validation: dict = {}  # datasets.split.identity of the validation images
 
 
 class Batch(NamedTuple):

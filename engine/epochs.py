@@ -5,10 +5,10 @@ import time
 from collections.abc import Iterator
 
 from configs.values import flatten
-from datasets import BadImages, Batch, EvalData, Window
+from datasets import BadImages, Batch, EvalData, Window, identity
 from engine.checkpoint.async_saver import BEST, AsyncSaver
 from engine.checkpoint.format import read_checkpoint
-from engine.checkpoint.resume import comparable, identity
+from engine.checkpoint.resume import comparable
 from engine.checkpoint.rollback import BAD_BATCHES_FILE, find_before, write_bad_batches
 from engine.checkpoint.sharded_saver import PIECES
 from engine.diagnose.failing_batch import LastUpdate, save_overflow

@@ -95,7 +95,8 @@ class Plan:
         """Classes and split of the run that is resumed or evaluated."""
         if not (is_run(self.saved) or self.given.EVAL) or "class_names" not in self.record:
             return None
-        return Kept(list(self.record["class_names"]), self.record.get("split", {}))
+        record = self.record
+        return Kept(list(record["class_names"]), record.get("split", {}), record.get("validation", {}))
 
     @cached_property
     def image_sets(self) -> ImageSets:

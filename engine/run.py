@@ -17,12 +17,13 @@ from datasets import (
     build_eval_data,
     build_train_data,
     cache_image_sets,
+    identity,
     load_image_sets,
     write_split,
 )
 from engine.callback_list import choose_callbacks
 from engine.check.quick_checks import quick_checks
-from engine.checkpoint.resume import identity, is_run, refuse_changes
+from engine.checkpoint.resume import is_run, refuse_changes
 from engine.checkpoint.sharded_saver import make_saver
 from engine.diagnose.explain import explain
 from engine.epochs import Epochs

@@ -27,7 +27,7 @@ from utils.files import replacing
 from utils.program import exit_code
 from utils.text import counted
 
-METADATA = ("arch", "class_names", "data", "config", "split", "step", "metric", "halfstep_version")
+METADATA = ("arch", "class_names", "data", "config", "split", "validation", "step", "metric", "halfstep_version")
 
 
 def main(argv: list[str]) -> int:

@@ -1,13 +1,11 @@
 """Finds the checkpoint that a run continues from, and refuses settings that do not match it."""
 
-import hashlib
 import os
 from dataclasses import replace
 from pathlib import Path
 
 from configs.schema import Config
 from configs.values import flatten
-from datasets import ImageSet
 from datasets.batch_order import Order
 from engine.checkpoint.format import changes, find_newest, newest_in, read_checkpoint
 from engine.train.optim import Schedule
@@ -74,15 +72,6 @@ def global_batch_to_keep(config: Config, saved: dict) -> int | None:
 def comparable(config: Config, order: Order) -> dict:
     """The settings as a checkpoint stores them, with the global batch and the number of images."""
     return flatten(config) | {"GLOBAL_BATCH": order.global_batch, "NUM_IMAGES": order.num_images}
-
-
-def identity(image_set: ImageSet) -> dict[str, int | str]:
-    """What tells one validation set from another: its images' number, file names and classes, wherever they lie."""
-    names = (f"{os.path.basename(image_set.name(index))} {target}" for index, target in enumerate(image_set.targets))
-    return {
-        "num_images": len(image_set),
-        "digest": hashlib.sha256("\n".join(sorted(names)).encode(errors="surrogateescape")).hexdigest(),
-    }
 
 
 def refuse_changes(config: Config, order: Order, split: dict, state: dict, path: Path) -> list[str]:

@@ -18,7 +18,15 @@ class Weights(NamedTuple):
 
 
 # Plain values of our checkpoints, and of the files that scripts/export.py makes of them; other programs may have others.
-RECORD = {"arch": str, "class_names": list, "split": dict, "config": dict, "data": dict, "weights": str}
+RECORD = {
+    "arch": str,
+    "class_names": list,
+    "split": dict,
+    "validation": dict,
+    "config": dict,
+    "data": dict,
+    "weights": str,
+}
 
 
 def record_of(content: dict) -> dict:

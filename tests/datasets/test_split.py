@@ -2,12 +2,13 @@
 
 import csv
 import itertools
+import shutil
 import unicodedata
 
 import numpy as np
 import pytest
 
-from datasets import Kept, load_image_sets
+from datasets import Kept, identity, load_image_sets
 from tests.support.configs import SMALL
 from tests.support.image_sets import draw, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.refusals import assert_names, refused
@@ -111,6 +112,20 @@ def test_evaluation_on_the_data_of_the_run_scores_what_it_held_out(tmp_path):
     config = settings("imagefolder", f"{tmp_path}/", evaluate=True)  # VAL_FRACTION as at first
     train, scored = load_image_sets(config, kept=Kept(val.classes, val.split))
     assert train is None and shades(scored) == shades(val)
+
+
+def test_evaluation_knows_a_copy_of_the_runs_data_and_names_the_risk_with_other_images(tmp_path):
+    make_folders(tmp_path / "here", {"ant": 20, "bee": 20})
+    _, val = load("imagefolder", tmp_path / "here", VAL_FRACTION=0.3)
+    kept = Kept(val.classes, val.split, identity(val))
+    shutil.copytree(tmp_path / "here", tmp_path / "copy")
+    config = settings("imagefolder", tmp_path / "copy", evaluate=True)
+    assert shades(load_image_sets(config, kept=kept)[1]) == shades(val)
+    for number in range(20):  # some of them would be held out
+        draw(tmp_path / "copy" / "ant" / f"new-{number}.png")
+    _, scored = load_image_sets(config, kept=kept)
+    assert len(scored) == 60 and any("trained on" in note for note in scored.notes)
+    assert not any("trained on" in note for note in load("imagefolder", tmp_path / "copy", evaluate=True)[1].notes)
 
 
 def test_both_sets_get_the_classes_of_the_checkpoint_in_its_order(tmp_path):

@@ -24,6 +24,7 @@ CUSTOMARY = {"AdamW": (1e-5, 1e-3), "Adam": (1e-5, 1e-3), "SGD": (1e-3, 1e-1)}
 FAR = 10  # factor beyond them that is reported
 SHARED = Path("/dev/shm")  # where loader processes put their batches on Linux
 MAX_INITIAL = 0.01  # of the EMA
+OTHER_FILES = 2**20  # bytes of a run's logs, tables and curves
 NEAR = 0.8  # fraction of the free space
 
 
@@ -103,7 +104,7 @@ def check_output(save: str) -> Finding:
 
 
 def check_disk(config: Config, path: Path, each: int, weights: int) -> Finding:
-    """Check that all checkpoints that exist at once, of `each` bytes (of `weights` alone), fit on the disk of `path`."""
+    """Check that all files of a run fit on the disk of `path`: checkpoints of `each` bytes (`weights` of weights alone)."""
     kept = min(config.KEEP_CHECKPOINTS, math.ceil(config.TRAIN.NUM_EPOCHS / config.SAVE_FREQ))
     count, alone = 3, kept + 1  # last, previous, and the one being written; best and the numbered ones
     if config.SAVE_WEIGHTS_ONLY:
@@ -112,11 +113,11 @@ def check_disk(config: Config, path: Path, each: int, weights: int) -> Finding:
         count, alone = count + alone, 0
     # Checkpoints of a resumed run already occupy their space; a file with several names occupies it once.
     present = {status.st_ino: status.st_size for status in (file.stat() for file in path.rglob("*.pth"))}
-    need = max(count * each + alone * weights - sum(present.values()), 2 * each)
+    need = max(count * each + alone * weights - sum(present.values()), 2 * each) + OTHER_FILES
     free = free_bytes(nearest_existing(path))
     of_weights = f", and {alone} of weights alone of {format_bytes(weights)}" if alone else ""
     found = (
-        f"checkpoints of {format_bytes(each)}, up to {count} at once{of_weights}: {format_bytes(need)} of "
+        f"checkpoints of {format_bytes(each)}, up to {count} at once{of_weights}; with logs and curves {format_bytes(need)} of "
         f"{format_bytes(free)} free at {path}"
     )
     return Finding(

@@ -42,10 +42,11 @@ def test_room_for_checkpoints(tmp_path, monkeypatch):
     config = small_config(tmp_path, "KEEP_CHECKPOINTS=3", "SAVE_FREQ=1", "TRAIN.NUM_EPOCHS=2")
 
     def verdict(free: int, path: Path) -> str:
-        monkeypatch.setattr(quick_checks, "free_bytes", lambda folder: free)
+        monkeypatch.setattr(quick_checks, "free_bytes", lambda folder: free + quick_checks.OTHER_FILES)
         return check_disk(config, path, 1000, 300).verdict
 
-    assert [verdict(free, tmp_path / "not/yet") for free in (5999, 6000, 7500)] == [WRONG, WARN, OK]  # 2 kept, 4 more
+    assert [verdict(free, tmp_path / "not/yet") for free in (5999, 6000, 2**20)] == [WRONG, WARN, OK]  # 2 kept, 4 more
+    assert verdict(-1000, tmp_path) == WRONG, "logs and curves need room too"
     (tmp_path / "last.pth").write_bytes(bytes(1000))
     (tmp_path / "best.pth").hardlink_to(tmp_path / "last.pth")
     assert [verdict(free, tmp_path) for free in (4999, 5000)] == [WRONG, WARN], "one of them lies there already"
@@ -55,7 +56,7 @@ def test_weights_alone_take_less_room_than_checkpoints(tmp_path, monkeypatch):
     words = ["SAVE_FREQ=1", "TRAIN.NUM_EPOCHS=2", "SAVE_WEIGHTS_ONLY=true"]
 
     def verdict(free: int, keep: int) -> str:
-        monkeypatch.setattr(quick_checks, "free_bytes", lambda folder: free)
+        monkeypatch.setattr(quick_checks, "free_bytes", lambda folder: free + quick_checks.OTHER_FILES)
         return check_disk(small_config(tmp_path, *words, f"KEEP_CHECKPOINTS={keep}"), tmp_path, 1000, 300).verdict
 
     assert [verdict(free, keep=9) for free in (4199, 4200)] == [WRONG, WARN]  # 2 kept, the best, one being written

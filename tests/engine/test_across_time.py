@@ -19,7 +19,8 @@ from tests.engine.check.small_photos import CLEAN
 from tests.support.configs import replaced
 from tests.support.image_sets import draw, draw_photos, load, make_folders
 from tests.support.refusals import assert_names
-from tests.support.runs import run_folder
+from tests.support.runs import rows, run_folder
+from utils.findings import OK, WARN
 from utils.program import exit_code
 
 pytestmark = pytest.mark.usefixtures("signal_handlers")
@@ -125,11 +126,13 @@ def test_a_run_with_one_more_class_starts_from_pretrained_weights_with_the_accur
 
 def test_pretrained_weights_that_may_have_seen_the_validation_images_are_warned_of(again):
     flags = [*settings(again), "-output", again / "new", "-pretrained", checkpoint(again), "-check"]
-    assert "warning: MODEL.PRETRAINED" not in halfstep(*flags)[1]
+    assert rows(halfstep(*flags)[1])["pretrained"][0] == OK
     (again / "photos" / "val").rename(again / "photos" / "test")
     code, said = halfstep(*flags)
     assert code == 0
-    assert_names(said, "MODEL.PRETRAINED", "val", "test")
+    verdict, found = rows(said)["pretrained"]
+    assert verdict == WARN
+    assert_names(found, "MODEL.PRETRAINED", "val", "test")
 
 
 @pytest.mark.parametrize(
@@ -249,10 +252,19 @@ def test_a_run_is_resumed_by_its_folder_alone_with_its_own_settings(again):
 def test_a_new_run_from_a_checkpoint_takes_its_recipe_but_neither_its_classes_nor_its_place(again, monkeypatch):
     monkeypatch.chdir(again)
     draw_photos(again / "photos" / "train", "zebra")
-    code, said = halfstep("-pretrained", checkpoint(again), "-epochs", "1", "-output", "new")
+    state = torch.load(checkpoint(again), weights_only=True)
+    state["config"] |= {"MODEL.NUM_CLASSES": 3, "MODEL.FREEZE": ["patch_embed.*"]}
+    torch.save(state, "three.pth")
+    code, said = halfstep("-pretrained", "three.pth", "-data_path", "photos", "-epochs", "1", "-output", "new")
     assert code == 0, said
+    assert_names(said, "3 of 4 classes", "new: zebra")
     made = config_yaml(run_folder(again / "new"))
-    for line in (r"BATCH_SIZE: 6 +# checkpoint", r"NUM_EPOCHS: 1 +# flag -epochs", r"PATCH_SIZE: 4 +# checkpoint"):
+    for line in (
+        r"BATCH_SIZE: 6 +# checkpoint",
+        r"NUM_EPOCHS: 1 +# flag -epochs",
+        r"PATCH_SIZE: 4 +# checkpoint",
+        r"FREEZE: \[\]",
+    ):
         assert re.search(line, made), made
 
 

@@ -73,5 +73,6 @@ def test_with_more_images_in_mid_epoch_that_epoch_begins_anew(tmp_path, start, p
     more = start(tmp_path / "o", *flags, "RESUME.ALLOW_CHANGED=[NUM_IMAGES]")
     assert more.returncode == 0, more.stderr
     assert_names(more.stdout, "epoch 2", "step 13")
+    assert "Epoch[002/002], Step[0000/0013]" in more.stdout
     state = torch.load(run_folder(tmp_path / "o") / "last.pth", weights_only=True)
     assert (state["epoch"], state["step"], state["config"]["NUM_IMAGES"]) == (1, 26, 220)

@@ -78,6 +78,11 @@ def split(config: Config, image_set: ImageSet, kept: Kept | None) -> tuple[Image
             image_set.split = {"rule": "none", "validation": title}
             if record:
                 image_set.notes += ("accuracy on images that the run was trained on says nothing: leave those out",)
+            elif kept:
+                image_set.notes += (
+                    f"warning: the checkpoint is of a version that did not record its split; if it was trained on {title}, "
+                    "most of these images are training images",
+                )
         return parts or (None, image_set)
     by_position = kept is not None and record.get("rule", "position") == "position"
     train, val = (hold_out if by_position else hold_out_by_hash)(image_set, fraction, seed, title)

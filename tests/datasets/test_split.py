@@ -101,7 +101,9 @@ def test_evaluation_scores_all_images_of_a_folder_without_parts(tmp_path, datase
     write_tar(tmp_path / "train-0.tar", samples(0, 20, num_classes=2))
     path = tmp_path / "train.csv" if dataset == "csv" else tmp_path
     train, val = load(dataset, path, evaluate=True)
-    assert train is None and len(val) == 20
+    assert train is None and len(val) == 20 and not any("warning" in note for note in val.notes)
+    _, of_an_old_run = load_image_sets(settings(dataset, path, evaluate=True), kept=Kept(["0", "1"], {}))
+    assert len(of_an_old_run) == 20 and any("warning" in note for note in of_an_old_run.notes)
     another = Kept(["0", "1"], {"rule": "hash", "training": "elsewhere", "fraction": 0.1, "seed": 0})
     assert len(load_image_sets(settings(dataset, path, evaluate=True), kept=another)[1]) == 20
 

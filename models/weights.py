@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from unicodedata import normalize
 
 import torch
 from torch import Tensor, nn
@@ -100,11 +101,12 @@ def _match_heads(
     heads = [head for head in heads if f"{head}.weight" in state and len(state[f"{head}.weight"]) >= len(theirs or ())]
     if not (theirs and mine and heads) or not all(isinstance(name, str) for name in theirs):
         return []
+    theirs, mine = ([normalize("NFC", name) for name in names] for names in (theirs, mine))  # a Mac writes ä as two
     number = {name: row for row, name in enumerate(theirs)}
     known, new = [name for name in mine if name in number], [name for name in mine if name not in number]
     own = model.state_dict()
     inside = [each for each in state if each.startswith(tuple(f"{head}." for head in heads)) and each in own]
-    for name in inside if list(mine) != list(theirs) else ():
+    for name in inside if mine != theirs else ():
         rows, length = state.pop(name), len(own[name])
         if known:
             mean = rows[[number[each] for each in known]].mean(0, keepdim=True)

@@ -1,6 +1,7 @@
 """A run meets the data, settings and files of another day: classes by name, splits, checkpoints without their YAML."""
 
 import contextlib
+import gc
 import io
 import random
 import re
@@ -31,6 +32,7 @@ def halfstep(*flags: str | Path) -> tuple[int, str]:
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         code = exit_code(main_single_gpu.main, [str(flag) for flag in flags])
+    gc.collect()  # the lock on a run's folder ends with its process, which here goes on
     return code, said.getvalue()
 
 
@@ -212,6 +214,27 @@ def test_a_resumed_run_cannot_change_to_another_way_of_holding_images_out(again)
     code, said = halfstep(*resume, *changed, "-check")
     assert code == 2
     assert_names(said, "SPLIT: folders", "DATA.VAL_FRACTION: 0.1", "DATA.SPLIT_SEED: 0")
+
+
+def test_longer_training_needs_no_permission_says_the_jump_of_the_rate_and_goes_on_after_the_end(again):
+    resume = [*settings(again), "-output", again / "output", "-resume", "auto"]
+    code, said = halfstep(*resume, "-epochs", "6")
+    assert code == 0 and "Epoch[004/006]" not in said and "Epoch[006/006]" in said
+    assert re.search(r"6 epochs instead of 4: .* from 0 to 0\.0025 ", said), said
+    code, said = halfstep(*resume, "-epochs", "5")
+    assert code == 0 and "Epoch[" not in said
+    assert_names(said, "6 epochs")
+
+
+def test_names_in_allow_changed_are_checked_and_true_of_older_files_still_allows_all(again):
+    resume = [*settings(again), "TRAIN.SMOOTHING=0.1", "-output", again / "output", "-epochs", "4", "-resume", "auto"]
+    code, said = halfstep(*resume, "-opts", "RESUME.ALLOW_CHANGED=[TRAIN.SMOTHING]")
+    assert code == 2
+    assert_names(said, "RESUME.ALLOW_CHANGED", "TRAIN.SMOTHING", "TRAIN.SMOOTHING")
+    assert halfstep(*resume, "-opts", "RESUME.ALLOW_CHANGED=false")[0] == 2
+    code, said = halfstep(*resume, "-opts", "RESUME.ALLOW_CHANGED=true")
+    assert code == 0, said
+    assert_names(said, "[TRAIN.SMOOTHING]")
 
 
 def config_yaml(folder: Path) -> str:

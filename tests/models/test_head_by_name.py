@@ -58,6 +58,12 @@ def test_without_a_common_class_the_head_begins_anew(tmp_path, weights):
     assert len(lines) == 1 and "random weights" in lines[0] and "cat" in lines[0]
 
 
+def test_a_name_is_the_same_in_either_spelling_of_an_umlaut(tmp_path, weights):
+    path = saved({"state_dict": weights, "class_names": ["a", "Ba\u0308r", "c"]}, tmp_path / "best.pth")
+    model, lines = fitted(path, ["B\u00e4r", "a", "c"])
+    assert torch.equal(model.head.weight, weights["head.weight"][[1, 0, 2]]) and "new" not in lines[0]
+
+
 def test_a_new_class_never_has_the_largest_logit(tmp_path, weights):
     old, _ = fitted(checkpoint(weights, tmp_path), THEIRS)
     new, _ = fitted(checkpoint(weights, tmp_path), ["alpaca", *THEIRS])

@@ -12,10 +12,9 @@ import torch
 from configs.load import load
 from models import build_model
 from tests.support.configs import SMALL
-from tests.support.refusals import assert_names, refused
+from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import Run, run, run_folder, stat, wait_until
-from utils.errors import ConfigError
 
 # With everything that draws random numbers or remembers something.
 OPTIONS = (
@@ -132,29 +131,6 @@ def test_changed_settings_are_refused_with_a_diff_unless_allowed(tmp_path, setti
     allowed = run("main_single_gpu.py", *flags, pasted)
     assert allowed.returncode == 0 and "Epoch[001/002]" not in allowed.stdout and "Epoch[002/002]" in allowed.stdout
     assert_names(allowed.stdout, "TRAIN.BASE_LR: 0.001 -> 0.0001", "TRAIN.SMOOTHING: 0.0 -> 0.1")
-
-
-def test_longer_training_needs_no_permission_says_the_jump_of_the_rate_and_goes_on_after_the_end(tmp_path, settings):
-    flags = ["-cfg", str(settings), "-output", str(tmp_path / "o"), "-opts", "TRAIN.WARMUP_EPOCHS=0"]
-    assert run("main_single_gpu.py", *flags, "-epochs", "1").returncode == 0
-    longer = run("main_single_gpu.py", *flags, "-epochs", "3", "-resume", "auto")
-    assert longer.returncode == 0 and "Epoch[001/003]" not in longer.stdout and "Epoch[003/003]" in longer.stdout
-    assert re.search(r"3 epochs instead of 1: .* from 0 to 0\.00075 ", longer.stdout), longer.stdout
-    shorter = run("main_single_gpu.py", *flags, "-epochs", "2", "-resume", "auto")
-    assert shorter.returncode == 0 and "Epoch[" not in shorter.stdout
-    assert_names(shorter.stdout, "3 epochs")
-
-
-def test_names_in_allow_changed_are_checked_and_true_of_older_files_still_allows_all(tmp_path, settings):
-    flags = ["-cfg", str(settings), "-output", str(tmp_path / "o"), "-epochs", "1"]
-    with refused(ConfigError, "RESUME.ALLOW_CHANGED", "TRAIN.BASE_LRR", "TRAIN.BASE_LR"):
-        load([*flags, "-opts", "RESUME.ALLOW_CHANGED=[TRAIN.BASE_LRR]"])
-    assert run("main_single_gpu.py", *flags).returncode == 0
-    flags += ["-resume", "auto", "-opts", "TRAIN.BASE_LR=1e-4"]
-    assert run("main_single_gpu.py", *flags, "RESUME.ALLOW_CHANGED=false").returncode == 2
-    allowed = run("main_single_gpu.py", *flags, "RESUME.ALLOW_CHANGED=true")
-    assert allowed.returncode == 0
-    assert_names(allowed.stdout, "[TRAIN.BASE_LR]")
 
 
 def test_weights_of_another_system_are_taken_up_after_their_last_epoch(tmp_path, settings):

@@ -67,6 +67,13 @@ def test_a_checkpoint_without_an_evaluation_of_its_own_keeps_the_choice_of_the_l
     assert preferred == ["state_dict", "state_dict", "state_dict_ema"]
 
 
+def test_a_resumed_run_keeps_the_choice_until_its_next_evaluation(scored):
+    scored([70, 1.0], [20, 2.0], words=[*EMA, "TRAIN.NUM_EPOCHS=1"])
+    _, folder = scored([20, 1.0], [70, 2.0], words=[*EMA, "TRAIN.NUM_EPOCHS=3", "VALIDATE_FREQ=3", "SAVE_FREQ=1"])
+    preferred = [read(folder / f"checkpoint-{epoch}.pth")["preferred"] for epoch in (1, 2, 3)]
+    assert preferred == ["state_dict", "state_dict", "state_dict_ema"]
+
+
 def test_of_two_epochs_with_the_same_top1_the_one_with_the_smaller_loss_is_best(scored):
     lines, folder = scored([100, 0.43], [100, 0.17], [100, 0.3], words=["TRAIN.NUM_EPOCHS=3"])
     assert_names(lines[-1], "100.00%", "epoch 2")

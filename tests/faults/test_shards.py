@@ -41,7 +41,7 @@ def test_what_is_saved_is_what_one_file_holds_and_no_shard_is_left_that_no_check
     assert sorted(each.name for each in (folder / "shards").iterdir()) == [
         f"step-{step}" for step in (FIRST_EPOCH, SECOND_EPOCH)
     ]
-    export(str(folder / "last.pth"), tmp_path / "one.pth", ema=False)
+    export(str(folder / "last.pth"), tmp_path / "one.pth")
     assert state_hash(torch.load(tmp_path / "one.pth", weights_only=True)) == state_hash(
         read_torch(folder / "last.pth")
     )

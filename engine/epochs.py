@@ -125,6 +125,7 @@ class Epochs:
         if path is None:
             return False
         trainer.roll_back(read_checkpoint(path, lazily=True), streak)
+        self._find_best()
         left_out = trainer.left_out[-1]
         self.log.say(
             f"{error}; going back to {path}, after step {trainer.step}; updates {left_out.start} to {left_out.stop - 1} "
@@ -206,15 +207,14 @@ class Epochs:
         self.saver.wait()  # in the other processes: sharded checkpoints
 
     def _find_best(self) -> None:
-        """On a resume, the best epoch counts only if its best.pth is there."""
+        """After a state was loaded: the best epoch that it knows counts only if its best.pth is there."""
         known = self.trainer.best
-        if known.epoch:
-            self.saver.look()
+        self.saver.look()
+        if not known.epoch:
+            self.saver.best = None  # of what followed that state, or of other validation images
         self._learn_of_saves()
         if self.trainer.best != known:
-            self.log.say(
-                f"resume: the best epoch so far was {known.epoch}, but {self._describe_best()} in {self.session.path / BEST}"
-            )
+            self.log.say(f"the best epoch was {known.epoch}, but {self.session.path / BEST}: {self._describe_best()}")
 
     def _learn_of_saves(self) -> None:
         """Wait for the saver: if best.pth could not be written, the best epoch is the one before, in every process."""

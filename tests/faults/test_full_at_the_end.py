@@ -93,7 +93,7 @@ def test_a_resumed_run_whose_best_pth_is_gone_says_so_and_saves_the_next_best(tm
     assert start(tmp_path, *OPTIONS, score=RISING, signal_at=[6, signal.SIGTERM, [0]]).returncode == 143
     (run_folder(tmp_path) / "best.pth").unlink()
     ended = start(tmp_path, *OPTIONS, score=RISING[:2])
-    assert_names(ended.stdout, "best.pth", "epoch so far was 1")
+    assert_names(ended.stdout, "the best epoch was 1", run_folder(tmp_path) / "best.pth")
     assert assert_truth(tmp_path, ended)["best_epoch"] == 2
 
 

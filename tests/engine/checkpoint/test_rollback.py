@@ -45,18 +45,27 @@ def bad_batches(folder) -> list[dict]:
 
 
 def test_it_goes_back_over_an_epochs_end_and_a_stop_after_that_changes_nothing(start):
-    code, unbroken, said = start("unbroken", "SAVE_STEPS=20", poisoned=range(42, 47))
+    # Raw and EMA: the first end of the first epoch, its second end, and the second epoch's.
+    thrown_away, first, second = ([[top1, 1.0]] * 2 for top1 in (50.0, 40.0, 30.0))
+    scores = [*thrown_away, *first, *second]
+    code, unbroken, said = start("unbroken", "SAVE_STEPS=20", poisoned=range(42, 47), score=scores)
     assert code == 0 and said.count("going back to") == 1
     assert_names(said, unbroken / "previous.pth", "step 40", "41 to 46")
     made = [44 * int(epoch) + int(step) - 44 for epoch, step in re.findall(r"Epoch\[(\d+)/002\], Step\[(\d+)/", said)]
     assert made == [*range(47), 40, *range(47, 88)]
     assert [row["step"] for row in bad_batches(unbroken)] == [41, 42, 43, 44, 45, 46]
     assert len((unbroken / "metrics.jsonl").read_text().splitlines()) == 2, "the first epoch ended twice"
+    assert (status(unbroken)["best_top1"], torch.load(unbroken / "best.pth", weights_only=True)["metric"]) == (
+        40.0,
+        40.0,
+    )
     second_time = [40, signal.SIGTERM, [0], 2]
-    code, stopped, _ = start("stopped", "SAVE_STEPS=20", poisoned=range(42, 47), signal_at=second_time)
+    code, stopped, _ = start(
+        "stopped", "SAVE_STEPS=20", poisoned=range(42, 47), signal_at=second_time, score=thrown_away
+    )
     assert code == 128 + signal.SIGTERM
     assert status(stopped)["step"] == 41 and status(stopped)["left_out"] == [[41, 46]]
-    code, stopped, said = start("stopped", "SAVE_STEPS=20", poisoned=range(42, 47))
+    code, stopped, said = start("stopped", "SAVE_STEPS=20", poisoned=range(42, 47), score=[*first, *second])
     assert code == 0 and "going back to" not in said
     assert run_hash(stopped) == run_hash(unbroken)
 

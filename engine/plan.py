@@ -9,7 +9,7 @@ import numpy as np
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from configs.values import IMPLIED, flatten, to_text
-from datasets import ImageSet, Kept, build_order, holds_out_no_more, parse_policy
+from datasets import ImageSet, Kept, build_order, holds_out_no_more, identity, parse_policy
 from datasets.batch_order import Order
 from engine.checkpoint.format import WEIGHTS_ONLY
 from engine.checkpoint.resume import (
@@ -22,6 +22,7 @@ from engine.checkpoint.resume import (
 )
 from engine.parallel.strategy import check_strategy, is_sharded
 from engine.precision.policy import Precision
+from engine.train.counters import Best
 from models.formats.files import what_is_recorded
 from models.timm_models import preprocessing_of_timm
 from models.weights import ARCHITECTURE, PREPROCESSING, differences, find_file
@@ -194,6 +195,17 @@ class Plan:
         return [
             f"warning: MODEL.PRETRAINED: the validation images ({text}) may be among those that "
             f"{self.given.MODEL.PRETRAINED} was trained on ({other or 'it does not say which it held out'})"
+        ]
+
+    def other_validation(self) -> list[str]:
+        """A line if the run to continue was validated on other images, so that its best epoch does not count."""
+        then, now = self.saved.get("validation"), identity(self.eval_set)
+        if then in (None, now):
+            return []
+        best = Best(*self.saved["progress"]["best"])
+        return [
+            f"resume: other validation images ({then['num_images']} then, {now['num_images']} now), so the best epoch so far, "
+            f"{best.epoch} with {best.top1:.2f}%, does not count: the next one becomes best.pth"
         ]
 
     def compare_preprocessing(self) -> list[str]:

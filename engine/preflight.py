@@ -254,7 +254,7 @@ def try_resume(plan: Plan, model: nn.Module, has_data: bool) -> str:
         return "\n".join(load_pretrained(model, str(path), setting="-resume", **plan.fitting))
     lines = [f"{path}, after epoch {state['epoch'] + 1} and step {state['step']}"]
     if has_data:  # otherwise everything would differ
-        lines += refuse_changes(plan.config, plan.order, plan.eval_set.split, state, path)
+        lines += refuse_changes(plan.config, plan.order, plan.eval_set.split, state, path) + plan.other_validation()
     load_exactly(model, state["state_dict"], path)
     return "\n".join(lines)
 

@@ -17,7 +17,6 @@ from datasets import (
     build_eval_data,
     build_train_data,
     cache_image_sets,
-    identity,
     load_image_sets,
     write_split,
 )
@@ -142,12 +141,8 @@ def restore(session: Session, plan: Plan, trainer: Trainer) -> None:
         session.log.say(line)
     check_exactly(trainer.model, state["state_dict"], path)
     trainer.load_state_dict(state)
-    then, now = state.get("validation"), identity(plan.eval_set)
-    if then not in (None, now):
-        session.log.say(
-            f"resume: other validation images ({then['num_images']} then, {now['num_images']} now), so the best epoch "
-            f"so far, {trainer.best.epoch} with {trainer.best.top1:.2f}%, does not count: the next one becomes best.pth"
-        )
+    for line in plan.other_validation():
+        session.log.say(line)
         trainer.best = Best()
     session.log.say(f"resume: {path}, after epoch {trainer.epoch} and step {trainer.step}")
 

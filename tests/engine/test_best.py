@@ -9,7 +9,7 @@ from engine.train.counters import Scores, confidence
 from scripts.export import export
 from scripts.predict import Predictor
 from tests.support.refusals import assert_names
-from tests.support.runs import run, run_folder
+from tests.support.runs import rows, run, run_folder
 
 EMA = ("TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=false", "TRAIN.MODEL_EMA_DECAY=0.99996")
 
@@ -85,9 +85,12 @@ def test_a_loss_that_is_no_number_loses_every_tie():
 
 
 @pytest.mark.parametrize("part, epoch", [("DATA.SPLIT_SEED=1", 2), ("DATA.SPLIT_SEED=0", 1)])
-def test_the_best_epoch_counts_no_more_when_the_validation_images_change(scored, part, epoch):
+def test_the_best_epoch_counts_no_more_when_the_validation_images_change(scored, tmp_path, small_yaml, part, epoch):
+    given = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-resume", "auto"]
     scored([90, 0.1], words=["TRAIN.NUM_EPOCHS=1"])
     words = ["TRAIN.NUM_EPOCHS=2", "RESUME.ALLOW_CHANGED=true", part]
+    checked = run("main_single_gpu.py", *given, "-check", "-opts", *words)
+    assert ("best.pth" in rows(checked.stdout)["resume"][1]) is (epoch == 2)
     lines, folder = scored([50, 1.0], words=words)
     assert read(folder / "best.pth")["epoch"] == epoch - 1
     said = [line for line in lines if "best.pth" in line and "90.00%" in line]

@@ -25,6 +25,8 @@ from engine.check.quick_checks import (
     check_warm_up,
     loader_processes,
 )
+from engine.checkpoint.async_saver import BEST
+from engine.checkpoint.format import held_by
 from engine.checkpoint.resume import is_run, refuse_changes
 from engine.evaluation import find_weights, weights_to_score
 from engine.memory.auto_batch_size import calculate, max_images
@@ -32,6 +34,7 @@ from engine.memory.estimate import checkpoint_bytes, free_memory, weights_bytes
 from engine.parallel.strategy import check_strategy
 from engine.plan import ImageSets, Plan
 from engine.precision.policy import Precision
+from engine.train.counters import Best
 from models import build_model, describe
 from models.compilation import parts_to_compile
 from models.transforms.activation_checkpointing import ActivationCheckpointing
@@ -256,6 +259,11 @@ def try_resume(plan: Plan, model: nn.Module, has_data: bool) -> str:
     if has_data:  # otherwise everything would differ
         lines += refuse_changes(plan.config, plan.order, plan.eval_set.split, state, path) + plan.other_validation()
     load_exactly(model, state["state_dict"], path)
+    best = Best(*state["progress"]["best"])
+    if best.epoch and not held_by(path.with_name(BEST)):
+        lines.append(
+            f"the best epoch was {best.epoch}, but there is no {BEST}: the next that is evaluated becomes the best"
+        )
     return "\n".join(lines)
 
 

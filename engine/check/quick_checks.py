@@ -81,12 +81,11 @@ def check_ema(settings: Train, num_updates: int) -> Finding:
     """Check that the average forgets the initial weights."""
     if settings.MODEL_EMA_WARMUP:
         return Finding(
-            "EMA", f"its decay warms up to {decay_at(num_updates - 1, settings):.6g} in {num_updates} updates"
+            "EMA",
+            f"its decay warms up to {decay_at(num_updates - 1, settings):.6g} in {counted(num_updates, 'update')}",
         )
     share = settings.MODEL_EMA_DECAY**num_updates
-    found = (
-        f"after {num_updates} updates with decay {settings.MODEL_EMA_DECAY:g} it is still {share:.2%} initial weights"
-    )
+    found = f"after {counted(num_updates, 'update')} with decay {settings.MODEL_EMA_DECAY:g} it is still {share:.2%} initial weights"
     if share <= MAX_INITIAL:
         return Finding("EMA", found)
     return Finding("EMA", found, WARN, "set TRAIN.MODEL_EMA_WARMUP=true, or lower TRAIN.MODEL_EMA_DECAY")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from utils.distributed import Process
+from utils.text import counted
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def confidence(top1: float, num_images: int) -> str:
     half = math.sqrt(z2 * (p * (1 - p) + z2 / 4))
     low, high = (100 * (p + z2 / 2 + side * half) / (1 + z2) for side in (-1, 1))
     digits = 0 if num_images < 100 else 1
-    return f"95%: {low:.{digits}f} to {high:.{digits}f}%, {num_images} images"
+    return f"95%: {low:.{digits}f} to {high:.{digits}f}%, {counted(num_images, 'image')}"
 
 
 @dataclass

@@ -18,11 +18,8 @@ def decay_at(step: int, settings: Train) -> float:
     0.99996 in the 375,000 updates of 300 epochs; this does in 225,000 (epoch 180), and a run of 18 updates averages its
     last few.
     """
-    return (
-        min(step / (step + WARM_UP), settings.MODEL_EMA_DECAY)
-        if settings.MODEL_EMA_WARMUP
-        else settings.MODEL_EMA_DECAY
-    )
+    limit = settings.MODEL_EMA_DECAY
+    return min(step / (step + WARM_UP), limit) if settings.MODEL_EMA_WARMUP else limit
 
 
 class Ema:

@@ -13,8 +13,9 @@ from torch.nn import functional
 
 from configs.load import load
 from configs.schema import Config
-from datasets import Batch, Mixed, Normalize, Piece, Preparation, dominant_class
+from datasets import Batch, Mixed, Normalize, Piece, Preparation, dominant_class, load_image_sets
 from datasets.batch_order import sample_rng
+from datasets.loading.readers import TrainReader
 from datasets.transforms.augment import RANDOM_FUNCTIONS, UseGenerator, build_augmentation, parse_policy
 from datasets.transforms.mixup import Erasing, Mixing
 from engine.train.loss import ClassificationLoss
@@ -129,6 +130,13 @@ def test_images_are_the_same_for_any_number_and_kind_of_workers(tmp_path):
     again = int(np.flatnonzero(batch.piece.repeats)[0])
     first = batch.piece.indices.tolist().index(batch.piece.indices[again])
     assert not torch.equal(batch.images[first], batch.images[again]), "a repeat is cropped as the first time"
+
+
+def test_an_image_is_augmented_anew_in_each_epoch(tmp_path):
+    reader = TrainReader(load_image_sets(folder_settings(make_folder(tmp_path)))[0], folder_settings(tmp_path))
+    first, second, again = (reader[piece(2, epoch=epoch)].images for epoch in (0, 1, 0))
+    assert torch.equal(first, again)
+    assert not any(torch.equal(*pair) for pair in zip(first, second, strict=True))
 
 
 def test_magnitude_9_of_timm_is_level_27_of_torchvision_and_mstd_spreads_it():
@@ -323,6 +331,14 @@ def test_so_many_images_are_erased_and_by_what_is_asked_for(mode):
     again = torch.full((400, 3, 16, 16), 9.0)
     erasing(again, piece(400, first=400))
     assert torch.equal(again, images[400:])
+
+
+def test_each_repeat_of_an_image_is_erased_in_its_own_way():
+    erasing = Erasing(settings(16, RANDOM_ERASE_PROB=1.0), CPU)
+    first, second = (torch.full((8, 3, 16, 16), 9.0) for _ in range(2))
+    erasing(first, piece(8))
+    erasing(second, piece(8)._replace(repeats=np.ones(8, dtype=int)))
+    assert not any(torch.equal(*pair) for pair in zip(first, second, strict=True))
 
 
 # Settings

@@ -126,6 +126,16 @@ def test_shards_are_cached_too_and_keep_their_own_order(tmp_path):
     assert messages.lines[0].startswith("cache: writing 30 images")
 
 
+def test_a_cache_is_for_the_same_pixels_only(photos):
+    """Not for those of other rules: of grey images, turned upright, or on another background."""
+    given = [{}, {}, {"EXIF": "ignore"}, {"IMAGENET_MEAN": (0.1, 0.1, 0.1)}, {"CACHE_SIDE": 9}, {"CACHE_FORM": "jpeg"}]
+    keys = []
+    for data in given:
+        config = config_of(photos, **data)
+        keys.append(str(cache.locate_cache(config, "training", load_image_sets(config)[0]).key))
+    assert keys[0] == keys[1] and len(set(keys)) == len(given) - 1
+
+
 def test_sets_in_memory_or_of_unknown_files_are_left_alone(tmp_path):
     messages, config = Messages(), settings(CACHE="disk", CACHE_PATH=str(tmp_path / "cache"))
     sets = load_image_sets(config)[0], ImageSet([0], ["a"])

@@ -29,15 +29,16 @@ def test_paddlevit_schedule_has_paddlevits_values_all_through_an_epoch(train, ep
         assert schedule(step) == pytest.approx(expected, abs=1e-12)
 
 
-def test_default_schedule_moves_every_step_and_ends_at_the_end_rate(train):
-    schedule = Schedule(train, steps_per_epoch=10, global_batch=1)
+@pytest.mark.parametrize("end", [0.0, 1e-5])
+def test_default_schedule_moves_every_step_and_ends_at_the_end_rate(train, end):
+    schedule = Schedule(dataclasses.replace(train, END_LR=end), steps_per_epoch=10, global_batch=1)
     rates = [schedule(step) for step in range(3001)]
     assert rates[0] == pytest.approx(1e-6)
     assert rates[320] == pytest.approx(3e-3)
     assert all(a < b for a, b in zip(rates[:320], rates[1:321], strict=True))
     assert all(a > b for a, b in zip(rates[320:3000], rates[321:], strict=True))
-    assert rates[3000] == pytest.approx(0.0, abs=1e-12)
-    assert rates[1660] == pytest.approx(1.5e-3)  # half-way down a cosine
+    assert rates[3000] == pytest.approx(end, abs=1e-12)
+    assert rates[1660] == pytest.approx((3e-3 + end) / 2)  # half-way down a cosine
 
 
 def test_step_schedule_drops_at_its_milestones_or_every_so_many_epochs(train):

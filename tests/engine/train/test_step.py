@@ -97,7 +97,8 @@ def test_an_update_and_what_watches_it_never_make_the_host_wait(tmp_path, amp, m
 
 
 def test_a_non_finite_update_leaves_weights_running_mean_and_optimizer_alone(tmp_path):
-    trainer = make_trainer(small_config(tmp_path, "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5"))
+    ema = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5", "TRAIN.MODEL_EMA_WARMUP=false"]
+    trainer = make_trainer(small_config(tmp_path, *ema))
     update(trainer)
     before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
     mean_before = {k: v.clone() for k, v in trainer.ema.model.state_dict().items()}

@@ -48,6 +48,8 @@ def first_stop(seconds: float, asked: list[tuple[float, int]], start: float = 0,
 def test_time_is_left_for_two_updates_and_two_saves():
     asked = [(now, 50) for now in range(20, 111, 5)]
     assert first_stop(100, asked, start=10, save=2) == 100  # from 110 - 2 x (5 + 2) on
+    assert first_stop(100, asked, start=10, save=3) == 95
+    assert first_stop(100, asked, start=10, save=8) == 85
 
 
 def test_the_longest_update_so_far_is_reckoned_with():

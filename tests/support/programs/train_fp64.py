@@ -28,7 +28,9 @@ def train(settings: str, case: str, process: Process) -> dict[str, torch.Tensor]
     """The weights after 20 updates."""
     num_images, drop_last, mode, batch_size, accumulate, *shortage = case.split(",")
     options = [f"DATA.DROP_LAST={drop_last}", f"DATA.BATCH_SIZE={batch_size}", f"TRAIN.ACCUM_ITER={accumulate}"]
-    if mode != "none":
+    if mode == "none":  # clipping hides gradients that are too large
+        options.append("TRAIN.GRAD_CLIP=null")
+    else:
         options += [f"TRAIN.MIXUP_MODE={mode}", *AUGMENTATION]
     config = load(["-cfg", settings, "-opts", *options, "TRAIN.SMOOTHING=0.1", "TRAIN.WARMUP_EPOCHS=0"]).config
     train_set, _ = load_image_sets(config)

@@ -23,8 +23,6 @@ from utils import VERSION
 from utils.errors import cause_of
 from utils.signals import StopSignal
 
-NEXT = "then -resume auto goes on from the save before"
-
 
 class Epochs:
     """Trains, evaluates and saves epoch by epoch; handles rollbacks, signals and the end of the run."""
@@ -254,7 +252,8 @@ class Epochs:
         for callback in self.trainer.callbacks:
             callback.close()
         if self.failure:
-            state, what, code = "save_failed", f"{what}, not saved ({self.failure}; {NEXT})", code or 1
+            state, code = "save_failed", code or 1
+            what += f", not saved ({self.failure}; then -resume auto goes on from the save before)"
             facts["reason"] = "; ".join(filter(None, (facts.get("reason"), f"not saved: {self.failure}")))
         self._status(state, exit_code=code, eta_seconds=None, **facts)
         minutes, seconds = divmod(time.perf_counter() - self.start, 60)

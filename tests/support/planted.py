@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-import configs.load
 import engine.callback_list
 import engine.epochs
 import engine.memory.auto_batch_size
 import engine.memory.estimate
 import engine.run
+import engine.settings
 import engine.status
 from datasets.loading.readers import Reader, TrainReader
 from engine.epochs import Epochs
@@ -80,7 +80,7 @@ def score(*figures: list[float]) -> None:
 
 # What is called where a signal is to arrive, and at which call of it. An update has two micro-batches.
 MOMENTS = {
-    "before the settings are read": (configs.load, "load", 1),
+    "before the settings are read": (engine.settings, "load_settings", 1),
     "batch size": (engine.memory.auto_batch_size, "calculate", 1),
     "start-up": (engine.run, "build_train_data", 1),
     "training": (Trainer, "update", 3),

@@ -8,7 +8,7 @@ import numpy as np
 from configs.schema import Config
 from datasets.types import ImageSet, Kept
 from utils.errors import ConfigError, DataError, did_you_mean, not_a_file
-from utils.text import first_of
+from utils.text import counted, first_of
 
 
 def number_classes(config: Config, parts: list[ImageSet], kept: Kept | None) -> list[str]:
@@ -76,7 +76,7 @@ def _renumber(parts: list[ImageSet], classes: list[str], where: str, may_lack: b
         changes = [f"{word}: {first_of(each)}" for word, each in (("new", new), ("gone", gone)) if each]
         place = f"; {_first_image(parts, names.index(new[0]))}" if new else ""
         raise DataError(
-            f"{where}: {len(names)} classes here, {len(classes)} there ({'; '.join(changes)}){place}; name them alike, or "
+            f"{where}: {counted(len(names), 'class')} here, {len(classes)} there ({'; '.join(changes)}){place}; name them alike, or "
             f"{remedy}{did_you_mean(new[0], classes) if new else ''}"
         )
     lookup = np.array(_numbers(parts[0], classes), dtype=np.int64)

@@ -12,6 +12,7 @@ from engine.train.optim import Schedule
 from models.weights import find_file
 from utils.errors import ConfigError
 from utils.log import Log
+from utils.text import counted
 
 WEIGHTS_ONLY = (".pdparams", ".safetensors", ".npz")
 
@@ -114,4 +115,6 @@ def _describe_length(config: Config, order: Order, state: dict) -> list[str]:
         for number in (then, now)
     )
     effect = f"goes from {before:.3g} to {after:.3g} here" if before != after else f"stays {after:.3g} here"
-    return [f"resume: {now} epochs instead of {then}: the learning rate {effect} and then follows the new schedule"]
+    return [
+        f"resume: {counted(now, 'epoch')} instead of {then}: the learning rate {effect} and then follows the new schedule"
+    ]

@@ -167,7 +167,7 @@ def _cut_shards(config: Config, shards: Iterable[Shard]) -> list[str]:
             "read its complete samples"
         )
     return [
-        f"warning: {shard.path} is truncated after {shard.last_name}; {len(shard.samples)} complete samples are read"
+        f"warning: {shard.path} is truncated after {shard.last_name}; complete samples that are read: {len(shard.samples):,}"
         for shard in cut
     ]
 

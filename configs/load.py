@@ -129,9 +129,8 @@ def _fit_channels(values: dict[str, Any]) -> None:
 
 def _drop_vit_fields(values: dict[str, Any], origins: dict[str, str], order: list[str]) -> list[str]:
     """Reset what describes a ViT in files that a later MODEL.TYPE timm overrides. Beside it or after it, it is an error."""
-    later = order[order.index(origins["MODEL.TYPE"]) :] if values["MODEL.TYPE"] == "timm" else ["default", *order]
-    keys = [f"MODEL.{name}" for name in VIT_FIELDS]
-    dropped = [key for key in keys if origins[key] not in ("default", *later)]
+    earlier = order[: order.index(origins["MODEL.TYPE"])] if values["MODEL.TYPE"] == "timm" else []
+    dropped = [key for name in VIT_FIELDS if origins[key := f"MODEL.{name}"] in earlier]
     if not dropped:
         return []
     found = ", ".join(f"{key} {to_text(values[key])}" for key in dropped)

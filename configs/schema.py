@@ -301,13 +301,9 @@ class Resume:
     ALLOW_CHANGED: tuple[str, ...] = ()
     """Names of settings that may differ from the checkpoint's; also GLOBAL_BATCH, NUM_IMAGES, CLASS_NAMES and SPLIT. (Before lists: true, which allows all.)"""
 
-    @property
-    def allows_all(self) -> bool:
-        return any(name.lower() in ("true", "yes", "on") for name in self.ALLOW_CHANGED)
-
     def allows(self, name: str) -> bool:
         """Whether this setting may differ."""
-        return self.allows_all or name in self.ALLOW_CHANGED
+        return any(each == name or each.lower() in ("true", "yes", "on") for each in self.ALLOW_CHANGED)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,13 @@
 """Exact evaluation: every image counts once for any number of processes. Chooses which weights to evaluate."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from datasets import BadImages, EvalData
-from engine.checkpoint.resume import is_run, read_saved
+from engine.checkpoint.resume import is_run
 from engine.plan import Plan
 from engine.precision.policy import Precision
 from engine.train.counters import Scores, sum_dtype
@@ -16,7 +15,6 @@ from engine.train.loss import widen
 from models import build_model
 from models.weights import load_exactly
 from utils.distributed import Process
-from utils.errors import ConfigError
 
 
 @torch.no_grad()
@@ -59,26 +57,17 @@ def evaluate(
     return Scores(loss / count, 100 * top1 / count, 100 * top5 / count, int(count), int(excluded))
 
 
-def find_weights(plan: Plan) -> Path | None:
-    """The checkpoint to evaluate; None if MODEL.PRETRAINED names the weights."""
-    if not (plan.given.MODEL.PRETRAINED or plan.checkpoint):
-        raise ConfigError("-eval: no weights to evaluate; name a file with -pretrained or -resume")
-    return plan.checkpoint
-
-
-def weights_to_score(
-    plan: Plan, checkpoint: Path | None, make_model: Callable[[], nn.Module]
-) -> Iterator[tuple[str, nn.Module]]:
+def weights_to_score(plan: Plan, make_model: Callable[[], nn.Module]) -> Iterator[tuple[str, nn.Module]]:
     """The model with each set of weights to evaluate, and a prefix for its figures.
 
     `make_model`: builds the model with foreign weights.
     """
-    config, state = plan.config, read_saved(checkpoint)
+    state = plan.saved
     if not is_run(state):
         yield "", make_model()
         return
-    model = build_model(config, plan.num_classes)
+    model = build_model(plan.config, plan.num_classes)
     for key, name in (("state_dict", ""), ("state_dict_ema", "EMA ")):
         if state.get(key):
-            load_exactly(model, state[key], checkpoint)
+            load_exactly(model, state[key], plan.checkpoint)
             yield name, model

@@ -5,6 +5,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from torch import nn
 
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
@@ -23,20 +24,25 @@ from engine.checkpoint.resume import (
 from engine.parallel.strategy import check_strategy, is_sharded
 from engine.precision.policy import Precision
 from engine.train.counters import Best
-from models.formats.files import what_is_recorded
+from models.formats.files import find_file, what_is_recorded
 from models.timm_models import preprocessing_of_timm
-from models.weights import ARCHITECTURE, PREPROCESSING, differences, find_file
+from models.weights import ARCHITECTURE, PREPROCESSING, differences, load_pretrained
 from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.log import Log
 from utils.text import counted
 
 ImageSets = tuple[ImageSet | None, ImageSet]
+AS_BEGUN = "as this run began"  # origin of a setting
 
 
 class Plan:
-    """Each property is computed when it is first read, so that -check can report one that fails and read the others.
+    """From the given settings to those of the run, in this order:
 
+    `given`, `checkpoint`, `saved` and `record` (what it says), `kept` (its classes and split), `as_begun` (settings that
+    it predates), `image_sets`, `loaded` (a number for DATA.BATCH_SIZE auto), `config`, `order`.
+
+    Each property is computed when it is first read, so that -check can report one that fails and read the others.
     Some are collective: process 0 computes them while the others wait. So all processes read them in the same order.
     """
 
@@ -50,12 +56,14 @@ class Plan:
     ):
         """`find_batch_size`: for DATA.BATCH_SIZE auto; (images, classes) -> (size, how it was found)."""
         self.given, self.process, self._log = loaded.config, process, log
-        self._given, self._load_data, self._find_batch_size = loaded, load_data, find_batch_size
+        self._as_given, self._load_data, self._find_batch_size = loaded, load_data, find_batch_size
 
     def check_settings(self) -> None:
-        """Refuse settings that this device or strategy does not support; needs no data."""
+        """Refuse settings that this device or strategy does not support, and -eval without weights; needs no data."""
         _ = self.precision
-        if not self.given.EVAL:
+        if self.given.EVAL:
+            _ = self.checkpoint
+        else:
             parse_policy(self.given.TRAIN)
             check_strategy(self.given)
 
@@ -65,8 +73,11 @@ class Plan:
 
     @cached_property
     def checkpoint(self) -> Path | None:
-        """The checkpoint to continue from."""
-        return self.process.first(lambda: find_checkpoint(self.given, self._log))
+        """The file of -resume, to continue from or to evaluate."""
+        found = self.process.first(lambda: find_checkpoint(self.given, self._log))
+        if self.given.EVAL and not (found or self.given.MODEL.PRETRAINED):
+            raise ConfigError("-eval: no weights to evaluate; name a file with -pretrained or -resume")
+        return found
 
     @property
     def folder(self) -> Path | None:
@@ -75,8 +86,8 @@ class Plan:
 
     @cached_property
     def saved(self) -> dict:
-        """The checkpoint's content; tensors are read on first use."""
-        saved = read_saved(self.checkpoint, lazily=True)
+        """The checkpoint's content."""
+        saved = read_saved(self.checkpoint, lazily=not self.given.EVAL)
         if saved.get(WEIGHTS_ONLY) and not self.given.EVAL:
             raise ConfigError(
                 f"-resume: {self.checkpoint} holds weights only (SAVE_WEIGHTS_ONLY); resume from the last.pth of its run, "
@@ -94,10 +105,19 @@ class Plan:
     @cached_property
     def kept(self) -> Kept | None:
         """Classes and split of the run that is resumed or evaluated."""
-        if not (is_run(self.saved) or self.given.EVAL) or "class_names" not in self.record:
+        record = self.record if is_run(self.saved) or self.given.EVAL else {}
+        if "class_names" not in record:
             return None
-        record = self.record
         return Kept(list(record["class_names"]), record.get("split", {}), record.get("validation", {}))
+
+    @cached_property
+    def as_begun(self) -> LoadedConfig:
+        """The given settings; for a run of an older version, those that it began without are as it behaved then."""
+        loaded, began = self._as_given, self.record.get("config", IMPLIED) if self.kept else IMPLIED
+        for key in IMPLIED.keys() - began.keys():
+            if loaded.origins[key] == "default":
+                loaded = loaded.with_value(key, IMPLIED[key], AS_BEGUN)
+        return loaded
 
     @cached_property
     def image_sets(self) -> ImageSets:
@@ -120,38 +140,19 @@ class Plan:
     def num_classes(self) -> int:
         return self.given.MODEL.NUM_CLASSES or len(self.classes)
 
-    @property
-    def fitting(self) -> dict:
-        """What load_pretrained fits weights to."""
-        return {"classes": self.classes, "settings": flatten(self.given)}
-
     @cached_property
     def loaded(self) -> LoadedConfig:
         """The settings that the run uses and writes to config.yaml, with a number in place of DATA.BATCH_SIZE auto."""
         if self.given.DATA.BATCH_SIZE != AUTO:
             return self.as_begun
-        number, how = batch_size_of(self.saved), "as this run began with"
+        number, how = batch_size_of(self.saved), AS_BEGUN
         if number is None:
             number, how = self._find_batch_size(self.given, len(self.train_set), self.num_classes)
         return self.as_begun.with_batch_size(number, how)
 
-    @cached_property
-    def as_begun(self) -> LoadedConfig:
-        """The given settings, and those of an older version where it began the run to continue."""
-        loaded = self._given
-        for key, value in self.implied.items():
-            loaded = loaded.with_value(key, value, "as this run began")
-        return loaded
-
-    @cached_property
-    def implied(self) -> dict:
-        """Settings that the run to continue or to evaluate began without, and that are not given now either."""
-        began = self.record["config"] if self.kept and "config" in self.record else IMPLIED
-        keys = [key for key in IMPLIED if key not in began and self._given.origins[key] == "default"]
-        return {key: IMPLIED[key] for key in keys if key.startswith("DATA.") or not self.given.EVAL}
-
-    def _describe_implied(self) -> list[str]:
-        values = ", ".join(f"{key} {to_text(value)}" for key, value in self.implied.items())
+    def _describe_as_begun(self) -> list[str]:
+        origins = self.as_begun.origins
+        values = ", ".join(f"{key} {to_text(IMPLIED[key])}" for key in IMPLIED if origins[key] == AS_BEGUN)
         return [f"as when the run of this checkpoint began: {values}"] if values else []
 
     def describe_batch_size(self) -> str:
@@ -161,7 +162,7 @@ class Plan:
     @property
     def started(self) -> float:
         """time.monotonic() at the start of the program."""
-        return self._given.started
+        return self._as_given.started
 
     @property
     def config(self) -> Config:
@@ -170,16 +171,28 @@ class Plan:
     @cached_property
     def order(self) -> Order:
         """Which training images each update sees."""
-        kept = global_batch_to_keep(self.config, self.saved)
-        return build_order(self.config, self.train_set, self.process.world_size, kept)
+        global_batch = global_batch_to_keep(self.config, self.saved)
+        return build_order(self.config, self.train_set, self.process.world_size, global_batch)
 
     @property
     def num_updates(self) -> int:
         return self.config.TRAIN.NUM_EPOCHS * self.order.steps_per_epoch
 
+    def load_weights(self, model: nn.Module) -> list[str]:
+        """Load what the model starts from; nothing if a whole run is resumed or evaluated. Returns lines for the log."""
+        if is_run(self.saved):
+            return []
+        sources = {"MODEL.PRETRAINED": self.given.MODEL.PRETRAINED, "-resume": self.checkpoint}
+        lines = []
+        for setting, source in sources.items():
+            if source:
+                settings = flatten(self.given)
+                lines += load_pretrained(model, str(source), setting, self.given.EVAL, self.classes, settings)
+        return lines
+
     def describe_evaluation(self) -> list[str]:
         """What to know about an evaluation: which classes occur, and settings that are not the checkpoint's."""
-        lines, number = self._describe_implied(), len(np.unique(self.eval_set.targets))
+        lines, number = self._describe_as_begun(), len(np.unique(self.eval_set.targets))
         if self.kept and number < len(self.classes):
             lines.append(f"{number} of the checkpoint's {len(self.classes)} classes occur")
         different = differences(self.record, flatten(self.given), ARCHITECTURE + PREPROCESSING)
@@ -232,7 +245,7 @@ class Plan:
         ]
         if self.given.DATA.BATCH_SIZE == AUTO:
             lines.insert(0, f"batch size: {self.describe_batch_size()}")
-        lines += self._describe_implied()
+        lines += self._describe_as_begun()
         if is_sharded(self.config, self.process):
             lines.append(
                 f"strategy: fsdp2; each of {self.process.world_size} processes holds a part of weights, gradients and "

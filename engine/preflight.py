@@ -28,7 +28,7 @@ from engine.check.quick_checks import (
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import held_by
 from engine.checkpoint.resume import is_run, refuse_changes
-from engine.evaluation import find_weights, weights_to_score
+from engine.evaluation import weights_to_score
 from engine.memory.auto_batch_size import calculate, max_images
 from engine.memory.estimate import checkpoint_bytes, free_memory, weights_bytes
 from engine.parallel.strategy import check_strategy
@@ -38,7 +38,7 @@ from engine.train.counters import Best
 from models import build_model, describe
 from models.compilation import parts_to_compile
 from models.transforms.activation_checkpointing import ActivationCheckpointing
-from models.weights import load_exactly, load_pretrained
+from models.weights import load_exactly
 from utils.distributed import Process, choose_device, find_devices
 from utils.errors import ConfigError, UserError
 from utils.findings import OK, WARN, WRONG, Finding
@@ -96,11 +96,9 @@ class Preflight:
             self.add(Finding(what, "not checked, as it depends on what is wrong", WARN, "fix that first"))
         return None
 
-    def report(self, what: str, task: Callable[[], str]) -> None:
-        """Add a row with the text that the task returns."""
-        found = self.attempt(what, task)
-        if found is not None:
-            self.tell(what, found.split("\n"))
+    def report(self, what: str, task: Callable[[], list[str]]) -> None:
+        """Add a row of the lines that the task returns, if there are any."""
+        self.tell(what, self.attempt(what, task) or [])
 
     def tell(self, what: str, lines: Sequence[str]) -> None:
         """Add a row of these lines, if there are any."""
@@ -218,13 +216,11 @@ class Preflight:
             self.attempt("checkpointing", lambda: checkpointing.apply(copy.deepcopy(model)))
         if config.COMPILE:
             how = f"COMPILE_SCOPE {config.COMPILE_SCOPE}, COMPILE_MODE {config.COMPILE_MODE}"
-            self.report("compile", lambda: f"{how}: {len(parts_to_compile(model, config))} to compile")
-        if config.MODEL.PRETRAINED:
-            load = partial(load_pretrained, model, config.MODEL.PRETRAINED, **plan.fitting)
-            self.report("pretrained", lambda: "\n".join([*load(), *(plan.warn_of_overlap() if has_data else [])]))
-        if plan.checkpoint:
+            self.report("compile", lambda: [f"{how}: {len(parts_to_compile(model, config))} to compile"])
+        if is_run(plan.saved):
             self.report("resume", lambda: try_resume(plan, model, has_data))
-        self.tell("preprocessing", self.attempt("preprocessing", plan.compare_preprocessing) or [])
+        self.report("pretrained", lambda: plan.load_weights(model) + plan.warn_of_overlap())
+        self.report("preprocessing", plan.compare_preprocessing)
         self.report("precision", lambda: describe_precision(precision, model))
         memory = self.attempt("memory", lambda: check_memory(config, model, precision, free, plan.process))
         if memory:
@@ -245,16 +241,14 @@ def imagine(setting: str, world_size: int | None, local_size: int | None) -> Pro
     return ImaginedProcess(choose_device(setting, 0), world_size=world_size, local_size=local_size)
 
 
-def describe_precision(precision: Precision, model: nn.Module) -> str:
+def describe_precision(precision: Precision, model: nn.Module) -> list[str]:
     """The chosen precision; applies its transforms to the model."""
-    return "\n".join([precision.describe().removeprefix("precision: "), *precision.transforms().apply(model)])
+    return [precision.describe().removeprefix("precision: "), *precision.transforms().apply(model)]
 
 
-def try_resume(plan: Plan, model: nn.Module, has_data: bool) -> str:
+def try_resume(plan: Plan, model: nn.Module, has_data: bool) -> list[str]:
     """Read the checkpoint into the model, as a run would."""
     path, state = plan.checkpoint, plan.saved
-    if not is_run(state):
-        return "\n".join(load_pretrained(model, str(path), setting="-resume", **plan.fitting))
     lines = [f"{path}, after epoch {state['epoch'] + 1} and step {state['step']}"]
     if has_data:  # otherwise everything would differ
         lines += refuse_changes(plan.config, plan.order, plan.eval_set.split, state, path) + plan.other_validation()
@@ -264,16 +258,16 @@ def try_resume(plan: Plan, model: nn.Module, has_data: bool) -> str:
         lines.append(
             f"the best epoch was {best.epoch}, but there is no {BEST}: the next that is evaluated becomes the best"
         )
-    return "\n".join(lines)
+    return lines
 
 
-def try_evaluation(plan: Plan) -> str:
+def try_evaluation(plan: Plan) -> list[str]:
     """Load all weights that would be evaluated."""
 
     def load_foreign() -> nn.Module:
         model = build_model(plan.config, plan.num_classes)
-        load_pretrained(model, plan.config.MODEL.PRETRAINED or plan.config.MODEL.RESUME, needs_head=True)
+        plan.load_weights(model)
         return model
 
-    scored = weights_to_score(plan, find_weights(plan), load_foreign)
-    return f"to be scored: {', '.join(name.strip() or 'raw' for name, _ in scored)}"
+    scored = weights_to_score(plan, load_foreign)
+    return [f"to be scored: {', '.join(name.strip() or 'raw' for name, _ in scored)}"]

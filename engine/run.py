@@ -26,7 +26,7 @@ from engine.checkpoint.resume import is_run, refuse_changes
 from engine.checkpoint.sharded_saver import make_saver
 from engine.diagnose.explain import explain
 from engine.epochs import Epochs
-from engine.evaluation import evaluate, find_weights, weights_to_score
+from engine.evaluation import evaluate, weights_to_score
 from engine.memory.auto_batch_size import find_batch_size
 from engine.memory.recovery import MemoryGuard
 from engine.parallel.strategy import is_sharded
@@ -37,7 +37,7 @@ from engine.train.build import build_trainer
 from engine.train.counters import Best, confidence
 from engine.train.trainer import Trainer
 from models import build_model, describe
-from models.weights import check_exactly, load_pretrained
+from models.weights import check_exactly
 from utils.distributed import Process
 from utils.findings import OK
 from utils.host import keep_freed_memory
@@ -75,9 +75,6 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
         log.say(line)
     config = plan.config  # final; recovery from out-of-memory errors may still cut a batch into smaller micro-batches
     model = make_model(session, plan)
-    if plan.checkpoint and not is_run(plan.saved):  # before FSDP shards the model
-        for line in load_pretrained(model, str(plan.checkpoint), setting="-resume", **plan.fitting):
-            log.say(line)
     place = (process.rank, process.world_size, process.device)
     train_data = build_train_data(config, plan.train_set, *place, plan.order)
     eval_data = build_eval_data(config, plan.eval_set, *place)
@@ -119,11 +116,8 @@ def make_model(session: Session, plan: Plan) -> torch.nn.Module:
     process, log, config = session.process, session.log, plan.config
     torch.manual_seed(config.SEED)
     model = build_model(config, plan.num_classes)
-    source = config.MODEL.PRETRAINED or (config.MODEL.RESUME if config.EVAL else None)
-    if source and not is_run(plan.saved):
-        load = partial(load_pretrained, model, source, needs_head=config.EVAL, **plan.fitting)
-        for line in process.after_first(load):
-            log.say(line)
+    for line in process.after_first(lambda: plan.load_weights(model)):
+        log.say(line)
     log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
     # FSDP moves a model to the device block by block.
     return model if is_sharded(config, process) and not config.EVAL else model.to(process.device)
@@ -152,7 +146,6 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     process, log = session.process, session.log
     plan = Plan(loaded, process, log, partial(load_cached_data, session=session), find_batch_size=None)
     plan.check_settings()
-    checkpoint = find_weights(plan)
     session.open_folder("eval")
     config, eval_set, precision = plan.config, plan.eval_set, plan.precision
     for line in eval_set.notes:
@@ -167,7 +160,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     normalize = Normalize(config.DATA, torch.float32).to(process.device)
     bad_images = BadImages(eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
     found, transforms = {}, precision.transforms()
-    for name, model in weights_to_score(plan, checkpoint, partial(make_model, session, plan)):
+    for name, model in weights_to_score(plan, partial(make_model, session, plan)):
         for line in transforms.apply(model.to(process.device)):
             log.say(line)
         if not found:  # the weights can be used

@@ -48,18 +48,13 @@ def load_settings(arguments: list[str]) -> LoadedConfig:
 
 def _find(given: dict[str, Text]) -> Path | None:
     """The file that -resume or -pretrained names."""
-    from engine.checkpoint.format import find_newest, newest_in
+    from engine.checkpoint.resume import checkpoint_at
     from models.formats.files import find_file
 
-    def ignore(line: str) -> None:
-        """The run itself warns of damaged checkpoints."""
-
-    source = given.get("MODEL.RESUME")
-    if source == "auto":
-        return find_newest(given.get("SAVE", SETTINGS["SAVE"].default), given.get("TAG", ""), ignore)
-    if source and Path(source).is_dir():
-        return newest_in(Path(source), ignore)
-    return find_file(source or given["MODEL.PRETRAINED"])
+    if "MODEL.RESUME" not in given:
+        return find_file(given["MODEL.PRETRAINED"])
+    save = given.get("SAVE", SETTINGS["SAVE"].default)
+    return checkpoint_at(given["MODEL.RESUME"], save, given.get("TAG", ""), warn=lambda line: None)  # the run warns
 
 
 def _to_text(value: Any) -> Text:

@@ -27,8 +27,8 @@ class Status:
             "state": "",
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            "started": now(),
         }
-        self._facts["started"] = now()
         self._lock = threading.Lock()  # the thread that saves writes too
         self._beat = threading.Thread()
         self._last_write = clock()

@@ -76,15 +76,15 @@ def preprocessing_of_timm(config: Config) -> dict[str, Any]:
     """How images were prepared for timm's weights of this model or of this name, as settings; {} if it is none of timm's."""
     import timm
 
-    model, data = config.MODEL, config.DATA
-    is_name = model.PRETRAINED and find_file(model.PRETRAINED) is None
-    name = model.PRETRAINED if is_name else model.NAME if model.TYPE == "timm" else ""
-    known = None
+    model, known = config.MODEL, None
+    name = model.NAME if model.TYPE == "timm" else ""
+    if model.PRETRAINED and find_file(model.PRETRAINED) is None:
+        name = model.PRETRAINED
     with contextlib.suppress(RuntimeError):  # there is no such tag, as building or loading says
-        known = timm.get_pretrained_cfg(name) if name and timm.is_model(name) else None
+        known = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
     if not known:
         return {}
     found = {"DATA.CROP_PCT": known.crop_pct, "DATA.INTERPOLATION": known.interpolation}
-    if len(known.mean) == data.IMAGE_CHANNELS:
+    if len(known.mean) == config.DATA.IMAGE_CHANNELS:
         found |= {"DATA.IMAGENET_MEAN": list(known.mean), "DATA.IMAGENET_STD": list(known.std)}
     return found

@@ -8,19 +8,14 @@ from unicodedata import normalize
 import torch
 from torch import Tensor, nn
 
+from configs.schema import VIT_FIELDS
 from models.formats.common import Weights
-from models.formats.files import find_file, read_state_dict, read_weights
+from models.formats.files import find_file, read_weights
 from utils.errors import ConfigError
-from utils.text import counted
-
-__all__ = ["find_file", "load_pretrained", "read_state_dict"]
-
+from utils.text import counted, first_of
 
 # Settings that an evaluation shares with the training of its weights.
-ARCHITECTURE = tuple(
-    f"MODEL.{name}"
-    for name in "TYPE NAME PATCH_SIZE EMBED_DIM DEPTH NUM_HEADS ATTN_HEAD_SIZE MLP_RATIO QKV_BIAS".split()
-)
+ARCHITECTURE = tuple(f"MODEL.{name}" for name in ("TYPE", "NAME", *VIT_FIELDS))
 PREPROCESSING = tuple(
     f"DATA.{name}" for name in "IMAGE_SIZE IMAGE_CHANNELS CROP_PCT INTERPOLATION IMAGENET_MEAN IMAGENET_STD".split()
 )
@@ -53,7 +48,12 @@ def load_pretrained(
     """
     try:
         path = find_file(source)
-        weights = read_weights(path) if path else Weights(_fetch(source))
+        if path:
+            weights = read_weights(path)
+        else:
+            from models.hub import fetch  # imports timm, which takes seconds
+
+            weights = Weights(fetch(source))
         first = f"{setting}: weights of {path or source}{f' ({weights.key})' if weights.key else ''}"
         return [first, *_load(model, weights, needs_head, classes, settings)]
     except ConfigError as error:
@@ -76,9 +76,8 @@ def _load(
     lines += by_name
     state = _fit_image_size(model, state, lines)
     _fit_channels(model, state, lines)
-    _check_same_architecture(
-        model, state, heads, differences(weights.record, settings, ARCHITECTURE) if settings else []
-    )
+    changed = differences(weights.record, settings, ARCHITECTURE) if settings else []
+    _check_same_architecture(model, state, heads, changed)
     model.load_state_dict(state, strict=False)
     return lines
 
@@ -113,10 +112,10 @@ def _match_heads(
             chosen = [number.get(each, -1) for each in mine] + [-1] * (length - len(mine))
             state[name] = torch.cat([rows, mean])[chosen]
     if not known:
-        return [f"  head starts from random weights: the file has none of these classes (it has {_first(theirs)})"]
+        return [f"  head starts from random weights: the file has none of these classes (it has {first_of(theirs)})"]
     gone = [name for name in theirs if name not in mine]
     what = f"{len(known)} of {len(mine)}" if new else f"all {len(mine)}"
-    more = [f"; {title}: {_first(names)}" for title, names in (("new", new), ("not used", gone)) if names]
+    more = [f"; {title}: {first_of(names)}" for title, names in (("new", new), ("not used", gone)) if names]
     return [f"  head: {what} classes by name{''.join(more)}"]
 
 
@@ -195,22 +194,12 @@ def _check_same_architecture(
     ]
     found = [("only in the file", unexpected), ("only in the model", missing), ("of another shape", reshaped)]
     if any(names for _, names in found):
-        found = "; ".join(f"{what}: {_first(names)}" for what, names in found if names)
+        found = "; ".join(f"{what}: {first_of(names, limit=3)}" for what, names in found if names)
         remedy = "set MODEL to what the file was made with"
         if "dist_token" in unexpected:
             remedy = "it is a distilled DeiT: use MODEL.TYPE timm and, for instance, MODEL.NAME deit_base_distilled_patch16_224"
         known = f" ({'; '.join(changed)})" if changed else ""
         raise ConfigError(f"the weights are of another architecture{known}; {found}. Remedy: {remedy}")
-
-
-def _first(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
-
-
-def _fetch(name: str) -> dict[str, Tensor]:
-    from models.hub import fetch  # imports timm, which takes seconds
-
-    return fetch(name)
 
 
 def load_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:

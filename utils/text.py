@@ -3,18 +3,16 @@
 import math
 from collections.abc import Sequence
 
-NUM_NAMED = 10
-
 
 def format_bytes(count: float) -> str:
     """1.5 GiB, 12 MiB; rounded up below a GiB."""
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{math.ceil(count / 2**20):,} MiB"
 
 
-def first_of(names: Sequence[str], separator: str = ", ") -> str:
+def first_of(names: Sequence[str], separator: str = ", ", limit: int = 10) -> str:
     """The first names, and how many more there are."""
-    more = f" and {len(names) - NUM_NAMED:,} more" if len(names) > NUM_NAMED else ""
-    return separator.join(names[:NUM_NAMED]) + more
+    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
+    return separator.join(names[:limit]) + more
 
 
 def counted(number: int, noun: str) -> str:

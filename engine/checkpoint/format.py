@@ -19,8 +19,6 @@ MAY_CHANGE = re.compile(
     r"EVAL|CHECK|SAVE.*|TAG|KEEP_CHECKPOINTS|REPORT_FREQ|VALIDATE_FREQ|DEVICE|NGPUS|PROFILE|TENSORBOARD|PRECISION\.(EXPLAIN|DOCTOR_SKIPS|ROLLBACKS|SHADOW_.*)|(RESUME|RUN|DIST)\..*|MODEL\.(RESUME|PRETRAINED)"
     r"|DATA\.(DATA_PATH|NUM_WORKERS|WORKERS|PREFETCH|BATCH_SIZE|BATCH_SIZE_EVAL|DOWNLOAD|CLASSES|MAX_BAD_FRACTION|MAX_PIXELS|CACHE|CACHE_PATH)|TRAIN\.(NUM_EPOCHS|ACCUM_ITER|LAST_EPOCH|GRAD_CHECKPOINTING)"
 )
-
-
 WEIGHTS_ONLY = "weights_only"  # in a checkpoint of SAVE_WEIGHTS_ONLY, which no run can continue from
 
 
@@ -38,23 +36,21 @@ def save_checkpoint(
     with replacing(path) as file:
         torch.save(state, file)
         sync(file)
-        complete = Path(file.name)
-        for name in also:
-            if weights_only and complete == Path(file.name):
-                complete = path.with_name(name)
-                save_weights(complete, state)
-            else:
-                keep_as(complete, path.with_name(name))
+        source, others = Path(file.name), [path.with_name(name) for name in also]
+        if weights_only and others:
+            source = others.pop(0)
+            save_weights(source, state)
+        for other in others:
+            keep_as(source, other)
         if keeps_former and path.exists():
             keep_as(path, path.with_name("previous.pth"))
 
 
 def save_weights(path: Path, state: dict) -> None:
     """Write a checkpoint without the state of optimizer and loss scale."""
+    kept = {key: value for key, value in state.items() if key not in ("optimizer", "amp_scaler")}
     with replacing(path) as file:
-        torch.save(
-            {key: state[key] for key in state if key not in ("optimizer", "amp_scaler")} | {WEIGHTS_ONLY: True}, file
-        )
+        torch.save(kept | {WEIGHTS_ONLY: True}, file)
 
 
 def start_of_streak(state: dict) -> int:

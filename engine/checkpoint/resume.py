@@ -1,6 +1,6 @@
 """Finds the checkpoint that a run continues from, and refuses settings that do not match it."""
 
-import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,30 +9,33 @@ from configs.values import flatten
 from datasets.batch_order import Order
 from engine.checkpoint.format import changes, find_newest, newest_in, read_checkpoint
 from engine.train.optim import Schedule
-from models.weights import find_file
+from models.formats.files import find_file
 from utils.errors import ConfigError
 from utils.log import Log
 from utils.text import counted
 
-WEIGHTS_ONLY = (".pdparams", ".safetensors", ".npz")
+WITHOUT_STATE = (".pdparams", ".safetensors", ".npz")  # files that hold nothing but weights
 
 
 def find_checkpoint(config: Config, log: Log) -> Path | None:
     """The file to continue from, if any."""
     if config.MODEL.RESUME is None:
         return None
-    if config.MODEL.RESUME != "auto":
-        is_folder = os.path.isdir(config.MODEL.RESUME)
-        path = newest_in(Path(config.MODEL.RESUME), log.warn) if is_folder else find_file(config.MODEL.RESUME)
-        if path is None:
-            raise ConfigError(
-                f"-resume: no checkpoint at {config.MODEL.RESUME}; -resume auto looks for the newest run itself"
-            )
-        return path
-    found = find_newest(config.SAVE, config.TAG, log.warn)
+    found = checkpoint_at(config.MODEL.RESUME, config.SAVE, config.TAG, log.warn)
+    if found is None and config.MODEL.RESUME != "auto":
+        raise ConfigError(
+            f"-resume: no checkpoint at {config.MODEL.RESUME}; -resume auto looks for the newest run itself"
+        )
     if found is None:
         log.say(f"-resume auto: no run to continue in {config.SAVE}, so this is a new one")
     return found
+
+
+def checkpoint_at(resume: str, save: str, tag: str, warn: Callable[[str], None]) -> Path | None:
+    """The file that -resume means: auto, the folder of a run, or a file."""
+    if resume == "auto":
+        return find_newest(save, tag, warn)
+    return newest_in(Path(resume), warn) if Path(resume).is_dir() else find_file(resume)
 
 
 def run_folder_of(checkpoint: Path | None) -> Path | None:
@@ -42,7 +45,7 @@ def run_folder_of(checkpoint: Path | None) -> Path | None:
 
 def read_saved(path: Path | None, lazily: bool = False) -> dict:
     """The checkpoint's state; empty without a checkpoint, or for a file of weights. `lazily` as in read_torch."""
-    return {} if path is None or path.suffix in WEIGHTS_ONLY else read_checkpoint(path, lazily)
+    return {} if path is None or path.suffix in WITHOUT_STATE else read_checkpoint(path, lazily)
 
 
 def is_run(saved: dict) -> bool:
@@ -93,10 +96,6 @@ def refuse_changes(config: Config, order: Order, split: dict, state: dict, path:
             "leave -last_epoch out"
         )
     lines = [f"resume: RESUME.ALLOW_CHANGED allows {key}: {values}" for key, values in different.items()]
-    if config.RESUME.allows_all:
-        lines.append(
-            f"note: RESUME.ALLOW_CHANGED true allows any change; to allow these alone: [{','.join(different)}]"
-        )
     if not order.has_updates_of(state["config"]):
         step = (state["epoch"] + 1) * order.steps_per_epoch
         lines.append(

@@ -234,7 +234,7 @@ def test_names_in_allow_changed_are_checked_and_true_of_older_files_still_allows
     assert halfstep(*resume, "-opts", "RESUME.ALLOW_CHANGED=false")[0] == 2
     code, said = halfstep(*resume, "-opts", "RESUME.ALLOW_CHANGED=true")
     assert code == 0, said
-    assert_names(said, "[TRAIN.SMOOTHING]")
+    assert_names(said, "TRAIN.SMOOTHING: 0.0 -> 0.1")
 
 
 def config_yaml(folder: Path) -> str:

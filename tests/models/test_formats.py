@@ -10,7 +10,8 @@ import safetensors.torch
 import torch
 import torchvision
 
-from models.weights import load_pretrained, read_state_dict
+from models.formats.files import read_state_dict
+from models.weights import load_pretrained
 from tests.support.weight_files import (
     CLASSES,
     DEPTH,

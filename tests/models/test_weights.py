@@ -15,7 +15,8 @@ from timm.models import adapt_input_conv
 from timm.models.vision_transformer import VisionTransformer
 
 from models import hub
-from models.weights import load_pretrained, read_state_dict
+from models.formats.files import read_state_dict
+from models.weights import load_pretrained
 from scripts import convert_paddlevit, export
 from tests.support.refusals import assert_names, refused
 from tests.support.weight_files import (

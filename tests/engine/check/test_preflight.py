@@ -77,7 +77,10 @@ def test_weights_to_start_from_are_tried(check, tmp_path):
     assert trouble(found) == {}
     assert_names(found["pretrained"][1], "3 classes")
     assert trouble(check("-resume", same)) == {}
-    assert trouble(check("-eval", "-pretrained", head)) == {"weights": WRONG}
+    for flag, name in (("-pretrained", "MODEL.PRETRAINED"), ("-resume", "-resume")):
+        found = check("-eval", flag, head)
+        assert trouble(found) == {"weights": WRONG}
+        assert_names(found["weights"][1], name, "-num_classes")
     assert trouble(check("-resume", "auto")) == {}
 
 
@@ -89,6 +92,8 @@ def test_a_run_to_go_on_with_is_compared_with_the_settings(tmp_path):
     found = rows(captured(*flags, "-resume", "auto", "-check"))
     assert found["resume"][0] == OK
     assert_names(found["resume"][1], "epoch 2", "step 88")
+    found = rows(captured(*flags, "-resume", "auto", "-check", "-pretrained", "nothing.pth"))
+    assert found["resume"][0] == OK and "pretrained" not in found, "a resumed run does not read it"
     found = rows(captured(*flags, "-resume", "auto", "-check", "-epochs", "3"))
     assert found["resume"][0] == OK and "3 epochs instead of 2" in found["resume"][1]
     found = rows(captured(*flags, "-resume", "auto", "-check", "-opts", "SEED=3"))

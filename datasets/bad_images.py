@@ -37,7 +37,7 @@ class BadImages:
                 self.indices[index] = None
                 self._unshared.append(index)
                 so_far = f"{len(self.indices)} of {len(self.image_set)} so far"
-                reason = self._reason(index) if len(self.indices) <= NUM_EXPLAINED else ""
+                reason = self._explain(index) if len(self.indices) <= NUM_EXPLAINED else ""
                 self.say(f"cannot read {self.image_set.name(index)}{reason}; {so_far}")
 
     def check(self, process: Process) -> None:
@@ -54,22 +54,15 @@ class BadImages:
         count = min(len(self.image_set), NUM_SAMPLED)
         sample = np.linspace(0, len(self.image_set) - 1, count).astype(int)[process.rank :: process.world_size].tolist()
         with ThreadPoolExecutor() as pool:
-            self.note([index for index, is_bad in zip(sample, pool.map(self._is_bad, sample), strict=True) if is_bad])
+            self.note([index for index, error in zip(sample, pool.map(self._try, sample), strict=True) if error])
         self.check(process)
         # Of a part only a clear case counts: twice as many as allowed.
         if len(self.indices) > max(ALWAYS_ALLOWED, 2 * self.max_fraction * count):
             process.first(lambda: self._refuse(count))
 
-    def _is_bad(self, index: int) -> bool:
-        try:
-            self.image_set.read(index)
-        except ImageReadError:
-            return True
-        return False
-
     def _refuse(self, num_tried: int) -> None:
         first = next(iter(self.indices))
-        named = [f"{self.image_set.name(first)}{self._reason(first)}"]
+        named = [f"{self.image_set.name(first)}{self._explain(first)}"]
         named += [self.image_set.name(index) for index in list(self.indices)[1:NUM_NAMED]]
         more = ", ..." if len(self.indices) > NUM_NAMED else ""
         raise DataError(
@@ -77,9 +70,12 @@ class BadImages:
             f"({self.max_fraction:g}) allows: {', '.join(named)}{more}; repair or remove them, or raise DATA.MAX_BAD_FRACTION"
         )
 
-    def _reason(self, index: int) -> str:
+    def _explain(self, index: int) -> str:
+        return f" ({self._try(index) or 'but a second attempt succeeded'})"
+
+    def _try(self, index: int) -> ImageReadError | None:
         try:
             self.image_set.read(index)
         except ImageReadError as error:
-            return f" ({error})"
-        return " (but a second attempt succeeded)"
+            return error
+        return None

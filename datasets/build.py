@@ -4,7 +4,6 @@ To add a data set: a file in sources/ with a function from the settings to (trai
 line in SOURCES.
 """
 
-from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -19,7 +18,7 @@ from datasets.loading.workers import make_loader
 from datasets.sources.caltech import read_caltech101, read_caltech256
 from datasets.sources.csv_list import read_csv
 from datasets.sources.digits import read_digits
-from datasets.sources.folder import describe_left_out, read_image_folder
+from datasets.sources.folder import read_image_folder
 from datasets.sources.imagenet import read_imagenet
 from datasets.sources.shards.source import read_shards
 from datasets.sources.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
@@ -66,7 +65,7 @@ def load_image_sets(
         train, val = split(config, train, kept)
     if config.EVAL:
         train = None
-    parts = {"training": train, "validation": val} if train is not None else {"validation": val}
+    parts = {part: each for part, each in (("training", train), ("validation", val)) if each is not None}
     for part, image_set in parts.items():
         if not len(image_set):
             raise DataError(
@@ -78,15 +77,8 @@ def load_image_sets(
         _refuse_one_class(config, train, val)
     for image_set in parts.values():
         _check_num_classes(config, image_set)
-    val.notes = (describe_split(config, val), *notes, *val.notes, *_left_out(train, val))
+    val.notes = (describe_split(config, val), *notes, *val.notes)
     return train, val
-
-
-def _left_out(train: ImageSet | None, val: ImageSet) -> list[str]:
-    counts = Counter(val.left_out)
-    if train is not None and train.left_out is not val.left_out:  # two parts of one set share its counts
-        counts.update(train.left_out)
-    return [describe_left_out(counts)] if counts else []
 
 
 def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> None:

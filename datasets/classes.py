@@ -19,15 +19,17 @@ def number_classes(config: Config, parts: list[ImageSet], kept: Kept | None) -> 
     """
     notes, first = [], parts[0]
     if config.DATA.CLASSES:
+        classes = _read_classes(config.DATA.CLASSES)
         where = f"DATA.CLASSES: {config.DATA.CLASSES} has not the classes of the data"
-        _renumber(parts, _read_classes(config.DATA.CLASSES), where, True, "add them to the file")
+        _refuse_others(parts, classes, where, "add them to the file", may_lack=True)
+        _renumber(parts, classes)
         for part in parts:
             part.labels_are_numbers = False
     elif not kept and first.classes_are_names and all(name.isdecimal() for name in first.classes):
         by_value = sorted(first.classes, key=lambda name: (int(name), name))
         if by_value != first.classes:
             notes.append(f"class names are numbers, so they are in the order of their values: {first_of(by_value)}")
-            _renumber(parts, by_value, "", False, "")
+            _renumber(parts, by_value)
     if kept and kept.classes:
         classes = kept.classes
         new, gone = _differences(parts, classes)
@@ -38,7 +40,8 @@ def number_classes(config: Config, parts: list[ImageSet], kept: Kept | None) -> 
         where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} has not the classes of the checkpoint"
         remedy = "start a new run from its weights with -pretrained"
         remedy += "; if a class was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]" if is_renamed else ""
-        _renumber(parts, classes, where, config.EVAL or first.labels_are_numbers, remedy)
+        _refuse_others(parts, classes, where, remedy, may_lack=config.EVAL or first.labels_are_numbers)
+        _renumber(parts, classes)
     return notes
 
 
@@ -62,11 +65,8 @@ def _differences(parts: list[ImageSet], classes: list[str]) -> tuple[list[str], 
     return new, [name for number, name in enumerate(classes) if number not in known]
 
 
-def _renumber(parts: list[ImageSet], classes: list[str], where: str, may_lack: bool, remedy: str) -> None:
-    """Give all parts these classes; DataError if they have others.
-
-    `may_lack`: only classes that have images count, and not all of `classes` need to.
-    """
+def _refuse_others(parts: list[ImageSet], classes: list[str], where: str, remedy: str, may_lack: bool) -> None:
+    """DataError if the parts have other classes. `may_lack`: only those with images count, and some may be missing."""
     names = parts[0].classes
     new, gone = _differences(parts, classes)
     if may_lack:
@@ -79,9 +79,13 @@ def _renumber(parts: list[ImageSet], classes: list[str], where: str, may_lack: b
             f"{where}: {counted(len(names), 'class')} here, {len(classes)} there ({'; '.join(changes)}){place}; name them alike, or "
             f"{remedy}{did_you_mean(new[0], classes) if new else ''}"
         )
+
+
+def _renumber(parts: list[ImageSet], classes: list[str]) -> None:
+    """Give all parts these classes, which have those of all images."""
     lookup = np.array(_numbers(parts[0], classes), dtype=np.int64)
-    for targets, part in [(lookup[part.targets], part) for part in parts]:
-        part.targets, part.classes = targets, list(classes)
+    for part in parts:
+        part.targets, part.classes = lookup[part.targets], list(classes)
 
 
 def _first_image(parts: list[ImageSet], target: int) -> str:

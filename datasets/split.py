@@ -6,7 +6,6 @@ import io
 import os
 import unicodedata
 from collections.abc import Iterable
-from copy import copy
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +32,8 @@ def hold_out(image_set: ImageSet, fraction: float, seed: int, title: str) -> tup
         members = np.flatnonzero(image_set.targets == target)
         num_held_out = min(max(round(len(members) * fraction), 1), len(members) - 1) if fraction else 0
         held_out[members[shuffled(len(members), seed, target)[: max(num_held_out, 0)]]] = True
-    return _parts(image_set, held_out, _record("position", title, fraction, seed))
+    record = {"rule": "position", "training": title, "validation": title, "fraction": fraction, "seed": seed}
+    return _parts(image_set, held_out, record)
 
 
 def hold_out_by_hash(image_set: ImageSet, fraction: float, seed: int, title: str) -> tuple[ImageSet, ImageSet]:
@@ -41,27 +41,25 @@ def hold_out_by_hash(image_set: ImageSet, fraction: float, seed: int, title: str
 
     Only where that would leave a class nothing to train on, or no image at all to validate on, is it overruled.
     """
+    targets, notes = image_set.targets, []
     hashes = _hashes(image_set.split_keys(), seed)
     held_out = hashes < int(fraction * 2 ** (8 * HASH_BYTES))
-    counts, num_held_out = (
-        np.bincount(targets, minlength=len(image_set.classes))
-        for targets in (image_set.targets, image_set.targets[held_out])
-    )
-    kept_whole = np.flatnonzero((counts > 0) & (num_held_out == counts))
-    held_out &= ~np.isin(image_set.targets, kept_whole)
-    notes = []
+    kept_whole = np.setdiff1d(targets, targets[~held_out])
+    held_out &= ~np.isin(targets, kept_whole)
     if len(kept_whole):
         names = first_of([image_set.classes[number] for number in kept_whole])
         notes.append(f"all images of these classes would be held out, so they stay in training: {names}")
     if fraction and not held_out.any():
-        held_out = _lowest_of_each_class(image_set.targets, hashes)
+        by_class = np.lexsort((hashes, targets))
+        _, lowest, counts = np.unique(targets[by_class], return_index=True, return_counts=True)
+        held_out[by_class[lowest[counts > 1]]] = True
         notes.append("the hash holds out no image, so it is the one with the lowest hash of each class")
-    without = np.flatnonzero((counts > 0) & (np.bincount(image_set.targets[held_out], minlength=len(counts)) == 0))
-    if held_out.any() and len(without):
+    without = np.setdiff1d(targets, targets[held_out])
+    if len(without):
         names = first_of([image_set.classes[number] for number in without])
         notes.append(f"classes without validation images: {names}; raise DATA.VAL_FRACTION ({fraction:g}) for some")
-    image_set.notes = (*image_set.notes, *notes)
-    return _parts(image_set, held_out, _record("hash", title, fraction, seed))
+    record = {"rule": "hash", "training": title, "validation": title, "fraction": fraction, "seed": seed}
+    return _parts(image_set, held_out, record, notes)
 
 
 def split(config: Config, image_set: ImageSet, kept: Kept | None) -> tuple[ImageSet | None, ImageSet]:
@@ -73,17 +71,17 @@ def split(config: Config, image_set: ImageSet, kept: Kept | None) -> tuple[Image
     data, record = config.DATA, kept.split if kept else {}
     title, fraction, seed = image_set.split["training"], data.VAL_FRACTION, data.SPLIT_SEED
     if config.EVAL:
-        parts = _held_out_then(config, copy(image_set), kept) if record.get("rule") in DRAWN else None
-        if parts is None:
-            image_set.split = {"rule": "none", "validation": title}
-            if record:
-                image_set.notes += ("accuracy on images that the run was trained on says nothing: leave those out",)
-            elif kept:
-                image_set.notes += (
-                    f"warning: the checkpoint is of a version that did not record its split; if it was trained on {title}, "
-                    "most of these images are training images",
-                )
-        return parts or (None, image_set)
+        if record.get("rule") in DRAWN and (parts := _held_out_then(config, image_set, kept)):
+            return parts
+        image_set.split = {"rule": "none", "validation": title}
+        if record:
+            image_set.notes += ("accuracy on images that the run was trained on says nothing: leave those out",)
+        elif kept:
+            image_set.notes += (
+                f"warning: the checkpoint is of a version that did not record its split; if it was trained on {title}, "
+                "most of these images are training images",
+            )
+        return None, image_set
     by_position = kept is not None and record.get("rule", "position") == "position"
     train, val = (hold_out if by_position else hold_out_by_hash)(image_set, fraction, seed, title)
     if data.GROUP_BY and not by_position:
@@ -119,8 +117,8 @@ def identity(image_set: ImageSet) -> dict[str, int | str]:
 def holds_out_no_more(here: dict, there: dict) -> bool:
     """Whether the images held out by one record are held out by the other too, if both are about the same data."""
     if here["rule"] not in DRAWN:
-        parts = [(each["rule"], Path(each["validation"]).name) for each in (here, there) if each]
-        return parts[0] == parts[-1]
+        names = [Path(each["validation"]).name for each in (here, there) if each]
+        return not there or (here["rule"] == there["rule"] and names[0] == names[1])
     same = all(there.get(key) == here[key] for key in here if key not in ("training", "validation", "fraction"))
     return same and (here["fraction"] <= there["fraction"] if here["rule"] == "hash" else here == there)
 
@@ -153,32 +151,19 @@ def write_split(file: Path, train: ImageSet, val: ImageSet) -> None:
     write_text(file, text.getvalue())
 
 
-def _record(rule: str, title: str, fraction: float, seed: int) -> dict:
-    return {"rule": rule, "training": title, "validation": title, "fraction": fraction, "seed": seed}
-
-
-def _parts(image_set: ImageSet, held_out: np.ndarray, record: dict) -> tuple[ImageSet, ImageSet]:
-    image_set.split = record
-    return image_set.take(np.flatnonzero(~held_out)), image_set.take(np.flatnonzero(held_out))
+def _parts(
+    image_set: ImageSet, held_out: np.ndarray, record: dict, notes: Iterable[str] = ()
+) -> tuple[ImageSet, ImageSet]:
+    train, val = (image_set.take(np.flatnonzero(chosen)) for chosen in (~held_out, held_out))
+    for part in (train, val):
+        part.split = record
+        part.notes += tuple(notes)
+    return train, val
 
 
 def _hashes(keys: Iterable[str], seed: int) -> np.ndarray:
     """uint64 of each key. Names are compared as Unicode does: a Mac writes umlauts as two characters."""
     key = str(seed).encode()
-    digests = (
-        hashlib.blake2b(
-            unicodedata.normalize("NFC", each).encode(errors="surrogateescape"), digest_size=HASH_BYTES, key=key
-        ).digest()
-        for each in keys
-    )
+    names = (unicodedata.normalize("NFC", each).encode(errors="surrogateescape") for each in keys)
+    digests = (hashlib.blake2b(name, digest_size=HASH_BYTES, key=key).digest() for name in names)
     return np.frombuffer(b"".join(digests), dtype=">u8").astype(np.uint64)
-
-
-def _lowest_of_each_class(targets: np.ndarray, hashes: np.ndarray) -> np.ndarray:
-    """bool [N]: in each class of two or more images the one with the lowest hash."""
-    chosen = np.zeros(len(targets), dtype=bool)
-    for target in np.unique(targets):
-        members = np.flatnonzero(targets == target)
-        if len(members) > 1:
-            chosen[members[hashes[members].argmin()]] = True
-    return chosen

@@ -32,7 +32,6 @@ class ImageSet:
         self.targets = np.asarray(targets, dtype=np.int64)
         self.classes = classes
         self.split: dict = {}  # where both parts come from, in plain values that checkpoints hold
-        self.left_out: dict[str, int] = {}  # number of files that are not read, by reason
 
     def __len__(self) -> int:
         return len(self.targets)

@@ -38,8 +38,7 @@ class CachedImages(ImageSet):
     def __init__(self, image_set: ImageSet, cache: CacheFile):
         super().__init__(image_set.targets, image_set.classes)
         self._image_set, self.cache = image_set, cache
-        self.root, self.notes = image_set.root, image_set.notes
-        self.split, self.left_out = image_set.split, image_set.left_out
+        self.root, self.notes, self.split = image_set.root, image_set.notes, image_set.split
 
     def name(self, index: int) -> str:
         return self._image_set.name(index)

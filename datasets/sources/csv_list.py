@@ -52,7 +52,7 @@ class CsvFile:
 
     def read(self) -> Listing:
         """The rows; other columns are ignored."""
-        listing = Listing(self.file, [], [], [], [])
+        listing = Listing(self.file)
         with open(self.file, encoding=self.encoding, errors="surrogateescape", newline="") as lines:
             try:
                 self.separator = self._find_separator(lines.readline())
@@ -75,19 +75,16 @@ class CsvFile:
 
     def _find_separator(self, header: str) -> str:
         """The one by which the header names the columns."""
-        found = {
-            separator: [
-                name.strip() for name in next(csv.reader([header], delimiter=separator, skipinitialspace=True), [])
-            ]
-            for separator in SEPARATORS
-        }
-        for separator, names in found.items():
+        most = []
+        for separator in SEPARATORS:
+            values = next(csv.reader([header], delimiter=separator, skipinitialspace=True), [])
+            names = [value.strip() for value in values]
             if set(self.columns) <= set(names):
                 return separator
-        names = max(found.values(), key=len)
+            most = max(most, names, key=len)
         raise DataError(
             f"{self.file}, line 1: the header must name the columns {','.join(self.columns)}, but has "
-            f"{','.join(names) or 'nothing'}{_suggestion(names)}"
+            f"{','.join(most) or 'nothing'}{_suggestion(most)}"
         )
 
     def _values(self, rows: csv.DictReader) -> Iterator[list[str]]:

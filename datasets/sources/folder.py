@@ -8,16 +8,15 @@ from unicodedata import normalize
 from configs.schema import Config
 from datasets.sources.images import FileImages, is_within
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout
-from datasets.transforms.decode import IMAGE_ENDINGS, OPTIONAL_ENDINGS
+from datasets.transforms.decode import IMAGE_ENDINGS, READ_BY
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError, did_you_mean
 from utils.text import counted, first_of
 
 SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")  # of zip files made on a Mac, and of network disks: copies and thumbnails
-NO_IMAGES = (".txt", ".md", ".json", ".xml", ".csv", ".html", ".db", ".ini", *(f"{name}/" for name in SYSTEM_FOLDERS))
+NO_IMAGES = (".txt", ".md", ".json", ".xml", ".csv", ".html", ".db", ".ini")
 THUMBNAILS = ("thumb", "thumbs", "thumbnail", "thumbnails")
-MAX_WRAPPERS = 8
 EXPECTS = "train/ and val/ (or valid/, validation/, test/) with a folder per class, or a folder per class and no split"
 
 
@@ -80,13 +79,11 @@ def unwrapped(folder: Path, known: tuple[str, ...] | list[str] = ()) -> Path:
 
     `known`: names that are no such level.
     """
-    for _ in range(MAX_WRAPPERS):
-        inner = subfolders(folder)
-        if len(inner) != 1 or inner[0] in known or inner[0].lower() in known:
+    while len(names := subfolders(folder)) == 1 and names[0] not in known and names[0].lower() not in known:
+        inner = folder / names[0]
+        if not subfolders(inner) or _images_in(folder) or _images_in(inner):
             break
-        if not subfolders(folder / inner[0]) or _images_in(folder) or _images_in(folder / inner[0]):
-            break
-        folder /= inner[0]
+        folder = inner
     return folder
 
 
@@ -122,7 +119,7 @@ def read_class_folders(
     names = [normalize("NFC", name) for name in classes]
     image_set = FileImages(folder, paths, targets, names, PixelRules.of(config.DATA))
     image_set.classes_are_names = True
-    image_set.notes, image_set.left_out = tuple(scan.notes), dict(scan.left_out)
+    image_set.notes = (*scan.notes, *scan.describe_left_out())
     return image_set
 
 
@@ -132,8 +129,6 @@ class FolderScan:
     def __init__(self, root: Path, names: list[str], deep: bool = True):
         self.root, self.names, self.deep = root, names, deep
         self.left_out = Counter()
-        for name in SYSTEM_FOLDERS:
-            self._count_below(root / name)
         self.notes = [
             f"warning: {root / name} is read as a class; remove it if it holds copies of other images"
             for name in names
@@ -172,7 +167,6 @@ class FolderScan:
     def _is_read(self, folder: str) -> bool:
         """Whether to enter a folder. A link into the data itself, or a second one to a place, would repeat images."""
         if _is_skipped(os.path.basename(folder)):
-            self._count_below(folder)
             return False
         if not os.path.islink(folder):
             return True
@@ -183,11 +177,6 @@ class FolderScan:
         self._linked.add(target)
         return True
 
-    def _count_below(self, folder: str | Path) -> None:
-        name = os.path.basename(folder)
-        if name in SYSTEM_FOLDERS and (count := sum(len(files) for _, _, files in os.walk(folder))):
-            self.left_out[f"{name}/"] += count
-
     def _refuse_repeated(self, name: str, folders: list[str]) -> None:
         repeated = sorted(set(folders) & set(self.names))
         if len(repeated) > 1:
@@ -196,13 +185,15 @@ class FolderScan:
                 f"({first_of(repeated)}), as after unpacking a zip file twice; remove it, or rename them"
             )
 
-
-def describe_left_out(counts: dict[str, int]) -> str:
-    """How many files are not read, by reason; a warning if some may be images."""
-    warning = "" if all(reason in NO_IMAGES for reason in counts) else "warning: "
-    reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(counts.items()))
-    hint = "; pip install pillow-heif reads HEIC" if counts.keys() & OPTIONAL_ENDINGS["pillow_heif"] else ""
-    return f"{warning}{counted(sum(counts.values()), 'file')} left out ({reasons}){hint}"
+    def describe_left_out(self) -> list[str]:
+        """A line on the files that are not read, if there are any; a warning if some may be images."""
+        if not self.left_out:
+            return []
+        warning = "" if all(reason in NO_IMAGES for reason in self.left_out) else "warning: "
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(self.left_out.items()))
+        is_heif = any(READ_BY.get(ending) == "pillow_heif" for ending in self.left_out)
+        hint = "; pip install pillow-heif reads HEIC" if is_heif else ""
+        return [f"{warning}{self.root}: {counted(self.left_out.total(), 'file')} left out ({reasons}){hint}"]
 
 
 def _is_image(file: str) -> bool:

@@ -34,7 +34,7 @@ def read_imagenet(config: Config) -> tuple[ImageSet | None, ImageSet]:
 
 def read_list_file(file: Path) -> Listing:
     """Lines 'relative/path label'. Names may contain spaces, so a line is split at its last white space."""
-    listing = Listing(file, [], [], [], [])
+    listing = Listing(file)
     with open(file, encoding="utf-8-sig", errors="surrogateescape") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():

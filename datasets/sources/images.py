@@ -16,7 +16,7 @@ from utils.errors import DataError, not_a_file
 
 RETRY_AFTER = (0.5, 2.0)  # seconds: a network file system or a disk may answer again
 # Errors that another attempt would meet again: no such file, no permission, a folder or socket in its place.
-LASTING = {getattr(errno, name) for name in ("ENOENT", "EACCES", "EPERM", "ENOTDIR", "EISDIR", "ENXIO", "ELOOP")}
+LASTING = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ELOOP}
 
 
 class EncodedImages(ImageSet):
@@ -34,14 +34,15 @@ class EncodedImages(ImageSet):
             return ()
 
     def file(self, index: int) -> tuple[str, bytes]:
-        for seconds in (*RETRY_AFTER, None):
+        waits = iter(RETRY_AFTER)
+        while True:
             try:
                 return self.open_file(index)
             except OSError as error:
-                if seconds is None or error.errno in LASTING:
+                seconds = None if error.errno in LASTING else next(waits, None)
+                if seconds is None:
                     raise ImageReadError(f"{type(error).__name__}: {error}") from error
             time.sleep(seconds)
-        raise AssertionError("unreachable: the last attempt returns or raises")
 
     def open_file(self, index: int) -> tuple[str, bytes]:
         """As `file`, in one attempt: OSError if the file system fails."""

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from unicodedata import normalize
 
@@ -25,10 +25,10 @@ class Listing:
     """The lines of one list: path and label as written, and the line number."""
 
     file: Path
-    paths: list[str]
-    labels: list[str]
-    lines: list[int]
-    groups: list[str]  # of each line the value of DATA.GROUP_BY; empty without it
+    paths: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)  # of each line the value of DATA.GROUP_BY; empty without it
 
     def where(self, index: int) -> str:
         return f"{self.file}, line {self.lines[index]}"

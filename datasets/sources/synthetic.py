@@ -1,6 +1,7 @@
 """`synthetic`: random images that are on the device already, to measure everything but data loading."""
 
 from collections.abc import Iterable, Iterator
+from copy import copy
 
 import numpy as np
 import torch
@@ -44,4 +45,4 @@ def read_synthetic(config: Config) -> tuple[ImageSet, ImageSet]:
     targets = np.random.default_rng(config.SEED).integers(num_classes, size=config.DATA.SYNTHETIC_SIZE)
     image_set = SyntheticImages(targets, [str(number) for number in range(num_classes)])
     image_set.split = {"rule": "none", "training": "synthetic", "validation": "the same"}
-    return image_set, image_set
+    return image_set, copy(image_set)

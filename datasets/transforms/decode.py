@@ -17,15 +17,9 @@ except ImportError:  # no wheel for this machine: Pillow reads everything, JPEGs
     simplejpeg = None
 
 # Endings that need a module, which not every installation has.
-OPTIONAL_ENDINGS = {"PIL._avif": (".avif",), "pillow_heif": (".heic", ".heif", ".hif")}
-KNOWN_ENDINGS = (
-    *(".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif"),
-    *(ending for endings in OPTIONAL_ENDINGS.values() for ending in endings),
-)
-UNREADABLE_ENDINGS = {
-    ending for module, endings in OPTIONAL_ENDINGS.items() if not find_spec(module) for ending in endings
-}
-IMAGE_ENDINGS = tuple(ending for ending in KNOWN_ENDINGS if ending not in UNREADABLE_ENDINGS)
+READ_BY = {".avif": "PIL._avif", ".heic": "pillow_heif", ".heif": "pillow_heif", ".hif": "pillow_heif"}
+KNOWN_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", *READ_BY)
+IMAGE_ENDINGS = tuple(each for each in KNOWN_ENDINGS if each not in READ_BY or find_spec(READ_BY[each]))
 # Conversions by libjpeg itself, exactly as when Pillow calls it. CMYK needs Pillow, which knows Adobe's inversion.
 LIBJPEG_CONVERSIONS = {3: {"YCbCr": "RGB", "RGB": "RGB", "Gray": "RGB"}, 1: {"Gray": "GRAY"}}
 JPEG_START, APP1, START_OF_SCAN, EXIF = b"\xff\xd8", 0xE1, 0xDA, b"Exif\0\0"

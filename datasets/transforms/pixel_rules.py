@@ -35,7 +35,7 @@ class PixelRules:
 
 def to_array(image: Image.Image, rules: PixelRules) -> np.ndarray:
     """A Pillow image, of its frames the first, as uint8 [H, W, rules.num_channels]."""
-    if is_float(image):
+    if _has_32_bits(image):
         raise ImageReadError(f"32 bits per pixel (Pillow's mode {image.mode}) of unknown range; save it with 8 or 16")
     if image.mode.startswith("I"):
         image = _to_8_bits(image)
@@ -51,8 +51,8 @@ def to_array(image: Image.Image, rules: PixelRules) -> np.ndarray:
 def describe_kinds(image: Image.Image) -> list[str]:
     """What is unusual about an opened image, in the words of -check."""
     kinds = {
-        "16-bit": any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())) and not is_float(image),
-        "32-bit (refused)": is_float(image),
+        "16-bit": any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())) and not _has_32_bits(image),
+        "32-bit (refused)": _has_32_bits(image),
         "transparent": image.has_transparency_data,
         "CMYK": image.mode == "CMYK",
         # The other pictures of a camera's MPO are previews.
@@ -61,7 +61,7 @@ def describe_kinds(image: Image.Image) -> list[str]:
     return [kind for kind, applies in kinds.items() if applies]
 
 
-def is_float(image: Image.Image) -> bool:
+def _has_32_bits(image: Image.Image) -> bool:
     """Whether its pixels have 32 bits, which have no usual range."""
     return image.mode == "F" or (image.mode == "I" and image.format not in GREY_16_BIT)
 

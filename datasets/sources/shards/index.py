@@ -18,8 +18,7 @@ from utils.files import replacing
 
 VERSION = 1
 NUM_THREADS = 16  # which mostly wait for the disk
-WHOLE = 1 << 20  # bytes of a tar up to which all of it is compared, of a larger one this many pieces
-NUM_PIECES, PIECE = 64, 8192
+NUM_PIECES, PIECE = 64, 8192  # what is compared of a tar, pieces in bytes; of half a MiB it is everything
 MAX_LABEL_BYTES = 1 << 20  # a larger .json file is not a label
 
 
@@ -73,11 +72,8 @@ def scan(path: Path) -> Shard:
 
 def checksum(tar: Tar) -> bytes:
     """Of pieces from all over the tar, by which an index recognises its copy, which has another date."""
-    starts = (
-        [0] if tar.size <= WHOLE else [(tar.size - PIECE) * number // (NUM_PIECES - 1) for number in range(NUM_PIECES)]
-    )
-    pieces = (tar.read(start, WHOLE if tar.size <= WHOLE else PIECE) for start in starts)
-    return hashlib.blake2b(b"".join(pieces), digest_size=16).digest()
+    starts = np.linspace(0, max(tar.size - PIECE, 0), NUM_PIECES, dtype=int).tolist()
+    return hashlib.blake2b(b"".join(tar.read(start, PIECE) for start in starts), digest_size=16).digest()
 
 
 class _Samples:

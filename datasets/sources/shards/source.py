@@ -133,7 +133,7 @@ def read_shards(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
 
 def find_tars(root: Path) -> dict[str, list[Path]]:
     """The sorted tars of each part: PART-000000.tar, also with a prefix, and PART/*.tar. Others are parts of their own."""
-    tars, compressed = defaultdict(list), []
+    tars = defaultdict(list)
     for path in sorted([*root.iterdir(), *(each for name in subfolders(root) for each in (root / name).iterdir())]):
         name = path.name.removesuffix(_compression(path))
         if path.name.startswith(".") or not name.lower().endswith(".tar"):
@@ -142,10 +142,7 @@ def find_tars(root: Path) -> dict[str, list[Path]]:
         key = path.parent.name if path.parent != root else part[1] if part else path.stem
         if not _compression(path):
             tars[key].append(path)
-        elif key.lower() in (*TRAIN_NAMES, *VAL_NAMES):
-            compressed.append(path)
-    for path in compressed:
-        if path.with_suffix("") not in {each for group in tars.values() for each in group}:
+        elif key.lower() in (*TRAIN_NAMES, *VAL_NAMES) and not path.with_suffix("").exists():
             raise DataError(
                 f"{path} is compressed, so it cannot be read by position; unpack it to {path.with_suffix('').name} "
                 "(images hardly shrink)"

@@ -71,6 +71,7 @@ def load_image_sets(
             raise DataError(
                 f"{name}: there are no {part} images in {config.DATA.DATA_PATH}; check the lists or folders there, and "
                 f"DATA.VAL_FRACTION ({config.DATA.VAL_FRACTION:g}) if it has no validation part of its own"
+                + (f"; each value of DATA.GROUP_BY ({group}) stays whole" if (group := config.DATA.GROUP_BY) else "")
             )
     notes = number_classes(config, list(parts.values()), kept)
     if not isinstance(val, SyntheticImages):

@@ -39,21 +39,20 @@ def hold_out(image_set: ImageSet, fraction: float, seed: int, title: str) -> tup
 def hold_out_by_hash(image_set: ImageSet, fraction: float, seed: int, title: str) -> tuple[ImageSet, ImageSet]:
     """Training and validation images by a hash of each name, so that more images or classes never move one.
 
-    Only where that would leave a class nothing to train on, or no image at all to validate on, is it overruled.
+    Only where that would leave a class nothing to train on, or no image at all to validate on, is it overruled. Images
+    with the same key, as those of one group of DATA.GROUP_BY have it, are always in the same part.
     """
     targets, notes = image_set.targets, []
     hashes = _hashes(image_set.split_keys(), seed)
     held_out = hashes < int(fraction * 2 ** (8 * HASH_BYTES))
     kept_whole = np.setdiff1d(targets, targets[~held_out])
-    held_out &= ~np.isin(targets, kept_whole)
+    held_out &= ~np.isin(hashes, hashes[np.isin(targets, kept_whole)])
     if len(kept_whole):
         names = first_of([image_set.classes[number] for number in kept_whole])
         notes.append(f"all images of these classes would be held out, so they stay in training: {names}")
     if fraction and not held_out.any():
-        by_class = np.lexsort((hashes, targets))
-        _, lowest, counts = np.unique(targets[by_class], return_index=True, return_counts=True)
-        held_out[by_class[lowest[counts > 1]]] = True
-        notes.append("the hash holds out no image, so it is the one with the lowest hash of each class")
+        held_out = _lowest_of_each_class(targets, hashes)
+        notes.append("the hash holds out no image, so those with the lowest hash of each class are held out")
     without = np.setdiff1d(targets, targets[held_out])
     if len(without):
         names = first_of([image_set.classes[number] for number in without])
@@ -82,18 +81,24 @@ def split(config: Config, image_set: ImageSet, kept: Kept | None) -> tuple[Image
                 "most of these images are training images",
             )
         return None, image_set
-    by_position = kept is not None and record.get("rule", "position") == "position"
-    train, val = (hold_out if by_position else hold_out_by_hash)(image_set, fraction, seed, title)
-    if data.GROUP_BY and not by_position:
-        val.split["group_by"] = data.GROUP_BY  # the record is of both parts
+    rule = "hash" if kept is None else record.get("rule", "position")
+    return _draw(config, image_set, "position" if rule == "position" else "hash", fraction, seed)
+
+
+def _draw(config: Config, image_set: ImageSet, rule: str, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
+    title = image_set.split["training"]
+    if rule == "position":
+        return hold_out(image_set, fraction, seed, title)
+    train, val = hold_out_by_hash(image_set, fraction, seed, title)
+    if config.DATA.GROUP_BY:
+        val.split["group_by"] = config.DATA.GROUP_BY  # the record is of both parts
     return train, val
 
 
 def _held_out_then(config: Config, image_set: ImageSet, kept: Kept) -> tuple[ImageSet, ImageSet] | None:
     """What the run held out of the data that it was trained on, also where that is a copy; None of other data."""
     record, title = kept.split, image_set.split["training"]
-    draw = hold_out if record["rule"] == "position" else hold_out_by_hash
-    parts = draw(image_set, record["fraction"], record["seed"], title)
+    parts = _draw(config, image_set, record["rule"], record["fraction"], record["seed"])
     if os.path.realpath(record["training"]) != os.path.realpath(title):
         return parts if identity(parts[1]) == kept.validation else None
     if record.get("group_by") != config.DATA.GROUP_BY:
@@ -167,3 +172,17 @@ def _hashes(keys: Iterable[str], seed: int) -> np.ndarray:
     names = (unicodedata.normalize("NFC", each).encode(errors="surrogateescape") for each in keys)
     digests = (hashlib.blake2b(name, digest_size=HASH_BYTES, key=key).digest() for name in names)
     return np.frombuffer(b"".join(digests), dtype=">u8").astype(np.uint64)
+
+
+def _lowest_of_each_class(targets: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+    """bool [N]: the images with the lowest hash of each class, where no class loses all that it has to train on."""
+    chosen, left = np.zeros(len(targets), dtype=bool), np.bincount(targets)
+    for target in np.unique(targets):
+        members = targets == target
+        for lowest in () if chosen[members].any() else np.unique(hashes[members]):
+            taken = np.bincount(targets[hashes == lowest], minlength=len(left))
+            if np.all((taken < left) | (taken == 0)):
+                chosen |= hashes == lowest
+                left -= taken
+                break
+    return chosen

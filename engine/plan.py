@@ -30,7 +30,7 @@ from models.weights import ARCHITECTURE, PREPROCESSING, differences, load_pretra
 from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.log import Log
-from utils.text import counted
+from utils.text import counted, first_of
 
 ImageSets = tuple[ImageSet | None, ImageSet]
 AS_BEGUN = "as this run began"  # origin of a setting
@@ -196,18 +196,37 @@ class Plan:
         if self.kept and number < len(self.classes):
             lines.append(f"{number} of the checkpoint's {len(self.classes)} classes occur")
         different = differences(self.record, flatten(self.given), ARCHITECTURE + PREPROCESSING)
-        return [*lines, *(f"warning: {each}" for each in different), *self.compare_preprocessing()]
+        lines += [f"warning: {each}" for each in different]
+        return [*lines, *self.compare_preprocessing(), *(self._warn_of_renamed_folders() if self.kept else [])]
 
     def warn_of_overlap(self) -> list[str]:
         """A warning where images to validate on may be among those that the pretrained weights were trained on."""
         common = set(self.record.get("class_names", ())) & set(self.classes)
         here, there = self.eval_set.split, self.record.get("split", {})
-        if self.kept or not common or holds_out_no_more(here, there):
+        is_same_data = "training" in here and here["training"] == there.get("training")
+        if self.kept or not (common or is_same_data):
             return []
+        if holds_out_no_more(here, there):
+            return self._warn_of_renamed_folders()
         text, other = (", ".join(f"{key} {value}" for key, value in each.items()) for each in (here, there))
         return [
             f"warning: MODEL.PRETRAINED: the validation images ({text}) may be among those that "
             f"{self.given.MODEL.PRETRAINED} was trained on ({other or 'it does not say which it held out'})"
+        ]
+
+    def _warn_of_renamed_folders(self) -> list[str]:
+        """A warning where classes may be old ones by another name, and so their images held out by another hash."""
+        here, before = self.eval_set, set(self.record.get("class_names", ()))
+        gone, new = sorted(before - set(here.classes)), set(here.classes) - before
+        if not gone or not new or here.split["rule"] != "hash" or "group_by" in here.split:
+            return []
+        folders = {folder for index in range(len(here)) for folder in Path(here.key(index)).parts[:-1]}
+        if not (new := sorted(new & folders)):
+            return []
+        return [
+            f"warning: the checkpoint knows {first_of(gone)} and the data has {first_of(new)} instead; if a folder was "
+            f"renamed, the accuracy of {first_of(new)} is too good, because some of its images that are held out now were "
+            "trained on: the hash is of a name with its folder"
         ]
 
     def other_validation(self) -> list[str]:
@@ -218,7 +237,8 @@ class Plan:
         best = Best(*self.saved["progress"]["best"])
         return [
             f"resume: other validation images ({then['num_images']} then, {now['num_images']} now), so the best epoch so far, "
-            f"{best.epoch} with {best.top1:.2f}%, does not count: the next one becomes best.pth"
+            f"{best.epoch} with {best.top1:.2f}%, does not count: the next one becomes best.pth",
+            *self._warn_of_renamed_folders(),
         ]
 
     def compare_preprocessing(self) -> list[str]:

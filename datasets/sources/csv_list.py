@@ -60,6 +60,7 @@ class CsvFile:
                 rows = csv.DictReader(lines, skipinitialspace=True, delimiter=self.separator)
                 rows.fieldnames = [name.strip() for name in rows.fieldnames]
                 for path, label, *group in self._values(rows):
+                    self._check_label(label, rows.line_num)
                     listing.paths.append(path)
                     listing.labels.append(label)
                     listing.lines.append(rows.line_num)
@@ -103,6 +104,14 @@ class CsvFile:
                     )
             yield values
 
+    def _check_label(self, label: str, line: int) -> None:
+        """Refuse the name of a class whose bytes are not UTF-8; a path may have such, because file names do."""
+        if not label.isprintable() and any("\udc80" <= each <= "\udcff" for each in label):
+            raise DataError(
+                f"{self.file}, line {line}: {self.columns[1]} {label!r} is not UTF-8; save the file as UTF-8, in Excel as "
+                "'CSV UTF-8'"
+            )
+
 
 def _encoding(file: Path) -> str:
     with open(file, "rb") as content:
@@ -115,7 +124,9 @@ def _encoding(file: Path) -> str:
 
 
 def _suggestion(header: list[str]) -> str:
-    """The setting that names the columns of this header, if it has usual names."""
+    """The setting that names the columns of this header, as far as their names can be guessed."""
     by_lower_case = {name.lower(): name for name in header}
     found = [next((by_lower_case[name] for name in usual if name in by_lower_case), None) for usual in USUAL_COLUMNS]
-    return f"; -opts DATA.CSV_COLUMNS=[{','.join(found)}] reads these" if all(found) else ""
+    if all(found):
+        return f"; -opts DATA.CSV_COLUMNS=[{','.join(found)}] reads these"
+    return "; name those of the paths and of the classes with -opts DATA.CSV_COLUMNS=[PATHS,CLASSES]"

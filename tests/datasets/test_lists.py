@@ -1,5 +1,6 @@
 """Images named by list files and CSV files, and what is wrong with a line."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,7 @@ def test_one_csv_file_alone_is_split(tmp_path, as_file):
     ("header", "rows", "names"),
     [
         ("path,label", "images/1.jpg,0\n", ["line 1", "image_path,target", "path,label"]),
+        ("Datei;Klasse", "images/1.jpg;0\n", ["line 1", "Datei,Klasse", "DATA.CSV_COLUMNS"]),
         ("image_path,target", "images/1.jpg,0\nimages/2.jpg\n", ["line 3", "target"]),
         ("image_path,target", "images/1.jpg,0\n,1\n", ["line 3", "image_path"]),
         ("image_path,target", "images/1.jpg,-1\n", ["line 2", "-1"]),
@@ -133,6 +135,15 @@ def test_one_csv_file_alone_is_split(tmp_path, as_file):
 def test_a_wrong_csv_row_is_told_with_its_line(tmp_path, header, rows, names):
     make_csv(tmp_path / "train.csv", rows, header)
     assert_names(error_of("csv", tmp_path, num_classes=5), "train.csv", *names)
+
+
+def test_a_class_of_a_csv_file_that_is_not_utf_8_is_refused_and_the_name_of_a_file_is_not(tmp_path):
+    make_csv(tmp_path / "train.csv", "images/1.jpg;käfer\nimages/2.jpg;dog\n", "image_path;target", "cp1252")
+    assert_names(error_of("csv", tmp_path), "train.csv, line 2", "target", "UTF-8")
+    (tmp_path / "images" / "3.jpg").rename(tmp_path / "images" / os.fsdecode(b"k\xe4fer.jpg"))
+    more = "".join(f"images/{shade}.jpg;{'bee' if shade % 2 else 'dog'}\n" for shade in range(4, 10))
+    make_csv(tmp_path / "train.csv", f"images/käfer.jpg;bee\n{more}", "image_path;target", "cp1252")
+    assert sum(map(len, load("csv", tmp_path / "train.csv", VAL_FRACTION=0.3))) == 7
 
 
 def test_a_csv_class_that_is_never_trained_is_named_with_the_nearest(tmp_path):

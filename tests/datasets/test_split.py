@@ -173,3 +173,44 @@ def test_a_run_says_where_its_images_come_from_and_writes_the_part_of_each(tmp_p
     with open(run_folder(tmp_path / "output") / "split.csv", newline="") as file:
         found = {row["image"]: row["part"][0] for row in csv.DictReader(file)}
     assert found == parts_of("imagefolder", tmp_path / "photos")
+
+
+def parts_by_value(file, column: str, **options) -> dict[str, set[str]]:
+    """{value of this column: the parts that its images are in}"""
+    with open(file, newline="") as rows:
+        values = {row["image_path"]: row[column] for row in csv.DictReader(rows)}
+    found = {}
+    for name, part in parts_of("csv", file, **options).items():
+        found.setdefault(values[name], set()).add(part)
+    return found
+
+
+def test_a_group_stays_whole_also_where_the_hash_holds_out_none_or_all_of_a_class(tmp_path):
+    names = [f"{name}-{number:02d}.png" for name in ("ant", "bee") for number in range(12)]
+    for name in (*names, "rare.png"):
+        draw(tmp_path / name)
+    file = tmp_path / "photos.csv"
+    rows = [f"{name},{name[:3]},p{number % 6}" for number, name in enumerate(names)]
+    file.write_text("\n".join(["image_path,target,person", *rows, "rare.png,rare,p5", ""]))
+    for fraction in (1e-6, 0.1, 0.3, 0.6, 0.9):
+        found = parts_by_value(file, "person", GROUP_BY="person", VAL_FRACTION=fraction)
+        assert all(len(parts) == 1 for parts in found.values()), (fraction, found)
+        assert found["p5"] == {"t"} and {"v"} in found.values(), (fraction, found)
+
+
+def test_groups_that_are_the_classes_cannot_be_split_and_the_setting_is_named(tmp_path):
+    make_folders(tmp_path, {"ant": 5, "bee": 5})
+    rows = [f"{name}/{number:02d}.JPEG,{name}" for name in ("ant", "bee") for number in range(5)]
+    (tmp_path / "a.csv").write_text("\n".join(["image_path,target", *rows, ""]))
+    with refused(DataError, "DATA.GROUP_BY", "target", "validation"):
+        load("csv", tmp_path / "a.csv", GROUP_BY="target")
+
+
+def test_evaluation_names_the_groups_that_were_held_out(tmp_path):
+    make_folders(tmp_path, {"ant": 20, "bee": 20})
+    rows = [f"{name}/{n:02d}.JPEG,{name},{n % 7}" for name in ("ant", "bee") for n in range(20)]
+    (tmp_path / "a.csv").write_text("\n".join(["image_path,target,day", *rows, ""]))
+    _, val = load("csv", tmp_path / "a.csv", GROUP_BY="day", VAL_FRACTION=0.4)
+    config = settings("csv", tmp_path / "a.csv", evaluate=True, GROUP_BY="day")
+    _, scored = load_image_sets(config, kept=Kept(val.classes, val.split, identity(val)))
+    assert scored.split == val.split and shades(scored) == shades(val)

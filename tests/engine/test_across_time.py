@@ -137,6 +137,33 @@ def test_pretrained_weights_that_may_have_seen_the_validation_images_are_warned_
     assert_names(found, "MODEL.PRETRAINED", "val", "test")
 
 
+def test_a_renamed_folder_of_which_images_are_held_out_by_hash_is_warned_of(tmp_path):
+    draw_photos(tmp_path / "photos", "bird", "cat", "dog", count=20)
+    (tmp_path / "clean.yaml").write_text(CLEAN)
+    flags = [*settings(tmp_path), "DATA.VAL_FRACTION=0.3", "-output", tmp_path / "output", "-epochs", "1"]
+    assert halfstep(*flags)[0] == 0
+    best = checkpoint(tmp_path, "best.pth")
+    starts = {
+        "pretrained": ["-pretrained", best, "-output", tmp_path / "new"],
+        "evaluation": ["-eval", "-pretrained", best, "-opts", "RESUME.ALLOW_CHANGED=[CLASS_NAMES]"],
+        "resume": ["-resume", best.with_name("last.pth"), "-opts", "RESUME.ALLOW_CHANGED=[CLASS_NAMES,NUM_IMAGES]"],
+    }
+    draw_photos(tmp_path / "photos", "cat", count=2)  # more images alone are no cause for it
+    assert rows(halfstep(*flags, *starts["pretrained"], "-check")[1])["pretrained"][0] == OK
+    for number in (20, 21):
+        (tmp_path / "photos" / "cat" / f"{number}.png").unlink()
+    (tmp_path / "photos" / "cat").rename(tmp_path / "photos" / "tomcat")
+    for row, start in starts.items():
+        verdict, found = rows(halfstep(*flags, *start, "-check")[1])[row]
+        assert verdict == WARN, (row, found)
+        assert_names(found, "warning", "cat", "tomcat")
+    draw_photos(tmp_path / "photos", "cat", count=20)  # nothing is gone: one more class
+    assert rows(halfstep(*flags, *starts["pretrained"], "-check")[1])["pretrained"][0] == OK
+    for name in ("bird", "cat", "dog"):
+        (tmp_path / "photos" / name).rename(tmp_path / "photos" / f"{name}s")
+    assert rows(halfstep(*flags, *starts["pretrained"], "-check")[1])["pretrained"][0] == WARN
+
+
 @pytest.mark.parametrize(
     ("here", "there", "is_safe"),
     [

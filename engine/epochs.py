@@ -38,6 +38,7 @@ class Epochs:
         limit = next(each for each in trainer.callbacks if isinstance(each, BadImageLimit))
         self.bad_training_images = limit.bad_images
         self.bad_eval_images = BadImages(eval_data.image_set, self.config.DATA.MAX_BAD_FRACTION, self.log.warn)
+        self.failure = ""  # why the last save failed, in every process
         self.start = time.perf_counter()
 
     def run(self) -> int:
@@ -152,7 +153,7 @@ class Epochs:
 
     def _status(self, state: str, **facts) -> None:
         """Write status.json: where the training is, what is on the disk, and the updates that the run leaves out."""
-        trainer, saved, best = self.trainer, self.saver.newest, Best(*(self.saver.best or ()))
+        trainer, saved, best = self.trainer, self.saver.newest, self.saver.best
         held = {"top1": best.top1, "epoch": best.epoch, "file": BEST} if best.epoch else None
         self.session.status(
             state,
@@ -211,7 +212,7 @@ class Epochs:
         known = self.trainer.best
         self.saver.look()
         if not known.epoch:
-            self.saver.best = None  # of what followed that state, or of other validation images
+            self.saver.best = Best()  # it is of what followed that state, or of other validation images
         self._learn_of_saves()
         if self.trainer.best != known:
             self.log.say(f"the best epoch was {known.epoch}, but {self.session.path / BEST}: {self._describe_best()}")
@@ -219,8 +220,7 @@ class Epochs:
     def _learn_of_saves(self) -> None:
         """Wait for the saver: if best.pth could not be written, the best epoch is the one before, in every process."""
         self._wait_for_saver()
-        best, self.failure = self.process.first(lambda: (self.saver.best, self.saver.failure))
-        self.trainer.best = Best(*(best or ()))
+        self.trainer.best, self.failure = self.process.first(lambda: (self.saver.best, self.saver.failure))
 
     def _wait_for_disk(self) -> None:
         self._learn_of_saves()

@@ -232,9 +232,9 @@ class Plan:
     def other_validation(self) -> list[str]:
         """A line if the run to continue was validated on other images, so that its best epoch does not count."""
         then, now = self.saved.get("validation"), identity(self.eval_set)
-        if then in (None, now):
-            return []
         best = Best(*self.saved["progress"]["best"])
+        if then in (None, now) or not best.epoch:
+            return []
         return [
             f"resume: other validation images ({then['num_images']} then, {now['num_images']} now), so the best epoch so far, "
             f"{best.epoch} with {best.top1:.2f}%, does not count: the next one becomes best.pth",

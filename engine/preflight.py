@@ -17,11 +17,9 @@ from engine.check.images import check_images
 from engine.check.memory import check_memory
 from engine.check.quick_checks import (
     check_disk,
-    check_ema,
     check_output,
-    check_rate,
+    check_schedule,
     check_shared_memory,
-    check_updates,
     check_warm_up,
     loader_processes,
 )
@@ -200,12 +198,8 @@ class Preflight:
         self.attempt("augmentation", lambda: parse_policy(config.TRAIN))
         self.attempt("strategy", lambda: check_strategy(config))
         order = self.attempt("repeats", lambda: plan.order)
-        if order:
-            if order.num_images:  # none if the data is wrong
-                self.add(check_updates(order))
-            self.add(check_rate(config.TRAIN, order.global_batch))
-            if config.TRAIN.MODEL_EMA:
-                self.add(check_ema(config.TRAIN, plan.num_updates))
+        for finding in check_schedule(config.TRAIN, order) if order else []:
+            self.add(finding)
         self.add(check_warm_up(config.TRAIN))
 
     def check_model(self, plan: Plan, model: nn.Module, has_data: bool) -> None:
@@ -256,7 +250,7 @@ def try_resume(plan: Plan, model: nn.Module, has_data: bool) -> list[str]:
     best = Best(*state["progress"]["best"])
     if best.epoch and not held_by(path.with_name(BEST)):
         lines.append(
-            f"the best epoch was {best.epoch}, but there is no {BEST}: the next that is evaluated becomes the best"
+            f"the best epoch was {best.epoch}, but there is no {BEST}: the next evaluated one becomes the best"
         )
     return lines
 

@@ -32,13 +32,20 @@ def quick_checks(config: Config, model: nn.Module, data: TrainData, process: Pro
     """All quick checks. `path`: the run folder."""
     num_workers = loader_processes(config, data.image_set, process)
     return [
-        check_updates(data.order),
-        check_rate(config.TRAIN, data.global_batch),
+        *check_schedule(config.TRAIN, data.order),
         check_warm_up(config.TRAIN),
-        check_ema(config.TRAIN, config.TRAIN.NUM_EPOCHS * data.steps_per_epoch),
         check_disk(config, path, checkpoint_bytes(config.TRAIN, model), weights_bytes(config.TRAIN, model)),
         check_shared_memory(config, num_workers),
     ]
+
+
+def check_schedule(settings: Train, order: Order) -> list[Finding]:
+    """Check what depends on the updates; of an order without images, as -check has for wrong data, only the rate."""
+    rate = check_rate(settings, order.global_batch)
+    if not order.num_images:
+        return [rate]
+    ema = [check_ema(settings, settings.NUM_EPOCHS * order.steps_per_epoch)] if settings.MODEL_EMA else []
+    return [check_updates(order), rate, *ema]
 
 
 def check_updates(order: Order) -> Finding:
@@ -79,13 +86,11 @@ def check_warm_up(settings: Train) -> Finding:
 
 def check_ema(settings: Train, num_updates: int) -> Finding:
     """Check that the average forgets the initial weights."""
+    updates, decay = counted(num_updates, "update"), settings.MODEL_EMA_DECAY
     if settings.MODEL_EMA_WARMUP:
-        return Finding(
-            "EMA",
-            f"its decay warms up to {decay_at(num_updates - 1, settings):.6g} in {counted(num_updates, 'update')}",
-        )
-    share = settings.MODEL_EMA_DECAY**num_updates
-    found = f"after {counted(num_updates, 'update')} with decay {settings.MODEL_EMA_DECAY:g} it is still {share:.2%} initial weights"
+        return Finding("EMA", f"its decay warms up to {decay_at(num_updates - 1, settings):.6g} in {updates}")
+    share = decay**num_updates
+    found = f"after {updates} with decay {decay:g} it is still {share:.2%} initial weights"
     if share <= MAX_INITIAL:
         return Finding("EMA", found)
     return Finding("EMA", found, WARN, "set TRAIN.MODEL_EMA_WARMUP=true, or lower TRAIN.MODEL_EMA_DECAY")
@@ -104,12 +109,9 @@ def check_output(save: str) -> Finding:
 
 def check_disk(config: Config, path: Path, each: int, weights: int) -> Finding:
     """Check that all files of a run fit on the disk of `path`: checkpoints of `each` bytes (`weights` of weights alone)."""
-    kept = min(config.KEEP_CHECKPOINTS, math.ceil(config.TRAIN.NUM_EPOCHS / config.SAVE_FREQ))
-    count, alone = 3, kept + 1  # last, previous, and the one being written; best and the numbered ones
-    if config.SAVE_WEIGHTS_ONLY:
-        alone += 1  # the one being written
-    else:
-        count, alone = count + alone, 0
+    kept = 1 + min(config.KEEP_CHECKPOINTS, math.ceil(config.TRAIN.NUM_EPOCHS / config.SAVE_FREQ))  # best, numbered
+    # Besides them last, previous and the one being written, of either kind.
+    count, alone = (3, kept + 1) if config.SAVE_WEIGHTS_ONLY else (kept + 3, 0)
     # Checkpoints of a resumed run already occupy their space; a file with several names occupies it once.
     present = {status.st_ino: status.st_size for status in (file.stat() for file in path.rglob("*.pth"))}
     need = max(count * each + alone * weights - sum(present.values()), 2 * each) + OTHER_FILES
@@ -119,11 +121,8 @@ def check_disk(config: Config, path: Path, each: int, weights: int) -> Finding:
         f"checkpoints of {format_bytes(each)}, up to {count} at once{of_weights}; with logs and curves {format_bytes(need)} of "
         f"{format_bytes(free)} free at {path}"
     )
-    return Finding(
-        "disk",
-        found,
-        *verdict_on_space(need, free, "make room, set -output, SAVE_WEIGHTS_ONLY=true, or lower KEEP_CHECKPOINTS"),
-    )
+    remedy = "make room, set -output, SAVE_WEIGHTS_ONLY=true, or lower KEEP_CHECKPOINTS"
+    return Finding("disk", found, *verdict_on_space(need, free, remedy))
 
 
 def nearest_existing(path: Path) -> Path:

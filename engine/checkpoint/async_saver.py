@@ -10,6 +10,7 @@ import torch
 
 from engine.checkpoint.format import held_by, remove_old, remove_unused_parts, save_checkpoint, start_of_streak
 from engine.checkpoint.host_copy import HostCopy
+from engine.train.counters import Best
 from utils.errors import cause_of
 
 BEST = "best.pth"
@@ -32,7 +33,7 @@ class AsyncSaver:
         self.seconds = 0.0  # for which saving blocked training
         self.longest = 0.0  # seconds of the longest save, until it was on disk
         self.newest: dict[str, int] = {}  # finished epochs and steps of the last.pth on disk
-        self.best: list | None = None  # the trainer's best epoch, if its best.pth is on disk
+        self.best = Best()  # what the best.pth on disk holds
         self.on_saved: Callable[[], None] = lambda: None  # called in the writing thread after every save
 
     def save(self, state: dict, also: list[str]) -> None:
@@ -60,7 +61,7 @@ class AsyncSaver:
             self.failure = ""
             self.newest = {"epoch": state["epoch"] + 1, "step": state["step"]}
             if BEST in also:
-                self.best = state["progress"]["best"]
+                self.best = Best(*state["progress"]["best"])
             self.on_saved()
             self.longest = max(self.longest, time.perf_counter() - start)
         try:
@@ -73,7 +74,7 @@ class AsyncSaver:
         last, best = held_by(self._path), held_by(self._path.with_name(BEST))
         if last:
             self.newest = {"epoch": last["epoch"], "step": last["step"]}
-        self.best = best.get("best")
+        self.best = Best(*best.get("best", ()))
 
     def _put(self, state: dict, also: list[str], keeps_former: bool) -> None:
         """Write a state under its names."""

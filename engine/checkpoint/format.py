@@ -62,7 +62,7 @@ def held_by(path: Path) -> dict[str, Any]:
     """Finished epochs and step of a checkpoint on the disk, and the best epoch as it knows it; empty if there is none."""
     try:
         state = read_index(path)
-        best = state.get("progress", {}).get("best")
+        best = state.get("progress", {}).get("best", ())
         return {"epoch": state["epoch"] + 1, "step": state["step"], "best": best}
     except (ConfigError, KeyError):
         return {}

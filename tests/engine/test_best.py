@@ -97,6 +97,16 @@ def test_the_best_epoch_counts_no_more_when_the_validation_images_change(scored,
     assert len(said) == (epoch == 2)
 
 
+def test_before_the_first_evaluation_there_is_no_best_epoch_that_other_images_could_end(scored, tmp_path, small_yaml):
+    _, folder = scored([90, 0.1], words=["TRAIN.NUM_EPOCHS=1"])
+    state = read(folder / "last.pth")
+    state["progress"]["best"] = [-1.0, 0]
+    torch.save(state, folder / "last.pth")
+    words = ["RESUME.ALLOW_CHANGED=[DATA.SPLIT_SEED]", "DATA.SPLIT_SEED=1"]
+    flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-resume", "auto", "-check", "-opts", *words]
+    assert "best" not in rows(run("main_single_gpu.py", *flags).stdout)["resume"][1]
+
+
 @pytest.mark.parametrize(
     "top1, count, low, high",
     [(81.25, 16, "57", "93"), (100, 16, "81", "100"), (0, 16, "0", "19"), (50, 400, "45.1", "54.9")],

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from datasets import build_order
 from engine.check import quick_checks
 from engine.check.quick_checks import (
     check_disk,
     check_ema,
     check_output,
     check_rate,
+    check_schedule,
     check_shared_memory,
     loader_processes,
 )
@@ -102,3 +104,10 @@ def test_an_ema_that_the_updates_of_the_run_cannot_fill(tmp_path, warm_up, decay
     assert finding.verdict == verdict
     if verdict == WARN:
         assert_names(finding.remedy, "TRAIN.MODEL_EMA_WARMUP=true", "TRAIN.MODEL_EMA_DECAY")
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_the_decay_of_an_ema_is_of_interest_only_where_there_is_one(photos, is_kept):
+    config, train, _ = sets_of(photos, "TRAIN.MODEL_EMA_WARMUP=false", f"TRAIN.MODEL_EMA={is_kept}")
+    findings = check_schedule(config.TRAIN, build_order(config, train, world_size=1))
+    assert ("EMA" in [finding.what for finding in findings]) is is_kept

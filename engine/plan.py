@@ -24,6 +24,7 @@ from engine.checkpoint.resume import (
 from engine.parallel.strategy import check_strategy, is_sharded
 from engine.precision.policy import Precision
 from engine.train.counters import Best
+from models.formats.common import record_of
 from models.formats.files import find_file, what_is_recorded
 from models.timm_models import preprocessing_of_timm
 from models.weights import ARCHITECTURE, PREPROCESSING, differences, load_pretrained
@@ -95,12 +96,19 @@ class Plan:
             )
         return saved
 
+    @property
+    def source(self) -> tuple[str, str | None]:
+        """The setting that names the weights, and their file or name."""
+        return (
+            ("-resume", str(self.checkpoint)) if self.checkpoint else ("MODEL.PRETRAINED", self.given.MODEL.PRETRAINED)
+        )
+
     @cached_property
     def record(self) -> dict:
-        """What the checkpoint, or else the file of MODEL.PRETRAINED, says beside its weights; {} for other programs'."""
-        source = self.given.MODEL.PRETRAINED
-        path = find_file(source) if source and not self.checkpoint else None
-        return what_is_recorded(path) if path else self.saved
+        """What the file of the weights says beside them; {} for files of other programs."""
+        _, source = self.source
+        path = find_file(source) if source and not self.saved else None
+        return what_is_recorded(path) if path else record_of(self.saved)
 
     @cached_property
     def kept(self) -> Kept | None:
@@ -180,15 +188,10 @@ class Plan:
 
     def load_weights(self, model: nn.Module) -> list[str]:
         """Load what the model starts from; nothing if a whole run is resumed or evaluated. Returns lines for the log."""
-        if is_run(self.saved):
+        setting, source = self.source
+        if is_run(self.saved) or not source:
             return []
-        sources = {"MODEL.PRETRAINED": self.given.MODEL.PRETRAINED, "-resume": self.checkpoint}
-        lines = []
-        for setting, source in sources.items():
-            if source:
-                settings = flatten(self.given)
-                lines += load_pretrained(model, str(source), setting, self.given.EVAL, self.classes, settings)
-        return lines
+        return load_pretrained(model, source, setting, self.given.EVAL, self.classes, flatten(self.given))
 
     def describe_evaluation(self) -> list[str]:
         """What to know about an evaluation: which classes occur, and settings that are not the checkpoint's."""
@@ -208,10 +211,11 @@ class Plan:
             return []
         if holds_out_no_more(here, there):
             return self._warn_of_renamed_folders()
+        setting, source = self.source
         text, other = (", ".join(f"{key} {value}" for key, value in each.items()) for each in (here, there))
         return [
-            f"warning: MODEL.PRETRAINED: the validation images ({text}) may be among those that "
-            f"{self.given.MODEL.PRETRAINED} was trained on ({other or 'it does not say which it held out'})"
+            f"warning: {setting}: the validation images ({text}) may be among those that {source} was trained on "
+            f"({other or 'it does not say which it held out'})"
         ]
 
     def _warn_of_renamed_folders(self) -> list[str]:

@@ -31,6 +31,12 @@ def load_settings(arguments: list[str]) -> LoadedConfig:
     path = _find(given)
     if path is None:
         source = given.get("MODEL.RESUME", given.get("MODEL.PRETRAINED"))
+        if source == "auto":
+            folder, tag = given.get("SAVE", SETTINGS["SAVE"].default), given.get("TAG")
+            raise ConfigError(
+                f"-resume auto: there is no run to continue under {folder} {f'with -tag {tag}' if tag else 'without a tag'}; "
+                "name another folder with -output, or a settings file with -cfg to start a run"
+            )
         raise ConfigError(f"-cfg is missing, and there is no checkpoint {source} with settings; name a settings file")
     from models.formats.files import what_is_recorded
 

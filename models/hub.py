@@ -26,15 +26,17 @@ def fetch(name: str) -> dict[str, Tensor]:
         )
     # timm reads some of its older files without weights_only; with this, torch does so nowhere in this process.
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
+    repository = timm.get_pretrained_cfg(name).hf_hub_id
     try:
-        _check_network(timm.get_pretrained_cfg(name).hf_hub_id)
+        _check_network(repository)
         # Elsewhere than on the model's device, and without moving the random numbers on.
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):
             return timm.create_model(name, pretrained=True).state_dict()
     except Exception as error:  # of whichever library downloads
+        address = f" (from {constants.ENDPOINT}/{repository})" if repository else ""
         raise ConfigError(
             f"the weights of {name} could not be fetched ({type(error).__name__}: {str(error).splitlines()[0]}). "
-            "Without a network, fetch them on another machine and give the file: -pretrained path/to/model.safetensors"
+            f"Without a network, fetch them on another machine{address} and give the file: -pretrained path/to/model.safetensors"
         ) from None
 
 

@@ -24,6 +24,7 @@ from configs.values import unflatten
 from datasets import BadImages, Normalize, build_eval_data
 from datasets.sources.folder import FolderScan
 from datasets.sources.images import FileImages
+from datasets.transforms.decode import KNOWN_ENDINGS
 from datasets.transforms.pixel_rules import PixelRules
 from engine.precision.policy import Precision, set_matmul
 from engine.train.loss import widen
@@ -51,6 +52,8 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     if arguments.csv and not (arguments.csv.parent.is_dir() and os.access(arguments.csv.parent, os.W_OK)):
         raise ConfigError(f"-csv: cannot write to the folder {arguments.csv.parent}; create it or choose another")
+    if arguments.csv and arguments.csv.suffix.lower() in KNOWN_ENDINGS:
+        raise ConfigError(f"-csv: {arguments.csv} has the name of an image; name the table that is to be written")
     return predict(arguments.checkpoint, find_images(arguments.images), arguments.top, arguments.csv, arguments.raw)
 
 

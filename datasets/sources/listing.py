@@ -128,6 +128,7 @@ def _check_paths(listing: Listing, root: Path) -> None:
         if index < NUM_CHECKED and not os.path.isfile(root / path):
             raise DataError(
                 f"{listing.where(index)}: no file {root / path}; paths are relative to the folder of the list"
+                + (" and have / between folders, also on Windows" if "\\" in path else "")
             )
 
 

@@ -130,6 +130,7 @@ def test_one_csv_file_alone_is_split(tmp_path, as_file):
         ("image_path,target", "images/1.jpg,9\n", ["line 2", "9", "10", "MODEL.NUM_CLASSES"]),
         ("image_path,target", "../images/1.jpg,0\n", ["line 2", "../images/1.jpg"]),
         ("image_path,target", "images/none.jpg,0\n", ["line 2", "images/none.jpg"]),
+        ("image_path,target", "images\\1.jpg,0\n", ["line 2", "images\\1.jpg", "Windows"]),
     ],
 )
 def test_a_wrong_csv_row_is_told_with_its_line(tmp_path, header, rows, names):

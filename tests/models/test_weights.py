@@ -203,7 +203,7 @@ def test_a_fetch_that_fails_is_told_and_the_remedy_is_a_file(monkeypatch, networ
     monkeypatch.setattr(timm, "create_model", create_model)
     with pytest.raises(
         ConfigError,
-        match=r"vit_tiny_patch16_224 could not be fetched \(OSError: name resolution failed\).*-pretrained path",
+        match=r"vit_tiny_patch16_224 could not be fetched \(OSError: name resolution failed\).*/timm/vit_tiny_.*-pretrained path",
     ):
         load_pretrained(vit(), "vit_tiny_patch16_224")
 

@@ -161,6 +161,7 @@ def test_files_of_a_folder_that_are_no_images_are_counted_on_stderr(trained, dig
         (["{run}/last.pth", "{empty}"], "no images in this folder"),
         (["{run}/last.pth", "{run}/loss.png", "-top", "0"], "-top: 0"),
         (["{run}/last.pth", "{run}/loss.png", "-csv", "{empty}/not/there.csv"], "-csv: cannot write"),
+        (["{run}/last.pth", "{run}/loss.png", "-csv", "{run}/loss.png"], "loss.png has the name of an image"),
         (["{run}/last.pth", "{run}/loss.png", "-topp", "3"], "-topp"),
     ],
 )

@@ -4,13 +4,12 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 from torch import nn
 
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
-from configs.values import IMPLIED, flatten, to_text
-from datasets import ImageSet, Kept, build_order, holds_out_no_more, identity, parse_policy
+from configs.values import IMPLIED, flatten
+from datasets import ImageSet, Kept, build_order, parse_policy
 from datasets.batch_order import Order
 from engine.checkpoint.format import WEIGHTS_ONLY
 from engine.checkpoint.resume import (
@@ -21,17 +20,14 @@ from engine.checkpoint.resume import (
     read_saved,
     run_folder_of,
 )
-from engine.parallel.strategy import check_strategy, is_sharded
+from engine.parallel.strategy import check_strategy
 from engine.precision.policy import Precision
-from engine.train.counters import Best
 from models.formats.common import record_of
 from models.formats.files import find_file, what_is_recorded
-from models.timm_models import preprocessing_of_timm
-from models.weights import ARCHITECTURE, PREPROCESSING, differences, load_pretrained
+from models.weights import load_pretrained
 from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.log import Log
-from utils.text import counted, first_of
 
 ImageSets = tuple[ImageSet | None, ImageSet]
 AS_BEGUN = "as this run began"  # origin of a setting
@@ -158,15 +154,6 @@ class Plan:
             number, how = self._find_batch_size(self.given, len(self.train_set), self.num_classes)
         return self.as_begun.with_batch_size(number, how)
 
-    def _describe_as_begun(self) -> list[str]:
-        origins = self.as_begun.origins
-        values = ", ".join(f"{key} {to_text(IMPLIED[key])}" for key in IMPLIED if origins[key] == AS_BEGUN)
-        return [f"as when the run of this checkpoint began: {values}"] if values else []
-
-    def describe_batch_size(self) -> str:
-        how = self.loaded.origins["DATA.BATCH_SIZE"].partition(": ")[2]
-        return f"{counted(self.config.DATA.BATCH_SIZE, 'image')}, {how}"
-
     @property
     def started(self) -> float:
         """time.monotonic() at the start of the program."""
@@ -192,88 +179,3 @@ class Plan:
         if is_run(self.saved) or not source:
             return []
         return load_pretrained(model, source, setting, self.given.EVAL, self.classes, flatten(self.given))
-
-    def describe_evaluation(self) -> list[str]:
-        """What to know about an evaluation: which classes occur, and settings that are not the checkpoint's."""
-        lines, number = self._describe_as_begun(), len(np.unique(self.eval_set.targets))
-        if self.kept and number < len(self.classes):
-            lines.append(f"{number} of the checkpoint's {len(self.classes)} classes occur")
-        different = differences(self.record, flatten(self.given), ARCHITECTURE + PREPROCESSING)
-        lines += [f"warning: {each}" for each in different]
-        return [*lines, *self.compare_preprocessing(), *(self._warn_of_renamed_folders() if self.kept else [])]
-
-    def warn_of_overlap(self) -> list[str]:
-        """A warning where images to validate on may be among those that the pretrained weights were trained on."""
-        common = set(self.record.get("class_names", ())) & set(self.classes)
-        here, there = self.eval_set.split, self.record.get("split", {})
-        is_same_data = "training" in here and here["training"] == there.get("training")
-        if self.kept or not (common or is_same_data):
-            return []
-        if holds_out_no_more(here, there):
-            return self._warn_of_renamed_folders()
-        setting, source = self.source
-        text, other = (", ".join(f"{key} {value}" for key, value in each.items()) for each in (here, there))
-        return [
-            f"warning: {setting}: the validation images ({text}) may be among those that {source} was trained on "
-            f"({other or 'it does not say which it held out'})"
-        ]
-
-    def _warn_of_renamed_folders(self) -> list[str]:
-        """A warning where classes may be old ones by another name, and so their images held out by another hash."""
-        here, before = self.eval_set, set(self.record.get("class_names", ()))
-        gone, new = sorted(before - set(here.classes)), set(here.classes) - before
-        if not gone or not new or here.split["rule"] != "hash" or "group_by" in here.split:
-            return []
-        folders = {folder for index in range(len(here)) for folder in Path(here.key(index)).parts[:-1]}
-        if not (new := sorted(new & folders)):
-            return []
-        return [
-            f"warning: the checkpoint knows {first_of(gone)} and the data has {first_of(new)} instead; if a folder was "
-            f"renamed, the accuracy of {first_of(new)} is too good, because some of its images that are held out now were "
-            "trained on: the hash is of a name with its folder"
-        ]
-
-    def other_validation(self) -> list[str]:
-        """A line if the run to continue was validated on other images, so that its best epoch does not count."""
-        then, now = self.saved.get("validation"), identity(self.eval_set)
-        best = Best(*self.saved["progress"]["best"])
-        if then in (None, now) or not best.epoch:
-            return []
-        return [
-            f"resume: other validation images ({then['num_images']} then, {now['num_images']} now), so the best epoch so far, "
-            f"{best.epoch} with {best.top1:.2f}%, does not count: the next one becomes best.pth",
-            *self._warn_of_renamed_folders(),
-        ]
-
-    def compare_preprocessing(self) -> list[str]:
-        """A warning where images are prepared otherwise than for timm's weights, with the settings that follow these."""
-        if self.record.get("config"):  # weights of our own
-            return []
-        expected, here = preprocessing_of_timm(self.given), flatten(self.given)
-        different = [key for key, value in expected.items() if here[key] != value]
-        if not different:
-            return []
-        found = ", ".join(f"{key} {to_text(here[key])}" for key in different)
-        words = " ".join(f"{key}={to_text(expected[key]).replace(' ', '')}" for key in different)
-        return [
-            f"warning: not as timm's weights of this model were trained: {found}; to prepare images as there: -opts {words}"
-        ]
-
-    def lines(self) -> list[str]:
-        """The lines that a run logs before it trains."""
-        order = self.order
-        lines = [
-            f"data: {len(self.train_set):,} training and {counted(len(self.eval_set), 'validation image')}, "
-            f"{counted(len(self.classes), 'class')}; an epoch is {order.describe_epoch()}",
-            self.precision.describe(),
-        ]
-        if self.given.DATA.BATCH_SIZE == AUTO:
-            lines.insert(0, f"batch size: {self.describe_batch_size()}")
-        lines += self._describe_as_begun()
-        if is_sharded(self.config, self.process):
-            lines.append(
-                f"strategy: fsdp2; each of {self.process.world_size} processes holds a part of weights, gradients and "
-                "optimizer"
-            )
-        advice = self.precision.advise_on_sizes(self.config, self.num_classes)
-        return [*lines, *([advice] if advice else []), *self.compare_preprocessing(), *self.warn_of_overlap()]

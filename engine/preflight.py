@@ -31,6 +31,13 @@ from engine.memory.auto_batch_size import calculate, max_images
 from engine.memory.estimate import checkpoint_bytes, free_memory, weights_bytes
 from engine.parallel.strategy import check_strategy
 from engine.plan import ImageSets, Plan
+from engine.plan_lines import (
+    compare_preprocessing,
+    describe_batch_size,
+    describe_evaluation,
+    describe_other_validation,
+    warn_of_overlap,
+)
 from engine.precision.policy import Precision
 from engine.train.counters import Best
 from models import build_model, describe
@@ -151,7 +158,7 @@ class Preflight:
             self.report("precision", lambda: describe_precision(precision, model))
             if sets and self.has_weights:
                 self.report("weights", lambda: try_evaluation(plan))
-                self.tell("evaluation", plan.describe_evaluation())
+                self.tell("evaluation", describe_evaluation(plan))
             return
         self.check_model(plan, model, bool(sets))
         if output.verdict == OK:
@@ -191,7 +198,7 @@ class Preflight:
             loaded = self.attempt("batch size", lambda: plan.loaded)
             plan.loaded = loaded or self.loaded.with_batch_size(1, "unknown")
             if loaded:
-                self.add(Finding("batch size", plan.describe_batch_size()))
+                self.add(Finding("batch size", describe_batch_size(plan)))
 
     def check_training(self, plan: Plan) -> None:
         config = plan.config
@@ -213,8 +220,8 @@ class Preflight:
             self.report("compile", lambda: [f"{how}: {len(parts_to_compile(model, config))} to compile"])
         if is_run(plan.saved):
             self.report("resume", lambda: try_resume(plan, model, has_data))
-        self.report("pretrained", lambda: plan.load_weights(model) + plan.warn_of_overlap())
-        self.report("preprocessing", plan.compare_preprocessing)
+        self.report("pretrained", lambda: plan.load_weights(model) + warn_of_overlap(plan))
+        self.report("preprocessing", lambda: compare_preprocessing(plan))
         self.report("precision", lambda: describe_precision(precision, model))
         memory = self.attempt("memory", lambda: check_memory(config, model, precision, free, plan.process))
         if memory:
@@ -245,7 +252,9 @@ def try_resume(plan: Plan, model: nn.Module, has_data: bool) -> list[str]:
     path, state = plan.checkpoint, plan.saved
     lines = [f"{path}, after epoch {state['epoch'] + 1} and step {state['step']}"]
     if has_data:  # otherwise everything would differ
-        lines += refuse_changes(plan.config, plan.order, plan.eval_set.split, state, path) + plan.other_validation()
+        lines += refuse_changes(plan.config, plan.order, plan.eval_set.split, state, path) + describe_other_validation(
+            plan
+        )
     load_exactly(model, state["state_dict"], path)
     best = Best(*state["progress"]["best"])
     if best.epoch and not held_by(path.with_name(BEST)):

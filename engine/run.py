@@ -31,6 +31,7 @@ from engine.memory.auto_batch_size import find_batch_size
 from engine.memory.recovery import MemoryGuard
 from engine.parallel.strategy import is_sharded
 from engine.plan import ImageSets, Plan
+from engine.plan_lines import describe_evaluation, describe_other_validation, describe_training
 from engine.precision.policy import set_matmul
 from engine.session import Session
 from engine.train.build import build_trainer
@@ -81,7 +82,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     BadImages(plan.eval_set, config.DATA.MAX_BAD_FRACTION, log.note).check_sample(process)
     trainer = build_trainer(config, model, train_data, process, log)
     trainer.guard = MemoryGuard(config, trainer, log)
-    for line in plan.lines():
+    for line in describe_training(plan):
         log.say(line)
     for finding in quick_checks(config, model, train_data, process, session.path):
         if finding.verdict != OK:
@@ -135,7 +136,7 @@ def restore(session: Session, plan: Plan, trainer: Trainer) -> None:
         session.log.say(line)
     check_exactly(trainer.model, state["state_dict"], path)
     trainer.load_state_dict(state)
-    for line in plan.other_validation():
+    for line in describe_other_validation(plan):
         session.log.say(line)
         trainer.best = Best()
     session.log.say(f"resume: {path}, after epoch {trainer.epoch} and step {trainer.step}")
@@ -152,7 +153,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         log.say(line)
     data = build_eval_data(config, eval_set, process.rank, process.world_size, process.device)
     log.say(f"data: {counted(data.num_samples, 'validation image')}, {counted(len(eval_set.classes), 'class')}")
-    for line in plan.describe_evaluation():
+    for line in describe_evaluation(plan):
         log.say(line)
     log.say(precision.describe())
     set_matmul(config.PRECISION.MATMUL)

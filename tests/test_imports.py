@@ -101,6 +101,7 @@ PACKAGES = {
             "status",
             "session",
             "plan",
+            "plan_lines",
             "evaluation",
             "callback_list",
             "epochs",

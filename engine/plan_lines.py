@@ -1,0 +1,119 @@
+"""What a run and -check say about a plan: what is trained, and where it differs from the checkpoint that it begins with."""
+
+from pathlib import Path
+
+import numpy as np
+
+from configs.schema import AUTO
+from configs.values import IMPLIED, flatten, to_text
+from datasets import holds_out_no_more, identity
+from engine.parallel.strategy import is_sharded
+from engine.plan import AS_BEGUN, Plan
+from engine.train.counters import Best
+from models.timm_models import preprocessing_of_timm
+from models.weights import ARCHITECTURE, PREPROCESSING, differences
+from utils.text import counted, first_of
+
+
+def describe_training(plan: Plan) -> list[str]:
+    """The lines that a run logs before it trains."""
+    order = plan.order
+    lines = [
+        f"data: {len(plan.train_set):,} training and {counted(len(plan.eval_set), 'validation image')}, "
+        f"{counted(len(plan.classes), 'class')}; an epoch is {order.describe_epoch()}",
+        plan.precision.describe(),
+    ]
+    if plan.given.DATA.BATCH_SIZE == AUTO:
+        lines.insert(0, f"batch size: {describe_batch_size(plan)}")
+    lines += _describe_as_begun(plan)
+    if is_sharded(plan.config, plan.process):
+        lines.append(
+            f"strategy: fsdp2; each of {plan.process.world_size} processes holds a part of weights, gradients and "
+            "optimizer"
+        )
+    advice = plan.precision.advise_on_sizes(plan.config, plan.num_classes)
+    return [*lines, *([advice] if advice else []), *compare_preprocessing(plan), *warn_of_overlap(plan)]
+
+
+def describe_evaluation(plan: Plan) -> list[str]:
+    """What to know about an evaluation: which classes occur, and settings that are not the checkpoint's."""
+    lines, number = _describe_as_begun(plan), len(np.unique(plan.eval_set.targets))
+    if plan.kept and number < len(plan.classes):
+        lines.append(f"{number} of the checkpoint's {len(plan.classes)} classes occur")
+    different = differences(plan.record, flatten(plan.given), ARCHITECTURE + PREPROCESSING)
+    lines += [f"warning: {each}" for each in different]
+    return [*lines, *compare_preprocessing(plan), *(_warn_of_renamed_folders(plan) if plan.kept else [])]
+
+
+def describe_batch_size(plan: Plan) -> str:
+    how = plan.loaded.origins["DATA.BATCH_SIZE"].partition(": ")[2]
+    return f"{counted(plan.config.DATA.BATCH_SIZE, 'image')}, {how}"
+
+
+def _describe_as_begun(plan: Plan) -> list[str]:
+    origins = plan.as_begun.origins
+    values = ", ".join(f"{key} {to_text(IMPLIED[key])}" for key in IMPLIED if origins[key] == AS_BEGUN)
+    return [f"as when the run of this checkpoint began: {values}"] if values else []
+
+
+def warn_of_overlap(plan: Plan) -> list[str]:
+    """A warning where images to validate on may be among those that the pretrained weights were trained on."""
+    common = set(plan.record.get("class_names", ())) & set(plan.classes)
+    here, there = plan.eval_set.split, plan.record.get("split", {})
+    is_same_data = "training" in here and here["training"] == there.get("training")
+    if plan.kept or not (common or is_same_data):
+        return []
+    if holds_out_no_more(here, there):
+        return _warn_of_renamed_folders(plan)
+    setting, source = plan.source
+    text, other = (", ".join(f"{key} {value}" for key, value in each.items()) for each in (here, there))
+    return [
+        f"warning: {setting}: the validation images ({text}) may be among those that {source} was trained on "
+        f"({other or 'it does not say which it held out'})"
+    ]
+
+
+def _warn_of_renamed_folders(plan: Plan) -> list[str]:
+    """A warning where classes may be old ones by another name, and so their images held out by another hash."""
+    here, before = plan.eval_set, set(plan.record.get("class_names", ()))
+    gone, new = sorted(before - set(here.classes)), set(here.classes) - before
+    if not gone or not new or here.split["rule"] != "hash" or "group_by" in here.split:
+        return []
+    folders = {folder for index in range(len(here)) for folder in Path(here.key(index)).parts[:-1]}
+    if not (new := sorted(new & folders)):
+        return []
+    return [
+        f"warning: the checkpoint knows {first_of(gone)} and the data has {first_of(new)} instead; if a folder was "
+        f"renamed, the accuracy of {first_of(new)} is too good: images are held out by a hash of folder and name, so some "
+        "that are held out now were trained on"
+    ]
+
+
+def describe_other_validation(plan: Plan) -> list[str]:
+    """Lines if the run to continue was validated on other images, so that its best epoch does not count."""
+    then, now = plan.saved.get("validation"), identity(plan.eval_set)
+    if then in (None, now):
+        return []
+    lines, best = _warn_of_renamed_folders(plan), Best(*plan.saved["progress"]["best"])
+    if best.epoch:
+        lines.insert(
+            0,
+            f"resume: other validation images ({then['num_images']} then, {now['num_images']} now), so the best epoch so "
+            f"far, {best.epoch} with {best.top1:.2f}%, does not count: the next one becomes best.pth",
+        )
+    return lines
+
+
+def compare_preprocessing(plan: Plan) -> list[str]:
+    """A warning where images are prepared otherwise than for timm's weights, with the settings that follow these."""
+    if plan.record.get("config"):  # weights of our own
+        return []
+    expected, here = preprocessing_of_timm(plan.given), flatten(plan.given)
+    different = [key for key, value in expected.items() if here[key] != value]
+    if not different:
+        return []
+    found = ", ".join(f"{key} {to_text(here[key])}" for key in different)
+    words = " ".join(f"{key}={to_text(expected[key]).replace(' ', '')}" for key in different)
+    return [
+        f"warning: not as timm's weights of this model were trained: {found}; to prepare images as there: -opts {words}"
+    ]

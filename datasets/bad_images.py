@@ -56,7 +56,7 @@ class BadImages:
         with ThreadPoolExecutor() as pool:
             self.note([index for index, error in zip(sample, pool.map(self._try, sample), strict=True) if error])
         self.check(process)
-        # Of a part only a clear case counts: twice as many as allowed.
+        # A sample may have more than its share by chance, so only twice the allowed fraction ends the run.
         if len(self.indices) > max(ALWAYS_ALLOWED, 2 * self.max_fraction * count):
             process.first(lambda: self._refuse(count))
 

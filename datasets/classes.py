@@ -20,7 +20,7 @@ def number_classes(config: Config, parts: list[ImageSet], kept: Kept | None) -> 
     notes, first = [], parts[0]
     if config.DATA.CLASSES:
         classes = _read_classes(config.DATA.CLASSES)
-        where = f"DATA.CLASSES: {config.DATA.CLASSES} has not the classes of the data"
+        where = f"DATA.CLASSES: {config.DATA.CLASSES} does not have the classes of the data"
         _refuse_others(parts, classes, where, "add them to the file", may_lack=True)
         _renumber(parts, classes)
         for part in parts:
@@ -37,7 +37,7 @@ def number_classes(config: Config, parts: list[ImageSet], kept: Kept | None) -> 
         if is_renamed and config.RESUME.allows("CLASS_NAMES"):
             classes = [new[0] if name == gone[0] else name for name in classes]
             notes.append(f"class {gone[0]} is called {new[0]} from here on (RESUME.ALLOW_CHANGED)")
-        where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} has not the classes of the checkpoint"
+        where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the classes of the checkpoint"
         remedy = "start a new run from its weights with -pretrained"
         remedy += "; if a class was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]" if is_renamed else ""
         _refuse_others(parts, classes, where, remedy, may_lack=config.EVAL or first.labels_are_numbers)

@@ -131,14 +131,14 @@ def holds_out_no_more(here: dict, there: dict) -> bool:
 def describe_split(config: Config, val: ImageSet) -> str:
     """The line that names the images of both parts, or in evaluation those that are scored."""
     record = val.split
-    validation, comes_from = record["validation"], record["rule"]
-    if comes_from in DRAWN:
-        how = f"a hash of each {record.get('group_by', 'name')}" if comes_from == "hash" else "position in each class"
+    rule, validation = record["rule"], record["validation"]
+    if rule in DRAWN:
+        how = f"a hash of each {record.get('group_by', 'name')}" if rule == "hash" else "position in each class"
         validation = (
             f"held out of {validation} by {how} (DATA.VAL_FRACTION {record['fraction']:g}, "
             f"DATA.SPLIT_SEED {record['seed']})"
         )
-    elif comes_from == "none" and config.EVAL:
+    elif rule == "none":
         validation = f"all of {validation}"
     end = f"{validation}, {counted(len(val.classes), 'class')}"
     return f"validation images: {end}" if config.EVAL else f"training images: {record['training']}, validation: {end}"

@@ -67,7 +67,7 @@ class ImageSet:
         return self.name(index)
 
     def split_keys(self) -> Sequence[str]:
-        """What decides of each image whether it is held out: its name."""
+        """What is hashed to decide whether each image is held out: its name."""
         return [self.key(index) for index in range(len(self))]
 
     def take(self, indices: np.ndarray) -> "ImageSet":

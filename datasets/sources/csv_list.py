@@ -2,7 +2,6 @@
 
 import codecs
 import csv
-from collections.abc import Iterator
 from pathlib import Path
 
 from configs.schema import Config, Data
@@ -11,7 +10,8 @@ from datasets.sources.root import choose_parts, data_root, expected_layout
 from datasets.types import ImageSet
 from utils.errors import DataError
 
-SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+SEPARATORS = ",;\t"
+UNUSUAL = {";": "semicolons", "\t": "tabs", "utf-16": "UTF-16"}  # what the log says of a separator or encoding
 # What others call the columns, for a suggestion.
 USUAL_COLUMNS = (
     ("image_path", "path", "filepath", "file_path", "file", "filename", "file_name", "image", "img", "image_id", "id"),
@@ -30,87 +30,72 @@ def read_csv(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
             raise DataError(f"DATA.DATA_PATH: {root} has no train.csv; {expected_layout(config.DATA, EXPECTS)}")
         notes = parts.notes(config, root, ".csv")
         files = [root / f"{name}.csv" for name in (parts.train, parts.val) if name]
-    listings = [CsvFile(file, config.DATA) for file in files]
-    image_sets = to_image_sets(config, [each.read() for each in listings], allow_names=True)
-    image_sets[-1].notes = (*notes, *(note for each in listings for note in each.notes()), *image_sets[-1].notes)
+    image_sets = to_image_sets(config, [read_csv_file(file, config.DATA) for file in files], allow_names=True)
+    image_sets[-1].notes = (*notes, *image_sets[-1].notes)
     if len(files) == 1 and not (root.is_dir() and parts.val):
         return image_sets[0], None
     return (None if config.EVAL else image_sets[0]), image_sets[-1]
 
 
-class CsvFile:
-    """A CSV file: its encoding, separator and columns."""
-
-    def __init__(self, file: Path, data: Data):
-        self.file, self.columns = file, [*data.CSV_COLUMNS, *([data.GROUP_BY] if data.GROUP_BY else [])]
-        self.encoding, self.separator = _encoding(file), ","
-
-    def notes(self) -> list[str]:
-        """What was found out about the file."""
-        found = [SEPARATORS[self.separator]] * (self.separator != ",") + ["UTF-16"] * (self.encoding == "utf-16")
-        return [f"{self.file}: read with {' and '.join(found)}"] if found else []
-
-    def read(self) -> Listing:
-        """The rows; other columns are ignored."""
-        listing = Listing(self.file)
-        with open(self.file, encoding=self.encoding, errors="surrogateescape", newline="") as lines:
-            try:
-                self.separator = self._find_separator(lines.readline())
-                lines.seek(0)
-                rows = csv.DictReader(lines, skipinitialspace=True, delimiter=self.separator)
-                rows.fieldnames = [name.strip() for name in rows.fieldnames]
-                for path, label, *group in self._values(rows):
-                    self._check_label(label, rows.line_num)
-                    listing.paths.append(path)
-                    listing.labels.append(label)
-                    listing.lines.append(rows.line_num)
-                    listing.groups.extend(group)
-            except csv.Error as error:
-                raise DataError(
-                    f"{self.file}, line {rows.reader.line_num}: {error}; look for an unclosed quote there, or correct "
-                    "the line"
-                ) from error
-            except UnicodeError as error:
-                raise DataError(f"{self.file}: this is no text ({error}); save it as UTF-8") from error
-        return listing
-
-    def _find_separator(self, header: str) -> str:
-        """The one by which the header names the columns."""
-        most = []
-        for separator in SEPARATORS:
-            values = next(csv.reader([header], delimiter=separator, skipinitialspace=True), [])
-            names = [value.strip() for value in values]
-            if set(self.columns) <= set(names):
-                return separator
-            most = max(most, names, key=len)
-        raise DataError(
-            f"{self.file}, line 1: the header must name the columns {','.join(self.columns)}, but has "
-            f"{','.join(most) or 'nothing'}{_suggestion(most)}"
-        )
-
-    def _values(self, rows: csv.DictReader) -> Iterator[list[str]]:
-        """Path, label and group of each row, which must have all that is asked for, and no value too many."""
-        for row in rows:
-            if None in row:
-                raise DataError(
-                    f"{self.file}, line {rows.line_num}: more values than the header has columns; put a value that "
-                    f"contains {self.separator!r} in quotes"
-                )
-            values = [(row[column] or "").strip() for column in self.columns]
-            for column, value in zip(self.columns, values, strict=True):
-                if not value:
-                    raise DataError(
-                        f"{self.file}, line {rows.line_num}: {column} is missing; fill it in or remove the row"
-                    )
-            yield values
-
-    def _check_label(self, label: str, line: int) -> None:
-        """Refuse the name of a class whose bytes are not UTF-8; a path may have such, because file names do."""
-        if not label.isprintable() and any("\udc80" <= each <= "\udcff" for each in label):
+def read_csv_file(file: Path, data: Data) -> Listing:
+    """The rows; other columns are ignored."""
+    columns = [*data.CSV_COLUMNS, *([data.GROUP_BY] if data.GROUP_BY else [])]
+    listing, encoding = Listing(file), _encoding(file)
+    with open(file, encoding=encoding, errors="surrogateescape", newline="") as lines:
+        try:
+            separator = _find_separator(file, lines.readline(), columns)
+            lines.seek(0)
+            rows = csv.DictReader(lines, skipinitialspace=True, delimiter=separator)
+            rows.fieldnames = [name.strip() for name in rows.fieldnames]
+            for row in rows:
+                path, label, *group = _values(file, rows.line_num, row, columns)
+                listing.paths.append(path)
+                listing.labels.append(label)
+                listing.lines.append(rows.line_num)
+                listing.groups.extend(group)
+        except csv.Error as error:
             raise DataError(
-                f"{self.file}, line {line}: {self.columns[1]} {label!r} is not UTF-8; save the file as UTF-8, in Excel as "
-                "'CSV UTF-8'"
-            )
+                f"{file}, line {rows.reader.line_num}: {error}; look for an unclosed quote there, or correct the line"
+            ) from error
+        except UnicodeError as error:
+            raise DataError(f"{file}: this is no text ({error}); save it as UTF-8") from error
+    if found := [UNUSUAL[each] for each in (separator, encoding) if each in UNUSUAL]:
+        listing.notes.append(f"{file}: read with {' and '.join(found)}")
+    return listing
+
+
+def _find_separator(file: Path, header: str, columns: list[str]) -> str:
+    """The one by which the header names the columns."""
+    most = []
+    for separator in SEPARATORS:
+        values = next(csv.reader([header], delimiter=separator, skipinitialspace=True), [])
+        names = [value.strip() for value in values]
+        if set(columns) <= set(names):
+            return separator
+        most = max(most, names, key=len)
+    raise DataError(
+        f"{file}, line 1: the header must name the columns {','.join(columns)}, but has {','.join(most) or 'nothing'}"
+        f"{_suggestion(most)}"
+    )
+
+
+def _values(file: Path, line: int, row: dict, columns: list[str]) -> list[str]:
+    """Path, label and group of a row, which must have them, and no value too many."""
+    if None in row:
+        raise DataError(
+            f"{file}, line {line}: more values than the header has columns; put a value with a separator in quotes"
+        )
+    values = [(row[column] or "").strip() for column in columns]
+    for column, value in zip(columns, values, strict=True):
+        if not value:
+            raise DataError(f"{file}, line {line}: {column} is missing; fill it in or remove the row")
+    label = values[1]
+    # Bytes that are not UTF-8 are surrogates here. A path may have them, because file names do.
+    if not label.isprintable() and any("\udc80" <= each <= "\udcff" for each in label):
+        raise DataError(
+            f"{file}, line {line}: {columns[1]} {label!r} is not UTF-8; save the file as UTF-8, in Excel as 'CSV UTF-8'"
+        )
+    return values
 
 
 def _encoding(file: Path) -> str:

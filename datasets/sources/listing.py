@@ -22,13 +22,14 @@ MAX_DIGITS = 18  # of a label; Python itself refuses thousands of them
 
 @dataclass(frozen=True)
 class Listing:
-    """The lines of one list: path and label as written, and the line number."""
+    """The lines of one list: path and label as written, and the line number. `notes`: lines for the log."""
 
     file: Path
     paths: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)  # of each line the value of DATA.GROUP_BY; empty without it
+    notes: list[str] = field(default_factory=list)
 
     def where(self, index: int) -> str:
         return f"{self.file}, line {self.lines[index]}"
@@ -51,7 +52,7 @@ def to_image_sets(config: Config, listings: list[Listing], *, allow_names: bool)
             image_set.groups, image_set.per_image = np.array(listing.groups), (*image_set.per_image, "groups")
         image_set.split = {"rule": "folders", "training": str(listings[0].file), "validation": str(listings[-1].file)}
         image_sets.append(image_set)
-    notes = [note for listing in listings for note in _repeated_paths(listing)]
+    notes = [note for listing in listings for note in (*listing.notes, *_repeated_paths(listing))]
     if len(image_sets) == 2:
         notes += _in_both(config, *listings)
     image_sets[-1].notes = tuple(notes)

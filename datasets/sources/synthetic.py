@@ -44,5 +44,5 @@ def read_synthetic(config: Config) -> tuple[ImageSet, ImageSet]:
     num_classes = config.MODEL.NUM_CLASSES or DEFAULT_CLASSES
     targets = np.random.default_rng(config.SEED).integers(num_classes, size=config.DATA.SYNTHETIC_SIZE)
     image_set = SyntheticImages(targets, [str(number) for number in range(num_classes)])
-    image_set.split = {"rule": "none", "training": "synthetic", "validation": "the same"}
+    image_set.split = {"rule": "none", "training": "synthetic", "validation": "synthetic"}
     return image_set, copy(image_set)

@@ -29,29 +29,28 @@ class Case(NamedTuple):
 
 
 NUMBERED, TWO = ["0", "1", "2"], ["ant", "bee"]
+WRAPPED = ["download/v2/train/train", "download/v2/val"]
 CASES = [
-    Case(zoo.roboflow, ["train", "valid", "not read", "test"], count=12),
-    Case(zoo.capitals, ["Train", "Val"], count=12),
-    Case(zoo.training_and_dev, ["training", "eval", "not read", "dev"], count=12),
-    Case(zoo.only_test, ["train", "test"], count=12, warns=True),
+    Case(zoo.parts("train", "valid", "test"), ["train", "valid", "not read", "test"], count=12),
+    Case(zoo.parts("Train", "Val"), ["Train", "Val"], count=12),
+    Case(zoo.parts("training", "dev", "eval"), ["training", "eval", "not read", "dev"], count=12),
+    Case(zoo.parts("train", "test"), ["train", "test"], count=12, warns=True),
     Case(zoo.unpacked_twice, ["photos/photos"], count=36),
     Case(zoo.unpacked_into_itself, ["ant, bee, cat"], wrong=True),
-    Case(zoo.wrapped_parts, ["download/v2/train/train", "download/v2/val"], count=12),
-    Case(zoo.one_class, ["DATA.DATA_PATH", "ant", "-data_path"], wrong=True),
+    Case(zoo.parts(*WRAPPED), WRAPPED, count=12),
+    Case(zoo.flat("ant"), ["DATA.DATA_PATH", "ant", "-data_path"], wrong=True),
     Case(zoo.one_level_too_deep, ["ant", "class folders"], wrong=True),
     Case(zoo.thumbnails, ["thumbnails"], classes=[*zoo.NAMES, "thumbnails"], count=48, warns=True),
     Case(zoo.linked, ["links", "3 files"], classes=[*zoo.NAMES, "dog"], count=54, warns=True),
     Case(zoo.linked_class_twice, ["kitty"], wrong=True),
     Case(zoo.linked_validation, ["train", "val"], wrong=True),
     Case(zoo.linked_validation_class, ["cat"], wrong=True),
-    Case(zoo.numbers, ["0, 1, 2, 10"], classes=["0", "1", "2", "10"], count=48),
-    Case(zoo.spaces, classes=[" cat", "my ant", "your  bee"], count=36),
-    Case(zoo.composed, classes=["käfer", "mücke", "🐈"], count=12),
-    Case(zoo.decomposed_in_val, classes=["käfer", "mücke", "🐈"], count=12),
-    Case(zoo.composed_and_decomposed, ["Unicode's"], wrong=True),
+    Case(zoo.flat("0", "1", "2", "10"), ["0, 1, 2, 10"], classes=["0", "1", "2", "10"], count=48),
+    Case(zoo.flat("my ant", "your  bee", " cat"), classes=[" cat", "my ant", "your  bee"], count=36),
+    Case(zoo.decomposed_in_val, classes=zoo.UNICODE, count=12),
+    Case(zoo.flat("k\u00e4fer", "ka\u0308fer", "bee"), ["Unicode's"], wrong=True),
     Case(zoo.unread_endings, [".cr2 10", ".txt 1", "beside the class folders 1", "12 files"], count=36, warns=True),
     Case(zoo.only_unread_endings, ["dog", ".cr2"], wrong=True),
-    Case(zoo.no_class_folders, ["class folders"], wrong=True),
     Case(zoo.of_csv(zoo.csv_lines(TWO)), ["all.csv"], "csv", TWO, 24),
     Case(zoo.of_csv(zoo.csv_lines(["0", "1.0", "2"])), ["all.csv"], "csv", NUMBERED, 24),
     Case(
@@ -94,11 +93,7 @@ CASES = [
 ]
 
 
-def name_of(case: Case) -> str:
-    return case.make.__qualname__.partition(".")[0]
-
-
-@pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.make.__qualname__.partition(".")[0])
 def test_a_data_set_as_people_have_it_is_read_right_or_refused(tmp_path, case, capsys):
     path = case.make(tmp_path / "data")
     (tmp_path / "small.yaml").write_text(SMALL.replace("IMAGE_CHANNELS: 1", "IMAGE_CHANNELS: 3"))

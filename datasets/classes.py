@@ -41,6 +41,9 @@ def number_classes(config: Config, parts: list[ImageSet], kept: Kept | None) -> 
         remedy = "start a new run from its weights with -pretrained"
         remedy += "; if a class was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]" if is_renamed else ""
         _refuse_others(parts, classes, where, remedy, may_lack=config.EVAL or first.labels_are_numbers)
+        if first.labels_are_numbers and not _are_numbers(classes):
+            meaning = first_of([f"{number} is {name}" for number, name in enumerate(classes)])
+            notes.append(f"the labels are numbers, taken for those of the checkpoint's classes: {meaning}")
         _renumber(parts, classes)
     return notes
 
@@ -48,13 +51,16 @@ def number_classes(config: Config, parts: list[ImageSet], kept: Kept | None) -> 
 def _numbers(part: ImageSet, classes: list[str]) -> list[int]:
     """For each class of this part its number among `classes`, or -1."""
     if part.labels_are_numbers:
-        names = [name.removesuffix(".0") for name in classes]  # as an older version read the labels of a CSV file
-        if all(name.isdecimal() for name in names):
-            classes = names
-        else:
+        if not _are_numbers(classes):
             return [number if number < len(classes) else -1 for number in range(len(part.classes))]
+        classes = [name.removesuffix(".0") for name in classes]
     known = {normalize("NFC", name): number for number, name in enumerate(classes)}
     return [known.get(normalize("NFC", name), -1) for name in part.classes]
+
+
+def _are_numbers(classes: list[str]) -> bool:
+    """Whether the names are numbers; an older version read the labels of a CSV file as 1.0."""
+    return all(name.removesuffix(".0").isdecimal() for name in classes)
 
 
 def _differences(parts: list[ImageSet], classes: list[str]) -> tuple[list[str], list[str]]:

@@ -3,6 +3,8 @@
 import contextlib
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from configs.values import flatten
 from datasets import BadImages, Batch, EvalData, Window, identity
@@ -153,21 +155,9 @@ class Epochs:
 
     def _status(self, state: str, **facts) -> None:
         """Write status.json: where the training is, what is on the disk, and the updates that the run leaves out."""
-        trainer, saved, best = self.trainer, self.saver.newest, self.saver.best
-        held = {"top1": best.top1, "epoch": best.epoch, "file": BEST} if best.epoch else None
-        self.session.status(
-            state,
-            **saved,
-            position={"epoch": trainer.epoch, "step": trainer.step},
-            total_epochs=self.config.TRAIN.NUM_EPOCHS,
-            total_steps=self.plan.num_updates,
-            saved=saved if (self.session.path / "last.pth").exists() else None,
-            best=held,
-            best_top1=held and best.top1,
-            best_epoch=held and best.epoch,
-            left_out=[[each.start, each.stop - 1] for each in trainer.left_out] or None,
-            **facts,
-        )
+        saver = self.saver
+        progress = describe_progress(self.plan, self.trainer, self.session.path, saver.newest, saver.best)
+        self.session.status(state, **progress, **facts)
 
     def _save(self, metric: float | None = None, also: list[str] = ()) -> None:
         """Save last.pth, and under the names in `also`. A collective: returns when the state is copied."""
@@ -253,7 +243,9 @@ class Epochs:
             callback.close()
         if self.failure:
             state, code = "save_failed", code or 1
-            what += f", not saved ({self.failure}; then -resume auto goes on from the save before)"
+            has_one = (self.session.path / "last.pth").exists()
+            then = "then -resume auto goes on from the save before" if has_one else "there is no save to go on from"
+            what += f", not saved ({self.failure}; {then})"
             facts["reason"] = "; ".join(filter(None, (facts.get("reason"), f"not saved: {self.failure}")))
         self._status(state, exit_code=code, eta_seconds=None, **facts)
         minutes, seconds = divmod(time.perf_counter() - self.start, 60)
@@ -263,3 +255,19 @@ class Epochs:
             f"{what}; {self._describe_best()}; {minutes:.0f} min {seconds:.1f} s; {things}: {self.session.path}"
         )
         return code
+
+
+def describe_progress(plan: Plan, trainer: Trainer, folder: Path, saved: dict[str, int], best: Best) -> dict[str, Any]:
+    """For status.json: where the training is, and what is on the disk: `saved`, the last.pth, and `best`."""
+    held = {"top1": best.top1, "epoch": best.epoch, "file": BEST} if best.epoch else None
+    return {
+        **saved,
+        "position": {"epoch": trainer.epoch, "step": trainer.step},
+        "total_epochs": plan.config.TRAIN.NUM_EPOCHS,
+        "total_steps": plan.num_updates,
+        "saved": saved if (folder / "last.pth").exists() else None,
+        "best": held,
+        "best_top1": held and best.top1,
+        "best_epoch": held and best.epoch,
+        "left_out": [[each.start, each.stop - 1] for each in trainer.left_out] or None,
+    }

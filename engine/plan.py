@@ -117,10 +117,11 @@ class Plan:
     @cached_property
     def as_begun(self) -> LoadedConfig:
         """The given settings; for a run of an older version, those that it began without are as it behaved then."""
-        loaded, began = self._as_given, self.record.get("config", IMPLIED) if self.kept else IMPLIED
-        for key in IMPLIED.keys() - began.keys():
-            if loaded.origins[key] == "default":
-                loaded = loaded.with_value(key, IMPLIED[key], AS_BEGUN)
+        loaded, began = self._as_given, self.record.get("config") if self.kept else None
+        for key, value in IMPLIED.items() if began else ():
+            # A run that was resumed by a newer version has them in its checkpoint.
+            if began.get(key, value) == value and loaded.origins[key] == "default":
+                loaded = loaded.with_value(key, value, AS_BEGUN)
         return loaded
 
     @cached_property

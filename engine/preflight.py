@@ -144,7 +144,7 @@ class Preflight:
             self.check_training(plan)
         if sets:
             self.add(check_shared_memory(plan.config, loader_processes(config, sets[1], process)))
-        output = check_output(config.SAVE)
+        output = check_output(config.SAVE if config.EVAL else str(plan.folder or config.SAVE))
         self.add(output)
         if not (precision and model):
             self.add(
@@ -251,6 +251,8 @@ def try_resume(plan: Plan, model: nn.Module, has_data: bool) -> list[str]:
     """Read the checkpoint into the model, as a run would."""
     path, state = plan.checkpoint, plan.saved
     lines = [f"{path}, after epoch {state['epoch'] + 1} and step {state['step']}"]
+    if state["epoch"] + 1 >= plan.config.TRAIN.NUM_EPOCHS:
+        lines.append("this run is finished already: nothing to do")
     if has_data:  # otherwise everything would differ
         lines += refuse_changes(plan.config, plan.order, plan.eval_set.split, state, path) + describe_other_validation(
             plan

@@ -22,10 +22,12 @@ from datasets import (
 )
 from engine.callback_list import choose_callbacks
 from engine.check.quick_checks import quick_checks
+from engine.checkpoint.async_saver import BEST
+from engine.checkpoint.format import held_by
 from engine.checkpoint.resume import is_run, refuse_changes
 from engine.checkpoint.sharded_saver import make_saver
 from engine.diagnose.explain import explain
-from engine.epochs import Epochs
+from engine.epochs import Epochs, describe_progress
 from engine.evaluation import evaluate, weights_to_score
 from engine.memory.auto_batch_size import find_batch_size
 from engine.memory.recovery import MemoryGuard
@@ -89,10 +91,9 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
             log.say(f"check: {finding.what}: {finding.found}; {finding.remedy}")
     if plan.checkpoint:
         restore(session, plan, trainer)
-    log.say(f"writing to {session.path}")
     if trainer.epoch >= config.TRAIN.NUM_EPOCHS:
-        log.say(f"this run is finished already, after {counted(trainer.epoch, 'epoch')}: nothing to do")
-        return 0
+        return leave_finished(session, plan, trainer)
+    log.say(f"writing to {session.path}")
     session.begin(plan.loaded)
     if process.is_first:
         write_split(session.path / "split.csv", plan.train_set, plan.eval_set)
@@ -101,6 +102,16 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     if config.PRECISION.EXPLAIN:
         explain(trainer, log, session.path)
     return Epochs(session, plan, trainer, eval_data, saver, stop).run()
+
+
+def leave_finished(session: Session, plan: Plan, trainer: Trainer) -> int:
+    """Train nothing; status.json says that the run is done, also if it was killed before it could. Returns the exit code."""
+    session.log.say(f"this run is finished already, after {counted(trainer.epoch, 'epoch')}: nothing to do")
+    if trainer.epoch == plan.config.TRAIN.NUM_EPOCHS and plan.checkpoint == session.path / "last.pth":
+        saved = {"epoch": trainer.epoch, "step": trainer.step}
+        best = Best(*held_by(session.path / BEST).get("best", ()))
+        session.status("done", **describe_progress(plan, trainer, session.path, saved, best), exit_code=0)
+    return 0
 
 
 def load_cached_data(

@@ -78,16 +78,15 @@ class Session:
             self._status.beat(**facts)
 
     def end(self, error: BaseException | None) -> None:
-        """End the run, with an error in status.json. A start that failed before `begin` leaves no new folder."""
-        if error and self._folder:
-            if self._has_begun:
-                reason = f"{type(error).__name__}: {error}"
-                self.status("failed", reason=reason, exit_code=judge(error)[0], eta_seconds=None)
-            elif self._is_new:
-                shutil.rmtree(self.path)
-                with contextlib.suppress(OSError):  # another run is writing there
-                    for folder in self._made:
-                        folder.rmdir()
+        """End the run, with an error in status.json. A start that did not get to `begin` leaves no new folder."""
+        if self._folder and self._is_new and not self._has_begun:
+            shutil.rmtree(self.path)
+            with contextlib.suppress(OSError):  # another run is writing there
+                for folder in self._made:
+                    folder.rmdir()
+        elif error and self._has_begun and self._folder:
+            reason = f"{type(error).__name__}: {error}"
+            self.status("failed", reason=reason, exit_code=judge(error)[0], eta_seconds=None)
         self.log.close()
         if error is None:
             self.process.close()

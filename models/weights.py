@@ -105,8 +105,11 @@ def _match_heads(
     known, new = [name for name in mine if name in number], [name for name in mine if name not in number]
     own = model.state_dict()
     inside = [each for each in state if each.startswith(tuple(f"{head}." for head in heads)) and each in own]
-    for name in inside if mine != theirs else ():
-        rows, length = state.pop(name), len(own[name])
+    for name in inside:
+        length = len(own[name])
+        if mine == theirs and len(state[name]) == length:
+            continue
+        rows = state.pop(name)
         if known:
             mean = rows[[number[each] for each in known]].mean(0, keepdim=True)
             chosen = [number.get(each, -1) for each in mine] + [-1] * (length - len(mine))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from configs.schema import Config
-from configs.values import flatten
+from configs.values import IMPLIED, flatten
 from datasets.batch_order import Order
 from engine.checkpoint.format import changes, find_newest, newest_in, read_checkpoint
 from engine.train.optim import Schedule
@@ -81,14 +81,15 @@ def comparable(config: Config, order: Order) -> dict:
 def refuse_changes(config: Config, order: Order, split: dict, state: dict, path: Path) -> list[str]:
     """Refuse to resume with settings that would change the course of the run. Returns what to say of allowed changes."""
     then, now = ({"SPLIT": each["rule"]} if each else {} for each in (state.get("split"), split))
-    different = changes(state["config"] | then, comparable(config, order) | now)
+    different = changes(IMPLIED | state["config"] | then, comparable(config, order) | now)
     refused = {key: values for key, values in different.items() if not config.RESUME.allows(key)}
     if refused:
+        names = [*(name for name in config.RESUME.ALLOW_CHANGED if name == "CLASS_NAMES"), *different]
         raise ConfigError(
             f"-resume: these settings are not those that {path} was made with:\n  "
             + "\n  ".join(f"{key}: {values}" for key, values in refused.items())
             + "\nput them back, start a new run from its weights with -pretrained, or continue all the same with "
-            + f"-opts RESUME.ALLOW_CHANGED=[{','.join(different)}]"
+            + f"-opts RESUME.ALLOW_CHANGED=[{','.join(names)}]"
         )
     if config.TRAIN.LAST_EPOCH not in (0, state["epoch"] + 1):
         raise ConfigError(

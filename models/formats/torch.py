@@ -5,6 +5,7 @@ import contextlib
 import json
 import re
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -89,9 +90,18 @@ def _without_wrappers(name: str) -> str:
 def read_safetensors(path: Path) -> Weights:
     import safetensors.torch
 
-    try:
+    with _naming_damage(path):
         return Weights(safetensors.torch.load_file(path), record=read_metadata(path))
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
+
+
+@contextlib.contextmanager
+def _naming_damage(path: Path) -> Iterator[None]:
+    """ConfigError for a damaged .safetensors."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (SafetensorError, OSError, ValueError) as error:
         raise ConfigError(f"{path}: damaged or cut off ({error})") from None
 
 
@@ -99,7 +109,7 @@ def read_metadata(path: Path) -> dict:
     """What scripts/export.py wrote beside the weights; other programs' metadata need not be JSON."""
     from safetensors import safe_open
 
-    with safe_open(path, "pt") as file:
+    with _naming_damage(path), safe_open(path, "pt") as file:
         metadata = file.metadata() or {}
     record = {}
     for name in RECORD:

@@ -84,6 +84,7 @@ def test_images_of_one_group_are_held_out_together(tmp_path):
     kept = Kept(val.classes, val.split)
     again = load_image_sets(settings("csv", file, evaluate=True, GROUP_BY="person"), kept=kept)[1]
     assert shades(again) == shades(val)
+    assert_names(again.notes[0], "person")
     with refused(ConfigError, "DATA.GROUP_BY", "person"):
         load_image_sets(settings("csv", file, evaluate=True), kept=kept)
     assert load("csv", file, VAL_FRACTION=0.4)[1].targets.tolist() != val.targets.tolist()

@@ -155,7 +155,10 @@ def test_labels_that_are_numbers_keep_them_under_the_names_of_the_checkpoint(tmp
     make_set(tmp_path)
     train, val = load_image_sets(settings("shards", tmp_path), kept=Kept(["c", "b", "a", "d"], {}))
     assert train.targets.tolist() == [number % 3 for number in range(30)] and val.classes == ["c", "b", "a", "d"]
-    renamed = load_image_sets(settings("shards", tmp_path), kept=Kept(["1", "2", "0"], {}))[0]  # names that are numbers
+    assert [note for note in val.notes if "0 is c" in note and "2 is a" in note]
+    renamed = load_image_sets(settings("shards", tmp_path), kept=Kept(["1", "2", "0"], {}))  # names that are numbers
+    assert not [note for note in renamed[1].notes if " is " in note]
+    renamed = renamed[0]
     assert [renamed.classes[n] for n in renamed.targets] == [str(number % 3) for number in range(30)]
     with refused(DataError, "DATA.DATA_PATH", "2"):
         load_image_sets(settings("shards", tmp_path), kept=Kept(["c", "b"], {}))

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import io
+import json
 import random
 import re
 import shutil
@@ -81,6 +82,18 @@ def test_a_renamed_class_is_refused_on_resume_and_keeps_its_number_where_that_is
     state = torch.load(run_folder(again / "output") / "last.pth", weights_only=True)
     assert state["class_names"] == ["bird", "zcat", "dog"]
     assert state["progress"]["best"][0] == 100, "its labels were permuted"
+
+
+def test_the_remedy_for_changed_settings_keeps_what_is_allowed_of_the_classes(tmp_path):
+    draw_photos(tmp_path / "photos", "bird", "cat", "dog")
+    (tmp_path / "clean.yaml").write_text(CLEAN)
+    resume = [*settings(tmp_path), "-output", tmp_path / "output", "-epochs", "1", "-resume", "auto"]
+    assert halfstep(*resume)[0] == 0
+    (tmp_path / "photos" / "cat").rename(tmp_path / "photos" / "mew")
+    draw_photos(tmp_path / "photos", "dog", count=20)
+    code, said = halfstep(*resume, "-opts", "RESUME.ALLOW_CHANGED=[CLASS_NAMES]", "-check")
+    assert code == 2
+    assert_names(rows(said)["resume"][1], "NUM_IMAGES", "RESUME.ALLOW_CHANGED=[CLASS_NAMES,NUM_IMAGES]")
 
 
 def checkpoint(folder: Path, name: str = "last.pth") -> Path:
@@ -251,6 +264,54 @@ def test_longer_training_needs_no_permission_says_the_jump_of_the_rate_and_goes_
     code, said = halfstep(*resume, "-epochs", "5")
     assert code == 0 and "Epoch[" not in said
     assert_names(said, "6 epochs")
+
+
+def test_a_finished_run_that_was_killed_before_it_said_so_says_it_when_it_is_started_again(again):
+    folder = run_folder(again / "output")
+    before = status(folder)
+    killed = {key: value for key, value in before.items() if key != "exit_code"} | {"state": "training"}
+    (folder / "status.json").write_text(json.dumps(killed))
+    assert "finished" in rows(halfstep("-resume", folder, "-check")[1])["resume"][1]
+    assert status(folder) == killed
+    assert halfstep("-resume", folder)[0] == 0
+    changing = {"time", "started", "heartbeat", "pid"}
+    assert {key: value for key, value in status(folder).items() if key not in changing} == {
+        key: value for key, value in before.items() if key not in changing
+    }
+
+
+def test_a_finished_checkpoint_outside_of_a_run_leaves_no_folder(again):
+    code, said = halfstep("-resume", checkpoint(again).rename(again / "last.pth"), "-output", again / "new")
+    assert code == 0 and "writing to" not in said, said
+    assert not (again / "new").exists()
+
+
+def status(folder: Path) -> dict:
+    return json.loads((folder / "status.json").read_text())
+
+
+def test_check_tries_to_write_where_a_resumed_run_writes(again):
+    shutil.copytree(run_folder(again / "output"), again / "moved")
+    code, said = halfstep("-resume", again / "moved", "-output", "/proc/nowhere", "-epochs", "5", "-check")
+    assert code == 0, said
+    assert_names(rows(said)["output"][1], again / "moved")
+
+
+def test_a_run_of_an_older_version_goes_on_as_it_began_however_often_it_is_resumed(again):
+    folder = run_folder(again / "output")
+    state = torch.load(folder / "last.pth", weights_only=True)
+    for key in ("DATA.EXIF", "TRAIN.MODEL_EMA_WARMUP"):
+        del state["config"][key]
+    torch.save(state, folder / "last.pth")
+    resume = [*settings(again), "-output", again / "output", "-resume", "auto"]
+    for number in (5, 6):
+        code, said = halfstep(*resume, "-epochs", number)
+        assert code == 0, said
+        assert_names(said, "DATA.EXIF ignore", "TRAIN.MODEL_EMA_WARMUP false")
+    torch.save(state, folder / "last.pth")
+    code, said = halfstep(*resume, "-epochs", "5", "-opts", "DATA.EXIF=apply")
+    assert code == 2
+    assert_names(said, "DATA.EXIF: ignore -> apply")
 
 
 def test_names_in_allow_changed_are_checked_and_true_of_older_files_still_allows_all(again):

@@ -69,6 +69,12 @@ def test_what_a_run_that_is_told_to_stop_says_is_on_the_disk_wherever_it_finds_n
     assert states >= {"stopped", "save_failed"}
 
 
+def test_a_run_that_could_not_save_at_all_names_no_save_to_go_on_from(tmp_path, start):
+    ended = start(tmp_path, *OPTIONS, score=RISING, find_no_room=["open .last.pth.tmp", 1, True])
+    line = ended.stdout.splitlines()[-1]
+    assert ended.returncode == 1 and "not saved" in line and "-resume" not in line, line
+
+
 def test_an_epoch_that_beats_what_is_on_the_disk_is_the_best_though_a_better_one_was_lost(tmp_path, start):
     scores = [*RISING, [40.0, 1.0], [40.0, 1.0]]
     ended = start(tmp_path, *OPTIONS, "-epochs", "3", score=scores, find_no_room=FULL_AT_THE_SECOND_SAVE)

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 import torchvision
 
-from models.formats.files import read_state_dict
+from models.formats.files import read_state_dict, what_is_recorded
 from models.weights import load_pretrained
 from tests.support.weight_files import (
     CLASSES,
@@ -261,6 +261,13 @@ def test_a_file_cut_off_anywhere_is_an_error_that_names_it(tmp_path, weights, ki
         (tmp_path / "cut").write_bytes(whole[: len(whole) * part // 10])
         with pytest.raises(ConfigError, match=r"cut: (damaged|.*is not a tensor)"):
             read_state_dict(tmp_path / "cut")
+
+
+def test_what_a_damaged_safetensors_says_beside_its_weights_is_an_error_that_names_it(tmp_path, weights):
+    safetensors.torch.save_file(weights, tmp_path / "whole")
+    (tmp_path / "cut").write_bytes((tmp_path / "whole").read_bytes()[:-100])
+    with pytest.raises(ConfigError, match="cut: damaged"):
+        what_is_recorded(tmp_path / "cut")
 
 
 def test_a_flipped_bit_is_found_by_the_checksum(tmp_path, weights):

@@ -50,6 +50,15 @@ def test_the_same_classes_keep_every_row_also_those_without_a_name(tmp_path, wei
     assert len(lines) == 1
 
 
+@pytest.mark.parametrize("num_theirs", [3, 5])
+def test_the_same_classes_are_taken_over_into_a_head_of_another_size(tmp_path, weights, num_theirs):
+    theirs = weights | {"head.weight": torch.randn(num_theirs, 24), "head.bias": torch.randn(num_theirs)}
+    model, lines = fitted(checkpoint(theirs, tmp_path), THEIRS, num_outputs=8 - num_theirs)
+    assert torch.equal(model.head.weight[:3], theirs["head.weight"][:3])
+    assert torch.equal(model.head.bias[:3], theirs["head.bias"][:3])
+    assert len(lines) == 1 and "all 3" in lines[0]
+
+
 def test_without_a_common_class_the_head_begins_anew(tmp_path, weights):
     model = vit(num_classes=3)
     before = model.head.weight.clone()

@@ -82,8 +82,8 @@ def _refuse_others(parts: list[ImageSet], classes: list[str], where: str, remedy
         changes = [f"{word}: {first_of(each)}" for word, each in (("new", new), ("gone", gone)) if each]
         place = f"; {_first_image(parts, names.index(new[0]))}" if new else ""
         raise DataError(
-            f"{where}: {counted(len(names), 'class')} here, {len(classes)} there ({'; '.join(changes)}){place}; name them alike, or "
-            f"{remedy}{did_you_mean(new[0], classes) if new else ''}"
+            f"{where}: {counted(len(names), 'class')} here, {len(classes)} there ({'; '.join(changes)}){place}; name them "
+            f"alike, or {remedy}{did_you_mean(new[0], classes) if new else ''}"
         )
 
 
@@ -106,7 +106,8 @@ def _read_classes(name: str) -> list[str]:
         raise ConfigError(f"DATA.CLASSES: {name} is {kind}; name a text file of class names")
     text = file.read_text(encoding="utf-8-sig", errors="surrogateescape").strip()
     classes = [line.strip() for line in text.splitlines()]
-    wrong = next((number for number, line in enumerate(classes, 1) if not line or line in classes[: number - 1]), None)
+    first = {"": 0}  # the line of each name; an empty one is always wrong
+    wrong = next((number for number, line in enumerate(classes, 1) if first.setdefault(line, number) < number), None)
     if wrong or not classes:
         raise ConfigError(
             f"DATA.CLASSES: {name}, line {wrong or 1} is empty or repeats a name; a line is the name of a class, the first "

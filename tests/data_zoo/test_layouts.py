@@ -30,6 +30,7 @@ class Case(NamedTuple):
 
 NUMBERED, TWO = ["0", "1", "2"], ["ant", "bee"]
 WRAPPED = ["download/v2/train/train", "download/v2/val"]
+REPEATED = zoo.csv_lines(TWO) + "./images/0.png,bee\n"
 CASES = [
     Case(zoo.parts("train", "valid", "test"), ["train", "valid", "not read", "test"], count=12),
     Case(zoo.parts("Train", "Val"), ["Train", "Val"], count=12),
@@ -51,43 +52,19 @@ CASES = [
     Case(zoo.flat("k\u00e4fer", "ka\u0308fer", "bee"), ["Unicode's"], wrong=True),
     Case(zoo.unread_endings, [".cr2 10", ".txt 1", "beside the class folders 1", "12 files"], count=36, warns=True),
     Case(zoo.only_unread_endings, ["dog", ".cr2"], wrong=True),
-    Case(zoo.of_csv(zoo.csv_lines(TWO)), ["all.csv"], "csv", TWO, 24),
     Case(zoo.of_csv(zoo.csv_lines(["0", "1.0", "2"])), ["all.csv"], "csv", NUMBERED, 24),
-    Case(
-        zoo.of_csv(zoo.csv_lines(["0", "1", "2"]).replace("png,0", "png,nan", 1)), ["line 2", "nan"], "csv", wrong=True
-    ),
+    Case(zoo.of_csv(zoo.csv_lines(["nan", "0", "1", "2"])), ["line 2", "nan"], "csv", wrong=True),
     Case(zoo.of_csv(zoo.csv_lines(["0", "1", "5?"])), ["line 4", "5?"], "csv", wrong=True),
-    Case(zoo.of_csv(zoo.csv_lines(["0", "1", "1.5"])), ["line 4", "1.5"], "csv", wrong=True),
     Case(zoo.of_csv(zoo.csv_lines(TWO, ";"), header="image_path;target\n"), ["semicolons"], "csv", TWO, 24),
     Case(zoo.of_csv(zoo.csv_lines(TWO, "\t"), header="image_path\ttarget\n"), ["tabs"], "csv", TWO, 24),
-    Case(zoo.of_csv(zoo.csv_lines(TWO), "utf-8-sig"), [], "csv", TWO, 24),
     Case(zoo.of_csv(zoo.csv_lines(TWO), "utf-16"), ["UTF-16"], "csv", TWO, 24),
     Case(zoo.of_csv(zoo.csv_lines(TWO), "utf-16-le"), ["all.csv", "UTF-16"], "csv", wrong=True),
-    Case(
-        zoo.of_csv(zoo.csv_lines(TWO), header="file,class\n"),
-        ["line 1", "file,class", "DATA.CSV_COLUMNS=[file,class]"],
-        "csv",
-        wrong=True,
-    ),
     Case(zoo.of_csv("images/1, small.png,ant\n"), ["line 2"], "csv", wrong=True),
-    Case(
-        zoo.of_csv(zoo.csv_lines(TWO) + "./images/0.png,bee\n"),
-        ["1, 1 of them with another class", "images/0.png"],
-        "csv",
-        TWO,
-        25,
-        warns=True,
-    ),
+    Case(zoo.of_csv(REPEATED), ["1, 1 of them with another class", "images/0.png"], "csv", TWO, 25, warns=True),
     Case(zoo.csv_parts("train.csv", "Valid.csv", "test.csv"), ["train.csv", "Valid.csv", "test.csv"], "csv", TWO, 24),
     Case(zoo.csv_parts("train.csv", "val.csv", overlap=3), ["3 (images/9.png"], "csv", TWO, 24, warns=True),
     Case(zoo.csv_parts("train.csv", "val.csv", overlap=12), ["val.csv", "train.csv"], "csv", wrong=True),
-    Case(
-        zoo.tars("train-00000-of-00002.tar", "train-00001-of-00002.tar", "valid-00000-of-00001.tar", "test-0.tar"),
-        ["train", "valid", "not read", "test"],
-        "shards",
-        NUMBERED,
-        90,
-    ),
+    Case(zoo.tars("train-0-of-2.tar", "valid-0-of-1.tar", "test-0.tar"), ["not read", "test"], "shards", NUMBERED, 60),
     Case(zoo.tars("training-0.tar", "training-1.tar", "dev-0.tar", "extra.tar"), ["extra"], "shards", NUMBERED, 90),
     Case(zoo.tars("Train/0.tar", "Train/1.tar", "Val/0.tar"), ["Train", "Val"], "shards", NUMBERED, 90),
 ]

@@ -50,7 +50,7 @@ def test_what_is_wrong_with_a_file_of_classes_is_named(tmp_path):
     file.write_text("ant\nbees\n")
     message = error_of("imagefolder", tmp_path / "data", CLASSES=str(file))
     assert_names(message, "DATA.CLASSES", file, "bee", tmp_path / "data" / "bee", "bees")
-    for text, line in (("ant\nbee\nant\n", 3), ("", 1)):
+    for text, line in (("ant\nbee\nant\n", 3), ("ant\n\nbee\n", 2), ("", 1)):
         file.write_text(text)
         with refused(ConfigError, "DATA.CLASSES", file, f"line {line}"):
             load("imagefolder", tmp_path / "data", CLASSES=str(file))

@@ -52,7 +52,7 @@ class BadImages:
         if self.image_set.in_memory:
             return
         count = min(len(self.image_set), NUM_SAMPLED)
-        sample = np.linspace(0, len(self.image_set) - 1, count).astype(int)[process.rank :: process.world_size].tolist()
+        sample = np.linspace(0, len(self.image_set) - 1, count, dtype=int)[process.rank :: process.world_size].tolist()
         with ThreadPoolExecutor() as pool:
             self.note([index for index, error in zip(sample, pool.map(self._try, sample), strict=True) if error])
         self.check(process)

@@ -45,7 +45,19 @@ def number_classes(config: Config, parts: list[ImageSet], kept: Kept | None) -> 
             meaning = first_of([f"{number} is {name}" for number, name in enumerate(classes)])
             notes.append(f"the labels are numbers, taken for those of the checkpoint's classes: {meaning}")
         _renumber(parts, classes)
-    return notes
+    return [*notes, *(_name_alike(first.classes) if first.classes_are_names else [])]
+
+
+def _name_alike(classes: list[str]) -> list[str]:
+    """A warning of names that people write for the same class: cat and Cat, maine_coon and Maine Coon."""
+    spellings: dict[str, list[str]] = {}
+    for name in classes:
+        plain = normalize("NFC", name).casefold().replace("_", " ").replace("-", " ")
+        spellings.setdefault(" ".join(plain.split()), []).append(name)
+    alike = [" and ".join(names) for names in spellings.values() if len(names) > 1]
+    return [f"warning: these are read as different classes: {first_of(alike)}; if not meant, name them alike"] * bool(
+        alike
+    )
 
 
 def _numbers(part: ImageSet, classes: list[str]) -> list[int]:

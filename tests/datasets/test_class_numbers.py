@@ -106,3 +106,13 @@ def test_one_class_is_refused_in_training_and_without_a_checkpoint_that_knows_ot
         assert_names(error_of("imagefolder", tmp_path, evaluate), "DATA.DATA_PATH", "ant")
     config = settings("imagefolder", tmp_path, evaluate=True)
     assert np.all(load_image_sets(config, kept=Kept(["bee", "ant"], {}))[1].targets == 1)
+
+
+def test_classes_whose_names_differ_only_in_how_they_are_written_are_warned_of(tmp_path):
+    for classes in (["cat", "Cat", "dog"], ["maine_coon", "Maine  Coon", "dog"]):
+        _, val = load("csv", make_csv(tmp_path, classes))
+        assert len(val.classes) == 3
+        (warning,) = [note for note in val.notes if note.startswith("warning")]
+        assert_names(warning, *classes[:2])
+    _, val = load("csv", make_csv(tmp_path, ["cat", "catfish", "dog"]))
+    assert not any(note.startswith("warning") for note in val.notes)

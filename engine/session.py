@@ -29,7 +29,7 @@ class Session:
         self._folder: RunFolder | None = None
         self._status: Status | None = None
         self._is_new = True
-        self._made: list[Path] = []  # SAVE and those around it that this start has made, from inside
+        self._made: list[Path] = []  # SAVE and its parents that this start has created, innermost first
         self._has_begun = False
         for note in loaded.notes:
             self.log.say(note)

@@ -11,9 +11,9 @@ from configs.values import IMPLIED, SETTINGS, Text, convert, is_none, to_text
 from configs.yaml_files import Layer
 from utils.errors import ConfigError
 
-# What is about a start or a machine and not about the run.
+# Settings of a single start of the program.
 OF_A_START = r"EVAL|CHECK|PROFILE|TRAIN\.LAST_EPOCH|MODEL\.RESUME|PRECISION\.EXPLAIN|(RESUME|RUN)\..*|DIST\.(URL|WORLD_SIZE|RANK)"
-# What else is not taken where a run is not resumed, but evaluated, or used as the start of another.
+# Settings of the run and its machine, which an evaluation or a new run from its weights has of its own.
 OF_THE_RUN = r"SAVE|TAG|DEVICE|NGPUS|MODEL\.PRETRAINED|DATA\.CACHE.*|DIST\..*"
 NOT_TAKEN = {
     "-resume": OF_A_START,

@@ -103,17 +103,14 @@ def _match_heads(
     theirs, mine = ([normalize("NFC", name) for name in names] for names in (theirs, mine))  # a Mac writes ä as two
     number = {name: row for row, name in enumerate(theirs)}
     known, new = [name for name in mine if name in number], [name for name in mine if name not in number]
-    own = model.state_dict()
-    inside = [each for each in state if each.startswith(tuple(f"{head}." for head in heads)) and each in own]
-    for name in inside:
-        length = len(own[name])
-        if mine == theirs and len(state[name]) == length:
-            continue
-        rows = state.pop(name)
-        if known:
-            mean = rows[[number[each] for each in known]].mean(0, keepdim=True)
-            chosen = [number.get(each, -1) for each in mine] + [-1] * (length - len(mine))
-            state[name] = torch.cat([rows, mean])[chosen]
+    in_heads = tuple(f"{head}." for head in heads)
+    for name, own in model.state_dict().items():
+        if name.startswith(in_heads) and name in state and (mine != theirs or len(state[name]) != len(own)):
+            rows = state.pop(name)
+            if known:
+                mean = rows[[number[each] for each in known]].mean(0, keepdim=True)
+                chosen = [number.get(each, -1) for each in mine] + [-1] * (len(own) - len(mine))
+                state[name] = torch.cat([rows, mean])[chosen]
     if not known:
         return [f"  head starts from random weights: the file has none of these classes (it has {first_of(theirs)})"]
     gone = [name for name in theirs if name not in mine]

@@ -70,7 +70,7 @@ class AsyncSaver:
             self._warn(f"cannot remove old checkpoints from {self._path.parent} ({cause_of(error)})")
 
     def look(self) -> None:
-        """Find out what the files on the disk hold; of a save that failed, some may have been written."""
+        """Find out what the files on the disk hold; a save that failed may have written some of them."""
         last, best = held_by(self._path), held_by(self._path.with_name(BEST))
         if last:
             self.newest = {"epoch": last["epoch"], "step": last["step"]}

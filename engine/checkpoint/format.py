@@ -59,7 +59,7 @@ def start_of_streak(state: dict) -> int:
 
 
 def held_by(path: Path) -> dict[str, Any]:
-    """Finished epochs and step of a checkpoint on the disk, and the best epoch as it knows it; empty if there is none."""
+    """Finished epochs and step of a checkpoint on the disk, and its record of the best epoch; empty if there is none."""
     try:
         state = read_index(path)
         best = state.get("progress", {}).get("best", ())

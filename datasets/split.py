@@ -40,7 +40,7 @@ def hold_out_by_hash(image_set: ImageSet, fraction: float, seed: int, title: str
     """Training and validation images by a hash of each name, so that more images or classes never move one.
 
     Only where that would leave a class nothing to train on, or no image at all to validate on, is it overruled. Images
-    with the same key, as those of one group of DATA.GROUP_BY have it, are always in the same part.
+    with the same key, such as those of one group of DATA.GROUP_BY, are always in the same part.
     """
     targets, notes = image_set.targets, []
     hashes = _hashes(image_set.split_keys(), seed)

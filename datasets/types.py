@@ -26,7 +26,7 @@ class ImageSet:
     root: Path | None = None  # the folder of its files, if they are known
     notes: tuple[str, ...] = ()  # lines for the log; those of the validation set are about both sets
     labels_are_numbers = False  # the data has class numbers; names, if any, were given to them
-    classes_are_names = False  # they are numbered by their sorted names
+    classes_are_sorted = False  # the data has class names, and their order gives the numbers
 
     def __init__(self, targets: Sequence[int] | np.ndarray, classes: list[str]):
         self.targets = np.asarray(targets, dtype=np.int64)
@@ -63,7 +63,7 @@ class ImageSet:
         raise NotImplementedError
 
     def key(self, index: int) -> str:
-        """The name of this image in the data set, wherever that lies."""
+        """The name of this image within its data set, the same after the data was moved."""
         return self.name(index)
 
     def split_keys(self) -> Sequence[str]:

@@ -25,7 +25,7 @@ def number_classes(config: Config, parts: list[ImageSet], kept: Kept | None) -> 
         _renumber(parts, classes)
         for part in parts:
             part.labels_are_numbers = False
-    elif not kept and first.classes_are_sorted and all(name.isdecimal() for name in first.classes):
+    elif not kept and first.classes_are_names and all(name.isdecimal() for name in first.classes):
         by_value = sorted(first.classes, key=lambda name: (int(name), name))
         if by_value != first.classes:
             notes.append(f"class names are numbers, so they are in the order of their values: {first_of(by_value)}")

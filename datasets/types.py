@@ -26,7 +26,7 @@ class ImageSet:
     root: Path | None = None  # the folder of its files, if they are known
     notes: tuple[str, ...] = ()  # lines for the log; those of the validation set are about both sets
     labels_are_numbers = False  # the data has class numbers; names, if any, were given to them
-    classes_are_sorted = False  # the data has class names, and their order gives the numbers
+    classes_are_names = False  # the data has class names, and their order gives the numbers
 
     def __init__(self, targets: Sequence[int] | np.ndarray, classes: list[str]):
         self.targets = np.asarray(targets, dtype=np.int64)

@@ -118,7 +118,7 @@ def read_class_folders(
         targets += [number[normalize("NFC", name)]] * len(found)
     names = [normalize("NFC", name) for name in classes]
     image_set = FileImages(folder, paths, targets, names, PixelRules.of(config.DATA))
-    image_set.classes_are_sorted = True
+    image_set.classes_are_names = True
     image_set.notes = (*scan.notes, *scan.describe_left_out())
     return image_set
 

@@ -47,7 +47,7 @@ def to_image_sets(config: Config, listings: list[Listing], *, allow_names: bool)
         root = listing.file.parent
         _check_paths(listing, root)
         image_set = FileImages(root, listing.paths, its_targets, classes, PixelRules.of(config.DATA), confined=True)
-        image_set.labels_are_numbers, image_set.classes_are_sorted = are_numbers, not are_numbers
+        image_set.labels_are_numbers, image_set.classes_are_names = are_numbers, not are_numbers
         if listing.groups:
             image_set.groups, image_set.per_image = np.array(listing.groups), (*image_set.per_image, "groups")
         image_set.split = {"rule": "folders", "training": str(listings[0].file), "validation": str(listings[-1].file)}

@@ -53,12 +53,19 @@ class BadImages:
             return
         count = min(len(self.image_set), NUM_SAMPLED)
         sample = np.linspace(0, len(self.image_set) - 1, count, dtype=int)[process.rank :: process.world_size].tolist()
-        with ThreadPoolExecutor() as pool:
-            self.note([index for index, error in zip(sample, pool.map(self._try, sample), strict=True) if error])
+        self.note(self._unreadable(sample))
         self.check(process)
         # A sample may have more than its share by chance, so only twice the allowed fraction ends the run.
         if len(self.indices) > max(ALWAYS_ALLOWED, 2 * self.max_fraction * count):
             process.first(lambda: self._refuse(count))
+
+    def forget_repaired(self, process: Process) -> None:
+        """Read the known images again: since a run ended because of them, they may have been repaired."""
+        self.indices = process.first(lambda: dict.fromkeys(self._unreadable(list(self.indices))))
+
+    def _unreadable(self, indices: list[int]) -> list[int]:
+        with ThreadPoolExecutor() as pool:
+            return [index for index, error in zip(indices, pool.map(self._try, indices), strict=True) if error]
 
     def _refuse(self, num_tried: int) -> None:
         first = next(iter(self.indices))

@@ -46,4 +46,5 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
         callbacks.append(Console(config, log))
     known = bad_images_of(plan.saved, len(plan.train_set))
     bad_images = BadImages(plan.train_set, config.DATA.MAX_BAD_FRACTION, log.warn, known)
+    bad_images.forget_repaired(process)
     return [*callbacks, BadImageLimit(bad_images), SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, advice)]

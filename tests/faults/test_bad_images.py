@@ -41,6 +41,20 @@ def test_a_bad_image_counts_once_also_over_a_resume(tmp_path, start, photos):
     assert "bee/51.JPEG" in second.printed and "4 of 200" in second.printed
 
 
+def test_images_repaired_before_a_resume_no_longer_count(tmp_path, start, photos):
+    cut(photos, "train/bee/50.JPEG", "train/bee/51.JPEG")
+    options = flags(photos, "DATA.DROP_LAST=false", "VALIDATE_FREQ=9")
+    first = start(tmp_path / "o", *options, "DATA.MAX_BAD_FRACTION=0.1", "-epochs", "1")
+    assert first.returncode == 0 and first.printed.count("warning: cannot read") == 4
+    assert start(tmp_path / "o", *options, "-epochs", "2").returncode == 2
+    whole = (photos / "train/bee/00.JPEG").read_bytes()
+    for name in ("50", "51"):
+        (photos / f"train/bee/{name}.JPEG").write_bytes(whole)
+    assert start(tmp_path / "o", *options, "-epochs", "2", processes=2).codes == [0, 0]
+    state = torch.load(run_folder(tmp_path / "o") / "last.pth", weights_only=True)
+    assert len(state["bad_images"]) == 2
+
+
 def test_two_bad_images_of_a_small_set_and_one_of_its_validation_images_end_no_run(tmp_path, start):
     make_folders(tmp_path / "photos/train", {"ant": 20, "bee": 20})
     make_folders(tmp_path / "photos/val", {"ant": 5, "bee": 5})

@@ -151,4 +151,4 @@ def build_eval_data(config: Config, image_set: ImageSet, rank: int, world_size: 
         load = SyntheticBatches(config, image_set, batch_size, rank, device)
     else:
         load = make_loader(config, EvalReader(image_set, config), world_size, device)
-    return EvalData(image_set, batch_size, rank, world_size, load)
+    return EvalData(image_set, batch_size, rank, world_size, load, is_padded=config.COMPILE)

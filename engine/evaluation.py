@@ -32,14 +32,16 @@ def evaluate(
     model.eval()
     # Loss, top-1, top-5, images, excluded.
     sums = torch.zeros(5, dtype=sum_dtype(process.device), device=process.device)
+    num_rows = 1  # a forward even without images: FSDP's all-gather needs every rank
     for batch in data:
         sums[4] += len(batch.bad)
         bad_images.note(batch.bad)
-        # Run a forward even without images: FSDP's all-gather needs every rank.
-        pixels = batch.images if len(batch.images) else batch.images.new_zeros(1, *batch.images.shape[1:])
+        missing = max(num_rows - len(batch.images), 0)
+        pixels = torch.cat((batch.images, batch.images.new_zeros(missing, *batch.images.shape[1:])))
+        num_rows = len(pixels) if data.is_padded else 1
         images = precision.cast(normalize(pixels.to(process.device, non_blocking=True)))
         with precision.autocast():
-            logits = model(images)
+            logits = model(images)[: len(batch.images)]
         if not batch.num_samples:
             continue
         targets = batch.targets.to(process.device, non_blocking=True)

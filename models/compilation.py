@@ -4,12 +4,20 @@ from torch import nn
 
 from configs.schema import Config
 from models.transforms.base import blocks_of
+from utils.torch_internals import allow_graphs
+
+# Of each block: training, its last batch, evaluation; each anew for micro-batches that were halved for lack of memory.
+MAX_GRAPHS = 64
 
 
 def compile_model(model: nn.Module, config: Config) -> None:
-    """Compile in place, so that names of weights stay the same."""
+    """Compile in place, so that names of weights stay the same.
+
+    A graph for each batch size: the one for all sizes that torch makes of the second is slower for the first, too.
+    """
+    allow_graphs(MAX_GRAPHS)
     for part in parts_to_compile(model, config):
-        part.compile(mode=config.COMPILE_MODE)
+        part.compile(mode=config.COMPILE_MODE, dynamic=False)
 
 
 def parts_to_compile(model: nn.Module, config: Config) -> list[nn.Module]:

@@ -48,6 +48,11 @@ def call_after_backward(function: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
+def allow_graphs(number: int) -> None:
+    """Graphs that torch.compile makes of one function before it leaves the rest uncompiled; the default is 8."""
+    torch._dynamo.config.recompile_limit = number
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Whether anything waits for the module's forward: torch has no public list of hooks."""
     return bool(module._forward_hooks or module._forward_pre_hooks)

@@ -64,8 +64,11 @@ class EvalData:
         rank: int,
         world_size: int,
         load: Callable[[Iterable[Piece]], Iterator[Batch]],
+        is_padded: bool = False,
     ):
+        """`is_padded`: the model has to see batches of one size, because it is compiled for it."""
         self.image_set, self.batch_size, self.rank, self.world_size = image_set, batch_size, rank, world_size
+        self.is_padded = is_padded
         self.num_samples = len(image_set)  # of all processes
         self._load = load
 

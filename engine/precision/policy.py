@@ -13,6 +13,7 @@ from configs.schema import Config
 from engine.precision.loss_scale import LossScaler
 from engine.precision.master_weights import ComputeWeights, MasterWeights, half_copy
 from engine.precision.speed import half_speedup
+from models.compilation import compile_model
 from models.transforms import ModelTransforms, choose_transforms
 from models.transforms.float8 import check_float8
 from models.transforms.op_overrides import OpOverrides
@@ -112,7 +113,12 @@ class Precision:
 
     def computing(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model to evaluate: itself under autocast, a half-precision copy in naive mode."""
-        return half_copy(model, self.half) if self.is_naive else model
+        if not self.is_naive:
+            return model
+        copied = half_copy(model, self.half)
+        if self._config.COMPILE and not self._config.EVAL:  # a copy is not compiled, but has the graphs of the training
+            compile_model(copied, self._config)
+        return copied
 
     @contextlib.contextmanager
     def black_listed(self, model: torch.nn.Module, paths: Iterable[str]) -> Iterator[None]:

@@ -32,7 +32,8 @@ def build_trainer(config: Config, model: nn.Module, data: TrainData, process: Pr
     weights = precision.weights_for(model)
     compute_model = weights.compute_model.train()
     if config.COMPILE:
-        compile_model(compute_model, config)
+        for each in [compute_model, ema.model] if ema else [compute_model]:  # which share their graphs
+            compile_model(each, config)
     replica = parallel.wrap(compute_model, accumulates=data.order.num_micro_batches(0) > 1)
     local = parallel.parameters(model)
     parameters = [parameter for parameter in local.values() if parameter.requires_grad]

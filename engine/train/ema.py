@@ -26,7 +26,7 @@ class Ema:
     """A second model with the moving average of the first one's weights."""
 
     def __init__(self, model: torch.nn.Module, settings: Train):
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self.model = copy.deepcopy(model).eval()
         self._settings = settings
 
     def follow(self, model: torch.nn.Module, parallel: Replicated) -> None:

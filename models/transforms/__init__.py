@@ -11,6 +11,7 @@ from models.transforms.base import ModelTransform
 from models.transforms.float8 import Float8
 from models.transforms.half_residual import HalfResidual
 from models.transforms.op_overrides import OpOverrides
+from models.transforms.shared_drop_path import SharedDropPath
 from utils.errors import ConfigError
 
 
@@ -66,6 +67,8 @@ def choose_transforms(
     if half is not None and settings.MODE == "float8":
         # After the overrides and the class token: it converts neither named layers nor those with few rows.
         transforms.append(Float8(emulate))
+    if training and config.COMPILE and config.COMPILE_SCOPE == "blocks":
+        transforms.append(SharedDropPath())
     if training and config.TRAIN.GRAD_CHECKPOINTING:
         # After everything that replaces forwards: it must recompute what was computed.
         transforms.append(ActivationCheckpointing(config.MODEL.NAME))

@@ -1,13 +1,19 @@
 """torch.compile of the model or of its blocks gives the same gradients."""
 
+import numpy as np
 import pytest
 import torch
+from timm.layers import DropPath
 from torch import nn
 
+from datasets import BadImages, build_eval_data, load_image_sets
+from engine.evaluation import evaluate
 from models import build_model
 from models.compilation import compile_model
 from models.transforms import choose_transforms
+from models.transforms.shared_drop_path import SharedDropPath
 from tests.support.configs import CPU, small_config
+from tests.support.trainers import make_trainer, train
 from utils.errors import ConfigError
 
 
@@ -41,6 +47,58 @@ def test_blocks_alike_are_compiled_once_and_compute_the_same(tmp_path, monkeypat
     assert none == 0 and graphs == 1
     torch.testing.assert_close(whole, plain)
     torch.testing.assert_close(blocks, plain)
+
+
+COUNTED = {  # graphs of: the first epoch, whose last batch is smaller; scoring weights and EMA; the second epoch and score
+    "the model": (["COMPILE_SCOPE=model"], [2, 1, 0, 0, 0, 0]),
+    # The first block drops no path: it is of another kind than the others.
+    "blocks": (
+        ["COMPILE_SCOPE=blocks", "PRECISION.RESIDUAL=half", "TRAIN.GRAD_CHECKPOINTING=true"],
+        [4, 2, 0, 0, 0, 0],
+    ),
+    "copies in half": (["COMPILE_SCOPE=blocks", "PRECISION.MODE=naive"], [4, 2, 0, 0, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("case", COUNTED)
+def test_nothing_is_compiled_twice_and_nothing_is_left_uncompiled(tmp_path, monkeypatch, case):
+    options, expected = COUNTED[case]
+    graphs, compile_any = [], nn.Module.compile
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **kw: compile_any(self, **kw | {"backend": backend}))
+    torch._dynamo.reset()
+    common = ["AMP=true", "COMPILE=true", "MODEL.DEPTH=24", "MODEL.DROPPATH=0.1", "TRAIN.MODEL_EMA=true"]
+    config = small_config(tmp_path, *common, "DATA.DROP_LAST=false", *options)
+    trainer, (_, val) = make_trainer(config), load_image_sets(config)
+    data, bad = build_eval_data(config, val, 0, 1, CPU), BadImages(val, 0.0, print)
+    assert len(val) % data.batch_size and trainer.data.num_samples % trainer.data.global_batch
+    found = []
+    for _ in range(2):
+        train(trainer)
+        trainer.end_epoch()
+        found.append(len(graphs))
+        for model in (trainer.model, trainer.ema.model):
+            evaluate(model, data, trainer.prepare.normalize, trainer.precision, trainer.process, bad)
+            found.append(len(graphs))
+    assert np.diff([0, *found]).tolist() == expected
+
+
+def test_drop_path_with_its_rate_as_a_tensor_drops_as_many_and_keeps_the_mean(tmp_path):
+    model = nn.Sequential(DropPath(0.25), DropPath(0.25, scale_by_keep=False))
+    SharedDropPath().apply(model)
+    ones = torch.ones(10_000, 2, 3)
+    scaled, plain = (module(ones) for module in model)
+    for dropped in (scaled, plain):
+        assert dropped.amax((1, 2)).equal(dropped.amin((1, 2)))  # whole images
+        assert abs((dropped[:, 0, 0] == 0).float().mean() - 0.25) < 0.02
+    assert scaled.max() == pytest.approx(1 / 0.75) and plain.max() == 1
+    assert model.eval()(ones).equal(ones)
+    SharedDropPath().revert(model)
+    assert all(type(module) is DropPath for module in model)
 
 
 def test_compiling_blocks_of_a_model_without_any_is_refused(tmp_path):

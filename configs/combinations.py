@@ -14,6 +14,7 @@ MAX_SECONDS = 1e9  # of RUN.MAX_TIME: 30 years
 MAX_TAG_BYTES = 200  # a folder's name has at most 255, and also contains a date
 NO_SETTINGS = ("GLOBAL_BATCH", "NUM_IMAGES", "CLASS_NAMES", "SPLIT")  # what a resumed run compares besides its settings
 CHANGEABLE = (*SETTINGS, *NO_SETTINGS)
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 MAX_WEIGHTS = 1e11  # of all blocks; the largest Vision Transformer so far has a fifth of that
 
 
@@ -59,6 +60,13 @@ def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     )
     tag = values["TAG"]
     yield "/" in tag or len(tag.encode(errors="surrogateescape")) > MAX_TAG_BYTES, "TAG", allowed
+    mode, accumulated = "COMPILE_MODE", "TRAIN.ACCUM_ITER"
+    # A CUDA graph overwrites the gradients of the micro-batch before: https://github.com/pytorch/pytorch/issues/169545
+    is_overwritten = values["COMPILE"] and values[mode] in CUDA_GRAPH_MODES and values[accumulated] > 1
+    problem = (
+        f"must be default or max-autotune-no-cudagraphs with {named(accumulated)}: CUDA graphs do not add gradients"
+    )
+    yield is_overwritten, mode, problem
     key = "RESUME.ALLOW_CHANGED"
     unknown = [name for name in values[key] if name not in CHANGEABLE and name.lower() not in BOOLS]
     near = did_you_mean(unknown[0], CHANGEABLE) if unknown else ""

@@ -39,4 +39,5 @@ def make_deterministic() -> None:
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS asks for
     torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing here reads such memory
     torch.backends.cudnn.benchmark = False

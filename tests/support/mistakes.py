@@ -127,6 +127,7 @@ ON_THE_COMMAND_LINE = {
     "-opts TAG=../../x": "TAG ../../x -opts",
     f"-opts TAG={'x' * 201}": "TAG 200",
     f"-opts RUN.MAX_TIME={'9' * 400}": "RUN.MAX_TIME 3h30m",
+    "-compile -accum_iter 2 -opts COMPILE_MODE=reduce-overhead": "COMPILE_MODE reduce-overhead TRAIN.ACCUM_ITER 2",
     "-amp -opts PRECISION.INIT_LOSS_SCALING=8 PRECISION.MIN_LOSS_SCALING=16": (
         "PRECISION.INIT_LOSS_SCALING 8 PRECISION.MIN_LOSS_SCALING 16"
     ),

@@ -49,7 +49,7 @@ def train(name: str, config: Config, sizes: Sizes, kind: str) -> tuple[float, fl
     net = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
     net.to(device)
     batches = [torch.randn(2, sizes.batch, width).to(device) for _ in range(min(sizes.batches, 10))]  # used in turn
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4, fused=True)  # else the scaler waits for the device
     torch.ones((), device=device).item()  # waits for the device
     start = time.perf_counter()
     for step in range(sizes.epochs * sizes.batches):

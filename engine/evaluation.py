@@ -13,6 +13,7 @@ from engine.precision.policy import Precision
 from engine.train.counters import Scores, sum_dtype
 from engine.train.loss import widen
 from models import build_model
+from models.running_statistics import statistics_of
 from models.weights import load_exactly
 from utils.distributed import Process
 
@@ -30,6 +31,7 @@ def evaluate(
     model = precision.computing(model)
     was_training = model.training
     model.eval()
+    process.spread(statistics_of(model))  # each rank collected its own in training; rank 0's are saved
     # Loss, top-1, top-5, images, excluded.
     sums = torch.zeros(5, dtype=sum_dtype(process.device), device=process.device)
     num_rows = 1  # a forward even without images: FSDP's all-gather needs every rank

@@ -4,11 +4,17 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def has_running_statistics(module: nn.Module) -> bool:
     return getattr(module, "running_mean", None) is not None
+
+
+def statistics_of(model: nn.Module) -> list[Tensor]:
+    return [
+        buffer for each in model.modules() if has_running_statistics(each) for buffer in each.buffers(recurse=False)
+    ]
 
 
 @contextlib.contextmanager

@@ -232,6 +232,23 @@ def test_evaluation_is_exact_for_1_2_and_3_processes_and_agrees_with_training(fi
             assert scores[kind]["loss"] == pytest.approx(found[1][kind]["loss"], rel=1e-12)
 
 
+def test_batch_norm_is_evaluated_in_training_as_it_is_saved(tmp_path):
+    """Each of the two processes collects running statistics of its own images."""
+    output = tmp_path / "output"
+    (tmp_path / "conv.yaml").write_text(
+        "DATA: {DATASET: digits, IMAGE_SIZE: 32, BATCH_SIZE: 64, NUM_WORKERS: 0}\nTENSORBOARD: false\n"
+        "MODEL: {TYPE: timm, NAME: test_resnet}\nTRAIN: {NUM_EPOCHS: 1, WARMUP_EPOCHS: 0, MODEL_EMA: true}\n"
+    )
+    flags = ["-cfg", str(tmp_path / "conv.yaml"), "-output", str(output)]
+    assert run("main_multi_gpu.py", *flags, processes=2).codes == [0, 0]
+    (row,) = [json.loads(line) for line in (run_folder(output) / "metrics.jsonl").read_text().splitlines()]
+    flags += ["-eval", "-resume", str(run_folder(output) / "last.pth"), "-output", str(tmp_path / "scored")]
+    assert run("main_single_gpu.py", *flags).returncode == 0
+    found = accuracy(run_folder(tmp_path / "scored"))
+    assert found["raw"]["loss"] == pytest.approx(row["eval_loss"], abs=2e-6)
+    assert found["ema"]["loss"] == pytest.approx(row["eval_loss_ema"], abs=2e-6)
+
+
 def test_a_mistake_of_several_processes_is_told_once_and_ends_with_2(small_yaml):
     flags = ["-cfg", str(small_yaml), "-ngpus", "2", "-dataset", "imagefolder", "-data_path", "nowhere"]
     result = run("main_multi_gpu.py", *flags)

@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -196,6 +196,12 @@ class Process:
         if self.world_size > 1:
             dist.all_reduce(values, dist.ReduceOp.MAX)
         return values
+
+    def spread(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Give all ranks the values of rank 0."""
+        if self.world_size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
 
     def gather(self, rows: torch.Tensor, length: int) -> torch.Tensor | None:
         """On rank 0: the `length` rows on the host, of which each rank has a shard; the last shards may be short."""

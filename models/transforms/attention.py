@@ -9,7 +9,9 @@ def attend(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Queries [B, heads, n, D / heads], keys and values [B, heads, N, D / heads] -> [B, n, D]"""
     B, _, n, _ = q.shape
     q, k = attention.q_norm(q), attention.k_norm(k)
-    if attention.fused_attn:
+    # A single query costs little either way. On CUDA the fused kernel for it may be cuDNN's, whose gradients were NaN on
+    # an H200: https://github.com/NVIDIA/cudnn-frontend/issues/1072
+    if attention.fused_attn and (n > 1 or q.device.type == "cpu"):
         dropout = attention.attn_drop.p if attention.training else 0.0
         x = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
     else:

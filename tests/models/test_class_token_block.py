@@ -190,3 +190,18 @@ def test_the_last_block_is_short_on_every_device(tmp_path):
         model = build_model(config, 10)
         choose_transforms(config, device, half, training=False).apply(model)
         assert type(model) is ClassTokenVisionTransformer
+
+
+def test_the_single_query_of_the_last_block_runs_no_fused_kernel_beside_the_cpu(monkeypatch):
+    """In float64 both ways give the same logits: see the first test."""
+    fused, queries = torch.nn.functional.scaled_dot_product_attention, []
+
+    def noted(q, *others, **options):
+        queries.append(q.shape[2])
+        return fused(q, *others, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    for device, expected in (("cpu", [17, 17, 1]), ("meta", [17, 17])):
+        queries.clear()
+        with_short_last_block(make_vit()).to(device)(torch.empty(2, 3, 32, 32, device=device))
+        assert queries == expected

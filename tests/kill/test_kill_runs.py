@@ -113,7 +113,8 @@ if run.exists():
     sys.exit((run / "last.pth").touch())
 run.mkdir()
 (run / "log.txt").touch()
-(run / "status.json").write_text(json.dumps({"pid": os.getpid(), "state": "training", "step": 5}))
+(run / "new").write_text(json.dumps({"pid": os.getpid(), "state": "training", "step": 5}))
+(run / "new").rename(run / "status.json")
 (run / ".last.pth.tmp").touch()
 time.sleep(60)
 """

@@ -1,5 +1,6 @@
 """One run from settings to result, in the order of execution."""
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -40,10 +41,11 @@ from engine.train.build import build_trainer
 from engine.train.counters import Best, confidence
 from engine.train.trainer import Trainer
 from models import build_model, describe
+from models.compile_cache import prepare_compiler
 from models.weights import check_exactly
 from utils.distributed import Process
 from utils.findings import OK
-from utils.host import keep_freed_memory
+from utils.host import cores_per_process, keep_freed_memory
 from utils.seed import make_deterministic
 from utils.signals import StopSignal
 from utils.text import counted
@@ -58,6 +60,9 @@ def run(loaded: LoadedConfig, process: Process) -> int:
         session.log.say(process.describe())
     if loaded.config.DETERMINISTIC:
         make_deterministic()
+    if loaded.config.COMPILE and not loaded.config.EVAL:
+        for line in prepare_compiler(os.environ, cores_per_process(process.world_size, process.device)):
+            session.log.say(line)
     try:
         code = run_evaluation(session, loaded) if loaded.config.EVAL else run_training(session, loaded)
     except BaseException as error:

@@ -90,7 +90,16 @@ PACKAGES = {
         *("build", "__init__"),
     ),
     "models": (
-        *("patterns", "running_statistics", "transforms", "compilation", "formats.sharded", "formats", "hub"),
+        *(
+            "patterns",
+            "running_statistics",
+            "transforms",
+            "compile_cache",
+            "compilation",
+            "formats.sharded",
+            "formats",
+            "hub",
+        ),
         *("weights", "freeze", "vit", "timm_models", "__init__"),
     ),
     "engine": (

@@ -6,8 +6,6 @@ import torch
 
 from configs.schema import Train
 
-FUSED_DEVICES = ("cuda", "cpu", "xpu", "mps")
-
 
 def build_optimizer(
     settings: Train, model: torch.nn.Module, own: dict[str, torch.nn.Parameter] | None = None
@@ -28,7 +26,7 @@ def build_optimizer(
     groups = [group for group in groups if group["params"]]
     chosen = settings.OPTIMIZER
     cls = getattr(torch.optim, chosen.NAME)
-    common = {"lr": settings.BASE_LR, "fused": next(iter(own.values())).device.type in FUSED_DEVICES}
+    common = {"lr": settings.BASE_LR, "fused": True}
     if chosen.NAME != "SGD":
         return cls(groups, betas=chosen.BETAS, eps=chosen.EPS, **common)
     optimizer = cls(groups, momentum=chosen.MOMENTUM, **common)

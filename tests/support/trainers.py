@@ -41,14 +41,17 @@ class Lines(Log):
         self.say, self.note, self.warn = self.said.append, self.noted.append, self.warned.append
 
 
-def make_trainer(config: Config, double: bool = False, callbacks: list[Callback] = ()) -> Trainer:
+def make_trainer(
+    config: Config, double: bool = False, callbacks: list[Callback] = (), device: torch.device = CPU
+) -> Trainer:
     """As a run makes it, of weights that are always the same."""
     train_set, _ = load_image_sets(config)
     torch.manual_seed(0)
     model = build_model(config, 10)
-    data = build_train_data(config, train_set, 0, 1, CPU)
+    data = build_train_data(config, train_set, 0, 1, device)
     log = Log(0)
-    trainer = build_trainer(config, model.double() if double else model, data, Process(CPU), log)
+    model = (model.double() if double else model).to(device)
+    trainer = build_trainer(config, model, data, Process(device), log)
     trainer.guard, trainer.callbacks = MemoryGuard(config, trainer, log), list(callbacks)
     return trainer
 

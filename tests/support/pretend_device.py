@@ -1,0 +1,198 @@
+"""A device without hardware: its tensors lie in host memory, but what a GPU refuses or waits for, it refuses or counts.
+
+An operation that mixes tensors of host and device raises. `waits()` counts what would make the host wait until a GPU has
+computed all that was asked of it: reading a value, a copy that is not `non_blocking`, an output whose shape depends on
+values, synchronize(). Not seen: numbers and speed of a GPU's kernels, its memory, races between streams, several processes.
+
+torch cannot forget such a device, and cannot have it once a backward has run without it. So a test of it runs in a process
+of its own:
+
+    @on_pretend_device
+    def test_a_sum_is_read_once(tmp_path):
+        with waits() as seen:
+            torch.ones(3, device=DEVICE).sum().item()
+        assert seen == {"item": 1}
+"""
+
+import collections
+import contextlib
+import functools
+import pickle
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+import torch
+from torch.utils import _pytree, backend_registration
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.support.runs import run
+
+NAME = "pretend"
+DEVICE = f"{NAME}:0"
+aten = torch.ops.aten
+WAITS: collections.Counter[str] = collections.Counter()
+NAMES = {"_local_scalar_dense": "item", "_to_copy": "blocking copy", "copy_": "blocking copy"}
+# What CUDA's autocast computes in half and in float32: the commonest of both.
+IN_HALF = "conv2d linear matmul addmm bmm mm baddbmm scaled_dot_product_attention".split()
+IN_FLOAT32 = "layer_norm softmax.int log_softmax.int cross_entropy_loss nll_loss".split()
+
+
+def on_pretend_device(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test in a process that has the device. Its arguments must be such that pickle takes them."""
+
+    @functools.wraps(test)
+    def start(**arguments) -> None:
+        words = test.__module__, test.__name__, pickle.dumps(arguments).hex()
+        ended = run("tests.support.programs.pretend_device_test", *words)
+        assert ended.returncode == 0, ended.printed
+
+    return start
+
+
+@contextlib.contextmanager
+def waits() -> Iterator[dict[str, int]]:
+    """What makes the host wait inside, by kind; to be looked at afterwards."""
+    before, seen = WAITS.copy(), {}
+    yield seen
+    seen.update(WAITS - before)
+
+
+@contextlib.contextmanager
+def pretend_device() -> Iterator[None]:
+    """The device is there, for the rest of this process; its operations run only inside this context."""
+    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=Backend())
+    libraries = register_autocast()
+    # Else module.to() moves the data of a wrapper to another, but not what it wraps.
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    with Operations(), mock.patch("torch.accelerator.current_stream", lambda device=None: Stream(DEVICE)):
+        yield
+    del libraries  # until here, or their kernels go
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor of the device; `values` is the host's tensor that it stands for."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, values: torch.Tensor):
+        layout = {"strides": values.stride(), "storage_offset": values.storage_offset(), "dtype": values.dtype}
+        tensor = torch.Tensor._make_wrapper_subclass(cls, values.size(), device=DEVICE, **layout)
+        tensor.values = values
+        return tensor
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return compute(func, args, kwargs or {})
+
+    def tolist(self) -> list:
+        WAITS["tolist"] += 1
+        return self.values.tolist()
+
+    def __deepcopy__(self, memo: dict) -> torch.Tensor:
+        copied = self.detach().clone().requires_grad_(self.requires_grad)
+        if isinstance(self, torch.nn.Parameter):
+            copied = torch.nn.Parameter(copied, self.requires_grad)
+        memo[id(self)] = copied
+        return copied
+
+    def __repr__(self, **options) -> str:
+        return f"Elsewhere({tuple(self.shape)}, {self.dtype})"
+
+
+class Operations(TorchDispatchMode):
+    """Every operation below autograd, also those that make a tensor or take one to the host."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return compute(func, args, kwargs or {})
+
+
+def compute(func: torch._ops.OpOverload, args: tuple, kwargs: dict):
+    """One operation: on the values of the device's tensors if there are any."""
+    is_ours = any(isinstance(each, Elsewhere) for each in _pytree.tree_leaves((args, kwargs)))
+    target = kwargs.get("device")
+    goes_there = target is not None and torch.device(target).type == NAME
+    if not (is_ours or goes_there):
+        return func(*args, **kwargs)
+    if host_waits(func, args, kwargs):
+        name = func.overloadpacket.__name__
+        WAITS[NAMES.get(name, name)] += 1
+    may_mix = goes_there or func is aten.copy_.default
+    on_host = functools.partial(to_host, name=str(func), may_mix=may_mix)
+    inner_args, inner_kwargs = (_pytree.tree_map(on_host, each) for each in (args, kwargs))
+    if func is aten.record_stream.default:  # the host's memory is not reused too early
+        return None
+    output = func(*inner_args, **inner_kwargs)
+    written = [each for each in func._schema.returns if each.alias_info and each.alias_info.is_write]
+    if written:  # in place: what it returns was given
+        return kwargs.get("out", args[0])
+    leaves_device = target is not None and not goes_there
+    return output if leaves_device else _pytree.tree_map_only(torch.Tensor, Elsewhere, output)
+
+
+def to_host(value, name: str, may_mix: bool):
+    """What the operation on the host is given for an argument."""
+    if isinstance(value, Elsewhere):
+        return value.values
+    if isinstance(value, torch.Tensor) and value.dim() and not may_mix:  # GPUs, too, take single numbers of the host
+        raise RuntimeError(f"{name}: a tensor of the host {tuple(value.shape)} among those of another device")
+    return torch.device("cpu") if isinstance(value, torch.device) and value.type == NAME else value
+
+
+def host_waits(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> bool:
+    """Whether the host needs a value from the device, or waits for a copy."""
+    if func is aten._to_copy.default:
+        moves = "device" in kwargs and torch.device(kwargs["device"]).type != args[0].device.type
+        return moves and not kwargs.get("non_blocking", False)
+    if func is aten.copy_.default:
+        return args[0].device != args[1].device and not (args[2:] or kwargs.get("non_blocking", False))
+    if func in (aten.index.Tensor, aten.index_put_.default):
+        return any(each is not None and each.dtype is torch.bool for each in args[1])
+    return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags))
+
+
+class Backend(backend_registration._DummyBackendModule):
+    """What torch asks of torch.pretend."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16]
+
+    def get_rng_state(self, device=None) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, device=None) -> None:
+        torch.set_rng_state(state)
+
+
+class Stream(torch.Stream):
+    def synchronize(self) -> None:
+        WAITS["synchronize"] += 1
+
+
+def register_autocast() -> list[torch.library.Library]:
+    """Autocast for the device."""
+    others, kernels = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    others.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+    def cast(value, dtype: torch.dtype):
+        changes = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64
+        return value.to(dtype) if changes else value
+
+    def casting(name: str, in_half: bool) -> Callable:
+        packet, _, overload = name.partition(".")
+        operation = getattr(getattr(aten, packet), overload or "default")
+
+        def call(*args, **kwargs):
+            dtype = torch.get_autocast_dtype(NAME) if in_half else torch.float32
+            with torch._C._ExcludeDispatchKeyGuard(autocast):
+                return operation(
+                    *(cast(each, dtype) for each in args), **{k: cast(v, dtype) for k, v in kwargs.items()}
+                )
+
+        return call
+
+    for names, in_half in ((IN_HALF, True), (IN_FLOAT32, False)):
+        for name in names:
+            kernels.impl(name, casting(name, in_half), "AutocastPrivateUse1")
+    return [others, kernels]

@@ -25,16 +25,16 @@ from scripts.benchmarks.parts.common import (
     MODES,
     ROOT,
     SLOW_ON_CPUS,
-    Measured,
     Panel,
     Refused,
     StepWorker,
     Table,
     machine,
     spread,
-    take_turns,
 )
 from scripts.benchmarks.parts.largest_batch import climb
+from scripts.benchmarks.parts.speed import speed_table
+from scripts.benchmarks.parts.turns import Turns, add_turn_flags, take_turns
 from scripts.command_line import Parser, at_least
 from utils.errors import ConfigError, did_you_mean
 from utils.program import exit_code
@@ -48,7 +48,8 @@ def main(argv: list[str]) -> int:
         "-iterations", type=at_least(1), default=100, metavar="N", help="of a turn, scaled to 100 [100]"
     )
     modes = add_command(commands, "modes", measure_modes, "rounds:5 modes")
-    modes.add_argument("-steps", type=at_least(1), default=5, metavar="N", help="iterations of a turn [5]")
+    add_turn_flags(modes)
+    modes.add_argument("-at_once", type=at_least(2), default=4, metavar="N", help="processes, fp32's among them [4]")
     modes.add_argument("-compile", nargs="?", const="true", choices=("true", "false"), help="too [on GPUs only]")
     linear = add_command(commands, "linear", measure_linear, "rounds:5")
     linear.add_argument("-scale", type=float, metavar="X", help="of width 4096 and batch 512 [GPU: 1, CPU: 0.25]")
@@ -121,7 +122,7 @@ def measure_seconds(arguments: argparse.Namespace) -> Table:
     kind = device_kind(arguments)
     flags = {"off": "AMP=false", "on": "AMP=true"}
     workers = {name: StepWorker(worker_flags(arguments, kind, (option,))) for name, option in flags.items()}
-    measured, reasons = take_turns(workers, arguments.rounds, arguments.iterations)
+    measured, reasons = take_turns(workers, Turns(arguments.rounds, arguments.iterations))
     for name, reason in reasons.items():
         raise ConfigError(f"AMP {name} cannot be measured: {reason}")
     averages = {name: 100 * statistics.mean(each.seconds) for name, each in measured.items()}
@@ -158,8 +159,8 @@ def choose_modes(arguments: argparse.Namespace, kind: str) -> tuple[list[str], d
 def measure_modes(arguments: argparse.Namespace) -> Table:
     """Memory, iterations/s, images/s and speed-up in every precision, with and without compile, in turn.
 
-    Utilisation is 3 x the FLOPs of a forward pass, by images/s, over the best square matrix multiplication in the same
-    type, timed in the same run.
+    Utilisation is 3 x the FLOPs of a forward pass, by images/s: of the best square matrix multiplication in the same
+    type, timed in the same run, and of the maker's figure where the device is one that is known.
     """
     kind = device_kind(arguments)
     names, unfit = choose_modes(arguments, kind)
@@ -169,52 +170,12 @@ def measure_modes(arguments: argparse.Namespace) -> Table:
         case: StepWorker(worker_flags(arguments, kind, (*mode.options, f"COMPILE={compiled}")))
         for case, (mode, compiled) in cases.items()
     }
+    turns = Turns(arguments.rounds, arguments.steps, arguments.seconds, arguments.at_once)
     peaks = {case: mode.peak for case, (mode, compiled) in cases.items() if not compiled}
-    measured, reasons = take_turns(workers, arguments.rounds, arguments.steps, peaks)
-    peak_of = {peaks[case]: measured[case].peak for case in peaks if case in measured}
-    rows, first = [], next(iter(measured.values()), None)
-    for case, (mode, _) in cases.items():
-        if case in measured:
-            rows.append(mode_row(case, measured[case], measured.get("fp32"), first, peak_of.get(mode.peak)))
-        else:
-            rows.append([case, reasons[case], *["-"] * 5])
-    rows += [[case, reason, *["-"] * 5] for case, reason in unfit.items()]
-    turns = f"{arguments.rounds} turns of {arguments.steps} iterations, medians (least to most)"
-    bars = {case: statistics.median(each.images_per_second) for case, each in measured.items()}
-    return Table(
-        heading(arguments, kind, turns, first.hello["machine"] if first else "nothing could be measured"),
-        [
-            "mode",
-            "memory, GiB",
-            "iterations/s",
-            "images/s",
-            "against fp32",
-            "memory against fp32",
-            "FLOPs utilisation, %",
-        ],
-        rows,
-        peak_notes(peak_of, first),
-        [Panel("images/s", bars), Panel("memory, GiB", {case: each.memory / GIB for case, each in measured.items()})],
-    )
-
-
-def mode_row(case: str, each: Measured, fp32: Measured | None, first: Measured, peak: float | None) -> list[str]:
-    rate = statistics.median(each.images_per_second)
-    faster = f"{rate / statistics.median(fp32.images_per_second):.2f}" if fp32 else "-"
-    smaller = f"{each.memory / fp32.memory:.2f}" if fp32 else "-"
-    used = f"{100 * 3 * first.forward_flops * rate / peak:.3g}" if peak else "-"
-    iterations = f"{rate / each.hello['images']:.4g}"
-    return [case, f"{each.memory / GIB:.2f}", iterations, spread(each.images_per_second), faster, smaller, used]
-
-
-def peak_notes(peak_of: dict[str, float], first: Measured | None) -> list[str]:
-    if not peak_of:
-        return []
-    each = ", ".join(f"{kind} {peak / 1e9:.4g}" for kind, peak in peak_of.items())
-    gflops = 3 * first.forward_flops / 1e9
-    return [
-        f"Utilisation: {gflops:.4g} GFLOP for a training image (3 x forward) against matmul peaks, GFLOP/s: {each}."
-    ]
+    measured, reasons = take_turns(workers, turns, peaks)
+    where = next((each.hello["machine"] for each in measured.values()), machine(kind))
+    title = heading(arguments, kind, f"{turns}, medians (least to most)", where)
+    return speed_table(title, {case: mode.peak for case, (mode, _) in cases.items()}, measured, reasons | unfit)
 
 
 def measure_linear(arguments: argparse.Namespace) -> Table:

@@ -21,7 +21,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
-from scripts.benchmarks.parts.common import ROOT, StepWorker, Table, machine, spread, take_turns
+from scripts.benchmarks.parts.common import ROOT, StepWorker, Table, machine, spread
+from scripts.benchmarks.parts.turns import Turns, take_turns
 from scripts.benchmarks.parts.whole_run import BATCH_SIZE, compare_runs
 from scripts.benchmarks.photos import make_photos
 from scripts.command_line import Parser, at_least
@@ -249,7 +250,7 @@ def tell_limits(arguments: argparse.Namespace, scratch: Path) -> None:
     worker = StepWorker(
         [*flags, "-dataset", "synthetic", "-opts", *options, f"MODEL.NUM_CLASSES={config.MODEL.NUM_CLASSES or 1000}"]
     )
-    measured, reasons = take_turns({"model": worker}, 3, 3)
+    measured, reasons = take_turns({"model": worker}, Turns(3, 3))
     if reasons:
         sys.exit(reasons["model"])
     model = measured["model"].images_per_second

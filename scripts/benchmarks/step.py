@@ -18,7 +18,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
-from scripts.benchmarks.parts.common import ROOT, StepWorker, machine, spread, take_turns
+from scripts.benchmarks.parts.common import ROOT, StepWorker, machine, spread
+from scripts.benchmarks.parts.turns import Turns, add_turn_flags, take_turns
 from scripts.command_line import Parser, at_least
 from utils.program import exit_code
 
@@ -32,7 +33,7 @@ def main(argv: list[str]) -> int:
         steps.add_argument("-batch_size", type=at_least(1), default=32)
         steps.add_argument("-rounds", type=at_least(1), default=7)
         steps.add_argument("-opts", nargs="*", default=[], help="further settings, KEY=VALUE")
-        steps.add_argument("-steps", type=at_least(1), default=5, help="updates timed in each round of each side")
+        add_turn_flags(steps)
     start = commands.add_parser("start")
     start.add_argument("-rounds", type=at_least(1), default=5)
     save = commands.add_parser("save")
@@ -58,7 +59,7 @@ def compare_peer(arguments: argparse.Namespace) -> None:
     """timm's model in timm's own step against ours, both in bfloat16, with attention as each chooses it."""
     no_dropout = ["MODEL.DROPOUT=0", "MODEL.ATTENTION_DROPOUT=0", "MODEL.DROPPATH=0"]  # as timm's models come
     flags = step_flags(arguments, ["AMP=true", "PRECISION.DTYPE=bfloat16", *no_dropout])
-    compare(arguments, {"timm": StepWorker(flags, peer=True), "halfstep": StepWorker(flags)})
+    compare(arguments, {"timm": StepWorker(flags, role="timm"), "halfstep": StepWorker(flags)})
 
 
 def step_flags(arguments: argparse.Namespace, options: list[str]) -> list:
@@ -69,18 +70,18 @@ def step_flags(arguments: argparse.Namespace, options: list[str]) -> list:
 
 def compare(arguments: argparse.Namespace, workers: dict[str, StepWorker]) -> None:
     """A table of both, the first being what the second is held against."""
-    measured, reasons = take_turns(workers, arguments.rounds, arguments.steps, tensors=True)
+    turns = Turns(arguments.rounds, arguments.steps, arguments.seconds)
+    measured, reasons = take_turns(workers, turns, tensors=True)
     if reasons:
         sys.exit("\n".join(f"{name}: {reason}" for name, reason in reasons.items()))
     first = next(iter(measured))  # what the other is held against
-    before, after = measured.values()
-    ratios = [slow / fast for slow, fast in zip(before.seconds, after.seconds, strict=True)]
-    words = [f"batch {arguments.batch_size}", "synthetic data", *arguments.opts, f"{arguments.rounds} rounds in turn"]
+    before = measured[first]
+    words = [f"batch {arguments.batch_size}", "synthetic data", *arguments.opts, str(turns)]
     print(f"{Path(arguments.cfg).stem}, {', '.join(words)}\n")
     columns = ["", "images/s, median (spread)", "x", "peak memory, MB", "x", "of it tensors, MB", "x"]
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for name, each in measured.items():
-        ratio = "1" if name == first else spread(ratios, 2)
+        ratio = "1" if name == first else spread(each.ratios, 2)
         row = [name, spread(each.images_per_second), ratio]
         for mine, its in ((each.memory, before.memory), (each.tensors, before.tensors)):
             row += [f"{mine / 2**20:.0f}", f"{mine / its:.2f}"]

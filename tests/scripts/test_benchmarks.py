@@ -9,15 +9,31 @@ import pytest
 from engine.memory.largest_batch import bisect
 from scripts.benchmarks import parity
 from scripts.benchmarks.parity import judge
-from scripts.benchmarks.parts.common import GIB
+from scripts.benchmarks.parts.common import GIB, Refused
 from scripts.benchmarks.parts.largest_batch import climb
+from scripts.benchmarks.parts.speed import speed_table
+from scripts.benchmarks.parts.turns import Measured, Turns, take_turns
 from tests.support.configs import SMALL
 from tests.support.runs import run
 from utils.errors import ConfigError
 
 COMMANDS = {
     "seconds": ("-rounds", "2", "-iterations", "2"),
-    "modes": ("-rounds", "1", "-steps", "2", "-modes", "fp32", "bf16", "tf32", "float8", "-batch_size", "16"),
+    "modes": (
+        "-rounds",
+        "1",
+        "-steps",
+        "2",
+        "-seconds",
+        "0",
+        "-modes",
+        "fp32",
+        "bf16",
+        "tf32",
+        "float8",
+        "-batch_size",
+        "16",
+    ),
     "linear": ("-rounds", "1", "-scale", "0.02", "-epochs", "1"),
     "largest": ("-modes", "fp32", "-most", "8", "-memory_gb", "100"),
 }
@@ -65,7 +81,7 @@ def test_modes_show_one_speed_as_iterations_images_ratio_and_utilisation(printed
         assert float(row["iterations/s"]) * 16 == pytest.approx(rate, rel=2e-3)
         assert float(row["memory, GiB"]) > 0.1
         assert 0 < float(row["FLOPs utilisation, %"]) < 100
-    assert float(bf16["against fp32"]) == pytest.approx(rates[1] / rates[0], abs=0.0051, rel=1e-3)
+    assert float(bf16["against fp32"].split()[0]) == pytest.approx(rates[1] / rates[0], abs=0.0051, rel=1e-3)
     told = [(row["mode"], row["memory, GiB"], row["images/s"]) for row in others]
     assert told == [("tf32", "only on cuda", "-"), ("float8", "only on cuda", "-")]
 
@@ -97,6 +113,74 @@ def test_largest_prints_a_batch_that_was_run(printed):
     (fp32,) = rows_of(printed["largest"])
     assert (fp32["largest batch"], fp32["against fp32"], fp32["batch sizes run"]) == ("8", "1.00", "1")
     assert 0.1 < float(fp32["its peak, GiB"]) < 100
+
+
+class FakeWorker:
+    """Answers as a StepWorker does, on a machine that slows down with every question."""
+
+    running: set = set()
+    most_running = questions = 0
+
+    def __init__(self, seconds=0.01, refuses=False):
+        self.seconds, self.refuses, self.asked = seconds, refuses, []
+
+    def start(self):
+        FakeWorker.running.add(self)
+        FakeWorker.most_running = max(FakeWorker.most_running, len(self.running))
+
+    def hello(self):
+        return {"images": 8, "device": "", "machine": ""}
+
+    def iterate(self, steps):
+        if self.refuses:
+            raise Refused("it cannot")
+        self.asked.append(steps)
+        FakeWorker.questions += 1
+        return self.seconds * (1 + FakeWorker.questions // 100)
+
+    def peak_memory(self):
+        return GIB
+
+    def close(self):
+        self.running.remove(self)
+
+
+@pytest.fixture
+def fakes():
+    FakeWorker.running, FakeWorker.most_running, FakeWorker.questions = set(), 0, 0
+    return {"fp32": FakeWorker(), "broken": FakeWorker(refuses=True)} | {f"mode {n}": FakeWorker() for n in range(6)}
+
+
+def test_few_processes_wait_at_a_time_and_the_first_is_measured_beside_all_others(fakes):
+    measured, reasons = take_turns(fakes, Turns(rounds=100, steps=2, at_once=3))
+    assert FakeWorker.most_running == 3 and not FakeWorker.running
+    assert reasons == {"broken": "it cannot"} and list(measured) == [name for name in fakes if name != "broken"]
+    assert len(measured["fp32"].seconds) == 400  # of four groups
+    for each in measured.values():
+        assert sorted(each.ratios)[len(each.ratios) // 2] == 1  # although the machine became slower
+
+
+def test_a_turn_has_as_many_steps_as_fill_its_time(fakes):
+    fakes["slow"] = FakeWorker(seconds=1.0)
+    take_turns(fakes, Turns(rounds=3, steps=5, min_seconds=2.0))
+    assert fakes["fp32"].asked[1:] == [200] * 3 and fakes["slow"].asked[1:] == [5] * 3
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "share"),
+    [
+        ("NVIDIA H200", "bfloat16", "30.3"),
+        ("NVIDIA A100-SXM4-80GB", "bfloat16", "96.2"),
+        ("NVIDIA A100-SXM4-80GB", "float32", "1.54e+03"),
+        ("NVIDIA H100 PCIe", "bfloat16", "-"),  # slower than the boards with NVLink, and not listed
+        ("", "bfloat16", "-"),
+    ],
+)
+def test_the_share_of_the_nominal_peak_is_of_this_device_and_type(device, kind, share):
+    """1000 images/s at 3 x 100 GFLOP, on a device whose best matrix product ran at 600 TFLOP/s."""
+    step = Measured({"images": 100, "device": device}, [0.1], [0.1], GIB, peak=600e12, forward_flops=10**11)
+    (row,) = speed_table("", {"bf16": kind}, {"bf16": step}, {}).rows
+    assert row[-2:] == ["50", share]
 
 
 @pytest.mark.parametrize("fits", [0, 7, 8, 100, 1000, 1023, 5000])

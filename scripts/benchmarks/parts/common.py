@@ -1,4 +1,4 @@
-"""What the benchmarks share: processes that train when asked, turns among them, and tables as Markdown and as a chart."""
+"""What the benchmarks share: processes that train when asked, and tables as Markdown and as a chart."""
 
 import contextlib
 import json
@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,13 +25,14 @@ class Mode:
     kinds: tuple[str, ...] = ("cuda", "xpu", "mps", "cpu")  # of devices that have it
 
 
+AUTOCAST = ("AMP=true", "PRECISION.MODE=autocast")
 # float8 is held against bfloat16, in which it computes all but the large linear layers.
 MODES = {
     "fp32": Mode(("AMP=false", "PRECISION.MATMUL=ieee"), "float32"),
     "tf32": Mode(("AMP=false", "PRECISION.MATMUL=tf32"), "tf32", kinds=("cuda",)),
-    "fp16": Mode(("AMP=true", "PRECISION.DTYPE=float16", "PRECISION.MODE=autocast"), "float16"),
-    "bf16": Mode(("AMP=true", "PRECISION.DTYPE=bfloat16", "PRECISION.MODE=autocast"), "bfloat16"),
-    "bf16-residual": Mode(("AMP=true", "PRECISION.DTYPE=bfloat16", "PRECISION.RESIDUAL=half"), "bfloat16"),
+    "fp16": Mode((*AUTOCAST, "PRECISION.DTYPE=float16", "PRECISION.RESIDUAL=float32"), "float16"),
+    "bf16": Mode((*AUTOCAST, "PRECISION.DTYPE=bfloat16", "PRECISION.RESIDUAL=float32"), "bfloat16"),
+    "bf16-residual": Mode((*AUTOCAST, "PRECISION.DTYPE=bfloat16", "PRECISION.RESIDUAL=half"), "bfloat16"),
     "naive-fp16": Mode(("AMP=true", "PRECISION.DTYPE=float16", "PRECISION.MODE=naive"), "float16"),
     "naive-bf16": Mode(("AMP=true", "PRECISION.DTYPE=bfloat16", "PRECISION.MODE=naive"), "bfloat16"),
     "float8": Mode(("AMP=true", "PRECISION.DTYPE=bfloat16", "PRECISION.MODE=float8"), "bfloat16", kinds=("cuda",)),
@@ -50,18 +51,23 @@ class Refused(Exception):
 class StepWorker:
     """A process of its own that trains when asked, so that each mode has its own memory peak (worker.py)."""
 
-    def __init__(self, arguments: Iterable, memory_gb: float | None = None, peer: bool = False):
-        """`peer`: the same model in timm's own step, in place of ours."""
-        own = json.dumps({"memory_gb": memory_gb, "peer": peer})
-        command = [sys.executable, ROOT / "scripts/benchmarks/parts/worker.py", own, *arguments]
-        self._process = subprocess.Popen(
-            list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    def __init__(self, arguments: Iterable, memory_gb: float | None = None, role: str = "step"):
+        """`role`: step; timm, the same model in timm's own step; loader, only what reads the images."""
+        own = json.dumps({"memory_gb": memory_gb, "role": role})
+        self._command = [sys.executable, ROOT / "scripts/benchmarks/parts/worker.py", own, *arguments]
+        self._process: subprocess.Popen | None = None
         self._hello: dict | None = None
         self._warm = False
 
+    def start(self) -> None:
+        """Begin to set it up, without waiting. The first question would start it too."""
+        if self._process is None:
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            self._process = subprocess.Popen(list(map(str, self._command)), **pipes)
+
     def hello(self) -> dict:
-        """The machine, kind of device and images of an update; waits until it is set up."""
+        """The machine, device, kind of device and images of an update; waits until it is set up."""
+        self.start()
         if self._hello is None:
             self._hello = self._read()
         return self._hello
@@ -88,6 +94,8 @@ class StepWorker:
         return self._ask(peak=kind)["flops"]
 
     def close(self) -> None:
+        if self._process is None:
+            return
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.stdout.close()
@@ -111,65 +119,22 @@ class StepWorker:
         return answer
 
 
-@dataclass
-class Measured:
-    """What the turns of one mode gave."""
-
-    hello: dict
-    seconds: list[float] = field(default_factory=list)  # per iteration, one for each turn
-    memory: int = 0  # bytes
-    tensors: int = 0  # bytes of tensors alone, where asked for
-    peak: float = 0.0  # FLOP/s of matrix multiplications, and
-    forward_flops: int = 0  # of one image: where asked for
-
-    @property
-    def images_per_second(self) -> list[float]:
-        return [self.hello["images"] / each for each in self.seconds]
-
-
-def take_turns(
-    workers: dict[str, StepWorker], rounds: int, steps: int, peaks: dict[str, str] | None = None, tensors: bool = False
-) -> tuple[dict[str, Measured], dict[str, str]]:
-    """Every worker in turn, `rounds` times. What they gave by name, and why where one gave nothing.
-
-    `peaks` names the matrix multiplications to be timed by some of them, once their memory was read.
-    """
-    measured: dict[str, Measured] = {}
-    reasons: dict[str, str] = {}
-
-    def attempt(name: str, do: Callable[[], None]) -> None:
-        try:
-            do()
-        except Refused as error:
-            measured.pop(name, None)
-            reasons[name] = str(error)
-
-    for name, worker in workers.items():
-        attempt(name, lambda: measured.update({name: Measured(worker.hello())}))  # noqa: B023
-    for _ in range(rounds):
-        for name in list(measured):
-            attempt(name, lambda: measured[name].seconds.append(workers[name].iterate(steps)))  # noqa: B023
-    for name, each in list(measured.items()):
-        each.memory = workers[name].peak_memory()
-        if tensors:
-            each.tensors = workers[name].tensor_memory()
-        if name in (peaks or {}):
-            each.peak, each.forward_flops = workers[name].matmul_peak(peaks[name]), workers[name].forward_flops()
-    for worker in workers.values():
-        worker.close()
-    return measured, reasons
-
-
-def machine() -> str:
-    """What the figures were measured on."""
+def machine(kind: str | None = None) -> str:
+    """What the figures were measured on. `kind` of device; if it is not given, the GPU is named where there is one."""
+    import timm
     import torch
 
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    processor = f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} used"
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else processor
-    return f"{device}; torch {torch.__version__}, Python {platform.python_version()}; {time.strftime('%Y-%m-%d')}"
+    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    name = found.get("model name", platform.processor())
+    name += " with avx512_bf16" if "avx512_bf16" in found.get("flags", "").split() else ""
+    devices = [f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} used"]
+    versions = f"torch {torch.__version__}, timm {timm.__version__}, Python {platform.python_version()}"
+    if torch.cuda.is_available() and kind in (None, "cuda"):
+        devices.insert(0, torch.cuda.get_device_name())
+        versions = f"CUDA {torch.version.cuda}, {versions}"
+    return f"{'; '.join(devices)}; {versions}; {time.strftime('%Y-%m-%d')}"
 
 
 def spread(values: list[float], digits: int = 1) -> str:

@@ -31,7 +31,7 @@ def main(argv: list[str]) -> None:
         try:
             if worker is None:
                 own = json.loads(argv[0])
-                worker = (TimmWorker if own["peer"] else Worker)(own, argv[1:])
+                worker = ROLES[own["role"]](own, argv[1:])
             answer = worker.answer(asked)
         except Exception as error:
             answers.write(json.dumps(refusal(error)) + "\n")
@@ -56,30 +56,30 @@ def refusal(error: Exception) -> dict:
     return {"refused": first_line, "out_of_memory": False}
 
 
-class Worker:
-    """A Trainer and its endless data."""
+class LoaderWorker:
+    """Endless training data, which an update only takes: on the device, as a step would get it."""
+
+    num_ahead = 0  # updates whose images may lie ready when a turn begins: they are not timed
 
     def __init__(self, own: dict, argv: list[str]):
-        from datasets import CacheProgress, build_train_data, cache_image_sets, load_image_sets
-        from engine.train.build import build_trainer
-        from models import build_model
+        from datasets import CacheProgress, build_train_data, cache_image_sets, count_workers, load_image_sets
+        from datasets.loading.workers import batches_ahead
         from utils.distributed import Process
-        from utils.log import Log
 
         self.config = config = load(argv).with_default_batch_size().config
-        process = Process.start(config.DEVICE, {})
-        self.device = process.device
+        self.process = Process.start(config.DEVICE, {})
+        self.device = self.process.device
         if own["memory_gb"] and self.device.type == "cuda":
             total = torch.cuda.get_device_properties(self.device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, own["memory_gb"] * GIB / total))
         train_set, _ = cache_image_sets(config, load_image_sets(config), CacheProgress(print, print))
-        data = build_train_data(config, train_set, 0, 1, self.device)
-        torch.manual_seed(config.SEED)
+        self.data = build_train_data(config, train_set, 0, 1, self.device)
         self.num_classes = config.MODEL.NUM_CLASSES or len(train_set.classes)
-        model = build_model(config, self.num_classes)
-        self.trainer = build_trainer(config, model.to(self.device), data, process, Log(0))
-        self.windows = data.windows(0, sys.maxsize)
-        self.num_images = data.global_batch
+        self.windows = self.data.windows(0, sys.maxsize)
+        self.num_images = self.data.global_batch
+        workers = count_workers(config.DATA, train_set, 1, self.device)
+        per_batch = workers if config.DATA.WORKERS == "processes" else 1
+        self.num_ahead = 2 + per_batch * batches_ahead(config.DATA, self.device) if workers else 0
 
     def answer(self, asked: dict) -> dict:
         from engine.report.recorder import peak_memory
@@ -94,17 +94,20 @@ class Worker:
             return {"flops": matmul_peak(self.device, asked["peak"])}
         if "flops" in asked:
             return {"flops": forward_flops(self.config, self.num_classes)}
-        return {"machine": machine(), "kind": self.device.type, "images": self.num_images}
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
+        kind = self.device.type
+        return {"machine": machine(kind), "device": name, "kind": kind, "images": self.num_images}
 
     def update(self, steps: int) -> None:
-        """So many updates, and their end: the report waits for the device."""
+        """So many, and their end: waits for the device."""
         for _ in range(steps):
-            self.trainer.update(next(self.windows))
-        self.trainer.report()
-        assert torch.isfinite(self.trainer.counters.totals).all()
+            for _ in next(self.windows).batches:
+                pass
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def time_updates(self, warm_up: int, steps: int) -> float:
-        self.update(warm_up)
+        self.update(max(warm_up, self.num_ahead))
         start = time.perf_counter()
         self.update(steps)
         seconds = time.perf_counter() - start
@@ -124,10 +127,31 @@ class Worker:
         return before + passing_bytes(lambda: self.update(1))
 
 
-class TimmWorker(Worker):
+class Worker(LoaderWorker):
+    """A Trainer and its data."""
+
+    def __init__(self, own: dict, argv: list[str]):
+        from engine.train.build import build_trainer
+        from models import build_model
+        from utils.log import Log
+
+        super().__init__(own, argv)
+        torch.manual_seed(self.config.SEED)
+        model = build_model(self.config, self.num_classes)
+        self.trainer = build_trainer(self.config, model.to(self.device), self.data, self.process, Log(0))
+
+    def update(self, steps: int) -> None:
+        for _ in range(steps):
+            self.trainer.update(next(self.windows))
+        self.trainer.report()  # waits for the device
+        assert torch.isfinite(self.trainer.counters.totals).all()
+
+
+class TimmWorker(LoaderWorker):
     """The same model as people train it with timm's train.py: its plain loop, its optimizer, the loss read every step.
 
-    Images lie ready on the device as float32, already normalised: loading and normalising are not in the time.
+    With that script's settings of torch, and compiled if ours is. Images lie ready on the device as float32, already
+    normalised: loading and normalising are not in the time.
     """
 
     def __init__(self, own: dict, argv: list[str]):
@@ -138,20 +162,33 @@ class TimmWorker(Worker):
 
         self.config = config = load(argv).with_default_batch_size().config
         self.device, self.num_images, self.num_classes = choose_device(config.DEVICE, 0), config.DATA.BATCH_SIZE, 1000
+        if self.device.type == "cuda":
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.benchmark = True
+        model = timm.create_model(config.MODEL.NAME, num_classes=self.num_classes).to(self.device).train()
+        self.layout = torch.channels_last if is_convnet(model) else torch.contiguous_format
+        self.optimizer = create_optimizer_v2(model.to(memory_format=self.layout), "adamw", lr=1e-3, weight_decay=0.05)
+        self.model = torch.compile(model) if config.COMPILE else model
         side = config.DATA.IMAGE_SIZE
-        self.model = timm.create_model(config.MODEL.NAME, num_classes=self.num_classes).to(self.device).train()
-        self.optimizer = create_optimizer_v2(self.model, "adamw", lr=1e-3, weight_decay=0.05)
         self.images = torch.randn(self.num_images, config.DATA.IMAGE_CHANNELS, side, side, device=self.device)
         self.targets = torch.randint(self.num_classes, (self.num_images,), device=self.device)
 
     def update(self, steps: int) -> None:
         for _ in range(steps):
+            images = self.images.contiguous(memory_format=self.layout)
             with torch.autocast(self.device.type, torch.bfloat16):
-                loss = torch.nn.functional.cross_entropy(self.model(self.images), self.targets)
+                loss = torch.nn.functional.cross_entropy(self.model(images), self.targets)
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
             assert math.isfinite(loss.item())
+
+
+def is_convnet(model: torch.nn.Module) -> bool:
+    """Whether channels_last helps: some convolution overlaps, which a Vision Transformer's patches do not."""
+    return any(isinstance(each, torch.nn.Conv2d) and each.kernel_size > each.stride for each in model.modules())
+
+
+ROLES = {"step": Worker, "timm": TimmWorker, "loader": LoaderWorker}
 
 
 def forward_flops(config: Config, num_classes: int) -> int:

@@ -7,7 +7,6 @@ line in SOURCES.
 from collections.abc import Callable
 
 import numpy as np
-import torch
 
 from configs.schema import Config
 from datasets.batch_order import Order
@@ -25,6 +24,7 @@ from datasets.sources.synthetic import SyntheticBatches, SyntheticImages, read_s
 from datasets.sources.torchvision_sets import PREFIX, read_torchvision
 from datasets.split import describe_split, split
 from datasets.types import ImageSet, Kept
+from utils.distributed import Process
 from utils.errors import ConfigError, DataError, did_you_mean
 from utils.text import counted
 
@@ -127,28 +127,21 @@ def build_order(config: Config, image_set: ImageSet, world_size: int, resumed_gl
     return order
 
 
-def build_train_data(
-    config: Config,
-    image_set: ImageSet,
-    rank: int,
-    world_size: int,
-    device: torch.device,
-    order: Order | None = None,
-) -> TrainData:
+def build_train_data(config: Config, image_set: ImageSet, process: Process, order: Order | None = None) -> TrainData:
     """The training images of one process, in this order; None: in that of a new run."""
-    order = order or build_order(config, image_set, world_size)
+    order = order or build_order(config, image_set, process.world_size)
     if isinstance(image_set, SyntheticImages):
-        load = SyntheticBatches(config, image_set, order.batch_size, rank, device)
+        load = SyntheticBatches(config, image_set, order.batch_size, process.rank, process.device)
     else:
-        load = make_loader(config, TrainReader(image_set, config), world_size, device)
-    return TrainData(image_set, order, rank, load)
+        load = make_loader(config, TrainReader(image_set, config), process.num_cores, process.device)
+    return TrainData(image_set, order, process.rank, load)
 
 
-def build_eval_data(config: Config, image_set: ImageSet, rank: int, world_size: int, device: torch.device) -> EvalData:
+def build_eval_data(config: Config, image_set: ImageSet, process: Process) -> EvalData:
     """The evaluation images of one process."""
     batch_size = config.DATA.BATCH_SIZE_EVAL or config.DATA.BATCH_SIZE
     if isinstance(image_set, SyntheticImages):
-        load = SyntheticBatches(config, image_set, batch_size, rank, device)
+        load = SyntheticBatches(config, image_set, batch_size, process.rank, process.device)
     else:
-        load = make_loader(config, EvalReader(image_set, config), world_size, device)
-    return EvalData(image_set, batch_size, rank, world_size, load, is_padded=config.COMPILE)
+        load = make_loader(config, EvalReader(image_set, config), process.num_cores, process.device)
+    return EvalData(image_set, batch_size, process.rank, process.world_size, load, is_padded=config.COMPILE)

@@ -45,7 +45,7 @@ from models.compile_cache import prepare_compiler
 from models.weights import check_exactly
 from utils.distributed import Process
 from utils.findings import OK
-from utils.host import cores_per_process, keep_freed_memory
+from utils.host import keep_freed_memory
 from utils.seed import make_deterministic
 from utils.signals import StopSignal
 from utils.text import counted
@@ -61,7 +61,7 @@ def run(loaded: LoadedConfig, process: Process) -> int:
     if loaded.config.DETERMINISTIC:
         make_deterministic()
     if loaded.config.COMPILE and not loaded.config.EVAL:
-        for line in prepare_compiler(os.environ, cores_per_process(process.world_size, process.device)):
+        for line in prepare_compiler(os.environ, process.num_cores):
             session.log.say(line)
     try:
         code = run_evaluation(session, loaded) if loaded.config.EVAL else run_training(session, loaded)
@@ -83,9 +83,8 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
         log.say(line)
     config = plan.config  # final; recovery from out-of-memory errors may still cut a batch into smaller micro-batches
     model = make_model(session, plan)
-    place = (process.rank, process.world_size, process.device)
-    train_data = build_train_data(config, plan.train_set, *place, plan.order)
-    eval_data = build_eval_data(config, plan.eval_set, *place)
+    train_data = build_train_data(config, plan.train_set, process, plan.order)
+    eval_data = build_eval_data(config, plan.eval_set, process)
     BadImages(plan.eval_set, config.DATA.MAX_BAD_FRACTION, log.note).check_sample(process)
     trainer = build_trainer(config, model, train_data, process, log)
     trainer.guard = MemoryGuard(config, trainer, log)
@@ -167,7 +166,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     config, eval_set, precision = plan.config, plan.eval_set, plan.precision
     for line in eval_set.notes:
         log.say(line)
-    data = build_eval_data(config, eval_set, process.rank, process.world_size, process.device)
+    data = build_eval_data(config, eval_set, process)
     log.say(f"data: {counted(data.num_samples, 'validation image')}, {counted(len(eval_set.classes), 'class')}")
     for line in describe_evaluation(plan):
         log.say(line)

@@ -30,7 +30,7 @@ from engine.precision.policy import set_matmul
 from models import build_model
 from models.weights import load_exactly
 from scripts.command_line import Parser, read_checkpoint
-from utils.distributed import choose_device
+from utils.distributed import Process, choose_device
 from utils.errors import ConfigError
 from utils.program import exit_code
 from utils.text import counted
@@ -114,7 +114,7 @@ def next_batch(config: Config, state: dict) -> Batches:
     per_process = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
     world_size = max(state["config"].get("GLOBAL_BATCH", per_process) // per_process, 1)
     read_here = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))
-    data = build_train_data(read_here, train_set, 0, world_size, torch.device("cpu"))
+    data = build_train_data(read_here, train_set, Process(torch.device("cpu"), world_size=world_size))
     step = state.get("step", 0)
     with contextlib.closing(data.windows(step, step + 1)) as windows:
         window = next(windows)

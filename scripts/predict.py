@@ -32,7 +32,7 @@ from models import build_model
 from models.formats.common import weights_of
 from models.weights import load_exactly
 from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, read_checkpoint
-from utils.distributed import choose_device
+from utils.distributed import Process, choose_device
 from utils.errors import ConfigError
 from utils.files import write_text
 from utils.program import exit_code, nobody_reads
@@ -131,7 +131,7 @@ class Predictor:
         images = FileImages(Path(), paths, range(len(paths)), self.classes, PixelRules.of(config.DATA))
         bad_images = BadImages(images, max_fraction=1.0, say=report)
         normalize = Normalize(config.DATA).to(self.device)
-        for batch in build_eval_data(config, images, rank=0, world_size=1, device=self.device):
+        for batch in build_eval_data(config, images, Process(self.device)):
             bad_images.note(batch.bad)
             if not batch.num_samples:
                 continue

@@ -19,6 +19,7 @@ from torchvision.utils import make_grid
 
 from configs.load import load
 from datasets import Normalize, Preparation, build_train_data, load_image_sets
+from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.program import exit_code
 from utils.text import counted
@@ -34,8 +35,8 @@ def main(argv: list[str]) -> int:
         raise ConfigError("the first argument must be the PNG file to write; -h shows an example")
     config = load(argv[1:]).with_default_batch_size().config
     train_set, _ = load_image_sets(config)
-    device = torch.device("cpu")
-    with contextlib.closing(build_train_data(config, train_set, 0, 1, device).windows(0, 1)) as windows:
+    process = Process(torch.device("cpu"))
+    with contextlib.closing(build_train_data(config, train_set, process).windows(0, 1)) as windows:
         batch = next(next(windows).batches)
     normalize = Normalize(config.DATA)
     images, _ = Preparation(config, normalize)(batch)

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from utils.errors import AlreadyReportedError, ConfigError, LostProcess, UserError
+from utils.host import available_cores, share_of_cores
 from utils.launch.launch_env import LaunchOptions, find_launched_rank
 from utils.launch.rendezvous import Rendezvous, format_ranks
 from utils.text import counted
@@ -61,6 +62,7 @@ class Process:
     local_size: int = 1  # processes on this machine
     launcher: str = "none"
     rendezvous: Rendezvous | None = None
+    num_cores: int = field(default_factory=lambda: len(available_cores()))  # its share of this machine's
     _host_group: Any = None  # gloo: host-side collectives must not wait for a device
     _vote: tuple = field(default=(None, None))
 
@@ -83,6 +85,7 @@ class Process:
         if launched.parent_is_launcher:
             die_with_parent()
         process._init_groups(options.timeout)
+        process._share_cores()
         return process
 
     def _init_groups(self, timeout: float) -> None:
@@ -100,6 +103,12 @@ class Process:
         self._host_group = (
             dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=host_timeout)
         )
+
+    def _share_cores(self) -> None:
+        """Count this process's share of the cores that the processes of this machine are bound to, or not."""
+        hosts, masks = self.rendezvous.hosts, self.join([available_cores()])
+        local = [mask for host, mask in zip(hosts, masks, strict=True) if host == hosts[self.rank]]
+        self.num_cores = share_of_cores(masks[self.rank], local)
 
     def describe(self) -> str:
         """One line: the number of processes and what launched them."""

@@ -3,6 +3,8 @@
 import ctypes
 import os
 import sys
+from collections.abc import Collection
+from fractions import Fraction
 from pathlib import Path
 
 import torch
@@ -15,12 +17,17 @@ CGROUPS = (
 )
 
 
-def cores_per_process(world_size: int, device: torch.device) -> int:
-    """The available cores, divided among the training processes of this machine."""
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # With a GPU each, at most as many processes as GPUs run on this machine; the others are elsewhere.
-    num_local = min(world_size, torch.cuda.device_count()) if device.type == "cuda" else world_size
-    return max(1, num_cores // num_local)
+def available_cores() -> set[int]:
+    """The cores that this process may run on: those that a launcher such as srun or mpirun binds it to, else all."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def share_of_cores(own: set[int], local: Collection[set[int]]) -> int:
+    """How many of its `own` cores a process gets if it shares each with the others that may run there, at least 1.
+
+    `local`: the cores of each training process of this machine, its own among them.
+    """
+    return max(1, int(sum(Fraction(1, sum(core in each for each in local)) for core in own)))
 
 
 def free_host_memory(

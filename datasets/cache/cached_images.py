@@ -15,7 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from configs.schema import Config
 from datasets.cache.build import CacheEncoder, CacheError, CacheProgress, build_cache
@@ -23,7 +22,7 @@ from datasets.cache.file import JPEG, PIXELS, CacheFile, CacheLocation, DamagedC
 from datasets.transforms.decode import decode
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import ConfigError
-from utils.host import cores_per_process
+from utils.host import available_cores
 from utils.text import counted, format_bytes
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -123,7 +122,7 @@ def remedy_for_folder(location: CacheLocation) -> str:
 
 
 def count_threads(config: Config) -> int:
-    return config.DATA.NUM_WORKERS or cores_per_process(1, torch.device("cpu"))
+    return config.DATA.NUM_WORKERS or len(available_cores())
 
 
 def locate_cache(config: Config, part: str, image_set: ImageSet) -> CacheLocation:

@@ -25,7 +25,6 @@ from datasets.loading.readers import Batch, Reader
 from datasets.loading.to_device import prefetch_to_device
 from datasets.types import ImageSet
 from utils.errors import DataError, LostProcess
-from utils.host import cores_per_process
 
 MAX_WORKERS = 8
 BATCHES_AHEAD = 2  # beyond the one in use; all threads work on the same batch
@@ -187,13 +186,12 @@ def _kill_workers() -> None:
             process.kill()
 
 
-def count_workers(data: Data, image_set: ImageSet, world_size: int, device: torch.device) -> int:
-    """Loader threads or processes of one training process, from its share of the available cores."""
+def count_workers(data: Data, image_set: ImageSet, num_cores: int, device: torch.device) -> int:
+    """Loader threads or processes of one training process, which has so many cores."""
     if data.NUM_WORKERS is not None:
         return data.NUM_WORKERS
     if image_set.in_memory:
         return 0
-    num_cores = cores_per_process(world_size, device)
     if device.type == "cpu" and (data.WORKERS == "processes" or batches_ahead(data, device)):
         num_cores = max(1, num_cores // 4)  # the others compute: even ViT-Tiny takes ten times as long as loading
     return min(MAX_WORKERS, num_cores)
@@ -208,10 +206,10 @@ def batches_ahead(data: Data, device: torch.device) -> int:
 
 
 def make_loader(
-    config: Config, reader: Reader, world_size: int, device: torch.device
+    config: Config, reader: Reader, num_cores: int, device: torch.device
 ) -> Callable[[Iterable[Piece]], Iterator[Batch]]:
     """The function from pieces to batches, for images that are read one by one."""
-    num_workers = count_workers(config.DATA, reader.image_set, world_size, device)
+    num_workers = count_workers(config.DATA, reader.image_set, num_cores, device)
     common = {"reader": reader, "device": device, "ahead": batches_ahead(config.DATA, device)}
     if num_workers and config.DATA.WORKERS == "threads":
         load = functools.partial(read_in_threads, num_threads=num_workers, **common)

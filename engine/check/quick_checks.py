@@ -153,7 +153,7 @@ def loader_processes(config: Config, image_set, process: Process) -> int:
     """Loader processes of all training processes on this machine; threads need no shared memory."""
     if config.DATA.WORKERS == "threads" or isinstance(image_set, SyntheticImages):
         return 0
-    return count_workers(config.DATA, image_set, process.world_size, process.device) * process.local_size
+    return count_workers(config.DATA, image_set, process.num_cores, process.device) * process.local_size
 
 
 def verdict_on_space(need: float, free: float, remedy: str) -> tuple[str, str]:

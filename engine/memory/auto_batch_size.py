@@ -161,7 +161,7 @@ class Trial:
     def update(self, count: int, times: int = 1) -> None:
         data = replace(self.config.DATA, BATCH_SIZE=count, SYNTHETIC_SIZE=count * self.config.TRAIN.ACCUM_ITER)
         config = replace(self.config, DATA=data)
-        train_data = build_train_data(config, read_synthetic(config)[0], 0, 1, self.device)
+        train_data = build_train_data(config, read_synthetic(config)[0], Process(self.device))
         if self.trainer is None:
             self.begin(config, train_data)
         with contextlib.closing(train_data.windows(0, times)) as windows:

@@ -9,7 +9,6 @@ from engine.train.callbacks import Callback
 from engine.train.counters import Report
 from engine.train.trainer import Trainer
 from utils.distributed import Process
-from utils.host import cores_per_process
 from utils.text import counted
 
 LIMIT = 20.0  # percent of the time
@@ -21,8 +20,8 @@ class DataWaitAdvice(Callback):
 
     def __init__(self, config: Config, image_set: ImageSet, process: Process, say: Callable[[str], None]):
         self._config, self._image_set, self._say = config, image_set, say
-        self._num_workers = count_workers(config.DATA, image_set, process.world_size, process.device)
-        self._num_cores = cores_per_process(process.world_size, process.device)
+        self._num_workers = count_workers(config.DATA, image_set, process.num_cores, process.device)
+        self._num_cores = process.num_cores
         self._judged: int | None = None  # step at which it judged last
         self._waiting = self._seconds = 0.0  # since then
         self._is_given = False

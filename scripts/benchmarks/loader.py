@@ -87,13 +87,14 @@ def our_batches(flags: list, options: list[str], scratch: Path) -> Iterator[int]
 
     from configs.load import load
     from datasets import CacheProgress, Normalize, build_train_data, cache_image_sets, load_image_sets
+    from utils.distributed import Process
 
     # A folder each: of one data set a folder keeps the newest cache alone.
     # It reads ahead, as where a GPU computes.
     options = ["DATA.PREFETCH=2", *options, f"DATA.CACHE_PATH={scratch / ' '.join(options)}"]
     config = load([*map(str, flags), "-opts", *options]).with_default_batch_size().config
     train_set, _ = cache_image_sets(config, load_image_sets(config), CacheProgress(note, note))
-    data = build_train_data(config, train_set, 0, 1, torch.device("cpu"))
+    data = build_train_data(config, train_set, Process(torch.device("cpu")))
     normalize = Normalize(config.DATA)
     for window in data.windows(0, sys.maxsize):
         for batch in window.batches:
@@ -219,9 +220,10 @@ sys.path.insert(0, root)
 import torch
 from configs.load import load
 from datasets import build_train_data, load_image_sets
+from utils.distributed import Process
 config = load(["-cfg", f"{root}/configs/vit_tiny_patch16_224.yaml", "-dataset", "imagenet2012", "-data_path", folder, "-batch_size", "250", "-num_workers", "2",
                "-image_size", "16", "-opts", f"DATA.WORKERS={kind}"]).config
-data = build_train_data(config, load_image_sets(config)[0], 0, 1, torch.device("cpu"))
+data = build_train_data(config, load_image_sets(config)[0], Process(torch.device("cpu")))
 for step, window in enumerate(data.windows(0, int(epochs) * data.steps_per_epoch), 1):
     for batch in window.batches:
         pass

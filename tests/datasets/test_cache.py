@@ -28,6 +28,7 @@ from tests.support.configs import CPU, replaced
 from tests.support.forks import DEADLINE
 from tests.support.image_sets import make_set
 from tests.support.loading import settings, taken
+from utils.distributed import Process
 from utils.errors import StoppedBySignal
 from utils.program import exit_code
 
@@ -72,7 +73,7 @@ def test_a_map_larger_than_the_memory_is_not_refused(tmp_path):
 def test_training_sees_the_same_with_and_without_a_cache_for_any_workers(photos, count, kind):
     config = config_of(photos, NUM_WORKERS=count, WORKERS=kind)
     images = [load_image_sets(config)[0], cached(config)]
-    plain, kept = (taken(build_train_data(config, each, 0, 1, CPU).windows(2, 9)) for each in images)
+    plain, kept = (taken(build_train_data(config, each, Process(CPU)).windows(2, 9)) for each in images)
     assert plain == kept and any(batch[5] for batch in kept)
 
 
@@ -118,7 +119,7 @@ def test_shards_are_cached_too_and_keep_their_own_order(tmp_path):
     config = replaced(config, DATA={"CACHE": "disk", "CACHE_PATH": str(tmp_path / "cache")})
     images = [load_image_sets(config)[0], cached(config)]
     assert isinstance(images[1], CachedImages)
-    plain, kept = (taken(build_train_data(config, each, 0, 1, CPU).windows(1, 9)) for each in images)
+    plain, kept = (taken(build_train_data(config, each, Process(CPU)).windows(1, 9)) for each in images)
     assert plain == kept
     shard = next((tmp_path / "shards").glob("train*.tar"))
     os.utime(shard, ns=(1, 1))

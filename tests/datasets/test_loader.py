@@ -23,6 +23,7 @@ from tests.support.forks import DEADLINE, ROOT
 from tests.support.loading import folder_settings, make_folder, order, settings, taken, train_data
 from tests.support.refusals import assert_names
 from tests.support.runs import alive, run, wait_until
+from utils.distributed import Process
 from utils.errors import DataError
 
 # --- order ---
@@ -143,7 +144,7 @@ def test_loading_leaves_the_global_random_numbers_alone():
     states = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
     config = settings(BATCH_SIZE=700)
     taken(train_data(config).windows(0, 2))
-    list(build_eval_data(config, load_image_sets(config)[1], 0, 1, CPU))
+    list(build_eval_data(config, load_image_sets(config)[1], Process(CPU)))
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1:] == (random.getstate(), repr(np.random.get_state()))
 
@@ -165,7 +166,7 @@ def test_a_process_without_images_of_its_own_gets_one_that_does_not_count():
 def test_evaluation_covers_every_image_once(world_size):
     config = settings(BATCH_SIZE=50, BATCH_SIZE_EVAL=32)
     _, val = load_image_sets(config)
-    shares = [build_eval_data(config, val, rank, world_size, CPU) for rank in range(world_size)]
+    shares = [build_eval_data(config, val, Process(CPU, rank, world_size=world_size)) for rank in range(world_size)]
     batches = [batch for share in shares for batch in share]
     assert {share.num_samples for share in shares} == {359} and sum(batch.num_samples for batch in batches) == 359
     assert max(len(batch.images) for batch in batches) == 32
@@ -218,7 +219,10 @@ def test_an_unreadable_image_is_replaced_by_one_of_its_class_or_where_there_is_n
 def test_every_process_gets_as_many_batches_to_evaluate_though_the_last_may_count_nothing():
     config = settings(BATCH_SIZE_EVAL=119)
     _, val = load_image_sets(config)
-    counts = [[batch.num_samples for batch in build_eval_data(config, val, rank, 3, CPU)] for rank in range(3)]
+    counts = [
+        [batch.num_samples for batch in build_eval_data(config, val, Process(CPU, rank, world_size=3))]
+        for rank in range(3)
+    ]
     assert counts == [[119, 1], [119, 1], [119, 0]]
 
 
@@ -226,7 +230,7 @@ def test_an_image_that_only_keeps_a_process_in_step_is_not_counted_though_it_can
     (folder / "val" / "ant" / "0.png").write_bytes(b"")  # the first image is lent to whoever has none left
     config = folder_settings(folder, BATCH_SIZE_EVAL=1)
     _, val = load_image_sets(config)
-    shares = [list(build_eval_data(config, val, rank, 4, CPU)) for rank in range(4)]
+    shares = [list(build_eval_data(config, val, Process(CPU, rank, world_size=4))) for rank in range(4)]
     assert sorted(index for batches in shares for batch in batches for index in batch.bad) == [0, 2, 5]
     assert sum(batch.num_samples for batches in shares for batch in batches) == 3
 
@@ -234,7 +238,7 @@ def test_an_image_that_only_keeps_a_process_in_step_is_not_counted_though_it_can
 def test_evaluation_leaves_out_what_it_cannot_read_and_reports_it(folder):
     config = folder_settings(folder, BATCH_SIZE_EVAL=1)
     _, val = load_image_sets(config)
-    batches = list(build_eval_data(config, val, 0, 1, CPU))
+    batches = list(build_eval_data(config, val, Process(CPU)))
     assert [batch.num_samples for batch in batches] == [len(batch.images) for batch in batches] == [1, 1, 0, 1, 1, 0]
     assert [batch.bad for batch in batches] == [[], [], [2], [], [], [5]]
     assert [target for batch in batches for target in batch.targets.tolist()] == [0, 0, 1, 1]
@@ -323,17 +327,14 @@ def test_threads_read_so_many_batches_ahead_and_none_where_the_cpu_computes(fold
     assert seen == expected
 
 
-def test_workers_are_the_cores_shared_out_unless_set(folder, monkeypatch):
+def test_workers_are_the_cores_of_the_process_unless_set(folder):
     config = folder_settings(folder, None)
     files, in_memory = load_image_sets(config)[1], load_image_sets(settings())[1]
-    for num_cores, world_size, expected in [(2, 1, 1), (16, 1, 4), (64, 1, 8), (64, 4, 4), (2, 4, 1)]:
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _, num_cores=num_cores: set(range(num_cores)))
-        read_ahead = replaced(config, DATA={"PREFETCH": 2})
-        assert count_workers(read_ahead.DATA, files, world_size, CPU) == expected
-        assert count_workers(config.DATA, files, world_size, CPU) == min(8, max(1, num_cores // world_size))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)  # two machines with four GPUs and 16 cores each
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
-    assert count_workers(config.DATA, files, 8, torch.device("cuda")) == 4
+    read_ahead = replaced(config, DATA={"PREFETCH": 2})
+    for num_cores, beside in [(1, 1), (2, 1), (16, 4), (64, 8)]:
+        assert count_workers(read_ahead.DATA, files, num_cores, CPU) == beside
+        assert count_workers(config.DATA, files, num_cores, CPU) == min(8, num_cores)
+    assert count_workers(config.DATA, files, 4, torch.device("cuda")) == 4
     assert count_workers(config.DATA, in_memory, 1, CPU) == 0
     assert count_workers(settings(NUM_WORKERS=3).DATA, in_memory, 1, CPU) == 3
 
@@ -354,5 +355,5 @@ def test_synthetic_batches_lie_ready_and_follow_from_the_seed():
     for other in (other_seed, other_rank):
         (batch,) = [batch for window in other.windows(0, 1) for batch in window.batches]
         assert not torch.equal(batch.images, batches[0].images[: len(batch.images)])
-    val = build_eval_data(config, load_image_sets(config)[1], 1, 2, CPU)
+    val = build_eval_data(config, load_image_sets(config)[1], Process(CPU, 1, world_size=2))
     assert val.num_samples == 40 and [batch.num_samples for batch in val] == [20]

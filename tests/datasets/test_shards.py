@@ -19,6 +19,7 @@ from datasets.transforms.pixel_rules import PixelRules
 from tests.support.configs import CPU, replaced
 from tests.support.image_sets import error_of, load, make_set, png, samples, settings, shades, write_tar
 from tests.support.refusals import assert_names, refused
+from utils.distributed import Process
 from utils.errors import DataError
 
 
@@ -324,7 +325,7 @@ def test_at_the_size_of_imagenet_every_sample_comes_once_too():
 
 
 def windows_of(config, first: int = 0) -> list:
-    data = build_train_data(config, load_image_sets(config)[0], 0, 1, CPU)
+    data = build_train_data(config, load_image_sets(config)[0], Process(CPU))
     return [
         [(batch.images.tolist(), batch.targets.tolist()) for batch in window.batches]
         for window in data.windows(first, 3 * data.steps_per_epoch)
@@ -339,7 +340,7 @@ def order_config(tmp_path):
 
 def test_training_goes_through_the_order_of_the_set(order_config):
     train, _ = load_image_sets(order_config)
-    order = build_train_data(order_config, train, 0, 1, CPU).order
+    order = build_train_data(order_config, train, Process(CPU)).order
     windows = np.concatenate([order.window(step) for step in range(10)])
     wanted = np.concatenate([train.epoch_order(order_config.SEED, epoch) for epoch in range(2)])
     assert windows.tolist() == wanted.tolist()

@@ -19,6 +19,7 @@ from datasets.sources.torchvision_sets import OWN_READERS, SPLITS
 from scripts import make_shards
 from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades
 from tests.support.runs import ROOT
+from utils.distributed import Process
 from utils.errors import ConfigError
 
 
@@ -134,7 +135,7 @@ def test_pictures_that_torchvision_opens_can_be_trained_on_and_put_into_shards(t
     (tmp_path / "oxford-iiit-pet" / "images" / "great_dane_2.jpg").write_bytes(b"no image")
     config = settings("torchvision/OxfordIIITPet", tmp_path, IMAGE_SIZE=4, BATCH_SIZE=2, DOWNLOAD=False, NUM_WORKERS=2)
     train, _ = load_image_sets(config)
-    windows = build_train_data(config, train, 0, 1, torch.device("cpu")).windows(0, 1)
+    windows = build_train_data(config, train, Process(torch.device("cpu"))).windows(0, 1)
     (batch,) = next(windows).batches
     assert set(batch.bad) == {1} and train.name(1) == "OxfordIIITPet image 1"
     draw(tmp_path / "oxford-iiit-pet" / "images" / "great_dane_2.jpg", 1)

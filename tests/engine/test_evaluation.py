@@ -47,7 +47,7 @@ def score(tmp_path, num_classes, count=37, unreadable=(), kind=MeanColourModel):
     images.read = read_or_fail
     config = small_config(tmp_path, "DATA.BATCH_SIZE=8")
     model = kind(num_classes)
-    data = build_eval_data(config, images, 0, 1, CPU)
+    data = build_eval_data(config, images, Process(CPU))
     normalize, precision = Normalize(config.DATA), Precision(config, CPU)
     scores = evaluate(model, data, normalize, precision, Process(CPU), BadImages(images, 1.0, lambda line: None))
     top1 = top5 = loss = 0

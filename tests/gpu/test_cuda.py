@@ -34,7 +34,7 @@ def cuda_trainer(config) -> Trainer:
     train_set, _ = load_image_sets(config)
     torch.manual_seed(0)
     model = build_model(config, len(train_set.classes)).to(process.device)
-    data = build_train_data(config, train_set, 0, 1, process.device)
+    data = build_train_data(config, train_set, process)
     return build_trainer(config, model, data, process, Log(0))
 
 
@@ -147,7 +147,7 @@ def test_batches_copied_ahead_are_those_of_the_cpu(tmp_path, workers):
     device = torch.device("cuda", 0)
 
     def batches(where: torch.device) -> list:
-        data = build_train_data(config, train_set, 0, 1, where)
+        data = build_train_data(config, train_set, Process(where))
         return [batch for window in data.windows(0, 60) for batch in window.batches]
 
     for ours, plain in zip(batches(device), batches(torch.device("cpu")), strict=True):

@@ -14,6 +14,7 @@ from models.transforms import choose_transforms
 from models.transforms.shared_drop_path import SharedDropPath
 from tests.support.configs import CPU, small_config
 from tests.support.trainers import make_trainer, train
+from utils.distributed import Process
 from utils.errors import ConfigError
 
 
@@ -74,7 +75,7 @@ def test_nothing_is_compiled_twice_and_nothing_is_left_uncompiled(tmp_path, monk
     common = ["AMP=true", "COMPILE=true", "MODEL.DEPTH=24", "MODEL.DROPPATH=0.1", "TRAIN.MODEL_EMA=true"]
     config = small_config(tmp_path, *common, "DATA.DROP_LAST=false", *options)
     trainer, (_, val) = make_trainer(config), load_image_sets(config)
-    data, bad = build_eval_data(config, val, 0, 1, CPU), BadImages(val, 0.0, print)
+    data, bad = build_eval_data(config, val, Process(CPU)), BadImages(val, 0.0, print)
     assert len(val) % data.batch_size and trainer.data.num_samples % trainer.data.global_batch
     found = []
     for _ in range(2):

@@ -10,6 +10,7 @@ from configs.schema import Config
 from datasets import ImageSet, build_train_data, load_image_sets
 from datasets.batch_order import Order
 from tests.support.configs import CPU, replaced
+from utils.distributed import Process
 
 
 def order(num_images=100, batch_size=8, world_size=1, num_accumulated=1, drop_last=True, seed=0) -> Order:
@@ -24,7 +25,7 @@ def settings(dataset: str = "digits", path: Path | str = "", seed: int = 0, accu
 
 
 def train_data(config: Config, rank: int = 0, world_size: int = 1):
-    return build_train_data(config, load_image_sets(config)[0], rank, world_size, CPU)
+    return build_train_data(config, load_image_sets(config)[0], Process(CPU, rank, world_size=world_size))
 
 
 def taken(windows) -> list[tuple]:

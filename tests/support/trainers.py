@@ -48,7 +48,7 @@ def make_trainer(
     train_set, _ = load_image_sets(config)
     torch.manual_seed(0)
     model = build_model(config, 10)
-    data = build_train_data(config, train_set, 0, 1, device)
+    data = build_train_data(config, train_set, Process(device))
     log = Log(0)
     model = (model.double() if double else model).to(device)
     trainer = build_trainer(config, model, data, Process(device), log)

@@ -5,9 +5,46 @@ import sys
 
 import pytest
 
-from tests.support.runs import ROOT
-from utils.host import free_host_memory
+from tests.support.runs import ROOT, run
+from utils.host import free_host_memory, share_of_cores
 from utils.text import format_bytes
+
+
+@pytest.mark.parametrize(
+    ("local", "shares"),
+    [
+        ([range(8)], [8]),
+        ([range(8)] * 4, [2] * 4),  # not bound
+        ([range(8), range(8, 16), range(16, 20)], [8, 8, 4]),
+        ([range(8), range(4, 12)], [6, 6]),
+        ([range(4), range(16), range(16)], [1, 7, 7]),  # one is bound, and the others may run on its cores too
+        ([range(2)] * 3, [1] * 3),
+        ([range(3)] * 3, [1] * 3),
+    ],
+)
+def test_cores_are_divided_among_the_processes_that_may_run_on_them(local, shares):
+    masks = [set(cores) for cores in local]
+    assert [share_of_cores(mask, masks) for mask in masks] == shares
+
+
+CORES = """
+import os, socket
+rank = int(os.environ["RANK"])
+host, first = [("one", 0), ("one", 4), ("two", 0)][rank]
+os.sched_getaffinity = lambda _: set(range(first, first + 8))
+socket.gethostname = lambda: host
+from utils.distributed import Process
+process = Process.start("cpu", os.environ)
+shares = process.join([process.num_cores])
+print(shares if process.is_first else "")
+process.close()
+"""
+
+
+def test_a_process_counts_its_share_of_the_cores_of_its_machine_alone(tmp_path):
+    (tmp_path / "program.py").write_text(CORES)
+    done = run(str(tmp_path / "program.py"), processes=3)
+    assert done.stdout.strip() == "[6, 6, 8]", done.printed
 
 
 def test_free_memory_is_a_containers_where_that_is_less(tmp_path):

@@ -73,11 +73,11 @@ class LoaderWorker:
             total = torch.cuda.get_device_properties(self.device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, own["memory_gb"] * GIB / total))
         train_set, _ = cache_image_sets(config, load_image_sets(config), CacheProgress(print, print))
-        self.data = build_train_data(config, train_set, 0, 1, self.device)
+        self.data = build_train_data(config, train_set, self.process)
         self.num_classes = config.MODEL.NUM_CLASSES or len(train_set.classes)
         self.windows = self.data.windows(0, sys.maxsize)
         self.num_images = self.data.global_batch
-        workers = count_workers(config.DATA, train_set, 1, self.device)
+        workers = count_workers(config.DATA, train_set, self.process.num_cores, self.device)
         per_batch = workers if config.DATA.WORKERS == "processes" else 1
         self.num_ahead = 2 + per_batch * batches_ahead(config.DATA, self.device) if workers else 0
 

@@ -22,6 +22,7 @@ from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names
 from tests.support.runs import run, run_folder
 from tests.support.trainers import big_logits
+from utils.distributed import Process
 from utils.program import exit_code
 
 
@@ -216,7 +217,7 @@ def test_a_run_that_stops_keeps_its_batch_and_says_what_to_type(stopped):
     assert saved["step"] == 2 and saved["sizes"] == [4, 4] and saved["shares"] == [0.5, 0.5]
     config = load(["-cfg", str(folder / "config.yaml")]).config
     train_set, _ = load_image_sets(config)
-    with contextlib.closing(build_train_data(config, train_set, 0, 1, CPU).windows(2, 3)) as windows:
+    with contextlib.closing(build_train_data(config, train_set, Process(CPU)).windows(2, 3)) as windows:
         batches = list(next(windows).batches)
     assert torch.equal(saved["images"], torch.cat([batch.images for batch in batches]))
     prepare = Preparation(config, Normalize(config.DATA))

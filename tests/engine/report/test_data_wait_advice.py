@@ -1,7 +1,6 @@
 """Advice to a run that waits for its data."""
 
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 
@@ -17,8 +16,8 @@ def advice_for(tmp_path, num_workers, num_cores, percents, updates=20, in_memory
     config, said = small_config(tmp_path, f"DATA.NUM_WORKERS={num_workers}"), []
     image_set = load_image_sets(config)[0]
     image_set.in_memory = in_memory
-    with mock.patch("engine.report.data_wait_advice.cores_per_process", return_value=num_cores):
-        advice = DataWaitAdvice(config, image_set, Process(CPU), lambda line: said.__setitem__(-1, line))
+    process = Process(CPU, num_cores=num_cores)
+    advice = DataWaitAdvice(config, image_set, process, lambda line: said.__setitem__(-1, line))
     for index, percent in enumerate(percents):
         said.append("")
         advice.on_report(None, SimpleNamespace(step=index * updates, seconds=1.0, shares={"data": percent}))

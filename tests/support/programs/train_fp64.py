@@ -37,7 +37,7 @@ def train(settings: str, case: str, process: Process) -> dict[str, torch.Tensor]
     train_set = train_set.take(np.arange(int(num_images)))
     torch.manual_seed(0)
     model = build_model(config, 10).double()
-    data = build_train_data(config, train_set, process.rank, process.world_size, process.device)
+    data = build_train_data(config, train_set, process)
     log = Log(process.rank)
     trainer = build_trainer(config, model, data, process, log)
     trainer.guard = MemoryGuard(config, trainer, log)

@@ -38,7 +38,7 @@ def train(settings: str, options: list[str], process: Process) -> dict:
     train_set, eval_set = load_image_sets(config)
     torch.manual_seed(0)
     model = build_model(config, 10)
-    data = build_train_data(config, train_set, process.rank, process.world_size, process.device)
+    data = build_train_data(config, train_set, process)
     trainer = build_trainer(config, model, data, process, Log(process.rank))
     if "load" in words:
         trainer.load_state_dict(read_checkpoint(Path(words["load"]), lazily=True))
@@ -69,7 +69,7 @@ def train(settings: str, options: list[str], process: Process) -> dict:
 def score(trainer: Trainer, eval_set: ImageSet, process: Process) -> dict[str, tuple[float, float]]:
     """Loss and accuracy of the weights and of their running mean, on so few images that the last process has a batch less."""
     few = eval_set.take(np.arange(5 * process.world_size - 1))
-    data = build_eval_data(trainer.config, few, process.rank, process.world_size, process.device)
+    data = build_eval_data(trainer.config, few, process)
     bad, found = BadImages(few, 1.0, lambda line: None), {}
     for name, model in (("raw", trainer.model), ("ema", trainer.ema.model)):
         scores = evaluate(model, data, trainer.prepare.normalize, trainer.precision, process, bad)

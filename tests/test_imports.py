@@ -103,7 +103,7 @@ PACKAGES = {
         *("weights", "freeze", "vit", "timm_models", "__init__"),
     ),
     "engine": (
-        *("precision", "parallel", "train", "checkpoint", "memory", "report", "diagnose", "check"),
+        *("parallel", "precision", "train", "checkpoint", "memory", "report", "diagnose", "check"),
         *(
             "settings",
             "run_folder",

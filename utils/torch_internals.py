@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.amp.grad_scaler import OptState
 from torch.utils import _python_dispatch, _pytree
 
 TORCH_VERSIONS, TIMM_VERSIONS = ("2.11", "2.15"), ("1.0.20", "1.0.31")  # supported: oldest and newest
@@ -41,6 +42,12 @@ def found_inf(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> Tensor:
     """1.0 where unscale_ met a gradient of this optimizer that is not finite; gone after update()."""
     (found,) = scaler._found_inf_per_device(optimizer).values()
     return found
+
+
+def set_found_inf(scaler: GradScaler, optimizer: torch.optim.Optimizer, found: Tensor) -> None:
+    """As if unscale_ had found this: step() then skips by it, and leaves unscaling to the optimizer's `grad_scale`."""
+    state = scaler._per_optimizer_states[id(optimizer)]
+    state.update(stage=OptState.UNSCALED, found_inf_per_device={found.device: found})
 
 
 def call_after_backward(function: Callable[[], None]) -> None:

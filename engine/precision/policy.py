@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from configs.schema import Config
-from engine.precision.loss_scale import LossScaler
+from engine.precision.loss_scale import FusedLossScaler, LossScaler
 from engine.precision.master_weights import ComputeWeights, MasterWeights, half_copy
 from engine.precision.speed import half_speedup
 from models.compilation import compile_model
@@ -56,7 +56,9 @@ class Precision:
             check_float8(device, emulate)
             self.half, self.reason = torch.bfloat16, "PRECISION.MODE is float8"
         self._check_device()
-        self.scaler = LossScaler(device.type, settings, needed=self.half is torch.float16)
+        # CPUs keep torch's own functions, and with them the numbers of all runs so far.
+        scaler = LossScaler if device.type == "cpu" else FusedLossScaler
+        self.scaler = scaler(device.type, settings, needed=self.half is torch.float16)
         check_matmul(settings.MATMUL, device)
 
     def _check_device(self) -> None:

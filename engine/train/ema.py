@@ -1,8 +1,10 @@
 """The exponential moving average of the weights."""
 
 import copy
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from configs.schema import Train
 from engine.parallel.replicated import Replicated
@@ -22,6 +24,40 @@ def decay_at(step: int, settings: Train) -> float:
     return min(step / (step + WARM_UP), limit) if settings.MODEL_EMA_WARMUP else limit
 
 
+class ThreePasses:
+    """Moves `means` towards `values` by a fraction of their difference, unless `skipped` is 1.
+
+    On CPUs: the numbers of all runs so far.
+    """
+
+    def __init__(self, means: Sequence[Tensor], values: Sequence[Tensor]):
+        self._means, self._values = means, values
+
+    def __call__(self, fraction: float, skipped: Tensor) -> None:
+        differences = foreach_sub(self._values, self._means)
+        foreach_mul_(differences, fraction * (1 - skipped))
+        foreach_add_(self._means, differences)
+
+
+class OnePass:
+    """The same in one kernel, SGD's: the only fused one whose step depends on a value on the device.
+
+    Weight decay 1 and the values as gradients of what is maximized: it descends along mean - value. Rejected: lerp, whose
+    fused kernel takes a single weight only from the host.
+    """
+
+    def __init__(self, means: Sequence[Tensor], values: Sequence[Tensor]):
+        for mean, value in zip(means, values, strict=True):
+            assert mean.stride() == value.stride()  # the kernel sees memory, not indices
+            mean.grad = value
+        self._sgd = torch.optim.SGD(means, weight_decay=1.0, maximize=True, fused=True)
+
+    def __call__(self, fraction: float, skipped: Tensor) -> None:
+        self._sgd.param_groups[0]["lr"] = fraction
+        self._sgd.found_inf = skipped
+        self._sgd.step()
+
+
 class Ema:
     """A second model with the moving average of the first one's weights."""
 
@@ -32,15 +68,15 @@ class Ema:
     def follow(self, model: torch.nn.Module, parallel: Replicated) -> None:
         """Let `update` follow this model."""
         pairs = list(zip(parallel.local_state(self.model).values(), parallel.local_state(model).values(), strict=True))
-        self._means, self._values = zip(*[pair for pair in pairs if pair[0].is_floating_point()], strict=True)
+        means, values = zip(*[pair for pair in pairs if pair[0].is_floating_point()], strict=True)
+        move = ThreePasses if means[0].device.type in ("cpu", "mps") else OnePass  # MPS: as in optim.py
+        self._move = move(means, values)
         self._counts = [pair for pair in pairs if not pair[0].is_floating_point()]  # BatchNorm counts batches
 
     @torch.no_grad()
-    def update(self, step: int, skipped: torch.Tensor) -> None:
+    def update(self, step: int, skipped: Tensor) -> None:
         """Move towards the model unless its update, after `step` others, was skipped; decided on the device, without
         synchronisation."""
-        differences = foreach_sub(self._values, self._means)
-        foreach_mul_(differences, (1 - decay_at(step, self._settings)) * (1 - skipped.reshape(())))
-        foreach_add_(self._means, differences)
+        self._move(1 - decay_at(step, self._settings), skipped.reshape(()))
         for mine, theirs in self._counts:
             mine.copy_(theirs)

@@ -26,7 +26,8 @@ def build_optimizer(
     groups = [group for group in groups if group["params"]]
     chosen = settings.OPTIMIZER
     cls = getattr(torch.optim, chosen.NAME)
-    common = {"lr": settings.BASE_LR, "fused": True}
+    # On MPS the fused kernels of older versions of torch ignore found_inf and grad_scale, so no update would be skipped.
+    common = {"lr": settings.BASE_LR, "fused": next(iter(own.values())).device.type != "mps"}
     if chosen.NAME != "SGD":
         return cls(groups, betas=chosen.BETAS, eps=chosen.EPS, **common)
     optimizer = cls(groups, momentum=chosen.MOMENTUM, **common)

@@ -68,12 +68,8 @@ class Trainer:
         self.weights.gradients_to_master()
         self.parallel.gradients_to_optimizer()
         scaler = self.precision.scaler
-        scaler.unscale_(self.optimizer)
-        self.parallel.sync_found_inf(scaler.found_inf(self.optimizer))
-        gradients = [each.grad for each in self.parameters if each.grad is not None]
-        grad_norm = self.parallel.norm(nn.utils.get_total_norm(gradients))
-        if self.config.TRAIN.GRAD_CLIP:
-            nn.utils.clip_grads_with_norm_(self.parameters, self.config.TRAIN.GRAD_CLIP, grad_norm)
+        clip = self.config.TRAIN.GRAD_CLIP
+        grad_norm = scaler.unscale_and_clip(self.optimizer, self.parameters, self.parallel, clip)
         skipped = scaler.found_inf(self.optimizer)  # 1.0 or 0.0, on the device
         scaler.step(self.optimizer)  # does nothing if skipped
         scaler.update()

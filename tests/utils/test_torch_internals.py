@@ -89,6 +89,11 @@ def test_the_installed_versions_are_supported_and_have_every_name():
     scaler.unscale_(optimizer)
     assert called == [4.0] and torch_internals.scale_and_growth(scaler)[0] == 4
     assert torch_internals.found_infs(scaler) == [torch_internals.found_inf(scaler, optimizer)] == [0]
+    scaler.update()
+    torch_internals.set_found_inf(scaler, optimizer, torch.ones(()))
+    before = weight.item()
+    scaler.step(optimizer)
+    assert weight.item() == before and torch_internals.found_inf(scaler, optimizer) == 1
     layer = torch.nn.Linear(2, 2)
     assert torch_internals.own_parameter(layer, "weight") is layer.weight and not torch_internals.has_hooks(layer)
     layer.register_forward_pre_hook(lambda module, inputs: None)

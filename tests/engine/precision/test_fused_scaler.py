@@ -1,0 +1,117 @@
+"""The loss scaler of GPUs, built on the CPU: unscaling and clipping in the optimizer's kernel is what torch's functions do."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from configs.schema import Config
+from engine.parallel.replicated import Replicated
+from engine.precision.loss_scale import FusedLossScaler, LossScaler
+from engine.train.optim import build_optimizer
+from tests.support.configs import replaced, small_config
+from tests.support.trainers import make_trainer, update
+
+# Three good updates double the scale; the second overflow since then, and each after it, halves it.
+SCALING = {"INIT_LOSS_SCALING": 1024.0, "INCR_EVERY_N_STEPS": 3, "DECR_EVERY_N_NAN_OR_INF": 2}
+SCALING |= {"HYSTERESIS": "cumulative"}
+FACTORS = [1, 1, 1, 1, "inf", "nan", "inf", 1, 1, 1e-3, 1, 1e3, "-inf", 1]  # of the loss, by update
+
+
+class Learner:
+    """A linear model with its optimizer and scaler."""
+
+    def __init__(self, config: Config, scaler: type[LossScaler], dtype: torch.dtype, fused: bool = True):
+        torch.manual_seed(0)
+        self.model = torch.nn.Linear(7, 5).to(dtype)
+        self.optimizer = build_optimizer(config.TRAIN, self.model)
+        if not fused:
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=False)
+        self.scaler = scaler("cpu", config.PRECISION, needed=True)
+        self.clip, self.dtype = config.TRAIN.GRAD_CLIP, dtype
+
+    def update(self, factor: float, parallel=None) -> tuple[float, bool, float]:
+        """Norm of the gradient, whether the update was skipped, and the loss scale after it."""
+        images = torch.linspace(-1, 1, 21, dtype=self.dtype).view(3, 7)
+        loss = (self.model(images) - images.sum()).square().mean()
+        self.scaler.scale(loss * factor).backward()
+        parameters = list(self.model.parameters())
+        norm = self.scaler.unscale_and_clip(self.optimizer, parameters, parallel or Replicated(), self.clip)
+        skipped = self.scaler.found_inf(self.optimizer)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm.item(), bool(skipped), self.scaler.get_scale()
+
+    def state(self) -> list[torch.Tensor]:
+        return [*self.model.parameters(), *(each for state in self.optimizer.state.values() for each in state.values())]
+
+
+def config_of(tmp_path, name="AdamW", clip=None) -> Config:
+    config = small_config(tmp_path, "AMP=true", f"TRAIN.OPTIMIZER.NAME={name}", "TRAIN.BASE_LR=0.01")
+    return replaced(config, PRECISION=SCALING, TRAIN={"GRAD_CLIP": clip})
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+def test_it_trains_as_torchs_functions_in_fp64_do(tmp_path, name, clip):
+    config = config_of(tmp_path, name, clip)
+    ours, exact = Learner(config, FusedLossScaler, torch.float32), Learner(config, LossScaler, torch.float64)
+    scales = []
+    for factor in map(float, FACTORS):
+        before = [each.clone() for each in ours.state()]
+        (norm, *facts), (exact_norm, *exact_facts) = ours.update(factor), exact.update(factor)
+        assert facts == exact_facts and exact_facts[0] is not (abs(factor) < float("inf"))
+        if exact_facts[0]:
+            after = ours.state()[: len(before)]  # the first update makes the optimizer's state
+            assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+        else:
+            assert norm == pytest.approx(exact_norm, rel=1e-5)
+        for mine, theirs in zip(ours.state(), exact.state(), strict=True):
+            torch.testing.assert_close(mine.double(), theirs.double(), rtol=1e-4, atol=1e-5)
+        scales.append(facts[1])
+    assert sorted(set(scales)) == [512, 1024, 2048]  # it grew and shrank
+
+
+def test_an_update_is_skipped_where_another_process_has_the_gradient_that_is_not_finite(tmp_path):
+    learner = Learner(config_of(tmp_path), FusedLossScaler, torch.float32)
+    before = [each.clone() for each in learner.model.parameters()]
+    assert learner.update(1.0, SimpleNamespace(norm=lambda norm: norm * float("inf")))[1]
+    assert all(torch.equal(one, other) for one, other in zip(before, learner.model.parameters(), strict=True))
+
+
+def test_finite_gradients_whose_squares_overflow_float32_are_skipped_though_torchs_functions_keep_them(tmp_path):
+    for scaler, skips in ((FusedLossScaler, True), (LossScaler, False)):
+        assert Learner(config_of(tmp_path), scaler, torch.float32).update(1e20)[1] is skips
+
+
+def test_an_optimizer_that_is_not_fused_gets_torchs_functions(tmp_path):
+    config = config_of(tmp_path, clip=0.5)
+    learners = [Learner(config, scaler, torch.float32, fused=False) for scaler in (FusedLossScaler, LossScaler)]
+    for _ in range(3):
+        assert learners[0].update(1.0) == learners[1].update(1.0)
+    assert all(map(torch.equal, learners[0].state(), learners[1].state()))
+
+
+@pytest.mark.parametrize("mode", ["float32", "autocast", "naive"])
+def test_the_trainers_update_is_the_same_up_to_rounding(tmp_path, mode):
+    options = ("TRAIN.GRAD_CLIP=0.1", "TRAIN.ACCUM_ITER=2", "TRAIN.OPTIMIZER.NAME=SGD", "TRAIN.WARMUP_EPOCHS=0")
+    config = small_config(tmp_path, f"AMP={mode != 'float32'}", *options)
+    if mode != "float32":
+        config = replaced(config, PRECISION={"DTYPE": "float16", "MODE": mode, "INIT_LOSS_SCALING": 1024.0})
+    trainer = make_trainer(config)
+    start = copy.deepcopy(trainer.state_dict())
+    found = []
+    for scaler in (LossScaler, FusedLossScaler):
+        trainer.load_state_dict(copy.deepcopy(start))
+        trainer.precision.scaler = scaler("cpu", config.PRECISION, needed=mode != "float32")
+        report = update(trainer).report()
+        weights = {name: each.clone() for name, each in trainer.model.state_dict().items()}
+        found.append((weights, report.grad_norm, report.skipped))
+    (plain, plain_norm, _), (fused, norm, skipped) = found
+    assert norm == pytest.approx(plain_norm, rel=1e-5) and norm > 0.1 and not skipped
+    for name, weight in plain.items():
+        moved = (weight - start["state_dict"][name]).abs().max()
+        assert (fused[name] - weight).abs().max() <= 1e-5 * moved + 1e-7, name
+    assert any((weight != start["state_dict"][name]).any() for name, weight in plain.items())

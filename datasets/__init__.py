@@ -12,5 +12,6 @@ from datasets.loading.workers import count_workers
 from datasets.split import holds_out_no_more, identity, write_split
 from datasets.transforms.augment import parse_policy
 from datasets.transforms.crop import Normalize
-from datasets.transforms.mixup import Mixed, Preparation, dominant_class
+from datasets.transforms.mixup import Mixed, dominant_class
+from datasets.transforms.preparation import Preparation
 from datasets.types import Batch, ImageSet, Kept

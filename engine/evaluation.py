@@ -38,10 +38,13 @@ def evaluate(
     for batch in data:
         sums[4] += len(batch.bad)
         bad_images.note(batch.bad)
-        missing = max(num_rows - len(batch.images), 0)
-        pixels = torch.cat((batch.images, batch.images.new_zeros(missing, *batch.images.shape[1:])))
+        pixels = batch.images.to(process.device, non_blocking=True)
+        if missing := max(
+            num_rows - len(pixels), 0
+        ):  # on the device: on the host it would be a copy that is not pinned
+            pixels = torch.cat((pixels, pixels.new_zeros(missing, *pixels.shape[1:])))
         num_rows = len(pixels) if data.is_padded else 1
-        images = precision.cast(normalize(pixels.to(process.device, non_blocking=True)))
+        images = precision.cast(normalize(pixels))
         with precision.autocast():
             logits = model(images)[: len(batch.images)]
         if not batch.num_samples:

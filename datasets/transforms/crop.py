@@ -96,8 +96,16 @@ def crop_box(
     return (width - crop_width) // 2, (height - crop_height) // 2, crop_width, crop_height
 
 
+def inside_box(left: Tensor, top: Tensor, width: Tensor, height: Tensor, side: int) -> Tensor:
+    """Where the pixels of a box are in each image, from four tensors [B]: bool [B, 1, side, side]."""
+    pixels = torch.arange(side, device=left.device)
+    across = (pixels >= left[:, None]) & (pixels < (left + width)[:, None])  # [B, W]
+    down = (pixels >= top[:, None]) & (pixels < (top + height)[:, None])  # [B, H]
+    return down[:, None, :, None] & across[:, None, None, :]
+
+
 class Normalize(nn.Module):
-    """uint8 [B, C, H, W] to (image / 255 - mean) / std as `dtype`, on the device of the image."""
+    """uint8 [B, C, H, W] to (image / 255 - mean) / std as `dtype`, or as the call says, on the device of the image."""
 
     def __init__(self, data: Data, dtype: torch.dtype = torch.float32):
         super().__init__()
@@ -109,7 +117,8 @@ class Normalize(nn.Module):
         self.register_buffer("scale", (1 / (255 * std)).to(compute_dtype)[:, None, None], persistent=False)
         self.register_buffer("shift", (-mean / std).to(compute_dtype)[:, None, None], persistent=False)
 
-    def forward(self, images: Tensor) -> Tensor:
-        # Contiguous: with channels last the first convolution's gradients would have another layout than its weights.
-        images = images.to(self.scale.dtype, memory_format=torch.contiguous_format)
-        return torch.addcmul(self.shift, images, self.scale).to(self.dtype)
+    def forward(self, images: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        # One pass over the images, which converts, computes and rounds. Contiguous: with channels last the first
+        # convolution's gradients would have another layout than its weights.
+        normalized = torch.empty(images.shape, dtype=dtype or self.dtype, device=images.device)
+        return torch.addcmul(self.shift, images, self.scale, out=normalized)

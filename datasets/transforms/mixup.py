@@ -1,7 +1,4 @@
-"""Transforms of a micro-batch on its device: normalization, random erasing, mixup and cutmix of pairs.
-
-They depend on seed, epoch, step, image and position in the window, never on how the window is split.
-"""
+"""Mixup and cutmix of pairs of images, and the targets of the mixed ones."""
 
 import math
 import random
@@ -11,13 +8,10 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
-from datasets.batch_order import Piece, sample_rng
-from datasets.transforms.crop import Normalize, crop_box
-from datasets.types import Batch
+from datasets.batch_order import Piece
+from datasets.transforms.crop import inside_box
 from utils.seed import keyed_rng
 
-ERASED_AREA = (0.02, 1 / 3)  # fraction of the image
-ERASED_RATIO = (0.3, 1 / 0.3)  # width over height
 UNMIXED = (1.0, 0.0, 0.0, 0.0, 0.0)  # factor and box of an image that is not mixed
 
 
@@ -34,59 +28,6 @@ def dominant_class(targets: Tensor | Mixed) -> Tensor:
     return torch.where(targets.share >= 0.5, targets.first, targets.second) if isinstance(targets, Mixed) else targets
 
 
-class Preparation:
-    """From a batch of the loader to the inputs of model and loss, on the device of `normalize`."""
-
-    def __init__(self, config: Config, normalize: Normalize):
-        self.normalize = normalize
-        self.device = normalize.scale.device
-        self.erase = Erasing(config, self.device) if config.TRAIN.RANDOM_ERASE_PROB else None
-        self.mix = Mixing(config) if config.TRAIN.mixes else None
-
-    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor | Mixed]:
-        """Images [B, C, H, W] and targets [B]. Never makes the host wait."""
-        images = self.normalize(batch.images.to(self.device, non_blocking=True))
-        targets = batch.targets.to(self.device, non_blocking=True)
-        if self.erase and batch.piece:
-            self.erase(images, batch.piece)
-        if self.mix and batch.piece:
-            return self.mix(images, targets, batch.piece)
-        return images, targets
-
-
-class Erasing:
-    """Random erasing: fills boxes of some images with noise, a random colour or the mean colour."""
-
-    def __init__(self, config: Config, device: torch.device):
-        self.settings, self.seed, self.side = config.TRAIN, config.SEED, config.DATA.IMAGE_SIZE
-        # Noise is cut from one large piece at random positions: numbers drawn on the device would depend on the split.
-        shape = (config.DATA.IMAGE_CHANNELS, 2 * self.side, 2 * self.side)
-        self.noise = torch.randn(shape, generator=torch.Generator().manual_seed(config.SEED)).to(device)
-
-    def __call__(self, images: Tensor, piece: Piece) -> None:
-        """In place."""
-        for image, index, repeat in zip(images, piece.indices.tolist(), piece.repeats.tolist(), strict=True):
-            rng = sample_rng(self.seed, piece.epoch, index, "erasing", repeat)
-            if rng.random() < self.settings.RANDOM_ERASE_PROB:
-                for left, top, width, height in self.boxes(rng):
-                    image[:, top : top + height, left : left + width] = self._filling(width, height, rng)
-
-    def boxes(self, rng: random.Random) -> list[tuple[int, int, int, int]]:
-        """left, top, width and height of the boxes of one image."""
-        count = 1 + int(rng.random() * self.settings.RANDOM_ERASE_COUNT)
-        area = (ERASED_AREA[0] / count, ERASED_AREA[1] / count)
-        return [crop_box(self.side, self.side, area, ERASED_RATIO, rng) for _ in range(count)]
-
-    def _filling(self, width: int, height: int, rng: random.Random) -> Tensor | float:
-        mode = self.settings.RANDOM_ERASE_MODE
-        if mode == "const":
-            return 0.0
-        if mode == "rand":
-            width = height = 1
-        left, top = int(rng.random() * self.side), int(rng.random() * self.side)
-        return self.noise[:, top : top + height, left : left + width]
-
-
 class Mixing:
     """Mixup and cutmix of the neighbours 2k and 2k + 1 in the window, which `Order` keeps in one piece.
 
@@ -96,23 +37,10 @@ class Mixing:
     def __init__(self, config: Config):
         self.settings, self.seed, self.side = config.TRAIN, config.SEED, config.DATA.IMAGE_SIZE
 
-    def __call__(self, images: Tensor, targets: Tensor, piece: Piece) -> tuple[Tensor, Tensor | Mixed]:
-        """Mixed images [B, C, H, W], and the targets of both parts."""
-        if self.settings.MIXUP_OFF_EPOCH and piece.epoch >= self.settings.MIXUP_OFF_EPOCH:
-            return images, targets
-        # One table, so that one copy transfers all numbers to the device.
-        table = torch.tensor(self._rows(piece), pin_memory=images.is_cuda).to(images.device, non_blocking=True)
-        partners, factor, left, top, width, height = table.unbind(1)
-        partners = partners.long()
-        pixels = torch.arange(self.side, device=images.device)
-        across = (pixels >= left[:, None]) & (pixels < (left + width)[:, None])  # [B, W]
-        down = (pixels >= top[:, None]) & (pixels < (top + height)[:, None])  # [B, H]
-        inside = down[:, None, :, None] & across[:, None, None, :]
-        weight = torch.where(inside, 0.0, factor[:, None, None, None]).to(images.dtype)  # [B, 1, H, W]
-        share = factor * (1 - width * height / self.side**2)
-        return torch.lerp(images[partners], images, weight), Mixed(targets, targets[partners], share)
+    def is_on(self, piece: Piece) -> bool:
+        return not self.settings.MIXUP_OFF_EPOCH or piece.epoch < self.settings.MIXUP_OFF_EPOCH
 
-    def _rows(self, piece: Piece) -> list[tuple[float, ...]]:
+    def rows(self, piece: Piece) -> list[tuple[float, ...]]:
         """For each image its partner's position, its own factor outside the partner's box, and that box."""
         count = len(piece.indices)
         positions = range(piece.first, piece.first + count)
@@ -123,6 +51,22 @@ class Mixing:
         if count % 2:
             rows[-1] = (count - 1.0, *UNMIXED)
         return rows
+
+    def __call__(self, images: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
+        """Images [B, C, H, W] mixed as a table [B, 6] of `rows` says, and then rounded to `dtype`."""
+        _, factor, *box = table.unbind(1)
+        weight = torch.where(inside_box(*box, self.side), 0.0, factor[:, None, None, None]).to(images.dtype)
+        mixed, paired = torch.empty_like(images, dtype=dtype), len(images) // 2 * 2
+        first, second = slice(0, paired, 2), slice(1, paired, 2)
+        for own, partner in ((first, second), (second, first)):  # slices: images[partners] would be a copy of the batch
+            lerp_into(mixed[own], images[partner], images[own], weight[own])
+        mixed[paired:] = images[paired:]
+        return mixed
+
+    def targets(self, targets: Tensor, table: Tensor) -> Mixed:
+        """The targets of both parts."""
+        partners, factor, _, _, width, height = table.unbind(1)
+        return Mixed(targets, targets[partners.long()], factor * (1 - width * height / self.side**2))
 
     def _draw(self, step: int, unit: int) -> tuple[float, ...]:
         """Factor and box: left, top, width, height."""
@@ -146,3 +90,10 @@ class Mixing:
         left, top = (max(start, 0) for start in starts)
         right, bottom = (min(start + cut, side) for start in starts)
         return left, top, right - left, bottom - top
+
+
+def lerp_into(out: Tensor, start: Tensor, end: Tensor, weight: Tensor) -> None:
+    if out.dtype == start.dtype and not torch.compiler.is_compiling():
+        torch.lerp(start, end, weight, out=out)  # without a copy; to another type, or to a slice in a graph, it cannot
+    else:
+        out.copy_(torch.lerp(start, end, weight))

@@ -17,7 +17,8 @@ from datasets import Batch, Mixed, Normalize, Piece, Preparation, dominant_class
 from datasets.batch_order import sample_rng
 from datasets.loading.readers import TrainReader
 from datasets.transforms.augment import RANDOM_FUNCTIONS, UseGenerator, build_augmentation, parse_policy
-from datasets.transforms.mixup import Erasing, Mixing
+from datasets.transforms.erasing import Erasing
+from datasets.transforms.mixup import Mixing
 from engine.train.loss import ClassificationLoss
 from scripts import show_augmentation
 from tests.support.configs import CPU, replaced, small_config
@@ -223,7 +224,13 @@ def test_repeated_augmentation_shows_each_image_of_a_window_so_often_each_time_a
 
 
 def mixed(images, targets, config, **where):
-    return Mixing(config)(images, targets, piece(len(images), **where))
+    mixing = Mixing(config)
+    table = torch.tensor(mixing.rows(piece(len(images), **where)))
+    return mixing(images, table, images.dtype), mixing.targets(targets, table)
+
+
+def erase(erasing, images, of_it):
+    return erasing(images, torch.tensor(erasing.rows(of_it)))
 
 
 @pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
@@ -282,10 +289,17 @@ def test_probabilities_of_mixing_and_of_the_kinds_are_kept():
 
 
 def test_after_its_last_epoch_nothing_is_mixed():
-    config, images = settings(8, MIXUP_ALPHA=0.8, MIXUP_OFF_EPOCH=2), torch.randn(4, 3, 8, 8)
-    targets = torch.arange(4)
-    assert isinstance(mixed(images, targets, config, epoch=1)[1], Mixed)
-    assert mixed(images, targets, config, epoch=2) == (images, targets)
+    config, images = (
+        settings(8, MIXUP_ALPHA=0.8, MIXUP_OFF_EPOCH=2),
+        torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8),
+    )
+    normalize = Normalize(config.DATA)
+
+    def prepared(epoch):
+        return Preparation(config, normalize)(Batch(images, torch.arange(4), 4, [], piece(4, epoch=epoch)))
+
+    assert isinstance(prepared(epoch=1)[1], Mixed) and not torch.equal(prepared(epoch=1)[0], normalize(images))
+    assert torch.equal(prepared(epoch=2)[0], normalize(images)) and torch.equal(prepared(epoch=2)[1], torch.arange(4))
 
 
 @pytest.mark.parametrize("num_classes", [2, 10])
@@ -321,7 +335,7 @@ def test_erased_boxes_have_the_areas_and_shapes_of_the_paper():
 def test_so_many_images_are_erased_and_by_what_is_asked_for(mode):
     erasing = Erasing(settings(16, RANDOM_ERASE_PROB=0.25, RANDOM_ERASE_MODE=mode), CPU)
     images = torch.full((800, 3, 16, 16), 9.0)
-    erasing(images, piece(800))
+    images = erase(erasing, images, piece(800))
     erased = [image[:, (image[0] != 9.0)] for image in images if (image != 9.0).any()]
     assert 160 < len(erased) < 240
     num_values = np.median([len(each[0].unique()) / each.shape[1] for each in erased])
@@ -329,15 +343,13 @@ def test_so_many_images_are_erased_and_by_what_is_asked_for(mode):
     assert (filled == 0).all() if mode == "const" else 0.8 < filled.std() < 1.2
     assert num_values == 1 if mode == "pixel" else num_values < 0.2
     again = torch.full((400, 3, 16, 16), 9.0)
-    erasing(again, piece(400, first=400))
-    assert torch.equal(again, images[400:])
+    assert torch.equal(erase(erasing, again, piece(400, first=400)), images[400:])
 
 
 def test_each_repeat_of_an_image_is_erased_in_its_own_way():
     erasing = Erasing(settings(16, RANDOM_ERASE_PROB=1.0), CPU)
-    first, second = (torch.full((8, 3, 16, 16), 9.0) for _ in range(2))
-    erasing(first, piece(8))
-    erasing(second, piece(8)._replace(repeats=np.ones(8, dtype=int)))
+    pieces = piece(8), piece(8)._replace(repeats=np.ones(8, dtype=int))
+    first, second = (erase(erasing, torch.full((8, 3, 16, 16), 9.0), each) for each in pieces)
     assert not any(torch.equal(*pair) for pair in zip(first, second, strict=True))
 
 

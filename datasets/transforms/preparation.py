@@ -1,0 +1,48 @@
+"""Transforms of a micro-batch on its device: normalization, random erasing, mixup and cutmix of pairs.
+
+They depend on seed, epoch, step, image and position in the window, never on how the window is split.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from configs.schema import Config
+from datasets.transforms.crop import Normalize
+from datasets.transforms.erasing import build_erasing
+from datasets.transforms.mixup import Mixed, Mixing
+from datasets.types import Batch
+
+
+class Preparation:
+    """From a batch of the loader to the inputs of model and loss, on the device of `normalize`."""
+
+    def __init__(self, config: Config, normalize: Normalize):
+        self.normalize = normalize
+        self.device = normalize.scale.device
+        self.erase = build_erasing(config, self.device) if config.TRAIN.RANDOM_ERASE_PROB else None
+        self.mix = Mixing(config) if config.TRAIN.mixes else None
+
+    def __call__(self, batch: Batch, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | Mixed]:
+        """Images [B, C, H, W] as `dtype`, else as that of `normalize`, and targets [B]. Never makes the host wait."""
+        pixels = batch.images.to(self.device, non_blocking=True)
+        targets = batch.targets.to(self.device, non_blocking=True)
+        boxes = self._table(self.erase.rows(batch.piece)) if self.erase else None
+        parts = self._table(self.mix.rows(batch.piece)) if self.mix and self.mix.is_on(batch.piece) else None
+        images = self.compute(pixels, boxes, parts, dtype or self.normalize.dtype)
+        return images, targets if parts is None else self.mix.targets(targets, parts)
+
+    def compute(self, pixels: Tensor, boxes: Tensor | None, parts: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """The images of two tables with what erasing and mixing have drawn on the host; None: nothing to do.
+
+        They are rounded to `dtype` once, after mixing.
+        """
+        images = self.normalize(pixels, dtype if parts is None else None)
+        if boxes is not None:
+            images = self.erase(images, boxes)
+        return images if parts is None else self.mix(images, parts, dtype)
+
+    def _table(self, rows: Sequence) -> Tensor:
+        """One copy transfers all numbers of a batch."""
+        return torch.tensor(rows, pin_memory=self.device.type == "cuda").to(self.device, non_blocking=True)

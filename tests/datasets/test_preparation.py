@@ -1,0 +1,105 @@
+"""What a batch becomes on its device: the same pixels as from a plain loop, in each way of computing them."""
+
+import numpy as np
+import pytest
+import torch
+
+from configs.schema import Config
+from datasets import Batch, Normalize, Piece, Preparation
+from datasets.batch_order import sample_rng
+from datasets.transforms.erasing import BatchedErasing, Erasing, build_erasing
+from datasets.transforms.mixup import Mixing
+from tests.support.configs import CPU, replaced
+
+SIDE = 12
+MIXES = {"MIXUP_ALPHA": 0.8, "CUTMIX_ALPHA": 1.0, "MIXUP_MODE": "elem"}
+ERASES = {"RANDOM_ERASE_PROB": 0.7, "RANDOM_ERASE_COUNT": 3}
+
+
+def settings(channels: int = 3, **train) -> Config:
+    return replaced(Config(), DATA={"IMAGE_SIZE": SIDE, "IMAGE_CHANNELS": channels}, TRAIN=train)
+
+
+def batch(count: int, channels: int = 3) -> Batch:
+    """Of images that lie in memory as decoded pixels do."""
+    pixels = torch.from_numpy(
+        np.random.default_rng(0).integers(256, size=(count, SIDE, SIDE, channels), dtype=np.uint8)
+    )
+    of_it = Piece(2, np.arange(40, 40 + count), count, 5, 6, np.arange(count) % 2)
+    return Batch(pixels.permute(0, 3, 1, 2), torch.arange(count), count, [], of_it)
+
+
+def erased_one_by_one(images: torch.Tensor, of_it: Piece, config: Config) -> torch.Tensor:
+    """With each random number drawn where it is needed."""
+    erasing, images, mode = Erasing(config, CPU), images.clone(), config.TRAIN.RANDOM_ERASE_MODE
+    for image, index, repeat in zip(images, of_it.indices.tolist(), of_it.repeats.tolist(), strict=True):
+        rng = sample_rng(config.SEED, of_it.epoch, index, "erasing", repeat)
+        if rng.random() >= config.TRAIN.RANDOM_ERASE_PROB:
+            continue
+        for left, top, width, height in erasing.boxes(rng):
+            box = image[:, top : top + height, left : left + width]
+            if mode == "const":
+                box.fill_(0.0)
+                continue
+            x, y = int(rng.random() * SIDE), int(rng.random() * SIDE)
+            width, height = (width, height) if mode == "pixel" else (1, 1)
+            box.copy_(erasing.noise[:, y : y + height, x : x + width].expand_as(box))
+    return images
+
+
+def mixed_one_by_one(images: torch.Tensor, of_it: Piece, config: Config) -> torch.Tensor:
+    rows = Mixing(config).rows(of_it)
+    partners = images[[int(partner) for partner, *_ in rows]]
+    weights = torch.stack([torch.full((1, SIDE, SIDE), factor) for _, factor, *_ in rows])
+    for weight, (_, _, left, top, width, height) in zip(weights, rows, strict=True):
+        weight[:, int(top) : int(top + height), int(left) : int(left + width)] = 0.0
+    return torch.lerp(partners, images, weights.to(images.dtype))
+
+
+@pytest.mark.parametrize("kind", [Erasing, BatchedErasing])
+@pytest.mark.parametrize("mode", ["pixel", "rand", "const"])
+@pytest.mark.parametrize("channels", [3, 1])
+def test_what_is_erased_equals_a_plain_loop(kind, mode, channels):
+    config = settings(channels, RANDOM_ERASE_MODE=mode, **ERASES)
+    images, of_it = torch.randn(40, channels, SIDE, SIDE), batch(40).piece
+    wanted = erased_one_by_one(images, of_it, config)
+    erasing = kind(config, CPU)
+    assert torch.equal(erasing(images.clone(), torch.tensor(erasing.rows(of_it))), wanted)
+    assert 10 < (wanted != images).flatten(1).any(1).sum() < 40
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8])
+def test_what_is_mixed_equals_a_plain_loop(count):
+    config, of_it = settings(**MIXES), batch(count).piece
+    images, mixing = torch.randn(count, 3, SIDE, SIDE), Mixing(config)
+    got = mixing(images, torch.tensor(mixing.rows(of_it)), images.dtype)
+    assert torch.equal(got, mixed_one_by_one(images, of_it, config)) and torch.equal(got, images) == (count == 1)
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", [Erasing, BatchedErasing])
+@pytest.mark.parametrize("train", [{}, ERASES, MIXES, ERASES | MIXES], ids=["plain", "erased", "mixed", "both"])
+@pytest.mark.parametrize("channels", [3, 1])
+def test_images_in_half_precision_are_those_in_float32_rounded_once(half, kind, train, channels):
+    config, images = settings(channels, **train), batch(9, channels)
+    prepare = Preparation(config, Normalize(config.DATA))
+    if train.keys() & ERASES.keys():
+        prepare.erase = kind(config, CPU)
+    wanted, got = prepare(images)[0], prepare(images, half)[0]
+    assert wanted.dtype == torch.float32 and got.dtype == half and torch.equal(got, wanted.to(half))
+    assert wanted.is_contiguous() and got.is_contiguous()
+
+
+def test_one_graph_computes_all_that_is_done_with_the_images():
+    config = settings(**ERASES, **MIXES)
+    prepare = Preparation(config, Normalize(config.DATA))
+    prepare.erase = BatchedErasing(config, CPU)
+    wanted = [prepare(batch(8), torch.float32)[0], prepare(batch(7), torch.bfloat16)[0]]
+    prepare.compute = torch.compile(prepare.compute, backend="eager", dynamic=False, fullgraph=True)
+    assert all(torch.equal(prepare(batch(len(each)), each.dtype)[0], each) for each in wanted)
+
+
+def test_a_gpu_erases_all_images_at_once_and_a_cpu_one_by_one():
+    config = settings(**ERASES)
+    assert type(build_erasing(config, CPU)) is Erasing
+    assert type(build_erasing(config, torch.device("meta"))) is BatchedErasing

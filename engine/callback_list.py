@@ -9,6 +9,7 @@ from engine.diagnose.failing_batch import LastUpdate
 from engine.diagnose.fp32_compare import Float32Compare
 from engine.parallel.strategy import is_sharded
 from engine.plan import Plan
+from engine.report.compile_report import CompileReport
 from engine.report.console import Console
 from engine.report.data_wait_advice import DataWaitAdvice
 from engine.report.heartbeat import Heartbeat
@@ -39,6 +40,8 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
             doctor = AutoDoctor(config, session.path, log, last_update)
             callbacks.append(doctor)
             advice = doctor.get_advice
+        if config.COMPILE:
+            callbacks.append(CompileReport(log, can_measure=not is_sharded(config, process)))
         if config.RUN.MAX_TIME:
             seconds = to_seconds(config.RUN.MAX_TIME)
             callbacks.append(TimeLimit(seconds, plan.started, lambda: saver.longest))

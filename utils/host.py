@@ -53,6 +53,11 @@ def free_host_memory(
     return max(min(free), 0)
 
 
+def has_streams(device: torch.device) -> bool:
+    """Whether the device computes while it copies to and from page-locked memory of the host."""
+    return device.type not in ("cpu", "mps")
+
+
 def keep_freed_memory(device: torch.device) -> None:
     """Let this process keep memory that it frees, for its next step, where the C library is glibc.
 

@@ -25,6 +25,7 @@ from datasets.loading.readers import Batch, Reader
 from datasets.loading.to_device import prefetch_to_device
 from datasets.types import ImageSet
 from utils.errors import DataError, LostProcess
+from utils.host import has_streams
 
 MAX_WORKERS = 8
 BATCHES_AHEAD = 2  # beyond the one in use; all threads work on the same batch
@@ -46,7 +47,7 @@ def read_in_threads(
     with ThreadPoolExecutor(num_threads, "loader", initializer=torch.set_num_threads, initargs=(1,)) as pool:
 
         def start(piece: Piece):
-            tensors = reader.allocate(piece, pinned=device.type == "cuda")
+            tensors = reader.allocate(piece, pinned=has_streams(device))
             count = len(piece.indices)
             share = max(MIN_IMAGES_PER_THREAD, math.ceil(count / num_threads))
             shares = [range(first, min(first + share, count)) for first in range(0, count, share)]
@@ -79,7 +80,7 @@ def read_in_processes(
         num_workers=num_processes,
         prefetch_factor=max(ahead, 1) if num_processes else None,
         collate_fn=_into_shared_memory,
-        pin_memory=device.type == "cuda",
+        pin_memory=has_streams(device),
         multiprocessing_context=context,
         generator=torch.Generator(),  # the loader draws a seed, which must not come from the run's generator
     )
@@ -215,4 +216,4 @@ def make_loader(
         load = functools.partial(read_in_threads, num_threads=num_workers, **common)
     else:
         load = functools.partial(read_in_processes, num_processes=num_workers, **common)
-    return (lambda pieces: prefetch_to_device(load(pieces), device)) if device.type == "cuda" else load
+    return (lambda pieces: prefetch_to_device(load(pieces), device)) if has_streams(device) else load

@@ -13,6 +13,7 @@ from datasets.transforms.crop import Normalize
 from datasets.transforms.erasing import build_erasing
 from datasets.transforms.mixup import Mixed, Mixing
 from datasets.types import Batch
+from utils.host import has_streams
 
 
 class Preparation:
@@ -45,4 +46,4 @@ class Preparation:
 
     def _table(self, rows: Sequence) -> Tensor:
         """One copy transfers all numbers of a batch."""
-        return torch.tensor(rows, pin_memory=self.device.type == "cuda").to(self.device, non_blocking=True)
+        return torch.tensor(rows, pin_memory=has_streams(self.device)).to(self.device, non_blocking=True)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from utils.host import has_streams
+
 CHUNK = 2**26  # bytes: page-locked memory is allocated in powers of two, so a larger piece would waste much
 
 
@@ -14,22 +16,22 @@ class HostCopy:
     """Memory for one copy. The next copy reuses it and overwrites the former one."""
 
     def __init__(self, device: torch.device):
-        self._is_cuda, self._device = device.type == "cuda", device
+        self._device, self._has_streams = device, has_streams(device)
         self._layout: list[tuple] = []
         self._copies: list[Tensor] = []
 
     def take(self, state: dict) -> dict:
-        """Copy the state; from a CUDA device asynchronously, with one synchronisation at the end."""
+        """Copy the state; from a device with streams asynchronously, with one synchronisation at the end."""
         tensors: list[Tensor] = []
         map_tensors(state, tensors.append)
         layout = [(each.dtype, each.shape, each.stride()) for each in tensors]
         if layout != self._layout:
             self._copies = []  # freed first, so that memory never holds two
-            self._copies, self._layout = allocate(tensors, self._is_cuda), layout
+            self._copies, self._layout = allocate(tensors, self._has_streams), layout
         for mine, tensor in zip(self._copies, tensors, strict=True):
-            mine.copy_(tensor, non_blocking=self._is_cuda)
-        if self._is_cuda:
-            torch.cuda.current_stream(self._device).synchronize()
+            mine.copy_(tensor, non_blocking=self._has_streams)
+        if self._has_streams:
+            torch.accelerator.current_stream(self._device).synchronize()
         copies = iter(self._copies)
         return map_tensors(state, lambda tensor: next(copies))
 

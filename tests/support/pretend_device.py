@@ -1,11 +1,12 @@
 """A device without hardware: its tensors lie in host memory, but what a GPU refuses or waits for, it refuses or counts.
 
-An operation that mixes tensors of host and device raises. `waits()` counts what would make the host wait until a GPU has
-computed all that was asked of it: reading a value, a copy that is not `non_blocking`, an output whose shape depends on
-values, synchronize(). Not seen: numbers and speed of a GPU's kernels, its memory, races between streams, several processes.
+An operation that mixes tensors of host and device raises. `waits()` counts what makes the host wait until a GPU has done
+all that it was given: a value that the host reads, an output whose shape depends on values, a copy that is not
+`non_blocking` or whose memory on the host is not page-locked, synchronize(). Copies to the host that do not block are done at
+the next of these. Not seen: numbers and speed of a GPU's kernels, its memory, races between streams, several processes.
 
-torch cannot forget such a device, and cannot have it once a backward has run without it. So a test of it runs in a process
-of its own:
+torch cannot forget such a device, and has none that comes after the first backward. So a test of it runs in a process of
+its own:
 
     @on_pretend_device
     def test_a_sum_is_read_once(tmp_path):
@@ -31,6 +32,10 @@ NAME = "pretend"
 DEVICE = f"{NAME}:0"
 aten = torch.ops.aten
 WAITS: collections.Counter[str] = collections.Counter()
+PINNED: list[torch.Tensor] = []  # page-locked memory, all that was ever allocated
+QUEUED: list[
+    tuple[torch.Tensor, torch.Tensor]
+] = []  # copies to the host which it has not waited for: targets and values
 NAMES = {"_local_scalar_dense": "item", "_to_copy": "blocking copy", "copy_": "blocking copy"}
 # What CUDA's autocast computes in half and in float32: the commonest of both.
 IN_HALF = "conv2d linear matmul addmm bmm mm baddbmm scaled_dot_product_attention".split()
@@ -64,7 +69,8 @@ def pretend_device() -> Iterator[None]:
     libraries = register_autocast()
     # Else module.to() moves the data of a wrapper to another, but not what it wraps.
     torch.__future__.set_swap_module_params_on_conversion(True)
-    with Operations(), mock.patch("torch.accelerator.current_stream", lambda device=None: Stream(DEVICE)):
+    stream = mock.patch("torch.accelerator.current_stream", lambda device=None: Stream(DEVICE))
+    with Operations(), stream, mock.patch("torch.tensor", functools.partial(make_tensor, torch.tensor)):
         yield
     del libraries  # until here, or their kernels go
 
@@ -86,7 +92,7 @@ class Elsewhere(torch.Tensor):
         return compute(func, args, kwargs or {})
 
     def tolist(self) -> list:
-        WAITS["tolist"] += 1
+        wait("tolist")
         return self.values.tolist()
 
     def __deepcopy__(self, memo: dict) -> torch.Tensor:
@@ -109,23 +115,28 @@ class Operations(TorchDispatchMode):
 
 def compute(func: torch._ops.OpOverload, args: tuple, kwargs: dict):
     """One operation: on the values of the device's tensors if there are any."""
+    if func is aten._pin_memory.default:
+        return pinned(args[0].clone())
+    if kwargs.get("pin_memory"):
+        return pinned(func(*args, **{**kwargs, "pin_memory": False}))
     is_ours = any(isinstance(each, Elsewhere) for each in _pytree.tree_leaves((args, kwargs)))
     target = kwargs.get("device")
     goes_there = target is not None and torch.device(target).type == NAME
     if not (is_ours or goes_there):
         return func(*args, **kwargs)
-    if host_waits(func, args, kwargs):
-        name = func.overloadpacket.__name__
-        WAITS[NAMES.get(name, name)] += 1
-    may_mix = goes_there or func is aten.copy_.default
-    on_host = functools.partial(to_host, name=str(func), may_mix=may_mix)
-    inner_args, inner_kwargs = (_pytree.tree_map(on_host, each) for each in (args, kwargs))
-    if func is aten.record_stream.default:  # the host's memory is not reused too early
+    if func is aten.record_stream.default:  # memory is not reused too early
         return None
+    if host_waits(func, args, kwargs, goes_there):
+        name = func.overloadpacket.__name__
+        wait(NAMES.get(name, name))
+    elif func is aten.copy_.default and not isinstance(args[0], Elsewhere):
+        QUEUED.append((args[0], args[1].values.clone()))
+        return args[0]
+    on_host = functools.partial(to_host, name=str(func), may_mix=goes_there or func is aten.copy_.default)
+    inner_args, inner_kwargs = (_pytree.tree_map(on_host, each) for each in (args, kwargs))
     output = func(*inner_args, **inner_kwargs)
-    written = [each for each in func._schema.returns if each.alias_info and each.alias_info.is_write]
-    if written:  # in place: what it returns was given
-        return kwargs.get("out", args[0])
+    if any(each.alias_info and each.alias_info.is_write for each in func._schema.returns):
+        return kwargs.get("out", args[0])  # in place: what it returns was given
     leaves_device = target is not None and not goes_there
     return output if leaves_device else _pytree.tree_map_only(torch.Tensor, Elsewhere, output)
 
@@ -139,16 +150,43 @@ def to_host(value, name: str, may_mix: bool):
     return torch.device("cpu") if isinstance(value, torch.device) and value.type == NAME else value
 
 
-def host_waits(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> bool:
+def host_waits(func: torch._ops.OpOverload, args: tuple, kwargs: dict, goes_there: bool) -> bool:
     """Whether the host needs a value from the device, or waits for a copy."""
     if func is aten._to_copy.default:
-        moves = "device" in kwargs and torch.device(kwargs["device"]).type != args[0].device.type
-        return moves and not kwargs.get("non_blocking", False)
+        moves = isinstance(args[0], Elsewhere) != goes_there and kwargs.get("device") is not None
+        # To the host torch itself copies into page-locked memory.
+        return moves and not (kwargs.get("non_blocking") and (not goes_there or is_pinned(args[0])))
     if func is aten.copy_.default:
-        return args[0].device != args[1].device and not (args[2:] or kwargs.get("non_blocking", False))
+        on_host = [each for each in args[:2] if not isinstance(each, Elsewhere)]
+        return bool(on_host) and not (args[2:] == (True,) and is_pinned(on_host[0]))
     if func in (aten.index.Tensor, aten.index_put_.default):
         return any(each is not None and each.dtype is torch.bool for each in args[1])
     return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags))
+
+
+def wait(kind: str) -> None:
+    """The host waits until the device is done with all that it was given."""
+    WAITS[kind] += 1
+    for target, values in QUEUED:
+        target.copy_(values)
+    QUEUED.clear()
+
+
+def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """The same tensor, from now on in page-locked memory."""
+    PINNED.append(tensor)
+    return tensor
+
+
+def is_pinned(tensor: torch.Tensor) -> bool:
+    starts = ((each.data_ptr(), each.nbytes) for each in PINNED)
+    return any(start <= tensor.data_ptr() < start + size for start, size in starts)
+
+
+def make_tensor(make: Callable, data, pin_memory: bool = False, **options) -> torch.Tensor:
+    """torch.tensor, which allocates where no mode sees it."""
+    tensor = make(data, **options)
+    return pinned(tensor) if pin_memory else tensor
 
 
 class Backend(backend_registration._DummyBackendModule):
@@ -156,6 +194,9 @@ class Backend(backend_registration._DummyBackendModule):
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
+
+    def empty_cache(self) -> None:
+        pass
 
     def get_rng_state(self, device=None) -> torch.Tensor:
         return torch.get_rng_state()
@@ -166,7 +207,7 @@ class Backend(backend_registration._DummyBackendModule):
 
 class Stream(torch.Stream):
     def synchronize(self) -> None:
-        WAITS["synchronize"] += 1
+        wait("synchronize")
 
 
 def register_autocast() -> list[torch.library.Library]:

@@ -31,18 +31,24 @@ MODES = {
 
 @on_pretend_device
 def test_the_device_counts_what_the_host_waits_for_and_refuses_to_mix():
-    ones = torch.ones(3).to(DEVICE, non_blocking=True)
+    ones, here = torch.ones(3, device=DEVICE), torch.zeros(3, pin_memory=True)
     with waits() as seen:
-        (2 * ones + 1).sum()[None].add_(1).copy_(torch.zeros(1), non_blocking=True)
-    assert seen == {}
+        there = here.to(DEVICE, non_blocking=True)
+        there.copy_(here, non_blocking=True)
+        here.copy_((ones + there)[torch.arange(3, device=DEVICE)], non_blocking=True)
+    assert seen == {} and here.tolist() == [0, 0, 0]
+    with waits() as seen:
+        torch.accelerator.current_stream(DEVICE).synchronize()
+    assert seen == {"synchronize": 1} and here.tolist() == [1, 1, 1]
     with waits() as seen:
         values = ones.tolist(), ones.cpu().tolist(), ones.sum().item(), len(ones.nonzero()), len(ones[ones > 0])
-        torch.zeros(3).to(DEVICE)
-        torch.accelerator.current_stream(DEVICE).synchronize()
+        here.to(DEVICE)
+        torch.zeros(3).to(DEVICE, non_blocking=True)
+        torch.zeros(3).copy_(ones, non_blocking=True)
     assert values == ([1, 1, 1], [1, 1, 1], 3, 3, 3)
-    assert seen == {"tolist": 1, "blocking copy": 2, "item": 1, "nonzero": 1, "index": 1, "synchronize": 1}
+    assert seen == {"tolist": 1, "blocking copy": 4, "item": 1, "nonzero": 1, "index": 1}
     with pytest.raises(RuntimeError, match="a tensor of the host"):
-        ones + torch.ones(3)
+        ones + here
 
 
 @pytest.mark.parametrize("mode", MODES)

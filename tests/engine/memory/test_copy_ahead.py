@@ -1,0 +1,67 @@
+"""A batch that finds no memory on the device while it is copied ahead is trained like any other, once and in its turn."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.support.configs import small_config
+from tests.support.pretend_device import DEVICE, NAME, on_pretend_device
+from tests.support.trainers import make_trainer, update
+
+UPDATES = 4
+SPLITS = {"one micro-batch": "DATA.BATCH_SIZE=32", "two micro-batches": "DATA.BATCH_SIZE=16 TRAIN.ACCUM_ITER=2"}
+
+
+class NoRoom(TorchDispatchMode):
+    """Copies of images to the device fail if they have one of these numbers, or are of more than `fits` images."""
+
+    def __init__(self, *numbers: int, fits: int = 10**6):
+        super().__init__()
+        self.numbers, self.fits, self.sizes = numbers, fits, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        to_device = func is torch.ops.aten._to_copy.default and torch.device(kwargs.get("device") or "cpu").type == NAME
+        if to_device and args[0].dtype is torch.uint8:
+            self.sizes.append(len(args[0]))
+            if len(self.sizes) in self.numbers or len(args[0]) > self.fits:
+                raise torch.OutOfMemoryError("out of memory, as arranged")
+        return func(*args, **kwargs)
+
+
+def trained(config, no_room: NoRoom) -> tuple:
+    """The trainer after the updates, in float64, and the images of each forward."""
+    trainer = make_trainer(config, double=True, device=torch.device(DEVICE))
+    forwards = []
+    trainer.model.register_forward_pre_hook(lambda module, inputs: forwards.append(len(inputs[0])))
+    with no_room:
+        update(trainer, UPDATES)
+    return trainer, forwards
+
+
+def assert_same_weights(one, other) -> None:
+    for mine, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        assert (mine - theirs).abs().max().item() < 1e-12
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@on_pretend_device
+def test_a_copy_ahead_that_fails_once_is_made_up_for(tmp_path, split):
+    config = small_config(tmp_path, *SPLITS[split].split(), "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.WARMUP_EPOCHS=0")
+    undisturbed, forwards = trained(config, NoRoom())
+    for number in (1, len(forwards) // 2, len(forwards)):
+        trainer, seen = trained(config, no_room := NoRoom(number))
+        assert seen == forwards and trainer.guard.max_images is None
+        assert len(no_room.sizes) == len(forwards) + 1  # one copy was made twice
+        assert_same_weights(trainer, undisturbed)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@on_pretend_device
+def test_where_no_whole_batch_fits_the_updates_go_on_with_halves_of_it(tmp_path, split):
+    config = small_config(tmp_path, *SPLITS[split].split(), "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.WARMUP_EPOCHS=0")
+    undisturbed, forwards = trained(config, NoRoom())
+    half = forwards[0] // 2
+    trainer, seen = trained(config, NoRoom(fits=half))
+    assert seen == [half] * 2 * len(forwards) and trainer.guard.max_images == half
+    assert_same_weights(trainer, undisturbed)

@@ -1,6 +1,6 @@
 """Measures how fast images are read, and what limits a run; prints Markdown tables: what BENCHMARKS.md holds.
 
-python scripts/benchmarks/loader.py limits -cfg FILE [...]   the loader's ceiling, the model's on synthetic data, which limits
+python scripts/benchmarks/loader.py limits -cfg FILE [...]   the loader alone, the step alone, both together, and which limits
 python scripts/benchmarks/loader.py timm                     ours against timm's create_loader, from JPEG and from the cache
 python scripts/benchmarks/loader.py pixels                   how far our pixels are from Pillow's
 python scripts/benchmarks/loader.py memory                   private memory of readers over epochs of 200,000 listed files
@@ -10,6 +10,7 @@ Without -photos a folder of JPEGs is made, of about 500 x 375 pixels and 100 kB 
 """
 
 import argparse
+import contextlib
 import itertools
 import statistics
 import subprocess
@@ -21,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
-from scripts.benchmarks.parts.common import ROOT, StepWorker, Table, machine, spread
+from scripts.benchmarks.parts.common import ROOT, Refused, StepWorker, Table, machine, spread
 from scripts.benchmarks.parts.turns import Turns, take_turns
 from scripts.benchmarks.parts.whole_run import BATCH_SIZE, compare_runs
 from scripts.benchmarks.photos import make_photos
@@ -238,32 +239,42 @@ for step, window in enumerate(data.windows(0, int(epochs) * data.steps_per_epoch
 
 
 def tell_limits(arguments: argparse.Namespace, scratch: Path) -> None:
-    """Both ceilings of a run with these flags, and which of them it will meet."""
+    """The loader alone, the step alone and both together, in turn, each on this run's device and with its settings."""
     from configs.load import load
 
     flags = arguments.flags
     where = flags.index("-opts") if "-opts" in flags else len(flags)
-    options, flags = flags[where + 1 :], flags[:where]
-    config = load([*flags, *(["-opts", *options] if options else [])]).with_default_batch_size().config
-    num_batches = max(1024 // config.DATA.BATCH_SIZE, 8)
-    batches = our_batches(flags, options, scratch)
-    loader = [rate(batches, num_batches) for _ in range(3)]
-    batches.close()
-    worker = StepWorker(
-        [*flags, "-dataset", "synthetic", "-opts", *options, f"MODEL.NUM_CLASSES={config.MODEL.NUM_CLASSES or 1000}"]
-    )
-    measured, reasons = take_turns({"model": worker}, Turns(3, 3))
+    # A cache of its own: of one data set a folder keeps the newest alone.
+    flags, options = flags[:where], [*flags[where + 1 :], f"DATA.CACHE_PATH={scratch / 'cache'}", "DATA.DROP_LAST=true"]
+    config = load([*flags, "-opts", *options]).with_default_batch_size().config
+    classes, size = config.MODEL.NUM_CLASSES or 1000, 20 * config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
+    synthetic = [*options, f"MODEL.NUM_CLASSES={classes}", f"DATA.SYNTHETIC_SIZE={size}"]
+    sides = {
+        "loader alone": StepWorker([*flags, "-opts", *options], role="loader"),
+        "step alone, synthetic data": StepWorker([*flags, "-dataset", "synthetic", "-opts", *synthetic]),
+        "both": StepWorker([*flags, "-opts", *options]),
+    }
+    with contextlib.suppress(Refused):  # it will be told below
+        next(iter(sides.values())).hello()  # a cache is built once, and not by two at a time
+    turns = Turns(rounds=3, steps=3, min_seconds=3.0)
+    measured, reasons = take_turns(sides, turns)
     if reasons:
-        sys.exit(reasons["model"])
-    model = measured["model"].images_per_second
-    share = statistics.median(loader) / statistics.median(model)
-    print(f"loader alone: {spread(loader)} images/s\nmodel alone, synthetic data: {spread(model)} images/s")
-    print("on the same cores: both together are slower" if measured["model"].hello["kind"] == "cpu" else "")
-    print(
-        f"the model limits: the loader gives {share:.1f} times what it takes"
-        if share > 1.1
-        else f"the loader limits: it gives {share:.2f} of what the model takes; more -num_workers, or DATA.CACHE"
-    )
+        sys.exit("\n".join(f"{name}: {reason}" for name, reason in reasons.items()))
+    rows = [[name, spread(each.images_per_second)] for name, each in measured.items()]
+    print(Table(f"batch {config.DATA.BATCH_SIZE}, {turns}", ["", "images/s, median (spread)"], rows).markdown())
+    print(name_limit(*(statistics.median(each.images_per_second) for each in measured.values())))
+
+
+def name_limit(loader: float, step: float, both: float) -> str:
+    """What to change first, from images/s of the loader alone, of the step alone and of both together."""
+    if both < 0.9 * min(loader, step):
+        return (
+            f"each slows the other: together they reach {both / min(loader, step):.2f} of the slower one. They share the "
+            "processor's cores; a cache (DATA.CACHE) leaves more of them to the step"
+        )
+    if loader < 1.1 * step:
+        return f"the loader limits: alone it gives {loader / step:.2f} of what the step takes; more -num_workers, or DATA.CACHE"
+    return f"the step limits: the loader gives {loader / step:.1f} times what it takes"
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ python scripts/benchmarks/parity.py -cfg configs/vit_cifar10.yaml -modes fp32 bf
 A mode is worse when its mean accuracy lies below fp32's by more than two standard errors of the difference, where each
 seed is taken to vary as fp32's seeds do: 2 x s x sqrt(1/n + 1/n), s the standard deviation of fp32's n accuracies. The
 mode's own deviation does not count: one collapsed seed would excuse itself. A run that stops without an accuracy is
-worse in any case. Exit code 1 if a mode is worse; a mode that the settings refuse here is listed, not judged.
+worse in any case. Exit code 1 if a mode is worse; a mode that the settings refuse here is listed, not judged. Training
+loss and gradient norm of the last epoch are told beside, each seed's against fp32's: they show more than a few images can.
 """
 
 import argparse
@@ -30,6 +31,15 @@ USER_ERROR = 2  # what the entry script ends with for a setting that it refuses
 
 
 @dataclass(frozen=True)
+class Run:
+    """The last epoch of one run, NaN if it stopped (exit code 3)."""
+
+    top1: float = math.nan  # of the validation images, per cent
+    train_loss: float = math.nan
+    grad_norm: float = math.nan
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What is said of one mode."""
 
@@ -50,26 +60,28 @@ def judge(values: list[float], fp32: list[float]) -> Verdict:
 def main(argv: list[str]) -> int:
     arguments = parse(argv)
     refused: dict[str, str] = {}
-    found = {name: [] for name in arguments.modes}
+    found: dict[str, list[Run]] = {name: [] for name in arguments.modes}
     for seed in range(arguments.seeds):
         for name in arguments.modes:
             if name in refused:
                 continue
             try:
-                found[name].append(accuracy(arguments, name, seed))
+                found[name].append(train(arguments, name, seed))
             except ConfigError as error:
                 refused[name] = str(error)
                 del found[name]
                 continue
-            print(f"seed {seed}, {name}: {found[name][-1]:.2f}%", file=sys.stderr, flush=True)
+            print(f"seed {seed}, {name}: {found[name][-1]}", file=sys.stderr, flush=True)
     if "fp32" not in found:
         raise ConfigError(f"-cfg: {arguments.cfg} does not train in fp32: {refused['fp32']}")
-    if any(math.isnan(value) for value in found["fp32"]):
+    accuracies = {name: [run.top1 for run in runs] for name, runs in found.items()}
+    if any(math.isnan(value) for value in accuracies["fp32"]):
         raise ConfigError(
             f"-cfg: {arguments.cfg} stops in fp32, so there is nothing to compare with; lower TRAIN.BASE_LR"
         )
-    verdicts = {name: judge(values, found["fp32"]) for name, values in found.items()}
-    table = tabulate(f"{Path(arguments.cfg).stem}, {arguments.seeds} seeds. {machine()}", found, verdicts, refused)
+    verdicts = {name: judge(values, accuracies["fp32"]) for name, values in accuracies.items()}
+    title = ", ".join([Path(arguments.cfg).stem, *arguments.opts, f"{arguments.seeds} seeds. {machine()}"])
+    table = tabulate(title, found, verdicts, refused)
     print(table.markdown())
     if arguments.png:
         table.draw(arguments.png)
@@ -100,8 +112,8 @@ def fast_modes() -> list[str]:
     return [name for name, mode in MODES.items() if kind in mode.kinds and (kind != "cpu" or name not in SLOW_ON_CPUS)]
 
 
-def accuracy(arguments: argparse.Namespace, name: str, seed: int) -> float:
-    """Validation top-1 of the last epoch of one run by the entry script; NaN if it stopped (exit code 3)."""
+def train(arguments: argparse.Namespace, name: str, seed: int) -> Run:
+    """One run by the entry script."""
     mode = MODES[name]
     with tempfile.TemporaryDirectory() as output:
         command = [sys.executable, ROOT / "main_single_gpu.py", "-cfg", arguments.cfg, "-seed", seed, "-output", output]
@@ -111,25 +123,34 @@ def accuracy(arguments: argparse.Namespace, name: str, seed: int) -> float:
             raise ConfigError(result.stderr.strip().splitlines()[-1].removeprefix("error: "))
         if result.returncode:
             print(result.stderr, file=sys.stderr)
-            return math.nan
+            return Run()
         (metrics,) = Path(output).glob("*/metrics.jsonl")
-        return json.loads(metrics.read_text().splitlines()[-1])["eval_top1"]
+        last = json.loads(metrics.read_text().splitlines()[-1])
+        return Run(last["eval_top1"], last["train_loss"], last["grad_norm"])
 
 
-def tabulate(title: str, found: dict[str, list[float]], verdicts: dict[str, Verdict], refused: dict[str, str]) -> Table:
-    rows = []
-    for name, values in found.items():
+def tabulate(title: str, found: dict[str, list[Run]], verdicts: dict[str, Verdict], refused: dict[str, str]) -> Table:
+    rows, means = [], {}
+    for name, runs in found.items():
+        values = [run.top1 for run in runs]
         each = " ".join(f"{value:.2f}" for value in values)
-        mean, deviation = statistics.mean(values), statistics.stdev(values)
+        means[name] = statistics.mean(values)
         verdict = "-" if name == "fp32" else verdicts[name].text
-        rows.append([name, each, f"{mean:.2f}", f"{deviation:.2f}", verdict])
-    rows += [[name, reason, "-", "-", "not judged"] for name, reason in refused.items()]
-    return Table(
-        title,
-        ["mode", "validation top-1 of each seed, %", "mean", "standard deviation", "against fp32"],
-        rows,
-        panels=[Panel("mean top-1, %", {name: statistics.mean(values) for name, values in found.items()})],
-    )
+        row = [name, each, f"{means[name]:.2f}", f"{statistics.stdev(values):.2f}", verdict]
+        for field in ("train_loss", "grad_norm"):
+            own, fp32 = ([getattr(run, field) for run in side] for side in (runs, found["fp32"]))
+            row.append(f"{statistics.mean(own):.4g} ({deviations(own, fp32)})")
+        rows.append(row)
+    columns = ["mode", "validation top-1 of each seed, %", "mean", "standard deviation", "against fp32"]
+    columns += ["training loss (against fp32, %)", "gradient norm (against fp32, %)"]
+    rows += [[name, reason, "-", "-", "not judged", "-", "-"] for name, reason in refused.items()]
+    return Table(title, columns, rows, panels=[Panel("mean top-1, %", means)])
+
+
+def deviations(own: list[float], fp32: list[float]) -> str:
+    """Mean, minimum and maximum over the seeds, per cent."""
+    each = [100 * (mine / its - 1) for mine, its in zip(own, fp32, strict=True)]
+    return f"{statistics.mean(each):+.1f}, {min(each):+.1f} to {max(each):+.1f}"
 
 
 if __name__ == "__main__":

@@ -64,8 +64,7 @@ def compare_peer(arguments: argparse.Namespace) -> None:
 
 def step_flags(arguments: argparse.Namespace, options: list[str]) -> list:
     flags = ["-cfg", arguments.cfg, "-dataset", "synthetic", "-batch_size", arguments.batch_size]
-    options = [*options, *arguments.opts]
-    return [*flags, *(["-opts", *options] if options else [])]
+    return [*flags, "-opts", f"DATA.SYNTHETIC_SIZE={20 * arguments.batch_size}", *options, *arguments.opts]
 
 
 def compare(arguments: argparse.Namespace, workers: dict[str, StepWorker]) -> None:

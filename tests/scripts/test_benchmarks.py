@@ -2,17 +2,19 @@
 
 import math
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from engine.memory.largest_batch import bisect
-from scripts.benchmarks import parity
-from scripts.benchmarks.parity import judge
+from scripts.benchmarks import loader, parity
+from scripts.benchmarks.parity import Run, judge
 from scripts.benchmarks.parts.common import GIB, Refused
 from scripts.benchmarks.parts.largest_batch import climb
 from scripts.benchmarks.parts.speed import speed_table
 from scripts.benchmarks.parts.turns import Measured, Turns, take_turns
+from scripts.benchmarks.parts.worker import LoaderWorker
 from tests.support.configs import SMALL
 from tests.support.runs import run
 from utils.errors import ConfigError
@@ -183,6 +185,56 @@ def test_the_share_of_the_nominal_peak_is_of_this_device_and_type(device, kind, 
     assert row[-2:] == ["50", share]
 
 
+def test_the_loader_alone_reads_each_image_of_the_run_and_none_that_lay_ready_is_timed(tmp_path, monkeypatch):
+    (tmp_path / "small.yaml").write_text(SMALL)
+    flags = ["-cfg", str(tmp_path / "small.yaml"), "-num_workers", "1", "-opts", "DEVICE=cpu", "DATA.PREFETCH=3"]
+    worker = LoaderWorker({"memory_gb": None}, flags)
+    taken, windows = [], worker.windows
+    worker.windows = (taken.append(window.step) or window for window in windows)
+    clock = iter([0.0, 1.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: taken.append("clock") or next(clock))
+    assert worker.answer({"steps": 2, "warm_up": 1}) == {"seconds": 1.0}
+    assert taken == [0, 1, 2, 3, 4, "clock", 5, 6, "clock"] and worker.num_images == 32
+    windows.close()
+
+
+def test_an_update_that_is_larger_than_the_set_is_refused_instead_of_counted_as_whole(tmp_path):
+    (tmp_path / "small.yaml").write_text(SMALL)
+    with pytest.raises(ConfigError, match="2000"):
+        LoaderWorker({"memory_gb": None}, ["-cfg", str(tmp_path / "small.yaml"), "-batch_size", "2000"])
+
+
+def test_limits_measures_loader_step_and_both_with_the_settings_of_the_run(tmp_path, monkeypatch, capsys, fakes):
+    flags_of = {}
+
+    def step_worker(flags, role="step"):
+        flags_of[role, "synthetic" in flags] = flags
+        return FakeWorker({"loader": 0.01, "step": 0.1}[role])
+
+    monkeypatch.setattr(loader, "StepWorker", step_worker)
+    (tmp_path / "small.yaml").write_text(SMALL)
+    assert loader.main(["limits", "-cfg", str(tmp_path / "small.yaml"), "-opts", "AMP=true"]) == 0
+    printed = capsys.readouterr().out
+    assert [line.split(" | ")[1][:5] for line in printed.splitlines() if "alone" in line or "both" in line] == [
+        "800.0", "80.0 ", "80.0 "
+    ]  # fmt: skip
+    assert "the step limits" in printed
+    assert flags_of["loader", False] == flags_of["step", False] and "AMP=true" in flags_of["step", True]
+
+
+@pytest.mark.parametrize(
+    ("alone", "step", "both", "words"),
+    [
+        (1000, 100, 98, "the step limits"),
+        (50, 100, 49, "the loader limits"),
+        (100, 100, 95, "the loader limits"),  # as fast as each other: the loader is cheaper to speed up
+        (150, 100, 60, "each slows the other"),
+    ],
+)
+def test_the_limit_is_named_by_what_both_reach_together(alone, step, both, words):
+    assert loader.name_limit(alone, step, both).startswith(words)
+
+
 @pytest.mark.parametrize("fits", [0, 7, 8, 100, 1000, 1023, 5000])
 @pytest.mark.parametrize("start", [8, 128, 4096])
 def test_bisection_ends_just_below_the_first_batch_that_does_not_fit(fits, start):
@@ -234,17 +286,19 @@ def test_parity_allows_two_standard_errors_of_the_difference(values, worse):
 
 @pytest.mark.parametrize("lost, code", [(0.1, 0), (3.0, 1)])
 def test_parity_ends_with_1_when_a_mode_is_worse_and_lists_what_is_refused(monkeypatch, capsys, lost, code):
-    def accuracy(arguments, name, seed):
+    def train(arguments, name, seed):
         if name == "naive-bf16":
             raise ConfigError("PRECISION.MODE: not here")
-        return FP32[seed] - (lost if name == "bf16" else 0)
+        is_half = name == "bf16"
+        return Run(FP32[seed] - lost * is_half, 0.5 * (1.02 + 0.01 * seed if is_half else 1.0), 2.0)
 
-    monkeypatch.setattr(parity, "accuracy", accuracy)
+    monkeypatch.setattr(parity, "train", train)
     assert parity.main(["-modes", "bf16", "naive-bf16", "-seeds", "5"]) == code
     lines = capsys.readouterr().out.splitlines()
     (bf16,) = [line for line in lines if line.startswith("| bf16")]
     assert f"{97.2 - lost:.2f} | 0.21 | {'WORSE' if code else 'no worse'}: {-lost:+.2f}" in bf16
-    assert "| naive-bf16 | PRECISION.MODE: not here | - | - | not judged |" in lines
+    assert bf16.endswith("| 0.52 (+4.0, +2.0 to +6.0) | 2 (+0.0, +0.0 to +0.0) |")
+    assert "| naive-bf16 | PRECISION.MODE: not here | - | - | not judged | - | - |" in lines
 
 
 def test_wrong_flags_are_told_with_the_right_ones():

@@ -19,7 +19,7 @@ import torch
 from configs.load import load
 from configs.schema import Config
 from scripts.benchmarks.parts.common import GIB, machine
-from utils.errors import UserError
+from utils.errors import ConfigError, UserError
 
 
 def main(argv: list[str]) -> None:
@@ -77,6 +77,8 @@ class LoaderWorker:
         self.num_classes = config.MODEL.NUM_CLASSES or len(train_set.classes)
         self.windows = self.data.windows(0, sys.maxsize)
         self.num_images = self.data.global_batch
+        if self.data.order.window_size(0) < self.num_images:
+            raise ConfigError(f"-batch_size: an update takes {self.num_images} images; the set has {len(train_set)}")
         workers = count_workers(config.DATA, train_set, self.process.num_cores, self.device)
         per_batch = workers if config.DATA.WORKERS == "processes" else 1
         self.num_ahead = 2 + per_batch * batches_ahead(config.DATA, self.device) if workers else 0

@@ -1,0 +1,1 @@
+"""Probes of a GPU: is it right, and how long do single operations take."""

@@ -1,0 +1,88 @@
+"""Milliseconds of what an update does around its matrix products: patch embedding both ways, normalising, optimizer, EMA."""
+
+import statistics
+import time
+
+import torch
+from torch.nn import functional
+
+from scripts.benchmarks.session.plan import Context
+from scripts.benchmarks.session.probes.checks import Probes
+from scripts.benchmarks.session.probes.trainers import first_batches, small_trainer
+
+LARGE = ("DATA.BATCH_SIZE=8", "MODEL.EMBED_DIM=1024", "MODEL.DEPTH=24", "MODEL.NUM_HEADS=16")
+
+
+def run_probes(context: Context) -> None:
+    probes = Probes(context)
+    num_images, width, side, large = context.pick((256, 384, 224, LARGE), (2, 16, 32, ()))
+    images = torch.randn(num_images, 3, side, side, device=context.device, dtype=torch.bfloat16)
+    weight = torch.randn(width, 3, 16, 16, device=context.device, dtype=torch.bfloat16).requires_grad_()
+    tokens = {"convolution": by_convolution, "product": by_product}
+    for name, embed in tokens.items():
+        probes.check(f"ms, patch embedding by {name}", lambda: time_gradient(context, embed, images, weight), True)  # noqa: B023
+    probes.check("ms, copied batch to the model's input", lambda: time_preparation(context, num_images, side), True)
+    for ema in (False, True):
+        name = "ms, unscale, clip and optimizer of ViT-L" + (", with EMA" if ema else "")
+        probes.check(name, lambda: time_optimizer(context, f"TRAIN.MODEL_EMA={ema}", *large), True)  # noqa: B023
+    probes.end()
+
+
+def by_convolution(images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return functional.conv2d(images, weight, stride=16).flatten(2).transpose(1, 2)
+
+
+def by_product(images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    batch, channels, height, width = images.shape
+    patches = images.view(batch, channels, height // 16, 16, width // 16, 16).permute(0, 2, 4, 1, 3, 5)
+    return functional.linear(patches.reshape(batch, -1, channels * 256), weight.flatten(1))
+
+
+def time_gradient(context: Context, embed, images: torch.Tensor, weight: torch.Tensor) -> str:
+    direction = torch.randn_like(embed(images, weight))
+    return milliseconds(context, lambda: torch.autograd.grad(embed(images, weight), weight, direction))
+
+
+def time_preparation(context: Context, num_images: int, side: int) -> str:
+    """Normalising, erasing and mixing of images that lie on the device."""
+    mixing = ("TRAIN.MIXUP_ALPHA=0.8", "TRAIN.RANDOM_ERASE_PROB=0.25", "AMP=true", "PRECISION.DTYPE=bfloat16")
+    trainer = small_trainer(context, *mixing, f"DATA.BATCH_SIZE={num_images}", f"DATA.IMAGE_SIZE={side}")
+    (batch,) = first_batches(trainer)
+    return milliseconds(context, lambda: trainer.to_device(batch))
+
+
+def time_optimizer(context: Context, *options: str) -> str:
+    """By the report's share of the phase, as steps.csv has it."""
+    from engine.report.timing import Timing
+
+    trainer = small_trainer(context, "AMP=true", "TRAIN.GRAD_CLIP=1.0", *options)
+    timing = Timing.on(trainer.process.device)
+    trainer.callbacks = [timing]
+    num_updates = context.pick(10, 2)
+    for window in trainer.data.windows(0, num_updates + 3):
+        if window.step == 3:
+            timing.restart()
+        trainer.update(window)
+    report = trainer.report()
+    timing.on_report(trainer, report)
+    return f"{1000 * report.seconds * report.shares['optimizer'] / 100 / num_updates:.3f}"
+
+
+def milliseconds(context: Context, run) -> str:
+    """Median of several, by the device's clock."""
+    seconds = []
+    for number in range(context.pick(25, 3)):
+        begin = time.perf_counter()
+        if context.device == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            run()
+            end.record()
+            end.synchronize()
+            passed = start.elapsed_time(end)
+        else:
+            run()
+            passed = 1000 * (time.perf_counter() - begin)
+        if number >= context.pick(5, 1):
+            seconds.append(passed)
+    return f"{statistics.median(seconds):.3f} ({min(seconds):.3f} to {max(seconds):.3f})"

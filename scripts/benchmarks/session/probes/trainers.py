@@ -1,0 +1,58 @@
+"""Trainers of a small Vision Transformer for the probes, made as a run makes them."""
+
+import functools
+
+import torch
+from torch import Tensor
+
+from configs.load import load
+from scripts.benchmarks.parts.common import ROOT
+from scripts.benchmarks.session.plan import Context
+
+SIZES = ("MODEL.EMBED_DIM=128", "MODEL.NUM_HEADS=2", "MODEL.DEPTH=3", "MODEL.DROPOUT=0", "MODEL.ATTENTION_DROPOUT=0")
+REAL, TINY = ("DATA.BATCH_SIZE=32",), ("DATA.BATCH_SIZE=8", "DATA.IMAGE_SIZE=32", "MODEL.PATCH_SIZE=8")
+
+
+def small_trainer(context: Context, *options: str):
+    """At step 0, always with the same weights."""
+    from datasets import build_train_data, load_image_sets
+    from engine.train.build import build_trainer
+    from models import build_model
+    from models.compilation import parts_to_compile
+    from utils.distributed import Process
+    from utils.log import Log
+
+    fixed = ["DATA.DATASET=synthetic", "MODEL.NUM_CLASSES=64", f"DEVICE={context.device}", *SIZES]
+    words = [*fixed, *context.pick(REAL, TINY), *options]
+    config = load(["-cfg", str(ROOT / "configs/vit_tiny_patch16_224.yaml"), "-opts", *words]).config
+    train_set, _ = load_image_sets(config)
+    process = Process.start(config.DEVICE, {})
+    torch.manual_seed(0)
+    model = build_model(config, 64).to(process.device)
+    data = build_train_data(config, train_set, process)
+    trainer = build_trainer(config, model, data, process, Log(1))
+    if config.COMPILE and context.dry:
+        for part in parts_to_compile(trainer.weights.compute_model, config):
+            part.compile(backend="eager", dynamic=False)  # a compiler of machine code would take half a minute
+    return trainer
+
+
+def first_batches(trainer) -> list:
+    """The micro-batches of the first update."""
+    windows = trainer.data.windows(0, 1)
+    return list(next(windows).batches)
+
+
+def train(trainer, steps: int) -> tuple[float, list[Tensor]]:
+    """The mean loss of the next updates, and the weights after them."""
+    for window in trainer.data.windows(trainer.step, trainer.step + steps):
+        trainer.update(window)
+    return trainer.report().mean_loss, [each.detach() for each in trainer.model.parameters()]
+
+
+def relative_error(got: list[Tensor], expected: list[Tensor]) -> float:
+    """Of all together."""
+    pairs = list(zip(got, expected, strict=True))
+    square = functools.partial(sum, start=torch.zeros((), device=expected[0].device, dtype=torch.float64))
+    error = square((a.double() - b.double()).square().sum() for a, b in pairs)
+    return (error / square(b.double().square().sum() for _, b in pairs)).sqrt().item()

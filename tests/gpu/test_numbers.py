@@ -1,0 +1,59 @@
+"""What is computed in another way on GPUs gives the numbers of the usual way."""
+
+import pytest
+import torch
+
+from engine.precision.loss_scale import FusedLossScaler, LossScaler
+from engine.train.ema import OnePass, ThreePasses
+from scripts.benchmarks.session.journal import Journal
+from scripts.benchmarks.session.machine import attention_calls
+from scripts.benchmarks.session.plan import Context
+from scripts.benchmarks.session.probes.trainers import first_batches, relative_error, small_trainer
+
+
+@pytest.fixture
+def context(tmp_path) -> Context:
+    return Context(Journal(tmp_path, "tests"), tmp_path, dry=not torch.cuda.is_available())
+
+
+@pytest.mark.parametrize("optimizer, largest_error", [("AdamW", 1e-3), ("SGD", 1e-5)])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_unscaling_and_clipping_in_the_optimizers_kernel_is_what_separate_passes_do(
+    context, dtype, optimizer, largest_error
+):
+    found = []
+    for scaler in (FusedLossScaler, LossScaler):
+        options = (f"PRECISION.DTYPE={dtype}", f"TRAIN.OPTIMIZER.NAME={optimizer}", "TRAIN.GRAD_CLIP=0.1")
+        trainer = small_trainer(context, "AMP=true", *options, "TRAIN.MODEL_EMA=true")
+        trainer.precision.scaler = scaler(context.device, trainer.config.PRECISION, needed=dtype == "float16")
+        for window in trainer.data.windows(0, 6):
+            hook = trainer.model.norm.register_forward_hook(lambda *args: args[2] * float("inf"))
+            if window.step != 3:
+                hook.remove()
+            trainer.update(window)
+            hook.remove()
+        assert trainer.report().skipped == 1
+        found.append([*trainer.model.parameters(), *trainer.ema.model.parameters()])
+    assert relative_error(*found) < largest_error
+
+
+@pytest.mark.parametrize("skipped", [0.0, 1.0])
+def test_the_average_in_one_kernel_is_that_of_three(context, skipped):
+    values = [torch.randn(3, 5, device=context.device), torch.randn(1025, device=context.device)]
+    found = []
+    for kind in (OnePass, ThreePasses):
+        torch.manual_seed(0)
+        means = [torch.randn_like(each) for each in values]
+        kind(means, values)(0.1, torch.tensor(skipped, device=context.device))
+        found.append(means)
+    torch.testing.assert_close(*found)
+
+
+def test_the_class_tokens_query_runs_no_fused_kernel(context):
+    """Of three blocks the last has a single query: cuDNN's gradients for it were not finite on an H200."""
+    trainer = small_trainer(context, "AMP=true", "PRECISION.DTYPE=bfloat16")
+    (batch,) = first_batches(trainer)
+    images, _ = trainer.to_device(batch)
+    with trainer.precision.autocast():
+        calls = attention_calls(lambda: trainer.model(images))
+    assert len(calls) == 2

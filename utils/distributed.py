@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from utils.errors import AlreadyReportedError, ConfigError, LostProcess, UserError
-from utils.host import available_cores, share_of_cores
+from utils.host import available_cores, bind_to, choose_cores, cores_near, share_of_cores
 from utils.launch.launch_env import LaunchOptions, find_launched_rank
 from utils.launch.rendezvous import Rendezvous, format_ranks
 from utils.text import counted
@@ -63,6 +63,7 @@ class Process:
     launcher: str = "none"
     rendezvous: Rendezvous | None = None
     num_cores: int = field(default_factory=lambda: len(available_cores()))  # its share of this machine's
+    is_bound: bool = False  # to the socket of its GPU
     _host_group: Any = None  # gloo: host-side collectives must not wait for a device
     _vote: tuple = field(default=(None, None))
 
@@ -105,17 +106,25 @@ class Process:
         )
 
     def _share_cores(self) -> None:
-        """Count this process's share of the cores that the processes of this machine are bound to, or not."""
-        hosts, masks = self.rendezvous.hosts, self.join([available_cores()])
-        local = [mask for host, mask in zip(hosts, masks, strict=True) if host == hosts[self.rank]]
-        self.num_cores = share_of_cores(masks[self.rank], local)
+        """Bind this process to the socket of its GPU where that costs no cores, and count those that are its share."""
+        hosts = self.rendezvous.hosts
+        found = zip(hosts, self.join([(available_cores(), cores_near(self.device))]), strict=True)
+        local, near = zip(*[cores for host, cores in found if host == hosts[self.rank]], strict=True)
+        cores = choose_cores(local, near)
+        index = hosts[: self.rank].count(hosts[self.rank])
+        self.num_cores = share_of_cores(cores[index], cores)
+        if cores[index] != local[index]:
+            bind_to(cores[index])
+            self.is_bound = available_cores() == cores[index]
+        if self.device.type != "cpu":  # torch would take all cores for the few operations of the host
+            torch.set_num_threads(min(torch.get_num_threads(), self.num_cores))
 
     def describe(self) -> str:
         """One line: the number of processes and what launched them."""
         hosts = list(dict.fromkeys(self.rendezvous.hosts))
         return (
             f"{counted(self.world_size, 'process')} on {counted(len(hosts), 'machine')}, started by {self.launcher}; "
-            f"process 0 is on {hosts[0]}"
+            f"process 0 is on {hosts[0]}{', bound to the socket of its GPU' if self.is_bound else ''}"
         )
 
     def name_lost_ranks(self, error: BaseException) -> BaseException:

@@ -34,6 +34,7 @@ def evaluate(
     process.spread(statistics_of(model))  # each rank collected its own in training; rank 0's are saved
     # Loss, top-1, top-5, images, excluded.
     sums = torch.zeros(5, dtype=sum_dtype(process.device), device=process.device)
+    input_dtype = precision.input_dtype(model)
     num_rows = 1  # a forward even without images: FSDP's all-gather needs every rank
     for batch in data:
         sums[4] += len(batch.bad)
@@ -44,7 +45,7 @@ def evaluate(
         ):  # on the device: on the host it would be a copy that is not pinned
             pixels = torch.cat((pixels, pixels.new_zeros(missing, *pixels.shape[1:])))
         num_rows = len(pixels) if data.is_padded else 1
-        images = precision.cast(normalize(pixels))
+        images = normalize(pixels, input_dtype)
         with precision.autocast():
             logits = model(images)[: len(batch.images)]
         if not batch.num_samples:

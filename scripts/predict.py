@@ -135,8 +135,9 @@ class Predictor:
             bad_images.note(batch.bad)
             if not batch.num_samples:
                 continue
+            images = normalize(batch.images.to(self.device), self.precision.input_dtype(self.model))
             with torch.no_grad(), self.precision.autocast():
-                logits = self.model(self.precision.cast(normalize(batch.images.to(self.device))))
+                logits = self.model(images)
             best = widen(logits).softmax(1).topk(min(top, logits.shape[1]))
             numbers, probabilities = best.indices.tolist(), best.values.tolist()
             for row, index in enumerate(batch.targets.tolist()):

@@ -103,7 +103,7 @@ def compare(
     with unchanged_random_state(precision.device):
         seed_update(*place)
         with precision.autocast():
-            logits = half(precision.cast(images))
+            logits = half(images.to(precision.input_dtype(half)))
         half_loss, half_gradients = _gradients(half, loss(logits, targets), scale)
         seed_update(*place)
         exact_loss, exact_gradients = _gradients(exact, loss(exact(images), targets), scale)

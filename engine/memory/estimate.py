@@ -70,7 +70,7 @@ def record_forward(config: Config, model: nn.Module, precision: Precision, count
     kept = SavedTensors(model)
     pixels = torch.zeros((count, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE), dtype=torch.uint8)
     targets = torch.zeros(count, dtype=torch.int64, device=device)
-    images = precision.cast(Normalize(data).to(device)(pixels.to(device)))
+    images = Normalize(data).to(device)(pixels.to(device), precision.input_dtype(model))
     with kept.following(model), torch.autograd.graph.saved_tensors_hooks(kept.note, lambda tensor: tensor):
         with precision.autocast():
             logits = model(images)

@@ -14,6 +14,7 @@ from engine.precision.loss_scale import FusedLossScaler, LossScaler
 from engine.precision.master_weights import ComputeWeights, MasterWeights, half_copy
 from engine.precision.speed import half_speedup
 from models.compilation import compile_model
+from models.first_layer import starts_with_convolution
 from models.transforms import ModelTransforms, choose_transforms
 from models.transforms.float8 import check_float8
 from models.transforms.op_overrides import OpOverrides
@@ -132,9 +133,15 @@ class Precision:
         finally:
             overrides.revert(model)
 
-    def cast(self, images: torch.Tensor) -> torch.Tensor:
-        """Images in the model's input type."""
-        return images.to(self.half) if self.is_naive else images
+    def input_dtype(self, model: torch.nn.Module) -> torch.dtype:
+        """The type in which a model that computes takes images: that of its weights, or half where autocast would cast them.
+
+        A CPU's numbers stay as they were. A black list may name the first layer, which then takes float32.
+        """
+        weights = next((each.dtype for each in model.parameters()), torch.float32)
+        autocasts = self.half is not None and weights is torch.float32 and not self._config.PRECISION.CUSTOM_BLACK_LIST
+        is_cast = autocasts and self.device.type != "cpu" and starts_with_convolution(model)
+        return self.half if is_cast else weights
 
     def state_dict(self) -> dict:
         return {**self.scaler.state_dict(), "dtype": str(self.half)}

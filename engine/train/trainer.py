@@ -109,8 +109,7 @@ class Trainer:
 
     def to_device(self, batch: Batch) -> tuple[Tensor, Tensor | Mixed]:
         """Images [B, C, H, W] and targets [B] on the device, ready for model and loss."""
-        images, targets = self.prepare(batch)
-        return self.precision.cast(images), targets
+        return self.prepare(batch, self.precision.input_dtype(self.weights.compute_model))
 
     def notify(self, event: str, *facts) -> None:
         for callback in self.callbacks:

@@ -9,7 +9,9 @@ from datasets import Batch, Normalize, Piece, Preparation
 from datasets.batch_order import sample_rng
 from datasets.transforms.erasing import BatchedErasing, Erasing, build_erasing
 from datasets.transforms.mixup import Mixing
-from tests.support.configs import CPU, replaced
+from tests.support.configs import CPU, replaced, small_config
+from tests.support.pretend_device import DEVICE, on_pretend_device, waits
+from tests.support.trainers import make_trainer
 
 SIDE = 12
 MIXES = {"MIXUP_ALPHA": 0.8, "CUTMIX_ALPHA": 1.0, "MIXUP_MODE": "elem"}
@@ -103,3 +105,30 @@ def test_a_gpu_erases_all_images_at_once_and_a_cpu_one_by_one():
     config = settings(**ERASES)
     assert type(build_erasing(config, CPU)) is Erasing
     assert type(build_erasing(config, torch.device("meta"))) is BatchedErasing
+
+
+@on_pretend_device
+def test_a_device_prepares_what_the_host_does_without_making_it_wait(tmp_path):
+    for mode in ("pixel", "rand", "const"):
+        config = settings(RANDOM_ERASE_MODE=mode, **ERASES, **MIXES)
+        prepares = [Preparation(config, Normalize(config.DATA).to(device)) for device in (CPU, DEVICE)]
+        with waits() as seen:
+            (here, targets), (there, same_targets) = (prepare(batch(9), torch.bfloat16) for prepare in prepares)
+        assert seen == {} and there.device.type == torch.device(DEVICE).type and torch.equal(here, there.cpu())
+        assert all(torch.equal(*pair) for pair in zip(targets, (each.cpu() for each in same_targets), strict=True))
+
+
+@on_pretend_device
+def test_images_reach_the_model_in_the_type_of_its_first_layer(tmp_path):
+    for options, dtype in (
+        ("", torch.float32),
+        ("AMP=true", torch.bfloat16),
+        ("AMP=true PRECISION.DTYPE=float16", torch.float16),
+        ("AMP=true PRECISION.CUSTOM_BLACK_LIST=[patch_embed]", torch.float32),
+        ("AMP=true PRECISION.MODE=naive", torch.bfloat16),
+    ):
+        config = small_config(tmp_path, *options.split())
+        trainer = make_trainer(config, device=torch.device(DEVICE))
+        windows = trainer.data.windows(0, 1)
+        images, _ = trainer.to_device(next(next(windows).batches))
+        assert images.dtype == dtype

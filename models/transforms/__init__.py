@@ -63,7 +63,7 @@ def choose_transforms(
     ]
     if device.type == "cpu":
         # After both: it replaces layers of exactly timm's classes, and the class token needs timm's attention.
-        transforms.append(CpuKernels(half is not None))
+        transforms.append(CpuKernels(half is not None, is_compiled=training and config.COMPILE))
     if half is not None and settings.MODE == "float8":
         # After the overrides and the class token: it converts neither named layers nor those with few rows.
         transforms.append(Float8(emulate))

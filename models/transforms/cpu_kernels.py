@@ -15,13 +15,14 @@ class CpuKernels(ModelTransform):
     """Replaces attention and dropout; GPUs have fast kernels for both."""
 
     in_half: bool
+    is_compiled: bool = False  # then torch generates a faster dropout than ours, whose random bits it cannot trace
 
     def apply(self, model: nn.Module) -> list[str]:
         for module in model.modules():
             # torch's fused attention is slow on CPUs in half precision, and with dropout in any.
             if hasattr(module, "fused_attn") and (self.in_half or module.attn_drop.p > 0):
                 module.fused_attn_elsewhere, module.fused_attn = module.fused_attn, False
-            if type(module) is nn.Dropout:
+            if type(module) is nn.Dropout and not self.is_compiled:
                 module.__class__ = CpuDropout
             if type(module) is Attention:
                 module.__class__ = CpuAttention

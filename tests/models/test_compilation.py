@@ -1,28 +1,22 @@
 """torch.compile of the model or of its blocks gives the same gradients."""
 
-import numpy as np
 import pytest
 import torch
 from timm.layers import DropPath
 from torch import nn
 
-from datasets import BadImages, build_eval_data, load_image_sets
-from engine.evaluation import evaluate
 from models import build_model
 from models.compilation import compile_model
 from models.transforms import choose_transforms
 from models.transforms.shared_drop_path import SharedDropPath
+from tests.support.compiling import compile_with, graphs_of_two_epochs
 from tests.support.configs import CPU, small_config
-from tests.support.trainers import make_trainer, train
-from utils.distributed import Process
 from utils.errors import ConfigError
 
 
 def compiled_gradients(tmp_path, monkeypatch, scope: str | None):
     """The gradients of a small ViT, and how many graphs were compiled for it."""
-    compile_any = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: compile_any(self, backend="aot_eager", **options))
-    torch._dynamo.reset()
+    compile_with(monkeypatch, "aot_eager")
     torch._dynamo.utils.counters.clear()
     torch.manual_seed(0)
     config = small_config(tmp_path, "MODEL.DEPTH=4")
@@ -50,7 +44,7 @@ def test_blocks_alike_are_compiled_once_and_compute_the_same(tmp_path, monkeypat
     torch.testing.assert_close(blocks, plain)
 
 
-COUNTED = {  # graphs of: the first epoch, whose last batch is smaller; scoring weights and EMA; the second epoch and score
+COUNTED = {
     "the model": (["COMPILE_SCOPE=model"], [2, 1, 0, 0, 0, 0]),
     # The first block drops no path: it is of another kind than the others.
     "blocks": (
@@ -64,28 +58,9 @@ COUNTED = {  # graphs of: the first epoch, whose last batch is smaller; scoring 
 @pytest.mark.parametrize("case", COUNTED)
 def test_nothing_is_compiled_twice_and_nothing_is_left_uncompiled(tmp_path, monkeypatch, case):
     options, expected = COUNTED[case]
-    graphs, compile_any = [], nn.Module.compile
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    monkeypatch.setattr(nn.Module, "compile", lambda self, **kw: compile_any(self, **kw | {"backend": backend}))
-    torch._dynamo.reset()
-    common = ["AMP=true", "COMPILE=true", "MODEL.DEPTH=24", "MODEL.DROPPATH=0.1", "TRAIN.MODEL_EMA=true"]
+    common = ["AMP=true", "COMPILE=true", "MODEL.DEPTH=12", "MODEL.DROPPATH=0.1", "TRAIN.MODEL_EMA=true"]
     config = small_config(tmp_path, *common, "DATA.DROP_LAST=false", *options)
-    trainer, (_, val) = make_trainer(config), load_image_sets(config)
-    data, bad = build_eval_data(config, val, Process(CPU)), BadImages(val, 0.0, print)
-    assert len(val) % data.batch_size and trainer.data.num_samples % trainer.data.global_batch
-    found = []
-    for _ in range(2):
-        train(trainer)
-        trainer.end_epoch()
-        found.append(len(graphs))
-        for model in (trainer.model, trainer.ema.model):
-            evaluate(model, data, trainer.prepare.normalize, trainer.precision, trainer.process, bad)
-            found.append(len(graphs))
-    assert np.diff([0, *found]).tolist() == expected
+    assert graphs_of_two_epochs(config, monkeypatch) == expected
 
 
 def test_drop_path_with_its_rate_as_a_tensor_drops_as_many_and_keeps_the_mean(tmp_path):

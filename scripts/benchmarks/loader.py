@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so tha
 
 from scripts.benchmarks.parts.common import ROOT, Refused, StepWorker, Table, machine, spread
 from scripts.benchmarks.parts.turns import Turns, take_turns
-from scripts.benchmarks.parts.whole_run import BATCH_SIZE, compare_runs
+from scripts.benchmarks.parts.whole_run import BATCH_SIZE, Setup, add_run_flags, compare_runs
 from scripts.benchmarks.photos import make_photos
 from scripts.command_line import Parser, at_least
 from utils.program import exit_code
@@ -51,10 +51,12 @@ def main(argv: list[str]) -> int:
             "-photos", type=photos_in, help="a folder with train/ and val/, as photos.py makes [made anew]"
         )
         command.add_argument("-rounds", type=at_least(1), default=5)
-        command.add_argument("-count", type=at_least(FEWEST), default=1216, help="training images that are made")
+        count = None if name == "run" else 1216
+        command.add_argument(
+            "-count", type=at_least(FEWEST), default=count, help="training images that are made [38 batches]"
+        )
         if name == "run":
-            command.add_argument("-timm", type=Path, required=True, help="a copy of timm's repository, with train.py")
-            command.add_argument("-timm_flags", nargs="*", default=[], help="further flags of train.py, without dashes")
+            add_run_flags(command)
     arguments, arguments.flags = parser.parse_known_args(argv)
     if arguments.flags and arguments.command != "limits":
         parser.error(f"unrecognized arguments: {' '.join(arguments.flags)}")
@@ -62,7 +64,8 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         if "photos" in arguments and not arguments.photos:
             arguments.photos = Path(scratch) / "photos"
-            make_photos(arguments.photos, arguments.count, arguments.count // 4)
+            count = arguments.count or 38 * Setup.of(arguments).batch_size
+            make_photos(arguments.photos, count, count // 4, num_drawn=1220)
         commands = {"limits": tell_limits, "timm": compare_loaders, "pixels": compare_pixels, "memory": watch_memory}
         commands["run"] = compare_runs
         commands[arguments.command](arguments, Path(scratch))

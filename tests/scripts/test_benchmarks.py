@@ -2,18 +2,21 @@
 
 import math
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from configs.load import load
 from engine.memory.largest_batch import bisect
-from scripts.benchmarks import loader, parity
+from scripts.benchmarks import loader, parity, photos
 from scripts.benchmarks.parity import Run, judge
 from scripts.benchmarks.parts.common import GIB, Refused
 from scripts.benchmarks.parts.largest_batch import climb
 from scripts.benchmarks.parts.speed import speed_table
 from scripts.benchmarks.parts.turns import Measured, Turns, take_turns
+from scripts.benchmarks.parts.whole_run import Setup, time_run
 from scripts.benchmarks.parts.worker import LoaderWorker
 from tests.support.configs import SMALL
 from tests.support.runs import run
@@ -233,6 +236,45 @@ def test_limits_measures_loader_step_and_both_with_the_settings_of_the_run(tmp_p
 )
 def test_the_limit_is_named_by_what_both_reach_together(alone, step, both, words):
     assert loader.name_limit(alone, step, both).startswith(words)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("is_compiled", [True, False])
+@pytest.mark.parametrize("model", ["vit_tiny_patch16_224", "resnet18"])
+def test_a_whole_run_is_compared_on_this_device_with_the_same_workers_type_and_compiler(
+    tmp_path, kind, is_compiled, model
+):
+    setup = Setup(model, kind, 16, 256, is_compiled)
+    timm = " ".join(setup.timm(tmp_path, tmp_path, tmp_path))
+    config = load(setup.halfstep(tmp_path, tmp_path)[2:]).config
+    assert f"--device {kind}" in timm and "--workers 16" in timm and config.DATA.NUM_WORKERS == 16
+    assert "-b 256" in timm and config.DATA.BATCH_SIZE == 256
+    assert "--amp-dtype bfloat16" in timm and (config.AMP, config.PRECISION.DTYPE) == (True, "bfloat16")
+    assert f"--log-interval {config.REPORT_FREQ} " in timm + " "
+    assert ("--torchcompile" in timm) is config.COMPILE is is_compiled
+    assert ("--channels-last" in timm) is (model == "resnet18")
+    assert ("--pin-mem" in timm) is (kind == "cuda")
+    assert f"--model {model}" in timm and config.MODEL.NAME == model and not config.TRAIN.MODEL_EMA
+
+
+def test_photos_beyond_those_that_are_drawn_are_links_to_one_of_their_class(tmp_path, monkeypatch):
+    monkeypatch.setattr(photos, "draw", lambda rng, target: None)
+    monkeypatch.setattr(photos, "encode", lambda image: b"a JPEG")
+    photos.make_photos(tmp_path, 12, 0, num_drawn=10)
+    files = {path.relative_to(tmp_path).as_posix(): path.stat().st_ino for path in tmp_path.rglob("*.jpg")}
+    assert len(files) == 12 and len(set(files.values())) == 10
+    assert files["train/class1/00011.jpg"] == files["train/class1/00001.jpg"]
+
+
+LINES = "Train: 0 [   0/40]|Train: 0 [  10/40]|Train: 0 [  39/40]|*** Best metric: 61.5 (epoch 0)"
+
+
+def test_the_speed_of_a_run_is_that_between_the_lines_of_its_first_and_its_last_update(monkeypatch):
+    script = f"import time\nfor line in {LINES!r}.split('|'): print(line)"
+    clock = iter([0.0, 3.0, 4.0, 7.0, 9.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    run = time_run([sys.executable, "-c", script], r"Train: 0 \[ *(\d+)/", r"Best metric: ([0-9.]+)", batch_size=8)
+    assert (run.first_step, run.images_per_second, run.seconds, run.top1) == (3.0, 8 * 39 / 4, 9.0, 61.5)
 
 
 @pytest.mark.parametrize("fits", [0, 7, 8, 100, 1000, 1023, 5000])

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -121,7 +122,6 @@ class StepWorker:
 
 def machine(kind: str | None = None) -> str:
     """What the figures were measured on. `kind` of device; if it is not given, the GPU is named where there is one."""
-    import timm
     import torch
 
     cpuinfo = Path("/proc/cpuinfo")
@@ -130,7 +130,7 @@ def machine(kind: str | None = None) -> str:
     name = found.get("model name", platform.processor())
     name += " with avx512_bf16" if "avx512_bf16" in found.get("flags", "").split() else ""
     devices = [f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} used"]
-    versions = f"torch {torch.__version__}, timm {timm.__version__}, Python {platform.python_version()}"
+    versions = f"torch {torch.__version__}, timm {version('timm')}, Python {platform.python_version()}"
     if torch.cuda.is_available() and kind in (None, "cuda"):
         devices.insert(0, torch.cuda.get_device_name())
         versions = f"CUDA {torch.version.cuda}, {versions}"

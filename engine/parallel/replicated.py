@@ -16,9 +16,11 @@ LARGE = ("state_dict", "state_dict_ema", "optimizer")  # the parts of a state wi
 class Replicated:
     """Every process holds all weights; gradients are averaged. fsdp.py's subclass shards them instead."""
 
-    def __init__(self, process: Process | None = None, reduce: torch.dtype | None = None):
-        """`reduce`: the type of the all-reduce, if it is not that of the gradients."""
-        self.process, self._reduce = process, reduce
+    def __init__(self, process: Process | None = None, reduce: torch.dtype | None = None, bucket_mb: int | None = None):
+        """`reduce`: the type of the all-reduce, if it is not that of the gradients; `bucket_mb`: gradients that are
+        averaged at once, if not torch's 25 MiB.
+        """
+        self.process, self._reduce, self._bucket_mb = process, reduce, bucket_mb
 
     def place(self, *models: nn.Module) -> None:
         """Move the weights to their device; whole models are there already."""
@@ -32,6 +34,7 @@ class Replicated:
             model,
             device_ids=[process.device] if process.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
+            bucket_cap_mb=self._bucket_mb,
             # A static graph must be the same in every pass; with accumulation only the last pass synchronises.
             static_graph=not accumulates,
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from configs.load import load
 from datasets import Batch
 from engine.memory.recovery import shortage
 from tests.support.configs import SMALL, small_config
@@ -179,3 +180,15 @@ def test_the_size_that_is_proposed_leaves_the_images_of_an_update_as_they_are(tm
 def test_an_image_that_only_keeps_a_process_in_step_is_not_parted():
     stand_in = Batch(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), 0, [])
     assert stand_in.parts(1) == [stand_in]
+
+
+def test_with_cuda_graphs_the_run_ends_with_flags_that_the_settings_allow(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: None)
+    options = ("COMPILE=true", "COMPILE_MODE=reduce-overhead")
+    trainer = make_trainer(small_config(tmp_path, *options))
+    run_out(trainer, fits=16, step=1)
+    with refused(ConfigError, "COMPILE_MODE", "reduce-overhead", "step 1", "-resume auto") as caught:
+        update(trainer, 2)
+    flags = "-batch_size 16 -accum_iter 2 -opts COMPILE_MODE=default RESUME.ALLOW_CHANGED=[COMPILE_MODE]"
+    assert str(caught.value).endswith(flags)
+    load(["-cfg", str(tmp_path / "small.yaml"), "-compile", *flags.split()])

@@ -48,6 +48,7 @@ def choose_transforms(
     # Local: importing timm takes seconds.
     from models.transforms.class_token_block import ClassTokenBlock
     from models.transforms.cpu_kernels import CpuKernels
+    from models.transforms.gpu_kernels import GpuKernels
 
     settings, is_autocast = config.PRECISION, half is not None and config.PRECISION.MODE != "naive"
     if half is not None and not is_autocast and (settings.CUSTOM_BLACK_LIST or settings.CUSTOM_WHITE_LIST):
@@ -61,9 +62,9 @@ def choose_transforms(
         # After the overrides: it does not call the modules of the last block, so it skips a block with overrides.
         ClassTokenBlock(),
     ]
-    if device.type == "cpu":
-        # After both: it replaces layers of exactly timm's classes, and the class token needs timm's attention.
-        transforms.append(CpuKernels(half is not None, is_compiled=training and config.COMPILE))
+    # After both: they replace layers of exactly timm's classes, and the class token needs timm's attention.
+    on_cpu = CpuKernels(half is not None, is_compiled=training and config.COMPILE)
+    transforms.append(on_cpu if device.type == "cpu" else GpuKernels())
     if half is not None and settings.MODE == "float8":
         # After the overrides and the class token: it converts neither named layers nor those with few rows.
         transforms.append(Float8(emulate))

@@ -21,7 +21,7 @@ def attend(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attention.proj_drop(attention.proj(x))
 
 
-class CpuAttention(Attention):
+class QkvLayoutAttention(Attention):
     """Computes the same numbers. Gradients of queries, keys and values are stacked directly in the layout of the qkv
     layer; timm stacks them and then copies them into that layout.
     """

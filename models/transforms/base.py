@@ -1,7 +1,7 @@
 """The base of model transforms; most of them give modules a subclass of their class."""
 
 import functools
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 from torch import nn
 
@@ -43,6 +43,12 @@ def unwrap(model: nn.Module, transform: ModelTransform) -> None:
     """Remove the transform's subclasses, also from below those of other transforms."""
     for module in model.modules():
         module.__class__ = _unwrapped(type(module), transform)
+
+
+def change_class(modules: Iterable[nn.Module], classes: dict[type, type]) -> None:
+    """Give modules of exactly these classes others that differ only in how they compute."""
+    for module in modules:
+        module.__class__ = classes.get(type(module), type(module))
 
 
 @functools.cache  # similar modules share a class, so that torch.compile compiles it once

@@ -6,13 +6,13 @@ import torch
 from timm.layers import Attention
 from torch import Tensor, nn
 
-from models.transforms.attention import CpuAttention
-from models.transforms.base import ModelTransform
+from models.transforms.attention import QkvLayoutAttention
+from models.transforms.base import ModelTransform, change_class
 
 
 @dataclass(frozen=True)
 class CpuKernels(ModelTransform):
-    """Replaces attention and dropout; GPUs have fast kernels for both."""
+    """Replaces attention and dropout; GPUs draw random numbers fast, and their fused attention is fast in every type."""
 
     in_half: bool
     is_compiled: bool = False  # then torch generates a faster dropout than ours, whose random bits it cannot trace
@@ -22,10 +22,8 @@ class CpuKernels(ModelTransform):
             # torch's fused attention is slow on CPUs in half precision, and with dropout in any.
             if hasattr(module, "fused_attn") and (self.in_half or module.attn_drop.p > 0):
                 module.fused_attn_elsewhere, module.fused_attn = module.fused_attn, False
-            if type(module) is nn.Dropout and not self.is_compiled:
-                module.__class__ = CpuDropout
-            if type(module) is Attention:
-                module.__class__ = CpuAttention
+        dropout = {} if self.is_compiled else {nn.Dropout: CpuDropout}
+        change_class(model.modules(), {Attention: QkvLayoutAttention} | dropout)
         return []
 
     def revert(self, model: nn.Module) -> None:
@@ -33,10 +31,7 @@ class CpuKernels(ModelTransform):
             if hasattr(module, "fused_attn_elsewhere"):
                 module.fused_attn = module.fused_attn_elsewhere
                 del module.fused_attn_elsewhere
-            if type(module) is CpuDropout:
-                module.__class__ = nn.Dropout
-            if type(module) is CpuAttention:
-                module.__class__ = Attention
+        change_class(model.modules(), {CpuDropout: nn.Dropout, QkvLayoutAttention: Attention})
 
 
 class CpuDropout(nn.Dropout):

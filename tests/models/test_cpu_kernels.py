@@ -9,7 +9,7 @@ from torch import nn
 
 from models import build_model
 from models.transforms import choose_transforms
-from models.transforms.attention import CpuAttention
+from models.transforms.attention import QkvLayoutAttention
 from models.transforms.cpu_kernels import CpuDropout, CpuKernels
 from tests.support.configs import small_config
 
@@ -60,14 +60,15 @@ def test_chosen_attention_has_the_same_logits_and_gradients(tmp_path):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("is_fused", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fields", [{}, {"qk_norm": True, "norm_layer": nn.LayerNorm}, {"qkv_bias": True}])
-def test_cpu_attention_is_timms_to_the_last_bit(dtype, fields):
+def test_attention_in_the_layout_of_qkv_is_timms_to_the_last_bit(dtype, fields, is_fused):
     torch.manual_seed(0)
     theirs = Attention(24, 3, **fields).to(dtype)
-    theirs.fused_attn = False
+    theirs.fused_attn = is_fused
     mine = copy.deepcopy(theirs)
-    mine.__class__ = CpuAttention
+    mine.__class__ = QkvLayoutAttention
     tokens, weights = torch.randn(2, 2, 5, 24, dtype=dtype)
     mask = torch.ones(5, 5, dtype=torch.bool).tril()
     for arguments in ((), (None,), (mask,)):
@@ -81,7 +82,7 @@ def test_cpu_attention_is_timms_to_the_last_bit(dtype, fields):
         assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
-def test_cpu_attention_copies_once_less(tmp_path):
+def test_attention_in_the_layout_of_qkv_copies_once_less(tmp_path):
     model = build_model(small_config(tmp_path), 10)
     CpuKernels(in_half=True).apply(model)
     mine = model.blocks[0].attn

@@ -8,9 +8,10 @@ from torch import nn
 
 from models import build_model
 from models.transforms import ModelTransforms, choose_transforms
+from models.transforms.gpu_kernels import GpuKernels
 from tests.support.configs import CPU, small_config
 
-# All at once: overrides, class token, CPU kernels, float8 (blocks.1.mlp.fc1), checkpointing, residual.
+# All at once: overrides, class token, kernels, float8 (blocks.1.mlp.fc1), checkpointing, residual.
 OPTIONS = ("MODEL.DEPTH=3", "MODEL.MLP_RATIO=66", "MODEL.DROPOUT=0.1", "AMP=true", "PRECISION.MODE=float8") + (
     "PRECISION.CUSTOM_BLACK_LIST=[blocks.0.mlp,softmax]",
     "PRECISION.CUSTOM_WHITE_LIST=[blocks.0.norm1]",
@@ -56,10 +57,11 @@ def test_the_list_has_all_transforms_in_their_order(chosen):
     assert tuple(type(each).__name__ for each in chosen.transforms) == NAMES
 
 
-@pytest.mark.parametrize("name", [*NAMES, "all"])
+@pytest.mark.parametrize("name", [*NAMES, "GpuKernels", "all"])
 @pytest.mark.parametrize("is_copy", [False, True], ids=["itself", "copy"])
 def test_reverted_a_model_is_what_it_was(config, chosen, name, is_copy):
-    transforms = ModelTransforms(tuple(each for each in chosen.transforms if name in ("all", type(each).__name__)))
+    transforms = tuple(each for each in (*chosen.transforms, GpuKernels()) if name in ("all", type(each).__name__))
+    transforms = ModelTransforms(transforms)
     torch.manual_seed(0)
     model = build_model(config, 10)
     before, plain, state = computed(model), makeup(model), list(model.state_dict())
@@ -74,7 +76,8 @@ def test_reverted_a_model_is_what_it_was(config, chosen, name, is_copy):
     assert all(found[path] | attributes == found[path] for path, attributes in plain.items())
     assert all(torch.equal(after[each], before[each]) for each in before)
     is_exact = name == "ActivationCheckpointing"  # which only saves memory
-    assert all(torch.equal(changed[each], before[each]) for each in before) is is_exact
+    if name != "GpuKernels":  # may round alike or not
+        assert all(torch.equal(changed[each], before[each]) for each in before) is is_exact
 
 
 def test_what_lowers_precision_comes_off_from_below_the_others(config, chosen):

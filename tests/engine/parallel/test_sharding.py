@@ -49,6 +49,8 @@ def cases(folder) -> dict[str, str]:
     found["ddp again"] = f"{AGAIN},evaluate,DATA.BATCH_SIZE_EVAL=2"
     found["compiled"] = f"{BF16},{FSDP},compile,evaluate,DATA.BATCH_SIZE_EVAL=2"
     found["poison"] = f"{FSDP},poison"
+    found["as on GPUs"] = f"{FSDP},gpu,evaluate,DATA.BATCH_SIZE_EVAL=2"
+    found["poison as on GPUs"] = f"{BF16},{FSDP},gpu,poison"
     found["saved"] = f"{FSDP},save={folder / 'fsdp2'}"
     found["saved by ddp"] = f"save={folder / 'ddp'}"
     found["loaded"] = f"{FSDP},load={folder / 'fsdp2/last.pth'}"
@@ -105,15 +107,15 @@ def test_compiled_blocks_are_gathered_as_well(runs):
     assert_alike(runs["compiled"], runs["ddp bf16"], tolerance=0)
 
 
+def test_what_gpus_compute_otherwise_is_the_same_in_shards(runs):
+    assert_alike(runs["as on GPUs"], runs["ddp fp32"], tolerance=1e-5)
+
+
 def test_matrices_are_gathered_in_the_type_that_autocast_has_and_norms_as_they_are(runs):
     has_types = hasattr(MixedPrecisionPolicy(), "param_dtype_override_fn")
     half = torch.bfloat16 if has_types else torch.float32
-    assert runs["fsdp2 bf16"]["gathered"] == {
-        "norm1": torch.float32,
-        "mlp.fc1": half,
-        "norm": torch.float32,
-        "head": half,
-    }
+    types = {"patch_embed.proj": half, "norm1": torch.float32, "mlp.fc1": half, "norm": torch.float32, "head": half}
+    assert runs["fsdp2 bf16"]["gathered"] == runs["poison as on GPUs"]["gathered"] == types
     assert set(runs["fsdp2 fp32"]["gathered"].values()) == {torch.float32}
     assert (
         runs["fsdp2 lists"]["gathered"]["mlp.fc1"] == torch.float32 and runs["fsdp2 lists"]["gathered"]["head"] == half
@@ -125,8 +127,9 @@ def test_a_process_holds_half_of_what_it_holds_in_ddp(runs):
 
 
 def test_a_gradient_that_is_not_finite_in_one_process_is_skipped_by_all(runs):
-    assert [skipped for _, _, skipped in runs["poison"]["updates"]] == [0, 1, 1, 1]
-    assert all(torch.isfinite(weight).all() for weight in runs["poison"]["state_dict"].values())
+    for name in ("poison", "poison as on GPUs"):
+        assert [skipped for _, _, skipped in runs[name]["updates"]] == [0, 1, 1, 1]
+        assert all(torch.isfinite(weight).all() for weight in runs[name]["state_dict"].values())
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])

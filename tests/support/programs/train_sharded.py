@@ -2,13 +2,14 @@
 
 python -m tests.support.programs.train_sharded SETTINGS.yaml OUT.pth CASES, once per process as launchers do, where a CASE is
 NAME:OPTION,OPTION... as for -opts, and these words of its own: `poison` (in the second update one number is infinite in the
-last process's part of the gradient), `compile` (blocks, without the minute that real code takes to be made), `evaluate`,
+last process's part of the gradient), `gpu` (computes as GPUs do), `compile` (blocks, without the minute that real code takes to be made), `evaluate`,
 `save=FOLDER` (writes a checkpoint there after two updates), `load=FILE` (goes on from it).
 """
 
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -20,14 +21,17 @@ from datasets import BadImages, ImageSet, build_eval_data, build_train_data, loa
 from engine.checkpoint.format import read_checkpoint
 from engine.checkpoint.sharded_saver import PIECES, ShardedSaver
 from engine.evaluation import evaluate
+from engine.precision.loss_scale import FusedLossScaler
 from engine.train.build import build_trainer
+from engine.train.ema import OnePass
 from engine.train.trainer import Trainer
 from models import build_model
+from models.transforms.gpu_kernels import GpuKernels
 from utils.distributed import Process
 from utils.log import Log
 from utils.program import exit_now
 
-OWN = ("poison", "compile", "evaluate", "save", "load")
+OWN = ("poison", "gpu", "compile", "evaluate", "save", "load")
 UPDATES, SAVED_AFTER = 4, 2
 
 
@@ -39,7 +43,8 @@ def train(settings: str, options: list[str], process: Process) -> dict:
     torch.manual_seed(0)
     model = build_model(config, 10)
     data = build_train_data(config, train_set, process)
-    trainer = build_trainer(config, model, data, process, Log(process.rank))
+    with as_on_gpus(model) if "gpu" in words else contextlib.nullcontext():
+        trainer = build_trainer(config, model, data, process, Log(process.rank))
     if "load" in words:
         trainer.load_state_dict(read_checkpoint(Path(words["load"]), lazily=True))
     found = {"updates": [], "gathered": {}}
@@ -66,6 +71,16 @@ def train(settings: str, options: list[str], process: Process) -> dict:
     return found
 
 
+@contextlib.contextmanager
+def as_on_gpus(model: torch.nn.Module) -> Iterator[None]:
+    GpuKernels().apply(model)
+    with (
+        mock.patch("engine.precision.policy.LossScaler", FusedLossScaler),
+        mock.patch("engine.train.ema.ThreePasses", OnePass),
+    ):
+        yield
+
+
 def score(trainer: Trainer, eval_set: ImageSet, process: Process) -> dict[str, tuple[float, float]]:
     """Loss and accuracy of the weights and of their running mean, on so few images that the last process has a batch less."""
     few = eval_set.take(np.arange(5 * process.world_size - 1))
@@ -80,6 +95,7 @@ def score(trainer: Trainer, eval_set: ImageSet, process: Process) -> dict[str, t
 def watch(model: torch.nn.Module, gathered: dict[str, torch.dtype]) -> None:
     """Note in which type some layers find their weights when they compute."""
     for name, layer in (
+        ("patch_embed.proj", model.patch_embed.proj),
         ("norm1", model.blocks[0].norm1),
         ("mlp.fc1", model.blocks[0].mlp.fc1),
         ("norm", model.norm),

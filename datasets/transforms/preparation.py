@@ -19,11 +19,14 @@ from utils.host import has_streams
 class Preparation:
     """From a batch of the loader to the inputs of model and loss, on the device of `normalize`."""
 
-    def __init__(self, config: Config, normalize: Normalize):
+    def __init__(self, config: Config, normalize: Normalize, is_compiled: bool = False):
+        """`is_compiled`: one kernel does what several would, with a graph for each batch size."""
         self.normalize = normalize
         self.device = normalize.scale.device
         self.erase = build_erasing(config, self.device) if config.TRAIN.RANDOM_ERASE_PROB else None
         self.mix = Mixing(config) if config.TRAIN.mixes else None
+        if is_compiled:
+            self.compute = torch.compile(self.compute, dynamic=False)
 
     def __call__(self, batch: Batch, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | Mixed]:
         """Images [B, C, H, W] as `dtype`, else as that of `normalize`, and targets [B]. Never makes the host wait."""

@@ -39,6 +39,7 @@ def build_trainer(config: Config, model: nn.Module, data: TrainData, process: Pr
     parameters = [parameter for parameter in local.values() if parameter.requires_grad]
     optimizer = build_optimizer(config.TRAIN, model, local)
     parallel.track_optimizer(optimizer)
+    normalize = Normalize(config.DATA, parameters[0].dtype).to(process.device)
     return Trainer(
         config,
         process,
@@ -52,7 +53,7 @@ def build_trainer(config: Config, model: nn.Module, data: TrainData, process: Pr
         parameters,
         Schedule(config.TRAIN, data.steps_per_epoch, data.global_batch),
         ClassificationLoss(config.TRAIN),
-        Preparation(config, Normalize(config.DATA, parameters[0].dtype).to(process.device)),
+        Preparation(config, normalize, is_compiled=config.COMPILE and process.device.type != "cpu"),
         ema,
         Counters(process.device),
     )

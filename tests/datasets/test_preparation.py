@@ -92,13 +92,20 @@ def test_images_in_half_precision_are_those_in_float32_rounded_once(half, kind, 
     assert wanted.is_contiguous() and got.is_contiguous()
 
 
-def test_one_graph_computes_all_that_is_done_with_the_images():
-    config = settings(**ERASES, **MIXES)
-    prepare = Preparation(config, Normalize(config.DATA))
-    prepare.erase = BatchedErasing(config, CPU)
-    wanted = [prepare(batch(8), torch.float32)[0], prepare(batch(7), torch.bfloat16)[0]]
-    prepare.compute = torch.compile(prepare.compute, backend="eager", dynamic=False, fullgraph=True)
-    assert all(torch.equal(prepare(batch(len(each)), each.dtype)[0], each) for each in wanted)
+def test_one_graph_for_each_size_computes_all_that_is_done_with_the_images(monkeypatch):
+    graphs, compile_any = [], torch.compile
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compile_any(function, backend=backend, **options))
+    config = settings(RANDOM_ERASE_PROB=0.7, **MIXES)
+    plain, compiled = (Preparation(config, Normalize(config.DATA), is_compiled) for is_compiled in (False, True))
+    plain.erase = compiled.erase = BatchedErasing(config, CPU)
+    for count in (8, 6, 4, 7):
+        assert torch.equal(compiled(batch(count))[0], plain(batch(count))[0])
+    assert len(graphs) == 4
 
 
 def test_a_gpu_erases_all_images_at_once_and_a_cpu_one_by_one():

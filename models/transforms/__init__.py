@@ -8,6 +8,7 @@ from torch import nn
 from configs.schema import Config
 from models.transforms.activation_checkpointing import ActivationCheckpointing
 from models.transforms.base import ModelTransform
+from models.transforms.channels_last import ChannelsLast
 from models.transforms.float8 import Float8
 from models.transforms.half_residual import HalfResidual
 from models.transforms.op_overrides import OpOverrides
@@ -76,4 +77,7 @@ def choose_transforms(
     if is_autocast and settings.RESIDUAL == "half":
         # After checkpointing, so that blocks save their input in half precision.
         transforms.append(HalfResidual(device.type, half))
+    if device.type == "cuda":
+        # Anywhere: it wraps the model as a whole, none of its layers.
+        transforms.append(ChannelsLast())
     return ModelTransforms(tuple(transforms))

@@ -4,6 +4,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import starmap
 
 import torch
 from torch import Tensor, nn
@@ -107,10 +108,16 @@ def compare(
         half_loss, half_gradients = _gradients(half, loss(logits, targets), scale)
         seed_update(*place)
         exact_loss, exact_gradients = _gradients(exact, loss(exact(images), targets), scale)
-    pairs = {name: (half_gradients[name], exact_gradients[name]) for name in exact_gradients}
-    cosines = {name: _cosine(*pair) for name, pair in pairs.items()}
-    underflow = {name: _underflow(*pair) for name, pair in pairs.items()}
-    return Difference(float(half_loss), float(exact_loss), cosines, underflow)
+    pairs = [(half_gradients[name], exact_gradients[name]) for name in exact_gradients]
+    losses = [half_loss.double(), exact_loss.double()]
+    # One copy to the host, because each would wait for the device.
+    values = torch.stack([*losses, *starmap(_cosine, pairs), *starmap(_underflow, pairs)]).tolist()
+    cosines, underflow = values[2 : 2 + len(pairs)], values[2 + len(pairs) :]
+    return Difference(
+        *values[:2],
+        dict(zip(exact_gradients, cosines, strict=True)),
+        dict(zip(exact_gradients, underflow, strict=True)),
+    )
 
 
 def _gradients(model: nn.Module, loss: Tensor, scale: float) -> tuple[Tensor, dict[str, Tensor]]:
@@ -124,11 +131,11 @@ def _gradients(model: nn.Module, loss: Tensor, scale: float) -> tuple[Tensor, di
     return loss.detach(), {name: torch.cat(parts) for name, parts in rows.items()}
 
 
-def _cosine(one: Tensor, other: Tensor) -> float:
+def _cosine(one: Tensor, other: Tensor) -> Tensor:
     norms = one.norm() * other.norm()
-    return float(one @ other / norms) if norms > 0 else float(bool((one == other).all()))
+    return torch.where(norms > 0, one @ other / norms, (one == other).all().to(norms))
 
 
-def _underflow(half: Tensor, exact: Tensor) -> float:
+def _underflow(half: Tensor, exact: Tensor) -> Tensor:
     expected = exact != 0
-    return float((expected & (half == 0)).sum() / expected.sum().clamp(min=1))
+    return ((expected & (half == 0)).sum() / expected.sum().clamp(min=1)).double()

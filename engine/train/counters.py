@@ -123,15 +123,18 @@ class Counters:
         self.skips_in_a_row.zero_()
 
     def read(self, process: Process) -> dict[str, float]:
-        """The fields of a Report, summed over all processes. Synchronises host and device."""
-        loss, correct, samples, skipped, grad_norms, updates = process.sum(self.totals.clone()).tolist()
-        last_loss, last_samples, last_norm = process.sum(self.last.clone()).tolist()
+        """The fields of a Report, summed over all processes. Synchronises host and device, once."""
+        totals, last = (process.sum(each.clone()) for each in (self.totals, self.last))
+        values = torch.cat((totals, last, self.skips_in_a_row.to(totals)[None])).tolist()
+        loss, correct, samples, skipped, grad_norms, updates, last_loss, last_samples, last_norm, skips_in_a_row = (
+            values
+        )
         return {
             "loss": last_loss / max(last_samples, 1),
             "mean_loss": loss / samples if samples else float("nan"),
             "accuracy": correct / samples if samples else float("nan"),
             "skipped": round(skipped / process.world_size),
-            "skips_in_a_row": int(self.skips_in_a_row),
+            "skips_in_a_row": int(skips_in_a_row),
             "grad_norm": last_norm / process.world_size,
             "mean_grad_norm": grad_norms / max(updates, 1),
         }

@@ -1,5 +1,6 @@
 """timm's attention from queries, keys and values on, and a projection to them that saves a copy in the backward."""
 
+import torch
 from timm.layers import Attention
 from torch import Tensor
 from torch.nn import functional
@@ -15,10 +16,20 @@ def attend(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         dropout = attention.attn_drop.p if attention.training else 0.0
         x = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
     else:
-        weights = (q * attention.scale @ k.transpose(-2, -1)).softmax(dim=-1)
-        x = attention.attn_drop(weights) @ v
+        x = attention.attn_drop(_weights(attention, q, k)) @ v
     x = attention.norm(x.transpose(1, 2).reshape(B, n, attention.num_heads * attention.head_dim))
     return attention.proj_drop(attention.proj(x))
+
+
+def _weights(attention: Attention, q: Tensor, k: Tensor) -> Tensor:
+    """[B, heads, n, N]: what each query takes of the values."""
+    if q.shape[2] > 1 or q.device.type == "cpu":
+        return (q * attention.scale @ k.transpose(-2, -1)).softmax(dim=-1)
+    # Logits in float32, as in the fused kernels of the other blocks: they may exceed float16's largest value. Of one query
+    # they are sums of products, which autocast, unlike matmul, computes in the type of its inputs.
+    wide = torch.promote_types(q.dtype, torch.float32)
+    logits = (q.to(wide) * attention.scale * k).sum(dim=-1)
+    return logits.softmax(dim=-1).to(q.dtype)[:, :, None]
 
 
 class QkvLayoutAttention(Attention):

@@ -198,6 +198,9 @@ class Backend(backend_registration._DummyBackendModule):
     def empty_cache(self) -> None:
         pass
 
+    def synchronize(self, device=None) -> None:
+        wait("synchronize")
+
     def get_rng_state(self, device=None) -> torch.Tensor:
         return torch.get_rng_state()
 

@@ -1,32 +1,72 @@
-"""Training on a device other than the host: the same numbers, and nothing in an update that the host has to wait for."""
+"""Training on a device other than the host: the same numbers, and waits of the host for it only where they are counted on."""
+
+import csv
+from unittest import mock
 
 import pytest
 import torch
 
+from configs.load import load
+from datasets import BadImages, build_eval_data, load_image_sets
+from engine.checkpoint.async_saver import AsyncSaver
+from engine.checkpoint.format import read_checkpoint
+from engine.diagnose.auto_doctor import AutoDoctor
+from engine.diagnose.explain import explain
 from engine.diagnose.failing_batch import LastUpdate
+from engine.diagnose.fp32_compare import Float32Compare
+from engine.epochs import Epochs
+from engine.evaluation import evaluate
 from engine.report.timing import Timing
+from engine.run import run
 from engine.train.stop_conditions import SkipLimit
 from tests.support.configs import CPU, small_config
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
-from tests.support.trainers import make_trainer, update
+from tests.support.run_hash import state_hash
+from tests.support.trainers import Lines, big_logits, make_trainer, update
+from utils.distributed import Process
 
+# Every wait of the host for the device in each event of a run, and for what.
+WAITS = {
+    "update": {},
+    "report": {"item": 1, "tolist": 1},  # the loss scale; all counters
+    "comparison with float32": {"item": 1, "tolist": 1},  # the loss scale; losses, cosines and underflow of all modules
+    "evaluation": {"tolist": 1},  # the sums over all batches
+    "save": {"item": 3, "synchronize": 1},  # the loss scale and its two counts; copies of all tensors
+}
 HALF = "AMP=true"
+ALL = "TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.MODEL_EMA=true TRAIN.ACCUM_ITER=2"
 MODES = {
     "float32": "",
     "bfloat16": HALF,
     "float16": f"{HALF} PRECISION.DTYPE=float16",
+    "float16 that overflows": f"{HALF} PRECISION.DTYPE=float16 PRECISION.INIT_LOSS_SCALING={2.0**32}",
     "naive bfloat16": f"{HALF} PRECISION.MODE=naive",
     "naive float16": f"{HALF} PRECISION.MODE=naive PRECISION.DTYPE=float16",
     "mixup and cutmix": "TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1",
     "erasing": "TRAIN.RANDOM_ERASE_PROB=0.5",
     "EMA": "TRAIN.MODEL_EMA=true",
-    "accumulation": "TRAIN.ACCUM_ITER=2",
+    "accumulation": "DATA.BATCH_SIZE=16 TRAIN.ACCUM_ITER=2",
     "no clipping": "TRAIN.GRAD_CLIP=null",
     "SGD": "TRAIN.OPTIMIZER.NAME=SGD",
     "activation checkpointing": "TRAIN.GRAD_CHECKPOINTING=true",
     "op lists": f"{HALF} PRECISION.CUSTOM_BLACK_LIST=[softmax] PRECISION.CUSTOM_WHITE_LIST=[layer_norm]",
     "half residual": f"{HALF} PRECISION.RESIDUAL=half",
+    "many at once": f"{HALF} {ALL} PRECISION.DTYPE=float16",
+    "many at once in naive mode": f"{HALF} {ALL} PRECISION.MODE=naive",
 }
+
+
+def trainer_there(config, callbacks=()):
+    return make_trainer(config, callbacks=callbacks, device=torch.device(DEVICE))
+
+
+def written(trainer, folder) -> dict:
+    """The trainer's checkpoint."""
+    folder.mkdir()
+    saver = AsyncSaver(folder, keep=1, device=trainer.process.device, warn=str)
+    saver.save(trainer.state_dict(), [])
+    saver.wait()
+    return read_checkpoint(folder / "last.pth")
 
 
 @on_pretend_device
@@ -55,10 +95,111 @@ def test_the_device_counts_what_the_host_waits_for_and_refuses_to_mix():
 @on_pretend_device
 def test_an_update_waits_for_nothing_and_computes_what_the_host_does(tmp_path, mode):
     config = small_config(tmp_path, *MODES[mode].split(), "TRAIN.WARMUP_EPOCHS=0")
-    trainer = make_trainer(config, device=torch.device(DEVICE))
-    trainer.callbacks = [Timing.on(CPU), LastUpdate(), SkipLimit(50, str)]
+    last_update = LastUpdate()
+    doctor = AutoDoctor(config, tmp_path, Lines(), last_update)
+    trainer = trainer_there(config, [Timing.on(CPU), last_update, SkipLimit(50, str), doctor])
     with waits() as seen:
         update(trainer, 3)
-    assert seen == {}
-    here, there = update(make_trainer(config), 3).report(), trainer.report()
-    assert (there.loss, there.grad_norm) == pytest.approx((here.loss, here.grad_norm), rel=2e-3)
+    assert seen == WAITS["update"]
+    with waits() as seen:
+        there = trainer.report()
+    assert seen == WAITS["report"]
+    here = update(make_trainer(config), 3).report()
+    assert (there.loss_scale, there.skipped) == (here.loss_scale, here.skipped)
+    assert (there.skipped > 0) is (mode == "float16 that overflows")
+    assert (there.mean_loss, there.accuracy) == pytest.approx((here.mean_loss, here.accuracy), rel=2e-3, nan_ok=True)
+    assert there.grad_norm == pytest.approx(here.grad_norm, rel=5e-3, nan_ok=True)
+
+
+@pytest.mark.parametrize("mode", ["autocast", "naive"])
+@on_pretend_device
+def test_comparisons_evaluations_and_saves_wait_as_often_as_they_must(tmp_path, mode):
+    options = (HALF, f"PRECISION.MODE={mode}", "PRECISION.SHADOW_STEPS=2", "TRAIN.MODEL_EMA=true")
+    config, last_update = small_config(tmp_path, *options), LastUpdate()
+    compare = Float32Compare(config.PRECISION, last_update, Lines(), lambda row: None)
+    trainer, process = trainer_there(config, [last_update, compare]), Process(torch.device(DEVICE))
+    for kind in ("update", "comparison with float32", "update"):
+        with waits() as seen:
+            update(trainer)
+        assert seen == WAITS[kind]
+    eval_set = load_image_sets(config)[1]
+    data, bad = build_eval_data(config, eval_set, process), BadImages(eval_set, 0.0, str)
+    for model in (trainer.model, trainer.ema.model):
+        with waits() as seen:
+            evaluate(model, data, trainer.prepare.normalize, trainer.precision, process, bad)
+        assert seen == WAITS["evaluation"]
+    saver = AsyncSaver(tmp_path, keep=1, device=process.device, warn=str)
+    for _ in range(2):  # the second into the memory of the first
+        with waits() as seen:
+            saver.save(trainer.state_dict(), [])
+            saver.wait()
+        assert seen == WAITS["save"]
+
+
+@pytest.mark.parametrize("mode", ["autocast", "naive"])
+@on_pretend_device
+def test_a_checkpoint_of_the_device_goes_on_there_to_the_last_bit(tmp_path, mode):
+    options = (HALF, "PRECISION.DTYPE=float16", f"PRECISION.MODE={mode}", "TRAIN.MODEL_EMA=true", "MODEL.DROPOUT=0.1")
+    config = small_config(tmp_path, *options)
+    trainer, resumed = update(trainer_there(config), 2), trainer_there(config)
+    resumed.load_state_dict(written(trainer, tmp_path / "early"))
+    straight, resumed = (written(update(each, 2), tmp_path / name) for each, name in ((trainer, "a"), (resumed, "b")))
+    assert straight["step"] == 4 and state_hash(straight) == state_hash(resumed)
+    for name, weight in trainer.model.state_dict().items():
+        assert torch.equal(straight["state_dict"][name], weight.cpu()), name
+
+
+@pytest.mark.parametrize("mode", ["autocast", "naive"])
+@on_pretend_device
+def test_logits_beyond_float16_do_no_harm_in_the_last_block_either(tmp_path, mode):
+    """In all other blocks they stay within a fused kernel, in float32."""
+    options = (HALF, "PRECISION.DTYPE=float16", f"PRECISION.MODE={mode}", "PRECISION.INIT_LOSS_SCALING=64")
+    for block in (0, 1):
+        trainer = trainer_there(small_config(tmp_path, *options))
+        big_logits(trainer.weights.compute_model, block)
+        assert update(trainer).report().skipped == 0
+
+
+@on_pretend_device
+def test_doctor_and_table_of_types_find_there_what_they_find_on_the_host(tmp_path):
+    config = small_config(tmp_path, HALF, "PRECISION.DTYPE=float16", "PRECISION.DOCTOR_SKIPS=1")
+    said = {}
+    for device in ("cpu", DEVICE):
+        last_update, lines = LastUpdate(), Lines()
+        doctor = AutoDoctor(config, tmp_path, lines, last_update)
+        trainer = make_trainer(config, callbacks=[last_update, doctor], device=torch.device(device))
+        explain(trainer, lines, tmp_path)
+        with open(tmp_path / "precision.csv") as file:
+            types = {row["module"]: row["computes_in"] for row in csv.DictReader(file)}
+        with torch.no_grad():
+            trainer.model.blocks[1].mlp.fc1.weight.mul_(2e6)
+        trainer.notify("on_report", update(trainer).report())
+        assert lines.warned == []
+        said[device] = types["blocks.0.attn.qkv"], types["blocks.0.norm1"], doctor.get_advice()
+    assert said["cpu"] == said[DEVICE] and "blocks.1.mlp" in said[DEVICE][2]
+
+
+@on_pretend_device
+def test_in_a_whole_run_the_host_waits_for_reports_evaluations_and_saves_alone(tmp_path):
+    options = (HALF, "PRECISION.DTYPE=float16", "TRAIN.MODEL_EMA=true", "REPORT_FREQ=5", "SAVE_STEPS=4")
+    small_config(tmp_path)
+    words = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "runs"), "-batch_size", "128"]
+    train = Epochs.run
+
+    def counted(epochs: Epochs) -> int:
+        with waits() as seen:
+            code = train(epochs)
+        found.append(seen)
+        return code
+
+    found = []
+    with mock.patch.object(Epochs, "run", counted):
+        assert run(load([*words, "-opts", *options]), Process(torch.device(DEVICE))) == 0
+    # 2 epochs of 11 updates: in each, reports after updates 1, 6 and 11 and at its end, evaluations of raw and EMA weights
+    # and a save; 5 more saves after every fourth update.
+    events = {"report": 2 * 4, "evaluation": 2 * 2, "save": 5 + 2}
+    total = {}
+    for event, number in events.items():
+        for kind, count in WAITS[event].items():
+            total[kind] = total.get(kind, 0) + number * count
+    assert found == [total]

@@ -2,8 +2,11 @@
 
 import torch
 from timm.layers import Attention
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend
+
+from utils.torch_internals import sdpa_choice
 
 
 def attend(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -44,3 +47,20 @@ class QkvLayoutAttention(Attention):
         B, N, _ = x.shape
         qkv = self.qkv(x).view(B, N, 3, self.num_heads, self.head_dim)
         return attend(self, *(each.transpose(1, 2) for each in qkv.unbind(2)))
+
+
+def describe_kernels(model: nn.Module, device: torch.device, dtype: torch.dtype) -> list[str]:
+    """Which kernel torch takes for attention in training, as lines for the log; none if the device cannot tell."""
+    fused = [each for each in model.modules() if type(each) is QkvLayoutAttention and each.fused_attn]
+    lines = []
+    for heads, size, dropout in sorted({(each.num_heads, each.head_dim, each.attn_drop.p) for each in fused}):
+        try:
+            # Of two images with 197 tokens: more of either choose the same.
+            qkv = torch.empty(2, 197, 3, heads, size, device=device, dtype=dtype, requires_grad=True)
+            q, k, v = (each.transpose(1, 2) for each in qkv.unbind(2))
+            backend = SDPBackend(sdpa_choice(q, k, v, dropout_p=dropout))
+        except RuntimeError:
+            return []
+        name = backend.name.removesuffix("_ATTENTION").lower()
+        lines.append(f"attention: {name} kernel ({heads} heads of {size}, dropout {dropout:g})")
+    return lines

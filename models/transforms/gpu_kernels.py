@@ -2,23 +2,30 @@
 
 from dataclasses import dataclass
 
+import torch
 from timm.layers import Attention, PatchEmbed
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.transforms.attention import QkvLayoutAttention
+from models.transforms.attention import QkvLayoutAttention, describe_kernels
 from models.transforms.base import ModelTransform, change_class
 
 
 @dataclass(frozen=True)
 class GpuKernels(ModelTransform):
-    """Also with -compile, which makes as many graphs and about as many kernels of timm's form."""
+    """Also with -compile, which makes as many graphs and about as many kernels of timm's form.
+
+    `trains_in`: the type of attention's inputs in training, if the log shall say by which kernel it is computed.
+    """
+
+    device: torch.device
+    trains_in: torch.dtype | None = None
 
     def apply(self, model: nn.Module) -> list[str]:
         change_class(model.modules(), {Attention: QkvLayoutAttention})
         embeddings = [module.proj for module in model.modules() if isinstance(module, PatchEmbed)]
         change_class(filter(_cuts_into_patches, embeddings), {nn.Conv2d: PatchConv2d})
-        return []
+        return describe_kernels(model, self.device, self.trains_in) if self.trains_in else []
 
     def revert(self, model: nn.Module) -> None:
         change_class(model.modules(), {QkvLayoutAttention: Attention, PatchConv2d: nn.Conv2d})

@@ -1,6 +1,7 @@
 """Patch embedding and attention of GPUs, run on the CPU: the numbers are timm's, only the operations differ."""
 
 import copy
+from unittest import mock
 
 import pytest
 import torch
@@ -9,10 +10,11 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from models import build_model
-from models.transforms import ModelTransforms, choose_transforms
+from models.transforms import ModelTransforms, attention, choose_transforms
 from models.transforms.gpu_kernels import GpuKernels, PatchConv2d
 from models.transforms.op_overrides import OpOverrides
-from tests.support.configs import small_config
+from tests.support.configs import CPU, small_config
+from tests.support.refusals import assert_names
 
 HALF = torch.bfloat16
 
@@ -30,7 +32,7 @@ def results(module: nn.Module, *size: int) -> list[torch.Tensor]:
 def assert_same_in_fp64(module: nn.Module, *size: int) -> None:
     plain = module.double()
     chosen = copy.deepcopy(plain)
-    GpuKernels().apply(chosen)
+    GpuKernels(CPU).apply(chosen)
     assert {name: each.shape for name, each in chosen.state_dict().items()} == {
         name: each.shape for name, each in plain.state_dict().items()
     }
@@ -87,13 +89,13 @@ def test_other_layers_stay_as_they_are(layer):
     embedding = PatchEmbed(img_size=8, patch_size=4, in_chans=4, embed_dim=6)
     embedding.proj = layer
     model = nn.Sequential(nn.Conv2d(4, 4, 2, stride=2), embedding)
-    GpuKernels().apply(model)
+    GpuKernels(CPU).apply(model)
     assert type(model[0]) is nn.Conv2d and embedding.proj is layer and type(layer) in (nn.Conv2d, OwnConv2d)
 
 
 def test_neither_convolution_nor_its_backward_is_left_also_compiled(tmp_path):
     model = build_model(small_config(tmp_path, "MODEL.DEPTH=1"), 10)
-    GpuKernels().apply(model)
+    GpuKernels(CPU).apply(model)
     images = torch.randn(2, 1, 8, 8)
     for run in (model, torch.compile(model, fullgraph=True, backend="eager", dynamic=False)):
         run(images)
@@ -118,7 +120,7 @@ def test_lists_mean_what_they_say(tmp_path, lists, is_listed_first):
     """Before, as in a run, or after, as the doctor tries black lists."""
     black, white, dtype = LISTS[lists]
     model = build_model(small_config(tmp_path), 10)
-    transforms = [OpOverrides(black, white, "cpu", HALF), GpuKernels()]
+    transforms = [OpOverrides(black, white, "cpu", HALF), GpuKernels(CPU)]
     ModelTransforms(tuple(transforms if is_listed_first else reversed(transforms))).apply(model)
     seen = []
     model.patch_embed.proj.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
@@ -132,5 +134,26 @@ def test_lists_mean_what_they_say(tmp_path, lists, is_listed_first):
 def test_they_are_for_devices_other_than_the_cpu(tmp_path, device):
     config = small_config(tmp_path)
     model = build_model(config, 10)
-    choose_transforms(config, torch.device(device), None, training=True).apply(model)
+    choose_transforms(config, torch.device(device), None, training=False).apply(model)
     assert (type(model.patch_embed.proj) is PatchConv2d) is (device != "cpu")
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_the_log_names_the_kernel_of_attention_that_torch_takes(tmp_path, monkeypatch, dropout):
+    model = build_model(small_config(tmp_path, f"MODEL.ATTENTION_DROPOUT={dropout}"), 10)
+    (line,) = GpuKernels(CPU, torch.float32).apply(model)
+    assert_names(line, "flash" if dropout == 0 else "math", f"dropout {dropout:g}")  # the CPU's own choice
+    asked = []
+    for number, name in ((3, "cudnn"), (2, "efficient")):
+        monkeypatch.setattr(
+            attention, "sdpa_choice", lambda *given, answer=number, **words: asked.append(given) or answer
+        )
+        (line,) = GpuKernels(CPU, HALF).apply(model)
+        assert_names(line, name)
+    assert all(each.dtype is HALF and each.requires_grad for each in asked[0])
+    assert GpuKernels(CPU).apply(model) == []
+
+
+def test_a_device_that_cannot_tell_its_kernel_trains_without_that_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(attention, "sdpa_choice", mock.Mock(side_effect=NotImplementedError))
+    assert GpuKernels(CPU, HALF).apply(build_model(small_config(tmp_path), 10)) == []

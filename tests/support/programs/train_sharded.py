@@ -73,7 +73,7 @@ def train(settings: str, options: list[str], process: Process) -> dict:
 
 @contextlib.contextmanager
 def as_on_gpus(model: torch.nn.Module) -> Iterator[None]:
-    GpuKernels().apply(model)
+    GpuKernels(torch.device("cpu")).apply(model)
     with (
         mock.patch("engine.precision.policy.LossScaler", FusedLossScaler),
         mock.patch("engine.train.ema.ThreePasses", OnePass),

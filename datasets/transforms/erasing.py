@@ -44,7 +44,7 @@ class Erasing:
 
     def __call__(self, images: Tensor, table: Tensor) -> Tensor:
         """The images with the boxes of a table [B, RANDOM_ERASE_COUNT, 6] erased, the last one over those before it."""
-        for image, boxes in zip(images, table.tolist(), strict=True):
+        for image, boxes in zip(images, table.numpy().tolist(), strict=True):
             for left, top, width, height, *noise_at in boxes:
                 if width:
                     image[:, top : top + height, left : left + width] = self._filling(width, height, *noise_at)

@@ -116,11 +116,13 @@ def test_a_gpu_erases_all_images_at_once_and_a_cpu_one_by_one():
 
 @on_pretend_device
 def test_a_device_prepares_what_the_host_does_without_making_it_wait(tmp_path):
+    plain = batch(9)
+    pinned = plain._replace(images=plain.images.pin_memory(), targets=plain.targets.pin_memory())
     for mode in ("pixel", "rand", "const"):
         config = settings(RANDOM_ERASE_MODE=mode, **ERASES, **MIXES)
         prepares = [Preparation(config, Normalize(config.DATA).to(device)) for device in (CPU, DEVICE)]
         with waits() as seen:
-            (here, targets), (there, same_targets) = (prepare(batch(9), torch.bfloat16) for prepare in prepares)
+            (here, targets), (there, same_targets) = (prepare(pinned, torch.bfloat16) for prepare in prepares)
         assert seen == {} and there.device.type == torch.device(DEVICE).type and torch.equal(here, there.cpu())
         assert all(torch.equal(*pair) for pair in zip(targets, (each.cpu() for each in same_targets), strict=True))
 

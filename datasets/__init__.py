@@ -7,8 +7,8 @@ from datasets.batch_order import Piece
 from datasets.build import build_eval_data, build_order, build_train_data, load_image_sets
 from datasets.cache.build import CacheProgress
 from datasets.cache.cached_images import cache_image_sets
+from datasets.loading.choice import choose_workers
 from datasets.loading.train_data import EvalData, TrainData, Window
-from datasets.loading.workers import count_workers
 from datasets.split import holds_out_no_more, identity, write_split
 from datasets.transforms.augment import parse_policy
 from datasets.transforms.crop import Normalize

@@ -11,6 +11,7 @@ import numpy as np
 from configs.schema import Config
 from datasets.batch_order import Order
 from datasets.classes import number_classes
+from datasets.loading.choice import choose_workers
 from datasets.loading.readers import EvalReader, TrainReader
 from datasets.loading.train_data import EvalData, TrainData
 from datasets.loading.workers import make_loader
@@ -133,7 +134,7 @@ def build_train_data(config: Config, image_set: ImageSet, process: Process, orde
     if isinstance(image_set, SyntheticImages):
         load = SyntheticBatches(config, image_set, order.batch_size, process.rank, process.device)
     else:
-        load = make_loader(config, TrainReader(image_set, config), process.num_cores, process.device)
+        load = make_loader(TrainReader(image_set, config), choose_workers(config, image_set, process), process.device)
     return TrainData(image_set, order, process.rank, load)
 
 
@@ -143,5 +144,5 @@ def build_eval_data(config: Config, image_set: ImageSet, process: Process) -> Ev
     if isinstance(image_set, SyntheticImages):
         load = SyntheticBatches(config, image_set, batch_size, process.rank, process.device)
     else:
-        load = make_loader(config, EvalReader(image_set, config), process.num_cores, process.device)
+        load = make_loader(EvalReader(image_set, config), choose_workers(config, image_set, process), process.device)
     return EvalData(image_set, batch_size, process.rank, process.world_size, load, is_padded=config.COMPILE)

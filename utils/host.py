@@ -17,6 +17,8 @@ CGROUPS = (
     ("memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
+SHARED_MEMORY = Path("/dev/shm")  # on Linux
+
 
 def available_cores() -> set[int]:
     """The cores that this process may run on: those that a launcher such as srun or mpirun binds it to, else all."""

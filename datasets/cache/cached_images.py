@@ -22,10 +22,9 @@ from datasets.cache.file import JPEG, PIXELS, CacheFile, CacheLocation, DamagedC
 from datasets.transforms.decode import decode
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import ConfigError
-from utils.host import available_cores
+from utils.host import SHARED_MEMORY, available_cores
 from utils.text import counted, format_bytes
 
-SHARED_MEMORY = Path("/dev/shm")
 SECONDS_BETWEEN_ATTEMPTS = 0.2  # to take a lock that another run holds
 FILES_PER_TASK = 4096
 REMEDY_FOR_SPACE = "DATA.CACHE_FORM=jpeg or a smaller DATA.CACHE_SIDE takes less; DATA.CACHE_PATH sets another folder"

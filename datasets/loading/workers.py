@@ -19,27 +19,24 @@ from multiprocessing.process import BaseProcess
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from configs.schema import Config, Data
 from datasets.batch_order import Piece
+from datasets.loading.choice import Workers
 from datasets.loading.readers import Batch, Reader
 from datasets.loading.to_device import prefetch_to_device
-from datasets.types import ImageSet
 from utils.errors import DataError, LostProcess
 from utils.host import has_streams
 
-MAX_WORKERS = 8
-BATCHES_AHEAD = 2  # beyond the one in use; all threads work on the same batch
 MIN_IMAGES_PER_THREAD = 4
 SECONDS_TO_DIE = 1.0  # between the first error that a dying worker causes and its end
 REMEDY = "lower DATA.NUM_WORKERS, or set DATA.WORKERS=threads, which need no shared memory"
 
 
 def read_in_threads(
-    pieces: Iterable[Piece], reader: Reader, num_threads: int, device: torch.device, ahead: int = BATCHES_AHEAD
+    pieces: Iterable[Piece], reader: Reader, num_threads: int, device: torch.device, ahead: int
 ) -> Iterator[Batch]:
     """The batches of the pieces in their order, `ahead` of them in advance. Closing this generator ends the threads.
 
-    Reading, decoding and resizing release Python's global lock.
+    All threads work on the same batch. Reading, decoding and resizing release Python's lock.
     """
     # Each loader thread uses one torch thread: more would spin while they wait, and take the cores from the training.
     # Reading the number here fixes this thread's own, which the loader threads would otherwise change.
@@ -68,7 +65,7 @@ def read_in_threads(
 
 
 def read_in_processes(
-    pieces: Iterable[Piece], reader: Reader, num_processes: int, device: torch.device, ahead: int = BATCHES_AHEAD
+    pieces: Iterable[Piece], reader: Reader, num_processes: int, device: torch.device, ahead: int
 ) -> Iterator[Batch]:
     """As read_in_threads, with worker processes. Without any, this process reads each batch when it is requested."""
     # Fork where that is safe: a spawned worker would first import torch, for seconds.
@@ -187,33 +184,11 @@ def _kill_workers() -> None:
             process.kill()
 
 
-def count_workers(data: Data, image_set: ImageSet, num_cores: int, device: torch.device) -> int:
-    """Loader threads or processes of one training process, which has so many cores."""
-    if data.NUM_WORKERS is not None:
-        return data.NUM_WORKERS
-    if image_set.in_memory:
-        return 0
-    if device.type == "cpu" and (data.WORKERS == "processes" or batches_ahead(data, device)):
-        num_cores = max(1, num_cores // 4)  # the others compute: even ViT-Tiny takes ten times as long as loading
-    return min(MAX_WORKERS, num_cores)
-
-
-def batches_ahead(data: Data, device: torch.device) -> int:
-    """Batches to read in advance. On a CPU none: all cores share each operation, and would wait for one that loads.
-
-    A ViT-Tiny run is 6 to 14% faster when all cores load a batch and then all compute.
-    """
-    return data.PREFETCH if data.PREFETCH is not None else 0 if device.type == "cpu" else BATCHES_AHEAD
-
-
-def make_loader(
-    config: Config, reader: Reader, num_cores: int, device: torch.device
-) -> Callable[[Iterable[Piece]], Iterator[Batch]]:
+def make_loader(reader: Reader, workers: Workers, device: torch.device) -> Callable[[Iterable[Piece]], Iterator[Batch]]:
     """The function from pieces to batches, for images that are read one by one."""
-    num_workers = count_workers(config.DATA, reader.image_set, num_cores, device)
-    common = {"reader": reader, "device": device, "ahead": batches_ahead(config.DATA, device)}
-    if num_workers and config.DATA.WORKERS == "threads":
-        load = functools.partial(read_in_threads, num_threads=num_workers, **common)
+    common = {"reader": reader, "device": device, "ahead": workers.ahead}
+    if workers.count and workers.kind == "threads":
+        load = functools.partial(read_in_threads, num_threads=workers.count, **common)
     else:
-        load = functools.partial(read_in_processes, num_processes=num_workers, **common)
+        load = functools.partial(read_in_processes, num_processes=workers.count, **common)
     return (lambda pieces: prefetch_to_device(load(pieces), device)) if has_streams(device) else load

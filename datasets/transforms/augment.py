@@ -72,16 +72,21 @@ class Augmentation:
 
 def build_augmentation(config: Config) -> Augmentation | None:
     """The augmentation that the settings ask for, or None."""
+    if not changes_pixels(config.TRAIN):
+        return None
     train = config.TRAIN
     name, numbers = parse_policy(train)
-    if not (name or train.COLOR_JITTER):
-        return None
     from torchvision.transforms import v2  # imported here: it takes a second, and most runs do not need it
 
     steps = [build_policy(name, numbers, config, v2)] if name else []
     if train.COLOR_JITTER and name in ("", "3a"):
         steps.append(v2.ColorJitter(*[train.COLOR_JITTER] * 3))
     return Augmentation(steps)
+
+
+def changes_pixels(train: Train) -> bool:
+    """Whether there is any augmentation by operations on the pixels, beyond crop and flip."""
+    return bool(train.AUTO_AUGMENT or train.RAND_AUGMENT or train.COLOR_JITTER)
 
 
 def parse_policy(train: Train) -> tuple[str, dict[str, float]]:

@@ -8,21 +8,21 @@ from pathlib import Path
 from torch import nn
 
 from configs.schema import Config, Train
-from datasets import TrainData
+from datasets import TrainData, choose_workers
 from datasets.batch_order import Order
-from datasets.loading.workers import BATCHES_AHEAD, count_workers
+from datasets.loading.choice import each_ahead, shared_bytes
 from datasets.sources.synthetic import SyntheticImages
 from engine.memory.estimate import checkpoint_bytes, weights_bytes
 from engine.train.ema import decay_at
 from engine.train.optim import Schedule
 from utils.distributed import Process
 from utils.findings import OK, WARN, WRONG, Finding
+from utils.host import SHARED_MEMORY
 from utils.text import counted, format_bytes
 
 # Usual learning rates per 256 images, from fine-tuning to training from scratch; rules of thumb.
 CUSTOMARY = {"AdamW": (1e-5, 1e-3), "Adam": (1e-5, 1e-3), "SGD": (1e-3, 1e-1)}
 FAR = 10  # factor beyond them that is reported
-SHARED = Path("/dev/shm")  # where loader processes put their batches on Linux
 MAX_INITIAL = 0.01  # of the EMA
 OTHER_FILES = 2**20  # bytes of a run's logs, tables and curves
 NEAR = 0.8  # fraction of the free space
@@ -133,17 +133,12 @@ def nearest_existing(path: Path) -> Path:
 def check_shared_memory(config: Config, num_workers: int) -> Finding:
     """Check that the batches that loader processes prefetch fit into shared memory; otherwise they die of SIGBUS."""
     data, what = config.DATA, "shared memory"
-    if not num_workers or not SHARED.is_dir():
+    if not num_workers or not SHARED_MEMORY.is_dir():
         return Finding(what, "not needed")
-    num_images = data.BATCH_SIZE + (
-        data.BATCH_SIZE_EVAL or data.BATCH_SIZE
-    )  # training workers stay alive during evaluation
-    ahead = data.PREFETCH or BATCHES_AHEAD  # per worker; fewer if the CPU trains
-    need = num_workers * ahead * num_images * data.IMAGE_CHANNELS * data.IMAGE_SIZE**2
-    free = free_bytes(SHARED)
+    need, free = shared_bytes(data, num_workers), free_bytes(SHARED_MEMORY)
     found = (
-        f"{counted(num_workers, 'loader process')} with {counted(ahead, 'batch')} each: {format_bytes(need)} of {format_bytes(free)} "
-        f"in {SHARED}"
+        f"{counted(num_workers, 'loader process')} with {counted(each_ahead(data), 'batch')} each: "
+        f"{format_bytes(need)} of {format_bytes(free)} in {SHARED_MEMORY}"
     )
     remedy = "enlarge it (docker run --shm-size), or lower -num_workers or -batch_size"
     return Finding(what, found, *verdict_on_space(need, free, remedy))
@@ -151,9 +146,10 @@ def check_shared_memory(config: Config, num_workers: int) -> Finding:
 
 def loader_processes(config: Config, image_set, process: Process) -> int:
     """Loader processes of all training processes on this machine; threads need no shared memory."""
-    if config.DATA.WORKERS == "threads" or isinstance(image_set, SyntheticImages):
+    workers = choose_workers(config, image_set, process)
+    if workers.kind == "threads" or isinstance(image_set, SyntheticImages):
         return 0
-    return count_workers(config.DATA, image_set, process.num_cores, process.device) * process.local_size
+    return workers.count * process.local_size
 
 
 def verdict_on_space(need: float, free: float, remedy: str) -> tuple[str, str]:

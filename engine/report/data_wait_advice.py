@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable
 
 from configs.schema import Config
-from datasets import ImageSet, count_workers
+from datasets import ImageSet, choose_workers
+from datasets.loading.choice import cores_to_read, lock_fraction
 from engine.train.callbacks import Callback
 from engine.train.counters import Report
 from engine.train.trainer import Trainer
@@ -20,8 +21,8 @@ class DataWaitAdvice(Callback):
 
     def __init__(self, config: Config, image_set: ImageSet, process: Process, say: Callable[[str], None]):
         self._config, self._image_set, self._say = config, image_set, say
-        self._num_workers = count_workers(config.DATA, image_set, process.num_cores, process.device)
-        self._num_cores = process.num_cores
+        self._workers = choose_workers(config, image_set, process)
+        self._process = process
         self._judged: int | None = None  # step at which it judged last
         self._waiting = self._seconds = 0.0  # since then
         self._is_given = False
@@ -45,12 +46,19 @@ class DataWaitAdvice(Callback):
         """The first remedy that applies."""
         size = 2 * self._config.DATA.IMAGE_SIZE
         # Throughput is proportional to the number of workers. 0 workers: the training process reads.
-        needed = math.ceil(max(self._num_workers, fraction) / max(1 - fraction, 1e-3))
+        kind, count, _ = self._workers
+        needed = math.ceil(max(count, fraction) / max(1 - fraction, 1e-3))
+        most, beside_device = cores_to_read(self._process), self._process.device.type != "cpu"
         remedies = [
             (
-                self._num_workers < self._num_cores,
-                f"try -num_workers {min(needed, self._num_cores)} (now {self._num_workers}; each process has "
-                f"{counted(self._num_cores, 'core')})",
+                count < most,
+                f"try -num_workers {min(needed, most)} (now {count}; each process has "
+                f"{counted(self._process.num_cores, 'core')})",
+            ),
+            (
+                beside_device and kind == "threads" and count * lock_fraction(self._config, self._image_set) > 1,
+                f"{counted(count, 'loader thread')} take turns at Python's lock; try -opts DATA.WORKERS=processes, with "
+                "enough shared memory for their batches (-check tells how much)",
             ),
             (
                 not self._image_set.in_memory and self._config.DATA.CACHE == "none",

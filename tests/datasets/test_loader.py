@@ -9,15 +9,18 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from datasets import build_eval_data, load_image_sets
+from configs.schema import Config
+from datasets import ImageSet, build_eval_data, load_image_sets
 from datasets.batch_order import sample_rng
+from datasets.loading import choice
+from datasets.loading.choice import Workers, choose_workers
 from datasets.loading.readers import TrainReader
-from datasets.loading.workers import count_workers
 from tests.support.configs import CPU, replaced
 from tests.support.forks import DEADLINE, ROOT
 from tests.support.loading import folder_settings, make_folder, order, settings, taken, train_data
@@ -201,6 +204,14 @@ def test_images_and_replacements_are_the_same_for_any_number_of_workers(folder):
     assert per_epoch[1] == UNREADABLE
 
 
+def test_images_in_memory_are_the_same_for_any_workers():
+    none, *others = (
+        taken(train_data(settings(NUM_WORKERS=count, WORKERS=kind)).windows(12, 16))
+        for count, kind in ((0, "auto"), (2, "threads"), (2, "processes"))
+    )
+    assert all(each == none for each in others)
+
+
 def test_an_unreadable_image_is_replaced_by_one_of_its_class_or_where_there_is_none_by_any(folder):
     data = train_data(folder_settings(folder))
     shown = {}
@@ -327,16 +338,64 @@ def test_threads_read_so_many_batches_ahead_and_none_where_the_cpu_computes(fold
     assert seen == expected
 
 
+GPU = torch.device("cuda", 0)
+
+
+def chosen(config: Config, image_set: ImageSet, num_cores: int, device: torch.device = GPU, **sizes: int) -> Workers:
+    return choose_workers(config, image_set, Process(device, num_cores=num_cores, **sizes))
+
+
+@pytest.fixture
+def plenty(monkeypatch) -> None:
+    """A host with 1 TiB of free memory, half of which processes may share."""
+    monkeypatch.setattr(choice, "free_host_memory", lambda: 2**40)
+    monkeypatch.setattr(choice.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**39))
+    monkeypatch.setattr(choice, "SHARED_MEMORY", Path("/"))
+
+
+@pytest.mark.usefixtures("plenty")
 def test_workers_are_the_cores_of_the_process_unless_set(folder):
-    config = folder_settings(folder, None)
-    files, in_memory = load_image_sets(config)[1], load_image_sets(settings())[1]
+    config, small = folder_settings(folder, None), settings(NUM_WORKERS=None)
+    files, in_memory = load_image_sets(config)[1], load_image_sets(small)[1]
     read_ahead = replaced(config, DATA={"PREFETCH": 2})
-    for num_cores, beside in [(1, 1), (2, 1), (16, 4), (64, 8)]:
-        assert count_workers(read_ahead.DATA, files, num_cores, CPU) == beside
-        assert count_workers(config.DATA, files, num_cores, CPU) == min(8, num_cores)
-    assert count_workers(config.DATA, files, 4, torch.device("cuda")) == 4
-    assert count_workers(config.DATA, in_memory, 1, CPU) == 0
-    assert count_workers(settings(NUM_WORKERS=3).DATA, in_memory, 1, CPU) == 3
+    for num_cores, beside, on_gpu in [(1, 1, 1), (2, 1, 2), (4, 1, 3), (16, 4, 15), (64, 8, 63)]:
+        assert chosen(read_ahead, files, num_cores, CPU).count == beside
+        assert chosen(config, files, num_cores, CPU).count == min(8, num_cores)
+        assert chosen(config, files, num_cores).count == chosen(small, in_memory, num_cores).count == on_gpu
+    assert chosen(small, in_memory, 8, CPU).count == 0
+    assert chosen(settings(NUM_WORKERS=3), in_memory, 1, CPU).count == 3
+
+
+@pytest.mark.usefixtures("plenty")
+def test_beside_a_gpu_processes_read_where_threads_would_wait_for_pythons_lock(folder, monkeypatch):
+    plain, small = folder_settings(folder, None), settings(NUM_WORKERS=None)
+    files, in_memory = load_image_sets(plain)[0], load_image_sets(small)[0]
+    policy, jitter = (replaced(plain, TRAIN=each) for each in ({"AUTO_AUGMENT": "augmix"}, {"COLOR_JITTER": 0.4}))
+
+    def fewest_processes(config: Config, image_set: ImageSet, **sizes: int) -> int:
+        kinds = [chosen(config, image_set, num_cores, **sizes).kind for num_cores in range(1, 20)]
+        return kinds.index("processes") + 1 if "processes" in kinds else 0
+
+    cases = [(plain, files), (policy, files), (jitter, files), (small, in_memory)]
+    assert [fewest_processes(*case) for case in cases] == [10, 7, 7, 2]
+    assert chosen(plain, files, 64, CPU).kind == "threads"
+    assert chosen(replaced(plain, DATA={"WORKERS": "threads"}), files, 64).kind == "threads"
+    batch = 5 * 3 * 8 * 8
+    monkeypatch.setattr(choice.shutil, "disk_usage", lambda path: SimpleNamespace(free=100 * batch))
+    assert fewest_processes(plain, files) == 10, "15 processes with 2 batches each, twice"
+    assert fewest_processes(plain, files, local_size=4) == 0, "no room for those of all four"
+
+
+def test_threads_beside_a_gpu_read_ahead_as_far_as_memory_allows(monkeypatch):
+    def ahead(free: int, **data) -> int:
+        monkeypatch.setattr(choice, "free_host_memory", lambda: free)
+        config = settings(NUM_WORKERS=2, WORKERS="threads", **data)
+        return chosen(config, load_image_sets(settings())[0], 8, local_size=2).ahead
+
+    photos = {"IMAGE_SIZE": 224, "IMAGE_CHANNELS": 3, "BATCH_SIZE": 256}  # 38.5 MB
+    assert [ahead(gib * 2**30, **photos) for gib in (0, 8, 32, 500)] == [2, 5, 22, 27]
+    assert ahead(2**40, **photos | {"BATCH_SIZE": 2048}) == 3 and ahead(2**40, BATCH_SIZE=16) == 32
+    assert ahead(0, **photos, PREFETCH=7) == 7
 
 
 # --- synthetic ---

@@ -5,12 +5,13 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 from configs.load import load
 from engine.memory.largest_batch import bisect
-from scripts.benchmarks import loader, parity, photos
+from scripts.benchmarks import loader, loader_lock, parity, photos
 from scripts.benchmarks.parity import Run, judge
 from scripts.benchmarks.parts.common import GIB, Refused
 from scripts.benchmarks.parts.largest_batch import climb
@@ -351,3 +352,14 @@ def test_wrong_flags_are_told_with_the_right_ones():
         result = run(script, *arguments)
         assert (result.returncode, result.stdout) == (2, "")
         assert "fp23" in result.stderr and "fp32" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_the_fraction_with_pythons_lock_is_that_of_the_samples(tmp_path, monkeypatch):
+    """A stand-in for py-spy writes 30 samples of two stacks, of 200 in its second."""
+    sampler = tmp_path / "py-spy"
+    sampler.write_text('#!/bin/sh\nwhile [ "$1" != --output ]; do shift; done\nprintf "a;b 20\\na 10\\n" > "$2"\n')
+    sampler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    digits = loader_lock.CASES["digits at 32, in memory"]
+    milliseconds, fraction = loader_lock.measure(SimpleNamespace(photos=tmp_path, seconds=1), digits, tmp_path)
+    assert fraction == 0.15 and 0 < milliseconds < 1000

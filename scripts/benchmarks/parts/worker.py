@@ -62,8 +62,7 @@ class LoaderWorker:
     num_ahead = 0  # updates whose images may lie ready when a turn begins: they are not timed
 
     def __init__(self, own: dict, argv: list[str]):
-        from datasets import CacheProgress, build_train_data, cache_image_sets, count_workers, load_image_sets
-        from datasets.loading.workers import batches_ahead
+        from datasets import CacheProgress, build_train_data, cache_image_sets, choose_workers, load_image_sets
         from utils.distributed import Process
 
         self.config = config = load(argv).with_default_batch_size().config
@@ -79,9 +78,9 @@ class LoaderWorker:
         self.num_images = self.data.global_batch
         if self.data.order.window_size(0) < self.num_images:
             raise ConfigError(f"-batch_size: an update takes {self.num_images} images; the set has {len(train_set)}")
-        workers = count_workers(config.DATA, train_set, self.process.num_cores, self.device)
-        per_batch = workers if config.DATA.WORKERS == "processes" else 1
-        self.num_ahead = 2 + per_batch * batches_ahead(config.DATA, self.device) if workers else 0
+        workers = choose_workers(config, train_set, self.process)
+        per_batch = workers.count if workers.kind == "processes" else 1
+        self.num_ahead = 2 + per_batch * workers.ahead if workers.count else 0
 
     def answer(self, asked: dict) -> dict:
         from engine.report.recorder import peak_memory

@@ -75,7 +75,7 @@ def test_an_output_that_is_below_a_file(tmp_path):
 def test_room_in_shared_memory(tmp_path, monkeypatch):
     config = small_config(tmp_path, "DATA.BATCH_SIZE_EVAL=8")
     need = 3 * 2 * (32 + 8) * 8 * 8
-    monkeypatch.setattr(quick_checks, "SHARED", tmp_path)
+    monkeypatch.setattr(quick_checks, "SHARED_MEMORY", tmp_path)
     verdicts = []
     for free in (need - 1, need, 2 * need):
         monkeypatch.setattr(quick_checks, "free_bytes", lambda folder, free=free: free)

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     modes.add_argument("-compile", nargs="?", const="true", choices=("true", "false"), help="too [on GPUs only]")
     linear = add_command(commands, "linear", measure_linear, "rounds:5")
     linear.add_argument("-scale", type=float, metavar="X", help="of width 4096 and batch 512 [GPU: 1, CPU: 0.25]")
-    linear.add_argument("-epochs", type=at_least(1), default=5, metavar="N", help="of 50 batches [5]")
+    linear.add_argument("-epochs", type=at_least(1), metavar="N", help="of 50 batches [GPU: 25, CPU: 5]")
     largest = add_command(commands, "largest", measure_largest, "modes")
     largest.add_argument("-memory_gb", type=float, metavar="GB", help="limit in GiB [GPU: all of it; CPU: required]")
     largest.add_argument("-most", type=at_least(1), default=65536, metavar="N", help="largest batch to try [65536]")
@@ -183,7 +183,8 @@ def measure_linear(arguments: argparse.Namespace) -> Table:
     from scripts.benchmarks.parts.paddle_mlp import CASES, Sizes, case_config, train
 
     kind = device_kind(arguments)
-    sizes = Sizes.scaled(arguments.scale or (0.25 if kind == "cpu" else 1.0), arguments.epochs)
+    scale, epochs = (0.25, 5) if kind == "cpu" else (1.0, 25)  # the tutorial's 5 take a fast GPU 0.2 s
+    sizes = Sizes.scaled(arguments.scale or scale, arguments.epochs or epochs)
     results = {name: [] for name in CASES}
     configs = {name: case_config(name, settings(arguments, kind)[0], arguments.opts) for name in CASES}
     for name, config in configs.items():

@@ -18,12 +18,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
-from configs.load import load
 from engine.memory.largest_batch import bisect
 from scripts.benchmarks.parts.common import (
     GIB,
     MODES,
-    ROOT,
     SLOW_ON_CPUS,
     Panel,
     Refused,
@@ -33,6 +31,7 @@ from scripts.benchmarks.parts.common import (
     spread,
 )
 from scripts.benchmarks.parts.largest_batch import climb
+from scripts.benchmarks.parts.recipe import device_kind, settings
 from scripts.benchmarks.parts.speed import speed_table
 from scripts.benchmarks.parts.turns import Turns, add_turn_flags, take_turns
 from scripts.command_line import Parser, at_least
@@ -84,21 +83,6 @@ def add_command(commands, name: str, measure: Callable, extras: str) -> argparse
             default = int(extra.removeprefix("rounds:"))
             command.add_argument("-rounds", type=at_least(1), default=default, metavar="N", help=f"turns [{default}]")
     return command
-
-
-def device_kind(arguments: argparse.Namespace) -> str:
-    """Finds out without a CUDA context, which would take memory from what is measured."""
-    from utils.distributed import find_devices
-
-    options = ["-opts", *arguments.opts] if arguments.opts else []
-    kind, _ = find_devices(load(["-cfg", settings(arguments, "cpu")[0], *options]).config.DEVICE)
-    return kind
-
-
-def settings(arguments: argparse.Namespace, kind: str) -> tuple[str, int]:
-    """The recipe and the batch size, given or this device's own."""
-    name, batch_size = ("vit_tiny", 32) if kind == "cpu" else ("vit_base", 128)
-    return arguments.cfg or str(ROOT / f"configs/{name}_patch16_224.yaml"), arguments.batch_size or batch_size
 
 
 def worker_flags(arguments: argparse.Namespace, kind: str, options: tuple[str, ...], batch_size=None) -> list[str]:

@@ -1,10 +1,14 @@
 """What is computed in another way on GPUs gives the numbers of the usual way."""
 
+import copy
+
 import pytest
 import torch
+from timm.layers import PatchEmbed
 
 from engine.precision.loss_scale import FusedLossScaler, LossScaler
 from engine.train.ema import OnePass, ThreePasses
+from models.transforms.gpu_kernels import GpuKernels
 from scripts.benchmarks.session.journal import Journal
 from scripts.benchmarks.session.machine import attention_calls
 from scripts.benchmarks.session.plan import Context
@@ -24,7 +28,10 @@ def test_unscaling_and_clipping_in_the_optimizers_kernel_is_what_separate_passes
     found = []
     for scaler in (FusedLossScaler, LossScaler):
         options = (f"PRECISION.DTYPE={dtype}", f"TRAIN.OPTIMIZER.NAME={optimizer}", "TRAIN.GRAD_CLIP=0.1")
-        trainer = small_trainer(context, "AMP=true", *options, "TRAIN.MODEL_EMA=true")
+        # Of a scale at which nothing overflows but the poisoned update.
+        trainer = small_trainer(
+            context, "AMP=true", "PRECISION.INIT_LOSS_SCALING=256", *options, "TRAIN.MODEL_EMA=true"
+        )
         trainer.precision.scaler = scaler(context.device, trainer.config.PRECISION, needed=dtype == "float16")
         for window in trainer.data.windows(0, 6):
             hook = trainer.model.norm.register_forward_hook(lambda *args: args[2] * float("inf"))
@@ -34,6 +41,21 @@ def test_unscaling_and_clipping_in_the_optimizers_kernel_is_what_separate_passes
             hook.remove()
         assert trainer.report().skipped == 1
         found.append([*trainer.model.parameters(), *trainer.ema.model.parameters()])
+    assert relative_error(*found) < largest_error
+
+
+@pytest.mark.parametrize("dtype, largest_error", [(torch.float32, 1e-5), (torch.bfloat16, 0.01)])
+def test_the_patch_embedding_as_a_product_is_the_convolution(context, dtype, largest_error):
+    torch.manual_seed(0)
+    exact, images = PatchEmbed(32, 16, 3, 24).double(), torch.randn(4, 3, 32, 32)
+    ours = copy.deepcopy(exact).to(context.device, dtype)
+    GpuKernels(torch.device(context.device)).apply(ours)
+    assert type(ours.proj) is not type(exact.proj)
+    found = []
+    for embed, inputs in ((ours, images.to(context.device, dtype)), (exact, images.double())):
+        tokens = embed(inputs)
+        direction = torch.linspace(-1, 1, tokens.numel()).view(tokens.shape).to(tokens)
+        found.append([each.cpu() for each in (tokens, *torch.autograd.grad(tokens, embed.parameters(), direction))])
     assert relative_error(*found) < largest_error
 
 

@@ -77,7 +77,11 @@ def test_speeds_are_measured_where_they_can_be(dry):
     for name in ("S bf16, batch 256", "B bf16, batch 256", "B timm, batch 256"):
         assert float(rows[name]["images/s"].split()[0]) > 0 and 0 < rows[name]["% of measured product"] < 100
         assert rows[name]["% of nominal"] is None  # of a processor nobody knows it
-    assert {row["note"] for row in rows.values() if row["images/s"] is None} == {"needs CUDA", "not in a dry run"}
+    assert {row["note"] for row in rows.values() if row["images/s"] is None} <= {
+        "needs CUDA",
+        "not in a dry run",
+        "needs torchao",
+    }
 
 
 def test_a_second_call_appends(dry):

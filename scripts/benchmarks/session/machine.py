@@ -12,7 +12,7 @@ import torch
 from scripts.benchmarks.parts.common import GIB, machine
 from scripts.benchmarks.session.plan import Context
 
-PACKAGES = ("torch", "torchvision", "timm", "triton", "torchao", "pillow", "numpy")
+PACKAGES = ("torch", "torchvision", "timm", "triton", "torchao", "pillow", "simplejpeg", "numpy")
 
 
 def describe(context: Context) -> None:

@@ -28,6 +28,10 @@ class Case:
     options: tuple[str, ...] = NO_DROPOUT
     role: str = "step"
 
+    @property
+    def title(self) -> str:
+        return f"{self.name}, batch {self.batch}"
+
     def worker(self, context: Context) -> StepWorker:
         batch = context.pick(self.batch, 8)
         words = [*self.options, *MODES[self.mode].options, f"DATA.SYNTHETIC_SIZE={20 * batch}"]
@@ -56,16 +60,18 @@ def measure_large(context: Context) -> None:
 
 
 def measure_float8(context: Context) -> None:
-    if importlib.util.find_spec("torchao") is None:
-        context.journal.note("torchao is not installed, which PRECISION.MODE float8 needs")
-        return
     base = "vit_base_patch16_224"
-    measure(context, [Case(f"B {mode} compiled", base, 256, mode, "model") for mode in ("bf16", "float8")])
+    cases = [Case(f"B {mode} compiled", base, 256, mode, "model") for mode in ("bf16", "float8")]
+    if importlib.util.find_spec("torchao"):
+        measure(context, cases)
+    else:
+        for case in cases:
+            context.journal.row(**figures(case.title, None, None, "needs torchao"))
 
 
 def measure(context: Context, cases: list[Case]) -> None:
     """A row for each case. They compile together; then they take turns."""
-    known = {f"{case.name}, batch {case.batch}": case for case in cases}
+    known = {case.title: case for case in cases}
     reasons = leave_out(known) if context.dry else {}
     workers = {name: case.worker(context) for name, case in known.items() if name not in reasons}
     reasons |= start(workers)

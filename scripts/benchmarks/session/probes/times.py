@@ -4,8 +4,9 @@ import statistics
 import time
 
 import torch
-from torch.nn import functional
+from timm.layers import PatchEmbed
 
+from models.transforms.gpu_kernels import GpuKernels
 from scripts.benchmarks.session.plan import Context
 from scripts.benchmarks.session.probes.checks import Probes
 from scripts.benchmarks.session.probes.trainers import first_batches, small_trainer
@@ -17,10 +18,10 @@ def run_probes(context: Context) -> None:
     probes = Probes(context)
     num_images, width, side, large = context.pick((256, 384, 224, LARGE), (2, 16, 32, ()))
     images = torch.randn(num_images, 3, side, side, device=context.device, dtype=torch.bfloat16)
-    weight = torch.randn(width, 3, 16, 16, device=context.device, dtype=torch.bfloat16).requires_grad_()
-    tokens = {"convolution": by_convolution, "product": by_product}
-    for name, embed in tokens.items():
-        probes.check(f"ms, patch embedding by {name}", lambda: time_gradient(context, embed, images, weight), True)  # noqa: B023
+    embed = PatchEmbed(side, 16, 3, width).to(images)
+    probes.check("ms, patch embedding by convolution", lambda: time_gradient(context, embed, images), True)
+    GpuKernels(images.device).apply(embed)
+    probes.check("ms, patch embedding by product", lambda: time_gradient(context, embed, images), True)
     probes.check("ms, copied batch to the model's input", lambda: time_preparation(context, num_images, side), True)
     for ema in (False, True):
         name = "ms, unscale, clip and optimizer of ViT-L" + (", with EMA" if ema else "")
@@ -28,19 +29,10 @@ def run_probes(context: Context) -> None:
     probes.end()
 
 
-def by_convolution(images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return functional.conv2d(images, weight, stride=16).flatten(2).transpose(1, 2)
-
-
-def by_product(images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    batch, channels, height, width = images.shape
-    patches = images.view(batch, channels, height // 16, 16, width // 16, 16).permute(0, 2, 4, 1, 3, 5)
-    return functional.linear(patches.reshape(batch, -1, channels * 256), weight.flatten(1))
-
-
-def time_gradient(context: Context, embed, images: torch.Tensor, weight: torch.Tensor) -> str:
-    direction = torch.randn_like(embed(images, weight))
-    return milliseconds(context, lambda: torch.autograd.grad(embed(images, weight), weight, direction))
+def time_gradient(context: Context, embed: torch.nn.Module, images: torch.Tensor) -> str:
+    """Forward and the gradient of the weights."""
+    direction, weights = torch.randn_like(embed(images)), list(embed.parameters())
+    return milliseconds(context, lambda: torch.autograd.grad(embed(images), weights, direction))
 
 
 def time_preparation(context: Context, num_images: int, side: int) -> str:

@@ -5,8 +5,8 @@ all that it was given: a value that the host reads, an output whose shape depend
 `non_blocking` or whose memory on the host is not page-locked, synchronize(). Copies to the host that do not block are done at
 the next of these. Not seen: numbers and speed of a GPU's kernels, its memory, races between streams, several processes.
 
-torch cannot forget such a device, and has none that comes after the first backward. So a test of it runs in a process of
-its own:
+`torch.tensor(..., device=DEVICE)` raises: on a GPU it waits. torch cannot forget such a device, and has none that comes
+after the first backward. So a test of it runs in a process of its own:
 
     @on_pretend_device
     def test_a_sum_is_read_once(tmp_path):
@@ -33,9 +33,7 @@ DEVICE = f"{NAME}:0"
 aten = torch.ops.aten
 WAITS: collections.Counter[str] = collections.Counter()
 PINNED: list[torch.Tensor] = []  # page-locked memory, all that was ever allocated
-QUEUED: list[
-    tuple[torch.Tensor, torch.Tensor]
-] = []  # copies to the host which it has not waited for: targets and values
+QUEUED: list[tuple[torch.Tensor, torch.Tensor]] = []  # copies to the host not waited for yet: targets and values
 NAMES = {"_local_scalar_dense": "item", "_to_copy": "blocking copy", "copy_": "blocking copy"}
 # What CUDA's autocast computes in half and in float32: the commonest of both.
 IN_HALF = "conv2d linear matmul addmm bmm mm baddbmm scaled_dot_product_attention".split()

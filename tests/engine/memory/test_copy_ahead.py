@@ -1,14 +1,18 @@
 """A batch that finds no memory on the device while it is copied ahead is trained like any other, once and in its turn."""
 
+from unittest import mock
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from datasets import Batch
+from datasets.loading.to_device import prefetch_to_device
 from tests.support.configs import small_config
-from tests.support.pretend_device import DEVICE, NAME, on_pretend_device
+from tests.support.pretend_device import DEVICE, NAME, on_pretend_device, waits
 from tests.support.trainers import make_trainer, update
 
-UPDATES = 4
+UPDATES = 3
 SPLITS = {"one micro-batch": "DATA.BATCH_SIZE=32", "two micro-batches": "DATA.BATCH_SIZE=16 TRAIN.ACCUM_ITER=2"}
 
 
@@ -42,6 +46,28 @@ def trained(config, no_room: NoRoom) -> tuple:
 def assert_same_weights(one, other) -> None:
     for mine, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
         assert (mine - theirs).abs().max().item() < 1e-12
+
+
+@on_pretend_device
+def test_before_a_batch_is_used_the_device_waits_for_its_copy_and_keeps_its_memory():
+    order, stream = [], torch.accelerator.current_stream()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.record_stream.default:
+                order.append(id(args[0]))
+            return func(*args, **(kwargs or {}))
+
+    batches = [Batch(torch.full((2, 1, 1, 1), n).pin_memory(), torch.zeros(2).pin_memory(), 2, []) for n in range(3)]
+    watched = mock.patch.object(type(stream), "wait_event", lambda self, event: order.append("wait"))
+    with Watch(), watched, waits() as seen:
+        for given, batch in zip(
+            batches, prefetch_to_device((each for each in batches), torch.device(DEVICE)), strict=True
+        ):
+            assert order == ["wait", id(batch.images), id(batch.targets)]
+            assert torch.equal(batch.images.values, given.images)
+            order.clear()
+    assert seen == {}
 
 
 @pytest.mark.parametrize("split", SPLITS)

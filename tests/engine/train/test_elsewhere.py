@@ -99,12 +99,12 @@ def test_an_update_waits_for_nothing_and_computes_what_the_host_does(tmp_path, m
     doctor = AutoDoctor(config, tmp_path, Lines(), last_update)
     trainer = trainer_there(config, [Timing.on(CPU), last_update, SkipLimit(50, str), doctor])
     with waits() as seen:
-        update(trainer, 3)
+        update(trainer, 2)
     assert seen == WAITS["update"]
     with waits() as seen:
         there = trainer.report()
     assert seen == WAITS["report"]
-    here = update(make_trainer(config), 3).report()
+    here = update(make_trainer(config), 2).report()
     assert (there.loss_scale, there.skipped) == (here.loss_scale, here.skipped)
     assert (there.skipped > 0) is (mode == "float16 that overflows")
     assert (there.mean_loss, there.accuracy) == pytest.approx((here.mean_loss, here.accuracy), rel=2e-3, nan_ok=True)
@@ -181,7 +181,14 @@ def test_doctor_and_table_of_types_find_there_what_they_find_on_the_host(tmp_pat
 
 @on_pretend_device
 def test_in_a_whole_run_the_host_waits_for_reports_evaluations_and_saves_alone(tmp_path):
-    options = (HALF, "PRECISION.DTYPE=float16", "TRAIN.MODEL_EMA=true", "REPORT_FREQ=5", "SAVE_STEPS=4")
+    options = (
+        HALF,
+        "PRECISION.DTYPE=float16",
+        "TRAIN.MODEL_EMA=true",
+        "REPORT_FREQ=5",
+        "SAVE_STEPS=4",
+        "TRAIN.NUM_EPOCHS=1",
+    )
     small_config(tmp_path)
     words = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "runs"), "-batch_size", "128"]
     train = Epochs.run
@@ -195,9 +202,9 @@ def test_in_a_whole_run_the_host_waits_for_reports_evaluations_and_saves_alone(t
     found = []
     with mock.patch.object(Epochs, "run", counted):
         assert run(load([*words, "-opts", *options]), Process(torch.device(DEVICE))) == 0
-    # 2 epochs of 11 updates: in each, reports after updates 1, 6 and 11 and at its end, evaluations of raw and EMA weights
-    # and a save; 5 more saves after every fourth update.
-    events = {"report": 2 * 4, "evaluation": 2 * 2, "save": 5 + 2}
+    # 11 updates: reports after the first, the 6th and the 11th and of the epoch; raw and EMA weights; saves after the 4th and
+    # the 8th, and of the epoch.
+    events = {"report": 4, "evaluation": 2, "save": 3}
     total = {}
     for event, number in events.items():
         for kind, count in WAITS[event].items():

@@ -28,7 +28,7 @@ def evaluate(
     bad_images: BadImages,
 ) -> Scores:
     """Evaluate the model in the precision of its training. With fewer than 5 classes, top-5 is top-k of all classes."""
-    model = precision.computing(model)
+    model = precision.computing(model, in_training=True)
     was_training = model.training
     model.eval()
     process.spread(statistics_of(model))  # each rank collected its own in training; rank 0's are saved

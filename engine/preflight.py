@@ -47,7 +47,7 @@ from models.weights import load_exactly
 from utils.distributed import Process, choose_device, find_devices
 from utils.errors import ConfigError, UserError
 from utils.findings import OK, WARN, WRONG, Finding
-from utils.host import available_cores
+from utils.host import count_cores
 from utils.log import Log
 from utils.program import restore_gc
 
@@ -240,7 +240,7 @@ def imagine(setting: str, world_size: int | None, local_size: int | None) -> Pro
     world_size = world_size or find_devices(setting)[1]
     local_size = local_size or world_size
     choose_device(setting, local_size - 1)  # every process on this machine needs a device
-    sizes = {"local_size": local_size, "num_cores": max(1, len(available_cores()) // local_size)}
+    sizes = {"local_size": local_size, "num_cores": max(1, count_cores() // local_size)}
     return ImaginedProcess(choose_device(setting, 0), world_size=world_size, **sizes)
 
 

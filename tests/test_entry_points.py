@@ -324,6 +324,23 @@ def test_compiled_run_saves_clean_names_and_keeps_its_kernels(small_yaml, tmp_pa
     assert any((tmp_path / "halfstep" / "compile").rglob("*.so"))
 
 
+def test_a_compiled_run_with_all_that_watches_it_learns_as_an_eager_one(small_yaml, tmp_path):
+    watched = "-compile -explain_precision -profile 2 -opts PRECISION.SHADOW_STEPS=4 TRAIN.MODEL_EMA=true"
+    losses = {}
+    for name, words in {"eager": watched.replace("-compile ", ""), "compiled": watched}.items():
+        flags = ["-cfg", str(small_yaml), "-amp", "-epochs", "2", "-batch_size", "120", "-output", str(tmp_path / name)]
+        faults = {"compile_without_code": [{"XDG_CACHE_HOME": str(tmp_path)}]}
+        result = run("main_single_gpu.py", *flags, *words.split(), "DATA.DROP_LAST=false", faults=faults)
+        assert result.returncode == 0, result.stderr
+        lines = (run_folder(tmp_path / name) / "metrics.jsonl").read_text().splitlines()
+        losses[name] = [json.loads(line)[key] for line in lines for key in ("train_loss", "eval_loss", "eval_loss_ema")]
+        assert {"trace.json.gz", "shadow.csv"} <= {path.name for path in run_folder(tmp_path / name).iterdir()}
+    assert losses["compiled"] == pytest.approx(losses["eager"], rel=5e-3)
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("compile: ") and " ms" in line]
+    assert_names(line, "3 graphs", "120 images")  # training, its smaller last batch, evaluation
+    assert "warning: compile" not in result.printed
+
+
 def test_float16_with_gradscaler_trains_on_the_cpu(small_yaml, tmp_path):
     flags = ["-cfg", str(small_yaml), "-amp", "-amp_dtype", "float16", "-epochs", "1", "-output", str(tmp_path)]
     result = run("main_single_gpu.py", *flags, "-opts", "PRECISION.INCR_EVERY_N_STEPS=10")

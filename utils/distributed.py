@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from utils.errors import AlreadyReportedError, ConfigError, LostProcess, UserError
-from utils.host import available_cores, bind_to, choose_cores, cores_near, share_of_cores
+from utils.host import available_cores, bind_to, choose_cores, cores_near, count_cores, cpu_quota, share_of_cores
 from utils.launch.launch_env import LaunchOptions, find_launched_rank
 from utils.launch.rendezvous import Rendezvous, format_ranks
 from utils.text import counted
@@ -62,7 +62,7 @@ class Process:
     local_size: int = 1  # processes on this machine
     launcher: str = "none"
     rendezvous: Rendezvous | None = None
-    num_cores: int = field(default_factory=lambda: len(available_cores()))  # its share of this machine's
+    num_cores: int = field(default_factory=lambda: count_cores())  # its share of this machine's
     is_bound: bool = False  # to the socket of its GPU
     _host_group: Any = None  # gloo: host-side collectives must not wait for a device
     _vote: tuple = field(default=(None, None))
@@ -112,7 +112,7 @@ class Process:
         local, near = zip(*[cores for host, cores in found if host == hosts[self.rank]], strict=True)
         cores = choose_cores(local, near)
         index = hosts[: self.rank].count(hosts[self.rank])
-        self.num_cores = share_of_cores(cores[index], cores)
+        self.num_cores = max(1, int(min(share_of_cores(cores[index], cores), cpu_quota() / len(cores))))
         if cores[index] != local[index]:
             bind_to(cores[index])
             self.is_bound = available_cores() == cores[index]

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import math
 import os
 import sys
 from collections.abc import Collection, Sequence
@@ -23,6 +24,25 @@ SHARED_MEMORY = Path("/dev/shm")  # on Linux
 def available_cores() -> set[int]:
     """The cores that this process may run on: those that a launcher such as srun or mpirun binds it to, else all."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def cpu_quota(cgroup: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float:
+    """How many cores' time the container or job may take (docker --cpus, Kubernetes limits); infinity: all that it has."""
+    quotas = [math.inf]
+    for group in _own_groups(cgroup, membership, ".", ""):
+        if (group / "cpu.max").exists():
+            quota, period = (group / "cpu.max").read_text().split()
+            quotas.append(math.inf if quota == "max" else int(quota) / int(period))
+    for group in _own_groups(cgroup, membership, "cpu", "cpu"):
+        if (group / "cpu.cfs_quota_us").exists():
+            quota, period = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+            quotas.append(quota / period if quota > 0 else math.inf)
+    return min(quotas)
+
+
+def count_cores() -> int:
+    """The cores of a process that shares them with no other."""
+    return max(1, int(min(len(available_cores()), cpu_quota())))
 
 
 def share_of_cores(own: set[int], local: Collection[set[int]]) -> int:
@@ -83,11 +103,8 @@ def free_host_memory(
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
     free = [1024 * int(lines["MemAvailable"].split()[0])]
-    groups = [line.split(":", 2)[1:] for line in membership.read_text().splitlines()] if membership.exists() else []
     for base, controller, limit, used, reclaimable in CGROUPS:
-        # In a container its own group is the base; a job of Slurm or systemd is in a group inside it.
-        own = next((Path(path.lstrip("/")) for names, path in groups if controller in names.split(",")), Path())
-        for group in (cgroup / base / each for each in (own, *own.parents)):
+        for group in _own_groups(cgroup, membership, base, controller):
             text = (group / limit).read_text().strip() if (group / limit).exists() else "max"
             if text != "max":
                 statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
@@ -99,6 +116,14 @@ def free_host_memory(
 def has_streams(device: torch.device) -> bool:
     """Whether the device computes while it copies to and from page-locked memory of the host."""
     return device.type not in ("cpu", "mps")
+
+
+def _own_groups(cgroup: Path, membership: Path, base: str, controller: str) -> list[Path]:
+    """The folders of this process's control group and of those around it."""
+    lines = [line.split(":", 2)[1:] for line in membership.read_text().splitlines()] if membership.exists() else []
+    # In a container its own group is the base; a job of Slurm or systemd is in a group inside it.
+    own = next((Path(path.lstrip("/")) for names, path in lines if controller in names.split(",")), Path())
+    return [cgroup / base / each for each in (own, *own.parents)]
 
 
 def keep_freed_memory(device: torch.device) -> None:

@@ -22,7 +22,7 @@ from datasets.cache.file import JPEG, PIXELS, CacheFile, CacheLocation, DamagedC
 from datasets.transforms.decode import decode
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import ConfigError
-from utils.host import SHARED_MEMORY, available_cores
+from utils.host import SHARED_MEMORY, count_cores
 from utils.text import counted, format_bytes
 
 SECONDS_BETWEEN_ATTEMPTS = 0.2  # to take a lock that another run holds
@@ -121,7 +121,7 @@ def remedy_for_folder(location: CacheLocation) -> str:
 
 
 def count_threads(config: Config) -> int:
-    return config.DATA.NUM_WORKERS or len(available_cores())
+    return config.DATA.NUM_WORKERS or count_cores()
 
 
 def locate_cache(config: Config, part: str, image_set: ImageSet) -> CacheLocation:

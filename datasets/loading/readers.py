@@ -23,7 +23,10 @@ class Reader:
         self.image_set, self.data, self.seed = image_set, config.DATA, config.SEED
 
     def allocate(self, piece: Piece, pinned: bool = False) -> tuple[Tensor, Tensor]:
-        """Uninitialized images, in the memory layout of decoded pixels, and targets."""
+        """Uninitialized images, in the memory layout of decoded pixels, and targets.
+
+        Pinned memory costs milliseconds only at first: torch gives it out again once the copies from it are done.
+        """
         count, side = len(piece.indices), self.data.IMAGE_SIZE
         images = torch.empty((count, side, side, self.data.IMAGE_CHANNELS), dtype=torch.uint8, pin_memory=pinned)
         return images.permute(0, 3, 1, 2), torch.empty(count, dtype=torch.int64, pin_memory=pinned)

@@ -114,12 +114,15 @@ class Precision:
         """The weights to compute with when this model is trained."""
         return MasterWeights(model, self.half) if self.is_naive else ComputeWeights(model)
 
-    def computing(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model to evaluate: itself under autocast, a half-precision copy in naive mode."""
+    def computing(self, model: torch.nn.Module, in_training: bool = False) -> torch.nn.Module:
+        """The model to evaluate: itself under autocast, a half-precision copy in naive mode.
+
+        `in_training`: between epochs, where the copy of a compiled model has the graphs of the one before.
+        """
         if not self.is_naive:
             return model
         copied = half_copy(model, self.half)
-        if self._config.COMPILE and not self._config.EVAL:  # a copy is not compiled, but has the graphs of the training
+        if in_training and self._config.COMPILE and not self._config.EVAL:
             compile_model(copied, self._config)
         return copied
 

@@ -18,12 +18,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
-from configs.load import load
 from engine.memory.largest_batch import bisect
 from scripts.benchmarks.parts.common import (
     GIB,
     MODES,
-    ROOT,
     SLOW_ON_CPUS,
     Panel,
     Refused,
@@ -33,6 +31,7 @@ from scripts.benchmarks.parts.common import (
     spread,
 )
 from scripts.benchmarks.parts.largest_batch import climb
+from scripts.benchmarks.parts.recipe import device_kind, settings
 from scripts.benchmarks.parts.speed import speed_table
 from scripts.benchmarks.parts.turns import Turns, add_turn_flags, take_turns
 from scripts.command_line import Parser, at_least
@@ -53,7 +52,7 @@ def main(argv: list[str]) -> int:
     modes.add_argument("-compile", nargs="?", const="true", choices=("true", "false"), help="too [on GPUs only]")
     linear = add_command(commands, "linear", measure_linear, "rounds:5")
     linear.add_argument("-scale", type=float, metavar="X", help="of width 4096 and batch 512 [GPU: 1, CPU: 0.25]")
-    linear.add_argument("-epochs", type=at_least(1), default=5, metavar="N", help="of 50 batches [5]")
+    linear.add_argument("-epochs", type=at_least(1), metavar="N", help="of 50 batches [GPU: 25, CPU: 5]")
     largest = add_command(commands, "largest", measure_largest, "modes")
     largest.add_argument("-memory_gb", type=float, metavar="GB", help="limit in GiB [GPU: all of it; CPU: required]")
     largest.add_argument("-most", type=at_least(1), default=65536, metavar="N", help="largest batch to try [65536]")
@@ -84,21 +83,6 @@ def add_command(commands, name: str, measure: Callable, extras: str) -> argparse
             default = int(extra.removeprefix("rounds:"))
             command.add_argument("-rounds", type=at_least(1), default=default, metavar="N", help=f"turns [{default}]")
     return command
-
-
-def device_kind(arguments: argparse.Namespace) -> str:
-    """Finds out without a CUDA context, which would take memory from what is measured."""
-    from utils.distributed import find_devices
-
-    options = ["-opts", *arguments.opts] if arguments.opts else []
-    kind, _ = find_devices(load(["-cfg", settings(arguments, "cpu")[0], *options]).config.DEVICE)
-    return kind
-
-
-def settings(arguments: argparse.Namespace, kind: str) -> tuple[str, int]:
-    """The recipe and the batch size, given or this device's own."""
-    name, batch_size = ("vit_tiny", 32) if kind == "cpu" else ("vit_base", 128)
-    return arguments.cfg or str(ROOT / f"configs/{name}_patch16_224.yaml"), arguments.batch_size or batch_size
 
 
 def worker_flags(arguments: argparse.Namespace, kind: str, options: tuple[str, ...], batch_size=None) -> list[str]:
@@ -183,7 +167,8 @@ def measure_linear(arguments: argparse.Namespace) -> Table:
     from scripts.benchmarks.parts.paddle_mlp import CASES, Sizes, case_config, train
 
     kind = device_kind(arguments)
-    sizes = Sizes.scaled(arguments.scale or (0.25 if kind == "cpu" else 1.0), arguments.epochs)
+    scale, epochs = (0.25, 5) if kind == "cpu" else (1.0, 25)  # the tutorial's 5 take a fast GPU 0.2 s
+    sizes = Sizes.scaled(arguments.scale or scale, arguments.epochs or epochs)
     results = {name: [] for name in CASES}
     configs = {name: case_config(name, settings(arguments, kind)[0], arguments.opts) for name in CASES}
     for name, config in configs.items():

@@ -139,7 +139,7 @@ def tabulate(title: str, found: dict[str, list[Run]], verdicts: dict[str, Verdic
         row = [name, each, f"{means[name]:.2f}", f"{statistics.stdev(values):.2f}", verdict]
         for field in ("train_loss", "grad_norm"):
             own, fp32 = ([getattr(run, field) for run in side] for side in (runs, found["fp32"]))
-            row.append(f"{statistics.mean(own):.4g} ({deviations(own, fp32)})")
+            row.append(f"{statistics.mean(own):.4g}" + f" ({deviations(own, fp32)})" * (name != "fp32"))
         rows.append(row)
     columns = ["mode", "validation top-1 of each seed, %", "mean", "standard deviation", "against fp32"]
     columns += ["training loss (against fp32, %)", "gradient norm (against fp32, %)"]

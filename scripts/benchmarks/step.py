@@ -19,6 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
 from scripts.benchmarks.parts.common import ROOT, StepWorker, machine, spread
+from scripts.benchmarks.parts.recipe import device_kind, settings
 from scripts.benchmarks.parts.turns import Turns, add_turn_flags, take_turns
 from scripts.command_line import Parser, at_least
 from utils.program import exit_code
@@ -29,8 +30,8 @@ def main(argv: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("amp", "peer"):
         steps = commands.add_parser(name)
-        steps.add_argument("-cfg", default=str(ROOT / "configs/vit_tiny_patch16_224.yaml"))
-        steps.add_argument("-batch_size", type=at_least(1), default=32)
+        steps.add_argument("-cfg", help="[ViT-Base on a GPU, ViT-Tiny on a CPU]")
+        steps.add_argument("-batch_size", type=at_least(1), help="[128 on a GPU, 32 on a CPU]")
         steps.add_argument("-rounds", type=at_least(1), default=7)
         steps.add_argument("-opts", nargs="*", default=[], help="further settings, KEY=VALUE")
         add_turn_flags(steps)
@@ -44,6 +45,8 @@ def main(argv: list[str]) -> int:
     save.add_argument("-steps", type=at_least(1), default=400, help="updates of the epoch that is timed")
     save.add_argument("-opts", nargs="*", default=[], help="further settings, KEY=VALUE")
     arguments = parser.parse_args(argv)
+    if arguments.command in ("amp", "peer"):
+        arguments.cfg, arguments.batch_size = settings(arguments, device_kind(arguments))
     print(machine() + "\n", flush=True)
     {"amp": compare_amp, "peer": compare_peer, "start": time_start, "save": time_saving}[arguments.command](arguments)
     return 0

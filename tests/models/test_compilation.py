@@ -5,12 +5,16 @@ import torch
 from timm.layers import DropPath
 from torch import nn
 
+from engine.memory.estimate import saved_bytes
+from engine.precision.policy import Precision
 from models import build_model
 from models.compilation import compile_model
 from models.transforms import choose_transforms
 from models.transforms.shared_drop_path import SharedDropPath
 from tests.support.compiling import compile_with, graphs_of_two_epochs
 from tests.support.configs import CPU, small_config
+from tests.support.planted import run_out
+from tests.support.trainers import Reports, make_trainer, train
 from utils.errors import ConfigError
 
 
@@ -80,3 +84,37 @@ def test_drop_path_with_its_rate_as_a_tensor_drops_as_many_and_keeps_the_mean(tm
 def test_compiling_blocks_of_a_model_without_any_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="COMPILE_SCOPE is blocks.*COMPILE_SCOPE model"):
         compile_model(nn.Linear(1, 1), small_config(tmp_path, "COMPILE_SCOPE=blocks"))
+
+
+LISTS = "PRECISION.CUSTOM_BLACK_LIST=[blocks.0.mlp] PRECISION.CUSTOM_WHITE_LIST=[LayerNorm]"
+MODES = {  # the cases share out scopes and what else changes a forward
+    "float32, checkpointed blocks": "COMPILE_SCOPE=blocks TRAIN.GRAD_CHECKPOINTING=true MODEL.DEPTH=3",
+    "float32, halved for lack of memory": "COMPILE_SCOPE=model",
+    "bfloat16 with lists": f"AMP=true PRECISION.DTYPE=bfloat16 COMPILE_SCOPE=model {LISTS}",
+    "float16, residual in half": "AMP=true PRECISION.DTYPE=float16 PRECISION.RESIDUAL=half COMPILE_SCOPE=blocks",
+    "naive": "AMP=true PRECISION.MODE=naive PRECISION.DTYPE=bfloat16 COMPILE_SCOPE=model",
+}
+
+
+@pytest.mark.parametrize("case", MODES)
+def test_a_compiled_epoch_has_the_losses_of_an_eager_one(tmp_path, monkeypatch, case):
+    compile_with(monkeypatch, "aot_eager")
+    options = [*MODES[case].split(), "DATA.BATCH_SIZE=359", "TRAIN.WARMUP_EPOCHS=0", "REPORT_FREQ=1"]
+    losses = {}
+    for compiled in ("false", "true"):
+        reports = Reports()
+        trainer = make_trainer(small_config(tmp_path, *options, f"COMPILE={compiled}"), callbacks=[reports])
+        if "memory" in case:
+            run_out(trainer, fits=180, step=1)
+        train(trainer)
+        losses[compiled] = [report.loss for report in reports.seen]
+    assert len(losses["true"]) == trainer.data.steps_per_epoch
+    assert losses["true"] == pytest.approx(losses["false"], rel=1e-5 if "float32" in case else 5e-3)
+
+
+def test_what_is_not_training_compiles_no_copy(tmp_path, monkeypatch):
+    """Estimates and predictions of a run that was compiled: it would take longer than they do."""
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: pytest.fail("compiled"))
+    config = small_config(tmp_path, "AMP=true", "PRECISION.MODE=naive", "COMPILE=true")
+    precision = Precision(config, CPU)
+    assert saved_bytes(config, build_model(config, 10), precision, 2) > 0

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+import timm
+import torch
 
 from configs.load import load
 from engine.memory.largest_batch import bisect
@@ -18,7 +20,7 @@ from scripts.benchmarks.parts.largest_batch import climb
 from scripts.benchmarks.parts.speed import speed_table
 from scripts.benchmarks.parts.turns import Measured, Turns, take_turns
 from scripts.benchmarks.parts.whole_run import Setup, time_run
-from scripts.benchmarks.parts.worker import LoaderWorker
+from scripts.benchmarks.parts.worker import LoaderWorker, TimmWorker
 from tests.support.configs import SMALL
 from tests.support.runs import run
 from utils.errors import ConfigError
@@ -224,6 +226,28 @@ def test_limits_measures_loader_step_and_both_with_the_settings_of_the_run(tmp_p
     ]  # fmt: skip
     assert "the step limits" in printed
     assert flags_of["loader", False] == flags_of["step", False] and "AMP=true" in flags_of["step", True]
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_the_step_of_timm_is_compiled_exactly_if_ours_is(monkeypatch, is_compiled):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 16 * 16, 1000))
+    monkeypatch.setattr(timm, "create_model", lambda name, num_classes: model)
+    flags = [
+        "-cfg",
+        "configs/vit_tiny_patch16_224.yaml",
+        "-image_size",
+        "16",
+        "-batch_size",
+        "1",
+        "-opts",
+        "DEVICE=cpu",
+    ]
+    before = model[1].bias.clone()
+    worker = TimmWorker({}, [*flags, f"COMPILE={is_compiled}"])
+    assert worker.answer({"steps": 1, "warm_up": 1})["seconds"] > 0
+    assert compiled == [model] * is_compiled and not torch.equal(model[1].bias, before)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What the machine or its container lets a program use, and how messages write it."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 
 from tests.support.configs import CPU
 from tests.support.runs import ROOT, run
-from utils.host import choose_cores, cores_near, free_host_memory, share_of_cores
+from utils.host import choose_cores, cores_near, cpu_quota, free_host_memory, share_of_cores
 from utils.text import format_bytes
 
 
@@ -37,18 +38,42 @@ rank = int(os.environ["RANK"])
 host, first = [("one", 0), ("one", 4), ("two", 0)][rank]
 os.sched_getaffinity = lambda _: set(range(first, first + 8))
 socket.gethostname = lambda: host
-from utils.distributed import Process
-process = Process.start("cpu", os.environ)
+from utils import distributed
+distributed.cpu_quota = lambda: 10 if host == "one" else 20
+process = distributed.Process.start("cpu", os.environ)
 shares = process.join([process.num_cores])
 print(shares if process.is_first else "")
 process.close()
 """
 
 
-def test_a_process_counts_its_share_of_the_cores_of_its_machine_alone(tmp_path):
+def test_a_process_counts_its_share_of_the_cores_and_of_the_quota_of_its_machine_alone(tmp_path):
     (tmp_path / "program.py").write_text(CORES)
     done = run(str(tmp_path / "program.py"), processes=3)
-    assert done.stdout.strip() == "[6, 6, 8]", done.printed
+    assert done.stdout.strip() == "[5, 5, 8]", done.printed
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "files"),
+    [
+        ("0::/pod/job", "pod/job", {"cpu.max": "{} 100000"}),
+        ("4:cpu,cpuacct:/pod/job", "cpu/pod/job", {"cpu.cfs_quota_us": "{}", "cpu.cfs_period_us": "100000"}),
+    ],
+)
+def test_cores_are_no_more_than_the_quota_of_the_container_or_of_the_job_in_it(tmp_path, line, folder, files):
+    (tmp_path / "membership").write_text(f"7:pids:/\n{line}\n")
+    job = tmp_path / "cgroup" / folder
+    job.mkdir(parents=True)
+
+    def quota(of_job: str, of_pod: str) -> float:
+        for group, value in ((job, of_job), (job.parent, of_pod)):
+            for name, text in files.items():
+                (group / name).write_text(text.format(value) + "\n")
+        return cpu_quota(tmp_path / "cgroup", tmp_path / "membership")
+
+    none = "max" if "cpu.max" in files else "-1"
+    assert [quota("250000", none), quota(none, "800000"), quota("900000", "800000")] == [2.5, 8, 8]
+    assert quota(none, none) == cpu_quota(tmp_path / "nowhere", tmp_path / "nothing") == math.inf
 
 
 TWO_SOCKETS = [{*range(8), *range(16, 24)}, {*range(8, 16), *range(24, 32)}]

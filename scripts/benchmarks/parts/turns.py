@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from scripts.benchmarks.parts.common import Refused, StepWorker
 from scripts.command_line import at_least
+from utils.text import counted
 
 
 @dataclass
@@ -42,7 +43,7 @@ class Turns:
 
     def __str__(self) -> str:
         seconds = f" and {self.min_seconds:g} s" if self.min_seconds else ""
-        return f"{self.rounds} turns of at least {self.steps} iterations{seconds}"
+        return f"{counted(self.rounds, 'turn')} of at least {counted(self.steps, 'iteration')}{seconds}"
 
     def steps_of(self, worker: StepWorker) -> int:
         return max(self.steps, math.ceil(self.min_seconds / worker.iterate(2))) if self.min_seconds else self.steps

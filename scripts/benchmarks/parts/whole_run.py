@@ -14,6 +14,7 @@ from scripts.command_line import at_least
 from utils.distributed import find_devices
 from utils.errors import ConfigError
 from utils.host import available_cores
+from utils.text import counted
 
 BATCH_SIZE = 32  # on a CPU
 
@@ -129,7 +130,7 @@ def compare_runs(arguments: argparse.Namespace, scratch: Path) -> None:
             row += [spread(values), "1" if runs is first else spread(ratios, 2)]
         rows.append([*row, spread([run.top1 for run in runs])])
     columns = ["run", "images/s", "x", "whole run, s", "x faster", "first step after, s", "x faster", "top-1, %"]
-    title = f"{setup.model}, batch {setup.batch_size}, {setup.workers} loader workers, {arguments.rounds} rounds"
+    title = f"{setup.model}, batch {setup.batch_size}, {counted(setup.workers, 'loader worker')}, {counted(arguments.rounds, 'round')}"
     print(Table(title + ", compiled" * setup.is_compiled, columns, rows).markdown())
     print("commands:\n\n" + "\n".join(" ".join(command) for command, *_ in commands.values()))
 

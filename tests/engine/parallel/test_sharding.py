@@ -35,6 +35,7 @@ LISTS = f"{BF16},PRECISION.CUSTOM_BLACK_LIST=blocks.0.mlp"
 IN_FLOAT32 = {"fp32": "", "sgd": SGD, "dropout": ONCE}
 IN_HALF = {"bf16": BF16, "fp16": FP16, "frozen": FROZEN, "lists": LISTS}
 PAIRS = IN_FLOAT32 | IN_HALF
+DDP_COMPILED = {"accumulating": "", "static": "TRAIN.ACCUM_ITER=1"}  # without and with a static graph
 
 
 def cases(folder) -> dict[str, str]:
@@ -48,6 +49,9 @@ def cases(folder) -> dict[str, str]:
     found["fsdp2 again"] = f"{AGAIN},{FSDP},evaluate,DATA.BATCH_SIZE_EVAL=2"
     found["ddp again"] = f"{AGAIN},evaluate,DATA.BATCH_SIZE_EVAL=2"
     found["compiled"] = f"{BF16},{FSDP},compile,evaluate,DATA.BATCH_SIZE_EVAL=2"
+    for name, options in DDP_COMPILED.items():
+        found[f"ddp {name}"] = f"{EXACT},{options},evaluate,DATA.BATCH_SIZE_EVAL=2"
+        found[f"compiled {name}"] = f"{EXACT},{options},compile=model,evaluate,DATA.BATCH_SIZE_EVAL=2"
     found["poison"] = f"{FSDP},poison"
     found["as on GPUs"] = f"{FSDP},gpu,evaluate,DATA.BATCH_SIZE_EVAL=2"
     found["poison as on GPUs"] = f"{BF16},{FSDP},gpu,poison"
@@ -109,6 +113,11 @@ def test_compiled_blocks_are_gathered_as_well(runs):
 
 def test_what_gpus_compute_otherwise_is_the_same_in_shards(runs):
     assert_alike(runs["as on GPUs"], runs["ddp fp32"], tolerance=1e-5)
+
+
+@pytest.mark.parametrize("name", DDP_COMPILED)
+def test_a_compiled_model_learns_in_several_processes_as_an_eager_one(runs, name):
+    assert_alike(runs[f"compiled {name}"], runs[f"ddp {name}"])
 
 
 def test_matrices_are_gathered_in_the_type_that_autocast_has_and_norms_as_they_are(runs):

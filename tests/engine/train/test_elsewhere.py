@@ -16,9 +16,11 @@ from engine.diagnose.failing_batch import LastUpdate
 from engine.diagnose.fp32_compare import Float32Compare
 from engine.epochs import Epochs
 from engine.evaluation import evaluate
+from engine.precision.loss_scale import FusedLossScaler
 from engine.report.timing import Timing
 from engine.run import run
 from engine.train.stop_conditions import SkipLimit
+from models.transforms.gpu_kernels import PatchConv2d
 from tests.support.configs import CPU, small_config
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
 from tests.support.run_hash import state_hash
@@ -109,6 +111,29 @@ def test_an_update_waits_for_nothing_and_computes_what_the_host_does(tmp_path, m
     assert (there.skipped > 0) is (mode == "float16 that overflows")
     assert (there.mean_loss, there.accuracy) == pytest.approx((here.mean_loss, here.accuracy), rel=2e-3, nan_ok=True)
     assert there.grad_norm == pytest.approx(here.grad_norm, rel=5e-3, nan_ok=True)
+
+
+@on_pretend_device
+def test_other_kernels_make_the_same_weights_and_average_there_also_after_a_skipped_update(tmp_path):
+    options = ("TRAIN.OPTIMIZER.NAME=SGD", "TRAIN.GRAD_CLIP=0.1", "TRAIN.BASE_LR=0.5", "TRAIN.MODEL_EMA=true")
+    config, found = small_config(tmp_path, *options, "TRAIN.WARMUP_EPOCHS=0"), []
+    for trainer in (make_trainer(config), trainer_there(config)):
+        update(trainer, 2)  # the average begins where the weights are
+        poison = trainer.model.norm.register_forward_hook(lambda module, inputs, output: output * float("nan"))
+        update(trainer)
+        poison.remove()
+        assert update(trainer).report().skipped == 1
+        states = (trainer.model.state_dict(), trainer.ema.model.state_dict())
+        found.append(
+            {(number, name): each.cpu() for number, state in enumerate(states) for name, each in state.items()}
+        )
+    assert type(trainer.precision.scaler) is FusedLossScaler and type(trainer.model.patch_embed.proj) is PatchConv2d
+    here, there = found
+    assert (here[0, "head.weight"] - here[1, "head.weight"]).abs().max() > 1e-4
+    for name, weight in here.items():
+        torch.testing.assert_close(
+            there[name], weight, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @pytest.mark.parametrize("mode", ["autocast", "naive"])

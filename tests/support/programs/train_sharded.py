@@ -52,8 +52,8 @@ def train(settings: str, options: list[str], process: Process) -> dict:
     if "evaluate" in words:  # what it gathers must not be there when the weights are others
         score(trainer, eval_set, process)
     if "compile" in words:
-        for block in trainer.model.blocks:
-            block.compile(backend="aot_eager")
+        for part in [trainer.model] if words["compile"] == "model" else trainer.model.blocks:
+            part.compile(backend="aot_eager", dynamic=False)
     for window in data.windows(trainer.step, UPDATES):
         if "poison" in words and trainer.step == 1 and process.rank == process.world_size - 1:
             poison_once(trainer)

@@ -3,9 +3,11 @@
 import dataclasses
 
 import pytest
+import torch
 
 from configs.load import load
 from configs.schema import Config, Train
+from models.transforms import choose_transforms
 from tests.support.compiling import graphs_of_two_epochs
 from tests.support.runs import ROOT
 from utils.errors import ConfigError
@@ -60,3 +62,17 @@ def test_a_recipe_compiles_in_its_first_epoch_alone(stem, scope, known, monkeypa
     if key not in known:
         known[key] = graphs_of_two_epochs(config, monkeypatch)
     assert known[key] == expected
+
+
+@pytest.mark.parametrize(
+    ("stem", "scope"), [("vit_base_patch16_224", "model"), ("vit_cifar10", "blocks"), ("timm", "model")]
+)
+def test_with_what_gpus_compute_with_there_are_no_more(stem, scope, monkeypatch):
+    def choose(config, device, *others):
+        return choose_transforms(config, torch.device("cuda"), *others)
+
+    monkeypatch.setattr("engine.precision.policy.choose_transforms", choose)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    assert (
+        graphs_of_two_epochs(small(stem, scope), monkeypatch) == EXPECTED.get(stem, (MODEL, BLOCKS))[scope == "blocks"]
+    )

@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterator
 from unittest import mock
 
 import torch
-from torch.utils import _pytree, backend_registration
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils import backend_registration
 
 from tests.support.runs import run
+from utils.torch_internals import TorchDispatchMode, tree_leaves, tree_map
 
 NAME = "pretend"
 DEVICE = f"{NAME}:0"
@@ -117,12 +117,12 @@ def compute(func: torch._ops.OpOverload, args: tuple, kwargs: dict):
         return pinned(args[0].clone())
     if kwargs.get("pin_memory"):
         return pinned(func(*args, **{**kwargs, "pin_memory": False}))
-    is_ours = any(isinstance(each, Elsewhere) for each in _pytree.tree_leaves((args, kwargs)))
+    is_ours = any(isinstance(each, Elsewhere) for each in tree_leaves((args, kwargs)))
     target = kwargs.get("device")
     goes_there = target is not None and torch.device(target).type == NAME
     if not (is_ours or goes_there):
         return func(*args, **kwargs)
-    if func is aten.record_stream.default:  # memory is not reused too early
+    if func is aten.record_stream.default:  # memory of the host is not reused too early
         return None
     if host_waits(func, args, kwargs, goes_there):
         name = func.overloadpacket.__name__
@@ -131,12 +131,16 @@ def compute(func: torch._ops.OpOverload, args: tuple, kwargs: dict):
         QUEUED.append((args[0], args[1].values.clone()))
         return args[0]
     on_host = functools.partial(to_host, name=str(func), may_mix=goes_there or func is aten.copy_.default)
-    inner_args, inner_kwargs = (_pytree.tree_map(on_host, each) for each in (args, kwargs))
+    inner_args, inner_kwargs = (tree_map(on_host, each) for each in (args, kwargs))
     output = func(*inner_args, **inner_kwargs)
     if any(each.alias_info and each.alias_info.is_write for each in func._schema.returns):
         return kwargs.get("out", args[0])  # in place: what it returns was given
     leaves_device = target is not None and not goes_there
-    return output if leaves_device else _pytree.tree_map_only(torch.Tensor, Elsewhere, output)
+    return output if leaves_device else tree_map(to_device, output)
+
+
+def to_device(value):
+    return Elsewhere(value) if isinstance(value, torch.Tensor) else value
 
 
 def to_host(value, name: str, may_mix: bool):
@@ -228,9 +232,8 @@ def register_autocast() -> list[torch.library.Library]:
         def call(*args, **kwargs):
             dtype = torch.get_autocast_dtype(NAME) if in_half else torch.float32
             with torch._C._ExcludeDispatchKeyGuard(autocast):
-                return operation(
-                    *(cast(each, dtype) for each in args), **{k: cast(v, dtype) for k, v in kwargs.items()}
-                )
+                args, kwargs = tree_map(lambda each: cast(each, dtype), (args, kwargs))
+                return operation(*args, **kwargs)
 
         return call
 

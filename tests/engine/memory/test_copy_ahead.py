@@ -4,13 +4,13 @@ from unittest import mock
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from datasets import Batch
 from datasets.loading.to_device import prefetch_to_device
 from tests.support.configs import small_config
 from tests.support.pretend_device import DEVICE, NAME, on_pretend_device, waits
 from tests.support.trainers import make_trainer, update
+from utils.torch_internals import TorchDispatchMode
 
 UPDATES = 3
 SPLITS = {"one micro-batch": "DATA.BATCH_SIZE=32", "two micro-batches": "DATA.BATCH_SIZE=16 TRAIN.ACCUM_ITER=2"}

@@ -6,6 +6,8 @@ import pytest
 import torch
 from timm.layers import PatchEmbed
 
+from datasets import Normalize, Preparation
+from datasets.transforms.erasing import BatchedErasing
 from engine.precision.loss_scale import FusedLossScaler, LossScaler
 from engine.train.ema import OnePass, ThreePasses
 from models.transforms.gpu_kernels import GpuKernels
@@ -13,6 +15,7 @@ from scripts.benchmarks.session.journal import Journal
 from scripts.benchmarks.session.machine import attention_calls
 from scripts.benchmarks.session.plan import Context
 from scripts.benchmarks.session.probes.trainers import first_batches, relative_error, small_trainer
+from tests.datasets.test_preparation import ERASES, MIXES, batch, settings
 
 
 @pytest.fixture
@@ -79,3 +82,15 @@ def test_the_class_tokens_query_runs_no_fused_kernel(context):
     with trainer.precision.autocast():
         calls = attention_calls(lambda: trainer.model(images))
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_batch_becomes_on_the_device_what_it_becomes_on_the_host(context, is_compiled):
+    config = settings(**ERASES, **MIXES)
+    here = Preparation(config, Normalize(config.DATA))
+    there = Preparation(config, Normalize(config.DATA).to(context.device), is_compiled)
+    there.erase = BatchedErasing(config, context.device)
+    for count in (9, 8):
+        wanted, got, half = here(batch(count))[0], there(batch(count))[0].cpu(), there(batch(count), torch.bfloat16)[0]
+        torch.testing.assert_close(got, wanted)
+        torch.testing.assert_close(half.cpu().float(), wanted, rtol=2**-8, atol=1e-5)

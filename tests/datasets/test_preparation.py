@@ -1,34 +1,17 @@
 """What a batch becomes on its device: the same pixels as from a plain loop, in each way of computing them."""
 
-import numpy as np
 import pytest
 import torch
 
 from configs.schema import Config
-from datasets import Batch, Normalize, Piece, Preparation
+from datasets import Normalize, Piece, Preparation
 from datasets.batch_order import sample_rng
 from datasets.transforms.erasing import BatchedErasing, Erasing, build_erasing
 from datasets.transforms.mixup import Mixing
-from tests.support.configs import CPU, replaced, small_config
+from tests.support.batches import ERASES, MIXES, SIDE, batch, settings
+from tests.support.configs import CPU, small_config
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
 from tests.support.trainers import make_trainer
-
-SIDE = 12
-MIXES = {"MIXUP_ALPHA": 0.8, "CUTMIX_ALPHA": 1.0, "MIXUP_MODE": "elem"}
-ERASES = {"RANDOM_ERASE_PROB": 0.7, "RANDOM_ERASE_COUNT": 3}
-
-
-def settings(channels: int = 3, **train) -> Config:
-    return replaced(Config(), DATA={"IMAGE_SIZE": SIDE, "IMAGE_CHANNELS": channels}, TRAIN=train)
-
-
-def batch(count: int, channels: int = 3) -> Batch:
-    """Of images that lie in memory as decoded pixels do."""
-    pixels = torch.from_numpy(
-        np.random.default_rng(0).integers(256, size=(count, SIDE, SIDE, channels), dtype=np.uint8)
-    )
-    of_it = Piece(2, np.arange(40, 40 + count), count, 5, 6, np.arange(count) % 2)
-    return Batch(pixels.permute(0, 3, 1, 2), torch.arange(count), count, [], of_it)
 
 
 def erased_one_by_one(images: torch.Tensor, of_it: Piece, config: Config) -> torch.Tensor:

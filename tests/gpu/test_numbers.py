@@ -15,7 +15,7 @@ from scripts.benchmarks.session.journal import Journal
 from scripts.benchmarks.session.machine import attention_calls
 from scripts.benchmarks.session.plan import Context
 from scripts.benchmarks.session.probes.trainers import first_batches, relative_error, small_trainer
-from tests.datasets.test_preparation import ERASES, MIXES, batch, settings
+from tests.support.batches import ERASES, MIXES, batch, settings
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import torch
 
+from configs.combinations import CUDA_GRAPH_MODES
 from configs.schema import AUTO, Config
 from engine.parallel.fsdp import FullySharded
 from engine.parallel.replicated import Replicated
@@ -25,6 +26,10 @@ def check_strategy(config: Config) -> None:
         and precision.MODE != "autocast"
         and "PRECISION.MODE autocast",
         "COMPILE_SCOPE is model": config.COMPILE and config.COMPILE_SCOPE == "model" and "COMPILE_SCOPE blocks",
+        # A CUDA graph reads weights where they were when it was recorded; gathered ones lie elsewhere each time.
+        f"COMPILE_MODE is {config.COMPILE_MODE}": config.COMPILE
+        and config.COMPILE_MODE in CUDA_GRAPH_MODES
+        and "COMPILE_MODE default or max-autotune-no-cudagraphs",
         "PRECISION.SHADOW_STEPS is set": precision.SHADOW_STEPS and "none, or DIST.STRATEGY ddp",
         "PRECISION.EXPLAIN is true": precision.EXPLAIN and "-explain_precision with DIST.STRATEGY ddp",
     }

@@ -177,6 +177,7 @@ def test_other_numbers_of_processes_go_on_from_it(runs, folder, world_size):
         "PRECISION.MODE=naive",
         "PRECISION.MODE=float8",
         "COMPILE_SCOPE=model",
+        "COMPILE_MODE=max-autotune",
         "PRECISION.SHADOW_STEPS=5",
         "PRECISION.EXPLAIN=true",
     ],

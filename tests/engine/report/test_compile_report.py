@@ -13,6 +13,7 @@ from tests.support.configs import small_config
 from tests.support.planted import run_out
 from tests.support.refusals import assert_names
 from tests.support.run_hash import state_hash
+from tests.support.runs import run
 from tests.support.trainers import Lines, make_trainer, train
 from utils.torch_internals import num_graphs
 
@@ -128,3 +129,15 @@ def test_after_the_run_nothing_is_listened_to(start):
     with torch._dynamo.config.patch(recompile_limit=1):
         train(trainer)
     assert not log.warned
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_process_0_of_several_measures_alone_and_compiles_nothing_more(small_yaml, tmp_path, strategy):
+    flags = ["-cfg", str(small_yaml), "-compile", "-epochs", "2", "-batch_size", "180", "-output", str(tmp_path / "o")]
+    options = ["-opts", f"DIST.STRATEGY={strategy}", "COMPILE_SCOPE=blocks", "DATA.DROP_LAST=false"]
+    faults = {"compile_without_code": [{"XDG_CACHE_HOME": str(tmp_path)}]}
+    ended = run("main_multi_gpu.py", *flags, *options, processes=2, faults=faults)
+    assert ended.codes == [0, 0], ended.stderr
+    (line,) = re.findall("^compile: .* graphs? .*", ended.stdout, re.M)
+    assert ("180 images" in line) is (strategy == "ddp")
+    assert "warning: compile" not in ended.printed

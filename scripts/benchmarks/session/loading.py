@@ -9,10 +9,11 @@ from scripts.benchmarks.parts.turns import Turns, take_turns
 from scripts.benchmarks.session.plan import Context
 from scripts.benchmarks.session.speed import start
 
+CACHED = ("DATA.CACHE=disk", "DATA.CACHE_SIDE=256")
 CASES = {
-    **{f"{num} threads": (f"DATA.NUM_WORKERS={num}",) for num in (8, 12, 16)},
+    **{f"{num} threads": (f"DATA.NUM_WORKERS={num}", "DATA.WORKERS=threads") for num in (8, 12, 16)},
     **{f"{num} processes": (f"DATA.NUM_WORKERS={num}", "DATA.WORKERS=processes") for num in (8, 16)},
-    "16 threads, decoded cache": ("DATA.NUM_WORKERS=16", "DATA.CACHE=disk", "DATA.CACHE_SIDE=256"),
+    "16 threads, decoded cache": ("DATA.NUM_WORKERS=16", "DATA.WORKERS=threads", *CACHED),
 }
 
 
@@ -25,7 +26,7 @@ def measure_loader(context: Context) -> None:
     left_out = context.pick((), ("8 threads", "12 threads", "16 threads", "16 processes"))
     reasons = {name: "not in a dry run" for name in left_out if workers.pop(name)}
     reasons |= start(workers)
-    measured, more = take_turns(workers, Turns(context.pick(3, 1), 3, context.pick(2.0, 0.0)))
+    measured, more = take_turns(workers, Turns(context.pick(2, 1), 3, context.pick(1.5, 0.0)))
     for name in CASES:
         rate = spread(measured[name].images_per_second, 0) if name in measured else "-"
         context.journal.row(loader=name, **{"images/s": rate, "note": (reasons | more).get(name, "")})

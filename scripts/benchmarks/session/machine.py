@@ -11,6 +11,7 @@ import torch
 
 from scripts.benchmarks.parts.common import GIB, machine
 from scripts.benchmarks.session.plan import Context
+from utils.text import counted
 
 PACKAGES = ("torch", "torchvision", "timm", "triton", "torchao", "pillow", "simplejpeg", "numpy")
 
@@ -27,7 +28,7 @@ def describe(context: Context) -> None:
             journal.row(what=f"GPU {number}", value=describe_gpu(number))
     for dropout in (0.0, 0.1):
         for queries in (1, 197):
-            where = f"attention of {queries} queries with 197 keys, dropout {dropout:g}"
+            where = f"attention kernel, {counted(queries, 'token')} to 197, dropout {dropout:g}"
             journal.row(what=where, value=attention_kernel(context.device, queries, dropout))
     if not context.dry:
         for command in ("nvidia-smi topo -m", "nvidia-smi"):

@@ -27,7 +27,7 @@ PARTS = (
     Part("small", 130, "ViT-S/16", "speed:measure_small"),
     Part("large", 150, "ViT-B/16 and ViT-L/16, against timm", "speed:measure_large"),
     Part("tests", 180, "tests/gpu", "gpu_tests:run_tests"),
-    Part("loader", 60, "The loader alone", "loading:measure_loader"),
+    Part("loader", 90, "The loader alone", "loading:measure_loader"),
     Part("whole_run", 90, "A whole run from JPEGs", "whole_runs:time_run"),
     Part("recovery", 60, "Batch size auto, saves, SIGTERM and resume", "whole_runs:check_recovery"),
     Part("float8", 60, "ViT-B/16 in float8", "speed:measure_float8"),

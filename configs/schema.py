@@ -250,8 +250,8 @@ class Precision:
     """Half type of AMP; auto: bfloat16 if the device supports it, else float16; not set: float16 on CUDA, bfloat16 elsewhere."""
     MODE: Literal["autocast", "naive", "float8"] = "autocast"
     """autocast: operations in half where that is safe, weights in float32; naive: weights and operations in half, and float32 master weights for the optimizer; float8: autocast in bfloat16, with the large Linear layers in float8 (torchao, on CUDA devices that support it)."""
-    RESIDUAL: Literal["float32", "half"] = "float32"
-    """Type of the residual stream between transformer blocks under autocast: float32, or half, which is faster and needs less memory."""
+    RESIDUAL: Literal["auto", "float32", "half"] = AUTO
+    """Type of the residual stream between transformer blocks under autocast: float32, or half, which is faster and needs less memory; auto: half for bfloat16 on GPUs, else float32."""
     REDUCE: Literal["float32", "half"] = "float32"
     """Type of the gradient all-reduce: float32, or half, the half type of autocast, for half the traffic."""
     MATMUL: Literal["ieee", "tf32"] = "ieee"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from configs.schema import Config
+from configs.schema import AUTO, Config
 from models.transforms.activation_checkpointing import ActivationCheckpointing
 from models.transforms.base import ModelTransform
 from models.transforms.channels_last import ChannelsLast
@@ -75,9 +75,11 @@ def choose_transforms(
     if training and config.TRAIN.GRAD_CHECKPOINTING:
         # After everything that replaces forwards: it must recompute what was computed.
         transforms.append(ActivationCheckpointing(config.MODEL.NAME))
-    if is_autocast and settings.RESIDUAL == "half":
+    # CPUs gain nothing from it, and keep the numbers of all runs so far. Accuracy: BENCHMARKS.md, "half precision".
+    pays = settings.RESIDUAL == AUTO and half is torch.bfloat16 and device.type != "cpu"
+    if is_autocast and (pays or settings.RESIDUAL == "half"):
         # After checkpointing, so that blocks save their input in half precision.
-        transforms.append(HalfResidual(device.type, half))
+        transforms.append(HalfResidual(device.type, half, is_required=not pays))
     if device.type == "cuda":
         # Anywhere: it wraps the model as a whole, none of its layers.
         transforms.append(ChannelsLast())

@@ -11,6 +11,8 @@ from configs.load import load
 from engine.precision.policy import Precision, choose_half, speed_advice
 from engine.precision.speed import half_speedup
 from engine.train.optim import build_optimizer
+from models.transforms import choose_transforms
+from models.transforms.half_residual import HalfResidual
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names, refused
 from tests.support.trainers import make_trainer, update
@@ -355,6 +357,24 @@ def test_the_float32_comparison_is_float32_between_blocks_too(tmp_path):
     images = torch.linspace(-1, 1, 128).view(2, 1, 8, 8)
     precision.transforms().lowering_precision().revert(model)
     torch.testing.assert_close(model(images), plain(images), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("device", "half", "residual"),
+    [
+        ("cuda", torch.bfloat16, torch.bfloat16),
+        ("cuda", torch.float16, torch.float32),
+        ("cpu", torch.bfloat16, torch.float32),
+        ("cuda", None, torch.float32),
+    ],
+)
+def test_left_alone_the_residual_is_half_in_bfloat16_on_gpus_alone(tmp_path, device, half, residual):
+    config = make(tmp_path, half is not None, dtype=half and str(half).removeprefix("torch."))
+    chosen = choose_transforms(config, torch.device(device), half, training=False).transforms
+    found = [each for each in chosen if isinstance(each, HalfResidual)]
+    assert [each.half for each in found] == ([residual] if residual is half else [])
+    for each in found:
+        assert each.apply(torch.nn.Linear(1, 1)) == []  # a model without blocks computes as it always did
 
 
 def test_a_residual_in_half_is_refused_for_models_without_blocks(tmp_path):

@@ -16,9 +16,9 @@ AHEAD_OF_PROCESS = 2  # batches of each worker process
 MIN_AHEAD, MAX_AHEAD, BYTES_AHEAD = 2, 32, 2**30  # batches of all threads together, and their bytes
 MAX_FRACTION_AHEAD = 0.05  # of the free memory of the host, for all training processes together
 MAX_FRACTION_SHARED = 0.8  # of the free shared memory
-# The fraction of its time for which a loader thread holds Python's lock: scripts/benchmarks/loader_lock.py. More than
-# 1 / fraction threads only wait for each other.
+# The fraction of its time for which a loader thread holds Python's lock: scripts/benchmarks/loader_lock.py.
 LOCKED_READING, LOCKED_AUGMENTING, LOCKED_IN_MEMORY = 0.12, 0.2, 0.6
+MAX_LOCKED = 0.5  # by all of them: the thread that trains takes the lock for each operation that it starts
 
 
 class Workers(NamedTuple):
@@ -50,11 +50,10 @@ def cores_to_read(process: Process) -> int:
     return process.num_cores - leaves_one
 
 
-def lock_fraction(config: Config, image_set: ImageSet) -> float:
-    """The fraction of its time for which a loader thread holds Python's lock."""
-    if image_set.in_memory:
-        return LOCKED_IN_MEMORY
-    return LOCKED_AUGMENTING if changes_pixels(config.TRAIN) else LOCKED_READING
+def crowd_the_lock(num_threads: int, config: Config, image_set: ImageSet) -> bool:
+    """Whether so many threads that read leave too little of Python's lock to the thread that trains."""
+    augmenting = LOCKED_AUGMENTING if changes_pixels(config.TRAIN) else LOCKED_READING
+    return num_threads * (LOCKED_IN_MEMORY if image_set.in_memory else augmenting) > MAX_LOCKED
 
 
 def each_ahead(data: Data) -> int:
@@ -82,8 +81,8 @@ def _count_on_cpu(data: Data, image_set: ImageSet, process: Process) -> int:
 
 
 def _kind_beside_device(config: Config, image_set: ImageSet, process: Process, count: int) -> str:
-    """Threads, which cost less, unless they are more than Python's lock lets run at once."""
-    if sys.platform != "linux" or count * lock_fraction(config, image_set) <= 1:
+    """Threads, which cost less, unless they crowd Python's lock and shared memory has room for what processes read."""
+    if sys.platform != "linux" or not crowd_the_lock(count, config, image_set):
         return "threads"
     needed = shared_bytes(config.DATA, count * process.local_size)
     has_room = SHARED_MEMORY.is_dir() and needed <= MAX_FRACTION_SHARED * shutil.disk_usage(SHARED_MEMORY).free

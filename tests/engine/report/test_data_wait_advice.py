@@ -49,7 +49,7 @@ def test_beside_a_gpu_advice_leaves_a_core_to_the_training_and_knows_pythons_loc
     for num_workers, in_memory, remedy in ((15, False, "DATA.WORKERS=processes"), (7, True, "DATA.WORKERS=processes")):
         said = advice_for(tmp_path, num_workers, num_workers + 1, [50, 50], in_memory=in_memory, **gpu)
         assert_names(said[1], remedy, str(num_workers))
-    assert_names(advice_for(tmp_path, 7, 8, [50, 50], **gpu)[1], "DATA.CACHE=disk")
+    assert_names(advice_for(tmp_path, 3, 4, [50, 50], **gpu)[1], "DATA.CACHE=disk")
     gpu["kind"] = "processes"
     assert_names(advice_for(tmp_path, 15, 16, [50, 50], **gpu)[1], "DATA.CACHE=disk")
 

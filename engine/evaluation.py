@@ -40,9 +40,9 @@ def evaluate(
         sums[4] += len(batch.bad)
         bad_images.note(batch.bad)
         pixels = batch.images.to(process.device, non_blocking=True)
-        if missing := max(
-            num_rows - len(pixels), 0
-        ):  # on the device: on the host it would be a copy that is not pinned
+        missing = num_rows - len(pixels)
+        # Padded on the device: on the host the result would not be pinned, and its copy would make the host wait.
+        if missing > 0:
             pixels = torch.cat((pixels, pixels.new_zeros(missing, *pixels.shape[1:])))
         num_rows = len(pixels) if data.is_padded else 1
         images = normalize(pixels, input_dtype)

@@ -19,7 +19,7 @@ class Planted(Part):
 
 if __name__ == "__main__":
     # In a session of its own, as some tests start their programs: to kill the part's group is not enough.
-    hidden = "setsid sleep 1000 & echo $! > hidden.part; mv hidden.part hidden; ROW; sleep 1000"
+    hidden = "setsid sleep 1000 & echo $$ > part; echo $! > hidden.part; mv hidden.part hidden; ROW; sleep 1000"
     parts = [("first", 600, "ROW"), ("slow", float(sys.argv[2]), hidden), ("last", 600, "ROW; exit 3")]
     planted = tuple(Planted(name, seconds, name, function) for name, seconds, function in parts)
     sys.exit(run_session(Path(sys.argv[1]), planted, dry=True))

@@ -314,13 +314,14 @@ def test_help_names_every_flag_without_importing_torch(script):
 
 
 def test_compiled_run_saves_clean_names_and_keeps_its_kernels(small_yaml, tmp_path):
-    # One block and whole batches only: every other shape is compiled anew.
-    few = ["-opts", "MODEL.DEPTH=1", "DATA.BATCH_SIZE=359"]
+    # One block (the last is computed for the class token only) and whole batches: every other shape is compiled anew.
+    few = ["-opts", "COMPILE_SCOPE=blocks", "DATA.BATCH_SIZE=359"]
     flags = ["-cfg", str(small_yaml), "-compile", "-epochs", "1", "-output", str(tmp_path / "output"), *few]
     result = run("main_single_gpu.py", *flags, environment={"XDG_CACHE_HOME": str(tmp_path)})
     assert result.returncode == 0, result.stderr
     names = torch.load(run_folder(tmp_path / "output") / "last.pth", weights_only=True)["state_dict"]
     assert "blocks.0.attn.qkv.weight" in names and not any("_orig_mod" in name for name in names)
+    assert_names(result.stdout, "compile: 2 graphs")  # training and evaluation
     assert any((tmp_path / "halfstep" / "compile").rglob("*.so"))
 
 

@@ -5,10 +5,10 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import nn
 
 from engine.memory.recovery import probe_memory
 from engine.report.compile_report import CompileReport
+from tests.support.compiling import compile_with
 from tests.support.configs import small_config
 from tests.support.planted import run_out
 from tests.support.refusals import assert_names
@@ -23,7 +23,7 @@ COMPILED_FORWARDS = []
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """A trainer with a compiled model and its report, which is closed afterwards."""
-    compile_any, reports = nn.Module.compile, []
+    reports = []
 
     def backend(graph, inputs):
         def forward(*inputs):
@@ -32,8 +32,7 @@ def start(tmp_path, monkeypatch):
 
         return forward
 
-    monkeypatch.setattr(nn.Module, "compile", lambda self, **kw: compile_any(self, **kw | {"backend": backend}))
-    torch._dynamo.reset()
+    compile_with(monkeypatch, backend)
 
     def start(*options: str, can_measure: bool = True):
         config = small_config(tmp_path, "COMPILE=true", "MODEL.DEPTH=1", "DATA.BATCH_SIZE=359", *options)

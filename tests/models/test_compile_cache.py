@@ -72,7 +72,9 @@ def test_a_process_starts_no_more_compilers_than_its_share_of_the_cores(tmp_path
     assert environment[NUM_WORKERS] == num_workers
 
 
-def test_processes_of_one_machine_share_its_cores_and_the_folder(small_yaml, tmp_path):
+def test_processes_of_one_machine_share_its_cores_and_the_folder(small_yaml, tmp_path, monkeypatch):
+    for name in (FOLDER, NUM_WORKERS):  # torch sets the first when it compiles, in other tests of this process
+        monkeypatch.delenv(name, raising=False)
     flags = ["-cfg", str(small_yaml), "-compile", "-dataset", "imagefolder", "-data_path", "nowhere"]  # ends there
     flags += ["-output", str(tmp_path / "output")]
     ended = run("main_multi_gpu.py", *flags, processes=2, environment={"XDG_CACHE_HOME": str(tmp_path)})

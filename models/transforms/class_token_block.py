@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.transforms.attention import attend
-from models.transforms.base import ModelTransform
+from models.transforms.base import ModelTransform, wrap
 from utils.torch_internals import add_position_embedding, has_hooks
 
 # All but Attention treat each token by itself. Compared by identity: a subclass may do anything.
@@ -28,12 +28,11 @@ class ClassTokenBlock(ModelTransform):
 
     def apply(self, model: nn.Module) -> list[str]:
         if reads_class_token_alone(model):
-            model.__class__ = ClassTokenVisionTransformer  # names, weights and all other methods stay
+            wrap(model, self)
         return []
 
-    def revert(self, model: nn.Module) -> None:
-        if type(model) is ClassTokenVisionTransformer:
-            model.__class__ = VisionTransformer
+    def subclass(self, cls: type) -> type:
+        return ClassTokenVisionTransformer
 
 
 def reads_class_token_alone(model: nn.Module) -> bool:

@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+import timm
 import torch
 from torch import nn
 
@@ -90,3 +91,16 @@ def test_what_lowers_precision_comes_off_from_below_the_others(config, chosen):
     torch.testing.assert_close(model.eval()(images), plain.eval()(images))
     assert type(model.blocks[0]) is not type(plain.blocks[0])  # still checkpointed
     assert type(model.blocks[0].mlp) is type(plain.blocks[0].mlp)
+
+
+def test_what_bypasses_modules_comes_off_from_below_channels_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    model = timm.create_model("vit_tiny_r_s16_p8_224", img_size=32, depth=1)  # convolutions before its blocks
+    transforms = choose_transforms(small_config(tmp_path), torch.device("cuda"), None, training=False)
+    transforms.apply(model)
+    called = []
+    model.blocks[-1].register_forward_hook(lambda *_: called.append(model))
+    for expected in ([], [model]):
+        model(torch.zeros(1, 3, 32, 32))
+        assert called == expected
+        transforms.bypassing_modules().revert(model)

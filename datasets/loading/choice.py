@@ -11,14 +11,14 @@ from utils.distributed import Process
 from utils.host import SHARED_MEMORY, free_host_memory
 
 MAX_ON_CPU = 8
-ENOUGH_CORES = 4  # from here on one is left to the thread that trains
-AHEAD_OF_PROCESS = 2  # batches of each worker process
-MIN_AHEAD, MAX_AHEAD, BYTES_AHEAD = 2, 32, 2**30  # batches of all threads together, and their bytes
+ENOUGH_CORES = 4  # from here on one is left to the training thread
+AHEAD_OF_PROCESS = 2  # batches that each worker process reads in advance
+MIN_AHEAD, MAX_AHEAD, BYTES_AHEAD = 2, 32, 2**30  # batches that all threads together read in advance; their bytes
 MAX_FRACTION_AHEAD = 0.05  # of the free memory of the host, for all training processes together
 MAX_FRACTION_SHARED = 0.8  # of the free shared memory
-# The fraction of its time for which a loader thread holds Python's lock: scripts/benchmarks/loader_lock.py.
-LOCKED_READING, LOCKED_AUGMENTING, LOCKED_IN_MEMORY = 0.12, 0.2, 0.6
-MAX_LOCKED = 0.5  # by all of them: the thread that trains takes the lock for each operation that it starts
+# The fraction of its time for which a loader thread holds Python's lock (GIL): scripts/benchmarks/loader_lock.py.
+GIL_READING, GIL_AUGMENTING, GIL_IN_MEMORY = 0.12, 0.2, 0.6
+MAX_GIL = 0.5  # of all of them together: the training thread needs the GIL for each operation that it starts
 
 
 class Workers(NamedTuple):
@@ -36,7 +36,7 @@ def choose_workers(config: Config, image_set: ImageSet, process: Process) -> Wor
     if count is None:
         count = _count_on_cpu(data, image_set, process) if on_cpu else cores_to_read(process)
     if kind == "auto":
-        kind = "threads" if on_cpu else _kind_beside_device(config, image_set, process, count)
+        kind = "threads" if on_cpu else _kind_on_gpu(config, image_set, process, count)
     if ahead is None:
         # On a CPU none: all cores share each operation, and would wait for one that loads. A ViT-Tiny run is 6 to 14%
         # faster when all cores load a batch and then all compute.
@@ -50,10 +50,10 @@ def cores_to_read(process: Process) -> int:
     return process.num_cores - leaves_one
 
 
-def crowd_the_lock(num_threads: int, config: Config, image_set: ImageSet) -> bool:
-    """Whether so many threads that read leave too little of Python's lock to the thread that trains."""
-    augmenting = LOCKED_AUGMENTING if changes_pixels(config.TRAIN) else LOCKED_READING
-    return num_threads * (LOCKED_IN_MEMORY if image_set.in_memory else augmenting) > MAX_LOCKED
+def saturate_gil(num_threads: int, config: Config, image_set: ImageSet) -> bool:
+    """Whether so many loader threads leave too little of the GIL to the training thread."""
+    decoding = GIL_AUGMENTING if changes_pixels(config.TRAIN) else GIL_READING
+    return num_threads * (GIL_IN_MEMORY if image_set.in_memory else decoding) > MAX_GIL
 
 
 def each_ahead(data: Data) -> int:
@@ -80,9 +80,9 @@ def _count_on_cpu(data: Data, image_set: ImageSet, process: Process) -> int:
     return min(MAX_ON_CPU, process.num_cores)
 
 
-def _kind_beside_device(config: Config, image_set: ImageSet, process: Process, count: int) -> str:
-    """Threads, which cost less, unless they crowd Python's lock and shared memory has room for what processes read."""
-    if sys.platform != "linux" or not crowd_the_lock(count, config, image_set):
+def _kind_on_gpu(config: Config, image_set: ImageSet, process: Process, count: int) -> str:
+    """Threads, which cost less, unless they saturate the GIL and shared memory has room for what processes read."""
+    if sys.platform != "linux" or not saturate_gil(count, config, image_set):
         return "threads"
     needed = shared_bytes(config.DATA, count * process.local_size)
     has_room = SHARED_MEMORY.is_dir() and needed <= MAX_FRACTION_SHARED * shutil.disk_usage(SHARED_MEMORY).free

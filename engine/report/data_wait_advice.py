@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from configs.schema import Config
 from datasets import ImageSet, choose_workers
-from datasets.loading.choice import cores_to_read, crowd_the_lock
+from datasets.loading.choice import cores_to_read, saturate_gil
 from engine.train.callbacks import Callback
 from engine.train.counters import Report
 from engine.train.trainer import Trainer
@@ -56,7 +56,7 @@ class DataWaitAdvice(Callback):
                 f"{counted(self._process.num_cores, 'core')})",
             ),
             (
-                beside_device and kind == "threads" and crowd_the_lock(count, self._config, self._image_set),
+                beside_device and kind == "threads" and saturate_gil(count, self._config, self._image_set),
                 f"{counted(count, 'loader thread')} take turns at Python's lock; try -opts DATA.WORKERS=processes, with "
                 "enough shared memory for their batches (-check tells how much)",
             ),

@@ -24,11 +24,8 @@ def decay_at(step: int, settings: Train) -> float:
     return min(step / (step + WARM_UP), limit) if settings.MODEL_EMA_WARMUP else limit
 
 
-class ThreePasses:
-    """Moves `means` towards `values` by a fraction of their difference, unless `skipped` is 1.
-
-    On CPUs: the numbers of all runs so far.
-    """
+class ForeachLerp:
+    """Moves `means` towards `values` by a fraction of their difference, unless `skipped` is 1. Keeps the numbers of CPUs."""
 
     def __init__(self, means: Sequence[Tensor], values: Sequence[Tensor]):
         self._means, self._values = means, values
@@ -39,11 +36,11 @@ class ThreePasses:
         foreach_add_(self._means, differences)
 
 
-class OnePass:
-    """The same in one kernel, SGD's: the only fused one whose step depends on a value on the device.
+class FusedLerp:
+    """The same in one pass over memory, by the kernel of fused SGD, which `found_inf` on the device can skip.
 
-    Weight decay 1 and the values as gradients of what is maximized: it descends along mean - value. Rejected: lerp, whose
-    fused kernel takes a single weight only from the host.
+    With weight decay 1 and the values as gradients to maximize, it descends along mean - value. Rejected: _foreach_lerp_,
+    which takes a scalar weight only from the host.
     """
 
     def __init__(self, means: Sequence[Tensor], values: Sequence[Tensor]):
@@ -69,14 +66,14 @@ class Ema:
         """Let `update` follow this model."""
         pairs = list(zip(parallel.local_state(self.model).values(), parallel.local_state(model).values(), strict=True))
         means, values = zip(*[pair for pair in pairs if pair[0].is_floating_point()], strict=True)
-        move = ThreePasses if means[0].device.type in ("cpu", "mps") else OnePass  # MPS: as in optim.py
-        self._move = move(means, values)
+        lerp = ForeachLerp if means[0].device.type in ("cpu", "mps") else FusedLerp  # MPS: as in optim.py
+        self._lerp = lerp(means, values)
         self._counts = [pair for pair in pairs if not pair[0].is_floating_point()]  # BatchNorm counts batches
 
     @torch.no_grad()
     def update(self, step: int, skipped: Tensor) -> None:
         """Move towards the model unless its update, after `step` others, was skipped; decided on the device, without
         synchronisation."""
-        self._move(1 - decay_at(step, self._settings), skipped.reshape(()))
+        self._lerp(1 - decay_at(step, self._settings), skipped.reshape(()))
         for mine, theirs in self._counts:
             mine.copy_(theirs)

@@ -15,21 +15,23 @@ def attend(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k = attention.q_norm(q), attention.k_norm(k)
     # A single query costs little either way. On CUDA the fused kernel for it may be cuDNN's, whose gradients were NaN on
     # an H200: https://github.com/NVIDIA/cudnn-frontend/issues/1072
-    if attention.fused_attn and (n > 1 or q.device.type == "cpu"):
+    if n == 1 and q.device.type != "cpu":
+        x = attention.attn_drop(_weights_of_one(attention, q, k)) @ v
+    elif attention.fused_attn:
         dropout = attention.attn_drop.p if attention.training else 0.0
         x = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
     else:
-        x = attention.attn_drop(_weights(attention, q, k)) @ v
+        x = attention.attn_drop((q * attention.scale @ k.transpose(-2, -1)).softmax(dim=-1)) @ v
     x = attention.norm(x.transpose(1, 2).reshape(B, n, attention.num_heads * attention.head_dim))
     return attention.proj_drop(attention.proj(x))
 
 
-def _weights(attention: Attention, q: Tensor, k: Tensor) -> Tensor:
-    """[B, heads, n, N]: what each query takes of the values."""
-    if q.shape[2] > 1 or q.device.type == "cpu":
-        return (q * attention.scale @ k.transpose(-2, -1)).softmax(dim=-1)
-    # Logits in float32, as in the fused kernels of the other blocks: they may exceed float16's largest value. Of one query
-    # they are sums of products, which autocast, unlike matmul, computes in the type of its inputs.
+def _weights_of_one(attention: Attention, q: Tensor, k: Tensor) -> Tensor:
+    """The attention weights [B, heads, 1, N] of a single query.
+
+    Logits in float32, as in the fused kernels of the other blocks: they may exceed float16's largest value. They are sums of
+    products, because autocast would compute a matmul in half precision whatever the type of its inputs.
+    """
     wide = torch.promote_types(q.dtype, torch.float32)
     logits = (q.to(wide) * attention.scale * k).sum(dim=-1)
     return logits.softmax(dim=-1).to(q.dtype)[:, :, None]

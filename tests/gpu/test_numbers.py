@@ -9,7 +9,7 @@ from timm.layers import PatchEmbed
 from datasets import Normalize, Preparation
 from datasets.transforms.erasing import BatchedErasing
 from engine.precision.loss_scale import FusedLossScaler, LossScaler
-from engine.train.ema import OnePass, ThreePasses
+from engine.train.ema import ForeachLerp, FusedLerp
 from models.transforms.gpu_kernels import GpuKernels
 from scripts.benchmarks.session.journal import Journal
 from scripts.benchmarks.session.machine import attention_calls
@@ -66,7 +66,7 @@ def test_the_patch_embedding_as_a_product_is_the_convolution(context, dtype, lar
 def test_the_average_in_one_kernel_is_that_of_three(context, skipped):
     values = [torch.randn(3, 5, device=context.device), torch.randn(1025, device=context.device)]
     found = []
-    for kind in (OnePass, ThreePasses):
+    for kind in (FusedLerp, ForeachLerp):
         torch.manual_seed(0)
         means = [torch.randn_like(each) for each in values]
         kind(means, values)(0.1, torch.tensor(skipped, device=context.device))

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from engine.train.ema import OnePass, ThreePasses
+from engine.train.ema import ForeachLerp, FusedLerp
 
 
-@pytest.mark.parametrize("move", [OnePass, ThreePasses])
+@pytest.mark.parametrize("move", [FusedLerp, ForeachLerp])
 def test_the_average_follows_the_values_by_the_fraction_unless_the_update_was_skipped(move):
     torch.manual_seed(0)
     means = [torch.randn(size) for size in ((), (3,), (5, 7), (2, 3, 4, 4))]

@@ -23,7 +23,7 @@ from engine.checkpoint.sharded_saver import PIECES, ShardedSaver
 from engine.evaluation import evaluate
 from engine.precision.loss_scale import FusedLossScaler
 from engine.train.build import build_trainer
-from engine.train.ema import OnePass
+from engine.train.ema import FusedLerp
 from engine.train.trainer import Trainer
 from models import build_model
 from models.transforms.gpu_kernels import GpuKernels
@@ -76,7 +76,7 @@ def as_on_gpus(model: torch.nn.Module) -> Iterator[None]:
     GpuKernels(torch.device("cpu")).apply(model)
     with (
         mock.patch("engine.precision.policy.LossScaler", FusedLossScaler),
-        mock.patch("engine.train.ema.ThreePasses", OnePass),
+        mock.patch("engine.train.ema.ForeachLerp", FusedLerp),
     ):
         yield
 

@@ -17,9 +17,12 @@ class SharedDropPath(ModelTransform):
     def apply(self, model: nn.Module) -> list[str]:
         from timm.layers import DropPath
 
+        # On the model's device: DDP sends buffers by NCCL, and CUDA graphs refuse what is on the host.
+        device = next(model.parameters()).device
         for module in model.modules():
             if type(module) is DropPath:
-                module.register_buffer("kept_fraction", torch.tensor(1 - module.drop_prob), persistent=False)
+                kept_fraction = torch.full((), 1 - module.drop_prob, device=device)
+                module.register_buffer("kept_fraction", kept_fraction, persistent=False)
                 wrap(module, self)
         return []
 

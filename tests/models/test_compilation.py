@@ -68,17 +68,25 @@ def test_nothing_is_compiled_twice_and_nothing_is_left_uncompiled(tmp_path, monk
 
 
 def test_drop_path_with_its_rate_as_a_tensor_drops_as_many_and_keeps_the_mean(tmp_path):
-    model = nn.Sequential(DropPath(0.25), DropPath(0.25, scale_by_keep=False))
+    model = nn.ModuleList([DropPath(0.25), DropPath(0.25, scale_by_keep=False), nn.Linear(1, 1)])
     SharedDropPath().apply(model)
     ones = torch.ones(10_000, 2, 3)
-    scaled, plain = (module(ones) for module in model)
+    scaled, plain = (module(ones) for module in model[:2])
     for dropped in (scaled, plain):
         assert dropped.amax((1, 2)).equal(dropped.amin((1, 2)))  # whole images
         assert abs((dropped[:, 0, 0] == 0).float().mean() - 0.25) < 0.02
     assert scaled.max() == pytest.approx(1 / 0.75) and plain.max() == 1
-    assert model.eval()(ones).equal(ones)
+    assert all(module.eval()(ones).equal(ones) for module in model[:2])
     SharedDropPath().revert(model)
-    assert all(type(module) is DropPath for module in model)
+    assert all(type(module) is DropPath for module in model[:2])
+
+
+def test_the_rate_of_drop_path_is_on_the_models_device(tmp_path):
+    """Elsewhere DDP could not send it by NCCL."""
+    model = build_model(small_config(tmp_path, "MODEL.DROPPATH=0.1"), 10).to("meta")
+    SharedDropPath().apply(model)
+    devices = [each.device.type for each in model.buffers()]
+    assert devices and set(devices) == {"meta"}
 
 
 def test_compiling_blocks_of_a_model_without_any_is_refused(tmp_path):

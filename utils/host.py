@@ -41,7 +41,7 @@ def cpu_quota(cgroup: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/p
 
 
 def count_cores() -> int:
-    """The cores of a process that shares them with no other."""
+    """The cores that a process can use if it shares them with no other."""
     return max(1, int(min(len(available_cores()), cpu_quota())))
 
 

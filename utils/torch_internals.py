@@ -70,8 +70,8 @@ def num_graphs() -> int:
 def watch_compiler(
     on_start: Callable[[], None], on_end: Callable[[], None], on_limit: Callable[[str], None]
 ) -> Callable[[], None]:
-    """Calls these when torch.compile starts and ends to compile, and with torch's reason when it stops doing so, which
-    it tells in a warning only. Returns what ends that.
+    """Call `on_start` and `on_end` around each compilation, and `on_limit` with torch's reason when it gives up, which torch
+    only logs. Returns a function that ends this.
     """
     from torch._dynamo.callback import callback_handler
 

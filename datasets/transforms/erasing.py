@@ -15,7 +15,7 @@ NO_BOX = (0,) * 6
 
 
 class Erasing:
-    """Box by box and in place: the boxes are small, and a CPU is soon done with them."""
+    """Box by box and in place, which on a CPU takes little time: the boxes are small."""
 
     def __init__(self, config: Config, device: torch.device):
         self.settings, self.seed, self.side = config.TRAIN, config.SEED, config.DATA.IMAGE_SIZE

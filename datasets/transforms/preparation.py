@@ -38,9 +38,9 @@ class Preparation:
         return images, targets if parts is None else self.mix.targets(targets, parts)
 
     def compute(self, pixels: Tensor, boxes: Tensor | None, parts: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """The images of two tables with what erasing and mixing have drawn on the host; None: nothing to do.
+        """Normalize, erase and mix. `boxes` and `parts`: what was drawn for that on the host; None: nothing to do.
 
-        They are rounded to `dtype` once, after mixing.
+        The images are rounded to `dtype` once, after mixing.
         """
         images = self.normalize(pixels, dtype if parts is None else None)
         if boxes is not None:

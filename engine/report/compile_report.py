@@ -20,7 +20,7 @@ NUM_TIMED = 3  # passes with the compiled model, and as many without, in turn; o
 
 
 class CompileReport(Callback):
-    """After the first epoch of a start logs one line; measures with a batch of the epoch, on this process alone."""
+    """Logs one line after the first epoch of a start. It measures with a batch of that epoch, on this process alone."""
 
     def __init__(self, log: Log, can_measure: bool):
         """`can_measure`: this process can compute without the others."""

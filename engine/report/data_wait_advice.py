@@ -48,7 +48,7 @@ class DataWaitAdvice(Callback):
         # Throughput is proportional to the number of workers. 0 workers: the training process reads.
         kind, count, _ = self._workers
         needed = math.ceil(max(count, fraction) / max(1 - fraction, 1e-3))
-        most, beside_device = cores_to_read(self._process), self._process.device.type != "cpu"
+        most, on_gpu = cores_to_read(self._process), self._process.device.type != "cpu"
         remedies = [
             (
                 count < most,
@@ -56,7 +56,7 @@ class DataWaitAdvice(Callback):
                 f"{counted(self._process.num_cores, 'core')})",
             ),
             (
-                beside_device and kind == "threads" and saturate_gil(count, self._config, self._image_set),
+                on_gpu and kind == "threads" and saturate_gil(count, self._config, self._image_set),
                 f"{counted(count, 'loader thread')} take turns at Python's lock; try -opts DATA.WORKERS=processes, with "
                 "enough shared memory for their batches (-check tells how much)",
             ),

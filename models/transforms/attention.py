@@ -52,12 +52,12 @@ class QkvLayoutAttention(Attention):
 
 
 def describe_kernels(model: nn.Module, device: torch.device, dtype: torch.dtype) -> list[str]:
-    """Which kernel torch takes for attention in training, as lines for the log; none if the device cannot tell."""
+    """Lines for the log: which kernel torch chooses for attention in training; none if the device cannot tell."""
     fused = [each for each in model.modules() if type(each) is QkvLayoutAttention and each.fused_attn]
     lines = []
     for heads, size, dropout in sorted({(each.num_heads, each.head_dim, each.attn_drop.p) for each in fused}):
         try:
-            # Of two images with 197 tokens: more of either choose the same.
+            # Two images of 197 tokens: more of either get the same kernel.
             qkv = torch.empty(2, 197, 3, heads, size, device=device, dtype=dtype, requires_grad=True)
             q, k, v = (each.transpose(1, 2) for each in qkv.unbind(2))
             backend = SDPBackend(sdpa_choice(q, k, v, dropout_p=dropout))

@@ -13,9 +13,9 @@ from models.transforms.base import ModelTransform, change_class
 
 @dataclass(frozen=True)
 class GpuKernels(ModelTransform):
-    """Also with -compile, which makes as many graphs and about as many kernels of timm's form.
+    """Applied with -compile too: the number of graphs stays, and that of kernels nearly.
 
-    `trains_in`: the type of attention's inputs in training, if the log shall say by which kernel it is computed.
+    `trains_in`: the type of attention's inputs in training, to log which kernel computes it; None: nothing is logged.
     """
 
     device: torch.device

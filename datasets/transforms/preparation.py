@@ -32,8 +32,9 @@ class Preparation:
         """Images [B, C, H, W] as `dtype`, else as that of `normalize`, and targets [B]. Never makes the host wait."""
         pixels = batch.images.to(self.device, non_blocking=True)
         targets = batch.targets.to(self.device, non_blocking=True)
-        boxes = self._table(self.erase.rows(batch.piece)) if self.erase else None
-        parts = self._table(self.mix.rows(batch.piece)) if self.mix and self.mix.is_on(batch.piece) else None
+        piece = batch.piece  # None: a batch made by hand, which is neither erased nor mixed
+        boxes = self._table(self.erase.rows(piece)) if self.erase and piece else None
+        parts = self._table(self.mix.rows(piece)) if self.mix and piece and self.mix.is_on(piece) else None
         images = self.compute(pixels, boxes, parts, dtype or self.normalize.dtype)
         return images, targets if parts is None else self.mix.targets(targets, parts)
 

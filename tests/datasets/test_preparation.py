@@ -75,6 +75,13 @@ def test_images_in_half_precision_are_those_in_float32_rounded_once(half, kind, 
     assert wanted.is_contiguous() and got.is_contiguous()
 
 
+def test_a_batch_without_a_piece_is_only_normalized():
+    """One made by hand, for scripts/doctor.py."""
+    config, images = settings(3, MIXUP_OFF_EPOCH=5, **ERASES | MIXES), batch(4)._replace(piece=None)
+    prepare = Preparation(config, Normalize(config.DATA))
+    assert torch.equal(prepare(images)[0], prepare.normalize(images.images))
+
+
 def test_one_graph_for_each_size_computes_all_that_is_done_with_the_images(monkeypatch):
     graphs, compile_any = [], torch.compile
 

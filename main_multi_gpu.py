@@ -39,7 +39,7 @@ def check_once(loaded: LoadedConfig, launched: LaunchedRank | None) -> int:
     if launched and launched.rank:
         return 0
     from engine.preflight import check
-    from utils.distributed import die_with_parent
+    from utils.signals import die_with_parent
 
     if launched is None:
         return check(loaded, loaded.config.NGPUS)

@@ -4,8 +4,6 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from models.formats.files import find_file, format_of, read_weights
-from models.formats.torch import read_torch
 from utils.errors import ConfigError
 
 CHECKPOINT_HELP = (
@@ -48,6 +46,10 @@ def at_least(low: int) -> Callable[[str], int]:
 
 def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
     """A checkpoint of one of our runs, and its path; `needed`: what the script uses of it."""
+    # Not above: importing torch takes seconds, and most scripts that only parse do not need it.
+    from models.formats.files import find_file, format_of, read_weights
+    from models.formats.torch import read_torch
+
     inside = [Path(source) / name for name in ("best.pth", "last.pth")]
     path = next((each for each in inside if each.is_file()), None) or find_file(source)
     if path is None:

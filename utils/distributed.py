@@ -4,10 +4,7 @@ With one process every method returns its input, so that no caller asks how many
 """
 
 import contextlib
-import ctypes
-import os
 import re
-import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +19,7 @@ from utils.errors import AlreadyReportedError, ConfigError, LostProcess, UserErr
 from utils.host import available_cores, bind_to, choose_cores, cores_near, count_cores, cpu_quota, share_of_cores
 from utils.launch.launch_env import LaunchOptions, find_launched_rank
 from utils.launch.rendezvous import Rendezvous, format_ranks
+from utils.signals import die_with_parent
 from utils.text import counted
 
 
@@ -270,10 +268,3 @@ class Process:
             self.delayed_max(0)  # waits for the vote in flight
             self._vote[0].wait()
             dist.destroy_process_group()
-
-
-def die_with_parent() -> None:
-    """Linux: ask to be killed when the launcher dies, even by kill -9, so that no orphan holds the device."""
-    if os.uname().sysname == "Linux":
-        set_parent_death_signal = 1  # PR_SET_PDEATHSIG
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

@@ -1,5 +1,6 @@
-"""Signals that stop a run: the handler only records them, so that the run can save first."""
+"""Signals that stop a run: those it notes, so that it can save first, and the one that follows the end of its launcher."""
 
+import ctypes
 import os
 import signal
 import time
@@ -24,3 +25,10 @@ class StopSignal:
             os._exit(128 + number)
         if not self.number:
             self.number, self._noted = number, time.monotonic()
+
+
+def die_with_parent() -> None:
+    """Linux: ask to be killed when the launcher dies, even by kill -9, so that no orphan holds the device."""
+    if os.uname().sysname == "Linux":
+        set_parent_death_signal = 1  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

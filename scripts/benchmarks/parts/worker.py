@@ -227,7 +227,7 @@ def matmul_peak(device: torch.device, kind: str) -> float:
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         seconds = min(time_matmul(a, b) for _ in range(5))
         best = max(best, 2 * size**3 / seconds)
-        if seconds > 0.02:
+        if seconds > 0.005:
             break
         size *= 2
     return best

@@ -88,7 +88,7 @@ def measure(trainer: Trainer, batch: Batch) -> tuple[float, float] | None:
         return trainer.loss(logits, targets)
 
     images, targets = trainer.to_device(batch)
-    for stance in (*seconds,) * (1 + NUM_TIMED):
+    for stance in [*seconds] * (1 + NUM_TIMED):
         synchronize(device)
         start = time.perf_counter()
         with torch.compiler.set_stance(stance):
@@ -99,5 +99,5 @@ def measure(trainer: Trainer, batch: Batch) -> tuple[float, float] | None:
             break
     release(device)
     if device.type in ("cuda", "xpu"):  # the peak that is reported is the training's
-        getattr(torch, device.type).reset_peak_memory_stats()
+        getattr(torch, device.type).reset_peak_memory_stats(device)
     return None if shortage else tuple(median(found[1:]) for found in seconds.values())

@@ -81,6 +81,6 @@ def choose_transforms(
         # After checkpointing, so that blocks save their input in half precision.
         transforms.append(HalfResidual(device.type, half, is_required=not pays))
     if device.type == "cuda":
-        # Anywhere: it wraps the model as a whole, none of its layers.
+        # Last: it wraps the whole model, whose class ClassTokenBlock looks at.
         transforms.append(ChannelsLast())
     return ModelTransforms(tuple(transforms))

@@ -1,11 +1,11 @@
 """Measures and checks halfstep on a GPU: one command that writes all results into a folder while it goes on.
 
-    python scripts/benchmarks/gpu_session.py -output FOLDER                      everything, 10 minutes on an H200
+    python scripts/benchmarks/gpu_session.py -output FOLDER                      everything, at most 15 minutes
     python scripts/benchmarks/gpu_session.py -output FOLDER -parts probes,small  two parts; the next call adds others
     python scripts/benchmarks/gpu_session.py -output FOLDER -dry                 all parts with tiny sizes, without a GPU
 
-FOLDER gets session.md and session.jsonl, which every result is appended to at once, session.log with what the parts said
-otherwise, trace.json.gz and compiled kernels. A part that is over its limit of time is killed, and the next begins.
+FOLDER gets session.md and session.jsonl, which every result is appended to at once, session.log with all else that the parts
+print, trace.json.gz and compiled kernels. A part that exceeds its limit of time is killed, and the next begins.
 """
 
 import argparse

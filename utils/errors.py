@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 # CUDA and XPU have an exception class; libraries, MPS and the CPU's allocator only say so in the message.
 OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "DefaultCPUAllocator")
+# Of torch.compile on CPUs, of triton on GPUs.
+NO_COMPILER = ("No working C++ compiler found", "Failed to find C compiler")
 
 KINDS = {
     stat.S_IFDIR: "a folder",

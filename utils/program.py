@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from utils import VERSION
-from utils.errors import OUT_OF_MEMORY, AlreadyReportedError, LostProcess, UserError
+from utils.errors import NO_COMPILER, OUT_OF_MEMORY, AlreadyReportedError, LostProcess, UserError
 
 
 def relax_gc() -> None:
@@ -107,5 +107,10 @@ def _remedy_for(error: BaseException) -> str | None:
         return (
             f"out of memory ({how}); lower DATA.BATCH_SIZE, DATA.IMAGE_SIZE or the size of the model (MODEL.EMBED_DIM, "
             "MODEL.DEPTH), or stop other programs that use memory"
+        )
+    if any(each in text for each in NO_COMPILER):
+        return (
+            f"-compile: {text.splitlines()[0]}; install a compiler such as g++, name yours in the environment as CXX and CC, "
+            "or leave -compile out"
         )
     return None

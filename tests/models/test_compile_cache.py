@@ -81,3 +81,11 @@ def test_processes_of_one_machine_share_its_cores_and_the_folder(small_yaml, tmp
     assert ended.codes == [2, 2]
     share = max(1, len(os.sched_getaffinity(0)) // 2)
     assert_names(ended.stdout, tmp_path / "halfstep" / "compile", counted(share, "process"))
+
+
+def test_without_a_compiler_on_this_machine_a_line_says_what_to_install(small_yaml, tmp_path):
+    flags = ["-cfg", str(small_yaml), "-compile", "-output", str(tmp_path / "output")]
+    ended = run("main_single_gpu.py", *flags, environment={"PATH": str(tmp_path), "CXX": "g++", FOLDER: str(tmp_path)})
+    assert ended.returncode == 2
+    assert_names(ended.stderr, "-compile", "g++", "CXX")
+    assert "Traceback" not in ended.stderr

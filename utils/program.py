@@ -113,4 +113,6 @@ def _remedy_for(error: BaseException) -> str | None:
             f"-compile: {text.splitlines()[0]}; install a compiler such as g++, name yours in the environment as CXX and CC, "
             "or leave -compile out"
         )
+    if "C++ compile error" in text and "No space left" in text:
+        return "-compile: disk full; make room for its kernels, or name another folder as TORCHINDUCTOR_CACHE_DIR"
     return None

@@ -20,7 +20,7 @@ from scripts.benchmarks.parts.common import ROOT
 from scripts.benchmarks.session.journal import Journal, now
 from scripts.benchmarks.session.limits import adopt_orphans, run_within
 from scripts.benchmarks.session.plan import PARTS, Part
-from scripts.command_line import Parser
+from scripts.command_line import Parser, at_least
 from utils.errors import ConfigError, did_you_mean
 from utils.program import exit_code, revision
 
@@ -30,7 +30,9 @@ def main(argv: list[str]) -> int:
     parser.add_output("FOLDER", "folder for the results; those of earlier calls stay")
     names = ",".join(part.name for part in PARTS)
     parser.add_argument("-parts", type=choose_parts, default=PARTS, metavar="NAMES", help=f"[{names}]")
-    parser.add_argument("-limit_scale", type=float, metavar="X", help="multiplies every limit of time [1, dry: 20]")
+    parser.add_argument(
+        "-limit_scale", type=at_least(1), metavar="N", help="multiplies every limit of time [1, dry: 20]"
+    )
     parser.add_argument("-dry", action="store_true", help="walk through all parts on the CPU, with tiny sizes")
     arguments = parser.parse_args(argv)
     if not arguments.dry:

@@ -40,6 +40,8 @@ def test_the_revision_names_version_and_commit_and_needs_no_git(tmp_path, monkey
         (LostProcess("process 1"), 1, True),
         (KeyboardInterrupt(), 130, False),
         (MemoryError(), 2, True),
+        (RuntimeError("C++ compile error ... final link failed: No space left on device"), 2, True),
+        (RuntimeError("C++ compile error ... unknown type"), 1, False),
     ],
 )
 def test_the_exit_code_of_an_error_and_whether_a_line_tells_of_it(error, code, is_told):

@@ -22,14 +22,17 @@ class ImageSet:
     """Images with a class each. `targets[i]` is the class number of image i, `classes[number]` its name."""
 
     in_memory = False
-    per_image: tuple[str, ...] = ("targets",)  # the attributes that have a row for each image
+    per_image: tuple[str, ...] = ("targets",)  # the attributes that `take` selects from
+    rows: np.ndarray | None = (
+        None  # of a part: each image's row in the columns that `take` leaves whole; None: all rows
+    )
     root: Path | None = None  # the folder of its files, if they are known
     notes: tuple[str, ...] = ()  # lines for the log; those of the validation set are about both sets
     labels_are_numbers = False  # the data has class numbers; names, if any, were given to them
     classes_are_names = False  # the data has class names, and their order gives the numbers
 
     def __init__(self, targets: Sequence[int] | np.ndarray, classes: list[str]):
-        self.targets = np.asarray(targets, dtype=np.int64)
+        self.targets = targets if isinstance(targets, np.ndarray) else np.array(targets, dtype=np.int64)
         self.classes = classes
         self.split: dict = {}  # where both parts come from, in plain values that checkpoints hold
 
@@ -75,7 +78,12 @@ class ImageSet:
         part = copy.copy(self)
         for name in self.per_image:
             setattr(part, name, getattr(self, name)[indices])
+        part.rows = indices.astype(np.uint32, copy=False) if self.rows is None else self.rows[indices]
         return part
+
+    def row(self, index: int) -> int:
+        """The row of an image in the columns of the whole set."""
+        return index if self.rows is None else int(self.rows[index])
 
 
 class Kept(NamedTuple):

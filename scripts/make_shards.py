@@ -90,7 +90,10 @@ def make_shards(arguments: argparse.Namespace, limit: Limit) -> None:
         "shuffle_seed": arguments.shuffle_seed,
         "limit": dataclasses.asdict(limit),
         "classes": len(val.classes),
-        **{part: hashlib.sha256(image_set.targets.tobytes()).hexdigest() for part, (image_set, _) in parts.items()},
+        **{
+            part: hashlib.sha256(image_set.targets.astype(np.int64).tobytes()).hexdigest()
+            for part, (image_set, _) in parts.items()
+        },
     }
     try:
         claim(arguments.output, json.dumps(manifest, indent=1) + "\n")

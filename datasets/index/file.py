@@ -1,0 +1,213 @@
+"""The file format of an index: columns of numbers and of byte strings, written in chunks and mapped into memory.
+
+MAGIC, the length and checksum of a description, the description in JSON (the columns and the facts), then the columns.
+A start checks the description and the size of the file, but not the columns, which are gigabytes: they are on the disk
+before the file has its name, and a copy that broke off is too short. What a bad disk changes in them later would go
+unnoticed, as it does in the images themselves.
+"""
+
+import contextlib
+import glob
+import io
+import json
+import mmap
+import os
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from utils.errors import DataError, cause_of
+from utils.files import replacing
+
+MAGIC = b"halfstep index 1\n"  # the number is the version of the format
+TEXT = "text"  # the type of a column of byte strings; others are numpy's, such as <i4
+SMALL = 4 << 20  # bytes up to which an index stays in memory, about 60,000 images
+ALIGNMENT = 64
+NUMBER = 8  # bytes of the length and of the checksum of the description
+COPIED_AT_ONCE = 16 << 20
+SECONDS_OF_A_DEAD_WRITER = 3600.0
+
+
+class IndexWriteError(Exception):
+    """The index cannot be written at its place."""
+
+
+class MappedColumn(np.ndarray):
+    """A column of an index file. A loader process to which it is sent opens the file again."""
+
+    source: tuple[Path, int, str] | None = None  # file, its checksum, name; of the whole column, not of parts
+
+    def __reduce__(self):
+        return (_reopen, self.source) if self.source else super().__reduce__()
+
+
+class Texts(Sequence):
+    """A column of byte strings: `blob[starts[i]:starts[i + 1]]`."""
+
+    def __init__(self, starts: np.ndarray, blob: np.ndarray):
+        """`starts`: uint64 [N + 1]; `blob`: uint8."""
+        self.starts, self.blob = starts, blob
+
+    @classmethod
+    def of(cls, values: Sequence[bytes]) -> "Texts":
+        starts = np.zeros(len(values) + 1, np.uint64)
+        np.cumsum(np.fromiter(map(len, values), np.uint64, len(values)), out=starts[1:])
+        return cls(starts, np.frombuffer(b"".join(values), np.uint8))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, index: int) -> bytes:
+        start, stop = self.starts[index : index + 2].tolist()
+        return self.blob[start:stop].tobytes()
+
+    def chunk(self, start: int, stop: int) -> list[bytes]:
+        """Those of the range, much faster than one by one."""
+        starts = self.starts[start : stop + 1]
+        first = int(starts[0])
+        places, content = (starts - starts[0]).tolist(), self.blob[first : int(starts[-1])].tobytes()
+        return [content[begin:end] for begin, end in zip(places, places[1:], strict=False)]
+
+    def chunks(self, size: int = 1 << 16) -> Iterator[list[bytes]]:
+        """All of them, `size` at a time."""
+        return (self.chunk(start, min(start + size, len(self))) for start in range(0, len(self), size))
+
+
+class Index:
+    """A complete index. `facts` are small and in plain values; `path` is None when it is in memory only."""
+
+    def __init__(self, path: Path | None, columns: dict[str, np.ndarray], facts: dict, num_bytes: int):
+        self.path, self.facts, self.num_bytes, self._columns = path, facts, num_bytes, columns
+
+    def column(self, name: str) -> np.ndarray:
+        """The numbers of a column, read-only."""
+        return self._columns[name]
+
+    def text(self, name: str) -> Texts:
+        """The byte strings of a column."""
+        return Texts(self._columns[f"{name}.starts"], self._columns[name])
+
+
+class IndexWriter:
+    """Collects columns chunk by chunk: in memory up to SMALL bytes, then in nameless files beside `path`."""
+
+    def __init__(self, path: Path | None, columns: Mapping[str, str]):
+        """`columns`: the type of each, which may differ in length. Without a `path`, all stays in memory."""
+        self.path, self._types = path, dict(columns)
+        self._parts = {name: "u1" if kind == TEXT else kind for name, kind in columns.items()}
+        self._ends = {name: 0 for name, kind in columns.items() if kind == TEXT}
+        self._parts |= {f"{name}.starts": "<u8" for name in self._ends}
+        self._files: dict[str, IO[bytes]] = {part: io.BytesIO() for part in self._parts}
+        self._sizes, self._in_memory = dict.fromkeys(self._parts, 0), True
+        for name in self._ends:
+            self._write(f"{name}.starts", np.zeros(1, "<u8"))
+
+    def add(self, name: str, values: Sequence[bytes] | np.ndarray) -> None:
+        """Append to one column."""
+        if self._types[name] != TEXT:
+            self._write(name, np.ascontiguousarray(values, self._types[name]))
+            return
+        content = b"".join(values)
+        ends = np.cumsum(np.fromiter(map(len, values), np.uint64, len(values)), dtype="<u8")
+        self._write(f"{name}.starts", ends + np.uint64(self._ends[name]))
+        self._write(name, content)
+        self._ends[name] += len(content)
+
+    def finish(self, facts: dict) -> Index:
+        """The index, opened; its file, if it needs one, appears at once and whole."""
+        if self._in_memory:
+            columns = {part: np.frombuffer(file.getvalue(), self._parts[part]) for part, file in self._files.items()}
+            return Index(None, columns, facts, sum(self._sizes.values()))
+        with _as_write_error(self.path):
+            _remove_left(self.path)
+            with replacing(self.path, shared=True) as file:
+                file.write(_description(self._parts, self._sizes, facts))
+                for part, content in self._files.items():
+                    content.seek(0)
+                    while chunk := content.read(COPIED_AT_ONCE):
+                        file.write(chunk)
+                    content.close()
+                    file.write(bytes(-self._sizes[part] % ALIGNMENT))
+        index = open_index(self.path)
+        if index is None:
+            raise IndexWriteError(f"{self.path} cannot be read back")
+        return index
+
+    def _write(self, part: str, content: bytes | np.ndarray) -> None:
+        with _as_write_error(self.path):
+            self._files[part].write(content)
+            self._sizes[part] += memoryview(content).nbytes
+            if self._in_memory and self.path and sum(self._sizes.values()) > SMALL:
+                self._move_to_files()
+
+    def _move_to_files(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        for part, content in self._files.items():
+            self._files[part] = tempfile.TemporaryFile(dir=self.path.parent, buffering=1 << 20)  # noqa: SIM115
+            self._files[part].write(content.getbuffer())
+        self._in_memory = False
+
+
+def open_index(path: Path) -> Index | None:
+    """The index in a file; None if there is none, or none that is whole and of this version."""
+    try:
+        with open(path, "rb", opener=_regular_only) as file:
+            size, magic = os.fstat(file.fileno()).st_size, file.read(len(MAGIC))
+            length, checksum = (int.from_bytes(file.read(NUMBER), "little") for _ in range(2))
+            description = file.read(length) if magic == MAGIC and length <= size else b""
+            if not description or zlib.crc32(description) != checksum:
+                return None
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError):
+        return None
+    described, columns = json.loads(description), {}
+    place = len(MAGIC) + 2 * NUMBER + length
+    for part, (kind, num_bytes) in described["columns"].items():
+        if place + num_bytes > size:
+            return None
+        kind = np.dtype(kind)
+        columns[part] = MappedColumn((num_bytes // kind.itemsize,), kind, content, place)
+        columns[part].source = (path, checksum, part)
+        place += num_bytes + -num_bytes % ALIGNMENT
+    return Index(path, columns, described["facts"], size) if place == size else None
+
+
+def _description(kinds: dict[str, str], sizes: dict[str, int], facts: dict) -> bytes:
+    """What the file opens with, filled up with spaces so that the columns are aligned."""
+    content = json.dumps({"columns": {part: [kinds[part], sizes[part]] for part in kinds}, "facts": facts}).encode()
+    content += b" " * (-(len(MAGIC) + 2 * NUMBER + len(content)) % ALIGNMENT)
+    return MAGIC + b"".join(each.to_bytes(NUMBER, "little") for each in (len(content), zlib.crc32(content))) + content
+
+
+def _reopen(path: Path, checksum: int, part: str) -> np.ndarray:
+    index = open_index(path)
+    column = index.column(part) if index else None
+    if column is None or column.source[1] != checksum:
+        raise DataError(f"{path} was changed during this run; start again, with -resume to continue")
+    return column
+
+
+def _regular_only(path: str, flags: int) -> int:
+    """Open without waiting for the writer of a pipe, which then is no index."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _remove_left(path: Path) -> None:
+    """Remove what killed processes left of this index: a file that nobody has written to for an hour."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > SECONDS_OF_A_DEAD_WRITER:
+                left.unlink()
+
+
+@contextlib.contextmanager
+def _as_write_error(path: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise IndexWriteError(f"{path}: {cause_of(error)}") from error

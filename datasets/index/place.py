@@ -1,0 +1,56 @@
+"""Where the index of a data set lies, and opening or building it there."""
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from configs.schema import Config
+from datasets.index.file import SMALL, Index, IndexWriteError, open_index
+from utils.text import format_bytes
+
+ENDING = ".index"
+
+
+def index_paths(config: Config, beside: Path) -> list[Path]:
+    """Where an index may lie, best place first: `beside` the data, in the folder of caches, in the machine's for /tmp.
+
+    Small indexes are written nowhere, and so no folder is made for them.
+    """
+    known_by = hashlib.sha256(os.fsencode(os.path.realpath(beside))).hexdigest()[:16]
+    name = f"{beside.name.removesuffix(ENDING)}-{known_by}{ENDING}"
+    caches = Path(config.DATA.CACHE_PATH or Path(config.SAVE) / "cache").expanduser()
+    own = Path(tempfile.gettempdir()) / f"halfstep-{os.getuid()}"
+    with contextlib.suppress(FileNotFoundError):
+        if own.lstat().st_uid != os.getuid():  # made by another user, who could put a wrong index there
+            return [beside, caches / name]
+    return [beside, caches / name, own / name]
+
+
+def open_or_build(
+    paths: Sequence[Path], is_current: Callable[[Index], bool], build: Callable[[Path | None], Index]
+) -> Index:
+    """The first current index at one of these places, or one that `build` makes at the first that can be written to.
+
+    `build(path)` makes it with an IndexWriter of that path; None: in memory. In a run rank 0 comes here first
+    (Process.after_first), so that the others find what it built.
+    """
+    for path in paths:
+        if (index := open_index(path)) and is_current(index):
+            return index
+    for path in paths:
+        with contextlib.suppress(IndexWriteError):
+            return build(path)
+    return build(None)
+
+
+def note_of_memory(index: Index, title: str) -> list[str]:
+    """A line for the log where every process has to hold a large index itself."""
+    if index.path is not None or index.num_bytes <= SMALL:
+        return []
+    return [
+        f"warning: the index of {title} cannot be written anywhere, so each process builds it and holds its "
+        f"{format_bytes(index.num_bytes)}; set DATA.CACHE_PATH to a writable folder"
+    ]

@@ -9,13 +9,18 @@ import functools
 import math
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from datasets.shuffle import EpochOrder
 from utils.seed import keyed_rng
 from utils.text import counted
+
+NUM_BLOCKS = 3  # kept of the order: the one in use, the one before, and the next
+COMPUTED_AHEAD = 1 << 17  # blocks from this size on are: a smaller one takes a few milliseconds
 
 
 class Piece(NamedTuple):
@@ -49,7 +54,7 @@ class Order:
     num_accumulated: int
     drop_last: bool
     seed: int
-    epoch_order: Callable[[int, int], np.ndarray]  # see ImageSet.epoch_order
+    epoch_order: Callable[[int, int], EpochOrder]  # see ImageSet.epoch_order
     num_repeats: int = 1  # occurrences of each image in a window
     in_pairs: bool = False  # positions 2k and 2k + 1 of a window stay together; needs an even batch size
     resumed_global_batch: int | None = None  # of a run that was started with another number of processes
@@ -107,14 +112,22 @@ class Order:
         num_units = math.ceil(self.window_size(step) / self.unit)
         return math.ceil(num_units / (self.num_micro_batches(step) * self.world_size)) * self.unit
 
+    def place(self, step: int) -> tuple[int, int]:
+        """The epoch of this step, and the position of its first image in the order of that epoch."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        return epoch, index * math.ceil(self.global_batch / self.num_repeats)
+
     def window(self, step: int) -> np.ndarray:
         """The images of this step, over all processes."""
-        epoch, index = divmod(step, self.steps_per_epoch)
-        start = index * math.ceil(self.global_batch / self.num_repeats)
-        images = _epoch_order(self.epoch_order, self.seed, epoch)[start : start + self._num_distinct(step)]
+        epoch, start = self.place(step)
+        images = self._epochs.part(epoch, slice(start, start + self._num_distinct(step)))
         # Each round is rotated by one more, so that an image has another neighbour each time.
         rounds = [np.roll(images, -number) for number in range(self.num_repeats)]
         return np.concatenate(rounds)[: self.window_size(step)]
+
+    @functools.cached_property
+    def _epochs(self) -> "EpochOrders":
+        return EpochOrders(functools.partial(self.epoch_order, self.seed))
 
     def _num_distinct(self, step: int) -> int:
         return math.ceil(self.window_size(step) / self.num_repeats)
@@ -137,9 +150,41 @@ class Order:
         return pieces
 
 
-@functools.lru_cache(maxsize=1)
-def _epoch_order(epoch_order: Callable[[int, int], np.ndarray], seed: int, epoch: int) -> np.ndarray:
-    return epoch_order(seed, epoch)
+class EpochOrders:
+    """The orders of all epochs, of which a few blocks are in memory: large ones are computed before they are needed."""
+
+    def __init__(self, epoch_order: Callable[[int], EpochOrder]):
+        self._order = functools.lru_cache(2)(epoch_order)
+        self._blocks: dict[tuple[int, int], Callable[[], np.ndarray]] = {}  # by epoch and number
+        self._pool = ThreadPoolExecutor(1, "epoch order")  # without a thread before the first large block
+
+    def part(self, epoch: int, positions: slice) -> np.ndarray:
+        """The images at these positions of the epoch."""
+        order = self._order(epoch)
+        images = order.part(positions, lambda number: self._block(epoch, number))
+        number = int(np.searchsorted(order.edges, positions.stop)) - 1  # of the block of the last of them
+        start, stop = order.edges[number : number + 2]
+        if stop - start >= COMPUTED_AHEAD and positions.stop > (start + stop) // 2:
+            following = (epoch, number + 1) if stop < len(order) else (epoch + 1, 0)
+            if following not in self._blocks:
+                self._keep(following, self._pool.submit(self._compute, *following).result)
+        return images
+
+    def _block(self, epoch: int, number: int) -> np.ndarray:
+        if (epoch, number) not in self._blocks:
+            block = self._compute(epoch, number)
+            self._keep((epoch, number), lambda: block)
+        return self._blocks[epoch, number]()
+
+    def _compute(self, epoch: int, number: int) -> np.ndarray:
+        order = self._order(epoch)
+        _ = order.edges  # of a long order they take as long as a block
+        return order.block(number)
+
+    def _keep(self, key: tuple[int, int], block: Callable[[], np.ndarray]) -> None:
+        self._blocks[key] = block
+        while len(self._blocks) > NUM_BLOCKS:
+            del self._blocks[next(iter(self._blocks))]  # the oldest
 
 
 def sample_rng(seed: int, epoch: int, index: int, purpose: str = "augmentation", repeat: int = 0) -> random.Random:

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from datasets.batch_order import Piece
-from datasets.shuffle import shuffled
+from datasets.shuffle import EpochOrder, FullShuffle
 
 
 class ImageReadError(Exception):
@@ -57,9 +57,18 @@ class ImageSet:
         """The path below `root`, size and date of the image's file, to see whether it has changed."""
         raise NotImplementedError
 
-    def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
-        """The order of an epoch, with each image once: it depends on seed and epoch alone."""
-        return shuffled(len(self), seed, epoch)
+    def epoch_order(self, seed: int, epoch: int) -> EpochOrder:
+        """The order of an epoch, with each image once: it depends on seed and epoch alone. Slices of it are computed."""
+        return FullShuffle(len(self), seed, epoch)
+
+    def will_read(self, seed: int, epoch: int, position: int) -> None:
+        """Training is about to read from this position of epoch_order(seed, epoch) on, in the order of that.
+
+        Called in every training process (never in a loader worker) each time that the images of an update are handed to
+        its loader, before any of them is read; what came before the position was handed out earlier. The first call may
+        be in mid-epoch. Epoch follows epoch; a jump, forwards or back, means that updates were skipped or repeated, or
+        that a short trial measures something. It must return at once.
+        """
 
     def name(self, index: int) -> str:
         """The name of this image in messages."""

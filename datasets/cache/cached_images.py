@@ -19,6 +19,7 @@ import numpy as np
 from configs.schema import Config
 from datasets.cache.build import CacheEncoder, CacheError, CacheProgress, build_cache
 from datasets.cache.file import JPEG, PIXELS, CacheFile, CacheLocation, DamagedCacheError
+from datasets.shuffle import EpochOrder
 from datasets.transforms.decode import decode
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import ConfigError
@@ -44,7 +45,7 @@ class CachedImages(ImageSet):
     def key(self, index: int) -> str:
         return self._image_set.key(index)
 
-    def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
+    def epoch_order(self, seed: int, epoch: int) -> EpochOrder:
         return self._image_set.epoch_order(seed, epoch)
 
     def read(self, index: int) -> np.ndarray:

@@ -41,8 +41,12 @@ class TrainData:
         def steps() -> Iterator[int]:
             return (step for step in range(first_step, last_step) if not any(step in each for each in skipped))
 
-        pieces = itertools.chain.from_iterable(self.order.pieces(step, self.rank) for step in steps())
-        with contextlib.closing(self._load(pieces)) as batches:
+        def pieces() -> Iterator[Piece]:
+            for step in steps():
+                self.image_set.will_read(self.order.seed, *self.order.place(step))
+                yield from self.order.pieces(step, self.rank)
+
+        with contextlib.closing(self._load(pieces())) as batches:
             for step in steps():
                 num_batches = self.order.num_micro_batches(step)
                 of_step = itertools.islice(batches, num_batches)

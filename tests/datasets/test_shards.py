@@ -11,15 +11,10 @@ import numpy as np
 import pytest
 
 import main_single_gpu
-from datasets import build_train_data, load_image_sets
-from datasets.shuffle import shuffled_nearby
 from datasets.sources.shards.index import index_path, load_index, scan
-from datasets.sources.shards.source import ShardImages, read_shards
-from datasets.transforms.pixel_rules import PixelRules
-from tests.support.configs import CPU, replaced
+from datasets.sources.shards.source import read_shards
 from tests.support.image_sets import error_of, load, make_set, png, samples, settings, shades, write_tar
 from tests.support.refusals import assert_names, refused
-from utils.distributed import Process
 from utils.errors import DataError
 
 
@@ -265,89 +260,3 @@ def test_a_tar_that_changes_during_a_run_is_not_read_by_its_old_index(tmp_path):
     os.utime(tmp_path / "train-000000.tar", ns=(1, 1))
     with refused(DataError, tmp_path / "train-000000.tar", "-resume"):
         train.read(0)
-
-
-# --- the order of an epoch ---
-
-
-def big_set(num_shards: int = 20, per_shard: int = 50, buffer: int = 100):
-    """A set of which only the order is asked."""
-    count = num_shards * per_shard
-    table = np.zeros(count, dtype=[("offset", "i8"), ("size", "i8"), ("label", "i8"), ("name", "S1")])
-    return ShardImages(
-        [None] * num_shards, np.repeat(np.arange(num_shards), per_shard), table, ["a"], PixelRules(3), buffer
-    )
-
-
-def test_each_epoch_has_every_sample_once_in_an_order_of_its_own():
-    images = big_set()
-    orders = [images.epoch_order(seed, epoch).tolist() for seed in (0, 1) for epoch in range(3)]
-    assert all(sorted(order) == list(range(1000)) for order in orders)
-    assert len({tuple(order) for order in orders}) == 6
-    assert images.epoch_order(0, 0).tolist() == orders[0]
-    assert images.epoch_order(0, 0)[:5].tolist() == [374, 355, 375, 373, 382]
-
-
-def test_tars_come_in_another_order_in_each_epoch_and_with_each_seed():
-    orders = [big_set(buffer=1).epoch_order(seed, epoch) for seed in (0, 1) for epoch in range(3)]
-    assert len({tuple(order.tolist()) for order in orders}) == 6, "with this buffer all that moves is the tars"
-
-
-def test_tars_come_in_a_random_order_and_a_sample_stays_within_the_buffer_of_its_turn():
-    in_turn = big_set(buffer=1).epoch_order(3, 5)
-    assert (np.diff(in_turn.reshape(20, 50), axis=1) == 1).all()  # tar by tar, from front to back
-    tars = (in_turn[::50] // 50).tolist()
-    assert sorted(tars) == list(range(20)) != tars
-    distance = np.abs(np.argsort(big_set(buffer=100).epoch_order(3, 5)) - np.argsort(in_turn))
-    assert 50 < distance.max() < 100
-
-
-def test_the_bound_holds_for_any_reach_and_a_reach_of_everything_mixes_everything():
-    for reach in (1, 2, 7, 99, 1000):
-        order = shuffled_nearby(500, reach, 4)
-        assert sorted(order.tolist()) == list(range(500))
-        assert np.abs(np.argsort(order) - np.arange(500)).max() < reach
-    first = [int(shuffled_nearby(100, 100, seed)[0]) for seed in range(400)]
-    assert max(first) > 90 and 40 < np.mean(first) < 60
-
-
-def test_neighbours_in_a_tar_are_spread_over_the_buffer():
-    """The distance between the places of two neighbours has the spread of two independent random numbers'."""
-    places = np.argsort(shuffled_nearby(100_000, 1000, 11))
-    gaps = np.diff(places)[1000:-1000]
-    assert abs(gaps.std() / (1000 / np.sqrt(6)) - 1) < 0.02  # two uniform numbers in 0..1000
-    assert abs(np.corrcoef(gaps[:-2], gaps[2:])[0, 1]) < 0.02
-
-
-def test_at_the_size_of_imagenet_every_sample_comes_once_too():
-    order = big_set(1282, 1000, 8192).epoch_order(0, 0)
-    assert (np.bincount(order, minlength=1_282_000) == 1).all()
-
-
-def windows_of(config, first: int = 0) -> list:
-    data = build_train_data(config, load_image_sets(config)[0], Process(CPU))
-    return [
-        [(batch.images.tolist(), batch.targets.tolist()) for batch in window.batches]
-        for window in data.windows(first, 3 * data.steps_per_epoch)
-    ]
-
-
-@pytest.fixture
-def order_config(tmp_path):
-    make_set(tmp_path)
-    return settings("shards", tmp_path, IMAGE_SIZE=4, CROP_PCT=1.0, BATCH_SIZE=6, SHUFFLE_BUFFER=8, NUM_WORKERS=0)
-
-
-def test_training_goes_through_the_order_of_the_set(order_config):
-    train, _ = load_image_sets(order_config)
-    order = build_train_data(order_config, train, Process(CPU)).order
-    windows = np.concatenate([order.window(step) for step in range(10)])
-    wanted = np.concatenate([train.epoch_order(order_config.SEED, epoch) for epoch in range(2)])
-    assert windows.tolist() == wanted.tolist()
-
-
-def test_resumed_in_mid_epoch_it_sees_the_tail_whatever_the_workers(order_config):
-    whole = windows_of(order_config)
-    assert windows_of(order_config, first=7) == whole[7:]
-    for workers in ("threads", "processes"):
-        assert windows_of(replaced(order_config, DATA={"NUM_WORKERS": 2, "WORKERS": workers})) == whole

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.schema import Config
-from datasets.shuffle import shuffled, shuffled_nearby
+from datasets.shuffle import GroupedShuffle
 from datasets.sources.folder import subfolders
 from datasets.sources.images import EncodedImages
 from datasets.sources.listing import check_label_range
@@ -82,12 +82,14 @@ class ShardImages(EncodedImages):
             raise
         return os.path.splitext(self.name(index))[1], data
 
-    def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
-        """Shuffled tars, then samples shuffled within DATA.SHUFFLE_BUFFER: disks are slow at random access."""
-        # The last number keeps the two draws apart: numpy ignores trailing zeros of a seed.
-        positions = np.argsort(shuffled(len(self.tars), seed, epoch, 1))
-        in_sequence = np.argsort(positions[self.tar_numbers], kind="stable")
-        return in_sequence[shuffled_nearby(len(self), self.shuffle_buffer, seed, epoch, 2)]
+    def epoch_order(self, seed: int, epoch: int) -> GroupedShuffle:
+        """Shuffled tars, then samples shuffled within DATA.SHUFFLE_BUFFER: disks are slow at random access.
+
+        Its groups are numbers of `tars`.
+        """
+        assert (self.tar_numbers[1:] >= self.tar_numbers[:-1]).all(), "samples lie tar by tar"
+        starts = np.searchsorted(self.tar_numbers, np.arange(len(self.tars) + 1))
+        return GroupedShuffle(starts, self.shuffle_buffer, seed, epoch)
 
 
 @functools.lru_cache(MAX_OPEN_TARS)

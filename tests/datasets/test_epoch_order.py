@@ -1,0 +1,206 @@
+"""The order of an epoch: it is computed in blocks, and is what it was when it was an array, for every set and reach."""
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from datasets import ImageSet, build_train_data, load_image_sets
+from datasets.shuffle import FullShuffle, GroupedShuffle, NearbyShuffle, nearby_shuffle
+from datasets.sources.shards.source import ShardImages
+from datasets.transforms.pixel_rules import PixelRules
+from tests.support.configs import CPU, replaced
+from tests.support.image_sets import make_set, settings
+from tests.support.loading import order
+from utils.distributed import Process
+
+
+def big_set(num_shards: int = 20, per_shard: int = 50, buffer: int = 100):
+    """A set of which only the order is asked."""
+    count = num_shards * per_shard
+    table = np.zeros(count, dtype=[("offset", "i8"), ("size", "i8"), ("label", "i8"), ("name", "S1")])
+    return ShardImages(
+        [None] * num_shards, np.repeat(np.arange(num_shards), per_shard), table, ["a"], PixelRules(3), buffer
+    )
+
+
+def test_each_epoch_has_every_sample_once_in_an_order_of_its_own():
+    images = big_set()
+    orders = [images.epoch_order(seed, epoch)[:].tolist() for seed in (0, 1) for epoch in range(3)]
+    assert all(sorted(order) == list(range(1000)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 6
+    assert images.epoch_order(0, 0)[:].tolist() == orders[0]
+    assert images.epoch_order(0, 0)[:5].tolist() == [374, 355, 375, 373, 382]
+
+
+def test_tars_come_in_another_order_in_each_epoch_and_with_each_seed():
+    orders = [big_set(buffer=1).epoch_order(seed, epoch)[:] for seed in (0, 1) for epoch in range(3)]
+    assert len({tuple(order.tolist()) for order in orders}) == 6, "with this buffer all that moves is the tars"
+
+
+def test_tars_come_in_a_random_order_and_a_sample_stays_within_the_buffer_of_its_turn():
+    in_turn = big_set(buffer=1).epoch_order(3, 5)[:]
+    assert (np.diff(in_turn.reshape(20, 50), axis=1) == 1).all()  # tar by tar, from front to back
+    tars = (in_turn[::50] // 50).tolist()
+    assert sorted(tars) == list(range(20)) != tars
+    distance = np.abs(np.argsort(big_set(buffer=100).epoch_order(3, 5)[:]) - np.argsort(in_turn))
+    assert 50 < distance.max() < 100
+
+
+def test_the_bound_holds_for_any_reach_and_a_reach_of_everything_mixes_everything():
+    for reach in (1, 2, 7, 99, 1000):
+        order = nearby_shuffle(500, reach, 4)[:]
+        assert sorted(order.tolist()) == list(range(500))
+        assert np.abs(np.argsort(order) - np.arange(500)).max() < reach
+    first = [int(nearby_shuffle(100, 100, seed)[:][0]) for seed in range(400)]
+    assert max(first) > 90 and 40 < np.mean(first) < 60
+
+
+def test_neighbours_in_a_tar_are_spread_over_the_buffer():
+    """The distance between the places of two neighbours has the spread of two independent random numbers'."""
+    places = np.argsort(nearby_shuffle(100_000, 1000, 11)[:])
+    gaps = np.diff(places)[1000:-1000]
+    assert abs(gaps.std() / (1000 / np.sqrt(6)) - 1) < 0.02  # two uniform numbers in 0..1000
+    assert abs(np.corrcoef(gaps[:-2], gaps[2:])[0, 1]) < 0.02
+
+
+def test_at_the_size_of_imagenet_every_sample_comes_once_too():
+    order = big_set(1282, 1000, 8192).epoch_order(0, 0)[:]
+    assert (np.bincount(order, minlength=1_282_000) == 1).all()
+
+
+# --- in blocks as in one array ---
+
+
+def draws_of(count: int, *seeds: int) -> np.ndarray:
+    return np.random.PCG64(np.random.SeedSequence(seeds)).random_raw(count)
+
+
+def nearby_in_one_array(count: int, reach: int, *seeds: int) -> np.ndarray:
+    """As an array, as the orders of saved runs were computed."""
+    if reach >= count:
+        return np.argsort(draws_of(count, *seeds), kind="stable")
+    fractions = (draws_of(count, *seeds) >> np.uint64(33)).astype(np.int64)
+    return np.argsort((np.arange(count) << 31) + reach * fractions, kind="stable")
+
+
+def grouped_in_one_array(group_of: np.ndarray, num_groups: int, reach: int, seed: int, epoch: int) -> np.ndarray:
+    turn_of_group = np.argsort(np.argsort(draws_of(num_groups, seed, epoch, 1), kind="stable"))
+    in_turn = np.argsort(turn_of_group[group_of], kind="stable")
+    return in_turn[nearby_in_one_array(len(group_of), reach, seed, epoch, 2)]
+
+
+@pytest.mark.parametrize("case", range(100))
+def test_any_part_of_an_order_is_that_of_the_whole_array(case):
+    rng = np.random.default_rng(case)
+    count, block = int(rng.integers(1, 300)), int(rng.integers(1, 60))
+    reach = int(rng.integers(1, count + 1))
+    start, stop = sorted(rng.integers(count + 1, size=2).tolist())
+    full, nearby = nearby_in_one_array(count, count, case, 7), nearby_in_one_array(count, reach, case, 7)
+    assert FullShuffle(count, case, 7, largest_block=block)[start:stop].tolist() == full[start:stop].tolist()
+    if reach < count:
+        assert (
+            NearbyShuffle(count, reach, case, 7, block_size=block)[start:stop].tolist() == nearby[start:stop].tolist()
+        )
+    sizes = rng.multinomial(count, np.ones(9) / 9) * rng.integers(2, size=9)  # some groups are empty
+    grouped = GroupedShuffle(np.concatenate([[0], np.cumsum(sizes)]), reach, 3, case)
+    wanted = grouped_in_one_array(np.repeat(np.arange(9), sizes), 9, reach, 3, case)
+    assert grouped[:].tolist() == wanted.tolist() and len(grouped) == sizes.sum()
+    if stop <= len(grouped) and start < stop:
+        read = np.repeat(np.arange(9), sizes)[wanted[start:stop]]
+        assert set(read) <= set(grouped.groups_of(start, stop)) <= set(np.flatnonzero(sizes))
+
+
+def test_a_set_of_more_than_one_block_has_the_order_of_the_whole_array():
+    count = 1_500_000
+    wanted = nearby_in_one_array(count, count, 0, 0)
+    assert (ImageSet(np.zeros(count, np.int8), ["a"]).epoch_order(0, 0)[:] == wanted).all()
+    for buffer in (8192, 200_000):
+        wanted = grouped_in_one_array(np.repeat(np.arange(15), count // 15), 15, buffer, 0, 3)
+        assert (big_set(15, count // 15, buffer).epoch_order(0, 3)[:] == wanted).all()
+
+
+def test_a_part_of_a_set_of_shards_has_the_order_that_it_had_as_an_array():
+    images = big_set(20, 50, 30)
+    kept = np.flatnonzero(np.random.default_rng(0).random(1000) < 0.1)
+    kept = kept[(kept < 300) | (kept >= 400)]  # two tars have none left
+    wanted = grouped_in_one_array(kept // 50, 20, 30, 5, 6)
+    assert images.take(kept).epoch_order(5, 6)[:].tolist() == wanted.tolist()
+
+
+def test_windows_of_large_blocks_are_parts_of_the_epochs_whichever_comes_first():
+    """Blocks of this size are computed ahead, in a thread."""
+    steps = order(num_images=150_000, batch_size=10_000)
+    epochs = [nearby_in_one_array(150_000, 150_000, 0, epoch) for epoch in range(3)]
+    for step in [*range(31), 3, 44, 0]:
+        epoch, index = divmod(step, 15)
+        assert (steps.window(step) == epochs[epoch][index * 10_000 : (index + 1) * 10_000]).all()
+
+
+def test_an_epoch_begins_without_waiting_for_its_order():
+    """What takes long is done while the epoch before is under way, and not in the thread that trains."""
+    computed_in = []
+
+    class Slow(FullShuffle):
+        def block(self, number):
+            computed_in.append(threading.current_thread())
+            return super().block(number)
+
+    steps = replace(order(num_images=150_000, batch_size=10_000), epoch_order=lambda *seeds: Slow(150_000, *seeds))
+    for step in range(46):
+        steps.window(step)
+    main, *others = computed_in
+    assert main == threading.current_thread() and len(others) >= 3 and main not in others
+
+
+def test_an_image_set_is_told_where_training_reads_before_it_does(order_config):
+    told = []
+
+    class Told(ShardImages):
+        def will_read(self, seed, epoch, position):
+            told.append((seed, epoch, position))
+
+        def open_file(self, index):
+            seed, epoch, position = told[-1]
+            assert index in self.epoch_order(seed, epoch)[position : position + 6]
+            return super().open_file(index)
+
+    train, _ = load_image_sets(order_config)
+    train.__class__ = Told
+    data = build_train_data(order_config, train, Process(CPU))
+    for window in data.windows(3, 8):
+        list(window.batches)
+    assert told == [(0, 0, 18), (0, 0, 24), (0, 1, 0), (0, 1, 6), (0, 1, 12)]
+
+
+# --- in training ---
+
+
+def windows_of(config, first: int = 0) -> list:
+    data = build_train_data(config, load_image_sets(config)[0], Process(CPU))
+    return [
+        [(batch.images.tolist(), batch.targets.tolist()) for batch in window.batches]
+        for window in data.windows(first, 3 * data.steps_per_epoch)
+    ]
+
+
+@pytest.fixture
+def order_config(tmp_path):
+    make_set(tmp_path)
+    return settings("shards", tmp_path, IMAGE_SIZE=4, CROP_PCT=1.0, BATCH_SIZE=6, SHUFFLE_BUFFER=8, NUM_WORKERS=0)
+
+
+def test_training_goes_through_the_order_of_the_set(order_config):
+    train, _ = load_image_sets(order_config)
+    order = build_train_data(order_config, train, Process(CPU)).order
+    windows = np.concatenate([order.window(step) for step in range(10)])
+    wanted = np.concatenate([train.epoch_order(order_config.SEED, epoch)[:] for epoch in range(2)])
+    assert windows.tolist() == wanted.tolist()
+
+
+def test_resumed_in_mid_epoch_it_sees_the_tail_whatever_the_workers(order_config):
+    whole = windows_of(order_config)
+    assert windows_of(order_config, first=7) == whole[7:]
+    for workers in ("threads", "processes"):
+        assert windows_of(replaced(order_config, DATA={"NUM_WORKERS": 2, "WORKERS": workers})) == whole

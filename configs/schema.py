@@ -198,13 +198,13 @@ class Train:
     COLOR_JITTER: Annotated[float, Bounds(0.0, 100.0)] = 0.0
     """Brightness, contrast and saturation are multiplied by a factor in 1 +- this; no effect with a policy other than 3a. (PaddleViT's DeiT: 0.4.)"""
     AUTO_AUGMENT: str | None = None
-    """Augmentation policy: original, cifar10, svhn, rand-m9-mstd0.5-inc1, augmix-m3-w3, ta_wide or 3a; docs/augmentation.md explains them. (PaddleViT's true: original.)"""
+    """Augmentation policy: original, v0, cifar10, svhn, rand-m9-mstd0.5-inc1, augmix-m3-w3, ta_wide or 3a; docs/augmentation.md explains them. (PaddleViT's true: original.)"""
     RAND_AUGMENT: bool = False
     """RandAugment instead of AUTO_AUGMENT: the policy rand-m9-n2-mstd0.5-inc1, with n and m from the next two settings."""
     RAND_AUGMENT_LAYERS: Annotated[int, Bounds(1, 100)] = 2
     """Operations of RAND_AUGMENT per image, each applied with probability 0.5."""
-    RAND_AUGMENT_MAGNITUDE: Annotated[float, Bounds(0.0, 10.0)] = 9
-    """Magnitude of RAND_AUGMENT's operations."""
+    RAND_AUGMENT_MAGNITUDE: Annotated[float, Bounds(0.0, 1_000.0)] = 9
+    """Magnitude of RAND_AUGMENT's operations, on average; each is cut to 10."""
     MIXUP_ALPHA: Annotated[float, Bounds(0.0, 1_000.0)] = 0.0
     """Mixup: blend pairs of images, with a weight from Beta(alpha, alpha); 0: off. (PaddleViT's DeiT: 0.8.)"""
     CUTMIX_ALPHA: Annotated[float, Bounds(0.0, 1_000.0)] = 0.0

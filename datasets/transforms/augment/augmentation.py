@@ -1,0 +1,85 @@
+"""The augmentation that the settings ask for: what is drawn for an image, and what that makes of it."""
+
+from random import Random
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from configs.schema import Config, Data, Train
+from datasets.transforms.augment.names import Policy, parse_policy
+from datasets.transforms.augment.pixels import carry_out
+from datasets.transforms.augment.plan import Operation, Plan
+from datasets.transforms.augment.policies import build_policy
+
+REVISION = 2  # of what is drawn and done for given settings; 1: torchvision's operations, with its own draws
+BLUR_SIGMA = (0.1, 2.0)  # pixels
+RESAMPLE = {  # of rotations and shifts; Pillow has no lanczos for them
+    "nearest": (int(Image.Resampling.NEAREST),),
+    "bilinear": (int(Image.Resampling.BILINEAR),),
+    "bicubic": (int(Image.Resampling.BICUBIC),),
+    "lanczos": (int(Image.Resampling.BICUBIC),),
+    "random": (int(Image.Resampling.BILINEAR), int(Image.Resampling.BICUBIC)),
+}
+
+
+def changes_pixels(train: Train) -> bool:
+    """Whether there is any augmentation by operations on the pixels, beyond crop and flip."""
+    return bool(train.AUTO_AUGMENT or train.RAND_AUGMENT or train.COLOR_JITTER)
+
+
+def build_augmentation(config: Config) -> "Augmentation | None":
+    """The augmentation that the settings ask for, or None."""
+    return Augmentation(config) if changes_pixels(config.TRAIN) else None
+
+
+class Augmentation:
+    """A policy, then colour jitter, greyscale and blur, in timm's order. Several threads may use it at once."""
+
+    def __init__(self, config: Config):
+        policy, data = parse_policy(config.TRAIN), config.DATA
+        self.policy = build_policy(policy, data.IMAGE_SIZE, RESAMPLE[data.INTERPOLATION]) if policy else None
+        self.jitter = _jitter(config.TRAIN, policy)
+        self.fill = _mean_colour(data)
+
+    def draw(self, rng: Random) -> Plan:
+        """What is done to one image. All random numbers come from `rng`."""
+        plan = self.policy.draw(rng) if self.policy else Plan()
+        more = self._draw_jitter(rng) if self.jitter else ()
+        return plan._replace(operations=(*plan.operations, *more)) if more else plan
+
+    def apply(self, plan: Plan, image: Image.Image) -> Image.Image:
+        """The changed image (RGB or L), which may be the same object; nothing is drawn."""
+        return carry_out(plan, image, self.fill)
+
+    def __call__(self, image: Tensor, rng: Random) -> Tensor:
+        """uint8 [C, H, W] to an augmented copy."""
+        pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
+        before = Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0])
+        after = np.array(self.apply(self.draw(rng), before)).reshape(pixels.shape)
+        return torch.from_numpy(after).permute(2, 0, 1)
+
+    def _draw_jitter(self, rng: Random) -> list[Operation]:
+        """As torchvision's ColorJitter: in random order, each by a random factor."""
+        names = list(self.jitter)
+        operations = []
+        while names:
+            name = names.pop(int(rng.random() * len(names)))
+            low, high = self.jitter[name]
+            operations.append(Operation(name, low + (high - low) * rng.random()))
+        return operations
+
+
+def _jitter(train: Train, policy: Policy | None) -> dict[str, tuple[float, float]]:
+    """{operation: smallest and largest value}. Like timm, only without a policy or with 3-Augment's operations."""
+    if not train.COLOR_JITTER or (policy and "3a" not in (policy.name, policy.choice[:2])):
+        return {}
+    factors = max(0.0, 1 - train.COLOR_JITTER), 1 + train.COLOR_JITTER
+    return dict.fromkeys(("brightness", "contrast", "color"), factors)
+
+
+def _mean_colour(data: Data) -> int | tuple[int, ...]:
+    """Fills what a rotation or shift uncovers, as in timm."""
+    colour = tuple(min(max(round(255 * mean), 0), 255) for mean in data.IMAGENET_MEAN[: data.IMAGE_CHANNELS])
+    return colour if len(colour) > 1 else colour[0]

@@ -1,0 +1,126 @@
+"""What policies draw: single operations with a probability and a magnitude, as timm and as torchvision mean them.
+
+All of it comes from the generator of the call, by methods whose numbers are the same in every version of Python.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import NamedTuple
+
+from datasets.transforms.augment.plan import Operation
+
+GEOMETRIC = frozenset("rotate shear_x shear_y translate_x translate_y".split())
+MOST = 10.0  # timm's magnitudes go from 0 to here, if not said otherwise
+
+
+class Options(NamedTuple):
+    """What all operations of a policy share."""
+
+    resamples: tuple[int, ...]  # Pillow's numbers of interpolations, one of which is drawn for each rotation or shift
+    shift: float  # pixels of a translation with magnitude 10
+    deviation: float = 0.0  # of a magnitude; infinite: any from 0 to it
+    highest: float = MOST  # larger magnitudes are cut to this one
+
+
+def choose(items: Sequence, rng: Random):
+    return items[int(rng.random() * len(items))]
+
+
+class TimmOperation(NamedTuple):
+    """An operation by timm's name."""
+
+    name: str
+    probability: float
+    magnitude: float
+    options: Options
+
+    def draw(self, rng: Random) -> tuple[Operation, ...]:
+        """One operation, or none."""
+        if self.probability < 1 and rng.random() > self.probability:
+            return ()
+        name, value_of = TIMM_OPERATIONS[self.name]
+        value = value_of(self._level(rng) / MOST, rng) if value_of else 0.0
+        if name not in GEOMETRIC:
+            return (Operation(name, value),)
+        if name.startswith("translate"):
+            value *= self.options.shift
+        return (Operation(name, value, choose(self.options.resamples, rng)),)
+
+    def _level(self, rng: Random) -> float:
+        level, deviation = self.magnitude, self.options.deviation
+        if deviation == math.inf:
+            level *= rng.random()
+        elif deviation > 0:
+            level = rng.gauss(level, deviation)
+        return max(0.0, min(level, self.options.highest))
+
+
+class TorchvisionOperation(NamedTuple):
+    """An operation with one of torchvision's values."""
+
+    name: str | None  # None: nothing is done
+    probability: float
+    values: Sequence[float]  # one is drawn
+    is_signed: bool
+    resamples: tuple[int, ...]
+
+    def draw(self, rng: Random) -> tuple[Operation, ...]:
+        if self.name is None or rng.random() > self.probability:
+            return ()
+        value = choose(self.values, rng)
+        if self.is_signed:
+            value = negate(value, rng)
+        if self.name in FACTORS:
+            value += 1.0
+        return (Operation(self.name, value, choose(self.resamples, rng) if self.name in GEOMETRIC else 0),)
+
+
+FACTORS = frozenset("brightness contrast color sharpness".split())
+
+
+def negate(value: float, rng: Random) -> float:
+    """The value or its negative, with equal probability."""
+    return -value if rng.random() > 0.5 else value
+
+
+def _enhance(share: float, rng: Random) -> float:
+    return share * 1.8 + 0.1
+
+
+def _enhance_increasing(share: float, rng: Random) -> float:
+    return max(0.1, 1.0 + negate(share * 0.9, rng))
+
+
+def _up_to(limit: float) -> Callable[[float, Random], float]:
+    return lambda share, rng: negate(share * limit, rng)
+
+
+# {timm's name: (our name, function of magnitude / 10 and generator to the value, None for none)}
+TIMM_OPERATIONS: dict[str, tuple[str, Callable[[float, Random], float] | None]] = {
+    "AutoContrast": ("autocontrast", None),
+    "Equalize": ("equalize", None),
+    "Invert": ("invert", None),
+    "Rotate": ("rotate", _up_to(30.0)),
+    "ShearX": ("shear_x", _up_to(0.3)),
+    "ShearY": ("shear_y", _up_to(0.3)),
+    "TranslateXRel": ("translate_x", _up_to(1.0)),
+    "TranslateYRel": ("translate_y", _up_to(1.0)),
+    "Posterize": ("posterize", lambda share, rng: int(share * 4)),
+    "PosterizeIncreasing": ("posterize", lambda share, rng: 4 - int(share * 4)),
+    "PosterizeOriginal": ("posterize", lambda share, rng: int(share * 4) + 4),
+    "Solarize": ("solarize", lambda share, rng: min(256, int(share * 256))),
+    "SolarizeIncreasing": ("solarize", lambda share, rng: 256 - min(256, int(share * 256))),
+    "SolarizeAdd": ("solarize_add", lambda share, rng: min(128, int(share * 110))),
+    "Color": ("color", _enhance),
+    "Contrast": ("contrast", _enhance),
+    "Brightness": ("brightness", _enhance),
+    "Sharpness": ("sharpness", _enhance),
+    "ColorIncreasing": ("color", _enhance_increasing),
+    "ContrastIncreasing": ("contrast", _enhance_increasing),
+    "BrightnessIncreasing": ("brightness", _enhance_increasing),
+    "SharpnessIncreasing": ("sharpness", _enhance_increasing),
+    "Desaturate": ("color", lambda share, rng: 1.0 - min(1.0, 0.5 + 0.5 * share)),
+    "GaussianBlur": ("gaussian_blur", lambda share, rng: min(2.0, 0.1 + 1.9 * share)),
+    "GaussianBlurRand": ("gaussian_blur", lambda share, rng: 0.1 + (2.0 * min(1.0, share) - 0.1) * rng.random()),
+}

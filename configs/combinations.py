@@ -84,6 +84,8 @@ def _image_rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
         is_off = key == "TRAIN.CUTMIX_MINMAX" and not values[key]
         is_wrong = not is_off and (len(values[key]) != 2 or values[key][0] > values[key][1])
         yield is_wrong, key, f"must be two numbers, min and max, such as {to_text(SETTINGS['DATA.CROP_SCALE'].default)}"
+    key = "TRAIN.MIXUP_GROUP"
+    yield (values[key] or 0) % 2, key, "must be even, because images are mixed in pairs"
     size = values["DATA.BATCH_SIZE"]
     is_odd = size != AUTO and size % 2 and not values["EVAL"]
     for key in ("TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.CUTMIX_MINMAX"):

@@ -45,8 +45,14 @@ class Data:
     """Aspect ratio (width / height) of a random training crop: min, max."""
     HFLIP: Annotated[float, Bounds(0.0, 1.0)] = 0.5
     """Probability of a horizontal flip of a training image."""
+    VFLIP: Annotated[float, Bounds(0.0, 1.0)] = 0.0
+    """Probability of a vertical flip of a training image."""
+    TRAIN_CROP: Literal["rrc", "rkrc", "rkrr", "simple"] = "rrc"
+    """Crop of training images: rrc, a random part resized to the square; rkrc and rkrr, the image resized, then the centre or a random square (all as timm's --train-crop-mode); simple, DeiT III's random square of the resized image."""
     INTERPOLATION: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bicubic"
     """Interpolation for resizing images."""
+    TRAIN_INTERPOLATION: Literal["random", "nearest", "bilinear", "bicubic", "lanczos"] | None = None
+    """Interpolation of training images, also in rotations and shifts of a policy; random: bilinear or bicubic, drawn each time; not set: INTERPOLATION."""
     IMAGENET_MEAN: Annotated[tuple[float, ...], Bounds(-1_000.0, 1_000.0)] = (0.5, 0.5, 0.5)
     """Mean of each channel, in [0, 1], subtracted from every image."""
     IMAGENET_STD: Annotated[tuple[float, ...], Bounds(1e-6, 1_000.0)] = (0.5, 0.5, 0.5)
@@ -95,6 +101,11 @@ class Data:
     """What to do with a truncated shard: refuse it, or read its complete samples."""
     SYNTHETIC_SIZE: Annotated[int, Bounds(1, 100_000_000)] = 1280
     """Images per epoch of the synthetic data set, which is generated on the device."""
+
+    @property
+    def train_interpolation(self) -> str:
+        """Interpolation of training images by name, or random."""
+        return self.TRAIN_INTERPOLATION or self.INTERPOLATION
 
 
 # These describe the model of TYPE vit; a timm model's name already says all of them.
@@ -216,7 +227,9 @@ class Train:
     MIXUP_SWITCH_PROB: Annotated[float, Bounds(0.0, 1.0)] = 0.5
     """Probability of cutmix rather than mixup if both are on."""
     MIXUP_MODE: Literal["batch", "pair", "elem"] = "batch"
-    """What shares one random draw of kind, weight and box: the batch of an update, a pair, or an elem (each image)."""
+    """What shares one random draw of kind, weight and box: a batch (of MIXUP_GROUP images), a pair, or an elem (each image)."""
+    MIXUP_GROUP: Annotated[int | None, Bounds(2, 1_000_000)] = 128
+    """For MIXUP_MODE batch: neighbouring images of an update that share a draw, however they are split over processes and micro-batches; an even number; not set: all of an update."""
     MIXUP_OFF_EPOCH: Annotated[int, Bounds(0, 1_000_000)] = 0
     """Epochs after which mixing stops; 0: never."""
     RANDOM_ERASE_PROB: Annotated[float, Bounds(0.0, 1.0)] = 0.0

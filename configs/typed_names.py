@@ -27,7 +27,10 @@ ALIASES = {
     "DATA.IMAGE_CHANNELS": "in_chans in_channels channels num_channels input_channels",
     "DATA.IMAGE_SIZE": "img_size imgsz img image input_size resolution size crop_size train_crop_size",
     "DATA.NUM_WORKERS": "j worker workers num_worker nw n_workers num_proc dataloader_num_workers",
+    "DATA.TRAIN_CROP": "train_crop_mode crop_mode",
+    "DATA.TRAIN_INTERPOLATION": "train_interpolation",
     "DATA.VAL_FRACTION": "val_split validation_split val_ratio val_size holdout test_size",
+    "DATA.VFLIP": "flipud vertical_flip",
     "DEVICE": "accelerator gpu cuda",
     "DEVICE=cpu": "cpu no_cuda use_cpu no_gpu",
     "DIST.STRATEGY": "sharding zero deepspeed",
@@ -101,7 +104,6 @@ NOT_HERE = {
     "max_steps max_iter max_iters total_steps num_steps train_steps iterations": (
         "a run has a number of epochs, TRAIN.NUM_EPOCHS (-epochs), or a time limit, RUN.MAX_TIME"
     ),
-    "vflip flipud vertical_flip": "there are no vertical flips; DATA.HFLIP sets horizontal ones",
     "layer_decay llrd": "there are no rates per layer; MODEL.FREEZE keeps layers unchanged",
     "teacher teacher_model kd distill distillation distillation_type": "there is no distillation",
     "class_weight class_weights focal focal_loss bce bce_loss jsd_loss loss criterion loss_fn": (

@@ -110,7 +110,12 @@ def flatten(config: Config) -> dict[str, Any]:
 
 
 # What runs did before there was the setting, where that is not its default.
-IMPLIED = {"DATA.EXIF": "ignore", "PRECISION.RESIDUAL": "float32", "TRAIN.MODEL_EMA_WARMUP": False}
+IMPLIED = {
+    "DATA.EXIF": "ignore",
+    "PRECISION.RESIDUAL": "float32",
+    "TRAIN.MIXUP_GROUP": None,
+    "TRAIN.MODEL_EMA_WARMUP": False,
+}
 
 
 def unflatten(saved: dict[str, Any]) -> Config:

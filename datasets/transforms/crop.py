@@ -15,25 +15,66 @@ from utils.torch_internals import RESIZE_KERNELS
 
 RESAMPLE = {"nearest": Image.Resampling.NEAREST, "lanczos": Image.Resampling.LANCZOS}
 NUM_TRIES = 10  # as in torchvision: attempts to draw a crop that fits into the image
+PADDING = 4  # pixels on each side, of DeiT III's simple random crop
 
 
 class TrainTransform:
     """A random crop, resize, flip and augmentation. All random numbers come from the generator of the call."""
 
     def __init__(self, data: Data, augment: Callable[[Tensor, random.Random], Tensor] | None = None):
-        self.augment = augment
-        self.scale, self.ratio = data.CROP_SCALE, data.CROP_RATIO
-        self.hflip, self.interpolation = data.HFLIP, data.INTERPOLATION
+        self.data, self.augment = data, augment
+        self.cut = self._resized_crop if data.TRAIN_CROP == "rrc" else self._crop_of_resized
 
     def __call__(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
         """From uint8 [H, W, C] to uint8 [C, side, side]."""
-        left, top, width, height = crop_box(image.shape[1], image.shape[0], self.scale, self.ratio, rng)
-        # Crop first: pixels from outside the crop must not bleed into its edge.
-        resize(image[top : top + height, left : left + width], self.interpolation, out)
-        if rng.random() < self.hflip:
+        self.cut(image, rng, out)
+        if rng.random() < self.data.HFLIP:
             out.copy_(out.flip(2))
+        if self.data.VFLIP and rng.random() < self.data.VFLIP:
+            out.copy_(out.flip(1))
         if self.augment:
             out.copy_(self.augment(out, rng))
+
+    def _resized_crop(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
+        height, width, _ = image.shape
+        left, top, width, height = crop_box(width, height, self.data.CROP_SCALE, self.data.CROP_RATIO, rng)
+        # Crop first: pixels from outside the crop must not bleed into its edge.
+        resize(image[top : top + height, left : left + width], self._interpolation(rng), out)
+
+    def _crop_of_resized(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
+        """Resize the whole image, and cut a square from it, reflected at its edges."""
+        height, width = self._size(*image.shape[:2], rng)
+        if height * width > self.data.MAX_PIXELS:  # an image one pixel high becomes one of any size
+            return self._resized_crop(image, rng, out)
+        resized = torch.empty((height, width, image.shape[2]), dtype=torch.uint8)
+        resize(image, self._interpolation(rng), resized.permute(2, 0, 1))
+        rows, columns = (reflected(self._start(length, rng), out.shape[1], length) for length in (height, width))
+        out.copy_(resized[rows][:, columns].permute(2, 0, 1))
+
+    def _size(self, height: int, width: int, rng: random.Random) -> tuple[int, int]:
+        """Height and width that the image is resized to: of `rkrc` and `rkrr` as in timm's ResizeKeepRatio."""
+        side, short = self.data.IMAGE_SIZE, min(height, width)
+        if self.data.TRAIN_CROP == "simple":
+            return side * height // short, side * width // short
+        zoom = stretch = 1.0
+        if rng.random() < 0.5:
+            zoom = 1 / math.sqrt(uniform(*self.data.CROP_SCALE, rng))
+        if rng.random() < 0.5:
+            stretch = math.sqrt(math.exp(uniform(*map(math.log, self.data.CROP_RATIO), rng)))
+        return tuple(max(1, round(side / short * zoom * each)) for each in (height / stretch, width * stretch))
+
+    def _start(self, length: int, rng: random.Random) -> int:
+        """Where the square begins along a side of this length; negative: before the image."""
+        mode, spare = self.data.TRAIN_CROP, length - self.data.IMAGE_SIZE
+        if mode == "rkrc":
+            return round(spare / 2) if spare > 0 else -(-spare // 2)
+        if mode == "rkrr":
+            return int(math.copysign(int(rng.random() * (abs(spare) + 1)), spare))
+        return int(rng.random() * (spare + 2 * PADDING + 1)) - PADDING
+
+    def _interpolation(self, rng: random.Random) -> str:
+        name = self.data.train_interpolation
+        return name if name != "random" else "bilinear" if rng.random() < 0.5 else "bicubic"
 
 
 class EvalTransform:
@@ -83,8 +124,8 @@ def crop_box(
     """
     min_log, max_log = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(NUM_TRIES):
-        area = width * height * (scale[0] + (scale[1] - scale[0]) * rng.random())
-        shape = math.exp(min_log + (max_log - min_log) * rng.random())
+        area = width * height * uniform(*scale, rng)
+        shape = math.exp(uniform(min_log, max_log, rng))
         crop_width, crop_height = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
         if 0 < crop_width <= width and 0 < crop_height <= height:
             left = int(rng.random() * (width - crop_width + 1))
@@ -94,6 +135,17 @@ def crop_box(
     crop_width = min(width, max(1, round(height * ratio[1])))
     crop_height = min(height, max(1, round(width / ratio[0])))
     return (width - crop_width) // 2, (height - crop_height) // 2, crop_width, crop_height
+
+
+def uniform(low: float, high: float, rng: random.Random) -> float:
+    return low + (high - low) * rng.random()
+
+
+def reflected(start: int, count: int, length: int) -> Tensor:
+    """The positions start, start + 1 ... of a line of pixels, reflected at its ends without repeating them."""
+    period = max(2 * (length - 1), 1)
+    positions = torch.arange(start, start + count) % period
+    return torch.minimum(positions, period - positions)
 
 
 def inside_box(left: Tensor, top: Tensor, width: Tensor, height: Tensor, side: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 import math
 import random
+import sys
 from typing import NamedTuple
 
 import torch
@@ -44,7 +45,12 @@ class Mixing:
         """For each image its partner's position, its own factor outside the partner's box, and that box."""
         count = len(piece.indices)
         positions = range(piece.first, piece.first + count)
-        units = {"batch": [0] * count, "pair": [each // 2 for each in positions], "elem": positions}
+        group = self.settings.MIXUP_GROUP or sys.maxsize
+        units = {
+            "batch": [each // group for each in positions],
+            "pair": [each // 2 for each in positions],
+            "elem": positions,
+        }
         units = units[self.settings.MIXUP_MODE]
         draws = {unit: self._draw(piece.step, unit) for unit in set(units)}
         rows = [(float(position ^ 1), *draws[unit]) for position, unit in enumerate(units)]

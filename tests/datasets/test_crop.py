@@ -6,35 +6,19 @@ import random
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from configs.schema import Data
-from datasets.transforms.crop import EvalTransform, Normalize, TrainTransform, crop_box
+from datasets.transforms.crop import EvalTransform, Normalize, crop_box
 from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError
+from tests.support.crops import SIZES, assert_alike, augmented
 from tests.support.image_sets import noise
-
-SIZES = [(500, 375), (375, 500), (40, 30), (224, 224), (333, 257), (9, 61), (300, 7)]
 
 
 def torchvision_mode(name: str):
     from torchvision.transforms import InterpolationMode
 
     return InterpolationMode(name)
-
-
-def augmented(data: Data, image: Image.Image, seed: int) -> torch.Tensor:
-    channels = len(image.getbands())
-    out = torch.empty(data.IMAGE_SIZE, data.IMAGE_SIZE, channels, dtype=torch.uint8).permute(2, 0, 1)
-    TrainTransform(data)(to_array(image, PixelRules(channels)), random.Random(seed), out)
-    return out
-
-
-def assert_alike(got: torch.Tensor, wanted: torch.Tensor, interpolation: str) -> None:
-    """Equal where Pillow resizes here too. torch's kernels take weights of 16 bits: a little noise, and no bias."""
-    difference = got.float() - wanted.float()
-    most = 0 if interpolation in ("nearest", "lanczos") else 3
-    assert difference.abs().max() <= most and difference.abs().mean() < 0.3 and difference.mean().abs() < 0.05
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "lanczos", "nearest"])

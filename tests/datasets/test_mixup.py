@@ -1,0 +1,112 @@
+"""Mixup and cutmix against timm's: the distribution of the draws, the pixels, and which images share a draw."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from timm.data import mixup
+
+from configs.schema import Config
+from datasets import Piece
+from datasets.transforms.mixup import Mixing
+from tests.support.configs import replaced
+from utils.seed import keyed_rng
+
+SIDE = 224
+KINDS = {
+    "mixup": {"MIXUP_ALPHA": 0.8},
+    "cutmix": {"CUTMIX_ALPHA": 0.5},
+    "both": {"MIXUP_ALPHA": 0.2, "CUTMIX_ALPHA": 1.0, "MIXUP_PROB": 0.7, "MIXUP_SWITCH_PROB": 0.3},
+    "minmax": {"MIXUP_ALPHA": 0.8, "CUTMIX_MINMAX": (0.2, 0.8), "MIXUP_PROB": 0.9},
+}
+
+
+def mixing(side: int = SIDE, **train) -> Mixing:
+    return Mixing(replaced(Config(), DATA={"IMAGE_SIZE": side}, TRAIN=train))
+
+
+def piece(count: int, first: int = 0, step: int = 0) -> Piece:
+    return Piece(0, np.arange(first, first + count), count, step, first, np.zeros(count, dtype=int))
+
+
+def timms(**train) -> mixup.Mixup:
+    train = {"MIXUP_ALPHA": 0.0, "CUTMIX_ALPHA": 0.0} | train
+    names = {"CUTMIX_MINMAX": "cutmix_minmax", "MIXUP_PROB": "prob", "MIXUP_SWITCH_PROB": "switch_prob"}
+    given = {names.get(key, key.lower()): value for key, value in train.items()}
+    return mixup.Mixup(**given, label_smoothing=0.0, num_classes=2)
+
+
+def our_draws(count: int, **train) -> tuple[np.ndarray, np.ndarray]:
+    """Of so many updates of two images: the own share of the first image, and whether it was cut."""
+    it = mixing(**train)
+    tables = [torch.tensor(it.rows(piece(2, step=step))) for step in range(count)]
+    shares = [float(it.targets(torch.arange(2), table).share[0]) for table in tables]
+    return np.array(shares), np.array([bool(table[0, 4]) for table in tables])
+
+
+def timms_draws(count: int, **train) -> tuple[np.ndarray, np.ndarray]:
+    it, shares, is_cut = timms(**train), [], []
+    np.random.seed(0)
+    for _ in range(count):
+        images = torch.zeros(2, 1, SIDE, SIDE)
+        images[1] = 1
+        images, targets = it(images, torch.arange(2))
+        shares.append(float(targets[0, 0]))
+        is_cut.append(bool(images[0].max() == 1 and shares[-1] < 1))
+    return np.array(shares), np.array(is_cut)
+
+
+def distance(one: np.ndarray, other: np.ndarray) -> float:
+    """The largest distance of two empirical distributions (Kolmogorov and Smirnov)."""
+    edges = np.concatenate([one, other])
+    below = [np.searchsorted(np.sort(each), edges, "right") / len(each) for each in (one, other)]
+    return np.abs(below[0] - below[1]).max()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_draws_are_distributed_as_timms(kind):
+    count = 1500
+    (ours, our_cuts), (theirs, their_cuts) = (draws(count, **KINDS[kind]) for draws in (our_draws, timms_draws))
+    # Five standard deviations of the difference, and the distance that 1 of 1,000 pairs of samples exceeds.
+    assert abs(our_cuts.mean() - their_cuts.mean()) < 5 * np.sqrt(0.5 / count)
+    assert abs((ours == 1).mean() - (theirs == 1).mean()) < 5 * np.sqrt(0.5 / count)
+    for of_ours, of_theirs in ((our_cuts, their_cuts), (~our_cuts, ~their_cuts)):
+        one, other = ours[of_ours], theirs[of_theirs]
+        if len(one):
+            assert distance(one, other) < 1.95 * np.sqrt(1 / len(one) + 1 / len(other))
+
+
+@pytest.mark.parametrize("kind", ["mixup", "cutmix", "both"])
+def test_the_same_draws_give_timms_pixels_and_targets(kind, monkeypatch):
+    side, kinds_seen = 12, set()
+    for step in range(8):
+        rng = keyed_rng("mixing", 0, step, 0)
+        draws = {"rand": rng.random, "beta": rng.betavariate}
+        draws["randint"] = lambda low, high, size=None, rng=rng: low + int(rng.random() * (high - low))
+        monkeypatch.setattr(mixup.np, "random", SimpleNamespace(**draws))
+        images = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(step))
+        wanted, targets = timms(**KINDS[kind])(images.transpose(2, 3).clone(), torch.arange(2))  # top before left
+        it = mixing(side, **KINDS[kind])
+        table = torch.tensor(it.rows(piece(2, step=step)))
+        torch.testing.assert_close(it(images, table, torch.float32), wanted.transpose(2, 3))
+        torch.testing.assert_close(it.targets(torch.arange(2), table).share, targets.diagonal())
+        kinds_seen.add((bool(table[0, 4]), bool(table[0, 1] < 1)))
+    assert len(kinds_seen) == 3 or kind != "both", "not all of mixed, cut and unchanged occurred"
+
+
+def test_the_images_of_a_group_share_a_draw_wherever_the_window_is_cut():
+    it, whole = mixing(**KINDS["both"], MIXUP_GROUP=64), mixing(**KINDS["both"], MIXUP_GROUP=None)
+    table = torch.tensor(it.rows(piece(200)))
+    draws = [set(map(tuple, part[:, 1:].tolist())) for part in table.split(64)]
+    assert [len(each) for each in draws] == [1] * 4 and len(set.union(*draws)) == 4
+    parts = torch.cat([torch.tensor(it.rows(piece(count, first))) for first, count in ((0, 90), (90, 6), (96, 104))])
+    assert torch.equal(parts[:, 1:], table[:, 1:])
+    assert torch.equal(torch.tensor(whole.rows(piece(64))), table[:64]), "the first group draws as the whole window"
+    assert len(set(map(tuple, (row[1:] for row in whole.rows(piece(200)))))) == 1
+
+
+def test_pairs_and_single_images_draw_as_without_groups():
+    for mode in ("pair", "elem"):
+        tables = [mixing(**KINDS["both"], MIXUP_MODE=mode, MIXUP_GROUP=group).rows(piece(20)) for group in (4, None)]
+        assert tables[0] == tables[1]

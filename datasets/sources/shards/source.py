@@ -5,7 +5,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 import numpy as np
@@ -39,10 +39,36 @@ class TarStamp(NamedTuple):
     mtime_ns: int
 
 
+class ShardFolder:
+    """Where shards are: in a folder on a disk. One on a server overrides all of this, and keeps copies in `root`."""
+
+    def __init__(self, root: Path):
+        self.root = root
+
+    def find_tars(self) -> dict[str, list[Path]]:
+        """The sorted paths of the tars of each part."""
+        return find_tars(self.root)
+
+    def read(self, paths: Sequence[Path]) -> tuple[list[Shard], bool]:
+        """As read_shards_of."""
+        return read_shards_of(paths, str(self.root))
+
+    def bring(self, tar: TarStamp) -> None:
+        """See to it that the tar is at its path, because it is about to be opened."""
+
+    def will_read(self, images: "ShardImages", seed: int, epoch: int, position: int) -> None:
+        """As ImageSet.will_read."""
+
+    def shown(self, text: str) -> str:
+        """A message with the paths as the user knows them."""
+        return text
+
+
 class ShardImages(EncodedImages):
     """Images inside tars, each at `offset` with `size` bytes."""
 
     per_image = ("targets", "tar_numbers", "samples")
+    folder = ShardFolder(Path())
 
     def __init__(
         self,
@@ -63,7 +89,8 @@ class ShardImages(EncodedImages):
         return self.tars[0].path.parent
 
     def name(self, index: int) -> str:
-        return f"{self.tars[self.tar_numbers[index]].path}: {os.fsdecode(self.samples['name'][index])}"
+        path = self.tars[self.tar_numbers[index]].path
+        return self.folder.shown(f"{path}: {os.fsdecode(self.samples['name'][index])}")
 
     def key(self, index: int) -> str:
         return os.fsdecode(self.samples["name"][index])
@@ -76,7 +103,7 @@ class ShardImages(EncodedImages):
     def open_file(self, index: int) -> tuple[str, bytes]:
         offset, size = (int(self.samples[field][index]) for field in ("offset", "size"))
         try:
-            data = _opened(self.tars[self.tar_numbers[index]]).read(offset, size)
+            data = _opened(self.tars[self.tar_numbers[index]], self.folder).read(offset, size)
         except OSError:
             _opened.cache_clear()  # a stale handle stays stale: the next attempt opens the tar again
             raise
@@ -91,10 +118,14 @@ class ShardImages(EncodedImages):
         starts = np.searchsorted(self.tar_numbers, np.arange(len(self.tars) + 1))
         return GroupedShuffle(starts, self.shuffle_buffer, seed, epoch)
 
+    def will_read(self, seed: int, epoch: int, position: int) -> None:
+        self.folder.will_read(self, seed, epoch, position)
+
 
 @functools.lru_cache(MAX_OPEN_TARS)
-def _opened(stamp: TarStamp) -> Tar:
+def _opened(stamp: TarStamp, folder: ShardFolder) -> Tar:
     """An open tar. One that leaves the cache is closed when the last thread has finished reading from it."""
+    folder.bring(stamp)
     tar = Tar(stamp.path)
     if (tar.size, tar.mtime_ns) != (stamp.size, stamp.mtime_ns):
         raise DataError(f"{stamp.path} was changed during this run; start again, with -resume to continue")
@@ -103,14 +134,18 @@ def _opened(stamp: TarStamp) -> Tar:
 
 def read_shards(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
     """Training and validation shards, or all shards and None."""
-    root = data_root(config.DATA, EXPECTS)
-    tars = find_tars(root)
+    return read_from(ShardFolder(data_root(config.DATA, EXPECTS)), config)
+
+
+def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, ImageSet | None]:
+    """As read_shards."""
+    root, tars = folder.root, folder.find_tars()
     parts = choose_parts(tars)
     val_tars = tars[parts.val] if parts.val else []
     train_tars = tars[parts.train] if parts.train and not (config.EVAL and val_tars) else []
     if not (train_tars or config.EVAL and val_tars):
         raise DataError(f"DATA.DATA_PATH: {root} has no training shards; {expected_layout(config.DATA, EXPECTS)}")
-    shards, is_saved = read_shards_of([*train_tars, *val_tars], str(root))
+    shards, is_saved = folder.read([*train_tars, *val_tars])
     notes = [*parts.notes(config, root, "*.tar"), *_cut_shards(config, shards)]
     if not is_saved:
         notes.append(
@@ -123,6 +158,7 @@ def read_shards(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
         _check_trained(train, val)
     for image_set in (train, val):
         if image_set is not None:
+            image_set.folder = folder
             image_set.notes = tuple(notes)
             image_set.labels_are_numbers = not (root / CLASSES_FILE).is_file()
             image_set.split = {
@@ -140,8 +176,7 @@ def find_tars(root: Path) -> dict[str, list[Path]]:
         name = path.name.removesuffix(_compression(path))
         if path.name.startswith(".") or not name.lower().endswith(".tar"):
             continue
-        part = OF_PART.fullmatch(name)
-        key = path.parent.name if path.parent != root else part[1] if part else path.stem
+        key = part_of(path.relative_to(root).with_name(name))
         if not _compression(path):
             tars[key].append(path)
         elif key.lower() in (*TRAIN_NAMES, *VAL_NAMES) and not path.with_suffix("").exists():
@@ -150,6 +185,12 @@ def find_tars(root: Path) -> dict[str, list[Path]]:
                 "(images hardly shrink)"
             )
     return tars
+
+
+def part_of(tar: PurePath) -> str:
+    """The part that a tar belongs to by its path below the root."""
+    part = OF_PART.fullmatch(tar.name)
+    return tar.parent.name or (part[1] if part else tar.stem)
 
 
 def _compression(path: Path) -> str:

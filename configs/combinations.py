@@ -35,12 +35,9 @@ Rules = Iterator[tuple[bool, str, str]]  # whether it is broken, the setting to 
 def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     key = "TRAIN.OPTIMIZER.BETAS"
     yield len(values[key]) != 2, key, f"must be two numbers, such as {to_text(SETTINGS[key].default)}"
-    key = "DATA.CSV_COLUMNS"
-    yield (
-        len(set(values[key])) != 2 or len(values[key]) != 2,
-        key,
-        "must be the names of two columns: of paths, of classes",
-    )
+    for key, first in (("DATA.CSV_COLUMNS", "paths"), ("DATA.COLUMNS", "images")):
+        names = values[key] or ("", "none")  # not set
+        yield len(set(names)) != 2 or len(names) != 2, key, f"must be the names of two columns: of {first}, of classes"
     lowest, first, highest = (f"PRECISION.{name}_LOSS_SCALING" for name in ("MIN", "INIT", "MAX"))
     low, high = values[lowest], values[highest] or math.inf
     yield low > high, lowest, f"must not be larger than {named(highest)}"

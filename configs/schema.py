@@ -75,12 +75,14 @@ class Data:
     """Text file with a class name per line, the first that of class 0; it numbers the classes of the data. Not set: by name."""
     CSV_COLUMNS: tuple[str, ...] = ("image_path", "target")
     """For csv: the names of the columns of paths and of classes."""
+    COLUMNS: tuple[str, ...] = ()
+    """For parquet and csv: the names of two columns, of the images (in csv of their paths) and of their classes; empty: in parquet the columns whose type and name fit, in csv CSV_COLUMNS."""
     KEEP_BACKGROUND: bool = False
     """Keep Caltech's background / clutter folder as a class."""
     DOWNLOAD: bool = True
     """Download CIFAR or a torchvision data set if it is not in DATA_PATH; one process does, the others wait."""
     EXIF: Literal["apply", "ignore"] | None = None
-    """Turn photos upright as their EXIF orientation says, or leave them as the camera wrote them; not set: apply for imagefolder, csv and shards, ignore for the data sets with published figures."""
+    """Turn photos upright as their EXIF orientation says, or leave them as the camera wrote them; not set: apply for imagefolder, csv, shards and parquet, ignore for the data sets with published figures."""
     MAX_PIXELS: Annotated[int, Bounds(1, 2**40)] = 200_000_000
     """Larger images count as unreadable: a small file can decompress to gigabytes."""
     MAX_BAD_FRACTION: Annotated[float, Bounds(0.0, 1.0)] = 0.01

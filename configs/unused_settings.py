@@ -36,7 +36,10 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     is_decoded = data.CACHE != "none" and data.CACHE_FORM == "decoded"
     yield is_decoded, "DATA.", "CACHE_QUALITY", "DATA.CACHE_FORM is decoded; set it to jpeg"
     yield data.CACHE == "ram", "DATA.", "CACHE_PATH", "DATA.CACHE is ram"
-    yield data.DATASET != "shards", "DATA.", "SHUFFLE_BUFFER CUT_SHARDS", "DATA.DATASET is not shards"
+    yield data.DATASET != "shards", "DATA.", "CUT_SHARDS", "DATA.DATASET is not shards"
+    in_sequence, has_columns = data.DATASET in ("shards", "parquet"), data.DATASET in ("csv", "parquet")
+    yield not in_sequence, "DATA.", "SHUFFLE_BUFFER", "DATA.DATASET is not shards or parquet"
+    yield not has_columns, "DATA.", "COLUMNS", "DATA.DATASET is not csv or parquet"
     yield data.DATASET != "csv", "DATA.", "CSV_COLUMNS GROUP_BY", "DATA.DATASET is not csv"
     yield data.DATASET != "synthetic", "DATA.", "SYNTHETIC_SIZE", "DATA.DATASET is not synthetic"
 

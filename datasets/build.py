@@ -20,6 +20,7 @@ from datasets.sources.csv_list import read_csv
 from datasets.sources.digits import read_digits
 from datasets.sources.folder import read_image_folder
 from datasets.sources.imagenet import read_imagenet
+from datasets.sources.parquet.source import read_parquet
 from datasets.sources.shards.source import read_shards
 from datasets.sources.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
 from datasets.sources.torchvision_sets import PREFIX, read_torchvision
@@ -34,6 +35,7 @@ SOURCES = {
     "imagefolder": read_image_folder,
     "csv": read_csv,
     "shards": read_shards,
+    "parquet": read_parquet,
     "caltech101": read_caltech101,
     "caltech256": read_caltech256,
     "cifar10": read_torchvision,

@@ -86,7 +86,7 @@ def test_no_test_module_imports_another():
 PACKAGES = {
     "datasets": (
         *("shuffle", "batch_order", "index", "types", "split", "classes", "bad_images"),
-        *("transforms", "sources", "sources.shards", "loading", "cache"),
+        *("transforms", "sources", "sources.shards", "sources.parquet", "loading", "cache"),
         *("build", "__init__"),
     ),
     "models": (

@@ -39,7 +39,7 @@ def read_csv(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
 
 def read_csv_file(file: Path, data: Data) -> Listing:
     """The rows; other columns are ignored."""
-    columns = [*data.CSV_COLUMNS, *([data.GROUP_BY] if data.GROUP_BY else [])]
+    columns = [*(data.COLUMNS or data.CSV_COLUMNS), *([data.GROUP_BY] if data.GROUP_BY else [])]
     listing, encoding = Listing(file), _encoding(file)
     with open(file, encoding=encoding, errors="surrogateescape", newline="") as lines:
         try:

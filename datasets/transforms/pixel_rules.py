@@ -9,7 +9,7 @@ from configs.schema import Data
 from datasets.types import ImageReadError
 
 # Data sets of a user's own photos. The published figures of the others were reached without EXIF.
-UPRIGHT = ("imagefolder", "csv", "shards")
+UPRIGHT = ("imagefolder", "csv", "shards", "parquet")
 MODES = {1: "L", 3: "RGB"}  # Pillow's modes by number of channels
 GREY_16_BIT = ("PNG", "PPM")  # formats whose images of Pillow's mode I, 32-bit integers, have 16 bits
 TIFF_BITS = 258  # the tag of the bits per channel

@@ -1,0 +1,81 @@
+"""`parquet`: the parts of a data set in parquet files, and its classes."""
+
+from pathlib import Path
+
+import numpy as np
+
+from configs.schema import Config
+from datasets.index.place import note_of_memory
+from datasets.sources.listing import check_label_range
+from datasets.sources.parquet.files import ENDING, find_files, missing_files, parquet
+from datasets.sources.parquet.images import ParquetImages
+from datasets.sources.parquet.index import open_parquet_index
+from datasets.sources.root import Parts, choose_parts, data_root, expected_layout
+from datasets.types import ImageSet
+from utils.errors import DataError
+from utils.text import format_bytes
+
+EXPECTS = "train-00000-of-00002.parquet ... and validation-*.parquet, also in data/, or train/*.parquet"
+LARGE_GROUP = 128 << 20  # bytes: of row groups of this size a process keeps more than other sets need
+
+
+def read_parquet(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
+    """Training and validation images, or all images and None."""
+    parquet()
+    root = data_root(config.DATA, EXPECTS)
+    files = {"train": [root]} if root.is_file() else find_files(root)
+    parts = choose_parts(files)
+    if not parts.train and len(files) == 1:  # one part, whatever it is called: some of it is held out
+        parts = Parts(next(iter(files)), None, [])
+    train_files, val_files = (files[name] if name else [] for name in (parts.train, parts.val))
+    if not train_files and not (config.EVAL and val_files):
+        raise DataError(f"DATA.DATA_PATH: {root} has no training files; {expected_layout(config.DATA, EXPECTS)}")
+    index = open_parquet_index(config, root, [*train_files, *val_files])
+    num_train = int(index.column("file_rows")[: len(train_files)].sum())
+    parts_of_rows = (range(num_train), range(num_train, len(index.column("label"))))
+    train, val = (ParquetImages(config.DATA, index, rows) if len(rows) else None for rows in parts_of_rows)
+    image_sets = [each for each in (train, val) if each is not None]
+    classes = index.facts["classes"] or _numbers(config, image_sets)
+    if train is not None and val is not None:
+        _check_trained(train, val, classes)
+    notes = [*parts.notes(config, root, f"*{ENDING}"), *missing_files([*train_files, *val_files])]
+    notes += [*note_of_memory(index, str(root)), *_note_of_groups(image_sets)]
+    for image_set in image_sets:
+        image_set.classes, image_set.notes = list(classes), tuple(notes)
+        image_set.labels_are_numbers = index.facts["classes"] is None
+        image_set.classes_are_names = index.facts["are_names"]
+        image_set.split = {
+            "rule": "folders",
+            "training": _title(root, parts.train),
+            "validation": _title(root, parts.val),
+        }
+    return (None if config.EVAL and val is not None else train), val
+
+
+def _title(root: Path, part: str | None) -> str:
+    return str(root) if root.is_file() else f"{root / str(part)}*{ENDING}"
+
+
+def _numbers(config: Config, image_sets: list[ParquetImages]) -> list[str]:
+    """Names for labels that are numbers: these."""
+    targets = [image_set.targets for image_set in image_sets]
+    check_label_range(config, targets, [image_set.name for image_set in image_sets])
+    return [str(number) for number in range(max((int(each.max()) for each in targets), default=-1) + 1)]
+
+
+def _check_trained(train: ParquetImages, val: ParquetImages, classes: list[str]) -> None:
+    unknown = np.flatnonzero(~np.isin(val.targets, train.targets))
+    if len(unknown):
+        raise DataError(
+            f"{val.name(unknown[0])}: class {classes[val.targets[unknown[0]]]} does not occur in the training files, so it "
+            "would never be trained; correct the label, or add training images"
+        )
+
+
+def _note_of_groups(image_sets: list[ParquetImages]) -> list[str]:
+    if not image_sets or (largest := image_sets[0].largest_group) <= LARGE_GROUP:
+        return []
+    return [
+        f"warning: the largest row group has {format_bytes(largest)} of images, of which each process keeps "
+        f"{format_bytes(image_sets[0].limit)} in memory; scripts/make_shards.py makes shards of it that need none"
+    ]

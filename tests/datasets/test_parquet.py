@@ -1,0 +1,223 @@
+"""Parquet files: which are read, which columns, what is refused, and how row groups are read."""
+
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pyarrow
+import pytest
+
+import main_single_gpu
+from datasets.sources.parquet.images import GroupCache
+from tests.support.image_sets import error_of, load, png, shades
+from tests.support.parquet_files import ANIMALS, make_parquet, rows, write_parquet
+from tests.support.refusals import assert_names, refused
+from utils.errors import DataError
+from utils.program import exit_code
+
+# --- reading ---
+
+
+def test_labels_names_of_classes_and_pixels_are_those_of_the_rows(tmp_path):
+    make_parquet(tmp_path)
+    train, val = load("parquet", tmp_path)
+    assert shades(train) == list(range(20)) and shades(val) == list(range(200, 206))
+    assert train.targets.tolist() == [number % 3 for number in range(20)] and train.classes == val.classes == ANIMALS
+    assert train.file(7) == (".png", png(7)) and train.key(12) == "0012.png"
+    part = train.take(np.array([3, 11, 19]))
+    assert shades(part) == [3, 11, 19] and part.name(2) == train.name(19)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["train.parquet", "validation.parquet"],
+        ["train/a.parquet", "test/b.parquet"],
+        ["default/train/0000.parquet", "default/validation/0000.parquet"],
+        ["data/birds-train-00000-of-00001-0ab1.parquet", "data/birds-valid-00000-of-00001-0ab2.parquet"],
+    ],
+)
+def test_parts_are_found_by_the_names_of_files_and_folders(tmp_path, names):
+    for name, numbers in zip(names, (range(9), range(20, 23)), strict=True):
+        write_parquet(tmp_path / name, rows(numbers))
+    train, val = load("parquet", tmp_path)
+    assert (shades(train), shades(val)) == (list(range(9)), [20, 21, 22])
+    assert train.classes == ["0", "1", "2"] and train.labels_are_numbers
+
+
+def test_of_one_file_images_are_held_out_by_their_names(tmp_path):
+    path = write_parquet(tmp_path / "all.parquet", rows(range(40)))
+    train, val = load("parquet", path, VAL_FRACTION=0.3)
+    assert sorted(shades(train) + shades(val)) == list(range(40)) and len(val) > 1
+    first, more = rows(range(100, 120)), rows(range(40))
+    write_parquet(tmp_path / "more.parquet", {name: first[name] + more[name] for name in first})
+    assert set(shades(val)) <= set(shades(load("parquet", tmp_path / "more.parquet", VAL_FRACTION=0.3)[1]))
+
+
+def test_repeated_names_leave_file_and_row_as_the_key(tmp_path):
+    columns = rows(range(6))
+    columns["image"][5]["path"] = "0000.png"
+    path = write_parquet(tmp_path / "train.parquet", columns)
+    train, val = load("parquet", path, VAL_FRACTION=0.3)
+    keys = [part.key(index) for part in (train, val) for index in range(len(part))]
+    assert sorted(keys) == [f"train.parquet: {row}" for row in range(6)]
+
+
+def plain_binary() -> dict:
+    return {"jpg": [png(number) for number in range(6)], "cls": [number % 3 for number in range(6)]}
+
+
+def as_dictionary(values: list) -> pyarrow.Array:
+    return pyarrow.array(values).dictionary_encode()
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        plain_binary(),
+        plain_binary() | {"jpg": pyarrow.array(plain_binary()["jpg"], pyarrow.large_binary())},
+        rows(range(6)) | {"width": [6] * 6, "thumbnail_size": ["small"] * 6},
+        rows(range(6)) | {"label": pyarrow.array([0, 1, 2, 0, 1, 2], pyarrow.uint8())},
+        rows(range(6)) | {"label": as_dictionary([0, 1, 2, 0, 1, 2])},
+        rows(range(6)) | {"label": ["ant", "bee", "cat"] * 2},
+        rows(range(6)) | {"label": as_dictionary(["ant", "bee", "cat"] * 2)},
+    ],
+)
+def test_columns_are_found_by_type_and_name(tmp_path, columns):
+    write_parquet(tmp_path / "train.parquet", columns)
+    write_parquet(tmp_path / "val.parquet", columns)
+    train, _ = load("parquet", tmp_path)
+    assert shades(train) == list(range(6)) and train.targets.tolist() == [0, 1, 2, 0, 1, 2]
+    assert train.classes in (ANIMALS, ["0", "1", "2"])
+
+
+def test_names_of_classes_that_repeat_stay_classes_of_their_own(tmp_path):
+    write_parquet(tmp_path / "train.parquet", rows(range(6)), {"label": ["crane", "cat", "crane"]})
+    train, val = load("parquet", tmp_path, VAL_FRACTION=0.3)
+    assert train.classes == ["crane (0)", "cat", "crane (2)"]
+
+
+def test_a_setting_names_the_columns_where_several_fit(tmp_path):
+    columns = rows(range(6)) | {"fine_label": [5, 4, 3, 2, 1, 0]}
+    write_parquet(tmp_path / "train.parquet", columns, {"fine_label": list("abcdef")})
+    assert_names(error_of("parquet", tmp_path), "label", "fine_label", "DATA.COLUMNS")
+    write_parquet(tmp_path / "val.parquet", columns, {"fine_label": list("abcdef")})
+    train, _ = load("parquet", tmp_path, COLUMNS=("image", "fine_label"))
+    assert train.targets.tolist() == [5, 4, 3, 2, 1, 0] and train.classes == list("abcdef")
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"image": [1] * 6}, ["DATA.COLUMNS", "image", "label"]),
+        ({"again": [png(1)] * 6, "image": [png(0)] * 6, "img": [png(0)] * 6}, ["DATA.COLUMNS", "image", "img"]),
+        ({"label": [0.5] * 6}, ["DATA.COLUMNS"]),
+        ({"label": [0, 1, None, 0, 1, 2]}, ["row 2", "label"]),
+        ({"label": [0, 1, -1, 0, 1, 2]}, ["row 2", "-1"]),
+        ({"label": [0, 1, 2**40, 0, 1, 2]}, ["row 2", 2**40]),
+        ({"image": rows(range(5))["image"] + [None]}, ["row 5"]),
+        ({"image": rows(range(5))["image"] + [{"bytes": None, "path": "/photos/5.png"}]}, ["row 5", "/photos/5.png"]),
+    ],
+)
+def test_rows_and_columns_that_cannot_be_used_are_named(tmp_path, change, names):
+    path = write_parquet(tmp_path / "train.parquet", rows(range(6)) | change)
+    assert_names(error_of("parquet", path), str(path), *names)
+
+
+def test_labels_above_the_names_and_validation_classes_that_are_not_trained_are_refused(tmp_path):
+    path = write_parquet(tmp_path / "train.parquet", rows(range(6)), {"label": ["a", "b"]})
+    assert_names(error_of("parquet", tmp_path), str(path), "row 2", 2)
+    write_parquet(path, rows(range(6)))
+    other = write_parquet(tmp_path / "val.parquet", rows(range(8), num_classes=4))
+    assert_names(error_of("parquet", tmp_path), str(other), "row 3", 3)
+    write_parquet(path, rows(range(6)), {"label": ["a", "b", "c"]})
+    assert_names(error_of("parquet", tmp_path), str(other), str(path))
+
+
+def test_truncated_damaged_and_foreign_files_are_named(tmp_path):
+    path = write_parquet(tmp_path / "train.parquet", rows(range(40)))
+    content = path.read_bytes()
+    for wrong in (content[: len(content) // 2], b"", b"PAR1 and more"):
+        path.write_bytes(wrong)
+        assert_names(error_of("parquet", path), str(path))
+    middle = len(content) // 4
+    path.write_bytes(content[:middle] + bytes(1000) + content[middle + 1000 :])
+    with refused(DataError, str(path)):
+        for part in load("parquet", path):
+            shades(part)
+
+
+def test_files_that_the_others_count_but_that_are_missing_are_named(tmp_path):
+    make_parquet(tmp_path, num_files=3)
+    (tmp_path / "data" / "train-00001-of-00003.parquet").unlink()
+    _, val = load("parquet", tmp_path)
+    assert_names("\n".join(val.notes), "warning", "train-00001-of-00003.parquet")
+
+
+@pytest.mark.usefixtures("signal_handlers")
+def test_without_pyarrow_the_run_says_what_to_install(tmp_path, capsys, small_yaml, monkeypatch):
+    make_parquet(tmp_path)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    flags = ["-cfg", str(small_yaml), "-dataset", "parquet", "-data_path", str(tmp_path)]
+    assert exit_code(main_single_gpu.main, flags) == 2
+    assert "pip install pyarrow" in capsys.readouterr().err
+
+
+# --- row groups ---
+
+
+def test_the_index_of_changed_files_is_made_anew(tmp_path):
+    path = write_parquet(tmp_path / "train.parquet", rows(range(30)))
+    assert sum(map(len, load("parquet", path))) == 30
+    write_parquet(path, rows(range(40)))
+    assert sum(map(len, load("parquet", path))) == 40
+
+
+def test_an_epoch_takes_its_row_groups_one_after_another(tmp_path):
+    path = write_parquet(tmp_path / "train.parquet", rows(range(200)), group=10)
+    write_parquet(tmp_path / "val.parquet", rows(range(3)))
+    train, _ = load("parquet", tmp_path, SHUFFLE_BUFFER=20)
+    order = np.asarray(train.epoch_order(3, 1)[:200])
+    assert sorted(order) == list(range(200)) and (order != np.asarray(train.epoch_order(3, 2)[:200])).any()
+    places = [np.flatnonzero(order // 10 == group) for group in range(20)]
+    assert max(place.max() - place.min() for place in places) < 10 + 2 * 20
+    assert str(path) in train.name(0)
+
+
+def test_threads_that_want_the_same_row_group_read_it_once():
+    cache, reads, meet = GroupCache(), [], threading.Barrier(4)
+
+    def get(key: str):
+        meet.wait()
+        return cache.get(key, 10, 100, lambda: reads.append(key) or f"content of {key}")
+
+    with ThreadPoolExecutor(4) as pool:
+        for key in ("a", "b"):
+            assert set(pool.map(get, [key] * 4)) == {f"content of {key}"}
+    assert reads == ["a", "b"]
+
+
+def test_row_groups_above_the_limit_are_dropped_oldest_first_and_a_failed_read_is_tried_again():
+    cache, reads = GroupCache(), []
+
+    def get(key: str) -> str:
+        return cache.get(key, 40, 100, lambda: reads.append(key) or key)
+
+    assert [get(key) for key in "abacab"] == list("abacab") and reads == ["a", "b", "c", "b"]
+    for _ in range(2):
+        with pytest.raises(OSError, match="disk"):
+            cache.get("x", 40, 100, lambda: (_ for _ in ()).throw(OSError("disk")))
+    assert get("b") == "b" and reads == ["a", "b", "c", "b"]
+
+
+@pytest.mark.usefixtures("signal_handlers")
+@pytest.mark.parametrize("workers", ["threads", "processes"])
+def test_a_run_trains_on_parquet_files(tmp_path, small_yaml, workers, capsys):
+    make_parquet(tmp_path / "data")
+    flags = ["-cfg", str(small_yaml), "-dataset", "parquet", "-data_path", str(tmp_path / "data"), "-epochs", "1"]
+    flags += ["-output", str(tmp_path / "run"), "-num_workers", "2", "-opts", f"DATA.WORKERS={workers}"]
+    assert exit_code(main_single_gpu.main, flags) == 0, capsys.readouterr().err

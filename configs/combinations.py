@@ -12,7 +12,8 @@ from utils.errors import ConfigError, did_you_mean
 
 MAX_SECONDS = 1e9  # of RUN.MAX_TIME: 30 years
 MAX_TAG_BYTES = 200  # a folder's name has at most 255, and also contains a date
-NO_SETTINGS = ("GLOBAL_BATCH", "NUM_IMAGES", "CLASS_NAMES", "SPLIT")  # what a resumed run compares besides its settings
+# What a resumed run compares besides its settings.
+NO_SETTINGS = ("GLOBAL_BATCH", "NUM_IMAGES", "CLASS_NAMES", "SPLIT", "AUGMENTATION")
 CHANGEABLE = (*SETTINGS, *NO_SETTINGS)
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 MAX_WEIGHTS = 1e11  # of all blocks; the largest Vision Transformer so far has a fifth of that

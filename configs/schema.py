@@ -314,7 +314,7 @@ class Resume:
     """Resuming."""
 
     ALLOW_CHANGED: tuple[str, ...] = ()
-    """Names of settings that may differ from the checkpoint's; also GLOBAL_BATCH, NUM_IMAGES, CLASS_NAMES and SPLIT. (Before lists: true, which allows all.)"""
+    """Names of settings that may differ from the checkpoint's; also GLOBAL_BATCH, NUM_IMAGES, CLASS_NAMES, SPLIT and AUGMENTATION. (Before lists: true, which allows all.)"""
 
     def allows(self, name: str) -> bool:
         """Whether this setting may differ."""

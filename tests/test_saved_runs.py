@@ -2,6 +2,7 @@
 
 tests/data/saved_runs was written at commit 9bf52ab: tiny.yaml with -amp -amp_dtype float16 in one process, and with
 DIST.CHECKPOINT=sharded DATA.BATCH_SIZE=4 in two. last.pth holds step 6 of 8; metrics.jsonl and steps.csv the whole run.
+At commit 8073904: digits.yaml, and with TRAIN.MIXUP_ALPHA=0 TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1; step 21 of 24.
 """
 
 import csv
@@ -12,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, run
 
 SAVED = ROOT / "tests" / "data" / "saved_runs"
 FLAGS = {
-    "single": ("main_single_gpu.py", 1, ["-amp", "-amp_dtype", "float16"]),
-    "sharded": ("main_multi_gpu.py", 2, ["-opts", "DIST.CHECKPOINT=sharded", "DATA.BATCH_SIZE=4"]),
+    "single": ("tiny.yaml", 1, ["-amp", "-amp_dtype", "float16"]),
+    "mixed": ("digits.yaml", 1, []),  # by one draw for all 320 images of an update
+    "sharded": ("tiny.yaml", 2, ["-opts", "DIST.CHECKPOINT=sharded", "DATA.BATCH_SIZE=4"]),
 }
 
 
@@ -35,12 +38,29 @@ def test_a_run_saved_by_an_earlier_version_ends_as_it_would_have(tmp_path, kind)
     shutil.copytree(SAVED / kind, tmp_path / "output")
     (folder,) = (tmp_path / "output").iterdir()
     before, expected = steps(folder), last_epoch(folder)
-    script, processes, more = FLAGS[kind]
-    flags = ["-cfg", str(SAVED / "tiny.yaml"), "-output", str(tmp_path / "output"), "-resume", "auto", *more]
-    done = run(script, *flags, processes=processes)
+    file, processes, more = FLAGS[kind]
+    flags = ["-cfg", str(SAVED / file), "-output", str(tmp_path / "output"), "-resume", "auto", *more]
+    done = run("main_multi_gpu.py" if processes > 1 else "main_single_gpu.py", *flags, processes=processes)
     assert done.returncode == 0, done.stdout + done.stderr
     assert list((tmp_path / "output").iterdir()) == [folder]
-    assert re.search(r"MODEL_EMA_WARMUP: false +# .*began", (folder / "config.yaml").read_text())
+    settings = (folder / "config.yaml").read_text()
+    assert re.search(r"MIXUP_GROUP: null +# .*began", settings)
+    assert kind == "mixed" or re.search(r"MODEL_EMA_WARMUP: false +# .*began", settings)
     # Processors round differently, so not to the last bit.
     assert steps(folder) == pytest.approx(before, rel=1e-3)
-    assert last_epoch(folder)["eval_loss_ema"] == pytest.approx(expected["eval_loss_ema"], rel=1e-3)
+    loss = "eval_loss" if kind == "mixed" else "eval_loss_ema"
+    assert last_epoch(folder)[loss] == pytest.approx(expected[loss], rel=1e-3)
+
+
+def test_a_run_that_began_with_torchvisions_operations_goes_on_with_timms_if_asked_to(tmp_path):
+    shutil.copytree(SAVED / "augmented", tmp_path / "output")
+    policy = ["TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1", "TRAIN.MIXUP_ALPHA=0"]
+    flags = ["-cfg", str(SAVED / "digits.yaml"), "-output", str(tmp_path / "output"), "-resume", "auto"]
+    refused = run("main_single_gpu.py", *flags, "-opts", *policy)
+    assert refused.returncode == 2
+    assert_names(refused.stderr, "AUGMENTATION: torchvision's operations -> timm's")
+    (pasted,) = re.findall(r"-opts (RESUME\.ALLOW_CHANGED=\S+)", refused.stderr)
+    assert pasted == "RESUME.ALLOW_CHANGED=[AUGMENTATION]"
+    allowed = run("main_single_gpu.py", *flags, "-opts", *policy, pasted)
+    assert allowed.returncode == 0 and "Step[0001/0004]" in allowed.stdout, allowed.stderr
+    assert run("main_single_gpu.py", *flags, "-epochs", "7", "-opts", *policy).returncode == 0, "it is a new run's now"

@@ -7,6 +7,7 @@ from pathlib import Path
 from configs.schema import Config
 from configs.values import IMPLIED, flatten
 from datasets.batch_order import Order
+from datasets.transforms.augment import REVISION, changes_pixels
 from engine.checkpoint.format import changes, find_newest, newest_in, read_checkpoint
 from engine.train.optim import Schedule
 from models.formats.files import find_file
@@ -14,6 +15,11 @@ from utils.errors import ConfigError
 from utils.log import Log
 from utils.text import counted
 
+# What a new revision of policies and colour jitter means for a run. Before the second, checkpoints held none.
+NEW_AUGMENTATION = {
+    "1 -> 2": "torchvision's operations -> timm's: a policy of the same name draws others from here on, mostly stronger "
+    "ones; only the version that the run began with has the former"
+}
 WITHOUT_STATE = (".pdparams", ".safetensors", ".npz")  # files that hold nothing but weights
 
 
@@ -74,14 +80,19 @@ def global_batch_to_keep(config: Config, saved: dict) -> int | None:
 
 
 def comparable(config: Config, order: Order) -> dict:
-    """The settings as a checkpoint stores them, with the global batch and the number of images."""
-    return flatten(config) | {"GLOBAL_BATCH": order.global_batch, "NUM_IMAGES": order.num_images}
+    """The settings as a checkpoint stores them, with the global batch, the number of images and AUGMENTATION."""
+    also = {"GLOBAL_BATCH": order.global_batch, "NUM_IMAGES": order.num_images, "AUGMENTATION": REVISION}
+    return flatten(config) | also
 
 
 def refuse_changes(config: Config, order: Order, split: dict, state: dict, path: Path) -> list[str]:
     """Refuse to resume with settings that would change the course of the run. Returns what to say of allowed changes."""
     then, now = ({"SPLIT": each["rule"]} if each else {} for each in (state.get("split"), split))
-    different = changes(IMPLIED | state["config"] | then, comparable(config, order) | now)
+    saved = IMPLIED | {"AUGMENTATION": 1} | state["config"] | then
+    different = changes(saved, comparable(config, order) | now)
+    revisions = different.pop("AUGMENTATION", None)
+    if revisions and changes_pixels(config.TRAIN):
+        different["AUGMENTATION"] = NEW_AUGMENTATION.get(revisions, revisions)
     refused = {key: values for key, values in different.items() if not config.RESUME.allows(key)}
     if refused:
         names = [*(name for name in config.RESUME.ALLOW_CHANGED if name == "CLASS_NAMES"), *different]

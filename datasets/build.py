@@ -6,8 +6,6 @@ line in SOURCES.
 
 from collections.abc import Callable
 
-import numpy as np
-
 from configs.schema import Config
 from datasets.batch_order import Order
 from datasets.classes import number_classes
@@ -89,7 +87,7 @@ def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> 
     """Evaluation may have images of only one class of those that a checkpoint or numbers tell."""
     name = val.classes[int(val.targets[0])]
     is_one = len(val.classes) == 1 and not val.labels_are_numbers
-    if is_one if train is None else len(np.unique(train.targets)) == 1:
+    if is_one if train is None else train.targets.min() == train.targets.max():
         raise DataError(
             f"DATA.DATA_PATH: all images in {config.DATA.DATA_PATH} have the same class, {name!r}, so there is nothing to "
             "tell apart; -data_path must name the folder in which every class has a folder, or a list of several classes"

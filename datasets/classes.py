@@ -6,7 +6,7 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config
-from datasets.types import ImageSet, Kept
+from datasets.types import ImageSet, Kept, count_classes
 from utils.errors import ConfigError, DataError, did_you_mean, not_a_file
 from utils.text import counted, first_of
 
@@ -88,7 +88,7 @@ def _refuse_others(parts: list[ImageSet], classes: list[str], where: str, remedy
     names = parts[0].classes
     new, gone = _differences(parts, classes)
     if may_lack:
-        used = {names[target] for part in parts for target in np.unique(part.targets)}
+        used = {names[target] for part in parts for target in np.flatnonzero(count_classes(part.targets))}
         new, gone = [name for name in new if name in used], []
     if new or gone:
         changes = [f"{word}: {first_of(each)}" for word, each in (("new", new), ("gone", gone)) if each]
@@ -101,9 +101,11 @@ def _refuse_others(parts: list[ImageSet], classes: list[str], where: str, remedy
 
 def _renumber(parts: list[ImageSet], classes: list[str]) -> None:
     """Give all parts these classes, which have those of all images."""
-    lookup = np.array(_numbers(parts[0], classes), dtype=np.int64)
+    lookup = np.array(_numbers(parts[0], classes), dtype=np.int32)
     for part in parts:
-        part.targets, part.classes = lookup[part.targets], list(classes)
+        part.classes = list(classes)
+        if not np.array_equal(lookup, np.arange(len(lookup))):  # targets of an index are shared by all processes
+            part.targets = lookup[part.targets]
 
 
 def _first_image(parts: list[ImageSet], target: int) -> str:

@@ -5,20 +5,23 @@ import hashlib
 import io
 import os
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 
 from configs.schema import Config
+from datasets.index.file import Index, IndexWriter
+from datasets.index.place import open_or_build
 from datasets.shuffle import shuffled
-from datasets.types import ImageSet, Kept
+from datasets.types import ImageSet, Kept, count_classes
 from utils.errors import ConfigError
 from utils.files import write_text
 from utils.text import counted, first_of
 
 DRAWN = ("hash", "position")  # rules of a split that is drawn here; "folders" and "none" are the data's own
 HASH_BYTES = 8
+PARTS, COLUMNS = ("train", "val"), {"row": "<u4", "target": "<i4"}  # of the index in which a split is kept
 
 
 def hold_out(image_set: ImageSet, fraction: float, seed: int, title: str) -> tuple[ImageSet, ImageSet]:
@@ -27,13 +30,21 @@ def hold_out(image_set: ImageSet, fraction: float, seed: int, title: str) -> tup
     Every class keeps an image for training, and gives one to validation if it has two and `fraction` is not 0. Which
     ones depends on their positions: for sets to which nothing is ever added.
     """
-    held_out = np.zeros(len(image_set), dtype=bool)
-    for target in np.unique(image_set.targets).tolist():
-        members = np.flatnonzero(image_set.targets == target)
-        num_held_out = min(max(round(len(members) * fraction), 1), len(members) - 1) if fraction else 0
-        held_out[members[shuffled(len(members), seed, target)[: max(num_held_out, 0)]]] = True
     record = {"rule": "position", "training": title, "validation": title, "fraction": fraction, "seed": seed}
-    return _parts(image_set, held_out, record)
+    return _parts(image_set, record, lambda: (_by_position(image_set.targets, fraction, seed), []))
+
+
+def _by_position(targets: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """bool [N]: the images that are held out."""
+    held_out = np.zeros(len(targets), dtype=bool)
+    by_class = np.argsort(targets, kind="stable")
+    start = 0
+    for target, count in enumerate(count_classes(targets).tolist()):
+        num_held_out = min(max(round(count * fraction), 1), count - 1) if fraction else 0
+        if num_held_out > 0:
+            held_out[by_class[start + shuffled(count, seed, target)[:num_held_out]]] = True
+        start += count
+    return held_out
 
 
 def hold_out_by_hash(image_set: ImageSet, fraction: float, seed: int, title: str) -> tuple[ImageSet, ImageSet]:
@@ -42,23 +53,29 @@ def hold_out_by_hash(image_set: ImageSet, fraction: float, seed: int, title: str
     Only where that would leave a class nothing to train on, or no image at all to validate on, is it overruled. Images
     with the same key, such as those of one group of DATA.GROUP_BY, are always in the same part.
     """
+    record = {"rule": "hash", "training": title, "validation": title, "fraction": fraction, "seed": seed}
+    return _parts(image_set, record, lambda: _by_hash(image_set, fraction, seed))
+
+
+def _by_hash(image_set: ImageSet, fraction: float, seed: int) -> tuple[np.ndarray, list[str]]:
+    """bool [N]: the images that are held out; and lines for the log."""
     targets, notes = image_set.targets, []
     hashes = _hashes(image_set.split_keys(), seed)
     held_out = hashes < int(fraction * 2 ** (8 * HASH_BYTES))
-    kept_whole = np.setdiff1d(targets, targets[~held_out])
-    held_out &= ~np.isin(hashes, hashes[np.isin(targets, kept_whole)])
+    counts = count_classes(targets)
+    kept_whole = np.flatnonzero((counts > 0) & (count_classes(targets[held_out], len(counts)) == counts))
     if len(kept_whole):
+        held_out &= ~np.isin(hashes, hashes[np.isin(targets, kept_whole)])
         names = first_of([image_set.classes[number] for number in kept_whole])
         notes.append(f"all images of these classes would be held out, so they stay in training: {names}")
     if fraction and not held_out.any():
         held_out = _lowest_of_each_class(targets, hashes)
         notes.append("the hash holds out no image, so those with the lowest hash of each class are held out")
-    without = np.setdiff1d(targets, targets[held_out])
+    without = np.flatnonzero((counts > 0) & (count_classes(targets[held_out], len(counts)) == 0))
     if len(without):
         names = first_of([image_set.classes[number] for number in without])
         notes.append(f"classes without validation images: {names}; raise DATA.VAL_FRACTION ({fraction:g}) for some")
-    record = {"rule": "hash", "training": title, "validation": title, "fraction": fraction, "seed": seed}
-    return _parts(image_set, held_out, record, notes)
+    return held_out, notes
 
 
 def split(config: Config, image_set: ImageSet, kept: Kept | None) -> tuple[ImageSet | None, ImageSet]:
@@ -157,21 +174,49 @@ def write_split(file: Path, train: ImageSet, val: ImageSet) -> None:
 
 
 def _parts(
-    image_set: ImageSet, held_out: np.ndarray, record: dict, notes: Iterable[str] = ()
+    image_set: ImageSet, record: dict, choose: Callable[[], tuple[np.ndarray, list[str]]]
 ) -> tuple[ImageSet, ImageSet]:
-    train, val = (image_set.take(np.flatnonzero(chosen)) for chosen in (~held_out, held_out))
-    for part in (train, val):
-        part.split = record
-        part.notes += tuple(notes)
-    return train, val
+    """The images that `choose` does not hold out, and those that it does. Of an indexed set, that is looked up."""
+
+    def build(path: Path | None) -> Index:
+        held_out, notes = choose()
+        writer = IndexWriter(path, {f"{part}.{column}": kind for part in PARTS for column, kind in COLUMNS.items()})
+        for part, chosen in zip(PARTS, (~held_out, held_out), strict=True):
+            writer.add(f"{part}.row", rows := np.flatnonzero(chosen))
+            writer.add(f"{part}.target", image_set.targets[rows])
+        return writer.finish({"of": known_by, "notes": notes})
+
+    index, whole = image_set.index, image_set.rows is None
+    known_by = [index.id if index else "", *(record[each] for each in ("rule", "fraction", "seed"))]
+    paths = [index.path.with_suffix(f".split{index.path.suffix}")] if index and index.path and whole else []
+    drawn = open_or_build(paths, lambda found: found.facts.get("of") == known_by, build)
+    parts = []
+    for name in PARTS:
+        part = image_set.take(drawn.column(f"{name}.row"))
+        part.targets, part.split = drawn.column(f"{name}.target"), record
+        part.notes += tuple(drawn.facts["notes"])
+        parts.append(part)
+    return tuple(parts)
 
 
-def _hashes(keys: Iterable[str], seed: int) -> np.ndarray:
+def _hashes(keys: Iterable[list[bytes]], seed: int) -> np.ndarray:
     """uint64 of each key. Names are compared as Unicode does: a Mac writes umlauts as two characters."""
-    key = str(seed).encode()
-    names = (unicodedata.normalize("NFC", each).encode(errors="surrogateescape") for each in keys)
-    digests = (hashlib.blake2b(name, digest_size=HASH_BYTES, key=key).digest() for name in names)
-    return np.frombuffer(b"".join(digests), dtype=">u8").astype(np.uint64)
+    with_seed, found = hashlib.blake2b(digest_size=HASH_BYTES, key=str(seed).encode()), []
+
+    def digest(name: bytes) -> bytes:
+        hashed = with_seed.copy()
+        hashed.update(name)
+        return hashed.digest()
+
+    for chunk in keys:
+        names = chunk if b"".join(chunk).isascii() else [_composed(name) for name in chunk]
+        found.append(np.frombuffer(b"".join(map(digest, names)), dtype=">u8").astype(np.uint64))
+    return np.concatenate([*found, np.empty(0, np.uint64)])
+
+
+def _composed(name: bytes) -> bytes:
+    text = unicodedata.normalize("NFC", name.decode(errors="surrogateescape"))
+    return text.encode(errors="surrogateescape")
 
 
 def _lowest_of_each_class(targets: np.ndarray, hashes: np.ndarray) -> np.ndarray:

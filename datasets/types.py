@@ -2,7 +2,7 @@
 
 import copy
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from datasets.batch_order import Piece
+from datasets.index.file import Index
 from datasets.shuffle import EpochOrder, FullShuffle
 
 
@@ -26,6 +27,7 @@ class ImageSet:
     rows: np.ndarray | None = (
         None  # of a part: each image's row in the columns that `take` leaves whole; None: all rows
     )
+    index: Index | None = None  # where the columns of the set are, if they are in one
     root: Path | None = None  # the folder of its files, if they are known
     notes: tuple[str, ...] = ()  # lines for the log; those of the validation set are about both sets
     labels_are_numbers = False  # the data has class numbers; names, if any, were given to them
@@ -78,9 +80,9 @@ class ImageSet:
         """The name of this image within its data set, the same after the data was moved."""
         return self.name(index)
 
-    def split_keys(self) -> Sequence[str]:
-        """What is hashed to decide whether each image is held out: its name."""
-        return [self.key(index) for index in range(len(self))]
+    def split_keys(self) -> Iterable[list[bytes]]:
+        """What is hashed to decide whether each image is held out, its name, in chunks."""
+        yield [self.key(index).encode(errors="surrogateescape") for index in range(len(self))]
 
     def take(self, indices: np.ndarray) -> "ImageSet":
         """A set of only these images, with the same class numbers."""
@@ -93,6 +95,15 @@ class ImageSet:
     def row(self, index: int) -> int:
         """The row of an image in the columns of the whole set."""
         return index if self.rows is None else int(self.rows[index])
+
+
+def count_classes(targets: np.ndarray, at_least: int = 0) -> np.ndarray:
+    """int64: how many images each class has. In pieces, for numpy copies what it counts as int64."""
+    counts = [np.bincount(targets[start : start + 2**20]) for start in range(0, len(targets), 2**20)]
+    total = np.zeros(max([at_least, *map(len, counts)]), np.int64)
+    for each in counts:
+        total[: len(each)] += each
+    return total
 
 
 class Kept(NamedTuple):

@@ -37,7 +37,7 @@ def describe_training(plan: Plan) -> list[str]:
 
 def describe_evaluation(plan: Plan) -> list[str]:
     """What to know about an evaluation: which classes occur, and settings that are not the checkpoint's."""
-    lines, number = _describe_as_begun(plan), len(np.unique(plan.eval_set.targets))
+    lines, number = _describe_as_begun(plan), np.count_nonzero(np.bincount(plan.eval_set.targets))
     if plan.kept and number < len(plan.classes):
         lines.append(f"{number} of the checkpoint's {len(plan.classes)} classes occur")
     different = differences(plan.record, flatten(plan.given), ARCHITECTURE + PREPROCESSING)

@@ -9,9 +9,10 @@ def format_bytes(count: float) -> str:
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{math.ceil(count / 2**20):,} MiB"
 
 
-def first_of(names: Sequence[str], separator: str = ", ", limit: int = 10) -> str:
-    """The first names, and how many more there are."""
-    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
+def first_of(names: Sequence[str], separator: str = ", ", limit: int = 10, total: int | None = None) -> str:
+    """The first names, and how many more there are. `total`: of all names, where not all are given."""
+    total = len(names) if total is None else total
+    more = f" and {total - limit:,} more" if total > limit else ""
     return separator.join(names[:limit]) + more
 
 

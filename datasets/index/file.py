@@ -12,6 +12,7 @@ import io
 import json
 import mmap
 import os
+import secrets
 import tempfile
 import time
 import zlib
@@ -40,7 +41,7 @@ class IndexWriteError(Exception):
 class MappedColumn(np.ndarray):
     """A column of an index file. A loader process to which it is sent opens the file again."""
 
-    source: tuple[Path, int, str] | None = None  # file, its checksum, name; of the whole column, not of parts
+    source: tuple[Path, str, str] | None = None  # file, its id, name; of the whole column, not of parts
 
     def __reduce__(self):
         return (_reopen, self.source) if self.source else super().__reduce__()
@@ -79,10 +80,14 @@ class Texts(Sequence):
 
 
 class Index:
-    """A complete index. `facts` are small and in plain values; `path` is None when it is in memory only."""
+    """A complete index. `facts` are small and in plain values; `id` is another for each one that is written.
 
-    def __init__(self, path: Path | None, columns: dict[str, np.ndarray], facts: dict, num_bytes: int):
-        self.path, self.facts, self.num_bytes, self._columns = path, facts, num_bytes, columns
+    `path` is None when it is in memory only.
+    """
+
+    def __init__(self, path: Path | None, columns: dict[str, np.ndarray], facts: dict, identity: str = ""):
+        self.path, self.facts, self.id, self._columns = path, facts, identity, columns
+        self.num_bytes = sum(each.nbytes for each in columns.values())
 
     def column(self, name: str) -> np.ndarray:
         """The numbers of a column, read-only."""
@@ -122,7 +127,7 @@ class IndexWriter:
         """The index, opened; its file, if it needs one, appears at once and whole."""
         if self._in_memory:
             columns = {part: np.frombuffer(file.getvalue(), self._parts[part]) for part, file in self._files.items()}
-            return Index(None, columns, facts, sum(self._sizes.values()))
+            return Index(None, columns, facts)
         with _as_write_error(self.path):
             _remove_left(self.path)
             with replacing(self.path, shared=True) as file:
@@ -137,6 +142,20 @@ class IndexWriter:
         if index is None:
             raise IndexWriteError(f"{self.path} cannot be read back")
         return index
+
+    def column(self, part: str) -> np.ndarray:
+        """The numbers of a column so far."""
+        file = self._files[part]
+        if self._in_memory:
+            return np.frombuffer(file.getvalue(), self._parts[part])
+        file.flush()
+        size = self._sizes[part]
+        content = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+        return np.frombuffer(content, self._parts[part])
+
+    def text(self, name: str) -> Texts:
+        """The byte strings of a column so far."""
+        return Texts(self.column(f"{name}.starts"), self.column(name))
 
     def _write(self, part: str, content: bytes | np.ndarray) -> None:
         with _as_write_error(self.path):
@@ -172,22 +191,23 @@ def open_index(path: Path) -> Index | None:
             return None
         kind = np.dtype(kind)
         columns[part] = MappedColumn((num_bytes // kind.itemsize,), kind, content, place)
-        columns[part].source = (path, checksum, part)
+        columns[part].source = (path, described["id"], part)
         place += num_bytes + -num_bytes % ALIGNMENT
-    return Index(path, columns, described["facts"], size) if place == size else None
+    return Index(path, columns, described["facts"], described["id"]) if place == size else None
 
 
 def _description(kinds: dict[str, str], sizes: dict[str, int], facts: dict) -> bytes:
     """What the file opens with, filled up with spaces so that the columns are aligned."""
-    content = json.dumps({"columns": {part: [kinds[part], sizes[part]] for part in kinds}, "facts": facts}).encode()
+    columns = {part: [kinds[part], sizes[part]] for part in kinds}
+    content = json.dumps({"id": secrets.token_hex(8), "columns": columns, "facts": facts}).encode()
     content += b" " * (-(len(MAGIC) + 2 * NUMBER + len(content)) % ALIGNMENT)
     return MAGIC + b"".join(each.to_bytes(NUMBER, "little") for each in (len(content), zlib.crc32(content))) + content
 
 
-def _reopen(path: Path, checksum: int, part: str) -> np.ndarray:
+def _reopen(path: Path, identity: str, part: str) -> np.ndarray:
     index = open_index(path)
     column = index.column(part) if index else None
-    if column is None or column.source[1] != checksum:
+    if column is None or index.id != identity:
         raise DataError(f"{path} was changed during this run; start again, with -resume to continue")
     return column
 

@@ -2,10 +2,16 @@
 
 import codecs
 import csv
+import functools
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from configs.schema import Config, Data
-from datasets.sources.listing import Listing, to_image_sets
+from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, to_image_sets
 from datasets.sources.root import choose_parts, data_root, expected_layout
 from datasets.types import ImageSet
 from utils.errors import DataError
@@ -30,38 +36,49 @@ def read_csv(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
             raise DataError(f"DATA.DATA_PATH: {root} has no train.csv; {expected_layout(config.DATA, EXPECTS)}")
         notes = parts.notes(config, root, ".csv")
         files = [root / f"{name}.csv" for name in (parts.train, parts.val) if name]
-    image_sets = to_image_sets(config, [read_csv_file(file, config.DATA) for file in files], allow_names=True)
+    settings = {"columns": _columns(config.DATA), "group_by": config.DATA.GROUP_BY}
+    lists = Lists(files, functools.partial(read_csv_file, data=config.DATA), allow_names=True, settings=settings)
+    image_sets = to_image_sets(config, lists)
     image_sets[-1].notes = (*notes, *image_sets[-1].notes)
     if len(files) == 1 and not (root.is_dir() and parts.val):
         return image_sets[0], None
     return (None if config.EVAL else image_sets[0]), image_sets[-1]
 
 
-def read_csv_file(file: Path, data: Data) -> Listing:
+def _columns(data: Data) -> list[str]:
+    return [*(data.COLUMNS or data.CSV_COLUMNS), *([data.GROUP_BY] if data.GROUP_BY else [])]
+
+
+def read_csv_file(file: Path, add: Callable[[Rows], None], data: Data) -> list[str]:
     """The rows; other columns are ignored."""
-    columns = [*(data.COLUMNS or data.CSV_COLUMNS), *([data.GROUP_BY] if data.GROUP_BY else [])]
-    listing, encoding = Listing(file), _encoding(file)
+    columns = _columns(data)
+    encoding = _encoding(file)
     with open(file, encoding=encoding, errors="surrogateescape", newline="") as lines:
         try:
             separator = _find_separator(file, lines.readline(), columns)
             lines.seek(0)
-            rows = csv.DictReader(lines, skipinitialspace=True, delimiter=separator)
-            rows.fieldnames = [name.strip() for name in rows.fieldnames]
-            for row in rows:
-                path, label, *group = _values(file, rows.line_num, row, columns)
-                listing.paths.append(path)
-                listing.labels.append(label)
-                listing.lines.append(rows.line_num)
-                listing.groups.extend(group)
+            rows = csv.reader(lines, skipinitialspace=True, delimiter=separator)
+            names = [name.strip() for name in next(rows)]
+            # Of columns with the same name the last one counts.
+            chosen = {name: place for place, name in enumerate(names) if name in columns}
+            values = _Values(file, columns, [chosen[column] for column in columns], len(names))
+            while found := [(rows.line_num, values.of(rows.line_num, row)) for row in _some(rows)]:
+                numbers, chunk = zip(*found, strict=True)
+                paths, labels, *groups = zip(*chunk, strict=True)
+                add(Rows(paths, labels, np.array(numbers), groups[0] if groups else ()))
         except csv.Error as error:
             raise DataError(
-                f"{file}, line {rows.reader.line_num}: {error}; look for an unclosed quote there, or correct the line"
+                f"{file}, line {rows.line_num}: {error}; look for an unclosed quote there, or correct the line"
             ) from error
         except UnicodeError as error:
             raise DataError(f"{file}: this is no text ({error}); save it as UTF-8") from error
-    if found := [UNUSUAL[each] for each in (separator, encoding) if each in UNUSUAL]:
-        listing.notes.append(f"{file}: read with {' and '.join(found)}")
-    return listing
+    found = [UNUSUAL[each] for each in (separator, encoding) if each in UNUSUAL]
+    return [f"{file}: read with {' and '.join(found)}"] * bool(found)
+
+
+def _some(rows: Iterator[list[str]]) -> Iterator[list[str]]:
+    """The next rows that are not empty."""
+    return itertools.islice(filter(None, rows), ROWS_AT_ONCE)
 
 
 def _find_separator(file: Path, header: str, columns: list[str]) -> str:
@@ -79,23 +96,31 @@ def _find_separator(file: Path, header: str, columns: list[str]) -> str:
     )
 
 
-def _values(file: Path, line: int, row: dict, columns: list[str]) -> list[str]:
-    """Path, label and group of a row, which must have them, and no value too many."""
-    if None in row:
-        raise DataError(
-            f"{file}, line {line}: more values than the header has columns; put a value with a separator in quotes"
-        )
-    values = [(row[column] or "").strip() for column in columns]
-    for column, value in zip(columns, values, strict=True):
-        if not value:
-            raise DataError(f"{file}, line {line}: {column} is missing; fill it in or remove the row")
-    label = values[1]
-    # Bytes that are not UTF-8 are surrogates here. A path may have them, because file names do.
-    if not label.isprintable() and any("\udc80" <= each <= "\udcff" for each in label):
-        raise DataError(
-            f"{file}, line {line}: {columns[1]} {label!r} is not UTF-8; save the file as UTF-8, in Excel as 'CSV UTF-8'"
-        )
-    return values
+class _Values(NamedTuple):
+    """Takes path, label and group out of rows, which must have them, and no value too many."""
+
+    file: Path
+    columns: list[str]
+    places: list[int]
+    width: int
+
+    def of(self, line: int, row: list[str]) -> list[str]:
+        if len(row) > self.width:
+            raise DataError(
+                f"{self.file}, line {line}: more values than the header has columns; put a value with a separator in quotes"
+            )
+        values = [row[place].strip() if place < len(row) else "" for place in self.places]
+        for column, value in zip(self.columns, values, strict=True):
+            if not value:
+                raise DataError(f"{self.file}, line {line}: {column} is missing; fill it in or remove the row")
+        label = values[1]
+        # Bytes that are not UTF-8 are surrogates here. A path may have them, because file names do.
+        if not label.isprintable() and any("\udc80" <= each <= "\udcff" for each in label):
+            raise DataError(
+                f"{self.file}, line {line}: {self.columns[1]} {label!r} is not UTF-8; save the file as UTF-8, in Excel "
+                "as 'CSV UTF-8'"
+            )
+        return values
 
 
 def _encoding(file: Path) -> str:

@@ -1,10 +1,14 @@
 """`imagenet2012`: PaddleViT's list files, or class folders where there are none."""
 
+import itertools
+from collections.abc import Callable
 from pathlib import Path
+
+import numpy as np
 
 from configs.schema import Config
 from datasets.sources.folder import read_split_folders
-from datasets.sources.listing import Listing, to_image_sets
+from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, to_image_sets
 from datasets.sources.root import data_root, expected_layout
 from datasets.types import ImageSet
 from utils.errors import DataError
@@ -27,22 +31,23 @@ def read_imagenet(config: Config) -> tuple[ImageSet | None, ImageSet]:
     for file in files:
         if not file.is_file():
             raise DataError(f"DATA.DATA_PATH: {root} has no {file.name}; {expected_layout(config.DATA, EXPECTS)}")
-    listings = [read_list_file(file) for file in files]
-    image_sets = to_image_sets(config, listings, allow_names=False)
+    image_sets = to_image_sets(config, Lists(files, read_list_file, allow_names=False))
     return (None if config.EVAL else image_sets[0]), image_sets[-1]
 
 
-def read_list_file(file: Path) -> Listing:
+def read_list_file(file: Path, add: Callable[[Rows], None]) -> list[str]:
     """Lines 'relative/path label'. Names may contain spaces, so a line is split at its last white space."""
-    listing = Listing(file)
     with open(file, encoding="utf-8-sig", errors="surrogateescape") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            parts = line.strip().rsplit(maxsplit=1)
-            if len(parts) < 2:
-                raise DataError(f"{file}, line {number}: {parts[0]!r} has no label; a line is 'relative/path label'")
-            listing.paths.append(parts[0])
-            listing.labels.append(parts[1])
-            listing.lines.append(number)
-    return listing
+        for start in itertools.count(1, ROWS_AT_ONCE):
+            parts = [line.strip().rsplit(maxsplit=1) for line in itertools.islice(lines, ROWS_AT_ONCE)]
+            if not parts:
+                return []
+            numbers = np.arange(start, start + len(parts))
+            sizes = np.fromiter(map(len, parts), int, len(parts))
+            if 1 in sizes:
+                place = int(np.flatnonzero(sizes == 1)[0])
+                raise DataError(
+                    f"{file}, line {start + place}: {parts[place][0]!r} has no label; a line is 'relative/path label'"
+                )
+            parts = list(filter(None, parts))
+            add(Rows([path for path, _ in parts], [label for _, label in parts], numbers[sizes > 0], []))

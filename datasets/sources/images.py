@@ -3,12 +3,13 @@
 import errno
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from datasets.index.file import Texts
 from datasets.transforms.decode import decode, kinds_of
 from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError, ImageSet
@@ -50,19 +51,14 @@ class EncodedImages(ImageSet):
 
 
 class FileImages(EncodedImages):
-    """Images in files below one folder.
+    """Images in files below one folder."""
 
-    The paths are in an array, not in a list of strings: a million small objects would be copied into every loader
-    process as soon as their reference counts change.
-    """
-
-    per_image = ("targets", "paths")
-    groups: np.ndarray | None = None  # str [N]: images of one group are held out together
+    groups: Texts | None = None  # images of one group are held out together
 
     def __init__(
         self,
         root: Path,
-        paths: list[str],
+        paths: list[str] | Texts,
         targets: Sequence[int] | np.ndarray,
         classes: list[str],
         rules: PixelRules,
@@ -72,7 +68,9 @@ class FileImages(EncodedImages):
         """`paths` are relative to `root`; `confined`: they come from a list, so no link may lead out of `root`."""
         super().__init__(targets, classes)
         self.root, self.rules, self.confined = root, rules, confined
-        self.paths = np.array([os.fsencode(path) for path in paths], dtype=bytes)
+        # Not a list of strings: a million small objects would be copied into every loader process as soon as their
+        # reference counts change.
+        self.paths = paths if isinstance(paths, Texts) else Texts.of([os.fsencode(path) for path in paths])
 
     def name(self, index: int) -> str:
         return os.path.join(self.root, self._path(index))
@@ -87,11 +85,21 @@ class FileImages(EncodedImages):
     def key(self, index: int) -> str:
         return os.path.normpath(self._path(index))
 
-    def split_keys(self) -> Sequence[str]:
-        return super().split_keys() if self.groups is None else self.groups.tolist()
+    def split_keys(self) -> Iterator[list[bytes]]:
+        if self.groups is not None:
+            return self._rows_of(self.groups)
+        return (_normal(chunk) for chunk in self._rows_of(self.paths))
+
+    def _rows_of(self, column: Texts) -> Iterator[list[bytes]]:
+        """The values of the images of this set, in chunks."""
+        if self.rows is None:
+            return column.chunks()
+        return (
+            [column[row] for row in self.rows[start : start + 2**16].tolist()] for start in range(0, len(self), 2**16)
+        )
 
     def _path(self, index: int) -> str:
-        return os.fsdecode(self.paths[index])
+        return os.fsdecode(self.paths[self.row(index)])
 
     def open_file(self, index: int) -> tuple[str, bytes]:
         path = self.name(index)
@@ -127,6 +135,33 @@ class ArrayImages(ImageSet):
 def _without_waiting(path: str, flags: int) -> int:
     """Open without waiting for the writer of a pipe, which is refused once it is open."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _normal(paths: list[bytes]) -> list[bytes]:
+    """The paths as FileImages.key has them. Those of most lists are so already, which is seen for all at once."""
+    together = b"\n" + b"\n".join(paths) + b"\n"
+    if any(each in together for each in (b"./", b"//", b"/\n", b"/.\n", b"/..\n", b"\n\n")):
+        return [os.path.normpath(path) for path in paths]
+    return paths
+
+
+class Inside:
+    """The folders that lie in `root`, after resolving links, given as paths below it. Cheap where there are no links."""
+
+    def __init__(self, root: Path):
+        self.root, self._plain = root, {""}  # folders that are no links, nor are those above them
+
+    def __contains__(self, folder: str) -> bool:
+        is_below = not os.path.isabs(folder) and ".." not in folder.split("/")
+        return is_below and self._is_plain(folder.rstrip("/")) or is_within(self.root, self.root / folder)
+
+    def _is_plain(self, folder: str) -> bool:
+        if folder in self._plain:
+            return True
+        if not self._is_plain(os.path.dirname(folder)) or os.path.islink(os.path.join(self.root, folder)):
+            return False
+        self._plain.add(folder)
+        return True
 
 
 def is_within(root: str | Path, path: str | Path) -> bool:

@@ -1,211 +1,271 @@
-"""Images named by a list file or CSV file, and the checks of such lists."""
+"""Images named by list files or CSV files: their index, and the checks of such lists."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from unicodedata import normalize
+from typing import NamedTuple
 
 import numpy as np
 
 from configs.schema import Config
-from datasets.sources.images import FileImages, is_within
+from datasets.index.collect import Distinct, RowHashes, equal_rows
+from datasets.index.file import TEXT, Index, IndexWriter, Texts
+from datasets.index.place import ENDING, index_paths, note_of_memory, open_or_build
+from datasets.index.stamp import is_same_file, stamp_of_file
+from datasets.sources.images import FileImages, Inside
+from datasets.sources.labels import Labels, are_mostly_numbers, class_numbers
 from datasets.transforms.pixel_rules import PixelRules
-from utils.errors import DataError, did_you_mean
-from utils.text import counted, first_of
+from utils.errors import DataError
+from utils.text import first_of
 
 NUM_CHECKED = 10  # files of each list that must exist at the start; all of ImageNet's would take minutes
-MAX_CLASSES = 1_000_000  # a higher label is a mistake, and a list of that many class names would fill the memory
-USUAL_CLASSES = 1000  # accepted with any number of images: a few of ImageNet's, to try something out
-MAX_DIGITS = 18  # of a label; Python itself refuses thousands of them
+NUM_NAMED = 10  # of repeated paths
+ROWS_AT_ONCE = 1 << 16
+COLUMNS = {
+    "path": TEXT,
+    "target": "<i4",
+    "group": TEXT,
+    # Once for each label and each folder.
+    **{"label": TEXT, "label_line": "<u8", "label_count": "<u8"},
+    **{"folder": TEXT, "folder_row": "<u8", "folder_line": "<u8"},
+}
+
+
+class Rows(NamedTuple):
+    """Some lines of a list in their order: path and label as written, line number, value of DATA.GROUP_BY."""
+
+    paths: list[str]
+    labels: list[str]
+    lines: np.ndarray
+    groups: list[str]  # empty without DATA.GROUP_BY
 
 
 @dataclass(frozen=True)
-class Listing:
-    """The lines of one list: path and label as written, and the line number. `notes`: lines for the log."""
+class Lists:
+    """List files of one kind, and how they are read. Of two the first is for training."""
 
-    file: Path
-    paths: list[str] = field(default_factory=list)
-    labels: list[str] = field(default_factory=list)
-    lines: list[int] = field(default_factory=list)
-    groups: list[str] = field(default_factory=list)  # of each line the value of DATA.GROUP_BY; empty without it
-    notes: list[str] = field(default_factory=list)
-
-    def where(self, index: int) -> str:
-        return f"{self.file}, line {self.lines[index]}"
+    files: list[Path]
+    read: Callable[[Path, Callable[[Rows], None]], list[str]]  # gives all rows, and returns lines for the log
+    allow_names: bool  # labels may be names of classes
+    settings: dict = field(default_factory=dict)  # everything else that the rows depend on, in plain values
 
 
-def to_image_sets(config: Config, listings: list[Listing], *, allow_names: bool) -> list[FileImages]:
-    """The images of each list, in evaluation of the last one only. Of two lists the first is for training.
+def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
+    """The images of each list, in evaluation of the last one only.
 
     Paths are relative to the folder of the list and must not lead out of it.
     """
-    are_numbers = not allow_names or _are_mostly_numbers(listings)
-    targets, classes = class_numbers(config, listings, are_numbers)
+    beside = lists.files[0].with_name(f"{lists.files[0].name}{ENDING}")
+    index = open_or_build(
+        index_paths(config, beside),
+        lambda index: _is_current(index, lists),
+        lambda path: _Builder(config, lists, path).build(),
+    )
+    labels = [_labels(index, lists, number) for number in range(len(lists.files))]
+    are_numbers = _are_numbers(lists, labels)
+    _, classes = class_numbers(config, labels, are_numbers)
     image_sets = []
-    for listing, its_targets in list(zip(listings, targets, strict=True))[-1 if config.EVAL else 0 :]:
-        root = listing.file.parent
-        _check_paths(listing, root)
-        image_set = FileImages(root, listing.paths, its_targets, classes, PixelRules.of(config.DATA), confined=True)
+    for number in range(len(lists.files))[-1 if config.EVAL else 0 :]:
+        file, paths = lists.files[number], index.text(f"{number}.path")
+        _check_paths(index, file, number)
+        targets = index.column(f"{number}.target")
+        image_set = FileImages(file.parent, paths, targets, classes, PixelRules.of(config.DATA), confined=True)
+        image_set.index = index
         image_set.labels_are_numbers, image_set.classes_are_names = are_numbers, not are_numbers
-        if listing.groups:
-            image_set.groups, image_set.per_image = np.array(listing.groups), (*image_set.per_image, "groups")
-        image_set.split = {"rule": "folders", "training": str(listings[0].file), "validation": str(listings[-1].file)}
+        if len(groups := index.text(f"{number}.group")):
+            image_set.groups = groups
+        image_set.split = {
+            "rule": "folders",
+            "training": str(lists.files[0]),
+            "validation": str(lists.files[-1]),
+        }
         image_sets.append(image_set)
-    notes = [note for listing in listings for note in (*listing.notes, *_repeated_paths(listing))]
-    if len(image_sets) == 2:
-        notes += _in_both(config, *listings)
-    image_sets[-1].notes = tuple(notes)
+    image_sets[-1].notes = tuple(_notes(config, index, lists))
     return image_sets
 
 
-def _are_mostly_numbers(listings: list[Listing]) -> bool:
-    """Whether more than half of the labels are numbers: then the others are slips, not names of classes."""
-    labels = [label for listing in listings for label in listing.labels]
-    return 2 * sum(map(_is_number, labels)) > len(labels)
+def _is_current(index: Index, lists: Lists) -> bool:
+    stamps, files = index.facts.get("lists"), lists.files
+    return (
+        stamps is not None
+        and index.facts["settings"] == lists.settings
+        and len(stamps) == len(files)
+        and all(is_same_file(stamp, file) for stamp, file in zip(stamps, files, strict=True))
+    )
 
 
-def _is_number(label: str) -> bool:
-    try:
-        float(label)  # also nan, which pandas writes
-    except ValueError:
-        return False
-    return True
+def _labels(index: Index | IndexWriter, lists: Lists, number: int) -> Labels:
+    written = [os.fsdecode(each) for chunk in index.text(f"{number}.label").chunks() for each in chunk]
+    lines, counts = (index.column(f"{number}.label_{name}") for name in ("line", "count"))
+    return Labels(lists.files[number], written, lines, counts)
 
 
-def _repeated_paths(listing: Listing) -> list[str]:
-    first, repeated, contrary = {}, [], 0
-    for index, path in enumerate(map(_plain, listing.paths)):
-        if (before := first.setdefault(path, index)) != index:
-            repeated.append(path)
-            contrary += listing.labels[before] != listing.labels[index]
-    if not repeated:
-        return []
-    other_class = f", {contrary:,} of them with another class" if contrary else ""
-    return [
-        f"warning: {listing.file}: lines that repeat the path of an earlier one, and in a split are in the same part: "
-        f"{len(repeated):,}{other_class} ({first_of(repeated)})"
-    ]
+def _are_numbers(lists: Lists, labels: list[Labels]) -> bool:
+    return not lists.allow_names or are_mostly_numbers(labels)
 
 
-def _in_both(config: Config, train: Listing, val: Listing) -> list[str]:
-    """Warnings about validation images that are trained on; an error if all are."""
-    trained, notes = set(map(_plain, train.paths)), []
-    shared = [path for path in map(_plain, val.paths) if path in trained]
-    if shared and len(shared) == len(val.paths):
-        raise DataError(
-            f"{val.file}: all its images are also in {train.file}, so validation would score images that were trained "
-            "on; list others"
+class _Builder:
+    """Reads the lists into an index, without holding their lines in memory."""
+
+    def __init__(self, config: Config, lists: Lists, path: Path | None):
+        self.config, self.lists = config, lists
+        columns = {f"{n}.{name}": kind for n in range(len(lists.files)) for name, kind in COLUMNS.items()}
+        self.writer = IndexWriter(path, columns)
+        self.hashes, self.group_hashes = RowHashes(), RowHashes()
+        self.first_lines: list[list[int]] = []  # of each list the lines of the files that must exist
+
+    def build(self) -> Index:
+        stamps, notes, labels, numbers = [], [], [], []
+        for number, file in enumerate(self.lists.files):
+            stamps.append(stamp_of_file(file))
+            of_file, of_rows = self._read(number, file)
+            notes += of_file
+            numbers.append(of_rows)
+            labels.append(_labels(self.writer, self.lists, number))
+        targets, _ = class_numbers(self.config, labels, _are_numbers(self.lists, labels))
+        for number, (of_labels, of_rows) in enumerate(zip(targets, numbers, strict=True)):
+            for each in of_rows:
+                self.writer.add(f"{number}.target", of_labels[each])
+        facts = {"lists": stamps, "settings": self.lists.settings, "notes": notes, "first_lines": self.first_lines}
+        return self.writer.finish({**facts, **self._compare(numbers)})
+
+    def _read(self, number: int, file: Path) -> tuple[list[str], list[np.ndarray]]:
+        """Lines for the log, and in chunks the number of each row's label."""
+        labels, folders, of_rows = Distinct(), Distinct(), []
+
+        self.first_lines.append([])
+
+        def add(rows: Rows) -> None:
+            self.first_lines[-1] += rows.lines[: NUM_CHECKED - len(self.first_lines[-1])].tolist()
+            self.writer.add(f"{number}.path", _encoded(rows.paths))
+            of_rows.append(labels.add(rows.labels, rows.lines))
+            folders.add([path[: path.rfind("/") + 1] for path in rows.paths], rows.lines)
+            self.hashes.add(_plain_paths(rows.paths))
+            if rows.groups:
+                self.writer.add(f"{number}.group", _encoded(rows.groups))
+                self.group_hashes.add(rows.groups)
+
+        notes = self.lists.read(file, add)
+        counts = sum(
+            (np.bincount(each, minlength=len(labels.numbers)) for each in of_rows), np.zeros(len(labels.numbers))
         )
-    if shared:
-        notes.append(
-            f"warning: images of {val.file} that are also in {train.file}: {len(shared):,} ({first_of(shared)})"
+        self.writer.add(f"{number}.label", _encoded(list(labels.numbers)))
+        self.writer.add(f"{number}.label_line", np.array(labels.lines))
+        self.writer.add(f"{number}.label_count", counts)
+        self.writer.add(f"{number}.folder", _encoded(list(folders.numbers)))
+        self.writer.add(f"{number}.folder_row", np.array(folders.rows))
+        self.writer.add(f"{number}.folder_line", np.array(folders.lines))
+        return notes, of_rows
+
+    def _compare(self, numbers: list[list[np.ndarray]]) -> dict:
+        """Which paths a list repeats, and what both lists have: numbers and the first few names."""
+        num_first = sum(map(len, numbers[0]))  # rows of the first list
+        labels = [np.concatenate([*each, np.empty(0, np.uint32)]) for each in numbers]
+        texts = [self.writer.text(f"{number}.path") for number in range(len(numbers))]
+        repeated: list[list[int]] = [[] for _ in numbers]
+        contrary, shared = [0] * len(numbers), []
+
+        def path_of(row: int) -> str:
+            part, index = (1, row - num_first) if row >= num_first else (0, row)
+            return _plain(os.fsdecode(texts[part][index]))
+
+        for rows in equal_rows(self.hashes.take(), path_of):
+            parts = [[row for row in rows if row < num_first], [row - num_first for row in rows if row >= num_first]]
+            for part, (first, *others) in ((part, each) for part, each in enumerate(parts) if each):
+                repeated[part] += others
+                contrary[part] += sum(bool(labels[part][row] != labels[part][first]) for row in others)
+            if parts[0]:
+                shared += parts[1]
+        groups = self._shared_groups()
+        return {
+            "repeated": [
+                {"count": len(rows), "contrary": contrary[part], "first": _first_names(texts[part], rows)}
+                for part, rows in enumerate(repeated)
+            ],
+            "shared": {"count": len(shared), "first": _first_names(texts[-1], shared)},
+            "shared_groups": {"count": len(groups), "first": groups[:NUM_NAMED]},
+        }
+
+    def _shared_groups(self) -> list[str]:
+        """The values of DATA.GROUP_BY that are in both lists."""
+        if len(self.lists.files) < 2 or not self.lists.settings.get("group_by"):
+            return []
+        texts = [self.writer.text(f"{number}.group") for number in range(2)]
+        hashes = self.group_hashes.take()
+        (first, of_first), (second, of_second) = (
+            np.unique(each, return_index=True) for each in (hashes[: len(texts[0])], hashes[len(texts[0]) :])
         )
-    groups = sorted(set(train.groups) & set(val.groups))
-    if groups:
-        notes.append(
-            f"warning: values of DATA.GROUP_BY {config.DATA.GROUP_BY} that are in {train.file} and in {val.file}: "
-            f"{len(groups):,} ({first_of(groups)})"
-        )
-    return notes
+        _, at_first, at_second = np.intersect1d(first, second, assume_unique=True, return_indices=True)
+        pairs = zip(of_first[at_first].tolist(), of_second[at_second].tolist(), strict=True)
+        return sorted(os.fsdecode(texts[0][one]) for one, other in pairs if texts[0][one] == texts[1][other])
+
+
+def _first_names(paths: Texts, rows: list[int]) -> list[str]:
+    return [_plain(os.fsdecode(paths[row])) for row in sorted(rows)[:NUM_NAMED]]
+
+
+def _encoded(values: list[str]) -> list[bytes]:
+    """As file names are encoded; all at once, which is much faster."""
+    together = os.fsencode("\n".join(values)).split(b"\n")
+    return together if len(together) == len(values) else [os.fsencode(value) for value in values]
+
+
+def _plain_paths(paths: list[str]) -> list[str]:
+    together = "\n".join(paths)
+    return [_plain(path) for path in paths] if "./" in together or "//" in together else paths
 
 
 def _plain(path: str) -> str:
-    """The path without '.', '..' and double slashes; most have none, and then it costs no memory."""
+    """The path without '.', '..' and double slashes."""
     return os.path.normpath(path) if "./" in path or "//" in path else path
 
 
-def _check_paths(listing: Listing, root: Path) -> None:
-    known_folders = set()
-    for index, path in enumerate(listing.paths):
-        folder = os.path.dirname(path)
-        # The resolved folder covers absolute paths, '..' and links to other folders.
-        if folder not in known_folders and not is_within(root, root / folder):
-            raise DataError(
-                f"{listing.where(index)}: {path!r} leads out of {root}; paths are relative to that folder and must "
-                "stay in it, also through links"
+def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
+    """Lines for the log; DataError if all validation images are trained on."""
+    facts, train, val = index.facts, lists.files[0], lists.files[-1]
+    yield from note_of_memory(index, str(train))
+    yield from facts["notes"]
+    for file, repeated in zip(lists.files, facts["repeated"], strict=True):
+        if repeated["count"]:
+            other_class = f", {repeated['contrary']:,} of them with another class" if repeated["contrary"] else ""
+            yield (
+                f"warning: {file}: lines that repeat the path of an earlier one, and in a split are in the same part: "
+                f"{repeated['count']:,}{other_class} ({first_of(repeated['first'], total=repeated['count'])})"
             )
-        known_folders.add(folder)
-        if index < NUM_CHECKED and not os.path.isfile(root / path):
-            raise DataError(
-                f"{listing.where(index)}: no file {root / path}; paths are relative to the folder of the list"
-                + (" and have / between folders, also on Windows" if "\\" in path else "")
-            )
-
-
-def numbered_targets(config: Config, listing: Listing) -> np.ndarray:
-    """The labels as class numbers."""
-    targets = np.empty(len(listing.labels), dtype=np.int64)
-    num_classes = config.MODEL.NUM_CLASSES
-    for index, written in enumerate(listing.labels):
-        whole, _, decimals = written.partition(".")
-        label = written if decimals.strip("0") else whole  # 3.0 is 3
-        if not (label.isascii() and label.isdecimal()):
-            problem = "is negative" if label.startswith("-") else "is not a whole number"
-            raise DataError(
-                f"{listing.where(index)}: label {shortened(written)!r} {problem}; labels count the classes from 0. Correct "
-                "it, or where labels are names of classes let less than half of them be numbers"
-            )
-        if len(label) > MAX_DIGITS or int(label) >= MAX_CLASSES:
-            raise DataError(
-                f"{listing.where(index)}: label {shortened(label)} is not a class number; labels count from 0, and at "
-                f"most {MAX_CLASSES:,} classes are supported"
-            )
-        target = int(label)
-        if num_classes is not None and target >= num_classes:
-            raise DataError(
-                f"{listing.where(index)}: label {target} needs at least {counted(target + 1, 'class')}, but MODEL.NUM_CLASSES is "
-                f"{num_classes}; labels count from 0. Correct the label, or set -num_classes"
-            )
-        targets[index] = target
-    return targets
-
-
-def shortened(label: str) -> str:
-    """The label as messages show it."""
-    return label if len(label) <= 40 else f"{label[:40]}... ({len(label):,} characters)"
-
-
-def class_numbers(config: Config, listings: list[Listing], are_numbers: bool) -> tuple[list[np.ndarray], list[str]]:
-    """Targets of each list, and the classes. Of two lists the first is for training and must have all classes.
-
-    Labels that are no numbers are names, numbered as sorted.
-    """
-    if are_numbers:
-        targets = [numbered_targets(config, listing) for listing in listings]
-        check_label_range(config, targets, [listing.where for listing in listings])
-        highest = max((int(each.max()) for each in targets if len(each)), default=-1)
-        classes = [str(number) for number in range(highest + 1)]
-    else:
-        names = {label: normalize("NFC", label) for listing in listings for label in listing.labels}
-        classes = sorted(set(names.values()))
-        number = {name: index for index, name in enumerate(classes)}
-        targets = [np.array([number[names[label]] for label in listing.labels], np.int64) for listing in listings]
-    if len(listings) == 2:
-        _check_same_classes(*listings, *targets)
-    return targets, classes
-
-
-def check_label_range(config: Config, targets: list[np.ndarray], where: list[Callable[[int], str]]) -> None:
-    """Refuse a label that implies far more classes than there are images: a typing error, and a huge model.
-
-    `targets`: of each part of a data set; `where`: for each part, the name of an image in messages.
-    """
-    labels = np.concatenate([*targets, np.empty(0, np.int64)])
-    highest, num_used = int(labels.max(initial=-1)), len(np.unique(labels))
-    if config.MODEL.NUM_CLASSES is None and highest >= max(USUAL_CLASSES, len(labels), 2 * num_used):
-        part = next(part for part, each in enumerate(targets) if highest in each)
+    if config.EVAL or len(lists.files) < 2:
+        return
+    shared, groups = facts["shared"], facts["shared_groups"]
+    if shared["count"] and shared["count"] == len(index.text("1.path")):
         raise DataError(
-            f"{where[part](int(targets[part].argmax()))}: label {highest} means {counted(highest + 1, 'class')}, but "
-            f"{counted(len(labels), 'image')} use {num_used:,}; correct the label, or if right set -num_classes {highest + 1}"
+            f"{val}: all its images are also in {train}, so validation would score images that were trained "
+            "on; list others"
+        )
+    if shared["count"]:
+        names = first_of(shared["first"], total=shared["count"])
+        yield f"warning: images of {val} that are also in {train}: {shared['count']:,} ({names})"
+    if groups["count"]:
+        yield (
+            f"warning: values of DATA.GROUP_BY {config.DATA.GROUP_BY} that are in {train} and in {val}: "
+            f"{groups['count']:,} ({first_of(groups['first'], total=groups['count'])})"
         )
 
 
-def _check_same_classes(train: Listing, val: Listing, train_targets: np.ndarray, val_targets: np.ndarray) -> None:
-    unknown = np.flatnonzero(~np.isin(val_targets, train_targets))
-    if len(unknown):
-        label = val.labels[unknown[0]]
+def _check_paths(index: Index, file: Path, number: int) -> None:
+    """No folder of a list may lead out of that of the list, and the first files must exist."""
+    root, inside, paths = file.parent, Inside(file.parent), index.text(f"{number}.path")
+    folders = (os.fsdecode(each) for chunk in index.text(f"{number}.folder").chunks() for each in chunk)
+    outside = next((place for place, folder in enumerate(folders) if folder not in inside), None)
+    row = len(paths) if outside is None else int(index.column(f"{number}.folder_row")[outside])
+    for first, line in enumerate(index.facts["first_lines"][number][:row]):
+        path = os.fsdecode(paths[first])
+        if not os.path.isfile(root / path):
+            raise DataError(
+                f"{file}, line {line}: no file {root / path}; paths are relative to the folder of the list"
+                + (" and have / between folders, also on Windows" if "\\" in path else "")
+            )
+    if outside is not None:
         raise DataError(
-            f"{val.where(unknown[0])}: class {label} does not occur in {train.file}, so it would never be "
-            f"trained; correct the label, or remove the line{did_you_mean(label, set(train.labels))}"
+            f"{file}, line {index.column(f'{number}.folder_line')[outside]}: {os.fsdecode(paths[row])!r} leads out of {root}; "
+            "paths are relative to that folder and must stay in it, also through links"
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.sources.listing import MAX_CLASSES
+from datasets.sources.labels import MAX_CLASSES
 from datasets.sources.shards.tar import HeaderReader, Member, Tar, TruncatedTarError
 from datasets.transforms.decode import KNOWN_ENDINGS
 from utils.errors import DataError

@@ -14,7 +14,7 @@ from configs.schema import Config
 from datasets.shuffle import GroupedShuffle
 from datasets.sources.folder import subfolders
 from datasets.sources.images import EncodedImages
-from datasets.sources.listing import check_label_range
+from datasets.sources.labels import check_label_range
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout
 from datasets.sources.shards.index import Shard, read_shards_of
 from datasets.sources.shards.tar import Tar

@@ -1,0 +1,71 @@
+"""What is known of a column of strings while it streams by: the distinct ones, and rows that are equal."""
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+
+class Distinct:
+    """Distinct strings in the order of their first appearance, with the row and the line of that. For classes and
+    folders, of which there are few."""
+
+    def __init__(self):
+        self.numbers: dict[str, int] = {}
+        self.rows, self.lines, self.num_rows = array("Q"), array("Q"), 0
+
+    def add(self, values: Sequence[str], lines: np.ndarray) -> np.ndarray:
+        """Note the values of the next rows; returns the number of each, uint32."""
+        numbers, before = self.numbers, len(self.numbers)
+        found = np.fromiter((numbers.setdefault(each, len(numbers)) for each in values), np.uint32, len(values))
+        if len(numbers) > before:
+            new, places = np.unique(found, return_index=True)
+            places = places[new >= before]
+            self.rows.extend((places + self.num_rows).tolist())
+            self.lines.extend(lines[places].tolist())
+        self.num_rows += len(values)
+        return found
+
+
+class RowHashes:
+    """64 bits of each string, by which equal ones are found without keeping the strings in memory."""
+
+    def __init__(self):
+        self._chunks: list[np.ndarray] = []
+
+    def add(self, values: Sequence[str] | Sequence[bytes]) -> None:
+        # Python's own hash: it differs from process to process, but that is no matter here.
+        self._chunks.append(np.fromiter(map(hash, values), np.int64, len(values)))
+
+    def take(self) -> np.ndarray:
+        """All of them; this object forgets them."""
+        chunks, self._chunks = self._chunks, []
+        return np.concatenate([*chunks, np.empty(0, np.int64)])
+
+
+def equal_rows(hashes: np.ndarray, text: Callable[[int], str]) -> Iterator[list[int]]:
+    """The rows of each string that several rows have, ascending. `text(row)`: what was hashed."""
+    in_order = np.sort(hashes)
+    repeated = np.unique(in_order[1:][in_order[1:] == in_order[:-1]])
+    del in_order
+    if not len(repeated):
+        return
+    found = [
+        start + np.flatnonzero(_is_among(hashes[start : start + 2**20], repeated))
+        for start in range(0, len(hashes), 2**20)
+    ]
+    rows = np.concatenate(found)
+    rows = rows[np.argsort(hashes[rows], kind="stable")]
+    ends = np.append(np.flatnonzero(np.diff(hashes[rows])) + 1, len(rows))
+    start = 0
+    for end in ends:
+        by_text: dict[str, list[int]] = {}
+        for row in rows[start:end].tolist():
+            by_text.setdefault(text(row), []).append(row)
+        yield from (each for each in by_text.values() if len(each) > 1)
+        start = end
+
+
+def _is_among(values: np.ndarray, sorted_values: np.ndarray) -> np.ndarray:
+    places = np.searchsorted(sorted_values, values)
+    return sorted_values[np.minimum(places, len(sorted_values) - 1)] == values

@@ -1,0 +1,41 @@
+"""Stamps of the files and folders that an index was built from: whether they are still the same."""
+
+import hashlib
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+# File systems note the time of a change in steps of up to 2 s (FAT). A change within the same step as one before is not
+# seen, so what was read so shortly after a change is not known by its date alone.
+NANOSECONDS_OF_DOUBT = 2_000_000_000
+
+
+def stamp_of_file(file: Path) -> dict:
+    """What `is_same_file` needs, to be taken before the file is read."""
+    now, status = time.time_ns(), file.stat()
+    return {"name": file.name, "size": status.st_size, "date": status.st_mtime_ns, "read": now, "checksum": _hash(file)}
+
+
+def is_same_file(stamp: dict, file: Path) -> bool:
+    """Whether the file is as it was read then: by its date, and where that is another, as of a copy, by its bytes."""
+    status = file.stat()
+    if (file.name, status.st_size) != (stamp["name"], stamp["size"]):
+        return False
+    is_dated = status.st_mtime_ns == stamp["date"] < stamp["read"] - NANOSECONDS_OF_DOUBT
+    return is_dated or _hash(file) == stamp["checksum"]
+
+
+def _hash(file: Path) -> str:
+    with open(file, "rb") as content:
+        return hashlib.file_digest(content, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def dates_of_folders(root: Path, folders: Iterable[str]) -> list[int]:
+    """When anything was last added to each folder, renamed or removed in it, in nanoseconds."""
+    return [os.stat(os.path.join(root, folder)).st_mtime_ns for folder in folders]
+
+
+def seconds_of_doubt(dates: Iterable[int]) -> float:
+    """How long to wait until folders of these dates can be listed, so that their dates tell every later change."""
+    return min(max(max(dates, default=0) + NANOSECONDS_OF_DOUBT - time.time_ns(), 0), NANOSECONDS_OF_DOUBT) / 1e9

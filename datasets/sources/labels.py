@@ -1,0 +1,144 @@
+"""From the labels of a list file or CSV file to class numbers, and the checks of labels."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from unicodedata import normalize
+
+import numpy as np
+
+from configs.schema import Config
+from utils.errors import DataError, did_you_mean
+from utils.text import counted
+
+MAX_CLASSES = 1_000_000  # a higher label is a mistake, and a list of that many class names would fill the memory
+USUAL_CLASSES = 1000  # accepted with any number of images: a few of ImageNet's, to try something out
+MAX_DIGITS = 18  # of a label; Python itself refuses thousands of them
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The distinct labels of one list as written, in the order of their first lines."""
+
+    file: Path
+    written: list[str]
+    lines: np.ndarray  # of each the first line
+    counts: np.ndarray  # of each the number of images
+
+    def where(self, index: int) -> str:
+        return f"{self.file}, line {self.lines[index]}"
+
+
+def are_mostly_numbers(lists: list[Labels]) -> bool:
+    """Whether more than half of the labels are numbers: then the others are slips, not names of classes."""
+    numbers = sum(
+        int(each.counts[index]) for each in lists for index, label in enumerate(each.written) if _is_number(label)
+    )
+    return 2 * numbers > sum(int(each.counts.sum()) for each in lists)
+
+
+def _is_number(label: str) -> bool:
+    try:
+        float(label)  # also nan, which pandas writes
+    except ValueError:
+        return False
+    return True
+
+
+def class_numbers(config: Config, lists: list[Labels], are_numbers: bool) -> tuple[list[np.ndarray], list[str]]:
+    """The class number of each label of each list, and the classes. Of two lists the first is for training and must
+    have all classes.
+
+    Labels that are no numbers are names, numbered as sorted.
+    """
+    if are_numbers:
+        targets = [_numbered_targets(config, labels) for labels in lists]
+        _refuse_high_label(config, lists, targets)
+        highest = max((int(each.max()) for each in targets if len(each)), default=-1)
+        classes = [str(number) for number in range(highest + 1)]
+    else:
+        names = {label: normalize("NFC", label) for labels in lists for label in labels.written}
+        classes = sorted(set(names.values()))
+        number = {name: index for index, name in enumerate(classes)}
+        targets = [np.array([number[names[label]] for label in labels.written], np.int32) for labels in lists]
+    if len(lists) == 2:
+        _check_same_classes(*lists, *targets)
+    return targets, classes
+
+
+def _numbered_targets(config: Config, labels: Labels) -> np.ndarray:
+    """The labels as class numbers."""
+    targets = np.empty(len(labels.written), dtype=np.int32)
+    num_classes = config.MODEL.NUM_CLASSES
+    for index, written in enumerate(labels.written):
+        whole, _, decimals = written.partition(".")
+        label = written if decimals.strip("0") else whole  # 3.0 is 3
+        if not (label.isascii() and label.isdecimal()):
+            problem = "is negative" if label.startswith("-") else "is not a whole number"
+            raise DataError(
+                f"{labels.where(index)}: label {shortened(written)!r} {problem}; labels count the classes from 0. Correct "
+                "it, or where labels are names of classes let less than half of them be numbers"
+            )
+        if len(label) > MAX_DIGITS or int(label) >= MAX_CLASSES:
+            raise DataError(
+                f"{labels.where(index)}: label {shortened(label)} is not a class number; labels count from 0, and at "
+                f"most {MAX_CLASSES:,} classes are supported"
+            )
+        target = int(label)
+        if num_classes is not None and target >= num_classes:
+            raise DataError(
+                f"{labels.where(index)}: label {target} needs at least {counted(target + 1, 'class')}, but MODEL.NUM_CLASSES is "
+                f"{num_classes}; labels count from 0. Correct the label, or set -num_classes"
+            )
+        targets[index] = target
+    return targets
+
+
+def shortened(label: str) -> str:
+    """The label as messages show it."""
+    return label if len(label) <= 40 else f"{label[:40]}... ({len(label):,} characters)"
+
+
+def _refuse_high_label(config: Config, lists: list[Labels], targets: list[np.ndarray]) -> None:
+    num_images, numbers = sum(int(each.counts.sum()) for each in lists), np.concatenate(targets)
+
+    def where(highest: int) -> str:
+        part = next(part for part, each in enumerate(targets) if highest in each)
+        return lists[part].where(int(targets[part].argmax()))
+
+    _refuse_label(config, int(numbers.max(initial=-1)), num_images, len(np.unique(numbers)), where)
+
+
+def check_label_range(config: Config, targets: list[np.ndarray], where: list[Callable[[int], str]]) -> None:
+    """Refuse a label that implies far more classes than there are images: a typing error, and a huge model.
+
+    `targets`: of each part of a data set; `where`: for each part, the name of an image in messages.
+    """
+    counts = [np.bincount(each) for each in targets]
+    used = np.zeros(max(map(len, counts), default=0), bool)
+    for each in counts:
+        used[: len(each)] |= each > 0
+
+    def where_is(highest: int) -> str:
+        part = next(part for part, each in enumerate(counts) if len(each) == highest + 1)
+        return where[part](int(targets[part].argmax()))
+
+    _refuse_label(config, len(used) - 1, sum(map(len, targets)), int(used.sum()), where_is)
+
+
+def _refuse_label(config: Config, highest: int, num_images: int, num_used: int, where: Callable[[int], str]) -> None:
+    if config.MODEL.NUM_CLASSES is None and highest >= max(USUAL_CLASSES, num_images, 2 * num_used):
+        raise DataError(
+            f"{where(highest)}: label {highest} means {counted(highest + 1, 'class')}, but "
+            f"{counted(num_images, 'image')} use {num_used:,}; correct the label, or if right set -num_classes {highest + 1}"
+        )
+
+
+def _check_same_classes(train: Labels, val: Labels, train_targets: np.ndarray, val_targets: np.ndarray) -> None:
+    unknown = np.flatnonzero(~np.isin(val_targets, train_targets))
+    if len(unknown):
+        label = val.written[unknown[0]]
+        raise DataError(
+            f"{val.where(unknown[0])}: class {label} does not occur in {train.file}, so it would never be "
+            f"trained; correct the label, or remove the line{did_you_mean(label, set(train.written))}"
+        )

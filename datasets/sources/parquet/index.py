@@ -13,7 +13,7 @@ import numpy as np
 from configs.schema import Config, Data
 from datasets.index.file import TEXT, Index, IndexWriter
 from datasets.index.place import index_paths, open_or_build
-from datasets.sources.listing import MAX_CLASSES
+from datasets.sources.labels import MAX_CLASSES
 from datasets.sources.parquet.columns import Columns, choose_columns
 from datasets.sources.parquet.files import parquet
 from utils.errors import DataError

@@ -6,7 +6,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.index.place import note_of_memory
-from datasets.sources.listing import check_label_range
+from datasets.sources.labels import check_label_range
 from datasets.sources.parquet.files import ENDING, find_files, missing_files, parquet
 from datasets.sources.parquet.images import ParquetImages
 from datasets.sources.parquet.index import open_parquet_index

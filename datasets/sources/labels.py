@@ -106,7 +106,7 @@ def _refuse_high_label(config: Config, lists: list[Labels], targets: list[np.nda
         part = next(part for part, each in enumerate(targets) if highest in each)
         return lists[part].where(int(targets[part].argmax()))
 
-    _refuse_label(config, int(numbers.max(initial=-1)), num_images, len(np.unique(numbers)), where)
+    refuse_label(config, int(numbers.max(initial=-1)), num_images, len(np.unique(numbers)), where)
 
 
 def check_label_range(config: Config, targets: list[np.ndarray], where: list[Callable[[int], str]]) -> None:
@@ -123,10 +123,11 @@ def check_label_range(config: Config, targets: list[np.ndarray], where: list[Cal
         part = next(part for part, each in enumerate(counts) if len(each) == highest + 1)
         return where[part](int(targets[part].argmax()))
 
-    _refuse_label(config, len(used) - 1, sum(map(len, targets)), int(used.sum()), where_is)
+    refuse_label(config, len(used) - 1, sum(map(len, targets)), int(used.sum()), where_is)
 
 
-def _refuse_label(config: Config, highest: int, num_images: int, num_used: int, where: Callable[[int], str]) -> None:
+def refuse_label(config: Config, highest: int, num_images: int, num_used: int, where: Callable[[int], str]) -> None:
+    """DataError if a label implies far more classes than there are images; `where`: the name of one that has it."""
     if config.MODEL.NUM_CLASSES is None and highest >= max(USUAL_CLASSES, num_images, 2 * num_used):
         raise DataError(
             f"{where(highest)}: label {highest} means {counted(highest + 1, 'class')}, but "

@@ -2,13 +2,17 @@
 
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from datasets import ImageSet, build_train_data, load_image_sets
 from datasets.shuffle import FullShuffle, GroupedShuffle, NearbyShuffle, nearby_shuffle
+from datasets.sources.shards.folder import ShardFolder
+from datasets.sources.shards.index import Shard
 from datasets.sources.shards.source import ShardImages
+from datasets.sources.shards.table import ShardTable, write_table
 from datasets.transforms.pixel_rules import PixelRules
 from tests.support.configs import CPU, replaced
 from tests.support.image_sets import make_set, settings
@@ -18,11 +22,9 @@ from utils.distributed import Process
 
 def big_set(num_shards: int = 20, per_shard: int = 50, buffer: int = 100):
     """A set of which only the order is asked."""
-    count = num_shards * per_shard
-    table = np.zeros(count, dtype=[("offset", "i8"), ("size", "i8"), ("label", "i8"), ("name", "S1")])
-    return ShardImages(
-        [None] * num_shards, np.repeat(np.arange(num_shards), per_shard), table, ["a"], PixelRules(3), buffer
-    )
+    samples = np.zeros(per_shard, dtype=[("offset", "i8"), ("size", "i8"), ("label", "i8"), ("name", "S1")])
+    shards = [(f"{number}.tar", Shard(Path(), 0, 0, b"", samples, False)) for number in range(num_shards)]
+    return ShardImages(ShardFolder(Path()), ShardTable(write_table(None, shards)), ["a"], PixelRules(3), buffer)
 
 
 def test_each_epoch_has_every_sample_once_in_an_order_of_its_own():

@@ -232,6 +232,94 @@ def test_a_copy_with_another_date_keeps_its_index_and_a_changed_tar_does_not(tmp
     assert load_index(copied) is None
 
 
+@pytest.fixture
+def scanned(monkeypatch) -> list[str]:
+    """The names of the tars that are scanned; indexes of a set lie in a file whatever their size."""
+    from datasets.sources.shards import folder
+
+    names, scan = [], folder.scan
+    monkeypatch.setattr(folder, "scan", lambda path: names.append(path.name) or scan(path))
+    monkeypatch.setattr("datasets.index.file.SMALL", 0)
+    return names
+
+
+def test_the_index_of_a_large_set_is_one_file_with_which_no_tar_is_looked_into(tmp_path, scanned, monkeypatch):
+    make_set(tmp_path)
+    first, _ = load("shards", tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("*.index")) == ["train.index", "val.index"]
+    assert len(scanned) == 4
+    monkeypatch.setattr("datasets.sources.shards.folder.load_index", None)  # must not be needed
+    second, _ = load("shards", tmp_path)
+    assert shades(second) == shades(first) == list(range(30))
+    assert second.targets.tolist() == first.targets.tolist() and second.name(12) == first.name(12)
+
+
+def damage_header(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[40] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-100]),
+        lambda path: path.write_bytes(b""),
+        damage_header,
+        Path.unlink,
+    ],
+)
+def test_a_damaged_index_of_a_set_is_made_anew_of_those_of_its_tars(tmp_path, scanned, damage):
+    make_set(tmp_path)
+    load("shards", tmp_path)
+    num_bytes = (tmp_path / "train.index").stat().st_size
+    damage(tmp_path / "train.index")
+    scanned.clear()
+    assert shades(load("shards", tmp_path)[0]) == list(range(30))
+    assert not scanned and (tmp_path / "train.index").stat().st_size == num_bytes
+
+
+def test_of_a_set_that_has_changed_only_new_tars_are_scanned(tmp_path, scanned):
+    make_set(tmp_path)
+    load("shards", tmp_path)
+    scanned.clear()
+    write_tar(tmp_path / "train-000001.tar", samples(100, 10))  # of the same size
+    os.utime(tmp_path / "train-000001.tar", ns=(1, 1))
+    assert shades(load("shards", tmp_path)[0]) == [*range(10), *range(100, 110), *range(20, 30)]
+    write_tar(tmp_path / "train-000009.tar", samples(50, 2))
+    assert shades(load("shards", tmp_path)[0]) == [*range(10), *range(100, 110), *range(20, 30), 50, 51]
+    (tmp_path / "train-000001.tar").unlink()
+    assert shades(load("shards", tmp_path)[0]) == [*range(10), *range(20, 30), 50, 51]
+    assert scanned == ["train-000001.tar", "train-000009.tar"]
+
+
+def test_a_copied_set_keeps_its_index(tmp_path, scanned):
+    make_set(tmp_path / "data")
+    load("shards", tmp_path / "data")
+    scanned.clear()
+    shutil.copytree(tmp_path / "data", tmp_path / "copy", copy_function=shutil.copyfile)
+    for path in (tmp_path / "copy").glob("*.tar"):
+        os.utime(path, ns=(1, 1))
+    assert shades(load("shards", tmp_path / "copy")[0]) == list(range(30)) and not scanned
+
+
+def test_where_tars_cannot_be_written_to_the_index_of_a_large_set_lies_among_the_caches(tmp_path, scanned, monkeypatch):
+    make_set(tmp_path / "data")
+    replace = os.replace
+
+    def refuse(source, target):
+        if Path(target).parent == tmp_path / "data":
+            raise PermissionError("read-only")
+        replace(source, target)
+
+    monkeypatch.setattr("os.replace", refuse)
+    for _ in range(2):
+        scanned.clear()
+        train, val = load("shards", tmp_path / "data", CACHE_PATH=str(tmp_path / "cache"))
+        assert shades(train) == list(range(30)) and len(val.notes) == 1
+    assert not scanned, "the second start has all from the index"
+
+
 def test_an_index_that_points_out_of_its_tar_is_not_believed(tmp_path):
     path = write_tar(tmp_path / "train-0.tar", samples(0, 3))
     train_only(tmp_path)

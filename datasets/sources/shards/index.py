@@ -3,8 +3,6 @@
 import hashlib
 import json
 import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from utils.errors import DataError
 from utils.files import replacing
 
 VERSION = 1
-NUM_THREADS = 16  # which mostly wait for the disk
 NUM_PIECES, PIECE = 64, 8192  # what is compared of a tar, pieces in bytes; of half a MiB it is everything
 MAX_LABEL_BYTES = 1 << 20  # a larger .json file is not a label
 
@@ -32,30 +29,6 @@ class Shard:
     checksum: bytes
     samples: np.ndarray  # [N] with the fields offset, size, label and name of each image
     cut: bool  # the file ends before the tar does
-
-    @property
-    def last_name(self) -> str:
-        return os.fsdecode(self.samples["name"][-1]) if len(self.samples) else "nothing"
-
-    def name(self, index: int) -> str:
-        """The name of a sample in messages."""
-        return f"{self.path}: {os.fsdecode(self.samples['name'][index])}"
-
-
-def read_shards_of(paths: Sequence[Path], title: str) -> tuple[list[Shard], bool]:
-    """All shards, and whether every index could be saved. Tars without a valid index are scanned, with a bar."""
-    from tqdm import tqdm
-
-    with ThreadPoolExecutor(NUM_THREADS, "shards") as pool:
-        shards = dict(zip(paths, pool.map(load_index, paths), strict=True))
-        missing = [path for path in paths if shards[path] is None]
-        if not missing:
-            return list(shards.values()), True
-        # disable=None: only where a person looks at a terminal.
-        made = tqdm(pool.map(scan, missing), f"index of {title}", len(missing), unit="tar", disable=None)
-        shards |= zip(missing, made, strict=True)
-        saved = list(pool.map(save_index, (shards[path] for path in missing)))
-    return list(shards.values()), all(saved)
 
 
 def scan(path: Path) -> Shard:

@@ -53,6 +53,8 @@ class Data:
     """Interpolation for resizing images."""
     TRAIN_INTERPOLATION: Literal["random", "nearest", "bilinear", "bicubic", "lanczos"] | None = None
     """Interpolation of training images, also in rotations and shifts of a policy; random: bilinear or bicubic, drawn each time; not set: INTERPOLATION."""
+    AUGMENT_ON: Literal["host", "device"] = "host"
+    """Where policies and colour jitter change the pixels: in the loader's workers, or on the training device, which leaves the workers decoding and cropping. What is drawn is the same."""
     IMAGENET_MEAN: Annotated[tuple[float, ...], Bounds(-1_000.0, 1_000.0)] = (0.5, 0.5, 0.5)
     """Mean of each channel, in [0, 1], subtracted from every image."""
     IMAGENET_STD: Annotated[tuple[float, ...], Bounds(1e-6, 1_000.0)] = (0.5, 0.5, 0.5)

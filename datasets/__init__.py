@@ -7,11 +7,13 @@ from datasets.batch_order import Piece
 from datasets.build import build_eval_data, build_order, build_train_data, load_image_sets
 from datasets.cache.build import CacheProgress
 from datasets.cache.cached_images import cache_image_sets
+from datasets.draws import Draws
 from datasets.loading.choice import choose_workers
 from datasets.loading.train_data import EvalData, TrainData, Window
 from datasets.split import holds_out_no_more, identity, write_split
 from datasets.transforms.augment import parse_policy
 from datasets.transforms.crop import Normalize
 from datasets.transforms.mixup import Mixed, dominant_class
+from datasets.transforms.on_device.augmentation import check_device
 from datasets.transforms.preparation import Preparation
 from datasets.types import Batch, ImageSet, Kept

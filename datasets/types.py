@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from datasets.batch_order import Piece
+from datasets.draws import Draws
 from datasets.index.file import Index
 from datasets.shuffle import EpochOrder, FullShuffle
 
@@ -121,7 +122,10 @@ class Batch(NamedTuple):
     targets: Tensor  # int64 [B]
     num_samples: int  # B, or 0 for an image that only keeps this process in step with the others
     bad: list[int]  # unreadable images: replaced in training, omitted in evaluation
-    piece: Piece | None = None  # in training; erasing and mixing depend on it
+    piece: Piece | None = None  # in training; mixing depends on it
+    draws: Draws | None = (
+        None  # in training, of images that were read; None: nothing is left to the device, or made by hand
+    )
 
     def parts(self, size: int) -> list["Batch"]:
         """This training batch in parts of at most `size` images."""
@@ -130,6 +134,13 @@ class Batch(NamedTuple):
             return [self]
         ends = [(start, min(start + size, count)) for start in range(0, count, size)]
         return [
-            Batch(self.images[start:end], self.targets[start:end], end - start, [], self.piece.part(start, end))
+            Batch(
+                self.images[start:end],
+                self.targets[start:end],
+                end - start,
+                [],
+                self.piece.part(start, end),
+                self.draws and self.draws.part(start, end),
+            )
             for start, end in ends
         ]

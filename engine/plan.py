@@ -9,7 +9,7 @@ from torch import nn
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from configs.values import IMPLIED, flatten
-from datasets import ImageSet, Kept, build_order, parse_policy
+from datasets import ImageSet, Kept, build_order, check_device, parse_policy
 from datasets.batch_order import Order
 from engine.checkpoint.format import WEIGHTS_ONLY
 from engine.checkpoint.resume import (
@@ -62,6 +62,7 @@ class Plan:
             _ = self.checkpoint
         else:
             parse_policy(self.given.TRAIN)
+            check_device(self.given.DATA, self.process.device)
             check_strategy(self.given)
 
     @cached_property

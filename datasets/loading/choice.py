@@ -52,7 +52,8 @@ def cores_to_read(process: Process) -> int:
 
 def saturate_gil(num_threads: int, config: Config, image_set: ImageSet) -> bool:
     """Whether so many loader threads leave too little of the GIL to the training thread."""
-    decoding = GIL_AUGMENTING if changes_pixels(config.TRAIN) else GIL_READING
+    augments = config.DATA.AUGMENT_ON == "host" and changes_pixels(config.TRAIN)
+    decoding = GIL_AUGMENTING if augments else GIL_READING
     return num_threads * (GIL_IN_MEMORY if image_set.in_memory else decoding) > MAX_GIL
 
 

@@ -1,6 +1,7 @@
 """From a piece of the order to a batch of images, filled one by one, so that several threads can share a piece."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -8,12 +9,23 @@ from torch import Tensor
 
 from configs.schema import Config
 from datasets.batch_order import Piece, sample_rng
+from datasets.draws import Draws, ImageDraws
 from datasets.transforms.augment import build_augmentation
 from datasets.transforms.crop import EvalTransform, TrainTransform
+from datasets.transforms.erasing import Boxes
+from datasets.transforms.on_device.rows import OperationRows
 from datasets.types import Batch, ImageReadError, ImageSet
 from utils.errors import DataError
 
 NUM_REPLACEMENTS = 8  # images tried in place of an unreadable one: first of its class, then as many of any class
+
+
+class Buffers(NamedTuple):
+    """What the images of a batch are read into."""
+
+    images: Tensor  # as in Batch
+    targets: Tensor
+    draws: list[ImageDraws]
 
 
 class Reader:
@@ -22,51 +34,61 @@ class Reader:
     def __init__(self, image_set: ImageSet, config: Config):
         self.image_set, self.data, self.seed = image_set, config.DATA, config.SEED
 
-    def allocate(self, piece: Piece, pinned: bool = False) -> tuple[Tensor, Tensor]:
+    def allocate(self, piece: Piece, pinned: bool = False) -> Buffers:
         """Uninitialized images, in the memory layout of decoded pixels, and targets.
 
         Pinned memory costs milliseconds only at first: torch gives it out again once the copies from it are done.
         """
         count, side = len(piece.indices), self.data.IMAGE_SIZE
         images = torch.empty((count, side, side, self.data.IMAGE_CHANNELS), dtype=torch.uint8, pin_memory=pinned)
-        return images.permute(0, 3, 1, 2), torch.empty(count, dtype=torch.int64, pin_memory=pinned)
+        targets = torch.empty(count, dtype=torch.int64, pin_memory=pinned)
+        return Buffers(images.permute(0, 3, 1, 2), targets, [ImageDraws()] * count)
 
-    def fill(self, piece: Piece, positions: range, images: Tensor, targets: Tensor) -> list[int]:
+    def fill(self, piece: Piece, positions: range, buffers: Buffers) -> list[int]:
         """Read the images at these positions of a piece. Returns the unreadable ones."""
         raise NotImplementedError
 
-    def batch(self, piece: Piece, images: Tensor, targets: Tensor, bad: list[int]) -> Batch:
+    def batch(self, piece: Piece, buffers: Buffers, bad: list[int]) -> Batch:
         """The batch of a piece whose positions are all filled."""
         raise NotImplementedError
 
     def __getitem__(self, piece: Piece) -> Batch | DataError:
         """The batch of a piece. A DataError is returned, so that it leaves a worker process unchanged."""
-        images, targets = self.allocate(piece)
+        buffers = self.allocate(piece)
         try:
-            bad = self.fill(piece, range(len(piece.indices)), images, targets)
+            bad = self.fill(piece, range(len(piece.indices)), buffers)
         except DataError as error:
             return error
-        return self.batch(piece, images, targets, bad)
+        return self.batch(piece, buffers, bad)
 
 
 class TrainReader(Reader):
-    """Augments the images, and replaces an unreadable one by another."""
+    """Augments the images, or draws what the device will do with them, and replaces an unreadable one by another."""
 
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)
-        self.transform = TrainTransform(config.DATA, build_augmentation(config))
+        augmentation, on_host = build_augmentation(config), config.DATA.AUGMENT_ON == "host"
+        self.transform = TrainTransform(config.DATA, augmentation if on_host else None)
+        self.operations = None if on_host or not augmentation else OperationRows(augmentation, config.DATA.IMAGE_SIZE)
+        self.boxes = Boxes(config) if config.TRAIN.RANDOM_ERASE_PROB else None
 
-    def fill(self, piece: Piece, positions: range, images: Tensor, targets: Tensor) -> list[int]:
+    def fill(self, piece: Piece, positions: range, buffers: Buffers) -> list[int]:
         bad: list[int] = []
         for position in positions:
             index, repeat = int(piece.indices[position]), int(piece.repeats[position])
             image, used = self._read_or_replace(piece.epoch, index, bad)
-            self.transform(image, sample_rng(self.seed, piece.epoch, index, repeat=repeat), images[position])
-            targets[position] = int(self.image_set.targets[used])
+            rng = sample_rng(self.seed, piece.epoch, index, repeat=repeat)
+            self.transform(image, rng, buffers.images[position])
+            buffers.targets[position] = int(self.image_set.targets[used])
+            buffers.draws[position] = ImageDraws(
+                self.boxes.row(piece, position) if self.boxes else [],
+                *(self.operations.draw(rng, position) if self.operations else ()),
+            )
         return bad
 
-    def batch(self, piece: Piece, images: Tensor, targets: Tensor, bad: list[int]) -> Batch:
-        return Batch(images, targets, piece.num_samples, bad, piece)
+    def batch(self, piece: Piece, buffers: Buffers, bad: list[int]) -> Batch:
+        draws = Draws.of(buffers.draws) if self.boxes or self.operations else None
+        return Batch(buffers.images, buffers.targets, piece.num_samples, bad, piece, draws)
 
     def _read_or_replace(self, epoch: int, index: int, bad: list[int]) -> tuple[np.ndarray, int]:
         """The image and its index, or those of its replacement. Unreadable ones are added to `bad`."""
@@ -97,18 +119,19 @@ class EvalReader(Reader):
         super().__init__(image_set, config)
         self.transform = EvalTransform(config.DATA)
 
-    def fill(self, piece: Piece, positions: range, images: Tensor, targets: Tensor) -> list[int]:
+    def fill(self, piece: Piece, positions: range, buffers: Buffers) -> list[int]:
         bad: list[int] = []
         for position in positions:
             index = int(piece.indices[position])
             try:
-                self.transform(self.image_set.read(index), images[position])
+                self.transform(self.image_set.read(index), buffers.images[position])
             except ImageReadError:
                 bad.append(index)
-            targets[position] = int(self.image_set.targets[index])
+            buffers.targets[position] = int(self.image_set.targets[index])
         return bad
 
-    def batch(self, piece: Piece, images: Tensor, targets: Tensor, bad: list[int]) -> Batch:
+    def batch(self, piece: Piece, buffers: Buffers, bad: list[int]) -> Batch:
+        images, targets, _ = buffers
         if bad:
             readable = torch.from_numpy(~np.isin(piece.indices, bad))
             images, targets = images[readable], targets[readable]

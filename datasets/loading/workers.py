@@ -44,11 +44,11 @@ def read_in_threads(
     with ThreadPoolExecutor(num_threads, "loader", initializer=torch.set_num_threads, initargs=(1,)) as pool:
 
         def start(piece: Piece):
-            tensors = reader.allocate(piece, pinned=has_streams(device))
+            buffers = reader.allocate(piece, pinned=has_streams(device))
             count = len(piece.indices)
             share = max(MIN_IMAGES_PER_THREAD, math.ceil(count / num_threads))
             shares = [range(first, min(first + share, count)) for first in range(0, count, share)]
-            return piece, tensors, [pool.submit(reader.fill, piece, each, *tensors) for each in shares]
+            return piece, buffers, [pool.submit(reader.fill, piece, each, buffers) for each in shares]
 
         started = map(start, pieces)
         waiting = deque(itertools.islice(started, ahead))
@@ -57,9 +57,9 @@ def read_in_threads(
                 waiting.extend(itertools.islice(started, 1))
                 if not waiting:
                     return
-                piece, tensors, shares = waiting.popleft()
+                piece, buffers, shares = waiting.popleft()
                 bad = [index for share in shares for index in share.result()]
-                yield reader.batch(piece, *tensors, bad)
+                yield reader.batch(piece, buffers, bad)
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -14,21 +14,20 @@ ERASED_RATIO = (0.3, 1 / 0.3)  # width over height
 NO_BOX = (0,) * 6
 
 
-class Erasing:
-    """Box by box and in place, which on a CPU takes little time: the boxes are small."""
+class Boxes:
+    """Draws what is erased. Several threads may do so at once."""
 
-    def __init__(self, config: Config, device: torch.device):
+    def __init__(self, config: Config):
         self.settings, self.seed, self.side = config.TRAIN, config.SEED, config.DATA.IMAGE_SIZE
-        # Noise is cut from one large piece at random positions: numbers drawn on the device would depend on the split.
-        shape = (config.DATA.IMAGE_CHANNELS, 2 * self.side, 2 * self.side)
-        self.noise = torch.randn(shape, generator=torch.Generator().manual_seed(config.SEED)).to(device)
 
     def rows(self, piece: Piece) -> list[list[tuple[int, ...]]]:
-        """For each image RANDOM_ERASE_COUNT boxes: left, top, width and height, then left and top of the noise in it."""
-        draws = zip(piece.indices.tolist(), piece.repeats.tolist(), strict=True)
-        return [self._row(sample_rng(self.seed, piece.epoch, index, "erasing", repeat)) for index, repeat in draws]
+        """For each image of a piece its row."""
+        return [self.row(piece, position) for position in range(len(piece.indices))]
 
-    def _row(self, rng: random.Random) -> list[tuple[int, ...]]:
+    def row(self, piece: Piece, position: int) -> list[tuple[int, ...]]:
+        """RANDOM_ERASE_COUNT boxes of one image: left, top, width and height, then left and top of the noise in it."""
+        index, repeat = int(piece.indices[position]), int(piece.repeats[position])
+        rng = sample_rng(self.seed, piece.epoch, index, "erasing", repeat)
         settings, row = self.settings, []
         if rng.random() < settings.RANDOM_ERASE_PROB:
             for box in self.boxes(rng):
@@ -41,6 +40,16 @@ class Erasing:
         count = 1 + int(rng.random() * self.settings.RANDOM_ERASE_COUNT)
         area = (ERASED_AREA[0] / count, ERASED_AREA[1] / count)
         return [crop_box(self.side, self.side, area, ERASED_RATIO, rng) for _ in range(count)]
+
+
+class Erasing(Boxes):
+    """Box by box and in place, which on a CPU takes little time: the boxes are small."""
+
+    def __init__(self, config: Config, device: torch.device):
+        super().__init__(config)
+        # Noise is cut from one large piece at random positions: numbers drawn on the device would depend on the split.
+        shape = (config.DATA.IMAGE_CHANNELS, 2 * self.side, 2 * self.side)
+        self.noise = torch.randn(shape, generator=torch.Generator().manual_seed(config.SEED)).to(device)
 
     def __call__(self, images: Tensor, table: Tensor) -> Tensor:
         """The images with the boxes of a table [B, RANDOM_ERASE_COUNT, 6] erased, the last one over those before it."""

@@ -1,4 +1,4 @@
-"""Transforms of a micro-batch on its device: normalization, random erasing, mixup and cutmix of pairs.
+"""Transforms of a micro-batch on its device: augmentation, normalization, random erasing, mixup and cutmix of pairs.
 
 They depend on seed, epoch, step, image and position in the window, never on how the window is split.
 """
@@ -12,6 +12,7 @@ from configs.schema import Config
 from datasets.transforms.crop import Normalize
 from datasets.transforms.erasing import build_erasing
 from datasets.transforms.mixup import Mixed, Mixing
+from datasets.transforms.on_device.augmentation import carry_out
 from datasets.types import Batch
 from utils.host import has_streams
 
@@ -32,8 +33,11 @@ class Preparation:
         """Images [B, C, H, W] as `dtype`, else as that of `normalize`, and targets [B]. Never makes the host wait."""
         pixels = batch.images.to(self.device, non_blocking=True)
         targets = batch.targets.to(self.device, non_blocking=True)
-        piece = batch.piece  # None: a batch made by hand, which is neither erased nor mixed
-        boxes = self._table(self.erase.rows(piece)) if self.erase and piece else None
+        piece, draws = batch.piece, batch.draws
+        if draws and draws.has_operations:
+            pixels = carry_out(pixels, draws, self._table)
+        # Without a piece, a batch made by hand is neither erased nor mixed.
+        boxes = self._table(draws.boxes if draws else self.erase.rows(piece)) if self.erase and piece else None
         parts = self._table(self.mix.rows(piece)) if self.mix and piece and self.mix.is_on(piece) else None
         images = self.compute(pixels, boxes, parts, dtype or self.normalize.dtype)
         return images, targets if parts is None else self.mix.targets(targets, parts)

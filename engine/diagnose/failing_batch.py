@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datasets import Batch, Piece
+from datasets import Batch, Draws, Piece
 from engine.train.callbacks import Callback
 from engine.train.trainer import Trainer
 from models.formats.torch import read_torch
@@ -40,13 +40,14 @@ class LastUpdate(Callback):
         return Batches(self.step, rank, list(zip(self._batches, self._shares, strict=True)))
 
     def state_dict(self) -> dict:
-        """uint8 images and targets of all micro-batches, and the pieces on which mixing and erasing depend."""
+        """uint8 images and targets of all micro-batches, and on what mixing, erasing and augmentation on the device depend."""
         return {
             "step": self.step,
             "images": torch.cat([batch.images.cpu() for batch in self._batches]),
             "targets": torch.cat([batch.targets.cpu() for batch in self._batches]),
             "sizes": [len(batch.targets) for batch in self._batches],
             "pieces": [_plain(batch.piece) for batch in self._batches],
+            "draws": [batch.draws and [torch.from_numpy(each) for each in batch.draws] for batch in self._batches],
             "shares": self._shares,
         }
 
@@ -91,8 +92,12 @@ def read_overflow(path: Path) -> Batches:
         )
     shares = state.get("shares", [size / len(targets) for size in sizes])
     pieces = state.get("pieces", [None] * len(sizes))
-    split = zip(images.split(sizes), targets.split(sizes), pieces, shares, strict=True)
-    batches = [(Batch(*tensors, len(tensors[0]), [], _piece(plain)), share) for *tensors, plain, share in split]
+    draws = state.get("draws", [None] * len(sizes))
+    split = zip(images.split(sizes), targets.split(sizes), pieces, draws, shares, strict=True)
+    batches = [
+        (Batch(*tensors, len(tensors[0]), [], _piece(plain), drawn and Draws(*(each.numpy() for each in drawn))), share)
+        for *tensors, plain, drawn, share in split
+    ]
     return Batches(state.get("step", 0), state.get("rank", 0), batches, state)
 
 

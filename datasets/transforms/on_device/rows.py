@@ -1,0 +1,67 @@
+"""The plan of an image as rows of numbers, which the device carries out for all images of a batch at once."""
+
+import math
+from collections.abc import Callable
+from random import Random
+
+from datasets.draws import NUM_PARAMETERS
+from datasets.transforms.augment import Augmentation, Operation, Plan
+from datasets.transforms.on_device import colors, geometry
+from datasets.transforms.on_device.geometry import Matrix
+
+# By Pillow's number of the interpolation.
+GEOMETRIC = {0: geometry.nearest, 2: geometry.bilinear, 3: geometry.bicubic}
+KINDS = (
+    *(colors.autocontrast, colors.equalize, colors.invert, colors.posterize, colors.solarize, colors.solarize_add),
+    *(colors.brightness, colors.contrast, colors.color, colors.sharpness, colors.hue),
+    *(geometry.gaussian_blur, geometry.gaussian_kernel, *GEOMETRIC.values()),
+)
+NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
+# {name of an operation: its function, and what makes that function's parameters of its value}
+ENCODINGS: dict[str, tuple[Callable, Callable[[float], tuple[float, ...]]]] = {
+    **{name: (getattr(colors, name), lambda value: ()) for name in ("autocontrast", "equalize", "invert")},
+    **{
+        name: (getattr(colors, name), lambda value: (value,))
+        for name in ("solarize", "solarize_add", "brightness", "contrast", "color", "sharpness")
+    },
+    "posterize": (colors.posterize, colors.mask_of),
+    "hue": (colors.hue, colors.turn_of),
+    "gaussian_blur": (geometry.gaussian_blur, geometry.box_of),
+    "gaussian_kernel": (geometry.gaussian_kernel, lambda sigma: (sigma,)),
+}
+MATRICES: dict[str, Callable[[float, int], Matrix]] = {
+    name: getattr(geometry, name) for name in ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
+}
+
+
+class OperationRows:
+    """Draws the operations of an image as the host would, from the same generator."""
+
+    def __init__(self, augmentation: Augmentation, side: int):
+        self.augmentation, self.side = augmentation, side
+        self.fill = augmentation.fill if isinstance(augmentation.fill, tuple) else (augmentation.fill,)
+
+    def draw(self, rng: Random, image: int) -> tuple[list[tuple[float, ...]], tuple[float, ...]]:
+        """ImageDraws.rows of the image at this position of the batch, and ImageDraws.weights."""
+        plan = self.augmentation.draw(rng)
+        weights = (*plan.weights, math.nan if plan.blend is None else plan.blend) if plan.chains else ()
+        return self.encode(plan, image), weights
+
+    def encode(self, plan: Plan, image: int) -> list[tuple[float, ...]]:
+        """The plan's `operations` come as one more chain after its chains."""
+        rows = []
+        for chain, operations in enumerate((*plan.chains, plan.operations)):
+            for layer, operation in enumerate(operations):
+                kind, parameters = self.encode_one(operation)
+                padding = [0.0] * (NUM_PARAMETERS - len(parameters))
+                rows.append((image, chain, layer, NUMBERS[kind], *parameters, *padding))
+        return rows
+
+    def encode_one(self, operation: Operation) -> tuple[Callable, tuple[float, ...]]:
+        """One of KINDS, and its parameters."""
+        name, value, resample = operation
+        if name not in MATRICES:
+            kind, parameters_of = ENCODINGS[name]
+            return kind, parameters_of(value)
+        kind, matrix = GEOMETRIC[resample], MATRICES[name](value, self.side)
+        return kind, (*(geometry.in_fixed_point(matrix) if kind is geometry.nearest else matrix), *self.fill)

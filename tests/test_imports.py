@@ -86,7 +86,8 @@ def test_no_test_module_imports_another():
 PACKAGES = {
     "datasets": (
         *("shuffle", "batch_order", "draws", "index", "types", "split", "classes", "bad_images"),
-        *("transforms", "sources", "sources.shards", "sources.parquet", "loading", "cache"),
+        *("transforms", "sources", "sources.shards", "sources.parquet", "sources.imagenet", "sources.torchvision_sets"),
+        *("loading", "cache"),
         *("build", "__init__"),
     ),
     "models": (

@@ -1,5 +1,6 @@
 """Parquet files: which are read, which columns, what is refused, and how row groups are read."""
 
+import pickle
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from datasets.sources.parquet.images import GroupCache
 from tests.support.image_sets import error_of, load, png, shades
 from tests.support.parquet_files import ANIMALS, make_parquet, rows, write_parquet
 from tests.support.refusals import assert_names, refused
+from tests.support.weight_files import Payload
 from utils.errors import DataError
 from utils.program import exit_code
 
@@ -165,6 +167,26 @@ def test_without_pyarrow_the_run_says_what_to_install(tmp_path, capsys, small_ya
     flags = ["-cfg", str(small_yaml), "-dataset", "parquet", "-data_path", str(tmp_path)]
     assert exit_code(main_single_gpu.main, flags) == 2
     assert "pip install pyarrow" in capsys.readouterr().err
+
+
+def test_a_type_that_is_a_pickle_is_not_loaded(tmp_path):
+    """As files could do to pyarrow before 14.0.1."""
+    marker = tmp_path / "executed"
+    hidden = {
+        "ARROW:extension:name": "arrow.py_extension_type",
+        "ARROW:extension:metadata": pickle.dumps(Payload(marker.touch)),
+    }
+    table = pyarrow.table(rows(range(6)))
+    field = table.schema.field("label").with_metadata(hidden)
+    pyarrow.parquet.write_table(table.cast(table.schema.set(1, field)), tmp_path / "train.parquet")
+    assert sum(map(len, load("parquet", tmp_path))) == 6 and not marker.exists()
+
+
+@pytest.mark.usefixtures("signal_handlers")
+def test_a_pyarrow_that_would_load_it_is_refused(tmp_path, monkeypatch):
+    make_parquet(tmp_path)
+    monkeypatch.setattr(pyarrow, "__version__", "14.0.0")
+    assert_names(error_of("parquet", tmp_path), "14.0.0", "pip install -U pyarrow")
 
 
 # --- row groups ---

@@ -15,15 +15,21 @@ ENDING = ".parquet"
 # train-00000-of-00294.parquet, train.parquet, imagenet-train-0.parquet
 OF_PART = re.compile(rf"(?:.+[-_.])?({'|'.join((*TRAIN_NAMES, *VAL_NAMES))})(?:[-_.\d].*)?", re.IGNORECASE)
 OF_COUNT = re.compile(r"(.*?)(\d+)-of-(\d+)(?:-\w+)?")  # at its end some have a checksum
+SAFE_VERSION = 15  # up to 14.0.0 types in a file could be pickles (CVE-2023-47248)
 DEPTH = 3  # levels of folders that are searched: data/, or default/train/
 
 
 def parquet() -> ModuleType:
     """pyarrow's module of this name."""
     try:
+        import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         raise DataError("DATA.DATASET: parquet needs the package pyarrow; pip install pyarrow") from error
+    if int(pyarrow.__version__.partition(".")[0]) < SAFE_VERSION:
+        raise DataError(
+            f"DATA.DATASET: pyarrow {pyarrow.__version__} may execute what a file contains; pip install -U pyarrow"
+        )
     return pyarrow.parquet
 
 

@@ -1,4 +1,4 @@
-"""`imagenet2012`: PaddleViT's list files, or class folders where there are none."""
+"""`imagenet2012`: PaddleViT's list files, class folders, Kaggle's folders, or the official tar files."""
 
 import itertools
 from collections.abc import Callable
@@ -7,24 +7,32 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Config
-from datasets.sources.folder import read_split_folders
+from datasets.sources.folder import read_split_folders, subfolders
+from datasets.sources.imagenet.kaggle import find_kaggle, read_kaggle
+from datasets.sources.imagenet.tars import TRAIN_TAR, VAL_TAR, find_tar_files, read_tar_files
 from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, to_image_sets
-from datasets.sources.root import data_root, expected_layout
+from datasets.sources.root import Parts, choose_parts, data_root, expected_layout
 from datasets.types import ImageSet
 from utils.errors import DataError
 
 TRAIN_LIST, VAL_LIST = "train_list.txt", "val_list.txt"
 EXPECTS = (
     f"{TRAIN_LIST} and {VAL_LIST} with a line 'relative/path label' per image, "
-    "or train/ and val/ with a folder per class"
+    f"or train/ and val/ with a folder per class, or Kaggle's ILSVRC, or {TRAIN_TAR} and {VAL_TAR}"
 )
 
 
-def read_imagenet(config: Config) -> tuple[ImageSet | None, ImageSet]:
-    """Training and validation images below DATA_PATH."""
+def read_imagenet(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
+    """Training and validation images below DATA_PATH, or all images and None."""
     root = data_root(config.DATA, EXPECTS)
     train_file, val_file = root / TRAIN_LIST, root / VAL_LIST
     if not train_file.is_file() and not val_file.is_file():
+        parts = choose_parts(subfolders(root)) if root.is_dir() else Parts(None, None, [])
+        if not (parts.train or parts.val):
+            if ilsvrc := find_kaggle(root):
+                return read_kaggle(config, ilsvrc)
+            if tars := find_tar_files(root):
+                return read_tar_files(config, root, tars)
         return read_split_folders(config, root, EXPECTS)
     # Evaluation needs the training list only for its classes.
     files = [val_file] if config.EVAL and not train_file.is_file() else [train_file, val_file]

@@ -22,7 +22,7 @@ import torch
 from configs.schema import Config
 from configs.values import unflatten
 from datasets import BadImages, Normalize, build_eval_data
-from datasets.sources.folder import FolderScan
+from datasets.sources.folder import FolderScan, describe_left_out
 from datasets.sources.images import FileImages
 from datasets.transforms.decode import KNOWN_ENDINGS
 from datasets.transforms.pixel_rules import PixelRules
@@ -92,7 +92,7 @@ def find_images(given: list[str]) -> list[str]:
         if os.path.isdir(path):
             scan = FolderScan(Path(path), [])
             paths += [os.path.normpath(os.path.join(path, inside)) for inside in scan.images_below("")]
-            for line in scan.describe_left_out():
+            for line in describe_left_out(Path(path), scan.left_out):
                 report(line)
         elif os.path.exists(path):
             paths.append(path)

@@ -1,9 +1,16 @@
-"""What is known of a column of strings while it streams by: the distinct ones, and rows that are equal."""
+"""Strings that stream by on their way into an index: their bytes, the distinct ones, and the rows that are equal."""
 
+import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+
+
+def encoded(values: list[str]) -> list[bytes]:
+    """As file names are encoded; all at once, which is much faster."""
+    together = os.fsencode("\n".join(values)).split(b"\n")
+    return together if len(together) == len(values) else [os.fsencode(value) for value in values]
 
 
 class Distinct:

@@ -108,7 +108,7 @@ class IndexWriter:
         self._ends = {name: 0 for name, kind in columns.items() if kind == TEXT}
         self._parts |= {f"{name}.starts": "<u8" for name in self._ends}
         self._files: dict[str, IO[bytes]] = {part: io.BytesIO() for part in self._parts}
-        self._sizes, self._in_memory = dict.fromkeys(self._parts, 0), True
+        self._sizes, self.in_memory = dict.fromkeys(self._parts, 0), True
         for name in self._ends:
             self._write(f"{name}.starts", np.zeros(1, "<u8"))
 
@@ -125,7 +125,7 @@ class IndexWriter:
 
     def finish(self, facts: dict) -> Index:
         """The index, opened; its file, if it needs one, appears at once and whole."""
-        if self._in_memory:
+        if self.in_memory:
             columns = {part: np.frombuffer(file.getvalue(), self._parts[part]) for part, file in self._files.items()}
             return Index(None, columns, facts)
         with _as_write_error(self.path):
@@ -146,7 +146,7 @@ class IndexWriter:
     def column(self, part: str) -> np.ndarray:
         """The numbers of a column so far."""
         file = self._files[part]
-        if self._in_memory:
+        if self.in_memory:
             return np.frombuffer(file.getvalue(), self._parts[part])
         file.flush()
         size = self._sizes[part]
@@ -161,7 +161,7 @@ class IndexWriter:
         with _as_write_error(self.path):
             self._files[part].write(content)
             self._sizes[part] += memoryview(content).nbytes
-            if self._in_memory and self.path and sum(self._sizes.values()) > SMALL:
+            if self.in_memory and self.path and sum(self._sizes.values()) > SMALL:
                 self._move_to_files()
 
     def _move_to_files(self) -> None:
@@ -169,7 +169,7 @@ class IndexWriter:
         for part, content in self._files.items():
             self._files[part] = tempfile.TemporaryFile(dir=self.path.parent, buffering=1 << 20)  # noqa: SIM115
             self._files[part].write(content.getbuffer())
-        self._in_memory = False
+        self.in_memory = False
 
 
 def open_index(path: Path) -> Index | None:

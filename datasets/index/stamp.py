@@ -36,6 +36,9 @@ def dates_of_folders(root: Path, folders: Iterable[str]) -> list[int]:
     return [os.stat(os.path.join(root, folder)).st_mtime_ns for folder in folders]
 
 
-def seconds_of_doubt(dates: Iterable[int]) -> float:
-    """How long to wait until folders of these dates can be listed, so that their dates tell every later change."""
-    return min(max(max(dates, default=0) + NANOSECONDS_OF_DOUBT - time.time_ns(), 0), NANOSECONDS_OF_DOUBT) / 1e9
+def seconds_of_doubt(dates: Iterable[int], started: int) -> float:
+    """How long to wait, before folders of these dates are listed again, until their dates tell every later change.
+
+    0 if they were listed from `started` on, long enough after their last change.
+    """
+    return min(max(max(dates, default=0) + NANOSECONDS_OF_DOUBT - started, 0), NANOSECONDS_OF_DOUBT) / 1e9

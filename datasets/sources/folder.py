@@ -1,11 +1,18 @@
 """`imagefolder`: images in class folders, also for the other data sets with that layout."""
 
 import os
+import time
 from collections import Counter
 from pathlib import Path
 from unicodedata import normalize
 
+import numpy as np
+
 from configs.schema import Config
+from datasets.index.collect import encoded
+from datasets.index.file import TEXT, Index, IndexWriter
+from datasets.index.place import ENDING, index_paths, note_of_memory, open_or_build
+from datasets.index.stamp import dates_of_folders, seconds_of_doubt
 from datasets.sources.images import FileImages, is_within
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout
 from datasets.transforms.decode import IMAGE_ENDINGS, READ_BY
@@ -17,6 +24,7 @@ from utils.text import counted, first_of
 SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")  # of zip files made on a Mac, and of network disks: copies and thumbnails
 NO_IMAGES = (".txt", ".md", ".json", ".xml", ".csv", ".html", ".db", ".ini")
 THUMBNAILS = ("thumb", "thumbs", "thumbnail", "thumbnails")
+INDEX_FILE = f"images{ENDING}"  # beside the class folders, not in a folder that other programs would take for a class
 EXPECTS = "train/ and val/ (or valid/, validation/, test/) with a folder per class, or a folder per class and no split"
 
 
@@ -109,18 +117,63 @@ def read_class_folders(
         raise DataError(
             f"{folder / twice}: another class folder has the same name in Unicode's other form; join the two"
         )
-    scan, paths, targets = FolderScan(folder, names, deep), [], []
+    numbers = [number[normalize("NFC", name)] for name in names]
+    depends_on = {"names": names, "numbers": numbers, "deep": deep}
+    index = open_or_build(
+        index_paths(config, folder / INDEX_FILE),
+        lambda index: index.facts.get("folders") == depends_on and _is_unchanged(index, folder),
+        lambda path: _build(path, folder, depends_on),
+    )
+    left_out = Counter(index.facts["left_out"])
     if beside := _images_in(folder):
-        scan.left_out["beside the class folders"] = beside
-    for name in names:
-        found = scan.images_below(name)
-        paths += found
-        targets += [number[normalize("NFC", name)]] * len(found)
-    names = [normalize("NFC", name) for name in classes]
-    image_set = FileImages(folder, paths, targets, names, PixelRules.of(config.DATA))
-    image_set.classes_are_names = True
-    image_set.notes = (*scan.notes, *scan.describe_left_out())
+        left_out["beside the class folders"] = beside
+    classes = [normalize("NFC", name) for name in classes]
+    image_set = FileImages(folder, index.text("path"), index.column("target"), classes, PixelRules.of(config.DATA))
+    image_set.index, image_set.classes_are_names = index, True
+    image_set.notes = (
+        *note_of_memory(index, str(folder)),
+        *_thumbnails(folder, names),
+        *describe_left_out(folder, left_out),
+    )
     return image_set
+
+
+def _is_unchanged(index: Index, folder: Path) -> bool:
+    """Whether no image was added, renamed or removed since the folders were listed."""
+    try:
+        dates = dates_of_folders(
+            folder, (os.fsdecode(each) for chunk in index.text("folder").chunks() for each in chunk)
+        )
+    except OSError:
+        return False
+    return np.array_equal(dates, index.column("date"))
+
+
+def _build(path: Path | None, folder: Path, depends_on: dict) -> Index:
+    """List the folders into an index. If one has changed just now, again: see `seconds_of_doubt`."""
+    for is_last in (False, True):
+        started = time.time_ns()
+        writer = IndexWriter(path, {"path": TEXT, "target": "<i4", "folder": TEXT, "date": "<i8"})
+        scan = FolderScan(folder, depends_on["names"], depends_on["deep"])
+        for name, number in zip(depends_on["names"], depends_on["numbers"], strict=True):
+            paths = scan.images_below(name)
+            writer.add("path", encoded(paths))
+            writer.add("target", np.full(len(paths), number))
+        wait = seconds_of_doubt(scan.dates, started)
+        if is_last or writer.in_memory or not wait:
+            break
+        time.sleep(wait)
+    writer.add("folder", encoded(scan.folders))
+    writer.add("date", np.array(scan.dates))
+    return writer.finish({"folders": depends_on, "left_out": scan.left_out})
+
+
+def _thumbnails(root: Path, names: list[str]) -> list[str]:
+    return [
+        f"warning: {root / name} is read as a class; remove it if it holds copies of other images"
+        for name in names
+        if name.lower() in THUMBNAILS
+    ]
 
 
 class FolderScan:
@@ -129,11 +182,8 @@ class FolderScan:
     def __init__(self, root: Path, names: list[str], deep: bool = True):
         self.root, self.names, self.deep = root, names, deep
         self.left_out = Counter()
-        self.notes = [
-            f"warning: {root / name} is read as a class; remove it if it holds copies of other images"
-            for name in names
-            if name.lower() in THUMBNAILS
-        ]
+        self.folders: list[str] = []  # that were listed, relative to the root
+        self.dates: list[int] = []  # of these folders before they were listed
         self._linked = set()  # real paths of folders that are read
         for name in names:
             target = os.path.realpath(root / name)
@@ -145,15 +195,18 @@ class FolderScan:
 
     def images_below(self, name: str) -> list[str]:
         """Paths of the images of a class, relative to the root; sorted, because the order of file systems differs."""
-        paths, others = [], Counter()
-        for folder, folders, files in os.walk(self.root / name, onerror=_raise, followlinks=True):
-            folders[:] = [each for each in folders if self.deep and self._is_read(os.path.join(folder, each))]
-            if folder == str(self.root / name):
+        paths, others, waiting = [], Counter(), [name]
+        while waiting:
+            inside = waiting.pop()
+            folders, files = self._list(inside)
+            folders = [each for each in folders if self.deep and self._is_read(os.path.join(self.root, inside, each))]
+            if inside == name:
                 self._refuse_repeated(name, folders)
-            inside = os.path.relpath(folder, self.root)
+            below = f"{inside}/" if inside else ""  # os.path.join would take most of the time
+            waiting += [f"{below}{each}" for each in reversed(folders)]
             for file in files:
                 if _is_image(file):
-                    paths.append(os.path.join(inside, file))
+                    paths.append(f"{below}{file}")
                 elif not file.startswith("."):
                     others[os.path.splitext(file)[1].lower() or "without ending"] += 1
         if not paths:
@@ -163,6 +216,16 @@ class FolderScan:
             )
         self.left_out += others
         return sorted(paths)
+
+    def _list(self, inside: str) -> tuple[list[str], list[str]]:
+        """Sorted names of the folders in one, and the names of its other files."""
+        folders, files, path = [], [], os.path.join(self.root, inside)
+        self.folders.append(inside)
+        self.dates += dates_of_folders(self.root, [inside])
+        with os.scandir(path) as entries:
+            for entry in entries:
+                (folders if _is_folder(entry) else files).append(entry.name)
+        return sorted(folders), files
 
     def _is_read(self, folder: str) -> bool:
         """Whether to enter a folder. A link into the data itself, or a second one to a place, would repeat images."""
@@ -185,15 +248,24 @@ class FolderScan:
                 f"({first_of(repeated)}), as after unpacking a zip file twice; remove it, or rename them"
             )
 
-    def describe_left_out(self) -> list[str]:
-        """A line on the files that are not read, if there are any; a warning if some may be images."""
-        if not self.left_out:
-            return []
-        warning = "" if all(reason in NO_IMAGES for reason in self.left_out) else "warning: "
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(self.left_out.items()))
-        is_heif = any(READ_BY.get(ending) == "pillow_heif" for ending in self.left_out)
-        hint = "; pip install pillow-heif reads HEIC" if is_heif else ""
-        return [f"{warning}{self.root}: {counted(self.left_out.total(), 'file')} left out ({reasons}){hint}"]
+
+def describe_left_out(root: Path, left_out: Counter) -> list[str]:
+    """A line on the files that are not read, if there are any; a warning if some may be images."""
+    if not left_out:
+        return []
+    warning = "" if all(reason in NO_IMAGES for reason in left_out) else "warning: "
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(left_out.items()))
+    is_heif = any(READ_BY.get(ending) == "pillow_heif" for ending in left_out)
+    hint = "; pip install pillow-heif reads HEIC" if is_heif else ""
+    return [f"{warning}{root}: {counted(left_out.total(), 'file')} left out ({reasons}){hint}"]
+
+
+def _is_folder(entry: os.DirEntry) -> bool:
+    """Whether it is a folder or a link to one; a link that cannot be followed is not."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _is_image(file: str) -> bool:
@@ -207,8 +279,3 @@ def _images_in(folder: Path) -> int:
 
 def _is_skipped(folder: str) -> bool:
     return folder.startswith(".") or folder in SYSTEM_FOLDERS
-
-
-def _raise(error: OSError) -> None:
-    """By default os.walk ignores folders that it cannot read."""
-    raise error

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.schema import Config
-from datasets.index.collect import Distinct, RowHashes, equal_rows
+from datasets.index.collect import Distinct, RowHashes, encoded, equal_rows
 from datasets.index.file import TEXT, Index, IndexWriter, Texts
 from datasets.index.place import ENDING, index_paths, note_of_memory, open_or_build
 from datasets.index.stamp import is_same_file, stamp_of_file
@@ -138,22 +138,22 @@ class _Builder:
 
         def add(rows: Rows) -> None:
             self.first_lines[-1] += rows.lines[: NUM_CHECKED - len(self.first_lines[-1])].tolist()
-            self.writer.add(f"{number}.path", _encoded(rows.paths))
+            self.writer.add(f"{number}.path", encoded(rows.paths))
             of_rows.append(labels.add(rows.labels, rows.lines))
             folders.add([path[: path.rfind("/") + 1] for path in rows.paths], rows.lines)
             self.hashes.add(_plain_paths(rows.paths))
             if rows.groups:
-                self.writer.add(f"{number}.group", _encoded(rows.groups))
+                self.writer.add(f"{number}.group", encoded(rows.groups))
                 self.group_hashes.add(rows.groups)
 
         notes = self.lists.read(file, add)
         counts = sum(
             (np.bincount(each, minlength=len(labels.numbers)) for each in of_rows), np.zeros(len(labels.numbers))
         )
-        self.writer.add(f"{number}.label", _encoded(list(labels.numbers)))
+        self.writer.add(f"{number}.label", encoded(list(labels.numbers)))
         self.writer.add(f"{number}.label_line", np.array(labels.lines))
         self.writer.add(f"{number}.label_count", counts)
-        self.writer.add(f"{number}.folder", _encoded(list(folders.numbers)))
+        self.writer.add(f"{number}.folder", encoded(list(folders.numbers)))
         self.writer.add(f"{number}.folder_row", np.array(folders.rows))
         self.writer.add(f"{number}.folder_line", np.array(folders.lines))
         return notes, of_rows
@@ -203,12 +203,6 @@ class _Builder:
 
 def _first_names(paths: Texts, rows: list[int]) -> list[str]:
     return [_plain(os.fsdecode(paths[row])) for row in sorted(rows)[:NUM_NAMED]]
-
-
-def _encoded(values: list[str]) -> list[bytes]:
-    """As file names are encoded; all at once, which is much faster."""
-    together = os.fsencode("\n".join(values)).split(b"\n")
-    return together if len(together) == len(values) else [os.fsencode(value) for value in values]
 
 
 def _plain_paths(paths: list[str]) -> list[str]:

@@ -1,14 +1,21 @@
 """The index of a data set: its file, what damages it, and where it lies."""
 
+import os
 import pickle
+import shutil
+import tempfile
+import time
 
 import numpy as np
 import pytest
 
+from datasets import split
 from datasets.index import file
 from datasets.index.file import IndexWriter, open_index
 from datasets.index.place import index_paths, open_or_build
-from tests.support.image_sets import settings
+from datasets.sources import folder, imagenet
+from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades
+from tests.support.refusals import assert_names
 
 NAMES = [b"", b"a/b.jpg", "ü".encode(), b"\xff\xfe", b"a/b.jpg"]
 
@@ -101,3 +108,193 @@ def test_an_index_is_built_once_at_the_first_place_that_can_be_written(tmp_path,
 def test_places_of_an_index_differ_for_data_of_the_same_name(tmp_path):
     first, second = (index_paths(settings("csv", CACHE_PATH=str(tmp_path)), tmp_path / n / "x.index") for n in "ab")
     assert first[0] != second[0] and first[1].parent == second[1].parent == tmp_path and first[1] != second[1]
+
+
+def make_list(root, lines, name="train_list.txt"):
+    (root / name).write_text("".join(f"{line}\n" for line in lines))
+    age(root / name)
+
+
+def age(*paths, seconds=100):
+    """Date files and folders back, as if they had not been changed just now."""
+    for path in paths:
+        os.utime(path, ns=(time.time_ns() - seconds * 10**9,) * 2)
+
+
+def reads(monkeypatch, function, module):
+    """A list that grows with each call of a function of a module."""
+    calls, original = [], getattr(module, function)
+    monkeypatch.setattr(module, function, lambda *given, **named: calls.append(1) or original(*given, **named))
+    return calls
+
+
+@pytest.fixture
+def lists(tmp_path, monkeypatch):
+    monkeypatch.setattr(file, "SMALL", 0)
+    for number in range(10):
+        draw(tmp_path / f"{number}.jpg", number)
+    make_list(tmp_path, [f"{number}.jpg {number % 3}" for number in range(7)])
+    make_list(tmp_path, [f"{number}.jpg {number % 3}" for number in range(7, 10)], "val_list.txt")
+    return tmp_path, reads(monkeypatch, "read_list_file", imagenet)
+
+
+def test_lists_are_parsed_once_until_one_changes(lists):
+    root, parsed = lists
+    first = load("imagenet2012", root)
+    again = load("imagenet2012", root)
+    assert len(parsed) == 2 and (root / "train_list.txt.index").exists()
+    for before, after in zip(first, again, strict=True):
+        assert shades(before) == shades(after) and before.targets.tolist() == after.targets.tolist()
+        assert before.notes == after.notes and before.classes == after.classes
+    content = (root / "val_list.txt").read_text()
+    (root / "val_list.txt").write_text(content.replace("9.jpg", "8.jpg"))  # as long as before
+    assert shades(load("imagenet2012", root)[1]) == [7, 8, 8] and len(parsed) == 4
+
+
+def test_a_change_within_the_clocks_granularity_is_seen(lists):
+    root, parsed = lists
+    now = time.time_ns()
+    os.utime(root / "train_list.txt", ns=(now, now))
+    load("imagenet2012", root)
+    content = (root / "train_list.txt").read_text()
+    (root / "train_list.txt").write_text(content.replace("0.jpg 0", "0.jpg 1"))
+    os.utime(root / "train_list.txt", ns=(now, now))
+    assert load("imagenet2012", root)[0].targets[0] == 1 and len(parsed) == 4
+
+
+def test_a_copy_of_lists_and_their_index_is_not_parsed_again(lists, tmp_path_factory):
+    root, parsed = lists
+    load("imagenet2012", root)
+    copied = tmp_path_factory.mktemp("copy") / "data"
+    shutil.copytree(root, copied, copy_function=shutil.copyfile)
+    train, _ = load("imagenet2012", copied)
+    assert len(parsed) == 2 and train.name(3) == str(copied / "3.jpg") and shades(train) == list(range(7))
+
+
+def test_what_depends_on_the_settings_is_checked_with_an_index_too(lists):
+    root, _ = lists
+    load("imagenet2012", root)
+    assert_names(error_of("imagenet2012", root, num_classes=2), "train_list.txt, line 3", "MODEL.NUM_CLASSES")
+    (root / "0.jpg").unlink()
+    assert_names(error_of("imagenet2012", root), "train_list.txt, line 1", "0.jpg")
+
+
+def test_a_folder_that_became_a_link_out_of_the_data_is_refused_with_an_index_too(lists, tmp_path_factory):
+    root, _ = lists
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    for place in (root / "more", elsewhere):
+        draw(place / "x.jpg", 50)
+    make_list(root, ["0.jpg 0", "1.jpg 1", "more/x.jpg 2"])
+    load("imagenet2012", root)
+    shutil.rmtree(root / "more")
+    (root / "more").symlink_to(elsewhere)
+    assert_names(error_of("imagenet2012", root), "train_list.txt, line 3", "more/x.jpg")
+
+
+def test_repeated_paths_are_told_with_an_index_too(lists):
+    root, _ = lists
+    make_list(root, ["0.jpg 0", "./0.jpg 1", "1.jpg 2", "7.jpg 0"])
+    for _ in range(2):
+        notes = "".join(load("imagenet2012", root)[1].notes)
+        assert "1, 1 of them with another class (0.jpg)" in notes and "1 (7.jpg)" in notes
+        train, val = load("imagenet2012", root, evaluate=True)
+        assert train is None and "7.jpg" not in "".join(val.notes)
+    make_list(root, [f"{number}.jpg {number % 3}" for number in range(10)])
+    assert_names(error_of("imagenet2012", root), "val_list.txt")
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    monkeypatch.setattr(file, "SMALL", 0)
+    make_folders(tmp_path / "data", {"ant": 5, "bee": 5, "bee/more": 3})
+    everything = [path for path in (tmp_path / "data").rglob("*") if path.is_dir()]
+    age(*everything)
+    return tmp_path / "data", reads(monkeypatch, "FolderScan", folder)
+
+
+@pytest.mark.parametrize("change", ["add", "remove", "rename", "nested", "class"])
+def test_folders_are_listed_once_until_one_changes(folders, change):
+    root, listed = folders
+    first = load("imagefolder", root)
+    again = load("imagefolder", root)
+    assert len(listed) == 1 and (root / "images.index").exists()
+    for before, after in zip(first, again, strict=True):
+        assert before.targets.tolist() == after.targets.tolist() and shades(before) == shades(after)
+        assert before.notes == after.notes
+    {
+        "add": lambda: draw(root / "ant" / "new.png"),
+        "remove": (root / "ant" / "01.JPEG").unlink,
+        "rename": lambda: (root / "ant" / "01.JPEG").rename(root / "ant" / "x.png"),
+        "nested": lambda: draw(root / "bee" / "more" / "new.png"),
+        "class": lambda: draw(root / "cat" / "new.png"),
+    }[change]()
+    age(root / "ant", root / "bee" / "more", *root.glob("cat"), seconds=50)
+    after = load("imagefolder", root)
+    assert sum(map(len, after)) == 13 + {"remove": -1, "rename": 0}.get(change, 1) and len(listed) == 2
+
+
+def test_folders_that_changed_just_now_are_listed_when_that_is_over(folders, monkeypatch):
+    root, listed = folders
+    draw(root / "ant" / "new.png")
+    slept = []
+
+    def add_one_more(seconds):
+        slept.append(seconds)
+        draw(root / "ant" / "newer.png")
+
+    monkeypatch.setattr(time, "sleep", add_one_more)
+    assert sum(map(len, load("imagefolder", root))) == 15
+    assert len(listed) == 2 and 1.5 < slept[0] <= 2 and len(slept) == 1
+
+
+def test_a_split_is_drawn_once_for_each_fraction_and_seed(folders, monkeypatch):
+    root, _ = folders
+    hashed = reads(monkeypatch, "count_classes", split)
+    first = load("imagefolder", root, VAL_FRACTION=0.3)
+    count = len(hashed)
+    again = load("imagefolder", root, VAL_FRACTION=0.3)
+    assert len(hashed) == count > 0
+    monkeypatch.setattr(file, "SMALL", 10**6)
+    (root / "images.index").unlink()
+    in_memory = load("imagefolder", root, VAL_FRACTION=0.3)
+    for one, other, third in zip(first, again, in_memory, strict=True):
+        assert shades(one) == shades(other) == shades(third)
+        assert one.targets.tolist() == other.targets.tolist() == third.targets.tolist()
+        assert one.notes == other.notes == third.notes and one.split == other.split == third.split
+    monkeypatch.setattr(file, "SMALL", 0)
+    wanted = [shades(each) for each in load("imagefolder", root, VAL_FRACTION=0.3, SPLIT_SEED=5)]
+    assert wanted != [shades(each) for each in first]
+    load("imagefolder", root, VAL_FRACTION=0.3)
+    assert [shades(each) for each in load("imagefolder", root, VAL_FRACTION=0.3, SPLIT_SEED=5)] == wanted
+
+
+def test_a_set_sent_to_a_loader_process_takes_no_copy_of_its_columns_along(folders):
+    root, _ = folders
+    train, val = load("imagefolder", root, VAL_FRACTION=0.3)
+    for image_set in (train, val):
+        sent = pickle.dumps(image_set)
+        received = pickle.loads(sent)
+        assert shades(received) == shades(image_set) and received.targets.tolist() == image_set.targets.tolist()
+        assert all(path.encode() not in sent for path in (train.key(0), val.key(0)))
+
+
+def test_data_that_cannot_be_written_to_has_its_index_elsewhere(folders, tmp_path, monkeypatch):
+    root, listed = folders
+    original = tempfile.TemporaryFile
+
+    def refuse(dir, **options):  # as a read-only disk does, even to the superuser who may run this test
+        if dir == root:
+            raise PermissionError(13, "Read-only file system")
+        return original(dir=dir, **options)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    first, again = (load("imagefolder", root, CACHE_PATH=str(tmp_path / "cache"))[0] for _ in range(2))
+    assert len(listed) == 1 and shades(first) == shades(again)
+    assert not list(root.glob("*.index")) and len(list((tmp_path / "cache").glob("*.index"))) == 2
+
+
+def test_no_file_is_written_for_a_small_set(tmp_path):
+    make_folders(tmp_path / "data", {"ant": 5, "bee": 5})
+    before = sorted(tmp_path.rglob("*"))
+    load("imagefolder", tmp_path / "data", CACHE_PATH=str(tmp_path / "cache"))
+    assert sorted(tmp_path.rglob("*")) == before

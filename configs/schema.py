@@ -212,6 +212,14 @@ class Train:
     """Label smoothing."""
     COLOR_JITTER: Annotated[float, Bounds(0.0, 100.0)] = 0.0
     """Brightness, contrast and saturation are multiplied by a factor in 1 +- this; no effect with a policy other than 3a. (PaddleViT's DeiT: 0.4.)"""
+    COLOR_JITTER_HUE: Annotated[float, Bounds(0.0, 0.5)] = 0.0
+    """The hue is shifted by up to this fraction of the colour circle either way, as part of the colour jitter."""
+    COLOR_JITTER_PROB: Annotated[float, Bounds(0.0, 1.0)] = 1.0
+    """Probability that the colours of an image are jittered."""
+    GRAYSCALE_PROB: Annotated[float, Bounds(0.0, 1.0)] = 0.0
+    """Probability that an image becomes grey, with any policy."""
+    GAUSSIAN_BLUR_PROB: Annotated[float, Bounds(0.0, 1.0)] = 0.0
+    """Probability that an image is blurred, by 0.1 to 2 pixels, with any policy."""
     AUTO_AUGMENT: str | None = None
     """Augmentation policy: original, v0, cifar10, svhn, rand-m9-mstd0.5-inc1, augmix-m3-w3, ta_wide or 3a; docs/augmentation.md explains them. (PaddleViT's true: original.)"""
     RAND_AUGMENT: bool = False

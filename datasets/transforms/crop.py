@@ -21,7 +21,7 @@ PADDING = 4  # pixels on each side, of DeiT III's simple random crop
 class TrainTransform:
     """A random crop, resize, flip and augmentation. All random numbers come from the generator of the call."""
 
-    def __init__(self, data: Data, augment: Callable[[Tensor, random.Random], Tensor] | None = None):
+    def __init__(self, data: Data, augment: Callable[[Tensor, random.Random], None] | None = None):
         self.data, self.augment = data, augment
         self.cut = self._resized_crop if data.TRAIN_CROP == "rrc" else self._crop_of_resized
 
@@ -33,7 +33,7 @@ class TrainTransform:
         if self.data.VFLIP and rng.random() < self.data.VFLIP:
             out.copy_(out.flip(1))
         if self.augment:
-            out.copy_(self.augment(out, rng))
+            self.augment(out, rng)
 
     def _resized_crop(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
         height, width, _ = image.shape

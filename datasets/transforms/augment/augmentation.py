@@ -3,11 +3,11 @@
 from random import Random
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
 
 from configs.schema import Config, Data, Train
+from datasets.transforms.augment.draws import happens, uniform
 from datasets.transforms.augment.names import Policy, parse_policy
 from datasets.transforms.augment.pixels import carry_out
 from datasets.transforms.augment.plan import Operation, Plan
@@ -26,7 +26,8 @@ RESAMPLE = {  # of rotations and shifts; Pillow has no lanczos for them
 
 def changes_pixels(train: Train) -> bool:
     """Whether there is any augmentation by operations on the pixels, beyond crop and flip."""
-    return bool(train.AUTO_AUGMENT or train.RAND_AUGMENT or train.COLOR_JITTER)
+    settings = train.AUTO_AUGMENT, train.COLOR_JITTER, train.COLOR_JITTER_HUE, train.GRAYSCALE_PROB
+    return bool(train.RAND_AUGMENT or train.GAUSSIAN_BLUR_PROB or any(settings))
 
 
 def build_augmentation(config: Config) -> "Augmentation | None":
@@ -38,27 +39,37 @@ class Augmentation:
     """A policy, then colour jitter, greyscale and blur, in timm's order. Several threads may use it at once."""
 
     def __init__(self, config: Config):
-        policy, data = parse_policy(config.TRAIN), config.DATA
-        self.policy = build_policy(policy, data.IMAGE_SIZE, RESAMPLE[data.INTERPOLATION]) if policy else None
-        self.jitter = _jitter(config.TRAIN, policy)
+        train, data = config.TRAIN, config.DATA
+        policy = parse_policy(train)
+        self.policy = build_policy(policy, data.IMAGE_SIZE, RESAMPLE[data.train_interpolation]) if policy else None
+        self.jitter, self.jitter_probability = _jitter(train, policy), train.COLOR_JITTER_PROB
+        self.grayscale_probability, self.blur_probability = train.GRAYSCALE_PROB, train.GAUSSIAN_BLUR_PROB
         self.fill = _mean_colour(data)
 
     def draw(self, rng: Random) -> Plan:
         """What is done to one image. All random numbers come from `rng`."""
         plan = self.policy.draw(rng) if self.policy else Plan()
-        more = self._draw_jitter(rng) if self.jitter else ()
+        more = []
+        if self.jitter and happens(self.jitter_probability, rng):
+            more = self._draw_jitter(rng)
+        if happens(self.grayscale_probability, rng):
+            more.append(Operation("color", 0.0))
+        if happens(self.blur_probability, rng):
+            more.append(Operation("gaussian_kernel", uniform(*BLUR_SIGMA, rng)))
         return plan._replace(operations=(*plan.operations, *more)) if more else plan
 
     def apply(self, plan: Plan, image: Image.Image) -> Image.Image:
         """The changed image (RGB or L), which may be the same object; nothing is drawn."""
         return carry_out(plan, image, self.fill)
 
-    def __call__(self, image: Tensor, rng: Random) -> Tensor:
-        """uint8 [C, H, W] to an augmented copy."""
-        pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
+    def __call__(self, image: Tensor, rng: Random) -> None:
+        """Augment uint8 [C, H, W] in place."""
+        plan = self.draw(rng)
+        if plan == Plan():
+            return
+        pixels = image.permute(1, 2, 0).numpy()
         before = Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0])
-        after = np.array(self.apply(self.draw(rng), before)).reshape(pixels.shape)
-        return torch.from_numpy(after).permute(2, 0, 1)
+        pixels[...] = np.asarray(self.apply(plan, before)).reshape(pixels.shape)
 
     def _draw_jitter(self, rng: Random) -> list[Operation]:
         """As torchvision's ColorJitter: in random order, each by a random factor."""
@@ -66,17 +77,17 @@ class Augmentation:
         operations = []
         while names:
             name = names.pop(int(rng.random() * len(names)))
-            low, high = self.jitter[name]
-            operations.append(Operation(name, low + (high - low) * rng.random()))
+            operations.append(Operation(name, uniform(*self.jitter[name], rng)))
         return operations
 
 
 def _jitter(train: Train, policy: Policy | None) -> dict[str, tuple[float, float]]:
     """{operation: smallest and largest value}. Like timm, only without a policy or with 3-Augment's operations."""
-    if not train.COLOR_JITTER or (policy and "3a" not in (policy.name, policy.choice[:2])):
+    if policy and "3a" not in (policy.name, policy.choice[:2]):
         return {}
-    factors = max(0.0, 1 - train.COLOR_JITTER), 1 + train.COLOR_JITTER
-    return dict.fromkeys(("brightness", "contrast", "color"), factors)
+    strength, hue = train.COLOR_JITTER, train.COLOR_JITTER_HUE
+    factors = dict.fromkeys(("brightness", "contrast", "color"), (max(0.0, 1 - strength), 1 + strength))
+    return (factors if strength else {}) | ({"hue": (-hue, hue)} if hue else {})
 
 
 def _mean_colour(data: Data) -> int | tuple[int, ...]:

@@ -24,7 +24,16 @@ class Options(NamedTuple):
 
 
 def choose(items: Sequence, rng: Random):
-    return items[int(rng.random() * len(items))]
+    return items[int(rng.random() * len(items))] if len(items) > 1 else items[0]
+
+
+def uniform(low: float, high: float, rng: Random) -> float:
+    return low + (high - low) * rng.random()
+
+
+def happens(probability: float, rng: Random) -> bool:
+    """Draws only where it is open."""
+    return probability >= 1 or (probability > 0 and rng.random() < probability)
 
 
 class TimmOperation(NamedTuple):
@@ -40,7 +49,8 @@ class TimmOperation(NamedTuple):
         if self.probability < 1 and rng.random() > self.probability:
             return ()
         name, value_of = TIMM_OPERATIONS[self.name]
-        value = value_of(self._level(rng) / MOST, rng) if value_of else 0.0
+        level = self._level(rng)  # drawn in timm's order, where the operation takes none, too
+        value = value_of(level / MOST, rng) if value_of else 0.0
         if name not in GEOMETRIC:
             return (Operation(name, value),)
         if name.startswith("translate"):
@@ -66,7 +76,7 @@ class TorchvisionOperation(NamedTuple):
     resamples: tuple[int, ...]
 
     def draw(self, rng: Random) -> tuple[Operation, ...]:
-        if self.name is None or rng.random() > self.probability:
+        if self.name is None or not happens(self.probability, rng):
             return ()
         value = choose(self.values, rng)
         if self.is_signed:
@@ -122,5 +132,5 @@ TIMM_OPERATIONS: dict[str, tuple[str, Callable[[float, Random], float] | None]] 
     "SharpnessIncreasing": ("sharpness", _enhance_increasing),
     "Desaturate": ("color", lambda share, rng: 1.0 - min(1.0, 0.5 + 0.5 * share)),
     "GaussianBlur": ("gaussian_blur", lambda share, rng: min(2.0, 0.1 + 1.9 * share)),
-    "GaussianBlurRand": ("gaussian_blur", lambda share, rng: 0.1 + (2.0 * min(1.0, share) - 0.1) * rng.random()),
+    "GaussianBlurRand": ("gaussian_blur", lambda share, rng: uniform(0.1, 2.0 * min(1.0, share), rng)),
 }

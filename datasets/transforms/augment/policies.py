@@ -96,7 +96,7 @@ def _torchvision_sequences(name: str, side: int, resamples: tuple[int, ...]) -> 
     from torchvision.transforms import AutoAugment, AutoAugmentPolicy
 
     if name == "ta_wide":
-        values = _torchvision_values(NUM_LEVELS_WIDE, 0.99, 32.0, 135.0, 6) | {None: ([0.0], False)}
+        values = {None: ([0.0], False)} | _torchvision_values(NUM_LEVELS_WIDE, 0.99, 32.0, 135.0, 6)
         del values["invert"]
         return [[TorchvisionOperation(name, 1.0, *each, resamples)] for name, each in values.items()]
     values = _torchvision_values(NUM_LEVELS, 0.3, 150 / 331 * side, 30.0, 4)
@@ -126,7 +126,7 @@ def _torchvision_values(count: int, shear: float, shift: float, degrees: float, 
 
     factor = up_to(0.9 if count == NUM_LEVELS else 0.99)
     posterize = 8 - (torch.arange(count) / ((count - 1) / bits)).round().int()
-    shifts = [int(value) for value in up_to(shift)]
+    shifts = [-int(value) for value in up_to(shift)]  # they move the image, ours the place that is shown
     return {
         **dict.fromkeys(("shear_x", "shear_y"), (up_to(shear), True)),
         **dict.fromkeys(("translate_x", "translate_y"), (shifts, True)),

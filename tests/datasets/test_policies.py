@@ -1,0 +1,232 @@
+"""Policies against timm's and torchvision's own: equal pixels from equal random numbers, and equal laws of the draws."""
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from timm.data import auto_augment
+from timm.data.transforms_factory import transforms_imagenet_train
+from torchvision.transforms import AutoAugment, AutoAugmentPolicy, InterpolationMode, TrivialAugmentWide
+from torchvision.transforms import functional as tv
+
+from configs.schema import Config
+from datasets.transforms.augment import OPERATIONS, Augmentation, Operation, Plan, build_augmentation
+from tests.support.configs import replaced
+
+SIDE = 32
+FILL = (124, 116, 104)
+MEAN = (0.485, 0.456, 0.406)
+TIMM = """original original-mstd0.5 originalr originalr-mstd2 v0 v0-mstd0.5 v0r v0r-mstd101 3a 3a-mstd0.5
+rand rand-m9 rand-m9-mstd0.5-inc1 rand-m9-n3-mstd1 rand-m7-n4-p0.3-inc1 rand-m9-mstd101-inc1 rand-m15-mstd0.5-inc1
+rand-m15-mmax20-mstd0.5-inc1 rand-m30-mmax40-n3-p1 rand-m5-mmax0 rand-m9-n4-p1-tweights rand-t3a-n3 rand-m8-inc1-t3aw-n5
+augmix augmix-m3-w3 augmix-m9-w2-d3 augmix-m5-w4-d2-mstd0 augmix-m5-b1 augmix-m3-w1-a0.3 augmix-m5-mstd0.5-b0""".split()
+
+
+def augmentation(channels: int = 3, interpolation: str = "bicubic", side: int = SIDE, **train) -> Augmentation:
+    data = {"IMAGE_SIZE": side, "IMAGE_CHANNELS": channels, "IMAGENET_MEAN": MEAN[:channels]}
+    data["TRAIN_INTERPOLATION"] = interpolation
+    return build_augmentation(replaced(Config(), DATA=data, TRAIN=train))
+
+
+def picture(mode: str = "RGB", size: tuple[int, int] = (SIDE, SIDE)) -> Image.Image:
+    """Smooth with noise, and with a range that autocontrast and equalize change."""
+    noise = np.random.RandomState(0).randint(20, 220, (6, 6, 3)).astype(np.uint8)
+    image = Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC)
+    return image.convert(mode)
+
+
+def timms(policy: str, interpolation: str = "bicubic", **options):
+    """What timm's transform does between crop and conversion."""
+    options = {"color_jitter": None, "auto_augment": policy, "interpolation": interpolation, "mean": MEAN} | options
+    return transforms_imagenet_train(SIDE, separate=True, **options)[1]
+
+
+class OneStream(random.Random):
+    """A generator that gives timm the numbers that a policy of ours takes from it, in place of random and np.random."""
+
+    def choice(self, items):
+        return items[int(self.random() * len(items))]
+
+    def several(self, items, count, replace=True, p=None):
+        if replace:
+            return [self.choice(items) for _ in range(count)]
+        left, chosen = list(p), []
+        for _ in range(count):
+            place = self.random() * sum(left)
+            chosen.append(next(index for index in range(len(left)) if sum(left[: index + 1]) > place))
+            left[chosen[-1]] = 0.0
+        return [items[index] for index in chosen]
+
+    def dirichlet(self, alphas):
+        shares = [self.gammavariate(alpha, 1.0) for alpha in alphas]
+        return np.array(shares) / sum(shares)
+
+    def put_into_timm(self, monkeypatch):
+        monkeypatch.setattr(auto_augment, "random", self)
+        monkeypatch.setattr(np.random, "choice", self.several)
+        monkeypatch.setattr(np.random, "dirichlet", self.dirichlet)
+        monkeypatch.setattr(np.random, "beta", self.betavariate)
+        monkeypatch.setattr(np.random, "randint", lambda low, high: low + int(self.random() * (high - low)))
+
+
+@pytest.fixture
+def with_black_posterize(monkeypatch):
+    """timm's posterize to no bits, as before Pillow 13 refused it."""
+    posterize = auto_augment.ImageOps.posterize
+    black = lambda image, bits: posterize(image, bits) if bits >= 1 else Image.new(image.mode, image.size)  # noqa: E731
+    monkeypatch.setattr(auto_augment.ImageOps, "posterize", black)
+
+
+CASES = [(policy, "bicubic", "RGB") for policy in TIMM]
+CASES += [("rand-m9-mstd0.5-inc1", kind, "RGB") for kind in ("random", "bilinear", "nearest")]
+CASES += [(policy, "random", mode) for policy in ("original", "augmix", "3a", "rand-m9-p1-n5") for mode in ("RGB", "L")]
+
+
+@pytest.mark.parametrize(("policy", "interpolation", "mode"), CASES)
+def test_from_the_same_random_numbers_a_policy_makes_timms_pixels(
+    policy, interpolation, mode, monkeypatch, with_black_posterize
+):
+    image = picture(mode)
+    num_channels = len(image.getbands())
+    ours = augmentation(num_channels, interpolation, AUTO_AUGMENT=policy)
+    theirs, num_changed = timms(policy, interpolation, mean=MEAN[:num_channels]), 0
+    for seed in range(40):
+        mine = np.asarray(ours.apply(ours.draw(random.Random(seed)), image))
+        with monkeypatch.context() as patched:
+            OneStream(seed).put_into_timm(patched)
+            wanted = np.asarray(theirs(image))
+        assert np.array_equal(mine, wanted), seed
+        num_changed += (mine != np.asarray(image)).any()
+    assert num_changed > 20
+
+
+def names_drawn(policy: str, count: int = 4000) -> Counter:
+    augment = augmentation(AUTO_AUGMENT=policy)
+    return Counter(each.name for seed in range(count) for each in augment.draw(random.Random(seed)).operations)
+
+
+def test_weighted_operations_come_as_often_as_numpy_draws_them():
+    weights = auto_augment.rand_augment_choices("weights")
+    shares = np.array([*weights.values()]) / sum(weights.values())
+    state, count = np.random.RandomState(0), 4000
+    wanted = Counter(name for _ in range(count) for name in state.choice([*weights], 3, replace=False, p=shares))
+    drawn = names_drawn("rand-m9-n3-p1-tweights", count)
+    for name, ours in (
+        ("Rotate", "rotate"),
+        ("ShearX", "shear_x"),
+        ("TranslateYRel", "translate_y"),
+        ("Invert", "invert"),
+    ):
+        assert abs(drawn[ours] - wanted[name]) < 0.03 * count, name
+    assert drawn["rotate"] > 0.7 * count and drawn.total() == 3 * count
+
+
+def test_each_operation_is_as_likely_as_another_and_applied_with_its_probability():
+    drawn = names_drawn("rand-m9-n2-p0.4")
+    assert len(drawn) == 15 and abs(drawn.total() / 4000 - 0.8) < 0.03
+    assert all(abs(times / drawn.total() - 1 / 15) < 0.02 for times in drawn.values())
+
+
+class Scripted(random.Random):
+    """Gives these numbers in turn, the last one again and again."""
+
+    def __init__(self, *numbers: float):
+        super().__init__(0)
+        self.numbers = list(numbers)
+
+    def random(self) -> float:
+        return self.numbers.pop(0) if len(self.numbers) > 1 else self.numbers[0]
+
+
+@pytest.mark.parametrize("policy", ["cifar10", "svhn"])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_policies_that_timm_lacks_have_torchvisions_pixels(policy, mode, monkeypatch):
+    """Both signs: an operation is applied where its probability is above `number`, which also draws the sign."""
+    image = picture(mode)
+    num_channels = len(image.getbands())
+    ours = augmentation(num_channels, AUTO_AUGMENT=policy)
+    theirs = AutoAugment(AutoAugmentPolicy(policy), InterpolationMode.BICUBIC, fill=list(FILL[:num_channels]))
+    for index in range(25):
+        for number in (0.15, 0.55):
+            drawn = index, torch.full((2,), number), torch.full((2,), int(number < 0.5))
+            monkeypatch.setattr(AutoAugment, "get_params", staticmethod(lambda _, drawn=drawn: drawn))
+            mine = ours.apply(ours.draw(Scripted((index + 0.5) / 25, number)), image)
+            assert np.array_equal(mine, theirs(image)), (index, number)
+
+
+def test_every_operation_and_level_of_trivialaugment_has_torchvisions_pixels(monkeypatch):
+    ours, image, seen = augmentation(AUTO_AUGMENT="ta_wide"), picture(), set()
+    theirs = TrivialAugmentWide(31, InterpolationMode.BICUBIC, fill=list(FILL))
+    for index in range(14):
+        for level in range(31):
+            for sign in (0, 1):
+                drawn = ours.draw(Scripted((index + 0.5) / 14, (level + 0.5) / 31, sign * 0.9))
+                seen |= {each.name for each in drawn.operations}
+                numbers = iter((index, level, sign))
+                monkeypatch.setattr(torch, "randint", lambda *_, n=numbers, **__: torch.tensor(next(n)))
+                assert np.array_equal(ours.apply(drawn, image), theirs(image)), (index, level, sign, drawn)
+    assert len(seen) == 13
+
+
+# Single operations: what timm or torchvision makes of the same value.
+REFERENCES = {
+    "autocontrast": lambda image, _: auto_augment.auto_contrast(image),
+    "equalize": lambda image, _: auto_augment.equalize(image),
+    "invert": lambda image, _: auto_augment.invert(image),
+    "brightness": tv.adjust_brightness,
+    "contrast": tv.adjust_contrast,
+    "color": tv.adjust_saturation,
+    "sharpness": tv.adjust_sharpness,
+    "hue": tv.adjust_hue,
+    "gaussian_kernel": lambda image, sigma: tv.gaussian_blur(image, [23, 23], [sigma, sigma]),
+    "posterize": lambda image, bits: image.point(lambda value: value & -(256 >> min(max(bits, 0), 8))),
+    "solarize": auto_augment.solarize,
+    "solarize_add": auto_augment.solarize_add,
+    "gaussian_blur": auto_augment.gaussian_blur,
+}
+for name, theirs in {"translate_x": "TranslateX", "translate_y": "TranslateY"}.items():
+    REFERENCES[name] = auto_augment.NAME_TO_OP[theirs]
+for name, theirs in {"rotate": "Rotate", "shear_x": "ShearX", "shear_y": "ShearY"}.items():
+    REFERENCES[name] = auto_augment.NAME_TO_OP[theirs]
+VALUES = {"posterize": range(-2, 10), "solarize": (0, 1, 128, 255, 256), "solarize_add": (0, 1, 60, 128)}
+VALUES |= {"hue": (-0.5, -0.2, 0.0, 0.01, 0.5), "gaussian_kernel": (0.1, 0.7, 2.0), "rotate": (-135, -30, 0.5, 90, 400)}
+FEW = (0.0, 0.1, 0.7, 1.0, 1.9)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_an_operation_makes_the_same_pixels_of_an_image_of_any_shape(name, mode):
+    image = picture(mode, (40, 27))
+    fill = FILL[: len(image.getbands())]
+    apply = augmentation(len(fill), AUTO_AUGMENT="rand").apply
+    for value in VALUES.get(name, FEW):
+        for resample in (0, 2, 3) if name.startswith(("rotate", "shear", "translate")) else (None,):
+            options = {} if resample is None else {"resample": resample, "fillcolor": fill}
+            changed = np.asarray(apply(Plan((Operation(name, value, resample or 0),)), image), np.int16)
+            wanted = np.asarray(REFERENCES[name](image, value, **options), np.int16)
+            assert np.abs(changed - wanted).max() <= (name == "gaussian_kernel"), (value, resample)
+
+
+def test_jitter_greyscale_and_blur_are_drawn_as_timms():
+    """torchvision's ColorJitter, RandomGrayscale and GaussianBlur, behind the policy, in this order."""
+    names = {"COLOR_JITTER": 0.4, "COLOR_JITTER_HUE": 0.1, "COLOR_JITTER_PROB": 0.8}
+    augment = augmentation(GRAYSCALE_PROB=0.2, GAUSSIAN_BLUR_PROB=0.1, AUTO_AUGMENT="3a", **names)
+    plans = [augment.draw(random.Random(seed)).operations[1:] for seed in range(4000)]
+    jitters = [plan[:4] for plan in plans if len(plan) > 3]
+    rest = [plan[4:] if len(plan) > 3 else plan for plan in plans]
+    assert abs(len(jitters) / 4000 - 0.8) < 0.02
+    orders = Counter(tuple(each.name for each in jitter) for jitter in jitters)
+    assert len(orders) == 24 and min(orders.values()) > 0.6 * len(jitters) / 24
+    for name, low, high in (("brightness", 0.6, 1.4), ("contrast", 0.6, 1.4), ("color", 0.6, 1.4), ("hue", -0.1, 0.1)):
+        values = np.array([each.value for jitter in jitters for each in jitter if each.name == name])
+        assert low <= values.min() < values.max() <= high and len(values) == len(jitters)
+        assert abs(values.mean() - (low + high) / 2) < 0.02 * (high - low)
+        assert abs(values.std() - (high - low) / 12**0.5) < 0.02 * (high - low)
+    assert {plan for plan in rest if len(plan) == 1} >= {(Operation("color", 0.0),)}
+    assert all(plan[0] == Operation("color", 0.0) for plan in rest if len(plan) == 2)
+    sigmas = [each.value for plan in rest for each in plan if each.name == "gaussian_kernel"]
+    assert abs(sum(each.name == "color" for plan in rest for each in plan) / 4000 - 0.2) < 0.02
+    assert abs(len(sigmas) / 4000 - 0.1) < 0.015 and 0.1 <= min(sigmas) < 0.2 < 1.9 < max(sigmas) <= 2.0

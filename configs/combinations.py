@@ -9,6 +9,7 @@ from configs.duration import to_seconds
 from configs.schema import AUTO
 from configs.values import BOOLS, SETTINGS, to_text
 from utils.errors import ConfigError, did_you_mean
+from utils.urls import is_url, problem_of
 
 MAX_SECONDS = 1e9  # of RUN.MAX_TIME: 30 years
 MAX_TAG_BYTES = 200  # a folder's name has at most 255, and also contains a date
@@ -25,9 +26,21 @@ def check_combinations(values: dict[str, Any], origins: dict[str, str]) -> None:
     def named(key: str) -> str:
         return f"{key}, {to_text(values[key])} ({origins[key]})"
 
+    _check_url(values, origins)
     for is_wrong, key, problem in itertools.chain(_rules(values, named), _image_rules(values, named)):
         if is_wrong:
             raise ConfigError(f"{named(key)}, {problem}")
+
+
+def _check_url(values: dict[str, Any], origins: dict[str, str]) -> None:
+    """Refuse a URL of data that is written to files as it stands and holds credentials; the message does not quote it."""
+    key, url = "DATA.DATA_PATH", values["DATA.DATA_PATH"]
+    if is_url(url) and (problem := problem_of(url)):
+        raise ConfigError(f"{key} ({origins[key]}): the URL {problem}")
+    if is_url(url) and values["DATA.DATASET"] != "shards":
+        raise ConfigError(
+            f"{key}, {url} ({origins[key]}): only -dataset shards is read from a server, not {values['DATA.DATASET']}"
+        )
 
 
 Rules = Iterator[tuple[bool, str, str]]  # whether it is broken, the setting to name, what is wrong with it

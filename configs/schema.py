@@ -28,7 +28,7 @@ class Data:
     DATASET: str = "imagenet2012"
     """Name of the data set; docs/data.md lists them with their folder layouts."""
     DATA_PATH: str = "/dataset/imagenet/"
-    """Folder of the data set (for csv: folder or file)."""
+    """Folder of the data set (for csv: folder or file; for shards also a URL: docs/data.md, "Shards on a server")."""
     BATCH_SIZE: Annotated[int | Literal["auto"], Bounds(1, 1_000_000)] = 256
     """Images per process and micro-batch; one update sees BATCH_SIZE x processes x TRAIN.ACCUM_ITER. auto: as many as fit the device, found by trial at the start."""
     BATCH_SIZE_EVAL: Annotated[int | None, Bounds(1, 1_000_000)] = None
@@ -98,11 +98,15 @@ class Data:
     CACHE_QUALITY: Annotated[int, Bounds(1, 100)] = 90
     """JPEG quality of cached images."""
     CACHE_PATH: str | None = None
-    """Folder of the disk cache; not set: `cache` in SAVE, because DATA_PATH is often read-only."""
+    """Folder of the disk cache, and of shards from a server; not set: `cache` in SAVE, because DATA_PATH is often read-only."""
     SHUFFLE_BUFFER: Annotated[int, Bounds(1, 2**31)] = 8192
     """Shards are read in random order, and a sample moves by less than this many places; as many as there are images: any order."""
     CUT_SHARDS: Literal["refuse", "read"] = "refuse"
     """What to do with a truncated shard: refuse it, or read its complete samples."""
+    REMOTE_CACHE_GB: Annotated[float | None, Bounds(0.001, 1e9)] = None
+    """For shards on a server: how much of them CACHE_PATH may hold, in 10^9 bytes; the tars used longest ago are dropped. Not set: all, or 80% of the disk's free space."""
+    REMOTE_PATIENCE: Annotated[float, Bounds(0.0, 1e6)] = 120.0
+    """For shards on a server: seconds for which a request that fails is repeated before the run ends."""
     SYNTHETIC_SIZE: Annotated[int, Bounds(1, 100_000_000)] = 1280
     """Images per epoch of the synthetic data set, which is generated on the device."""
 

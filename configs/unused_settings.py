@@ -5,6 +5,7 @@ from typing import Any
 
 from configs.schema import Config
 from configs.values import SETTINGS, flatten, to_text
+from utils.urls import is_url
 
 
 def unused_settings(config: Config) -> list[str]:
@@ -31,11 +32,13 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     yield config.EVAL, "DIST.", "STRATEGY CHECKPOINT", "EVAL is on, and nothing is trained"
     yield not config.COMPILE, "", "COMPILE_SCOPE COMPILE_MODE", "COMPILE is off; -compile switches it on"
 
-    cache = "CACHE_FORM CACHE_SIDE CACHE_QUALITY CACHE_PATH"
+    on_server = is_url(data.DATA_PATH)
+    cache = f"CACHE_FORM CACHE_SIDE CACHE_QUALITY{'' if on_server else ' CACHE_PATH'}"
     yield data.CACHE == "none", "DATA.", cache, "DATA.CACHE is none; set it to disk or ram"
     is_decoded = data.CACHE != "none" and data.CACHE_FORM == "decoded"
     yield is_decoded, "DATA.", "CACHE_QUALITY", "DATA.CACHE_FORM is decoded; set it to jpeg"
-    yield data.CACHE == "ram", "DATA.", "CACHE_PATH", "DATA.CACHE is ram"
+    yield data.CACHE == "ram" and not on_server, "DATA.", "CACHE_PATH", "DATA.CACHE is ram"
+    yield not on_server, "DATA.", "REMOTE_CACHE_GB REMOTE_PATIENCE", "DATA.DATA_PATH is not the URL of a server"
     yield data.DATASET != "shards", "DATA.", "CUT_SHARDS", "DATA.DATASET is not shards"
     in_sequence, has_columns = data.DATASET in ("shards", "parquet"), data.DATASET in ("csv", "parquet")
     yield not in_sequence, "DATA.", "SHUFFLE_BUFFER", "DATA.DATASET is not shards or parquet"

@@ -19,7 +19,7 @@ from datasets.sources.digits import read_digits
 from datasets.sources.folder import read_image_folder
 from datasets.sources.imagenet.source import read_imagenet
 from datasets.sources.parquet.source import read_parquet
-from datasets.sources.shards.source import read_shards
+from datasets.sources.remote.source import read_shards
 from datasets.sources.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
 from datasets.sources.torchvision_sets import PREFIX, read_torchvision
 from datasets.split import describe_split, split
@@ -59,7 +59,9 @@ def load_image_sets(
         )
     try:
         read = SOURCES[source]
-        train, val = read(config, say) if read is read_torchvision else read(config)  # the only one that downloads
+        train, val = (
+            read(config, say) if read in (read_torchvision, read_shards) else read(config)
+        )  # those that download
     except OSError as error:
         raise DataError(f"DATA.DATA_PATH: {config.DATA.DATA_PATH} cannot be read ({error})") from error
     if val is None:

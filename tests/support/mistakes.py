@@ -35,6 +35,12 @@ IN_A_FILE = {
     "SEED: 1\n[a, b]: 1": "2",
     "A: &a {}\nTRAIN:\n  <<: *a": "3 << BASE",
     "MODEL:\n  FREEZE:\n    - a: 1": "3 MODEL.FREEZE",
+    # Credentials would be written to files; the message must not hold them either.
+    "DATA: {DATASET: shards, DATA_PATH: 'https://me:secret@server/set'}": "DATA.DATA_PATH ~/.netrc",
+    "DATA: {DATASET: shards, DATA_PATH: 's3://me:secret@bucket/set'}": "DATA.DATA_PATH AWS_PROFILE",
+    "DATA: {DATASET: shards, DATA_PATH: 'https://server/set?X-Amz-Signature=secret'}": "DATA.DATA_PATH ~/.netrc",
+    "DATA: {DATASET: shards, DATA_PATH: 'ftp://server/set'}": "DATA.DATA_PATH https:// s3://",
+    "DATA: {DATASET: csv, DATA_PATH: 'https://server/set'}": "DATA.DATA_PATH https://server/set -dataset shards",
     # A list where one value belongs, or lists in a list.
     "DATA: {BATCH_SIZE: [32, 64]}": "DATA.BATCH_SIZE [32, 64] 1 1,000,000 auto",
     "TAG: [a, b]": "TAG [a, b]",

@@ -3,12 +3,14 @@
 import os
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from datasets.sources.folder import subfolders
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES
 from datasets.sources.shards.index import Shard, load_index, save_index, scan
+from datasets.sources.shards.tar import Tar
 from datasets.types import ImageSet
 from utils.errors import DataError
 
@@ -27,6 +29,8 @@ class TarStamp(NamedTuple):
 
 class ShardFolder:
     """Where shards are: in a folder on a disk. One on a server overrides all of this, and keeps copies in `root`."""
+
+    notes: Sequence[str] = ()  # lines for the log
 
     def __init__(self, root: Path):
         self.root = root
@@ -48,8 +52,9 @@ class ShardFolder:
         shard = scan(path)
         return shard, save_index(shard)
 
-    def bring(self, tar: TarStamp) -> None:
-        """See to it that the tar is at its path, because it is about to be opened."""
+    def open(self, tar: TarStamp) -> Tar:
+        """The tar, opened."""
+        return Tar(tar.path)
 
     def will_read(self, images: ImageSet, seed: int, epoch: int, position: int) -> None:
         """As ImageSet.will_read."""

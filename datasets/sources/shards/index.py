@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +119,15 @@ def index_path(tar: Path) -> Path:
 def load_index(path: Path) -> Shard | None:
     """The shard from its index; None if there is no valid index, or if the tar has changed since."""
     stat = path.stat()
+    shard = read_index(path, stat.st_size)
+    is_dated = shard is not None and shard.mtime_ns == stat.st_mtime_ns
+    if shard is None or not is_dated and shard.checksum != checksum(Tar(path)):
+        return None
+    return replace(shard, mtime_ns=stat.st_mtime_ns)
+
+
+def read_index(path: Path, size: int) -> Shard | None:
+    """The shard as its index describes it; None if there is none that is valid for a tar of this size."""
     if not index_path(path).is_file():  # a pipe would block
         return None
     try:
@@ -126,15 +135,19 @@ def load_index(path: Path) -> Shard | None:
             stamp, samples, cut = content["stamp"].tolist(), content["samples"], bool(content["cut"])
             known = content["checksum"].tobytes() if "checksum" in content else b""  # none in older indexes
         offsets, sizes, labels, _ = (samples[field] for field in ("offset", "size", "label", "name"))
-        inside = (0 <= sizes) & (sizes <= stat.st_size) & (0 <= offsets) & (offsets <= stat.st_size - sizes)
+        inside = (0 <= sizes) & (sizes <= size) & (0 <= offsets) & (offsets <= size - sizes)
         right = inside & (0 <= labels) & (labels < MAX_CLASSES)
-        is_dated = stamp == [VERSION, stat.st_size, stat.st_mtime_ns]
-        is_copy = not is_dated and stamp[:2] == [VERSION, stat.st_size] and known == checksum(Tar(path))
-        if not (is_dated or is_copy) or samples.ndim != 1 or not right.all():
+        if stamp[:2] != [VERSION, size] or samples.ndim != 1 or not right.all():
             return None
-        return Shard(path, stat.st_size, stat.st_mtime_ns, known, samples, cut)
+        return Shard(path, size, stamp[2], known, samples, cut)
     except Exception:  # numpy raises many types on a damaged file; scan the tar again
         return None
+
+
+def known_checksum(path: Path) -> bytes:
+    """That of the tar in its index, which must be there; empty in older indexes."""
+    with np.load(index_path(path), allow_pickle=False) as content:
+        return content["checksum"].tobytes() if "checksum" in content else b""
 
 
 def save_index(shard: Shard) -> bool:

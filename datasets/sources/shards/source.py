@@ -83,10 +83,11 @@ class ShardImages(EncodedImages):
 def _opened(folder: ShardFolder, table: ShardTable, number: int) -> Tar:
     """An open tar. One that leaves the cache is closed when the last thread has finished reading from it."""
     stamp = _stamp(folder, table, number)
-    folder.bring(stamp)
-    tar = Tar(stamp.path)
+    tar = folder.open(stamp)
     if (tar.size, tar.mtime_ns) != (stamp.size, stamp.mtime_ns):
-        raise DataError(f"{stamp.path} was changed during this run; start again, with -resume to continue")
+        raise DataError(
+            f"{folder.shown(str(stamp.path))} was changed during this run; start again, with -resume to continue"
+        )
     return tar
 
 
@@ -117,7 +118,7 @@ def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, Ima
         table, can_reopen = read_table(config, folder, part, tars[part])
         tables.append(table)
         is_saved &= can_reopen
-    notes = [*parts.notes(config, root, "*.tar"), *_cut_shards(config, folder, tables)]
+    notes = [*folder.notes, *parts.notes(config, root, "*.tar"), *_cut_shards(config, folder, tables)]
     notes += [note for table in tables for note in note_of_memory(table.index, str(root))]
     if not is_saved:
         notes.append(
@@ -130,12 +131,12 @@ def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, Ima
     if train is not None and val is not None:
         _check_trained(train, val)
     for image_set in sets:
-        image_set.notes = tuple(notes)
+        image_set.notes = tuple(map(folder.shown, notes))
         image_set.labels_are_numbers = not (root / CLASSES_FILE).is_file()
         image_set.split = {
             "rule": "folders",
-            "training": f"{root / str(parts.train)}*.tar",
-            "validation": f"{root / str(parts.val)}*.tar",
+            "training": folder.shown(f"{root / str(parts.train)}*.tar"),
+            "validation": folder.shown(f"{root / str(parts.val)}*.tar"),
         }
     return train, val
 

@@ -1,0 +1,121 @@
+"""Servers on this machine that hand out a folder, and misbehave as a test tells them: over HTTP, and as S3."""
+
+import contextlib
+import functools
+import html
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+Fault = (
+    int | str | None
+)  # a status to answer with; "cut": half of the body; "stall": half, then nothing; None: no fault
+AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "secret-of-the-test", "AWS_DEFAULT_REGION": "us-east-1"}
+BUCKET = "photos"
+
+
+class HttpFolder(ThreadingHTTPServer):
+    """A folder at `url`. `fault(number, path)` is asked at each request, counted from 1."""
+
+    daemon_threads = True
+
+    def __init__(self, root: Path, fault: Callable[[int, str], Fault] = lambda number, path: None, **abilities: bool):
+        """`abilities`: `lists` folders, knows `ranges`."""
+        self.root, self.fault = root, fault
+        self.lists, self.ranges = abilities.get("lists", True), abilities.get("ranges", True)
+        self.paths: list[str] = []  # of all requests
+        self.num_faults = 0
+        self._lock = threading.Lock()
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def __enter__(self) -> "HttpFolder":
+        threading.Thread(target=functools.partial(self.serve_forever, poll_interval=0.01), daemon=True).start()
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, request, client_address) -> None:
+        """Clients that are killed close their connections."""
+
+    def next_fault(self, path: str) -> Fault:
+        with self._lock:
+            self.paths.append(path)
+            fault = self.fault(len(self.paths), path)
+            self.num_faults += fault is not None
+            return fault
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: HttpFolder
+
+    def do_GET(self) -> None:
+        path = unquote(self.path)
+        fault, file = self.server.next_fault(path), self.server.root / path.strip("/")
+        if isinstance(fault, int):
+            return self._answer(fault, b"a fault")
+        if file.is_dir():
+            if not self.server.lists:
+                return self._answer(403, b"")
+            names = (f"{each.name}/" if each.is_dir() else each.name for each in sorted(file.iterdir()))
+            links = "".join(f'<a href="{quote(name)}">{html.escape(name)}</a>\n' for name in names)
+            return self._answer(200, f"<html>{links}</html>".encode(), {"Content-Type": "text/html"})
+        if not file.is_file():
+            return self._answer(404, b"")
+        content, status, about = file.read_bytes(), 200, {"ETag": f'"{file.stat().st_mtime_ns}"'}
+        if self.server.ranges and (span := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))):
+            first, last = int(span[1]), int(span[2] or len(content))
+            if first >= len(content):
+                return self._answer(416, b"")
+            content, status = content[first : last + 1], 206
+        return self._answer(status, content, about, fault)
+
+    do_HEAD = do_GET
+
+    def _answer(self, status: int, body: bytes, about: dict | None = None, fault: Fault = None) -> None:
+        self.send_response(status)
+        for key, value in (about or {}).items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        self.wfile.write(body[: len(body) // 2] if fault else body)
+        if fault:
+            self.wfile.flush()
+            self.close_connection = True
+        if fault == "stall":
+            time.sleep(5)
+
+    def log_message(self, *words) -> None:
+        """Not to stderr."""
+
+
+@contextlib.contextmanager
+def s3_folder(root: Path, monkeypatch) -> Iterator[str]:
+    """The files of a folder in a bucket of an S3 server; s3://... of them. The environment names the server."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it would print each request
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in (AWS | {"AWS_ENDPOINT_URL": f"http://{host}:{port}"}).items():
+        monkeypatch.setenv(name, value)
+    try:
+        client = boto3.client("s3")
+        client.create_bucket(Bucket=BUCKET)
+        for file in (each for each in root.rglob("*") if each.is_file()):
+            client.put_object(Bucket=BUCKET, Key=f"set/{file.relative_to(root)}", Body=file.read_bytes())
+        yield f"s3://{BUCKET}/set"
+    finally:
+        server.stop()

@@ -9,7 +9,7 @@ from configs.duration import to_seconds
 from configs.schema import AUTO
 from configs.values import BOOLS, SETTINGS, to_text
 from utils.errors import ConfigError, did_you_mean
-from utils.urls import is_url, problem_of
+from utils.text import is_url, problem_of
 
 MAX_SECONDS = 1e9  # of RUN.MAX_TIME: 30 years
 MAX_TAG_BYTES = 200  # a folder's name has at most 255, and also contains a date

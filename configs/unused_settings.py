@@ -5,7 +5,7 @@ from typing import Any
 
 from configs.schema import Config
 from configs.values import SETTINGS, flatten, to_text
-from utils.urls import is_url
+from utils.text import is_url
 
 
 def unused_settings(config: Config) -> list[str]:

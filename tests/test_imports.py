@@ -86,7 +86,15 @@ def test_no_test_module_imports_another():
 PACKAGES = {
     "datasets": (
         *("shuffle", "batch_order", "draws", "index", "types", "split", "classes", "bad_images"),
-        *("transforms", "sources", "sources.shards", "sources.remote", "sources.parquet", "sources.imagenet", "sources.torchvision_sets"),
+        *(
+            "transforms",
+            "sources",
+            "sources.shards",
+            "sources.remote",
+            "sources.parquet",
+            "sources.imagenet",
+            "sources.torchvision_sets",
+        ),
         *("loading", "cache"),
         *("build", "__init__"),
     ),

@@ -27,8 +27,7 @@ from datasets.sources.shards.tar import Tar
 from datasets.types import ImageSet
 from utils.errors import ConfigError, DataError
 from utils.files import replacing
-from utils.text import format_bytes
-from utils.urls import is_url
+from utils.text import format_bytes, is_url
 
 NUM_REQUESTS = 32  # at once, for sizes and indexes
 NUM_SCANS = 4  # tars that are pulled at once for their index

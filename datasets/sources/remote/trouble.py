@@ -3,7 +3,7 @@
 import errno
 from typing import NamedTuple
 
-from utils.urls import redacted
+from utils.text import redacted
 
 # Classes of aiohttp, botocore and ssl by their names: none of these is imported for the other.
 NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError"}

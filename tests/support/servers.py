@@ -103,6 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
 def s3_folder(root: Path, monkeypatch) -> Iterator[str]:
     """The files of a folder in a bucket of an S3 server; s3://... of them. The environment names the server."""
     import boto3
+    import s3fs
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it would print each request
@@ -111,6 +112,7 @@ def s3_folder(root: Path, monkeypatch) -> Iterator[str]:
     host, port = server.get_host_and_port()
     for name, value in (AWS | {"AWS_ENDPOINT_URL": f"http://{host}:{port}"}).items():
         monkeypatch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()  # those of another test know another server
     try:
         client = boto3.client("s3")
         client.create_bucket(Bucket=BUCKET)
@@ -119,3 +121,15 @@ def s3_folder(root: Path, monkeypatch) -> Iterator[str]:
         yield f"s3://{BUCKET}/set"
     finally:
         server.stop()
+
+
+def forget_credentials(monkeypatch) -> None:
+    """As on a machine that nobody has set up for AWS."""
+    import s3fs
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, "/nowhere")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    s3fs.S3FileSystem.clear_instance_cache()

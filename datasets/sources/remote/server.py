@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 from urllib.parse import unquote
 
-from datasets.sources.remote.trouble import ShortAnswerError, Trouble, judge
+from datasets.sources.remote.trouble import NotThereError, ShortAnswerError, Trouble, judge
 from utils.errors import ConfigError, DataError
 
 BLOCK = 16 << 20  # bytes of a request: what is lost when a connection breaks
@@ -144,14 +144,9 @@ class Server:
         return {"client_kwargs": {"timeout": timeout, "headers": headers, "trust_env": True}, "simple_links": False}
 
 
-class NotThereError(DataError):
-    """There is no such file."""
-
-
 def _failure(url: str, trouble: Trouble, spent: float) -> DataError:
-    kind = NotThereError if trouble.words == "it is not there" else DataError
     tried = "" if trouble.lasts else f", tried for {spent:.0f} s (DATA.REMOTE_PATIENCE)"
-    return kind(f"{url}: {trouble.words}{tried}; {trouble.remedy}")
+    return trouble.kind(f"{url}: {trouble.words}{tried}; {trouble.remedy}")
 
 
 def _version_of(info: dict) -> str | None:

@@ -18,6 +18,7 @@ from datasets.sources.remote.limits import choose_limit, free_bytes, spanned_byt
 from datasets.sources.remote.prefetch import MOST_AHEAD, Prefetcher
 from datasets.sources.remote.server import Listed, Server
 from datasets.sources.remote.tar_cache import DATE_NS, VERSION_DIGITS, RemoteTar, TarCache
+from datasets.sources.remote.trouble import DeniedError, NotThereError
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts
 from datasets.sources.shards.folder import ShardFolder, TarStamp, part_of
 from datasets.sources.shards.index import Shard, checksum, index_path, known_checksum, read_index, save_index, scan
@@ -103,7 +104,7 @@ class ServerFolder(ShardFolder):
             here = self.server.listing()
             below = [each.name for each in here if each.is_folder and each.name.lower() in (*TRAIN_NAMES, *VAL_NAMES)]
             more = [each._replace(name=f"{name}/{each.name}") for name in below for each in self.server.listing(name)]
-        except DataError as error:
+        except (NotThereError, DeniedError) as error:
             if self.server.scheme == "s3":
                 raise
             raise DataError(

@@ -103,7 +103,7 @@ class TarCache:
     def tars(self) -> dict[Path, os.stat_result]:
         """The files of all tars here, and of those that are being pulled."""
         found = {}
-        for path in (*self.folder.rglob("*.tar"), *self.folder.rglob(".*.tar.part")):
+        for path in (*self.tars_folder.rglob("*.tar"), *self.folder.rglob(".*.tar.part")):
             with contextlib.suppress(FileNotFoundError):
                 found[path] = path.stat()
         return found
@@ -128,7 +128,7 @@ class TarCache:
 
     def remove_left(self) -> None:
         """Remove parts that no process is writing."""
-        for part in self.folder.rglob(".*.tar.part"):
+        for part in self.tars_folder.rglob(".*.tar.part"):
             with contextlib.suppress(OSError), _locked(part, waits=False) as file:
                 if file is not None:
                     part.unlink()

@@ -3,12 +3,14 @@
 import errno
 from typing import NamedTuple
 
+from utils.errors import DataError
 from utils.text import redacted
 
 # Classes of aiohttp, botocore and ssl by their names: none of these is imported for the other.
 NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError"}
 NO_CONNECTION = {"ClientConnectorError", "EndpointConnectionError", "gaierror", "ConnectionRefusedError"}
 NO_TRUST = {"ClientSSLError", "ClientConnectorCertificateError", "SSLError", "SSLCertVerificationError"}
+MALFORMED = {"ParamValidationError", "InvalidURL", "ValueError", "RecursionError"}  # the last: of endless redirects
 TRANSIENT_STATUS = {408, 421, 425, 429}  # of those below 500
 # What s3fs makes of answers that no other try changes: another region, a malformed request or name.
 LASTING_ERRNO = {errno.EINVAL, errno.ENAMETOOLONG, errno.EPERM, getattr(errno, "EREMCHG", errno.EINVAL)}
@@ -18,6 +20,14 @@ class ShortAnswerError(Exception):
     """A server sent fewer bytes than were asked of it."""
 
 
+class NotThereError(DataError):
+    """There is no such file or folder."""
+
+
+class DeniedError(DataError):
+    """It may not be read."""
+
+
 class Trouble(NamedTuple):
     """A failed request."""
 
@@ -25,24 +35,22 @@ class Trouble(NamedTuple):
     remedy: str
     lasts: bool = True  # another try would fail as well
     no_connection: bool = False
+    kind: type[DataError] = DataError  # to raise
 
 
 def judge(error: BaseException, scheme: str) -> Trouble:
     """What a library's error means."""
     if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__  # fsspec calls each failure to get the size of a file this
-    names = {each.__name__ for each in type(error).__mro__}
-    status = getattr(error, "status", None)
+    names, status = {each.__name__ for each in type(error).__mro__}, _status_of(error)
     words = redacted(f"{type(error).__name__}: {error}".rstrip(": ").replace("\n", " "))
     if names & NO_CREDENTIALS:
-        return Trouble("there are no credentials for it", _credentials(scheme))
+        return Trouble("there are no credentials for it", _credentials(scheme), kind=DeniedError)
     if isinstance(error, PermissionError) or status in (401, 403):
-        reason = f"{status} {error.message}" if status else str(error)
-        return Trouble(f"access is denied ({redacted(reason)})", _credentials(scheme))
+        return Trouble(f"access is denied ({words})", _credentials(scheme), kind=DeniedError)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
-        return Trouble(
-            "it is not there", "check the name in DATA.DATA_PATH (-data_path), and that nobody is moving files"
-        )
+        remedy = "check the names in DATA.DATA_PATH (-data_path), and that it is still there"
+        return Trouble(f"it is not there ({words})", remedy, kind=NotThereError)
     if names & NO_TRUST:
         return Trouble(
             f"no secure connection ({words})", "check the address, and SSL_CERT_FILE where a company has its own"
@@ -50,15 +58,21 @@ def judge(error: BaseException, scheme: str) -> Trouble:
     if names & NO_CONNECTION:
         remedy = "check the host in DATA.DATA_PATH (for S3 also AWS_ENDPOINT_URL), the network, and HTTPS_PROXY behind a proxy"
         return Trouble(f"no connection ({words})", remedy, lasts=False, no_connection=True)
-    if status is not None:
-        again = status >= 500 or status in TRANSIENT_STATUS
-        return Trouble(
-            f"the server answers {status} {redacted(str(error.message))}", "check the server", lasts=not again
+    is_refused = status is not None and status < 500 and status not in TRANSIENT_STATUS
+    if is_refused or isinstance(error, OSError) and error.errno in LASTING_ERRNO or names & MALFORMED:
+        remedy = (
+            "check the bucket's name, and its region in AWS_DEFAULT_REGION" if scheme == "s3" else "check the address"
         )
-    if scheme == "s3" and isinstance(error, OSError) and error.errno in LASTING_ERRNO:
-        return Trouble(words, "check the bucket's name, and its region in AWS_DEFAULT_REGION")
-    lasts = isinstance(error, ValueError | TypeError) or names & {"ParamValidationError", "InvalidURL"}
-    return Trouble(words, "check the server and the network", lasts=bool(lasts))
+        return Trouble(words, remedy)
+    return Trouble(words, "check the server and the network", lasts=False)
+
+
+def _status_of(error: BaseException) -> int | None:
+    """The status that a server answered with, as aiohttp and botocore say it."""
+    answer = getattr(error, "response", None)
+    if isinstance(answer, dict):
+        return answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return getattr(error, "status", None)
 
 
 def _credentials(scheme: str) -> str:

@@ -1,0 +1,302 @@
+"""Shards on a server: the same images as from a disk, a bounded cache, and what is refused."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from datasets import build_train_data, load_image_sets
+from datasets.sources.remote.address import expand, parse_address
+from datasets.sources.remote.server import Server
+from datasets.sources.remote.tar_cache import RemoteTar, TarCache
+from datasets.sources.remote.trouble import judge
+from datasets.sources.shards.index import save_index, scan
+from tests.support.configs import CPU, replaced
+from tests.support.image_sets import load, make_set, samples, settings, shades, write_tar
+from tests.support.refusals import assert_names, refused
+from tests.support.runs import wait_until
+from tests.support.servers import HttpFolder, forget_credentials, s3_folder
+from utils.distributed import Process
+from utils.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    make_set(tmp_path / "set")
+    return tmp_path / "set"
+
+
+@pytest.fixture
+def caches(tmp_path) -> str:
+    return str(tmp_path / "caches")
+
+
+def remote(url: str, caches: str, **data):
+    return load_image_sets(settings("shards", url, CACHE_PATH=caches, **data), say=lambda line: None)
+
+
+def held(caches: str) -> set[str]:
+    """The tars in the cache, by the names that they have on the server."""
+    return {f"{path.name.split('.')[0]}.tar" for path in Path(caches).rglob("*.tar")}
+
+
+def tars_asked(server: HttpFolder) -> list[str]:
+    return [path for path in server.paths if path.endswith(".tar")]
+
+
+def assert_same(found, wanted) -> None:
+    """Everything that the course of a run depends on."""
+    for one, other in zip(found, wanted, strict=True):
+        assert shades(one) == shades(other) and one.targets.tolist() == other.targets.tolist()
+        assert [one.key(index) for index in range(len(one))] == [other.key(index) for index in range(len(other))]
+        assert one.classes == other.classes and one.split["rule"] == other.split["rule"]
+        orders = [each.epoch_order(3, epoch)[: len(each)].tolist() for each in (one, other) for epoch in range(2)]
+        assert orders[:2] == orders[2:]
+
+
+# --- the same as from a disk ---
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_over_http_it_is_the_set_of_the_folder(root, caches, ranges):
+    (root / "classes.txt").write_text("ant\nbee\ncat\n")
+    with HttpFolder(root, ranges=ranges) as server:
+        found = remote(server.url, caches)
+        assert_same(found, load("shards", root))
+        assert found[0].name(12) == f"{server.url}/train-000001.tar: 0012.png"
+
+
+def test_folders_of_parts_are_listed_and_without_validation_the_same_images_are_held_out(tmp_path, caches):
+    for number in range(4):
+        write_tar(tmp_path / "set" / "train" / f"{number}.tar", samples(10 * number, 10))
+    with HttpFolder(tmp_path / "set") as server:
+        assert_same(remote(server.url, caches, VAL_FRACTION=0.3), load("shards", tmp_path / "set", VAL_FRACTION=0.3))
+
+
+def test_from_a_server_that_lists_nothing_tars_are_named_by_braces(root, caches):
+    with HttpFolder(root, lists=False) as server:
+        with refused(DataError, server.url, "-data_path", "{000000..000146}"):
+            remote(server.url, caches)
+        assert_same(remote(f"{server.url}/{{train-{{000000..000002}},val-000000}}.tar", caches), load("shards", root))
+
+
+def test_from_s3_it_is_the_set_of_the_folder_and_faults_are_told_with_the_remedy(root, caches, monkeypatch):
+    with s3_folder(root, monkeypatch) as url:
+        assert_same(remote(url, caches), load("shards", root))
+        with refused(DataError, "s3://no-bucket/set", "bucket"):
+            remote("s3://no-bucket/set", caches)
+        forget_credentials(monkeypatch)
+        with refused(DataError, url, "AWS_PROFILE", "AWS_ACCESS_KEY_ID"):
+            remote(url, caches)
+
+
+@pytest.mark.parametrize("workers", ["threads", "processes"])
+def test_loader_workers_read_it_after_a_fork_too(root, caches, workers):
+    with HttpFolder(root) as server:
+        config = settings("shards", server.url, CACHE_PATH=caches, IMAGE_SIZE=4, CROP_PCT=1.0, BATCH_SIZE=6)
+        config = replaced(config, DATA={"NUM_WORKERS": 2, "WORKERS": workers, "PREFETCH": 1})
+        data = build_train_data(config, load_image_sets(config, say=print)[0], Process(CPU))
+        data.image_set.will_read = lambda *place: None  # so that nothing but the workers pulls
+        for path in Path(caches).rglob("*.tar"):
+            path.unlink()
+        found = [batch.targets.tolist() for window in data.windows(0, 5) for batch in window.batches]
+        config = replaced(config, DATA={"DATA_PATH": str(root), "NUM_WORKERS": 0})
+        data = build_train_data(config, load_image_sets(config)[0], Process(CPU))
+        assert found == [batch.targets.tolist() for window in data.windows(0, 5) for batch in window.batches]
+
+
+# --- the index and the cache ---
+
+
+def test_with_indexes_on_the_server_nothing_is_pulled_before_it_is_read_and_a_second_start_asks_for_no_index(
+    root, caches
+):
+    for path in root.glob("*.tar"):
+        assert save_index(scan(path))
+    with HttpFolder(root) as server:
+        train, _ = remote(server.url, caches)
+        assert not held(caches) and shades(train.take(np.array([25]))) == [25] and "train-000002.tar" in held(caches)
+        server.paths.clear()
+        remote(server.url, caches)
+        assert not [path for path in server.paths if path.endswith(".npz")]
+
+
+def test_a_tar_is_pulled_once_and_again_only_when_it_has_changed(root, caches):
+    with HttpFolder(root) as server:
+        for _ in range(2):
+            train, _ = remote(server.url, caches)
+            assert shades(train) == list(range(30))
+        bodies = len(server.paths)
+        write_tar(root / "train-000001.tar", samples(100, 10))
+        os.utime(root / "train-000001.tar", ns=(1, 1))
+        train, _ = remote(server.url, caches)
+        assert shades(train) == [*range(10), *range(100, 110), *range(20, 30)]
+        assert len([path for path in server.paths[bodies:] if path == "/train-000001.tar"]) == 2  # its size, its bytes
+
+
+def test_a_tar_that_is_not_that_of_its_index_is_refused(root, caches):
+    for path in root.glob("*.tar"):
+        assert save_index(scan(path))
+    path = root / "train-000000.tar"
+    content = bytearray(path.read_bytes())
+    content[3000] ^= 1
+    path.write_bytes(content)
+    with HttpFolder(root) as server:
+        train, _ = remote(server.url, caches)
+        with refused(DataError, f"{server.url}/train-000000.tar", "train-000000.idx.npz", "-resume"):
+            train.read(0)
+        assert "train-000000.tar" not in held(caches)
+
+
+def test_the_cache_holds_no_more_than_its_limit_and_what_was_dropped_is_pulled_again(tmp_path, caches):
+    for number in range(8):
+        save_index(scan(write_tar(tmp_path / "set" / f"train-{number}.tar", samples(10 * number, 10))))
+    size = (tmp_path / "set" / "train-0.tar").stat().st_size
+    limits = {"VAL_FRACTION": 0.2, "SHUFFLE_BUFFER": 3}
+    with HttpFolder(tmp_path / "set") as server:
+        with refused(ConfigError, "DATA.REMOTE_CACHE_GB", "DATA.SHUFFLE_BUFFER", "DATA.CACHE_PATH"):
+            remote(server.url, caches, REMOTE_CACHE_GB=1.5 * size / 1e9 + 1e-9, **limits | {"SHUFFLE_BUFFER": 30})
+        train, val = remote(server.url, caches, REMOTE_CACHE_GB=4.5 * size / 1e9, **limits)
+        for image_set in (train, val, train):
+            assert shades(image_set) == [int(image_set.key(index)[:4]) for index in range(len(image_set))]
+            assert len(held(caches)) <= 4
+
+
+def test_the_next_tars_are_pulled_ahead_of_the_reader_as_many_as_fit(tmp_path, caches):
+    for number in range(9):
+        save_index(scan(write_tar(tmp_path / "set" / f"train-{number}.tar", samples(10 * number, 10))))
+    write_tar(tmp_path / "set" / "val-0.tar", samples(200, 3))
+    size = (tmp_path / "set" / "train-0.tar").stat().st_size
+    with HttpFolder(tmp_path / "set") as server:
+        train, _ = remote(server.url, caches, REMOTE_CACHE_GB=6.5 * size / 1e9, SHUFFLE_BUFFER=3)
+        order = [f"train-{group}.tar" for group in train.epoch_order(0, 0).groups]
+        train.will_read(0, 0, 0)
+        wait_until(lambda: set(order[:5]) <= held(caches))
+        train.will_read(0, 0, 70)
+        following = [f"train-{group}.tar" for group in train.epoch_order(0, 1).groups]
+        wait_until(lambda: set(order[7:] + following[:2]) <= held(caches))
+        assert len(held(caches)) <= 6
+
+
+def cache_of(server: HttpFolder, folder: Path, silence: float = 30.0) -> tuple[TarCache, RemoteTar]:
+    name = "train-000000.tar"
+    client = Server(server.url, silence, lambda line: None)
+    client.patience = 30.0
+    cache = TarCache(folder, client, limit=1 << 30)
+    return cache, RemoteTar(name, (server.root / name).stat().st_size, "0" * 12)
+
+
+def test_threads_that_want_the_same_tar_pull_it_once(root, tmp_path):
+    with HttpFolder(root) as server:
+        cache, tar = cache_of(server, tmp_path)
+        threads = [threading.Thread(target=cache.pull, args=(tar,)) for _ in range(6)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert cache.path(tar).read_bytes() == (root / tar.name).read_bytes() and len(server.paths) == 1
+
+
+def test_what_a_killed_process_left_is_neither_read_nor_in_the_way(root, tmp_path):
+    with HttpFolder(root, fault=lambda number, path: "stall" if number == 1 else None) as server:
+        cache, tar = cache_of(server, tmp_path)
+        process = multiprocessing.get_context("fork").Process(target=cache.pull, args=(tar,))
+        process.start()
+        wait_until(lambda: server.paths)
+        assert cache.pull(tar, waits=False) is False, "another process is pulling it"
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        assert not cache.holds(tar)
+        assert cache.pull(tar) and cache.path(tar).read_bytes() == (root / tar.name).read_bytes()
+        assert [path.name for path in cache.tars()] == [cache.path(tar).name]
+
+
+# --- faults ---
+
+
+@pytest.mark.parametrize("fault", [500, 429, "cut", "stall"])
+def test_what_may_pass_is_tried_again(root, tmp_path, fault):
+    with HttpFolder(root, fault=lambda number, path: fault if number < 3 else None) as server:
+        cache, tar = cache_of(server, tmp_path, silence=0.3)
+        cache.pull(tar)
+        assert cache.path(tar).read_bytes() == (root / tar.name).read_bytes() and server.num_faults == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "names"), [(403, "403 ~/.netrc"), (401, "401 ~/.netrc"), (404, "not there"), (400, "400")]
+)
+def test_what_will_not_pass_ends_it_at_once(root, tmp_path, status, names):
+    with HttpFolder(root, fault=lambda number, path: status) as server:
+        cache, tar = cache_of(server, tmp_path)
+        with refused(DataError, f"{server.url}/{tar.name}", *names.split()):
+            cache.pull(tar)
+        assert len(server.paths) == 1 and not cache.tars()
+
+
+def test_what_does_not_pass_in_time_ends_it_with_the_setting(root, tmp_path):
+    with HttpFolder(root, fault=lambda number, path: 503) as server:
+        cache, tar = cache_of(server, tmp_path)
+        cache.server.patience = 0.3
+        with refused(DataError, f"{server.url}/{tar.name}", "503", "DATA.REMOTE_PATIENCE"):
+            cache.pull(tar)
+        assert len(server.paths) > 2
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/set", "http://no-such-host.invalid/set"])
+def test_a_host_that_nobody_answers_at_is_told(url, caches):
+    with refused(DataError, url, "DATA.DATA_PATH", "network"):
+        remote(url, caches, REMOTE_PATIENCE=0.2)
+
+
+def test_a_truncated_tar_on_the_server_is_refused_by_its_url(root, caches):
+    path = root / "train-000001.tar"
+    path.write_bytes(path.read_bytes()[:5000])
+    with (
+        HttpFolder(root) as server,
+        refused(DataError, f"{server.url}/train-000001.tar", "0011.png", "DATA.CUT_SHARDS"),
+    ):
+        remote(server.url, caches)
+
+
+def test_without_the_package_that_reads_it_that_is_told(caches, monkeypatch):
+    for url, package in (("https://server/set", "aiohttp"), ("s3://bucket/set", "s3fs")):
+        monkeypatch.setitem(__import__("sys").modules, package, None)
+        with refused(DataError, "DATA.DATA_PATH", url, f"pip install {package}"):
+            remote(url, caches)
+
+
+def test_what_libraries_say_of_credentials_is_left_out():
+    secrets = ("me:secret@", "X-Amz-Signature=secret", "AKIAIOSFODNN7EXAMPLE")
+    error = OSError(f"https://{secrets[0]}host/a.tar?{secrets[1]}&x=1 for {secrets[2]}")
+    said = judge(error, "https").words
+    assert_names(said, "host/a.tar")
+    assert not [each for each in secrets if each in said]
+
+
+# --- names ---
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("a-{008..010}.tar", "a-008.tar a-009.tar a-010.tar"),
+        ("{train-{0..1},val-{00..01}}.tar", "train-0.tar train-1.tar val-00.tar val-01.tar"),
+        ("{a,b}/{0..1}.tar", "a/0.tar a/1.tar b/0.tar b/1.tar"),
+        ("plain.tar", "plain.tar"),
+    ],
+)
+def test_braces_mean_what_they_mean_to_webdataset(pattern, names):
+    assert expand(pattern) == names.split()
+
+
+def test_a_url_is_a_folder_one_tar_or_many():
+    assert parse_address("s3://bucket/set/") == ("s3://bucket/set", None)
+    assert parse_address("https://server/set/a.tar") == ("https://server/set", ["a.tar"])
+    assert parse_address("https://server/set/{train,val}/{0..1}.tar").names[0] == "train/0.tar"
+    for wrong in ("https://server/{0..1.tar", "https://server/{0..99999999}.tar", "https://server/{0..1}.zip"):
+        with refused(DataError, "DATA.DATA_PATH"):
+            parse_address(wrong)

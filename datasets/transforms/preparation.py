@@ -3,8 +3,10 @@
 They depend on seed, epoch, step, image and position in the window, never on how the window is split.
 """
 
+import functools
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +26,7 @@ class Preparation:
         """`is_compiled`: one kernel does what several would, with a graph for each batch size."""
         self.normalize = normalize
         self.device = normalize.scale.device
+        self.copy = functools.partial(copied, device=self.device)
         self.erase = build_erasing(config, self.device) if config.TRAIN.RANDOM_ERASE_PROB else None
         self.mix = Mixing(config) if config.TRAIN.mixes else None
         if is_compiled:
@@ -35,10 +38,10 @@ class Preparation:
         targets = batch.targets.to(self.device, non_blocking=True)
         piece, draws = batch.piece, batch.draws
         if draws and draws.has_operations:
-            pixels = carry_out(pixels, draws, self._table)
+            pixels = carry_out(pixels, draws, self.copy)
         # Without a piece, a batch made by hand is neither erased nor mixed.
-        boxes = self._table(draws.boxes if draws else self.erase.rows(piece)) if self.erase and piece else None
-        parts = self._table(self.mix.rows(piece)) if self.mix and piece and self.mix.is_on(piece) else None
+        boxes = self.copy(draws.boxes if draws else self.erase.rows(piece)) if self.erase and piece else None
+        parts = self.copy(self.mix.rows(piece)) if self.mix and piece and self.mix.is_on(piece) else None
         images = self.compute(pixels, boxes, parts, dtype or self.normalize.dtype)
         return images, targets if parts is None else self.mix.targets(targets, parts)
 
@@ -52,6 +55,7 @@ class Preparation:
             images = self.erase(images, boxes)
         return images if parts is None else self.mix(images, parts, dtype)
 
-    def _table(self, rows: Sequence) -> Tensor:
-        """One copy transfers all numbers of a batch."""
-        return torch.tensor(rows, pin_memory=has_streams(self.device)).to(self.device, non_blocking=True)
+
+def copied(rows: Sequence | np.ndarray, device: torch.device) -> Tensor:
+    """One copy transfers all numbers of a batch, and the host does not wait for it."""
+    return torch.tensor(rows, pin_memory=has_streams(device)).to(device, non_blocking=True)

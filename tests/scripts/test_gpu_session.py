@@ -37,8 +37,13 @@ EXPECTED = {
         "class-token block against the whole, bfloat16",
     },
     "probes.compilation": {"5 updates never wait, compiled", "compiled against eager, residual half"},
+    "probes.augmentation": {"augmentation on the device, augmix"},
     "probes.parallel": {"DDP by NCCL: static graph", "DDP by NCCL: compiled, no_sync", "DDP by NCCL: float16 reduce"},
-    "probes.times": {"ms, patch embedding by convolution", "ms, patch embedding by product"},
+    "probes.times": {
+        "ms, patch embedding by convolution",
+        "ms, patch embedding by product",
+        "images/s, rand-m9-mstd0.5-inc1 on the device",
+    },
     "small": {"S tf32, batch 256", "S bf16-residual compiled, batch 512"},
     "large": {"B timm, batch 256", "B timm compiled, batch 256", "L bf16, batch 128"},
     "loader": {"12 threads", "16 processes", "16 threads, decoded cache"},
@@ -64,7 +69,14 @@ def test_a_dry_session_writes_the_rows_of_every_part_in_both_forms(dry):
 
 def test_what_needs_cuda_is_said_to_and_never_passed(dry):
     verdicts = {row["probe"]: row["verdict"] for row in results(dry) if "probe" in row}
-    only_on_cuda = ("5 updates never wait", "DDP by NCCL", "ms, ", "reduce-overhead, one", "batch size auto")
+    only_on_cuda = (
+        "5 updates never wait",
+        "DDP by NCCL",
+        "ms, ",
+        "images/s, ",
+        "reduce-overhead, one",
+        "batch size auto",
+    )
     for name, verdict in verdicts.items():
         allowed = ("needs CUDA",) if name.startswith(only_on_cuda) else ("passed", "unavailable")
         assert verdict in allowed, name

@@ -33,7 +33,7 @@ PARTS = (
     Part("float8", 60, "ViT-B/16 in float8", "speed:measure_float8"),
 )
 # Files of probes. They run at once, each in a process of its own; the last, which measures times, after the others.
-GROUPS = ("probes.kernels", "probes.compilation", "probes.parallel", "probes.times")
+GROUPS = ("probes.kernels", "probes.compilation", "probes.augmentation", "probes.parallel", "probes.times")
 
 
 @dataclass(frozen=True)

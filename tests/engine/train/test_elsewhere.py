@@ -37,6 +37,7 @@ WAITS = {
 }
 HALF = "AMP=true"
 ALL = "TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.MODEL_EMA=true TRAIN.ACCUM_ITER=2"
+AUGMENT = "TRAIN.AUTO_AUGMENT=rand-m9-p1-mstd0.5 DATA.AUGMENT_ON=device"
 MODES = {
     "float32": "",
     "bfloat16": HALF,
@@ -46,6 +47,7 @@ MODES = {
     "naive float16": f"{HALF} PRECISION.MODE=naive PRECISION.DTYPE=float16",
     "mixup and cutmix": "TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1",
     "erasing": "TRAIN.RANDOM_ERASE_PROB=0.5",
+    "augmentation": f"{AUGMENT} TRAIN.COLOR_JITTER=0.3",
     "EMA": "TRAIN.MODEL_EMA=true",
     "accumulation": "DATA.BATCH_SIZE=16 TRAIN.ACCUM_ITER=2",
     "no clipping": "TRAIN.GRAD_CLIP=null",
@@ -53,7 +55,7 @@ MODES = {
     "activation checkpointing": "TRAIN.GRAD_CHECKPOINTING=true",
     "op lists": f"{HALF} PRECISION.CUSTOM_BLACK_LIST=[softmax] PRECISION.CUSTOM_WHITE_LIST=[layer_norm]",
     "half residual": f"{HALF} PRECISION.RESIDUAL=half",
-    "many at once": f"{HALF} {ALL} PRECISION.DTYPE=float16",
+    "many at once": f"{HALF} {ALL} {AUGMENT} PRECISION.DTYPE=float16",
     "many at once in naive mode": f"{HALF} {ALL} PRECISION.MODE=naive",
 }
 

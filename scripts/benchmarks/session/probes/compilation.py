@@ -12,6 +12,7 @@ from utils.errors import ConfigError
 BFLOAT16 = ("AMP=true", "PRECISION.DTYPE=bfloat16")
 # What an update can do besides computing: all of it must go on without the host.
 BUSY = ("TRAIN.MIXUP_ALPHA=0.8", "TRAIN.CUTMIX_ALPHA=1.0", "TRAIN.RANDOM_ERASE_PROB=0.5", "TRAIN.MODEL_EMA=true")
+BUSY += ("TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1", "DATA.AUGMENT_ON=device")
 BUSY += ("TRAIN.GRAD_CLIP=1.0", "DATA.WORKERS=threads", "DATA.NUM_WORKERS=2")
 
 

@@ -1,4 +1,4 @@
-"""Milliseconds of what an update does around its matrix products: patch embedding both ways, normalising, optimizer, EMA."""
+"""Times of what an update does around its matrix products: patch embedding both ways, inputs, policy, optimizer, EMA."""
 
 import statistics
 import time
@@ -23,6 +23,9 @@ def run_probes(context: Context) -> None:
     GpuKernels(images.device).apply(embed)
     probes.check("ms, patch embedding by product", lambda: time_gradient(context, embed, images), True)
     probes.check("ms, copied batch to the model's input", lambda: time_preparation(context, num_images, side), True)
+    policy = "rand-m9-mstd0.5-inc1"
+    for place in ("device", "host"):
+        probes.check(f"images/s, {policy} on the {place}", lambda: time_policy(context, policy, place), True)  # noqa: B023
     for ema in (False, True):
         name = "ms, unscale, clip and optimizer of ViT-L" + (", with EMA" if ema else "")
         probes.check(name, lambda: time_optimizer(context, f"TRAIN.MODEL_EMA={ema}", *large), True)  # noqa: B023
@@ -41,6 +44,17 @@ def time_preparation(context: Context, num_images: int, side: int) -> str:
     trainer = small_trainer(context, *mixing, f"DATA.BATCH_SIZE={num_images}", f"DATA.IMAGE_SIZE={side}")
     (batch,) = first_batches(trainer)
     return milliseconds(context, lambda: trainer.to_device(batch))
+
+
+def time_policy(context: Context, policy: str, place: str) -> str:
+    """Of a batch that lies on the device, or of one thread of the host."""
+    from scripts.benchmarks.session.probes.augmentation import Case
+
+    num_images, side = context.pick((256, 224), (4, 24))
+    case = Case(policy, num_images, side)
+    images = case.images.to(context.device)
+    run = case.on_host if place == "host" else lambda: case.on_device(images)
+    return f"{1000 * num_images / float(milliseconds(context, run).split()[0]):.0f}"
 
 
 def time_optimizer(context: Context, *options: str) -> str:

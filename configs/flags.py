@@ -31,6 +31,7 @@ FLAGS = {
         "-seed": ("SEED", "N"),
         "-eval": ("EVAL", "false"),
         "-check": ("CHECK", "false"),
+        "-check_images": ("CHECK_IMAGES", "N"),
     },
     "precision and speed": {
         "-amp": ("AMP", "false"),

@@ -378,6 +378,8 @@ class Config:
     """Evaluate only."""
     CHECK: bool = False
     """Check data, weights, memory and disk, print the findings and exit: no training, no run folder."""
+    CHECK_IMAGES: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
+    """With CHECK, read at most this many images of each set, spread evenly over it; not set: all."""
     SEED: Annotated[int, Bounds(0, MAX_INT)] = 0
     """Seed of weights, order, augmentation and dropout."""
     SAVE: str = "./output"

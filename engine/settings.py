@@ -12,7 +12,7 @@ from configs.yaml_files import Layer
 from utils.errors import ConfigError
 
 # Settings of a single start of the program.
-OF_A_START = r"EVAL|CHECK|PROFILE|TRAIN\.LAST_EPOCH|MODEL\.RESUME|PRECISION\.EXPLAIN|(RESUME|RUN)\..*|DIST\.(URL|WORLD_SIZE|RANK)"
+OF_A_START = r"EVAL|CHECK|CHECK_IMAGES|PROFILE|TRAIN\.LAST_EPOCH|MODEL\.RESUME|PRECISION\.EXPLAIN|(RESUME|RUN)\..*|DIST\.(URL|WORLD_SIZE|RANK)"
 # Settings of the run and its machine, which an evaluation or a new run from its weights has of its own.
 OF_THE_RUN = r"SAVE|TAG|DEVICE|NGPUS|MODEL\.PRETRAINED|DATA\.CACHE.*|DIST\..*"
 NOT_TAKEN = {

@@ -1,4 +1,4 @@
-"""Checks of a data set before a run, which read every image: classes, sizes, unreadable images, duplicates."""
+"""Checks of a data set before a run, which read its images: classes, sizes, unreadable images, duplicates."""
 
 import contextlib
 import hashlib
@@ -11,61 +11,81 @@ from configs.schema import Config
 from datasets.bad_images import num_allowed
 from datasets.sources.synthetic import SyntheticImages
 from datasets.types import ImageReadError, ImageSet
+from engine.check.cache import suggest_cache
 from utils.findings import WARN, WRONG, Finding
 from utils.text import counted, first_of
 
 LINE_EACH = ",\n"
-BLOCK = 64  # images per task of a thread
+BLOCK, MAX_BLOCKS = 64, 4096  # images per task of a thread, or more so that there are not too many tasks
+NUM_TIMED = 4  # images of about median size
 UNEVEN = 10  # ratio of largest to smallest class above which it is reported
 
 
 class ScanResult:
-    """Size, digest or error of every image of a set."""
+    """Size, digest or error of the images of a set, or of some spread evenly over it."""
 
-    def __init__(self, image_set: ImageSet):
-        self.image_set = image_set
-        self.sides = np.zeros((len(image_set), 2), dtype=np.int64)  # height, width
-        self.digests = np.zeros(len(image_set), dtype=np.uint64)  # of the pixels; 0 of an unreadable image
+    def __init__(self, image_set: ImageSet, most: int | None = None):
+        self.image_set, total = image_set, len(image_set)
+        self.count = min(total, most or total)
+        self.sides = np.zeros((self.count, 2), dtype=np.int32)  # height, width
+        self.digests = np.zeros(self.count, dtype=np.uint64)  # of the pixels; 0 of an unreadable image
         self.reasons: dict[int, str] = {}  # errors of unreadable images
-        self.kinds: list[str] = []  # what is unusual about files
 
     @property
     def readable(self) -> np.ndarray:
         """bool [N]"""
         return self.sides[:, 0] > 0
 
-    def scan(self, indices: range) -> int:
-        """Read these images. Returns their number."""
-        for index in indices:
-            self.kinds.extend(self.image_set.kinds(index))
+    @property
+    def is_sample(self) -> bool:
+        return self.count < len(self.image_set)
+
+    def index(self, number: int) -> int:
+        """Of the image with this number among those that are read."""
+        return number * len(self.image_set) // self.count
+
+    def name(self, number: int) -> str:
+        return self.image_set.name(self.index(number))
+
+    def describe_count(self) -> str:
+        return f"{self.count:,}" + f" of {len(self.image_set):,}" * self.is_sample
+
+    def scan(self, numbers: range) -> Counter[str]:
+        """Read these images. Returns what is unusual about their files."""
+        kinds: Counter[str] = Counter()
+        for number in numbers:
+            index = self.index(number)
+            kinds.update(self.image_set.kinds(index))
             try:
                 pixels = self.image_set.read(index)
             except ImageReadError as error:
-                self.reasons[index] = str(error)
+                self.reasons[number] = str(error)
                 continue
-            self.sides[index] = pixels.shape[:2]
+            self.sides[number] = pixels.shape[:2]
             digest = hashlib.blake2b(repr(pixels.shape).encode(), digest_size=8)
             digest.update(np.ascontiguousarray(pixels))
-            self.digests[index] = int.from_bytes(digest.digest(), "little")
-        return len(indices)
+            self.digests[number] = int.from_bytes(digest.digest(), "little")
+        return kinds
 
 
-def scan_images(image_set: ImageSet, title: str) -> ScanResult:
-    """Read every image in threads, with a progress bar on a terminal."""
+def scan_images(scan: ScanResult, title: str) -> Counter[str]:
+    """Read the images in threads, with a progress bar on a terminal. Returns what is unusual about their files."""
     from concurrent.futures import ThreadPoolExecutor
 
     from tqdm import tqdm
 
-    result = ScanResult(image_set)
-    blocks = [range(start, min(start + BLOCK, len(image_set))) for start in range(0, len(image_set), BLOCK)]
+    block = max(BLOCK, scan.count // MAX_BLOCKS)
+    blocks = [range(start, min(start + block, scan.count)) for start in range(0, scan.count, block)]
+    kinds: Counter[str] = Counter()
     with (
         ThreadPoolExecutor() as pool,
-        contextlib.closing(pool.map(result.scan, blocks)) as counts,  # starts no further block after Ctrl-C
-        tqdm(total=len(image_set), desc=title, unit=" images", leave=False, disable=None) as bar,
+        contextlib.closing(pool.map(scan.scan, blocks)) as results,  # starts no further block after Ctrl-C
+        tqdm(total=scan.count, desc=title, unit=" images", leave=False, disable=None) as bar,
     ):
-        for count in counts:
-            bar.update(count)
-    return result
+        for each, result in zip(blocks, results, strict=True):
+            kinds.update(result)
+            bar.update(len(each))
+    return kinds
 
 
 def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Iterator[Finding]:
@@ -75,13 +95,15 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
     if isinstance(val, SyntheticImages):  # generated on the device, with random classes
         return
     yield check_classes(config, train, val)
-    scans = []
+    scans, kinds = [], Counter()
     for part, image_set in (("training", train), ("validation", val)):
         if image_set is not None:
-            scans.append(scan_images(image_set, f"reading {part} images"))
-            yield check_readable(part, scans[-1], config.DATA.MAX_BAD_FRACTION)
-            yield check_sizes(part, scans[-1], config.DATA.IMAGE_SIZE)
-    if kinds := Counter(kind for scan in scans for kind in scan.kinds):
+            scan = ScanResult(image_set, config.CHECK_IMAGES)
+            kinds.update(scan_images(scan, f"reading {part} images"))
+            yield check_readable(part, scan, config.DATA.MAX_BAD_FRACTION)
+            yield check_sizes(part, scan, config)
+            scans.append(scan)
+    if kinds:
         yield Finding("kinds of files", ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common()))
     if train is not None:
         yield check_duplicates(*scans)
@@ -110,45 +132,54 @@ def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Find
 
 def check_readable(part: str, scan: ScanResult, max_fraction: float) -> Finding:
     """Unreadable images by name. They are WRONG above `max_fraction`, DATA.MAX_BAD_FRACTION."""
-    what, total, bad = f"{part} images", len(scan.image_set), sorted(scan.reasons)
+    what, bad = f"{part} images", sorted(scan.reasons)
     if not bad:
-        return Finding(what, f"{total:,}, all readable")
-    named = [f"{scan.image_set.name(index)} ({scan.reasons[index]})" for index in bad]
-    share = f"{len(bad):,} of {total:,} ({len(bad) / total:.2%}) cannot be read"
+        return Finding(what, f"{scan.describe_count()}{' read' * scan.is_sample}, all readable")
+    named = [f"{scan.name(number)} ({scan.reasons[number]})" for number in bad]
+    read = f"{scan.count:,}{' read' * scan.is_sample}"
+    share = f"{len(bad):,} of {read} ({len(bad) / scan.count:.2%}) cannot be read"
     return Finding(
         what,
         f"{share}; DATA.MAX_BAD_FRACTION is {max_fraction:g}:\n{first_of(named, LINE_EACH)}",
-        WRONG if len(bad) > num_allowed(max_fraction, total) else WARN,
+        WRONG if len(bad) > num_allowed(max_fraction, scan.count) else WARN,
         "repair or remove them",
     )
 
 
-def check_sizes(part: str, scan: ScanResult, image_size: int) -> Finding:
-    """Smallest, median and largest image, and how many have to be enlarged."""
-    what, sides = f"{part} sizes", scan.sides[scan.readable]
+def check_sizes(part: str, scan: ScanResult, config: Config) -> Finding:
+    """Smallest, median and largest image, how many have to be enlarged, and whether a cache would help."""
+    what, sides, image_size = f"{part} sizes", scan.sides[scan.readable], config.DATA.IMAGE_SIZE
     if not len(sides):
         return Finding(what, "no image could be read")
-    by_area = sides[np.argsort(sides.prod(axis=1), kind="stable")]
-    smallest, median, largest = (f"{width} x {height}" for height, width in by_area[[0, len(sides) // 2, -1]].tolist())
+    by_area = np.argsort(sides.prod(axis=1, dtype=np.int64), kind="stable")
+    three = sides[by_area[[0, len(sides) // 2, -1]]].tolist()
+    smallest, median, largest = (f"{width} x {height}" for height, width in three)
     smaller = (sides.min(axis=1) < image_size).mean()
     note = f"; {smaller:.1%} are smaller than DATA.IMAGE_SIZE {image_size}" if smaller else ""
-    return Finding(what, f"smallest {smallest}, median {median}, largest {largest}{note}")
+    if part == "training":
+        usual = np.flatnonzero(scan.readable)[by_area[len(sides) // 2 :][:NUM_TIMED]]
+        note += suggest_cache(config, scan.image_set, min(three[1]), [scan.index(number) for number in usual.tolist()])
+    of = f" of {scan.describe_count()} images" * scan.is_sample
+    return Finding(what, f"smallest {smallest}, median {median}, largest {largest}{of}{note}")
 
 
 def check_duplicates(train: ScanResult, val: ScanResult) -> Finding:
     """Validation images with the pixels of a training image."""
     known, first = np.unique(train.digests[train.readable], return_index=True)
     twins = np.flatnonzero(np.isin(val.digests, known))  # 0 is not among them
+    of = f"{val.count:,} validation and {train.count:,} training images read"
+    is_sample = train.is_sample or val.is_sample
     if not len(twins):
-        return Finding("duplicates", "no validation image is also a training image")
+        found = f"none among {of}; others may be" if is_sample else "no validation image is also a training image"
+        return Finding("duplicates", found)
     origins = np.flatnonzero(train.readable)[first[np.searchsorted(known, val.digests[twins])]]
     pairs = [
-        f"{val.image_set.name(twin)} = {train.image_set.name(origin)}"
+        f"{val.name(twin)} = {train.name(origin)}"
         for twin, origin in zip(twins.tolist(), origins.tolist(), strict=True)
     ]
     return Finding(
         "duplicates",
-        f"{len(twins):,} of {counted(len(val.image_set), 'validation image')} are also training images:\n"
+        f"{len(twins):,} of {of if is_sample else counted(val.count, 'validation image')} are also training images:\n"
         f"{first_of(pairs, LINE_EACH)}",
         WARN,
         "remove them from one of the two sets: accuracy on them says nothing",

@@ -178,6 +178,7 @@ WITHOUT_EFFECT = {
     ("PRECISION.REDUCE=half", ""): "AMP -amp",
     ("PRECISION.RESIDUAL=half", "PRECISION.MODE=naive AMP=true"): "PRECISION.MODE naive",
     ("PRECISION.SHADOW_LOSS=0.5", ""): "PRECISION.SHADOW_STEPS",
+    ("CHECK_IMAGES=3", ""): "CHECK -check",
     ("PROFILE=3", "EVAL=true"): "EVAL",
     ("DIST.STRATEGY=fsdp2", "EVAL=true"): "EVAL",
     ("COMPILE_SCOPE=blocks", ""): "COMPILE -compile",

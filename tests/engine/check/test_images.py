@@ -5,6 +5,7 @@ import re
 from PIL import Image
 
 from engine.check.images import (
+    ScanResult,
     check_classes,
     check_duplicates,
     check_images,
@@ -14,10 +15,17 @@ from engine.check.images import (
 )
 from tests.data_zoo.files import animation, grey_16_bits, photo
 from tests.engine.check.small_photos import sets_of, trouble
+from tests.support.configs import replaced
 from tests.support.image_sets import noise
 from tests.support.refusals import assert_names, refused
 from utils.errors import DataError
 from utils.findings import OK, WARN, WRONG
+
+
+def scanned(image_set, most: int | None = None) -> ScanResult:
+    scan = ScanResult(image_set, most)
+    scan_images(scan, "")
+    return scan
 
 
 def test_unreadable_images_are_named_and_weighed(check, photos):
@@ -32,15 +40,15 @@ def test_of_many_unreadable_images_ten_are_named(photos):
     for path in (photos / "train").rglob("*.png"):
         path.write_bytes(b"no picture")
     config, train, _ = sets_of(photos)
-    scan = scan_images(train, "")
+    scan = scanned(train)
     finding = check_readable("training", scan, 1.0)
     assert finding.found.count("\n") == 10 and "2 more" in finding.found and finding.verdict == WRONG
-    assert not re.search(r"\d", check_sizes("training", scan, 8).found), "the size of no image"
+    assert not re.search(r"\d", check_sizes("training", scan, config).found), "the size of no image"
 
 
 def test_an_image_with_too_many_pixels_counts_as_unreadable(photos):
     config, train, _ = sets_of(photos, "DATA.MAX_PIXELS=100")
-    assert len(scan_images(train, "").reasons) == len(train)
+    assert len(scanned(train).reasons) == len(train)
 
 
 def test_a_label_out_of_range_is_told_with_its_line(check, photos):
@@ -78,16 +86,17 @@ def test_validation_images_that_are_trained_on_are_named_by_pairs(check, photos)
     found = check("-opts", "DATA.MAX_BAD_FRACTION=0.5")
     assert found["duplicates"][0] == WARN and "1 of 7" in found["duplicates"][1]
     assert f"{photos / 'val/cat/again.bmp'} = {photos / 'train/cat/4.png'}" in found["duplicates"][1]
-    scan = scan_images(sets_of(photos)[1], "")
+    scan = scanned(sets_of(photos)[1])
     assert check_duplicates(scan, scan).found.count(" = ") == 10
 
 
 def test_image_sizes_and_how_many_are_too_small(photos):
     Image.new("RGB", (40, 30)).save(photos / "train/cat/large.png")
-    scan = scan_images(sets_of(photos)[1], "")
-    told = check_sizes("training", scan, 11).found
+    config, train, _ = sets_of(photos)
+    scan = scanned(train)
+    told = check_sizes("training", scan, replaced(config, DATA={"IMAGE_SIZE": 11})).found
     assert_names(told, "12 x 10", "median 12 x 10", "40 x 30", "92.3%", "DATA.IMAGE_SIZE 11")
-    assert "DATA.IMAGE_SIZE" not in check_sizes("training", scan, 10).found
+    assert "DATA.IMAGE_SIZE" not in check_sizes("training", scan, replaced(config, DATA={"IMAGE_SIZE": 10})).found
 
 
 def test_unusual_files_are_counted_by_kind(check, photos):
@@ -111,3 +120,36 @@ def test_unusual_files_are_counted_by_kind(check, photos):
         "CMYK": 1,
     }
     assert "EXIF-rotated (ignored)" in check(*flags, "DATA.EXIF=ignore")["kinds of files"][1]
+
+
+def test_of_a_sample_each_row_says_so(check, photos):
+    for number in range(6, 100):
+        noise(12, 10 + number).save(photos / "train/dog" / f"{number}.png")
+    (photos / "train/dog/0.png").write_bytes(b"no picture")
+    found = check("-check_images", "4")
+    assert found["training images"] == (OK, "4 of 106 read, all readable")
+    assert_names(found["training sizes"][1], "4 of 106")
+    assert_names(found["validation sizes"][1], "4 of 6")
+    assert_names(found["duplicates"][1], "4 validation", "4 training")
+    assert [ScanResult(sets_of(photos)[1], 4).index(number) for number in range(4)] == [0, 26, 53, 79]
+    (photos / "train/cat/0.png").write_bytes((photos / "val/cat/0.png").read_bytes())
+    found = check("-check_images", "4")["duplicates"]
+    assert found[0] == WARN and f"{photos / 'val/cat/0.png'} = {photos / 'train/cat/0.png'}" in found[1]
+    (photos / "train/cat/0.png").write_bytes(b"no picture")
+    verdict, told = check("-check_images", "1", "-opts", "DATA.MAX_BAD_FRACTION=0")["training images"]
+    assert verdict == WRONG and str(photos / "train/cat/0.png") in told and "1 of 1 read (100.00%)" in told
+    for number in (27, 51, 75):
+        (photos / "train/dog" / f"{number}.png").write_bytes(b"no picture")
+    assert check("-check_images", "4", "-opts", "DATA.MAX_BAD_FRACTION=0.05")["training images"][0] == WRONG
+    whole = check("-check_images", "1000", "-opts", "DATA.MAX_BAD_FRACTION=1")
+    assert "5 of 106 (4.72%)" in whole["training images"][1] and whole["validation images"][1] == "6, all readable"
+
+
+def test_for_large_photos_the_gain_of_a_cache_is_measured(check, photos):
+    assert "DATA.CACHE" not in check()["training sizes"][1]
+    for path in (photos / "train").rglob("*.png"):
+        Image.open(path).resize((400, 300)).save(path)
+    (gain,) = re.findall(r"DATA\.CACHE_SIDE=9 reads ([0-9.]+) times faster", check()["training sizes"][1])
+    assert float(gain) >= 1.5
+    assert "DATA.CACHE_SIDE" not in check("-opts", "DATA.CACHE=disk")["training sizes"][1]
+    assert "DATA.CACHE_SIDE" not in check("-opts", "DATA.CROP_PCT=0.05")["training sizes"][1], "160 of 300 pixels"

@@ -1,5 +1,6 @@
 """Servers on this machine that hand out a folder, and misbehave as a test tells them: over HTTP, and as S3."""
 
+import base64
 import contextlib
 import functools
 import html
@@ -24,10 +25,11 @@ class HttpFolder(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, root: Path, fault: Callable[[int, str], Fault] = lambda number, path: None, **abilities: bool):
-        """`abilities`: `lists` folders, knows `ranges`."""
+    def __init__(self, root: Path, fault: Callable[[int, str], Fault] = lambda number, path: None, **abilities):
+        """`abilities`: `lists` folders, knows `ranges`, asks for a `password` (USER:PASSWORD)."""
         self.root, self.fault = root, fault
         self.lists, self.ranges = abilities.get("lists", True), abilities.get("ranges", True)
+        self.password: str | None = abilities.get("password")
         self.paths: list[str] = []  # of all requests
         self.num_faults = 0
         self._lock = threading.Lock()
@@ -60,6 +62,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = unquote(self.path)
         fault, file = self.server.next_fault(path), self.server.root / path.strip("/")
+        if fault == "drop":
+            self.close_connection = True
+            return None
+        if self.server.password and not self._is_known():
+            return self._answer(401, b"")
         if isinstance(fault, int):
             return self._answer(fault, b"a fault")
         if file.is_dir():
@@ -94,6 +101,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         if fault == "stall":
             time.sleep(5)
+
+    def _is_known(self) -> bool:
+        told = self.headers.get("Authorization", "").removeprefix("Basic ")
+        return base64.b64decode(told).decode() == self.server.password
 
     def log_message(self, *words) -> None:
         """Not to stderr."""

@@ -20,6 +20,7 @@ from utils.files import sync
 from utils.text import format_bytes
 
 DATE_NS = 10**18  # of each tar here: in 2001, which every file system can store
+PART = ".part"  # ending of what is not whole yet
 VERSION_DIGITS = 12  # of a hash, in the names of files
 
 
@@ -39,8 +40,7 @@ class TarCache:
         self.tars_folder = folder / "tars"
 
     def path(self, tar: RemoteTar) -> Path:
-        stem = self.tars_folder / tar.name.removesuffix(".tar")
-        return stem.with_name(f"{stem.name}.{tar.version}.tar")
+        return Path(f"{self.tars_folder}/{tar.name[: -len('.tar')]}.{tar.version}.tar")
 
     def holds(self, tar: RemoteTar) -> bool:
         """Whether the tar is there. One that a crash of the machine left short is removed."""
@@ -70,7 +70,7 @@ class TarCache:
         `keep`: tars that are not dropped for it. Unless it `waits`, returns False if another process is pulling it.
         """
         path = self.path(tar)
-        part = path.with_name(f".{path.name}.part")
+        part = path.with_name(f".{path.name}{PART}")
         path.parent.mkdir(parents=True, exist_ok=True)
         while not self.holds(tar):
             self.drop_oldest(self.limit - tar.size, keep)
@@ -103,9 +103,11 @@ class TarCache:
     def tars(self) -> dict[Path, os.stat_result]:
         """The files of all tars here, and of those that are being pulled."""
         found = {}
-        for path in (*self.tars_folder.rglob("*.tar"), *self.folder.rglob(".*.tar.part")):
-            with contextlib.suppress(FileNotFoundError):
-                found[path] = path.stat()
+        for folder, _, names in os.walk(self.tars_folder):
+            for name in names:
+                if name.endswith((".tar", PART)):
+                    with contextlib.suppress(FileNotFoundError):
+                        found[Path(folder, name)] = os.stat(os.path.join(folder, name))
         return found
 
     def size(self) -> int:
@@ -119,7 +121,7 @@ class TarCache:
         for path in sorted(found, key=lambda path: found[path].st_atime_ns):
             if total <= limit:
                 break
-            if path in keep or path.suffix == ".part":
+            if path in keep or path.suffix == PART:
                 continue
             path.unlink(missing_ok=True)
             total -= found[path].st_size
@@ -128,7 +130,7 @@ class TarCache:
 
     def remove_left(self) -> None:
         """Remove parts that no process is writing."""
-        for part in self.tars_folder.rglob(".*.tar.part"):
+        for part in (path for path in self.tars() if path.suffix == PART):
             with contextlib.suppress(OSError), _locked(part, waits=False) as file:
                 if file is not None:
                     part.unlink()

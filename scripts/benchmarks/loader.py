@@ -1,7 +1,7 @@
 """Measures how fast images are read, and what limits a run; prints Markdown tables: what BENCHMARKS.md holds.
 
 python scripts/benchmarks/loader.py limits -cfg FILE [...]   the loader alone, the step alone, both together, and which limits
-python scripts/benchmarks/loader.py timm                     ours against timm's create_loader, from JPEG and from the cache
+python scripts/benchmarks/loader.py timm                     ours against timm's create_loader, from JPEG and the cache, also with RandAugment
 python scripts/benchmarks/loader.py pixels                   how far our pixels are from Pillow's
 python scripts/benchmarks/loader.py memory                   private memory of readers over epochs of 200,000 listed files
 python scripts/benchmarks/loader.py run -timm FOLDER         a whole run against timm's train.py, whose source is in FOLDER
@@ -11,6 +11,7 @@ Without -photos a folder of JPEGs is made, of about 500 x 375 pixels and 100 kB 
 
 import argparse
 import contextlib
+import functools
 import itertools
 import statistics
 import subprocess
@@ -31,8 +32,10 @@ from utils.program import exit_code
 
 WARM_UP = 6  # batches: more than any of the loaders reads ahead with two workers
 FEWEST = 2 * BATCH_SIZE  # training images: with less than two batches there is nothing to time
+RAND_AUGMENT = "rand-m9-mstd0.5-inc1"
+TIMM = "timm create_loader"
 CACHED = {
-    "jpeg": [],
+    "JPEG": [],
     "cache, decoded, short side 256": ["DATA.CACHE=disk", "DATA.CACHE_FORM=decoded", "DATA.CACHE_SIDE=256"],
     "cache, re-encoded, short side 256": ["DATA.CACHE=disk", "DATA.CACHE_FORM=jpeg", "DATA.CACHE_SIDE=256"],
 }
@@ -109,7 +112,7 @@ def note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def timm_batches(folder: Path, num_workers: int) -> Iterator[int]:
+def timm_batches(folder: Path, num_workers: int, policy: str | None) -> Iterator[int]:
     """The same from timm's loader with the settings of its train.py, less colour jitter and random erasing."""
     import torch
     from timm.data import create_dataset, create_loader
@@ -121,6 +124,7 @@ def timm_batches(folder: Path, num_workers: int) -> Iterator[int]:
         is_training=True,
         hflip=0.5,
         color_jitter=0.0,
+        auto_augment=policy,
         interpolation="bicubic",
         num_workers=num_workers,
         device=torch.device("cpu"),
@@ -141,26 +145,36 @@ def rate(batches: Iterator[int], num_batches: int) -> float:
 
 
 def compare_loaders(arguments: argparse.Namespace, scratch: Path) -> None:
-    """For one worker and two. A loader is opened for its turn and closed after it: nothing reads ahead meanwhile."""
+    """For one worker and two, without a policy and with RandAugment on both sides."""
     rows = []
-    for num_workers in (1, 2):
+    for num_workers, policy in itertools.product((1, 2), (None, RAND_AUGMENT)):
+        flags = ["-cfg", ROOT / "configs/vit_tiny_patch16_224.yaml", "-dataset", "imagefolder"]
+        flags += ["-data_path", arguments.photos, "-batch_size", BATCH_SIZE, "-num_workers", num_workers]
+        flags += ["-opts", f"TRAIN.AUTO_AUGMENT={policy}"] if policy else []
         sides: dict[str, Callable[[], Iterator[int]]] = {
-            "timm create_loader": lambda num=num_workers: timm_batches(arguments.photos, num)
+            TIMM: functools.partial(timm_batches, arguments.photos, num_workers, policy)
         }
         for name, options in CACHED.items():
-            flags = ["-cfg", ROOT / "configs/vit_tiny_patch16_224.yaml", "-dataset", "imagefolder"]
-            flags += ["-data_path", arguments.photos, "-batch_size", BATCH_SIZE, "-num_workers", num_workers]
-            sides[f"halfstep, {name}"] = lambda flags=flags, options=options: our_batches(flags, options, scratch)
-        found = {name: [] for name in sides}
-        for _, (name, make) in itertools.product(range(arguments.rounds), sides.items()):
-            batches = make()
-            found[name].append(rate(batches, arguments.count // BATCH_SIZE))
-            batches.close()
-        theirs = found["timm create_loader"]
-        for name, ours in found.items():
-            ratios = [mine / their for mine, their in zip(ours, theirs, strict=True)]
-            rows.append([name, str(num_workers), spread(ours, 0), "1" if ours is theirs else spread(ratios, 2)])
-    print(Table("", ["loader", "workers", "images/s, median (spread)", "against timm"], rows).markdown())
+            sides[f"halfstep, {name}"] = functools.partial(our_batches, flags, options, scratch)
+        for name, ours, ratios in rates_in_turn(sides, arguments.rounds, arguments.count // BATCH_SIZE):
+            told = "1" if name == TIMM else spread(ratios, 2)
+            rows.append([name, policy or "", str(num_workers), spread(ours, 0), told])
+    columns = ["loader", "policy", "workers", "images/s, median (spread)", "against timm"]
+    print(Table("", columns, rows).markdown())
+
+
+def rates_in_turn(
+    sides: dict[str, Callable[[], Iterator[int]]], rounds: int, num_batches: int
+) -> Iterator[tuple[str, list[float], list[float]]]:
+    """Each side's name, images/s, and those over the first side's. A loader is open in its turn only: none reads ahead."""
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for _, (name, make) in itertools.product(range(rounds), sides.items()):
+        batches = make()
+        found[name].append(rate(batches, num_batches))
+        batches.close()
+    first = next(iter(found.values()))
+    for name, rates in found.items():
+        yield name, rates, [mine / their for mine, their in zip(rates, first, strict=True)]
 
 
 def compare_pixels(arguments: argparse.Namespace, scratch: Path) -> None:

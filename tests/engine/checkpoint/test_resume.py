@@ -21,6 +21,7 @@ from tests.support.runs import Run, run, run_folder, stat, wait_until
 OPTIONS = (
     "TRAIN.SMOOTHING=0.1 MODEL.DROPPATH=0.2 MODEL.DROPOUT=0.1 TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9 "
     "TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_PROB=0.25 TRAIN.REPEATED_AUG=3 "
+    "TRAIN.MIXUP_GROUP=8 DATA.TRAIN_CROP=rkrr DATA.VFLIP=0.5 "
     "TRAIN.ACCUM_ITER=2 SAVE_STEPS=10 TRAIN.NUM_EPOCHS=3"
 ).split()
 
@@ -69,11 +70,12 @@ def test_kill_in_mid_epoch_and_resume_auto_gives_the_same_hash(tmp_path, setting
 
 
 def test_told_to_stop_it_saves_and_ends_with_128_plus_the_signal_and_goes_on_later(tmp_path, settings):
+    others = ["PRECISION.MODE=naive", "TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1"]
     script, flags = arguments(settings, tmp_path / "unbroken", 1)
-    flags.append("PRECISION.MODE=naive")
+    flags += others
     assert run(script, *flags).returncode == 0
     script, flags = arguments(settings, tmp_path / "stopped", 1, "-resume", "auto")
-    flags.append("PRECISION.MODE=naive")
+    flags += others
     stopped = run(script, *flags, faults={"signal_at": [20, signal.SIGUSR1, [0]]})
     assert stopped.returncode == 128 + signal.SIGUSR1
     folder = run_folder(tmp_path / "stopped")

@@ -1,0 +1,51 @@
+"""The model sees the same images for any split, kind of worker and start: every source, policy, crop and mixing."""
+
+import itertools
+
+import pytest
+
+from datasets.transforms.augment.names import POLICIES
+from tests.support.seen import NUM_IMAGES, SOURCES, WINDOW, seen, settings
+
+CROPS = [{"TRAIN_CROP": name} for name in ("rrc", "rkrc", "rkrr", "simple")]
+CROPS[2] |= {"TRAIN_INTERPOLATION": "random", "VFLIP": 0.5}
+MIXES = [
+    {"MIXUP_ALPHA": 0.8, "CUTMIX_ALPHA": 1.0, "MIXUP_GROUP": 6},
+    {"CUTMIX_MINMAX": (0.2, 0.8), "MIXUP_MODE": "pair", "RANDOM_ERASE_PROB": 0.5},
+    {"MIXUP_ALPHA": 0.8, "CUTMIX_ALPHA": 1.0, "MIXUP_MODE": "elem", "MIXUP_PROB": 0.7, "REPEATED_AUG": 3},
+]
+JITTER = {"COLOR_JITTER": 0.3, "COLOR_JITTER_HUE": 0.1, "COLOR_JITTER_PROB": 0.8, "GRAYSCALE_PROB": 0.2}
+# Each policy and jitter, with crops and mixing in turn: {name: (settings of DATA, of TRAIN)}
+CASES = {
+    name: (crop, {**train, **mix})
+    for (name, train), crop, mix in zip(
+        [*((each, {"AUTO_AUGMENT": each}) for each in POLICIES), ("jitter", JITTER | {"GAUSSIAN_BLUR_PROB": 0.3})],
+        itertools.cycle(CROPS),
+        itertools.cycle(MIXES),
+        strict=False,
+    )
+}
+
+
+@pytest.fixture(scope="module", params=SOURCES)
+def source(request, tmp_path_factory) -> dict:
+    return SOURCES[request.param](tmp_path_factory.mktemp(request.param))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_images_of_an_epoch_do_not_depend_on_the_split_the_workers_or_the_start(source, case):
+    data, train = CASES[case]
+    config = settings(source | data, train)
+    whole = seen(config)
+    assert len(whole) == NUM_IMAGES + WINDOW and len(set(whole.values())) > 0.9 * len(whole)
+    assert seen(config, world_size=2, last=2) == {key: each for key, each in whole.items() if key[0] < 2}
+    resumed = seen(config, micro_batches=4, first=1, NUM_WORKERS=2, WORKERS="threads")
+    assert resumed == {key: each for key, each in whole.items() if key[0] >= 1}
+
+
+def test_worker_processes_read_the_same_images_and_the_device_augments_alike(source):
+    data, train = CASES["3a"]
+    config = settings(source | data, train | JITTER)
+    assert seen(config, last=2, NUM_WORKERS=2, WORKERS="processes") == seen(config, last=2)
+    on_device = settings(source | {"AUGMENT_ON": "device"}, {"AUTO_AUGMENT": "v0", **MIXES[0]})
+    assert seen(on_device, world_size=2, micro_batches=2, last=2) == seen(on_device, last=2)

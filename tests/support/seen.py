@@ -1,0 +1,62 @@
+"""What a model sees of a data set, image by image, however the images of an update are split and read."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from configs.schema import Config
+from datasets import Normalize, Preparation, build_train_data, load_image_sets
+from datasets.transforms.mixup import Mixed
+from tests.support.configs import CPU, replaced
+from utils.distributed import Process
+
+NUM_IMAGES, WINDOW = 45, 32  # two updates an epoch, the second one odd
+SIDE = 12
+
+Seen = dict[tuple[int, int], str]  # {(step, position in the window): digest of pixels and target}
+
+
+def write_folder(root: Path) -> Path:
+    """Two classes of images, the first 45 of them for training."""
+    rng = np.random.default_rng(0)
+    for number in range(NUM_IMAGES + 2):
+        path = root / ("train" if number < NUM_IMAGES else "val") / "ab"[number % 2] / f"{number:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(256, size=(3, 4, 3)).astype(np.uint8)
+        Image.fromarray(pixels).resize((20 + number, 18), Image.Resampling.BICUBIC).save(path)
+    return root
+
+
+# {name: writes such a set into a folder, and returns the settings of DATA that read it}
+SOURCES: dict[str, Callable[[Path], dict]] = {
+    "imagefolder": lambda root: {"DATASET": "imagefolder", "DATA_PATH": str(write_folder(root))},
+}
+
+
+def settings(data: dict, train: dict) -> Config:
+    shared = {"IMAGE_SIZE": SIDE, "BATCH_SIZE": WINDOW, "NUM_WORKERS": 0, "DROP_LAST": False}
+    return replaced(Config(), DATA={**shared, **data}, TRAIN=train)
+
+
+def seen(config: Config, world_size: int = 1, micro_batches: int = 1, first: int = 0, last: int = 3, **data) -> Seen:
+    """Of these steps by all processes, with so many micro-batches in each update; `data`: other settings of loading."""
+    found: Seen = {}
+    size = WINDOW // world_size // micro_batches
+    config = replaced(config, DATA={**data, "BATCH_SIZE": size}, TRAIN={"ACCUM_ITER": micro_batches})
+    train_set, prepare = load_image_sets(config)[0], Preparation(config, Normalize(config.DATA))
+    for rank in range(world_size):
+        read = build_train_data(config, train_set, Process(CPU, rank, world_size=world_size))
+        for window in read.windows(first, last):
+            for batch in window.batches:
+                if batch.num_samples:
+                    images, targets = prepare(batch)
+                    parts = targets if isinstance(targets, Mixed) else (targets,)
+                    for number, image in enumerate(images):
+                        told = image.numpy().tobytes() + repr([each[number].item() for each in parts]).encode()
+                        key = window.step, batch.piece.first + number
+                        assert key not in found, "two processes see the same image"
+                        found[key] = hashlib.sha1(told).hexdigest()
+    return found

@@ -4,9 +4,10 @@ import codecs
 import csv
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,12 +61,10 @@ def read_csv_file(file: Path, add: Callable[[Rows], None], data: Data) -> list[s
             rows = csv.reader(lines, skipinitialspace=True, delimiter=separator)
             names = [name.strip() for name in next(rows)]
             # Of columns with the same name the last one counts.
-            chosen = {name: place for place, name in enumerate(names) if name in columns}
-            values = _Values(file, columns, [chosen[column] for column in columns], len(names))
-            while found := [(rows.line_num, values.of(rows.line_num, row)) for row in _some(rows)]:
-                numbers, chunk = zip(*found, strict=True)
-                paths, labels, *groups = zip(*chunk, strict=True)
-                add(Rows(paths, labels, np.array(numbers), groups[0] if groups else ()))
+            places = {name: place for place, name in enumerate(names) if name in columns}
+            values = _Values(file, [(column, places[column]) for column in columns], len(names))
+            while found := values.take(rows):
+                add(found)
         except csv.Error as error:
             raise DataError(
                 f"{file}, line {rows.line_num}: {error}; look for an unclosed quote there, or correct the line"
@@ -74,11 +73,6 @@ def read_csv_file(file: Path, add: Callable[[Rows], None], data: Data) -> list[s
             raise DataError(f"{file}: this is no text ({error}); save it as UTF-8") from error
     found = [UNUSUAL[each] for each in (separator, encoding) if each in UNUSUAL]
     return [f"{file}: read with {' and '.join(found)}"] * bool(found)
-
-
-def _some(rows: Iterator[list[str]]) -> Iterator[list[str]]:
-    """The next rows that are not empty."""
-    return itertools.islice(filter(None, rows), ROWS_AT_ONCE)
 
 
 def _find_separator(file: Path, header: str, columns: list[str]) -> str:
@@ -100,27 +94,41 @@ class _Values(NamedTuple):
     """Takes path, label and group out of rows, which must have them, and no value too many."""
 
     file: Path
-    columns: list[str]
-    places: list[int]
+    places: list[tuple[str, int]]  # names and places of the columns, those of DATA.COLUMNS first
     width: int
 
-    def of(self, line: int, row: list[str]) -> list[str]:
-        if len(row) > self.width:
-            raise DataError(
-                f"{self.file}, line {line}: more values than the header has columns; put a value with a separator in quotes"
-            )
-        values = [row[place].strip() if place < len(row) else "" for place in self.places]
-        for column, value in zip(self.columns, values, strict=True):
-            if not value:
-                raise DataError(f"{self.file}, line {line}: {column} is missing; fill it in or remove the row")
-        label = values[1]
-        # Bytes that are not UTF-8 are surrogates here. A path may have them, because file names do.
-        if not label.isprintable() and any("\udc80" <= each <= "\udcff" for each in label):
-            raise DataError(
-                f"{self.file}, line {line}: {self.columns[1]} {label!r} is not UTF-8; save the file as UTF-8, in Excel "
-                "as 'CSV UTF-8'"
-            )
-        return values
+    def take(self, rows: Any) -> Rows | None:
+        """Of the next rows of a csv.reader; None after the last."""
+        # Lists of strings: a tuple for each row would set off Python's garbage collector again and again.
+        columns, lines = [[] for _ in self.places], array("Q")
+        targets = [(column, place, values.append) for (column, place), values in zip(self.places, columns, strict=True)]
+        for row in itertools.islice(filter(None, rows), ROWS_AT_ONCE):
+            if len(row) > self.width:
+                raise DataError(
+                    f"{self.file}, line {rows.line_num}: more values than the header has columns; put a value with a "
+                    "separator in quotes"
+                )
+            for column, place, keep in targets:
+                value = row[place].strip() if place < len(row) else ""
+                if not value:
+                    raise DataError(
+                        f"{self.file}, line {rows.line_num}: {column} is missing; fill it in or remove the row"
+                    )
+                keep(value)
+            lines.append(rows.line_num)
+        self._refuse_bytes(columns[1], lines)
+        return Rows(columns[0], columns[1], np.array(lines), columns[2] if len(columns) > 2 else []) if lines else None
+
+    def _refuse_bytes(self, labels: list[str], lines: array) -> None:
+        """Bytes that are not UTF-8 are surrogates here. A path may have them, because file names do."""
+        if "".join(labels).isprintable():
+            return
+        for label, line in zip(labels, lines, strict=True):
+            if any("\udc80" <= each <= "\udcff" for each in label):
+                raise DataError(
+                    f"{self.file}, line {line}: {self.places[1][0]} {label!r} is not UTF-8; save the file as UTF-8, in "
+                    "Excel as 'CSV UTF-8'"
+                )
 
 
 def _encoding(file: Path) -> str:

@@ -13,7 +13,8 @@ from datasets import split
 from datasets.index import file
 from datasets.index.file import IndexWriter, open_index
 from datasets.index.place import index_paths, open_or_build
-from datasets.sources import folder, imagenet
+from datasets.sources import folder
+from datasets.sources.imagenet import source
 from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades
 from tests.support.refusals import assert_names
 
@@ -135,7 +136,7 @@ def lists(tmp_path, monkeypatch):
         draw(tmp_path / f"{number}.jpg", number)
     make_list(tmp_path, [f"{number}.jpg {number % 3}" for number in range(7)])
     make_list(tmp_path, [f"{number}.jpg {number % 3}" for number in range(7, 10)], "val_list.txt")
-    return tmp_path, reads(monkeypatch, "read_list_file", imagenet)
+    return tmp_path, reads(monkeypatch, "read_list_file", source)
 
 
 def test_lists_are_parsed_once_until_one_changes(lists):

@@ -47,15 +47,17 @@ def read_list_file(file: Path, add: Callable[[Rows], None]) -> list[str]:
     """Lines 'relative/path label'. Names may contain spaces, so a line is split at its last white space."""
     with open(file, encoding="utf-8-sig", errors="surrogateescape") as lines:
         for start in itertools.count(1, ROWS_AT_ONCE):
-            parts = [line.strip().rsplit(maxsplit=1) for line in itertools.islice(lines, ROWS_AT_ONCE)]
-            if not parts:
+            text = [line.strip() for line in itertools.islice(lines, ROWS_AT_ONCE)]
+            if not text:
                 return []
-            numbers = np.arange(start, start + len(parts))
-            sizes = np.fromiter(map(len, parts), int, len(parts))
-            if 1 in sizes:
-                place = int(np.flatnonzero(sizes == 1)[0])
+            numbers = np.arange(start, start + len(text))
+            if "" in text:
+                numbers, text = numbers[[bool(line) for line in text]], list(filter(None, text))
+            # One list of strings: a list for each line would set off Python's garbage collector again and again.
+            parts = list(itertools.chain.from_iterable(line.rsplit(maxsplit=1) for line in text))
+            if len(parts) < 2 * len(text):
+                place, line = next((place, line) for place, line in enumerate(text) if len(line.split(maxsplit=1)) < 2)
                 raise DataError(
-                    f"{file}, line {start + place}: {parts[place][0]!r} has no label; a line is 'relative/path label'"
+                    f"{file}, line {numbers[place]}: {line!r} has no label; a line is 'relative/path label'"
                 )
-            parts = list(filter(None, parts))
-            add(Rows([path for path, _ in parts], [label for _, label in parts], numbers[sizes > 0], []))
+            add(Rows(parts[0::2], parts[1::2], numbers, []))

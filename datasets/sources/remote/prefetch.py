@@ -26,36 +26,36 @@ class Prefetcher:
         """`pull`: TarCache.pull with its check."""
         self._cache, self._pull = cache, pull
         self.pid = os.getpid()
-        self.ahead: Sequence[RemoteTar] = ()
+        self.ahead: Sequence[RemoteTar] = ()  # as they were given
+        self._paths: set[Path] = set()
         self._lock, self._num_threads = threading.Lock(), 0
+        self._fitting: list[RemoteTar] = []  # the next tars, as many as the cache has room for
+        self._begun = 0  # so many of them
 
     def aim(self, tars: Sequence[RemoteTar]) -> None:
         """The tars that will be read, in their order. Returns at once."""
+        sizes = itertools.accumulate(tar.size for tar in tars)
+        num_fitting = sum(size <= SHARE_AHEAD * self._cache.limit for size in sizes)
         with self._lock:
-            self.ahead = tars
+            self.ahead, self._fitting, self._begun = tars, tars[:num_fitting], 0
+            self._paths = {self._cache.path(tar) for tar in self._fitting}
             while self._num_threads < NUM_THREADS:
                 self._num_threads += 1
                 # A daemon: the program's end does not wait for it.
                 threading.Thread(target=self._work, name="prefetch", daemon=True).start()
 
     def _work(self) -> None:
-        """Pull tars until all that fit are there."""
-        passed: set[RemoteTar] = set()  # another process pulls it, or it cannot be pulled: who needs it says why
-        try:
-            while True:
-                fitting = self._fitting()
-                tar = next((tar for tar in fitting if tar not in passed and not self._cache.holds(tar)), None)
-                if tar is None:
-                    return
-                passed.add(tar)
-                with contextlib.suppress(DataError):
-                    self._pull(tar, {self._cache.path(each) for each in fitting}, False)
-        finally:
-            with self._lock:
-                self._num_threads -= 1
+        """Pull tars until all that fit have been begun."""
+        while tar := self._next():
+            # Another process may be pulling it. If it cannot be pulled, the process that needs it says why.
+            with contextlib.suppress(DataError, OSError):
+                if not self._cache.holds(tar):
+                    self._pull(tar, self._paths, False)
 
-    def _fitting(self) -> Sequence[RemoteTar]:
-        """The next tars, as many as the cache has room for."""
-        tars = self.ahead[:MOST_AHEAD]
-        sizes = itertools.accumulate(tar.size for tar in tars)
-        return tars[: sum(size <= SHARE_AHEAD * self._cache.limit for size in sizes)]
+    def _next(self) -> RemoteTar | None:
+        with self._lock:
+            if self._begun < len(self._fitting):
+                self._begun += 1
+                return self._fitting[self._begun - 1]
+            self._num_threads -= 1
+            return None

@@ -71,14 +71,15 @@ class TarCache:
         """
         path = self.path(tar)
         part = path.with_name(f".{path.name}{PART}")
-        path.parent.mkdir(parents=True, exist_ok=True)
         while not self.holds(tar):
-            self.drop_oldest(self.limit - tar.size, keep)
+            path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with _locked(part, waits) as file:
                     if file is None:
                         return False
                     if not self.holds(tar):
+                        file.truncate(tar.size)  # so that it counts as that for others who make room
+                        self.drop_oldest(self.limit, keep)
                         self._write(file, part, tar, check)
                         os.replace(part, path)
             except OSError as error:
@@ -160,7 +161,6 @@ def _locked(part: Path, waits: bool) -> Iterator[BinaryIO | None]:
             try:
                 if not _is_at(file, part):  # its former owner renamed or removed it
                     continue
-                file.truncate(0)
                 yield file
                 return
             finally:

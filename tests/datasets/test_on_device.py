@@ -123,6 +123,16 @@ def test_loaders_of_each_kind_draw_for_the_device_what_they_do_on_the_host(polic
     assert all(torch.equal(*pair) for pair in zip(*prepared.values(), strict=True)) and len(prepared["host"]) == 2
 
 
+def test_workers_draw_the_boxes_to_erase_that_a_batch_without_their_draws_gets():
+    train = {"RANDOM_ERASE_PROB": 0.6, "RANDOM_ERASE_COUNT": 2}
+    config = replaced(settings(IMAGE_SIZE=16, BATCH_SIZE=16), TRAIN=train)
+    prepare, windows = Preparation(config, Normalize(config.DATA)), train_data(config).windows(0, 1)
+    (batch,) = next(windows).batches
+    wanted = prepare(batch._replace(draws=None))[0]
+    assert torch.equal(prepare(batch)[0], wanted) and (wanted != prepare(batch._replace(piece=None))[0]).any()
+    assert torch.equal(torch.cat([prepare(part)[0] for part in batch.parts(7)]), wanted)
+
+
 def test_a_run_that_augments_on_the_device_learns_the_same(tmp_path):
     options = "TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1 TRAIN.COLOR_JITTER=0.3 TRAIN.RANDOM_ERASE_PROB=0.3".split()
     weights = []

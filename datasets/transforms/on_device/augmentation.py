@@ -14,7 +14,7 @@ from datasets.transforms.on_device.colors import blend
 from datasets.transforms.on_device.rows import KINDS
 from utils.errors import ConfigError
 
-LARGEST_STEP = 32  # images; of 224 x 224 pixels these take half a GiB at most
+LARGEST_STEP = 32  # images; of 224 x 224 pixels these take 0.7 GiB at most
 
 
 def check_device(data: Data, device: torch.device) -> None:

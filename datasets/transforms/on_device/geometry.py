@@ -70,7 +70,7 @@ def nearest(pixels: Tensor, parameters: Tensor) -> Tensor:
         for row in range(2)
     )  # fmt: skip
     is_inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-    return torch.where(is_inside[..., None], Neighbours(pixels).at(x, y), fill_of(parameters, pixels))
+    return torch.where(is_inside[..., None], pixels_at(pixels, x, y), fill_of(parameters, pixels))
 
 
 def fill_of(parameters: Tensor, pixels: Tensor) -> Tensor:
@@ -78,17 +78,11 @@ def fill_of(parameters: Tensor, pixels: Tensor) -> Tensor:
     return parameters[:, None, None, 6 : 6 + pixels.shape[3]].to(pixels.dtype)
 
 
-class Neighbours:
-    """Pixels at coordinates [n, H, W]; beyond the border those of the border."""
-
-    def __init__(self, pixels: Tensor):
-        self.count, self.height, self.width, channels = pixels.shape
-        self.flat = pixels.reshape(-1, channels)
-        images = torch.arange(self.count, device=pixels.device)[:, None, None]
-        self.starts = images * (self.height * self.width)
-
-    def at(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.flat[self.starts + y.clamp(0, self.height - 1) * self.width + x.clamp(0, self.width - 1)]
+def pixels_at(pixels: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The pixels at coordinates that broadcast to [n, ..., H, W]; beyond the border those of the border."""
+    count, height, width, channels = pixels.shape
+    starts = torch.arange(count, device=pixels.device).view(-1, *[1] * (x.dim() - 1)) * (height * width)
+    return pixels.reshape(-1, channels)[starts + y.clamp(0, height - 1) * width + x.clamp(0, width - 1)]
 
 
 def interpolated(pixels: Tensor, parameters: Tensor, reach: range, mix: Callable) -> Tensor:
@@ -102,9 +96,10 @@ def interpolated(pixels: Tensor, parameters: Tensor, reach: range, mix: Callable
     x, y = x - 0.5, y - 0.5
     left, top = x.floor(), y.floor()
     x, y = (x - left)[..., None], (y - top)[..., None]
-    left, top, neighbours = left.long(), top.long(), Neighbours(pixels)
-    rows = [mix(*(neighbours.at(left + each, top + row).double() for each in reach), x) for row in reach]
-    values = mix(*rows, y).clamp_(0, 255).to(torch.uint8)
+    left, top = left.long()[:, None], top.long()[:, None]
+    rows = top + torch.arange(reach.start, reach.stop, device=pixels.device)[:, None, None]  # [n, rows, H, W]
+    columns = [pixels_at(pixels, left + each, rows).short() for each in reach]  # whole numbers: as exact, and smaller
+    values = mix(*mix(*columns, x[:, None]).unbind(1), y).clamp_(0, 255).to(torch.uint8)
     return torch.where(is_inside[..., None], values, fill_of(parameters, pixels))
 
 
@@ -117,8 +112,8 @@ def bicubic(pixels: Tensor, parameters: Tensor) -> Tensor:
 
 
 def cubic(first: Tensor, second: Tensor, third: Tensor, fourth: Tensor, x: Tensor) -> Tensor:
-    highest = -first + second - third + fourth
-    return second + x * (-first + third + x * (2 * (first - second) + third - fourth + x * highest))
+    highest, middle = second - first - third + fourth, 2 * (first - second) + third - fourth
+    return (highest * x).add_(middle).mul_(x).add_(third - first).mul_(x).add_(second)
 
 
 def box_of(radius: float) -> tuple[float, ...]:

@@ -24,6 +24,7 @@ class ImageSet:
     """Images with a class each. `targets[i]` is the class number of image i, `classes[number]` its name."""
 
     in_memory = False
+    is_read_in_groups = False  # a process reads and keeps many images at once, so loader processes would repeat that
     per_image: tuple[str, ...] = ("targets",)  # the attributes that `take` selects from
     rows: np.ndarray | None = (
         None  # of a part: each image's row in the columns that `take` leaves whole; None: all rows
@@ -63,6 +64,10 @@ class ImageSet:
     def epoch_order(self, seed: int, epoch: int) -> EpochOrder:
         """The order of an epoch, with each image once: it depends on seed and epoch alone. Slices of it are computed."""
         return FullShuffle(len(self), seed, epoch)
+
+    def order_to_write(self, seed: int) -> EpochOrder:
+        """The order in which the images are written in another form: as mixed as this form can be read."""
+        return FullShuffle(len(self), seed)
 
     def will_read(self, seed: int, epoch: int, position: int) -> None:
         """Training is about to read from this position of epoch_order(seed, epoch) on, in the order of that.

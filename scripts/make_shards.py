@@ -30,7 +30,6 @@ from tqdm import tqdm
 
 from configs.load import load
 from datasets import ImageSet, load_image_sets
-from datasets.shuffle import shuffled
 from datasets.sources.shards.index import load_index, save_index, scan
 from datasets.sources.shards.source import CLASSES_FILE
 from datasets.transforms.decode import KNOWN_ENDINGS
@@ -83,7 +82,7 @@ def make_shards(arguments: argparse.Namespace, limit: Limit) -> None:
     train, val = load_image_sets(config)
     for line in val.notes:
         print(line)
-    parts = {"train": (train, shuffled(len(train), arguments.shuffle_seed)), "val": (val, np.arange(len(val)))}
+    parts = {"train": (train, train.order_to_write(arguments.shuffle_seed)[:]), "val": (val, np.arange(len(val)))}
     manifest = {
         "dataset": arguments.dataset,
         "data_path": arguments.data_path,

@@ -83,7 +83,7 @@ def _count_on_cpu(data: Data, image_set: ImageSet, process: Process) -> int:
 
 def _kind_on_gpu(config: Config, image_set: ImageSet, process: Process, count: int) -> str:
     """Threads, which cost less, unless they saturate the GIL and shared memory has room for what processes read."""
-    if sys.platform != "linux" or not saturate_gil(count, config, image_set):
+    if sys.platform != "linux" or image_set.is_read_in_groups or not saturate_gil(count, config, image_set):
         return "threads"
     needed = shared_bytes(config.DATA, count * process.local_size)
     has_room = SHARED_MEMORY.is_dir() and needed <= MAX_FRACTION_SHARED * shutil.disk_usage(SHARED_MEMORY).free

@@ -11,6 +11,7 @@ import pytest
 
 import main_single_gpu
 from datasets.sources.parquet.images import GroupCache
+from scripts import make_shards
 from tests.support.image_sets import error_of, load, png, shades
 from tests.support.parquet_files import ANIMALS, make_parquet, rows, write_parquet
 from tests.support.refusals import assert_names, refused
@@ -208,6 +209,27 @@ def test_an_epoch_takes_its_row_groups_one_after_another(tmp_path):
     places = [np.flatnonzero(order // 10 == group) for group in range(20)]
     assert max(place.max() - place.min() for place in places) < 10 + 2 * 20
     assert str(path) in train.name(0)
+
+
+def test_rows_sorted_by_class_and_large_row_groups_are_warned_of(tmp_path, monkeypatch):
+    columns = rows(range(90), num_classes=30)
+    path = write_parquet(tmp_path / "train.parquet", columns)
+    assert "warning" not in "\n".join(load("parquet", path, SHUFFLE_BUFFER=9)[1].notes)
+    write_parquet(path, columns | {"label": sorted(columns["label"])})
+    assert_names("\n".join(load("parquet", path, SHUFFLE_BUFFER=9)[1].notes), "warning", 9, "scripts/make_shards.py")
+    write_parquet(path, columns)
+    monkeypatch.setattr("datasets.sources.parquet.source.LARGE_GROUP", 100)
+    assert_names("\n".join(load("parquet", path)[1].notes), "warning", "192 MiB", "scripts/make_shards.py")
+
+
+@pytest.mark.usefixtures("signal_handlers")
+def test_shards_of_parquet_files_have_their_images_and_labels_in_another_order(tmp_path):
+    make_parquet(tmp_path / "data")
+    flags = ["-dataset", "parquet", "-data_path", str(tmp_path / "data"), "-output", str(tmp_path / "shards")]
+    assert exit_code(make_shards.main, flags) == 0
+    train, val = load("shards", tmp_path / "shards")
+    assert sorted(shades(train)) == list(range(20)) != shades(train) and shades(val) == list(range(200, 206))
+    assert [shade % 3 for shade in shades(train)] == train.targets.tolist() and train.classes == ANIMALS
 
 
 def test_threads_that_want_the_same_row_group_read_it_once():

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import shutil
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
@@ -348,3 +349,14 @@ def test_a_tar_that_changes_during_a_run_is_not_read_by_its_old_index(tmp_path):
     os.utime(tmp_path / "train-000000.tar", ns=(1, 1))
     with refused(DataError, tmp_path / "train-000000.tar", "-resume"):
         train.read(0)
+
+
+def test_the_writer_of_shards_in_the_data_page_makes_what_is_read(tmp_path):
+    page = (Path(__file__).parent.parent.parent / "docs" / "data.md").read_text(encoding="utf-8")
+    written = {}
+    exec(re.search(r"```python\n(.*?)```", page, re.S).group(1), written)
+    for part, numbers in (("train", range(25)), ("val", range(200, 206))):
+        written["write_shards"](((png(number), number % 3) for number in numbers), tmp_path / part, per_shard=10)
+    train, val = load("shards", tmp_path)
+    assert shades(train) == list(range(25)) and shades(val) == list(range(200, 206))
+    assert train.targets.tolist() == [number % 3 for number in range(25)]

@@ -3,7 +3,7 @@
 import functools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -106,6 +106,10 @@ class TarImages(EncodedImages):
 
     def key(self, index: int) -> str:
         return os.fsdecode(self.names[self.first + self.row(index)])
+
+    def split_keys(self) -> Iterable[list[bytes]]:
+        is_whole = self.rows is None and len(self) == len(self.names)
+        return self.names.chunks() if is_whole else super().split_keys()
 
     def stamp(self, index: int) -> str:
         path, size, mtime_ns = self._file(index)

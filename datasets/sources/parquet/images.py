@@ -4,7 +4,7 @@ import functools
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,8 @@ from datasets.sources.parquet.index import opened, read_columns, without_bytes
 from datasets.transforms.pixel_rules import PixelRules
 from utils.errors import DataError
 
-CACHE_BYTES = 256 << 20  # of row groups in each process
+CACHE_BYTES = 192 << 20  # of row groups in each process
+WRITING_BYTES = 2 << 30  # of row groups where one process writes all images in another form
 MIN_GROUPS = (
     4  # that are kept even if they are larger: at their borders an epoch reads from two, with its batches ahead
 )
@@ -76,6 +77,8 @@ GROUPS = GroupCache()  # of this process, for all its image sets
 class ParquetImages(EncodedImages):
     """The rows of parquet files from `first` on, one for each image."""
 
+    is_read_in_groups = True
+
     def __init__(self, data: Data, index: Index, rows: range):
         """`rows`: the part of the index that this set has, of whole files."""
         super().__init__(index.column("label")[rows.start : rows.stop], [])
@@ -85,10 +88,8 @@ class ParquetImages(EncodedImages):
         self.file_starts = _starts(index.column("file_rows"))
         self.groups = {name: index.column(f"group_{name}") for name in ("file", "number", "bytes")}
         self.group_starts = _starts(index.column("group_rows"))
-        mean = max(int(self.groups["bytes"].sum()) // max(int(self.group_starts[-1]), 1), 1)
-        self.limit = max(CACHE_BYTES, MIN_GROUPS * int(self.groups["bytes"].max(initial=0)))
-        # What moves further would find its row group dropped. A quarter is for the batches that are read ahead.
-        self.reach = min(data.SHUFFLE_BUFFER, max(self.limit * 3 // 4 // mean, 1))
+        self.limit = max(CACHE_BYTES, MIN_GROUPS * self.largest_group)
+        self.reach = min(data.SHUFFLE_BUFFER, self._within(self.limit))
         self.has_keys = index.facts["has_keys"]
 
     @property
@@ -107,6 +108,10 @@ class ParquetImages(EncodedImages):
             return self._name(index)
         file, row = self._place(index)
         return f"{Path(file.path).name}: {row}"
+
+    def split_keys(self) -> Iterable[list[bytes]]:
+        is_whole = self.rows is None and len(self) == len(self.names)
+        return self.names.chunks() if self.has_keys and is_whole else super().split_keys()
 
     def stamp(self, index: int) -> str:
         file, row = self._place(index)
@@ -138,9 +143,22 @@ class ParquetImages(EncodedImages):
 
     def epoch_order(self, seed: int, epoch: int) -> GroupedShuffle:
         """Shuffled row groups, then images moved by less than `reach` positions, so that each group is read once."""
+        return self._order(self.reach, seed, epoch)
+
+    def order_to_write(self, seed: int) -> GroupedShuffle:
+        """As that of an epoch, but mixed more widely, since only one process has to keep row groups."""
+        self.limit = max(self.limit, WRITING_BYTES)
+        return self._order(self._within(self.limit), seed, 0)
+
+    def _order(self, reach: int, seed: int, epoch: int) -> GroupedShuffle:
         starts = np.clip(self.group_starts - self.first, 0, len(self) if self.rows is None else None)
         starts = starts if self.rows is None else np.searchsorted(self.rows, starts)
-        return GroupedShuffle(starts, self.reach, seed, epoch)
+        return GroupedShuffle(starts, reach, seed, epoch)
+
+    def _within(self, num_bytes: int) -> int:
+        """How far an image may move without finding its row group dropped. A quarter is for batches read ahead."""
+        mean = max(int(self.groups["bytes"].sum()) // max(int(self.group_starts[-1]), 1), 1)
+        return max(num_bytes * 3 // 4 // mean, 1)
 
 
 def _starts(counts: np.ndarray) -> np.ndarray:

@@ -39,7 +39,7 @@ def read_parquet(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
     if train is not None and val is not None:
         _check_trained(train, val, classes)
     notes = [*parts.notes(config, root, f"*{ENDING}"), *missing_files([*train_files, *val_files])]
-    notes += [*note_of_memory(index, str(root)), *_note_of_groups(image_sets)]
+    notes += note_of_memory(index, str(root))
     for image_set in image_sets:
         image_set.classes, image_set.notes = list(classes), tuple(notes)
         image_set.labels_are_numbers = index.facts["classes"] is None
@@ -49,6 +49,8 @@ def read_parquet(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
             "training": _title(root, parts.train),
             "validation": _title(root, parts.val),
         }
+    if train is not None and not config.EVAL:
+        image_sets[-1].notes += tuple(_notes_of_groups(train))
     return (None if config.EVAL and val is not None else train), val
 
 
@@ -72,10 +74,19 @@ def _check_trained(train: ParquetImages, val: ParquetImages, classes: list[str])
         )
 
 
-def _note_of_groups(image_sets: list[ParquetImages]) -> list[str]:
-    if not image_sets or (largest := image_sets[0].largest_group) <= LARGE_GROUP:
-        return []
-    return [
-        f"warning: the largest row group has {format_bytes(largest)} of images, of which each process keeps "
-        f"{format_bytes(image_sets[0].limit)} in memory; scripts/make_shards.py makes shards of it that need none"
-    ]
+def _notes_of_groups(train: ParquetImages) -> list[str]:
+    """Warnings of files that are read slowly, or in an order that mixes badly."""
+    notes, remedy = [], "scripts/make_shards.py makes shards that"
+    if (largest := train.largest_group) > LARGE_GROUP:
+        notes.append(
+            f"warning: the largest row group has {format_bytes(largest)} of images, of which each process keeps "
+            f"{format_bytes(train.limit)} in memory; {remedy} need none"
+        )
+    # Of rows in random order only one in as many as there are classes has the label of the row before.
+    is_sorted = np.count_nonzero(train.targets[1:] == train.targets[:-1]) > len(train) / 2
+    if is_sorted and train.reach < len(train) and len(train.classes) > 2:
+        notes.append(
+            f"warning: the rows are sorted by class, and an epoch moves them by at most {train.reach:,} places within "
+            f"shuffled row groups, so a batch has few classes; {remedy} are better mixed"
+        )
+    return notes

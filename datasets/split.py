@@ -16,7 +16,7 @@ from datasets.index.place import open_or_build
 from datasets.shuffle import shuffled
 from datasets.types import ImageSet, Kept, count_classes
 from utils.errors import ConfigError
-from utils.files import write_text
+from utils.files import replacing
 from utils.text import counted, first_of
 
 DRAWN = ("hash", "position")  # rules of a split that is drawn here; "folders" and "none" are the data's own
@@ -165,12 +165,21 @@ def write_split(file: Path, train: ImageSet, val: ImageSet) -> None:
     """split.csv: the part of each image, if the split was drawn and the images are files."""
     if val.split.get("rule") not in DRAWN or val.root is None:
         return
+    with replacing(file) as out:
+        out.write(b"image,part\n")
+        for part, image_set in zip(PARTS, (train, val), strict=True):
+            for keys in image_set.all_keys():
+                out.write(_csv_rows(keys, part))
+
+
+def _csv_rows(keys: list[bytes], part: str) -> bytes:
+    together = b"".join(keys)
+    if not any(each in together for each in b'",\r\n'):  # what csv puts in quotes
+        return b"".join(b"%b,%b\n" % (key, part.encode()) for key in keys)
     text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(("image", "part"))
-    for part, image_set in (("train", train), ("val", val)):
-        rows.writerows((image_set.key(index), part) for index in range(len(image_set)))
-    write_text(file, text.getvalue())
+    rows = ((key.decode(errors="surrogateescape"), part) for key in keys)
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode(errors="surrogateescape")
 
 
 def _parts(

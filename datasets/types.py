@@ -12,7 +12,7 @@ from torch import Tensor
 
 from datasets.batch_order import Piece
 from datasets.draws import Draws
-from datasets.index.file import Index
+from datasets.index.file import CHUNK, Index
 from datasets.shuffle import EpochOrder, FullShuffle
 
 
@@ -86,9 +86,15 @@ class ImageSet:
         """The name of this image within its data set, the same after the data was moved."""
         return self.name(index)
 
+    def all_keys(self) -> Iterable[list[bytes]]:
+        """The keys of all images as bytes, in chunks."""
+        for start in range(0, len(self), CHUNK):
+            numbers = range(start, min(start + CHUNK, len(self)))
+            yield [self.key(index).encode(errors="surrogateescape") for index in numbers]
+
     def split_keys(self) -> Iterable[list[bytes]]:
-        """What is hashed to decide whether each image is held out, its name, in chunks."""
-        yield [self.key(index).encode(errors="surrogateescape") for index in range(len(self))]
+        """What is hashed to decide whether each image is held out: its key."""
+        return self.all_keys()
 
     def take(self, indices: np.ndarray) -> "ImageSet":
         """A set of only these images, with the same class numbers."""

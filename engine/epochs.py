@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.values import flatten
-from datasets import BadImages, Batch, EvalData, Window, identity
+from datasets import BadImages, Batch, EvalData, Window
 from engine.checkpoint.async_saver import BEST, AsyncSaver
 from engine.checkpoint.format import read_checkpoint
 from engine.checkpoint.resume import comparable
@@ -35,7 +35,7 @@ class Epochs:
         self.session, self.plan, self.trainer, self.eval_data = session, plan, trainer, eval_data
         self.saver, self.stop = saver, stop
         self.config, self.process, self.log = plan.config, session.process, session.log
-        self.validation = identity(eval_data.image_set)
+        self.validation = plan.validation
         self.last_update = next(each for each in trainer.callbacks if isinstance(each, LastUpdate))
         limit = next(each for each in trainer.callbacks if isinstance(each, BadImageLimit))
         self.bad_training_images = limit.bad_images

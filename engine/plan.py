@@ -9,7 +9,7 @@ from torch import nn
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from configs.values import IMPLIED, flatten
-from datasets import ImageSet, Kept, build_order, check_device, parse_policy
+from datasets import ImageSet, Kept, build_order, check_device, identity, parse_policy
 from datasets.batch_order import Order
 from engine.checkpoint.format import WEIGHTS_ONLY
 from engine.checkpoint.resume import (
@@ -137,6 +137,11 @@ class Plan:
     @property
     def eval_set(self) -> ImageSet:
         return self.image_sets[1]
+
+    @cached_property
+    def validation(self) -> dict:
+        """What tells these validation images from others. Collective: of millions, every process would hold all names."""
+        return self.process.first(lambda: identity(self.eval_set))
 
     @property
     def classes(self) -> list[str]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from configs.schema import AUTO
 from configs.values import IMPLIED, flatten, to_text
-from datasets import holds_out_no_more, identity
+from datasets import holds_out_no_more
 from engine.parallel.strategy import is_sharded
 from engine.plan import AS_BEGUN, Plan
 from engine.train.counters import Best
@@ -91,7 +91,7 @@ def _warn_of_renamed_folders(plan: Plan) -> list[str]:
 
 def describe_other_validation(plan: Plan) -> list[str]:
     """Lines if the run to continue was validated on other images, so that its best epoch does not count."""
-    then, now = plan.saved.get("validation"), identity(plan.eval_set)
+    then, now = plan.saved.get("validation"), plan.validation
     if then in (None, now):
         return []
     lines, best = _warn_of_renamed_folders(plan), Best(*plan.saved["progress"]["best"])

@@ -31,6 +31,7 @@ SMALL = 4 << 20  # bytes up to which an index stays in memory, about 60,000 imag
 ALIGNMENT = 64
 NUMBER = 8  # bytes of the length and of the checksum of the description
 COPIED_AT_ONCE = 16 << 20
+CHUNK = 1 << 16  # rows of a column that are taken into memory at once
 SECONDS_OF_A_DEAD_WRITER = 3600.0
 
 
@@ -70,11 +71,21 @@ class Texts(Sequence):
     def chunk(self, start: int, stop: int) -> list[bytes]:
         """Those of the range, much faster than one by one."""
         starts = self.starts[start : stop + 1]
-        first = int(starts[0])
-        places, content = (starts - starts[0]).tolist(), self.blob[first : int(starts[-1])].tobytes()
-        return [content[begin:end] for begin, end in zip(places, places[1:], strict=False)]
+        return self._cut(starts[:-1], starts[1:])
 
-    def chunks(self, size: int = 1 << 16) -> Iterator[list[bytes]]:
+    def select(self, rows: np.ndarray) -> list[bytes]:
+        """Those of some rows, which best lie together."""
+        return self._cut(self.starts[rows], self.starts[rows.astype(np.int64) + 1])
+
+    def _cut(self, starts: np.ndarray, ends: np.ndarray) -> list[bytes]:
+        if not len(starts):
+            return []
+        first, end = int(starts.min()), int(ends.max())
+        content = self.blob[first:end].tobytes() if end - first <= COPIED_AT_ONCE else memoryview(self.blob)[first:end]
+        places = zip((starts - np.uint64(first)).tolist(), (ends - np.uint64(first)).tolist(), strict=True)
+        return [bytes(content[start:stop]) for start, stop in places]
+
+    def chunks(self, size: int = CHUNK) -> Iterator[list[bytes]]:
         """All of them, `size` at a time."""
         return (self.chunk(start, min(start + size, len(self))) for start in range(0, len(self), size))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from datasets.index.file import Texts
+from datasets.index.file import CHUNK, Texts
 from datasets.transforms.decode import decode, kinds_of
 from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError, ImageSet
@@ -85,18 +85,17 @@ class FileImages(EncodedImages):
     def key(self, index: int) -> str:
         return os.path.normpath(self._path(index))
 
-    def split_keys(self) -> Iterator[list[bytes]]:
-        if self.groups is not None:
-            return self._rows_of(self.groups)
-        return (_normal(chunk) for chunk in self._rows_of(self.paths))
+    def all_keys(self) -> Iterator[list[bytes]]:
+        return map(_normal, self._in_chunks(self.paths))
 
-    def _rows_of(self, column: Texts) -> Iterator[list[bytes]]:
-        """The values of the images of this set, in chunks."""
+    def split_keys(self) -> Iterator[list[bytes]]:
+        return self.all_keys() if self.groups is None else self._in_chunks(self.groups)
+
+    def _in_chunks(self, column: Texts) -> Iterator[list[bytes]]:
+        """The values of the images of this set."""
         if self.rows is None:
             return column.chunks()
-        return (
-            [column[row] for row in self.rows[start : start + 2**16].tolist()] for start in range(0, len(self), 2**16)
-        )
+        return (column.select(self.rows[start : start + CHUNK]) for start in range(0, len(self), CHUNK))
 
     def _path(self, index: int) -> str:
         return os.fsdecode(self.paths[self.row(index)])

@@ -42,8 +42,8 @@ class ShardImages(EncodedImages):
     def key(self, index: int) -> str:
         return self.table.sample_name(self.row(index))
 
-    def split_keys(self) -> Iterable[list[bytes]]:
-        return self.table.names.chunks() if self.rows is None else super().split_keys()
+    def all_keys(self) -> Iterable[list[bytes]]:
+        return self.table.names.chunks() if self.rows is None else super().all_keys()
 
     def stamp(self, index: int) -> str:
         row = self.row(index)

@@ -50,7 +50,7 @@ def problem_of(url: str) -> str | None:
         _ = parts.port
     except ValueError:
         return "is not a valid URL"
-    if parts.scheme.lower() not in SCHEMES:
+    if url.partition("://")[0] not in SCHEMES:
         return f"must be a folder, or a URL of {', '.join(f'{each}://' for each in SCHEMES)}"
     remedy = "environment (AWS_PROFILE or AWS_ACCESS_KEY_ID, ...)" if parts.scheme == "s3" else "file ~/.netrc"
     if user:

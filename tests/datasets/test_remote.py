@@ -19,6 +19,8 @@ from tests.support.configs import CPU, replaced
 from tests.support.image_sets import load, make_set, samples, settings, shades, write_tar
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import wait_until
+from tests.support.seen import seen
+from tests.support.seen import settings as seen_settings
 from tests.support.servers import HttpFolder, forget_credentials, s3_folder
 from utils.distributed import Process
 from utils.errors import ConfigError, DataError
@@ -107,6 +109,16 @@ def test_loader_workers_read_it_after_a_fork_too(root, caches, workers):
         config = replaced(config, DATA={"DATA_PATH": str(root), "NUM_WORKERS": 0})
         data = build_train_data(config, load_image_sets(config)[0], Process(CPU))
         assert found == [batch.targets.tolist() for window in data.windows(0, 5) for batch in window.batches]
+
+
+def test_two_processes_and_a_start_in_mid_epoch_see_the_images_that_one_sees_from_the_disk(tmp_path, caches):
+    make_set(tmp_path / "set", num_shards=9, count=5)
+    common = {"DATASET": "shards", "CACHE_PATH": caches, "SHUFFLE_BUFFER": 8}
+    whole = seen(seen_settings(common | {"DATA_PATH": str(tmp_path / "set")}, {}))
+    with HttpFolder(tmp_path / "set") as server:
+        config = seen_settings(common | {"DATA_PATH": server.url}, {})
+        resumed = seen(config, world_size=2, micro_batches=2, first=1)
+    assert resumed == {key: each for key, each in whole.items() if key[0] >= 1} and resumed
 
 
 # --- the index and the cache ---

@@ -13,7 +13,7 @@ from tests.support.run_hash import run_hash
 from tests.support.runs import run_folder
 from tests.support.servers import HttpFolder
 
-NUM_TARS, PER_TAR = 170, 1
+NUM_TARS, PER_TAR = 210, 1
 BUFFERED = ("DATA.SHUFFLE_BUFFER=10", "DATA.REMOTE_CACHE_GB=0.001")  # the cache holds fewer than 100 of these tars
 
 
@@ -39,7 +39,7 @@ def test_a_thousand_requests_of_which_a_fifth_fails_and_a_kill_change_nothing(tm
     assert ended.returncode == 0, ended.printed
     with HttpFolder(many_tars, fault=fails_at_every_fifth) as server:
         flags = flags_of(server.url, tmp_path / "caches")
-        killed = start(tmp_path / "remote", *flags, *BUFFERED, signal_at=[14, signal.SIGKILL, [0]])
+        killed = start(tmp_path / "remote", *flags, *BUFFERED, signal_at=[17, signal.SIGKILL, [0]])
         assert killed.returncode == -signal.SIGKILL, killed.printed
         ended = start(tmp_path / "remote", *flags, *BUFFERED)
         assert ended.returncode == 0, ended.printed

@@ -93,10 +93,15 @@ class ServerFolder(ShardFolder):
     def _make_room(self, tars: list[RemoteTar]) -> None:
         self.cache.remove_left()
         self.cache.limit = choose_limit(self._limit_gb, sum(tar.size for tar in tars), self.cache)
+        free, missing = free_bytes(self.cache.folder), sum(tar.size for tar in tars if not self.cache.holds(tar))
         self.notes = [
             f"{self.server.url}: {self.cache.describe(tars)}, which may hold {format_bytes(self.cache.limit)}; free there: "
-            f"{format_bytes(free_bytes(self.cache.folder))}"
+            f"{format_bytes(free)}"
         ]
+        if min(missing, self.cache.limit - self.cache.size()) > free:
+            self.notes.append(
+                "warning: the disk has less room than DATA.REMOTE_CACHE_GB allows; lower it, or make room"
+            )
 
     def _list(self) -> list[Listed]:
         """The tars of the folder, and of the folders in it that are named like a part."""

@@ -33,10 +33,11 @@ def main(argv: list[str]) -> int:
     photos = images_of("imagefolder", arguments.photos)
     with tempfile.TemporaryDirectory() as folder:
         write_files(Path(folder), photos, arguments.repeat)
-        rows = [row_of("files", photos, 1, 1)]
+        before = private_bytes()
+        rows = [row_of("files", photos, 1, 1, before)]
         for world_size in arguments.processes:
             images = images_of("parquet", Path(folder))
-            rows.append(row_of("parquet", images, world_size, 2))  # epochs: the first one gets its memory
+            rows.append(row_of("parquet", images, world_size, 2, before))  # epochs: the first one gets its memory
     columns = [
         "images in",
         "processes",
@@ -76,9 +77,11 @@ def write_files(folder: Path, photos: ImageSet, repeat: int) -> None:
     pyarrow.parquet.write_table(pyarrow.table(rows), folder / "val.parquet", row_group_size=ROWS_OF_GROUP)
 
 
-def row_of(name: str, images: ImageSet, world_size: int, num_epochs: int) -> list[str]:
-    """A row of the table: what the first of so many processes needs for its share of the last epoch."""
-    before = figure("/proc/self/smaps_rollup", "Private_Dirty")
+def row_of(name: str, images: ImageSet, world_size: int, num_epochs: int, before: int) -> list[str]:
+    """A row of the table: what the first of so many processes needs for its share of the last epoch.
+
+    `before`: the private memory at the start.
+    """
     for epoch in range(num_epochs):
         order = images.epoch_order(0, epoch)
         count = num_bytes = 0
@@ -87,8 +90,12 @@ def row_of(name: str, images: ImageSet, world_size: int, num_epochs: int) -> lis
             for index in order[first : first + PIECE].tolist():
                 count, num_bytes = count + 1, num_bytes + len(images.file(index)[1])
         seconds, num_read = time.thread_time() - start, figure("/proc/self/io", "rchar") - read_before
-    private = (figure("/proc/self/smaps_rollup", "Private_Dirty") - before) / 1024
-    return [name, str(world_size), f"{1e6 * seconds / count:.0f}", f"{num_read / num_bytes:.1f}", f"{private:+.0f}"]
+    private = f"{(private_bytes() - before) / 1e6:+.0f}"
+    return [name, str(world_size), f"{1e6 * seconds / count:.0f}", f"{num_read / num_bytes:.1f}", private]
+
+
+def private_bytes() -> int:
+    return 1024 * figure("/proc/self/smaps_rollup", "Private_Dirty")
 
 
 def figure(file: str, name: str) -> int:

@@ -143,6 +143,15 @@ def test_without_scipy_the_run_says_what_to_install(tmp_path, capsys, small_yaml
 
 
 @pytest.mark.usefixtures("signal_handlers")
+@pytest.mark.parametrize("make", [make_kaggle, make_official])
+def test_a_run_trains_on_them(tmp_path, small_yaml, capsys, make):
+    make(tmp_path / "data")
+    flags = ["-cfg", str(small_yaml), "-dataset", "imagenet2012", "-data_path", str(tmp_path / "data"), "-epochs", "1"]
+    flags += ["-output", str(tmp_path / "run"), "-opts", "DATA.IMAGE_CHANNELS=3", "DATA.BATCH_SIZE=4"]
+    assert exit_code(main_single_gpu.main, flags) == 0, capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("signal_handlers")
 def test_shards_of_the_official_tars_have_their_files_and_labels(tmp_path, small_yaml):
     make_official(tmp_path / "tars")
     flags = ["-dataset", "imagenet2012", "-data_path", str(tmp_path / "tars"), "-output", str(tmp_path / "shards")]

@@ -259,9 +259,8 @@ def test_row_groups_above_the_limit_are_dropped_oldest_first_and_a_failed_read_i
 
 
 @pytest.mark.usefixtures("signal_handlers")
-@pytest.mark.parametrize("workers", ["threads", "processes"])
-def test_a_run_trains_on_parquet_files(tmp_path, small_yaml, workers, capsys):
+def test_a_run_trains_on_parquet_files(tmp_path, small_yaml, capsys):
     make_parquet(tmp_path / "data")
     flags = ["-cfg", str(small_yaml), "-dataset", "parquet", "-data_path", str(tmp_path / "data"), "-epochs", "1"]
-    flags += ["-output", str(tmp_path / "run"), "-num_workers", "2", "-opts", f"DATA.WORKERS={workers}"]
+    flags += ["-output", str(tmp_path / "run"), "-num_workers", "2"]
     assert exit_code(main_single_gpu.main, flags) == 0, capsys.readouterr().err

@@ -27,9 +27,22 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=SOURCES)
-def source(request, tmp_path_factory) -> dict:
-    return SOURCES[request.param](tmp_path_factory.mktemp(request.param))
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> dict:
+    return SOURCES["imagefolder"](tmp_path_factory.mktemp("imagefolder"))
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if name != "imagefolder"])
+def test_the_images_of_an_epoch_are_the_same_for_any_split_worker_and_start_of_every_source(tmp_path, name):
+    config = settings(SOURCES[name](tmp_path), {})
+    whole = seen(config)
+    assert len(whole) == NUM_IMAGES + WINDOW and len(set(whole.values())) > 0.9 * len(whole)
+    assert seen(config, world_size=2, last=2) == {key: each for key, each in whole.items() if key[0] < 2}
+    resumed = seen(config, micro_batches=4, first=1, NUM_WORKERS=2, WORKERS="threads")
+    assert resumed == {key: each for key, each in whole.items() if key[0] >= 1}
+    assert seen(config, first=2, NUM_WORKERS=2, WORKERS="processes") == {
+        key: each for key, each in whole.items() if key[0] == 2
+    }
 
 
 @pytest.mark.parametrize("case", CASES)

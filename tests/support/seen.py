@@ -11,6 +11,8 @@ from configs.schema import Config
 from datasets import Normalize, Preparation, build_train_data, load_image_sets
 from datasets.transforms.mixup import Mixed
 from tests.support.configs import CPU, replaced
+from tests.support.image_sets import write_tar
+from tests.support.parquet_files import write_parquet
 from utils.distributed import Process
 
 NUM_IMAGES, WINDOW = 45, 32  # two updates an epoch, the second one odd
@@ -30,9 +32,65 @@ def write_folder(root: Path) -> Path:
     return root
 
 
+def files_of(root: Path, part: str) -> dict[Path, int]:
+    """The images of a part with their classes, from a folder that is made here."""
+    files = sorted((write_folder(root / "folder") / part).rglob("*.png"), key=lambda path: path.name)
+    return {path: "ab".index(path.parent.name) for path in files}
+
+
+def write_csv(root: Path) -> None:
+    for part in ("train", "val"):
+        rows = [f"folder/{part}/{path.parent.name}/{path.name},{label}" for path, label in files_of(root, part).items()]
+        (root / f"{part}.csv").write_text("\n".join(["image_path,target", *rows]) + "\n")
+
+
+def write_lists(root: Path) -> None:
+    for part in ("train", "val"):
+        rows = [f"folder/{part}/{path.parent.name}/{path.name} {label}" for path, label in files_of(root, part).items()]
+        (root / f"{part}_list.txt").write_text("\n".join(rows) + "\n")
+
+
+def write_tars(root: Path) -> None:
+    for part in ("train", "val"):
+        files = {}
+        for path, label in files_of(root, part).items():
+            files |= {path.name: path.read_bytes(), f"{path.stem}.cls": str(label).encode()}
+        names = list(files)
+        for number, start in enumerate(range(0, len(names), 20)):
+            some = {name: files[name] for name in names[start : start + 20]}
+            write_tar(root / "shards" / f"{part}-{number}.tar", some)
+
+
+def write_row_groups(root: Path) -> None:
+    for part in ("train", "val"):
+        files = files_of(root, part)
+        images = [{"bytes": path.read_bytes(), "path": path.name} for path in files]
+        write_parquet(root / f"{part}.parquet", {"image": images, "label": list(files.values())})
+
+
+def write_class_tars(root: Path) -> None:
+    """The image with the lowest hash of each class is held out, which leaves as many as in the others."""
+    found = files_of(root, "train") | files_of(root, "val")
+    for label, synset in enumerate(("n00000001", "n00000002")):
+        write_tar(root / f"{synset}.tar", {path.name: path.read_bytes() for path in found if found[path] == label})
+
+
+def _of(dataset: str, write: Callable[[Path], object], folder: str = "", **data) -> Callable[[Path], dict]:
+    def make(root: Path) -> dict:
+        write(root)
+        return {"DATASET": dataset, "DATA_PATH": str(root / folder), **data}
+
+    return make
+
+
 # {name: writes such a set into a folder, and returns the settings of DATA that read it}
 SOURCES: dict[str, Callable[[Path], dict]] = {
-    "imagefolder": lambda root: {"DATASET": "imagefolder", "DATA_PATH": str(write_folder(root))},
+    "imagefolder": _of("imagefolder", write_folder),
+    "csv": _of("csv", write_csv),
+    "lists": _of("imagenet2012", write_lists),
+    "shards": _of("shards", write_tars, "shards", SHUFFLE_BUFFER=9),
+    "parquet": _of("parquet", write_row_groups, SHUFFLE_BUFFER=9),
+    "class tars": _of("imagenet2012", write_class_tars, VAL_FRACTION=0.0001),
 }
 
 

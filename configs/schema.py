@@ -62,7 +62,7 @@ class Data:
     NUM_WORKERS: Annotated[int | None, Bounds(0, 1_000)] = None
     """Loader threads or processes per training process; not set: its share of the cores, from 4 on less one; on CPUs at most 8, and 0 for data sets in memory. (PaddleViT: 1, which starves a GPU.)"""
     WORKERS: Literal["auto", "threads", "processes"] = "auto"
-    """Kind of loader worker: threads share memory and cost less; processes help where Python's interpreter lock limits. auto: processes on GPUs from 5 workers on (with TRAIN.AUTO_AUGMENT, RAND_AUGMENT or COLOR_JITTER from 3 on, for data sets in memory always), if shared memory has room; else threads."""
+    """Kind of loader worker: threads share memory and cost less; processes help where Python's interpreter lock limits. auto: processes on GPUs from 5 workers on (with TRAIN.AUTO_AUGMENT, RAND_AUGMENT or COLOR_JITTER on the host from 3 on, for data sets in memory always), if shared memory has room; else threads."""
     PREFETCH: Annotated[int | None, Bounds(0, 1_000)] = None
     """Batches to read ahead (worker processes: so many each, at least 1); not set: 2 for each process, for threads up to 1 GiB, 2 to 32 batches; 0 on CPUs, whose cores then all read, then all compute."""
     DROP_LAST: bool = True

@@ -14,8 +14,7 @@ from datasets.transforms.augment import OPERATIONS, Operation, Plan, build_augme
 from datasets.transforms.on_device.augmentation import carry_out
 from datasets.transforms.on_device.rows import OperationRows
 from engine.diagnose.failing_batch import OVERFLOW_FILE, LastUpdate, read_overflow, save_overflow
-from models.formats.torch import read_torch
-from tests.support.configs import CPU, SMALL, replaced, small_config
+from tests.support.configs import CPU, replaced, small_config
 from tests.support.loading import settings, train_data
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
 from tests.support.runs import run, run_folder
@@ -133,17 +132,14 @@ def test_workers_draw_the_boxes_to_erase_that_a_batch_without_their_draws_gets()
     assert torch.equal(torch.cat([prepare(part)[0] for part in batch.parts(7)]), wanted)
 
 
-def test_a_run_that_augments_on_the_device_learns_the_same(tmp_path):
+def test_a_model_learns_the_same_from_images_augmented_on_the_device(tmp_path):
     options = "TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1 TRAIN.COLOR_JITTER=0.3 TRAIN.RANDOM_ERASE_PROB=0.3".split()
-    weights = []
-    for place in ("host", "device"):
-        path = tmp_path / f"{place}.yaml"
-        path.write_text(SMALL)
-        flags = ["-cfg", path, "-output", tmp_path / place, "-epochs", "1"]
-        ended = run("main_single_gpu.py", *map(str, flags), "-opts", *options, f"DATA.AUGMENT_ON={place}")
-        assert ended.returncode == 0, ended.printed
-        weights.append(read_torch(run_folder(tmp_path / place) / "last.pth")["state_dict"])
-    assert all(torch.equal(weights[0][name], each) for name, each in weights[1].items())
+    places = [[*options, f"DATA.AUGMENT_ON={place}"] for place in ("host", "device")]
+    trainers = [update(make_trainer(small_config(tmp_path, *each)), times=3) for each in places]
+    assert all(torch.equal(*pair) for pair in zip(*(each.model.parameters() for each in trainers), strict=True))
+    flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "runs"), "-epochs", "1"]
+    ended = run("main_single_gpu.py", *flags, "-opts", *places[1], "DATA.VAL_FRACTION=0.9")
+    assert ended.returncode == 0 and (run_folder(tmp_path / "runs") / "last.pth").is_file(), ended.printed
 
 
 @on_pretend_device

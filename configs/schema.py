@@ -98,7 +98,7 @@ class Data:
     CACHE_QUALITY: Annotated[int, Bounds(1, 100)] = 90
     """JPEG quality of cached images."""
     CACHE_PATH: str | None = None
-    """Folder of the disk cache, and of shards from a server; not set: `cache` in SAVE, because DATA_PATH is often read-only."""
+    """Folder of the disk cache, of shards from a server, and of indexes of data in a read-only folder; not set: `cache` in SAVE."""
     SHUFFLE_BUFFER: Annotated[int, Bounds(1, 2**31)] = 8192
     """Shards are read in random order, and a sample moves by less than this many places; as many as there are images: any order."""
     CUT_SHARDS: Literal["refuse", "read"] = "refuse"

@@ -22,6 +22,11 @@ def blend(start: Tensor, end: Tensor, factor: Tensor) -> Tensor:
     return (start + factor * (end.float() - start)).clamp_(0, 255).to(torch.uint8)
 
 
+def divided(values: Tensor, divisor: float) -> Tensor:
+    """Rounded once: a GPU multiplies by the reciprocal of a number, but divides by a tensor."""
+    return values / torch.full_like(values, divisor)
+
+
 def grey(pixels: Tensor) -> Tensor:
     """uint8 [n, H, W, 1]."""
     if pixels.shape[3] == 1:
@@ -67,7 +72,7 @@ def color(pixels: Tensor, parameters: Tensor) -> Tensor:
 
 
 def contrast(pixels: Tensor, parameters: Tensor) -> Tensor:
-    mean = grey(pixels).sum((1, 2, 3), dtype=torch.int64).double() / (pixels.shape[1] * pixels.shape[2])
+    mean = divided(grey(pixels).sum((1, 2, 3), dtype=torch.int64).double(), pixels.shape[1] * pixels.shape[2])
     return blend((mean + 0.5).floor()[:, None, None, None], pixels, column(parameters))
 
 
@@ -128,7 +133,7 @@ def to_hsv(pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     of_green = (2.0 + from_red.double() - from_blue).float()
     of_blue = (4.0 + from_green.double() - from_red).float()
     turn = torch.where(red == high, from_blue - from_green, torch.where(green == high, of_green, of_blue))
-    turn = (turn.double() / 6.0 + 1.0).fmod(1.0).float()
+    turn = (divided(turn.double(), 6.0) + 1.0).fmod(1.0).float()
     saturation = spread / torch.where(is_grey, 1.0, high)
     return (
         torch.where(is_grey, 0, (turn.double() * 255.0).long()),
@@ -138,9 +143,10 @@ def to_hsv(pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def from_hsv(turn: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
-    sextant = (turn * 6.0).double().div(255.0).floor()
-    part = (turn.double() * 6.0 / 255.0 - sextant).float()
-    share = (saturation.double() / 255.0).float()
+    place = divided(turn.double() * 6.0, 255.0)
+    sextant = place.floor()
+    part = (place - sextant).float()
+    share = divided(saturation.double(), 255.0).float()
     level = value.double()
     falling = (share * part).double()
     rising = share.double() * (1.0 - part.double())

@@ -24,6 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
 from scripts.benchmarks.parts.common import ROOT, Refused, StepWorker, Table, machine, spread
+from scripts.benchmarks.parts.timm_loader import timm_batches
 from scripts.benchmarks.parts.turns import Turns, take_turns
 from scripts.benchmarks.parts.whole_run import BATCH_SIZE, Setup, add_run_flags, compare_runs
 from scripts.benchmarks.photos import make_photos
@@ -112,29 +113,6 @@ def note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def timm_batches(folder: Path, num_workers: int, policy: str | None) -> Iterator[int]:
-    """The same from timm's loader with the settings of its train.py, less colour jitter and random erasing."""
-    import torch
-    from timm.data import create_dataset, create_loader
-
-    loader = create_loader(
-        create_dataset("", root=str(folder), split="train"),
-        input_size=(3, 224, 224),
-        batch_size=BATCH_SIZE,
-        is_training=True,
-        hflip=0.5,
-        color_jitter=0.0,
-        auto_augment=policy,
-        interpolation="bicubic",
-        num_workers=num_workers,
-        device=torch.device("cpu"),
-        persistent_workers=True,
-    )
-    while True:
-        for images, _ in loader:
-            yield len(images)
-
-
 def rate(batches: Iterator[int], num_batches: int) -> float:
     """Images per second, once what was read ahead is used up."""
     for _ in itertools.islice(batches, WARM_UP):
@@ -152,7 +130,7 @@ def compare_loaders(arguments: argparse.Namespace, scratch: Path) -> None:
         flags += ["-data_path", arguments.photos, "-batch_size", BATCH_SIZE, "-num_workers", num_workers]
         flags += ["-opts", f"TRAIN.AUTO_AUGMENT={policy}"] if policy else []
         sides: dict[str, Callable[[], Iterator[int]]] = {
-            TIMM: functools.partial(timm_batches, arguments.photos, num_workers, policy)
+            TIMM: functools.partial(timm_batches, arguments.photos, BATCH_SIZE, num_workers, policy)
         }
         for name, options in CACHED.items():
             sides[f"halfstep, {name}"] = functools.partial(our_batches, flags, options, scratch)

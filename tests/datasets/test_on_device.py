@@ -138,7 +138,7 @@ def test_a_model_learns_the_same_from_images_augmented_on_the_device(tmp_path):
     trainers = [update(make_trainer(small_config(tmp_path, *each)), times=3) for each in places]
     assert all(torch.equal(*pair) for pair in zip(*(each.model.parameters() for each in trainers), strict=True))
     flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "runs"), "-epochs", "1"]
-    ended = run("main_single_gpu.py", *flags, "-opts", *places[1], "DATA.VAL_FRACTION=0.9")
+    ended = run("main_single_gpu.py", *flags, "-opts", *places[1])
     assert ended.returncode == 0 and (run_folder(tmp_path / "runs") / "last.pth").is_file(), ended.printed
 
 

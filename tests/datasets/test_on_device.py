@@ -5,7 +5,6 @@ import random
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from configs.schema import Config, Data
 from datasets import Batch, Draws, Normalize, Piece, Preparation, check_device
@@ -59,9 +58,7 @@ def pictures(count: int, channels: int, side: int = SIDE) -> np.ndarray:
 
 
 def on_host(augmentation, plans: list[Plan], images: np.ndarray) -> np.ndarray:
-    pixels = [Image.fromarray(each if each.shape[2] > 1 else each[:, :, 0]) for each in images]
-    changed = [augmentation.apply(plan, each) for plan, each in zip(plans, pixels, strict=True)]
-    return np.stack([np.asarray(each) for each in changed]).reshape(images.shape)
+    return np.stack([augmentation.apply(plan, each) for plan, each in zip(plans, images, strict=True)])
 
 
 def on_device(draws: Draws, images: np.ndarray) -> np.ndarray:

@@ -58,18 +58,16 @@ class Augmentation:
             more.append(Operation("gaussian_kernel", uniform(*BLUR_SIGMA, rng)))
         return plan._replace(operations=(*plan.operations, *more)) if more else plan
 
-    def apply(self, plan: Plan, image: Image.Image) -> Image.Image:
-        """The changed image (RGB or L), which may be the same object; nothing is drawn."""
-        return carry_out(plan, image, self.fill)
+    def apply(self, plan: Plan, pixels: np.ndarray) -> np.ndarray:
+        """uint8 [H, W, C] changed as planned, which may be the same array. Nothing is drawn."""
+        return carry_out(plan, pixels, self.fill)
 
     def __call__(self, image: Tensor, rng: Random) -> None:
         """Augment uint8 [C, H, W] in place."""
-        plan = self.draw(rng)
-        if plan == Plan():
-            return
         pixels = image.permute(1, 2, 0).numpy()
-        before = Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0])
-        pixels[...] = np.asarray(self.apply(plan, before)).reshape(pixels.shape)
+        changed = self.apply(self.draw(rng), pixels)
+        if changed is not pixels:
+            pixels[...] = changed
 
     def _draw_jitter(self, rng: Random) -> list[Operation]:
         """As torchvision's ColorJitter: in random order, each by a random factor."""

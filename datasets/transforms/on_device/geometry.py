@@ -7,16 +7,12 @@ rounding error at the edge of a pixel would take another one.
 import math
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from datasets.transforms.augment.pixels import MAX_REACH
+from datasets.transforms.augment.arithmetic import BLUR_BITS, BLUR_PASSES, BLUR_UNIT, MAX_REACH
 
 FIXED = 65536  # Pillow's unit of coordinates where it takes the nearest pixel
-BLUR_PASSES = 3
-BLUR_BITS = 24  # of the weights of a box
-BLUR_UNIT = 2**BLUR_BITS
 
 
 Matrix = tuple[
@@ -114,20 +110,6 @@ def bicubic(pixels: Tensor, parameters: Tensor) -> Tensor:
 def cubic(first: Tensor, second: Tensor, third: Tensor, fourth: Tensor, x: Tensor) -> Tensor:
     highest, middle = second - first - third + fourth, 2 * (first - second) + third - fourth
     return (highest * x).add_(middle).mul_(x).add_(third - first).mul_(x).add_(second)
-
-
-def box_of(radius: float) -> tuple[float, ...]:
-    """The box whose repeated mean is Pillow's Gaussian blur: its radius, the weight of its pixels, of the two beyond."""
-    one = np.float32(1)
-    variance = np.float32(radius) * np.float32(radius) / np.float32(BLUR_PASSES)
-    length = np.float32(math.sqrt(12.0 * float(variance) + 1.0))
-    whole = np.float32(math.floor((float(length) - 1.0) / 2.0))
-    part = (2 * whole + one) * (whole * (whole + one) - 3 * variance)
-    part /= 6 * (variance - (whole + one) * (whole + one))
-    wide = whole + part
-    weight = int(np.float32(BLUR_UNIT) / (wide * 2 + one))
-    reach = int(wide)
-    return reach, weight, (BLUR_UNIT - (2 * reach + 1) * weight) // 2
 
 
 def gaussian_blur(pixels: Tensor, parameters: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from random import Random
 
 from datasets.draws import NUM_PARAMETERS
 from datasets.transforms.augment import Augmentation, Operation, Plan
+from datasets.transforms.augment.arithmetic import box_of
 from datasets.transforms.on_device import colors, geometry
 from datasets.transforms.on_device.geometry import Matrix
 
@@ -26,7 +27,7 @@ ENCODINGS: dict[str, tuple[Callable, Callable[[float], tuple[float, ...]]]] = {
     },
     "posterize": (colors.posterize, colors.mask_of),
     "hue": (colors.hue, colors.turn_of),
-    "gaussian_blur": (geometry.gaussian_blur, geometry.box_of),
+    "gaussian_blur": (geometry.gaussian_blur, box_of),
     "gaussian_kernel": (geometry.gaussian_kernel, lambda sigma: (sigma,)),
 }
 MATRICES: dict[str, Callable[[float, int], Matrix]] = {

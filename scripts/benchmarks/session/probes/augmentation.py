@@ -4,7 +4,6 @@ import random
 
 import numpy as np
 import torch
-from PIL import Image
 
 from scripts.benchmarks.session.plan import Context
 from scripts.benchmarks.session.probes.checks import Probes, require
@@ -65,5 +64,4 @@ class Case:
 
     def on_host(self) -> np.ndarray:
         draw, apply = self.augmentation.draw, self.augmentation.apply
-        changed = [apply(draw(random.Random(number)), Image.fromarray(each)) for number, each in enumerate(self.pixels)]
-        return np.stack([np.asarray(each) for each in changed])
+        return np.stack([apply(draw(random.Random(number)), each) for number, each in enumerate(self.pixels)])

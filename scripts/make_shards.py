@@ -18,7 +18,7 @@ import json
 import sys
 import tarfile
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
@@ -131,7 +131,7 @@ def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, 
             path = folder / f"{part}-{num_shards:06d}.tar"
             shard = (load_index(path) or scan(path)) if path.exists() else None
             if shard is None or shard.cut:
-                samples = samples or read_ahead(pool, image_set, order[done:].tolist())
+                samples = samples or read_ahead(pool, image_set, map(int, order[done:]))
                 with replacing(path) as file:
                     write_shard(file, done, samples, limit)
                 shard = scan(path)
@@ -145,7 +145,9 @@ def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, 
     return num_shards, num_kept
 
 
-def read_ahead(pool: ThreadPoolExecutor, image_set: ImageSet, indices: list[int]) -> Iterator[tuple[str, bytes, int]]:
+def read_ahead(
+    pool: ThreadPoolExecutor, image_set: ImageSet, indices: Iterable[int]
+) -> Iterator[tuple[str, bytes, int]]:
     """Yield suffix, bytes and class number of each image. Small files are read much faster in parallel."""
     started = ((index, pool.submit(image_set.file, index)) for index in indices)
     waiting = deque(itertools.islice(started, FILES_AHEAD))

@@ -1,6 +1,7 @@
 """The benchmarks' tables: each prints in its smallest form, its figures agree, and parity's verdict is right."""
 
 import math
+import os
 import subprocess
 import sys
 import time
@@ -12,8 +13,10 @@ import timm
 import torch
 
 from configs.load import load
+from configs.schema import Config
+from datasets import load_image_sets
 from engine.memory.largest_batch import bisect
-from scripts.benchmarks import loader, loader_lock, parity, photos
+from scripts.benchmarks import loader, loader_lock, parity, photos, shard_start
 from scripts.benchmarks.parity import Run, judge
 from scripts.benchmarks.parts.common import GIB, Refused
 from scripts.benchmarks.parts.largest_batch import climb
@@ -21,7 +24,7 @@ from scripts.benchmarks.parts.speed import speed_table
 from scripts.benchmarks.parts.turns import Measured, Turns, take_turns
 from scripts.benchmarks.parts.whole_run import Setup, time_run
 from scripts.benchmarks.parts.worker import LoaderWorker, TimmWorker
-from tests.support.configs import SMALL
+from tests.support.configs import SMALL, replaced
 from tests.support.runs import run
 from utils.errors import ConfigError
 
@@ -387,3 +390,13 @@ def test_the_fraction_with_pythons_lock_is_that_of_the_samples(tmp_path, monkeyp
     digits = loader_lock.CASES["digits at 32, in memory"]
     milliseconds, fraction = loader_lock.measure(SimpleNamespace(photos=tmp_path, seconds=1), digits, tmp_path)
     assert fraction == 0.15 and 0 < milliseconds < 1000
+
+
+def test_the_shards_that_starts_are_measured_with_can_be_read(tmp_path):
+    shard_start.make_shards(tmp_path, 3, 100)
+    train, val = load_image_sets(replaced(Config(), DATA={"DATASET": "shards", "DATA_PATH": str(tmp_path)}))
+    assert (len(train), len(val), train.read(299).shape) == (300, 100, (16, 16, 3))
+    assert 10 < shard_start.private_mb(os.getpid()) < 100_000 and shard_start.cpu_seconds(os.getpid()) > 0
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert child.pid in shard_start.processes_of(os.getpid())
+        child.kill()

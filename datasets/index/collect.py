@@ -38,16 +38,16 @@ class RowHashes:
     """64 bits of each string, by which equal ones are found without keeping the strings in memory."""
 
     def __init__(self):
-        self._chunks: list[np.ndarray] = []
+        self._all = array("q")  # which grows in place; many small arrays would leave holes in the memory
 
     def add(self, values: Sequence[str] | Sequence[bytes]) -> None:
         # Python's own hash: it differs from process to process, but that is no matter here.
-        self._chunks.append(np.fromiter(map(hash, values), np.int64, len(values)))
+        self._all.frombytes(np.fromiter(map(hash, values), np.int64, len(values)).tobytes())
 
     def take(self) -> np.ndarray:
         """All of them; this object forgets them."""
-        chunks, self._chunks = self._chunks, []
-        return np.concatenate([*chunks, np.empty(0, np.int64)])
+        found, self._all = self._all, array("q")
+        return np.frombuffer(found, np.int64)
 
 
 def equal_rows(hashes: np.ndarray, text: Callable[[int], str]) -> Iterator[list[int]]:

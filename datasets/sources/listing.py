@@ -1,6 +1,7 @@
 """Images named by list files or CSV files: their index, and the checks of such lists."""
 
 import os
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from datasets.index.stamp import is_same_file, stamp_of_file
 from datasets.sources.images import FileImages, Inside
 from datasets.sources.labels import Labels, are_mostly_numbers, class_numbers
 from datasets.transforms.pixel_rules import PixelRules
+from datasets.types import count_classes
 from utils.errors import DataError
 from utils.text import first_of
 
@@ -125,21 +127,21 @@ class _Builder:
             labels.append(_labels(self.writer, self.lists, number))
         targets, _ = class_numbers(self.config, labels, _are_numbers(self.lists, labels))
         for number, (of_labels, of_rows) in enumerate(zip(targets, numbers, strict=True)):
-            for each in of_rows:
-                self.writer.add(f"{number}.target", of_labels[each])
+            for start in range(0, len(of_rows), ROWS_AT_ONCE):
+                self.writer.add(f"{number}.target", of_labels[of_rows[start : start + ROWS_AT_ONCE]])
         facts = {"lists": stamps, "settings": self.lists.settings, "notes": notes, "first_lines": self.first_lines}
         return self.writer.finish({**facts, **self._compare(numbers)})
 
-    def _read(self, number: int, file: Path) -> tuple[list[str], list[np.ndarray]]:
-        """Lines for the log, and in chunks the number of each row's label."""
-        labels, folders, of_rows = Distinct(), Distinct(), []
+    def _read(self, number: int, file: Path) -> tuple[list[str], np.ndarray]:
+        """Lines for the log, and the number of each row's label."""
+        labels, folders, of_rows = Distinct(), Distinct(), array("I")
 
         self.first_lines.append([])
 
         def add(rows: Rows) -> None:
             self.first_lines[-1] += rows.lines[: NUM_CHECKED - len(self.first_lines[-1])].tolist()
             self.writer.add(f"{number}.path", encoded(rows.paths))
-            of_rows.append(labels.add(rows.labels, rows.lines))
+            of_rows.frombytes(labels.add(rows.labels, rows.lines).tobytes())
             folders.add([path[: path.rfind("/") + 1] for path in rows.paths], rows.lines)
             self.hashes.add(_plain_paths(rows.paths))
             if rows.groups:
@@ -147,24 +149,21 @@ class _Builder:
                 self.group_hashes.add(rows.groups)
 
         notes = self.lists.read(file, add)
-        counts = sum(
-            (np.bincount(each, minlength=len(labels.numbers)) for each in of_rows), np.zeros(len(labels.numbers))
-        )
+        numbers = np.frombuffer(of_rows, np.uint32)
         self.writer.add(f"{number}.label", encoded(list(labels.numbers)))
         self.writer.add(f"{number}.label_line", np.array(labels.lines))
-        self.writer.add(f"{number}.label_count", counts)
+        self.writer.add(f"{number}.label_count", count_classes(numbers))
         self.writer.add(f"{number}.folder", encoded(list(folders.numbers)))
         self.writer.add(f"{number}.folder_row", np.array(folders.rows))
         self.writer.add(f"{number}.folder_line", np.array(folders.lines))
-        return notes, of_rows
+        return notes, numbers
 
-    def _compare(self, numbers: list[list[np.ndarray]]) -> dict:
+    def _compare(self, labels: list[np.ndarray]) -> dict:
         """Which paths a list repeats, and what both lists have: numbers and the first few names."""
-        num_first = sum(map(len, numbers[0]))  # rows of the first list
-        labels = [np.concatenate([*each, np.empty(0, np.uint32)]) for each in numbers]
-        texts = [self.writer.text(f"{number}.path") for number in range(len(numbers))]
-        repeated: list[list[int]] = [[] for _ in numbers]
-        contrary, shared = [0] * len(numbers), []
+        num_first = len(labels[0])  # rows of the first list
+        texts = [self.writer.text(f"{number}.path") for number in range(len(labels))]
+        repeated: list[list[int]] = [[] for _ in labels]
+        contrary, shared = [0] * len(labels), []
 
         def path_of(row: int) -> str:
             part, index = (1, row - num_first) if row >= num_first else (0, row)

@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
         "processes",
         "CPU us to fetch an image",
         "bytes read for each byte of an image",
-        "private MB",
+        "private MB since the start",
     ]
     start = time.thread_time()
     for index in range(100):

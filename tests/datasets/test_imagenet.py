@@ -128,6 +128,9 @@ def test_truncated_tars_and_kits_that_do_not_fit_are_named(tmp_path):
     assert not (tmp_path / "executed").exists()
     kit.write_bytes(kit.read_bytes()[:100])
     assert_names(error_of("imagenet2012", tmp_path), str(kit))
+    write_devkit(kit)
+    write_tar(val_tar, {"README": b"no images"})
+    assert_names(error_of("imagenet2012", tmp_path), str(val_tar))
     train_tar = tmp_path / "ILSVRC2012_img_train.tar"
     train_tar.write_bytes(train_tar.read_bytes()[:15000])
     assert_names(error_of("imagenet2012", tmp_path), str(train_tar), "n01440764.tar")

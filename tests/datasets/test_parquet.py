@@ -141,6 +141,17 @@ def test_labels_above_the_names_and_validation_classes_that_are_not_trained_are_
     assert_names(error_of("parquet", tmp_path), str(other), str(path))
 
 
+def test_files_without_rows_and_files_with_other_types_of_labels_are_named(tmp_path):
+    path = write_parquet(tmp_path / "train.parquet", rows(range(6)))
+    other = write_parquet(tmp_path / "val.parquet", rows(range(6)) | {"label": list("abcabc")})
+    assert_names(error_of("parquet", tmp_path), str(path), str(other))
+    empty = pyarrow.parquet.read_table(path).slice(0, 0)
+    pyarrow.parquet.write_table(empty, other)
+    assert_names(error_of("parquet", tmp_path), str(other))
+    pyarrow.parquet.write_table(empty, path)
+    assert_names(error_of("parquet", path), str(path))
+
+
 def test_truncated_damaged_and_foreign_files_are_named(tmp_path):
     path = write_parquet(tmp_path / "train.parquet", rows(range(40)))
     content = path.read_bytes()

@@ -75,7 +75,10 @@ def read_tar_files(config: Config, root: Path, files: TarFiles) -> tuple[ImageSe
     index = _open_index(config, root, files)
     num_train, classes = index.facts["num_train"], index.facts["classes"]
     rows = (range(num_train), range(num_train, len(index.column("label"))))
-    train, val = (TarImages(config.DATA, index, each) if len(each) else None for each in rows)
+    for tars, part in ((files.train, rows[0]), ([files.val] * bool(files.val), rows[1])):
+        if tars and not part:
+            raise DataError(f"{tars[0]}: there are no images in it; get it again, or remove it")
+    train, val = (TarImages(config.DATA, index, part) if part else None for part in rows)
     for image_set in (train, val):
         if image_set is not None:
             image_set.classes = list(classes)

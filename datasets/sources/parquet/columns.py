@@ -18,7 +18,8 @@ class Columns(NamedTuple):
     image: str
     path: str | None  # the file name that travels with an image
     label: str
-    classes: tuple[str, ...] | None  # by number; None: labels are names, or numbers without names
+    are_names: bool  # the labels; else they are numbers
+    classes: tuple[str, ...] | None  # by number, as far as the file has them
 
 
 def choose_columns(file: Path, schema: Any, data: Data) -> Columns:
@@ -47,7 +48,10 @@ def choose_columns(file: Path, schema: Any, data: Data) -> Columns:
     classes = _class_names(schema).get(label.name)
     inside = {each.name for each in image.type} if _is_struct(image.type) else ()
     path = f"{image.name}.path" if "path" in inside else None
-    return Columns(_image_bytes(image), path, label.name, classes and _distinct(classes))
+    are_names = not _is_whole(label.type)
+    return Columns(
+        _image_bytes(image), path, label.name, are_names, None if are_names else classes and _distinct(classes)
+    )
 
 
 def _only(file: Path, schema: Any, kind: str, possible: list, usual: list) -> Any:
@@ -86,10 +90,19 @@ def _is_struct(kind: Any) -> bool:
 
 def _is_label(field: Any) -> bool:
     """Whole numbers, or names, also as a dictionary of names."""
+    return _is_whole(field.type) or str(_values(field.type)) in ("string", "large_string", "string_view")
+
+
+def _is_whole(kind: Any) -> bool:
     import pyarrow.types as types
 
-    kind = field.type.value_type if types.is_dictionary(field.type) else field.type
-    return types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind) or str(kind) == "string_view"
+    return types.is_integer(_values(kind))
+
+
+def _values(kind: Any) -> Any:
+    import pyarrow.types as types
+
+    return kind.value_type if types.is_dictionary(kind) else kind
 
 
 def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:

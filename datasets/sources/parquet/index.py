@@ -53,16 +53,14 @@ def _build(path: Path | None, files: Sequence[Path], data: Data, made_of: dict) 
 
     with ThreadPoolExecutor(NUM_THREADS, "parquet") as pool:
         columns = _common_columns(files, list(pool.map(lambda file: _columns_of(file, data), files)))
-        are_names = columns.classes is None and _labels_are_names(files[0], columns.label)
-        classes = columns.classes
-        if are_names:
-            found = pool.map(lambda file: set(_label_column(file, columns.label).unique().to_pylist()), files)
-            classes = tuple(sorted(set().union(*found) - {None}))
-        read = pool.map(lambda file: _read_rows(file, columns, classes if are_names else None), files)
+        if columns.are_names:
+            found = pool.map(lambda file: set(_label_column(file, columns).unique().to_pylist()), files)
+            columns = columns._replace(classes=tuple(sorted(set().union(*found) - {None})))
+        read = pool.map(lambda file: _read_rows(file, columns), files)
         writer, hashes = IndexWriter(path, INDEX_COLUMNS), [np.empty(0, np.int64)]
         # disable=None: only where a person looks at a terminal.
         for number, rows in enumerate(tqdm(read, "index", len(files), unit="file", disable=None)):
-            _check_labels(files[number], rows.labels, classes)
+            _check_labels(files[number], rows.labels, columns.classes)
             groups = np.array(rows.groups, np.int64).reshape(-1, 3)
             writer.add("label", rows.labels)
             writer.add("name", rows.names)
@@ -72,7 +70,7 @@ def _build(path: Path | None, files: Sequence[Path], data: Data, made_of: dict) 
                 writer.add(column, values)
             writer.add("file_rows", [len(rows.labels)])
     hashes = np.sort(np.concatenate(hashes))
-    facts = {"made_of": made_of, "image": columns.image, "classes": classes, "are_names": are_names}
+    facts = {"made_of": made_of, "image": columns.image, "classes": columns.classes, "are_names": columns.are_names}
     # Whether each image has a name of its own. A row without one has an empty name.
     facts["has_keys"] = not (hashes[1:] == hashes[:-1]).any() and hash(b"") not in hashes
     return writer.finish(facts)
@@ -84,7 +82,9 @@ def _common_columns(files: Sequence[Path], found: Iterable[Columns]) -> Columns:
     for file, columns in zip(files[1:], others, strict=True):
         for name, here, there in zip(Columns._fields, first, columns, strict=True):
             if name != "path" and here != there:
-                what = "other names of classes" if name == "classes" else f"another column of {name}s"
+                what = {"are_names": "another type of labels", "classes": "other names of classes"}.get(
+                    name, f"another {name} column"
+                )
                 raise DataError(
                     f"{file} has {what} than {files[0]}, so they are of different data sets; move one of them elsewhere"
                 )
@@ -125,33 +125,29 @@ def _columns_of(file: Path, data: Data) -> Columns:
         return choose_columns(file, content.schema_arrow, data)
 
 
-def _labels_are_names(file: Path, label: str) -> bool:
+def _label_column(file: Path, columns: Columns) -> Any:
+    """The labels of a file as whole numbers or texts."""
+    import pyarrow
     import pyarrow.types as types
 
-    return not types.is_integer(_label_column(file, label, head=True).type)
-
-
-def _label_column(file: Path, label: str, head: bool = False) -> Any:
-    """The labels of a file as whole numbers or texts; `head`: for their type alone."""
-    import pyarrow.types as types
-
-    table = opened(file).schema_arrow.empty_table().select([label]) if head else read_columns(file, [label])
-    column = table.column(0)
+    column = read_columns(file, [columns.label]).column(0)
+    if columns.are_names:
+        return column.cast(pyarrow.string())
     return column.cast(column.type.value_type) if types.is_dictionary(column.type) else column
 
 
-def _read_rows(file: Path, columns: Columns, names_of_classes: tuple[str, ...] | None) -> FileRows:
+def _read_rows(file: Path, columns: Columns) -> FileRows:
     import pyarrow
 
-    labels = _label_column(file, columns.label)
+    labels = _label_column(file, columns)
     if labels.null_count:
         row = labels.is_null().index(True).as_py()
         raise DataError(f"{file}, row {row}: {columns.label} is missing; remove the row, or give it a label")
-    if names_of_classes is not None:
+    if columns.are_names:
         import pyarrow.compute as compute
 
         # Numbered here, so that no text is kept: a few bytes for each image.
-        labels = compute.index_in(labels, value_set=pyarrow.array(names_of_classes, labels.type))
+        labels = compute.index_in(labels, value_set=pyarrow.array(columns.classes, pyarrow.string()))
     numbers = labels.to_numpy()
     if len(numbers) and not -MAX_CLASSES < numbers.min() <= numbers.max() < MAX_CLASSES:
         row = int(np.abs(numbers.astype(np.float64)).argmax())

@@ -33,7 +33,10 @@ def read_parquet(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
     index = open_parquet_index(config, root, [*train_files, *val_files])
     num_train = int(index.column("file_rows")[: len(train_files)].sum())
     parts_of_rows = (range(num_train), range(num_train, len(index.column("label"))))
-    train, val = (ParquetImages(config.DATA, index, rows) if len(rows) else None for rows in parts_of_rows)
+    for part_files, rows in zip((train_files, val_files), parts_of_rows, strict=True):
+        if part_files and not rows:
+            raise DataError(f"{part_files[0]}: there are no rows in it; get it again, or remove it")
+    train, val = (ParquetImages(config.DATA, index, rows) if rows else None for rows in parts_of_rows)
     image_sets = [each for each in (train, val) if each is not None]
     classes = index.facts["classes"] or _numbers(config, image_sets)
     if train is not None and val is not None:

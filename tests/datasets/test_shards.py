@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import main_single_gpu
+from datasets.index.file import IndexWriter
 from datasets.sources.shards.index import index_path, load_index, scan
 from datasets.sources.shards.source import read_shards
 from tests.support.image_sets import error_of, load, make_set, png, samples, settings, shades, write_tar
@@ -261,9 +262,16 @@ def damage_header(path: Path) -> None:
     path.write_bytes(content)
 
 
+def write_other(path: Path) -> None:
+    writer = IndexWriter(path, {"label": "<i4"})
+    writer.add("label", [1, 2, 3])
+    writer.finish({"version": 1})
+
+
 @pytest.mark.parametrize(
     "damage",
     [
+        write_other,
         lambda path: path.write_bytes(path.read_bytes()[:-100]),
         lambda path: path.write_bytes(b""),
         damage_header,

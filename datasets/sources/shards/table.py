@@ -71,7 +71,7 @@ def write_table(path: Path | None, shards: Iterable[tuple[str, Shard]]) -> Index
         images_of_class = more
     writer.add("tar.first", [num_samples])
     writer.add("images", images_of_class)
-    return writer.finish({"version": VERSION})
+    return writer.finish({"version of shards": VERSION})
 
 
 def read_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[Path]) -> tuple[ShardTable, bool]:
@@ -86,7 +86,7 @@ def read_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[Pa
     names = [os.path.relpath(path, root) for path in tars]
 
     def is_current(index: Index) -> bool:
-        if index.facts.get("version") != VERSION:
+        if index.facts.get("version of shards") != VERSION:
             return False
         table = ShardTable(index)
         if table.tars.chunk(0, len(table.tars)) != list(map(os.fsencode, names)):
@@ -95,12 +95,10 @@ def read_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[Pa
         return bool((found == np.stack([table.tar_sizes, table.tar_dates], 1)).all())
 
     def load() -> Iterator[tuple[str, Shard]]:
+        found = _in_parallel(folder.load, tars)
         # disable=None: only where a person looks at a terminal.
-        shards = _in_parallel(folder.load, tars)
-        for name, found in zip(
-            names, tqdm(shards, f"index of {root}", len(tars), unit="tar", disable=None, delay=1.0), strict=True
-        ):
-            shard, was_saved = found
+        bar = tqdm(found, f"index of {root}", len(tars), unit="tar", disable=None, delay=1.0)
+        for name, (shard, was_saved) in zip(names, bar, strict=True):
             were_saved.append(was_saved)
             yield name, shard
 

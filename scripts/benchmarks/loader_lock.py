@@ -33,6 +33,7 @@ CASES = {
     "JPEG, rand-m9-mstd0.5-inc1": ["TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1"],
     "JPEG, augmix": ["TRAIN.AUTO_AUGMENT=augmix"],
     "JPEG, COLOR_JITTER 0.4": ["TRAIN.COLOR_JITTER=0.4"],
+    "JPEG, 3a and COLOR_JITTER 0.3": ["TRAIN.AUTO_AUGMENT=3a", "TRAIN.COLOR_JITTER=0.3"],
     "cache, decoded, short side 256": CACHE,
     "digits at 32, in memory": ["DATA.DATASET=digits", "DATA.IMAGE_SIZE=32", "DATA.IMAGE_CHANNELS=1"],
 }

@@ -1,7 +1,7 @@
 """Operations that are a few lines of arithmetic, with Pillow's and timm's pixels.
 
-They take half of Pillow's time or less, and Pillow holds Python's lock in all of them, so that threads would wait for each
-other. Each gets the pixels as float32 [H, W, C], whole numbers from 0 to 255, which it may write to, and returns such.
+Pillow holds Python's lock in all of them, so that loader threads would wait for each other, and takes longer in most: these take
+0.3 of its time for brightness, 0.5 to 0.7 for a blur, 0.9 for colour. Each gets the pixels as float32 [H, W, C], whole numbers from 0 to 255, which it may write to, and returns such.
 """
 
 import math
@@ -33,6 +33,8 @@ def color(pixels: Tensor, factor: float) -> Tensor:
         return pixels
     # Written out: torch takes twice as long to broadcast over three neighbouring numbers.
     grey = torch.from_numpy(np.repeat(_grey(pixels).numpy(), 3)).view_as(pixels)
+    if factor == 0:
+        return grey
     return pixels.sub_(grey).mul_(factor).add_(grey).clamp_(0, 255).floor_()
 
 

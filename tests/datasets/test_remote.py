@@ -289,6 +289,15 @@ def test_what_libraries_say_of_credentials_is_left_out():
     assert not [each for each in secrets if each in said]
 
 
+def test_a_server_cannot_name_a_file_outside_of_the_cache(root, caches, tmp_path):
+    (root / "x.tar").write_bytes((root / "train-000000.tar").read_bytes())
+    with HttpFolder(
+        root, links='<a href="..%2F..%2Ftrain-9.tar">x</a><a href="train-9%2F..%2F..%2Fx.tar">x</a>'
+    ) as server:
+        assert_same(remote(server.url, caches), load("shards", root))
+    assert not [path for path in server.paths if ".." in path]
+
+
 # --- names ---
 
 

@@ -26,10 +26,11 @@ class HttpFolder(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, root: Path, fault: Callable[[int, str], Fault] = lambda number, path: None, **abilities):
-        """`abilities`: `lists` folders, knows `ranges`, asks for a `password` (USER:PASSWORD)."""
+        """`abilities`: `lists` folders, knows `ranges`, asks for a `password` (USER:PASSWORD), lists more `links`."""
         self.root, self.fault = root, fault
         self.lists, self.ranges = abilities.get("lists", True), abilities.get("ranges", True)
         self.password: str | None = abilities.get("password")
+        self.links: str = abilities.get("links", "")
         self.paths: list[str] = []  # of all requests
         self.num_faults = 0
         self._lock = threading.Lock()
@@ -74,7 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._answer(403, b"")
             names = (f"{each.name}/" if each.is_dir() else each.name for each in sorted(file.iterdir()))
             links = "".join(f'<a href="{quote(name)}">{html.escape(name)}</a>\n' for name in names)
-            return self._answer(200, f"<html>{links}</html>".encode(), {"Content-Type": "text/html"})
+            return self._answer(200, f"<html>{links}{self.server.links}</html>".encode(), {"Content-Type": "text/html"})
         if not file.is_file():
             return self._answer(404, b"")
         content, status, about = file.read_bytes(), 200, {"ETag": f'"{file.stat().st_mtime_ns}"'}

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from datasets.sources.remote.trouble import NotThereError, ShortAnswerError, Trouble, judge
-from utils.errors import ConfigError, DataError
+from utils.errors import DataError
 
 BLOCK = 16 << 20  # bytes of a request: what is lost when a connection breaks
 SECONDS_TO_CONNECT, SECONDS_OF_SILENCE = 10.0, 30.0
@@ -45,17 +45,15 @@ class Server:
     def listing(self, folder: str = "") -> list[Listed]:
         """The files and folders in a folder."""
         url = self.url_of(folder) + "/"
-        found = self._request(url, lambda files: files.ls(url, detail=True))
-        return [
-            Listed(
-                unquote(name) if self.scheme != "s3" else name,
-                each["type"] == "directory",
-                each.get("size"),
-                _version_of(each),
-            )
-            for each in found
-            if (name := each["name"].rstrip("/").rpartition("/")[2])
-        ]
+        found = []
+        for each in self._request(url, lambda files: files.ls(url, detail=True)):
+            name = each["name"].rstrip("/").rpartition("/")[2]
+            name = name if self.scheme == "s3" else unquote(name)
+            if "/" not in name and not name.startswith(
+                "."
+            ):  # it becomes the name of a file here, and must not lead away
+                found.append(Listed(name, each["type"] == "directory", each.get("size"), _version_of(each)))
+        return found
 
     def describe(self, name: str) -> Listed:
         """Size and version of a file."""
@@ -95,8 +93,6 @@ class Server:
                 result = task(self._files())
                 self._has_answered = True
                 return result
-            except ConfigError:
-                raise
             except Exception as error:
                 trouble = judge(error, self.scheme)
             spent = time.monotonic() - start

@@ -61,7 +61,10 @@ class ServerFolder(ShardFolder):
         super().__init__(self.cache.tars_folder)
         self._tars: dict[Path, RemoteTar] = {}
         self._listed: set[str] = set()
-        self._scans, self._has_said = threading.Semaphore(NUM_SCANS), False
+        self._scans = threading.Semaphore(NUM_SCANS)
+        self._unsaid = [
+            f"index: {self.server.url} has tars without a valid index beside them; each is read once to make it"
+        ]
         self._orders: dict[tuple[int, int], GroupedShuffle] = {}
         self._prefetcher: Prefetcher | None = None
         self._aim: tuple[int, int, int] | None = None
@@ -157,11 +160,8 @@ class ServerFolder(ShardFolder):
         return read_index(path, tar.size)
 
     def _scan(self, path: Path) -> Shard:
-        if not self._has_said:
-            self._has_said = True
-            self._say(
-                f"index: {self.server.url} has tars without a valid index beside them; to make it, each is read once"
-            )
+        with contextlib.suppress(IndexError):  # said once, whichever thread comes here first
+            self._say(self._unsaid.pop())
         while True:
             self.cache.pull(self._tars[path])
             with contextlib.suppress(FileNotFoundError):  # dropped for another
@@ -175,8 +175,10 @@ class ServerFolder(ShardFolder):
         wanted = self._tars[tar.path]
         if (
             not self.cache.holds(wanted) and wanted not in self.prefetcher.ahead
-        ):  # in evaluation: in the order of the names
-            self.prefetcher.aim(list(self._tars.values())[list(self._tars).index(tar.path) :][:MOST_AHEAD])
+        ):  # not in training: in order of the names
+            part = part_of(PurePosixPath(wanted.name))
+            following = [each for each in self._tars.values() if each.name >= wanted.name]
+            self.prefetcher.aim([each for each in following if part_of(PurePosixPath(each.name)) == part][:MOST_AHEAD])
             self._aim = None
         while True:
             self._pull(wanted)

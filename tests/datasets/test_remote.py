@@ -64,7 +64,8 @@ def assert_same(found, wanted) -> None:
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_over_http_it_is_the_set_of_the_folder(root, caches, ranges):
+def test_over_http_it_is_the_set_of_the_folder(root, caches, ranges, monkeypatch):
+    monkeypatch.setattr("datasets.sources.remote.server.BLOCK", 9000)  # a tar is several requests
     (root / "classes.txt").write_text("ant\nbee\ncat\n")
     with HttpFolder(root, ranges=ranges) as server:
         found = remote(server.url, caches)
@@ -249,11 +250,12 @@ def test_what_will_not_pass_ends_it_at_once(root, tmp_path, status, names):
         assert len(server.paths) == 1 and not cache.tars()
 
 
-def test_what_does_not_pass_in_time_ends_it_with_the_setting(root, tmp_path):
-    with HttpFolder(root, fault=lambda number, path: 503) as server:
+@pytest.mark.parametrize("fault", [503, "empty"])
+def test_what_does_not_pass_in_time_ends_it_with_the_setting(root, tmp_path, fault):
+    with HttpFolder(root, fault=lambda number, path: fault) as server:
         cache, tar = cache_of(server, tmp_path)
         cache.server.patience = 0.3
-        with refused(DataError, f"{server.url}/{tar.name}", "503", "DATA.REMOTE_PATIENCE"):
+        with refused(DataError, f"{server.url}/{tar.name}", "DATA.REMOTE_PATIENCE"):
             cache.pull(tar)
         assert len(server.paths) > 2
 

@@ -84,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
             if first >= len(content):
                 return self._answer(416, b"")
             content, status = content[first : last + 1], 206
-        return self._answer(status, content, about, fault)
+        return self._answer(status, b"" if fault == "empty" else content, about, fault)
 
     do_HEAD = do_GET
 

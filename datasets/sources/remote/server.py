@@ -49,9 +49,8 @@ class Server:
         for each in self._request(url, lambda files: files.ls(url, detail=True)):
             name = each["name"].rstrip("/").rpartition("/")[2]
             name = name if self.scheme == "s3" else unquote(name)
-            if "/" not in name and not name.startswith(
-                "."
-            ):  # it becomes the name of a file here, and must not lead away
+            # It becomes the name of a file here, and must not lead out of the cache.
+            if "/" not in name and not name.startswith("."):
                 found.append(Listed(name, each["type"] == "directory", each.get("size"), _version_of(each)))
         return found
 

@@ -173,19 +173,21 @@ class ServerFolder(ShardFolder):
 
     def open(self, tar: TarStamp) -> Tar:
         wanted = self._tars[tar.path]
-        if (
-            not self.cache.holds(wanted) and wanted not in self.prefetcher.ahead
-        ):  # not in training: in order of the names
-            part = part_of(PurePosixPath(wanted.name))
-            following = [each for each in self._tars.values() if each.name >= wanted.name]
-            self.prefetcher.aim([each for each in following if part_of(PurePosixPath(each.name)) == part][:MOST_AHEAD])
-            self._aim = None
+        if not self.cache.holds(wanted) and wanted not in self.prefetcher.ahead:
+            self._prefetch_after(wanted)
         while True:
             self._pull(wanted)
             with contextlib.suppress(FileNotFoundError):  # dropped for another
                 opened = Tar(tar.path)
                 self.cache.use(wanted)
                 return opened
+
+    def _prefetch_after(self, tar: RemoteTar) -> None:
+        """Pull the tars after this one: evaluation and -check read in the order of the names."""
+        part = part_of(PurePosixPath(tar.name))
+        following = [each for each in self._tars.values() if each.name >= tar.name]
+        self.prefetcher.aim([each for each in following if part_of(PurePosixPath(each.name)) == part][:MOST_AHEAD])
+        self._aim = None
 
     def will_read(self, images: ImageSet, seed: int, epoch: int, position: int) -> None:
         """Pull the tars from this position on, and the first of the next epoch, each time that another one is begun."""

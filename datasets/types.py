@@ -26,9 +26,7 @@ class ImageSet:
     in_memory = False
     is_read_in_groups = False  # a process reads and keeps many images at once, so loader processes would repeat that
     per_image: tuple[str, ...] = ("targets",)  # the attributes that `take` selects from
-    rows: np.ndarray | None = (
-        None  # of a part: each image's row in the columns that `take` leaves whole; None: all rows
-    )
+    rows: np.ndarray | None = None  # of a part: which rows of the columns that `take` leaves whole; None: all
     index: Index | None = None  # where the columns of the set are, if they are in one
     root: Path | None = None  # the folder of its files, if they are known
     notes: tuple[str, ...] = ()  # lines for the log; those of the validation set are about both sets

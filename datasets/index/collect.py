@@ -14,8 +14,7 @@ def encoded(values: list[str]) -> list[bytes]:
 
 
 class Distinct:
-    """Distinct strings in the order of their first appearance, with the row and the line of that. For classes and
-    folders, of which there are few."""
+    """Distinct strings in the order of their first appearance, with the row and line of that: of classes and folders."""
 
     def __init__(self):
         self.numbers: dict[str, int] = {}

@@ -15,9 +15,9 @@ ENDING = ".index"
 
 
 def index_paths(config: Config, beside: Path) -> list[Path]:
-    """Where an index may lie, best place first: `beside` the data, in the folder of caches, in the machine's for /tmp.
+    """Where an index may lie: `beside` the data, in the folder of caches, in the machine's folder of temporary files.
 
-    Small indexes are written nowhere, and so no folder is made for them.
+    A small one is written nowhere, and no folder is made for it.
     """
     known_by = hashlib.sha256(os.fsencode(os.path.realpath(beside))).hexdigest()[:16]
     name = f"{beside.name.removesuffix(ENDING)}-{known_by}{ENDING}"

@@ -16,7 +16,7 @@ from configs.load import load
 from configs.schema import Config
 from datasets import load_image_sets
 from engine.memory.largest_batch import bisect
-from scripts.benchmarks import loader, loader_lock, parity, photos, shard_start
+from scripts.benchmarks import list_start, loader, loader_lock, parity, photos, shard_start
 from scripts.benchmarks.parity import Run, judge
 from scripts.benchmarks.parts.common import GIB, Refused
 from scripts.benchmarks.parts.largest_batch import climb
@@ -400,3 +400,10 @@ def test_the_shards_that_starts_are_measured_with_can_be_read(tmp_path):
     with subprocess.Popen(["sleep", "60"]) as child:
         assert child.pid in shard_start.processes_of(os.getpid())
         child.kill()
+
+
+def test_what_a_list_costs_at_the_start_is_measured_in_a_process_that_reads_all_of_it(tmp_path):
+    list_start.make("csv", tmp_path, 3000)
+    found = list_start.measure(list_start.ROOT, "csv", tmp_path, "DATA.VAL_FRACTION=0.5")
+    assert sum(found["images"]) == 3000 and min(found["images"]) > 1000
+    assert 0 < found["cpu"] <= found["seconds"] * 1.05 and found["held"] <= found["peak"]

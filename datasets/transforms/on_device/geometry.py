@@ -14,10 +14,8 @@ from datasets.transforms.augment.arithmetic import BLUR_BITS, BLUR_PASSES, BLUR_
 
 FIXED = 65536  # Pillow's unit of coordinates where it takes the nearest pixel
 
-
-Matrix = tuple[
-    float, float, float, float, float, float
-]  # the pixel at (x, y) shows what is at (ax + by + c, dx + ey + f)
+# a to f: the pixel at (x, y) shows what is at (ax + by + c, dx + ey + f).
+Matrix = tuple[float, float, float, float, float, float]
 
 
 def shear_x(factor: float, side: int) -> Matrix:

@@ -84,12 +84,14 @@ def as_dictionary(values: list) -> pyarrow.Array:
         rows(range(6)) | {"label": pyarrow.array([0, 1, 2, 0, 1, 2], pyarrow.uint8())},
         rows(range(6)) | {"label": as_dictionary([0, 1, 2, 0, 1, 2])},
         rows(range(6)) | {"label": ["ant", "bee", "cat"] * 2},
+        {"image": rows(range(6))["image"], "kind": [0, 1, 2] * 2},
         rows(range(6)) | {"label": as_dictionary(["ant", "bee", "cat"] * 2)},
     ],
 )
 def test_columns_are_found_by_type_and_name(tmp_path, columns):
-    write_parquet(tmp_path / "train.parquet", columns)
-    write_parquet(tmp_path / "val.parquet", columns)
+    classes = {"kind": ANIMALS} if "kind" in columns else None
+    for part in ("train", "val"):
+        write_parquet(tmp_path / f"{part}.parquet", columns, classes)
     train, _ = load("parquet", tmp_path)
     assert shades(train) == list(range(6)) and train.targets.tolist() == [0, 1, 2, 0, 1, 2]
     assert train.classes in (ANIMALS, ["0", "1", "2"])
@@ -204,9 +206,10 @@ def test_a_pyarrow_that_would_load_it_is_refused(tmp_path, monkeypatch):
 # --- row groups ---
 
 
-def test_the_index_of_changed_files_is_made_anew(tmp_path):
+def test_the_index_of_changed_files_is_made_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.index.file.SMALL", 0)  # above that an index has a file
     path = write_parquet(tmp_path / "train.parquet", rows(range(30)))
-    assert sum(map(len, load("parquet", path))) == 30
+    assert sum(map(len, load("parquet", path))) == 30 and list(tmp_path.glob("*.index"))
     write_parquet(path, rows(range(40)))
     assert sum(map(len, load("parquet", path))) == 40
 
@@ -220,6 +223,8 @@ def test_an_epoch_takes_its_row_groups_one_after_another(tmp_path):
     places = [np.flatnonzero(order // 10 == group) for group in range(20)]
     assert max(place.max() - place.min() for place in places) < 10 + 2 * 20
     assert str(path) in train.name(0)
+    order, mixed = (np.asarray(each[:200]) // 10 for each in (train.epoch_order(3, 0), train.order_to_write(3)))
+    assert np.count_nonzero(np.diff(mixed)) > np.count_nonzero(np.diff(order))  # to make shards of
 
 
 def test_rows_sorted_by_class_and_large_row_groups_are_warned_of(tmp_path, monkeypatch):
@@ -263,9 +268,9 @@ def test_row_groups_above_the_limit_are_dropped_oldest_first_and_a_failed_read_i
         return cache.get(key, 40, 100, lambda: reads.append(key) or key)
 
     assert [get(key) for key in "abacab"] == list("abacab") and reads == ["a", "b", "c", "b"]
-    for _ in range(2):
-        with pytest.raises(OSError, match="disk"):
-            cache.get("x", 40, 100, lambda: (_ for _ in ()).throw(OSError("disk")))
+    with pytest.raises(OSError, match="disk"):
+        cache.get("x", 40, 100, lambda: (_ for _ in ()).throw(OSError("disk")))
+    assert cache.get("x", 0, 100, lambda: "read again") == "read again"
     assert get("b") == "b" and reads == ["a", "b", "c", "b"]
 
 

@@ -13,6 +13,8 @@ import argparse
 import contextlib
 import functools
 import itertools
+import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
@@ -113,13 +115,20 @@ def note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def rate(batches: Iterator[int], num_batches: int) -> float:
-    """Images per second, once what was read ahead is used up."""
+def rates(batches: Iterator[int], num_batches: int) -> tuple[float, float]:
+    """Images per second, and per second of the processor, once what was read ahead is used up."""
     for _ in itertools.islice(batches, WARM_UP):
         pass
-    start = time.perf_counter()
+    start, used = time.perf_counter(), cpu_seconds()
     count = sum(itertools.islice(batches, num_batches))
-    return count / (time.perf_counter() - start)
+    return count / (time.perf_counter() - start), count / (cpu_seconds() - used)
+
+
+def cpu_seconds() -> float:
+    """Of this process and its workers, which other programs on the machine slow down less than the clock."""
+    stats = (Path(f"/proc/{each.pid}/stat").read_text() for each in multiprocessing.active_children())
+    ticks = sum(int(number) for stat in stats for number in stat.rsplit(")", 1)[1].split()[11:13])
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def compare_loaders(arguments: argparse.Namespace, scratch: Path) -> None:
@@ -134,25 +143,27 @@ def compare_loaders(arguments: argparse.Namespace, scratch: Path) -> None:
         }
         for name, options in CACHED.items():
             sides[f"halfstep, {name}"] = functools.partial(our_batches, flags, options, scratch)
-        for name, ours, ratios in rates_in_turn(sides, arguments.rounds, arguments.count // BATCH_SIZE):
-            told = "1" if name == TIMM else spread(ratios, 2)
-            rows.append([name, policy or "", str(num_workers), spread(ours, 0), told])
-    columns = ["loader", "policy", "workers", "images/s, median (spread)", "against timm"]
+        found = rates_in_turn(sides, arguments.rounds, arguments.count // BATCH_SIZE)
+        for name, ours in found.items():
+            row = [name, policy or "", str(num_workers)]
+            for mine, timms in zip(zip(*ours, strict=True), zip(*found[TIMM], strict=True), strict=True):
+                ratios = [one / other for one, other in zip(mine, timms, strict=True)]
+                row += [spread(mine, 0), "1" if name == TIMM else spread(ratios, 2)]
+            rows.append(row)
+    columns = ["loader", "policy", "workers", "images/s", "against timm", "images per CPU second", "against timm"]
     print(Table("", columns, rows).markdown())
 
 
 def rates_in_turn(
     sides: dict[str, Callable[[], Iterator[int]]], rounds: int, num_batches: int
-) -> Iterator[tuple[str, list[float], list[float]]]:
-    """Each side's name, images/s, and those over the first side's. A loader is open in its turn only: none reads ahead."""
-    found: dict[str, list[float]] = {name: [] for name in sides}
+) -> dict[str, list[tuple[float, float]]]:
+    """The rates of each side in each round. A loader is open in its turn only: none reads ahead."""
+    found = {name: [] for name in sides}
     for _, (name, make) in itertools.product(range(rounds), sides.items()):
         batches = make()
-        found[name].append(rate(batches, num_batches))
+        found[name].append(rates(batches, num_batches))
         batches.close()
-    first = next(iter(found.values()))
-    for name, rates in found.items():
-        yield name, rates, [mine / their for mine, their in zip(rates, first, strict=True)]
+    return found
 
 
 def compare_pixels(arguments: argparse.Namespace, scratch: Path) -> None:

@@ -1,7 +1,8 @@
 """Operations that are a few lines of arithmetic, with Pillow's and timm's pixels.
 
-Pillow holds Python's lock in all of them, so that loader threads would wait for each other, and takes longer in most: these take
-0.3 of its time for brightness, 0.5 to 0.7 for a blur, 0.9 for colour. Each gets the pixels as float32 [H, W, C], whole numbers from 0 to 255, which it may write to, and returns such.
+Pillow holds Python's lock in all of them, so that loader threads would wait for each other, and takes longer in most: these
+take 0.3 of its time for brightness, 0.5 to 0.7 for a blur, 0.9 for colour. Each gets the pixels as float32 [H, W, C], whole
+numbers from 0 to 255, which it may write to, and returns such.
 """
 
 import math

@@ -45,8 +45,9 @@ def parse_policy(train: Train) -> Policy | None:
             f"TRAIN.AUTO_AUGMENT: unknown policy {train.AUTO_AUGMENT!r} (known: {', '.join(POLICIES)})"
             f"{did_you_mean(name, POLICIES)}"
         )
-    choices = [part[1:] for part in parts if name == "rand" and part[1:] in CHOICES and part[0] == "t"]
-    numbers = [_number(name, part, train.AUTO_AUGMENT) for part in parts if part[1:] not in choices]
+    sets = {f"t{choice}": choice for choice in CHOICES} if name == "rand" else {}
+    choices = [sets[part] for part in parts if part in sets]
+    numbers = [_number(name, part, train.AUTO_AUGMENT) for part in parts if part not in sets]
     policy = Policy(name, POLICIES[name] | dict(numbers), "".join(choices[:1]))
     _check_limits(policy, train.AUTO_AUGMENT)
     return policy

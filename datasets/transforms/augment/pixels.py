@@ -1,4 +1,4 @@
-"""Carries out a plan on the pixels of an image, with timm's operations."""
+"""Carries out a plan on the pixels of an image, with timm's operations or arithmetic that gives their pixels."""
 
 import functools
 import itertools

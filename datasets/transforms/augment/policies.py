@@ -153,7 +153,10 @@ def _choose_weighted(weights: list[float], rng: Random) -> int:
 
 def _dirichlet(alpha: float, count: int, rng: Random) -> list[float]:
     shares = [rng.gammavariate(alpha, 1.0) for _ in range(count)]
-    return [share / sum(shares) for share in shares]
+    total = sum(shares)
+    if total == 0:  # with a small alpha all can be too small for a float; one of them would have been all but 1
+        return [1.0] + [0.0] * (count - 1)
+    return [share / total for share in shares]
 
 
 def _blended_weights(weights: list[float], blend: float) -> tuple[float, ...]:

@@ -100,7 +100,7 @@ class Data:
     CACHE_PATH: str | None = None
     """Folder of the disk cache, of shards from a server, and of indexes of data in a read-only folder; not set: `cache` in SAVE."""
     SHUFFLE_BUFFER: Annotated[int, Bounds(1, 2**31)] = 8192
-    """Shards are read in random order, and a sample moves by less than this many places; as many as there are images: any order."""
+    """Shards (and row groups of parquet) are read in random order, and a sample moves by less than this many places; as many as there are images: any order."""
     CUT_SHARDS: Literal["refuse", "read"] = "refuse"
     """What to do with a truncated shard: refuse it, or read its complete samples."""
     REMOTE_CACHE_GB: Annotated[float | None, Bounds(0.001, 1e9)] = None

@@ -50,8 +50,9 @@ def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     key = "TRAIN.OPTIMIZER.BETAS"
     yield len(values[key]) != 2, key, f"must be two numbers, such as {to_text(SETTINGS[key].default)}"
     for key, first in (("DATA.CSV_COLUMNS", "paths"), ("DATA.COLUMNS", "images")):
-        names = values[key] or ("", "none")  # not set
-        yield len(set(names)) != 2 or len(names) != 2, key, f"must be the names of two columns: of {first}, of classes"
+        is_wrong = len(values[key]) != 2 or len(set(values[key])) != 2
+        is_default = values[key] == SETTINGS[key].default  # of DATA.COLUMNS: none
+        yield is_wrong and not is_default, key, f"must be the names of two columns: of {first}, of classes"
     lowest, first, highest = (f"PRECISION.{name}_LOSS_SCALING" for name in ("MIN", "INIT", "MAX"))
     low, high = values[lowest], values[highest] or math.inf
     yield low > high, lowest, f"must not be larger than {named(highest)}"

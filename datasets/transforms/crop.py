@@ -58,9 +58,9 @@ class TrainTransform:
             return side * height // short, side * width // short
         zoom = stretch = 1.0
         if rng.random() < 0.5:
-            zoom = 1 / math.sqrt(uniform(*self.data.CROP_SCALE, rng))
+            zoom = 1 / math.sqrt(rng.uniform(*self.data.CROP_SCALE))
         if rng.random() < 0.5:
-            stretch = math.sqrt(math.exp(uniform(*map(math.log, self.data.CROP_RATIO), rng)))
+            stretch = math.sqrt(math.exp(rng.uniform(*map(math.log, self.data.CROP_RATIO))))
         return tuple(max(1, round(side / short * zoom * each)) for each in (height / stretch, width * stretch))
 
     def _start(self, length: int, rng: random.Random) -> int:
@@ -124,8 +124,8 @@ def crop_box(
     """
     min_log, max_log = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(NUM_TRIES):
-        area = width * height * uniform(*scale, rng)
-        shape = math.exp(uniform(min_log, max_log, rng))
+        area = width * height * rng.uniform(*scale)
+        shape = math.exp(rng.uniform(min_log, max_log))
         crop_width, crop_height = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
         if 0 < crop_width <= width and 0 < crop_height <= height:
             left = int(rng.random() * (width - crop_width + 1))
@@ -135,10 +135,6 @@ def crop_box(
     crop_width = min(width, max(1, round(height * ratio[1])))
     crop_height = min(height, max(1, round(width / ratio[0])))
     return (width - crop_width) // 2, (height - crop_height) // 2, crop_width, crop_height
-
-
-def uniform(low: float, high: float, rng: random.Random) -> float:
-    return low + (high - low) * rng.random()
 
 
 def reflected(start: int, count: int, length: int) -> Tensor:

@@ -96,18 +96,18 @@ def measure_starts(arguments, large: Path, small: Path) -> Table:
                     file.unlink()
                 found.append(start(arguments, folder))
         for title, runs in (("2,000", found[::2]), (f"{num_images:,}", found[1::2])):
-            rows.append([name, title, *(statistics.median(each).__format__(".1f") for each in zip(*runs, strict=True))])
+            rows.append([name, title, *(f"{statistics.median(each):.1f}" for each in zip(*runs, strict=True))])
     columns = ["at the start there is", "samples", "s to the first update", "CPU s of all processes"]
-    return Table("", [*columns, "MB private of the largest process, at its peak", "at the first update"], rows)
+    return Table("", [*columns, "private MB of the largest process, at its peak"], rows)
 
 
-def start(arguments, folder: Path) -> tuple[float, float, float, float]:
-    """Seconds to the first update of a run, CPU seconds of its processes, and their private memory in MB."""
+def start(arguments, folder: Path) -> tuple[float, float, float]:
+    """Seconds to the first update of a run, CPU seconds of its processes, and the most private MB of any of them."""
     settings = arguments.output / "settings.yaml"
     settings.write_text(SETTINGS)
     command = [sys.executable, ROOT / "main_multi_gpu.py", "-cfg", settings, "-dataset", "shards", "-data_path", folder]
     command += ["-ngpus", str(arguments.processes), "-output", arguments.output / "runs"]
-    began, peaks = time.perf_counter(), {}
+    began, peak = time.perf_counter(), 0.0
     run = subprocess.Popen(
         list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     )
@@ -117,13 +117,11 @@ def start(arguments, folder: Path) -> tuple[float, float, float, float]:
         while b"Step[0000" not in said:
             if run.poll() is not None:
                 raise SystemExit(f"the run has ended: {said.decode()}")
-            for pid in processes_of(run.pid):
-                peaks[pid] = max(peaks.get(pid, 0.0), private_mb(pid))
+            peak = max(peak, *map(private_mb, processes_of(run.pid)), 0.0)
             time.sleep(SECONDS_BETWEEN_LOOKS)
             said += run.stdout.read() or b""
         seconds, processes = time.perf_counter() - began, processes_of(run.pid)
-        now = max(map(private_mb, processes))
-        return seconds, sum(map(cpu_seconds, processes)), max(now, *peaks.values()), now
+        return seconds, sum(map(cpu_seconds, processes)), max(peak, *map(private_mb, processes))
     finally:
         os.killpg(run.pid, signal.SIGKILL)
         run.wait()

@@ -16,7 +16,6 @@ from engine.diagnose.failing_batch import OVERFLOW_FILE, LastUpdate, read_overfl
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.loading import settings, train_data
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
-from tests.support.runs import run, run_folder
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
 
@@ -134,9 +133,6 @@ def test_a_model_learns_the_same_from_images_augmented_on_the_device(tmp_path):
     places = [[*options, f"DATA.AUGMENT_ON={place}"] for place in ("host", "device")]
     trainers = [update(make_trainer(small_config(tmp_path, *each)), times=3) for each in places]
     assert all(torch.equal(*pair) for pair in zip(*(each.model.parameters() for each in trainers), strict=True))
-    flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "runs"), "-epochs", "1"]
-    ended = run("main_single_gpu.py", *flags, "-opts", *places[1])
-    assert ended.returncode == 0 and (run_folder(tmp_path / "runs") / "last.pth").is_file(), ended.printed
 
 
 @on_pretend_device

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-GREY = (19595.0, 38470.0, 7471.0)  # of 65536: red, green, blue. float32 holds these sums without rounding
+GREY = (19595, 38470, 7471)  # parts of red, green and blue in 65536; float32 holds these sums without rounding
 BLUR_PASSES = 3
 BLUR_BITS = 24  # of the weights of a box
 BLUR_UNIT = 2**BLUR_BITS
@@ -101,4 +101,4 @@ def _box_means(pixels: np.ndarray, side: int, reach: int, weight: int, beyond: i
 
 def _grey(pixels: Tensor) -> Tensor:
     """[H * W] of RGB."""
-    return torch.mv(pixels.view(-1, 3), torch.tensor(GREY)).add_(0x8000).mul_(1 / 0x10000).floor_()
+    return torch.mv(pixels.view(-1, 3), torch.tensor(GREY, dtype=torch.float32)).add_(0x8000).mul_(1 / 0x10000).floor_()

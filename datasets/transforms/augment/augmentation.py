@@ -7,11 +7,11 @@ from PIL import Image
 from torch import Tensor
 
 from configs.schema import Config, Data, Train
-from datasets.transforms.augment.draws import happens, uniform
 from datasets.transforms.augment.names import Policy, parse_policy
 from datasets.transforms.augment.pixels import carry_out
 from datasets.transforms.augment.plan import Operation, Plan
 from datasets.transforms.augment.policies import build_policy
+from datasets.transforms.augment.random_operations import happens
 
 REVISION = 2  # of what is drawn and done for given settings; 1: torchvision's operations, with its own draws
 BLUR_SIGMA = (0.1, 2.0)  # pixels
@@ -25,13 +25,13 @@ RESAMPLE = {  # of rotations and shifts; Pillow has no lanczos for them
 
 
 def changes_pixels(train: Train) -> bool:
-    """Whether there is any augmentation by operations on the pixels, beyond crop and flip."""
-    settings = train.AUTO_AUGMENT, train.COLOR_JITTER, train.COLOR_JITTER_HUE, train.GRAYSCALE_PROB
-    return bool(train.RAND_AUGMENT or train.GAUSSIAN_BLUR_PROB or any(settings))
+    """Whether any image is augmented beyond crop and flip."""
+    jitters = train.COLOR_JITTER or train.COLOR_JITTER_HUE
+    return bool(train.AUTO_AUGMENT or train.RAND_AUGMENT or jitters or train.GRAYSCALE_PROB or train.GAUSSIAN_BLUR_PROB)
 
 
 def build_augmentation(config: Config) -> "Augmentation | None":
-    """The augmentation that the settings ask for, or None."""
+    """None if the settings ask for none."""
     return Augmentation(config) if changes_pixels(config.TRAIN) else None
 
 
@@ -55,7 +55,7 @@ class Augmentation:
         if happens(self.grayscale_probability, rng):
             more.append(Operation("color", 0.0))
         if happens(self.blur_probability, rng):
-            more.append(Operation("gaussian_kernel", uniform(*BLUR_SIGMA, rng)))
+            more.append(Operation("gaussian_kernel", rng.uniform(*BLUR_SIGMA)))
         return plan._replace(operations=(*plan.operations, *more)) if more else plan
 
     def apply(self, plan: Plan, pixels: np.ndarray) -> np.ndarray:
@@ -75,7 +75,7 @@ class Augmentation:
         operations = []
         while names:
             name = names.pop(int(rng.random() * len(names)))
-            operations.append(Operation(name, uniform(*self.jitter[name], rng)))
+            operations.append(Operation(name, rng.uniform(*self.jitter[name])))
         return operations
 
 

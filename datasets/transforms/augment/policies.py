@@ -1,17 +1,18 @@
 """The policies by name: which operations they choose, how many and in which order."""
 
 import math
+import re
 from random import Random
 from typing import NamedTuple, Protocol
 
-from datasets.transforms.augment.draws import MOST, Options, TimmOperation, TorchvisionOperation, choose
 from datasets.transforms.augment.names import Policy
 from datasets.transforms.augment.plan import Plan
+from datasets.transforms.augment.random_operations import MOST, Options, TimmOperation, TorchvisionOperation, choose
 
 SHIFT, SHIFT_AUGMIX = 0.45, 0.3  # of the side, at magnitude 10
 NUM_LEVELS, NUM_LEVELS_WIDE = 10, 31  # torchvision's AutoAugment, TrivialAugment
 
-Drawn = TimmOperation | TorchvisionOperation
+RandomOperation = TimmOperation | TorchvisionOperation
 
 
 class DrawsPlan(Protocol):
@@ -23,34 +24,34 @@ class DrawsPlan(Protocol):
 class SubPolicies(NamedTuple):
     """One of several sequences of operations, as AutoAugment has them."""
 
-    sequences: list[list[Drawn]]
+    sequences: list[list[RandomOperation]]
 
     def draw(self, rng: Random) -> Plan:
-        return _in_turn(choose(self.sequences, rng), rng)
+        return _draw_each(choose(self.sequences, rng), rng)
 
 
 class RandAugment(NamedTuple):
     """So many random operations; with weights, none of them twice."""
 
-    operations: list[Drawn]
+    operations: list[RandomOperation]
     weights: list[float] | None
     count: int
 
     def draw(self, rng: Random) -> Plan:
         if self.weights is None:
-            return _in_turn([choose(self.operations, rng) for _ in range(self.count)], rng)
+            return _draw_each([choose(self.operations, rng) for _ in range(self.count)], rng)
         weights, chosen = list(self.weights), []
         for _ in range(self.count):
             index = _choose_weighted(weights, rng)
             weights[index] = 0.0
             chosen.append(self.operations[index])
-        return _in_turn(chosen, rng)
+        return _draw_each(chosen, rng)
 
 
 class AugMix(NamedTuple):
     """Chains of operations, mixed with each other and with the image."""
 
-    operations: list[Drawn]
+    operations: list[RandomOperation]
     width: int
     depth: int  # 0: 1 to 3, drawn for each chain
     alpha: float
@@ -61,7 +62,7 @@ class AugMix(NamedTuple):
         chains = []
         for _ in range(self.width):
             chain = [choose(self.operations, rng) for _ in range(self.depth or 1 + int(rng.random() * 3))]
-            chains.append(_in_turn(chain, rng).operations)
+            chains.append(_draw_each(chain, rng).operations)
         if self.is_blended:
             return Plan(chains=tuple(chains), weights=_blended_weights(weights, blend))
         return Plan(chains=tuple(chains), weights=tuple(weights), blend=blend)
@@ -88,7 +89,7 @@ def build_policy(policy: Policy, side: int, resamples: tuple[int, ...]) -> Draws
     options = Options(resamples, SHIFT * side, deviation)
     sequences = timm.auto_augment_policy(policy.name)
     return SubPolicies(
-        [[TimmOperation(each.name, each.prob, each.magnitude, options) for each in ours] for ours in sequences]
+        [[TimmOperation(each.name, each.prob, each.magnitude, options) for each in sequence] for sequence in sequences]
     )
 
 
@@ -102,19 +103,11 @@ def _torchvision_sequences(name: str, side: int, resamples: tuple[int, ...]) -> 
     values = _torchvision_values(NUM_LEVELS, 0.3, 150 / 331 * side, 30.0, 4)
 
     def operation(their_name: str, probability: float, level: int | None) -> TorchvisionOperation:
-        name = TORCHVISION_NAMES.get(their_name, their_name.lower())
+        name = re.sub("([XY])$", r"_\1", their_name).lower()  # ShearX: shear_x
         levels, is_signed = values[name]
         return TorchvisionOperation(name, probability, [levels[level or 0]], is_signed, resamples)
 
     return [[operation(*each) for each in sequence] for sequence in AutoAugment(AutoAugmentPolicy(name)).policies]
-
-
-TORCHVISION_NAMES = {
-    "ShearX": "shear_x",
-    "ShearY": "shear_y",
-    "TranslateX": "translate_x",
-    "TranslateY": "translate_y",
-}
 
 
 def _torchvision_values(count: int, shear: float, shift: float, degrees: float, bits: int) -> dict:
@@ -138,7 +131,7 @@ def _torchvision_values(count: int, shear: float, shift: float, degrees: float, 
     }
 
 
-def _in_turn(operations: list[Drawn], rng: Random) -> Plan:
+def _draw_each(operations: list[RandomOperation], rng: Random) -> Plan:
     return Plan(tuple(drawn for operation in operations for drawn in operation.draw(rng)))
 
 

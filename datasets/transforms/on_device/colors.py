@@ -1,11 +1,13 @@
 """Operations on the colours of a batch of images, with the pixels that Pillow gives.
 
-Each takes uint8 [n, H, W, C] and what was drawn for each image as float64 [n, PARAMETERS]. Float arithmetic is in Pillow's types
+Each takes uint8 [n, H, W, C] and what was drawn for each image as float64 [n, NUM_PARAMETERS]. Float arithmetic is in Pillow's types
 and order, because its results are truncated.
 """
 
 import torch
 from torch import Tensor
+
+from datasets.transforms.augment.arithmetic import GREY
 
 SOLARIZED_FROM = 128  # solarize_add leaves brighter pixels as they are
 SMOOTH_CENTRE, SMOOTH_TOTAL = 5, 13  # Pillow's SMOOTH kernel: ones around this weight, and its sum
@@ -31,8 +33,8 @@ def grey(pixels: Tensor) -> Tensor:
     """uint8 [n, H, W, 1]."""
     if pixels.shape[3] == 1:
         return pixels
-    red, green, blue = pixels.int().split(1, 3)
-    return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).to(torch.uint8)
+    channels = zip(GREY, pixels.int().split(1, 3), strict=True)
+    return ((sum(part * channel for part, channel in channels) + 0x8000) >> 16).to(torch.uint8)
 
 
 def mask_of(bits: float) -> tuple[float, ...]:

@@ -1,6 +1,6 @@
 """Geometric operations and blur of a batch of images, with the pixels that Pillow gives.
 
-Each takes uint8 [n, H, W, C] and what was drawn for each image as float64 [n, PARAMETERS]. Coordinates must be float64: a
+Each takes uint8 [n, H, W, C] and what was drawn for each image as float64 [n, NUM_PARAMETERS]. Coordinates must be float64: a
 rounding error at the edge of a pixel would take another one.
 """
 

@@ -7,32 +7,40 @@ from random import Random
 from datasets.draws import NUM_PARAMETERS
 from datasets.transforms.augment import Augmentation, Operation, Plan
 from datasets.transforms.augment.arithmetic import box_of
+from datasets.transforms.augment.random_operations import GEOMETRIC
 from datasets.transforms.on_device import colors, geometry
 from datasets.transforms.on_device.geometry import Matrix
 
-# By Pillow's number of the interpolation.
-GEOMETRIC = {0: geometry.nearest, 2: geometry.bilinear, 3: geometry.bicubic}
-KINDS = (
-    *(colors.autocontrast, colors.equalize, colors.invert, colors.posterize, colors.solarize, colors.solarize_add),
-    *(colors.brightness, colors.contrast, colors.color, colors.sharpness, colors.hue),
-    *(geometry.gaussian_blur, geometry.gaussian_kernel, *GEOMETRIC.values()),
-)
-NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
+
+def no_parameter(value: float) -> tuple[float, ...]:
+    return ()
+
+
+def value_alone(value: float) -> tuple[float, ...]:
+    return (value,)
+
+
 # {name of an operation: its function, and what makes that function's parameters of its value}
 ENCODINGS: dict[str, tuple[Callable, Callable[[float], tuple[float, ...]]]] = {
-    **{name: (getattr(colors, name), lambda value: ()) for name in ("autocontrast", "equalize", "invert")},
-    **{
-        name: (getattr(colors, name), lambda value: (value,))
-        for name in ("solarize", "solarize_add", "brightness", "contrast", "color", "sharpness")
-    },
+    "autocontrast": (colors.autocontrast, no_parameter),
+    "equalize": (colors.equalize, no_parameter),
+    "invert": (colors.invert, no_parameter),
     "posterize": (colors.posterize, colors.mask_of),
+    "solarize": (colors.solarize, value_alone),
+    "solarize_add": (colors.solarize_add, value_alone),
+    "brightness": (colors.brightness, value_alone),
+    "contrast": (colors.contrast, value_alone),
+    "color": (colors.color, value_alone),
+    "sharpness": (colors.sharpness, value_alone),
     "hue": (colors.hue, colors.turn_of),
     "gaussian_blur": (geometry.gaussian_blur, box_of),
-    "gaussian_kernel": (geometry.gaussian_kernel, lambda sigma: (sigma,)),
+    "gaussian_kernel": (geometry.gaussian_kernel, value_alone),
 }
-MATRICES: dict[str, Callable[[float, int], Matrix]] = {
-    name: getattr(geometry, name) for name in ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
-}
+INTERPOLATIONS = {0: geometry.nearest, 2: geometry.bilinear, 3: geometry.bicubic}  # by Pillow's numbers
+MATRICES: dict[str, Callable[[float, int], Matrix]] = {name: getattr(geometry, name) for name in GEOMETRIC}
+# KIND of Draws.rows is an index into these.
+KINDS = (*(kind for kind, _ in ENCODINGS.values()), *INTERPOLATIONS.values())
+NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
 
 class OperationRows:
@@ -64,5 +72,5 @@ class OperationRows:
         if name not in MATRICES:
             kind, parameters_of = ENCODINGS[name]
             return kind, parameters_of(value)
-        kind, matrix = GEOMETRIC[resample], MATRICES[name](value, self.side)
+        kind, matrix = INTERPOLATIONS[resample], MATRICES[name](value, self.side)
         return kind, (*(geometry.in_fixed_point(matrix) if kind is geometry.nearest else matrix), *self.fill)

@@ -70,7 +70,7 @@ def test_kill_in_mid_epoch_and_resume_auto_gives_the_same_hash(tmp_path, setting
 
 
 def test_told_to_stop_it_saves_and_ends_with_128_plus_the_signal_and_goes_on_later(tmp_path, settings):
-    others = ["PRECISION.MODE=naive", "TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1"]
+    others = ["PRECISION.MODE=naive", "TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1", "DATA.AUGMENT_ON=device"]
     script, flags = arguments(settings, tmp_path / "unbroken", 1)
     flags += others
     assert run(script, *flags).returncode == 0

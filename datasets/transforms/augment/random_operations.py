@@ -1,6 +1,6 @@
-"""What policies draw: single operations with a probability and a magnitude, as timm and as torchvision mean them.
+"""Operations with a probability and a random magnitude, as timm and as torchvision mean them.
 
-All of it comes from the generator of the call, by methods whose numbers are the same in every version of Python.
+All random numbers come from the generator of the call, by methods that give the same in every version of Python.
 """
 
 import math
@@ -11,6 +11,7 @@ from typing import NamedTuple
 from datasets.transforms.augment.plan import Operation
 
 GEOMETRIC = frozenset("rotate shear_x shear_y translate_x translate_y".split())
+FACTORS = frozenset("brightness contrast color sharpness".split())
 MOST = 10.0  # timm's magnitudes go from 0 to here, if not said otherwise
 
 
@@ -27,12 +28,8 @@ def choose(items: Sequence, rng: Random):
     return items[int(rng.random() * len(items))] if len(items) > 1 else items[0]
 
 
-def uniform(low: float, high: float, rng: Random) -> float:
-    return low + (high - low) * rng.random()
-
-
 def happens(probability: float, rng: Random) -> bool:
-    """Draws only where it is open."""
+    """Draws nothing where the answer is certain."""
     return probability >= 1 or (probability > 0 and rng.random() < probability)
 
 
@@ -49,7 +46,7 @@ class TimmOperation(NamedTuple):
         if self.probability < 1 and rng.random() > self.probability:
             return ()
         name, value_of = TIMM_OPERATIONS[self.name]
-        level = self._level(rng)  # drawn in timm's order, where the operation takes none, too
+        level = self._level(rng)  # as in timm also for an operation that takes none
         value = value_of(level / MOST, rng) if value_of else 0.0
         if name not in GEOMETRIC:
             return (Operation(name, value),)
@@ -84,9 +81,6 @@ class TorchvisionOperation(NamedTuple):
         if self.name in FACTORS:
             value += 1.0
         return (Operation(self.name, value, choose(self.resamples, rng) if self.name in GEOMETRIC else 0),)
-
-
-FACTORS = frozenset("brightness contrast color sharpness".split())
 
 
 def negate(value: float, rng: Random) -> float:
@@ -132,5 +126,5 @@ TIMM_OPERATIONS: dict[str, tuple[str, Callable[[float, Random], float] | None]] 
     "SharpnessIncreasing": ("sharpness", _enhance_increasing),
     "Desaturate": ("color", lambda share, rng: 1.0 - min(1.0, 0.5 + 0.5 * share)),
     "GaussianBlur": ("gaussian_blur", lambda share, rng: min(2.0, 0.1 + 1.9 * share)),
-    "GaussianBlurRand": ("gaussian_blur", lambda share, rng: uniform(0.1, 2.0 * min(1.0, share), rng)),
+    "GaussianBlurRand": ("gaussian_blur", lambda share, rng: rng.uniform(0.1, 2.0 * min(1.0, share))),
 }

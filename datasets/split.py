@@ -24,18 +24,22 @@ HASH_BYTES = 8
 PARTS, COLUMNS = ("train", "val"), {"row": "<u4", "target": "<i4"}  # of the index in which a split is kept
 
 
-def hold_out(image_set: ImageSet, fraction: float, seed: int, title: str) -> tuple[ImageSet, ImageSet]:
-    """Training and validation images: the same fraction of each class by a seed, both parts in the order of the set.
+def hold_out(
+    image_set: ImageSet, fraction: float, seed: int, title: str, rule: str = "position"
+) -> tuple[ImageSet, ImageSet]:
+    """Training and validation images by a rule of DRAWN, both in the order of the set."""
+    record = {"rule": rule, "training": title, "validation": title, "fraction": fraction, "seed": seed}
+    choose = _by_hash if rule == "hash" else _by_position
+    return _parts(image_set, record, lambda: choose(image_set, fraction, seed))
+
+
+def _by_position(image_set: ImageSet, fraction: float, seed: int) -> tuple[np.ndarray, list[str]]:
+    """bool [N]: the images that are held out, the same fraction of each class by a seed; and lines for the log.
 
     Every class keeps an image for training, and gives one to validation if it has two and `fraction` is not 0. Which
     ones depends on their positions: for sets to which nothing is ever added.
     """
-    record = {"rule": "position", "training": title, "validation": title, "fraction": fraction, "seed": seed}
-    return _parts(image_set, record, lambda: (_by_position(image_set.targets, fraction, seed), []))
-
-
-def _by_position(targets: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """bool [N]: the images that are held out."""
+    targets = image_set.targets
     held_out = np.zeros(len(targets), dtype=bool)
     by_class = np.argsort(targets, kind="stable")
     start = 0
@@ -44,21 +48,15 @@ def _by_position(targets: np.ndarray, fraction: float, seed: int) -> np.ndarray:
         if num_held_out > 0:
             held_out[by_class[start + shuffled(count, seed, target)[:num_held_out]]] = True
         start += count
-    return held_out
-
-
-def hold_out_by_hash(image_set: ImageSet, fraction: float, seed: int, title: str) -> tuple[ImageSet, ImageSet]:
-    """Training and validation images by a hash of each name, so that more images or classes never move one.
-
-    Only where that would leave a class nothing to train on, or no image at all to validate on, is it overruled. Images
-    with the same key, such as those of one group of DATA.GROUP_BY, are always in the same part.
-    """
-    record = {"rule": "hash", "training": title, "validation": title, "fraction": fraction, "seed": seed}
-    return _parts(image_set, record, lambda: _by_hash(image_set, fraction, seed))
+    return held_out, []
 
 
 def _by_hash(image_set: ImageSet, fraction: float, seed: int) -> tuple[np.ndarray, list[str]]:
-    """bool [N]: the images that are held out; and lines for the log."""
+    """bool [N]: the images that are held out, by a hash of each name, so that more images or classes never move one.
+
+    Only where that would leave a class nothing to train on, or no image at all to validate on, is it overruled. Images
+    with the same key, such as those of one group of DATA.GROUP_BY, are always in the same part. Also lines for the log.
+    """
     targets, notes = image_set.targets, []
     hashes = _hashes(image_set.split_keys(), seed)
     held_out = hashes < int(fraction * 2 ** (8 * HASH_BYTES))
@@ -103,11 +101,8 @@ def split(config: Config, image_set: ImageSet, kept: Kept | None) -> tuple[Image
 
 
 def _draw(config: Config, image_set: ImageSet, rule: str, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
-    title = image_set.split["training"]
-    if rule == "position":
-        return hold_out(image_set, fraction, seed, title)
-    train, val = hold_out_by_hash(image_set, fraction, seed, title)
-    if config.DATA.GROUP_BY:
+    train, val = hold_out(image_set, fraction, seed, image_set.split["training"], rule)
+    if rule == "hash" and config.DATA.GROUP_BY:
         val.split["group_by"] = config.DATA.GROUP_BY  # the record is of both parts
     return train, val
 

@@ -132,9 +132,7 @@ class Batch(NamedTuple):
     num_samples: int  # B, or 0 for an image that only keeps this process in step with the others
     bad: list[int]  # unreadable images: replaced in training, omitted in evaluation
     piece: Piece | None = None  # in training; mixing depends on it
-    draws: Draws | None = (
-        None  # in training, of images that were read; None: nothing is left to the device, or made by hand
-    )
+    draws: Draws | None = None  # in training: what is left to the device; None in batches that no reader made
 
     def parts(self, size: int) -> list["Batch"]:
         """This training batch in parts of at most `size` images."""

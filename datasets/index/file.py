@@ -22,7 +22,8 @@ from typing import IO
 
 import numpy as np
 
-from utils.errors import DataError, cause_of
+from datasets.index.stamp import changed_during_run
+from utils.errors import cause_of
 from utils.files import replacing
 
 MAGIC = b"halfstep index 1\n"  # the number is the version of the format
@@ -219,7 +220,7 @@ def _reopen(path: Path, identity: str, part: str) -> np.ndarray:
     index = open_index(path)
     column = index.column(part) if index else None
     if column is None or index.id != identity:
-        raise DataError(f"{path} was changed during this run; start again, with -resume to continue")
+        raise changed_during_run(path)
     return column
 
 

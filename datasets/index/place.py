@@ -1,17 +1,19 @@
-"""Where the index of a data set lies, and opening or building it there."""
+"""Where the index of a data set lies, opening or building it there, and what is said of that."""
 
 import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from configs.schema import Config
 from datasets.index.file import SMALL, Index, IndexWriteError, open_index
 from utils.text import format_bytes
 
 ENDING = ".index"
+T = TypeVar("T")
 
 
 def index_paths(config: Config, beside: Path) -> list[Path]:
@@ -44,6 +46,13 @@ def open_or_build(
         with contextlib.suppress(IndexWriteError):
             return build(path)
     return build(None)
+
+
+def progress(items: Iterable[T], title: str, total: int, unit: str) -> Iterable[T]:
+    """The items as they come, with a bar where a person looks at a terminal."""
+    from tqdm import tqdm
+
+    return tqdm(items, title, total, unit=unit, disable=None, delay=1.0)
 
 
 def note_of_memory(index: Index, title: str) -> list[str]:

@@ -1,14 +1,40 @@
-"""Stamps of the files and folders that an index was built from: whether they are still the same."""
+"""Stamps of the files and folders that an index was built from, which tell whether they are still the same."""
 
 import hashlib
 import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
+
+from utils.errors import DataError
 
 # File systems note the time of a change in steps of up to 2 s (FAT). A change within the same step as one before is not
 # seen, so what was read so shortly after a change is not known by its date alone.
 NANOSECONDS_OF_DOUBT = 2_000_000_000
+
+
+class FileStamp(NamedTuple):
+    """Path, size and date of a file when it was indexed."""
+
+    path: Path
+    size: int
+    mtime_ns: int
+
+
+def changed_during_run(file: Path | str) -> DataError:
+    return DataError(f"{file} was changed during this run; start again, with -resume to continue")
+
+
+def stamps_of(files: Iterable[Path]) -> list[list]:
+    """Their FileStamps in the plain values of an index's facts."""
+    stats = ((file, file.stat()) for file in files)
+    return [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
+
+
+def stamps_in(facts: list[list]) -> list[FileStamp]:
+    """The FileStamps of what `stamps_of` returned."""
+    return [FileStamp(Path(path), size, mtime_ns) for path, size, mtime_ns in facts]
 
 
 def stamp_of_file(file: Path) -> dict:

@@ -14,7 +14,7 @@ from datasets.index.file import TEXT, Index, IndexWriter
 from datasets.index.place import ENDING, index_paths, note_of_memory, open_or_build
 from datasets.index.stamp import dates_of_folders, seconds_of_doubt
 from datasets.sources.images import FileImages, is_within
-from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout
+from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
 from datasets.transforms.decode import IMAGE_ENDINGS, READ_BY
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
@@ -60,7 +60,7 @@ def read_split_folders(config: Config, root: Path, expects: str) -> tuple[ImageS
     train = read_class_folders(config, train_folder, classes, classes) if train_folder and not config.EVAL else None
     val = read_class_folders(config, val_folder, val_classes, classes or val_classes)
     val.notes = (*parts.notes(config, root), *(train.notes if train else ()), *val.notes)
-    val.split = {"rule": "folders", "training": str(train_folder), "validation": str(val_folder)}
+    val.split = own_split(train_folder, val_folder)
     return train, val
 
 

@@ -1,4 +1,4 @@
-"""From the labels of a list file or CSV file to class numbers, and the checks of labels."""
+"""From the labels of a data set to class numbers, and the checks of labels."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config
+from datasets.types import ImageSet, count_classes
 from utils.errors import DataError, did_you_mean
 from utils.text import counted
 
@@ -106,15 +107,15 @@ def _refuse_high_label(config: Config, lists: list[Labels], targets: list[np.nda
         part = next(part for part, each in enumerate(targets) if highest in each)
         return lists[part].where(int(targets[part].argmax()))
 
-    refuse_label(config, int(numbers.max(initial=-1)), num_images, len(np.unique(numbers)), where)
+    _refuse_label(config, int(numbers.max(initial=-1)), num_images, len(np.unique(numbers)), where)
 
 
-def check_label_range(config: Config, targets: list[np.ndarray], where: list[Callable[[int], str]]) -> None:
-    """Refuse a label that implies far more classes than there are images: a typing error, and a huge model.
+def numbered_classes(config: Config, targets: list[np.ndarray], where: list[Callable[[int], str]]) -> list[str]:
+    """The classes of labels that are numbers: these, up to the highest.
 
     `targets`: of each part of a data set; `where`: for each part, the name of an image in messages.
     """
-    counts = [np.bincount(each) for each in targets]
+    counts = [count_classes(each) for each in targets]
     used = np.zeros(max(map(len, counts), default=0), bool)
     for each in counts:
         used[: len(each)] |= each > 0
@@ -123,11 +124,28 @@ def check_label_range(config: Config, targets: list[np.ndarray], where: list[Cal
         part = next(part for part, each in enumerate(counts) if len(each) == highest + 1)
         return where[part](int(targets[part].argmax()))
 
-    refuse_label(config, len(used) - 1, sum(map(len, targets)), int(used.sum()), where_is)
+    _refuse_label(config, len(used) - 1, sum(map(len, targets)), int(used.sum()), where_is)
+    return [str(number) for number in range(len(used))]
 
 
-def refuse_label(config: Config, highest: int, num_images: int, num_used: int, where: Callable[[int], str]) -> None:
-    """DataError if a label implies far more classes than there are images; `where`: the name of one that has it."""
+def check_trained(train: ImageSet, val: ImageSet, kind: str) -> None:
+    """DataError if a class has only validation images. `kind`: of the files, in the message."""
+    counts = count_classes(val.targets)
+    trained = count_classes(train.targets, len(counts))[: len(counts)]
+    unknown = np.flatnonzero((counts > 0) & (trained == 0))
+    if len(unknown):
+        first = int(np.isin(val.targets, unknown).argmax())
+        raise DataError(
+            f"{val.name(first)}: class {val.classes[val.targets[first]]} does not occur in the training {kind}, so it "
+            "would never be trained; correct the label, or add training images"
+        )
+
+
+def _refuse_label(config: Config, highest: int, num_images: int, num_used: int, where: Callable[[int], str]) -> None:
+    """DataError if a label implies far more classes than there are images: a typing error, and a huge model.
+
+    `where`: the name of an image or line that has this label.
+    """
     if config.MODEL.NUM_CLASSES is None and highest >= max(USUAL_CLASSES, num_images, 2 * num_used):
         raise DataError(
             f"{where(highest)}: label {highest} means {counted(highest + 1, 'class')}, but "

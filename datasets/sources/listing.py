@@ -16,6 +16,7 @@ from datasets.index.place import ENDING, index_paths, note_of_memory, open_or_bu
 from datasets.index.stamp import is_same_file, stamp_of_file
 from datasets.sources.images import FileImages, Inside
 from datasets.sources.labels import Labels, are_mostly_numbers, class_numbers
+from datasets.sources.root import own_split
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import count_classes
 from utils.errors import DataError
@@ -77,11 +78,7 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
         image_set.labels_are_numbers, image_set.classes_are_names = are_numbers, not are_numbers
         if len(groups := index.text(f"{number}.group")):
             image_set.groups = groups
-        image_set.split = {
-            "rule": "folders",
-            "training": str(lists.files[0]),
-            "validation": str(lists.files[-1]),
-        }
+        image_set.split = own_split(lists.files[0], lists.files[-1])
         image_sets.append(image_set)
     image_sets[-1].notes = tuple(_notes(config, index, lists))
     return image_sets
@@ -135,7 +132,6 @@ class _Builder:
     def _read(self, number: int, file: Path) -> tuple[list[str], np.ndarray]:
         """Lines for the log, and the number of each row's label."""
         labels, folders, of_rows = Distinct(), Distinct(), array("I")
-
         self.first_lines.append([])
 
         def add(rows: Rows) -> None:

@@ -43,6 +43,11 @@ def choose_parts(names: Iterable[str]) -> Parts:
     return Parts(train, val, [name for name in names if name not in (train, val)])
 
 
+def own_split(training: object, validation: object) -> dict:
+    """ImageSet.split of data that has its own parts: where they are."""
+    return {"rule": "folders", "training": str(training), "validation": str(validation)}
+
+
 def data_root(data: Data, expects: str) -> Path:
     """DATA_PATH, which must exist; `expects` describes the layout that the data set needs there."""
     root = Path(data.DATA_PATH).expanduser()

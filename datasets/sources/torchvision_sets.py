@@ -13,6 +13,7 @@ from configs.schema import Config
 from datasets.sources.caltech import read_caltech101, read_caltech256
 from datasets.sources.imagenet.source import read_imagenet
 from datasets.sources.images import ArrayImages, FileImages
+from datasets.sources.root import own_split
 from datasets.split import hold_out
 from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError, ImageSet
@@ -71,7 +72,7 @@ def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageS
         return hold_out(read_part("", train_arguments), config.DATA.VAL_FRACTION, config.DATA.SPLIT_SEED, dataset)
     train = None if config.EVAL else read_part("training", train_arguments)
     val = read_part("validation", val_arguments)
-    val.split = {"rule": "folders", "training": f"{dataset} training", "validation": f"{dataset} validation"}
+    val.split = own_split(f"{dataset} training", f"{dataset} validation")
     if train is not None:
         if train.classes[: len(val.classes)] != val.classes:  # where classes are numbers, they end at the highest label
             raise DataError(

@@ -14,7 +14,7 @@ from datasets.sources.shards.index import Shard
 from datasets.sources.shards.source import ShardImages
 from datasets.sources.shards.table import ShardTable, write_table
 from datasets.transforms.pixel_rules import PixelRules
-from tests.support.configs import CPU, replaced
+from tests.support.configs import CPU
 from tests.support.image_sets import make_set, settings
 from tests.support.loading import order
 from utils.distributed import Process
@@ -67,11 +67,6 @@ def test_neighbours_in_a_tar_are_spread_over_the_buffer():
     assert abs(np.corrcoef(gaps[:-2], gaps[2:])[0, 1]) < 0.02
 
 
-def test_at_the_size_of_imagenet_every_sample_comes_once_too():
-    order = big_set(1282, 1000, 8192).epoch_order(0, 0)[:]
-    assert (np.bincount(order, minlength=1_282_000) == 1).all()
-
-
 # --- in blocks as in one array ---
 
 
@@ -115,7 +110,7 @@ def test_any_part_of_an_order_is_that_of_the_whole_array(case):
 
 
 def test_a_set_of_more_than_one_block_has_the_order_of_the_whole_array():
-    count = 1_500_000
+    count = 1_050_000  # LARGEST_BLOCK and a little
     wanted = nearby_in_one_array(count, count, 0, 0)
     assert (ImageSet(np.zeros(count, np.int8), ["a"]).epoch_order(0, 0)[:] == wanted).all()
     for buffer in (8192, 200_000):
@@ -179,14 +174,6 @@ def test_an_image_set_is_told_where_training_reads_before_it_does(order_config):
 # --- in training ---
 
 
-def windows_of(config, first: int = 0) -> list:
-    data = build_train_data(config, load_image_sets(config)[0], Process(CPU))
-    return [
-        [(batch.images.tolist(), batch.targets.tolist()) for batch in window.batches]
-        for window in data.windows(first, 3 * data.steps_per_epoch)
-    ]
-
-
 @pytest.fixture
 def order_config(tmp_path):
     make_set(tmp_path)
@@ -199,10 +186,3 @@ def test_training_goes_through_the_order_of_the_set(order_config):
     windows = np.concatenate([order.window(step) for step in range(10)])
     wanted = np.concatenate([train.epoch_order(order_config.SEED, epoch)[:] for epoch in range(2)])
     assert windows.tolist() == wanted.tolist()
-
-
-def test_resumed_in_mid_epoch_it_sees_the_tail_whatever_the_workers(order_config):
-    whole = windows_of(order_config)
-    assert windows_of(order_config, first=7) == whole[7:]
-    for workers in ("threads", "processes"):
-        assert windows_of(replaced(order_config, DATA={"NUM_WORKERS": 2, "WORKERS": workers})) == whole

@@ -17,6 +17,7 @@ from datasets.sources import folder
 from datasets.sources.imagenet import source
 from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades
 from tests.support.refusals import assert_names
+from utils.errors import DataError
 
 NAMES = [b"", b"a/b.jpg", "ü".encode(), b"\xff\xfe", b"a/b.jpg"]
 
@@ -62,7 +63,7 @@ def test_a_mapped_column_is_sent_as_the_name_of_its_file(tmp_path, monkeypatch):
     sent = pickle.dumps(writer.finish({}).column("label"))
     assert len(sent) < 500
     write(tmp_path / "x.index")
-    with pytest.raises(file.DataError):
+    with pytest.raises(DataError):
         pickle.loads(sent)
 
 

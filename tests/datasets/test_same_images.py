@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from configs.schema import Config
 from datasets.transforms.augment.names import POLICIES
 from tests.support.seen import NUM_IMAGES, SOURCES, WINDOW, seen, settings
 
@@ -32,28 +33,27 @@ def source(tmp_path_factory) -> dict:
     return SOURCES["imagefolder"](tmp_path_factory.mktemp("imagefolder"))
 
 
-@pytest.mark.parametrize("name", [name for name in SOURCES if name != "imagefolder"])
-def test_the_images_of_an_epoch_are_the_same_for_any_split_worker_and_start_of_every_source(tmp_path, name):
-    config = settings(SOURCES[name](tmp_path), {})
+def assert_same_however_split_and_started(config: Config) -> dict:
     whole = seen(config)
     assert len(whole) == NUM_IMAGES + WINDOW and len(set(whole.values())) > 0.9 * len(whole)
     assert seen(config, world_size=2, last=2) == {key: each for key, each in whole.items() if key[0] < 2}
     resumed = seen(config, micro_batches=4, first=1, NUM_WORKERS=2, WORKERS="threads")
     assert resumed == {key: each for key, each in whole.items() if key[0] >= 1}
-    assert seen(config, first=2, NUM_WORKERS=2, WORKERS="processes") == {
-        key: each for key, each in whole.items() if key[0] == 2
-    }
+    return whole
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if name != "imagefolder"])
+def test_the_images_of_an_epoch_are_the_same_for_any_split_worker_and_start_of_every_source(tmp_path, name):
+    config = settings(SOURCES[name](tmp_path), {})
+    whole = assert_same_however_split_and_started(config)
+    by_processes = seen(config, first=2, NUM_WORKERS=2, WORKERS="processes")
+    assert by_processes == {key: each for key, each in whole.items() if key[0] == 2}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_images_of_an_epoch_do_not_depend_on_the_split_the_workers_or_the_start(source, case):
     data, train = CASES[case]
-    config = settings(source | data, train)
-    whole = seen(config)
-    assert len(whole) == NUM_IMAGES + WINDOW and len(set(whole.values())) > 0.9 * len(whole)
-    assert seen(config, world_size=2, last=2) == {key: each for key, each in whole.items() if key[0] < 2}
-    resumed = seen(config, micro_batches=4, first=1, NUM_WORKERS=2, WORKERS="threads")
-    assert resumed == {key: each for key, each in whole.items() if key[0] >= 1}
+    assert_same_however_split_and_started(settings(source | data, train))
 
 
 def test_worker_processes_read_the_same_images_and_the_device_augments_alike(source):

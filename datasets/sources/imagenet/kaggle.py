@@ -6,6 +6,7 @@ from pathlib import Path
 from configs.schema import Config
 from datasets.sources.folder import class_folders, read_class_folders, read_split_folders, subfolders
 from datasets.sources.images import FileImages
+from datasets.sources.root import own_split
 from datasets.transforms.decode import IMAGE_ENDINGS
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
@@ -42,7 +43,7 @@ def read_kaggle(config: Config, ilsvrc: Path) -> tuple[ImageSet | None, ImageSet
     train = None if config.EVAL else read_class_folders(config, train_folder, classes, classes, deep=False)
     val = _read_val(config, val_folder, solution, synsets, classes)
     val.notes += train.notes if train else ()
-    val.split = {"rule": "folders", "training": str(train_folder), "validation": str(val_folder)}
+    val.split = own_split(train_folder, val_folder)
     return train, val
 
 

@@ -12,10 +12,12 @@ import numpy as np
 
 from configs.schema import Config, Data
 from datasets.index.file import TEXT, Index, IndexWriter
-from datasets.index.place import index_paths, note_of_memory, open_or_build
+from datasets.index.place import index_paths, note_of_memory, open_or_build, progress
+from datasets.index.stamp import FileStamp, changed_during_run, stamps_in, stamps_of
 from datasets.sources.imagenet.devkit import DEVKIT, read_devkit
 from datasets.sources.imagenet.kaggle import SOLUTION, find_solution, read_solution, targets_of
 from datasets.sources.images import EncodedImages
+from datasets.sources.root import own_split
 from datasets.sources.shards.tar import HeaderReader, Member, Tar, TruncatedTarError
 from datasets.transforms.decode import KNOWN_ENDINGS
 from datasets.transforms.pixel_rules import PixelRules
@@ -82,11 +84,7 @@ def read_tar_files(config: Config, root: Path, files: TarFiles) -> tuple[ImageSe
     for image_set in (train, val):
         if image_set is not None:
             image_set.classes = list(classes)
-            image_set.split = {
-                "rule": "folders",
-                "training": str(root / TRAIN_TAR if files.val else root),
-                "validation": str(files.val),
-            }
+            image_set.split = own_split(root / TRAIN_TAR if files.val else root, files.val)
             image_set.notes = tuple(note_of_memory(index, str(root)))
     return (None if config.EVAL and val is not None else train), val
 
@@ -100,12 +98,12 @@ class TarImages(EncodedImages):
         """`rows`: the part of the index that this set has."""
         super().__init__(index.column("label")[rows.start : rows.stop], [])
         self.rules, self.first = PixelRules.of(data), rows.start
-        self.files = [tuple(file) for file in index.facts["made_of"]["files"]]
+        self.files = stamps_in(index.facts["made_of"])
         self.numbers, self.offsets, self.sizes = (index.column(name) for name in ("file", "offset", "size"))
         self.names = index.text("name")
 
     def name(self, index: int) -> str:
-        return f"{self._file(index)[0]}: {self.key(index)}"
+        return f"{self._file(index).path}: {self.key(index)}"
 
     def key(self, index: int) -> str:
         return os.fsdecode(self.names[self.first + self.row(index)])
@@ -115,10 +113,10 @@ class TarImages(EncodedImages):
         return self.names.chunks() if is_whole else super().split_keys()
 
     def stamp(self, index: int) -> str:
-        path, size, mtime_ns = self._file(index)
-        return f"{Path(path).name}\0{size}\0{mtime_ns}\0{self.offsets[self.first + self.row(index)]}"
+        file = self._file(index)
+        return f"{file.path.name}\0{file.size}\0{file.mtime_ns}\0{self.offsets[self.first + self.row(index)]}"
 
-    def _file(self, index: int) -> tuple[str, int, int]:
+    def _file(self, index: int) -> FileStamp:
         return self.files[self.numbers[self.first + self.row(index)]]
 
     def open_file(self, index: int) -> tuple[str, bytes]:
@@ -132,17 +130,16 @@ class TarImages(EncodedImages):
 
 
 @functools.lru_cache(MAX_OPEN_TARS)
-def _opened(file: tuple[str, int, int]) -> Tar:
+def _opened(file: FileStamp) -> Tar:
     """An open tar. One that leaves the cache is closed when the last thread has finished reading from it."""
-    tar = Tar(Path(file[0]))
+    tar = Tar(file.path)
     if (tar.size, tar.mtime_ns) != file[1:]:
-        raise DataError(f"{file[0]} was changed during this run; start again, with -resume to continue")
+        raise changed_during_run(file.path)
     return tar
 
 
 def _open_index(config: Config, root: Path, files: TarFiles) -> Index:
-    stats = [(path, path.stat()) for path in (*files.train, *filter(None, (files.val, files.labels)))]
-    made_of = {"files": [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]}
+    made_of = stamps_of([*files.train, *filter(None, (files.val, files.labels))])
     beside = root.with_suffix(".index") if root.is_file() else root / "imagenet.index"
     return open_or_build(
         index_paths(config, beside),
@@ -151,9 +148,7 @@ def _open_index(config: Config, root: Path, files: TarFiles) -> Index:
     )
 
 
-def _build(path: Path | None, files: TarFiles, made_of: dict) -> Index:
-    from tqdm import tqdm
-
+def _build(path: Path | None, files: TarFiles, made_of: list) -> Index:
     writer, num_train = IndexWriter(path, INDEX_COLUMNS), 0
     parts = [(number, *part) for number, file in enumerate(files.train) for part in _class_tars(file)]
     val = sorted(_images_in(Tar(files.val)), key=lambda image: image.name) if files.val else []
@@ -161,10 +156,8 @@ def _build(path: Path | None, files: TarFiles, made_of: dict) -> Index:
     classes = sorted({synset for _, synset, _ in parts} or set(synsets.values()))
     numbers = {synset: number for number, synset in enumerate(classes)}
     with ThreadPoolExecutor(NUM_THREADS, "tars") as pool:
-        read = pool.map(lambda part: _images_in(part[2]), parts)
-        # disable=None: only where a person looks at a terminal.
-        rows = zip(parts, tqdm(read, "index", len(parts), unit="tar", disable=None), strict=True)
-        for (number, synset, part), images in rows:
+        read = progress(pool.map(lambda part: _images_in(part[2]), parts), "index", len(parts), "tar")
+        for (number, synset, part), images in zip(parts, read, strict=True):
             start = part.start if isinstance(part, TarPart) else 0
             _add(writer, number, images, [numbers[synset]] * len(images), start)
             num_train += len(images)

@@ -6,13 +6,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from configs.schema import Data
 from datasets.index.file import Index
+from datasets.index.stamp import FileStamp, changed_during_run, stamps_in
 from datasets.shuffle import GroupedShuffle
 from datasets.sources.images import EncodedImages
 from datasets.sources.parquet.index import opened, read_columns, without_bytes
@@ -21,18 +21,8 @@ from utils.errors import DataError
 
 CACHE_BYTES = 192 << 20  # of row groups in each process
 WRITING_BYTES = 2 << 30  # of row groups where one process writes all images in another form
-MIN_GROUPS = (
-    4  # that are kept even if they are larger: at their borders an epoch reads from two, with its batches ahead
-)
+MIN_GROUPS = 4  # kept even if they are larger: where one ends an epoch reads from two, with its batches ahead
 MAX_DESCRIPTIONS = 128  # of files that a process keeps
-
-
-class FileStamp(NamedTuple):
-    """Path, size and date of a file when it was indexed."""
-
-    path: str
-    size: int
-    mtime_ns: int
 
 
 class GroupCache:
@@ -83,7 +73,7 @@ class ParquetImages(EncodedImages):
         """`rows`: the part of the index that this set has, of whole files."""
         super().__init__(index.column("label")[rows.start : rows.stop], [])
         self.rules, self.first, self.column = PixelRules.of(data), rows.start, index.facts["image"]
-        self.files = [FileStamp(*file) for file in index.facts["made_of"]["files"]]
+        self.files = stamps_in(index.facts["made_of"]["files"])
         self.names = index.text("name")
         self.file_starts = _starts(index.column("file_rows"))
         self.groups = {name: index.column(f"group_{name}") for name in ("file", "number", "bytes")}
@@ -107,7 +97,7 @@ class ParquetImages(EncodedImages):
         if self.has_keys:
             return self._name(index)
         file, row = self._place(index)
-        return f"{Path(file.path).name}: {row}"
+        return f"{file.path.name}: {row}"
 
     def split_keys(self) -> Iterable[list[bytes]]:
         is_whole = self.rows is None and len(self) == len(self.names)
@@ -115,7 +105,7 @@ class ParquetImages(EncodedImages):
 
     def stamp(self, index: int) -> str:
         file, row = self._place(index)
-        return f"{Path(file.path).name}\0{file.size}\0{file.mtime_ns}\0{row}"
+        return f"{file.path.name}\0{file.size}\0{file.mtime_ns}\0{row}"
 
     def _name(self, index: int) -> str:
         return os.fsdecode(self.names[self.first + self.row(index)])
@@ -168,7 +158,7 @@ def _starts(counts: np.ndarray) -> np.ndarray:
 
 def _read_group(file: FileStamp, number: int, column: str) -> Any:
     """A pyarrow array of the bytes of a row group's images."""
-    images = read_columns(Path(file.path), [column], number, metadata=_description(file)).column(0)
+    images = read_columns(file.path, [column], number, metadata=_description(file)).column(0)
     images = images.flatten()[0] if "." in column else images
     return images.combine_chunks() if images.num_chunks != 1 else images.chunk(0)
 
@@ -177,7 +167,7 @@ def _read_group(file: FileStamp, number: int, column: str) -> Any:
 def _description(file: FileStamp) -> Any:
     """The footer of a file, which is read once: that of a large file takes milliseconds."""
     stat = os.stat(file.path)
-    if (stat.st_size, stat.st_mtime_ns) != (file.size, file.mtime_ns):
-        raise DataError(f"{file.path} was changed during this run; start again, with -resume to continue")
-    with opened(Path(file.path)) as content:
+    if (stat.st_size, stat.st_mtime_ns) != file[1:]:
+        raise changed_during_run(file.path)
+    with opened(file.path) as content:
         return content.metadata

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs.schema import Config, Data
+from datasets.index.collect import RowHashes
 from datasets.index.file import TEXT, Index, IndexWriter
-from datasets.index.place import index_paths, open_or_build
+from datasets.index.place import index_paths, open_or_build, progress
+from datasets.index.stamp import stamps_of
 from datasets.sources.labels import MAX_CLASSES
 from datasets.sources.parquet.columns import Columns, choose_columns
 from datasets.sources.parquet.files import parquet
@@ -35,11 +37,7 @@ class FileRows(NamedTuple):
 
 def open_parquet_index(config: Config, root: Path, files: Sequence[Path]) -> Index:
     """The index of these files, built where there is none of them as they are now."""
-    stats = [file.stat() for file in files]
-    made_of = {
-        "files": [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in zip(files, stats, strict=True)],
-        "columns": list(config.DATA.COLUMNS),
-    }
+    made_of = {"files": stamps_of(files), "columns": list(config.DATA.COLUMNS)}
     beside = root / "parquet.index" if root.is_dir() else root.with_suffix(".index")
     return open_or_build(
         index_paths(config, beside),
@@ -49,27 +47,24 @@ def open_parquet_index(config: Config, root: Path, files: Sequence[Path]) -> Ind
 
 
 def _build(path: Path | None, files: Sequence[Path], data: Data, made_of: dict) -> Index:
-    from tqdm import tqdm
-
     with ThreadPoolExecutor(NUM_THREADS, "parquet") as pool:
         columns = _common_columns(files, list(pool.map(lambda file: _columns_of(file, data), files)))
         if columns.are_names:
             found = pool.map(lambda file: set(_label_column(file, columns).unique().to_pylist()), files)
             columns = columns._replace(classes=tuple(sorted(set().union(*found) - {None})))
-        read = pool.map(lambda file: _read_rows(file, columns), files)
-        writer, hashes = IndexWriter(path, INDEX_COLUMNS), [np.empty(0, np.int64)]
-        # disable=None: only where a person looks at a terminal.
-        for number, rows in enumerate(tqdm(read, "index", len(files), unit="file", disable=None)):
+        writer, names = IndexWriter(path, INDEX_COLUMNS), RowHashes()
+        read = progress(pool.map(lambda file: _read_rows(file, columns), files), "index", len(files), "file")
+        for number, rows in enumerate(read):
             _check_labels(files[number], rows.labels, columns.classes)
             groups = np.array(rows.groups, np.int64).reshape(-1, 3)
             writer.add("label", rows.labels)
             writer.add("name", rows.names)
-            hashes.append(np.fromiter(map(hash, rows.names), np.int64))
+            names.add(rows.names)
             writer.add("group_file", np.full(len(groups), number))
             for column, values in zip(("group_number", "group_rows", "group_bytes"), groups.T, strict=True):
                 writer.add(column, values)
             writer.add("file_rows", [len(rows.labels)])
-    hashes = np.sort(np.concatenate(hashes))
+    hashes = np.sort(names.take())
     facts = {"made_of": made_of, "image": columns.image, "classes": columns.classes, "are_names": columns.are_names}
     # Whether each image has a name of its own. A row without one has an empty name.
     facts["has_keys"] = not (hashes[1:] == hashes[:-1]).any() and hash(b"") not in hashes

@@ -6,11 +6,11 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.index.place import note_of_memory
-from datasets.sources.labels import check_label_range
+from datasets.sources.labels import check_trained, numbered_classes
 from datasets.sources.parquet.files import ENDING, find_files, missing_files, parquet
 from datasets.sources.parquet.images import ParquetImages
 from datasets.sources.parquet.index import open_parquet_index
-from datasets.sources.root import Parts, choose_parts, data_root, expected_layout
+from datasets.sources.root import Parts, choose_parts, data_root, expected_layout, own_split
 from datasets.types import ImageSet
 from utils.errors import DataError
 from utils.text import format_bytes
@@ -38,20 +38,18 @@ def read_parquet(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
             raise DataError(f"{part_files[0]}: there are no rows in it; get it again, or remove it")
     train, val = (ParquetImages(config.DATA, index, rows) if rows else None for rows in parts_of_rows)
     image_sets = [each for each in (train, val) if each is not None]
-    classes = index.facts["classes"] or _numbers(config, image_sets)
-    if train is not None and val is not None:
-        _check_trained(train, val, classes)
+    classes = index.facts["classes"] or numbered_classes(
+        config, [each.targets for each in image_sets], [each.name for each in image_sets]
+    )
     notes = [*parts.notes(config, root, f"*{ENDING}"), *missing_files([*train_files, *val_files])]
     notes += note_of_memory(index, str(root))
     for image_set in image_sets:
         image_set.classes, image_set.notes = list(classes), tuple(notes)
         image_set.labels_are_numbers = index.facts["classes"] is None
         image_set.classes_are_names = index.facts["are_names"]
-        image_set.split = {
-            "rule": "folders",
-            "training": _title(root, parts.train),
-            "validation": _title(root, parts.val),
-        }
+        image_set.split = own_split(_title(root, parts.train), _title(root, parts.val))
+    if train is not None and val is not None:
+        check_trained(train, val, "files")
     if train is not None and not config.EVAL:
         image_sets[-1].notes += tuple(_notes_of_groups(train))
     return (None if config.EVAL and val is not None else train), val
@@ -59,22 +57,6 @@ def read_parquet(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
 
 def _title(root: Path, part: str | None) -> str:
     return str(root) if root.is_file() else f"{root / str(part)}*{ENDING}"
-
-
-def _numbers(config: Config, image_sets: list[ParquetImages]) -> list[str]:
-    """Names for labels that are numbers: these."""
-    targets = [image_set.targets for image_set in image_sets]
-    check_label_range(config, targets, [image_set.name for image_set in image_sets])
-    return [str(number) for number in range(max((int(each.max()) for each in targets), default=-1) + 1)]
-
-
-def _check_trained(train: ParquetImages, val: ParquetImages, classes: list[str]) -> None:
-    unknown = np.flatnonzero(~np.isin(val.targets, train.targets))
-    if len(unknown):
-        raise DataError(
-            f"{val.name(unknown[0])}: class {classes[val.targets[unknown[0]]]} does not occur in the training files, so it "
-            "would never be trained; correct the label, or add training images"
-        )
 
 
 def _notes_of_groups(train: ParquetImages) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from configs.schema import Config
+from datasets.index.stamp import FileStamp
 from datasets.shuffle import GroupedShuffle
 from datasets.sources.remote.address import parse_address
 from datasets.sources.remote.limits import choose_limit, free_bytes, spanned_bytes
@@ -20,8 +21,8 @@ from datasets.sources.remote.server import Listed, Server
 from datasets.sources.remote.tar_cache import DATE_NS, VERSION_DIGITS, RemoteTar, TarCache
 from datasets.sources.remote.trouble import DeniedError, NotThereError
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts
-from datasets.sources.shards.folder import ShardFolder, TarStamp, part_of
-from datasets.sources.shards.index import Shard, checksum, index_path, known_checksum, read_index, save_index, scan
+from datasets.sources.shards.folder import ShardFolder, part_of
+from datasets.sources.shards.index import Shard, checksum, index_path, read_index, save_index, scan
 from datasets.sources.shards.source import CLASSES_FILE, ShardImages, read_from
 from datasets.sources.shards.source import read_shards as read_from_disk
 from datasets.sources.shards.tar import Tar
@@ -171,7 +172,7 @@ class ServerFolder(ShardFolder):
 
     # --- reading ---
 
-    def open(self, tar: TarStamp) -> Tar:
+    def open(self, tar: FileStamp) -> Tar:
         wanted = self._tars[tar.path]
         if not self.cache.holds(wanted) and wanted not in self.prefetcher.ahead:
             self._prefetch_after(wanted)
@@ -216,9 +217,8 @@ class ServerFolder(ShardFolder):
         return self.cache.pull(tar, lambda part: self._check(tar, part), keep, waits)
 
     def _check(self, tar: RemoteTar, part: Path) -> None:
-        path = self.cache.path(tar)
-        known = known_checksum(path) if index_path(path).is_file() else b""
-        if known and checksum(Tar(part)) != known:
+        known = read_index(self.cache.path(tar), tar.size)
+        if known and known.checksum and checksum(Tar(part)) != known.checksum:
             raise DataError(
                 f"{self.server.url_of(tar.name)} is not the tar that its index describes; make its index anew on the server "
                 f"(remove {index_path(Path(tar.name))}, or run make_shards.py again), and start again with -resume to continue"

@@ -5,8 +5,8 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path, PurePath
-from typing import NamedTuple
 
+from datasets.index.stamp import FileStamp
 from datasets.sources.folder import subfolders
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES
 from datasets.sources.shards.index import Shard, load_index, save_index, scan
@@ -17,14 +17,6 @@ from utils.errors import DataError
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 # train-000000.tar, train-00000-of-00002.tar, imagenet-train-0.tar
 OF_PART = re.compile(rf"(?:.+[-_.])?({'|'.join((*TRAIN_NAMES, *VAL_NAMES))})[-_.\d]*(?:of[-_\d]+)?\.tar", re.IGNORECASE)
-
-
-class TarStamp(NamedTuple):
-    """Path, size and date of a tar when it was indexed."""
-
-    path: Path
-    size: int
-    mtime_ns: int
 
 
 class ShardFolder:
@@ -52,7 +44,7 @@ class ShardFolder:
         shard = scan(path)
         return shard, save_index(shard)
 
-    def open(self, tar: TarStamp) -> Tar:
+    def open(self, tar: FileStamp) -> Tar:
         """The tar, opened."""
         return Tar(tar.path)
 

@@ -144,12 +144,6 @@ def read_index(path: Path, size: int) -> Shard | None:
         return None
 
 
-def known_checksum(path: Path) -> bytes:
-    """That of the tar in its index, which must be there; empty in older indexes."""
-    with np.load(index_path(path), allow_pickle=False) as content:
-        return content["checksum"].tobytes() if "checksum" in content else b""
-
-
 def save_index(shard: Shard) -> bool:
     """Write the index. Returns whether that was possible; concurrent readers see the old index or the new one."""
     stamp = np.array([VERSION, shard.size, shard.mtime_ns])

@@ -8,11 +8,12 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.index.place import note_of_memory
+from datasets.index.stamp import FileStamp, changed_during_run
 from datasets.shuffle import GroupedShuffle
 from datasets.sources.images import EncodedImages
-from datasets.sources.labels import refuse_label
-from datasets.sources.root import choose_parts, data_root, expected_layout
-from datasets.sources.shards.folder import ShardFolder, TarStamp
+from datasets.sources.labels import check_trained, numbered_classes
+from datasets.sources.root import choose_parts, data_root, expected_layout, own_split
+from datasets.sources.shards.folder import ShardFolder
 from datasets.sources.shards.table import ShardTable, read_table
 from datasets.sources.shards.tar import Tar
 from datasets.transforms.pixel_rules import PixelRules
@@ -50,7 +51,7 @@ class ShardImages(EncodedImages):
         tar = self.tar(self.table.tar_of(row))
         return f"{tar.path.name}\0{tar.size}\0{tar.mtime_ns}\0{self.table.offsets[row]}\0{self.table.sizes[row]}"
 
-    def tar(self, number: int) -> TarStamp:
+    def tar(self, number: int) -> FileStamp:
         """A tar of the table."""
         return _stamp(self.folder, self.table, number)
 
@@ -84,16 +85,14 @@ def _opened(folder: ShardFolder, table: ShardTable, number: int) -> Tar:
     """An open tar. One that leaves the cache is closed when the last thread has finished reading from it."""
     stamp = _stamp(folder, table, number)
     tar = folder.open(stamp)
-    if (tar.size, tar.mtime_ns) != (stamp.size, stamp.mtime_ns):
-        raise DataError(
-            f"{folder.shown(str(stamp.path))} was changed during this run; start again, with -resume to continue"
-        )
+    if (tar.size, tar.mtime_ns) != stamp[1:]:
+        raise changed_during_run(folder.shown(str(stamp.path)))
     return tar
 
 
-def _stamp(folder: ShardFolder, table: ShardTable, number: int) -> TarStamp:
+def _stamp(folder: ShardFolder, table: ShardTable, number: int) -> FileStamp:
     size, date = int(table.tar_sizes[number]), int(table.tar_dates[number])
-    return TarStamp(folder.root / table.tar_name(number), size, date)
+    return FileStamp(folder.root / table.tar_name(number), size, date)
 
 
 def _sample(folder: ShardFolder, table: ShardTable, row: int) -> str:
@@ -129,15 +128,11 @@ def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, Ima
     train = sets[0] if reads_train else None
     val = sets[-1] if parts.val else None
     if train is not None and val is not None:
-        _check_trained(train, val)
+        check_trained(train, val, "shards")
     for image_set in sets:
         image_set.notes = tuple(map(folder.shown, notes))
         image_set.labels_are_numbers = not (root / CLASSES_FILE).is_file()
-        image_set.split = {
-            "rule": "folders",
-            "training": folder.shown(f"{root / str(parts.train)}*.tar"),
-            "validation": folder.shown(f"{root / str(parts.val)}*.tar"),
-        }
+        image_set.split = own_split(*(folder.shown(f"{root / str(part)}*.tar") for part in (parts.train, parts.val)))
     return train, val
 
 
@@ -158,22 +153,16 @@ def _cut_shards(config: Config, folder: ShardFolder, tables: Iterable[ShardTable
 def _classes(config: Config, folder: ShardFolder, tables: Sequence[ShardTable]) -> list[str]:
     """The lines of classes.txt, or without it the numbers up to the highest label."""
     file = folder.root / CLASSES_FILE
-    num_labels = max(len(table.images_of_class) for table in tables)
     if not file.is_file():
-        in_use = {label for table in tables for label in np.flatnonzero(table.images_of_class).tolist()}
-
-        def where(label: int) -> str:
-            table = next(table for table in tables if len(table.images_of_class) == label + 1)
-            return _sample(folder, table, int(table.labels.argmax()))
-
-        refuse_label(config, num_labels - 1, sum(map(len, tables)), len(in_use), where)
-        return [str(number) for number in range(num_labels)]
+        names = [functools.partial(_sample, folder, table) for table in tables]
+        return numbered_classes(config, [table.labels for table in tables], names)
     classes = file.read_text(encoding="utf-8", errors="surrogateescape").rstrip("\n").split("\n")
-    if num_labels > len(classes):
-        table = next(table for table in tables if len(table.images_of_class) == num_labels)
+    table = max(tables, key=lambda table: table.labels.max(initial=-1))
+    highest = table.labels.max(initial=-1)
+    if highest >= len(classes):
         tar = table.tar_name(table.tar_of(int(table.labels.argmax())))
         raise DataError(
-            f"{folder.root / tar}: label {num_labels - 1} (from 0), but {file} names {counted(len(classes), 'class')}; add the "
+            f"{folder.root / tar}: label {highest} (from 0), but {file} names {counted(len(classes), 'class')}; add the "
             "missing lines"
         )
     return classes
@@ -187,16 +176,3 @@ def to_image_set(config: Config, folder: ShardFolder, table: ShardTable, classes
             f"{folder.root / table.tar_name(0)}{more}: no samples (images with labels); restore or remove the file"
         )
     return ShardImages(folder, table, classes, PixelRules.of(config.DATA), config.DATA.SHUFFLE_BUFFER)
-
-
-def _check_trained(train: ShardImages, val: ShardImages) -> None:
-    counts = np.zeros(len(val.table.images_of_class), np.int64)
-    trained = train.table.images_of_class[: len(counts)]
-    counts[: len(trained)] = trained
-    unknown = np.flatnonzero((counts == 0) & (val.table.images_of_class > 0))
-    if len(unknown):
-        first = int(np.isin(val.targets, unknown).argmax())
-        raise DataError(
-            f"{val.name(first)}: class {val.classes[val.targets[first]]} does not occur in the training "
-            "shards, so it would never be trained; correct the label, or add training images"
-        )

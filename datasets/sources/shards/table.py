@@ -10,7 +10,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.index.file import TEXT, Index, IndexWriter
-from datasets.index.place import ENDING, index_paths, open_or_build
+from datasets.index.place import ENDING, index_paths, open_or_build, progress
 from datasets.sources.shards.folder import ShardFolder
 from datasets.sources.shards.index import VERSION, Shard
 
@@ -18,7 +18,6 @@ NUM_THREADS = 16  # which mostly wait for the disk
 AT_ONCE = 256  # tars
 OF_SAMPLES = {"label": "<i4", "offset": "<i8", "size": "<i8", "name": TEXT}  # tar by tar
 OF_TARS = {"tar": TEXT, "tar.size": "<i8", "tar.mtime_ns": "<i8", "tar.cut": "u1", "tar.first": "<i8"}
-OF_CLASSES = {"images": "<i8"}  # their number by label, up to the highest
 T = TypeVar("T")
 
 
@@ -31,7 +30,6 @@ class ShardTable:
         self.names, self.tars = index.text("name"), index.text("tar")
         self.tar_sizes, self.tar_dates = index.column("tar.size"), index.column("tar.mtime_ns")
         self.starts = index.column("tar.first")  # of each tar the first row, and the number of rows
-        self.images_of_class = index.column("images")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -55,22 +53,17 @@ class ShardTable:
 
 def write_table(path: Path | None, shards: Iterable[tuple[str, Shard]]) -> Index:
     """The index of these shards with the names of their tars. `path` as for IndexWriter."""
-    writer = IndexWriter(path, OF_SAMPLES | OF_TARS | OF_CLASSES)
-    images_of_class, num_samples = np.zeros(0, np.int64), 0
+    writer = IndexWriter(path, OF_SAMPLES | OF_TARS)
+    num_samples = 0
     for name, shard in shards:
         for column in ("label", "offset", "size"):
             writer.add(column, shard.samples[column])
         writer.add("name", shard.samples["name"].tolist())
-        facts = {"tar": [os.fsencode(name)], "tar.size": [shard.size], "tar.mtime_ns": [shard.mtime_ns]}
-        for column, values in (facts | {"tar.cut": [shard.cut], "tar.first": [num_samples]}).items():
-            writer.add(column, values)
+        of_tar = (os.fsencode(name), shard.size, shard.mtime_ns, shard.cut, num_samples)
+        for column, value in zip(OF_TARS, of_tar, strict=True):
+            writer.add(column, [value])
         num_samples += len(shard.samples)
-        here = np.bincount(shard.samples["label"])
-        more, fewer = (here, images_of_class) if len(here) > len(images_of_class) else (images_of_class, here)
-        more[: len(fewer)] += fewer
-        images_of_class = more
     writer.add("tar.first", [num_samples])
-    writer.add("images", images_of_class)
     return writer.finish({"version of shards": VERSION})
 
 
@@ -80,8 +73,6 @@ def read_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[Pa
     The index of an earlier start is used if the tars have the sizes and dates of then. Otherwise it is made anew of those
     of the single tars.
     """
-    from tqdm import tqdm
-
     root, were_saved = folder.root, []
     names = [os.path.relpath(path, root) for path in tars]
 
@@ -95,10 +86,8 @@ def read_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[Pa
         return bool((found == np.stack([table.tar_sizes, table.tar_dates], 1)).all())
 
     def load() -> Iterator[tuple[str, Shard]]:
-        found = _in_parallel(folder.load, tars)
-        # disable=None: only where a person looks at a terminal.
-        bar = tqdm(found, f"index of {root}", len(tars), unit="tar", disable=None, delay=1.0)
-        for name, (shard, was_saved) in zip(names, bar, strict=True):
+        found = progress(_in_parallel(folder.load, tars), f"index of {root}", len(tars), "tar")
+        for name, (shard, was_saved) in zip(names, found, strict=True):
             were_saved.append(was_saved)
             yield name, shard
 

@@ -54,7 +54,7 @@ class Data:
     TRAIN_INTERPOLATION: Literal["random", "nearest", "bilinear", "bicubic", "lanczos"] | None = None
     """Interpolation of training images, also in rotations and shifts of a policy; random: bilinear or bicubic, drawn each time; not set: INTERPOLATION."""
     AUGMENT_ON: Literal["host", "device"] = "host"
-    """Where policies and colour jitter change the pixels: in the loader's workers, or on the training device, which leaves the workers decoding and cropping. What is drawn is the same."""
+    """Where policies, colour jitter, greyscale and blur are computed: in the loader's workers, or on the training device, so that workers only decode and crop. What is drawn is the same."""
     IMAGENET_MEAN: Annotated[tuple[float, ...], Bounds(-1_000.0, 1_000.0)] = (0.5, 0.5, 0.5)
     """Mean of each channel, in [0, 1], subtracted from every image."""
     IMAGENET_STD: Annotated[tuple[float, ...], Bounds(1e-6, 1_000.0)] = (0.5, 0.5, 0.5)
@@ -264,6 +264,12 @@ class Train:
     """Begin with a smaller decay, updates / (updates + 9), so that short runs fill the EMA too; false: MODEL_EMA_DECAY from the first update on, as in PaddleViT."""
     OPTIMIZER: Optimizer = Optimizer()
     LR_SCHEDULER: LRScheduler = LRScheduler()
+
+    @property
+    def augments(self) -> bool:
+        """Whether a policy, colour jitter, greyscale or blur changes training images."""
+        jitters = self.COLOR_JITTER or self.COLOR_JITTER_HUE
+        return bool(self.AUTO_AUGMENT or self.RAND_AUGMENT or jitters or self.GRAYSCALE_PROB or self.GAUSSIAN_BLUR_PROB)
 
     @property
     def mixes(self) -> bool:

@@ -50,6 +50,7 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     in_memory = data.DATASET in ("digits", "cifar10", "cifar100", "synthetic")
     yield in_memory, "DATA.", "EXIF MAX_PIXELS", f"the images of {data.DATASET} are no files"
 
+    yield not train.augments, "DATA.", "AUGMENT_ON", "TRAIN sets no policy, colour jitter, greyscale or blur"
     jitters = train.COLOR_JITTER or train.COLOR_JITTER_HUE
     yield not jitters, "TRAIN.", "COLOR_JITTER_PROB", "TRAIN.COLOR_JITTER and TRAIN.COLOR_JITTER_HUE are 0"
     rand_augment = "RAND_AUGMENT_LAYERS RAND_AUGMENT_MAGNITUDE"

@@ -5,7 +5,6 @@ import sys
 from typing import NamedTuple
 
 from configs.schema import Config, Data
-from datasets.transforms.augment import changes_pixels
 from datasets.types import ImageSet
 from utils.distributed import Process
 from utils.host import SHARED_MEMORY, free_host_memory
@@ -52,7 +51,7 @@ def cores_to_read(process: Process) -> int:
 
 def saturate_gil(num_threads: int, config: Config, image_set: ImageSet) -> bool:
     """Whether so many loader threads leave too little of the GIL to the training thread."""
-    augments = config.DATA.AUGMENT_ON == "host" and changes_pixels(config.TRAIN)
+    augments = config.DATA.AUGMENT_ON == "host" and config.TRAIN.augments
     decoding = GIL_AUGMENTING if augments else GIL_READING
     return num_threads * (GIL_IN_MEMORY if image_set.in_memory else decoding) > MAX_GIL
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from configs.schema import Config
 from configs.values import IMPLIED, flatten
 from datasets.batch_order import Order
-from datasets.transforms.augment import REVISION, changes_pixels
+from datasets.transforms.augment import REVISION
 from engine.checkpoint.format import changes, find_newest, newest_in, read_checkpoint
 from engine.train.optim import Schedule
 from models.formats.files import find_file
@@ -91,7 +91,7 @@ def refuse_changes(config: Config, order: Order, split: dict, state: dict, path:
     saved = IMPLIED | {"AUGMENTATION": 1} | state["config"] | then
     different = changes(saved, comparable(config, order) | now)
     revisions = different.pop("AUGMENTATION", None)
-    if revisions and changes_pixels(config.TRAIN):
+    if revisions and config.TRAIN.augments:
         different["AUGMENTATION"] = NEW_AUGMENTATION.get(revisions, revisions)
     refused = {key: values for key, values in different.items() if not config.RESUME.allows(key)}
     if refused:

@@ -24,15 +24,9 @@ RESAMPLE = {  # of rotations and shifts; Pillow has no lanczos for them
 }
 
 
-def changes_pixels(train: Train) -> bool:
-    """Whether any image is augmented beyond crop and flip."""
-    jitters = train.COLOR_JITTER or train.COLOR_JITTER_HUE
-    return bool(train.AUTO_AUGMENT or train.RAND_AUGMENT or jitters or train.GRAYSCALE_PROB or train.GAUSSIAN_BLUR_PROB)
-
-
 def build_augmentation(config: Config) -> "Augmentation | None":
     """None if the settings ask for none."""
-    return Augmentation(config) if changes_pixels(config.TRAIN) else None
+    return Augmentation(config) if config.TRAIN.augments else None
 
 
 class Augmentation:

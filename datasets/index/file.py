@@ -14,7 +14,6 @@ import mmap
 import os
 import secrets
 import tempfile
-import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -141,7 +140,6 @@ class IndexWriter:
             columns = {part: np.frombuffer(file.getvalue(), self._parts[part]) for part, file in self._files.items()}
             return Index(None, columns, facts)
         with _as_write_error(self.path):
-            _remove_left(self.path)
             with replacing(self.path, shared=True) as file:
                 file.write(_description(self._parts, self._sizes, facts))
                 for part, content in self._files.items():
@@ -150,6 +148,7 @@ class IndexWriter:
                         file.write(chunk)
                     content.close()
                     file.write(bytes(-self._sizes[part] % ALIGNMENT))
+            _remove_left(self.path)
         index = open_index(self.path)
         if index is None:
             raise IndexWriteError(f"{self.path} cannot be read back")
@@ -230,10 +229,10 @@ def _regular_only(path: str, flags: int) -> int:
 
 
 def _remove_left(path: Path) -> None:
-    """Remove what killed processes left of this index: a file that nobody has written to for an hour."""
+    """Remove what killed processes left of this index: files that nobody wrote to in the hour before it was written."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > SECONDS_OF_A_DEAD_WRITER:
+            if path.stat().st_mtime - left.stat().st_mtime > SECONDS_OF_A_DEAD_WRITER:
                 left.unlink()
 
 

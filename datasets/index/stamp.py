@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-import time
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -37,10 +37,22 @@ def stamps_in(facts: list[list]) -> list[FileStamp]:
     return [FileStamp(Path(path), size, mtime_ns) for path, size, mtime_ns in facts]
 
 
+def now() -> int:
+    """Nanoseconds, by the clock that dates files."""
+    with tempfile.TemporaryFile() as file:
+        return os.fstat(file.fileno()).st_mtime_ns
+
+
 def stamp_of_file(file: Path) -> dict:
     """What `is_same_file` needs, to be taken before the file is read."""
-    now, status = time.time_ns(), file.stat()
-    return {"name": file.name, "size": status.st_size, "date": status.st_mtime_ns, "read": now, "checksum": _hash(file)}
+    read, status = now(), file.stat()
+    return {
+        "name": file.name,
+        "size": status.st_size,
+        "date": status.st_mtime_ns,
+        "read": read,
+        "checksum": _hash(file),
+    }
 
 
 def is_same_file(stamp: dict, file: Path) -> bool:

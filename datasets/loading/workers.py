@@ -25,6 +25,7 @@ from datasets.loading.readers import Batch, Reader
 from datasets.loading.to_device import prefetch_to_device
 from utils.errors import DataError, LostProcess
 from utils.host import has_streams
+from utils.signals import die_with_parent
 
 MIN_IMAGES_PER_THREAD = 4
 SECONDS_TO_DIE = 1.0  # between the first error that a dying worker causes and its end
@@ -80,6 +81,7 @@ def read_in_processes(
         pin_memory=has_streams(device),
         multiprocessing_context=context,
         generator=torch.Generator(),  # the loader draws a seed, which must not come from the run's generator
+        worker_init_fn=_end_with_run,
     )
     # Workers' garbage collection must not touch objects from before the fork, which would copy their pages.
     gc.freeze()
@@ -99,6 +101,11 @@ def read_in_processes(
             yield batch
     finally:
         del batches  # which ends the workers
+
+
+def _end_with_run(number: int) -> None:
+    """After kill -9 of the run torch's workers would live on for up to 5 s, and with them the lock of its folder."""
+    die_with_parent()
 
 
 def _next(batches: Iterator[Batch | DataError], workers: list[BaseProcess]) -> Batch | DataError | None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import subprocess
 
 import pytest
@@ -34,6 +35,13 @@ def test_a_loader_process_of_one_of_two_processes_ends_both_and_is_named(tmp_pat
     assert_names(ended.printed, "error: loader process")
     assert "Traceback" not in ended.printed
     assert_names(failure(tmp_path / "o"), "process 1")
+
+
+def test_loader_processes_of_a_killed_run_do_not_hold_its_folder(tmp_path, start):
+    killed = start(tmp_path / "o", *DIGITS, *PROCESSES, "SAVE_STEPS=1", signal_at=[3, signal.SIGKILL, [0]])
+    assert killed.returncode == -signal.SIGKILL
+    again = start(tmp_path / "o", *DIGITS, *PROCESSES)
+    assert again.returncode == 0, again.printed
 
 
 def test_a_loader_thread_that_dies_ends_the_run(tmp_path, start):

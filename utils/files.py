@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -44,3 +45,9 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def file_clock_ns() -> int:
+    """The time in nanoseconds by the clock that dates files, to compare it with their dates."""
+    with tempfile.TemporaryFile() as file:
+        return os.fstat(file.fileno()).st_mtime_ns

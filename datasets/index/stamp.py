@@ -2,12 +2,12 @@
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from utils.errors import DataError
+from utils.files import file_clock_ns
 
 # File systems note the time of a change in steps of up to 2 s (FAT). A change within the same step as one before is not
 # seen, so what was read so shortly after a change is not known by its date alone.
@@ -37,15 +37,9 @@ def stamps_in(facts: list[list]) -> list[FileStamp]:
     return [FileStamp(Path(path), size, mtime_ns) for path, size, mtime_ns in facts]
 
 
-def now() -> int:
-    """Nanoseconds, by the clock that dates files."""
-    with tempfile.TemporaryFile() as file:
-        return os.fstat(file.fileno()).st_mtime_ns
-
-
 def stamp_of_file(file: Path) -> dict:
     """What `is_same_file` needs, to be taken before the file is read."""
-    read, status = now(), file.stat()
+    read, status = file_clock_ns(), file.stat()
     return {
         "name": file.name,
         "size": status.st_size,

@@ -12,13 +12,14 @@ from configs.schema import Config
 from datasets.index.collect import encoded
 from datasets.index.file import TEXT, Index, IndexWriter
 from datasets.index.place import ENDING, index_paths, note_of_memory, open_or_build
-from datasets.index.stamp import dates_of_folders, now, seconds_of_doubt
+from datasets.index.stamp import dates_of_folders, seconds_of_doubt
 from datasets.sources.images import FileImages, is_within
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
 from datasets.transforms.decode import IMAGE_ENDINGS, READ_BY
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError, did_you_mean
+from utils.files import file_clock_ns
 from utils.text import counted, first_of
 
 SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")  # of zip files made on a Mac, and of network disks: copies and thumbnails
@@ -152,7 +153,7 @@ def _is_unchanged(index: Index, folder: Path) -> bool:
 def _build(path: Path | None, folder: Path, depends_on: dict) -> Index:
     """List the folders into an index. If one has changed just now, again: see `seconds_of_doubt`."""
     for is_last in (False, True):
-        started = now()
+        started = file_clock_ns()
         writer = IndexWriter(path, {"path": TEXT, "target": "<i4", "folder": TEXT, "date": "<i8"})
         scan = FolderScan(folder, depends_on["names"], depends_on["deep"])
         for name, number in zip(depends_on["names"], depends_on["numbers"], strict=True):

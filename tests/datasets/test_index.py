@@ -284,7 +284,7 @@ def test_data_that_cannot_be_written_to_has_its_index_elsewhere(folders, tmp_pat
     root, listed = folders
     original = tempfile.TemporaryFile
 
-    def refuse(dir, **options):  # as a read-only disk does, even to the superuser who may run this test
+    def refuse(dir=None, **options):  # as a read-only disk does, even to the superuser who may run this test
         if dir == root:
             raise PermissionError(13, "Read-only file system")
         return original(dir=dir, **options)

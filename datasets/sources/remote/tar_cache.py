@@ -9,14 +9,13 @@ import contextlib
 import errno
 import fcntl
 import os
-import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from datasets.sources.remote.server import Server
 from utils.errors import DataError, cause_of
-from utils.files import sync
+from utils.files import file_clock_ns, sync
 from utils.text import format_bytes
 
 DATE_NS = 10**18  # of each tar here: in 2001, which every file system can store
@@ -56,7 +55,7 @@ class TarCache:
     def use(self, tar: RemoteTar) -> None:
         """Note that the tar is in use: the tars that were used longest ago are dropped first."""
         with contextlib.suppress(OSError):
-            os.utime(self.path(tar), ns=(time.time_ns(), DATE_NS))
+            os.utime(self.path(tar), ns=(file_clock_ns(), DATE_NS))
 
     def pull(
         self,
@@ -95,7 +94,7 @@ class TarCache:
         try:
             self.server.copy(tar.name, tar.size, file)
             sync(file)
-            os.utime(part, ns=(time.time_ns(), DATE_NS))
+            os.utime(part, ns=(file_clock_ns(), DATE_NS))
             check(part)
         except BaseException:
             part.unlink()

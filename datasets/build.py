@@ -59,9 +59,8 @@ def load_image_sets(
         )
     try:
         read = SOURCES[source]
-        train, val = (
-            read(config, say) if read in (read_torchvision, read_shards) else read(config)
-        )  # those that download
+        downloads = read in (read_torchvision, read_shards)
+        train, val = read(config, say) if downloads else read(config)
     except OSError as error:
         raise DataError(f"DATA.DATA_PATH: {config.DATA.DATA_PATH} cannot be read ({error})") from error
     if val is None:

@@ -140,7 +140,7 @@ class Plan:
 
     @cached_property
     def validation(self) -> dict:
-        """What tells these validation images from others. Collective: of millions, every process would hold all names."""
+        """What tells these validation images from others. Collective: one process alone goes through millions of names."""
         return self.process.first(lambda: identity(self.eval_set))
 
     @property

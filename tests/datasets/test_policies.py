@@ -192,11 +192,12 @@ REFERENCES = {
     "solarize": auto_augment.solarize,
     "solarize_add": auto_augment.solarize_add,
     "gaussian_blur": auto_augment.gaussian_blur,
+    "rotate": auto_augment.rotate,
+    "shear_x": auto_augment.shear_x,
+    "shear_y": auto_augment.shear_y,
+    "translate_x": auto_augment.translate_x_abs,
+    "translate_y": auto_augment.translate_y_abs,
 }
-for name, theirs in {"translate_x": "TranslateX", "translate_y": "TranslateY"}.items():
-    REFERENCES[name] = auto_augment.NAME_TO_OP[theirs]
-for name, theirs in {"rotate": "Rotate", "shear_x": "ShearX", "shear_y": "ShearY"}.items():
-    REFERENCES[name] = auto_augment.NAME_TO_OP[theirs]
 VALUES = {"posterize": range(-2, 10), "solarize": (0, 1, 128, 255, 256), "solarize_add": (0, 1, 60, 128)}
 VALUES |= {"hue": (-0.5, -0.2, 0.0, 0.01, 0.5), "gaussian_kernel": (0.1, 0.7, 2.0), "rotate": (-135, -30, 0.5, 90, 400)}
 FEW = (0.0, 0.1, 0.3, 0.7, 0.9, 1.0, 1.1, 1.37, 1.9, 4.6)

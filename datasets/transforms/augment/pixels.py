@@ -26,7 +26,7 @@ def carry_out(plan: Plan, pixels: np.ndarray, fill: Fill) -> np.ndarray:
     return _in_turn(plan.operations, pixels, fill)
 
 
-def to_image(pixels: np.ndarray) -> Image.Image:
+def _to_image(pixels: np.ndarray) -> Image.Image:
     """Of uint8 [H, W, C]."""
     return Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0])
 
@@ -40,7 +40,7 @@ def _in_turn(operations: tuple[Operation, ...], pixels: np.ndarray, fill: Fill) 
                 numbers = ARITHMETIC[name](numbers, value)
             pixels = numbers.numpy().astype(np.uint8)  # a quarter of torch's time
         else:
-            image = to_image(pixels)
+            image = _to_image(pixels)
             for name, value, resample in group:
                 image = _pillow_operations()[name](image, value, resample=resample, fillcolor=fill)
             pixels = np.array(image).reshape(shape)
@@ -50,15 +50,15 @@ def _in_turn(operations: tuple[Operation, ...], pixels: np.ndarray, fill: Fill) 
 def _mix(plan: Plan, pixels: np.ndarray, fill: Fill) -> np.ndarray:
     changed = (_in_turn(chain, pixels, fill) for chain in plan.chains)
     if plan.blend is None:
-        mixed = to_image(pixels)
+        mixed = _to_image(pixels)
         for weight, each in zip(plan.weights, changed, strict=True):
-            mixed = Image.blend(mixed, to_image(each), weight)
+            mixed = Image.blend(mixed, _to_image(each), weight)
     else:
         total = sum(
             weight * each.astype(np.float32) for weight, each in zip(np.float32(plan.weights), changed, strict=True)
         )
         total = np.clip(total, 0, 255).astype(np.uint8)
-        mixed = Image.blend(to_image(pixels), to_image(total), plan.blend)
+        mixed = Image.blend(_to_image(pixels), _to_image(total), plan.blend)
     return np.array(mixed).reshape(pixels.shape)
 
 

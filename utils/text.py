@@ -39,7 +39,8 @@ def align(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def is_url(path: str) -> bool:
-    return "://" in path
+    """Also a mistyped one (https:/server), which may contain a password and must not be taken for a folder."""
+    return "://" in path or path.lower().startswith(tuple(f"{scheme}:" for scheme in SCHEMES))
 
 
 def problem_of(url: str) -> str | None:

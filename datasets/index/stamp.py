@@ -40,10 +40,11 @@ def stamps_in(facts: list[list]) -> list[FileStamp]:
 def stamp_of_file(file: Path) -> dict:
     """What `is_same_file` needs, to be taken before the file is read."""
     read, status = file_clock_ns(), file.stat()
+    # The date of the last change, which no program can set back, as it can the date of the content.
     return {
         "name": file.name,
         "size": status.st_size,
-        "date": status.st_mtime_ns,
+        "date": status.st_ctime_ns,
         "read": read,
         "checksum": _hash(file),
     }
@@ -54,7 +55,7 @@ def is_same_file(stamp: dict, file: Path) -> bool:
     status = file.stat()
     if (file.name, status.st_size) != (stamp["name"], stamp["size"]):
         return False
-    is_dated = status.st_mtime_ns == stamp["date"] < stamp["read"] - NANOSECONDS_OF_DOUBT
+    is_dated = status.st_ctime_ns == stamp["date"] < stamp["read"] - NANOSECONDS_OF_DOUBT
     return is_dated or _hash(file) == stamp["checksum"]
 
 

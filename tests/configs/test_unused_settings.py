@@ -23,3 +23,8 @@ def test_settings_that_take_effect_are_not_spoken_of(here):
     options += " TRAIN.COLOR_JITTER_HUE=0.1 TRAIN.COLOR_JITTER_PROB=0.5 DATA.AUGMENT_ON=device"
     options += " TRAIN.CUTMIX_MINMAX=0.2,0.8 TRAIN.MIXUP_MODE=elem TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9"
     assert load_text(SMALL, "-opts", *options.split()).notes == []
+
+
+@pytest.mark.parametrize("dataset", ["csv", "imagefolder", "imagenet2012", "parquet", "shards"])
+def test_the_folder_of_caches_takes_effect_where_an_index_may_lie_in_it(here, dataset):
+    assert load_text(SMALL, "-opts", f"DATA.DATASET={dataset}", "DATA.CACHE_PATH=x").notes == []

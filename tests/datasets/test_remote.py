@@ -151,7 +151,11 @@ def test_a_tar_is_pulled_once_and_again_only_when_it_has_changed(root, caches):
         assert len([path for path in server.paths[bodies:] if path == "/train-000001.tar"]) == 2  # its size, its bytes
 
 
-def test_a_tar_that_is_not_that_of_its_index_is_refused(root, caches):
+@pytest.mark.parametrize("small", [0, 4 << 20])
+def test_a_tar_that_is_not_that_of_its_index_is_refused_until_the_server_has_the_right_one(
+    root, caches, small, monkeypatch
+):
+    monkeypatch.setattr("datasets.index.file.SMALL", small)  # bytes up to which there is no index of all tars
     for path in root.glob("*.tar"):
         assert save_index(scan(path))
     path = root / "train-000000.tar"
@@ -163,6 +167,8 @@ def test_a_tar_that_is_not_that_of_its_index_is_refused(root, caches):
         with refused(DataError, f"{server.url}/train-000000.tar", "train-000000.idx.npz", "-resume"):
             train.read(0)
         assert "train-000000.tar" not in held(caches)
+        save_index(scan(path))
+        assert remote(server.url, caches)[0].read(0) is not None
 
 
 def test_the_cache_holds_no_more_than_its_limit_and_what_was_dropped_is_pulled_again(tmp_path, caches):
@@ -260,6 +266,12 @@ def test_what_does_not_pass_in_time_ends_it_with_the_setting(root, tmp_path, fau
         assert len(server.paths) > 2
 
 
+def test_a_cache_that_cannot_be_written_is_told_with_its_setting(root, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with HttpFolder(root) as server, refused(DataError, "DATA.CACHE_PATH", server.url):
+        remote(server.url, str(tmp_path / "file"))
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/set", "http://no-such-host.invalid/set"])
 def test_a_host_that_nobody_answers_at_is_told(url, caches):
     with refused(DataError, url, "DATA.DATA_PATH", "network"):
@@ -320,6 +332,6 @@ def test_a_url_is_a_folder_one_tar_or_many():
     assert parse_address("s3://bucket/set/") == ("s3://bucket/set", None)
     assert parse_address("https://server/set/a.tar") == ("https://server/set", ["a.tar"])
     assert parse_address("https://server/set/{train,val}/{0..1}.tar").names[0] == "train/0.tar"
-    for wrong in ("https://server/{0..1.tar", "https://server/{0..99999999}.tar", "https://server/{0..1}.zip"):
+    for wrong in ("https://server/{0..1.tar", "https://server/{0..99999999}.tar", "https://server/{0..1}.zip", "https://server/{../x,y}.tar"):
         with refused(DataError, "DATA.DATA_PATH"):
             parse_address(wrong)

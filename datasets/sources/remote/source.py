@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from configs.schema import Config
+from datasets.index.place import ENDING
 from datasets.index.stamp import FileStamp
 from datasets.shuffle import GroupedShuffle
 from datasets.sources.remote.address import parse_address
@@ -27,7 +28,7 @@ from datasets.sources.shards.source import CLASSES_FILE, ShardImages, read_from
 from datasets.sources.shards.source import read_shards as read_from_disk
 from datasets.sources.shards.tar import Tar
 from datasets.types import ImageSet
-from utils.errors import ConfigError, DataError
+from utils.errors import ConfigError, DataError, cause_of
 from utils.files import replacing
 from utils.text import format_bytes, is_url
 
@@ -44,6 +45,11 @@ def read_shards(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | 
         train, val = read_from(folder, config)
     except DataError as error:
         raise DataError(folder.shown(str(error))) from None
+    except OSError as error:
+        raise DataError(
+            f"DATA.CACHE_PATH: the cache of {folder.server.url} in {folder.cache.folder} cannot be used ({cause_of(error)}); "
+            "set it to a writable folder with room"
+        ) from error
     folder.check_limit(train if train is not None else val)
     return train, val
 
@@ -130,7 +136,8 @@ class ServerFolder(ShardFolder):
         content, copy = self.server.read(CLASSES_FILE), self.root / CLASSES_FILE
         self.root.mkdir(parents=True, exist_ok=True)
         if content is None:
-            copy.unlink(missing_ok=True)
+            if copy.is_file():  # else the folder may be read-only
+                copy.unlink()
         elif not copy.is_file() or copy.read_bytes() != content:
             with replacing(copy, shared=True) as file:
                 file.write(content)
@@ -217,8 +224,13 @@ class ServerFolder(ShardFolder):
         return self.cache.pull(tar, lambda part: self._check(tar, part), keep, waits)
 
     def _check(self, tar: RemoteTar, part: Path) -> None:
-        known = read_index(self.cache.path(tar), tar.size)
-        if known and known.checksum and checksum(Tar(part)) != known.checksum:
+        path = self.cache.path(tar)
+        index, known_in = read_index(path, tar.size), index_path(path)
+        if known_in.is_file() and (index is None or index.checksum and checksum(Tar(part)) != index.checksum):
+            # The next start asks the server for its index again. Until then an empty one keeps others from the tar.
+            for table in self.root.glob(f"*{ENDING}"):
+                table.unlink(missing_ok=True)
+            known_in.write_bytes(b"")
             raise DataError(
                 f"{self.server.url_of(tar.name)} is not the tar that its index describes; make its index anew on the server "
                 f"(remove {index_path(Path(tar.name))}, or run make_shards.py again), and start again with -resume to continue"

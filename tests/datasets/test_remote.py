@@ -332,6 +332,11 @@ def test_a_url_is_a_folder_one_tar_or_many():
     assert parse_address("s3://bucket/set/") == ("s3://bucket/set", None)
     assert parse_address("https://server/set/a.tar") == ("https://server/set", ["a.tar"])
     assert parse_address("https://server/set/{train,val}/{0..1}.tar").names[0] == "train/0.tar"
-    for wrong in ("https://server/{0..1.tar", "https://server/{0..99999999}.tar", "https://server/{0..1}.zip", "https://server/{../x,y}.tar"):
+    for wrong in (
+        "https://server/{0..1.tar",
+        "https://server/{0..99999999}.tar",
+        "https://server/{0..1}.zip",
+        "https://server/{../x,y}.tar",
+    ):
         with refused(DataError, "DATA.DATA_PATH"):
             parse_address(wrong)

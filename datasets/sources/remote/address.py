@@ -26,7 +26,9 @@ def parse_address(url: str) -> Address:
     if wrong := next((name for name in names if not name.lower().endswith(".tar")), None):
         raise DataError(f"DATA.DATA_PATH: {url} names {wrong!r}, which is no .tar; correct it, or name the folder")
     if outside := next((name for name in names if ".." in name.split("/")), None):
-        raise DataError(f"DATA.DATA_PATH: {url} names {outside!r}, which leads out of the folder; name a folder above it")
+        raise DataError(
+            f"DATA.DATA_PATH: {url} names {outside!r}, which leads out of the folder; name a folder above it"
+        )
     return Address(folder, names)
 
 

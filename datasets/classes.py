@@ -55,9 +55,9 @@ def _name_alike(classes: list[str]) -> list[str]:
         plain = normalize("NFC", name).casefold().replace("_", " ").replace("-", " ")
         spellings.setdefault(" ".join(plain.split()), []).append(name)
     alike = [" and ".join(names) for names in spellings.values() if len(names) > 1]
-    return [f"warning: these are read as different classes: {first_of(alike)}; if not meant, name them alike"] * bool(
-        alike
-    )
+    if not alike:
+        return []
+    return [f"warning: these are read as different classes: {first_of(alike)}; if not meant, name them alike"]
 
 
 def _numbers(part: ImageSet, classes: list[str]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Atomic file replacement: a file is the old or the new version, even if the machine stops."""
+"""Opening files that may be pipes, and replacing files: one is the old or the new version, even if the machine stops."""
 
 import contextlib
 import os
@@ -25,6 +25,11 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[IO[bytes]]:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def without_waiting(path: str, flags: int) -> int:
+    """An `opener` for `open` that does not wait for the writer of a pipe."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def sync(file: IO[bytes]) -> None:

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 
 from configs.schema import Config
 from datasets.cache.build import CacheEncoder, CacheError, CacheProgress, build_cache
 from datasets.cache.file import JPEG, PIXELS, CacheFile, CacheLocation, DamagedCacheError
+from datasets.index.place import caches_folder
 from datasets.shuffle import EpochOrder
 from datasets.transforms.decode import decode
 from datasets.types import ImageReadError, ImageSet
@@ -128,10 +128,7 @@ def count_threads(config: Config) -> int:
 def locate_cache(config: Config, part: str, image_set: ImageSet) -> CacheLocation:
     """The location of this set's cache, whether it exists or not."""
     data, root = config.DATA, os.fsencode(os.path.realpath(image_set.root))
-    if data.CACHE == "ram":
-        folder = SHARED_MEMORY / f"halfstep-{os.getuid()}"
-    else:
-        folder = Path(data.CACHE_PATH or Path(config.SAVE) / "cache").expanduser()
+    folder = SHARED_MEMORY / f"halfstep-{os.getuid()}" if data.CACHE == "ram" else caches_folder(config)
     key = {
         "files": hash_files(image_set, count_threads(config)),
         "pixels": asdict(image_set.rules),

@@ -23,7 +23,7 @@ import numpy as np
 
 from datasets.index.stamp import changed_during_run
 from utils.errors import cause_of
-from utils.files import replacing
+from utils.files import replacing, without_waiting
 
 MAGIC = b"halfstep index 1\n"  # the number is the version of the format
 TEXT = "text"  # the type of a column of byte strings; others are numpy's, such as <i4
@@ -186,7 +186,7 @@ class IndexWriter:
 def open_index(path: Path) -> Index | None:
     """The index in a file; None if there is none, or none that is whole and of this version."""
     try:
-        with open(path, "rb", opener=_regular_only) as file:
+        with open(path, "rb", opener=without_waiting) as file:
             size, magic = os.fstat(file.fileno()).st_size, file.read(len(MAGIC))
             length, checksum = (int.from_bytes(file.read(NUMBER), "little") for _ in range(2))
             description = file.read(length) if magic == MAGIC and length <= size else b""
@@ -221,11 +221,6 @@ def _reopen(path: Path, identity: str, part: str) -> np.ndarray:
     if column is None or index.id != identity:
         raise changed_during_run(path)
     return column
-
-
-def _regular_only(path: str, flags: int) -> int:
-    """Open without waiting for the writer of a pipe, which then is no index."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _remove_left(path: Path) -> None:

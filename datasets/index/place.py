@@ -16,6 +16,11 @@ ENDING = ".index"
 T = TypeVar("T")
 
 
+def caches_folder(config: Config) -> Path:
+    """DATA.CACHE_PATH, or where it is not set `cache` below SAVE."""
+    return Path(config.DATA.CACHE_PATH or Path(config.SAVE) / "cache").expanduser()
+
+
 def index_paths(config: Config, beside: Path) -> list[Path]:
     """Where an index may lie: `beside` the data, in the folder of caches, in the machine's folder of temporary files.
 
@@ -23,7 +28,7 @@ def index_paths(config: Config, beside: Path) -> list[Path]:
     """
     known_by = hashlib.sha256(os.fsencode(os.path.realpath(beside))).hexdigest()[:16]
     name = f"{beside.name.removesuffix(ENDING)}-{known_by}{ENDING}"
-    caches = Path(config.DATA.CACHE_PATH or Path(config.SAVE) / "cache").expanduser()
+    caches = caches_folder(config)
     own = Path(tempfile.gettempdir()) / f"halfstep-{os.getuid()}"
     with contextlib.suppress(FileNotFoundError):
         if own.lstat().st_uid != os.getuid():  # made by another user, who could put a wrong index there

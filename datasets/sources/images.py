@@ -14,6 +14,7 @@ from datasets.transforms.decode import decode, kinds_of
 from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import DataError, not_a_file
+from utils.files import without_waiting
 
 RETRY_AFTER = (0.5, 2.0)  # seconds: a network file system or a disk may answer again
 # Errors that another attempt would meet again: no such file, no permission, a folder or socket in its place.
@@ -105,7 +106,7 @@ class FileImages(EncodedImages):
         # Links to folders were checked with the list; a link to a file is found here.
         if self.confined and os.path.islink(path) and not is_within(self.root, path):
             raise DataError(f"{path}: this link leads out of {self.root}; a list may only name files inside it")
-        with open(path, "rb", opener=_without_waiting) as file:
+        with open(path, "rb", opener=without_waiting) as file:
             if not (kind := not_a_file(file.fileno())):
                 return os.path.splitext(path)[1], file.read()
         raise ImageReadError(f"it is {kind}")
@@ -129,11 +130,6 @@ class ArrayImages(ImageSet):
         if pixels.ndim == 3 and pixels.shape[2] == self.rules.num_channels:
             return pixels
         return to_array(Image.fromarray(pixels), self.rules)
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Open without waiting for the writer of a pipe, which is refused once it is open."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _normal(paths: list[bytes]) -> list[bytes]:

@@ -13,9 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-Fault = (
-    int | str | None
-)  # a status to answer with; "cut": half of the body; "stall": half, then nothing; None: no fault
+# A status to answer with; "cut": half of the body; "stall": half, then nothing; "empty": no body; "drop": no answer.
+Fault = int | str | None
 AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "secret-of-the-test", "AWS_DEFAULT_REGION": "us-east-1"}
 BUCKET = "photos"
 

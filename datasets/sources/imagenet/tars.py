@@ -54,9 +54,10 @@ def find_tar_files(root: Path) -> TarFiles | None:
     """The official tars of ILSVRC2012 in this folder, or tars of one class each; `root` may be a tar of such tars."""
     if root.is_file():
         return TarFiles([root], None, None) if root.suffix == ".tar" else None
-    if (root / TRAIN_TAR).is_file() or (root / VAL_TAR).is_file():
-        labels = find_solution(root) or next((each for each in [root / DEVKIT] if each.is_file()), None)
-        return TarFiles([path for path in [root / TRAIN_TAR] if path.is_file()], root / VAL_TAR, labels)
+    train, val, kit = (root / name for name in (TRAIN_TAR, VAL_TAR, DEVKIT))
+    if train.is_file() or val.is_file():
+        labels = find_solution(root) or (kit if kit.is_file() else None)
+        return TarFiles([train] if train.is_file() else [], val, labels)
     of_classes = sorted(path for path in root.iterdir() if CLASS_TAR.fullmatch(path.name))
     return TarFiles(of_classes, None, None) if of_classes else None
 

@@ -30,6 +30,5 @@ def spanned_bytes(images: ShardImages) -> int:
 
 def free_bytes(folder: Path) -> int:
     """Bytes that can be written to a folder, which may not exist yet."""
-    return shutil.disk_usage(
-        next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
-    ).free
+    folder = folder.absolute()
+    return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from configs.schema import Config
-from datasets.index.place import ENDING
+from datasets.index.place import ENDING, caches_folder
 from datasets.index.stamp import FileStamp
 from datasets.shuffle import GroupedShuffle
 from datasets.sources.remote.address import parse_address
@@ -63,8 +63,7 @@ class ServerFolder(ShardFolder):
         self.server = Server(address.folder, data.REMOTE_PATIENCE, say)
         self._names, self._limit_gb, self._say = address.names, data.REMOTE_CACHE_GB, say
         known_by = hashlib.sha256(address.folder.encode()).hexdigest()[:16]
-        caches = Path(data.CACHE_PATH or Path(config.SAVE) / "cache").expanduser()
-        self.cache = TarCache(caches / f"shards-{known_by}", self.server)
+        self.cache = TarCache(caches_folder(config) / f"shards-{known_by}", self.server)
         super().__init__(self.cache.tars_folder)
         self._tars: dict[Path, RemoteTar] = {}
         self._listed: set[str] = set()

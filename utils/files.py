@@ -1,4 +1,4 @@
-"""Opening files that may be pipes, and replacing files: one is the old or the new version, even if the machine stops."""
+"""Opening and dates of files, and their replacement: a file is the old or the new version, even if the machine stops."""
 
 import contextlib
 import os

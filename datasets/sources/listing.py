@@ -25,14 +25,10 @@ from utils.text import first_of
 NUM_CHECKED = 10  # files of each list that must exist at the start; all of ImageNet's would take minutes
 NUM_NAMED = 10  # of repeated paths
 ROWS_AT_ONCE = 1 << 16
-COLUMNS = {
-    "path": TEXT,
-    "target": "<i4",
-    "group": TEXT,
-    # Once for each label and each folder.
-    **{"label": TEXT, "label_line": "<u8", "label_count": "<u8"},
-    **{"folder": TEXT, "folder_row": "<u8", "folder_line": "<u8"},
-}
+OF_ROWS = {"path": TEXT, "target": "<i4", "group": TEXT}
+OF_LABELS = {"label": TEXT, "label_line": "<u8", "label_count": "<u8"}  # of the distinct ones
+OF_FOLDERS = {"folder": TEXT, "folder_row": "<u8", "folder_line": "<u8"}
+COLUMNS = OF_ROWS | OF_LABELS | OF_FOLDERS  # of each list
 
 
 class Rows(NamedTuple):

@@ -1,13 +1,13 @@
 """ImageNet's files in the forms in which it is passed on, with images of one shade: Kaggle's folders, the official tars."""
 
+import gzip
 import io
-import tarfile
 from pathlib import Path
 
 import numpy as np
 import scipy.io
 
-from tests.support.image_sets import draw, png, write_tar
+from tests.support.image_sets import draw, png, tar_bytes, write_tar
 
 # The development kit numbers classes in another order than that of their names.
 SYNSETS = {"n01440764": 3, "n01443537": 1, "n02108551": 2}
@@ -46,16 +46,6 @@ def make_kaggle(root: Path) -> Path:
     return root
 
 
-def tar_bytes(files: dict[str, bytes]) -> bytes:
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w") as tar:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    return content.getvalue()
-
-
 def class_tars() -> dict[str, bytes]:
     return {
         f"{synset}.tar": tar_bytes({name: png(shade) for name, shade in names.items()})
@@ -76,11 +66,8 @@ def write_devkit(file: Path, meta: bytes | None = None, truth: bytes | None = No
     ids = [SYNSETS[synset] for synset in VAL_SYNSETS]
     truth = "".join(f"{number}\n" for number in ids).encode() if truth is None else truth
     files = {"meta.mat": meta or meta_mat(), "ILSVRC2012_validation_ground_truth.txt": truth}
-    with tarfile.open(file, "w:gz") as kit:
-        for name, content in files.items():
-            member = tarfile.TarInfo(f"ILSVRC2012_devkit_t12/data/{name}")
-            member.size = len(content)
-            kit.addfile(member, io.BytesIO(content))
+    kit = tar_bytes({f"ILSVRC2012_devkit_t12/data/{name}": content for name, content in files.items()})
+    file.write_bytes(gzip.compress(kit))
 
 
 def meta_mat() -> bytes:

@@ -206,6 +206,16 @@ def test_a_pyarrow_that_would_load_it_is_refused(tmp_path, monkeypatch):
 # --- row groups ---
 
 
+def test_a_file_that_is_replaced_while_it_is_read_ends_the_run(tmp_path):
+    make_parquet(tmp_path)
+    train, _ = load("parquet", tmp_path)
+    assert int(train.read(0)[0, 0, 0]) == 0
+    path = tmp_path / "data" / "train-00000-of-00002.parquet"
+    write_parquet(path, rows(range(100, 110)), {"label": ANIMALS})
+    with refused(DataError, path, "-resume"):
+        train.read(9)  # of another row group
+
+
 def test_the_index_of_changed_files_is_made_anew(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.index.file.SMALL", 0)  # above that an index has a file
     path = write_parquet(tmp_path / "train.parquet", rows(range(30)))

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from botocore.exceptions import ConfigParseError, TokenRetrievalError, UnauthorizedSSOTokenError
 
 from datasets import build_train_data, load_image_sets
 from datasets.sources.remote.address import expand, parse_address
 from datasets.sources.remote.server import Server
 from datasets.sources.remote.tar_cache import RemoteTar, TarCache
-from datasets.sources.remote.trouble import judge
+from datasets.sources.remote.trouble import DeniedError, judge
 from datasets.sources.shards.index import save_index, scan
 from tests.support.configs import CPU, replaced
 from tests.support.image_sets import load, make_set, samples, settings, shades, write_tar
@@ -301,6 +302,15 @@ def test_what_libraries_say_of_credentials_is_left_out():
     said = judge(error, "https").words
     assert_names(said, "host/a.tar")
     assert not [each for each in secrets if each in said]
+
+
+@pytest.mark.parametrize(
+    "error", [UnauthorizedSSOTokenError(), TokenRetrievalError(provider="x", error_msg="x"), ConfigParseError(path="x")]
+)
+def test_credentials_that_have_expired_or_cannot_be_read_are_not_waited_for(error):
+    trouble = judge(error, "s3")
+    assert trouble.lasts and trouble.kind is DeniedError
+    assert_names(trouble.remedy, "AWS_PROFILE")
 
 
 def test_a_server_cannot_name_a_file_outside_of_the_cache(root, caches, tmp_path):

@@ -158,6 +158,9 @@ def _starts(counts: np.ndarray) -> np.ndarray:
 
 def _read_group(file: FileStamp, number: int, column: str) -> Any:
     """A pyarrow array of the bytes of a row group's images."""
+    stat = os.stat(file.path)
+    if (stat.st_size, stat.st_mtime_ns) != file[1:]:
+        raise changed_during_run(file.path)
     images = read_columns(file.path, [column], number, metadata=_description(file)).column(0)
     images = images.flatten()[0] if "." in column else images
     return images.combine_chunks() if images.num_chunks != 1 else images.chunk(0)
@@ -166,8 +169,5 @@ def _read_group(file: FileStamp, number: int, column: str) -> Any:
 @functools.lru_cache(MAX_DESCRIPTIONS)
 def _description(file: FileStamp) -> Any:
     """The footer of a file, which is read once: that of a large file takes milliseconds."""
-    stat = os.stat(file.path)
-    if (stat.st_size, stat.st_mtime_ns) != file[1:]:
-        raise changed_during_run(file.path)
     with opened(file.path) as content:
         return content.metadata

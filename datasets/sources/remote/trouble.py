@@ -8,6 +8,7 @@ from utils.text import redacted
 
 # Classes of aiohttp, botocore and ssl by their names: none of these is imported for the other.
 NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError"}
+NO_CREDENTIALS |= {"SSOError", "TokenRetrievalError", "ConfigParseError", "ConfigNotFound", "InvalidConfigError"}
 NO_CONNECTION = {"ClientConnectorError", "EndpointConnectionError", "gaierror", "ConnectionRefusedError"}
 NO_TRUST = {"ClientSSLError", "ClientConnectorCertificateError", "SSLError", "SSLCertVerificationError"}
 MALFORMED = {"ParamValidationError", "InvalidURL", "ValueError", "RecursionError"}  # the last: of endless redirects
@@ -45,7 +46,7 @@ def judge(error: BaseException, scheme: str) -> Trouble:
     names, status = {each.__name__ for each in type(error).__mro__}, _status_of(error)
     words = redacted(f"{type(error).__name__}: {error}".rstrip(": ").replace("\n", " "))
     if names & NO_CREDENTIALS:
-        return Trouble("there are no credentials for it", _credentials(scheme), kind=DeniedError)
+        return Trouble(f"there are no credentials for it ({words})", _credentials(scheme), kind=DeniedError)
     if isinstance(error, PermissionError) or status in (401, 403):
         return Trouble(f"access is denied ({words})", _credentials(scheme), kind=DeniedError)
     if isinstance(error, FileNotFoundError) or status in (404, 410):

@@ -39,7 +39,7 @@ IN_A_FILE = {
     "DATA: {DATASET: shards, DATA_PATH: 'https://me:secret@server/set'}": "DATA.DATA_PATH ~/.netrc",
     "DATA: {DATASET: shards, DATA_PATH: 's3://me:secret@bucket/set'}": "DATA.DATA_PATH AWS_PROFILE",
     "DATA: {DATASET: shards, DATA_PATH: 'https://server/set?X-Amz-Signature=secret'}": "DATA.DATA_PATH ~/.netrc",
-    "DATA: {DATASET: shards, DATA_PATH: 'https:/me:secret@server/set'}": "DATA.DATA_PATH server",
+    "DATA: {DATASET: shards, DATA_PATH: 'https:/me:secret@server/set'}": "DATA.DATA_PATH https",
     "DATA: {DATASET: shards, DATA_PATH: 'ftp://server/set'}": "DATA.DATA_PATH https:// s3://",
     "DATA: {DATASET: csv, DATA_PATH: 'https://server/set'}": "DATA.DATA_PATH https://server/set -dataset shards",
     # A list where one value belongs, or lists in a list.

@@ -13,8 +13,8 @@ from engine.precision.policy import Precision
 from engine.train.counters import Scores, sum_dtype
 from engine.train.loss import widen
 from models import build_model
+from models.pretrained.weights import load_exactly
 from models.running_statistics import statistics_of
-from models.weights import load_exactly
 from utils.distributed import Process
 
 

@@ -24,7 +24,7 @@ from engine.parallel.strategy import check_strategy
 from engine.precision.policy import Precision
 from models.formats.common import record_of
 from models.formats.files import find_file, what_is_recorded
-from models.weights import load_pretrained
+from models.pretrained.weights import load_pretrained
 from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.log import Log

@@ -10,8 +10,8 @@ from datasets import holds_out_no_more
 from engine.parallel.strategy import is_sharded
 from engine.plan import AS_BEGUN, Plan
 from engine.train.counters import Best
+from models.pretrained.weights import ARCHITECTURE, PREPROCESSING, differences
 from models.timm_models import preprocessing_of_timm
-from models.weights import ARCHITECTURE, PREPROCESSING, differences
 from utils.text import counted, first_of
 
 

@@ -42,8 +42,8 @@ from engine.precision.policy import Precision
 from engine.train.counters import Best
 from models import build_model, describe
 from models.compilation import parts_to_compile
+from models.pretrained.weights import load_exactly
 from models.transforms.activation_checkpointing import ActivationCheckpointing
-from models.weights import load_exactly
 from utils.distributed import Process, choose_device, find_devices
 from utils.errors import ConfigError, UserError
 from utils.findings import OK, WARN, WRONG, Finding

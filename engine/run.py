@@ -42,7 +42,7 @@ from engine.train.counters import Best, confidence
 from engine.train.trainer import Trainer
 from models import build_model, describe
 from models.compile_cache import prepare_compiler
-from models.weights import check_exactly
+from models.pretrained.weights import check_exactly
 from utils.distributed import Process
 from utils.findings import OK
 from utils.host import keep_freed_memory

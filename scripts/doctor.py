@@ -28,7 +28,7 @@ from engine.diagnose.doctor import diagnose
 from engine.diagnose.failing_batch import Batches, read_overflow
 from engine.precision.policy import set_matmul
 from models import build_model
-from models.weights import load_exactly
+from models.pretrained.weights import load_exactly
 from scripts.command_line import Parser, read_checkpoint
 from utils.distributed import Process, choose_device
 from utils.errors import ConfigError

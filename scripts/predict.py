@@ -30,7 +30,7 @@ from engine.precision.policy import Precision, set_matmul
 from engine.train.loss import widen
 from models import build_model
 from models.formats.common import weights_of
-from models.weights import load_exactly
+from models.pretrained.weights import load_exactly
 from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, read_checkpoint
 from utils.distributed import Process, choose_device
 from utils.errors import ConfigError

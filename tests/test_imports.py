@@ -107,9 +107,9 @@ PACKAGES = {
             "compilation",
             "formats.sharded",
             "formats",
-            "hub",
+            "pretrained",
         ),
-        *("weights", "freeze", "vit", "timm_models", "__init__"),
+        *("freeze", "vit", "timm_models", "__init__"),
     ),
     "engine": (
         *("parallel", "precision", "train", "checkpoint", "memory", "report", "diagnose", "check"),

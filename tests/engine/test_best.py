@@ -53,7 +53,7 @@ def test_of_raw_weights_and_ema_the_better_ones_are_best_and_what_predict_export
 def assert_taken(small_yaml, source, weights):
     from configs.load import load
     from models import build_model
-    from models.weights import load_pretrained
+    from models.pretrained.weights import load_pretrained
 
     model = build_model(load(["-cfg", str(small_yaml)]).config, 10)
     load_pretrained(model, str(source))

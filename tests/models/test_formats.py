@@ -11,7 +11,7 @@ import torch
 import torchvision
 
 from models.formats.files import read_state_dict, what_is_recorded
-from models.weights import load_pretrained
+from models.pretrained.weights import load_pretrained
 from tests.support.weight_files import (
     CLASSES,
     DEPTH,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.formats.torch import to_safetensors
-from models.weights import load_pretrained
+from models.pretrained.weights import load_pretrained
 from tests.support.weight_files import random_weights, saved, vit
 from utils.errors import ConfigError
 

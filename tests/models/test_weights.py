@@ -14,9 +14,9 @@ from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from timm.models import adapt_input_conv
 from timm.models.vision_transformer import VisionTransformer
 
-from models import hub
 from models.formats.files import read_state_dict
-from models.weights import load_pretrained
+from models.pretrained import hub
+from models.pretrained.weights import load_pretrained
 from scripts import convert_paddlevit, export
 from tests.support.refusals import assert_names, refused
 from tests.support.weight_files import (

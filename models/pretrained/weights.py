@@ -51,7 +51,7 @@ def load_pretrained(
         if path:
             weights = read_weights(path)
         else:
-            from models.hub import fetch  # imports timm, which takes seconds
+            from models.pretrained.hub import fetch  # imports timm, which takes seconds
 
             weights = Weights(fetch(source))
         first = f"{setting}: weights of {path or source}{f' ({weights.key})' if weights.key else ''}"

@@ -1,0 +1,1 @@
+"""What pretrained weights are: fetched, read, adapted to the model, or refused."""

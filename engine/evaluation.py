@@ -8,10 +8,10 @@ from torch.nn import functional
 
 from datasets import BadImages, EvalData
 from engine.checkpoint.resume import is_run
+from engine.loss.classification import widen
 from engine.plan import Plan
 from engine.precision.policy import Precision
 from engine.train.counters import Scores, sum_dtype
-from engine.train.loss import widen
 from models import build_model
 from models.pretrained.weights import load_exactly
 from models.running_statistics import statistics_of

@@ -26,8 +26,8 @@ from datasets.sources.folder import FolderScan, describe_left_out
 from datasets.sources.images import FileImages
 from datasets.transforms.decode import KNOWN_ENDINGS
 from datasets.transforms.pixel_rules import PixelRules
+from engine.loss.classification import widen
 from engine.precision.policy import Precision, set_matmul
-from engine.train.loss import widen
 from models import build_model
 from models.formats.common import weights_of
 from models.pretrained.weights import load_exactly

@@ -11,10 +11,10 @@ from configs.schema import Config
 from datasets import Normalize, Preparation
 from engine.diagnose.doctor import Case, Diagnosis, diagnose
 from engine.diagnose.failing_batch import Batches, LastUpdate
+from engine.loss.build import build_loss
 from engine.precision.policy import Precision
 from engine.train.callbacks import Callback
 from engine.train.counters import Report
-from engine.train.loss import ClassificationLoss
 from engine.train.trainer import Trainer
 from utils.files import write_text
 from utils.log import Log
@@ -34,7 +34,7 @@ def make_case(config: Config, model: torch.nn.Module, device: torch.device, upda
     return Case(
         model.to(device),
         precision,
-        ClassificationLoss(config.TRAIN),
+        build_loss(config),
         [(*prepare(batch), share) for batch, share in update.batches],
         scale,
         (config.SEED, update.step, update.rank),

@@ -11,8 +11,8 @@ from torch import nn
 
 from configs.schema import Config, Train
 from datasets import Normalize
+from engine.loss.build import build_loss
 from engine.precision.policy import Precision
-from engine.train.loss import ClassificationLoss
 from models.transforms.base import has_blocks
 from utils.host import free_host_memory
 
@@ -74,7 +74,7 @@ def record_forward(config: Config, model: nn.Module, precision: Precision, count
     with kept.following(model), torch.autograd.graph.saved_tensors_hooks(kept.note, lambda tensor: tensor):
         with precision.autocast():
             logits = model(images)
-        loss = ClassificationLoss(config.TRAIN)(logits, targets)
+        loss = build_loss(config)(logits, targets)
     del loss  # only now: a freed storage could be counted twice under another address
     return kept
 

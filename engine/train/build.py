@@ -4,11 +4,11 @@ from torch import nn
 
 from configs.schema import Config
 from datasets import Normalize, Preparation, TrainData
+from engine.loss.build import build_loss
 from engine.parallel.strategy import choose_parallel
 from engine.precision.policy import Precision, set_matmul
 from engine.train.counters import Counters
 from engine.train.ema import Ema
-from engine.train.loss import ClassificationLoss
 from engine.train.optim import Schedule, build_optimizer
 from engine.train.trainer import Trainer
 from models.compilation import compile_model
@@ -52,7 +52,7 @@ def build_trainer(config: Config, model: nn.Module, data: TrainData, process: Pr
         optimizer,
         parameters,
         Schedule(config.TRAIN, data.steps_per_epoch, data.global_batch),
-        ClassificationLoss(config.TRAIN),
+        build_loss(config),
         Preparation(config, normalize, is_compiled=config.COMPILE and process.device.type != "cpu"),
         ema,
         Counters(process.device),

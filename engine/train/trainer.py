@@ -1,6 +1,5 @@
 """The training step, and everything that changes while the model learns."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -8,6 +7,7 @@ from torch import Tensor, nn
 
 from configs.schema import Config
 from datasets import Batch, Mixed, Preparation, TrainData, Window, dominant_class
+from engine.loss.build import Loss
 from engine.parallel.replicated import Replicated
 from engine.precision.master_weights import ComputeWeights
 from engine.precision.policy import Precision
@@ -40,7 +40,7 @@ class Trainer:
     optimizer: torch.optim.Optimizer
     parameters: list[nn.Parameter]  # those that this process's optimizer updates
     schedule: Schedule
-    loss: Callable[[Tensor, Tensor | Mixed], Tensor]
+    loss: Loss
     prepare: Preparation
     ema: Ema | None
     counters: Counters

@@ -13,8 +13,8 @@ from datasets import Normalize, Preparation, build_train_data, load_image_sets
 from engine.diagnose.doctor import Case, diagnose, replay
 from engine.diagnose.failing_batch import read_overflow
 from engine.diagnose.trace import larger
+from engine.loss.classification import ClassificationLoss
 from engine.precision.policy import Precision
-from engine.train.loss import ClassificationLoss
 from engine.train.optim import build_optimizer
 from models import build_model
 from scripts import doctor

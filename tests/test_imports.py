@@ -112,7 +112,7 @@ PACKAGES = {
         *("freeze", "vit", "timm_models", "__init__"),
     ),
     "engine": (
-        *("parallel", "precision", "loss", "train", "checkpoint", "memory", "report", "diagnose", "check"),
+        *("parallel", "optim", "precision", "loss", "train", "checkpoint", "memory", "report", "diagnose", "check"),
         *(
             "settings",
             "run_folder",

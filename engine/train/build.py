@@ -5,11 +5,12 @@ from torch import nn
 from configs.schema import Config
 from datasets import Normalize, Preparation, TrainData
 from engine.loss.build import build_loss
+from engine.optim.factory import build_optimizer
+from engine.optim.schedule import Schedule
 from engine.parallel.strategy import choose_parallel
 from engine.precision.policy import Precision, set_matmul
 from engine.train.counters import Counters
 from engine.train.ema import Ema
-from engine.train.optim import Schedule, build_optimizer
 from engine.train.trainer import Trainer
 from models.compilation import compile_model
 from utils.distributed import Process

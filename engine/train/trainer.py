@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from configs.schema import Config
 from datasets import Batch, Mixed, Preparation, TrainData, Window, dominant_class
 from engine.loss.build import Loss
+from engine.optim.schedule import Schedule
 from engine.parallel.replicated import Replicated
 from engine.precision.master_weights import ComputeWeights
 from engine.precision.policy import Precision
 from engine.train.callbacks import Callback
 from engine.train.counters import Best, Counters, Report
 from engine.train.ema import Ema
-from engine.train.optim import Schedule
 from engine.train.window_guard import WindowGuard
 from models.formats.common import PREFERRED
 from utils.distributed import Process

@@ -14,8 +14,8 @@ from engine.diagnose.doctor import Case, diagnose, replay
 from engine.diagnose.failing_batch import read_overflow
 from engine.diagnose.trace import larger
 from engine.loss.classification import ClassificationLoss
+from engine.optim.factory import build_optimizer
 from engine.precision.policy import Precision
-from engine.train.optim import build_optimizer
 from models import build_model
 from scripts import doctor
 from tests.support.configs import CPU, replaced, small_config

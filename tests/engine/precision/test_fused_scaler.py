@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from configs.schema import Config
+from engine.optim.factory import build_optimizer
 from engine.parallel.replicated import Replicated
 from engine.precision.loss_scale import FusedLossScaler, LossScaler
-from engine.train.optim import build_optimizer
 from tests.support.configs import replaced, small_config
 from tests.support.trainers import make_trainer, update
 

@@ -1,0 +1,1 @@
+"""The optimizer, its parameter groups, and the learning rate as a function of the step."""

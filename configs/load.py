@@ -6,7 +6,7 @@ from typing import Any
 
 from configs import flags
 from configs.combinations import check_combinations
-from configs.paddlevit import IGNORED, OLD_SECTION, RENAMED, refuse_ignored, translate
+from configs.paddlevit.translation import IGNORED, OLD_SECTION, RENAMED, refuse_ignored, translate
 from configs.removed import REMOVED, check_removed
 from configs.schema import AUTO, VIT_FIELDS, Config
 from configs.typed_names import suggest_key

@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from configs.flags import FLAGS  # noqa: E402
-from configs.paddlevit import IGNORED  # noqa: E402
+from configs.paddlevit.translation import IGNORED  # noqa: E402
 from configs.values import SECTIONS, SETTINGS, Setting, describe_bounds, to_text  # noqa: E402
 
 INTRODUCTION = """\

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from configs.load import load
-from configs.paddlevit import IGNORED
+from configs.paddlevit.translation import IGNORED
 from configs.removed import REMOVED
 from configs.schema import Config
 from configs.values import SETTINGS

@@ -108,7 +108,7 @@ class Data:
     REMOTE_PATIENCE: Annotated[float, Bounds(0.0, 1e6)] = 120.0
     """For shards on a server: seconds for which a request that fails is repeated before the run ends."""
     SYNTHETIC_SIZE: Annotated[int, Bounds(1, 100_000_000)] = 1280
-    """Images per epoch of the synthetic data set, which is generated on the device."""
+    """Images per epoch of the data sets synthetic and fractals, which are computed."""
 
     @property
     def train_interpolation(self) -> str:

@@ -47,9 +47,10 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     yield not in_sequence, "DATA.", "SHUFFLE_BUFFER", "DATA.DATASET is not shards or parquet"
     yield not has_columns, "DATA.", "COLUMNS", "DATA.DATASET is not csv or parquet"
     yield data.DATASET != "csv", "DATA.", "CSV_COLUMNS GROUP_BY", "DATA.DATASET is not csv"
-    yield data.DATASET != "synthetic", "DATA.", "SYNTHETIC_SIZE", "DATA.DATASET is not synthetic"
+    is_computed = data.DATASET in ("synthetic", "fractals")
+    yield not is_computed, "DATA.", "SYNTHETIC_SIZE", "DATA.DATASET is not synthetic or fractals"
 
-    in_memory = data.DATASET in ("digits", "cifar10", "cifar100", "synthetic")
+    in_memory = data.DATASET in ("digits", "cifar10", "cifar100", "synthetic", "fractals")
     yield in_memory, "DATA.", "EXIF MAX_PIXELS", f"the images of {data.DATASET} are no files"
 
     yield not train.augments, "DATA.", "AUGMENT_ON", "TRAIN sets no policy, colour jitter, greyscale or blur"

@@ -17,6 +17,7 @@ from datasets.sources.caltech import read_caltech101, read_caltech256
 from datasets.sources.csv_list import read_csv
 from datasets.sources.digits import read_digits
 from datasets.sources.folder import read_image_folder
+from datasets.sources.fractals import read_fractals
 from datasets.sources.imagenet.source import read_imagenet
 from datasets.sources.parquet.source import read_parquet
 from datasets.sources.remote.source import read_shards
@@ -40,6 +41,7 @@ SOURCES = {
     "cifar100": read_torchvision,
     "digits": read_digits,
     f"{PREFIX}NAME": read_torchvision,
+    "fractals": read_fractals,
     "synthetic": read_synthetic,
 }
 

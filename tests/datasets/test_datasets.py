@@ -1,5 +1,7 @@
 """What holds for every data set, and those that need no files."""
 
+import hashlib
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,18 @@ def test_synthetic_needs_no_files():
     train, val = load("synthetic", SYNTHETIC_SIZE=50)
     assert len(train) == len(val) == 50 and len(train.classes) == 1000
     assert len(load("synthetic", num_classes=7)[0].classes) == 7
+
+
+def test_fractals_depend_on_class_and_number_alone():
+    train, val = load("fractals", SYNTHETIC_SIZE=12, num_classes=6)
+    assert (len(train), len(val)) == (12, 6) and train.targets.tolist() == [*range(6), *range(6)]
+    pictures = [part.read(index).tobytes() for part in (train, val) for index in range(6)]
+    assert len(set(pictures)) == 12  # also no two images of a class, of which validation has others than training
+    digest = hashlib.sha256(b"".join(pictures)).hexdigest()
+    assert digest[:16] == "f82e19a58939b6ba"
+    alone = load("fractals", SYNTHETIC_SIZE=900, num_classes=6, IMAGE_CHANNELS=3)[0].take(np.array([5]))
+    assert alone.read(0).tobytes() == pictures[5] and alone.targets.tolist() == [5]
+    assert load("fractals", SYNTHETIC_SIZE=12, IMAGE_CHANNELS=1)[0].read(0).shape == (32, 32, 1)
 
 
 def test_an_unknown_data_set_is_answered_with_the_nearest_names():

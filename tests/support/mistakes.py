@@ -188,7 +188,7 @@ WITHOUT_EFFECT = {
     ("DATA.CACHE_QUALITY=80", "DATA.CACHE=disk"): "DATA.CACHE_FORM decoded jpeg",
     ("DATA.CACHE_PATH=x", "DATA.CACHE=ram"): "DATA.CACHE ram",
     ("DATA.SHUFFLE_BUFFER=9", ""): "DATA.DATASET shards parquet",
-    ("DATA.SYNTHETIC_SIZE=9", ""): "DATA.DATASET synthetic",
+    ("DATA.SYNTHETIC_SIZE=9", ""): "DATA.DATASET synthetic fractals",
     ("DATA.EXIF=apply DATA.MAX_PIXELS=9", ""): "digits",
     ("DATA.AUGMENT_ON=device", ""): "TRAIN",
     ("TRAIN.COLOR_JITTER_PROB=0.5", ""): "TRAIN.COLOR_JITTER TRAIN.COLOR_JITTER_HUE 0",

@@ -1,0 +1,203 @@
+"""`fractals`: images of iterated function systems, computed as they are read: classes by formula, without files.
+
+A class is a system of contracting affine maps; the points that it leaves in place, its attractor, are what is drawn. Of
+every three classes two draw lines: a fractal curve along each side of a polyline, open or closed. The third is a cloud of
+points. Images of a class differ in small changes of all its numbers, in place, size, slant, thickness and colours.
+Systems as classes to pretrain on: FractalDB (arXiv:2101.08515); bounds on their singular values: arXiv:2110.03091.
+
+An image depends on its class and number alone, and on every machine: draws are numpy's raw bits, and what is computed
+with them are sums, products and square roots of single numbers, which IEEE 754 rounds everywhere alike.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from configs.schema import Config
+from datasets.transforms.pixel_rules import PixelRules, to_array
+from datasets.types import ImageSet
+
+SIDE = 32  # pixels
+DEFAULT_CLASSES = 200
+SEED = 20260  # of all classes
+MAX_POINTS = 600  # of an attractor
+FILLED = (0.08, 0.45)  # fraction of the pixels that a class may draw
+ATTEMPTS = 100  # systems that are tried for a class
+NUMBERS = 32  # of a system
+STYLE = 17  # numbers of an image: place, size, slant, thickness and colours
+CHANGE = 0.1  # of a system's numbers, from image to image
+
+
+class System(NamedTuple):
+    """The numbers of a class, from which its maps are made; a picture of the class changes them a little."""
+
+    num_maps: int
+    num_sides: int  # of the polyline along which a curve is drawn; 0: a cloud
+    is_closed: bool
+    numbers: np.ndarray  # float64, from -1 to 1
+
+
+class Fractals(ImageSet):
+    """Image i shows class i modulo the number of classes."""
+
+    in_memory = labels_are_numbers = True
+
+    def __init__(self, count: int, num_classes: int, part: int, rules: PixelRules):
+        """`part`: 0 for training, 1 for validation images, which are other pictures of the same classes."""
+        super().__init__(np.arange(count, dtype=np.int64) % num_classes, [str(each) for each in range(num_classes)])
+        self.part, self.rules = part, rules
+        self.systems: dict[int, System] = {}
+
+    def name(self, index: int) -> str:
+        return f"fractal {self.row(index)}"
+
+    def read(self, index: int) -> np.ndarray:
+        number = int(self.targets[index])
+        system = self.systems.get(number)
+        if system is None:
+            system = self.systems[number] = find_system(number)
+        draws = random_numbers(STYLE + NUMBERS, number, 1 + self.part, self.row(index))
+        return to_array(Image.fromarray(picture(system, draws)), self.rules)
+
+
+def read_fractals(config: Config) -> tuple[ImageSet, ImageSet]:
+    """SYNTHETIC_SIZE images to train on, and a tenth as many to validate on, at least one of each class."""
+    data = config.DATA
+    num_classes = config.MODEL.NUM_CLASSES or DEFAULT_CLASSES
+    counts = data.SYNTHETIC_SIZE, max(data.SYNTHETIC_SIZE // 10, num_classes)
+    train, val = (Fractals(count, num_classes, part, PixelRules.of(data)) for part, count in enumerate(counts))
+    train.split = val.split = {"rule": "none", "training": "fractals", "validation": "fractals, other pictures"}
+    return train, val
+
+
+def find_system(number: int) -> System:
+    """The system of a class: the first of a random series that draws neither too few nor too many pixels."""
+    for attempt in range(ATTEMPTS):
+        draws = random_numbers(3 + NUMBERS, number, 0, attempt)
+        first, second, third, numbers = *(draws[:3] + 1) / 2, draws[3:]
+        if number % 3 == 2:
+            system = System(2 + int(3 * first), 0, False, numbers)
+        else:
+            system = System(2 + int(2 * first), 1 + int(5 * second), third > 0.5, numbers)
+        filled = (drawn(points_of(system, numbers)) > 0).mean()
+        if FILLED[0] <= filled <= FILLED[1]:
+            break
+    return system
+
+
+def points_of(system: System, numbers: np.ndarray) -> np.ndarray:
+    """float64 [2, points]: of the attractor, or of the curves along the polyline."""
+    if not system.num_sides:
+        return attractor(cloud_maps(system.num_maps, numbers))
+    curve = attractor(curve_maps(system.num_maps, numbers))
+    corners = numbers[-2 * (system.num_sides + 1) :].reshape(-1, 2)
+    if system.is_closed and system.num_sides > 2:
+        corners = np.concatenate([corners, corners[:1]])
+    sides = np.diff(corners, axis=0)
+    maps = np.stack([sides[:, 0], -sides[:, 1], corners[:-1, 0], sides[:, 1], sides[:, 0], corners[:-1, 1]], axis=1)
+    return applied(maps, curve)
+
+
+def curve_maps(num_maps: int, numbers: np.ndarray) -> np.ndarray:
+    """float64 [maps, 6]: maps that send the segment from (0, 0) to (1, 0) to the pieces of a line between its ends."""
+    right, up, turn, shear = numbers[: 4 * num_maps].reshape(4, num_maps)
+    ends = np.zeros((num_maps + 1, 2))
+    ends[1:, 0] = (np.arange(num_maps) + 1 + 0.4 * right) / num_maps
+    ends[1:, 1] = (0.48 if num_maps == 2 else 0.3) * up  # no piece as long as the segment, so all maps contract
+    ends[-1] = 1, 0
+    along = np.diff(ends, axis=0)
+    # What is across the segment is turned or reflected, squeezed and sheared.
+    across = 0.8 * turn[:, None] * np.stack([-along[:, 1], along[:, 0]], axis=1) + 0.2 * shear[:, None] * along
+    return np.stack([along[:, 0], across[:, 0], ends[:-1, 0], along[:, 1], across[:, 1], ends[:-1, 1]], axis=1)
+
+
+def cloud_maps(num_maps: int, numbers: np.ndarray) -> np.ndarray:
+    """float64 [maps, 6]: rotation, singular values, rotation; the values as high as fills an image, and no higher."""
+    draws = numbers[: 8 * num_maps].reshape(num_maps, 8)
+    first, second = rotations(draws[:, 0:2]), rotations(draws[:, 2:4])
+    # arXiv:2110.03091 asks for a sum over the maps of (larger + 2 x smaller value) from (5 + maps) / 2 to (6 + maps) / 2.
+    larger = 0.6 + 0.25 * draws[:, 4]
+    smaller = larger * (0.55 + 0.45 * draws[:, 5])
+    factor = ((5.5 + num_maps) / 2) / sum(larger + 2 * smaller)
+    larger, smaller = np.minimum(larger * factor, 0.9), np.minimum(smaller * factor, 0.9)
+    (cos, sin), (cos2, sin2) = first, second
+    return np.stack(
+        [
+            cos * larger * cos2 - sin * smaller * sin2,
+            -(cos * larger * sin2) - sin * smaller * cos2,
+            draws[:, 6],
+            sin * larger * cos2 + cos * smaller * sin2,
+            cos * smaller * cos2 - sin * larger * sin2,
+            draws[:, 7],
+        ],
+        axis=1,
+    )
+
+
+def rotations(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cosine and sine of the direction of each pair, without a function that machines round differently."""
+    length = np.sqrt(pairs[:, 0] * pairs[:, 0] + pairs[:, 1] * pairs[:, 1]) + 1e-9
+    return pairs[:, 0] / length, pairs[:, 1] / length
+
+
+def attractor(maps: np.ndarray) -> np.ndarray:
+    """float64 [2, points]: a point under all sequences of maps of one length, which lie close to the attractor."""
+    points = np.zeros((2, 1))
+    while points.shape[1] * len(maps) <= MAX_POINTS:
+        points = applied(maps, points)
+    return points
+
+
+def applied(maps: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """float64 [2, maps x points]."""
+    x, y = points
+    a, b, e, c, d, f = (column[:, None] for column in maps.T)
+    return np.stack([(a * x + b * y + e).ravel(), (c * x + d * y + f).ravel()])
+
+
+def drawn(points: np.ndarray, place: np.ndarray | None = None) -> np.ndarray:
+    """int64 [SIDE, SIDE]: how many points each pixel has, of points scaled to the image and then moved by `place`."""
+    low, high = points.min(axis=1), points.max(axis=1)
+    middle, extent = (low + high) / 2, max(*(high - low), 1e-9)
+    x, y = (points - middle[:, None]) / extent  # from -0.5 to 0.5
+    if place is not None:
+        a, b, e, c, d, f = place
+        x, y = a * x + b * y + e, c * x + d * y + f
+    column, row = (np.floor((each * 0.8 + 0.5) * SIDE).astype(np.int64) for each in (x, y))
+    inside = (column >= 0) & (column < SIDE) & (row >= 0) & (row < SIDE)
+    return np.bincount((row * SIDE + column)[inside], minlength=SIDE * SIDE).reshape(SIDE, SIDE)
+
+
+def picture(system: System, draws: np.ndarray) -> np.ndarray:
+    """uint8 [SIDE, SIDE, 3]: one image of the class. `draws`: float64, from -1 to 1."""
+    style, changes = draws[:STYLE], draws[STYLE:]
+    size = 1 + 0.25 * style[0]
+    slant = 0.2 * style[1:5]
+    place = [size + slant[0], slant[1], 0.12 * style[5], slant[2], size + slant[3], 0.12 * style[6]]
+    counts = drawn(points_of(system, system.numbers + CHANGE * changes), np.array(place))
+    ink = np.minimum(counts, 1) * 255
+    for _ in range(int((style[7] + 1) * 2)):
+        ink = np.minimum(2 * smoothed(ink), 255)
+    paper, pen = 40 + 40 * style[8:11], 215 + 40 * style[11:14]
+    if style[14] > 0:  # grey
+        paper, pen = np.full(3, paper[0] - 40 if style[15] > 0 else paper[0]), np.full(3, pen[0])
+    if style[16] > 0.5:
+        paper, pen = pen, paper
+    paper, pen = (np.clip(each, 0, 255).astype(np.int64) for each in (paper, pen))
+    return (paper + (pen - paper) * ink[:, :, None] // 255).astype(np.uint8)
+
+
+def smoothed(pixels: np.ndarray) -> np.ndarray:
+    """Integers, each the mean of itself and its neighbours with weights 1, 2, 1 in both directions."""
+    for axis in (0, 1):
+        padded = np.pad(pixels, [(1, 1) if axis == each else (0, 0) for each in (0, 1)])
+        before, after = (padded[:-2], padded[2:]) if axis == 0 else (padded[:, :-2], padded[:, 2:])
+        pixels = before + 2 * pixels + after
+    return pixels // 16
+
+
+def random_numbers(count: int, *seeds: int) -> np.ndarray:
+    """float64 from -1 to 1; numpy guarantees the bits of its generators in every version, but not what it makes of them."""
+    raw = np.random.PCG64(np.random.SeedSequence((SEED, *seeds, 1))).random_raw(count)
+    return (raw >> np.uint64(11)).astype(np.float64) / 2**52 - 1

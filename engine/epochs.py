@@ -16,8 +16,10 @@ from engine.checkpoint.sharded_saver import PIECES
 from engine.diagnose.failing_batch import LastUpdate, save_overflow
 from engine.evaluation import evaluate
 from engine.plan import Plan
+from engine.scores.best import Best
+from engine.scores.scores import Scores
 from engine.session import Session
-from engine.train.counters import Best, EpochResult, Scores
+from engine.train.counters import EpochResult
 from engine.train.epoch_loop import train_epoch
 from engine.train.stop_conditions import TIME_IS_UP, BadImageLimit, NonFinite, Stopped
 from engine.train.trainer import Trainer

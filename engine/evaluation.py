@@ -11,7 +11,8 @@ from engine.checkpoint.resume import is_run
 from engine.loss.classification import widen
 from engine.plan import Plan
 from engine.precision.policy import Precision
-from engine.train.counters import Scores, sum_dtype
+from engine.scores.scores import Scores
+from engine.train.counters import sum_dtype
 from models import build_model
 from models.pretrained.weights import load_exactly
 from models.running_statistics import statistics_of

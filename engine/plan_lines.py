@@ -9,7 +9,7 @@ from configs.values import IMPLIED, flatten, to_text
 from datasets import holds_out_no_more
 from engine.parallel.strategy import is_sharded
 from engine.plan import AS_BEGUN, Plan
-from engine.train.counters import Best
+from engine.scores.best import Best
 from models.pretrained.weights import ARCHITECTURE, PREPROCESSING, differences
 from models.timm_models import preprocessing_of_timm
 from utils.text import counted, first_of

@@ -39,7 +39,7 @@ from engine.plan_lines import (
     warn_of_overlap,
 )
 from engine.precision.policy import Precision
-from engine.train.counters import Best
+from engine.scores.best import Best
 from models import build_model, describe
 from models.compilation import parts_to_compile
 from models.pretrained.weights import load_exactly

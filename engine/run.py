@@ -36,9 +36,9 @@ from engine.parallel.strategy import is_sharded
 from engine.plan import ImageSets, Plan
 from engine.plan_lines import describe_evaluation, describe_other_validation, describe_training
 from engine.precision.policy import set_matmul
+from engine.scores.best import Best, confidence
 from engine.session import Session
 from engine.train.build import build_trainer
-from engine.train.counters import Best, confidence
 from engine.train.trainer import Trainer
 from models import build_model, describe
 from models.compile_cache import prepare_compiler

@@ -112,7 +112,19 @@ PACKAGES = {
         *("freeze", "vit", "timm_models", "__init__"),
     ),
     "engine": (
-        *("parallel", "optim", "precision", "loss", "train", "checkpoint", "memory", "report", "diagnose", "check"),
+        *(
+            "parallel",
+            "optim",
+            "precision",
+            "loss",
+            "scores",
+            "train",
+            "checkpoint",
+            "memory",
+            "report",
+            "diagnose",
+            "check",
+        ),
         *(
             "settings",
             "run_folder",

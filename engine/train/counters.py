@@ -1,65 +1,12 @@
 """Counts updates on the device, so that the host waits for it only when a report is due."""
 
-import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from engine.scores.scores import Scores
 from utils.distributed import Process
-from utils.text import counted
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Mean loss, and accuracies in percent, of `num_images` images; `num_excluded` more could not be read."""
-
-    loss: float
-    top1: float
-    top5: float
-    num_images: int
-    num_excluded: int
-
-    def describe(self, name: str) -> str:
-        """The line in PaddleViT's format, with accuracies as fractions."""
-        return f"{name} Loss: {self.loss:.4f}, {name} Acc@1: {self.top1 / 100:.4f}, {name} Acc@5: {self.top5 / 100:.4f}"
-
-    @property
-    def rank(self) -> tuple[float, float]:
-        """Greater is better: a higher top-1; of equal ones the smaller loss."""
-        return self.top1, -self.loss if math.isfinite(self.loss) else -math.inf
-
-
-class Best(NamedTuple):
-    """The best evaluation of a run so far. Checkpoints of earlier versions have only the first two."""
-
-    top1: float = -1.0
-    epoch: int = 0  # 0: none yet
-    loss: float = 0.0
-    suffix: str = ""  # "_ema": of the EMA weights
-    num_images: int = 0
-
-    def is_worse_than(self, scores: Scores) -> bool:
-        return (self.top1, -self.loss) < scores.rank
-
-    def describe(self, has_ema: bool) -> str:
-        if not self.epoch:
-            return "no best.pth yet"
-        weights = f", {'EMA' if self.suffix else 'raw weights'}" if has_ema else ""
-        interval = confidence(self.top1, self.num_images)
-        return f"best validation top-1 {self.top1:.2f}% (epoch {self.epoch}{weights}{interval and f'; {interval}'})"
-
-
-def confidence(top1: float, num_images: int) -> str:
-    """Of few images, the 95% interval of the accuracy on others like them (Wilson's, which holds near 0 and 100%)."""
-    if not 0 < num_images < 1000:
-        return ""
-    p, z2 = top1 / 100, 1.96**2 / num_images
-    half = math.sqrt(z2 * (p * (1 - p) + z2 / 4))
-    low, high = (100 * (p + z2 / 2 + side * half) / (1 + z2) for side in (-1, 1))
-    digits = 0 if num_images < 100 else 1
-    return f"95%: {low:.{digits}f} to {high:.{digits}f}%, {counted(num_images, 'image')}"
 
 
 @dataclass

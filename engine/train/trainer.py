@@ -12,8 +12,9 @@ from engine.optim.schedule import Schedule
 from engine.parallel.replicated import Replicated
 from engine.precision.master_weights import ComputeWeights
 from engine.precision.policy import Precision
+from engine.scores.best import Best
 from engine.train.callbacks import Callback
-from engine.train.counters import Best, Counters, Report
+from engine.train.counters import Counters, Report
 from engine.train.ema import Ema
 from engine.train.window_guard import WindowGuard
 from models.formats.common import PREFERRED

@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from engine.train.counters import Scores, confidence
+from engine.scores.best import confidence
+from engine.scores.scores import Scores
 from scripts.export import export
 from scripts.predict import Predictor
 from tests.support.refusals import assert_names

@@ -24,9 +24,9 @@ import engine.status
 from datasets.loading.readers import Reader, TrainReader
 from engine.epochs import Epochs
 from engine.report.plot import Plotter
+from engine.scores.scores import Scores
 from engine.status import Status
 from engine.train.callbacks import Callback
-from engine.train.counters import Scores
 from engine.train.trainer import Trainer
 from tests.support.planted_in_saves import (  # noqa: F401
     fill_disk,

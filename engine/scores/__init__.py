@@ -1,0 +1,1 @@
+"""How good a model is: the scores of an evaluation, and the best of a run."""

@@ -1,0 +1,38 @@
+"""The best evaluation of a run, and how sure its accuracy is."""
+
+import math
+from typing import NamedTuple
+
+from engine.scores.scores import Scores
+from utils.text import counted
+
+
+class Best(NamedTuple):
+    """The best evaluation of a run so far. Checkpoints of earlier versions have only the first two."""
+
+    top1: float = -1.0
+    epoch: int = 0  # 0: none yet
+    loss: float = 0.0
+    suffix: str = ""  # "_ema": of the EMA weights
+    num_images: int = 0
+
+    def is_worse_than(self, scores: Scores) -> bool:
+        return (self.top1, -self.loss) < scores.rank
+
+    def describe(self, has_ema: bool) -> str:
+        if not self.epoch:
+            return "no best.pth yet"
+        weights = f", {'EMA' if self.suffix else 'raw weights'}" if has_ema else ""
+        interval = confidence(self.top1, self.num_images)
+        return f"best validation top-1 {self.top1:.2f}% (epoch {self.epoch}{weights}{interval and f'; {interval}'})"
+
+
+def confidence(top1: float, num_images: int) -> str:
+    """Of few images, the 95% interval of the accuracy on others like them (Wilson's, which holds near 0 and 100%)."""
+    if not 0 < num_images < 1000:
+        return ""
+    p, z2 = top1 / 100, 1.96**2 / num_images
+    half = math.sqrt(z2 * (p * (1 - p) + z2 / 4))
+    low, high = (100 * (p + z2 / 2 + side * half) / (1 + z2) for side in (-1, 1))
+    digits = 0 if num_images < 100 else 1
+    return f"95%: {low:.{digits}f} to {high:.{digits}f}%, {counted(num_images, 'image')}"

@@ -62,6 +62,9 @@ def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     key, sharded = "SAVE_WEIGHTS_ONLY", "DIST.CHECKPOINT"
     problem = f"must be false with {named(sharded)}: the parts of a checkpoint hold weights and optimizer together"
     yield values[key] and values[sharded] == "sharded", key, problem
+    key, strategy = "TRAIN.CLIP_MODE", "DIST.STRATEGY"
+    problem = f"must be norm or value with {named(strategy)}: a process does not have the whole of a vector, whose norm agc needs"
+    yield values[key] == "agc" and values["TRAIN.GRAD_CLIP"] and values[strategy] == "fsdp2", key, problem
     key = "RUN.MAX_TIME"
     is_duration = values[key] is None or 0 < (to_seconds(values[key]) or 0) <= MAX_SECONDS
     allowed = f"must be a duration above 0, such as 3h30m, 90m or 5400 (seconds), of at most {MAX_SECONDS:g} s"

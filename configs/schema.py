@@ -176,14 +176,26 @@ class Optimizer:
 class LRScheduler:
     """The learning rate after the warm-up."""
 
-    NAME: Literal["cosine", "paddlevit", "constant", "step"] = "cosine"
-    """cosine and step change the rate at every update; paddlevit is PaddleViT's cosine, once per epoch."""
+    NAME: Literal["cosine", "paddlevit", "constant", "step", "wsd", "plateau"] = "cosine"
+    """cosine; paddlevit, PaddleViT's cosine, once per epoch; constant; step; wsd, constant until it decays in the last DECAY_FRACTION of the run; plateau, which decays when evaluations no longer get better."""
+    PER_EPOCH: bool = False
+    """Change the rate once per epoch, as timm does by default, and not at every update."""
+    AFTER_WARMUP: bool = True
+    """For cosine: it begins where the warm-up ends; false: it covers all epochs, and the warm-up replaces its beginning, as timm's default does."""
+    COOLDOWN_EPOCHS: Annotated[int, Bounds(0, 1_000_000)] = 0
+    """For cosine and wsd: last epochs at END_LR, which NUM_EPOCHS includes."""
+    DECAY_FRACTION: Annotated[float, Bounds(0.0, 1.0)] = 0.2
+    """For wsd: part of NUM_EPOCHS in which the rate falls to END_LR."""
+    DECAY_SHAPE: Literal["linear", "sqrt"] = "sqrt"
+    """For wsd: how it falls; sqrt: as 1 - sqrt(the part that is done)."""
+    PATIENCE: Annotated[int, Bounds(0, 1_000_000)] = 10
+    """For plateau: evaluations in a row that may be no better than the best one; after one more, the rate is multiplied by DECAY_RATE."""
     MILESTONES: Annotated[tuple[int, ...], Bounds(1, 1_000_000)] = ()
     """For step: epochs after which the rate is multiplied by DECAY_RATE; not set: every DECAY_EPOCHS."""
     DECAY_EPOCHS: Annotated[int, Bounds(1, 1_000_000)] = 30
     """For step: epochs between two decays."""
     DECAY_RATE: Annotated[float, Bounds(0.0, 1.0)] = 0.1
-    """For step: factor of a decay."""
+    """For step and plateau: factor of a decay."""
 
 
 @dataclass(frozen=True)
@@ -203,11 +215,19 @@ class Train:
     END_LR: Annotated[float, Bounds(0.0, 1_000.0)] = 0.0
     """Learning rate at the end of the schedule."""
     LINEAR_SCALED_LR: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
-    """Batch size that the three rates above are meant for; they are multiplied by global batch / this."""
+    """Batch size that the three rates above are meant for; they are multiplied by global batch / this (LR_SCALING)."""
+    LR_SCALING: Literal["linear", "sqrt"] = "linear"
+    """How LINEAR_SCALED_LR scales: by global batch / batch size, or by the square root of that, as timm does for Adam and its kin."""
+    LAYER_DECAY: Annotated[float | None, Bounds(0.0001, 1.0)] = None
+    """Layer-wise learning rates: each layer's is that of the layer above it times this, from the classifier down, as timm's --layer-decay; not set: one rate for all."""
     WEIGHT_DECAY: Annotated[float, Bounds(0.0, 1_000.0)] = 0.3
     """Weight decay of matrices; biases, norms, class token and position embedding are not decayed. (PaddleViT decays all.)"""
+    WEIGHT_DECAY_EXCLUDE_1D: bool = True
+    """Do not decay biases and norms; false: decay all that the model's own list (class token, position embedding) does not name."""
     GRAD_CLIP: Annotated[float | None, Bounds(0.0, 1e9)] = None
-    """Maximum gradient norm; not set: no clipping."""
+    """Limit of CLIP_MODE; not set: no clipping."""
+    CLIP_MODE: Literal["norm", "value", "agc"] = "norm"
+    """What GRAD_CLIP limits: norm, that of all gradients together; value, each gradient; agc, the norm of a unit's gradient as a fraction of its weights' norm (adaptive clipping, not of the classifier)."""
     ACCUM_ITER: Annotated[int, Bounds(1, 1_000_000)] = 1
     """Micro-batches per update."""
     GRAD_CHECKPOINTING: bool = False

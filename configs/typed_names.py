@@ -71,10 +71,16 @@ ALIASES = {
     "TRAIN.END_LR": "min_lr lrf final_lr eta_min lr_min",
     "TRAIN.GRAD_CHECKPOINTING": "gradient_checkpointing checkpointing activation_checkpointing remat recompute",
     "TRAIN.GRAD_CLIP": "clip clip_grad clip_grad_norm grad_norm max_norm max_grad_norm gradient_clip_val clipping",
+    "TRAIN.LAYER_DECAY": "llrd layer_lr_decay layerwise_lr_decay lr_layer_decay layer_wise_lr_decay",
     "TRAIN.LINEAR_SCALED_LR": "lr_base_size scale_lr base_batch_size",
+    "TRAIN.CLIP_MODE": "agc gradient_clip_algorithm clip_type",
+    "TRAIN.LR_SCALING": "lr_base_scale",
+    "TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS": "cooldown",
+    "TRAIN.LR_SCHEDULER.DECAY_FRACTION": "cooldown_fraction decay_fraction",
     "TRAIN.LR_SCHEDULER.DECAY_RATE": "gamma lr_decay lr_gamma lr_factor",
     "TRAIN.LR_SCHEDULER.DECAY_EPOCHS": "step_size lr_step_size",
     "TRAIN.LR_SCHEDULER.MILESTONES": "decay_milestones lr_steps lr_milestones",
+    "TRAIN.LR_SCHEDULER.PATIENCE": "patience_epochs lr_patience plateau_patience",
     "TRAIN.LR_SCHEDULER.NAME": "sched scheduler lr_scheduler lr_scheduler_type lr_schedule schedule",
     "TRAIN.MIXUP_ALPHA": "mixup mix",
     "TRAIN.MODEL_EMA": "ema use_ema",
@@ -104,7 +110,6 @@ NOT_HERE = {
     "max_steps max_iter max_iters total_steps num_steps train_steps iterations": (
         "a run has a number of epochs, TRAIN.NUM_EPOCHS (-epochs), or a time limit, RUN.MAX_TIME"
     ),
-    "layer_decay llrd": "there are no rates per layer; MODEL.FREEZE keeps layers unchanged",
     "teacher teacher_model kd distill distillation distillation_type": "there is no distillation",
     "class_weight class_weights focal focal_loss bce bce_loss jsd_loss loss criterion loss_fn": (
         "the loss is always cross entropy; TRAIN.SMOOTHING, TRAIN.MIXUP_ALPHA and TRAIN.CUTMIX_ALPHA soften its targets"

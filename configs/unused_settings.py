@@ -7,6 +7,15 @@ from configs.schema import Config
 from configs.values import SETTINGS, flatten, to_text
 from utils.text import is_url
 
+OF_SCHEDULES = {  # settings of TRAIN.LR_SCHEDULER: the schedules that read them
+    "MILESTONES DECAY_EPOCHS": ("step",),
+    "DECAY_RATE": ("step", "plateau"),
+    "PATIENCE": ("plateau",),
+    "DECAY_FRACTION DECAY_SHAPE": ("wsd",),
+    "AFTER_WARMUP": ("cosine", "paddlevit"),
+    "COOLDOWN_EPOCHS": ("cosine", "paddlevit", "wsd"),
+}
+
 
 def unused_settings(config: Config) -> list[str]:
     """A line for each rule that applies to this run, naming its settings that differ from their defaults."""
@@ -66,8 +75,15 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     erasing = "RANDOM_ERASE_MODE RANDOM_ERASE_COUNT"
     yield not train.RANDOM_ERASE_PROB, "TRAIN.", erasing, "TRAIN.RANDOM_ERASE_PROB is 0"
     yield not train.MODEL_EMA, "TRAIN.", "MODEL_EMA_DECAY MODEL_EMA_WARMUP", "TRAIN.MODEL_EMA is off"
-    steps, is_step = "MILESTONES DECAY_EPOCHS DECAY_RATE", train.LR_SCHEDULER.NAME == "step"
-    yield not is_step, "TRAIN.LR_SCHEDULER.", steps, "TRAIN.LR_SCHEDULER.NAME is not step"
+    yield not train.GRAD_CLIP, "TRAIN.", "CLIP_MODE", "TRAIN.GRAD_CLIP is not set"
+    yield not train.LINEAR_SCALED_LR, "TRAIN.", "LR_SCALING", "TRAIN.LINEAR_SCALED_LR is not set"
+    kind = train.LR_SCHEDULER.NAME
+    for names, kinds in OF_SCHEDULES.items():
+        yield kind not in kinds, "TRAIN.LR_SCHEDULER.", names, f"TRAIN.LR_SCHEDULER.NAME is not {' or '.join(kinds)}"
+    is_constant = kind == "constant" and not train.WARMUP_EPOCHS
+    yield is_constant, "TRAIN.LR_SCHEDULER.", "PER_EPOCH", "TRAIN.LR_SCHEDULER.NAME is constant, without a warm-up"
+    yield kind == "paddlevit", "TRAIN.LR_SCHEDULER.", "PER_EPOCH", "paddlevit changes the rate once per epoch anyway"
+    yield kind in ("constant", "step"), "TRAIN.", "END_LR", f"TRAIN.LR_SCHEDULER.NAME is {kind}"
 
 
 def _default(key: str) -> Any:

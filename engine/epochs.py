@@ -97,6 +97,8 @@ class Epochs:
         result = EpochResult(report, scores, num_images, trained - start, evaluated - trained)
         trainer.notify("on_epoch_end", result)
         trainer.end_epoch()
+        if chosen:
+            trainer.schedule.note_evaluation(trainer.step, is_best)
         also = [BEST] if is_best else []
         if config.KEEP_CHECKPOINTS and (number % config.SAVE_FREQ == 0 or is_last):
             also.append(f"checkpoint-{number}.pth")

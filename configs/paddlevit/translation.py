@@ -40,7 +40,6 @@ IGNORED = {
     "LOCAL_RANK": "the launcher says which process this is",
     "MODEL.PATCH_GRID": "the number of patches follows from IMAGE_SIZE and PATCH_SIZE",
     "TRAIN.MODEL_EMA_FORCE_CPU": "the EMA weights are kept on the model's device",
-    "TRAIN.LAYER_DECAY": _NOT_SUPPORTED,
     "TRAIN.RANDOM_ERASE_SPLIT": "random erasing handles each image separately, so there is nothing to split",
     "TRAIN.DISTILLATION_TYPE": _NOT_SUPPORTED,
     "TRAIN.DISTILLATION_ALPHA": _NOT_SUPPORTED,
@@ -52,7 +51,6 @@ IGNORED = {
 _NO_EFFECT = {
     "LOCAL_RANK": ("0",),
     "TRAIN.MODEL_EMA_FORCE_CPU": ("false", "no", "off"),
-    "TRAIN.LAYER_DECAY": ("1", "1.0"),
     "TRAIN.RANDOM_ERASE_SPLIT": ("false", "no", "off"),
 }
 

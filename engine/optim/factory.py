@@ -3,6 +3,7 @@
 import torch
 
 from configs.schema import Train
+from engine.optim.groups import parameter_groups
 
 
 def build_optimizer(
@@ -13,15 +14,7 @@ def build_optimizer(
     `own`: this process's part of each parameter, if they are sharded.
     """
     own = dict(model.named_parameters()) if own is None else own
-    # Biases, norms, class token and position embedding are not decayed: pulling them to zero moves the function
-    # without simplifying it.
-    names = getattr(model, "no_weight_decay", set)()
-    decayed, kept = [], []
-    for name, parameter in own.items():
-        if parameter.requires_grad:
-            (kept if parameter.ndim <= 1 or name in names else decayed).append(parameter)
-    groups = [{"params": decayed, "weight_decay": settings.WEIGHT_DECAY}, {"params": kept, "weight_decay": 0.0}]
-    groups = [group for group in groups if group["params"]]
+    groups = parameter_groups(settings, model, own)
     chosen = settings.OPTIMIZER
     cls = getattr(torch.optim, chosen.NAME)
     # On MPS the fused kernels of older versions of torch ignore found_inf and grad_scale, so no update would be skipped.
@@ -29,7 +22,7 @@ def build_optimizer(
     if chosen.NAME != "SGD":
         return cls(groups, betas=chosen.BETAS, eps=chosen.EPS, **common)
     optimizer = cls(groups, momentum=chosen.MOMENTUM, **common)
-    for parameter in (*decayed, *kept) if chosen.MOMENTUM else ():
+    for parameter in [each for group in groups for each in group["params"]] if chosen.MOMENTUM else ():
         # torch allocates it in the first update, and leaves it uninitialised if that one is skipped.
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer

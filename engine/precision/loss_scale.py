@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 
 from configs.schema import Precision
+from engine.optim.clipping import Clipping
 from engine.parallel.replicated import Replicated
 from utils.torch_internals import found_inf, found_infs, scale_and_growth, set_found_inf
 
@@ -57,14 +58,13 @@ class LossScaler(GradScaler):
         optimizer: torch.optim.Optimizer,
         parameters: Sequence[Tensor],
         parallel: Replicated,
-        max_norm: float | None,
+        clipping: Clipping,
     ) -> Tensor:
         """Prepare step(). Returns the norm of the unscaled gradient before clipping, on the device."""
         self.unscale_(optimizer)
         parallel.sync_found_inf(self.found_inf(optimizer))
         norm = parallel.norm(_local_norm(parameters))
-        if max_norm:
-            clip_grads_with_norm_(parameters, max_norm, norm)
+        clipping(parameters, norm)
         return norm
 
     def found_inf(self, optimizer: torch.optim.Optimizer) -> Tensor:
@@ -93,13 +93,14 @@ class FusedLossScaler(LossScaler):
         optimizer: torch.optim.Optimizer,
         parameters: Sequence[Tensor],
         parallel: Replicated,
-        max_norm: float | None,
+        clipping: Clipping,
     ) -> Tensor:
-        if not optimizer.defaults["fused"]:
-            return super().unscale_and_clip(optimizer, parameters, parallel, max_norm)
+        if not (optimizer.defaults["fused"] and clipping.is_by_norm):
+            return super().unscale_and_clip(optimizer, parameters, parallel, clipping)
         scale, _ = scale_and_growth(self)
         norm = parallel.norm(_local_norm(parameters)) / scale  # of all processes, so all of them skip alike
-        kept = (max_norm / (norm + 1e-6)).clamp(max=1) if max_norm else torch.ones_like(norm)
+        limit = clipping.max_norm
+        kept = (limit / (norm + 1e-6)).clamp(max=1) if limit else torch.ones_like(norm)
         set_found_inf(self, optimizer, (~norm.isfinite()).to(scale))
         optimizer.grad_scale = (scale / kept).to(scale)  # the kernel divides by it; step() removes it
         return norm

@@ -5,6 +5,7 @@ from torch import nn
 from configs.schema import Config
 from datasets import Normalize, Preparation, TrainData
 from engine.loss.build import build_loss
+from engine.optim.clipping import Clipping
 from engine.optim.factory import build_optimizer
 from engine.optim.schedule import Schedule
 from engine.parallel.strategy import choose_parallel
@@ -52,6 +53,7 @@ def build_trainer(config: Config, model: nn.Module, data: TrainData, process: Pr
         parallel,
         optimizer,
         parameters,
+        Clipping(config.TRAIN, model, local),
         Schedule(config.TRAIN, data.steps_per_epoch, data.global_batch),
         build_loss(config),
         Preparation(config, normalize, is_compiled=config.COMPILE and process.device.type != "cpu"),

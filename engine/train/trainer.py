@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from configs.schema import Config
 from datasets import Batch, Mixed, Preparation, TrainData, Window, dominant_class
 from engine.loss.build import Loss
+from engine.optim.clipping import Clipping
+from engine.optim.groups import set_rates
 from engine.optim.schedule import Schedule
 from engine.parallel.replicated import Replicated
 from engine.precision.master_weights import ComputeWeights
@@ -40,6 +42,7 @@ class Trainer:
     parallel: Replicated
     optimizer: torch.optim.Optimizer
     parameters: list[nn.Parameter]  # those that this process's optimizer updates
+    clipping: Clipping
     schedule: Schedule
     loss: Loss
     prepare: Preparation
@@ -55,8 +58,7 @@ class Trainer:
 
     def update(self, window: Window) -> None:
         """One update from the images of a window; this process computes its share of them in micro-batches."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.schedule(self.step)
+        set_rates(self.optimizer.param_groups, self.schedule(self.step))
         for attempt in self.guard.attempts(window):  # a second one only if the first ran out of memory
             with attempt as micro_batches:
                 seed_update(self.config.SEED, self.step, self.process.rank)
@@ -69,8 +71,7 @@ class Trainer:
         self.weights.gradients_to_master()
         self.parallel.gradients_to_optimizer()
         scaler = self.precision.scaler
-        clip = self.config.TRAIN.GRAD_CLIP
-        grad_norm = scaler.unscale_and_clip(self.optimizer, self.parameters, self.parallel, clip)
+        grad_norm = scaler.unscale_and_clip(self.optimizer, self.parameters, self.parallel, self.clipping)
         skipped = scaler.found_inf(self.optimizer)  # 1.0 or 0.0, on the device
         scaler.step(self.optimizer)  # does nothing if skipped
         scaler.update()
@@ -151,6 +152,7 @@ class Trainer:
             "progress": {
                 **self.counters.state_dict(self.process),
                 "best": list(self.best),
+                **self.schedule.state_dict(),
                 "left_out": [[each.start, each.stop] for each in self.left_out],
             },
         }
@@ -169,6 +171,7 @@ class Trainer:
         self.best, self.preferred = Best(*progress["best"]), state.get(PREFERRED)
         self.left_out = [range(*each) for each in progress.get("left_out", [])]
         self.counters.load_state_dict(progress, self.process)
+        self.schedule.load_state_dict(progress)
         if not self.data.order.has_updates_of(state.get("config", {})):
             # Steps are counted by epochs of this length, and no update is left that was to be left out.
             self.step, self.left_out = self.epoch * self.data.steps_per_epoch, []

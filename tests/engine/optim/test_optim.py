@@ -69,6 +69,82 @@ def test_no_warmup_starts_at_the_base_rate(train):
     assert math.isfinite(schedule(2999))
 
 
+def test_square_root_scaling_takes_the_root_of_the_ratio_of_batches(train):
+    scaled = Schedule(
+        dataclasses.replace(train, LINEAR_SCALED_LR=256, LR_SCALING="sqrt", END_LR=1e-5), 10, global_batch=1024
+    )
+    assert (scaled.start, scaled.base, scaled.end) == pytest.approx((2e-6, 6e-3, 2e-5))
+
+
+TIMMS = [  # arguments of timm's create_scheduler_v2, and our settings for the same rates
+    ({"warmup_epochs": 5, "min_lr": 1e-5}, {"AFTER_WARMUP": False, "PER_EPOCH": True}),  # DeiT's
+    ({"warmup_epochs": 5, "min_lr": 1e-5, "step_on_epochs": False}, {"AFTER_WARMUP": False}),
+    ({"warmup_epochs": 5, "min_lr": 1e-5, "cooldown_epochs": 10}, {"AFTER_WARMUP": False, "COOLDOWN_EPOCHS": 10}),
+    ({"sched": "step", "decay_epochs": 7, "decay_rate": 0.5, "warmup_epochs": 5}, {"NAME": "step", "PER_EPOCH": True}),
+]
+
+
+@pytest.mark.parametrize("timms, ours", TIMMS)
+def test_rates_are_timms_in_every_update(train, timms, ours):
+    from timm.scheduler import create_scheduler_v2
+
+    length, per_epoch = 40, 4
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=3e-3)
+    chosen = {"num_epochs": length - ours.get("COOLDOWN_EPOCHS", 0), "warmup_lr": 1e-6, "updates_per_epoch": per_epoch}
+    scheduler, num_epochs = create_scheduler_v2(optimizer, **chosen, **timms)
+    assert num_epochs == length
+    settings = dataclasses.replace(train, NUM_EPOCHS=length, WARMUP_EPOCHS=5, END_LR=timms.get("min_lr", 0.0))
+    schedule = Schedule(with_scheduler(settings, DECAY_EPOCHS=7, DECAY_RATE=0.5, **ours), per_epoch, global_batch=1)
+    for step in range(length * per_epoch):
+        is_per_epoch = timms.get("step_on_epochs", True) and not timms.get("cooldown_epochs")
+        # Between whole epochs timm itself has no rate of an epoch's fraction.
+        if is_per_epoch or step % per_epoch == 0:
+            scheduler.step(step // per_epoch)
+        scheduler.step_update(step)
+        if is_per_epoch or step % per_epoch == 0 or not timms.get("step_on_epochs", True):
+            assert schedule(step) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12), step
+
+
+@pytest.mark.parametrize("shape, half_way", [("linear", 0.5), ("sqrt", 1 - math.sqrt(0.5))])
+def test_wsd_warms_up_stays_and_decays_in_the_last_part(train, shape, half_way):
+    train = dataclasses.replace(train, NUM_EPOCHS=100, WARMUP_EPOCHS=10, END_LR=1e-5)
+    schedule = Schedule(with_scheduler(train, NAME="wsd", DECAY_FRACTION=0.2, DECAY_SHAPE=shape), 10, global_batch=1)
+    rates = [schedule(step) for step in range(1001)]
+    assert all(a < b for a, b in zip(rates[:100], rates[1:101], strict=True))
+    assert rates[100:801] == pytest.approx([3e-3] * 701)
+    assert all(a > b for a, b in zip(rates[800:1000], rates[801:], strict=True))
+    assert rates[900] == pytest.approx(1e-5 + (3e-3 - 1e-5) * half_way)
+    assert rates[1000] == pytest.approx(1e-5)
+
+
+def plateau(train) -> Schedule:
+    train = dataclasses.replace(train, WARMUP_EPOCHS=2, END_LR=5e-5)
+    return Schedule(with_scheduler(train, NAME="plateau", PATIENCE=1, DECAY_RATE=0.1), 10, global_batch=1)
+
+
+def test_plateau_decays_when_more_evaluations_than_its_patience_were_no_better_down_to_the_end_rate(train):
+    schedule = plateau(train)
+    found = []
+    for epoch, is_best in enumerate([False, False, True, False, False, False, False, False, False], start=1):
+        schedule.note_evaluation(10 * epoch, is_best)
+        found.append(schedule(10 * epoch))
+    # The first does not count: the rate is still rising.
+    assert found[1:] == pytest.approx([3e-3, 3e-3, 3e-3, 3e-4, 3e-4, 5e-5, 5e-5, 5e-5])
+
+
+def test_plateau_goes_on_from_its_saved_state(train):
+    straight = plateau(train)
+    for epoch in range(2, 4):
+        straight.note_evaluation(10 * epoch, False)
+    resumed = plateau(train)
+    resumed.load_state_dict(straight.state_dict())
+    for schedule in (straight, resumed):
+        for epoch in range(4, 5):
+            schedule.note_evaluation(10 * epoch, False)
+    assert straight(100) == resumed(100) == pytest.approx(3e-4)
+    assert straight.state_dict() == resumed.state_dict()
+
+
 def test_biases_norms_class_token_and_position_embedding_are_not_decayed(tmp_path):
     from models import build_model
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from configs.schema import Config
+from engine.optim.clipping import Clipping
 from engine.optim.factory import build_optimizer
 from engine.parallel.replicated import Replicated
 from engine.precision.loss_scale import FusedLossScaler, LossScaler
@@ -29,7 +30,7 @@ class Learner:
         if not fused:
             self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=False)
         self.scaler = scaler("cpu", config.PRECISION, needed=True)
-        self.clip, self.dtype = config.TRAIN.GRAD_CLIP, dtype
+        self.clipping, self.dtype = Clipping(config.TRAIN, self.model), dtype
 
     def update(self, factor: float, parallel=None) -> tuple[float, bool, float]:
         """Norm of the gradient, whether the update was skipped, and the loss scale after it."""
@@ -37,7 +38,7 @@ class Learner:
         loss = (self.model(images) - images.sum()).square().mean()
         self.scaler.scale(loss * factor).backward()
         parameters = list(self.model.parameters())
-        norm = self.scaler.unscale_and_clip(self.optimizer, parameters, parallel or Replicated(), self.clip)
+        norm = self.scaler.unscale_and_clip(self.optimizer, parameters, parallel or Replicated(), self.clipping)
         skipped = self.scaler.found_inf(self.optimizer)
         self.scaler.step(self.optimizer)
         self.scaler.update()

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from configs import flags
+from configs.arguments import add_argument, argument_to_text
 from configs.combinations import check_combinations
 from configs.paddlevit.translation import IGNORED, OLD_SECTION, RENAMED, refuse_ignored, translate
 from configs.removed import REMOVED, check_removed
@@ -12,6 +13,7 @@ from configs.schema import AUTO, VIT_FIELDS, Config
 from configs.typed_names import suggest_key
 from configs.unused_settings import unused_settings
 from configs.values import (
+    OPEN_SECTIONS,
     SECTIONS,
     SETTINGS,
     Text,
@@ -74,7 +76,10 @@ def load(argv: list[str], needs_file: bool = True, beneath: Layer | None = None)
         texts, lines = translate(layer.texts, layer.origin)
         notes += lines
         for key, text in texts.items():
-            if key in SETTINGS:
+            if section := next((each for each in OPEN_SECTIONS if key.startswith(f"{each}.")), None):
+                values[section] = add_argument(values[section], section, key, text, layer.origin)
+                origins[section] = origins[key] = layer.origin
+            elif key in SETTINGS:
                 values[key] = convert(SETTINGS[key], text, layer.origin)
                 origins[key] = layer.origin
             elif key in REMOVED:
@@ -102,9 +107,13 @@ def to_yaml(config: Config, origins: dict[str, str]) -> str:
         for depth, part in enumerate(path):
             if path[: depth + 1] != section[: depth + 1]:
                 lines.append(f"{'    ' * depth}{part}:")
-        section = path
-        line = f"{'    ' * len(path)}{name}: {to_text(value)}"
-        lines.append(f"{line:<44}  # {origins.get(key, 'default')}")
+        section, indent = path, "    " * len(path)
+        if key in OPEN_SECTIONS and value:
+            lines.append(f"{indent}{name}:")
+            line = {f"{key}.{each}": f"{indent}    {each}: {argument_to_text(value[each])}" for each in value}
+        else:
+            line = {key: f"{indent}{name}: {'{}' if key in OPEN_SECTIONS else to_text(value)}"}
+        lines += [f"{text:<44}  # {origins.get(each, 'default')}" for each, text in line.items()]
     return "\n".join(lines) + "\n"
 
 

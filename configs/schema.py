@@ -4,8 +4,10 @@ Names and defaults are PaddleViT's where it has the setting; a sentence says whe
 table and as long as there are settings: one place to look up any of them.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple
 
 AUTO = "auto"  # of a number: find it out at the start
 MAX_INT = 2**63 - 1  # of torch's and numpy's integers
@@ -19,6 +21,31 @@ class Bounds(NamedTuple):
 
     low: float
     high: float
+
+
+class Arguments(Mapping):
+    """Arguments by name, for a constructor that is not ours: the value of a setting that is itself a section.
+
+    Immutable, hashable and picklable. Its values are None, booleans, numbers, texts and tuples of these.
+    """
+
+    def __init__(self, values: Mapping[str, Any] = MappingProxyType({})):
+        self._pairs = tuple(sorted(values.items()))
+
+    def __getitem__(self, name: str) -> Any:
+        return dict(self._pairs)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict(self._pairs))
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __hash__(self) -> int:
+        return hash(self._pairs)
+
+    def __repr__(self) -> str:
+        return f"Arguments({dict(self._pairs)})"
 
 
 @dataclass(frozen=True)
@@ -156,6 +183,8 @@ class Model:
     """Checkpoint to resume from; auto: the newest valid one under SAVE with this TAG."""
     FREEZE: tuple[str, ...] = ()
     """Patterns of parameters or modules that are not trained (blocks.0.*); a leading ! exempts."""
+    KWARGS: Arguments = Arguments()
+    """Further arguments of timm's constructor, such as global_pool: avg or init_values: 1e-5; what has a setting of its own is refused."""
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,18 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import yaml
 
 from configs import schema
-from configs.schema import MAX_INT, Bounds, Config
+from configs.schema import MAX_INT, Arguments, Bounds, Config
 from utils.errors import ConfigError, did_you_mean
 
 # Values stay text as typed until they are converted here, because PyYAML would guess their types:
 # it reads 3e-3 as text, 010 as 8, 12:30 as 750 and `no` as a boolean.
 Text = str | list
 
+
 _NONE_WORDS = ("", "none", "null", "~")
 BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_INT = re.compile(r"[+-]?[0-9]+")
-_FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+INT = re.compile(r"[+-]?[0-9]+")
+FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*")  # a text that YAML needs no quotes for
 
 
@@ -44,6 +45,11 @@ class Setting:
     choices: tuple
     bounds: Bounds | None
     special: tuple  # words that are allowed besides a number
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is a section of arguments with any names."""
+        return self.kind is Arguments
 
 
 def _settings(cls: type, prefix: str = "") -> Iterator[Setting]:
@@ -87,6 +93,7 @@ def _read_help() -> dict[tuple[str, str], str]:
 _HELP = _read_help()
 SETTINGS: dict[str, Setting] = {setting.key: setting for setting in _settings(Config)}
 SECTIONS = {key.rpartition(".")[0] for key in SETTINGS} - {""}
+OPEN_SECTIONS = tuple(key for key, setting in SETTINGS.items() if setting.is_open)
 
 
 def build(values: dict[str, Any], cls: type = Config, prefix: str = "") -> Any:
@@ -99,14 +106,27 @@ def build(values: dict[str, Any], cls: type = Config, prefix: str = "") -> Any:
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Return {full key: plain value} in the schema's order, with tuples as lists."""
+    """Return {full key: plain value} in the schema's order, with tuples as lists and open sections as dicts."""
     values = {}
     for key in SETTINGS:
         value: Any = config
         for name in key.split("."):
             value = getattr(value, name)
-        values[key] = list(value) if isinstance(value, tuple) else value
+        values[key] = _plain(value)
     return values
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Arguments):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+
+
+def _frozen(value: Any) -> Any:
+    """The opposite of `_plain`."""
+    if isinstance(value, dict):
+        return Arguments({name: _frozen(each) for name, each in value.items()})
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 # What runs did before there was the setting, where that is not its default.
@@ -120,7 +140,7 @@ IMPLIED = {
 
 def unflatten(saved: dict[str, Any]) -> Config:
     """Build the Config from the result of `flatten`, which a checkpoint holds. For settings it lacks see IMPLIED."""
-    values = IMPLIED | {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
+    values = IMPLIED | {key: _frozen(value) for key, value in saved.items()}
     return build({key: values.get(key, setting.default) for key, setting in SETTINGS.items()})
 
 
@@ -152,8 +172,10 @@ def _split_list(text: Text) -> list:
 
 
 def _convert_one(setting: Setting, text: Text) -> Any:
-    if not isinstance(text, str):
-        raise ValueError("a list instead of one value")
+    if setting.is_open and is_none(text):
+        return Arguments()
+    if not isinstance(text, str) or setting.is_open:
+        raise ValueError("a list instead of one value, or a value in place of a section")
     if is_none(text) and "none" in setting.choices:
         return "none"
     if is_none(text) and (setting.optional or setting.kind is str) and not setting.is_list:
@@ -164,10 +186,10 @@ def _convert_one(setting: Setting, text: Text) -> Any:
     if setting.kind is str:
         if "\0" in text:
             raise ValueError("paths and names must not contain it")
-        return text
+        return str(text)  # and no subclass that says how a file writes it
     if word in setting.special:
         return word
-    if not (_INT if setting.kind is int else _FLOAT).fullmatch(word):
+    if not (INT if setting.kind is int else FLOAT).fullmatch(word):
         raise ValueError("not a number")
     value = setting.kind(word)
     if not setting.bounds.low <= value <= setting.bounds.high:
@@ -190,7 +212,11 @@ def to_text(value: Any) -> str:
         return str(value)
     if _PLAIN.fullmatch(value) and value.lower() not in (*BOOLS, *_NONE_WORDS, "y", "n"):
         return value
-    return yaml.dump(value, default_style='"', allow_unicode=True, width=math.inf).removesuffix("\n")
+    return quote(value)
+
+
+def quote(text: str) -> str:
+    return yaml.dump(text, default_style='"', allow_unicode=True, width=math.inf).removesuffix("\n")
 
 
 def describe_allowed(setting: Setting) -> str:
@@ -203,6 +229,7 @@ def describe_allowed(setting: Setting) -> str:
         float: ("a number", "a list of numbers"),
         bool: ("true or false", ""),
         str: ("text", "a list of texts"),
+        Arguments: (f"a section of arguments, as in {setting.key}.NAME=VALUE, or null for none", ""),
     }[setting.kind]
     others = "".join(f", or {word}" for word in (*setting.special, *["None"] * setting.optional))
     return (several if setting.is_list else one) + describe_bounds(setting) + others

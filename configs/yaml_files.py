@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from configs.arguments import read_node
 from configs.values import Text, is_none
 from utils.errors import ConfigError, not_a_file
 
@@ -113,12 +114,13 @@ def _flatten_mapping(node: yaml.MappingNode, origin: str, prefix: str = "") -> I
 
 
 def _text(node: yaml.Node, key: str, origin: str) -> Text:
-    if isinstance(node, yaml.ScalarNode):
-        return node.value
-    if isinstance(node, yaml.SequenceNode):
-        return [_text(member, key, origin) for member in node.value]
-    line = node.start_mark.line + 1
-    raise ConfigError(f"{origin}: line {line}: {key} is a list of sections; it must be a value or a list of values")
+    try:
+        return read_node(node)
+    except ValueError:
+        line = node.start_mark.line + 1
+        raise ConfigError(
+            f"{origin}: line {line}: {key} is a list of sections; it must be a value or a list of values"
+        ) from None
 
 
 def _bases(text: Text, origin: str) -> list[str]:

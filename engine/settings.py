@@ -1,10 +1,12 @@
 """The settings of a command line, or without -cfg those of the run whose checkpoint it names."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from configs.arguments import Quoted
 from configs.flags import parse
 from configs.load import LoadedConfig, load
 from configs.values import IMPLIED, SETTINGS, Text, convert, is_none, to_text
@@ -46,7 +48,8 @@ def load_settings(arguments: list[str]) -> LoadedConfig:
     is_evaluated = "EVAL" in given and convert(SETTINGS["EVAL"], given["EVAL"], "-eval")
     use = "-eval" if is_evaluated else "-resume" if "MODEL.RESUME" in given else "-pretrained"
     saved = IMPLIED | recorded
-    texts = {key: _to_text(saved[key]) for key in saved if key in SETTINGS and not re.fullmatch(NOT_TAKEN[use], key)}
+    taken = {key: saved[key] for key in saved if key in SETTINGS and not re.fullmatch(NOT_TAKEN[use], key)}
+    texts = {name: text for key, value in taken.items() for name, text in _texts(key, value)}
     loaded = load(arguments, beneath=Layer(f"checkpoint {path}", texts))
     note = f"settings: those of the run of {path}, except for what the command line says; -cfg would name others"
     return replace(loaded, notes=[note, *loaded.notes])
@@ -63,8 +66,17 @@ def _find(given: dict[str, Text]) -> Path | None:
     return checkpoint_at(given["MODEL.RESUME"], save, given.get("TAG", ""), warn=lambda line: None)  # the run warns
 
 
+def _texts(key: str, value: Any) -> Iterator[tuple[str, Text]]:
+    """What a settings file would have for a value; for an open section for each of its arguments."""
+    if not isinstance(value, dict):
+        yield key, _to_text(value)
+        return
+    for name, each in value.items():
+        yield f"{key}.{name}", _to_text(each)
+
+
 def _to_text(value: Any) -> Text:
-    """As a settings file would have it, but without YAML's quotes."""
+    """As read from a settings file."""
     if isinstance(value, list | tuple):
         return [_to_text(each) for each in value]
-    return value if isinstance(value, str) else to_text(value)
+    return Quoted(value) if isinstance(value, str) else to_text(value)

@@ -4,10 +4,12 @@ import contextlib
 from dataclasses import fields
 from typing import Any
 
+import torch
 from torch import nn
 
 from configs.schema import VIT_FIELDS, Config, Model
 from models.formats.files import find_file
+from models.kwargs import check_kwargs, refuse_unknown, refusing_values
 from models.vit import check_patches
 from utils.errors import ConfigError, did_you_mean
 
@@ -28,21 +30,36 @@ def build_timm(config: Config, num_classes: int) -> nn.Module:
         timm_config = timm.get_pretrained_cfg(name)
     except RuntimeError as error:  # the architecture exists, the tag after the dot does not
         raise ConfigError(f"MODEL.NAME: {name}: {error}{did_you_mean(name, timm.list_pretrained())}") from None
-    settings, arguments = _arguments(config, timm_config)
-    try:
-        model = timm.create_model(name, pretrained=False, num_classes=num_classes, **arguments)
-    except TypeError as error:
-        refused = next((argument for argument in arguments if f"'{argument}'" in str(error)), None)
-        if refused is None:
-            raise
-        raise ConfigError(f"{settings[refused]}: {name} has no such setting; set it to 0") from None
-    except (AssertionError, RuntimeError, ValueError) as error:
-        values = ", ".join(f"{settings[argument]} {value}" for argument, value in arguments.items())
-        raise ConfigError(f"MODEL.NAME: timm cannot build {name} with {values or 'these settings'}: {error}") from None
+    check_kwargs(config.MODEL)
+    model = _create(config.MODEL, num_classes, *_arguments(config, timm_config))
     patch_embed = getattr(model, "patch_embed", None)
     if isinstance(patch_embed, timm.layers.PatchEmbed):
         check_patches(config.DATA.IMAGE_SIZE, patch_embed.patch_size[0])
     return model
+
+
+def _create(settings: Model, num_classes: int, setting_of: dict[str, str], arguments: dict[str, Any]) -> nn.Module:
+    """`setting_of`: the setting behind each of the arguments."""
+    import timm
+
+    name, kwargs = settings.NAME, settings.KWARGS
+    with refusing_values(settings):
+        try:
+            return timm.create_model(name, pretrained=False, num_classes=num_classes, **arguments, **kwargs)
+        except TypeError as error:
+            refused = next((each for each in (*arguments, *kwargs) if f"'{each}'" in str(error)), None)
+            if refused in arguments:
+                raise ConfigError(f"{setting_of[refused]}: {name} has no such setting; set it to 0") from None
+            if refused and "unexpected" in str(error):
+                with torch.device("meta"):
+                    refuse_unknown(settings, refused, type(timm.create_model(name)))
+            raise
+        except (AssertionError, RuntimeError, ValueError) as error:
+            if kwargs:
+                raise
+            values = ", ".join(f"{setting_of[argument]} {value}" for argument, value in arguments.items())
+            values = values or "these settings"
+            raise ConfigError(f"MODEL.NAME: timm cannot build {name} with {values}: {error}") from None
 
 
 def _arguments(config: Config, timm_config) -> tuple[dict[str, str], dict]:

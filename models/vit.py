@@ -1,8 +1,11 @@
 """Maps our settings to timm's VisionTransformer, so that every weight has the name and shape it has in timm."""
 
+import inspect
+
 from torch import nn
 
 from configs.schema import Config
+from models.kwargs import check_kwargs, refuse_unknown, refusing_values
 from utils.errors import ConfigError
 
 
@@ -12,24 +15,29 @@ def build_vit(config: Config, num_classes: int) -> nn.Module:
     data, model = config.DATA, config.MODEL
     check_patches(data.IMAGE_SIZE, model.PATCH_SIZE)
     _check_heads(model)
+    check_kwargs(model)
     from timm.models.vision_transformer import VisionTransformer
 
-    return VisionTransformer(
-        img_size=data.IMAGE_SIZE,
-        patch_size=model.PATCH_SIZE,
-        in_chans=data.IMAGE_CHANNELS,
-        num_classes=num_classes,
-        embed_dim=model.EMBED_DIM,
-        depth=model.DEPTH,
-        num_heads=model.NUM_HEADS,
-        mlp_ratio=model.MLP_RATIO,
-        qkv_bias=model.QKV_BIAS,
-        # timm's drop_rate would be dropout before the classifier, which PaddleViT does not have.
-        pos_drop_rate=model.DROPOUT,
-        proj_drop_rate=model.DROPOUT,
-        attn_drop_rate=model.ATTENTION_DROPOUT,
-        drop_path_rate=model.DROPPATH,
-    )
+    for name in model.KWARGS.keys() - inspect.signature(VisionTransformer).parameters.keys():
+        refuse_unknown(model, name, VisionTransformer)
+    with refusing_values(model):
+        return VisionTransformer(
+            img_size=data.IMAGE_SIZE,
+            patch_size=model.PATCH_SIZE,
+            in_chans=data.IMAGE_CHANNELS,
+            num_classes=num_classes,
+            embed_dim=model.EMBED_DIM,
+            depth=model.DEPTH,
+            num_heads=model.NUM_HEADS,
+            mlp_ratio=model.MLP_RATIO,
+            qkv_bias=model.QKV_BIAS,
+            # timm's drop_rate would be dropout before the classifier, which PaddleViT does not have.
+            pos_drop_rate=model.DROPOUT,
+            proj_drop_rate=model.DROPOUT,
+            attn_drop_rate=model.ATTENTION_DROPOUT,
+            drop_path_rate=model.DROPPATH,
+            **model.KWARGS,
+        )
 
 
 def check_patches(image_size: int, patch_size: int) -> None:

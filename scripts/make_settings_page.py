@@ -9,6 +9,7 @@ sys.path.insert(0, str(ROOT))
 
 from configs.flags import FLAGS  # noqa: E402
 from configs.paddlevit.translation import IGNORED  # noqa: E402
+from configs.schema import Arguments  # noqa: E402
 from configs.values import SECTIONS, SETTINGS, Setting, describe_bounds, to_text  # noqa: E402
 
 INTRODUCTION = """\
@@ -35,6 +36,11 @@ python main_single_gpu.py -cfg ./configs/vit_digits.yaml -epochs 5 -opts TRAIN.B
 A value is read as its type below says, so `3e-3` is a number and `010` is 10. `None`, `null`, `~` or nothing stands for
 "not set". Words such as `adamw` may be written in any case. A key that is unknown, written twice, of another type or out of
 bounds is an error that names the file and the nearest right one.
+
+A setting of type "arguments" is a section whose names are those of a constructor that is not ours. Files, and
+`-opts MODEL.KWARGS.init_values=1e-5 MODEL.KWARGS.global_pool=avg`, add to it name by name; `MODEL.KWARGS=null` (in a file
+`KWARGS: null`) first removes what the files before have set. A value is a number, `true`, `false`, `null`, a text or a list
+of these; `"3"` in quotes is a text.
 """
 
 IGNORED_INTRODUCTION = """
@@ -45,7 +51,7 @@ On the command line they are refused, unless the value is the one that changes n
 
 """
 
-_TYPES = {int: "whole number", float: "number", bool: "true or false", str: "text"}
+_TYPES = {int: "whole number", float: "number", bool: "true or false", str: "text", Arguments: "arguments"}
 _FLAG_OF = {key: flag for group in FLAGS.values() for flag, (key, _) in group.items()}
 
 
@@ -69,7 +75,7 @@ def _row(setting: Setting) -> str:
     flag = f"`{_FLAG_OF[setting.key]}`" if setting.key in _FLAG_OF else ""
     kind = ("list of " if setting.is_list else "") + _TYPES[setting.kind] + ("s" if setting.is_list else "")
     kind += "".join(f", or `{word}`" for word in setting.special)
-    default = "not set" if setting.default in (None, "", ()) else f"`{to_text(setting.default)}`"
+    default = "not set" if setting.default in (None, "", (), Arguments()) else f"`{to_text(setting.default)}`"
     allowed = ", ".join(f"`{choice}`" for choice in setting.choices) or describe_bounds(setting).strip()
     return f"| `{name}` | {flag} | {kind} | {default} | {allowed} | {setting.help} |\n"
 

@@ -109,7 +109,7 @@ PACKAGES = {
             "formats",
             "pretrained",
         ),
-        *("freeze", "vit", "timm_models", "__init__"),
+        *("freeze", "kwargs", "vit", "timm_models", "__init__"),
     ),
     "engine": (
         *(

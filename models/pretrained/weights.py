@@ -15,7 +15,7 @@ from utils.errors import ConfigError
 from utils.text import counted, first_of
 
 # Settings that an evaluation shares with the training of its weights.
-ARCHITECTURE = tuple(f"MODEL.{name}" for name in ("TYPE", "NAME", *VIT_FIELDS))
+ARCHITECTURE = tuple(f"MODEL.{name}" for name in ("TYPE", "NAME", *VIT_FIELDS, "KWARGS"))
 PREPROCESSING = tuple(
     f"DATA.{name}" for name in "IMAGE_SIZE IMAGE_CHANNELS CROP_PCT INTERPOLATION IMAGENET_MEAN IMAGENET_STD".split()
 )

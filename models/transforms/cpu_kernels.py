@@ -20,7 +20,8 @@ class CpuKernels(ModelTransform):
     def apply(self, model: nn.Module) -> list[str]:
         for module in model.modules():
             # torch's fused attention is slow on CPUs in half precision, and with dropout in any.
-            if hasattr(module, "fused_attn") and (self.in_half or module.attn_drop.p > 0):
+            drops = getattr(getattr(module, "attn_drop", None), "p", 0) > 0
+            if hasattr(module, "fused_attn") and (self.in_half or drops):
                 module.fused_attn_elsewhere, module.fused_attn = module.fused_attn, False
         dropout = {} if self.is_compiled else {nn.Dropout: CpuDropout}
         change_class(model.modules(), {Attention: QkvLayoutAttention} | dropout)

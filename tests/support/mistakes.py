@@ -30,6 +30,9 @@ IN_A_FILE = {
     "TRAIN:\n\tEND_LR: 1": "2 YAML spaces tabs",
     "SEED: 1\nTAG: \x07": "2 YAML",
     "SEED: 1\n---\nSEED: 2": "2 YAML",
+    "MODEL: {KWARGS: 5}": "MODEL.KWARGS '5' MODEL.KWARGS.NAME=VALUE null",
+    "MODEL: {KWARGS: {global_pool: {a: b}}}": "MODEL.KWARGS.global_pool.a",
+    "MODEL: {KWARGS: {x: 1e999}}": "MODEL.KWARGS.x '1e999'",
     "hello": "`TRAIN:`",
     "- SEED: 1": "`TRAIN:`",
     "SEED: 1\n[a, b]: 1": "2",
@@ -154,6 +157,11 @@ ON_THE_COMMAND_LINE = {
 
 # The whole program with these words behind the small settings, in an empty folder -> names.
 IN_A_RUN = {
+    "-opts MODEL.KWARGS.global_pol=avg": "MODEL.KWARGS.global_pol global_pool",
+    "-opts MODEL.KWARGS.zzz=1": "MODEL.KWARGS.zzz init_values",
+    "-opts MODEL.KWARGS.img_size=8": "MODEL.KWARGS.img_size DATA.IMAGE_SIZE",
+    "-opts MODEL.KWARGS.act_layer=gelux": "MODEL.KWARGS act_layer gelux MODEL.KWARGS=null",
+    "-opts MODEL.KWARGS.features_only=true": "MODEL.KWARGS.features_only",
     "-dataset cifar1": "cifar1 cifar10",
     "-amp -opts PRECISION.CUSTOM_WHITE_LIST=[LayerNrm]": "PRECISION.CUSTOM_WHITE_LIST LayerNrm LayerNorm",
     "-amp -opts PRECISION.CUSTOM_BLACK_LIST=[blocks.9.mlp]": "PRECISION.CUSTOM_BLACK_LIST blocks.9.mlp blocks.1.mlp",

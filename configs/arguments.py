@@ -1,0 +1,67 @@
+"""Open sections: arguments of constructors that are not ours (MODEL.KWARGS), whose types no schema knows."""
+
+import math
+from typing import Any
+
+import yaml
+
+from configs.schema import Arguments
+from configs.values import FLOAT, INT, Text, quote, quoted, to_text
+from utils.errors import ConfigError
+
+
+class Quoted(str):
+    """A text that stands in quotes in its file: inside an open section never a number, a boolean or None."""
+
+
+def add_argument(arguments: Arguments, section: str, key: str, text: Text, origin: str) -> Arguments:
+    """The arguments of an open section with one more, or another value for one of them. `key`: its full name."""
+    name = key.removeprefix(f"{section}.")
+    if not name.isidentifier():
+        raise ConfigError(f"{origin}: {key}: an argument has a plain name, and one value or a list of values")
+    try:
+        return Arguments({**arguments, name: _argument(text)})
+    except (ValueError, yaml.YAMLError):
+        raise ConfigError(
+            f"{origin}: {key} is {quoted(text)}; it must be a number, true, false, null, text, or a list of these"
+        ) from None
+
+
+def _argument(text: Text) -> Any:
+    """The value of a text whose type no schema knows, by the rules of YAML 1.2; Python's None, True and tuples too."""
+    if isinstance(text, list):
+        return tuple(map(_argument, text))
+    if isinstance(text, Quoted):
+        return str(text)
+    stripped = text.strip()
+    if stripped[:1] + stripped[-1:] == "()":
+        stripped = f"[{stripped[1:-1]}]"
+    if stripped[:1] in ("[", "{", "'", '"'):  # typed behind -opts; in a file these are lists and quoted texts already
+        return _argument(read_node(yaml.compose(stripped, Loader=yaml.BaseLoader)))
+    if stripped in ("", "~", "null", "Null", "NULL", "None"):
+        return None
+    if stripped.lower() in ("true", "false"):
+        return stripped.lower() == "true"
+    if INT.fullmatch(stripped):
+        return int(stripped)
+    if not FLOAT.fullmatch(stripped):
+        return stripped
+    if math.isinf(float(stripped)):
+        raise ValueError("out of bounds")
+    return float(stripped)
+
+
+def read_node(node: yaml.Node) -> Text:
+    """The text or list of texts of a YAML node; a mapping is a ValueError."""
+    if isinstance(node, yaml.SequenceNode):
+        return [read_node(member) for member in node.value]
+    if not isinstance(node, yaml.ScalarNode):
+        raise ValueError("a mapping")
+    return Quoted(node.value) if node.style in ("'", '"') else node.value
+
+
+def argument_to_text(value: Any) -> str:
+    """Write an argument as YAML from which an open section reads the same value of the same type."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(argument_to_text, value))}]"
+    return quote(value) if isinstance(value, str) else to_text(value)

@@ -1,0 +1,64 @@
+"""MODEL.KWARGS: arguments of timm's constructors; which it may not hold, and what it means when timm refuses one."""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+
+from configs.schema import VIT_FIELDS, Model
+from utils.errors import ConfigError, did_you_mean
+
+_WEIGHTS = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path")
+SETTING_OF = {
+    "img_size": "DATA.IMAGE_SIZE",
+    "in_chans": "DATA.IMAGE_CHANNELS",
+    "num_classes": "MODEL.NUM_CLASSES",
+    "attn_drop_rate": "MODEL.ATTENTION_DROPOUT",
+    "drop_path_rate": "MODEL.DROPPATH",
+    "device": "DEVICE",
+    "dtype": "AMP",
+} | dict.fromkeys(_WEIGHTS, "MODEL.PRETRAINED")
+SETTING_BY_TYPE = {
+    "vit": {name.lower(): f"MODEL.{name}" for name in VIT_FIELDS}
+    | dict.fromkeys(("pos_drop_rate", "proj_drop_rate"), "MODEL.DROPOUT"),
+    "timm": {"drop_rate": "MODEL.DROPOUT"},
+}
+# They give something else than a classifier, or say how timm is to find or to script it.
+NOT_TAKEN = "features_only out_indices feature_cfg feature_cls scriptable exportable no_jit cache_dir".split()
+
+
+def check_kwargs(model: Model) -> None:
+    """Refuse arguments that have a setting of their own, and those that do not give a classifier."""
+    settings = SETTING_OF | SETTING_BY_TYPE[model.TYPE]
+    for name, value in model.KWARGS.items():
+        if name in settings:
+            raise ConfigError(
+                f"MODEL.KWARGS.{name}: {value!r}; the setting for it is {settings[name]}, use that instead"
+            )
+        if name in NOT_TAKEN or (name, value) == ("global_pool", ""):
+            raise ConfigError(f"MODEL.KWARGS.{name}: {value!r} does not give a classifier to train; remove it")
+
+
+def refuse_unknown(model: Model, name: str, constructor: Callable) -> None:
+    """Refuse an argument that this constructor does not take."""
+    taken = inspect.signature(constructor).parameters.keys() - {"self"}
+    offered = sorted(taken - SETTING_OF.keys() - SETTING_BY_TYPE[model.TYPE].keys())
+    near = did_you_mean(name, offered) or f"; it has {', '.join(offered)}"
+    raise ConfigError(f"MODEL.KWARGS.{name}: timm's {constructor.__name__} has no such argument{near}")
+
+
+@contextlib.contextmanager
+def refusing_values(model: Model) -> Iterator[None]:
+    """A failure of timm's constructor is the user's mistake if it got arguments from MODEL.KWARGS."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # timm checks little: a wrong value fails wherever it is first used
+        if not model.KWARGS:
+            raise
+        values = ", ".join(f"{name} {value!r}" for name, value in model.KWARGS.items())
+        why = str(error).split("\n")[0]
+        raise ConfigError(
+            f"MODEL.KWARGS: timm cannot build this model with {values} ({type(error).__name__}{why and f': {why}'}); "
+            "MODEL.KWARGS=null removes them all"
+        ) from None

@@ -1,0 +1,57 @@
+"""MODEL.KWARGS reaches timm's constructors, and everything that changes how a model computes keeps timm's numbers."""
+
+import pytest
+import timm
+import torch
+from timm.models.vision_transformer import VisionTransformer
+
+from configs.schema import Arguments
+from models import build_model
+from models.transforms import choose_transforms
+from tests.support.configs import CPU, replaced, small_config
+from tests.support.refusals import refused
+from utils.errors import ConfigError
+
+FIELDS = {"img_size": 8, "patch_size": 4, "in_chans": 1, "num_classes": 5, "embed_dim": 16, "depth": 2, "num_heads": 2}
+KWARGS = [
+    {"pos_embed": "none", "class_token": False, "global_pool": "avg", "reg_tokens": 4, "init_values": 0.5},
+    {"qk_norm": True, "reg_tokens": 1, "act_layer": "relu", "norm_layer": "rmsnorm", "no_embed_class": True},
+    {"dynamic_img_size": True, "patch_drop_rate": 0.5, "fc_norm": True},
+    {"global_pool": "map", "scale_attn_norm": True, "pre_norm": True, "final_norm": False},
+]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("half", [None, torch.bfloat16])
+@pytest.mark.parametrize("kwargs", KWARGS)
+def test_logits_and_gradients_are_those_of_timms_plain_model(tmp_path, kwargs, half, training):
+    config = replaced(small_config(tmp_path), MODEL={"KWARGS": Arguments(kwargs)}, PRECISION={"RESIDUAL": "float32"})
+    torch.manual_seed(0)
+    theirs, ours = VisionTransformer(**FIELDS, **kwargs), build_model(config, 5)
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    ours.load_state_dict(theirs.state_dict())
+    choose_transforms(config, CPU, half, training).apply(ours)
+    images, found = torch.randn(4, 1, 8, 8), []
+    for model in (theirs.train(training), ours.train(training)):
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16, enabled=half is not None):
+            logits = model(images)
+        logits.float().square().sum().backward()
+        found.append([logits, *(parameter.grad for parameter in model.parameters())])
+    near = {"rtol": 1e-4, "atol": 1e-4} if half is None else {"rtol": 0.05, "atol": 0.5}
+    torch.testing.assert_close(found[1], found[0], **near)
+
+
+def test_arguments_reach_timms_models_by_name(tmp_path):
+    settings = {"TYPE": "timm", "NAME": "resnet18", "PATCH_SIZE": 16, "EMBED_DIM": 768, "DEPTH": 12, "NUM_HEADS": 12}
+    config = replaced(small_config(tmp_path), MODEL=settings)
+    config = replaced(config, MODEL={"KWARGS": Arguments({"stem_type": "deep", "act_layer": None})})
+    with torch.device("meta"):
+        ours, theirs = (
+            build_model(config, 5),
+            timm.create_model("resnet18", in_chans=1, num_classes=5, stem_type="deep"),
+        )
+    assert [each.shape for each in ours.parameters()] == [each.shape for each in theirs.parameters()]
+    with refused(ConfigError, "MODEL.KWARGS.stem_typ", "stem_type"):
+        build_model(replaced(config, MODEL={"KWARGS": Arguments({"stem_typ": "deep"})}), 5)

@@ -311,6 +311,8 @@ class Train:
     """Decay of the EMA per update."""
     MODEL_EMA_WARMUP: bool = True
     """Begin with a smaller decay, updates / (updates + 9), so that short runs fill the EMA too; false: MODEL_EMA_DECAY from the first update on, as in PaddleViT."""
+    BEST_METRIC: Literal["top1", "top5", "loss", "macro_recall", "macro_f1"] = "top1"
+    """The metric of the validation that decides which epoch is best.pth; of equal ones the smaller loss decides."""
     OPTIMIZER: Optimizer = Optimizer()
     LR_SCHEDULER: LRScheduler = LRScheduler()
 

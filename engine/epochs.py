@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ class Epochs:
             trainer.preferred = f"state_dict{suffix}"
         is_best = chosen is not None and trainer.best.is_worse_than(chosen)
         if is_best:
-            trainer.best = Best(chosen.top1, number, -chosen.rank[1], suffix, chosen.num_images)
+            trainer.best = Best(chosen.value, number, -chosen.rank[1], suffix, chosen.num_images, chosen.metric)
         num_images = (trainer.step - first_step) * trainer.data.global_batch
         result = EpochResult(report, scores, num_images, trained - start, evaluated - trained)
         trainer.notify("on_epoch_end", result)
@@ -102,7 +103,7 @@ class Epochs:
         also = [BEST] if is_best else []
         if config.KEEP_CHECKPOINTS and (number % config.SAVE_FREQ == 0 or is_last):
             also.append(f"checkpoint-{number}.pth")
-        self._save(metric=chosen.top1 if chosen else None, also=also)
+        self._save(metric=chosen.value if chosen else None, also=also)
 
     def _noting_bad_images(self, windows: Iterator[Window]) -> Iterator[Window]:
         def note(batch: Batch) -> Batch:
@@ -117,10 +118,11 @@ class Epochs:
         trainer = self.trainer
         models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema else {})
         normalize = trainer.prepare.normalize
-        return {
+        scores = {
             suffix: evaluate(model, self.eval_data, normalize, trainer.precision, self.process, self.bad_eval_images)
             for suffix, model in models.items()
         }
+        return {suffix: replace(each, metric=self.config.TRAIN.BEST_METRIC) for suffix, each in scores.items()}
 
     def _roll_back(self, error: NonFinite) -> bool:
         """Roll back to the newest checkpoint before the streak. False if none is left."""
@@ -263,7 +265,7 @@ class Epochs:
 
 def describe_progress(plan: Plan, trainer: Trainer, folder: Path, saved: dict[str, int], best: Best) -> dict[str, Any]:
     """For status.json: where the training is, and what is on the disk: `saved`, the last.pth, and `best`."""
-    held = {"top1": best.top1, "epoch": best.epoch, "file": BEST} if best.epoch else None
+    held = {best.metric: best.value, "epoch": best.epoch, "file": BEST} if best.epoch else None
     return {
         **saved,
         "position": {"epoch": trainer.epoch, "step": trainer.step},
@@ -271,7 +273,8 @@ def describe_progress(plan: Plan, trainer: Trainer, folder: Path, saved: dict[st
         "total_steps": plan.num_updates,
         "saved": saved if (folder / "last.pth").exists() else None,
         "best": held,
-        "best_top1": held and best.top1,
+        "best_top1": held and held.get("top1"),
+        "best_metric": held and best.metric,
         "best_epoch": held and best.epoch,
         "left_out": [[each.start, each.stop - 1] for each in trainer.left_out] or None,
     }

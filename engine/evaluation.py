@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from datasets import BadImages, EvalData
 from engine.checkpoint.resume import is_run
@@ -12,6 +11,7 @@ from engine.loss.classification import widen
 from engine.plan import Plan
 from engine.precision.policy import Precision
 from engine.scores.scores import Scores
+from engine.scores.tally import Tally
 from engine.train.counters import sum_dtype
 from models import build_model
 from models.pretrained.weights import load_exactly
@@ -33,12 +33,10 @@ def evaluate(
     was_training = model.training
     model.eval()
     process.spread(statistics_of(model))  # each rank collected its own in training; rank 0's are saved
-    # Loss, top-1, top-5, images, excluded.
-    sums = torch.zeros(5, dtype=sum_dtype(process.device), device=process.device)
+    tally = Tally(process.device, sum_dtype(process.device))
     input_dtype = precision.input_dtype(model)
     num_rows = 1  # a forward even without images: FSDP's all-gather needs every rank
     for batch in data:
-        sums[4] += len(batch.bad)
         bad_images.note(batch.bad)
         pixels = batch.images.to(process.device, non_blocking=True)
         missing = num_rows - len(pixels)
@@ -48,22 +46,14 @@ def evaluate(
         num_rows = len(pixels) if data.is_padded else 1
         images = normalize(pixels, input_dtype)
         with precision.autocast():
-            logits = model(images)[: len(batch.images)]
-        if not batch.num_samples:
-            continue
+            logits = model(images)[: batch.num_samples]
         targets = batch.targets.to(process.device, non_blocking=True)
-        logits = widen(logits)
-        best = logits.topk(min(5, logits.shape[1])).indices.eq(targets[:, None])
-        sums[0] += functional.cross_entropy(logits, targets, reduction="none").to(sums).sum()
-        sums[1] += best[:, 0].sum()
-        sums[2] += best.sum()
-        sums[3] += batch.num_samples
+        tally.add(widen(logits), targets[: batch.num_samples], len(batch.bad))
     bad_images.check(process)
     model.train(was_training)
-    loss, top1, top5, count, excluded = process.sum(sums).tolist()
-    assert count + excluded == data.num_samples, (count, excluded, data.num_samples)
-    count = max(count, 1)
-    return Scores(loss / count, 100 * top1 / count, 100 * top5 / count, int(count), int(excluded))
+    scores = tally.scores(process)
+    assert scores.num_images + scores.num_excluded == data.num_samples, (scores, data.num_samples)
+    return scores
 
 
 def weights_to_score(plan: Plan, make_model: Callable[[], nn.Module]) -> Iterator[tuple[str, nn.Module]]:

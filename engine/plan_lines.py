@@ -10,6 +10,7 @@ from datasets import holds_out_no_more
 from engine.parallel.strategy import is_sharded
 from engine.plan import AS_BEGUN, Plan
 from engine.scores.best import Best
+from engine.scores.scores import TITLES, format_value
 from models.pretrained.weights import ARCHITECTURE, PREPROCESSING, differences
 from models.timm_models import preprocessing_of_timm
 from utils.text import counted, first_of
@@ -90,16 +91,21 @@ def _warn_of_renamed_folders(plan: Plan) -> list[str]:
 
 
 def describe_other_validation(plan: Plan) -> list[str]:
-    """Lines if the run to continue was validated on other images, so that its best epoch does not count."""
-    then, now = plan.saved.get("validation"), plan.validation
+    """Lines if the run to continue was validated on other images or by another metric: its best epoch does not count."""
+    then, now, best = plan.saved.get("validation"), plan.validation, Best(*plan.saved["progress"]["best"])
     if then in (None, now):
-        return []
-    lines, best = _warn_of_renamed_folders(plan), Best(*plan.saved["progress"]["best"])
+        if not best.epoch or best.metric == plan.config.TRAIN.BEST_METRIC:
+            return []
+        return [
+            f"resume: TRAIN.BEST_METRIC is {plan.config.TRAIN.BEST_METRIC}, so the best epoch so far, {best.epoch} by "
+            f"{TITLES[best.metric]}, does not count: the next one becomes best.pth"
+        ]
+    lines = _warn_of_renamed_folders(plan)
     if best.epoch:
         lines.insert(
             0,
             f"resume: other validation images ({then['num_images']} then, {now['num_images']} now), so the best epoch so "
-            f"far, {best.epoch} with {best.top1:.2f}%, does not count: the next one becomes best.pth",
+            f"far, {best.epoch} with {format_value(best.metric, best.value)}, does not count: the next one becomes best.pth",
         )
     return lines
 

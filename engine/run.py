@@ -189,9 +189,11 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         interval = confidence(scores.top1, scores.num_images)
         log.say(
             f"{name}top-1 {scores.top1:.3f}%{interval and f' ({interval})'}, top-5 {scores.top5:.3f}% of "
-            f"{counted(scores.num_images, 'image')}{excluded}"
+            f"{counted(scores.num_images, 'image')}{excluded}; {scores.describe_more()}"
         )
-        found[name.strip().lower() or "raw"] = asdict(scores)
+        found[name.strip().lower() or "raw"] = {
+            key: value for key, value in asdict(scores).items() if value is not None and key != "metric"
+        }
         transforms.revert(model)  # the next weights may be loaded into it
     session.status("done", exit_code=0, **found)
     return 0

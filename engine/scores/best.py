@@ -3,28 +3,32 @@
 import math
 from typing import NamedTuple
 
-from engine.scores.scores import Scores
+from engine.scores.scores import TITLES, Scores, format_value, rank_of
 from utils.text import counted
 
 
 class Best(NamedTuple):
     """The best evaluation of a run so far. Checkpoints of earlier versions have only the first two."""
 
-    top1: float = -1.0
+    value: float = -1.0  # of the metric that decides
     epoch: int = 0  # 0: none yet
     loss: float = 0.0
     suffix: str = ""  # "_ema": of the EMA weights
     num_images: int = 0
+    metric: str = "top1"
 
     def is_worse_than(self, scores: Scores) -> bool:
-        return (self.top1, -self.loss) < scores.rank
+        return not self.epoch or rank_of(self.metric, self.value, self.loss) < scores.rank
 
     def describe(self, has_ema: bool) -> str:
         if not self.epoch:
             return "no best.pth yet"
         weights = f", {'EMA' if self.suffix else 'raw weights'}" if has_ema else ""
-        interval = confidence(self.top1, self.num_images)
-        return f"best validation top-1 {self.top1:.2f}% (epoch {self.epoch}{weights}{interval and f'; {interval}'})"
+        interval = confidence(self.value, self.num_images) if self.metric == "top1" else ""
+        value = format_value(self.metric, self.value)
+        return (
+            f"best validation {TITLES[self.metric]} {value} (epoch {self.epoch}{weights}{interval and f'; {interval}'})"
+        )
 
 
 def confidence(top1: float, num_images: int) -> str:

@@ -1,6 +1,7 @@
 """Which epoch and which weights a run calls its best."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -83,6 +84,24 @@ def test_of_two_epochs_with_the_same_top1_the_one_with_the_smaller_loss_is_best(
 
 def test_a_loss_that_is_no_number_loses_every_tie():
     assert Scores(float("nan"), 50, 100, 9, 0).rank < Scores(1e9, 50, 100, 9, 0).rank < Scores(1, 51, 100, 9, 0).rank
+
+
+def test_by_loss_the_smallest_is_best_and_another_metric_starts_over(scored):
+    lines, folder = scored([60, 0.4], [70, 0.5], words=["TRAIN.BEST_METRIC=loss", "TRAIN.NUM_EPOCHS=2"])
+    assert_names(lines[-1], "loss", "0.4000", "epoch 1")
+    status = json.loads((folder / "status.json").read_text())
+    assert status["best"] == {"loss": 0.4, "epoch": 1, "file": "best.pth"} and "best_top1" not in status
+    assert read(folder / "best.pth")["metric"] == 0.4
+    lines, folder = scored([50, 0.6], words=["TRAIN.NUM_EPOCHS=3"])
+    assert read(folder / "best.pth")["epoch"] == 2 and read(folder / "best.pth")["metric"] == 50
+    assert any("TRAIN.BEST_METRIC" in line for line in lines)
+
+
+def test_the_metric_that_decides_ranks_scores():
+    low, high = Scores(1, 50, 100, 9, 0, macro_recall=40.0), Scores(2, 40, 100, 9, 0, macro_recall=45.0)
+    assert low.rank > high.rank
+    assert replace(low, metric="macro_recall").rank < replace(high, metric="macro_recall").rank
+    assert replace(low, metric="loss").rank > replace(high, metric="loss").rank
 
 
 @pytest.mark.parametrize("part, epoch", [("DATA.SPLIT_SEED=1", 2), ("DATA.SPLIT_SEED=0", 1)])

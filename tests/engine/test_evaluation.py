@@ -1,5 +1,7 @@
 """Scores are counted image by image, in plain Python here."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from engine.evaluation import evaluate
 from engine.precision.policy import Precision
+from engine.scores.tally import Tally
 from tests.support.configs import CPU, small_config
 from utils.distributed import Process
 
@@ -33,6 +36,7 @@ class HalfLogits(MeanColourModel):
 
 
 def score(tmp_path, num_classes, count=37, unreadable=(), kind=MeanColourModel):
+    """Our scores, and the three counted by hand."""
     rng = np.random.default_rng(0)
     pixels = np.broadcast_to(rng.integers(256, size=(count, 1, 1), dtype=np.uint8), (count, 8, 8)).copy()
     targets = rng.integers(num_classes, size=count)
@@ -87,3 +91,29 @@ def test_unreadable_images_are_left_out_and_counted(tmp_path):
     scores, top1, top5, loss = score(tmp_path, 10, unreadable=(0, 5, 36))
     assert (scores.top1, scores.top5, scores.loss) == pytest.approx((top1, top5, loss), rel=1e-5)
     assert (scores.num_images, scores.num_excluded) == (34, 3)
+
+
+def test_macro_recall_and_f1_are_scikit_learns_over_the_classes_that_have_images():
+    from sklearn.metrics import balanced_accuracy_score, f1_score
+
+    rng = torch.Generator().manual_seed(0)
+    logits, targets = torch.randn(300, 20, generator=rng), torch.randint(3, 15, (300,), generator=rng)
+    logits[torch.arange(300), targets] += 1.5
+    tally = Tally(CPU, torch.float64)
+    for part in (slice(0, 256), slice(256, 300), slice(300, 300)):  # the last: a process without images left
+        tally.add(logits[part], targets[part], num_excluded=0)
+    scores, predicted, present = tally.scores(Process(CPU)), logits.argmax(1), targets.unique()
+    assert len(present) == 12 and len(predicted.unique()) > 12, "classes without images are predicted too"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of these
+        assert scores.macro_recall == pytest.approx(100 * balanced_accuracy_score(targets, predicted), abs=1e-6)
+    f1 = f1_score(targets, predicted, labels=present, average="macro")
+    assert scores.macro_f1 == pytest.approx(100 * f1, abs=1e-6)
+    assert scores.num_images == 300
+
+
+def test_scores_without_images_are_zero():
+    tally = Tally(CPU, torch.float64)
+    tally.add(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), num_excluded=2)
+    scores = tally.scores(Process(CPU))
+    assert (scores.macro_recall, scores.macro_f1, scores.num_images, scores.num_excluded) == (0, 0, 0, 2)

@@ -81,14 +81,14 @@ def as_on_gpus(model: torch.nn.Module) -> Iterator[None]:
         yield
 
 
-def score(trainer: Trainer, eval_set: ImageSet, process: Process) -> dict[str, tuple[float, float]]:
-    """Loss and accuracy of the weights and of their running mean, on so few images that the last process has a batch less."""
+def score(trainer: Trainer, eval_set: ImageSet, process: Process) -> dict[str, tuple[float, ...]]:
+    """Loss, accuracy, macro recall and F1 of the weights and of their running mean, on so few images that the last process has a batch less."""
     few = eval_set.take(np.arange(5 * process.world_size - 1))
     data = build_eval_data(trainer.config, few, process)
     bad, found = BadImages(few, 1.0, lambda line: None), {}
     for name, model in (("raw", trainer.model), ("ema", trainer.ema.model)):
         scores = evaluate(model, data, trainer.prepare.normalize, trainer.precision, process, bad)
-        found[name] = (scores.loss, scores.top1)
+        found[name] = (scores.loss, scores.top1, scores.macro_recall, scores.macro_f1)
     return found
 
 

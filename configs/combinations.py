@@ -75,6 +75,12 @@ def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     )
     tag = values["TAG"]
     yield "/" in tag or len(tag.encode(errors="surrogateescape")) > MAX_TAG_BYTES, "TAG", allowed
+    key, dataset = "DATA.SAMPLER", "DATA.DATASET"
+    problem = (
+        f"must be shuffle with {named(dataset)}, whose images are read in the order of its files; TRAIN.CLASS_WEIGHTS=auto "
+        "(-opts) weights the classes instead"
+    )
+    yield values[key] == "balanced" and values[dataset] in ("shards", "parquet"), key, problem
     mode, accumulated = "COMPILE_MODE", "TRAIN.ACCUM_ITER"
     # A CUDA graph overwrites the gradients of the micro-batch before: https://github.com/pytorch/pytorch/issues/169545
     is_overwritten = values["COMPILE"] and values[mode] in CUDA_GRAPH_MODES and values[accumulated] > 1

@@ -94,6 +94,10 @@ class Data:
     """Batches to read ahead (worker processes: so many each, at least 1); not set: 2 for each process, for threads up to 1 GiB, 2 to 32 batches; 0 on CPUs, whose cores then all read, then all compute."""
     DROP_LAST: bool = True
     """Drop an epoch's last images if they do not fill a whole update (never if that would leave no update)."""
+    SAMPLER: Literal["shuffle", "balanced"] = "shuffle"
+    """What an epoch draws: shuffle, each image once; balanced, as many images, the same number of each class: images of rare classes several times, of common ones a part."""
+    SAMPLER_POWER: Annotated[float, Bounds(0.0, 1.0)] = 1.0
+    """For balanced: a class has images ** (1 - this) of the places in an epoch: 1, as many as any other; 0.5, the square root of its images; 0, as it is in the data."""
     VAL_FRACTION: Annotated[float, Bounds(0.0, 0.9)] = 0.1
     """Fraction of the images held out for validation, for data sets without a split."""
     SPLIT_SEED: Annotated[int, Bounds(0, MAX_INT)] = 0
@@ -263,6 +267,16 @@ class Train:
     """Activation checkpointing: a transformer block saves only its input and recomputes the rest in the backward; much less memory for the time of one more forward. (Other timm models: as timm's `--grad-checkpointing`.)"""
     SMOOTHING: Annotated[float, Bounds(0.0, 0.99)] = 0.0
     """Label smoothing."""
+    LOSS: Literal["cross_entropy", "bce"] = "cross_entropy"
+    """Training loss: cross_entropy, of all classes together; bce, binary cross entropy: a yes or no for each class (timm's `--bce-loss`)."""
+    BCE_SUM: bool = False
+    """For bce: the sum over the classes instead of their mean."""
+    BCE_TARGET_THRESH: Annotated[float | None, Bounds(0.0, 1.0)] = None
+    """For bce: targets above this, after smoothing and mixing, become 1, the others 0; not set: they stay as they are."""
+    BCE_POS_WEIGHT: Annotated[float, Bounds(1e-6, 1e6)] = 1.0
+    """For bce: factor of the part of the loss that is about the classes that an image has."""
+    CLASS_WEIGHTS: str | None = None
+    """Weights of the classes in the training loss: auto, images / (classes x images of the class), so that the mean over the images is 1; or a CSV or YAML file with a class and its weight in each line; none: all 1."""
     COLOR_JITTER: Annotated[float, Bounds(0.0, 100.0)] = 0.0
     """Brightness, contrast and saturation are multiplied by a factor in 1 +- this; no effect with a policy other than 3a. (PaddleViT's DeiT: 0.4.)"""
     COLOR_JITTER_HUE: Annotated[float, Bounds(0.0, 0.5)] = 0.0

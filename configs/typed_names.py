@@ -27,6 +27,7 @@ ALIASES = {
     "DATA.IMAGE_CHANNELS": "in_chans in_channels channels num_channels input_channels",
     "DATA.IMAGE_SIZE": "img_size imgsz img image input_size resolution size crop_size train_crop_size",
     "DATA.NUM_WORKERS": "j worker workers num_worker nw n_workers num_proc dataloader_num_workers",
+    "DATA.SAMPLER=balanced": "weighted_sampler class_balanced balanced_sampler oversample oversampling",
     "DATA.TRAIN_CROP": "train_crop_mode crop_mode",
     "DATA.TRAIN_INTERPOLATION": "train_interpolation",
     "DATA.VAL_FRACTION": "val_split validation_split val_ratio val_size holdout test_size",
@@ -66,6 +67,8 @@ ALIASES = {
     "gradient_accumulation gradient_accumulation_steps accumulate_grad_batches update_freq",
     "TRAIN.AUTO_AUGMENT": "aa augment augmentation aug policy randaugment trivialaugment",
     "TRAIN.BASE_LR": "lr learning_rate lr0 learningrate initial_lr init_lr max_lr peak_lr lr_base blr",
+    "TRAIN.BCE_POS_WEIGHT": "pos_weight",
+    "TRAIN.CLASS_WEIGHTS": "class_weight weight_per_class",
     "TRAIN.COLOR_JITTER": "jitter colour_jitter",
     "TRAIN.CUTMIX_ALPHA": "cutmix",
     "TRAIN.END_LR": "min_lr lrf final_lr eta_min lr_min",
@@ -77,6 +80,8 @@ ALIASES = {
     "TRAIN.LR_SCALING": "lr_base_scale",
     "TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS": "cooldown",
     "TRAIN.LR_SCHEDULER.DECAY_FRACTION": "cooldown_fraction decay_fraction",
+    "TRAIN.LOSS": "criterion loss_fn loss_function",
+    "TRAIN.LOSS=bce": "bce_loss binary_cross_entropy",
     "TRAIN.LR_SCHEDULER.DECAY_RATE": "gamma lr_decay lr_gamma lr_factor",
     "TRAIN.LR_SCHEDULER.DECAY_EPOCHS": "step_size lr_step_size",
     "TRAIN.LR_SCHEDULER.MILESTONES": "decay_milestones lr_steps lr_milestones",
@@ -111,9 +116,7 @@ NOT_HERE = {
         "a run has a number of epochs, TRAIN.NUM_EPOCHS (-epochs), or a time limit, RUN.MAX_TIME"
     ),
     "teacher teacher_model kd distill distillation distillation_type": "there is no distillation",
-    "class_weight class_weights focal focal_loss bce bce_loss jsd_loss loss criterion loss_fn": (
-        "the loss is always cross entropy; TRAIN.SMOOTHING, TRAIN.MIXUP_ALPHA and TRAIN.CUTMIX_ALPHA soften its targets"
-    ),
+    "focal focal_loss jsd_loss": "TRAIN.LOSS is cross_entropy or bce; TRAIN.CLASS_WEIGHTS gives rare classes more weight",
     "channels_last memory_format": "there is no choice of memory format",
     "sync_bn sync_batchnorm syncbn": "there is no synchronised BatchNorm",
     "debug verbose v quiet": "there is no such mode; REPORT_FREQ sets how often a line is logged, and -check tests a run",

@@ -59,6 +59,8 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     is_computed = data.DATASET in ("synthetic", "fractals")
     yield not is_computed, "DATA.", "SYNTHETIC_SIZE", "DATA.DATASET is not synthetic or fractals"
 
+    yield data.SAMPLER != "balanced", "DATA.", "SAMPLER_POWER", "DATA.SAMPLER is not balanced"
+
     in_memory = data.DATASET in ("digits", "cifar10", "cifar100", "synthetic", "fractals")
     yield in_memory, "DATA.", "EXIF MAX_PIXELS", f"the images of {data.DATASET} are no files"
 
@@ -74,6 +76,8 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     yield is_single, "TRAIN.", "MIXUP_GROUP", "TRAIN.MIXUP_MODE is not batch"
     erasing = "RANDOM_ERASE_MODE RANDOM_ERASE_COUNT"
     yield not train.RANDOM_ERASE_PROB, "TRAIN.", erasing, "TRAIN.RANDOM_ERASE_PROB is 0"
+    binary = "BCE_SUM BCE_TARGET_THRESH BCE_POS_WEIGHT"
+    yield train.LOSS != "bce", "TRAIN.", binary, "TRAIN.LOSS is not bce"
     yield not train.MODEL_EMA, "TRAIN.", "MODEL_EMA_DECAY MODEL_EMA_WARMUP", "TRAIN.MODEL_EMA is off"
     yield not train.GRAD_CLIP, "TRAIN.", "CLIP_MODE", "TRAIN.GRAD_CLIP is not set"
     yield not train.LINEAR_SCALED_LR, "TRAIN.", "LR_SCALING", "TRAIN.LINEAR_SCALED_LR is not set"

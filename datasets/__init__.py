@@ -3,6 +3,7 @@
 # ruff: noqa: F401
 
 from datasets.bad_images import BadImages
+from datasets.balance import class_weights, describe_balance
 from datasets.batch_order import Piece
 from datasets.build import build_eval_data, build_order, build_train_data, load_image_sets
 from datasets.cache.build import CacheProgress

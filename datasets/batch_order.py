@@ -32,7 +32,7 @@ class Piece(NamedTuple):
     # In training only:
     step: int = 0
     first: int = 0  # position of the first image in the window
-    repeats: np.ndarray | None = None  # how often each image occurs earlier in the window
+    repeats: np.ndarray | None = None  # tells the occurrences of an image in this epoch apart
 
     def part(self, start: int, end: int) -> "Piece":
         """The images at these positions of a training piece, all of which count."""
@@ -56,6 +56,7 @@ class Order:
     seed: int
     epoch_order: Callable[[int, int], EpochOrder]  # see ImageSet.epoch_order
     num_repeats: int = 1  # occurrences of each image in a window
+    is_balanced: bool = False  # an epoch can have an image several times
     in_pairs: bool = False  # positions 2k and 2k + 1 of a window stay together; needs an even batch size
     resumed_global_batch: int | None = None  # of a run that was started with another number of processes
 
@@ -138,14 +139,16 @@ class Order:
         An empty piece gets one image that does not count.
         """
         window, num_pieces = self.window(step), self.num_micro_batches(step) * self.world_size
-        repeats = np.arange(len(window)) // self._num_distinct(step)
+        epoch, first = self.place(step)
+        repeats, places = np.divmod(np.arange(len(window)), self._num_distinct(step))
+        if self.is_balanced:
+            repeats = repeats * self.num_images + first + places
         num_units = math.ceil(len(window) / self.unit)
         pieces = []
         for number in range(rank, num_pieces, self.world_size):
             edges = (num_units * edge // num_pieces * self.unit for edge in (number, number + 1))
             start, end = (min(edge, len(window)) for edge in edges)
             part = slice(start, end) if end > start else slice(1)
-            epoch = step // self.steps_per_epoch
             pieces.append(Piece(epoch, window[part], end - start, step, start, repeats[part]))
         return pieces
 

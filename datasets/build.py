@@ -7,6 +7,7 @@ line in SOURCES.
 from collections.abc import Callable
 
 from configs.schema import Config
+from datasets.balance import choose_order
 from datasets.batch_order import Order
 from datasets.classes import number_classes
 from datasets.loading.choice import choose_workers
@@ -118,7 +119,8 @@ def build_order(config: Config, image_set: ImageSet, world_size: int, resumed_gl
         num_accumulated=train.ACCUM_ITER,
         drop_last=data.DROP_LAST,
         seed=config.SEED,
-        epoch_order=image_set.epoch_order,
+        epoch_order=choose_order(config, image_set),
+        is_balanced=data.SAMPLER == "balanced",
         num_repeats=train.REPEATED_AUG,
         in_pairs=train.mixes,
         resumed_global_batch=resumed_global_batch,

@@ -17,7 +17,7 @@ DRAWN_AT_ONCE = 1 << 18
 
 def shuffled(count: int, *seeds: int) -> np.ndarray:
     """The numbers 0 .. count - 1 in an order that depends on the seeds alone."""
-    return np.argsort(_draws(seeds, 0, count), kind="stable")
+    return np.argsort(draws(seeds, 0, count), kind="stable")
 
 
 class EpochOrder:
@@ -64,18 +64,18 @@ class FullShuffle(EpochOrder):
     def block(self, number: int) -> np.ndarray:
         if not self._bits:
             return shuffled(self.count, *self._seeds).astype(self._type)
-        numbers, draws = [], []
+        numbers, drawn = [], []
         for first, chunk, upper in self._chunks():
             found = np.flatnonzero(upper == number)
             numbers.append((first + found).astype(self._type))
-            draws.append(chunk[found])
-        return np.concatenate(numbers)[np.argsort(np.concatenate(draws), kind="stable")]
+            drawn.append(chunk[found])
+        return np.concatenate(numbers)[np.argsort(np.concatenate(drawn), kind="stable")]
 
     def _chunks(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """All draws again, in parts: the number of the first one, the draws, and the block of each."""
         for first in range(0, self.count, DRAWN_AT_ONCE):
-            draws = _draws(self._seeds, first, min(DRAWN_AT_ONCE, self.count - first))
-            yield first, draws, (draws >> (np.uint64(64) - self._bits)).astype(np.int64)
+            chunk = draws(self._seeds, first, min(DRAWN_AT_ONCE, self.count - first))
+            yield first, chunk, (chunk >> (np.uint64(64) - self._bits)).astype(np.int64)
 
 
 class NearbyShuffle(EpochOrder):
@@ -93,8 +93,8 @@ class NearbyShuffle(EpochOrder):
         start, stop = self.edges[number], self.edges[number + 1]
         # At these positions there is no number below `first`, and none above `last`.
         first, last = max(start - self.reach + 1, 0), min(stop + self.reach - 2, self.count - 1)
-        draws = _draws(self._seeds, first, last + 1 - first)
-        fractions = (draws >> np.uint64(64 - FRACTION_BITS)).astype(np.int64)
+        drawn = draws(self._seeds, first, last + 1 - first)
+        fractions = (drawn >> np.uint64(64 - FRACTION_BITS)).astype(np.int64)
         keys = (np.arange(first, last + 1, dtype=np.int64) << FRACTION_BITS) + self.reach * fractions
         return first + np.argsort(keys, kind="stable")[start - first : stop - first]
 
@@ -135,6 +135,6 @@ class GroupedShuffle(EpochOrder):
         return np.searchsorted(self._turns, turns, "right") - 1
 
 
-def _draws(seeds: tuple[int, ...], first: int, count: int) -> np.ndarray:
-    """Draws first .. first + count - 1."""
+def draws(seeds: tuple[int, ...], first: int, count: int) -> np.ndarray:
+    """uint64 [count]: draws first .. first + count - 1 of these seeds. numpy ignores trailing zeros of them."""
     return np.random.PCG64(np.random.SeedSequence(seeds)).advance(first).random_raw(count)

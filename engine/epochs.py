@@ -187,6 +187,7 @@ class Epochs:
             "config": comparable(config, self.trainer.data.order),
             "seed": config.SEED,
             "class_names": list(self.plan.classes),
+            "class_weights": self.plan.class_weights,
             "validation": self.validation,
             "split": self.plan.eval_set.split,
             "bad_images": list(self.bad_training_images.indices),
@@ -232,6 +233,7 @@ class Epochs:
             "config": flatten(self.config),
             "seed": self.config.SEED,
             "class_names": list(self.plan.classes),
+            "class_weights": self.plan.class_weights,
             "amp_scaler": trainer.precision.state_dict(),
         }
         try:

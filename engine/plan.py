@@ -9,7 +9,7 @@ from torch import nn
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from configs.values import IMPLIED, flatten
-from datasets import ImageSet, Kept, build_order, check_device, identity, parse_policy
+from datasets import ImageSet, Kept, build_order, check_device, class_weights, identity, parse_policy
 from datasets.batch_order import Order
 from engine.checkpoint.format import WEIGHTS_ONLY
 from engine.checkpoint.resume import (
@@ -175,6 +175,11 @@ class Plan:
         """Which training images each update sees."""
         global_batch = global_batch_to_keep(self.config, self.saved)
         return build_order(self.config, self.train_set, self.process.world_size, global_batch)
+
+    @cached_property
+    def class_weights(self) -> list[float] | None:
+        """Of the training loss; None: no class counts more than another."""
+        return class_weights(self.config, self.train_set)
 
     @property
     def num_updates(self) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 
 from configs.schema import AUTO
 from configs.values import IMPLIED, flatten, to_text
-from datasets import holds_out_no_more
+from datasets import describe_balance, holds_out_no_more
 from engine.parallel.strategy import is_sharded
 from engine.plan import AS_BEGUN, Plan
 from engine.scores.best import Best
@@ -26,7 +26,7 @@ def describe_training(plan: Plan) -> list[str]:
     ]
     if plan.given.DATA.BATCH_SIZE == AUTO:
         lines.insert(0, f"batch size: {describe_batch_size(plan)}")
-    lines += _describe_as_begun(plan)
+    lines += describe_balance(plan.config, plan.train_set, plan.class_weights) + _describe_as_begun(plan)
     if is_sharded(plan.config, plan.process):
         lines.append(
             f"strategy: fsdp2; each of {plan.process.world_size} processes holds a part of weights, gradients and "

@@ -11,7 +11,7 @@ from torch import nn
 
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
-from datasets import ImageSet, Kept, load_image_sets, parse_policy
+from datasets import ImageSet, Kept, describe_balance, load_image_sets, parse_policy
 from engine.check.cache import check_cache
 from engine.check.images import check_images
 from engine.check.memory import check_memory
@@ -206,6 +206,8 @@ class Preflight:
         self.attempt("augmentation", lambda: parse_policy(config.TRAIN))
         self.attempt("strategy", lambda: check_strategy(config))
         order = self.attempt("repeats", lambda: plan.order)
+        if len(plan.train_set):
+            self.report("classes", lambda: describe_balance(config, plan.train_set, plan.class_weights))
         for finding in check_schedule(config.TRAIN, order) if order else []:
             self.add(finding)
         self.add(check_warm_up(config.TRAIN))

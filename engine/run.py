@@ -149,6 +149,8 @@ def restore(session: Session, plan: Plan, trainer: Trainer) -> None:
         return
     for line in refuse_changes(config, plan.order, plan.eval_set.split, state, path):
         session.log.say(line)
+    if state.get("class_weights") != plan.class_weights:
+        session.log.warn("resume: TRAIN.CLASS_WEIGHTS: the weights are not those of the epochs before")
     check_exactly(trainer.model, state["state_dict"], path)
     trainer.load_state_dict(state)
     for line in describe_other_validation(plan):

@@ -26,6 +26,7 @@ from engine.diagnose import auto_doctor, failing_batch
 from engine.diagnose.auto_doctor import make_case, prescribe
 from engine.diagnose.doctor import diagnose
 from engine.diagnose.failing_batch import Batches, read_overflow
+from engine.loss.build import build_loss
 from engine.precision.policy import set_matmul
 from models import build_model
 from models.pretrained.weights import load_exactly
@@ -53,7 +54,8 @@ def main(argv: list[str]) -> int:
     device = choose_device("auto", local_rank=0)
     set_matmul(config.PRECISION.MATMUL)
     for each in batches or [next_batch(config, state)]:
-        found = diagnose(make_case(config, make_model(config, state, each), device, each, scale))
+        loss = build_loss(config, state.get("class_weights"))
+        found = diagnose(make_case(config, make_model(config, state, each), device, each, scale, loss))
         if found.first:
             break
     num_images = sum(len(batch.targets) for batch, _ in each.batches)

@@ -25,8 +25,11 @@ class Mixed(NamedTuple):
 
 
 def dominant_class(targets: Tensor | Mixed) -> Tensor:
-    """One class for each image, for training accuracy: that of the part with the larger weight."""
-    return torch.where(targets.share >= 0.5, targets.first, targets.second) if isinstance(targets, Mixed) else targets
+    """One class for each image, for training accuracy: that of the part with the larger weight; of several its labels."""
+    if not isinstance(targets, Mixed):
+        return targets
+    is_first = targets.share >= 0.5
+    return torch.where(is_first if targets.first.ndim == 1 else is_first[:, None], targets.first, targets.second)
 
 
 class Mixing:

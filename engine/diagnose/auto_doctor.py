@@ -11,7 +11,7 @@ from configs.schema import Config
 from datasets import Normalize, Preparation
 from engine.diagnose.doctor import Case, Diagnosis, diagnose
 from engine.diagnose.failing_batch import Batches, LastUpdate
-from engine.loss.build import build_loss
+from engine.loss.build import Loss
 from engine.precision.policy import Precision
 from engine.train.callbacks import Callback
 from engine.train.counters import Report
@@ -23,7 +23,9 @@ from utils.seed import unchanged_random_state
 DOCTOR_FILE = "doctor.yaml"
 
 
-def make_case(config: Config, model: torch.nn.Module, device: torch.device, update: Batches, scale: float) -> Case:
+def make_case(
+    config: Config, model: torch.nn.Module, device: torch.device, update: Batches, scale: float, loss: Loss
+) -> Case:
     """An update of a run with these settings, to be replayed on `model`, which has no transforms yet."""
     # Both replays use one model: a white list would bring half precision into the exact one, and naive mode has no
     # lists. float8 layers scale their inputs, so they cannot overflow.
@@ -34,7 +36,7 @@ def make_case(config: Config, model: torch.nn.Module, device: torch.device, upda
     return Case(
         model.to(device),
         precision,
-        build_loss(config),
+        loss,
         [(*prepare(batch), share) for batch, share in update.batches],
         scale,
         (config.SEED, update.step, update.rank),
@@ -81,7 +83,8 @@ class AutoDoctor(Callback):
             with unchanged_random_state(device):
                 model, precision = copy.deepcopy(trainer.model), trainer.precision
                 precision.transforms(training=True).revert(model)
-                found = diagnose(make_case(config, model, device, update, precision.scaler.get_scale()))
+                scale = precision.scaler.get_scale()
+                found = diagnose(make_case(config, model, device, update, scale, trainer.loss))
             is_written = bool(prescribe(found, config, self._folder))
         except Exception as error:  # out of memory, a full disk, an untraceable operation: no reason to end a run
             log.warn(

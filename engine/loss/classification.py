@@ -1,32 +1,98 @@
-"""The training loss."""
+"""Cross entropy and binary cross entropy of smoothed, mixed and weighted targets, each averaged over the images.
+
+The sum is divided by the number of images, never by the sum of their weights: so the loss of an update does not depend on
+how it is split into micro-batches.
+"""
+
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from configs.schema import Train
-from datasets import Mixed
+from datasets import Mixed, dominant_class
 
 
-class ClassificationLoss:
+class CrossEntropy:
     """Cross entropy with label smoothing, in float32 or better for any type of logits.
 
-    For a mixed image, the losses of its two classes weighted by their shares, which equals a soft target.
+    For a mixed image, the losses of its two classes weighted by their shares, which equals a soft target. With class
+    weights w the loss of an image is the sum of -w[c] target[c] log p[c] over the classes c.
     """
 
-    def __init__(self, settings: Train):
-        self._smoothing = settings.SMOOTHING
+    def __init__(self, settings: Train, class_weights: Sequence[float] | None = None):
+        self._smoothing, self._weights = settings.SMOOTHING, ClassWeights(class_weights)
 
-    def __call__(self, logits: torch.Tensor, targets: torch.Tensor | Mixed) -> torch.Tensor:
+    def __call__(self, logits: Tensor, targets: Tensor | Mixed) -> Tensor:
         logits = widen(logits)
+        weights = self._weights.like(logits)
         if isinstance(targets, Mixed):
-            first, second = (self._cross_entropy(logits, each, "none") for each in (targets.first, targets.second))
+            first, second = (self._of_each(logits, each, weights) for each in (targets.first, targets.second))
             return torch.lerp(second, first, targets.share.to(first.dtype)).mean()
-        return self._cross_entropy(logits, targets, "mean")
+        if weights is None:
+            return functional.cross_entropy(logits, targets, label_smoothing=self._smoothing)
+        return self._of_each(logits, targets, weights).mean()
 
-    def _cross_entropy(self, logits: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:
-        return functional.cross_entropy(logits, targets, reduction=reduction, label_smoothing=self._smoothing)
+    def _of_each(self, logits: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+        smoothing = self._smoothing
+        return functional.cross_entropy(logits, targets, weights, reduction="none", label_smoothing=smoothing)
 
 
-def widen(tensor: torch.Tensor) -> torch.Tensor:
+class BinaryCrossEntropy:
+    """A yes or no for each class, as timm's BinaryCrossEntropy, in float32 or better.
+
+    A class number is smoothed to 1 - s + s / classes, and s / classes for the others; a yes or no of several labels is moved
+    towards 0.5. Class weights multiply the part of the images that have the class, as TRAIN.BCE_POS_WEIGHT does for all.
+    """
+
+    def __init__(self, settings: Train, class_weights: Sequence[float] | None = None):
+        self._settings = settings
+        factor = settings.BCE_POS_WEIGHT
+        weights = [factor * weight for weight in class_weights] if class_weights else None
+        self._weights = ClassWeights(weights or ([factor] if factor != 1 else None))
+
+    def __call__(self, logits: Tensor, targets: Tensor | Mixed) -> Tensor:
+        logits, threshold = widen(logits), self._settings.BCE_TARGET_THRESH
+        if isinstance(targets, Mixed):
+            first, second = (self._soft(each, logits) for each in (targets.first, targets.second))
+            soft = torch.lerp(second, first, targets.share.to(first.dtype)[:, None])
+        else:
+            soft = self._soft(targets, logits)
+        if threshold is not None:
+            soft = soft.gt(threshold).to(soft.dtype)
+        losses = functional.binary_cross_entropy_with_logits(
+            logits, soft, pos_weight=self._weights.like(logits), reduction="none"
+        )
+        return (losses.sum(1) if self._settings.BCE_SUM else losses.mean(1)).mean()
+
+    def _soft(self, targets: Tensor, logits: Tensor) -> Tensor:
+        """[B, classes] of class numbers int64 [B], or of several labels [B, classes] of 0 and 1."""
+        smoothing = self._settings.SMOOTHING
+        if targets.ndim == 2:
+            return targets.to(logits.dtype) * (1 - smoothing) + 0.5 * smoothing
+        low = smoothing / logits.shape[1]
+        return torch.full_like(logits, low).scatter_(1, targets[:, None], 1 - smoothing + low)
+
+
+class ClassWeights:
+    """Weights of the classes, or none, on the device and in the type of the logits."""
+
+    def __init__(self, weights: Sequence[float] | None):
+        self._weights = None if weights is None else torch.tensor(weights, dtype=torch.float64)
+
+    def like(self, logits: Tensor) -> Tensor | None:
+        if self._weights is not None and (self._weights.device, self._weights.dtype) != (logits.device, logits.dtype):
+            self._weights = self._weights.to(logits.device, logits.dtype)  # once: a copy makes the host wait
+        return self._weights
+
+
+def hits(logits: Tensor, targets: Tensor | Mixed) -> Tensor:
+    """bool [B]: whether the highest logit is that of the image's class; of several labels, of one of them."""
+    best, classes = logits.argmax(1), dominant_class(targets)
+    return best.eq(classes) if classes.ndim == 1 else classes.gather(1, best[:, None])[:, 0] > 0
+
+
+def widen(tensor: Tensor) -> Tensor:
     """Convert half types to float32; float32 and float64 stay."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

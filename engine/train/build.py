@@ -3,7 +3,7 @@
 from torch import nn
 
 from configs.schema import Config
-from datasets import Normalize, Preparation, TrainData
+from datasets import Normalize, Preparation, TrainData, class_weights
 from engine.loss.build import build_loss
 from engine.optim.clipping import Clipping
 from engine.optim.factory import build_optimizer
@@ -55,7 +55,7 @@ def build_trainer(config: Config, model: nn.Module, data: TrainData, process: Pr
         parameters,
         Clipping(config.TRAIN, model, local),
         Schedule(config.TRAIN, data.steps_per_epoch, data.global_batch),
-        build_loss(config),
+        build_loss(config, class_weights(config, data.image_set)),
         Preparation(config, normalize, is_compiled=config.COMPILE and process.device.type != "cpu"),
         ema,
         Counters(process.device),

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from configs.schema import Config
-from datasets import Batch, Mixed, Preparation, TrainData, Window, dominant_class
+from datasets import Batch, Mixed, Preparation, TrainData, Window
 from engine.loss.build import Loss
+from engine.loss.classification import hits
 from engine.optim.clipping import Clipping
 from engine.optim.groups import set_rates
 from engine.optim.schedule import Schedule
@@ -104,7 +105,7 @@ class Trainer:
         self.notify("on_phase", "other")
         self.notify("on_micro_batch", batch, share)
         with torch.no_grad():
-            correct = logits.argmax(1).eq(dominant_class(targets)).to(loss.dtype).mean()
+            correct = hits(logits, targets).to(loss.dtype).mean()
             sums = batch.num_samples * torch.stack((loss, correct, torch.ones_like(loss)))
         self.notify("on_phase", "data")
         return sums

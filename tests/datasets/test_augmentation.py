@@ -19,7 +19,7 @@ from datasets.loading.readers import TrainReader
 from datasets.transforms.augment import build_augmentation, parse_policy
 from datasets.transforms.erasing import Erasing
 from datasets.transforms.mixup import Mixing
-from engine.loss.classification import ClassificationLoss
+from engine.loss.classification import CrossEntropy
 from scripts import show_augmentation
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.loading import folder_settings, make_folder, taken, train_data
@@ -263,7 +263,7 @@ def test_the_loss_of_mixed_images_is_that_of_targets_written_out_with_smoothing(
     one_hot = [functional.one_hot(each, num_classes).double() for each in (first, second)]
     soft = torch.lerp(one_hot[1], one_hot[0], share[:, None].double()) * 0.9 + 0.1 / num_classes
     torch.testing.assert_close(soft.sum(1), torch.ones(6, dtype=torch.float64))
-    loss = ClassificationLoss(settings(SMOOTHING=0.1).TRAIN)
+    loss = CrossEntropy(settings(SMOOTHING=0.1).TRAIN)
     torch.testing.assert_close(loss(logits, Mixed(first, second, share)), functional.cross_entropy(logits, soft))
     alone = Mixed(first, second, torch.ones(6))
     torch.testing.assert_close(loss(logits, alone), loss(logits, first))

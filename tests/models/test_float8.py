@@ -230,7 +230,7 @@ def test_doctor_and_predict_need_no_float8(config):
     predicting = Precision(config_of({**state, "data": images}), CPU)
     model, own, _ = prepared(config)
     own.transforms().revert(model)
-    case = make_case(precision_of(config, state, None)[0], model, CPU, Batches(0, 0, []), 1.0)
+    case = make_case(precision_of(config, state, None)[0], model, CPU, Batches(0, 0, []), 1.0, None)
     for precision in (predicting, case.precision):
         assert precision.half is torch.bfloat16 and not precision.is_float8
     assert not in_float8(case.model)

@@ -58,6 +58,7 @@ IN_A_FILE = {
     "DATA: {CSV_COLUMNS: []}": "DATA.CSV_COLUMNS []",
     "DATA: {COLUMNS: [file]}": "DATA.COLUMNS [file]",
     "DATA: {CROP_SCALE: [1.0, 0.5]}": "DATA.CROP_SCALE [1.0, 0.5] [0.08, 1.0]",
+    "DATA: {DATASET: parquet, SAMPLER: balanced}": "DATA.SAMPLER balanced DATA.DATASET parquet TRAIN.CLASS_WEIGHTS=auto",
     "DATA: {CROP_RATIO: 1}": "DATA.CROP_RATIO [1.0] [0.08, 1.0]",
     "TRAIN: {MIXUP_GROUP: 7}": "TRAIN.MIXUP_GROUP 7",
     "TRAIN: {OPTIMIZER: {BETAS: [0.9]}}": "TRAIN.OPTIMIZER.BETAS [0.9] [0.9, 0.999]",
@@ -123,6 +124,8 @@ ON_THE_COMMAND_LINE = {
     "--fp16": "--fp16 -amp -amp_dtype float16? -h",
     "--no-cuda": "--no-cuda -opts DEVICE=cpu? -h",
     "--patience=3": "--patience best.pth -epochs -h",
+    "--bce-loss": "--bce-loss -opts TRAIN.LOSS=bce? -h",
+    "--jsd-loss": "--jsd-loss TRAIN.LOSS -h",
     "--log-wandb": "--log-wandb TensorBoard -h",
     "TRAIN.BASE_LR=1": "'TRAIN.BASE_LR=1' -opts",
     # PaddleViT's keys that do nothing here are told in files, and refused where somebody types them.
@@ -175,6 +178,7 @@ IN_A_RUN = {
     "-dataset parquet -data_path file": "file",
     "-dataset caltech101 -data_path nowhere": "DATA.DATA_PATH nowhere",
     "-dataset caltech256 -data_path nowhere": "DATA.DATA_PATH nowhere",
+    "-opts TRAIN.CLASS_WEIGHTS=nothing.csv": "TRAIN.CLASS_WEIGHTS nothing.csv auto",
     "-pretrained nothing.pth": "MODEL.PRETRAINED nothing.pth",
     "-resume nothing.pth": "-resume nothing.pth",
     "-eval": "-pretrained -resume",
@@ -217,5 +221,7 @@ WITHOUT_EFFECT = {
     ("TRAIN.END_LR=0.1", "TRAIN.LR_SCHEDULER.NAME=constant"): "TRAIN.LR_SCHEDULER.NAME constant",
     ("TRAIN.RANDOM_ERASE_COUNT=3", ""): "TRAIN.RANDOM_ERASE_PROB 0",
     ("TRAIN.MODEL_EMA_DECAY=0.9", ""): "TRAIN.MODEL_EMA",
+    ("TRAIN.BCE_SUM=true", ""): "TRAIN.LOSS bce",
+    ("DATA.SAMPLER_POWER=0.5", ""): "DATA.SAMPLER balanced",
     ("TRAIN.LR_SCHEDULER.DECAY_EPOCHS=3", ""): "TRAIN.LR_SCHEDULER.NAME step",
 }

@@ -13,7 +13,7 @@ from datasets import Normalize, Preparation, build_train_data, load_image_sets
 from engine.diagnose.doctor import Case, diagnose, replay
 from engine.diagnose.failing_batch import read_overflow
 from engine.diagnose.trace import larger
-from engine.loss.classification import ClassificationLoss
+from engine.loss.classification import CrossEntropy
 from engine.optim.factory import build_optimizer
 from engine.precision.policy import Precision
 from models import build_model
@@ -43,7 +43,7 @@ def make_case(folder, plant, scale=65536.0) -> Case:
     with torch.no_grad():
         plant(model)
     images, targets = torch.randn(4, 1, 8, 8), torch.arange(4)
-    loss = ClassificationLoss(config.TRAIN)
+    loss = CrossEntropy(config.TRAIN)
     return Case(model, precision, loss, [(images, targets, 1.0)], scale)
 
 

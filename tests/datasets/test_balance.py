@@ -1,0 +1,150 @@
+"""Classes of unequal size: what a balanced epoch draws, and the weights of the classes."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from datasets import ImageSet, build_order, build_train_data, class_weights, load_image_sets
+from tests.support.configs import CPU, replaced
+from tests.support.loading import settings, taken
+from tests.support.refusals import refused
+from utils.distributed import Process
+from utils.errors import ConfigError, DataError
+
+COUNTS = [900, 60, 36, 4]  # images of the classes
+
+
+def uneven(counts: list[int] = COUNTS) -> ImageSet:
+    targets = np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts))
+    return ImageSet(targets, [f"class {number}" for number in range(len(counts))])
+
+
+def balanced(power: float = 1.0, **data):
+    return settings(SAMPLER="balanced", SAMPLER_POWER=power, DROP_LAST=False, **data)
+
+
+def epoch_of(image_set: ImageSet, power: float = 1.0, epoch: int = 0, seed: int = 0) -> np.ndarray:
+    return build_order(balanced(power), image_set, world_size=1).epoch_order(seed, epoch)[:]
+
+
+def test_each_class_occurs_equally_often_and_so_does_each_of_its_images():
+    images = uneven()
+    drawn = epoch_of(images)
+    assert np.bincount(images.targets[drawn]).tolist() == [250] * 4
+    for number, count in enumerate(COUNTS):
+        times = Counter(drawn[images.targets[drawn] == number].tolist())
+        assert len(times) == min(count, 250) and max(times.values()) - min(times.values()) <= 1
+    assert np.bincount(images.targets[drawn[:200]]).min() > 30, "the classes are mixed"
+
+
+def test_every_epoch_and_seed_has_an_order_of_its_own_and_shows_other_images_of_a_common_class():
+    images = uneven()
+    orders = [epoch_of(images, epoch=epoch, seed=seed) for seed in (0, 1) for epoch in range(6)]
+    assert len({tuple(each) for each in orders}) == 12 and (orders[7] == epoch_of(images, epoch=1, seed=1)).all()
+    assert len({index for each in orders for index in each if images.targets[index] == 0}) > 800
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 0.9])
+def test_the_power_lies_between_the_classes_of_the_data_and_equal_ones(power):
+    images = uneven()
+    drawn, shares = epoch_of(images, power), np.array(COUNTS) ** (1 - power)
+    assert abs(np.bincount(images.targets[drawn]) - 1000 * shares / shares.sum()).max() <= 1
+    assert power or sorted(drawn) == list(range(1000))
+
+
+def test_classes_that_have_less_than_a_place_in_an_epoch_take_turns():
+    images = uneven([1] * 20 + [5])  # 25 / 21 places for each class
+    drawn = np.concatenate([epoch_of(images, epoch=epoch) for epoch in range(100)])
+    times = np.bincount(images.targets[drawn])
+    assert times.min() > 105 and times.max() < 135
+
+
+@pytest.mark.parametrize("repeated", [1, 3])
+def test_the_images_of_an_update_do_not_depend_on_its_split_and_none_is_augmented_alike_twice_in_an_epoch(repeated):
+    images, train = uneven(), {"REPEATED_AUG": repeated}
+    whole = build_order(replaced(balanced(BATCH_SIZE=40), TRAIN=train), images, world_size=1)
+    split = build_order(replaced(balanced(BATCH_SIZE=10), TRAIN=train | {"ACCUM_ITER": 2}), images, world_size=2)
+    seen = Counter()
+    for step in range(2 * whole.steps_per_epoch):  # two epochs
+        (piece,) = whole.pieces(step, 0)
+        pieces = [each for both in zip(*(split.pieces(step, rank) for rank in (0, 1)), strict=True) for each in both]
+        for name in ("indices", "repeats"):
+            assert np.concatenate([getattr(each, name) for each in pieces]).tolist() == getattr(piece, name).tolist()
+        seen.update((piece.epoch, *each) for each in zip(piece.indices.tolist(), piece.repeats.tolist(), strict=True))
+    assert seen.total() == 2000 and set(seen.values()) == {1}
+
+
+def test_batches_have_the_repeated_images_augmented_differently_and_go_on_in_mid_epoch():
+    config = balanced(BATCH_SIZE=16)
+    digits = load_image_sets(config)[0]
+    rare = digits.take(
+        np.concatenate([np.flatnonzero(digits.targets == 1)[:60], np.flatnonzero(digits.targets == 0)[:1]])
+    )
+    rare.classes, rare.targets = ["0", "1"], rare.targets
+    data = build_train_data(config, rare, Process(CPU))
+    batches = taken(data.windows(0, data.steps_per_epoch))
+    zeros = [
+        str(image)
+        for _, _, images, targets, *_ in batches
+        for image, target in zip(images, targets, strict=True)
+        if not target
+    ]
+    assert len(zeros) in (30, 31) and len(set(zeros)) > 25, "one image"
+    assert taken(data.windows(2, data.steps_per_epoch)) == batches[2:]
+
+
+def test_without_images_of_a_class_nothing_can_be_balanced():
+    images = uneven([3, 0, 2])
+    with refused(DataError, "DATA.SAMPLER", "class 1"):
+        build_order(balanced(), images, 1)
+    with refused(DataError, "TRAIN.CLASS_WEIGHTS", "class 1"):
+        class_weights(weighted("auto"), images)
+
+
+def weighted(value: str, num_classes: int | None = None):
+    return replaced(settings(), TRAIN={"CLASS_WEIGHTS": value}, MODEL={"NUM_CLASSES": num_classes})
+
+
+def test_weights_by_frequency_have_a_mean_of_one_over_the_images():
+    images = uneven()
+    weights = class_weights(weighted("auto"), images)
+    np.testing.assert_allclose(weights, [1000 / (4 * count) for count in COUNTS])
+    np.testing.assert_allclose(np.array(weights)[images.targets].mean(), 1)
+    assert class_weights(weighted("auto", num_classes=6), images) == [*weights, 1.0, 1.0]
+    assert class_weights(settings(), images) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("w.csv", "class,weight\nclass 1,2.5\n0, 1\nclass 2,3e-1\n"),
+        ("w.csv", "class 0,1\nclass 2,0.3\nclass 1,2.5"),
+        ("w.yaml", "class 2: 0.3\nclass 0: 1\n1: 2.5\n"),
+    ],
+)
+def test_weights_of_a_file_belong_to_names_or_numbers(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    assert class_weights(weighted(str(tmp_path / name)), uneven([3, 2, 1])) == [1.0, 2.5, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("class 0,1\nclas 1,2\n", "clas class"),
+        ("class 0,1\n7,2\n", "7"),
+        ("class 0,1\n", "class 1"),
+        ("class 0,-1\nclass 1,1\n", "class 0 -1"),
+        ("class 0,nan\nclass 1,1\n", "class 0 nan"),
+        ("class 0,x2\nclass 1,1\n", "class 0 x2"),
+        ("class 0,1\nclass 1,1\n0,1\n", "class 0"),
+        ("class 0 1\nclass 1 1\n", "cat,2.5"),
+        ("", "cat,2.5"),
+    ],
+)
+def test_a_file_of_weights_that_does_not_fit_the_classes_is_refused(tmp_path, text, names):
+    file = Path(tmp_path / "w.csv")
+    file.write_text(text)
+    with refused(ConfigError, "TRAIN.CLASS_WEIGHTS", str(file), *names.split()):
+        class_weights(weighted(str(file)), uneven([3, 2]))

@@ -1,0 +1,96 @@
+"""The training loss: timm's figures for every kind of targets, weights of classes, and the same sum however it is split."""
+
+import math
+
+import pytest
+import torch
+from timm.data.mixup import mixup_target
+from timm.loss import BinaryCrossEntropy, LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
+from torch.nn import functional
+
+from configs.schema import Config
+from datasets import Mixed
+from engine.loss.build import build_loss
+from engine.loss.classification import hits
+from tests.support.configs import replaced
+
+B, C = 6, 5
+WEIGHTS = [0.5, 1.0, 2.0, 4.0, 0.25]
+
+
+@pytest.fixture
+def fixed() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits [B, C], class numbers [B] and several labels [B, C]."""
+    generator = torch.Generator().manual_seed(3)
+    logits = 3 * torch.randn(B, C, generator=generator, dtype=torch.float64)
+    labels = torch.rand(B, C, generator=generator).gt(0.4).float()
+    return logits, torch.tensor([0, 3, 4, 1, 1, 2]), labels
+
+
+def loss_of(logits, targets, weights=None, **train) -> torch.Tensor:
+    return build_loss(replaced(Config(), TRAIN=train), weights)(logits, targets)
+
+
+def mixed(targets: torch.Tensor, share: float) -> Mixed:
+    """As timm mixes: each image with that at the same place from the end."""
+    return Mixed(targets, targets.flip(0), torch.full((len(targets),), share))
+
+
+def test_cross_entropy_is_timms_with_smoothing_and_mixup(fixed):
+    logits, targets, _ = fixed
+    torch.testing.assert_close(
+        loss_of(logits, targets, SMOOTHING=0.1), LabelSmoothingCrossEntropy(0.1)(logits, targets)
+    )
+    soft = mixup_target(targets, C, lam=0.3, smoothing=0.1).double()
+    ours = loss_of(logits, mixed(targets, 0.3), SMOOTHING=0.1)
+    torch.testing.assert_close(ours, SoftTargetCrossEntropy()(logits, soft), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("threshold", [None, 0.2])
+@pytest.mark.parametrize("is_sum", [False, True])
+def test_binary_cross_entropy_is_timms_for_classes_labels_and_mixtures_of_both(fixed, is_sum, threshold):
+    logits, targets, labels = fixed
+    here = {"LOSS": "bce", "BCE_SUM": is_sum, "BCE_TARGET_THRESH": threshold, "BCE_POS_WEIGHT": 2.5, "SMOOTHING": 0.1}
+    there = {"sum_classes": is_sum, "target_threshold": threshold, "pos_weight": 2.5}
+    hard = BinaryCrossEntropy(smoothing=0.1, smooth_dense=True, **there)
+    torch.testing.assert_close(loss_of(logits, targets, **here), hard(logits, targets))
+    torch.testing.assert_close(loss_of(logits, labels, **here), hard(logits, labels.double()))
+    soft = BinaryCrossEntropy(smoothing=0.1, **there)  # mixing smooths
+    for each, several in ((targets, False), (labels, True)):
+        wanted = soft(logits, mixup_target(each, C, lam=0.3, smoothing=0.1, multi_label=several).double())
+        torch.testing.assert_close(loss_of(logits, mixed(each, 0.3), **here), wanted, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("train", [{}, {"SMOOTHING": 0.1}, {"LOSS": "bce"}, {"LOSS": "bce", "BCE_SUM": True}])
+def test_class_weights_multiply_the_part_of_each_class_and_the_sum_is_divided_by_the_images(fixed, train):
+    logits, targets, _ = fixed
+    weights = torch.tensor(WEIGHTS, dtype=torch.float64)
+    smoothing = train.get("SMOOTHING", 0.0)
+    soft = torch.lerp(*(functional.one_hot(each, C).double() for each in (targets.flip(0), targets)), 0.25)
+    soft = soft * (1 - smoothing) + smoothing / C
+    if train.get("LOSS") == "bce":
+        yes, no = (-functional.logsigmoid(side * logits) for side in (1, -1))
+        wanted = (weights * soft * yes + (1 - soft) * no).sum() / (B if train.get("BCE_SUM") else B * C)
+    else:
+        wanted = (weights * soft * -logits.log_softmax(1)).sum() / B
+    torch.testing.assert_close(loss_of(logits, mixed(targets, 0.25), WEIGHTS, **train), wanted)
+    split = sum(2 / B * loss_of(logits[start : start + 2], targets[start : start + 2], WEIGHTS) for start in (0, 2, 4))
+    torch.testing.assert_close(split, loss_of(logits, targets, WEIGHTS))
+
+
+def test_weights_of_one_change_nothing_and_half_logits_are_widened(fixed):
+    logits, targets, labels = fixed
+    for train, each in (({}, targets), ({"LOSS": "bce"}, targets), ({"LOSS": "bce"}, labels)):
+        torch.testing.assert_close(loss_of(logits, each, [1.0] * C, **train), loss_of(logits, each, **train))
+        half = loss_of(100 * logits.half(), each, WEIGHTS, **train)
+        assert half.dtype == torch.float32 and math.isfinite(half)
+
+
+def test_a_hit_is_the_class_of_the_larger_part_or_one_of_several_labels(fixed):
+    logits, targets, labels = fixed
+    best = logits.argmax(1)
+    assert hits(logits, targets).tolist() == best.eq(targets).tolist()
+    wanted = [bool(labels[row, column]) for row, column in enumerate(best.tolist())]
+    assert hits(logits, labels).tolist() == wanted and len(set(wanted)) == 2
+    assert hits(logits, mixed(labels, 0.6)).tolist() == wanted
+    assert hits(logits, mixed(labels.flip(0), 0.4)).tolist() == wanted

@@ -64,8 +64,10 @@ class Data:
     """Side of the square input image, in pixels."""
     IMAGE_CHANNELS: Literal[1, 3] = 3
     """3 for colour, 1 for grey."""
-    CROP_PCT: Annotated[float, Bounds(0.01, 1.0)] = 0.875
-    """Evaluation resizes the short side to IMAGE_SIZE / CROP_PCT and crops the centre."""
+    CROP_PCT: Annotated[float, Bounds(0.01, 2.0)] = 0.875
+    """Evaluation resizes to IMAGE_SIZE / CROP_PCT and crops the centre; above 1 the image is framed in black."""
+    CROP_MODE: Literal["center", "squash", "border"] = "center"
+    """What evaluation resizes to that: the short side (center), both sides (squash), or the long side, framed in the mean (border); as timm's crop modes."""
     CROP_SCALE: Annotated[tuple[float, ...], Bounds(0.0001, 1.0)] = (0.08, 1.0)
     """Area of a random training crop as a fraction of the image: min, max."""
     CROP_RATIO: Annotated[tuple[float, ...], Bounds(0.01, 100.0)] = (3 / 4, 4 / 3)

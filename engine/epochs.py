@@ -195,6 +195,7 @@ class Epochs:
                 "mean": list(data.IMAGENET_MEAN),
                 "std": list(data.IMAGENET_STD),
                 "crop_pct": data.CROP_PCT,
+                "crop_mode": data.CROP_MODE,
                 "input_size": [data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE],
                 "interpolation": data.INTERPOLATION,
             },

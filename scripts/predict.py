@@ -155,6 +155,7 @@ def config_of(state: dict) -> Config:
         IMAGE_SIZE=side,
         IMAGE_CHANNELS=channels,
         CROP_PCT=data["crop_pct"],
+        CROP_MODE=data.get("crop_mode", "center"),  # older checkpoints have none
         INTERPOLATION=data["interpolation"],
         IMAGENET_MEAN=tuple(data["mean"]),
         IMAGENET_STD=tuple(data["std"]),

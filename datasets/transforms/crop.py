@@ -78,27 +78,47 @@ class TrainTransform:
 
 
 class EvalTransform:
-    """Resize of the short side to IMAGE_SIZE / CROP_PCT and a centre crop, with torchvision's pixels."""
+    """Resize by IMAGE_SIZE / CROP_PCT and a centre crop, as CROP_MODE says, with torchvision's and timm's pixels."""
 
     def __init__(self, data: Data):
-        self.side = data.IMAGE_SIZE
-        self.short_side = math.floor(data.IMAGE_SIZE / data.CROP_PCT)
+        self.side, self.mode = data.IMAGE_SIZE, data.CROP_MODE
+        self.resized_side = math.floor(data.IMAGE_SIZE / data.CROP_PCT)
         self.interpolation, self.max_pixels = data.INTERPOLATION, data.MAX_PIXELS
+        # What lies outside of a resized image: torchvision pads with black, timm's border with the mean.
+        mean = data.IMAGENET_MEAN if self.mode == "border" else (0.0,)
+        self.padding = torch.tensor([min(max(round(255 * each), 0), 255) for each in mean], dtype=torch.uint8)
 
     def __call__(self, image: np.ndarray, out: Tensor) -> None:
         """From uint8 [H, W, C] to uint8 [C, side, side]."""
-        height, width, channels = image.shape
-        short = min(height, width)
-        height, width = (self.short_side * each // short for each in (height, width))
-        left, top = round((width - self.side) / 2), round((height - self.side) / 2)
+        height, width = self._size(*image.shape[:2])
         if (height, width) == (self.side, self.side):
             resize(image, self.interpolation, out)
             return
         if height * width > self.max_pixels:  # an image one pixel high becomes one of any size
             raise ImageReadError(f"resized to {width} x {height} it has more than DATA.MAX_PIXELS, {self.max_pixels}")
-        resized = torch.empty((height, width, channels), dtype=torch.uint8).permute(2, 0, 1)
+        resized = torch.empty((height, width, image.shape[2]), dtype=torch.uint8).permute(2, 0, 1)
         resize(image, self.interpolation, resized)
-        out.copy_(resized[:, top : top + self.side, left : left + self.side])
+        top, left = self._start(height), self._start(width)
+        if min(top, left) < 0:
+            out.copy_(self.padding[:, None, None].expand_as(out))
+        inside = out[:, max(-top, 0) : height - top, max(-left, 0) : width - left]
+        top, left = max(top, 0), max(left, 0)
+        inside.copy_(resized[:, top : top + inside.shape[1], left : left + inside.shape[2]])
+
+    def _size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width that the image is resized to."""
+        if self.mode == "squash":
+            return self.resized_side, self.resized_side
+        if self.mode == "border":
+            ratio = max(height / self.resized_side, width / self.resized_side)
+            return max(1, round(height / ratio)), max(1, round(width / ratio))
+        short = min(height, width)
+        return self.resized_side * height // short, self.resized_side * width // short
+
+    def _start(self, length: int) -> int:
+        """Where the square begins along a side of this length; negative: before the image."""
+        spare = length - self.side
+        return -(-spare // 2) if spare < 0 and self.mode != "border" else round(spare / 2)
 
 
 def resize(image: np.ndarray, interpolation: str, out: Tensor) -> None:

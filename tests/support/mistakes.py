@@ -83,7 +83,7 @@ _WRONG_VALUES = [
     ("DATA.BATCH_SIZE_EVAL", "1 1,000,000 None", ["auto", "-1"]),
     ("TRAIN.ACCUM_ITER", "1 1,000,000", ["auto"]),
     ("TRAIN.BASE_LR", "0 1,000", ["nan", ".inf", "1e999", "yes", "3e-3x"]),
-    ("DATA.CROP_PCT", "0.01 1", ["87.5"]),
+    ("DATA.CROP_PCT", "0.01 2", ["87.5"]),
     ("AMP", "true false", ["1", "fp16"]),
     ("TRAIN.OPTIMIZER.BETAS", "0 0.999999", ["(0.9, 1.5)", "0.9 0.95"]),
     ("TRAIN.LR_SCHEDULER.MILESTONES", "1 1,000,000", ["3, x"]),

@@ -1,6 +1,7 @@
 """From the command line to a frozen Config: defaults < BASE files < the -cfg file < flags < -opts KEY=VALUE."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,6 +40,7 @@ class LoadedConfig:
     notes: list[str]
     arguments: list[str]  # the command line
     started: float = field(default_factory=time.monotonic)  # loading is the first thing that a program does
+    weights: Layer | None = None  # what follows from the pretrained weights where nothing else sets it
 
     def with_value(self, key: str, value: Any, origin: str) -> "LoadedConfig":
         """Replace one setting."""
@@ -59,15 +61,18 @@ class LoadedConfig:
         return replace(self.with_batch_size(default, "the default"), notes=[*self.notes, note])
 
 
-def load(argv: list[str], needs_file: bool = True, beneath: Layer | None = None) -> LoadedConfig:
+def load(
+    argv: list[str], needs_file: bool = True, beneath: Sequence[Layer] = (), weights: Layer | None = None
+) -> LoadedConfig:
     """Load the settings for a command line (without the program's name); `needs_file`: -cfg is required.
 
-    `beneath`: a layer in place of the -cfg file.
+    `beneath`: layers in place of those of the -cfg file. `weights`: what the pretrained weights say, beneath all others.
     """
     command_line = flags.parse(argv)
-    files = [beneath] if beneath else []
+    files = list(beneath)
     if not beneath and (command_line.cfg or needs_file):
         files = read_layers(find_settings_file(command_line.cfg))
+    files = [*([weights] if weights else []), *files]
     values = {key: setting.default for key, setting in SETTINGS.items()}
     origins = dict.fromkeys(SETTINGS, "default")
     notes: list[str] = []
@@ -94,7 +99,7 @@ def load(argv: list[str], needs_file: bool = True, beneath: Layer | None = None)
     notes += _drop_vit_fields(values, origins, [layer.origin for layer in layers])
     check_combinations(values, origins)
     config = build(values)
-    return LoadedConfig(config, origins, [*notes, *unused_settings(config)], argv)
+    return LoadedConfig(config, origins, [*notes, *unused_settings(config)], argv, weights=weights)
 
 
 def to_yaml(config: Config, origins: dict[str, str]) -> str:

@@ -5,14 +5,15 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import AUTO
-from configs.values import IMPLIED, flatten, to_text
+from configs.values import IMPLIED, SETTINGS, convert, flatten, to_text
 from datasets import describe_balance, holds_out_no_more
+from engine.checkpoint.resume import is_run
 from engine.parallel.strategy import is_sharded
 from engine.plan import AS_BEGUN, Plan
 from engine.scores.best import Best
 from engine.scores.scores import TITLES, format_value
-from models.pretrained.weights import ARCHITECTURE, PREPROCESSING, differences
-from models.timm_models import preprocessing_of_timm
+from models.pretrained.said import ARCHITECTURE
+from models.pretrained.weights import differences
 from utils.text import counted, first_of
 
 
@@ -33,7 +34,7 @@ def describe_training(plan: Plan) -> list[str]:
             "optimizer"
         )
     advice = plan.precision.advise_on_sizes(plan.config, plan.num_classes)
-    return [*lines, *([advice] if advice else []), *compare_preprocessing(plan), *warn_of_overlap(plan)]
+    return [*lines, *([advice] if advice else []), *compare_with_weights(plan), *warn_of_overlap(plan)]
 
 
 def describe_evaluation(plan: Plan) -> list[str]:
@@ -41,9 +42,9 @@ def describe_evaluation(plan: Plan) -> list[str]:
     lines, number = _describe_as_begun(plan), np.count_nonzero(np.bincount(plan.eval_set.targets))
     if plan.kept and number < len(plan.classes):
         lines.append(f"{number} of the checkpoint's {len(plan.classes)} classes occur")
-    different = differences(plan.record, flatten(plan.given), ARCHITECTURE + PREPROCESSING)
+    different = differences(plan.record, flatten(plan.given), ARCHITECTURE)
     lines += [f"warning: {each}" for each in different]
-    return [*lines, *compare_preprocessing(plan), *(_warn_of_renamed_folders(plan) if plan.kept else [])]
+    return [*lines, *compare_with_weights(plan), *(_warn_of_renamed_folders(plan) if plan.kept else [])]
 
 
 def describe_batch_size(plan: Plan) -> str:
@@ -110,16 +111,26 @@ def describe_other_validation(plan: Plan) -> list[str]:
     return lines
 
 
-def compare_preprocessing(plan: Plan) -> list[str]:
-    """A warning where images are prepared otherwise than for timm's weights, with the settings that follow these."""
-    if plan.record.get("config"):  # weights of our own
+def compare_with_weights(plan: Plan) -> list[str]:
+    """Which settings follow the weights, and a warning of those that contradict them, with how to undo that."""
+    loaded, weights = plan.as_begun, plan.as_begun.weights
+    if weights is None or (is_run(plan.saved) and not plan.given.EVAL):  # a run that is continued is as it began
         return []
-    expected, here = preprocessing_of_timm(plan.given), flatten(plan.given)
-    different = [key for key, value in expected.items() if here[key] != value]
-    if not different:
-        return []
-    found = ", ".join(f"{key} {to_text(here[key])}" for key in different)
-    words = " ".join(f"{key}={to_text(expected[key]).replace(' ', '')}" for key in different)
-    return [
-        f"warning: not as timm's weights of this model were trained: {found}; to prepare images as there: -opts {words}"
+    here = flatten(loaded.config)
+    texts = {key: text for key, text in weights.texts.items() if key.startswith("DATA.")}
+    said = {key: convert(SETTINGS[key], text, weights.origin) for key, text in texts.items()}
+    said = {key: list(value) if isinstance(value, tuple) else value for key, value in said.items()}
+    followed = [
+        f"{key} {to_text(here[key]) if key in here else text}"
+        for key, text in weights.texts.items()
+        if loaded.origins[key] == weights.origin
     ]
+    lines = [f"as the {weights.origin} say: {', '.join(followed)}"] if followed else []
+    # Another size is a choice: the weights are resized, which is said where it happens.
+    chosen = () if plan.given.EVAL else ("DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS")
+    different = [key for key in said if key not in chosen and said[key] != here[key]]
+    if different:
+        found = ", ".join(f"{key} {to_text(here[key])} ({to_text(said[key])} there)" for key in different)
+        words = " ".join(f"{key}={to_text(said[key]).replace(' ', '')}" for key in different)
+        lines.append(f"warning: images are not prepared as the {weights.origin} say: {found}; to do so: -opts {words}")
+    return lines

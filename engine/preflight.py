@@ -32,7 +32,7 @@ from engine.memory.estimate import checkpoint_bytes, free_memory, weights_bytes
 from engine.parallel.strategy import check_strategy
 from engine.plan import ImageSets, Plan
 from engine.plan_lines import (
-    compare_preprocessing,
+    compare_with_weights,
     describe_batch_size,
     describe_evaluation,
     describe_other_validation,
@@ -224,7 +224,7 @@ class Preflight:
         if is_run(plan.saved):
             self.report("resume", lambda: try_resume(plan, model, has_data))
         self.report("pretrained", lambda: plan.load_weights(model) + warn_of_overlap(plan))
-        self.report("preprocessing", lambda: compare_preprocessing(plan))
+        self.report("preprocessing", lambda: compare_with_weights(plan))
         self.report("precision", lambda: describe_precision(precision, model))
         memory = self.attempt("memory", lambda: check_memory(config, model, precision, free, plan.process))
         if memory:

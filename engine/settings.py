@@ -1,7 +1,7 @@
-"""The settings of a command line, or without -cfg those of the run whose checkpoint it names."""
+"""The settings of a command line: what files and flags leave open follows the weights, or the run that is continued."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,10 @@ from typing import Any
 from configs.arguments import Quoted
 from configs.flags import parse
 from configs.load import LoadedConfig, load
+from configs.paddlevit.translation import RENAMED
+from configs.schema import VIT_FIELDS
 from configs.values import IMPLIED, SETTINGS, Text, convert, is_none, to_text
-from configs.yaml_files import Layer
+from configs.yaml_files import Layer, find_settings_file, read_layers
 from utils.errors import ConfigError
 
 # Settings of a single start of the program.
@@ -22,48 +24,126 @@ NOT_TAKEN = {
     "-eval": f"{OF_A_START}|{OF_THE_RUN}|COMPILE.*",
     "-pretrained": rf"{OF_A_START}|{OF_THE_RUN}|MODEL\.(NUM_CLASSES|FREEZE)",
 }
+# Whoever sets one of these says which model it is.
+MODEL_SETTINGS = ("MODEL.TYPE", *(f"MODEL.{name}" for name in VIT_FIELDS))
 
 
 def load_settings(arguments: list[str]) -> LoadedConfig:
-    """Load the settings. Importing torch takes seconds, and only a command without -cfg needs it here."""
+    """Load the settings. Importing torch takes seconds, and only a command that names weights needs it here."""
     command_line = parse(arguments)
-    given = {key: text for layer in command_line.layers for key, text in layer.texts.items() if not is_none(text)}
-    if command_line.cfg or not {"MODEL.RESUME", "MODEL.PRETRAINED"} & given.keys():
+    files = read_layers(find_settings_file(command_line.cfg)) if command_line.cfg else []
+    given = _given([*files, *command_line.layers])
+    if not {"MODEL.RESUME", "MODEL.PRETRAINED"} & given.keys():
         return load(arguments)
-    path = _find(given)
-    if path is None:
-        source = given.get("MODEL.RESUME", given.get("MODEL.PRETRAINED"))
-        if source == "auto":
-            folder, tag = given.get("SAVE", SETTINGS["SAVE"].default), given.get("TAG")
-            raise ConfigError(
-                f"-resume auto: there is no run to continue under {folder} {f'with -tag {tag}' if tag else 'without a tag'}; "
-                "name another folder with -output, or a settings file with -cfg to start a run"
-            )
-        raise ConfigError(f"-cfg is missing, and there is no checkpoint {source} with settings; name a settings file")
-    from models.formats.files import what_is_recorded
-
-    recorded = what_is_recorded(path).get("config", {})
-    if "MODEL.TYPE" not in recorded:  # other programs have settings, too
-        raise ConfigError(f"-cfg is missing, and {path} does not hold the settings of its run; name a settings file")
-    is_evaluated = "EVAL" in given and convert(SETTINGS["EVAL"], given["EVAL"], "-eval")
-    use = "-eval" if is_evaluated else "-resume" if "MODEL.RESUME" in given else "-pretrained"
-    saved = IMPLIED | recorded
-    taken = {key: saved[key] for key in saved if key in SETTINGS and not re.fullmatch(NOT_TAKEN[use], key)}
-    texts = {name: text for key, value in taken.items() for name, text in _texts(key, value)}
-    loaded = load(arguments, beneath=Layer(f"checkpoint {path}", texts))
-    note = f"settings: those of the run of {path}, except for what the command line says; -cfg would name others"
-    return replace(loaded, notes=[note, *loaded.notes])
+    checkpoint = _checkpoint(given)
+    if command_line.cfg:
+        return load(arguments, beneath=files, weights=_weights(given, checkpoint))
+    return _load_without_file(arguments, given, checkpoint)
 
 
-def _find(given: dict[str, Text]) -> Path | None:
-    """The file that -resume or -pretrained names."""
-    from engine.checkpoint.resume import checkpoint_at
-    from models.formats.files import find_file
+def _given(layers: Sequence[Layer]) -> dict[str, Text]:
+    """The texts of what files and flags set, by today's names."""
+    last = {RENAMED.get(key, key): text for layer in layers for key, text in layer.texts.items()}
+    return {key: text for key, text in last.items() if not is_none(text)}
 
+
+def _is_on(given: dict[str, Text], key: str) -> bool:
+    return key in given and convert(SETTINGS[key], given[key], key)
+
+
+def _checkpoint(given: dict[str, Text]) -> Path | None:
+    """The file that -resume names. Whether its tensors are whole, the run finds out."""
     if "MODEL.RESUME" not in given:
-        return find_file(given["MODEL.PRETRAINED"])
-    save = given.get("SAVE", SETTINGS["SAVE"].default)
-    return checkpoint_at(given["MODEL.RESUME"], save, given.get("TAG", ""), warn=lambda line: None)  # the run warns
+        return None
+    from engine.checkpoint.resume import checkpoint_at
+    from models.formats.sharded import read_index
+
+    where = given.get("SAVE", SETTINGS["SAVE"].default), given.get("TAG", "")
+    return checkpoint_at(given["MODEL.RESUME"], *where, warn=lambda line: None, read=read_index)  # the run warns
+
+
+def _weights(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
+    """What follows from the weights that the run starts from or evaluates; a run that is continued keeps what it had."""
+    from models.formats.files import what_is_recorded
+    from models.pretrained.said import ARCHITECTURE, PREPROCESSING, what_weights_say
+
+    names_model = any(key in given for key in MODEL_SETTINGS)
+    try:
+        if checkpoint and not _is_on(given, "EVAL"):
+            began = what_is_recorded(checkpoint).get("config", {})
+            if "MODEL.TYPE" in began:
+                keys = (*PREPROCESSING, *(() if names_model else ARCHITECTURE)) if began.get("MODEL.PRETRAINED") else ()
+                return _layer(f"checkpoint {checkpoint}", {key: began[key] for key in keys if key in began})
+        source = checkpoint or given.get("MODEL.PRETRAINED")
+        said = what_weights_say(str(source)) if source else None
+    except ConfigError as error:
+        if checkpoint or (names_model and _is_on(given, "CHECK")):
+            return None  # the run, or a row of -check, says why they cannot be read
+        raise ConfigError(f"MODEL.PRETRAINED: {error}") from None
+    if said is None:
+        return None
+    model = {} if names_model else said.model or ({"MODEL.TYPE": "timm"} if "MODEL.NAME" in given else {})
+    if not (names_model or model):
+        example = said.likely or "vit_base_patch16_224"
+        likely = f"by its shapes probably {example}" if said.likely else "any of timm.list_models()"
+        raise ConfigError(
+            f"MODEL.NAME: {said.by} does not say which model it is of; name timm's ({likely}), as in -opts "
+            f"MODEL.NAME={example}"
+        )
+    if said.images and not {"DATA.IMAGE_SIZE"} & {*said.images, *given}:
+        raise ConfigError(f"DATA.IMAGE_SIZE: {said.by} was trained on images that are not square; set one side")
+    return _layer(f"weights {said.by}", _for_channels(said.images, given) | model)
+
+
+def _for_channels(images: dict[str, Any], given: dict[str, Text]) -> dict[str, Any]:
+    """Mean and deviation for grey images in place of colour ones, or the other way round, where that is set."""
+    key, theirs = "DATA.IMAGE_CHANNELS", images.get("DATA.IMAGE_CHANNELS")
+    number = convert(SETTINGS[key], given[key], key) if key in given else theirs
+    if number == theirs:
+        return images
+    for name in {"DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"} & images.keys():
+        images = images | {name: [round(sum(images[name]) / len(images[name]), 6)] * number}
+    return images
+
+
+def _load_without_file(arguments: list[str], given: dict[str, Text], checkpoint: Path | None) -> LoadedConfig:
+    """With the settings of the checkpoint's run in place of those of a file; an evaluation needs only the model's."""
+    from models.formats.files import find_file, what_is_recorded
+
+    source = given.get("MODEL.RESUME", given.get("MODEL.PRETRAINED"))
+    path = checkpoint if "MODEL.RESUME" in given else find_file(source)
+    recorded = what_is_recorded(path).get("config", {}) if path else {}
+    is_evaluated = _is_on(given, "EVAL")
+    if "MODEL.TYPE" in recorded:
+        use = "-eval" if is_evaluated else "-resume" if "MODEL.RESUME" in given else "-pretrained"
+        saved = IMPLIED | recorded
+        taken = {key: saved[key] for key in saved if key in SETTINGS and not re.fullmatch(NOT_TAKEN[use], key)}
+        beneath = [_layer(f"checkpoint {path}", taken)]
+        loaded = load(arguments, beneath=beneath, weights=_weights(given, checkpoint))
+        note = f"settings: those of the run of {path}, except for what the command line says; -cfg would name others"
+        return replace(loaded, notes=[note, *loaded.notes])
+    if path is None and source == "auto":
+        folder, tag = given.get("SAVE", SETTINGS["SAVE"].default), given.get("TAG")
+        raise ConfigError(
+            f"-resume auto: there is no run to continue under {folder} {f'with -tag {tag}' if tag else 'without a tag'}; "
+            "name another folder with -output, or a settings file with -cfg to start a run"
+        )
+    if not is_evaluated:
+        what = (
+            f"{path} does not hold the settings of its run"
+            if path
+            else f"there is no checkpoint {source} with settings"
+        )
+        raise ConfigError(f"-cfg is missing, and {what}; name a settings file")
+    try:
+        weights = _weights(given, checkpoint)
+    except ConfigError as error:
+        raise ConfigError(f"-cfg is missing, and so {source} has to say all of the model; {error}") from None
+    return load(arguments, needs_file=False, weights=weights)
+
+
+def _layer(origin: str, settings: dict[str, Any]) -> Layer:
+    return Layer(origin, {name: text for key, value in settings.items() for name, text in _texts(key, value)})
 
 
 def _texts(key: str, value: Any) -> Iterator[tuple[str, Text]]:

@@ -1,6 +1,5 @@
 """Builds any other timm model by its name, and refuses settings that the model would ignore."""
 
-import contextlib
 from dataclasses import fields
 from typing import Any
 
@@ -8,7 +7,6 @@ import torch
 from torch import nn
 
 from configs.schema import VIT_FIELDS, Config, Model
-from models.formats.files import find_file
 from models.kwargs import check_kwargs, refuse_unknown, refusing_values
 from models.vit import check_patches
 from utils.errors import ConfigError, did_you_mean
@@ -87,21 +85,3 @@ def _refuse_vit_fields(model: Model) -> None:
                 f"MODEL.{field.name}: {value} has no effect on MODEL.TYPE timm, where MODEL.NAME ({model.NAME}) "
                 "says all of the architecture; remove it"
             )
-
-
-def preprocessing_of_timm(config: Config) -> dict[str, Any]:
-    """How images were prepared for timm's weights of this model or of this name, as settings; {} if it is none of timm's."""
-    import timm
-
-    model, known = config.MODEL, None
-    name = model.NAME if model.TYPE == "timm" else ""
-    if model.PRETRAINED and find_file(model.PRETRAINED) is None:
-        name = model.PRETRAINED
-    with contextlib.suppress(RuntimeError):  # there is no such tag, as building or loading says
-        known = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
-    if not known:
-        return {}
-    found = {"DATA.CROP_PCT": known.crop_pct, "DATA.INTERPOLATION": known.interpolation}
-    if len(known.mean) == config.DATA.IMAGE_CHANNELS:
-        found |= {"DATA.IMAGENET_MEAN": list(known.mean), "DATA.IMAGENET_STD": list(known.std)}
-    return found

@@ -118,7 +118,7 @@ class EvalTransform:
     def _start(self, length: int) -> int:
         """Where the square begins along a side of this length; negative: before the image."""
         spare = length - self.side
-        return -(-spare // 2) if spare < 0 and self.mode != "border" else round(spare / 2)
+        return round(spare / 2) if spare > 0 else -(-spare // 2)
 
 
 def resize(image: np.ndarray, interpolation: str, out: Tensor) -> None:

@@ -126,20 +126,27 @@ def read_checkpoint(path: Path, lazily: bool = False) -> dict:
     return state if isinstance(state, dict) else {}
 
 
-def find_newest(save: str, tag: str, warn: Callable[[str], None]) -> Path | None:
-    """The newest valid checkpoint of the newest run with this tag, for `-resume auto`."""
+def read_lazily(path: Path) -> dict:
+    """Compare the file with its checksums; its tensors are read when they are used."""
+    return read_checkpoint(path, lazily=True)
+
+
+def find_newest(
+    save: str, tag: str, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily
+) -> Path | None:
+    """The newest valid checkpoint of the newest run with this tag, for `-resume auto`. `read` as in newest_in."""
     name = re.compile(r"train-(\d{8}-\d\d-\d\d-\d\d)" + re.escape(f"-{tag}" if tag else "") + r"(?:\.(\d+))?")
     matches = ((name.fullmatch(path.name), path) for path in Path(save).glob("train-*"))
     runs = sorted(((match[1], int(match[2] or 1), path) for match, path in matches if match), reverse=True)
-    return next((found for _, _, run in runs if (found := newest_in(run, warn))), None)
+    return next((found for _, _, run in runs if (found := newest_in(run, warn, read))), None)
 
 
-def newest_in(run: Path, warn: Callable[[str], None]) -> Path | None:
-    """The newest valid checkpoint of a run."""
+def newest_in(run: Path, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily) -> Path | None:
+    """The newest valid checkpoint of a run. `read`: raises ConfigError for a file that is not valid."""
     for path in [run / "last.pth", run / "previous.pth", *numbered(run), run / "best.pth"]:
         if path.is_file():
             try:
-                if not read_checkpoint(path, lazily=True).get(WEIGHTS_ONLY):
+                if not read(path).get(WEIGHTS_ONLY):
                     return path
                 warn(f"{path} holds weights only; trying the one before")
             except ConfigError as error:

@@ -8,7 +8,7 @@ from configs.schema import Config
 from configs.values import IMPLIED, flatten
 from datasets.batch_order import Order
 from datasets.transforms.augment import REVISION
-from engine.checkpoint.format import changes, find_newest, newest_in, read_checkpoint
+from engine.checkpoint.format import changes, find_newest, newest_in, read_checkpoint, read_lazily
 from engine.optim.schedule import Schedule
 from models.formats.files import find_file
 from utils.errors import ConfigError
@@ -37,11 +37,13 @@ def find_checkpoint(config: Config, log: Log) -> Path | None:
     return found
 
 
-def checkpoint_at(resume: str, save: str, tag: str, warn: Callable[[str], None]) -> Path | None:
-    """The file that -resume means: auto, the folder of a run, or a file."""
+def checkpoint_at(
+    resume: str, save: str, tag: str, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily
+) -> Path | None:
+    """The file that -resume means: auto, the folder of a run, or a file. `read` as in newest_in."""
     if resume == "auto":
-        return find_newest(save, tag, warn)
-    return newest_in(Path(resume), warn) if Path(resume).is_dir() else find_file(resume)
+        return find_newest(save, tag, warn, read)
+    return newest_in(Path(resume), warn, read) if Path(resume).is_dir() else find_file(resume)
 
 
 def run_folder_of(checkpoint: Path | None) -> Path | None:

@@ -1,6 +1,7 @@
 """Shared by the readers: finding the weights in a checkpoint, renaming, refusing files that could run code."""
 
 import re
+from argparse import Namespace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,11 +27,13 @@ RECORD = {
     "config": dict,
     "data": dict,
     "weights": str,
+    "args": dict,  # the command line of timm's and torchvision's training scripts
 }
 
 
 def record_of(content: dict) -> dict:
-    return {name: content[name] for name, kind in RECORD.items() if isinstance(content.get(name), kind)}
+    plain = {name: vars(value) if isinstance(value, Namespace) else value for name, value in content.items()}
+    return {name: plain[name] for name, kind in RECORD.items() if isinstance(plain.get(name), kind)}
 
 
 # A checkpoint's weights, best first: timm, PaddleViT and torchvision evaluate and fine-tune the running mean too.

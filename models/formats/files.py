@@ -7,9 +7,16 @@ import torch
 from torch import Tensor
 
 from models.formats.common import Weights
-from models.formats.google import read_google
+from models.formats.google import google_shapes, read_google
 from models.formats.paddle import read_paddle_weights
-from models.formats.torch import read_metadata, read_record, read_safetensors, read_torch_weights
+from models.formats.torch import (
+    read_metadata,
+    read_record,
+    read_safetensors,
+    read_torch_weights,
+    shapes_in_safetensors,
+    shapes_in_torch_file,
+)
 from utils.errors import ConfigError, not_a_file
 
 SUFFIXES = (".pdparams", ".pth", ".safetensors", ".npz")
@@ -19,15 +26,22 @@ READERS = {
     "safetensors": read_safetensors,
     "paddle": read_paddle_weights,
 }
+IN_A_FOLDER = ("model.safetensors", "pytorch_model.bin")  # as the Hugging Face hub names the weights of a model
 
 
 def find_file(source: str | Path) -> Path | None:
-    """The file of that name, with or without its suffix: PaddleViT once forbade the suffix and later required it."""
-    path = Path(source).expanduser()
+    """The file of that name, with or without its suffix: PaddleViT once forbade the suffix and later required it.
+
+    In a folder as the Hugging Face hub has them, the weights beside its config.json.
+    """
+    path = Path(str(source).removeprefix("local-dir:")).expanduser()
     for candidate in (path, *(path.with_name(path.name + suffix) for suffix in SUFFIXES)):
         if candidate.is_file():
             return candidate
     if path.is_dir():
+        for name in IN_A_FOLDER if (path / "config.json").is_file() else ():
+            if (path / name).is_file():
+                return path / name
         held = sorted(each.name for each in path.iterdir() if each.suffix in SUFFIXES)
         raise ConfigError(f"{path} is a folder; name a file in it{': ' + ', '.join(held) if held else ''}")
     if path.exists():
@@ -62,6 +76,14 @@ def what_is_recorded(path: Path) -> dict:
     """What a file of ours says beside its weights, such as its class names; {} for files of other programs."""
     reader = {"torch": read_record, "safetensors": read_metadata}.get(format_of(path))
     return reader(path) if reader else {}
+
+
+def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors by timm's names; only a .pdparams has to be read as a whole for that."""
+    kind = format_of(path)
+    if kind == "paddle":
+        return {name: tuple(tensor.shape) for name, tensor in read_paddle_weights(path).state.items()}
+    return {"torch": shapes_in_torch_file, "safetensors": shapes_in_safetensors, "google": google_shapes}[kind](path)
 
 
 def format_of(path: Path) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from models.formats.common import RECORD, Weights, record_of, refusal, rename, weights_of
 from models.formats.sharded import SHARDS, join
+from models.formats.transformers_vit import is_of_transformers, to_timm
 from utils.errors import ConfigError
 
 TORCHVISION_VIT = {
@@ -42,10 +43,10 @@ def read_torch(path: Path, lazily: bool = False):
     return content
 
 
-def _read_torch_file(path: Path, from_disk: bool = False):
-    """`from_disk`: map the file, so that tensors are read when they are used."""
+def _read_torch_file(path: Path, from_disk: bool = False, compares: bool = True):
+    """`from_disk`: map the file, so that tensors are read when they are used. `compares`: all of it with its checksums."""
     try:
-        if zipfile.is_zipfile(path):
+        if compares and zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 broken = archive.testzip()  # torch.load does not compare the checksums that torch.save wrote
             if broken:
@@ -69,17 +70,35 @@ def _read_torch_file(path: Path, from_disk: bool = False):
 def read_torch_weights(path: Path) -> Weights:
     content = read_torch(path)
     state, key = weights_of(content, path)
-    state.pop("n_averaged", None)  # torch's AveragedModel counts beside its weights
-    state = {_without_wrappers(name): tensor for name, tensor in state.items()}
+    return Weights(by_timms_names(state), key, record_of(content) if key else {})
+
+
+def by_timms_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those of a wrapped model, of torchvision's ViT and of transformers' ViT are renamed."""
+    state = {_without_wrappers(name): tensor for name, tensor in state.items() if name != "n_averaged"}
+    if is_of_transformers(state):
+        return to_timm(state)
     if "conv_proj.weight" in state:
-        state = {rename(name, TORCHVISION_VIT): tensor for name, tensor in state.items()}
-    return Weights(state, key, record_of(content) if key else {})
+        return {rename(name, TORCHVISION_VIT): tensor for name, tensor in state.items()}
+    return state
 
 
 def read_record(path: Path) -> dict:
     """What a checkpoint says beside its weights, of which none is read."""
-    content = _read_torch_file(path, from_disk=True) if zipfile.is_zipfile(path) else None
+    content = _unread(path)
     return record_of(content) if isinstance(content, dict) else {}
+
+
+def shapes_in_torch_file(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes by timm's names, without reading the tensors."""
+    content = _unread(path)
+    state = by_timms_names(weights_of(content, path)[0]) if isinstance(content, dict) else {}
+    return {name: tuple(tensor.shape) for name, tensor in state.items() if isinstance(tensor, Tensor)}
+
+
+def _unread(path: Path):
+    """The content of a file whose tensors are not read before they are used; None for a file of before 2020."""
+    return _read_torch_file(path, from_disk=True, compares=False) if zipfile.is_zipfile(path) else None
 
 
 def _without_wrappers(name: str) -> str:
@@ -91,7 +110,15 @@ def read_safetensors(path: Path) -> Weights:
     import safetensors.torch
 
     with _naming_damage(path):
-        return Weights(safetensors.torch.load_file(path), record=read_metadata(path))
+        return Weights(by_timms_names(safetensors.torch.load_file(path)), record=read_metadata(path))
+
+
+def shapes_in_safetensors(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes by timm's names, without reading the tensors."""
+    from safetensors import safe_open
+
+    with _naming_damage(path), safe_open(path, "pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118, it is no dict
 
 
 @contextlib.contextmanager

@@ -8,17 +8,12 @@ from unicodedata import normalize
 import torch
 from torch import Tensor, nn
 
-from configs.schema import VIT_FIELDS
 from models.formats.common import Weights
 from models.formats.files import find_file, read_weights
+from models.pretrained.hugging_face import class_names
+from models.pretrained.said import ARCHITECTURE
 from utils.errors import ConfigError
 from utils.text import counted, first_of
-
-# Settings that an evaluation shares with the training of its weights.
-ARCHITECTURE = tuple(f"MODEL.{name}" for name in ("TYPE", "NAME", *VIT_FIELDS, "KWARGS"))
-PREPROCESSING = tuple(
-    f"DATA.{name}" for name in "IMAGE_SIZE IMAGE_CHANNELS CROP_PCT INTERPOLATION IMAGENET_MEAN IMAGENET_STD".split()
-)
 
 
 def differences(record: dict, settings: dict, keys: Sequence[str]) -> list[str]:
@@ -50,10 +45,12 @@ def load_pretrained(
         path = find_file(source)
         if path:
             weights = read_weights(path)
+            names = class_names(path)
+            weights = weights if weights.record or not names else weights._replace(record={"class_names": names})
         else:
             from models.pretrained.hub import fetch  # imports timm, which takes seconds
 
-            weights = Weights(fetch(source))
+            weights = fetch(source)
         first = f"{setting}: weights of {path or source}{f' ({weights.key})' if weights.key else ''}"
         return [first, *_load(model, weights, needs_head, classes, settings)]
     except ConfigError as error:

@@ -212,7 +212,7 @@ def test_an_evaluation_with_other_preprocessing_than_the_training_says_so(again)
     for more in ((), ("-check",)):
         code, said = halfstep(*flags, *more)
         assert code == 0
-        assert_names(said, "DATA.CROP_PCT: 0.875", "0.5", "warning")
+        assert_names(said, "DATA.CROP_PCT", "0.875", "0.5", "warning")
 
 
 def test_an_evaluation_prepares_photos_as_the_version_that_trained_on_them_did(again):

@@ -11,6 +11,7 @@ import torch
 
 import main_multi_gpu
 import main_single_gpu
+from configs.values import flatten
 from models import build_model
 from scripts import make_shards
 from tests.engine.check.small_photos import CLEAN, sets_of, trouble
@@ -182,13 +183,21 @@ def test_images_repeated_more_often_than_an_update_has_them(check):
     assert trouble(check("-opts", "TRAIN.REPEATED_AUG=64")) == {"repeats": WRONG}
 
 
-def test_preprocessing_that_timms_weights_do_not_expect_comes_with_the_settings_that_they_do(check):
-    model = ["-image_size", "32", "-opts", "MODEL.TYPE=timm", "MODEL.NAME=resnet10t"]
-    verdict, text = check(*model)["preprocessing"]
+def test_preprocessing_that_contradicts_the_weights_comes_with_the_settings_that_follow_them(check, tmp_path):
+    torch.save(weights_of_other_images(tmp_path), tmp_path / "other.pth")
+    flags = ["-pretrained", str(tmp_path / "other.pth"), "-opts", "DATA.CROP_PCT=0.5"]
+    verdict, text = check(*flags)["preprocessing"]
     assert verdict == WARN
-    assert_names(text, "DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD")
+    assert_names(text, "DATA.IMAGENET_MEAN", "DATA.CROP_PCT", "0.5", "0.75", tmp_path / "other.pth")
     pasted = " ".join(text.split()).partition("-opts ")[2].split()
-    assert "preprocessing" not in check(*model, *pasted)
+    assert pasted == ["DATA.CROP_PCT=0.75"]
+    assert check(*flags, *pasted)["preprocessing"][0] == OK
+
+
+def weights_of_other_images(folder) -> dict:
+    """Weights for the small model, and what a run of another mean and crop records beside them."""
+    config = small_config(folder, "DATA.IMAGE_CHANNELS=3", "DATA.IMAGENET_MEAN=[0.1,0.2,0.3]", "DATA.CROP_PCT=0.75")
+    return {"state_dict": build_model(config, 2).state_dict(), "config": flatten(config)}
 
 
 def test_a_run_warns_of_it_at_its_start(photos, tmp_path):
@@ -203,8 +212,9 @@ def test_a_run_warns_of_it_at_its_start(photos, tmp_path):
         "-epochs",
         "1",
     ]
-    model = ["MODEL.TYPE=timm", "MODEL.NAME=resnet10t", "DATA.IMAGE_SIZE=32"]
-    ended = run("main_single_gpu.py", *flags, "-opts", *model)
+    torch.save(weights_of_other_images(tmp_path), tmp_path / "other.pth")
+    contradicting = ["-pretrained", str(tmp_path / "other.pth"), "-opts", "DATA.CROP_PCT=0.5"]
+    ended = run("main_single_gpu.py", *flags, *contradicting)
     assert ended.returncode == 0, ended.stderr
-    before, _, after = ended.stdout.partition("DATA.IMAGENET_MEAN=")
+    before, _, after = ended.stdout.partition("DATA.CROP_PCT=0.75")
     assert "Epoch[" not in before and after

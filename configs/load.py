@@ -8,6 +8,7 @@ from typing import Any
 from configs import flags
 from configs.arguments import add_argument, argument_to_text
 from configs.combinations import check_combinations
+from configs.paddlevit.families import take_family
 from configs.paddlevit.translation import IGNORED, OLD_SECTION, RENAMED, refuse_ignored, translate
 from configs.removed import REMOVED, check_removed
 from configs.schema import AUTO, VIT_FIELDS, Config
@@ -72,7 +73,7 @@ def load(
     files = list(beneath)
     if not beneath and (command_line.cfg or needs_file):
         files = read_layers(find_settings_file(command_line.cfg))
-    files = [*([weights] if weights else []), *files]
+    files, family = take_family([*([weights] if weights else []), *files], command_line.layers)
     values = {key: setting.default for key, setting in SETTINGS.items()}
     origins = dict.fromkeys(SETTINGS, "default")
     notes: list[str] = []
@@ -98,6 +99,8 @@ def load(
     _fit_channels(values)
     notes += _drop_vit_fields(values, origins, [layer.origin for layer in layers])
     check_combinations(values, origins)
+    if family:
+        notes.insert(0, family.agree(values["MODEL.NAME"]))
     config = build(values)
     return LoadedConfig(config, origins, [*notes, *unused_settings(config)], argv, weights=weights)
 

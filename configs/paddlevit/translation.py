@@ -28,6 +28,7 @@ OTHER_WORDS = {
         **dict.fromkeys(("true", "yes", "on"), ("original", "AutoAugment's policy for ImageNet")),
         **dict.fromkeys(("false", "no", "off"), ("None", "no policy")),
     },
+    "TRAIN.OPTIMIZER.NAME": {"adamwdl": ("AdamW", "its layer decay is TRAIN.LAYER_DECAY")},
     "NGPUS": {"-1": ("None", "one process per visible device")},
     "PRECISION.MODE": {"apex_o1": ("autocast", "Apex's O1 is what torch's autocast does")},
     "PRECISION.DTYPE": {"fp16": ("float16", "the same type"), "bf16": ("bfloat16", "the same type")},

@@ -263,6 +263,8 @@ class Train:
     """Limit of CLIP_MODE; not set: no clipping."""
     CLIP_MODE: Literal["norm", "value", "agc"] = "norm"
     """What GRAD_CLIP limits: norm, that of all gradients together; value, each gradient; agc, the norm of a unit's gradient as a fraction of its weights' norm (adaptive clipping, not of the classifier)."""
+    EARLY_STOP: Annotated[int | None, Bounds(1, 1_000_000)] = None
+    """Evaluations in a row without a new best one (best.pth) after which the run ends; not set: it goes on to NUM_EPOCHS."""
     ACCUM_ITER: Annotated[int, Bounds(1, 1_000_000)] = 1
     """Micro-batches per update."""
     GRAD_CHECKPOINTING: bool = False

@@ -71,6 +71,7 @@ ALIASES = {
     "TRAIN.CLASS_WEIGHTS": "class_weight weight_per_class",
     "TRAIN.COLOR_JITTER": "jitter colour_jitter",
     "TRAIN.CUTMIX_ALPHA": "cutmix",
+    "TRAIN.EARLY_STOP": "patience early_stopping earlystop earlystopping es_patience early_stopping_patience",
     "TRAIN.END_LR": "min_lr lrf final_lr eta_min lr_min",
     "TRAIN.GRAD_CHECKPOINTING": "gradient_checkpointing checkpointing activation_checkpointing remat recompute",
     "TRAIN.GRAD_CLIP": "clip clip_grad clip_grad_norm grad_norm max_norm max_grad_norm gradient_clip_val clipping",
@@ -105,10 +106,6 @@ ALIASES = {
 }
 # {what people call something that does not exist here: what comes nearest}
 NOT_HERE = {
-    "patience early_stop early_stopping earlystop earlystopping es_patience early_stopping_patience min_delta": (
-        "there is no early stopping; best.pth holds the best epoch, and TRAIN.NUM_EPOCHS (-epochs) or RUN.MAX_TIME ends "
-        "the run"
-    ),
     "wandb log_wandb use_wandb wandb_project mlflow clearml comet neptune report_to logger": (
         "there is no such logger; TensorBoard files (TENSORBOARD), metrics.csv and metrics.jsonl are written"
     ),

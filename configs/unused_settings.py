@@ -76,6 +76,9 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     yield is_single, "TRAIN.", "MIXUP_GROUP", "TRAIN.MIXUP_MODE is not batch"
     erasing = "RANDOM_ERASE_MODE RANDOM_ERASE_COUNT"
     yield not train.RANDOM_ERASE_PROB, "TRAIN.", erasing, "TRAIN.RANDOM_ERASE_PROB is 0"
+    is_late = (train.EARLY_STOP or 0) * config.VALIDATE_FREQ >= train.NUM_EPOCHS
+    too_few = "TRAIN.NUM_EPOCHS and VALIDATE_FREQ leave no more evaluations than that"
+    yield is_late, "TRAIN.", "EARLY_STOP", too_few
     binary = "BCE_SUM BCE_TARGET_THRESH BCE_POS_WEIGHT"
     yield train.LOSS != "bce", "TRAIN.", binary, "TRAIN.LOSS is not bce"
     yield not train.MODEL_EMA, "TRAIN.", "MODEL_EMA_DECAY MODEL_EMA_WARMUP", "TRAIN.MODEL_EMA is off"

@@ -22,7 +22,7 @@ from engine.scores.scores import Scores
 from engine.session import Session
 from engine.train.counters import EpochResult
 from engine.train.epoch_loop import train_epoch
-from engine.train.stop_conditions import TIME_IS_UP, BadImageLimit, NonFinite, Stopped
+from engine.train.stop_conditions import DONE, EARLY_STOP, TIME_IS_UP, BadImageLimit, NonFinite, Stopped, why_finished
 from engine.train.trainer import Trainer
 from utils import VERSION
 from utils.errors import cause_of
@@ -53,7 +53,7 @@ class Epochs:
         self.saver.on_saved = lambda: self._status("training")
         self.saver.on_saved()
         try:
-            while self.trainer.epoch < self.config.TRAIN.NUM_EPOCHS:
+            while not self._why_finished():
                 try:
                     self._train_to_the_end()
                 except NonFinite as error:
@@ -68,15 +68,19 @@ class Epochs:
             return self._end("stopped", f"stopped: {reason}", 3, reason=reason)
         finally:
             self.saver.wait()
-        return self._end("done", "done", 0)
+        why = self._why_finished()
+        return self._end("done", why, 0, reason=None if why == DONE else EARLY_STOP)
 
     def _train_to_the_end(self) -> None:
         """Train from the current position to the last epoch."""
         trainer = self.trainer
         with contextlib.closing(trainer.data.windows(trainer.step, self.plan.num_updates, trainer.left_out)) as windows:
             noted = self._noting_bad_images(windows)
-            while trainer.epoch < self.config.TRAIN.NUM_EPOCHS:
+            while not self._why_finished():
                 self._epoch(noted)
+
+    def _why_finished(self) -> str:
+        return why_finished(self.config.TRAIN, self.trainer.epoch, self.trainer.not_better)
 
     def _epoch(self, windows: Iterator[Window]) -> None:
         trainer, config = self.trainer, self.config
@@ -99,6 +103,7 @@ class Epochs:
         trainer.notify("on_epoch_end", result)
         trainer.end_epoch()
         if chosen:
+            trainer.not_better = 0 if is_best else trainer.not_better + 1
             trainer.schedule.note_evaluation(trainer.step, is_best)
         also = [BEST] if is_best else []
         if config.KEEP_CHECKPOINTS and (number % config.SAVE_FREQ == 0 or is_last):

@@ -40,6 +40,7 @@ from engine.plan_lines import (
 )
 from engine.precision.policy import Precision
 from engine.scores.best import Best
+from engine.train.stop_conditions import why_finished
 from models import build_model, describe
 from models.compilation import parts_to_compile
 from models.pretrained.weights import load_exactly
@@ -255,8 +256,8 @@ def try_resume(plan: Plan, model: nn.Module, has_data: bool) -> list[str]:
     """Read the checkpoint into the model, as a run would."""
     path, state = plan.checkpoint, plan.saved
     lines = [f"{path}, after epoch {state['epoch'] + 1} and step {state['step']}"]
-    if state["epoch"] + 1 >= plan.config.TRAIN.NUM_EPOCHS:
-        lines.append("this run is finished already: nothing to do")
+    if why := why_finished(plan.config.TRAIN, state["epoch"] + 1, state["progress"].get("not_better", 0)):
+        lines.append(f"this run is finished already ({why}): nothing to do")
     if has_data:  # otherwise everything would differ
         lines += refuse_changes(plan.config, plan.order, plan.eval_set.split, state, path) + describe_other_validation(
             plan

@@ -39,6 +39,7 @@ from engine.precision.policy import set_matmul
 from engine.scores.best import Best, confidence
 from engine.session import Session
 from engine.train.build import build_trainer
+from engine.train.stop_conditions import DONE, EARLY_STOP, why_finished
 from engine.train.trainer import Trainer
 from models import build_model, describe
 from models.compile_cache import prepare_compiler
@@ -95,8 +96,8 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
             log.say(f"check: {finding.what}: {finding.found}; {finding.remedy}")
     if plan.checkpoint:
         restore(session, plan, trainer)
-    if trainer.epoch >= config.TRAIN.NUM_EPOCHS:
-        return leave_finished(session, plan, trainer)
+    if why := why_finished(config.TRAIN, trainer.epoch, trainer.not_better):
+        return leave_finished(session, plan, trainer, why)
     log.say(f"writing to {session.path}")
     session.begin(plan.loaded)
     if process.is_first:
@@ -108,13 +109,16 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     return Epochs(session, plan, trainer, eval_data, saver, stop).run()
 
 
-def leave_finished(session: Session, plan: Plan, trainer: Trainer) -> int:
+def leave_finished(session: Session, plan: Plan, trainer: Trainer, why: str) -> int:
     """Train nothing; status.json says that the run is done, also if it was killed before it could. Returns the exit code."""
-    session.log.say(f"this run is finished already, after {counted(trainer.epoch, 'epoch')}: nothing to do")
-    if trainer.epoch == plan.config.TRAIN.NUM_EPOCHS and plan.checkpoint == session.path / "last.pth":
+    is_early = why != DONE
+    early = f", {why}; a higher or no limit (-opts TRAIN.EARLY_STOP=none) lets it go on" if is_early else ""
+    session.log.say(f"this run is finished already, after {counted(trainer.epoch, 'epoch')}: nothing to do{early}")
+    if trainer.epoch <= plan.config.TRAIN.NUM_EPOCHS and plan.checkpoint == session.path / "last.pth":
         saved = {"epoch": trainer.epoch, "step": trainer.step}
         best = Best(*held_by(session.path / BEST).get("best", ()))
-        session.status("done", **describe_progress(plan, trainer, session.path, saved, best), exit_code=0)
+        progress = describe_progress(plan, trainer, session.path, saved, best)
+        session.status("done", **progress, exit_code=0, reason=EARLY_STOP if is_early else None)
     return 0
 
 
@@ -155,7 +159,7 @@ def restore(session: Session, plan: Plan, trainer: Trainer) -> None:
     trainer.load_state_dict(state)
     for line in describe_other_validation(plan):
         session.log.say(line)
-        trainer.best = Best()
+        trainer.best, trainer.not_better = Best(), 0
     session.log.say(f"resume: {path}, after epoch {trainer.epoch} and step {trainer.step}")
 
 

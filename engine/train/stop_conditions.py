@@ -1,14 +1,17 @@
-"""What ends a run before its last epoch: a signal, the time limit, too many non-finite gradients or unreadable images."""
+"""What ends a run before its last epoch: no progress, a signal, the time limit, too many non-finite gradients or unreadable images."""
 
 import time
 from collections.abc import Callable
 
+from configs.schema import Train
 from datasets import BadImages
 from engine.train.callbacks import Callback
 from engine.train.counters import Report
 from engine.train.trainer import Trainer
 from utils.text import counted
 
+DONE = "done"  # why a run ends after its last epoch
+EARLY_STOP = "early stop"  # the reason in status.json
 TIME_IS_UP = 1  # exchanged like a signal's number, and lower than theirs, so that a signal has priority
 
 
@@ -25,6 +28,15 @@ class Stopped(Exception):
 
     def __init__(self, number: int):
         self.number = number
+
+
+def why_finished(settings: Train, epoch: int, not_better: int) -> str:
+    """Why a run ends after so many epochs, with so many evaluations in a row that brought no new best; empty: it goes on."""
+    if epoch >= settings.NUM_EPOCHS:
+        return DONE
+    if settings.EARLY_STOP and not_better >= settings.EARLY_STOP:
+        return f"no better in {counted(not_better, 'evaluation')} in a row (TRAIN.EARLY_STOP)"
+    return ""
 
 
 class SkipLimit(Callback):

@@ -54,6 +54,7 @@ class Trainer:
     epoch: int = 0  # finished epochs, including their evaluation
     step: int = 0  # updates so far: done, skipped or left out
     best: Best = Best()
+    not_better: int = 0  # evaluations in a row since the best one
     preferred: str | None = None  # key in a checkpoint of the better weights in the newest evaluation
     left_out: list[range] = field(default_factory=list)  # updates that a rollback leaves out
 
@@ -153,6 +154,7 @@ class Trainer:
             "progress": {
                 **self.counters.state_dict(self.process),
                 "best": list(self.best),
+                "not_better": self.not_better,
                 **self.schedule.state_dict(),
                 "left_out": [[each.start, each.stop] for each in self.left_out],
             },
@@ -170,6 +172,7 @@ class Trainer:
         self.epoch, self.step = state["epoch"] + 1, state["step"]
         progress = state["progress"]
         self.best, self.preferred = Best(*progress["best"]), state.get(PREFERRED)
+        self.not_better = progress.get("not_better", 0)  # not in checkpoints of earlier versions
         self.left_out = [range(*each) for each in progress.get("left_out", [])]
         self.counters.load_state_dict(progress, self.process)
         self.schedule.load_state_dict(progress)

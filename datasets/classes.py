@@ -22,14 +22,14 @@ def number_classes(config: Config, parts: list[ImageSet], kept: Kept | None) -> 
         classes = _read_classes(config.DATA.CLASSES)
         where = f"DATA.CLASSES: {config.DATA.CLASSES} does not have the classes of the data"
         _refuse_others(parts, classes, where, "add them to the file", may_lack=True)
-        _renumber(parts, classes)
+        renumber(parts, classes)
         for part in parts:
             part.labels_are_numbers = False
     elif not kept and first.classes_are_names and all(name.isdecimal() for name in first.classes):
         by_value = sorted(first.classes, key=lambda name: (int(name), name))
         if by_value != first.classes:
             notes.append(f"class names are numbers, so they are in the order of their values: {first_of(by_value)}")
-            _renumber(parts, by_value)
+            renumber(parts, by_value)
     if kept and kept.classes:
         classes = kept.classes
         new, gone = _differences(parts, classes)
@@ -44,7 +44,7 @@ def number_classes(config: Config, parts: list[ImageSet], kept: Kept | None) -> 
         if first.labels_are_numbers and not _are_numbers(classes):
             meaning = first_of([f"{number} is {name}" for number, name in enumerate(classes)])
             notes.append(f"the labels are numbers, taken for those of the checkpoint's classes: {meaning}")
-        _renumber(parts, classes)
+        renumber(parts, classes)
     return [*notes, *(_name_alike(first.classes) if first.classes_are_names else [])]
 
 
@@ -99,7 +99,7 @@ def _refuse_others(parts: list[ImageSet], classes: list[str], where: str, remedy
         )
 
 
-def _renumber(parts: list[ImageSet], classes: list[str]) -> None:
+def renumber(parts: list[ImageSet], classes: list[str]) -> None:
     """Give all parts these classes, which have those of all images."""
     lookup = np.array(_numbers(parts[0], classes), dtype=np.int32)
     for part in parts:

@@ -9,7 +9,7 @@ from torch import nn
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from configs.values import IMPLIED, flatten
-from datasets import ImageSet, Kept, build_order, check_device, class_weights, identity, parse_policy
+from datasets import ImageSet, Kept, build_order, check_device, class_weights, identity, parse_policy, renumber
 from datasets.batch_order import Order
 from engine.checkpoint.format import WEIGHTS_ONLY
 from engine.checkpoint.resume import (
@@ -24,6 +24,7 @@ from engine.parallel.strategy import check_strategy
 from engine.precision.policy import Precision
 from models.formats.common import record_of
 from models.formats.files import find_file, what_is_recorded
+from models.pretrained.said import classes_of_weights
 from models.pretrained.weights import load_pretrained
 from utils.distributed import Process
 from utils.errors import ConfigError
@@ -128,7 +129,19 @@ class Plan:
     @cached_property
     def image_sets(self) -> ImageSets:
         """Training (None in evaluation) and validation images."""
-        return self._load_data(self.as_begun.config, self.kept)
+        train, val = self._load_data(self.as_begun.config, self.kept)
+        if val.classes != self.classes_of_weights and set(val.classes) <= set(self.classes_of_weights):
+            renumber([val], self.classes_of_weights)
+        return train, val
+
+    @cached_property
+    def classes_of_weights(self) -> list[str]:
+        """Those that weights of another program are evaluated on, where they say their names."""
+        _, source = self.source
+        try:
+            return classes_of_weights(source) if self.given.EVAL and source and not self.kept else []
+        except ConfigError:  # load_weights says why they cannot be read
+            return []
 
     @property
     def train_set(self) -> ImageSet | None:

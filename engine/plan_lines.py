@@ -13,6 +13,7 @@ from engine.plan import AS_BEGUN, Plan
 from engine.scores.best import Best
 from engine.scores.scores import TITLES, format_value
 from models.pretrained.said import ARCHITECTURE
+from models.pretrained.timm_tags import is_imagenet_by_other_names
 from models.pretrained.weights import differences
 from utils.text import counted, first_of
 
@@ -40,8 +41,14 @@ def describe_training(plan: Plan) -> list[str]:
 def describe_evaluation(plan: Plan) -> list[str]:
     """What to know about an evaluation: which classes occur, and settings that are not the checkpoint's."""
     lines, number = _describe_as_begun(plan), np.count_nonzero(np.bincount(plan.eval_set.targets))
-    if plan.kept and number < len(plan.classes):
+    names = plan.classes_of_weights
+    if number < len(plan.classes) and (plan.kept or names == plan.classes):
         lines.append(f"{number} of the checkpoint's {len(plan.classes)} classes occur")
+    if names and names != plan.classes and not is_imagenet_by_other_names(plan.classes):
+        lines.append(
+            f"warning: the weights have other classes ({first_of(names)}) than the data ({first_of(plan.classes)}); they "
+            "are taken for the same in this order"
+        )
     different = differences(plan.record, flatten(plan.given), ARCHITECTURE)
     lines += [f"warning: {each}" for each in different]
     return [*lines, *compare_with_weights(plan), *(_warn_of_renamed_folders(plan) if plan.kept else [])]

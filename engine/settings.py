@@ -111,8 +111,12 @@ def _load_without_file(arguments: list[str], given: dict[str, Text], checkpoint:
     from models.formats.files import find_file, what_is_recorded
 
     source = given.get("MODEL.RESUME", given.get("MODEL.PRETRAINED"))
-    path = checkpoint if "MODEL.RESUME" in given else find_file(source)
-    recorded = what_is_recorded(path).get("config", {}) if path else {}
+    setting = "-resume" if "MODEL.RESUME" in given else "MODEL.PRETRAINED"
+    try:
+        path = checkpoint if "MODEL.RESUME" in given else find_file(source)
+        recorded = what_is_recorded(path).get("config", {}) if path else {}
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {error}") from None
     is_evaluated = _is_on(given, "EVAL")
     if "MODEL.TYPE" in recorded:
         use = "-eval" if is_evaluated else "-resume" if "MODEL.RESUME" in given else "-pretrained"
@@ -138,7 +142,7 @@ def _load_without_file(arguments: list[str], given: dict[str, Text], checkpoint:
     try:
         weights = _weights(given, checkpoint)
     except ConfigError as error:
-        raise ConfigError(f"-cfg is missing, and so {source} has to say all of the model; {error}") from None
+        raise ConfigError(f"{error}; or name a settings file with -cfg") from None
     return load(arguments, needs_file=False, weights=weights)
 
 

@@ -8,7 +8,7 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.utils import get_session
 
 from models.formats.common import Weights
-from models.pretrained.timm_tags import classes_of, pretrained_cfg, timm_name
+from models.pretrained.timm_tags import pretrained_cfg, timm_name
 from utils.errors import ConfigError
 
 PATIENCE = 5.0  # seconds until a server counts as out of reach
@@ -31,7 +31,7 @@ def fetch(source: str) -> Weights:
             f"the weights of {name} could not be fetched ({type(error).__name__}: {str(error).splitlines()[0]}). "
             f"Without a network, fetch them on another machine{address} and give the file: -pretrained path/to/model.safetensors"
         ) from None
-    return Weights(state, record={"class_names": classes_of(known)})
+    return Weights(state)
 
 
 def _check_network(repository: str | None) -> None:

@@ -43,3 +43,9 @@ def what_file_says(path: Path) -> Said:
     found = hugging_face.of_folder(path) or of_another_program(record, path) or shapes.of_vit(path)
     images, model = found or ({}, {})
     return Said(str(path), images, model, "" if model else shapes.likely_names(path))
+
+
+def classes_of_weights(source: str) -> list[str]:
+    """The names of the classes of their classifier, where weights of other programs say them."""
+    path = find_file(source)
+    return hugging_face.class_names(path) if path else timm_tags.classes_of(timm_tags.pretrained_cfg(source))

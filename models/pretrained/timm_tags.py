@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from models.formats.files import SUFFIXES
@@ -72,3 +72,12 @@ def classes_of(known: Mapping[str, Any]) -> list[str]:
     from timm.data import ImageNetInfo
 
     return ImageNetInfo().label_names() if known.get("num_classes") == IMAGENET_CLASSES else []
+
+
+def is_imagenet_by_other_names(classes: Sequence[str]) -> bool:
+    """Whether these are ImageNet's classes in its order, by number, as in lists, or by description, as in parquet files."""
+    from timm.data import ImageNetInfo
+
+    if len(classes) != IMAGENET_CLASSES:
+        return False
+    return all(name.isdecimal() for name in classes) or list(classes) == ImageNetInfo().label_descriptions()

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from models.formats.common import Weights
 from models.formats.files import find_file, read_weights
-from models.pretrained.hugging_face import class_names
-from models.pretrained.said import ARCHITECTURE
+from models.pretrained.said import ARCHITECTURE, classes_of_weights
+from models.pretrained.timm_tags import is_imagenet_by_other_names
 from utils.errors import ConfigError
 from utils.text import counted, first_of
 
@@ -45,12 +45,12 @@ def load_pretrained(
         path = find_file(source)
         if path:
             weights = read_weights(path)
-            names = class_names(path)
-            weights = weights if weights.record or not names else weights._replace(record={"class_names": names})
         else:
             from models.pretrained.hub import fetch  # imports timm, which takes seconds
 
             weights = fetch(source)
+        if "class_names" not in weights.record and not is_imagenet_by_other_names(classes):
+            weights = weights._replace(record=weights.record | {"class_names": classes_of_weights(source)})
         first = f"{setting}: weights of {path or source}{f' ({weights.key})' if weights.key else ''}"
         return [first, *_load(model, weights, needs_head, classes, settings)]
     except ConfigError as error:

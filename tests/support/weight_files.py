@@ -178,3 +178,31 @@ def payloads(marker: Path) -> dict:
 
 
 PAYLOADS = list(payloads(Path("marker")))
+
+
+def transformers_weights(weights: dict) -> dict[str, torch.Tensor]:
+    """The layout of ViTForImageClassification in transformers: queries, keys and values apart."""
+    names = {
+        "cls_token": "embeddings.cls_token",
+        "pos_embed": "embeddings.position_embeddings",
+        "patch_embed.proj.": "embeddings.patch_embeddings.projection.",
+        "blocks.": "encoder.layer.",
+        ".norm1.": ".layernorm_before.",
+        ".norm2.": ".layernorm_after.",
+        ".attn.proj.": ".attention.output.dense.",
+        ".mlp.fc1.": ".intermediate.dense.",
+        ".mlp.fc2.": ".output.dense.",
+    }
+    state = {}
+    for name, tensor in weights.items():
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        prefix = "" if name.startswith("head.") else "vit."
+        name = prefix + name.replace("head.", "classifier.").replace("norm.", "layernorm.")
+        if ".attn.qkv." in name:
+            for number, part in enumerate(("query", "key", "value")):
+                rows = tensor[number * WIDTH : (number + 1) * WIDTH]
+                state[name.replace(".attn.qkv.", f".attention.attention.{part}.")] = rows.clone()
+        else:
+            state[name] = tensor
+    return state

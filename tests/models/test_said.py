@@ -1,0 +1,185 @@
+"""What files and folders of weights say of their images and their model, and what is refused."""
+
+import argparse
+import json
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from configs.schema import Config, Data, Model
+from engine.settings import load_settings
+from models import build_model
+from models.pretrained.said import what_weights_say
+from models.pretrained.weights import load_pretrained
+from tests.support.refusals import refused
+from tests.support.weight_files import (
+    DEIT_2021,
+    DEPTH,
+    HEADS,
+    PADDLE_2022,
+    WIDTH,
+    Payload,
+    assert_same,
+    google_arrays,
+    paddle_arrays,
+    pickled,
+    random_weights,
+    saved,
+    transformers_weights,
+    vit,
+)
+from utils.errors import ConfigError
+
+HALF = [0.5, 0.5, 0.5]
+IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+FIELDS = {"PATCH_SIZE": 8, "EMBED_DIM": WIDTH, "DEPTH": DEPTH, "NUM_HEADS": HEADS, "MLP_RATIO": 4.0, "QKV_BIAS": True}
+OUR_VIT = {"MODEL.TYPE": "vit", "MODEL.NAME": "vit"} | {f"MODEL.{name}": value for name, value in FIELDS.items()}
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, torch.Tensor]:
+    return random_weights()
+
+
+def folder(path, state, **files):
+    """A folder as on the Hugging Face hub; `files`: name -> content of a JSON file."""
+    path.mkdir()
+    safetensors.torch.save_file(state, path / "model.safetensors")
+    for name, content in files.items():
+        (path / f"{name}.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def pairs(**values) -> dict:
+    return {f"DATA.{name}": value for name, value in values.items()}
+
+
+def assert_says(said: dict, **values) -> None:
+    wanted = pairs(**values)
+    assert {
+        key: list(value) if isinstance(value, tuple) else value for key, value in said.items() if key in wanted
+    } == wanted
+
+
+def test_a_folder_of_timm_says_model_arguments_and_images(tmp_path):
+    images = {"input_size": [3, 32, 32], "mean": [0.1, 0.2, 0.3], "std": HALF, "crop_pct": 0.8, "crop_mode": "border"}
+    config = {"architecture": "resnet10t", "model_args": {"act_layer": "gelu"}, "pretrained_cfg": images}
+    config |= {"num_classes": 2, "label_names": ["cat", "dog"]}
+    model = build_model(Config(DATA=Data(IMAGE_SIZE=32), MODEL=Model(TYPE="timm", NAME="resnet10t")), 2)
+    path = folder(tmp_path / "f", model.state_dict(), config=config)
+    loaded = load_settings(["-eval", "-pretrained", f"local-dir:{path}"])
+    data, chosen = loaded.config.DATA, loaded.config.MODEL
+    assert (chosen.TYPE, chosen.NAME, dict(chosen.KWARGS)) == ("timm", "resnet10t", {"act_layer": "gelu"})
+    assert (data.IMAGENET_MEAN, data.CROP_PCT, data.CROP_MODE) == ((0.1, 0.2, 0.3), 0.8, "border")
+    other = build_model(Config(DATA=Data(IMAGE_SIZE=32), MODEL=Model(TYPE="timm", NAME="resnet10t")), 2)
+    assert len(load_pretrained(other, str(path), classes=["dog", "cat"])) == 2
+    assert torch.equal(other.fc.bias, model.fc.bias[[1, 0]])
+
+
+def test_a_vit_of_transformers_is_built_and_read(tmp_path, weights):
+    config = {"model_type": "vit", "hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": HEADS}
+    config |= {"intermediate_size": 4 * WIDTH, "image_size": 32, "patch_size": 8, "id2label": {"0": "a", "1": "b"}}
+    prepared = {"size": {"height": 32, "width": 32}, "resample": 2, "image_mean": HALF, "image_std": HALF}
+    path = folder(tmp_path / "f", transformers_weights(weights), config=config, preprocessor_config=prepared)
+    said = what_weights_say(str(path))
+    assert said.model == OUR_VIT
+    assert_says(
+        said.images, IMAGE_SIZE=32, CROP_MODE="squash", CROP_PCT=1.0, INTERPOLATION="bilinear", IMAGENET_MEAN=HALF
+    )
+    model = vit()
+    assert len(load_pretrained(model, str(path))) == 1
+    assert_same(model.state_dict(), weights)
+    cropped = prepared | {"size": 36, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True}
+    (path / "preprocessor_config.json").write_text(json.dumps(cropped))
+    assert_says(what_weights_say(str(path)).images, IMAGE_SIZE=32, CROP_MODE="squash", CROP_PCT=32 / 36)
+
+
+def test_a_vit_of_transformers_without_a_tensor_is_refused(tmp_path, weights):
+    state = transformers_weights(weights)
+    del state["vit.encoder.layer.1.attention.attention.key.weight"]
+    with refused(ConfigError, "MODEL.PRETRAINED", "blocks.1.attn.qkv.weight"):
+        load_pretrained(vit(), str(folder(tmp_path / "f", state) / "model.safetensors"))
+
+
+def test_checkpoints_of_training_scripts_say_the_model_and_its_images(tmp_path):
+    def says(**content):
+        return what_weights_say(
+            str(saved({"state_dict": {"fc.weight": torch.ones(2, 2)}} | content, tmp_path / "x.pth"))
+        )
+
+    arguments = argparse.Namespace(model="resnet50", img_size=160, mean=[0.2] * 3, crop_pct=0.8, std=None, lr=0.1)
+    said = says(arch="resnet50", args=arguments)
+    assert said.model == {"MODEL.TYPE": "timm", "MODEL.NAME": "resnet50"}
+    assert_says(said.images, IMAGE_SIZE=160, IMAGENET_MEAN=[0.2] * 3, IMAGENET_STD=IMAGENET[1], CROP_PCT=0.8)
+    arguments = argparse.Namespace(model="vit_b_32", val_crop_size=224, val_resize_size=232, interpolation="bilinear")
+    said = says(args=arguments)
+    assert said.model == {"MODEL.TYPE": "timm", "MODEL.NAME": "vit_base_patch32_224"}
+    assert_says(said.images, IMAGE_SIZE=224, IMAGENET_MEAN=IMAGENET[0], INTERPOLATION="bilinear")
+    assert int(224 / said.images["DATA.CROP_PCT"]) == 232
+    assert says(arch="resnet50").images == {}
+    with refused(ConfigError, tmp_path / "x.pth"):
+        says(arch="resnet50", args=argparse.Namespace(img_size="160"))
+
+
+def test_googles_and_paddlevits_files_say_their_vit_by_its_shapes(tmp_path, weights):
+    np.savez(tmp_path / "g.npz", **google_arrays(weights, ""))
+    said = what_weights_say(str(tmp_path / "g.npz"))
+    assert said.model == OUR_VIT
+    assert {key: list(value) if isinstance(value, tuple) else value for key, value in said.images.items()} == pairs(
+        IMAGE_SIZE=32, IMAGE_CHANNELS=3, IMAGENET_MEAN=HALF, IMAGENET_STD=HALF
+    )
+    tiny = vit(EMBED_DIM=192, DEPTH=1, MLP_RATIO=0.5).state_dict()
+    for name, names, mean in (("v", PADDLE_2022, HALF), ("deit_x", DEIT_2021, IMAGENET[0])):
+        said = what_weights_say(str(pickled(paddle_arrays(tiny, names), tmp_path / f"{name}.pdparams")))
+        assert said.model == OUR_VIT | {"MODEL.EMBED_DIM": 192, "MODEL.DEPTH": 1, "MODEL.MLP_RATIO": 0.5}
+        assert_says(said.images, IMAGE_SIZE=32, IMAGENET_MEAN=mean, CROP_PCT=0.875, CROP_MODE="center")
+
+
+def test_grey_images_get_the_mean_over_the_channels(tmp_path):
+    loaded = load_settings(["-eval", "-pretrained", "resnet50", "-opts", "DATA.IMAGE_CHANNELS=1"])
+    assert loaded.config.DATA.IMAGENET_MEAN == (0.449,) and loaded.config.DATA.IMAGENET_STD == (0.226,)
+
+
+def test_weights_that_do_not_say_their_model_ask_for_its_name_with_a_likely_one(tmp_path):
+    state = vit(EMBED_DIM=192, DEPTH=1, patch_size=16, image_size=224).state_dict()
+    path = str(saved(state, tmp_path / "x.pth"))
+    with refused(ConfigError, "MODEL.NAME", path, "vit_tiny_patch16_224"):
+        load_settings(["-eval", "-pretrained", path])
+    with refused(ConfigError, "MODEL.NAME", path):
+        load_settings(["-eval", "-pretrained", str(saved({"a": torch.ones(1)}, tmp_path / "x.pth"))])
+    named = load_settings(["-eval", "-pretrained", path, "-opts", "MODEL.NAME=vit_tiny_patch16_224"]).config
+    assert (named.MODEL.TYPE, named.MODEL.NAME) == ("timm", "vit_tiny_patch16_224")
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        ({"hidden_size": 3}, "MODEL.NAME"),
+        ("{broken", "config.json"),
+        ([1], "config.json"),
+        ({"model_type": "bert"}, "bert"),
+        ({"model_type": "vit"}, "image_size"),
+        ({"model_type": "vit", "hidden_act": "relu", "image_size": 32}, "hidden_act"),
+        ({"architecture": "resnet50", "pretrained_cfg": {"input_size": 5}}, "config.json"),
+        ({"architecture": "resnet50", "pretrained_cfg": {"interpolation": "sinc"}}, "DATA.INTERPOLATION"),
+    ],
+)
+def test_a_config_json_that_does_not_say_what_it_should_is_refused(tmp_path, config, names):
+    path = folder(tmp_path / "f", {"a": torch.ones(1)}, config=config)
+    with refused(ConfigError, names, path):
+        load_settings(["-eval", "-pretrained", str(path)])
+
+
+def test_damaged_and_malicious_weights_are_refused_before_anything_is_built(tmp_path, weights):
+    np.savez(tmp_path / "whole.npz", **google_arrays(weights, ""))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:-300])
+    np.savez(tmp_path / "pickled.npz", **google_arrays(weights, "") | {"cls": np.array([Payload(open, "x")], object)})
+    safetensors.torch.save_file(weights, tmp_path / "whole.safetensors")
+    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "whole.safetensors").read_bytes()[:-300])
+    for name in ("cut.npz", "cut.safetensors", "missing.npz"):
+        with refused(ConfigError, "MODEL.PRETRAINED", tmp_path / name):
+            load_settings(["-eval", "-pretrained", str(tmp_path / name)])
+    with refused(ConfigError, "MODEL.PRETRAINED", tmp_path / "pickled.npz"):
+        load_pretrained(vit(), str(tmp_path / "pickled.npz"))

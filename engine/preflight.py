@@ -17,6 +17,7 @@ from engine.check.images import check_images
 from engine.check.memory import check_memory
 from engine.check.quick_checks import (
     check_disk,
+    check_fine_tuning,
     check_output,
     check_schedule,
     check_shared_memory,
@@ -209,8 +210,9 @@ class Preflight:
         order = self.attempt("repeats", lambda: plan.order)
         if len(plan.train_set):
             self.report("classes", lambda: describe_balance(config, plan.train_set, plan.class_weights))
-        for finding in check_schedule(config.TRAIN, order) if order else []:
-            self.add(finding)
+        if order:
+            for finding in (*check_schedule(config.TRAIN, order), *check_fine_tuning(config, order.global_batch)):
+                self.add(finding)
         self.add(check_warm_up(config.TRAIN))
 
     def check_model(self, plan: Plan, model: nn.Module, has_data: bool) -> None:

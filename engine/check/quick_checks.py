@@ -23,6 +23,9 @@ from utils.text import counted, format_bytes
 # Usual learning rates per 256 images, from fine-tuning to training from scratch; rules of thumb.
 CUSTOMARY = {"AdamW": (1e-5, 1e-3), "Adam": (1e-5, 1e-3), "SGD": (1e-3, 1e-1)}
 FAR = 10  # factor beyond them that is reported
+# Highest rates for trained weights, as parts of those from scratch. With layer decay, layers near the image get little of it.
+OF_TRAINED, WITH_LAYER_DECAY = 0.5, 2.5
+USUAL_LAYER_DECAY = 0.75
 MAX_INITIAL = 0.01  # of the EMA
 OTHER_FILES = 2**20  # bytes of a run's logs, tables and curves
 NEAR = 0.8  # fraction of the free space
@@ -33,6 +36,7 @@ def quick_checks(config: Config, model: nn.Module, data: TrainData, process: Pro
     num_workers = loader_processes(config, data.image_set, process)
     return [
         *check_schedule(config.TRAIN, data.order),
+        *check_fine_tuning(config, data.order.global_batch),
         check_warm_up(config.TRAIN),
         check_disk(config, path, checkpoint_bytes(config.TRAIN, model), weights_bytes(config.TRAIN, model)),
         check_shared_memory(config, num_workers),
@@ -65,7 +69,7 @@ def check_rate(settings: Train, global_batch: int) -> Finding:
     rate = Schedule(settings, steps_per_epoch=1, global_batch=global_batch).base
     per_256 = rate * 256 / global_batch
     low, high = CUSTOMARY[name]
-    origin = f" (TRAIN.BASE_LR {settings.BASE_LR:g} x {global_batch} / {scaled_for})" if scaled_for else ""
+    origin = f" (TRAIN.BASE_LR {settings.BASE_LR:g}, scaled from {scaled_for} images)" if scaled_for else ""
     found = (
         f"{rate:.3g}{origin} for {counted(global_batch, 'image')} an update, {per_256:.3g} for each 256; "
         f"customary with {name}: {low:g} to {high:g}"
@@ -74,6 +78,34 @@ def check_rate(settings: Train, global_batch: int) -> Finding:
         return Finding("learning rate", found)
     remedy = "set TRAIN.BASE_LR, or TRAIN.LINEAR_SCALED_LR to the images an update that it is meant for"
     return Finding("learning rate", found, WARN, remedy)
+
+
+def check_fine_tuning(config: Config, global_batch: int) -> list[Finding]:
+    """Compare the highest rate with what leaves trained weights of use; nothing where few or none are trained further.
+
+    Batches are compared by the square root of their sizes: the rates are those of Adam and its kin.
+    """
+    settings, model = config.TRAIN, config.MODEL
+    if not model.PRETRAINED or model.RESUME or model.FREEZE or settings.OPTIMIZER.NAME not in CUSTOMARY:
+        return []
+    _, from_scratch = CUSTOMARY[settings.OPTIMIZER.NAME]
+    rate = Schedule(settings, steps_per_epoch=1, global_batch=global_batch).base
+    scale = math.sqrt(global_batch / 256) * from_scratch
+    has_decay = settings.LAYER_DECAY is not None and settings.LAYER_DECAY < 1
+    limit = scale * (WITH_LAYER_DECAY if has_decay else OF_TRAINED)
+    how = f"TRAIN.LAYER_DECAY {settings.LAYER_DECAY:g}" if has_decay else "without TRAIN.LAYER_DECAY"
+    found = (
+        f"the learning rate is {rate:.3g} for {counted(global_batch, 'image')} an update; trained weights stand up to "
+        f"{limit:.2g}, {how}"
+    )
+    if rate <= limit:
+        return [Finding("fine-tuning", found)]
+    base = settings.BASE_LR / rate * scale * OF_TRAINED
+    remedy = (
+        "a rate that is meant for training from scratch destroys what the weights know: -cfg configs/finetune.yaml, or "
+        f"-opts TRAIN.BASE_LR={base:.1g} TRAIN.LAYER_DECAY={USUAL_LAYER_DECAY}"
+    )
+    return [Finding("fine-tuning", found, WARN, remedy)]
 
 
 def check_warm_up(settings: Train) -> Finding:

@@ -9,6 +9,7 @@ from engine.check import quick_checks
 from engine.check.quick_checks import (
     check_disk,
     check_ema,
+    check_fine_tuning,
     check_output,
     check_rate,
     check_schedule,
@@ -37,7 +38,35 @@ def test_a_learning_rate_far_from_what_is_customary(tmp_path, name, rate, batch,
     options = [f"TRAIN.BASE_LR={rate}", f"TRAIN.OPTIMIZER.NAME={name}", f"TRAIN.LINEAR_SCALED_LR={scaled_for}"]
     finding = check_rate(small_config(tmp_path, *options).TRAIN, batch)
     assert finding.verdict == verdict and f"for {batch:,} images" in finding.found
-    assert (f"{batch} / {scaled_for}" in finding.found) is bool(scaled_for)
+    assert (f"from {scaled_for} images" in finding.found) is bool(scaled_for)
+
+
+@pytest.mark.parametrize(
+    "options, batch, verdict",
+    [
+        ("MODEL.PRETRAINED=resnet50 TRAIN.BASE_LR=3e-3", 256, WARN),
+        ("MODEL.PRETRAINED=resnet50 TRAIN.BASE_LR=3e-3", 4096, WARN),
+        ("MODEL.PRETRAINED=resnet50 TRAIN.BASE_LR=3e-3 TRAIN.LAYER_DECAY=0.75", 256, WARN),
+        ("MODEL.PRETRAINED=resnet50 TRAIN.BASE_LR=2e-3 TRAIN.LAYER_DECAY=0.75", 1024, OK),  # MAE's
+        ("MODEL.PRETRAINED=resnet50 TRAIN.BASE_LR=2e-3 TRAIN.LAYER_DECAY=1", 1024, WARN),
+        ("MODEL.PRETRAINED=resnet50 TRAIN.BASE_LR=1e-4", 32, OK),
+        ("MODEL.PRETRAINED=resnet50 TRAIN.BASE_LR=3e-3 TRAIN.LINEAR_SCALED_LR=4096", 32, OK),
+        ("MODEL.PRETRAINED=resnet50 TRAIN.BASE_LR=0.1 TRAIN.OPTIMIZER.NAME=SGD", 256, WARN),
+        ("MODEL.PRETRAINED=resnet50 TRAIN.BASE_LR=0.01 TRAIN.OPTIMIZER.NAME=SGD", 256, OK),
+        ("TRAIN.BASE_LR=3e-3", 256, None),
+        ("MODEL.PRETRAINED=resnet50 MODEL.FREEZE=[*,!head] TRAIN.BASE_LR=3e-3", 256, None),
+        ("MODEL.PRETRAINED=resnet50 MODEL.RESUME=last.pth TRAIN.BASE_LR=3e-3", 256, None),
+    ],
+)
+def test_a_rate_from_scratch_is_told_of_trained_weights_and_what_it_advises_is_not(tmp_path, options, batch, verdict):
+    def found(*more: str) -> list:
+        return check_fine_tuning(small_config(tmp_path, *options.split(), *more), batch)
+
+    assert [finding.verdict for finding in found()] == ([verdict] if verdict else [])
+    if verdict == WARN:
+        _, advice = found()[0].remedy.split("-opts ")
+        assert_names(advice, "TRAIN.BASE_LR", "TRAIN.LAYER_DECAY")
+        assert [finding.verdict for finding in found(*advice.split())] == [OK]
 
 
 def test_room_for_checkpoints(tmp_path, monkeypatch):

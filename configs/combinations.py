@@ -27,7 +27,9 @@ def check_combinations(values: dict[str, Any], origins: dict[str, str]) -> None:
         return f"{key}, {to_text(values[key])} ({origins[key]})"
 
     _check_url(values, origins)
-    for is_wrong, key, problem in itertools.chain(_rules(values, named), _image_rules(values, named)):
+    for is_wrong, key, problem in itertools.chain(
+        _rules(values, named), _image_rules(values, named), _label_rules(values, named)
+    ):
         if is_wrong:
             raise ConfigError(f"{named(key)}, {problem}")
 
@@ -112,6 +114,26 @@ def _image_rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     for key in ("TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.CUTMIX_MINMAX"):
         problem = f"must be even, because images are mixed in pairs: {named(key)}"
         yield is_odd and bool(values[key]), "DATA.BATCH_SIZE", problem
+
+
+def _label_rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
+    separator, columns = "DATA.LABEL_SEPARATOR", "DATA.LABEL_COLUMNS"
+    key = next((each for each in (separator, columns) if values[each]), None)
+    metric, metrics = "TRAIN.BEST_METRIC", ("micro_f1", "map")
+    problem = f"needs images with several labels, by {separator} or {columns}"
+    yield key is None and values[metric] in metrics, metric, problem
+    if key is None:
+        return
+    yield bool(values[separator] and values[columns]), separator, f"cannot be set together with {named(columns)}"
+    yield (
+        values["DATA.DATASET"] != "csv",
+        key,
+        f"is for -dataset csv; with {named('DATA.DATASET')}, an image has one label",
+    )
+    problem = f"must be bce with {named(key)}: an image with several labels has a yes or no for each class"
+    yield values["TRAIN.LOSS"] != "bce", "TRAIN.LOSS", problem
+    problem = f"must be shuffle with {named(key)}: the classes of an image cannot be balanced one by one"
+    yield values["DATA.SAMPLER"] == "balanced", "DATA.SAMPLER", problem
 
 
 def _vit_rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:

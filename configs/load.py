@@ -97,6 +97,7 @@ def load(
             elif key not in (*SECTIONS, OLD_SECTION) or not is_none(text):  # a section may be empty
                 raise ConfigError(f"{layer.origin}: {_why_no_setting(key, text)}")
     _fit_channels(values)
+    _fit_labels(values, origins)
     notes += _drop_vit_fields(values, origins, [layer.origin for layer in layers])
     check_combinations(values, origins)
     if family:
@@ -142,6 +143,14 @@ def _fit_channels(values: dict[str, Any]) -> None:
     for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):
         if values["DATA.IMAGE_CHANNELS"] == 1 and values[key] == SETTINGS[key].default:
             values[key] = values[key][:1]
+
+
+def _fit_labels(values: dict[str, Any], origins: dict[str, str]) -> None:
+    """Several labels an image imply a loss and a metric, where none are set."""
+    several = next((key for key in ("DATA.LABEL_SEPARATOR", "DATA.LABEL_COLUMNS") if values[key]), None)
+    for key, value in (("TRAIN.LOSS", "bce"), ("TRAIN.BEST_METRIC", "map")) if several else ():
+        if origins[key] == "default":
+            values[key], origins[key] = value, f"because of {several}"
 
 
 def _drop_vit_fields(values: dict[str, Any], origins: dict[str, str], order: list[str]) -> list[str]:

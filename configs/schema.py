@@ -110,6 +110,10 @@ class Data:
     """Text file with a class name per line, the first that of class 0; it numbers the classes of the data. Not set: by name."""
     CSV_COLUMNS: tuple[str, ...] = ("image_path", "target")
     """For csv: the names of the columns of paths and of classes."""
+    LABEL_SEPARATOR: str | None = None
+    """For csv, several labels an image: what divides them in the column of classes, such as | in `cat|dog`; an empty cell is an image without labels. TRAIN.LOSS is bce then, and TRAIN.BEST_METRIC map."""
+    LABEL_COLUMNS: tuple[str, ...] = ()
+    """For csv, several labels an image: the columns, one for each class, that have 1 (or true) for its images and 0 (or false) for others; *: all columns but those of paths and groups."""
     COLUMNS: tuple[str, ...] = ()
     """For parquet and csv: the names of two columns, of the images (in csv of their paths) and of their classes; empty: in parquet the columns whose type and name fit, in csv CSV_COLUMNS."""
     KEEP_BACKGROUND: bool = False
@@ -142,6 +146,11 @@ class Data:
     """For shards on a server: seconds for which a request that fails is repeated before the run ends."""
     SYNTHETIC_SIZE: Annotated[int, Bounds(1, 100_000_000)] = 1280
     """Images per epoch of the data sets synthetic and fractals, which are computed."""
+
+    @property
+    def has_several_labels(self) -> bool:
+        """Whether an image can have any number of labels."""
+        return bool(self.LABEL_SEPARATOR or self.LABEL_COLUMNS)
 
     @property
     def train_interpolation(self) -> str:
@@ -329,8 +338,8 @@ class Train:
     """Decay of the EMA per update."""
     MODEL_EMA_WARMUP: bool = True
     """Begin with a smaller decay, updates / (updates + 9), so that short runs fill the EMA too; false: MODEL_EMA_DECAY from the first update on, as in PaddleViT."""
-    BEST_METRIC: Literal["top1", "top5", "loss", "macro_recall", "macro_f1"] = "top1"
-    """The metric of the validation that decides which epoch is best.pth; of equal ones the smaller loss decides."""
+    BEST_METRIC: Literal["top1", "top5", "loss", "macro_recall", "macro_f1", "micro_f1", "map"] = "top1"
+    """The metric of the validation that decides which epoch is best.pth; of equal ones the smaller loss decides. micro_f1 and map are for several labels an image, where map is the default."""
     OPTIMIZER: Optimizer = Optimizer()
     LR_SCHEDULER: LRScheduler = LRScheduler()
 

@@ -12,7 +12,7 @@ import yaml
 
 from configs.schema import AUTO, Config
 from datasets.shuffle import EpochOrder, FullShuffle, draws
-from datasets.types import ImageSet, count_classes
+from datasets.types import ImageSet
 from utils.errors import ConfigError, DataError, did_you_mean, not_a_file
 from utils.text import counted, first_of
 
@@ -58,7 +58,7 @@ def _range(classes: list[str], values: list[float]) -> str:
 
 def images_of_each_class(image_set: ImageSet, setting: str) -> np.ndarray:
     """int64 [classes]; DataError if one has none, for `setting` needs some of each."""
-    counts = count_classes(image_set.targets, len(image_set.classes))
+    counts = image_set.count_classes()
     if not counts.all():
         missing = [image_set.classes[number] for number in np.flatnonzero(counts == 0)]
         raise DataError(

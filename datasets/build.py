@@ -6,6 +6,8 @@ line in SOURCES.
 
 from collections.abc import Callable
 
+import numpy as np
+
 from configs.schema import Config
 from datasets.balance import choose_order
 from datasets.batch_order import Order
@@ -89,8 +91,8 @@ def load_image_sets(
 
 def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> None:
     """Evaluation may have images of only one class of those that a checkpoint or numbers tell."""
-    name = val.classes[int(val.targets[0])]
-    is_one = len(val.classes) == 1 and not val.labels_are_numbers
+    name = val.target_names()[int(val.targets[0])]
+    is_one = len(val.classes) == 1 and not val.labels_are_numbers and not val.label_sets
     if is_one if train is None else train.targets.min() == train.targets.max():
         raise DataError(
             f"DATA.DATA_PATH: all images in {config.DATA.DATA_PATH} have the same class, {name!r}, so there is nothing to "
@@ -99,12 +101,16 @@ def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> 
 
 
 def _check_num_classes(config: Config, image_set: ImageSet) -> None:
-    num_classes, highest, names = config.MODEL.NUM_CLASSES, int(image_set.targets.max()), image_set.classes
-    if num_classes is not None and highest >= num_classes:
-        first = int((image_set.targets >= num_classes).argmax())
+    num_classes, names = config.MODEL.NUM_CLASSES, image_set.classes
+    if num_classes is None or num_classes >= len(names):
+        return
+    if (too_high := image_set.with_any(np.arange(num_classes, len(names)))).any():
+        first = int(too_high.argmax())
+        number = int(
+            image_set.label_sets[image_set.targets[first]].max() if image_set.label_sets else image_set.targets[first]
+        )
         raise DataError(
-            f"{image_set.name(first)}: its class {names[image_set.targets[first]]!r} has number "
-            f"{image_set.targets[first]} (from 0), but MODEL.NUM_CLASSES is {num_classes}; set -num_classes {len(names)} "
+            f"{image_set.name(first)}: its class {names[number]!r} has number {number} (from 0), but MODEL.NUM_CLASSES is {num_classes}; set -num_classes {len(names)} "
             "or leave it out"
         )
 

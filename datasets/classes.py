@@ -6,7 +6,7 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config
-from datasets.types import ImageSet, Kept, count_classes
+from datasets.types import ImageSet, Kept
 from utils.errors import ConfigError, DataError, did_you_mean, not_a_file
 from utils.text import counted, first_of
 
@@ -25,6 +25,7 @@ def number_classes(config: Config, parts: list[ImageSet], kept: Kept | None) -> 
         renumber(parts, classes)
         for part in parts:
             part.labels_are_numbers = False
+        notes += _without_images(config, parts)
     elif not kept and first.classes_are_names and all(name.isdecimal() for name in first.classes):
         by_value = sorted(first.classes, key=lambda name: (int(name), name))
         if by_value != first.classes:
@@ -46,6 +47,20 @@ def number_classes(config: Config, parts: list[ImageSet], kept: Kept | None) -> 
             notes.append(f"the labels are numbers, taken for those of the checkpoint's classes: {meaning}")
         renumber(parts, classes)
     return [*notes, *(_name_alike(first.classes) if first.classes_are_names else [])]
+
+
+def _without_images(config: Config, parts: list[ImageSet]) -> list[str]:
+    """Names in DATA.CLASSES that no image has. Of several labels, which are often misspelt, they are an error."""
+    counts, names = sum(part.count_classes() for part in parts), parts[0].classes
+    unused = [] if config.EVAL else [names[number] for number in np.flatnonzero(counts == 0)]
+    found = f"{config.DATA.CLASSES} names {counted(len(unused), 'class')} that no image has: {first_of(unused)}"
+    if unused and parts[0].label_sets and config.MODEL.NUM_CLASSES is None:
+        used = [names[number] for number in np.flatnonzero(counts)]
+        raise DataError(
+            f"DATA.CLASSES: {found}; take them out of the file, or set -num_classes {len(names)} to keep an output for each"
+            f"{did_you_mean(unused[0], used)}"
+        )
+    return [f"warning: {found}"] if unused else []
 
 
 def _name_alike(classes: list[str]) -> list[str]:
@@ -88,7 +103,7 @@ def _refuse_others(parts: list[ImageSet], classes: list[str], where: str, remedy
     names = parts[0].classes
     new, gone = _differences(parts, classes)
     if may_lack:
-        used = {names[target] for part in parts for target in np.flatnonzero(count_classes(part.targets))}
+        used = {names[target] for part in parts for target in np.flatnonzero(part.count_classes())}
         new, gone = [name for name in new if name in used], []
     if new or gone:
         changes = [f"{word}: {first_of(each)}" for word, each in (("new", new), ("gone", gone)) if each]
@@ -104,12 +119,16 @@ def renumber(parts: list[ImageSet], classes: list[str]) -> None:
     lookup = np.array(_numbers(parts[0], classes), dtype=np.int32)
     for part in parts:
         part.classes = list(classes)
-        if not np.array_equal(lookup, np.arange(len(lookup))):  # targets of an index are shared by all processes
+        if np.array_equal(lookup, np.arange(len(lookup))):
+            continue  # targets of an index are shared by all processes
+        if part.label_sets:
+            part.label_sets = part.label_sets.renumbered(lookup)
+        else:
             part.targets = lookup[part.targets]
 
 
 def _first_image(parts: list[ImageSet], target: int) -> str:
-    found = ((part, np.flatnonzero(part.targets == target)) for part in parts)
+    found = ((part, np.flatnonzero(part.with_any(np.array([target])))) for part in parts)
     return next((part.name(int(indices[0])) for part, indices in found if len(indices)), "without images")
 
 

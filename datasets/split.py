@@ -57,19 +57,19 @@ def _by_hash(image_set: ImageSet, fraction: float, seed: int) -> tuple[np.ndarra
     Only where that would leave a class nothing to train on, or no image at all to validate on, is it overruled. Images
     with the same key, such as those of one group of DATA.GROUP_BY, are always in the same part. Also lines for the log.
     """
-    targets, notes = image_set.targets, []
+    notes = []
     hashes = _hashes(image_set.split_keys(), seed)
     held_out = hashes < int(fraction * 2 ** (8 * HASH_BYTES))
-    counts = count_classes(targets)
-    kept_whole = np.flatnonzero((counts > 0) & (count_classes(targets[held_out], len(counts)) == counts))
+    counts = image_set.count_classes()
+    kept_whole = np.flatnonzero((counts > 0) & (image_set.count_classes(held_out) == counts))
     if len(kept_whole):
-        held_out &= ~np.isin(hashes, hashes[np.isin(targets, kept_whole)])
+        held_out &= ~np.isin(hashes, hashes[image_set.with_any(kept_whole)])
         names = first_of([image_set.classes[number] for number in kept_whole])
         notes.append(f"all images of these classes would be held out, so they stay in training: {names}")
     if fraction and not held_out.any():
-        held_out = _lowest_of_each_class(targets, hashes)
+        held_out = _lowest_of_each_class(image_set, hashes)
         notes.append("the hash holds out no image, so those with the lowest hash of each class are held out")
-    without = np.flatnonzero((counts > 0) & (count_classes(targets[held_out], len(counts)) == 0))
+    without = np.flatnonzero((counts > 0) & (image_set.count_classes(held_out) == 0))
     if len(without):
         names = first_of([image_set.classes[number] for number in without])
         notes.append(f"classes without validation images: {names}; raise DATA.VAL_FRACTION ({fraction:g}) for some")
@@ -123,7 +123,8 @@ def _held_out_then(config: Config, image_set: ImageSet, kept: Kept) -> tuple[Ima
 
 def identity(image_set: ImageSet) -> dict[str, int | str]:
     """What tells one validation set from another: its images' number, file names and classes, wherever they lie."""
-    classes = [image_set.classes[target] for target in image_set.targets.tolist()]
+    meanings = image_set.target_names()
+    classes = [meanings[target] for target in image_set.targets.tolist()]
     names = [f"{os.path.basename(image_set.name(index))} {name}" for index, name in enumerate(classes)]
     return {
         "num_images": len(image_set),
@@ -223,13 +224,13 @@ def _composed(name: bytes) -> bytes:
     return text.encode(errors="surrogateescape")
 
 
-def _lowest_of_each_class(targets: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+def _lowest_of_each_class(image_set: ImageSet, hashes: np.ndarray) -> np.ndarray:
     """bool [N]: the images with the lowest hash of each class, where no class loses all that it has to train on."""
-    chosen, left = np.zeros(len(targets), dtype=bool), np.bincount(targets)
-    for target in np.unique(targets):
-        members = targets == target
+    chosen, left = np.zeros(len(image_set), dtype=bool), image_set.count_classes()
+    for number in range(len(left)):
+        members = image_set.with_any(np.array([number]))
         for lowest in () if chosen[members].any() else np.unique(hashes[members]):
-            taken = np.bincount(targets[hashes == lowest], minlength=len(left))
+            taken = image_set.count_classes(hashes == lowest)
             if np.all((taken < left) | (taken == 0)):
                 chosen |= hashes == lowest
                 left -= taken

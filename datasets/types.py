@@ -13,6 +13,7 @@ from torch import Tensor
 from datasets.batch_order import Piece
 from datasets.draws import Draws
 from datasets.index.file import CHUNK, Index
+from datasets.label_sets import LabelSets
 from datasets.shuffle import EpochOrder, FullShuffle
 
 
@@ -21,7 +22,10 @@ class ImageReadError(Exception):
 
 
 class ImageSet:
-    """Images with a class each. `targets[i]` is the class number of image i, `classes[number]` its name."""
+    """Images with a class each. `targets[i]` is the class number of image i, `classes[number]` its name.
+
+    Where an image can have several labels, `targets[i]` is the number of its set in `label_sets`.
+    """
 
     in_memory = False
     is_read_in_groups = False  # a process reads and keeps many images at once, so loader processes would repeat that
@@ -30,6 +34,7 @@ class ImageSet:
     index: Index | None = None  # where the columns of the set are, if they are in one
     root: Path | None = None  # the folder of its files, if they are known
     notes: tuple[str, ...] = ()  # lines for the log; those of the validation set are about both sets
+    label_sets: LabelSets | None = None
     labels_are_numbers = False  # the data has class numbers; names, if any, were given to them
     classes_are_names = False  # the data has class names, and their order gives the numbers
 
@@ -102,6 +107,21 @@ class ImageSet:
         part.rows = indices.astype(np.uint32, copy=False) if self.rows is None else self.rows[indices]
         return part
 
+    def count_classes(self, chosen: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """int64 [classes]: how many images have each class, of all or of the chosen ones."""
+        counts = count_classes(self.targets[chosen], 0 if self.label_sets else len(self.classes))
+        return self.label_sets.count_classes(counts, len(self.classes)) if self.label_sets else counts
+
+    def with_any(self, classes: np.ndarray) -> np.ndarray:
+        """bool [N]: the images that have one of these classes."""
+        return self.label_sets.with_any(classes)[self.targets] if self.label_sets else np.isin(self.targets, classes)
+
+    def target_names(self) -> list[str]:
+        """What each of `targets` means: the name of its class, or those of all its classes."""
+        if self.label_sets is None:
+            return self.classes
+        return ["|".join(sorted(self.classes[number] for number in each)) for each in self.label_sets]
+
     def row(self, index: int) -> int:
         """The row of an image in the columns of the whole set."""
         return index if self.rows is None else int(self.rows[index])
@@ -128,7 +148,7 @@ class Batch(NamedTuple):
     """One micro-batch of one process."""
 
     images: Tensor  # uint8 [B, C, H, W], channels last in memory
-    targets: Tensor  # int64 [B]
+    targets: Tensor  # int64 [B]; of several labels float32 [B, classes] of 0 and 1
     num_samples: int  # B, or 0 for an image that only keeps this process in step with the others
     bad: list[int]  # unreadable images: replaced in training, omitted in evaluation
     piece: Piece | None = None  # in training; mixing depends on it

@@ -51,7 +51,7 @@ def evaluate(
         tally.add(widen(logits), targets[: batch.num_samples], len(batch.bad))
     bad_images.check(process)
     model.train(was_training)
-    scores = tally.scores(process)
+    scores = tally.result(process)
     assert scores.num_images + scores.num_excluded == data.num_samples, (scores, data.num_samples)
     return scores
 

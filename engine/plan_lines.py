@@ -40,7 +40,7 @@ def describe_training(plan: Plan) -> list[str]:
 
 def describe_evaluation(plan: Plan) -> list[str]:
     """What to know about an evaluation: which classes occur, and settings that are not the checkpoint's."""
-    lines, number = _describe_as_begun(plan), np.count_nonzero(np.bincount(plan.eval_set.targets))
+    lines, number = _describe_as_begun(plan), np.count_nonzero(plan.eval_set.count_classes())
     names = plan.classes_of_weights
     if number < len(plan.classes) and (plan.kept or names == plan.classes):
         lines.append(f"{number} of the checkpoint's {len(plan.classes)} classes occur")

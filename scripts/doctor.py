@@ -142,6 +142,13 @@ def check_batches(config: Config, num_classes: int, batches: Batches) -> None:
                 f"-batch: its images are {list(images.shape[1:])}, but those of this run are {list(shape)} "
                 "(DATA.IMAGE_CHANNELS, DATA.IMAGE_SIZE); give a batch of this run"
             )
+        if targets.ndim == 2:
+            if targets.shape[1] != num_classes:
+                raise ConfigError(
+                    f"-batch: its targets are of {counted(targets.shape[1], 'class')}, but the model has {num_classes}; give a "
+                    "batch of this run"
+                )
+            continue
         if not 0 <= int(targets.min()) <= int(targets.max()) < num_classes:
             raise ConfigError(
                 f"-batch: its targets range from {int(targets.min())} to {int(targets.max())}, but the model has "

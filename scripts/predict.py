@@ -3,7 +3,7 @@
     python scripts/predict.py output/train-20260102-03-04-05 photo.jpg more_photos/ -top 3 -csv classes.csv
 
 Prints a line for each image: its path, class and probability (0 to 1), and with -top the next classes, separated by
-tabs. A folder means all images in it and below it. Unreadable images are reported on stderr; the others are classified,
+tabs. Where an image can have several labels, it prints all with a probability above 0.5, or as many as -top says. A folder means all images in it and below it. Unreadable images are reported on stderr; the others are classified,
 and the exit code is 2.
 """
 
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("checkpoint", help=CHECKPOINT_HELP)
     parser.add_argument("images", nargs="+", metavar="image", help="an image file, or a folder of them")
-    parser.add_argument("-top", type=at_least(1), default=1, metavar="N", help="classes to print for each image [1]")
+    parser.add_argument("-top", type=at_least(1), metavar="N", help="classes to print for each image [1]")
     parser.add_argument("-csv", type=Path, metavar="FILE", help=f"also write a table: {','.join(COLUMNS)}")
     parser.add_argument("-raw", action="store_true", help="use the raw weights even if the EMA scored better")
     arguments = parser.parse_args(argv)
@@ -57,8 +57,11 @@ def main(argv: list[str]) -> int:
     return predict(arguments.checkpoint, find_images(arguments.images), arguments.top, arguments.csv, arguments.raw)
 
 
-def predict(source: str, paths: list[str], top: int, table: Path | None, raw: bool) -> int:
-    """Print, and optionally write, the `top` most probable classes of each image. Returns the exit code."""
+def predict(source: str, paths: list[str], top: int | None, table: Path | None, raw: bool) -> int:
+    """Print, and optionally write, the `top` most probable classes of each image; None: its class, or all its labels.
+
+    Returns the exit code.
+    """
     predictor = Predictor(source, raw)
     report(predictor.description)
     rows, num_read = [], 0
@@ -122,9 +125,9 @@ class Predictor:
             f"{path} ({kind}): {state['arch']}{epoch}, {counted(len(self.classes), 'class')}, on {self.device.type}"
         )
 
-    def __call__(self, paths: list[str], top: int) -> Iterator[tuple[str, list[tuple[str, float]]]]:
-        """Yield the path of each readable image and its `top` classes with their probabilities."""
-        config = self.config
+    def __call__(self, paths: list[str], top: int | None = None) -> Iterator[tuple[str, list[tuple[str, float]]]]:
+        """Yield the path of each readable image and its `top` classes with their probabilities; None: as `predict`."""
+        config, several = self.config, self.config.DATA.has_several_labels
         if len(paths) <= FEW:
             config = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))
         # Each image's index is its target, so that a batch tells which images it contains.
@@ -138,11 +141,14 @@ class Predictor:
             images = normalize(batch.images.to(self.device), self.precision.input_dtype(self.model))
             with torch.no_grad(), self.precision.autocast():
                 logits = self.model(images)
-            best = widen(logits).softmax(1).topk(min(top, logits.shape[1]))
+            logits = widen(logits)
+            most = logits.shape[1] if several else 1
+            best = (logits.sigmoid() if several else logits.softmax(1)).topk(min(top or most, logits.shape[1]))
             numbers, probabilities = best.indices.tolist(), best.values.tolist()
             for row, index in enumerate(batch.targets.tolist()):
                 names = [self.classes[n] if n < len(self.classes) else f"class {n}" for n in numbers[row]]
-                yield paths[index], list(zip(names, probabilities[row], strict=True))
+                guesses = list(zip(names, probabilities[row], strict=True))
+                yield paths[index], [each for each in guesses if top or not several or each[1] > 0.5]
 
 
 def config_of(state: dict) -> Config:

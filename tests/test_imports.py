@@ -85,7 +85,18 @@ def test_no_test_module_imports_another():
 # The files and packages of a room, from bottom to top. A file may import its own package and those before it.
 PACKAGES = {
     "datasets": (
-        *("shuffle", "batch_order", "draws", "index", "types", "balance", "split", "classes", "bad_images"),
+        *(
+            "shuffle",
+            "batch_order",
+            "draws",
+            "label_sets",
+            "index",
+            "types",
+            "balance",
+            "split",
+            "classes",
+            "bad_images",
+        ),
         *(
             "transforms",
             "sources",

@@ -36,6 +36,7 @@ class CachedImages(ImageSet):
 
     def __init__(self, image_set: ImageSet, cache: CacheFile):
         super().__init__(image_set.targets, image_set.classes)
+        self.label_sets = image_set.label_sets
         self._image_set, self.cache = image_set, cache
         self.root, self.notes, self.split = image_set.root, image_set.notes, image_set.split
 

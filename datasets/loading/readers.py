@@ -33,6 +33,7 @@ class Reader:
 
     def __init__(self, image_set: ImageSet, config: Config):
         self.image_set, self.data, self.seed = image_set, config.DATA, config.SEED
+        self.num_classes = config.MODEL.NUM_CLASSES or len(image_set.classes)
 
     def allocate(self, piece: Piece, pinned: bool = False) -> Buffers:
         """Uninitialized images, in the memory layout of decoded pixels, and targets.
@@ -41,8 +42,17 @@ class Reader:
         """
         count, side = len(piece.indices), self.data.IMAGE_SIZE
         images = torch.empty((count, side, side, self.data.IMAGE_CHANNELS), dtype=torch.uint8, pin_memory=pinned)
-        targets = torch.empty(count, dtype=torch.int64, pin_memory=pinned)
+        shape, dtype = ((count, self.num_classes), torch.float32) if self.image_set.label_sets else (count, torch.int64)
+        targets = torch.empty(shape, dtype=dtype, pin_memory=pinned)
         return Buffers(images.permute(0, 3, 1, 2), targets, [ImageDraws()] * count)
+
+    def put_target(self, index: int, target: Tensor) -> None:
+        """Write the class of an image, or its labels as 0 and 1."""
+        number, sets = int(self.image_set.targets[index]), self.image_set.label_sets
+        if sets is None:
+            target.fill_(number)
+        else:
+            target.zero_()[torch.from_numpy(sets[number].astype(np.int64))] = 1
 
     def fill(self, piece: Piece, positions: range, buffers: Buffers) -> list[int]:
         """Read the images at these positions of a piece. Returns the unreadable ones."""
@@ -79,7 +89,7 @@ class TrainReader(Reader):
             image, used = self._read_or_replace(piece.epoch, index, bad)
             rng = sample_rng(self.seed, piece.epoch, index, repeat=repeat)
             self.transform(image, rng, buffers.images[position])
-            buffers.targets[position] = int(self.image_set.targets[used])
+            self.put_target(used, buffers.targets[position])
             buffers.draws[position] = ImageDraws(
                 self.boxes.row(piece, position) if self.boxes else [],
                 *(self.operations.draw(rng, position) if self.operations else ()),
@@ -127,7 +137,7 @@ class EvalReader(Reader):
                 self.transform(self.image_set.read(index), buffers.images[position])
             except ImageReadError:
                 bad.append(index)
-            buffers.targets[position] = int(self.image_set.targets[index])
+            self.put_target(index, buffers.targets[position])
         return bad
 
     def batch(self, piece: Piece, buffers: Buffers, bad: list[int]) -> Batch:

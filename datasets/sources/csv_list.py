@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs.schema import Config, Data
+from datasets.sources.labels import shortened
 from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, to_image_sets
 from datasets.sources.root import choose_parts, data_root, expected_layout
 from datasets.types import ImageSet
@@ -24,6 +25,8 @@ USUAL_COLUMNS = (
     ("image_path", "path", "filepath", "file_path", "file", "filename", "file_name", "image", "img", "image_id", "id"),
     ("target", "label", "class", "class_name", "category", "label_name", "labels", "y"),
 )
+ALL_COLUMNS = ("*",)  # of DATA.LABEL_COLUMNS: all but those of the paths and groups
+BITS = {"0": "0", "0.0": "0", "false": "0", "1": "1", "1.0": "1", "true": "1"}
 EXPECTS = "a .csv file, or a folder with train.csv and val.csv, with the columns image_path,target (DATA.CSV_COLUMNS)"
 
 
@@ -37,8 +40,18 @@ def read_csv(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
             raise DataError(f"DATA.DATA_PATH: {root} has no train.csv; {expected_layout(config.DATA, EXPECTS)}")
         notes = parts.notes(config, root, ".csv")
         files = [root / f"{name}.csv" for name in (parts.train, parts.val) if name]
-    settings = {"columns": _columns(config.DATA), "group_by": config.DATA.GROUP_BY}
-    lists = Lists(files, functools.partial(read_csv_file, data=config.DATA), allow_names=True, settings=settings)
+    columns = Columns.of(config.DATA, files)
+    settings = {"columns": columns.names, "group_by": columns.group}
+    if config.DATA.has_several_labels:
+        settings["are_bits"] = columns.are_bits
+    lists = Lists(
+        files,
+        functools.partial(read_csv_file, columns=columns),
+        allow_names=True,
+        has_several_labels=config.DATA.has_several_labels,
+        label_columns=columns.of_labels if config.DATA.LABEL_COLUMNS else (),
+        settings=settings,
+    )
     image_sets = to_image_sets(config, lists)
     image_sets[-1].notes = (*notes, *image_sets[-1].notes)
     if len(files) == 1 and not (root.is_dir() and parts.val):
@@ -46,23 +59,54 @@ def read_csv(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
     return (None if config.EVAL else image_sets[0]), image_sets[-1]
 
 
-def _columns(data: Data) -> list[str]:
-    return [*(data.COLUMNS or data.CSV_COLUMNS), *([data.GROUP_BY] if data.GROUP_BY else [])]
+class Columns(NamedTuple):
+    """The names of the columns that are read."""
+
+    path: str
+    of_labels: tuple[str, ...]  # one of classes, or with DATA.LABEL_COLUMNS any number of 0 and 1
+    are_bits: bool  # the latter
+    may_be_empty: bool  # the one of classes: an image without labels
+    group: str | None
+
+    @classmethod
+    def of(cls, data: Data, files: list[Path]) -> "Columns":
+        path, classes = data.COLUMNS or data.CSV_COLUMNS
+        group, of_labels = data.GROUP_BY, data.LABEL_COLUMNS or (classes,)
+        if data.LABEL_COLUMNS == ALL_COLUMNS:
+            found = [[name for name in _header(file, [path])[1] if name not in (path, group)] for file in files]
+            of_labels = tuple(found[0])
+            if unlike := [name for names in found for name in names if names.count(name) > 1 or name not in of_labels]:
+                raise DataError(
+                    f"{files[-1]}, line 1: DATA.LABEL_COLUMNS * means all columns but {path}, but {unlike[0]!r} is there twice "
+                    f"or not in {files[0]}; name the columns of the labels, or give all files the same"
+                )
+        return cls(path, of_labels, bool(data.LABEL_COLUMNS), data.LABEL_SEPARATOR is not None, group)
+
+    @property
+    def names(self) -> list[str]:
+        return [self.path, *self.of_labels, *([self.group] if self.group else [])]
 
 
-def read_csv_file(file: Path, add: Callable[[Rows], None], data: Data) -> list[str]:
+def _header(file: Path, columns: list[str]) -> tuple[str, list[str]]:
+    """The separator of a file, and the names of its columns, which must have these."""
+    with open(file, encoding=_encoding(file), errors="surrogateescape", newline="") as lines:
+        separator = _find_separator(file, line := lines.readline(), columns)
+    names = next(csv.reader([line], delimiter=separator, skipinitialspace=True))
+    return separator, [name for each in names if (name := each.strip())]
+
+
+def read_csv_file(file: Path, add: Callable[[Rows], None], columns: Columns) -> list[str]:
     """The rows; other columns are ignored."""
-    columns = _columns(data)
     encoding = _encoding(file)
     with open(file, encoding=encoding, errors="surrogateescape", newline="") as lines:
         try:
-            separator = _find_separator(file, lines.readline(), columns)
+            separator = _find_separator(file, lines.readline(), columns.names)
             lines.seek(0)
             rows = csv.reader(lines, skipinitialspace=True, delimiter=separator)
             names = [name.strip() for name in next(rows)]
             # Of columns with the same name the last one counts.
-            places = {name: place for place, name in enumerate(names) if name in columns}
-            values = _Values(file, [(column, places[column]) for column in columns], len(names))
+            places = {name: place for place, name in enumerate(names) if name in columns.names}
+            values = _Values(file, columns, [(column, places[column]) for column in columns.names], len(names))
             while found := values.take(rows):
                 add(found)
         except csv.Error as error:
@@ -94,7 +138,8 @@ class _Values(NamedTuple):
     """Takes path, label and group out of rows, which must have them, and no value too many."""
 
     file: Path
-    places: list[tuple[str, int]]  # names and places of the columns, those of DATA.COLUMNS first
+    columns: Columns
+    places: list[tuple[str, int]]  # names and places of the columns: path, labels, group
     width: int
 
     def take(self, rows: Any) -> Rows | None:
@@ -102,6 +147,7 @@ class _Values(NamedTuple):
         # Lists of strings: a tuple for each row would set off Python's garbage collector again and again.
         columns, lines = [[] for _ in self.places], array("Q")
         targets = [(column, place, values.append) for (column, place), values in zip(self.places, columns, strict=True)]
+        optional = self.columns.of_labels if self.columns.may_be_empty else ()
         for row in itertools.islice(filter(None, rows), ROWS_AT_ONCE):
             if len(row) > self.width:
                 raise DataError(
@@ -110,14 +156,29 @@ class _Values(NamedTuple):
                 )
             for column, place, keep in targets:
                 value = row[place].strip() if place < len(row) else ""
-                if not value:
+                if not value and column not in optional:
                     raise DataError(
                         f"{self.file}, line {rows.line_num}: {column} is missing; fill it in or remove the row"
                     )
                 keep(value)
             lines.append(rows.line_num)
-        self._refuse_bytes(columns[1], lines)
-        return Rows(columns[0], columns[1], np.array(lines), columns[2] if len(columns) > 2 else []) if lines else None
+        if not lines:
+            return None
+        end = 1 + len(self.columns.of_labels)
+        labels = self._as_bits(columns[1:end], lines) if self.columns.are_bits else columns[1]
+        self._refuse_bytes(labels, lines)
+        return Rows(columns[0], labels, np.array(lines), columns[end] if self.columns.group else [])
+
+    def _as_bits(self, columns: list[list[str]], lines: array) -> list[str]:
+        """The columns of 0 and 1 as one text for each row, such as 0101."""
+        bits = [[BITS.get(value.lower(), "") for value in values] for values in columns]
+        wrong = [(found.index(""), place) for place, found in enumerate(bits) if "" in found]
+        for row, place in sorted(wrong)[:1]:
+            raise DataError(
+                f"{self.file}, line {lines[row]}: {self.columns.of_labels[place]} is {shortened(columns[place][row])!r}; a column "
+                "of DATA.LABEL_COLUMNS has 1 for images with this label and 0 for the others (or true and false)"
+            )
+        return ["".join(each) for each in zip(*bits, strict=True)]
 
     def _refuse_bytes(self, labels: list[str], lines: array) -> None:
         """Bytes that are not UTF-8 are surrogates here. A path may have them, because file names do."""

@@ -1,6 +1,6 @@
 """From the labels of a data set to class numbers, and the checks of labels."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from unicodedata import normalize
@@ -8,12 +8,16 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config
+from datasets.label_sets import LabelSets
 from datasets.types import ImageSet, count_classes
 from utils.errors import DataError, did_you_mean
-from utils.text import counted
+from utils.text import counted, first_of
 
 MAX_CLASSES = 1_000_000  # a higher label is a mistake, and a list of that many class names would fill the memory
 USUAL_CLASSES = 1000  # accepted with any number of images: a few of ImageNet's, to try something out
+LABELS_EXPECTED = (
+    "DATA.LABEL_SEPARATOR divides the names in the column of classes, DATA.LABEL_COLUMNS names columns of 0 and 1"
+)
 MAX_DIGITS = 18  # of a label; Python itself refuses thousands of them
 
 
@@ -93,6 +97,49 @@ def _numbered_targets(config: Config, labels: Labels) -> np.ndarray:
             )
         targets[index] = target
     return targets
+
+
+def several_labels(config: Config, lists: list[Labels], columns: Sequence[str]) -> tuple[list[LabelSets], list[str]]:
+    """The sets that the labels of each list mean, and the classes. Of two lists the first is for training.
+
+    `columns`: those of DATA.LABEL_COLUMNS, whose values are written as 0101; else labels are divided by a separator.
+    """
+    if columns:
+        names = [
+            [[columns[place] for place, bit in enumerate(each) if bit == "1"] for each in labels.written]
+            for labels in lists
+        ]
+    else:
+        separator = config.DATA.LABEL_SEPARATOR
+        parts = [[normalize("NFC", each).split(separator) for each in labels.written] for labels in lists]
+        names = [[{part.strip() for part in each} - {""} for each in of_list] for of_list in parts]
+    used = [{name for each in of_list for name in each} for of_list in names]
+    classes = list(columns) or sorted(set().union(*used))
+    if not set().union(*used):
+        raise DataError(f"{lists[0].file}: no image has a label; {LABELS_EXPECTED}")
+    for name in [name for name in classes if name in used[-1] - used[0]][:1]:
+        place = next(place for place, each in enumerate(names[-1]) if name in each)
+        raise DataError(
+            f"{lists[-1].where(place)}: class {shortened(name)} does not occur in {lists[0].file}, so it would never be "
+            f"trained; correct the label, or remove it{did_you_mean(name, used[0])}"
+        )
+    numbers = {name: number for number, name in enumerate(classes)}
+    return [LabelSets.of({numbers[name] for name in each} for each in of_list) for of_list in names], classes
+
+
+def describe_labels(config: Config, train: ImageSet) -> str:
+    """How many labels the images have, with a warning where DATA.LABEL_SEPARATOR seems to be another."""
+    sizes = np.diff(train.label_sets.starts)[train.targets]
+    empty = train.count_classes() == 0
+    lines = [f"labels of an image: {sizes.mean():.2f} on average, {sizes.min()} to {sizes.max()}"]
+    if config.DATA.LABEL_SEPARATOR and sizes.max() == 1:
+        lines.append(
+            f"warning: DATA.LABEL_SEPARATOR {config.DATA.LABEL_SEPARATOR!r} does not occur: no image has two labels"
+        )
+    if empty.any():
+        names = first_of([train.classes[number] for number in np.flatnonzero(empty)])
+        lines.append(f"warning: classes that no image has: {names}")
+    return "; ".join(lines)
 
 
 def shortened(label: str) -> str:

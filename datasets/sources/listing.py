@@ -15,7 +15,7 @@ from datasets.index.file import TEXT, Index, IndexWriter, Texts
 from datasets.index.place import ENDING, index_paths, note_of_memory, open_or_build
 from datasets.index.stamp import is_same_file, stamp_of_file
 from datasets.sources.images import FileImages, Inside
-from datasets.sources.labels import Labels, are_mostly_numbers, class_numbers
+from datasets.sources.labels import Labels, are_mostly_numbers, class_numbers, describe_labels, several_labels
 from datasets.sources.root import own_split
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import count_classes
@@ -47,6 +47,8 @@ class Lists:
     files: list[Path]
     read: Callable[[Path, Callable[[Rows], None]], list[str]]  # gives all rows, and returns lines for the log
     allow_names: bool  # labels may be names of classes
+    has_several_labels: bool = False
+    label_columns: tuple[str, ...] = ()  # of several labels, if each has a column
     settings: dict = field(default_factory=dict)  # everything else that the rows depend on, in plain values
 
 
@@ -62,21 +64,26 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
         lambda path: _Builder(config, lists, path).build(),
     )
     labels = [_labels(index, lists, number) for number in range(len(lists.files))]
-    are_numbers = _are_numbers(lists, labels)
-    _, classes = class_numbers(config, labels, are_numbers)
+    are_numbers, label_sets = _are_numbers(lists, labels), [None] * len(labels)
+    if lists.has_several_labels:
+        label_sets, classes = several_labels(config, labels, lists.label_columns)
+    else:
+        _, classes = class_numbers(config, labels, are_numbers)
     image_sets = []
     for number in range(len(lists.files))[-1 if config.EVAL else 0 :]:
         file, paths = lists.files[number], index.text(f"{number}.path")
         _check_paths(index, file, number)
         targets = index.column(f"{number}.target")
         image_set = FileImages(file.parent, paths, targets, classes, PixelRules.of(config.DATA), confined=True)
-        image_set.index = index
+        image_set.index, image_set.label_sets = index, label_sets[number]
         image_set.labels_are_numbers, image_set.classes_are_names = are_numbers, not are_numbers
         if len(groups := index.text(f"{number}.group")):
             image_set.groups = groups
         image_set.split = own_split(lists.files[0], lists.files[-1])
         image_sets.append(image_set)
     image_sets[-1].notes = tuple(_notes(config, index, lists))
+    if lists.has_several_labels:
+        image_sets[-1].notes += (describe_labels(config, image_sets[0]),)
     return image_sets
 
 
@@ -97,6 +104,8 @@ def _labels(index: Index | IndexWriter, lists: Lists, number: int) -> Labels:
 
 
 def _are_numbers(lists: Lists, labels: list[Labels]) -> bool:
+    if lists.has_several_labels:
+        return False
     return not lists.allow_names or are_mostly_numbers(labels)
 
 
@@ -118,7 +127,10 @@ class _Builder:
             notes += of_file
             numbers.append(of_rows)
             labels.append(_labels(self.writer, self.lists, number))
-        targets, _ = class_numbers(self.config, labels, _are_numbers(self.lists, labels))
+        if self.lists.has_several_labels:  # an image's target is the number of what is written for it
+            targets = [np.arange(len(each.written), dtype=np.int32) for each in labels]
+        else:
+            targets, _ = class_numbers(self.config, labels, _are_numbers(self.lists, labels))
         for number, (of_labels, of_rows) in enumerate(zip(targets, numbers, strict=True)):
             for start in range(0, len(of_rows), ROWS_AT_ONCE):
                 self.writer.add(f"{number}.target", of_labels[of_rows[start : start + ROWS_AT_ONCE]])

@@ -113,7 +113,7 @@ def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Find
     """Classes without images, and how uneven the others are. Labels out of range are refused with the lists."""
     part, image_set = ("validation", val) if train is None else ("training", train)
     names = image_set.classes
-    counts, num_val = (np.bincount(each.targets, minlength=len(names)) for each in (image_set, val))
+    counts, num_val = (each.count_classes() for each in (image_set, val))
     present = counts[counts > 0]
     notes = [f"{len(names):,}, each with {present.min():,} to {counted(present.max(), f'{part} image')}"]
     if present.max() > UNEVEN * present.min():

@@ -69,11 +69,14 @@ def record_forward(config: Config, model: nn.Module, precision: Precision, count
     device, data = precision.device, config.DATA
     kept = SavedTensors(model)
     pixels = torch.zeros((count, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE), dtype=torch.uint8)
-    targets = torch.zeros(count, dtype=torch.int64, device=device)
     images = Normalize(data).to(device)(pixels.to(device), precision.input_dtype(model))
     with kept.following(model), torch.autograd.graph.saved_tensors_hooks(kept.note, lambda tensor: tensor):
         with precision.autocast():
             logits = model(images)
+        several = config.DATA.has_several_labels
+        targets = (
+            torch.zeros_like(logits, dtype=torch.float32) if several else logits.new_zeros(count, dtype=torch.int64)
+        )
         loss = build_loss(config)(logits, targets)
     del loss  # only now: a freed storage could be counted twice under another address
     return kept

@@ -22,6 +22,8 @@ def plot_metrics(rows: list[dict], folder: Path, title: str) -> None:
                 "eval_top1": "validation top-1",
                 "eval_top5": "validation top-5",
                 "eval_top1_ema": "validation top-1, EMA",
+                "eval_map": "validation mAP",
+                "eval_map_ema": "validation mAP, EMA",
             },
         ),
     }

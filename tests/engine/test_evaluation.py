@@ -102,7 +102,7 @@ def test_macro_recall_and_f1_are_scikit_learns_over_the_classes_that_have_images
     tally = Tally(CPU, torch.float64)
     for part in (slice(0, 256), slice(256, 300), slice(300, 300)):  # the last: a process without images left
         tally.add(logits[part], targets[part], num_excluded=0)
-    scores, predicted, present = tally.scores(Process(CPU)), logits.argmax(1), targets.unique()
+    scores, predicted, present = tally.result(Process(CPU)), logits.argmax(1), targets.unique()
     assert len(present) == 12 and len(predicted.unique()) > 12, "classes without images are predicted too"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of these
@@ -115,5 +115,5 @@ def test_macro_recall_and_f1_are_scikit_learns_over_the_classes_that_have_images
 def test_scores_without_images_are_zero():
     tally = Tally(CPU, torch.float64)
     tally.add(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), num_excluded=2)
-    scores = tally.scores(Process(CPU))
+    scores = tally.result(Process(CPU))
     assert (scores.macro_recall, scores.macro_f1, scores.num_images, scores.num_excluded) == (0, 0, 0, 2)

@@ -1,0 +1,145 @@
+"""CSV files whose images have any number of labels: in one column with a separator, or in a column of 0 and 1 each."""
+
+import numpy as np
+import pytest
+import torch
+
+from datasets import Kept, build_eval_data, build_train_data, identity, load_image_sets
+from datasets.label_sets import LabelSets
+from datasets.sources.images import FileImages
+from datasets.split import hold_out
+from datasets.transforms.pixel_rules import PixelRules
+from tests.support.configs import CPU, replaced, small_config
+from tests.support.image_sets import draw, error_of, load, settings
+from tests.support.refusals import assert_names
+from utils.distributed import Process
+
+LABELS = ["dog|cat", "", "cat", " bird | cat ", "cat|cat", "dog", "bird|dog", "cat"]
+MEANT = [{"cat", "dog"}, set(), {"cat"}, {"bird", "cat"}, {"cat"}, {"dog"}, {"bird", "dog"}, {"cat"}]
+CLASSES = ["bird", "cat", "dog"]
+SEPARATED, IN_COLUMNS = {"LABEL_SEPARATOR": "|"}, {"LABEL_COLUMNS": ("*",)}
+
+
+def write(file, rows, header="image_path,target"):
+    file.write_text("\n".join([header, *rows]) + "\n")
+    for name in [row.partition(",")[0] for row in rows]:
+        draw(file.parent / name)
+
+
+def separated(labels=LABELS, of="t"):
+    return [f"{of}{number}.png,{text}" for number, text in enumerate(labels)]
+
+
+def in_columns(meant=MEANT, yes="1", no="0"):
+    return [
+        ",".join([f"t{number}.png", *(yes if name in each else no for name in CLASSES)])
+        for number, each in enumerate(meant)
+    ]
+
+
+def labels_of(image_set):
+    return [{image_set.classes[number] for number in image_set.label_sets[target]} for target in image_set.targets]
+
+
+@pytest.mark.parametrize("form", ["separator", "all columns", "named columns", "words"])
+def test_an_image_has_the_labels_of_its_cell_or_of_its_columns(tmp_path, form):
+    header, rows, given = "image_path,bird,cat,dog", in_columns(), IN_COLUMNS
+    if form == "separator":
+        header, rows, given = "image_path,target", separated(), SEPARATED
+    elif form == "named columns":
+        given = {"LABEL_COLUMNS": ("dog", "cat", "bird")}
+    elif form == "words":
+        rows = in_columns(yes="TRUE", no="False")
+    write(tmp_path / "train.csv", rows, header)
+    write(tmp_path / "val.csv", [f"v{row}" for row in rows[:3]], header)
+    train, val = load("csv", tmp_path, **given)
+    order = ["dog", "cat", "bird"] if form == "named columns" else CLASSES
+    assert train.classes == val.classes == order
+    assert labels_of(train) == MEANT and labels_of(val) == MEANT[:3]
+    assert dict(zip(order, train.count_classes().tolist(), strict=True)) == {"bird": 2, "cat": 5, "dog": 3}
+
+
+def test_batches_hold_zeros_and_ones_for_the_models_outputs(tmp_path):
+    write(tmp_path / "train.csv", separated())
+    write(tmp_path / "val.csv", separated(of="v"))
+    words = ["DATA.DATASET=csv", f"DATA.DATA_PATH={tmp_path}", "DATA.LABEL_SEPARATOR=|", "DATA.BATCH_SIZE=8"]
+    config = replaced(small_config(tmp_path, *words), MODEL={"NUM_CLASSES": 5})
+    assert (config.TRAIN.LOSS, config.TRAIN.BEST_METRIC) == ("bce", "map")
+    train, val = load_image_sets(config)
+    expected = torch.tensor([[float(name in each) for name in [*CLASSES, None, None]] for each in MEANT])
+    (batch,) = build_eval_data(config, val, Process(CPU))
+    assert batch.targets.dtype == torch.float32 and torch.equal(batch.targets, expected)
+    (batch,) = [
+        each for window in build_train_data(config, train, Process(CPU)).windows(0, 1) for each in window.batches
+    ]
+    assert torch.equal(batch.targets, expected[torch.from_numpy(batch.piece.indices.astype(np.int64))])
+
+
+def test_the_classes_of_a_checkpoint_and_of_a_file_number_the_labels(tmp_path):
+    write(tmp_path / "train.csv", separated())
+    write(tmp_path / "val.csv", separated(of="v"))
+    (tmp_path / "classes.txt").write_text("dog\ncat\nbird\n")
+    for given in ({"kept": Kept(["dog", "cat", "bird"], {})}, {"CLASSES": str(tmp_path / "classes.txt")}):
+        kept = given.pop("kept", None)
+        train, val = load_image_sets(settings("csv", tmp_path, **SEPARATED, **given), kept=kept)
+        assert train.classes == val.classes == ["dog", "cat", "bird"] and labels_of(train) == labels_of(val) == MEANT
+
+
+def test_a_file_of_classes_with_one_that_no_image_has_is_refused_unless_their_number_is_set(tmp_path):
+    write(tmp_path / "train.csv", separated())
+    (tmp_path / "classes.txt").write_text("dog\ncat\nbird\nbrid\n")
+    given = {**SEPARATED, "CLASSES": str(tmp_path / "classes.txt"), "VAL_FRACTION": 0.3}
+    assert_names(error_of("csv", tmp_path, **given), "DATA.CLASSES", "brid", "bird", "-num_classes 4")
+    assert load("csv", tmp_path, num_classes=4, **given)[0].classes == ["dog", "cat", "bird", "brid"]
+
+
+def test_what_is_held_out_leaves_each_class_images_to_train_on_and_follows_the_names():
+    rng = np.random.default_rng(0)
+    sets = LabelSets.of([[0], [0, 1], [1, 2], [], [3]])
+    targets = rng.choice(5, size=300, p=[0.4, 0.3, 0.2, 0.09, 0.01])
+    images = FileImages("/", [f"{n}.png" for n in range(300)], targets, list("abcd"), PixelRules(3))
+    images.label_sets = sets
+    images.split = {}
+    train, val = hold_out(images, 0.2, 0, "here", "hash")
+    assert len(train) + len(val) == 300 and len(val) > 30
+    assert (train.count_classes() + val.count_classes() == images.count_classes()).all()
+    assert train.count_classes().all() and val.count_classes()[:3].all()
+    assert {train.name(index) for index in range(len(train))}.isdisjoint(val.name(index) for index in range(len(val)))
+
+
+def test_validation_images_with_other_labels_are_other_images(tmp_path):
+    found = []
+    for labels in (["cat|dog", "cat"], ["dog|cat", "cat"], ["dog", "cat"]):
+        write(tmp_path / "train.csv", separated())
+        write(tmp_path / "val.csv", separated(labels, of="v"))
+        found.append(identity(load("csv", tmp_path, **SEPARATED)[1]))
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize(
+    ("rows", "header", "given", "names"),
+    [
+        (separated([""] * 8), "image_path,target", SEPARATED, ["no image has a label", "DATA.LABEL_SEPARATOR"]),
+        (in_columns(yes="-1"), "image_path,bird,cat,dog", IN_COLUMNS, ["line 2", "cat", "'-1'"]),
+        (in_columns(no=""), "image_path,bird,cat,dog", IN_COLUMNS, ["line 2", "bird"]),
+        (in_columns(), "image_path,bird,cat,dog", {"LABEL_COLUMNS": ("cat", "lion")}, ["line 1", "lion"]),
+        (in_columns(), "image_path,cat,cat,dog", IN_COLUMNS, ["line 1", "'cat'", "DATA.LABEL_COLUMNS"]),
+        (["t0.png,1", "t1.png,1"], "image_path,cat", IN_COLUMNS, ["cat", "DATA.DATA_PATH"]),
+    ],
+)
+def test_wrong_labels_are_refused_with_their_place(tmp_path, rows, header, given, names):
+    write(tmp_path / "train.csv", rows, header)
+    assert_names(error_of("csv", tmp_path, VAL_FRACTION=0.3, **given), *names)
+
+
+def test_a_label_of_validation_images_alone_is_refused(tmp_path):
+    write(tmp_path / "train.csv", separated())
+    write(tmp_path / "val.csv", separated(["cat", "cat|dgo"], of="v"))
+    assert_names(error_of("csv", tmp_path, **SEPARATED), "val.csv, line 3", "dgo", "dog")
+
+
+def test_a_separator_that_never_occurs_is_told(tmp_path):
+    write(tmp_path / "train.csv", separated())
+    given = {"LABEL_SEPARATOR": ";", "VAL_FRACTION": 0.3}
+    assert any("warning" in line and "';'" in line for line in load("csv", tmp_path, **given)[1].notes)
+    assert not any("warning" in line for line in load("csv", tmp_path, VAL_FRACTION=0.3, **SEPARATED)[1].notes)

@@ -290,6 +290,16 @@ class Train:
     """For bce: factor of the part of the loss that is about the classes that an image has."""
     CLASS_WEIGHTS: str | None = None
     """Weights of the classes in the training loss: auto, images / (classes x images of the class), so that the mean over the images is 1; or a CSV or YAML file with a class and its weight in each line; none: all 1."""
+    DISTILLATION_TYPE: Literal["none", "soft", "hard"] = "none"
+    """Learn from a teacher too: soft, its probabilities of the classes; hard, the class it chooses."""
+    DISTILLATION_ALPHA: Annotated[float, Bounds(0.0, 1.0)] = 0.5
+    """Weight of the teacher in the loss; that of the labels is 1 - this."""
+    DISTILLATION_TAU: Annotated[float, Bounds(0.01, 1_000.0)] = 1.0
+    """For soft: temperature that teacher's and student's logits are divided by."""
+    TEACHER_MODEL: str | None = "regnety_160.deit_in1k"
+    """The teacher: a timm model, or the checkpoint of a run, with the classes of the data. (PaddleViT: a file of RegNetY-16GF.)"""
+    TEACHER_PRETRAINED: str | None = None
+    """Weights of a teacher from timm: a file or a name; not set: timm's own of TEACHER_MODEL."""
     COLOR_JITTER: Annotated[float, Bounds(0.0, 100.0)] = 0.0
     """Brightness, contrast and saturation are multiplied by a factor in 1 +- this; no effect with a policy other than 3a. (PaddleViT's DeiT: 0.4.)"""
     COLOR_JITTER_HUE: Annotated[float, Bounds(0.0, 0.5)] = 0.0

@@ -71,6 +71,9 @@ ALIASES = {
     "TRAIN.CLASS_WEIGHTS": "class_weight weight_per_class",
     "TRAIN.COLOR_JITTER": "jitter colour_jitter",
     "TRAIN.CUTMIX_ALPHA": "cutmix",
+    "TRAIN.DISTILLATION_ALPHA": "kd_alpha distill_alpha",
+    "TRAIN.DISTILLATION_TAU": "temperature kd_temperature distillation_temperature",
+    "TRAIN.DISTILLATION_TYPE": "kd distill distillation kd_distill_type kd_loss_type",
     "TRAIN.EARLY_STOP": "patience early_stopping earlystop earlystopping es_patience early_stopping_patience",
     "TRAIN.END_LR": "min_lr lrf final_lr eta_min lr_min",
     "TRAIN.GRAD_CHECKPOINTING": "gradient_checkpointing checkpointing activation_checkpointing remat recompute",
@@ -99,6 +102,7 @@ ALIASES = {
     "TRAIN.RANDOM_ERASE_PROB": "reprob random_erase random_erasing erase erasing",
     "TRAIN.REPEATED_AUG": "aug_repeats repeated_augmentation ra_sampler",
     "TRAIN.SMOOTHING": "label_smoothing ls label_smoothing_factor smooth",
+    "TRAIN.TEACHER_MODEL": "teacher kd_model_name kd_teacher",
     "TRAIN.WARMUP_EPOCHS": "warmup warm_up warmup_iters lr_warmup_epochs warmup_steps warmup_ratio warmup_t",
     "TRAIN.WARMUP_START_LR": "warmup_lr warmup_init_lr lr_warmup_decay",
     "TRAIN.WEIGHT_DECAY": "wd decay l2 weight_decay_rate",
@@ -112,7 +116,6 @@ NOT_HERE = {
     "max_steps max_iter max_iters total_steps num_steps train_steps iterations": (
         "a run has a number of epochs, TRAIN.NUM_EPOCHS (-epochs), or a time limit, RUN.MAX_TIME"
     ),
-    "teacher teacher_model kd distill distillation distillation_type": "there is no distillation",
     "focal focal_loss jsd_loss": "TRAIN.LOSS is cross_entropy or bce; TRAIN.CLASS_WEIGHTS gives rare classes more weight",
     "channels_last memory_format": "there is no choice of memory format",
     "sync_bn sync_batchnorm syncbn": "there is no synchronised BatchNorm",

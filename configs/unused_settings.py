@@ -65,6 +65,10 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     yield in_memory, "DATA.", "EXIF MAX_PIXELS", f"the images of {data.DATASET} are no files"
 
     yield not train.augments, "DATA.", "AUGMENT_ON", "TRAIN sets no policy, colour jitter, greyscale or blur"
+    teacher = "DISTILLATION_ALPHA DISTILLATION_TAU TEACHER_MODEL TEACHER_PRETRAINED"
+    yield train.DISTILLATION_TYPE == "none", "TRAIN.", teacher, "TRAIN.DISTILLATION_TYPE is none"
+    is_hard = train.DISTILLATION_TYPE == "hard"
+    yield is_hard, "TRAIN.", "DISTILLATION_TAU", "TRAIN.DISTILLATION_TYPE is hard"
     jitters = train.COLOR_JITTER or train.COLOR_JITTER_HUE
     yield not jitters, "TRAIN.", "COLOR_JITTER_PROB", "TRAIN.COLOR_JITTER and TRAIN.COLOR_JITTER_HUE are 0"
     rand_augment = "RAND_AUGMENT_LAYERS RAND_AUGMENT_MAGNITUDE"

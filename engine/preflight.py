@@ -28,6 +28,7 @@ from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import held_by
 from engine.checkpoint.resume import is_run, refuse_changes
 from engine.evaluation import weights_to_score
+from engine.loss.teacher import load_teacher
 from engine.memory.auto_batch_size import calculate, max_images
 from engine.memory.estimate import checkpoint_bytes, free_memory, weights_bytes
 from engine.parallel.strategy import check_strategy
@@ -227,6 +228,8 @@ class Preflight:
         if is_run(plan.saved):
             self.report("resume", lambda: try_resume(plan, model, has_data))
         self.report("pretrained", lambda: plan.load_weights(model) + warn_of_overlap(plan))
+        if config.TRAIN.DISTILLATION_TYPE != "none" and has_data:
+            self.report("teacher", lambda: load_teacher(config, plan.classes, plan.num_classes)[1])
         self.report("preprocessing", lambda: compare_with_weights(plan))
         self.report("precision", lambda: describe_precision(precision, model))
         memory = self.attempt("memory", lambda: check_memory(config, model, precision, free, plan.process))

@@ -30,6 +30,7 @@ from engine.checkpoint.sharded_saver import make_saver
 from engine.diagnose.explain import explain
 from engine.epochs import Epochs, describe_progress
 from engine.evaluation import evaluate, weights_to_score
+from engine.loss.teacher import load_teacher
 from engine.memory.auto_batch_size import find_batch_size
 from engine.memory.recovery import MemoryGuard
 from engine.parallel.strategy import is_sharded
@@ -44,6 +45,7 @@ from engine.train.trainer import Trainer
 from models import build_model, describe
 from models.compile_cache import prepare_compiler
 from models.pretrained.weights import check_exactly
+from models.teacher import Teacher
 from utils.distributed import Process
 from utils.findings import OK
 from utils.host import keep_freed_memory
@@ -87,7 +89,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     train_data = build_train_data(config, plan.train_set, process, plan.order)
     eval_data = build_eval_data(config, plan.eval_set, process)
     BadImages(plan.eval_set, config.DATA.MAX_BAD_FRACTION, log.note).check_sample(process)
-    trainer = build_trainer(config, model, train_data, process, log)
+    trainer = build_trainer(config, model, train_data, process, log, make_teacher(session, plan))
     trainer.guard = MemoryGuard(config, trainer, log)
     for line in describe_training(plan):
         log.say(line)
@@ -141,6 +143,16 @@ def make_model(session: Session, plan: Plan) -> torch.nn.Module:
     log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
     # FSDP moves a model to the device block by block.
     return model if is_sharded(config, process) and not config.EVAL else model.to(process.device)
+
+
+def make_teacher(session: Session, plan: Plan) -> Teacher | None:
+    """The teacher of a distillation; every process has the whole of it."""
+    if plan.config.TRAIN.DISTILLATION_TYPE == "none":
+        return None
+    teacher, lines = session.process.after_first(lambda: load_teacher(plan.config, plan.classes, plan.num_classes))
+    for line in [*lines, f"teacher: {plan.config.TRAIN.TEACHER_MODEL}{teacher.describe()}"]:
+        session.log.say(line)
+    return teacher
 
 
 def restore(session: Session, plan: Plan, trainer: Trainer) -> None:

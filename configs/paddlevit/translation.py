@@ -29,12 +29,14 @@ OTHER_WORDS = {
         **dict.fromkeys(("false", "no", "off"), ("None", "no policy")),
     },
     "TRAIN.OPTIMIZER.NAME": {"adamwdl": ("AdamW", "its layer decay is TRAIN.LAYER_DECAY")},
+    "TRAIN.TEACHER_MODEL": {
+        "./regnety_160.pdparams": ("regnety_160.deit_in1k", "timm's weights of the same model"),
+    },
     "NGPUS": {"-1": ("None", "one process per visible device")},
     "PRECISION.MODE": {"apex_o1": ("autocast", "Apex's O1 is what torch's autocast does")},
     "PRECISION.DTYPE": {"fp16": ("float16", "the same type"), "bf16": ("bfloat16", "the same type")},
 }
 
-_NOT_SUPPORTED = "not supported, so it has no effect"
 
 # PaddleViT's other keys: accepted so that its files work unmodified, and reported in one line each.
 IGNORED = {
@@ -42,10 +44,6 @@ IGNORED = {
     "MODEL.PATCH_GRID": "the number of patches follows from IMAGE_SIZE and PATCH_SIZE",
     "TRAIN.MODEL_EMA_FORCE_CPU": "the EMA weights are kept on the model's device",
     "TRAIN.RANDOM_ERASE_SPLIT": "random erasing handles each image separately, so there is nothing to split",
-    "TRAIN.DISTILLATION_TYPE": _NOT_SUPPORTED,
-    "TRAIN.DISTILLATION_ALPHA": _NOT_SUPPORTED,
-    "TRAIN.DISTILLATION_TAU": _NOT_SUPPORTED,
-    "TRAIN.TEACHER_MODEL": _NOT_SUPPORTED,
 }
 
 # Their other values that ask for what is done anyway, besides none; the command line may have only these.

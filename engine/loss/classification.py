@@ -5,6 +5,7 @@ how it is split into micro-batches.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,8 +88,19 @@ class ClassWeights:
         return self._weights
 
 
-def hits(logits: Tensor, targets: Tensor | Mixed) -> Tensor:
+class Taught(NamedTuple):
+    """Targets, and what the teacher of a distillation says of the same images."""
+
+    labels: Tensor | Mixed
+    logits: Tensor  # [B, classes] of the teacher
+
+
+def hits(logits: Tensor | tuple[Tensor, Tensor], targets: Tensor | Mixed | Taught) -> Tensor:
     """bool [B]: whether the highest logit is that of the image's class; of several labels, of one of them."""
+    if isinstance(logits, tuple):  # of two heads, whose mean classifies
+        logits = logits[0] + logits[1]
+    if isinstance(targets, Taught):
+        targets = targets.labels
     best, classes = logits.argmax(1), dominant_class(targets)
     return best.eq(classes) if classes.ndim == 1 else classes.gather(1, best[:, None])[:, 0] > 0
 

@@ -13,6 +13,7 @@ from configs.schema import Config
 from configs.values import SETTINGS
 from datasets import TrainData, build_train_data
 from datasets.sources.synthetic import read_synthetic
+from engine.loss.teacher import random_teacher
 from engine.memory.estimate import estimate, free_memory
 from engine.memory.largest_batch import STEP, bisect
 from engine.memory.recovery import MemoryGuard, release, shortage
@@ -171,7 +172,9 @@ class Trial:
     def begin(self, config: Config, train_data: TrainData) -> None:
         model = build_model(config, config.MODEL.NUM_CLASSES).to(self.device)
         silent = Log(rank=1)
-        trainer = build_trainer(config, model, train_data, Process(self.device), silent)
+        distils = config.TRAIN.DISTILLATION_TYPE != "none"
+        teacher = random_teacher(config, config.MODEL.NUM_CLASSES) if distils else None
+        trainer = build_trainer(config, model, train_data, Process(self.device), silent, teacher)
         if self.has_others:
             self.ddp_buckets = [torch.empty_like(each) for each in trainer.parameters]
         if self.probes:

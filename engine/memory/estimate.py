@@ -12,6 +12,7 @@ from torch import nn
 from configs.schema import Config, Train
 from datasets import Normalize
 from engine.loss.build import build_loss
+from engine.loss.teacher import random_teacher
 from engine.precision.policy import Precision
 from models.transforms.base import has_blocks
 from utils.host import free_host_memory
@@ -48,7 +49,14 @@ def fixed_bytes(config: Config, model: nn.Module, precision: Precision) -> int:
     # The EMA update of CPUs holds the differences of all weights at once; others need one copy less.
     mean = 2 * weights if config.TRAIN.MODEL_EMA else 0
     halves = (weights + trained) // 2 if precision.is_naive else 0
-    return weights + trained + optimizer_bytes(config.TRAIN, model) + mean + halves
+    teacher = teacher_bytes(config, precision) if config.TRAIN.DISTILLATION_TYPE != "none" else 0
+    return weights + trained + optimizer_bytes(config.TRAIN, model) + mean + halves + teacher
+
+
+def teacher_bytes(config: Config, precision: Precision) -> int:
+    """Weights of the teacher; what it computes is freed before the student begins."""
+    weights = random_teacher(config, config.MODEL.NUM_CLASSES or 1).model.state_dict().values()
+    return sum(tensor.nbytes for tensor in weights) // (2 if precision.half else 1)
 
 
 def saved_bytes(config: Config, model: nn.Module, precision: Precision, count: int) -> int:

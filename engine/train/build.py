@@ -5,6 +5,7 @@ from torch import nn
 from configs.schema import Config
 from datasets import Normalize, Preparation, TrainData, class_weights
 from engine.loss.build import build_loss
+from engine.loss.distillation import DistillationLoss, TaughtPreparation
 from engine.optim.clipping import Clipping
 from engine.optim.factory import build_optimizer
 from engine.optim.schedule import Schedule
@@ -14,13 +15,17 @@ from engine.train.counters import Counters
 from engine.train.ema import Ema
 from engine.train.trainer import Trainer
 from models.compilation import compile_model
+from models.teacher import Teacher, use_both_heads
 from utils.distributed import Process
 from utils.host import keep_freed_memory
 from utils.log import Log
 
 
-def build_trainer(config: Config, model: nn.Module, data: TrainData, process: Process, log: Log) -> Trainer:
+def build_trainer(
+    config: Config, model: nn.Module, data: TrainData, process: Process, log: Log, teacher: Teacher | None = None
+) -> Trainer:
     """A trainer for this model at step 0. The model is on its device, unless fsdp2 moves it there block by block."""
+    use_both_heads(model, teacher is not None)  # before it is copied
     precision = Precision(config, process.device)
     set_matmul(config.PRECISION.MATMUL)
     keep_freed_memory(process.device)
@@ -42,6 +47,10 @@ def build_trainer(config: Config, model: nn.Module, data: TrainData, process: Pr
     optimizer = build_optimizer(config.TRAIN, model, local)
     parallel.track_optimizer(optimizer)
     normalize = Normalize(config.DATA, parameters[0].dtype).to(process.device)
+    prepare = Preparation(config, normalize, is_compiled=config.COMPILE and process.device.type != "cpu")
+    loss = build_loss(config, class_weights(config, data.image_set))
+    if teacher:
+        prepare, loss = TaughtPreparation(prepare, teacher, precision), DistillationLoss(loss, config.TRAIN)
     return Trainer(
         config,
         process,
@@ -55,8 +64,8 @@ def build_trainer(config: Config, model: nn.Module, data: TrainData, process: Pr
         parameters,
         Clipping(config.TRAIN, model, local),
         Schedule(config.TRAIN, data.steps_per_epoch, data.global_batch),
-        build_loss(config, class_weights(config, data.image_set)),
-        Preparation(config, normalize, is_compiled=config.COMPILE and process.device.type != "cpu"),
+        loss,
+        prepare,
         ema,
         Counters(process.device),
     )

@@ -80,7 +80,7 @@ def test_names_of_other_trainers_lead_to_settings_that_exist():
             assert {word.partition("=")[0] for word in words.split()} <= set(SETTINGS)
 
 
-@pytest.mark.parametrize("text", ["LOCAL_RANK=0", "TRAIN.TEACHER_MODEL=None", "TRAIN.RANDOM_ERASE_SPLIT=False"])
+@pytest.mark.parametrize("text", ["LOCAL_RANK=0", "TRAIN.MODEL_EMA_FORCE_CPU=None", "TRAIN.RANDOM_ERASE_SPLIT=False"])
 def test_a_key_that_is_ignored_may_be_typed_with_the_value_that_changes_nothing(text):
     key = text.partition("=")[0]
     assert any(key in note for note in load_text("", "-opts", text).notes)

@@ -50,8 +50,10 @@ def test_mlp_width_of_the_oldest_dialect_survives_being_turned_into_a_ratio():
 
 
 def test_keys_without_effect_are_accepted_with_one_line_each():
-    loaded = load_text("LOCAL_RANK: 0\nTRAIN: {MODEL_EMA_FORCE_CPU: true, TEACHER_MODEL: None, BASE_LR: 1e-3}")
-    for note, key in zip(loaded.notes, ("LOCAL_RANK", "TRAIN.MODEL_EMA_FORCE_CPU", "TRAIN.TEACHER_MODEL"), strict=True):
+    loaded = load_text("LOCAL_RANK: 0\nTRAIN: {MODEL_EMA_FORCE_CPU: true, RANDOM_ERASE_SPLIT: false, BASE_LR: 1e-3}")
+    for note, key in zip(
+        loaded.notes, ("LOCAL_RANK", "TRAIN.MODEL_EMA_FORCE_CPU", "TRAIN.RANDOM_ERASE_SPLIT"), strict=True
+    ):
         assert_names(note, "x.yaml", key)
     assert loaded.config.TRAIN.BASE_LR == 1e-3
 

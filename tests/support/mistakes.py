@@ -138,7 +138,8 @@ ON_THE_COMMAND_LINE = {
     "-opts DIST.STRATEGY=fsdp2 TRAIN.CLIP_MODE=agc TRAIN.GRAD_CLIP=0.02": "TRAIN.CLIP_MODE agc DIST.STRATEGY fsdp2",
     "-opts TRAIN.LLRD=0.75": "-opts TRAIN.LLRD TRAIN.LAYER_DECAY?",
     "-opts TRAIN.LR_SCHEDULER.NAME=poly": "-opts TRAIN.LR_SCHEDULER.NAME 'poly' cosine wsd plateau",
-    "-opts TRAIN.DISTILLATION_TYPE=hard": "-opts TRAIN.DISTILLATION_TYPE 'hard'",
+    "-opts TRAIN.RANDOM_ERASE_SPLIT=true": "-opts TRAIN.RANDOM_ERASE_SPLIT 'true'",
+    "-opts TRAIN.DISTILLATION_TYPE=soft TRAIN.TEACHER_MODEL=none": "TRAIN.TEACHER_MODEL TRAIN.DISTILLATION_TYPE soft",
     "-opts TRAIN.MODEL_EMA_FORCE_CPU=true": "-opts TRAIN.MODEL_EMA_FORCE_CPU 'true'",
     "-c=x.yaml": "-c -cfg? -h",
     "-seed 1 y.yaml": "'y.yaml' -cfg",
@@ -165,6 +166,9 @@ ON_THE_COMMAND_LINE = {
 
 # The whole program with these words behind the small settings, in an empty folder -> names.
 IN_A_RUN = {
+    "-opts TRAIN.DISTILLATION_TYPE=soft TRAIN.TEACHER_MODEL=regnety_16": "TRAIN.TEACHER_MODEL regnety_16 regnety_160",
+    "-opts TRAIN.DISTILLATION_TYPE=soft TRAIN.TEACHER_MODEL=resnet18": "TRAIN.TEACHER_MODEL resnet18 1000 10",
+    "-opts TRAIN.DISTILLATION_TYPE=soft TRAIN.TEACHER_MODEL=file": "TRAIN.TEACHER_MODEL file",
     "-opts MODEL.KWARGS.global_pol=avg": "MODEL.KWARGS.global_pol global_pool",
     "-opts MODEL.KWARGS.zzz=1": "MODEL.KWARGS.zzz init_values",
     "-opts MODEL.KWARGS.img_size=8": "MODEL.KWARGS.img_size DATA.IMAGE_SIZE",

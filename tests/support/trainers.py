@@ -6,6 +6,7 @@ import torch
 
 from configs.schema import Config
 from datasets import Window, build_train_data, load_image_sets
+from engine.loss.teacher import random_teacher
 from engine.memory.recovery import MemoryGuard
 from engine.train.build import build_trainer
 from engine.train.callbacks import Callback
@@ -51,7 +52,8 @@ def make_trainer(
     data = build_train_data(config, train_set, Process(device))
     log = Log(0)
     model = (model.double() if double else model).to(device)
-    trainer = build_trainer(config, model, data, Process(device), log)
+    teacher = random_teacher(config, 10) if config.TRAIN.DISTILLATION_TYPE != "none" else None
+    trainer = build_trainer(config, model, data, Process(device), log, teacher)
     trainer.guard, trainer.callbacks = MemoryGuard(config, trainer, log), list(callbacks)
     return trainer
 

@@ -55,6 +55,7 @@ MODES = {
     "activation checkpointing": "TRAIN.GRAD_CHECKPOINTING=true",
     "op lists": f"{HALF} PRECISION.CUSTOM_BLACK_LIST=[softmax] PRECISION.CUSTOM_WHITE_LIST=[layer_norm]",
     "half residual": f"{HALF} PRECISION.RESIDUAL=half",
+    "distillation": f"{HALF} TRAIN.DISTILLATION_TYPE=soft TRAIN.TEACHER_MODEL=test_resnet DATA.IMAGENET_MEAN=[0.3]",
     "many at once": f"{HALF} {ALL} {AUGMENT} PRECISION.DTYPE=float16",
     "many at once in naive mode": f"{HALF} {ALL} PRECISION.MODE=naive",
 }

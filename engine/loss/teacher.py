@@ -1,0 +1,112 @@
+"""Finds the teacher that the settings name, checks that it knows the data's classes, and loads it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from configs.schema import Config, Model
+from configs.values import unflatten
+from models import build_model
+from models.formats.files import find_file, read_state_dict, what_is_recorded
+from models.pretrained.weights import load_pretrained
+from models.teacher import Teacher
+from utils.errors import ConfigError, did_you_mean
+from utils.text import first_of
+
+KEY, WEIGHTS_KEY = "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PRETRAINED"
+REMEDY = f"train it on this data first, and name its checkpoint: -opts {KEY}=output/train-.../best.pth"
+
+
+class Found(NamedTuple):
+    """What the settings say of a teacher, before it is built."""
+
+    config: Config  # builds its model; how its images are normalized
+    weights: str  # a file, or a name of timm's
+    classes: list[str] | None  # of its outputs, if they are known by name
+    num_classes: int | None
+    side: int | None  # of its images, if it takes only one size
+
+
+def load_teacher(config: Config, classes: Sequence[str], num_classes: int) -> tuple[Teacher, list[str]]:
+    """The teacher on the CPU, and lines for the log. `classes`: names of the data's classes."""
+    found = find_teacher(config)
+    outputs = _outputs(found, list(classes), num_classes)
+    number = len(found.classes) if outputs else num_classes
+    with torch.random.fork_rng(devices=[]):
+        model = build_model(found.config, number)
+        if found.num_classes is None:
+            _check_number(model, found.weights, num_classes)
+        key = WEIGHTS_KEY if config.TRAIN.TEACHER_PRETRAINED else KEY
+        lines = load_pretrained(model, found.weights, key, needs_head=True)
+    return Teacher(model, config.DATA, found.config.DATA, outputs, found.side), lines
+
+
+def random_teacher(config: Config, num_classes: int) -> Teacher:
+    """The same model with random weights, for trials of memory."""
+    found = find_teacher(config)
+    model = build_model(found.config, num_classes)
+    return Teacher(model, config.DATA, found.config.DATA, side=found.side)
+
+
+def find_teacher(config: Config) -> Found:
+    """The teacher by its name in timm, or by the checkpoint of a run, whose settings say everything."""
+    import timm
+
+    name, weights = config.TRAIN.TEACHER_MODEL, config.TRAIN.TEACHER_PRETRAINED
+    path = find_file(name)
+    if path:
+        return _of_run(config, str(path), what_is_recorded(path))
+    if not timm.is_model(name):
+        raise ConfigError(
+            f"{KEY}: no file at {name}, and timm has no model of this name{did_you_mean(name, timm.list_models())}"
+        )
+    cfg = timm.get_pretrained_cfg(weights if weights and timm.is_model(weights) else name)
+    file = find_file(weights) if weights else None
+    has_means = cfg is not None and len(cfg.mean) == config.DATA.IMAGE_CHANNELS
+    images = {"IMAGENET_MEAN": tuple(cfg.mean), "IMAGENET_STD": tuple(cfg.std)} if has_means else {}
+    side = cfg.input_size[-1] if cfg is not None and cfg.fixed_input_size else None
+    data = replace(config.DATA, **images, **({"IMAGE_SIZE": side} if side else {}))
+    built = replace(config, DATA=data, MODEL=Model(TYPE="timm", NAME=name))
+    names = what_is_recorded(file).get("class_names") if file else None
+    number = len(names) if names else None if file or cfg is None else cfg.num_classes
+    return Found(built, weights or name, names, number, side)
+
+
+def _of_run(config: Config, path: str, record: dict) -> Found:
+    settings, names = record.get("config", {}), record.get("class_names")
+    if "MODEL.TYPE" not in settings or not names:
+        raise ConfigError(
+            f"{KEY}: {path} does not say which model it is of; name a timm model there, and this file as {WEIGHTS_KEY}"
+        )
+    if config.TRAIN.TEACHER_PRETRAINED:
+        raise ConfigError(f"{WEIGHTS_KEY}: {KEY} {path} has weights already; remove one of them")
+    then = unflatten(settings)
+    if then.DATA.IMAGE_CHANNELS != config.DATA.IMAGE_CHANNELS:
+        raise ConfigError(
+            f"{KEY}: {path} takes images of {then.DATA.IMAGE_CHANNELS} channels; set DATA.IMAGE_CHANNELS to that, or name "
+            "another teacher"
+        )
+    then = replace(then, MODEL=replace(then.MODEL, FREEZE=()))
+    return Found(then, path, list(names), then.MODEL.NUM_CLASSES or len(names), then.DATA.IMAGE_SIZE)
+
+
+def _outputs(found: Found, classes: list[str], num_classes: int) -> list[int]:
+    """The teacher's outputs for the data's classes in their order; none: all, one for each class."""
+    if found.classes and len(found.classes) == found.num_classes and num_classes == len(classes):
+        unknown = [name for name in classes if name not in found.classes]
+        if unknown:
+            raise ConfigError(f"{KEY}: {found.weights} does not know these classes: {first_of(unknown)}; {REMEDY}")
+        return [] if classes == found.classes else [found.classes.index(name) for name in classes]
+    if found.num_classes not in (None, num_classes):
+        raise ConfigError(f"{KEY}: {found.weights} has {found.num_classes} classes, the data {num_classes}; {REMEDY}")
+    return []
+
+
+def _check_number(model: torch.nn.Module, file: str, num_classes: int) -> None:
+    """Of a file that says nothing of its classes: the rows of its classifier."""
+    heads = [f"{name}.weight" for name, module in model.named_modules() if module is model.get_classifier()]
+    rows = [len(tensor) for name, tensor in read_state_dict(file).items() if name in heads]
+    if rows and rows[0] != num_classes:
+        raise ConfigError(f"{WEIGHTS_KEY}: {file} has {rows[0]} classes, the data {num_classes}; {REMEDY}")

@@ -1,0 +1,169 @@
+"""Distillation: timm's and DeiT's losses, what the teacher sees and says, and a step that any split leaves the same."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from configs.schema import Arguments, Config
+from configs.values import flatten
+from datasets.transforms.crop import Normalize
+from engine.checkpoint.resume import comparable
+from engine.loss.classification import Taught
+from engine.loss.distillation import DistillationLoss
+from engine.loss.teacher import load_teacher
+from models import build_model
+from models.teacher import Teacher
+from tests.support.configs import replaced, small_config
+from tests.support.refusals import refused
+from tests.support.trainers import make_trainer, update
+from utils.errors import ConfigError
+
+B, C, ALPHA, TAU = 6, 5, 0.3, 2.5
+TEACHER = ("TRAIN.TEACHER_MODEL=test_resnet", "DATA.IMAGENET_MEAN=[0.3]", "TRAIN.WARMUP_EPOCHS=0")
+
+
+class Says(nn.Module):
+    """Answers with fixed tensors whatever the images, as a student or a teacher of timm's tasks."""
+
+    pretrained_cfg = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+    num_classes, in_chans = C, 3
+
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = answer
+
+    def set_distilled_training(self, enable=True):
+        pass
+
+    def forward(self, images):
+        return self.answer
+
+
+@pytest.fixture
+def answers() -> tuple[torch.Tensor, ...]:
+    """Logits of the student's two heads and of the teacher, and labels."""
+    generator = torch.Generator().manual_seed(1)
+    return *(3 * torch.randn(3, B, C, generator=generator, dtype=torch.float64)), torch.tensor([0, 3, 4, 1, 1, 2])
+
+
+def ours(outputs, teacher, labels, kind) -> torch.Tensor:
+    train = {"DISTILLATION_TYPE": kind, "DISTILLATION_ALPHA": ALPHA, "DISTILLATION_TAU": TAU}
+    settings = replaced(Config(), TRAIN=train).TRAIN
+    return DistillationLoss(functional.cross_entropy, settings)(outputs, Taught(labels, teacher))
+
+
+@pytest.mark.parametrize(("kind", "heads"), [("soft", 1), ("soft", 2), ("hard", 2)])
+def test_the_loss_is_timms(answers, kind, heads):
+    task = pytest.importorskip("timm.task")
+    first, second, teacher, labels = answers
+    outputs, kinds = (first, {}) if heads == 1 else ((first, second), {"distill_type": kind})
+    make = task.LogitDistillationTask if heads == 1 else task.TokenDistillationTask
+    theirs = make(
+        Says(outputs),
+        Says(teacher),
+        nn.CrossEntropyLoss(),
+        task_loss_weight=1 - ALPHA,
+        temperature=TAU,
+        device=torch.device("cpu"),
+        verbose=False,
+        **kinds,
+    )
+    torch.testing.assert_close(ours(outputs, teacher, labels, kind), theirs(torch.zeros(B, 3, 4, 4), labels)["loss"])
+
+
+def test_the_loss_is_deits_whose_soft_one_is_also_divided_by_the_classes(answers):
+    first, second, teacher, labels = answers
+    base = functional.cross_entropy(first, labels)
+    hard = (1 - ALPHA) * base + ALPHA * functional.cross_entropy(second, teacher.argmax(1))
+    torch.testing.assert_close(ours((first, second), teacher, labels, "hard"), hard)
+    p, q = (teacher / TAU).softmax(1), (second / TAU).softmax(1)
+    deits = (p * (p / q).log()).sum() * TAU**2 / second.numel()
+    torch.testing.assert_close(ours((first, second), teacher, labels, "soft"), (1 - ALPHA) * base + ALPHA * C * deits)
+
+
+def test_the_teacher_sees_images_normalized_and_sized_as_its_weights_expect():
+    student = replaced(Config(), DATA={"IMAGENET_MEAN": (0.2, 0.3, 0.4), "IMAGENET_STD": (0.1, 0.2, 0.3)}).DATA
+    own = replaced(Config(), DATA={"IMAGENET_MEAN": (0.5, 0.6, 0.7), "IMAGENET_STD": (0.4, 0.3, 0.2)}).DATA
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, C))
+    pixels = torch.randint(0, 256, (B, 3, 8, 8), dtype=torch.uint8)
+    seen = Teacher(model, student, own)(Normalize(student)(pixels))
+    torch.testing.assert_close(seen, model(Normalize(own)(pixels)), rtol=1e-4, atol=1e-4)
+    picked = Teacher(model, student, own, outputs=[3, 0])(Normalize(student)(pixels))
+    torch.testing.assert_close(picked, seen[:, [3, 0]])
+    even = torch.full((B, 3, 4, 4), 100, dtype=torch.uint8)
+    resized = Teacher(model, own, own, side=8)(Normalize(own)(even))
+    torch.testing.assert_close(resized, model(Normalize(own)(even.new_full((B, 3, 8, 8), 100))), rtol=1e-4, atol=1e-4)
+
+
+def run_of(config, classes, path) -> str:
+    """A checkpoint as a run leaves it."""
+    state = build_model(config, len(classes)).state_dict()
+    torch.save({"state_dict": state, "config": flatten(config), "class_names": classes}, path)
+    return str(path)
+
+
+def test_classes_of_a_teacher_are_matched_by_name_and_unknown_ones_refused(tmp_path):
+    config = small_config(tmp_path, "DATA.IMAGENET_MEAN=[0.3]", "DATA.IMAGENET_STD=[0.4]")
+    path = run_of(config, ["ant", "bee", "cat"], tmp_path / "best.pth")
+    distilled = replaced(config, TRAIN={"DISTILLATION_TYPE": "soft", "TEACHER_MODEL": path})
+    images = torch.randn(4, 1, 8, 8)
+    logits = load_teacher(distilled, ["ant", "bee", "cat"], 3)[0](images)
+    torch.testing.assert_close(load_teacher(distilled, ["cat", "ant"], 2)[0](images), logits[:, [2, 0]])
+    with refused(ConfigError, "TRAIN.TEACHER_MODEL", path, "dog"):
+        load_teacher(distilled, ["ant", "dog"], 2)
+    with refused(ConfigError, "TRAIN.TEACHER_MODEL", path, 3, 9):
+        load_teacher(distilled, ["ant"], 9)
+    with refused(ConfigError, "DATA.IMAGE_CHANNELS", path):
+        load_teacher(replaced(distilled, DATA={"IMAGE_CHANNELS": 3}), ["ant", "bee", "cat"], 3)
+
+
+def test_weights_of_a_teacher_from_timm_must_have_the_datas_number_of_classes(tmp_path):
+    config = small_config(tmp_path, *TEACHER, "TRAIN.DISTILLATION_TYPE=soft")
+    torch.manual_seed(3)
+    named = replaced(config, MODEL={"TYPE": "timm", "NAME": "test_resnet"})
+    model = build_model(replaced(named, MODEL={"PATCH_SIZE": 16, "EMBED_DIM": 768, "DEPTH": 12, "NUM_HEADS": 12}), 4)
+    torch.save(model.state_dict(), tmp_path / "teacher.pth")
+    config = replaced(config, TRAIN={"TEACHER_PRETRAINED": str(tmp_path / "teacher.pth")})
+    images = torch.randn(4, 1, 32, 32)
+    teacher = load_teacher(config, list("abcd"), 4)[0]
+    torch.testing.assert_close(teacher(images), model.eval()(images * teacher.scale + teacher.shift))
+    with refused(ConfigError, "TRAIN.TEACHER_PRETRAINED", "teacher.pth", 4, 5):
+        load_teacher(config, list("abcde"), 5)
+
+
+@pytest.mark.parametrize("kind", ["soft", "hard"])
+def test_weights_do_not_depend_on_micro_batches_a_resume_is_exact_and_checkpoints_hold_no_teacher(tmp_path, kind):
+    options = (*TEACHER, f"TRAIN.DISTILLATION_TYPE={kind}", "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.MODEL_EMA=true")
+    config = small_config(tmp_path, *options, "DATA.BATCH_SIZE=8", "TRAIN.ACCUM_ITER=4")
+    whole, split = make_trainer(small_config(tmp_path, *options), double=True), make_trainer(config, double=True)
+    plain = make_trainer(small_config(tmp_path, "TRAIN.MODEL_EMA=true"), double=True)
+    assert whole.state_dict()["state_dict"].keys() == plain.state_dict()["state_dict"].keys()
+    update(whole, 2)
+    update(split, 1)
+    resumed = make_trainer(config, double=True)
+    resumed.load_state_dict(copy.deepcopy(split.state_dict()) | {"config": comparable(config, split.data.order)})
+    update(split, 1)
+    update(resumed, 1)
+    for name, weight in whole.model.state_dict().items():
+        torch.testing.assert_close(split.model.state_dict()[name], weight, rtol=0, atol=1e-10)
+        assert torch.equal(resumed.model.state_dict()[name], split.model.state_dict()[name])
+
+
+def test_the_second_head_of_a_deit_learns_from_the_teacher_alone(tmp_path):
+    kwargs = Arguments({"embed_dim": 32, "depth": 1, "num_heads": 2, "patch_size": 4})
+    model = {"TYPE": "timm", "NAME": "deit_tiny_distilled_patch16_224", "KWARGS": kwargs}
+    fields = {"PATCH_SIZE": 16, "EMBED_DIM": 768, "DEPTH": 12, "NUM_HEADS": 12}
+    config = small_config(tmp_path, *TEACHER, "TRAIN.DISTILLATION_TYPE=hard", "TRAIN.DISTILLATION_ALPHA=0.5")
+    config = replaced(config, MODEL=model | fields)
+    for alpha, first, second in ((1.0, False, True), (0.0, True, False)):
+        trainer = make_trainer(replaced(config, TRAIN={"DISTILLATION_ALPHA": alpha, "WEIGHT_DECAY": 0.0}))
+        before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+        update(trainer, 1)
+        after = trainer.model.state_dict()
+        moved = [not torch.equal(before[name], after[name]) for name in ("head.weight", "head_dist.weight")]
+        assert moved == [first, second]
+        images = torch.randn(2, 1, 8, 8)
+        assert trainer.model.train()(images)[0].shape == (2, 10) and trainer.model.eval()(images).shape == (2, 10)

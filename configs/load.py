@@ -98,6 +98,7 @@ def load(
                 raise ConfigError(f"{layer.origin}: {_why_no_setting(key, text)}")
     _fit_channels(values)
     _fit_labels(values, origins)
+    _settle_optimizer(values)
     notes += _drop_vit_fields(values, origins, [layer.origin for layer in layers])
     check_combinations(values, origins)
     if family:
@@ -136,6 +137,12 @@ def _why_no_setting(key: str, text: Text) -> str:
     if parent in SETTINGS:
         return f"{parent} is a section here, which contains {key}; it must be {describe_allowed(SETTINGS[parent])}"
     return f"unknown key {key}{suggest_key(key, [*SETTINGS, *RENAMED, 'BASE'])}"
+
+
+def _settle_optimizer(values: dict[str, Any]) -> None:
+    """One spelling for each optimizer, whatever case it was typed in: torch's own, small letters for the others."""
+    key = "TRAIN.OPTIMIZER.NAME"
+    values[key] = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}.get(values[key].lower(), values[key].lower())
 
 
 def _fit_channels(values: dict[str, Any]) -> None:

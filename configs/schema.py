@@ -206,14 +206,16 @@ class Model:
 class Optimizer:
     """The optimizer."""
 
-    NAME: Literal["AdamW", "Adam", "SGD"] = "AdamW"
-    """Optimizer."""
+    NAME: str = "AdamW"
+    """AdamW, Adam and SGD (without Nesterov) are torch's, with fused kernels; also any name of timm.optim.list_optimizers(), such as lamb, lion, muon, nadamw or adafactor, and AdamWScheduleFree, SGDScheduleFree and RAdamScheduleFree of the package schedulefree. In any case of letters."""
     EPS: Annotated[float, Bounds(0.0, 1_000.0)] = 1e-8
-    """Adam's epsilon."""
+    """Adam's epsilon. To timm's and schedulefree's optimizers this and the next two are passed if they are not at their defaults: each has its own."""
     BETAS: Annotated[tuple[float, ...], Bounds(0.0, 0.999999)] = (0.9, 0.999)
     """Adam's betas."""
     MOMENTUM: Annotated[float, Bounds(0.0, 0.999999)] = 0.9
     """SGD's momentum."""
+    KWARGS: Arguments = Arguments()
+    """Further arguments of the optimizer's constructor, such as nesterov: true for SGD; what has a setting of its own is refused."""
 
 
 @dataclass(frozen=True)

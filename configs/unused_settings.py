@@ -88,6 +88,10 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     yield not train.MODEL_EMA, "TRAIN.", "MODEL_EMA_DECAY MODEL_EMA_WARMUP", "TRAIN.MODEL_EMA is off"
     yield not train.GRAD_CLIP, "TRAIN.", "CLIP_MODE", "TRAIN.GRAD_CLIP is not set"
     yield not train.LINEAR_SCALED_LR, "TRAIN.", "LR_SCALING", "TRAIN.LINEAR_SCALED_LR is not set"
+    optimizer = train.OPTIMIZER.NAME
+    yield optimizer == "SGD", "TRAIN.OPTIMIZER.", "EPS BETAS", "TRAIN.OPTIMIZER.NAME is SGD"
+    is_adam = optimizer in ("AdamW", "Adam")
+    yield is_adam, "TRAIN.OPTIMIZER.", "MOMENTUM", f"TRAIN.OPTIMIZER.NAME is {optimizer}"
     kind = train.LR_SCHEDULER.NAME
     for names, kinds in OF_SCHEDULES.items():
         yield kind not in kinds, "TRAIN.LR_SCHEDULER.", names, f"TRAIN.LR_SCHEDULER.NAME is not {' or '.join(kinds)}"

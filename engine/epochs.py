@@ -16,6 +16,7 @@ from engine.checkpoint.rollback import BAD_BATCHES_FILE, find_before, write_bad_
 from engine.checkpoint.sharded_saver import PIECES
 from engine.diagnose.failing_batch import LastUpdate, save_overflow
 from engine.evaluation import evaluate
+from engine.optim.schedule_free import averaged
 from engine.plan import Plan
 from engine.scores.best import Best
 from engine.scores.scores import Scores
@@ -123,10 +124,13 @@ class Epochs:
         trainer = self.trainer
         models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema else {})
         normalize = trainer.prepare.normalize
-        scores = {
-            suffix: evaluate(model, self.eval_data, normalize, trainer.precision, self.process, self.bad_eval_images)
-            for suffix, model in models.items()
-        }
+        with averaged(trainer.optimizer):
+            scores = {
+                suffix: evaluate(
+                    model, self.eval_data, normalize, trainer.precision, self.process, self.bad_eval_images
+                )
+                for suffix, model in models.items()
+            }
         return {suffix: replace(each, metric=self.config.TRAIN.BEST_METRIC) for suffix, each in scores.items()}
 
     def _roll_back(self, error: NonFinite) -> bool:
@@ -172,8 +176,11 @@ class Epochs:
 
     def _save(self, metric: float | None = None, also: list[str] = ()) -> None:
         """Save last.pth, and under the names in `also`. A collective: returns when the state is copied."""
+        with averaged(self.trainer.optimizer):
+            self._save_state(self.trainer.state_dict() | self._describe_run(metric), also)
+
+    def _save_state(self, state: dict, also: list[str]) -> None:
         parallel = self.trainer.parallel
-        state = self.trainer.state_dict() | self._describe_run(metric)
         if self.config.DIST.CHECKPOINT == "sharded":
             rest, pieces = parallel.split_for_save(state)
             self.saver.save({**rest, PIECES: pieces}, also)

@@ -20,6 +20,7 @@ from engine.checkpoint.resume import (
     read_saved,
     run_folder_of,
 )
+from engine.optim.names import check_optimizer
 from engine.parallel.strategy import check_strategy
 from engine.precision.policy import Precision
 from models.formats.common import record_of
@@ -65,6 +66,7 @@ class Plan:
             parse_policy(self.given.TRAIN)
             check_device(self.given.DATA, self.process.device)
             check_strategy(self.given)
+            check_optimizer(self.given)
 
     @cached_property
     def precision(self) -> Precision:

@@ -118,6 +118,21 @@ def has_streams(device: torch.device) -> bool:
     return device.type not in ("cpu", "mps")
 
 
+class LateValue:
+    """A number of the device that the host reads later: it then waits for what the device had to do until now, no more."""
+
+    def __init__(self, value: torch.Tensor):
+        self._value, self._event = value, None
+        if has_streams(value.device):
+            self._value = value.to("cpu", non_blocking=True)
+            self._event = torch.accelerator.current_stream(value.device).record_event()
+
+    def read(self) -> float:
+        if self._event:
+            self._event.synchronize()
+        return self._value.item()
+
+
 def _own_groups(cgroup: Path, membership: Path, base: str, controller: str) -> list[Path]:
     """The folders of this process's control group and of those around it."""
     lines = [line.split(":", 2)[1:] for line in membership.read_text().splitlines()] if membership.exists() else []

@@ -68,12 +68,12 @@ def check_rate(settings: Train, global_batch: int) -> Finding:
     name, scaled_for = settings.OPTIMIZER.NAME, settings.LINEAR_SCALED_LR
     rate = Schedule(settings, steps_per_epoch=1, global_batch=global_batch).base
     per_256 = rate * 256 / global_batch
-    low, high = CUSTOMARY[name]
     origin = f" (TRAIN.BASE_LR {settings.BASE_LR:g}, scaled from {scaled_for} images)" if scaled_for else ""
-    found = (
-        f"{rate:.3g}{origin} for {counted(global_batch, 'image')} an update, {per_256:.3g} for each 256; "
-        f"customary with {name}: {low:g} to {high:g}"
-    )
+    found = f"{rate:.3g}{origin} for {counted(global_batch, 'image')} an update, {per_256:.3g} for each 256"
+    if name not in CUSTOMARY:
+        return Finding("learning rate", found)
+    low, high = CUSTOMARY[name]
+    found += f"; customary with {name}: {low:g} to {high:g}"
     if low / FAR <= per_256 <= high * FAR:
         return Finding("learning rate", found)
     remedy = "set TRAIN.BASE_LR, or TRAIN.LINEAR_SCALED_LR to the images an update that it is meant for"

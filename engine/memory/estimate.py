@@ -13,6 +13,7 @@ from configs.schema import Config, Train
 from datasets import Normalize
 from engine.loss.build import build_loss
 from engine.loss.teacher import random_teacher
+from engine.optim.factory import numbers_per_weight
 from engine.precision.policy import Precision
 from models.transforms.base import has_blocks
 from utils.host import free_host_memory
@@ -153,9 +154,7 @@ def weights_bytes(settings: Train, model: nn.Module) -> int:
 
 def optimizer_bytes(settings: Train, model: nn.Module) -> int:
     """Adam keeps two numbers per trained weight, SGD one if it has momentum."""
-    chosen = settings.OPTIMIZER
-    per_weight = (1 if chosen.MOMENTUM else 0) if chosen.NAME == "SGD" else 2
-    return per_weight * trained_bytes(model)
+    return int(numbers_per_weight(settings) * trained_bytes(model))
 
 
 def trained_bytes(model: nn.Module) -> int:

@@ -9,6 +9,8 @@ from torch.nn.utils import get_total_norm
 
 from configs.schema import Precision
 from engine.optim.clipping import Clipping
+from engine.optim.factory import AnyOptimizer
+from engine.optim.skipping import SkippingOptimizer
 from engine.parallel.replicated import Replicated
 from utils.torch_internals import found_inf, found_infs, scale_and_growth, set_found_inf
 
@@ -55,7 +57,7 @@ class LossScaler(GradScaler):
 
     def unscale_and_clip(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizer: AnyOptimizer,
         parameters: Sequence[Tensor],
         parallel: Replicated,
         clipping: Clipping,
@@ -67,7 +69,14 @@ class LossScaler(GradScaler):
         clipping(parameters, norm)
         return norm
 
-    def found_inf(self, optimizer: torch.optim.Optimizer) -> Tensor:
+    def step(self, optimizer: AnyOptimizer) -> None:
+        """Update the weights, unless a gradient is not finite; decided on the device."""
+        if isinstance(optimizer, SkippingOptimizer):
+            optimizer.step(self.found_inf(optimizer))
+        else:
+            super().step(optimizer)
+
+    def found_inf(self, optimizer: AnyOptimizer) -> Tensor:
         """1.0 if a gradient is not finite, else 0.0, on the device; valid until update()."""
         return found_inf(self, optimizer)
 
@@ -90,12 +99,12 @@ class FusedLossScaler(LossScaler):
 
     def unscale_and_clip(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizer: AnyOptimizer,
         parameters: Sequence[Tensor],
         parallel: Replicated,
         clipping: Clipping,
     ) -> Tensor:
-        if not (optimizer.defaults["fused"] and clipping.is_by_norm):
+        if not (optimizer.defaults.get("fused") and clipping.is_by_norm):
             return super().unscale_and_clip(optimizer, parameters, parallel, clipping)
         scale, _ = scale_and_growth(self)
         norm = parallel.norm(_local_norm(parameters)) / scale  # of all processes, so all of them skip alike

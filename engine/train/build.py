@@ -44,7 +44,8 @@ def build_trainer(
     replica = parallel.wrap(compute_model, accumulates=data.order.num_micro_batches(0) > 1)
     local = parallel.parameters(model)
     parameters = [parameter for parameter in local.values() if parameter.requires_grad]
-    optimizer = build_optimizer(config.TRAIN, model, local)
+    schedule = Schedule(config.TRAIN, data.steps_per_epoch, data.global_batch)
+    optimizer = build_optimizer(config.TRAIN, model, local, schedule.base)
     parallel.track_optimizer(optimizer)
     normalize = Normalize(config.DATA, parameters[0].dtype).to(process.device)
     prepare = Preparation(config, normalize, is_compiled=config.COMPILE and process.device.type != "cpu")
@@ -63,7 +64,7 @@ def build_trainer(
         optimizer,
         parameters,
         Clipping(config.TRAIN, model, local),
-        Schedule(config.TRAIN, data.steps_per_epoch, data.global_batch),
+        schedule,
         loss,
         prepare,
         ema,

@@ -10,6 +10,7 @@ from datasets import Batch, Mixed, Preparation, TrainData, Window
 from engine.loss.build import Loss
 from engine.loss.classification import hits
 from engine.optim.clipping import Clipping
+from engine.optim.factory import AnyOptimizer, load_state
 from engine.optim.groups import set_rates
 from engine.optim.schedule import Schedule
 from engine.parallel.replicated import Replicated
@@ -41,7 +42,7 @@ class Trainer:
     replica: nn.Module  # the computing model, wrapped to average gradients over all processes
     precision: Precision
     parallel: Replicated
-    optimizer: torch.optim.Optimizer
+    optimizer: AnyOptimizer
     parameters: list[nn.Parameter]  # those that this process's optimizer updates
     clipping: Clipping
     schedule: Schedule
@@ -166,8 +167,8 @@ class Trainer:
         self.parallel.load(self.model, state["state_dict"])
         if self.ema:
             self.parallel.load(self.ema.model, state.get("state_dict_ema") or state["state_dict"])
+        load_state(self.optimizer, state["optimizer"])
         self.weights.refresh()
-        self.optimizer.load_state_dict(state["optimizer"])
         self.precision.load_state_dict(state["amp_scaler"])
         self.epoch, self.step = state["epoch"] + 1, state["step"]
         progress = state["progress"]

@@ -214,6 +214,16 @@ class Stream(torch.Stream):
     def synchronize(self) -> None:
         wait("synchronize")
 
+    def record_event(self, event=None) -> "Event":
+        return Event()
+
+
+class Event:
+    """Waiting for one that was recorded before other work leaves that work to the device, so it has a name of its own."""
+
+    def synchronize(self) -> None:
+        wait("event")
+
 
 def register_autocast() -> list[torch.library.Library]:
     """Autocast for the device."""

@@ -178,7 +178,7 @@ def test_every_setting_of_the_optimizer_reaches_all_groups(train, name, values, 
 
 
 def test_the_cases_above_have_every_setting_of_the_optimizer():
-    assert {"NAME", *(key for _, values, _ in CASES for key in values)} == {
+    assert {"NAME", "KWARGS", *(key for _, values, _ in CASES for key in values)} == {
         each.name for each in dataclasses.fields(Optimizer)
     }
 

@@ -1,0 +1,138 @@
+"""Lets the device decide whether an update of any optimizer is done or skipped, without making the host wait."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from utils.host import LateValue
+
+ON_DEVICE = object()  # in place of a tensor of the device, where only the host's values matter
+SET_ELSEWHERE = ("params", "lr")  # of a parameter group: what no step changes
+
+
+class SkippingOptimizer:
+    """An optimizer of torch, timm or others whose `step` has no way to be skipped on the device.
+
+    Every update is done, on copies: where a gradient was not finite, weights and state are then put back, on the
+    device. Counters that the optimizer keeps on the host, and state that it made in this step, are put back by the
+    host before the next update: it reads then whether the one before was skipped, which the device knows by that time,
+    as it has all work of the next one still to do.
+    """
+
+    def __init__(self, inner: torch.optim.Optimizer):
+        self.inner = inner
+        self._former: tuple[LateValue, dict] | None = None  # whether the last update was skipped, and what was before
+
+    @property
+    def param_groups(self) -> list[dict]:
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> dict:
+        self._settle()
+        return self.inner.state
+
+    @property
+    def defaults(self) -> dict:
+        return self.inner.defaults
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    @torch.no_grad()
+    def step(self, skipped: Tensor) -> None:
+        """Update the weights, unless `skipped` is 1.0."""
+        if skipped.device.type == "cpu":  # where reading it costs nothing
+            if not skipped:
+                self.inner.step()
+            return
+        self._settle()
+        weights = [each.detach() for group in self.param_groups for each in group["params"] if each.grad is not None]
+        former_weights, former = _copied(weights), _copied(self._contents())
+        self.inner.step()
+        contents, is_skipped = self._contents(), skipped.reshape(()) > 0
+        _put_back(weights, former_weights, is_skipped)
+        _put_back(contents, former, is_skipped)
+        on_host = _on_host(former)
+        if not _is_same(on_host, _on_host(contents)):
+            self._former = LateValue(skipped), on_host
+
+    def state_dict(self) -> dict:
+        self._settle()
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict) -> None:
+        self._former = None
+        self.inner.load_state_dict(state)
+
+    def _parameters(self) -> list[Tensor]:
+        return [each for group in self.param_groups for each in group["params"]]
+
+    def _contents(self) -> dict[str, Any]:
+        """All that a step changes besides the weights: the optimizer's own tensors, not copies."""
+        states = (self.inner.state.get(each) for each in self._parameters())
+        groups = [{key: group[key] for key in group if key not in SET_ELSEWHERE} for group in self.param_groups]
+        return {"state": {number: state for number, state in enumerate(states) if state}, "groups": groups}
+
+    def _settle(self) -> None:
+        """If the last update was skipped, put back what the host keeps of the state."""
+        late, self._former = self._former, None
+        if late is None or not late[0].read():
+            return
+        former, state = late[1], self.inner.state
+        for number, parameter in enumerate(self._parameters()):
+            if number in former["state"]:
+                state[parameter] = _merged(state[parameter], former["state"][number])
+            else:
+                state.pop(parameter, None)
+        for group, before in zip(self.param_groups, former["groups"], strict=True):
+            for key in group.keys() - before.keys() - set(SET_ELSEWHERE):
+                del group[key]
+            group.update(_merged(group, before))
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """A copy of nested dicts and lists, with `change` applied to all tensors."""
+    if isinstance(value, dict):
+        return {key: _mapped(each, change) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_mapped(each, change) for each in value)
+    return change(value) if isinstance(value, Tensor) else value
+
+
+def _copied(value: Any) -> Any:
+    return _mapped(value, Tensor.clone)
+
+
+def _on_host(value: Any) -> Any:
+    return _mapped(value, lambda tensor: tensor if tensor.device.type == "cpu" else ON_DEVICE)
+
+
+def _put_back(now: Any, former: Any, skipped: Tensor) -> None:
+    """Where the update was skipped, tensors of the device get their former values; those that are new stay."""
+    if isinstance(now, dict | list | tuple):
+        for key in former if isinstance(former, dict) else range(len(former)):
+            _put_back(now[key], former[key], skipped)
+    elif isinstance(now, Tensor) and now.device.type != "cpu":
+        torch.where(skipped, former, now, out=now)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return torch.equal(one, other) if isinstance(one, Tensor) else one == other
+
+
+def _merged(now: Any, former: Any) -> Any:
+    """The former values, where they are the host's."""
+    if former is ON_DEVICE:
+        return now
+    if isinstance(former, dict):
+        return {key: _merged(now.get(key), each) for key, each in former.items()}
+    if isinstance(former, list | tuple):
+        return type(former)(map(_merged, now, former))
+    return former

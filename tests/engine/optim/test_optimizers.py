@@ -1,0 +1,144 @@
+"""Optimizers other than AdamW, Adam and SGD: skipped updates, resuming, waits of the host, what is refused."""
+
+import copy
+import io
+
+import pytest
+import torch
+
+from configs.schema import Arguments, Optimizer, Train
+from engine.optim.factory import build_optimizer
+from engine.optim.names import BY_ELEMENT, check_optimizer
+from engine.optim.schedule_free import averaged
+from tests.support.configs import small_config
+from tests.support.optimizers import Learner, on_host, one_of_each_class
+from tests.support.pretend_device import DEVICE, on_pretend_device
+from tests.support.refusals import assert_names
+from tests.support.run_hash import state_hash
+from tests.support.trainers import make_trainer, update
+from utils.errors import ConfigError
+
+# Some weights are updated or not by what the host reads of them: for each weight, in every update.
+READING = ("adamp", "sgdp", "cadamp", "csgdp", "novograd", "novogradw", "novogradc")
+
+
+@on_pretend_device
+def test_a_skipped_update_changes_nothing_of_any_optimizer_and_the_host_waits_for_no_work_of_the_device():
+    for name in one_of_each_class():
+        learner, on_cpu = Learner(name, DEVICE), Learner(name)
+        learner.step(9, overflows=True).step(0)  # a skipped one before there is any state
+        after = state_hash(learner.state())
+        assert state_hash(learner.step(10, overflows=True).state()) == after, name
+        seen = learner.step(11, overflows=True).step(1).waits
+        # Of the update before, whether it was skipped: to count the steps on the host.
+        assert name in READING or (seen.keys() <= {"event"} and seen.get("event", 0) <= 1), (name, seen)
+        assert state_hash(learner.state()) == state_hash(on_cpu.step(0).step(1).state()) != after, name
+
+
+def test_every_optimizer_skips_moves_the_weights_and_goes_on_from_its_saved_state_to_the_last_bit():
+    for name in one_of_each_class():
+        straight, resumed = Learner(name), Learner(name)
+        before = state_hash(straight.state()["weights"])
+        straight.step(9, overflows=True)
+        assert state_hash(straight.state()["weights"]) == before, name
+        straight.step(0).step(1)
+        moved = state_hash(straight.state()["weights"]) != before
+        assert moved or name == "radamschedulefree", name  # which at first only learns how large the gradients are
+        with averaged(straight.optimizer):
+            saved = straight.state()
+        file = io.BytesIO()
+        torch.save(saved, file)
+        file.seek(0)
+        saved = torch.load(file, weights_only=True)
+        for parameter, weight in zip(resumed.model.parameters(), saved["weights"], strict=True):
+            parameter.data.copy_(weight)
+        resumed.optimizer.load_state_dict(saved["optimizer"])
+        assert state_hash(straight.step(2).state()) == state_hash(resumed.step(2).state()), name
+
+
+def test_those_that_may_be_sharded_update_parts_of_a_weight_as_the_whole():
+    for name in BY_ELEMENT:
+        weights = []
+        for sizes in ([40], [24, 16]):
+            draws = torch.Generator().manual_seed(0)
+            parts = torch.nn.ParameterList(torch.randn(40, 36, generator=draws).split(sizes))
+            optimizer = build_optimizer(Train(OPTIMIZER=Optimizer(NAME=name), BASE_LR=1e-2), parts)
+            for _ in range(2):
+                gradient = torch.randn(40, 36, generator=draws)
+                for parameter, part in zip(parts, gradient.split(sizes), strict=True):
+                    parameter.grad = part.clone()
+                optimizer.step(torch.zeros(1))
+            weights.append(torch.cat([each.detach() for each in parts]))
+        torch.testing.assert_close(*weights, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("mode", ["autocast", "naive"])
+def test_a_run_with_schedulefree_evaluates_and_saves_averages_and_goes_on_with_the_weights_it_trained(tmp_path, mode):
+    options = ("TRAIN.OPTIMIZER.NAME=AdamWScheduleFree", "TRAIN.LR_SCHEDULER.NAME=constant", "TRAIN.WARMUP_EPOCHS=0")
+    config = small_config(tmp_path, *options, "AMP=true", f"PRECISION.MODE={mode}")
+    trainer, resumed = update(make_trainer(config), 3), make_trainer(config)
+    trained = on_host(trainer.model.state_dict())
+    with averaged(trainer.optimizer):
+        saved = on_host(trainer.state_dict())
+    assert state_hash(trainer.model.state_dict()) == state_hash(trained) != state_hash(saved["state_dict"])
+    inner = trainer.optimizer.inner
+    inner.eval()
+    assert state_hash(trainer.model.state_dict()) == state_hash(saved["state_dict"])  # as the package has it
+    inner.train()
+    trainer.load_state_dict(saved)
+    resumed.load_state_dict(copy.deepcopy(saved))
+    assert state_hash(resumed.model.state_dict()) == state_hash(trained)
+    assert state_hash(update(trainer, 2).state_dict()) == state_hash(update(resumed, 2).state_dict())
+
+
+def test_arguments_reach_the_optimizer_and_its_own_defaults_stay(tmp_path):
+    config = small_config(tmp_path, "TRAIN.OPTIMIZER.NAME=Lion", "TRAIN.OPTIMIZER.KWARGS.caution=true")
+    assert config.TRAIN.OPTIMIZER.NAME == "lion"
+    (group, _) = build_optimizer(config.TRAIN, torch.nn.Linear(2, 2)).param_groups
+    assert (group["caution"], group["betas"], group["weight_decay"]) == (True, (0.9, 0.99), config.TRAIN.WEIGHT_DECAY)
+    words = ("TRAIN.OPTIMIZER.NAME=lion", "TRAIN.OPTIMIZER.BETAS=[0.8, 0.9]")
+    (group, _) = build_optimizer(small_config(tmp_path, *words).TRAIN, torch.nn.Linear(2, 2)).param_groups
+    assert group["betas"] == (0.8, 0.9)
+    words = ("TRAIN.OPTIMIZER.NAME=sgd", "TRAIN.OPTIMIZER.KWARGS.nesterov=true")
+    (group, _) = build_optimizer(small_config(tmp_path, *words).TRAIN, torch.nn.Linear(2, 2)).param_groups
+    assert group["nesterov"] and group["fused"]
+
+
+FREE = "TRAIN.LR_SCHEDULER.NAME=constant TRAIN.OPTIMIZER.NAME=AdamWScheduleFree"
+REFUSED = {  # -opts words: what the message names
+    "TRAIN.OPTIMIZER.NAME=adamx": "TRAIN.OPTIMIZER.NAME adamx adamax",
+    "TRAIN.OPTIMIZER.NAME=adahessian": "TRAIN.OPTIMIZER.NAME adahessian",
+    "TRAIN.OPTIMIZER.NAME=kron": "TRAIN.OPTIMIZER.NAME kron",
+    "TRAIN.OPTIMIZER.NAME=bnbadam": "TRAIN.OPTIMIZER.NAME bnbadam bitsandbytes",
+    "TRAIN.OPTIMIZER.NAME=fusedlamb": "TRAIN.OPTIMIZER.NAME fusedlamb apex",
+    "TRAIN.OPTIMIZER.KWARGS.nestrov=true TRAIN.OPTIMIZER.NAME=SGD": "TRAIN.OPTIMIZER.KWARGS.nestrov SGD nesterov",
+    "TRAIN.OPTIMIZER.KWARGS.nesterov=true": "TRAIN.OPTIMIZER.KWARGS.nesterov AdamW amsgrad",
+    "TRAIN.OPTIMIZER.KWARGS.lr=1": "TRAIN.OPTIMIZER.KWARGS.lr TRAIN.BASE_LR",
+    "TRAIN.OPTIMIZER.KWARGS.fused=false": "TRAIN.OPTIMIZER.KWARGS.fused",
+    "TRAIN.OPTIMIZER.NAME=lion TRAIN.OPTIMIZER.MOMENTUM=0.5": "TRAIN.OPTIMIZER.MOMENTUM Lion",
+    "TRAIN.OPTIMIZER.NAME=lamb DIST.STRATEGY=fsdp2": "TRAIN.OPTIMIZER.NAME lamb DIST.STRATEGY fsdp2",
+    "TRAIN.OPTIMIZER.NAME=SGDScheduleFree": "TRAIN.OPTIMIZER.NAME TRAIN.LR_SCHEDULER.NAME cosine constant",
+    f"{FREE} TRAIN.MODEL_EMA=true": "TRAIN.OPTIMIZER.NAME TRAIN.MODEL_EMA",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_work_is_refused_before_anything_is_built(tmp_path, words):
+    with pytest.raises(ConfigError) as refusal:
+        check_optimizer(small_config(tmp_path, *words.split()))
+    assert_names(str(refusal.value), *REFUSED[words].split())
+
+
+def test_a_value_that_the_optimizer_refuses_and_a_model_with_batch_norm_are_refused(tmp_path):
+    linear, settings = torch.nn.Linear(2, 2), Optimizer(NAME="adan", KWARGS=Arguments({"betas": (0.9, 5.0, 0.9)}))
+    with pytest.raises(ConfigError, match=r"TRAIN.OPTIMIZER.KWARGS.*adan.*betas"):
+        build_optimizer(Train(OPTIMIZER=settings), linear)
+    with pytest.raises(ConfigError, match=r"TRAIN.OPTIMIZER.NAME.*BatchNorm"):
+        norm = torch.nn.Sequential(linear, torch.nn.BatchNorm1d(2))
+        build_optimizer(Train(OPTIMIZER=Optimizer(NAME="sgdschedulefree")), norm)
+
+
+def test_a_checkpoint_with_other_groups_is_refused(tmp_path):
+    state = make_trainer(small_config(tmp_path)).state_dict()
+    with pytest.raises(ConfigError, match="TRAIN.LAYER_DECAY"):
+        make_trainer(small_config(tmp_path, "TRAIN.LAYER_DECAY=0.7")).load_state_dict(state)

@@ -1,0 +1,61 @@
+"""Optimizers by name on a tiny model, with gradients that are a function of a number."""
+
+import dataclasses
+import functools
+
+import torch
+from torch import nn
+
+from configs.schema import Optimizer, Train
+from engine.optim.factory import build_optimizer
+from engine.optim.names import SCHEDULE_FREE
+from engine.optim.skipping import SkippingOptimizer
+from tests.support.pretend_device import waits
+
+
+@functools.cache
+def one_of_each_class() -> list[str]:
+    """A name for each class of timm's that is supported, and schedulefree's. Others only set arguments of these."""
+    from timm.optim import get_optimizer_class, list_optimizers
+
+    names = list_optimizers(exclude_filters=["bnb*", "fused*", "kron*", "adahessian"])
+    others = [name for name in names if name not in ("adam", "adamw", "sgd", "nesterov")]
+    return [*{get_optimizer_class(name, bind_defaults=False): name for name in others}.values(), *SCHEDULE_FREE]
+
+
+class Learner:
+    """A model with an optimizer."""
+
+    def __init__(self, name: str, device: str | torch.device = "cpu", width: int = 16, **settings):
+        torch.manual_seed(0)
+        self.device = torch.device(device)
+        self.model = nn.Sequential(nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(width, 3)).to(self.device)
+        train = Train(OPTIMIZER=Optimizer(NAME=name), BASE_LR=1e-2, WEIGHT_DECAY=0.1)
+        self.optimizer = build_optimizer(dataclasses.replace(train, **settings), self.model)
+        self.waits: dict[str, int] = {}  # of the last step, for the pretend device
+        assert isinstance(self.optimizer, SkippingOptimizer)
+
+    def step(self, number: int, overflows: bool = False) -> "Learner":
+        draws = torch.Generator().manual_seed(number)
+        for parameter in self.model.parameters():
+            gradient = torch.randn(parameter.shape, generator=draws)
+            if overflows:
+                gradient.view(-1)[0] = float("nan")
+            parameter.grad = gradient.to(self.device)
+        skipped = torch.tensor([float(overflows)]).to(self.device)
+        with waits() as self.waits:
+            self.optimizer.step(skipped)
+        return self
+
+    def state(self) -> dict:
+        """All that a checkpoint would hold, copied to the host."""
+        weights = [each.detach() for each in self.model.parameters()]
+        return on_host({"weights": weights, "optimizer": self.optimizer.state_dict()})
+
+
+def on_host(value):
+    if isinstance(value, dict):
+        return {key: on_host(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [on_host(each) for each in value]
+    return value.cpu().clone() if isinstance(value, torch.Tensor) else value

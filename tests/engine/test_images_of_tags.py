@@ -20,7 +20,6 @@ from utils.errors import ConfigError
 SIZES = [(160, 120), (97, 131), (61, 47), (33, 190), (211, 64), (90, 90), (128, 127), (25, 31), (150, 149), (17, 17)]
 EACH = 1  # photographs per pipeline here, all ten in turn; with ten, the same holds
 LARGEST = 512  # pixels a side; larger images differ in size only
-NOT_SQUARE = "sapiens2"
 
 
 def photograph(width: int, height: int) -> Image.Image:
@@ -69,7 +68,10 @@ def test_settings_follow_a_tag_and_weights_that_cannot_be_followed_are_refused()
     loaded = load_settings(["-eval", "-pretrained", f"hf-hub:timm/{tag}"])
     assert (loaded.config.DATA.CROP_MODE, loaded.config.MODEL.NAME) == ("squash", tag)
     assert tag in loaded.origins["DATA.CROP_MODE"]
-    with refused(ConfigError, "DATA.IMAGE_SIZE", "vit_base_patch16_sapiens2.fb"):
-        load_settings(["-eval", "-pretrained", "vit_base_patch16_sapiens2.fb"])
+    sizes = {tag: timm.get_pretrained_cfg(tag).input_size[1:] for tag in timm.list_pretrained()}
+    for tag in [tag for tag, (height, width) in sizes.items() if height != width][:1]:  # older timms have none
+        with refused(ConfigError, "DATA.IMAGE_SIZE", tag):
+            load_settings(["-eval", "-pretrained", tag])
+        assert load_settings(["-eval", "-pretrained", tag, "-image_size", "512"]).config.DATA.CROP_PCT == 1.0
     with refused(ConfigError, "hf-hub:someone/something", "someone/something", "-pretrained"):
         load_settings(["-eval", "-pretrained", "hf-hub:someone/something"])

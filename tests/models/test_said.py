@@ -11,6 +11,7 @@ import torch
 from configs.schema import Config, Data, Model
 from engine.settings import load_settings
 from models import build_model
+from models.formats.files import read_state_dict
 from models.pretrained.said import what_weights_say
 from models.pretrained.weights import load_pretrained
 from tests.support.refusals import refused
@@ -103,6 +104,21 @@ def test_a_vit_of_transformers_without_a_tensor_is_refused(tmp_path, weights):
         load_pretrained(vit(), str(folder(tmp_path / "f", state) / "model.safetensors"))
 
 
+def test_a_distilled_deit_of_transformers_gets_timms_names(tmp_path):
+    names = {"embeddings.distillation_token": "dist_token", "embeddings.cls_token": "cls_token"}
+    names |= {
+        f"embeddings.patch_embeddings.projection.{each}": f"patch_embed.proj.{each}" for each in ("weight", "bias")
+    }
+    state = {f"deit.{name}": torch.ones(1) for name in names} | {"deit.pooler.dense.weight": torch.ones(1)}
+    state |= {"cls_classifier.bias": torch.ones(1), "distillation_classifier.bias": torch.ones(1)}
+    config = {"model_type": "deit", "hidden_size": 192, "image_size": 224, "patch_size": 16}
+    path = folder(tmp_path / "f", state, config=config)
+    assert set(read_state_dict(path)) == {*names.values(), "head.bias", "head_dist.bias"}
+    said = what_weights_say(str(path))
+    assert said.model == {"MODEL.TYPE": "timm", "MODEL.NAME": "deit_tiny_distilled_patch16_224"}
+    assert_says(said.images, IMAGE_SIZE=224)
+
+
 def test_checkpoints_of_training_scripts_say_the_model_and_its_images(tmp_path):
     def says(**content):
         return what_weights_say(
@@ -113,11 +129,11 @@ def test_checkpoints_of_training_scripts_say_the_model_and_its_images(tmp_path):
     said = says(arch="resnet50", args=arguments)
     assert said.model == {"MODEL.TYPE": "timm", "MODEL.NAME": "resnet50"}
     assert_says(said.images, IMAGE_SIZE=160, IMAGENET_MEAN=[0.2] * 3, IMAGENET_STD=IMAGENET[1], CROP_PCT=0.8)
-    arguments = argparse.Namespace(model="vit_b_32", val_crop_size=224, val_resize_size=232, interpolation="bilinear")
+    arguments = argparse.Namespace(model="vit_b_32", val_crop_size=384, val_resize_size=450, interpolation="bilinear")
     said = says(args=arguments)
     assert said.model == {"MODEL.TYPE": "timm", "MODEL.NAME": "vit_base_patch32_224"}
-    assert_says(said.images, IMAGE_SIZE=224, IMAGENET_MEAN=IMAGENET[0], INTERPOLATION="bilinear")
-    assert int(224 / said.images["DATA.CROP_PCT"]) == 232
+    assert_says(said.images, IMAGE_SIZE=384, IMAGENET_MEAN=IMAGENET[0], INTERPOLATION="bilinear")
+    assert int(384 / said.images["DATA.CROP_PCT"]) == 450
     assert says(arch="resnet50").images == {}
     with refused(ConfigError, tmp_path / "x.pth"):
         says(arch="resnet50", args=argparse.Namespace(img_size="160"))

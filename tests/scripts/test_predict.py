@@ -114,6 +114,13 @@ def test_a_runs_folder_stands_for_its_best_checkpoint_else_its_last(trained, dig
         assert lines == typed(folder / name, image)[1]
 
 
+def test_predictions_crop_as_the_checkpoint_says_and_those_of_older_versions_the_centre(trained):
+    state = torch.load(trained / "best.pth", weights_only=True)
+    data = state["data"]
+    assert data.pop("crop_mode") == "center" == predict.config_of({**state, "data": data}).DATA.CROP_MODE
+    assert predict.config_of({**state, "data": data | {"crop_mode": "squash"}}).DATA.CROP_MODE == "squash"
+
+
 @pytest.mark.parametrize("key", [None, "state_dict_ema", "state_dict"])
 def test_an_exported_file_predicts_as_the_checkpoint_that_it_was_made_of(trained, digits, typed, tmp_path, key):
     images = sorted(digits.glob("[0-9]"))

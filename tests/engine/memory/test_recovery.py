@@ -21,7 +21,7 @@ SETS = {"plain": "149,false,none", "mixed": "149,false,pair"}
 # How the images of an update are shared out, and from which step on how many fit at once.
 SPLITS = {
     "at the first step": (1, "32,1,9,0"),
-    "later": (1, "32,1,9,13"),
+    "later": (1, "32,1,9,7"),
     "where gradients accumulate": (1, "16,2,5,3"),
     "on one of two processes": (2, "16,1,5,0"),
     "on one of two processes at the second step": (2, "16,1,5,1"),
@@ -31,7 +31,7 @@ SPLITS = {
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    """(set, split) -> weights after 20 updates; split None: of a run for which memory suffices."""
+    """(set, split) -> weights after 12 updates; split None: of a run for which memory suffices."""
     cases = {(images, None): (1, f"{words},32,1") for images, words in SETS.items()}
     for name, (world_size, split) in SPLITS.items():
         cases |= {(images, name): (world_size, f"{words},{split}") for images, words in SETS.items()}

@@ -28,7 +28,7 @@ SPLITS = {"1 x 32": (1, "32,1"), "2 x 16": (1, "16,2"), "2 processes x 16": (2, 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    """(set, split) -> weights after 20 updates, for every way of making a batch of 32."""
+    """(set, split) -> weights after 12 updates, for every way of making a batch of 32."""
     cases = {
         (images, split): (world_size, f"{words},{batch}")
         for images, words in SETS.items()

@@ -1,4 +1,4 @@
-"""Trains the small model in float64 for 20 updates, once for each way of splitting the batch.
+"""Trains the small model in float64 for 12 updates, once for each way of splitting the batch.
 
 python -m tests.support.programs.train_fp64 SETTINGS.yaml OUT.pth CASES, once per process as launchers do, where CASES are
 NUM_IMAGES,DROP_LAST,MIXUP_MODE,BATCH_SIZE,ACCUM_ITER each; MIXUP_MODE "none": without augmentation. With ,FITS,STEP behind
@@ -25,7 +25,7 @@ AUGMENTATION = ("TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_P
 
 
 def train(settings: str, case: str, process: Process) -> dict[str, torch.Tensor]:
-    """The weights after 20 updates."""
+    """The weights after 12 updates."""
     num_images, drop_last, mode, batch_size, accumulate, *shortage = case.split(",")
     options = [f"DATA.DROP_LAST={drop_last}", f"DATA.BATCH_SIZE={batch_size}", f"TRAIN.ACCUM_ITER={accumulate}"]
     if mode == "none":  # clipping hides gradients that are too large
@@ -43,7 +43,7 @@ def train(settings: str, case: str, process: Process) -> dict[str, torch.Tensor]
     trainer.guard = MemoryGuard(config, trainer, log)
     if shortage and process.rank == process.world_size - 1:
         run_out(trainer, *map(int, shortage))
-    for window in data.windows(0, 20):
+    for window in data.windows(0, 12):
         trainer.update(window)
     return model.state_dict()
 

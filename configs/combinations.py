@@ -70,6 +70,9 @@ def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     key = "TRAIN.TEACHER_MODEL"
     problem = f"must name a timm model or a checkpoint with {named('TRAIN.DISTILLATION_TYPE')}"
     yield values["TRAIN.DISTILLATION_TYPE"] != "none" and values[key] is None and not values["EVAL"], key, problem
+    key, rank = "MODEL.FREEZE", "MODEL.LORA.RANK"
+    problem = f"must be empty with {named(rank)}: only the adapters and the classifier are trained"
+    yield bool(values[key]) and values[rank] > 0, key, problem
     key = "RUN.MAX_TIME"
     is_duration = values[key] is None or 0 < (to_seconds(values[key]) or 0) <= MAX_SECONDS
     allowed = f"must be a duration above 0, such as 3h30m, 90m or 5400 (seconds), of at most {MAX_SECONDS:g} s"

@@ -163,6 +163,20 @@ VIT_FIELDS = ("PATCH_SIZE", "EMBED_DIM", "DEPTH", "NUM_HEADS", "ATTN_HEAD_SIZE",
 
 
 @dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters, which are trained in place of the weights that they lie beside; needs the package peft."""
+
+    RANK: Annotated[int, Bounds(0, 100_000)] = 0
+    """Rank of the adapters; 0: none, all weights are trained."""
+    ALPHA: Annotated[float, Bounds(1e-6, 1e6)] = 16.0
+    """What an adapter adds is multiplied by ALPHA / RANK."""
+    DROPOUT: Annotated[float, Bounds(0.0, 0.99)] = 0.0
+    """Dropout rate of the adapters' inputs."""
+    TARGETS: tuple[str, ...] = ("*.attn.qkv", "*.attn.proj", "*.mlp.fc1", "*.mlp.fc2")
+    """Patterns of the linear layers that get one; all-linear: all but the classifier, which is trained whole."""
+
+
+@dataclass(frozen=True)
 class Model:
     """The model, and the weights that it starts from."""
 
@@ -197,9 +211,10 @@ class Model:
     RESUME: str | None = None
     """Checkpoint to resume from; auto: the newest valid one under SAVE with this TAG."""
     FREEZE: tuple[str, ...] = ()
-    """Patterns of parameters or modules that are not trained (blocks.0.*); a leading ! exempts."""
+    """Patterns of parameters or modules that are not trained (blocks.0.*); a leading ! exempts; classifier: whatever it is called in this model."""
     KWARGS: Arguments = Arguments()
     """Further arguments of timm's constructor, such as global_pool: avg or init_values: 1e-5; what has a setting of its own is refused."""
+    LORA: Lora = Lora()
 
 
 @dataclass(frozen=True)

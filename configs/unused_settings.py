@@ -51,6 +51,7 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     yield is_decoded, "DATA.", "CACHE_QUALITY", "DATA.CACHE_FORM is decoded; set it to jpeg"
     yield data.CACHE == "ram" and not has_index, "DATA.", "CACHE_PATH", "DATA.CACHE is ram"
     yield not on_server, "DATA.", "REMOTE_CACHE_GB REMOTE_PATIENCE", "DATA.DATA_PATH is not the URL of a server"
+    yield not config.MODEL.LORA.RANK, "MODEL.LORA.", "ALPHA DROPOUT TARGETS", "MODEL.LORA.RANK is 0"
     yield data.DATASET != "shards", "DATA.", "CUT_SHARDS", "DATA.DATASET is not shards"
     in_sequence, has_columns = data.DATASET in ("shards", "parquet"), data.DATASET in ("csv", "parquet")
     yield not in_sequence, "DATA.", "SHUFFLE_BUFFER", "DATA.DATASET is not shards or parquet"

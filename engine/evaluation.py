@@ -14,6 +14,7 @@ from engine.scores.scores import Scores
 from engine.scores.tally import Tally
 from engine.train.counters import sum_dtype
 from models import build_model
+from models.formats.adapters import merged
 from models.pretrained.weights import load_exactly
 from models.running_statistics import statistics_of
 from utils.distributed import Process
@@ -68,5 +69,5 @@ def weights_to_score(plan: Plan, make_model: Callable[[], nn.Module]) -> Iterato
     model = build_model(plan.config, plan.num_classes)
     for key, name in (("state_dict", ""), ("state_dict_ema", "EMA ")):
         if state.get(key):
-            load_exactly(model, state[key], plan.checkpoint)
+            load_exactly(model, merged(state[key], state["config"]), plan.checkpoint)
             yield name, model

@@ -43,7 +43,7 @@ from engine.plan_lines import (
 from engine.precision.policy import Precision
 from engine.scores.best import Best
 from engine.train.stop_conditions import why_finished
-from models import build_model, describe
+from models import adapt, build_model, describe
 from models.compilation import parts_to_compile
 from models.pretrained.weights import load_exactly
 from models.transforms.activation_checkpointing import ActivationCheckpointing
@@ -141,7 +141,7 @@ class Preflight:
         config, process = self.config, plan.process
         precision = self.precision = self.attempt("precision", lambda: Precision(config, process.device))
         num_classes = config.MODEL.NUM_CLASSES or (len(sets[1].classes) if sets else None)
-        model = self.attempt("model", lambda: build_model(config, num_classes)) if num_classes else None
+        model = self.attempt("model", lambda: adapt(build_model(config, num_classes), config)) if num_classes else None
         self.model = model
         self.settle_batch_size(plan)
         if not config.EVAL:

@@ -42,7 +42,7 @@ from engine.session import Session
 from engine.train.build import build_trainer
 from engine.train.stop_conditions import DONE, EARLY_STOP, why_finished
 from engine.train.trainer import Trainer
-from models import build_model, describe
+from models import adapt, build_model, describe
 from models.compile_cache import prepare_compiler
 from models.pretrained.weights import check_exactly
 from models.teacher import Teacher
@@ -140,6 +140,7 @@ def make_model(session: Session, plan: Plan) -> torch.nn.Module:
     model = build_model(config, plan.num_classes)
     for line in process.after_first(lambda: plan.load_weights(model)):
         log.say(line)
+    adapt(model, config)
     log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
     # FSDP moves a model to the device block by block.
     return model if is_sharded(config, process) and not config.EVAL else model.to(process.device)

@@ -22,7 +22,7 @@ OF_THE_RUN = r"SAVE|TAG|DEVICE|NGPUS|MODEL\.PRETRAINED|DATA\.CACHE.*|DIST\..*"
 NOT_TAKEN = {
     "-resume": OF_A_START,
     "-eval": f"{OF_A_START}|{OF_THE_RUN}|COMPILE.*",
-    "-pretrained": rf"{OF_A_START}|{OF_THE_RUN}|MODEL\.(NUM_CLASSES|FREEZE)",
+    "-pretrained": rf"{OF_A_START}|{OF_THE_RUN}|MODEL\.(NUM_CLASSES|FREEZE|LORA\..*)",
 }
 # Whoever sets one of these says which model it is.
 MODEL_SETTINGS = ("MODEL.TYPE", *(f"MODEL.{name}" for name in VIT_FIELDS))

@@ -4,6 +4,7 @@ from torch import nn
 
 from configs.schema import Config
 from models.freeze import freeze
+from models.lora import adapt as adapt
 from models.timm_models import build_timm
 from models.vit import build_vit
 

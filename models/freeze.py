@@ -5,18 +5,22 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from models.patterns import covers
+from models.patterns import classifier_names, covers
 from models.running_statistics import has_running_statistics
 from utils.errors import ConfigError, did_you_mean
 
+CLASSIFIER = "classifier"  # names the model's classifier in MODEL.FREEZE
+
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Later patterns win, as in .gitignore: `*` then `!head` trains the head alone."""
+    """Later patterns win, as in .gitignore: `*` then `!classifier` trains the classifier alone, whatever its name."""
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    heads = classifier_names(model) if any(pattern.removeprefix("!") == CLASSIFIER for pattern in patterns) else []
     frozen: set[str] = set()
     for pattern in patterns:
         glob = pattern.removeprefix("!")
-        matched = {name for name in tensors if covers(glob, name)}
+        globs = heads if glob == CLASSIFIER else [glob]
+        matched = {name for name in tensors if any(covers(each, name) for each in globs)}
         if not matched:
             known = [*tensors, *(path for path, _ in model.named_modules())]
             raise ConfigError(
@@ -26,7 +30,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
 
     parameters = dict(model.named_parameters())
     if frozen.issuperset(parameters):
-        raise ConfigError(f"MODEL.FREEZE: {list(patterns)} leaves nothing to train; exempt a part, such as !head")
+        raise ConfigError(f"MODEL.FREEZE: {list(patterns)} leaves nothing to train; exempt a part, such as !classifier")
     for name in frozen & parameters.keys():
         parameters[name].requires_grad_(False)
     for path, module in model.named_modules():

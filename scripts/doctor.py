@@ -29,6 +29,7 @@ from engine.diagnose.failing_batch import Batches, read_overflow
 from engine.loss.build import build_loss
 from engine.precision.policy import set_matmul
 from models import build_model
+from models.formats.adapters import merged
 from models.pretrained.weights import load_exactly
 from scripts.command_line import Parser, read_checkpoint
 from utils.distributed import Process, choose_device
@@ -129,7 +130,7 @@ def make_model(config: Config, state: dict, batches: Batches) -> torch.nn.Module
     num_classes = config.MODEL.NUM_CLASSES or len(state["class_names"])
     check_batches(config, num_classes, batches)
     model = build_model(config, num_classes)
-    load_exactly(model, state["state_dict"], Path("the run's weights"))
+    load_exactly(model, merged(state["state_dict"], state["config"]), Path("the run's weights"))
     return model
 
 

@@ -3,9 +3,9 @@
     python scripts/export.py output/train-20260102-03-04-05 -output vit.safetensors
     python scripts/export.py output/train-20260102-03-04-05/last.pth -output whole.pth
 
-The weights are the raw ones or the EMA's, whichever scored better. The file's metadata holds the architecture, the class
-names, the preprocessing of images (size, crop, mean, standard deviation, under timm's names), all settings and the finished
-epochs, each as JSON; scripts/predict.py and `safetensors.safe_open(path, "pt").metadata()` read it.
+The weights are the raw ones or the EMA's, whichever scored better, with adapters (MODEL.LORA) merged into them. The file's
+metadata holds the architecture, the class names, the preprocessing of images (size, crop, mean, standard deviation, under
+timm's names), all settings and the finished epochs, each as JSON; scripts/predict.py and `safetensors.safe_open(path, "pt").metadata()` read it.
 
 With a name that ends in .pth, a sharded checkpoint (DIST.CHECKPOINT sharded) is merged into one file, as
 DIST.CHECKPOINT single would have written it.
@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 import torch
 
+from models.formats.adapters import merged
 from models.formats.common import weights_of
 from models.formats.torch import to_safetensors
 from scripts.command_line import CHECKPOINT_HELP, Parser, read_checkpoint
@@ -58,9 +59,9 @@ def export(source: str, target: Path, key: str | None = None) -> str:
             torch.save(checkpoint, file)
         return f"{target}: all of {path}, after epoch {epoch}"
     key = key or weights_of(checkpoint, path)[1]
-    weights = checkpoint.get(key)
-    if not weights:
+    if not checkpoint.get(key):
         raise ConfigError(f"-ema: {path} has no moving average, because its run had TRAIN.MODEL_EMA off")
+    weights = merged(checkpoint[key], checkpoint.get("config", {}))
     facts = {name: checkpoint[name] for name in METADATA if name in checkpoint} | {"epoch": epoch, "weights": key}
     metadata = {name: json.dumps(fact) for name, fact in facts.items()}
     target.parent.mkdir(parents=True, exist_ok=True)

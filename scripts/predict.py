@@ -29,6 +29,7 @@ from datasets.transforms.pixel_rules import PixelRules
 from engine.loss.classification import widen
 from engine.precision.policy import Precision, set_matmul
 from models import build_model
+from models.formats.adapters import merged
 from models.formats.common import weights_of
 from models.pretrained.weights import load_exactly
 from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, read_checkpoint
@@ -117,7 +118,7 @@ class Predictor:
         if kind not in state:
             raise ConfigError(f"-raw: {path} has only the EMA weights")
         model = build_model(self.config, self.config.MODEL.NUM_CLASSES or len(self.classes))
-        load_exactly(model, state[kind], path)
+        load_exactly(model, merged(state[kind], state["config"]), path)
         self.precision.transforms().apply(model)
         self.model = self.precision.computing(model.to(self.device)).eval()
         epoch = f" after epoch {state['epoch'] + 1}" if "epoch" in state else ""

@@ -120,7 +120,7 @@ PACKAGES = {
             "formats",
             "pretrained",
         ),
-        *("freeze", "kwargs", "vit", "timm_models", "__init__"),
+        *("freeze", "lora", "kwargs", "vit", "timm_models", "__init__"),
     ),
     "engine": (
         *(

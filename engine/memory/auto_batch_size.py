@@ -20,7 +20,7 @@ from engine.memory.recovery import MemoryGuard, release, shortage
 from engine.precision.policy import Precision
 from engine.train.build import build_trainer
 from engine.train.trainer import Trainer
-from models import build_model
+from models import adapt, build_model
 from utils.distributed import Process
 from utils.errors import ConfigError, StoppedBySignal
 from utils.log import Log
@@ -41,7 +41,7 @@ def find_batch_size(
         found, how = try_sizes(Trial(config, num_classes, process, stop), limit)
     else:
         precision = Precision(config, process.device)
-        found, how = calculate(config, build_model(config, num_classes), precision, process, limit)
+        found, how = calculate(config, adapt(build_model(config, num_classes), config), precision, process, limit)
     agreed = process.host_min(-stop.number or found)
     if agreed < 0:
         raise StoppedBySignal(-agreed, "while the largest batch was looked for")
@@ -170,7 +170,7 @@ class Trial:
                 self.trainer.update(window)
 
     def begin(self, config: Config, train_data: TrainData) -> None:
-        model = build_model(config, config.MODEL.NUM_CLASSES).to(self.device)
+        model = adapt(build_model(config, config.MODEL.NUM_CLASSES), config).to(self.device)
         silent = Log(rank=1)
         distils = config.TRAIN.DISTILLATION_TYPE != "none"
         teacher = random_teacher(config, config.MODEL.NUM_CLASSES) if distils else None

@@ -63,12 +63,12 @@ def teacher_bytes(config: Config, precision: Precision) -> int:
 def saved_bytes(config: Config, model: nn.Module, precision: Precision, count: int) -> int:
     """Bytes that one forward of `count` images saves for backward, without weights.
 
-    With TRAIN.GRAD_CHECKPOINTING: the inputs of the blocks, all of one block, and what is not in blocks. With MODEL.FREEZE
+    With TRAIN.GRAD_CHECKPOINTING: the inputs of the blocks, all of one block, and what is not in blocks. With frozen weights
     at least all of one block: a frozen one keeps nothing, but has it while it computes.
     """
     computing = precision.computing(model).train()
     kept = record_forward(config, computing, precision, count)
-    if not config.MODEL.FREEZE:
+    if all(parameter.requires_grad for parameter in model.parameters()):
         return kept.count(config.TRAIN.GRAD_CHECKPOINTING)
     thawed = record_forward(config, copy.deepcopy(computing).requires_grad_(), precision, count)
     return max(kept.count(config.TRAIN.GRAD_CHECKPOINTING), thawed.largest_block)

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from models.formats.adapters import merged
 from models.formats.common import Weights
 from models.formats.google import google_shapes, read_google
 from models.formats.paddle import read_paddle_weights
@@ -69,7 +70,7 @@ def read_weights(source: str | Path) -> Weights:
             raise ConfigError(f"{path}: {name} holds NaN or infinite values; use an earlier checkpoint")
     if not weights.state:
         raise ConfigError(f"{path} holds no weights")
-    return weights
+    return weights._replace(state=merged(weights.state, weights.record.get("config", {})))
 
 
 def what_is_recorded(path: Path) -> dict:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from models.formats.common import Weights
 from models.formats.files import find_file, read_weights
+from models.patterns import classifier_names
 from models.pretrained.said import ARCHITECTURE, classes_of_weights
 from models.pretrained.timm_tags import is_imagenet_by_other_names
 from utils.errors import ConfigError
@@ -63,7 +64,7 @@ def _load(
     # Resizing in the half precision of a file would round what the model keeps in fp32.
     half = (torch.float16, torch.bfloat16)
     state = {name: tensor.float() if tensor.dtype in half else tensor for name, tensor in weights.state.items()}
-    heads = _head_names(model)
+    heads = classifier_names(model)
     by_name = [] if needs_head else _match_heads(model, state, heads, weights.record.get("class_names"), classes)
     lines = _drop_heads(model, state, [head for head in heads if f"{head}.weight" in state or not by_name])
     if lines and needs_head:
@@ -77,13 +78,6 @@ def _load(
     _check_same_architecture(model, state, heads, changed)
     model.load_state_dict(state, strict=False)
     return lines
-
-
-def _head_names(model: nn.Module) -> list[str]:
-    """The classifier's module, or both of a distilled DeiT."""
-    classifier = model.get_classifier()
-    classifiers = classifier if isinstance(classifier, tuple) else (classifier,)
-    return [name for name, module in model.named_modules() if any(module is each for each in classifiers)]
 
 
 def _match_heads(

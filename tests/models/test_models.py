@@ -176,6 +176,7 @@ def test_freeze_names_parameters_and_modules_and_later_patterns_win():
     assert trainable("blocks.0") == trainable("blocks.0.*") == everything - block
     assert trainable("pos_embed", "*.bias") == {n for n in everything if n != "pos_embed" and not n.endswith(".bias")}
     assert trainable("*", "!head", "head.bias") == {"head.weight"}
+    assert trainable("*", "!classifier") == {"head.weight", "head.bias"}
     assert trainable("*", "!blocks.?.norm1") == {
         f"blocks.{n}.norm1.{leaf}" for n in (0, 1) for leaf in ("weight", "bias")
     }

@@ -13,7 +13,7 @@ from engine.train.callbacks import Callback
 from engine.train.counters import EpochResult, Report
 from engine.train.epoch_loop import train_epoch
 from engine.train.trainer import Trainer
-from models import build_model
+from models import adapt, build_model
 from tests.support.configs import CPU
 from utils.distributed import Process
 from utils.log import Log
@@ -48,7 +48,7 @@ def make_trainer(
     """As a run makes it, of weights that are always the same."""
     train_set, _ = load_image_sets(config)
     torch.manual_seed(0)
-    model = build_model(config, 10)
+    model = adapt(build_model(config, 10), config)
     data = build_train_data(config, train_set, Process(device))
     log = Log(0)
     model = (model.double() if double else model).to(device)

@@ -1,0 +1,74 @@
+"""Low-rank adapters (MODEL.LORA), made by peft: beside each layer a product of two small matrices, which alone is trained."""
+
+from collections.abc import Iterable
+from typing import NoReturn
+
+from torch import nn
+
+from configs.schema import Config, Lora
+from models.freeze import freeze
+from models.patterns import classifier_names, covers
+from utils.errors import ConfigError
+from utils.text import first_of
+
+ALL_LINEAR = "all-linear"
+
+
+def adapt(model: nn.Module, config: Config) -> nn.Module:
+    """The model with adapters as MODEL.LORA says, which compute nothing yet; only they and the classifier are trained.
+
+    Not for evaluation: what reads weights merges the adapters into them (models/formats/adapters.py).
+    """
+    settings = config.MODEL.LORA
+    if not settings.RANK or config.EVAL:
+        return model
+    layers = _layers(model, settings)
+    for name, layer in layers.items():
+        narrow = min(layer.weight.shape)
+        if settings.RANK > narrow:
+            raise ConfigError(
+                f"MODEL.LORA.RANK: {settings.RANK} is more than {narrow}, the smaller side of {name} "
+                f"({layer.in_features} x {layer.out_features}); an adapter saves weights only well below that"
+            )
+    try:
+        from peft import LoraConfig, inject_adapter_in_model  # takes seconds
+    except ImportError as error:
+        raise ConfigError(
+            f"MODEL.LORA.RANK is {settings.RANK}, which needs peft: pip install peft ({error})"
+        ) from error
+
+    freeze(model, ("*", "!classifier"))
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    adapters = LoraConfig(
+        r=settings.RANK, lora_alpha=settings.ALPHA, lora_dropout=settings.DROPOUT, target_modules=list(layers)
+    )
+    inject_adapter_in_model(adapters, model)
+    for parameter in trained:  # peft freezes all but its own
+        parameter.requires_grad_(True)
+    return model
+
+
+def _layers(model: nn.Module, settings: Lora) -> dict[str, nn.Linear]:
+    """The layers that MODEL.LORA.TARGETS names, by their names. The classifier is none of them: it is trained whole."""
+    heads = tuple(classifier_names(model))
+    linear = {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and not any(covers(head, name) for head in heads)
+    }
+    found: dict[str, nn.Linear] = {}
+    for pattern in settings.TARGETS:
+        matched = {name: linear[name] for name in linear if pattern == ALL_LINEAR or covers(pattern, name)}
+        if not matched and settings.TARGETS != Lora.TARGETS:
+            _refuse(pattern, linear)
+        found |= matched
+    if not found:
+        _refuse(", ".join(settings.TARGETS), linear)
+    return found
+
+
+def _refuse(patterns: str, linear: Iterable[str]) -> NoReturn:
+    there_are = f"it has {first_of(list(linear), limit=3)}; or {ALL_LINEAR}" if linear else "it has none"
+    raise ConfigError(
+        f"MODEL.LORA.TARGETS: {patterns} matches no linear layer of this model beside its classifier; {there_are}"
+    )

@@ -1,0 +1,153 @@
+"""MODEL.LORA: adapters learn, everything else stays, and merged they are plain weights."""
+
+import json
+import shutil
+import sys
+
+import pytest
+import timm
+import torch
+
+import main_single_gpu
+from models import adapt, build_model
+from models.formats.adapters import merged
+from scripts.export import export
+from scripts.predict import Predictor
+from tests.support.configs import small_config
+from tests.support.refusals import refused
+from tests.support.run_hash import run_hash
+from tests.support.runs import run_folder
+from tests.support.trainers import make_trainer, update
+from utils.errors import ConfigError
+from utils.program import exit_code
+
+RANK = "MODEL.LORA.RANK=4"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def public_datasets(tmp_path_factory):
+    """The metadata of the public package `datasets`, for which transformers, which peft imports, looks."""
+    site = tmp_path_factory.mktemp("site")
+    (site / "datasets-4.0.0.dist-info").mkdir()
+    (site / "datasets-4.0.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: datasets\nVersion: 4.0.0\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        yield
+
+
+def trained(tmp_path, *options: str):
+    """A trainer of a model with adapters, after three updates."""
+    return update(make_trainer(small_config(tmp_path, RANK, "TRAIN.WARMUP_EPOCHS=0", *options)), 3)
+
+
+def test_adapters_and_classifier_learn_and_nothing_else_moves(tmp_path):
+    begun = make_trainer(small_config(tmp_path, RANK)).model.state_dict()
+    ended = trained(tmp_path).model.state_dict()
+    moved = {name for name, tensor in ended.items() if not torch.equal(tensor, begun[name])}
+    assert {name.rpartition(".")[0] for name in moved if ".lora_" not in name} == {"head"}
+    assert len([name for name in moved if ".lora_" in name]) == 2 * 2 * 4  # A and B, blocks, layers
+
+
+@pytest.mark.parametrize("options", [[], ["MODEL.LORA.TARGETS=[all-linear]", "MODEL.LORA.ALPHA=7"]])
+def test_merged_weights_give_the_same_logits(tmp_path, options):
+    trainer = trained(tmp_path, *options)
+    config = trainer.config
+    plain = build_model(config, 10)
+    plain.load_state_dict(merged(trainer.model.state_dict(), {"MODEL.LORA.ALPHA": config.MODEL.LORA.ALPHA}))
+    images = torch.randn(32, 1, 8, 8)
+    with torch.no_grad():
+        ours, theirs = trainer.model.eval()(images), plain.eval()(images)
+    assert (ours - theirs).abs().max() <= 1e-6 * ours.abs().max()
+    begun = make_trainer(config).model.eval()(images)
+    assert (ours - begun).abs().max() > 1e-2 * ours.abs().max()
+
+
+def test_before_the_first_update_the_adapted_model_is_the_plain_one(tmp_path):
+    config = small_config(tmp_path, RANK)
+    torch.manual_seed(0)
+    plain = build_model(config, 10).eval()
+    images = torch.randn(4, 1, 8, 8)
+    with torch.no_grad():
+        expected = plain(images)
+        assert torch.equal(adapt(plain, config)(images), expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["AMP=true"],
+        ["AMP=true", "PRECISION.MODE=naive"],
+        ["TRAIN.GRAD_CHECKPOINTING=true"],
+        ["TRAIN.MODEL_EMA=true", "MODEL.LORA.DROPOUT=0.5"],
+    ],
+)
+def test_it_learns_with(tmp_path, options):
+    begun = make_trainer(small_config(tmp_path, RANK, *options)).model.state_dict()
+    trainer = trained(tmp_path, *options)
+    ended = trainer.model.state_dict()
+    for name in ("blocks.0.attn.qkv.lora_B.default.weight", "blocks.1.mlp.fc2.lora_A.default.weight"):
+        assert not torch.equal(begun[name], ended[name])
+    assert torch.equal(begun["blocks.0.attn.qkv.base_layer.weight"], ended["blocks.0.attn.qkv.base_layer.weight"])
+    assert torch.isfinite(torch.tensor(trainer.report().mean_loss))
+
+
+def test_a_model_without_such_layers_is_refused(tmp_path):
+    with refused(ConfigError, "MODEL.LORA.TARGETS", "it has none"):
+        adapt(timm.create_model("test_resnet", num_classes=10), small_config(tmp_path, RANK))
+
+
+def test_without_peft_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    config = small_config(tmp_path, RANK)
+    with refused(ConfigError, "MODEL.LORA.RANK", "4", "pip install peft"):
+        adapt(build_model(config, 10), config)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, small_yaml):
+    """The settings' flags, and the folder of a run with a running mean, saved after each epoch."""
+    output = tmp_path_factory.mktemp("run")
+    options = ["MODEL.LORA.DROPOUT=0.2", "TRAIN.MODEL_EMA=true", "SAVE_FREQ=1", "KEEP_CHECKPOINTS=9"]
+    flags = ["-cfg", str(small_yaml), "-opts", RANK, *options]
+    assert exit_code(main_single_gpu.main, [*flags, f"SAVE={output}"]) == 0
+    return flags, run_folder(output)
+
+
+@pytest.mark.usefixtures("signal_handlers")
+def test_a_resumed_run_ends_with_the_same_hash(finished, tmp_path):
+    flags, folder = finished
+    (tmp_path / folder.name).mkdir()
+    for name in ("config.yaml", "metrics.csv", "metrics.jsonl", "steps.csv", "checkpoint-1.pth"):
+        shutil.copy(folder / name, tmp_path / folder.name)
+    resumed = ["-resume", str(tmp_path / folder.name / "checkpoint-1.pth")]
+    assert exit_code(main_single_gpu.main, [*flags, f"SAVE={tmp_path}", *resumed]) == 0
+    assert run_hash(tmp_path / folder.name) == run_hash(folder)
+
+
+@pytest.mark.usefixtures("signal_handlers")
+@pytest.mark.parametrize("word", ["-resume", "-pretrained"])
+def test_evaluation_needs_no_peft_and_scores_what_training_did(finished, tmp_path, monkeypatch, word):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    _, folder = finished
+    flags = ["-eval", word, str(folder / "last.pth"), "-output", str(tmp_path)]
+    assert exit_code(main_single_gpu.main, flags) == 0
+    status = json.loads((run_folder(tmp_path) / "status.json").read_text())
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    raw = word == "-resume" or torch.load(folder / "last.pth", weights_only=True)["preferred"] == "state_dict"
+    key = "eval_loss" if raw else "eval_loss_ema"
+    assert status["raw"]["loss"] == pytest.approx(last[key], rel=1e-5)
+
+
+def test_an_exported_file_is_plain_weights_and_predicts_the_same(finished, tmp_path):
+    _, folder = finished
+    export(str(folder / "last.pth"), tmp_path / "plain.safetensors")
+    arguments = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 16, "depth": 2, "num_heads": 2}
+    theirs = timm.create_model(
+        "vit_tiny_patch16_224", checkpoint_path=str(tmp_path / "plain.safetensors"), num_classes=10, **arguments
+    )
+    ours = Predictor(str(folder / "last.pth"), raw=False).model
+    images = torch.randn(4, 1, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images), theirs.eval()(images), rtol=0, atol=1e-6)

@@ -24,10 +24,15 @@ class Layer:
     texts: dict[str, Text]
 
 
+def shipped_files() -> list[Path]:
+    """halfstep's own settings files: of its models, then its recipes."""
+    return [*sorted(SHIPPED.glob("*.yaml")), *sorted(SHIPPED.glob("recipes/*.yaml"))]
+
+
 def find_settings_file(cfg: str | None) -> str:
     """Return the path given with -cfg, or raise an error that lists the alternatives."""
     if not cfg:
-        names = "\n".join(f"  {_relative_to_cwd(path)}" for path in sorted(SHIPPED.glob("*.yaml")))
+        names = "\n".join(f"  {_relative_to_cwd(path)}" for path in shipped_files())
         raise ConfigError(f"-cfg is missing; it names the settings file, for example one of these:\n{names}")
     if os.path.exists(cfg):
         return cfg
@@ -132,7 +137,7 @@ def _bases(text: Text, origin: str) -> list[str]:
 
 def _nearest_files(path: str) -> str:
     """'; did you mean ...?' with settings files of a similar name, in the same folder or among the shipped ones."""
-    files = [file for folder in (Path(path).parent, SHIPPED) for file in sorted(folder.glob("*.y*ml"))]
+    files = [*sorted(Path(path).parent.glob("*.y*ml")), *shipped_files()]
     words = set(re.split(r"[^a-z0-9]+", Path(path).stem.lower()))
     near = [file.stem for file in files if words <= set(file.stem.lower().split("_"))]  # vit_base: vit_base_patch16_224
     near = near or difflib.get_close_matches(Path(path).stem, [file.stem for file in files], n=1, cutoff=0.75)

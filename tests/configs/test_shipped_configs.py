@@ -25,19 +25,13 @@ PARAMETERS = {  # published, for 1000 classes
     "vit_huge_patch14_224": 632_045_800,
 }
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+RECIPES = sorted((ROOT / "configs").glob("*/*.yaml"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_shipped_file_opens_with_accuracy_time_and_a_command_that_trains_its_model(path):
     """The step runs on the meta device, where it costs nothing."""
-    opening = "".join(itertools.takewhile(lambda line: line.startswith("#"), path.open(encoding="utf-8")))
-    assert "Expected accuracy: " in opening and "Time: " in opening
-    entry, *words = shlex.split(re.search(r"python (main_.*)", opening.replace("\\\n#", " ")).group(1))
-    assert entry in ("main_single_gpu.py", "main_multi_gpu.py")
-    assert words[:2] == ["-cfg", f"./configs/{path.name}"]
-    loaded = load(words)
-    config = loaded.config
-    assert not loaded.notes
+    config = load_command_of(path).config
     with meta_device():
         model = build_model(config, 1000)
         images = torch.empty(2, config.DATA.IMAGE_CHANNELS, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE)
@@ -49,7 +43,29 @@ def test_shipped_file_opens_with_accuracy_time_and_a_command_that_trains_its_mod
         assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[path.stem]
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipe_opens_with_its_source_accuracy_time_and_a_command(path):
+    """What it trains is compared with its source in test_recipes.py."""
+    assert "# Source: https://" in opening_of(path)
+    load_command_of(path)
+
+
+def opening_of(path):
+    return "".join(itertools.takewhile(lambda line: line.startswith("#"), path.open(encoding="utf-8")))
+
+
+def load_command_of(path):
+    opening = opening_of(path)
+    assert "Expected accuracy: " in opening and "Time: " in opening
+    entry, *words = shlex.split(re.search(r"python (main_.*)", opening.replace("\\\n#", " ")).group(1))
+    assert entry in ("main_single_gpu.py", "main_multi_gpu.py")
+    assert words[:2] == ["-cfg", f"./{path.relative_to(ROOT)}"]
+    loaded = load(words)
+    assert not loaded.notes
+    return loaded
+
+
+@pytest.mark.parametrize("path", [*CONFIGS, *RECIPES], ids=lambda path: path.stem)
 def test_shipped_file_loads_and_its_saved_form_gives_the_same_config(path, here):
     loaded = load(["-cfg", str(path)])
     saved = to_yaml(loaded.config, loaded.origins)

@@ -1,0 +1,181 @@
+"""Each recipe against its published script: rates, parameter groups, augmentation and loss.
+
+The figures here are read from the sources that the recipes name, and not from the recipes.
+"""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import timm
+import torch
+from timm.data import Mixup, create_transform
+from timm.loss import SoftTargetCrossEntropy
+from timm.optim import param_groups_weight_decay
+from timm.scheduler import CosineLRScheduler
+from torch.testing import assert_close
+
+from configs.load import load
+from datasets import Mixed
+from engine.loss.build import build_loss
+from engine.optim.groups import parameter_groups
+from engine.optim.schedule import Schedule
+from models import build_model
+from tests.support.configs import meta_device
+from tests.support.runs import ROOT
+
+# What README_deit.md and main.py of DeiT say: arguments of the script, GPUs, and images on each.
+DEIT = {
+    "deit_tiny_patch16_224": SimpleNamespace(gpus=4, batch=256),
+    "deit_small_patch16_224": SimpleNamespace(gpus=4, batch=256),
+    "deit_base_patch16_224": SimpleNamespace(gpus=16, batch=64),
+}
+IMAGENET, CIFAR = 1_281_167, 50_000
+# Updates, those of them warm-up, rate, images, global batch: of configs/vit_s16_i1k.py, vit.py, augreg.py and common.py.
+# The updates are those of whole epochs of all images; the openings say how that differs.
+COSINES = {
+    "vit_small_patch16_224_90ep": (112_590, 10_000, 1e-3, IMAGENET, 1024),
+    "vit_base_patch16_384_cifar10": (9_991, 500, 0.01, CIFAR, 512),
+    "vit_base_patch16_384_cifar100": (9_991, 500, 0.03, CIFAR, 512),
+    "vit_base_patch16_384_flowers102": (500, 100, 0.03, 1_020, 512),
+    "vit_base_patch16_384_caltech101": (495, 100, 0.03, 7_809, 512),
+}
+
+
+def recipe(name):
+    return load(["-cfg", str(ROOT / "configs" / "recipes" / f"{name}.yaml")]).config
+
+
+def test_every_recipe_is_compared():
+    assert {path.stem for path in (ROOT / "configs" / "recipes").glob("*.yaml")} == {*DEIT, *COSINES}
+
+
+@pytest.mark.parametrize("name", DEIT)
+def test_rates_of_deit_are_those_of_timms_scheduler(name):
+    batch = DEIT[name].gpus * DEIT[name].batch
+    assert batch == DEIT[name].gpus * recipe(name).DATA.BATCH_SIZE
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=5e-4 * batch / 512)
+    published = CosineLRScheduler(optimizer, t_initial=300, lr_min=1e-5, warmup_lr_init=1e-6, warmup_t=5)
+    steps = IMAGENET // batch
+    ours = Schedule(recipe(name).TRAIN, steps, batch)
+    for epoch in (0, 1, 4, 5, 6, 50, 150, 299):
+        published.step(epoch)
+        for step in (epoch * steps, (epoch + 1) * steps - 1):
+            assert ours(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
+    assert recipe(name).TRAIN.NUM_EPOCHS == 300
+
+
+@pytest.mark.parametrize("name", COSINES)
+def test_rates_of_googles_recipes_are_those_of_their_formula(name):
+    updates, warmup, rate, images, batch = COSINES[name]
+    config = recipe(name)
+    in_epoch = images / batch if not config.DATA.DROP_LAST else images // batch
+    steps = math.ceil(in_epoch)
+    assert config.TRAIN.NUM_EPOCHS * steps == updates
+    ours = Schedule(config.TRAIN, steps, batch)
+    for step in (0, 1, warmup // 2, warmup - 1, warmup, warmup + 1, (warmup + updates) // 2, updates - 1):
+        progress = min(max((step - warmup) / (updates - warmup), 0.0), 1.0)
+        published = rate * 0.5 * (1 + math.cos(math.pi * progress)) * min(1.0, step / warmup)
+        assert ours(step) == pytest.approx(published, rel=1e-4, abs=1e-5 * rate)
+
+
+# Decay as torch's AdamW counts it, which multiplies it by the rate; big_vision's does not.
+@pytest.mark.parametrize(
+    ("name", "decay"), [("deit_tiny_patch16_224", 0.05), ("vit_small_patch16_224_90ep", 1e-4 / 1e-3)]
+)
+def test_parameter_groups_are_timms(name, decay):
+    config = recipe(name)
+    with meta_device():
+        model = build_model(config, 1000)
+    ours = parameter_groups(config.TRAIN, model, dict(model.named_parameters()))
+    published = param_groups_weight_decay(model, decay, no_weight_decay_list=model.no_weight_decay())
+    assert by_decay(ours) == by_decay(published)
+
+
+def by_decay(groups):
+    """{parameter: its weight decay}"""
+    return {id(each): pytest.approx(group["weight_decay"]) for group in groups for each in group["params"]}
+
+
+def test_plain_vit_decays_big_visions_kernels_and_nothing_else():
+    """Its wd_mults name kernels only: of the patches, of attention and MLP, and of the classifier."""
+    config = recipe("vit_small_patch16_224_90ep")
+    with meta_device():
+        model = build_model(config, 1000)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    decayed, kept = parameter_groups(config.TRAIN, model, dict(model.named_parameters()))
+    kernels = {name for name, parameter in model.named_parameters() if name.endswith("weight") and parameter.ndim > 1}
+    assert {names[id(each)] for each in decayed["params"]} == kernels
+    assert "pos_embed" in {names[id(each)] for each in kept["params"]}
+    assert not model.num_prefix_tokens and model.global_pool == "avg"  # no class token
+
+
+@pytest.mark.parametrize("name", DEIT)
+def test_images_of_deit_are_augmented_as_by_timms_transform(name):
+    config = recipe(name)
+    train = create_transform(
+        224,
+        is_training=True,
+        color_jitter=0.3,
+        auto_augment="rand-m9-mstd0.5-inc1",
+        interpolation="bicubic",
+        re_prob=0.25,
+        re_mode="pixel",
+    ).transforms
+    crop, erasing = train[0], train[-1]
+    data, settings = config.DATA, config.TRAIN
+    assert (data.CROP_SCALE, data.CROP_RATIO) == (tuple(crop.scale), tuple(crop.ratio))
+    assert (data.IMAGE_SIZE, data.train_interpolation, data.TRAIN_CROP) == (224, "bicubic", "rrc")
+    assert data.HFLIP == train[1].p
+    assert (
+        settings.AUTO_AUGMENT == "rand-m9-mstd0.5-inc1" and not settings.COLOR_JITTER
+    )  # timm's policy drops the jitter
+    assert (settings.RANDOM_ERASE_PROB, settings.RANDOM_ERASE_MODE) == (erasing.probability, "pixel")
+    assert settings.RANDOM_ERASE_COUNT == erasing.max_count
+    assert (settings.MIXUP_ALPHA, settings.CUTMIX_ALPHA, settings.MIXUP_PROB, settings.MIXUP_SWITCH_PROB) == (
+        0.8,
+        1,
+        1,
+        0.5,
+    )
+    assert (settings.MIXUP_MODE, settings.MIXUP_GROUP) == ("batch", DEIT[name].batch)
+    assert (settings.REPEATED_AUG, config.MODEL.DROPPATH, settings.GRAD_CLIP) == (3, 0.1, None)
+    assert (settings.MODEL_EMA, settings.MODEL_EMA_DECAY, settings.MODEL_EMA_WARMUP) == (True, 0.99996, False)
+    model_config = timm.get_pretrained_cfg(name)
+    assert (data.IMAGENET_MEAN, data.IMAGENET_STD) == (tuple(model_config.mean), tuple(model_config.std))
+    assert data.CROP_PCT == 0.875
+
+
+def test_plain_vit_is_augmented_as_big_vision_says():
+    config = recipe("vit_small_patch16_224_90ep")
+    data, train = config.DATA, config.TRAIN
+    assert (data.CROP_SCALE, data.train_interpolation, data.CROP_PCT) == ((0.05, 1.0), "bilinear", 224 / 256)
+    assert (train.AUTO_AUGMENT, train.MIXUP_ALPHA, train.CUTMIX_ALPHA, train.MIXUP_GROUP) == (
+        "rand-m10-n2-p1",
+        0.2,
+        0,
+        None,
+    )
+    assert (train.GRAD_CLIP, train.SMOOTHING, train.RANDOM_ERASE_PROB, train.MODEL_EMA) == (1.0, 0, 0, False)
+
+
+@pytest.mark.parametrize("name", [name for name in COSINES if "384" in name])
+def test_fine_tuning_does_what_the_jax_code_does(name):
+    config = recipe(name)
+    data, train = config.DATA, config.TRAIN
+    assert data.BATCH_SIZE * train.ACCUM_ITER == 512
+    assert (train.OPTIMIZER.NAME, train.OPTIMIZER.MOMENTUM, train.WEIGHT_DECAY, train.GRAD_CLIP) == ("SGD", 0.9, 0, 1)
+    assert (data.IMAGE_SIZE, data.CROP_SCALE, data.CROP_MODE, data.CROP_PCT) == (384, (0.05, 1.0), "squash", 1.0)
+    assert not (train.augments or train.mixes or train.SMOOTHING or config.MODEL.DROPOUT)
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "vit_small_patch16_224_90ep"])
+def test_loss_is_timms_for_mixed_targets(name):
+    config = recipe(name)
+    logits, targets = torch.linspace(-2, 3, 80, dtype=torch.float64).view(8, 10), torch.arange(8)
+    mixup = Mixup(config.TRAIN.MIXUP_ALPHA, label_smoothing={"deit": 0.1}.get(name[:4], 0.0), num_classes=10)
+    _, soft = mixup(torch.zeros(8, 3, 2, 2), targets)
+    low = soft.min()  # what smoothing gives to every class
+    share = (soft[0, targets[0]] - low) / (1 - 10 * low)
+    ours = build_loss(config)(logits, Mixed(targets, targets.flip(0), share.repeat(8)))
+    assert_close(ours, SoftTargetCrossEntropy()(logits, soft.double()), atol=1e-6, rtol=1e-6)

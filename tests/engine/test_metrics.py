@@ -1,5 +1,6 @@
 """The metrics of images with several labels, against scikit-learn's and for any number of processes."""
 
+import json
 import threading
 
 import numpy as np
@@ -9,7 +10,10 @@ from sklearn.metrics import average_precision_score, f1_score, recall_score
 
 from engine.scores import average_precision as module
 from engine.scores.tally import Tally
+from scripts.predict import Predictor
 from tests.support.configs import CPU
+from tests.support.runs import run, run_folder
+from tests.support.several_labels import write_digits
 from utils.distributed import Process
 
 NUM_IMAGES, NUM_CLASSES = 403, 9
@@ -95,6 +99,26 @@ def test_top1_counts_images_whose_highest_score_is_one_of_their_labels(scored):
     assert scores.top1 == pytest.approx(100 * np.mean(right))
     losses = torch.nn.functional.binary_cross_entropy_with_logits(logits.double(), targets.double())
     assert scores.loss == pytest.approx(losses.item(), rel=1e-6)
+
+
+def test_a_run_is_best_by_map_and_predict_prints_the_labels_above_one_half(tmp_path, small_yaml):
+    file, _ = write_digits(tmp_path, 120)
+    words = ["DATA.LABEL_SEPARATOR=|", "DATA.VAL_FRACTION=0.3", "TRAIN.NUM_EPOCHS=1", "TRAIN.BASE_LR=0.01"]
+    flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-dataset", "csv", "-data_path", str(file)]
+    ended = run("main_single_gpu.py", *flags, "-opts", *words)
+    assert ended.returncode == 0, ended.printed
+    folder = run_folder(tmp_path / "o")
+    row, status = (json.loads((folder / name).read_text()) for name in ("metrics.jsonl", "status.json"))
+    assert status["best"]["map"] == pytest.approx(row["eval_map"], abs=1e-3)
+    assert row["eval_micro_f1"] is not None and row["eval_macro_f1"] is not None
+    paths, predictor = (
+        [str(tmp_path / f"{number}.png") for number in range(40)],
+        Predictor(folder / "best.pth", raw=False),
+    )
+    some, above = sorted(dict(predictor(paths, top=4)).items()), dict(predictor(paths))
+    assert {len(guesses) for _, guesses in some} == {4}
+    assert any(sum(probability for _, probability in guesses) > 1.01 for _, guesses in some), "not of one class each"
+    assert above == {path: [each for each in guesses if each[1] > 0.5] for path, guesses in some}
 
 
 def test_without_labels_or_images_the_metrics_are_zero():

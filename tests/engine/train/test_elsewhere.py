@@ -24,6 +24,7 @@ from models.transforms.gpu_kernels import PatchConv2d
 from tests.support.configs import CPU, small_config
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
 from tests.support.run_hash import state_hash
+from tests.support.several_labels import write_digits
 from tests.support.trainers import Lines, big_logits, make_trainer, update
 from utils.distributed import Process
 
@@ -33,6 +34,7 @@ WAITS = {
     "report": {"item": 1, "tolist": 1},  # the loss scale; all counters
     "comparison with float32": {"item": 1, "tolist": 1},  # the loss scale; losses, cosines and underflow of all modules
     "evaluation": {"tolist": 1},  # the sums over all batches
+    "evaluation of several labels": {"tolist": 1, "blocking copy": 2},  # and the scores and labels of all images
     "save": {"item": 3, "synchronize": 1},  # the loss scale and its two counts; copies of all tensors
 }
 HALF = "AMP=true"
@@ -162,6 +164,23 @@ def test_comparisons_evaluations_and_saves_wait_as_often_as_they_must(tmp_path, 
             saver.save(trainer.state_dict(), [])
             saver.wait()
         assert seen == WAITS["save"]
+
+
+@on_pretend_device
+def test_with_several_labels_an_image_updates_wait_for_nothing_and_evaluations_not_for_each_batch(tmp_path):
+    file, _ = write_digits(tmp_path, 80)
+    options = ("DATA.DATASET=csv", f"DATA.DATA_PATH={file}", "DATA.LABEL_SEPARATOR=|", "DATA.VAL_FRACTION=0.5")
+    config = small_config(tmp_path, *options, "MODEL.NUM_CLASSES=10", "TRAIN.MIXUP_ALPHA=0.8", "DATA.BATCH_SIZE_EVAL=5")
+    trainer, process = trainer_there(config), Process(torch.device(DEVICE))
+    eval_set = load_image_sets(config)[1]
+    data, bad = build_eval_data(config, eval_set, process), BadImages(eval_set, 0.0, str)
+    assert len(eval_set) > 20
+    with waits() as seen:
+        update(trainer, 1)
+    assert seen == WAITS["update"]
+    with waits() as seen:
+        scores = evaluate(trainer.model, data, trainer.prepare.normalize, trainer.precision, process, bad)
+    assert seen == WAITS["evaluation of several labels"] and 0 < scores.map <= 100
 
 
 @pytest.mark.parametrize("mode", ["autocast", "naive"])

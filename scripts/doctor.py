@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
     device = choose_device("auto", local_rank=0)
     set_matmul(config.PRECISION.MATMUL)
     for each in batches or [next_batch(config, state)]:
-        loss = build_loss(config, state.get("class_weights"))
+        loss = build_loss(config, state.get("class_weights"), device)
         found = diagnose(make_case(config, make_model(config, state, each), device, each, scale, loss))
         if found.first:
             break

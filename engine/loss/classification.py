@@ -4,7 +4,6 @@ The sum is divided by the number of images, never by the sum of their weights: s
 how it is split into micro-batches.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,12 +21,13 @@ class CrossEntropy:
     weights w the loss of an image is the sum of -w[c] target[c] log p[c] over the classes c.
     """
 
-    def __init__(self, settings: Train, class_weights: Sequence[float] | None = None):
-        self._smoothing, self._weights = settings.SMOOTHING, ClassWeights(class_weights)
+    def __init__(self, settings: Train, class_weights: Tensor | None = None):
+        """`class_weights` [classes]: on the device of the logits."""
+        self._smoothing, self._weights = settings.SMOOTHING, class_weights
 
     def __call__(self, logits: Tensor, targets: Tensor | Mixed) -> Tensor:
         logits = widen(logits)
-        weights = self._weights.like(logits)
+        weights = None if self._weights is None else self._weights.to(logits.dtype)
         if isinstance(targets, Mixed):
             first, second = (self._of_each(logits, each, weights) for each in (targets.first, targets.second))
             return torch.lerp(second, first, targets.share.to(first.dtype)).mean()
@@ -47,11 +47,9 @@ class BinaryCrossEntropy:
     towards 0.5. Class weights multiply the part of the images that have the class, as TRAIN.BCE_POS_WEIGHT does for all.
     """
 
-    def __init__(self, settings: Train, class_weights: Sequence[float] | None = None):
-        self._settings = settings
-        factor = settings.BCE_POS_WEIGHT
-        weights = [factor * weight for weight in class_weights] if class_weights else None
-        self._weights = ClassWeights(weights or ([factor] if factor != 1 else None))
+    def __init__(self, settings: Train, class_weights: Tensor | None = None):
+        """`class_weights` [classes]: on the device of the logits."""
+        self._settings, self._weights = settings, class_weights
 
     def __call__(self, logits: Tensor, targets: Tensor | Mixed) -> Tensor:
         logits, threshold = widen(logits), self._settings.BCE_TARGET_THRESH
@@ -62,9 +60,9 @@ class BinaryCrossEntropy:
             soft = self._soft(targets, logits)
         if threshold is not None:
             soft = soft.gt(threshold).to(soft.dtype)
-        losses = functional.binary_cross_entropy_with_logits(
-            logits, soft, pos_weight=self._weights.like(logits), reduction="none"
-        )
+        weights = torch.ones_like(logits[0]) if self._weights is None else self._weights.to(logits.dtype)
+        weights = self._settings.BCE_POS_WEIGHT * weights
+        losses = functional.binary_cross_entropy_with_logits(logits, soft, pos_weight=weights, reduction="none")
         return (losses.sum(1) if self._settings.BCE_SUM else losses.mean(1)).mean()
 
     def _soft(self, targets: Tensor, logits: Tensor) -> Tensor:
@@ -74,18 +72,6 @@ class BinaryCrossEntropy:
             return targets.to(logits.dtype) * (1 - smoothing) + 0.5 * smoothing
         low = smoothing / logits.shape[1]
         return torch.full_like(logits, low).scatter_(1, targets[:, None], 1 - smoothing + low)
-
-
-class ClassWeights:
-    """Weights of the classes, or none, on the device and in the type of the logits."""
-
-    def __init__(self, weights: Sequence[float] | None):
-        self._weights = None if weights is None else torch.tensor(weights, dtype=torch.float64)
-
-    def like(self, logits: Tensor) -> Tensor | None:
-        if self._weights is not None and (self._weights.device, self._weights.dtype) != (logits.device, logits.dtype):
-            self._weights = self._weights.to(logits.device, logits.dtype)  # once: a copy makes the host wait
-        return self._weights
 
 
 class Taught(NamedTuple):

@@ -49,7 +49,7 @@ def build_trainer(
     parallel.track_optimizer(optimizer)
     normalize = Normalize(config.DATA, parameters[0].dtype).to(process.device)
     prepare = Preparation(config, normalize, is_compiled=config.COMPILE and process.device.type != "cpu")
-    loss = build_loss(config, class_weights(config, data.image_set))
+    loss = build_loss(config, class_weights(config, data.image_set), process.device)
     if teacher:
         prepare, loss = TaughtPreparation(prepare, teacher, precision), DistillationLoss(loss, config.TRAIN)
     return Trainer(

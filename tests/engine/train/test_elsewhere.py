@@ -53,6 +53,8 @@ MODES = {
     "EMA": "TRAIN.MODEL_EMA=true",
     "accumulation": "DATA.BATCH_SIZE=16 TRAIN.ACCUM_ITER=2",
     "no clipping": "TRAIN.GRAD_CLIP=null",
+    "weighted classes": "TRAIN.CLASS_WEIGHTS=auto DATA.SAMPLER=balanced",
+    "binary losses": f"{HALF} TRAIN.LOSS=bce TRAIN.CLASS_WEIGHTS=auto TRAIN.BCE_TARGET_THRESH=0.2 TRAIN.MIXUP_ALPHA=0.8",
     "SGD": "TRAIN.OPTIMIZER.NAME=SGD",
     "activation checkpointing": "TRAIN.GRAD_CHECKPOINTING=true",
     "op lists": f"{HALF} PRECISION.CUSTOM_BLACK_LIST=[softmax] PRECISION.CUSTOM_WHITE_LIST=[layer_norm]",

@@ -18,8 +18,8 @@ from tests.support.run_hash import state_hash
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
 
-# Some weights are updated or not by what the host reads of them: for each weight, in every update.
-READING = ("adamp", "sgdp", "cadamp", "csgdp", "novograd", "novogradw", "novogradc")
+# Some weights are updated or not by what the host reads of them: for each weight, in every update. (mars does in older versions of timm.)
+READING = ("adamp", "sgdp", "cadamp", "csgdp", "novograd", "novogradw", "novogradc", "mars", "cmars")
 
 
 @on_pretend_device
@@ -57,7 +57,9 @@ def test_every_optimizer_skips_moves_the_weights_and_goes_on_from_its_saved_stat
 
 
 def test_those_that_may_be_sharded_update_parts_of_a_weight_as_the_whole():
-    for name in BY_ELEMENT:
+    from timm.optim import list_optimizers
+
+    for name in set(BY_ELEMENT) & set(list_optimizers()):
         weights = []
         for sizes in ([40], [24, 16]):
             draws = torch.Generator().manual_seed(0)

@@ -18,18 +18,37 @@ from torch.testing import assert_close
 from configs.load import load
 from datasets import Mixed
 from engine.loss.build import build_loss
+from engine.optim.factory import build_optimizer
 from engine.optim.groups import parameter_groups
 from engine.optim.schedule import Schedule
 from models import build_model
 from tests.support.configs import meta_device
 from tests.support.runs import ROOT
 
-# What README_deit.md and main.py of DeiT say: arguments of the script, GPUs, and images on each.
-DEIT = {
-    "deit_tiny_patch16_224": SimpleNamespace(gpus=4, batch=256),
-    "deit_small_patch16_224": SimpleNamespace(gpus=4, batch=256),
-    "deit_base_patch16_224": SimpleNamespace(gpus=16, batch=64),
+# What README_deit.md, README_revenge.md and main.py of DeiT say: the GPUs, and what the script is given or takes by default.
+DEFAULTS = {"batch": 256, "size": 224, "epochs": 300, "decay": 0.05, "drop_path": 0.1, "repeats": 3, "reprob": 0.25}
+DEFAULTS |= {"smoothing": 0.1, "aa": "rand-m9-mstd0.5-inc1", "color_jitter": 0.3, "crop_pct": 0.875}
+DEIT3 = {"gpus": 8, "epochs": 800, "reprob": 0.0, "smoothing": 0.0, "aa": "3a", "crop_pct": 1.0}
+FINETUNE = {
+    "gpus": 8,
+    "batch": 64,
+    "epochs": 20,
+    "decay": 0.1,
+    "drop_path": 0.2,
+    "repeats": 1,
+    "reprob": 0.0,
+    "crop_pct": 1.0,
 }
+# lr: of the whole batch, so 5e-4 x batch / 512 without --unscale-lr.
+SCRIPTS = {
+    "deit_tiny_patch16_224": {"gpus": 4, "lr": 5e-4 * 1024 / 512},
+    "deit_small_patch16_224": {"gpus": 4, "lr": 5e-4 * 1024 / 512},
+    "deit_base_patch16_224": {"gpus": 16, "batch": 64, "lr": 5e-4 * 1024 / 512},
+    "deit3_small_patch16_224": DEIT3 | {"lr": 4e-3, "drop_path": 0.05},
+    "deit3_base_patch16_192": DEIT3 | {"lr": 3e-3, "drop_path": 0.2, "size": 192},
+    "deit3_base_patch16_224_finetune": FINETUNE | {"lr": 1e-5},
+}
+DEIT = {name: SimpleNamespace(**(DEFAULTS | given)) for name, given in SCRIPTS.items()}
 IMAGENET, CIFAR = 1_281_167, 50_000
 # Updates, those of them warm-up, rate, images, global batch: of configs/vit_s16_i1k.py, vit.py, augreg.py and common.py.
 # The updates are those of whole epochs of all images; the openings say how that differs.
@@ -52,17 +71,18 @@ def test_every_recipe_is_compared():
 
 @pytest.mark.parametrize("name", DEIT)
 def test_rates_of_deit_are_those_of_timms_scheduler(name):
-    batch = DEIT[name].gpus * DEIT[name].batch
-    assert batch == DEIT[name].gpus * recipe(name).DATA.BATCH_SIZE
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=5e-4 * batch / 512)
-    published = CosineLRScheduler(optimizer, t_initial=300, lr_min=1e-5, warmup_lr_init=1e-6, warmup_t=5)
+    script = DEIT[name]
+    batch = script.gpus * script.batch
+    assert recipe(name).DATA.BATCH_SIZE == script.batch
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=script.lr)
+    published = CosineLRScheduler(optimizer, t_initial=script.epochs, lr_min=1e-5, warmup_lr_init=1e-6, warmup_t=5)
     steps = IMAGENET // batch
     ours = Schedule(recipe(name).TRAIN, steps, batch)
-    for epoch in (0, 1, 4, 5, 6, 50, 150, 299):
+    for epoch in (0, 1, 4, 5, 6, script.epochs // 2, script.epochs - 1):
         published.step(epoch)
         for step in (epoch * steps, (epoch + 1) * steps - 1):
             assert ours(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
-    assert recipe(name).TRAIN.NUM_EPOCHS == 300
+    assert recipe(name).TRAIN.NUM_EPOCHS == script.epochs
 
 
 @pytest.mark.parametrize("name", COSINES)
@@ -79,9 +99,18 @@ def test_rates_of_googles_recipes_are_those_of_their_formula(name):
         assert ours(step) == pytest.approx(published, rel=1e-4, abs=1e-5 * rate)
 
 
+def test_lamb_is_the_optimizer_of_deit_3():
+    config = recipe("deit3_base_patch16_192")
+    optimizer = build_optimizer(config.TRAIN, torch.nn.Linear(2, 2))
+    assert config.TRAIN.OPTIMIZER.NAME == "lamb"
+    for group in optimizer.param_groups:  # apex's FusedLAMB with main.py's --opt-eps
+        assert (group["eps"], group["betas"], group["max_grad_norm"]) == (1e-8, (0.9, 0.999), 1.0)
+    assert recipe("deit3_base_patch16_224_finetune").TRAIN.OPTIMIZER.NAME == "AdamW"
+
+
 # Decay as torch's AdamW counts it, which multiplies it by the rate; big_vision's does not.
 @pytest.mark.parametrize(
-    ("name", "decay"), [("deit_tiny_patch16_224", 0.05), ("vit_small_patch16_224_90ep", 1e-4 / 1e-3)]
+    ("name", "decay"), [("deit3_small_patch16_224", 0.05), ("vit_small_patch16_224_90ep", 1e-4 / 1e-3)]
 )
 def test_parameter_groups_are_timms(name, decay):
     config = recipe(name)
@@ -112,12 +141,12 @@ def test_plain_vit_decays_big_visions_kernels_and_nothing_else():
 
 @pytest.mark.parametrize("name", DEIT)
 def test_images_of_deit_are_augmented_as_by_timms_transform(name):
-    config = recipe(name)
+    config, script = recipe(name), DEIT[name]
     train = create_transform(
-        224,
+        script.size,
         is_training=True,
-        color_jitter=0.3,
-        auto_augment="rand-m9-mstd0.5-inc1",
+        color_jitter=script.color_jitter,
+        auto_augment=script.aa,
         interpolation="bicubic",
         re_prob=0.25,
         re_mode="pixel",
@@ -125,12 +154,12 @@ def test_images_of_deit_are_augmented_as_by_timms_transform(name):
     crop, erasing = train[0], train[-1]
     data, settings = config.DATA, config.TRAIN
     assert (data.CROP_SCALE, data.CROP_RATIO) == (tuple(crop.scale), tuple(crop.ratio))
-    assert (data.IMAGE_SIZE, data.train_interpolation, data.TRAIN_CROP) == (224, "bicubic", "rrc")
+    assert (data.IMAGE_SIZE, data.train_interpolation, data.TRAIN_CROP) == (script.size, "bicubic", "rrc")
     assert data.HFLIP == train[1].p
-    assert (
-        settings.AUTO_AUGMENT == "rand-m9-mstd0.5-inc1" and not settings.COLOR_JITTER
-    )  # timm's policy drops the jitter
-    assert (settings.RANDOM_ERASE_PROB, settings.RANDOM_ERASE_MODE) == (erasing.probability, "pixel")
+    assert settings.AUTO_AUGMENT == script.aa
+    jitters = [each for each in train if type(each).__name__ == "ColorJitter"]  # none beside RandAugment
+    assert settings.COLOR_JITTER == (script.color_jitter if jitters else 0)
+    assert (settings.RANDOM_ERASE_PROB, settings.RANDOM_ERASE_MODE) == (script.reprob, "pixel")
     assert settings.RANDOM_ERASE_COUNT == erasing.max_count
     assert (settings.MIXUP_ALPHA, settings.CUTMIX_ALPHA, settings.MIXUP_PROB, settings.MIXUP_SWITCH_PROB) == (
         0.8,
@@ -138,12 +167,20 @@ def test_images_of_deit_are_augmented_as_by_timms_transform(name):
         1,
         0.5,
     )
-    assert (settings.MIXUP_MODE, settings.MIXUP_GROUP) == ("batch", DEIT[name].batch)
-    assert (settings.REPEATED_AUG, config.MODEL.DROPPATH, settings.GRAD_CLIP) == (3, 0.1, None)
+    assert (settings.MIXUP_MODE, settings.MIXUP_GROUP) == ("batch", script.batch)
+    assert (settings.REPEATED_AUG, config.MODEL.DROPPATH, settings.GRAD_CLIP) == (
+        script.repeats,
+        script.drop_path,
+        None,
+    )
     assert (settings.MODEL_EMA, settings.MODEL_EMA_DECAY, settings.MODEL_EMA_WARMUP) == (True, 0.99996, False)
-    model_config = timm.get_pretrained_cfg(name)
+    model_config = timm.get_pretrained_cfg(config.MODEL.NAME)
     assert (data.IMAGENET_MEAN, data.IMAGENET_STD) == (tuple(model_config.mean), tuple(model_config.std))
-    assert data.CROP_PCT == 0.875
+    assert (data.CROP_PCT, settings.WEIGHT_DECAY, settings.SMOOTHING) == (
+        script.crop_pct,
+        script.decay,
+        script.smoothing,
+    )
 
 
 def test_plain_vit_is_augmented_as_big_vision_says():
@@ -169,13 +206,27 @@ def test_fine_tuning_does_what_the_jax_code_does(name):
     assert not (train.augments or train.mixes or train.SMOOTHING or config.MODEL.DROPOUT)
 
 
-@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "vit_small_patch16_224_90ep"])
-def test_loss_is_timms_for_mixed_targets(name):
+def published_deit3(logits, soft):
+    """engine.py of DeiT: with --bce-loss each class with a share counts in full."""
+    return torch.nn.BCEWithLogitsLoss()(logits, soft.gt(0.0).type(soft.dtype))
+
+
+LOSSES = {
+    "deit_tiny_patch16_224": (0.1, SoftTargetCrossEntropy()),
+    "deit3_small_patch16_224": (0.0, published_deit3),
+    "deit3_base_patch16_224_finetune": (0.1, SoftTargetCrossEntropy()),
+    "vit_small_patch16_224_90ep": (0.0, SoftTargetCrossEntropy()),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_is_the_published_one_for_mixed_targets(name):
+    smoothing, published = LOSSES[name]
     config = recipe(name)
     logits, targets = torch.linspace(-2, 3, 80, dtype=torch.float64).view(8, 10), torch.arange(8)
-    mixup = Mixup(config.TRAIN.MIXUP_ALPHA, label_smoothing={"deit": 0.1}.get(name[:4], 0.0), num_classes=10)
+    mixup = Mixup(config.TRAIN.MIXUP_ALPHA, label_smoothing=smoothing, num_classes=10)
     _, soft = mixup(torch.zeros(8, 3, 2, 2), targets)
     low = soft.min()  # what smoothing gives to every class
     share = (soft[0, targets[0]] - low) / (1 - 10 * low)
     ours = build_loss(config)(logits, Mixed(targets, targets.flip(0), share.repeat(8)))
-    assert_close(ours, SoftTargetCrossEntropy()(logits, soft.double()), atol=1e-6, rtol=1e-6)
+    assert_close(ours, published(logits, soft.double()), atol=1e-6, rtol=1e-6)

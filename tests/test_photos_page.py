@@ -27,10 +27,8 @@ def commands(section: str) -> list[str]:
     """The commands of a section, with a tiny model and few epochs instead."""
     page = (ROOT / "docs" / "photos.md").read_text(encoding="utf-8")
     found = re.findall(r"```bash\n(.*?)```", page.split(f"\n## {section}\n")[1].split("\n## ")[0], re.S)
-    text = "".join(found).replace("configs/vit_small_patch16_224.yaml", "tiny.yaml")
-    text = text.replace("-pretrained vit_small_patch16_224 ", "-pretrained tiny.pth ").replace(
-        "-batch_size 32", "-batch_size 8"
-    )
+    text = "".join(found).replace("configs/finetune.yaml", "tiny.yaml")
+    text = text.replace("-pretrained vit_small_patch16_224 ", "-pretrained tiny.pth ")
     return re.sub(r"-epochs (\d+)0", r"-epochs \1", text).splitlines()
 
 

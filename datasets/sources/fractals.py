@@ -41,16 +41,18 @@ class System(NamedTuple):
 class Fractals(ImageSet):
     """Image i shows class i modulo the number of classes."""
 
-    in_memory = labels_are_numbers = True
+    in_memory = True
 
     def __init__(self, count: int, num_classes: int, part: int, rules: PixelRules):
         """`part`: 0 for training, 1 for validation images, which are other pictures of the same classes."""
-        super().__init__(np.arange(count, dtype=np.int64) % num_classes, [str(each) for each in range(num_classes)])
+        super().__init__(
+            np.arange(count, dtype=np.int64) % num_classes, [f"fractal {each}" for each in range(num_classes)]
+        )
         self.part, self.rules = part, rules
         self.systems: dict[int, System] = {}
 
     def name(self, index: int) -> str:
-        return f"fractal {self.row(index)}"
+        return f"fractal image {self.row(index)}"
 
     def read(self, index: int) -> np.ndarray:
         number = int(self.targets[index])

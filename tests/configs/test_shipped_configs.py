@@ -79,6 +79,7 @@ def test_there_are_the_15_of_paddlevit_with_its_values_and_ours():
     names = names - {"vit_tiny_patch32_224", "vit_tiny_patch32_384"} | {"vit_huge_patch14_224"}
     widths["huge"] = (1280, 32, 16)
     ours = {"vit_digits", "vit_cifar10", "vit_caltech101", "resnet50_caltech256", "timm", "linear_probe", "lora"}
+    ours |= {"vit_fractals", "finetune"}
     assert len(names) == 15 and {path.stem for path in CONFIGS} == names | ours
     for name in names:
         size, patch, image = re.fullmatch(r"vit_(\w+)_patch(\d+)_(\d+)", name).groups()

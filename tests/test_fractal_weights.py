@@ -1,0 +1,35 @@
+"""The weights that come with halfstep: they know their own data set, and fine-tune with few labels."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import main_single_gpu
+from scripts.benchmarks.fine_tuning import write_digits
+from tests.support.runs import ROOT
+
+WEIGHTS = str(ROOT / "weights/vit_fractals.safetensors")
+QUICK = "TENSORBOARD=false DATA.NUM_WORKERS=0 DATA.BATCH_SIZE_EVAL=359 DEVICE=cpu"
+
+
+@pytest.mark.usefixtures("signal_handlers")
+def test_the_weights_know_other_pictures_of_the_classes_that_they_were_trained_on(here):
+    words = ["-eval", "-pretrained", WEIGHTS, "-dataset", "fractals", "-output", "output"]
+    assert main_single_gpu.main([*words, "-opts", *QUICK.split(), "DATA.SYNTHETIC_SIZE=200"]) == 0
+    status = json.loads(next(Path("output").glob("*/status.json")).read_text())
+    assert status["raw"]["num_images"] == 200 and status["raw"]["top1"] > 95
+
+
+@pytest.mark.usefixtures("signal_handlers")
+def test_with_ten_labels_of_each_class_the_weights_are_far_ahead_of_random_ones(here):
+    write_digits(Path("photos"), 10, seed=0)
+    model = "MODEL.PATCH_SIZE=4 MODEL.EMBED_DIM=96 MODEL.DEPTH=4 MODEL.NUM_HEADS=3 DATA.IMAGE_SIZE=32"
+    top1 = {}
+    for name, flags, words in (("weights", ["-pretrained", WEIGHTS], ""), ("random", [], model)):
+        command = ["-cfg", str(ROOT / "configs/finetune.yaml"), "-data_path", "photos", "-epochs", "4", *flags]
+        command += ["-output", name, "-opts", *QUICK.split(), *words.split(), "DATA.HFLIP=0", "VALIDATE_FREQ=4"]
+        assert main_single_gpu.main([*command, "TRAIN.BASE_LR=8e-3", "TRAIN.WARMUP_EPOCHS=1"]) == 0
+        metrics = next(Path(name).glob("*/metrics.jsonl")).read_text().splitlines()
+        top1[name] = json.loads(metrics[-1])["eval_top1"]
+    assert top1["weights"] > 50 and top1["weights"] > top1["random"] + 25, top1

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import main_single_gpu
-from scripts.benchmarks.fine_tuning import write_digits
+from scripts.benchmarks.studies.fine_tuning import write_digits
 from tests.support.runs import ROOT
 
 WEIGHTS = str(ROOT / "weights/vit_fractals.safetensors")

@@ -86,7 +86,9 @@ def check_fine_tuning(config: Config, global_batch: int) -> list[Finding]:
     Batches are compared by the square root of their sizes: the rates are those of Adam and its kin.
     """
     settings, model = config.TRAIN, config.MODEL
-    if not model.PRETRAINED or model.RESUME or model.FREEZE or settings.OPTIMIZER.NAME not in CUSTOMARY:
+    if not model.PRETRAINED or model.RESUME or model.FREEZE or model.LORA.RANK:
+        return []
+    if settings.OPTIMIZER.NAME not in CUSTOMARY:
         return []
     _, from_scratch = CUSTOMARY[settings.OPTIMIZER.NAME]
     rate = Schedule(settings, steps_per_epoch=1, global_batch=global_batch).base

@@ -55,6 +55,7 @@ def test_a_learning_rate_far_from_what_is_customary(tmp_path, name, rate, batch,
         ("MODEL.PRETRAINED=resnet50 TRAIN.BASE_LR=0.01 TRAIN.OPTIMIZER.NAME=SGD", 256, OK),
         ("TRAIN.BASE_LR=3e-3", 256, None),
         ("MODEL.PRETRAINED=resnet50 MODEL.FREEZE=[*,!head] TRAIN.BASE_LR=3e-3", 256, None),
+        ("MODEL.PRETRAINED=resnet50 MODEL.LORA.RANK=4 TRAIN.BASE_LR=3e-3", 256, None),
         ("MODEL.PRETRAINED=resnet50 MODEL.RESUME=last.pth TRAIN.BASE_LR=3e-3", 256, None),
     ],
 )

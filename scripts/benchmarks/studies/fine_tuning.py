@@ -1,7 +1,7 @@
 """Fine-tunes the weights that come with halfstep with few labels, against training from scratch at the same cost.
 
-    python scripts/benchmarks/fine_tuning.py                        10 and 50 digits of each class, 5 seeds
-    python scripts/benchmarks/fine_tuning.py -labels 10 -seeds 2
+    python scripts/benchmarks/studies/fine_tuning.py                        10 and 50 digits of each class, 5 seeds
+    python scripts/benchmarks/studies/fine_tuning.py -labels 10 -seeds 2
 
 All runs have the same model, 30 epochs, batches of 32, and the 359 held-out digits to validate on. A seed draws the digits
 to train on too. From scratch, the rate is also the best of RATES, found with a seed that is not reported. An accuracy is of
@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # so that the script runs from any folder
 
 import numpy as np
 from PIL import Image

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
+from configs.load import LoadedConfig
 from configs.schema import AUTO
 from configs.values import IMPLIED, SETTINGS, convert, flatten, to_text
+from configs.yaml_files import Layer
 from datasets import describe_balance, holds_out_no_more
 from engine.checkpoint.resume import is_run
 from engine.parallel.strategy import is_sharded
@@ -127,12 +129,7 @@ def compare_with_weights(plan: Plan) -> list[str]:
     texts = {key: text for key, text in weights.texts.items() if key.startswith("DATA.")}
     said = {key: convert(SETTINGS[key], text, weights.origin) for key, text in texts.items()}
     said = {key: list(value) if isinstance(value, tuple) else value for key, value in said.items()}
-    followed = [
-        f"{key} {to_text(here[key]) if key in here else text}"
-        for key, text in weights.texts.items()
-        if loaded.origins[key] == weights.origin
-    ]
-    lines = [f"as the {weights.origin} say: {', '.join(followed)}"] if followed else []
+    lines = _describe_followed(loaded, weights)
     # Another size is a choice: the weights are resized, which is said where it happens.
     chosen = () if plan.given.EVAL else ("DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS")
     different = [key for key in said if key not in chosen and said[key] != here[key]]
@@ -141,3 +138,13 @@ def compare_with_weights(plan: Plan) -> list[str]:
         words = " ".join(f"{key}={to_text(said[key]).replace(' ', '')}" for key in different)
         lines.append(f"warning: images are not prepared as the {weights.origin} say: {found}; to do so: -opts {words}")
     return lines
+
+
+def _describe_followed(loaded: LoadedConfig, weights: Layer) -> list[str]:
+    """A line for the images and one for the model, without fields that are as usual."""
+    here = flatten(loaded.config)
+    followed = {key: text for key, text in weights.texts.items() if loaded.origins[key] == weights.origin}
+    images = [f"{key} {to_text(here[key])}" for key in followed if key.startswith("DATA.")]
+    unusual = [key for key in followed if key not in here or here[key] != SETTINGS[key].default]
+    model = [f"{key} {to_text(here.get(key, followed[key]))}" for key in unusual if key.startswith("MODEL.")]
+    return [f"as the {weights.origin} say: {', '.join(each)}" for each in (images, model) if each]

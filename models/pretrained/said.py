@@ -38,7 +38,8 @@ def what_file_says(path: Path) -> Said:
     record = what_is_recorded(path)
     config = record.get("config", {})
     if "MODEL.TYPE" in config:  # of ours; before there was the setting, the centre was cropped
-        images = {"DATA.CROP_MODE": "center"} | {key: config[key] for key in PREPROCESSING if key in config}
+        config = {"DATA.CROP_MODE": "center"} | config
+        images = {key: config[key] for key in PREPROCESSING if key in config}
         return Said(str(path), images, {key: config[key] for key in ARCHITECTURE if key in config})
     found = hugging_face.of_folder(path) or of_another_program(record, path) or shapes.of_vit(path)
     images, model = found or ({}, {})

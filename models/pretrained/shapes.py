@@ -56,7 +56,7 @@ def _vit(shapes: Shapes) -> tuple[Settings, Settings, bool] | None:
     side = math.isqrt(tokens[0] - sum(tokens[1:]))
     images = {"DATA.IMAGE_SIZE": side * patch, "DATA.IMAGE_CHANNELS": channels}
     word, heads = USUAL.get(width, ("", 0))
-    if "dist_token" in shapes:
+    if "dist_token" in shapes and word:
         return images, timm_tags.model(f"deit_{word}_distilled_patch{patch}_{side * patch}"), True
     heads = shapes.get("num_heads", (heads,))[0]
     if not heads:

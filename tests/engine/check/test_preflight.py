@@ -37,7 +37,7 @@ def test_of_a_clean_run_nothing_is_said_but_ok(check):
     [
         (["-data_path", "nowhere"], {"data": WRONG, "weights, memory": WARN}),
         (["-data_path", "nowhere", "-num_classes", "2"], {"data": WRONG}),
-        (["-pretrained", "nothing.pth"], {"pretrained": WRONG}),
+        (["-pretrained", "nothing.pth"], {"pretrained": WRONG, "fine-tuning": WARN}),
         (["-resume", "nothing.pth"], {"resume": WRONG}),
         (["-eval"], {"weights": WRONG}),
         (["-opts", "TRAIN.WARMUP_EPOCHS=3"], {"warm-up": WARN}),
@@ -72,9 +72,10 @@ def test_weights_to_start_from_are_tried(check, tmp_path):
         return str(tmp_path / name)
 
     other, same, head = saved("other.pth", 2, 3), saved("same.pth", 2, 2), saved("head.pth", 3, 2)
-    found = check("-pretrained", other)
+    gentle = ["-opts", "TRAIN.BASE_LR=1e-6"]
+    found = check("-pretrained", other, *gentle)
     assert trouble(found) == {"pretrained": WRONG} and "blocks.2." in found["pretrained"][1]
-    found = check("-pretrained", head)
+    found = check("-pretrained", head, *gentle)
     assert trouble(found) == {}
     assert_names(found["pretrained"][1], "3 classes")
     assert trouble(check("-resume", same)) == {}

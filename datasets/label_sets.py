@@ -1,5 +1,6 @@
 """Several labels an image: the distinct sets of labels, of which each image has one."""
 
+from array import array
 from collections.abc import Iterable
 
 import numpy as np
@@ -14,9 +15,11 @@ class LabelSets:
 
     @classmethod
     def of(cls, sets: Iterable[Iterable[int]]) -> "LabelSets":
-        found = [sorted(each) for each in sets]
-        starts = np.cumsum([0, *map(len, found)])
-        return cls(starts, np.fromiter((number for each in found for number in each), np.int32, int(starts[-1])))
+        starts, numbers = array("q", [0]), array("i")
+        for each in sets:
+            numbers.extend(each)
+            starts.append(len(numbers))
+        return cls(np.frombuffer(starts, np.int64), np.frombuffer(numbers, np.int32))
 
     def __getitem__(self, number: int) -> np.ndarray:
         return self.numbers[self.starts[number] : self.starts[number + 1]]

@@ -1,6 +1,6 @@
 """From the labels of a data set to class numbers, and the checks of labels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from unicodedata import normalize
@@ -104,27 +104,30 @@ def several_labels(config: Config, lists: list[Labels], columns: Sequence[str]) 
 
     `columns`: those of DATA.LABEL_COLUMNS, whose values are written as 0101; else labels are divided by a separator.
     """
-    if columns:
-        names = [
-            [[columns[place] for place, bit in enumerate(each) if bit == "1"] for each in labels.written]
-            for labels in lists
-        ]
-    else:
-        separator = config.DATA.LABEL_SEPARATOR
-        parts = [[normalize("NFC", each).split(separator) for each in labels.written] for labels in lists]
-        names = [[{part.strip() for part in each} - {""} for each in of_list] for of_list in parts]
-    used = [{name for each in of_list for name in each} for of_list in names]
-    classes = list(columns) or sorted(set().union(*used))
-    if not set().union(*used):
+    numbers, separator = {name: number for number, name in enumerate(columns)}, config.DATA.LABEL_SEPARATOR
+
+    def parse(written: str) -> Iterable[int]:
+        if columns:
+            return [place for place, bit in enumerate(written) if bit == "1"]
+        names = filter(None, map(str.strip, normalize("NFC", written).split(separator)))
+        return {numbers.setdefault(name, len(numbers)) for name in names}
+
+    sets = [LabelSets.of(map(parse, labels.written)) for labels in lists]
+    classes = list(columns) or sorted(numbers)
+    lookup = np.empty(len(classes), np.int32)
+    lookup[[numbers[name] for name in classes]] = np.arange(len(classes))
+    sets = [each.renumbered(lookup) for each in sets]
+    used = [np.isin(np.arange(len(classes)), each.numbers) for each in sets]
+    if not any(each.any() for each in used):
         raise DataError(f"{lists[0].file}: no image has a label; {LABELS_EXPECTED}")
-    for name in [name for name in classes if name in used[-1] - used[0]][:1]:
-        place = next(place for place, each in enumerate(names[-1]) if name in each)
+    for number in np.flatnonzero(used[-1] & ~used[0])[:1]:
+        place = int(sets[-1].with_any(np.array([number])).argmax())
         raise DataError(
-            f"{lists[-1].where(place)}: class {shortened(name)} does not occur in {lists[0].file}, so it would never be "
-            f"trained; correct the label, or remove it{did_you_mean(name, used[0])}"
+            f"{lists[-1].where(place)}: class {shortened(classes[number])} does not occur in {lists[0].file}, so it would "
+            f"never be trained; correct the label, or remove it"
+            f"{did_you_mean(classes[number], [classes[each] for each in np.flatnonzero(used[0])])}"
         )
-    numbers = {name: number for number, name in enumerate(classes)}
-    return [LabelSets.of({numbers[name] for name in each} for each in of_list) for of_list in names], classes
+    return sets, classes
 
 
 def describe_labels(config: Config, train: ImageSet) -> str:

@@ -17,9 +17,7 @@ from utils.errors import ConfigError, DataError, did_you_mean, not_a_file
 from utils.text import counted, first_of
 
 SAMPLER = "DATA.SAMPLER balanced"
-CLASS_BITS = (
-    24  # of a key by which images are sorted: the class, above as many bits of a random number as there are left
-)
+CLASS_BITS = 24  # of a key of 64 by which images are sorted; below the class are bits of a random number
 
 
 def class_weights(config: Config, image_set: ImageSet) -> list[float] | None:
@@ -109,13 +107,8 @@ def _read_rows(file: Path) -> list[tuple[str, str]]:
             rows = list(content.items()) if isinstance(content, dict) else [()]
         else:
             rows = [[value.strip() for value in row] for row in csv.reader(text.splitlines()) if row]
-            if (
-                rows
-                and len(rows[0]) == 2
-                and rows[0][1].replace("_", "").isalpha()
-                and rows[0][1] not in ("nan", "inf")
-            ):
-                del rows[0]  # the header
+            has_header = bool(rows) and rows[0][-1].lower() in ("weight", "weights")
+            rows = rows[has_header:]
     except (UnicodeError, yaml.YAMLError, csv.Error) as error:
         raise ConfigError(f"TRAIN.CLASS_WEIGHTS: {file} cannot be read ({error}); {expects}") from error
     if not rows or any(len(row) != 2 or not all(isinstance(value, str) for value in row) for row in rows):
@@ -141,10 +134,10 @@ class BalancedOrder(EpochOrder):
     def __init__(self, targets: np.ndarray, counts: np.ndarray, power: float, seed: int, epoch: int):
         """`counts`: the images of each class."""
         self._targets, self._counts, self._seeds = targets, counts, (seed, epoch)
-        # Apart from the draws of FullShuffle by the last number.
         shares = np.cumsum(counts ** (1.0 - power))
-        start = (draws((seed, epoch, 3), 0, 1)[0] >> np.uint64(11)) / 2.0**53  # in [0, 1)
-        # One random start for all edges: each class gets its share on average, also one of less than a whole place.
+        # One random start in [0, 1) for all edges: each class gets its share on average, also one of less than a place.
+        # The last seed, 3 here and 4 below, keeps these draws apart from each other and from FullShuffle's.
+        start = (draws((seed, epoch, 3), 0, 1)[0] >> np.uint64(11)) / 2.0**53
         edges = np.floor(len(targets) * shares / shares[-1] + start)
         self._places = np.concatenate([[0], edges]).astype(np.int64)
         self._shuffle = FullShuffle(len(targets), seed, epoch)

@@ -210,7 +210,7 @@ class Preflight:
         self.attempt("strategy", lambda: check_strategy(config))
         order = self.attempt("repeats", lambda: plan.order)
         if len(plan.train_set):
-            self.report("classes", lambda: describe_balance(config, plan.train_set, plan.class_weights))
+            self.report("balance", lambda: describe_balance(config, plan.train_set, plan.class_weights))
         if order:
             for finding in (*check_schedule(config.TRAIN, order), *check_fine_tuning(config, order.global_batch)):
                 self.add(finding)

@@ -117,7 +117,8 @@ def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Find
     present = counts[counts > 0]
     notes = [f"{len(names):,}, each with {present.min():,} to {counted(present.max(), f'{part} image')}"]
     if present.max() > UNEVEN * present.min():
-        notes.append(f"uneven: {names[counts.argmax()]} has most images")
+        remedies = "DATA.SAMPLER=balanced or TRAIN.CLASS_WEIGHTS=auto (-opts) helps the others"
+        notes.append(f"uneven: {names[counts.argmax()]} has most images; {remedies}")
     if (config.MODEL.NUM_CLASSES or 0) > len(names):
         notes.append(f"MODEL.NUM_CLASSES is {config.MODEL.NUM_CLASSES:,}")
     unseen = [names[number] for number in np.flatnonzero((num_val == 0) & (counts > 0))]

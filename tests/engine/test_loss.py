@@ -12,7 +12,8 @@ from configs.schema import Config
 from datasets import Mixed
 from engine.loss.build import build_loss
 from engine.loss.classification import hits
-from tests.support.configs import replaced
+from tests.support.configs import replaced, small_config
+from tests.support.trainers import make_trainer, update
 
 B, C = 6, 5
 WEIGHTS = [0.5, 1.0, 2.0, 4.0, 0.25]
@@ -94,3 +95,13 @@ def test_a_hit_is_the_class_of_the_larger_part_or_one_of_several_labels(fixed):
     assert hits(logits, labels).tolist() == wanted and len(set(wanted)) == 2
     assert hits(logits, mixed(labels, 0.6)).tolist() == wanted
     assert hits(logits, mixed(labels.flip(0), 0.4)).tolist() == wanted
+
+
+def test_a_run_trains_with_the_loss_and_the_weights_of_its_settings(tmp_path):
+    (tmp_path / "weights.yaml").write_text("".join(f"{number}: 3\n" for number in range(10)))
+    weights = f"TRAIN.CLASS_WEIGHTS={tmp_path / 'weights.yaml'}"
+    loss, weighted, binary = (
+        update(make_trainer(small_config(tmp_path, *options))).report().loss
+        for options in ([], [weights], ["TRAIN.LOSS=bce", "TRAIN.BCE_SUM=true"])
+    )
+    assert weighted == pytest.approx(3 * loss) and binary == pytest.approx(10 * math.log(2), rel=0.1)

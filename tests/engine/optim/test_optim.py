@@ -79,7 +79,10 @@ def test_square_root_scaling_takes_the_root_of_the_ratio_of_batches(train):
 TIMMS = [  # arguments of timm's create_scheduler_v2, and our settings for the same rates
     ({"warmup_epochs": 5, "min_lr": 1e-5}, {"AFTER_WARMUP": False, "PER_EPOCH": True}),  # DeiT's
     ({"warmup_epochs": 5, "min_lr": 1e-5, "step_on_epochs": False}, {"AFTER_WARMUP": False}),
-    ({"warmup_epochs": 5, "min_lr": 1e-5, "cooldown_epochs": 10}, {"AFTER_WARMUP": False, "COOLDOWN_EPOCHS": 10}),
+    (
+        {"warmup_epochs": 5, "min_lr": 1e-5, "cooldown_epochs": 10},
+        {"AFTER_WARMUP": False, "PER_EPOCH": True, "COOLDOWN_EPOCHS": 10},
+    ),
     ({"sched": "step", "decay_epochs": 7, "decay_rate": 0.5, "warmup_epochs": 5}, {"NAME": "step", "PER_EPOCH": True}),
 ]
 
@@ -96,13 +99,9 @@ def test_rates_are_timms_in_every_update(train, timms, ours):
     settings = dataclasses.replace(train, NUM_EPOCHS=length, WARMUP_EPOCHS=5, END_LR=timms.get("min_lr", 0.0))
     schedule = Schedule(with_scheduler(settings, DECAY_EPOCHS=7, DECAY_RATE=0.5, **ours), per_epoch, global_batch=1)
     for step in range(length * per_epoch):
-        is_per_epoch = timms.get("step_on_epochs", True) and not timms.get("cooldown_epochs")
-        # Between whole epochs timm itself has no rate of an epoch's fraction.
-        if is_per_epoch or step % per_epoch == 0:
-            scheduler.step(step // per_epoch)
+        scheduler.step(step // per_epoch)
         scheduler.step_update(step)
-        if is_per_epoch or step % per_epoch == 0 or not timms.get("step_on_epochs", True):
-            assert schedule(step) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12), step
+        assert schedule(step) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12), step
 
 
 @pytest.mark.parametrize("shape, half_way", [("linear", 0.5), ("sqrt", 1 - math.sqrt(0.5))])

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -67,6 +68,13 @@ def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     key, strategy = "TRAIN.CLIP_MODE", "DIST.STRATEGY"
     problem = f"must be norm or value with {named(strategy)}: a process does not have the whole of a vector, whose norm agc needs"
     yield values[key] == "agc" and values["TRAIN.GRAD_CLIP"] and values[strategy] == "fsdp2", key, problem
+    key = "TRAIN.SIZE_SCHEDULE"
+    problem = "must have entries such as 0:128, 60:160, the first with 0 epochs, each later one with more"
+    yield not _is_size_schedule(values[key]), key, problem
+    several = next((each for each in ("DATA.LABEL_SEPARATOR", "DATA.LABEL_COLUMNS") if values[each]), None)
+    key = "TRAIN.DISTILLATION_TYPE"
+    problem = f"must be none with {named(several) if several else ''}: a teacher is followed in one class an image"
+    yield bool(several) and values[key] != "none" and not values["EVAL"], key, problem
     key = "TRAIN.TEACHER_MODEL"
     problem = f"must name a timm model or a checkpoint with {named('TRAIN.DISTILLATION_TYPE')}"
     yield values["TRAIN.DISTILLATION_TYPE"] != "none" and values[key] is None and not values["EVAL"], key, problem
@@ -102,6 +110,14 @@ def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     yield bool(unknown), key, f"must be names of settings, {', '.join(NO_SETTINGS)}{near}"
     if values["MODEL.TYPE"] == "vit":
         yield from _vit_rules(values, named)
+
+
+def _is_size_schedule(entries: tuple[str, ...]) -> bool:
+    if not all(re.fullmatch(r"\s*[0-9]{1,9}:[0-9]{1,9}\s*", each) for each in entries):
+        return False
+    starts, sides = ([int(each.split(":")[part]) for each in entries] for part in (0, 1))
+    low, high = SETTINGS["DATA.IMAGE_SIZE"].bounds
+    return not entries or (starts == sorted({0, *starts}) and all(low <= side <= high for side in sides))
 
 
 def _image_rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:

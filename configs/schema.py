@@ -265,6 +265,8 @@ class Train:
 
     NUM_EPOCHS: Annotated[int, Bounds(1, 1_000_000)] = 300
     """Passes over the training images."""
+    SIZE_SCHEDULE: tuple[str, ...] = ()
+    """Sizes of training images, each as EPOCHS:PIXELS, the size after so many epochs: 0:128, 60:160, 80:224. Evaluation is at DATA.IMAGE_SIZE throughout; empty: training too."""
     LAST_EPOCH: Annotated[int, Bounds(0, 1_000_000)] = 0
     """Last finished epoch, 1-based: where training continues with weights of another system."""
     WARMUP_EPOCHS: Annotated[float, Bounds(0.0, 1e6)] = 32
@@ -525,3 +527,13 @@ class Config:
     """Updates to trace shortly after the start, into trace.json.gz for ui.perfetto.dev; not set: none."""
     TENSORBOARD: bool = True
     """Write TensorBoard files to the run folder."""
+
+    @property
+    def train_sizes(self) -> dict[int, int]:
+        """{epochs done: side of training images from then on}; ValueError if SIZE_SCHEDULE is none."""
+        pairs = (each.split(":") for each in self.TRAIN.SIZE_SCHEDULE)
+        return {int(epochs): int(side) for epochs, side in pairs} or {0: self.DATA.IMAGE_SIZE}
+
+    @property
+    def largest_train_side(self) -> int:
+        return max(self.train_sizes.values())

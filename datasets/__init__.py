@@ -17,5 +17,5 @@ from datasets.transforms.augment import parse_policy
 from datasets.transforms.crop import Normalize
 from datasets.transforms.mixup import Mixed, dominant_class
 from datasets.transforms.on_device.augmentation import check_device
-from datasets.transforms.preparation import Preparation
+from datasets.transforms.preparation import Preparation, SizedPreparation, build_preparation
 from datasets.types import Batch, ImageSet, Kept

@@ -13,7 +13,7 @@ from datasets.balance import choose_order
 from datasets.batch_order import Order
 from datasets.classes import number_classes
 from datasets.loading.choice import choose_workers
-from datasets.loading.readers import EvalReader, TrainReader
+from datasets.loading.readers import EvalReader, SizedReader, TrainReader
 from datasets.loading.train_data import EvalData, TrainData
 from datasets.loading.workers import make_loader
 from datasets.sources.caltech import read_caltech101, read_caltech256
@@ -145,7 +145,8 @@ def build_train_data(config: Config, image_set: ImageSet, process: Process, orde
     if isinstance(image_set, SyntheticImages):
         load = SyntheticBatches(config, image_set, order.batch_size, process.rank, process.device)
     else:
-        load = make_loader(TrainReader(image_set, config), choose_workers(config, image_set, process), process.device)
+        reader = (SizedReader if config.TRAIN.SIZE_SCHEDULE else TrainReader)(image_set, config)
+        load = make_loader(reader, choose_workers(config, image_set, process), process.device)
     return TrainData(image_set, order, process.rank, load)
 
 

@@ -30,6 +30,10 @@ def describe_training(plan: Plan) -> list[str]:
     ]
     if plan.given.DATA.BATCH_SIZE == AUTO:
         lines.insert(0, f"batch size: {describe_batch_size(plan)}")
+    if plan.config.TRAIN.SIZE_SCHEDULE:
+        sizes = (f"{side} x {side} from epoch {start + 1} on" for start, side in plan.config.train_sizes.items())
+        again = "; each size is compiled anew" if plan.config.COMPILE else ""
+        lines.append(f"training images: {', '.join(sizes)}; evaluation at {plan.config.DATA.IMAGE_SIZE}{again}")
     lines += describe_balance(plan.config, plan.train_set, plan.class_weights) + _describe_as_begun(plan)
     if is_sharded(plan.config, plan.process):
         lines.append(

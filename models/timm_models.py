@@ -8,7 +8,7 @@ from torch import nn
 
 from configs.schema import VIT_FIELDS, Config, Model
 from models.kwargs import check_kwargs, refuse_unknown, refusing_values
-from models.vit import check_patches
+from models.vit import check_patches, dynamic_size
 from utils.errors import ConfigError, did_you_mean
 
 
@@ -32,7 +32,7 @@ def build_timm(config: Config, num_classes: int) -> nn.Module:
     model = _create(config.MODEL, num_classes, *_arguments(config, timm_config))
     patch_embed = getattr(model, "patch_embed", None)
     if isinstance(patch_embed, timm.layers.PatchEmbed):
-        check_patches(config.DATA.IMAGE_SIZE, patch_embed.patch_size[0])
+        check_patches(config, patch_embed.patch_size[0])
     return model
 
 
@@ -46,6 +46,11 @@ def _create(settings: Model, num_classes: int, setting_of: dict[str, str], argum
             return timm.create_model(name, pretrained=False, num_classes=num_classes, **arguments, **kwargs)
         except TypeError as error:
             refused = next((each for each in (*arguments, *kwargs) if f"'{each}'" in str(error)), None)
+            if refused == "dynamic_img_size" and refused in arguments:
+                raise ConfigError(
+                    f"TRAIN.SIZE_SCHEDULE: {name} takes images of one size only; remove it, or choose a ViT or a "
+                    "convolutional network"
+                ) from None
             if refused in arguments:
                 raise ConfigError(f"{setting_of[refused]}: {name} has no such setting; set it to 0") from None
             if refused and "unexpected" in str(error):
@@ -72,6 +77,7 @@ def _arguments(config: Config, timm_config) -> tuple[dict[str, str], dict]:
         ("in_chans", "DATA.IMAGE_CHANNELS", data.IMAGE_CHANNELS, data.IMAGE_CHANNELS != 3),
         # A convolutional network takes images of any size; a ViT or Swin is built for one.
         ("img_size", "DATA.IMAGE_SIZE", data.IMAGE_SIZE, takes_size),
+        ("dynamic_img_size", "TRAIN.SIZE_SCHEDULE", True, takes_size and dynamic_size(config)),
     ]
     settings = {argument: setting for argument, setting, _, wanted in candidates if wanted}
     return settings, {argument: value for argument, _, value, wanted in candidates if wanted}

@@ -13,7 +13,7 @@ def build_vit(config: Config, num_classes: int) -> nn.Module:
     """timm's own class. Its LayerNorm eps (1e-6) and exact GELU are PaddleViT's too."""
     # Here and not above: importing timm takes seconds, and a mistake in the settings should not wait for it.
     data, model = config.DATA, config.MODEL
-    check_patches(data.IMAGE_SIZE, model.PATCH_SIZE)
+    check_patches(config, model.PATCH_SIZE)
     _check_heads(model)
     check_kwargs(model)
     from timm.models.vision_transformer import VisionTransformer
@@ -36,18 +36,29 @@ def build_vit(config: Config, num_classes: int) -> nn.Module:
             proj_drop_rate=model.DROPOUT,
             attn_drop_rate=model.ATTENTION_DROPOUT,
             drop_path_rate=model.DROPPATH,
+            **dynamic_size(config),
             **model.KWARGS,
         )
 
 
-def check_patches(image_size: int, patch_size: int) -> None:
+def check_patches(config: Config, patch_size: int) -> None:
     """timm would silently leave out the right and lower edge of an image that patches do not fill."""
-    if image_size % patch_size:
-        below = image_size // patch_size * patch_size
-        fitting = " or ".join(str(size) for size in (below, below + patch_size) if size)
-        raise ConfigError(
-            f"DATA.IMAGE_SIZE: {image_size} is not a multiple of the patch size {patch_size}; use {fitting}"
-        )
+    sizes = [("DATA.IMAGE_SIZE", config.DATA.IMAGE_SIZE)]
+    for setting, image_size in [*sizes, *(("TRAIN.SIZE_SCHEDULE", side) for side in config.train_sizes.values())]:
+        if image_size % patch_size:
+            below = image_size // patch_size * patch_size
+            fitting = " or ".join(str(size) for size in (below, below + patch_size) if size)
+            raise ConfigError(
+                f"{setting}: {image_size} is not a multiple of the patch size {patch_size}; use {fitting}"
+            )
+
+
+def dynamic_size(config: Config) -> dict[str, bool]:
+    """What makes a ViT take images of any size: it resizes its position embedding in each forward."""
+    given = config.MODEL.KWARGS.get("dynamic_img_size")
+    if config.TRAIN.SIZE_SCHEDULE and given is False:
+        raise ConfigError("MODEL.KWARGS.dynamic_img_size: False, but TRAIN.SIZE_SCHEDULE needs it; remove one of them")
+    return {"dynamic_img_size": True} if config.TRAIN.SIZE_SCHEDULE and given is None else {}
 
 
 def _check_heads(model) -> None:

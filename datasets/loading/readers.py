@@ -1,5 +1,6 @@
 """From a piece of the order to a batch of images, filled one by one, so that several threads can share a piece."""
 
+import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from datasets.transforms.augment import build_augmentation
 from datasets.transforms.crop import EvalTransform, TrainTransform
 from datasets.transforms.erasing import Boxes
 from datasets.transforms.on_device.rows import OperationRows
+from datasets.transforms.sizes import BySize
 from datasets.types import Batch, ImageReadError, ImageSet
 from utils.errors import DataError
 
@@ -120,6 +122,23 @@ class TrainReader(Reader):
         for pool in (np.flatnonzero(targets == targets[index]), range(len(targets))):
             for _ in range(NUM_REPLACEMENTS):
                 yield int(pool[int(rng.random() * len(pool))])
+
+
+class SizedReader(Reader):
+    """A reader for each size of training images; the epoch of a piece chooses."""
+
+    def __init__(self, image_set: ImageSet, config: Config):
+        super().__init__(image_set, config)
+        self.readers = BySize(config, functools.partial(TrainReader, image_set))
+
+    def allocate(self, piece: Piece, pinned: bool = False) -> Buffers:
+        return self.readers.at(piece.epoch).allocate(piece, pinned)
+
+    def fill(self, piece: Piece, positions: range, buffers: Buffers) -> list[int]:
+        return self.readers.at(piece.epoch).fill(piece, positions, buffers)
+
+    def batch(self, piece: Piece, buffers: Buffers, bad: list[int]) -> Batch:
+        return self.readers.at(piece.epoch).batch(piece, buffers, bad)
 
 
 class EvalReader(Reader):

@@ -8,6 +8,7 @@ import torch
 
 from configs.schema import Config
 from datasets.batch_order import Piece
+from datasets.transforms.sizes import BySize
 from datasets.types import Batch, ImageSet
 
 DEFAULT_CLASSES = 1000
@@ -28,15 +29,15 @@ class SyntheticBatches:
     def __init__(self, config: Config, image_set: ImageSet, batch_size: int, rank: int, device: torch.device):
         rng = np.random.default_rng([config.SEED, rank])
         count = min(batch_size, len(image_set))
-        side = config.DATA.IMAGE_SIZE
+        side, self.sides = config.largest_train_side, BySize(config, lambda sized: sized.DATA.IMAGE_SIZE)
         pixels = rng.integers(256, size=(count, side, side, config.DATA.IMAGE_CHANNELS), dtype=np.uint8)
         self.images = torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2)
         self.targets = torch.from_numpy(image_set.targets[:count]).to(device)
 
     def __call__(self, pieces: Iterable[Piece]) -> Iterator[Batch]:
         for piece in pieces:
-            count = len(piece.indices)
-            yield Batch(self.images[:count], self.targets[:count], piece.num_samples, [], piece)
+            count, side = len(piece.indices), self.sides.at(piece.epoch)
+            yield Batch(self.images[:count, :, :side, :side], self.targets[:count], piece.num_samples, [], piece)
 
 
 def read_synthetic(config: Config) -> tuple[ImageSet, ImageSet]:

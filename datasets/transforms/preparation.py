@@ -15,6 +15,7 @@ from datasets.transforms.crop import Normalize
 from datasets.transforms.erasing import build_erasing
 from datasets.transforms.mixup import Mixed, Mixing
 from datasets.transforms.on_device.augmentation import carry_out
+from datasets.transforms.sizes import BySize
 from datasets.types import Batch
 from utils.host import has_streams
 
@@ -54,6 +55,24 @@ class Preparation:
         if boxes is not None:
             images = self.erase(images, boxes)
         return images if parts is None else self.mix(images, parts, dtype)
+
+
+class SizedPreparation:
+    """A preparation for each size of training images; the epoch of a batch chooses."""
+
+    def __init__(self, config: Config, normalize: Normalize, is_compiled: bool = False):
+        self.normalize, self.device = normalize, normalize.scale.device
+        self.by_size = BySize(config, lambda sized: Preparation(sized, normalize, is_compiled))
+
+    def __call__(self, batch: Batch, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | Mixed]:
+        return self.by_size.at(batch.piece.epoch if batch.piece else 0)(batch, dtype)
+
+
+def build_preparation(
+    config: Config, normalize: Normalize, is_compiled: bool = False
+) -> Preparation | SizedPreparation:
+    """`is_compiled`: one kernel does what several would, with a graph for each batch size."""
+    return (SizedPreparation if config.TRAIN.SIZE_SCHEDULE else Preparation)(config, normalize, is_compiled)
 
 
 def copied(rows: Sequence | np.ndarray, device: torch.device) -> Tensor:

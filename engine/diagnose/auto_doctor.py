@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from configs.schema import Config
-from datasets import Normalize, Preparation
+from datasets import Normalize, build_preparation
 from engine.diagnose.doctor import Case, Diagnosis, diagnose
 from engine.diagnose.failing_batch import Batches, LastUpdate
 from engine.loss.build import Loss
@@ -32,7 +32,7 @@ def make_case(
     settings = replace(config.PRECISION, MODE="autocast", CUSTOM_WHITE_LIST=())
     precision = Precision(replace(config, PRECISION=settings), device)
     precision.transforms().apply(model)
-    prepare = Preparation(config, Normalize(config.DATA).to(device))
+    prepare = build_preparation(config, Normalize(config.DATA).to(device))
     return Case(
         model.to(device),
         precision,

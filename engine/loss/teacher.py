@@ -68,7 +68,9 @@ def find_teacher(config: Config) -> Found:
     images = {"IMAGENET_MEAN": tuple(cfg.mean), "IMAGENET_STD": tuple(cfg.std)} if has_means else {}
     side = cfg.input_size[-1] if cfg is not None and cfg.fixed_input_size else None
     data = replace(config.DATA, **images, **({"IMAGE_SIZE": side} if side else {}))
-    built = replace(config, DATA=data, MODEL=Model(TYPE="timm", NAME=name))
+    # Its images are of one size, or of any where its model takes them: it needs no schedule.
+    train = replace(config.TRAIN, SIZE_SCHEDULE=())
+    built = replace(config, DATA=data, MODEL=Model(TYPE="timm", NAME=name), TRAIN=train)
     names = what_is_recorded(file).get("class_names") if file else None
     number = len(names) if names else None if file or cfg is None else cfg.num_classes
     return Found(built, weights or name, names, number, side)

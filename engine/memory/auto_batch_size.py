@@ -130,6 +130,8 @@ class Trial:
     def __init__(self, config: Config, num_classes: int, process: Process, stop: StopSignal):
         # The second micro-batch runs with the gradients of the first in memory; a third would not need more.
         train = replace(config.TRAIN, ACCUM_ITER=min(config.TRAIN.ACCUM_ITER, 2), REPEATED_AUG=1)
+        if config.TRAIN.SIZE_SCHEDULE:
+            train = replace(train, SIZE_SCHEDULE=(f"0:{config.largest_train_side}",))
         model = replace(config.MODEL, NUM_CLASSES=num_classes)
         self.config = replace(config, COMPILE=False, TRAIN=train, MODEL=model)
         self.device, self.stop = process.device, stop

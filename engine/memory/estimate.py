@@ -77,7 +77,8 @@ def saved_bytes(config: Config, model: nn.Module, precision: Precision, count: i
 def record_forward(config: Config, model: nn.Module, precision: Precision, count: int) -> "SavedTensors":
     device, data = precision.device, config.DATA
     kept = SavedTensors(model)
-    pixels = torch.zeros((count, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE), dtype=torch.uint8)
+    side = config.largest_train_side
+    pixels = torch.zeros((count, data.IMAGE_CHANNELS, side, side), dtype=torch.uint8)
     images = Normalize(data).to(device)(pixels.to(device), precision.input_dtype(model))
     with kept.following(model), torch.autograd.graph.saved_tensors_hooks(kept.note, lambda tensor: tensor):
         with precision.autocast():

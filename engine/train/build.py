@@ -3,7 +3,7 @@
 from torch import nn
 
 from configs.schema import Config
-from datasets import Normalize, Preparation, TrainData, class_weights
+from datasets import Normalize, TrainData, build_preparation, class_weights
 from engine.loss.build import build_loss
 from engine.loss.distillation import DistillationLoss, TaughtPreparation
 from engine.optim.clipping import Clipping
@@ -48,7 +48,7 @@ def build_trainer(
     optimizer = build_optimizer(config.TRAIN, model, local, schedule.base)
     parallel.track_optimizer(optimizer)
     normalize = Normalize(config.DATA, parameters[0].dtype).to(process.device)
-    prepare = Preparation(config, normalize, is_compiled=config.COMPILE and process.device.type != "cpu")
+    prepare = build_preparation(config, normalize, is_compiled=config.COMPILE and process.device.type != "cpu")
     loss = build_loss(config, class_weights(config, data.image_set), process.device)
     if teacher:
         prepare, loss = TaughtPreparation(prepare, teacher, precision), DistillationLoss(loss, config.TRAIN)

@@ -32,6 +32,9 @@ IN_A_FILE = {
     "MODEL: {KWARGS: 5}": "MODEL.KWARGS '5' MODEL.KWARGS.NAME=VALUE null",
     "MODEL: {KWARGS: {global_pool: {a: b}}}": "MODEL.KWARGS.global_pool.a",
     "MODEL: {KWARGS: {x: 1e999}}": "MODEL.KWARGS.x '1e999'",
+    "TRAIN: {SIZE_SCHEDULE: [0:128, 60]}": "TRAIN.SIZE_SCHEDULE 60 60:160",
+    "TRAIN: {SIZE_SCHEDULE: ['0:128', '60:160', '30:224']}": "TRAIN.SIZE_SCHEDULE 30:224",
+    "TRAIN: {SIZE_SCHEDULE: ['5:128']}": "TRAIN.SIZE_SCHEDULE 5:128",
     "hello": "`TRAIN:`",
     "- SEED: 1": "`TRAIN:`",
     "SEED: 1\n[a, b]: 1": "2",
@@ -168,6 +171,8 @@ ON_THE_COMMAND_LINE = {
 IN_A_RUN = {
     "-opts TRAIN.DISTILLATION_TYPE=soft TRAIN.TEACHER_MODEL=regnety_16": "TRAIN.TEACHER_MODEL regnety_16 regnety_160",
     "-opts TRAIN.DISTILLATION_TYPE=soft TRAIN.TEACHER_MODEL=resnet18": "TRAIN.TEACHER_MODEL resnet18 1000 10",
+    "-opts TRAIN.SIZE_SCHEDULE=[0:6]": "TRAIN.SIZE_SCHEDULE 6 4 8",
+    "-opts TRAIN.SIZE_SCHEDULE=[0:4] MODEL.KWARGS.dynamic_img_size=false": "MODEL.KWARGS.dynamic_img_size TRAIN.SIZE_SCHEDULE",
     "-opts TRAIN.DISTILLATION_TYPE=soft TRAIN.TEACHER_MODEL=file": "TRAIN.TEACHER_MODEL file",
     "-opts TRAIN.OPTIMIZER.NAME=adamx": "TRAIN.OPTIMIZER.NAME adamx adamax",
     "-opts TRAIN.OPTIMIZER.KWARGS.betaas=[0.9,0.99]": "TRAIN.OPTIMIZER.KWARGS.betaas betas",

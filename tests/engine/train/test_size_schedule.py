@@ -1,0 +1,70 @@
+"""TRAIN.SIZE_SCHEDULE: an epoch is computed as by a run of its image size, however its updates are split; who cannot, says so."""
+
+import pytest
+import torch
+
+from configs.schema import Arguments
+from datasets import Normalize, build_preparation, build_train_data, load_image_sets
+from models import build_model
+from models.transforms import choose_transforms
+from tests.support.configs import CPU, replaced, small_config
+from tests.support.refusals import refused
+from tests.support.trainers import make_trainer, update
+from utils.distributed import Process
+from utils.errors import ConfigError
+
+CHANGES = (
+    "TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.AUTO_AUGMENT=rand-m9 "
+    "DATA.TRAIN_CROP=rkrr DATA.AUGMENT_ON=device"
+).split()
+SCHEDULE = "TRAIN.SIZE_SCHEDULE=[0:4, 1:12]"
+FIELDS = {"PATCH_SIZE": 16, "EMBED_DIM": 768, "DEPTH": 12, "NUM_HEADS": 12}
+
+
+def first_images(config, epoch: int) -> torch.Tensor:
+    """Ready for the model, of the first update of an epoch."""
+    data = build_train_data(config, load_image_sets(config)[0], Process(CPU))
+    step = epoch * data.steps_per_epoch
+    (window,) = ([next(each.batches)] for each in data.windows(step, step + 1))
+    return build_preparation(config, Normalize(config.DATA))(window[0])[0]
+
+
+@pytest.mark.parametrize(("epoch", "side"), [(0, 4), (1, 12), (5, 12)])
+def test_an_epoch_has_the_images_of_a_run_of_its_size(tmp_path, epoch, side):
+    images = first_images(small_config(tmp_path, SCHEDULE, *CHANGES), epoch)
+    assert images.shape == (32, 1, side, side)
+    assert torch.equal(images, first_images(small_config(tmp_path, f"DATA.IMAGE_SIZE={side}", *CHANGES), epoch))
+
+
+def test_weights_do_not_depend_on_micro_batches_across_a_change_of_size(tmp_path):
+    whole = make_trainer(small_config(tmp_path, SCHEDULE, *CHANGES), double=True)
+    split = small_config(tmp_path, SCHEDULE, *CHANGES, "DATA.BATCH_SIZE=8", "TRAIN.ACCUM_ITER=4")
+    split = make_trainer(split, double=True)
+    for trainer in (whole, split):
+        trainer.step = trainer.data.steps_per_epoch - 1
+        update(trainer, 2)
+    for name, weight in whole.model.state_dict().items():
+        # timm resizes position embeddings in float32, also those of a model in float64.
+        torch.testing.assert_close(split.model.state_dict()[name], weight, rtol=0, atol=1e-8)
+
+
+def test_a_vit_resizes_its_position_embedding_also_with_our_kernels(tmp_path):
+    config = small_config(tmp_path, SCHEDULE)
+    plain = build_model(config, 5).eval()
+    chosen = build_model(config, 5).eval()
+    chosen.load_state_dict(plain.state_dict())
+    choose_transforms(config, CPU, None, training=True).apply(chosen)
+    for side in (4, 8, 12):
+        images = torch.randn(2, 1, side, side)
+        torch.testing.assert_close(chosen(images), plain(images))
+    assert plain.pos_embed.shape == build_model(small_config(tmp_path), 5).pos_embed.shape
+
+
+def test_models_of_one_size_are_refused(tmp_path):
+    config = replaced(small_config(tmp_path, "TRAIN.SIZE_SCHEDULE=[0:32]", "DATA.IMAGE_SIZE=64"), MODEL=FIELDS)
+    with refused(ConfigError, "TRAIN.SIZE_SCHEDULE", "levit_128"):
+        build_model(replaced(config, MODEL={"TYPE": "timm", "NAME": "levit_128"}), 5)
+    small = Arguments({"embed_dim": 24, "depth": 1, "num_heads": 2})
+    for name, kwargs in (("vit_tiny_patch16_224", small), ("test_resnet", Arguments())):
+        model = build_model(replaced(config, MODEL={"TYPE": "timm", "NAME": name, "KWARGS": kwargs}), 5).eval()
+        assert model(torch.randn(1, 1, 32, 32)).shape == model(torch.randn(1, 1, 64, 64)).shape

@@ -51,6 +51,7 @@ MODES = {
     "erasing": "TRAIN.RANDOM_ERASE_PROB=0.5",
     "augmentation": f"{AUGMENT} TRAIN.COLOR_JITTER=0.3",
     "EMA": "TRAIN.MODEL_EMA=true",
+    "LoRA": f"{HALF} MODEL.LORA.RANK=4",
     "accumulation": "DATA.BATCH_SIZE=16 TRAIN.ACCUM_ITER=2",
     "no clipping": "TRAIN.GRAD_CLIP=null",
     "weighted classes": "TRAIN.CLASS_WEIGHTS=auto DATA.SAMPLER=balanced",

@@ -9,12 +9,12 @@ import time
 import numpy as np
 import pytest
 
-from datasets import split
 from datasets.index import file
 from datasets.index.file import IndexWriter, open_index
 from datasets.index.place import index_paths, open_or_build
 from datasets.sources import folder
 from datasets.sources.imagenet import source
+from datasets.sources.images import FileImages
 from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades
 from tests.support.refusals import assert_names
 from utils.errors import DataError
@@ -252,7 +252,7 @@ def test_folders_that_changed_just_now_are_listed_when_that_is_over(folders, mon
 
 def test_a_split_is_drawn_once_for_each_fraction_and_seed(folders, monkeypatch):
     root, _ = folders
-    hashed = reads(monkeypatch, "count_classes", split)
+    hashed = reads(monkeypatch, "split_keys", FileImages)
     first = load("imagefolder", root, VAL_FRACTION=0.3)
     count = len(hashed)
     again = load("imagefolder", root, VAL_FRACTION=0.3)

@@ -28,6 +28,9 @@ class Family:
         import timm  # takes seconds, and only these files need it
         import torch
 
+        name = name.partition(".")[0]  # without the tag of its weights
+        if not timm.is_model(name):
+            raise ConfigError(f"MODEL.NAME is {name!r}, but timm has no such model; leave it out for {self.origin}'s own")
         with torch.device("meta"):
             model = timm.create_model(name)
         readers = FIELDS[self.kind]
@@ -67,6 +70,8 @@ def take_family(files: list[Layer], command_line: list[Layer]) -> tuple[list[Lay
         raise ConfigError(
             f"{typed.origin}: {_PRETRAINING} is true, and masked pretraining is not available; name a file for fine-tuning"
         )
+    if _word(_last(command_line, "MODEL.TYPE")) not in ("", "timm"):
+        raise ConfigError(f"MODEL.TYPE on the command line is not timm, but {typed.origin} has {kind}; leave it out")
     distillation = _last([*files, *command_line], _DISTILLATION)
     if kind == "deit" and not is_none(distillation):
         name = _timm_name(name.replace("_patch", "_distilled_patch")) or name

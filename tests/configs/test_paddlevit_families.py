@@ -63,6 +63,12 @@ def test_wrong_name_in_a_file_is_refused_with_the_model_of_the_files_own_name(tm
     assert (config.MODEL.TYPE, config.MODEL.NAME) == ("timm", "convnext_large")
 
 
+@pytest.mark.parametrize("words", ["MODEL.NAME=swin_tiny_patch4_window7", "MODEL.TYPE=vit"])
+def test_command_line_cannot_make_another_kind_of_model_of_a_familys_file(words):
+    with refused(ConfigError, words.partition("=")[0], "x.yaml"):
+        load_text(text_of(SWIN), "-opts", words)
+
+
 def test_masked_pretraining_is_refused():
     with refused(ConfigError, "MODEL.MAE_PRETRAIN"):
         load_text(text_of(FILES["MAE/vit_base_patch16_224_pretrain.yaml"]))

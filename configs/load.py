@@ -70,10 +70,7 @@ def load(
     `beneath`: layers in place of those of the -cfg file. `weights`: what the pretrained weights say, beneath all others.
     """
     command_line = flags.parse(argv)
-    files = list(beneath)
-    if not beneath and (command_line.cfg or needs_file):
-        files = read_layers(find_settings_file(command_line.cfg))
-    files, family = take_family([*([weights] if weights else []), *files], command_line.layers)
+    files, family = take_family(_files(command_line.cfg, needs_file, beneath, weights), command_line.layers)
     values = {key: setting.default for key, setting in SETTINGS.items()}
     origins = dict.fromkeys(SETTINGS, "default")
     notes: list[str] = []
@@ -105,6 +102,14 @@ def load(
         notes.insert(0, family.agree(values["MODEL.NAME"]))
     config = build(values)
     return LoadedConfig(config, origins, [*notes, *unused_settings(config)], argv, weights=weights)
+
+
+def _files(cfg: str | None, needs_file: bool, beneath: Sequence[Layer], weights: Layer | None) -> list[Layer]:
+    """The layers below the command line."""
+    files = list(beneath)
+    if not beneath and (cfg or needs_file):
+        files = read_layers(find_settings_file(cfg))
+    return [*([weights] if weights else []), *files]
 
 
 def to_yaml(config: Config, origins: dict[str, str]) -> str:

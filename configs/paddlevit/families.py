@@ -30,7 +30,9 @@ class Family:
 
         name = name.partition(".")[0]  # without the tag of its weights
         if not timm.is_model(name):
-            raise ConfigError(f"MODEL.NAME is {name!r}, but timm has no such model; leave it out for {self.origin}'s own")
+            raise ConfigError(
+                f"MODEL.NAME is {name!r}, but timm has no such model; leave it out for {self.origin}'s own"
+            )
         with torch.device("meta"):
             model = timm.create_model(name)
         readers = FIELDS[self.kind]

@@ -92,6 +92,8 @@ def test_a_cfg_that_is_not_there_brings_the_nearest_names(monkeypatch):
     monkeypatch.chdir(ROOT)
     with refused(ConfigError, "-cfg", "vit_digit.yaml", "configs/vit_digits.yaml"):
         load(["-cfg", "vit_digit.yaml"])
+    with refused(ConfigError, "configs/recipes/deit_tiny_patch16_224.yaml"):
+        load(["-cfg", "configs/deit_tiny_patch16_224.yaml"])
     with refused(ConfigError, "configs/vit_base_patch16_224.yaml", "configs/vit_base_patch32_384.yaml"):
         load(["-cfg", "configs/vit-base.yaml"])
 

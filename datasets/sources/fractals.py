@@ -48,18 +48,19 @@ class Fractals(ImageSet):
         super().__init__(
             np.arange(count, dtype=np.int64) % num_classes, [f"fractal {each}" for each in range(num_classes)]
         )
-        self.part, self.rules = part, rules
+        self.num_classes, self.part, self.rules = num_classes, part, rules
         self.systems: dict[int, System] = {}
 
     def name(self, index: int) -> str:
         return f"fractal image {self.row(index)}"
 
     def read(self, index: int) -> np.ndarray:
-        number = int(self.targets[index])
+        row = self.row(index)
+        number = row % self.num_classes  # not the target, which DATA.CLASSES may have changed
         system = self.systems.get(number)
         if system is None:
             system = self.systems[number] = find_system(number)
-        draws = random_numbers(STYLE + NUMBERS, number, 1 + self.part, self.row(index))
+        draws = random_numbers(STYLE + NUMBERS, number, 1 + self.part, row)
         return to_array(Image.fromarray(picture(system, draws)), self.rules)
 
 

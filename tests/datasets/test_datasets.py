@@ -36,7 +36,7 @@ def test_synthetic_needs_no_files():
     assert len(load("synthetic", num_classes=7)[0].classes) == 7
 
 
-def test_fractals_depend_on_class_and_number_alone():
+def test_fractals_depend_on_class_and_number_alone(tmp_path):
     train, val = load("fractals", SYNTHETIC_SIZE=12, num_classes=6)
     assert (len(train), len(val)) == (12, 6) and train.targets.tolist() == [*range(6), *range(6)]
     pictures = [part.read(index).tobytes() for part in (train, val) for index in range(6)]
@@ -45,6 +45,9 @@ def test_fractals_depend_on_class_and_number_alone():
     assert digest[:16] == "f82e19a58939b6ba"
     alone = load("fractals", SYNTHETIC_SIZE=900, num_classes=6, IMAGE_CHANNELS=3)[0].take(np.array([5]))
     assert alone.read(0).tobytes() == pictures[5] and alone.targets.tolist() == [5]
+    (tmp_path / "classes.txt").write_text("".join(f"fractal {each}\n" for each in reversed(range(6))))
+    renumbered = load("fractals", SYNTHETIC_SIZE=12, num_classes=6, CLASSES=str(tmp_path / "classes.txt"))[0]
+    assert renumbered.targets[0] == 5 and renumbered.read(0).tobytes() == pictures[0]
     assert load("fractals", SYNTHETIC_SIZE=12, IMAGE_CHANNELS=1)[0].read(0).shape == (32, 32, 1)
 
 

@@ -104,8 +104,11 @@ class Epochs:
         trainer.notify("on_epoch_end", result)
         trainer.end_epoch()
         if chosen:
-            trainer.not_better = 0 if is_best else trainer.not_better + 1
-            trainer.schedule.note_evaluation(trainer.step, is_best)
+            got_better = (
+                trainer.best.epoch == number
+            )  # also where best.pth was there before a resume from an earlier state
+            trainer.not_better = 0 if got_better else trainer.not_better + 1
+            trainer.schedule.note_evaluation(trainer.step, got_better)
         also = [BEST] if is_best else []
         if config.KEEP_CHECKPOINTS and (number % config.SAVE_FREQ == 0 or is_last):
             also.append(f"checkpoint-{number}.pth")

@@ -43,7 +43,7 @@ def read_csv(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
     columns = Columns.of(config.DATA, files)
     settings = {"columns": columns.names, "group_by": columns.group}
     if config.DATA.has_several_labels:
-        settings["are_bits"] = columns.are_bits
+        settings |= {"are_bits": columns.are_bits, "separator": config.DATA.LABEL_SEPARATOR}  # the split depends on it
     lists = Lists(
         files,
         functools.partial(read_csv_file, columns=columns),
@@ -73,7 +73,7 @@ class Columns(NamedTuple):
         path, classes = data.COLUMNS or data.CSV_COLUMNS
         group, of_labels = data.GROUP_BY, data.LABEL_COLUMNS or (classes,)
         if data.LABEL_COLUMNS == ALL_COLUMNS:
-            found = [[name for name in _header(file, [path])[1] if name not in (path, group)] for file in files]
+            found = [[name for name in _header(file, path) if name not in (path, group)] for file in files]
             of_labels = tuple(found[0])
             if unlike := [name for names in found for name in names if names.count(name) > 1 or name not in of_labels]:
                 raise DataError(
@@ -87,12 +87,12 @@ class Columns(NamedTuple):
         return [self.path, *self.of_labels, *([self.group] if self.group else [])]
 
 
-def _header(file: Path, columns: list[str]) -> tuple[str, list[str]]:
-    """The separator of a file, and the names of its columns, which must have these."""
+def _header(file: Path, path: str) -> list[str]:
+    """The names of a file's columns, which must have that of the paths."""
     with open(file, encoding=_encoding(file), errors="surrogateescape", newline="") as lines:
-        separator = _find_separator(file, line := lines.readline(), columns)
+        separator = _find_separator(file, line := lines.readline(), [path])
     names = next(csv.reader([line], delimiter=separator, skipinitialspace=True))
-    return separator, [name for each in names if (name := each.strip())]
+    return [name for each in names if (name := each.strip())]
 
 
 def read_csv_file(file: Path, add: Callable[[Rows], None], columns: Columns) -> list[str]:

@@ -159,7 +159,7 @@ class Data:
 
 
 # These describe the model of TYPE vit; a timm model's name already says all of them.
-VIT_FIELDS = ("PATCH_SIZE", "EMBED_DIM", "DEPTH", "NUM_HEADS", "ATTN_HEAD_SIZE", "MLP_RATIO", "QKV_BIAS")
+VIT_FIELDS = ("PATCH_SIZE", "EMBED_DIM", "DEPTH", "NUM_HEADS", "ATTN_HEAD_SIZE", "MLP_RATIO", "QKV_BIAS", "POS_EMBED")
 
 
 @dataclass(frozen=True)
@@ -200,6 +200,8 @@ class Model:
     """Hidden width of the MLP divided by EMBED_DIM."""
     QKV_BIAS: bool = True
     """Use biases for queries, keys and values."""
+    POS_EMBED: Literal["learn", "sincos2d", "none"] = "learn"
+    """Position embedding: learned; sincos2d, fixed sines and cosines of row and column, as in the plain ViT; or none."""
     DROPOUT: Annotated[float, Bounds(0.0, 0.99)] = 0.0
     """Dropout rate after position embedding, attention projection and MLP."""
     ATTENTION_DROPOUT: Annotated[float, Bounds(0.0, 0.99)] = 0.0

@@ -2,7 +2,8 @@
 
 import inspect
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from configs.schema import Config
 from models.kwargs import check_kwargs, refuse_unknown, refusing_values
@@ -20,8 +21,9 @@ def build_vit(config: Config, num_classes: int) -> nn.Module:
 
     for name in model.KWARGS.keys() - inspect.signature(VisionTransformer).parameters.keys():
         refuse_unknown(model, name, VisionTransformer)
+    is_fixed = model.POS_EMBED == "sincos2d"
     with refusing_values(model):
-        return VisionTransformer(
+        built = VisionTransformer(
             img_size=data.IMAGE_SIZE,
             patch_size=model.PATCH_SIZE,
             in_chans=data.IMAGE_CHANNELS,
@@ -31,6 +33,7 @@ def build_vit(config: Config, num_classes: int) -> nn.Module:
             num_heads=model.NUM_HEADS,
             mlp_ratio=model.MLP_RATIO,
             qkv_bias=model.QKV_BIAS,
+            pos_embed="learn" if is_fixed else model.POS_EMBED,
             # timm's drop_rate would be dropout before the classifier, which PaddleViT does not have.
             pos_drop_rate=model.DROPOUT,
             proj_drop_rate=model.DROPOUT,
@@ -39,6 +42,22 @@ def build_vit(config: Config, num_classes: int) -> nn.Module:
             **dynamic_size(config),
             **model.KWARGS,
         )
+    if is_fixed:
+        rows = _sincos2d(built.patch_embed.grid_size, model.EMBED_DIM).to(built.pos_embed)
+        with torch.no_grad():
+            built.pos_embed.zero_()[:, -len(rows) :] = rows  # class token and registers come first, and have none
+        built.pos_embed.requires_grad_(False)
+    return built
+
+
+def _sincos2d(grid: tuple[int, int], width: int) -> Tensor:
+    """[patches, width]: MoCo v3's position embedding, in big_vision's order: sines and cosines of x, then of y."""
+    if width % 4:
+        raise ConfigError(f"MODEL.EMBED_DIM: {width} is not a multiple of 4, which MODEL.POS_EMBED sincos2d needs")
+    frequencies = 10_000.0 ** -torch.linspace(0, 1, width // 4, dtype=torch.float64)
+    y, x = torch.meshgrid(*(torch.arange(side, dtype=torch.float64) for side in grid), indexing="ij")
+    angles = [each.flatten()[:, None] * frequencies for each in (x, y)]
+    return torch.cat([function(angle) for angle in angles for function in (torch.sin, torch.cos)], dim=1)
 
 
 def check_patches(config: Config, patch_size: int) -> None:

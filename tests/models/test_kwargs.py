@@ -1,5 +1,6 @@
 """MODEL.KWARGS reaches timm's constructors, and everything that changes how a model computes keeps timm's numbers."""
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -25,7 +26,9 @@ KWARGS = [
 @pytest.mark.parametrize("half", [None, torch.bfloat16])
 @pytest.mark.parametrize("kwargs", KWARGS)
 def test_logits_and_gradients_are_those_of_timms_plain_model(tmp_path, kwargs, half, training):
-    config = replaced(small_config(tmp_path), MODEL={"KWARGS": Arguments(kwargs)}, PRECISION={"RESIDUAL": "float32"})
+    given = {name: value for name, value in kwargs.items() if name != "pos_embed"}
+    fields = {"POS_EMBED": kwargs.get("pos_embed", "learn"), "KWARGS": Arguments(given)}
+    config = replaced(small_config(tmp_path), MODEL=fields, PRECISION={"RESIDUAL": "float32"})
     torch.manual_seed(0)
     theirs, ours = VisionTransformer(**FIELDS, **kwargs), build_model(config, 5)
     for parameter in theirs.parameters():
@@ -41,6 +44,19 @@ def test_logits_and_gradients_are_those_of_timms_plain_model(tmp_path, kwargs, h
         found.append([logits, *(parameter.grad for parameter in model.parameters())])
     near = {"rtol": 1e-4, "atol": 1e-4} if half is None else {"rtol": 0.05, "atol": 0.5}
     torch.testing.assert_close(found[1], found[0], **near)
+
+
+def test_fixed_position_embeddings_are_big_visions_and_not_trained(tmp_path):
+    y, x = np.mgrid[:2, :2]
+    omega = 10_000.0 ** -(np.arange(4) / 3)
+    y, x = (each.flatten()[:, None] * omega for each in (y, x))
+    expected = np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1)
+    for kwargs, num_others in (({"class_token": False, "global_pool": "avg"}, 0), ({"reg_tokens": 2}, 3)):
+        fields = {"POS_EMBED": "sincos2d", "KWARGS": Arguments(kwargs)}
+        model = build_model(replaced(small_config(tmp_path), MODEL=fields), 5)
+        others, rows = model.pos_embed[0].split([num_others, 4])
+        np.testing.assert_allclose(rows, expected, atol=1e-6)
+        assert not others.any() and not model.pos_embed.requires_grad
 
 
 def test_arguments_reach_timms_models_by_name(tmp_path):

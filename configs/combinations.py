@@ -146,6 +146,8 @@ def _label_rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     yield key is None and values[metric] in metrics, metric, problem
     if key is None:
         return
+    twice = next((name for name in values[columns] if values[columns].count(name) > 1), None)
+    yield twice is not None, columns, f"names {twice} twice"
     yield bool(values[separator] and values[columns]), separator, f"cannot be set together with {named(columns)}"
     yield (
         values["DATA.DATASET"] != "csv",

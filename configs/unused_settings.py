@@ -96,6 +96,13 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     kind = train.LR_SCHEDULER.NAME
     for names, kinds in OF_SCHEDULES.items():
         yield kind not in kinds, "TRAIN.LR_SCHEDULER.", names, f"TRAIN.LR_SCHEDULER.NAME is not {' or '.join(kinds)}"
+    few = kind == "plateau" and (train.LR_SCHEDULER.PATIENCE + 1) * config.VALIDATE_FREQ >= train.NUM_EPOCHS
+    reason = f"TRAIN.NUM_EPOCHS and VALIDATE_FREQ leave too few evaluations for PATIENCE {train.LR_SCHEDULER.PATIENCE}"
+    yield few, "TRAIN.LR_SCHEDULER.", "NAME", reason
+    first_decay = min(train.LR_SCHEDULER.MILESTONES, default=train.LR_SCHEDULER.DECAY_EPOCHS)
+    is_late = kind == "step" and first_decay >= train.NUM_EPOCHS
+    reason = f"the first decay, after epoch {first_decay}, is not before the end; set MILESTONES or DECAY_EPOCHS"
+    yield is_late, "TRAIN.LR_SCHEDULER.", "NAME", reason
     is_constant = kind == "constant" and not train.WARMUP_EPOCHS
     yield is_constant, "TRAIN.LR_SCHEDULER.", "PER_EPOCH", "TRAIN.LR_SCHEDULER.NAME is constant, without a warm-up"
     yield kind == "paddlevit", "TRAIN.LR_SCHEDULER.", "PER_EPOCH", "paddlevit changes the rate once per epoch anyway"

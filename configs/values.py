@@ -178,7 +178,8 @@ def _convert_one(setting: Setting, text: Text) -> Any:
         raise ValueError("a list instead of one value, or a value in place of a section")
     if is_none(text) and "none" in setting.choices:
         return "none"
-    if is_none(text) and (setting.optional or setting.kind is str) and not setting.is_list:
+    is_blank = text.isspace() and setting.optional and setting.kind is str  # spaces can separate labels
+    if is_none(text) and not is_blank and (setting.optional or setting.kind is str) and not setting.is_list:
         return None if setting.optional else ""
     word = text.strip().lower()
     if setting.choices or setting.kind is bool:

@@ -17,6 +17,7 @@ from utils.errors import ConfigError, DataError, did_you_mean, not_a_file
 from utils.text import counted, first_of
 
 SAMPLER = "DATA.SAMPLER balanced"
+LIGHTEST, HEAVIEST = 1e-6, 1e6  # weights; in float32 1e-46 is 0, and 1e39 infinite
 CLASS_BITS = 24  # of a key of 64 by which images are sorted; below the class are bits of a random number
 
 
@@ -46,6 +47,11 @@ def describe_balance(config: Config, image_set: ImageSet, weights: list[float] |
         shares = counts ** (1.0 - config.DATA.SAMPLER_POWER)
         times = (shares / shares.sum() * len(image_set) / counts).tolist()
         lines.append(f"{SAMPLER}: an epoch has an image on average so many times: {_range(classes, times)}")
+        if config.TRAIN.CLASS_WEIGHTS == AUTO and config.DATA.SAMPLER_POWER:
+            lines.append(
+                f"warning: {SAMPLER} and TRAIN.CLASS_WEIGHTS auto each make up for classes of few images: together they give "
+                "these too much weight; leave one of them out"
+            )
     return lines
 
 
@@ -82,8 +88,10 @@ def _read_weights(file: Path, classes: list[str]) -> list[float]:
             weights[number] = float(text)
         except ValueError:
             weights[number] = math.nan
-        if not 0 < weights[number] < math.inf:
-            raise ConfigError(f"{setting}: the weight of class {name!r} is {text!r}; it must be a number above 0")
+        if not LIGHTEST <= weights[number] <= HEAVIEST:
+            raise ConfigError(
+                f"{setting}: the weight of class {name!r} is {text!r}; it must be a number from {LIGHTEST:g} to {HEAVIEST:g}"
+            )
     missing = [name for number, name in enumerate(classes) if number not in weights]
     if missing:
         raise ConfigError(
@@ -103,8 +111,10 @@ def _read_rows(file: Path) -> list[tuple[str, str]]:
     try:
         text = file.read_text(encoding="utf-8-sig")
         if file.suffix.lower() in (".yaml", ".yml"):
-            content = yaml.load(text, yaml.BaseLoader)  # every value stays text: a class may be called `no` or `010`
-            rows = list(content.items()) if isinstance(content, dict) else [()]
+            # Not loaded: every value stays text, as a class may be called `no` or `010`, and a class that is there twice shows.
+            content = yaml.compose(text, yaml.BaseLoader)
+            pairs = content.value if isinstance(content, yaml.MappingNode) else [()]
+            rows = [[each.value for each in pair] for pair in pairs]
         else:
             rows = [[value.strip() for value in row] for row in csv.reader(text.splitlines()) if row]
             has_header = bool(rows) and rows[0][-1].lower() in ("weight", "weights")

@@ -17,6 +17,7 @@ from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, to_image_sets
 from datasets.sources.root import choose_parts, data_root, expected_layout
 from datasets.types import ImageSet
 from utils.errors import DataError
+from utils.text import first_of
 
 SEPARATORS = ",;\t"
 UNUSUAL = {";": "semicolons", "\t": "tabs", "utf-16": "UTF-16"}  # what the log says of a separator or encoding
@@ -130,7 +131,7 @@ def _find_separator(file: Path, header: str, columns: list[str]) -> str:
         most = max(most, names, key=len)
     raise DataError(
         f"{file}, line 1: the header must name the columns {','.join(columns)}, but has {','.join(most) or 'nothing'}"
-        f"{_suggestion(most)}"
+        f"{_suggestion(most, columns)}"
     )
 
 
@@ -202,10 +203,13 @@ def _encoding(file: Path) -> str:
     return "utf-8-sig"
 
 
-def _suggestion(header: list[str]) -> str:
+def _suggestion(header: list[str], columns: list[str]) -> str:
     """The setting that names the columns of this header, as far as their names can be guessed."""
     by_lower_case = {name.lower(): name for name in header}
     found = [next((by_lower_case[name] for name in usual if name in by_lower_case), None) for usual in USUAL_COLUMNS]
     if all(found):
         return f"; -opts DATA.CSV_COLUMNS=[{','.join(found)}] reads these"
+    if columns[0] in header:
+        settings = "DATA.CSV_COLUMNS, DATA.LABEL_COLUMNS or DATA.GROUP_BY"
+        return f"; {first_of([name for name in columns if name not in header])} is not there: correct {settings}"
     return "; name those of the paths and of the classes with -opts DATA.CSV_COLUMNS=[PATHS,CLASSES]"

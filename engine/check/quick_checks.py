@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from configs.schema import Config, Train
+from configs.unused_settings import OF_SCHEDULES
 from datasets import TrainData, choose_workers
 from datasets.batch_order import Order
 from datasets.loading.choice import each_ahead, shared_bytes
@@ -111,8 +112,13 @@ def check_fine_tuning(config: Config, global_batch: int) -> list[Finding]:
 
 
 def check_warm_up(settings: Train) -> Finding:
-    """Check that warm-up ends before training does."""
+    """Check that warm-up ends before training does, or before its cool-down."""
     found = f"{settings.WARMUP_EPOCHS:g} of {counted(settings.NUM_EPOCHS, 'epoch')}"
+    chosen, key = settings.LR_SCHEDULER, "COOLDOWN_EPOCHS"
+    cooldown = chosen.COOLDOWN_EPOCHS if chosen.NAME in OF_SCHEDULES[key] else 0
+    if cooldown and settings.WARMUP_EPOCHS + cooldown >= settings.NUM_EPOCHS:
+        remedy = f"set TRAIN.LR_SCHEDULER.{key} lower: the rate is never TRAIN.BASE_LR"
+        return Finding("warm-up", f"{found}, and {cooldown} at TRAIN.END_LR", WARN, remedy)
     if settings.WARMUP_EPOCHS <= settings.NUM_EPOCHS:
         return Finding("warm-up", found)
     return Finding("warm-up", found, WARN, "set TRAIN.WARMUP_EPOCHS lower: the rate never gets to TRAIN.BASE_LR")

@@ -72,7 +72,8 @@ def numbers_per_weight(settings: Train) -> float:
     weight = nn.Parameter(torch.zeros(64, 64))  # no random number is drawn
     weight.grad = torch.zeros_like(weight)
     optimizer = build_optimizer(replace(settings, LAYER_DECAY=None), nn.ParameterList([weight]))
-    optimizer.step(*[torch.zeros(())] * isinstance(optimizer, SkippingOptimizer))
+    with _refusing(settings):  # timm's constructors check few values
+        optimizer.step(*[torch.zeros(())] * isinstance(optimizer, SkippingOptimizer))
     kept = sum(
         each.numel() for each in tree_leaves(dict(optimizer.state)) if isinstance(each, torch.Tensor) and each.ndim
     )
@@ -95,10 +96,12 @@ def load_state(optimizer: AnyOptimizer, state: dict) -> None:
 
 @contextlib.contextmanager
 def _refusing(settings: Train):
-    """A failure of the constructor is the user's mistake if it got arguments from the settings."""
+    """A failure of the constructor or of a first step is the user's mistake if it got arguments from the settings."""
     try:
         yield
-    except (TypeError, ValueError, AssertionError, IndexError) as error:
+    except ConfigError:
+        raise
+    except Exception as error:
         chosen = settings.OPTIMIZER
         values = ", ".join(
             f"{name} {value!r}" for name, value in (changed_arguments(chosen) | dict(chosen.KWARGS)).items()
@@ -106,5 +109,5 @@ def _refusing(settings: Train):
         if not values:
             raise
         raise ConfigError(
-            f"{KEY}.KWARGS: {chosen.NAME} cannot be built with {values} ({type(error).__name__}: {error})"
+            f"{KEY}.KWARGS: {chosen.NAME} does not work with {values} ({type(error).__name__}: {str(error).split(chr(10))[0]})"
         ) from None

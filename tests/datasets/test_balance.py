@@ -138,13 +138,15 @@ def test_weights_of_a_file_belong_to_names_or_numbers(tmp_path, name, text):
         ("class 0,-1\nclass 1,1\n", "class 0 -1"),
         ("class 0,nan\nclass 1,1\n", "class 0 nan"),
         ("class 0,x2\nclass 1,1\n", "class 0 x2"),
+        ("class 0,1\nclass 1,1e-50\n", "class 1 1e-50"),  # 0 in float32
+        ("class 0: 1\nclass 1: 1\nclass 0: 2\n", "class 0"),
         ("class 0,1\nclass 1,1\n0,1\n", "class 0"),
         ("class 0 1\nclass 1 1\n", "cat,2.5"),
         ("", "cat,2.5"),
     ],
 )
 def test_a_file_of_weights_that_does_not_fit_the_classes_is_refused(tmp_path, text, names):
-    file = Path(tmp_path / "w.csv")
+    file = Path(tmp_path / ("w.yaml" if ": " in text else "w.csv"))
     file.write_text(text)
     with refused(ConfigError, "TRAIN.CLASS_WEIGHTS", str(file), *names.split()):
         class_weights(weighted(str(file)), uneven([3, 2]))

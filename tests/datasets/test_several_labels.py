@@ -9,7 +9,7 @@ from datasets.label_sets import LabelSets
 from datasets.sources.images import FileImages
 from datasets.split import hold_out
 from datasets.transforms.pixel_rules import PixelRules
-from tests.support.configs import CPU, replaced, small_config
+from tests.support.configs import CPU, load_text, replaced, small_config
 from tests.support.image_sets import draw, error_of, load, settings
 from tests.support.refusals import assert_names
 from utils.distributed import Process
@@ -134,6 +134,15 @@ def test_a_label_of_validation_images_alone_is_refused(tmp_path):
     write(tmp_path / "train.csv", separated())
     write(tmp_path / "val.csv", separated(["cat", "cat|dgo"], of="v"))
     assert_names(error_of("csv", tmp_path, **SEPARATED), "val.csv, line 3", "dgo", "dog")
+
+
+def test_a_space_can_separate_labels(tmp_path, here):
+    write(tmp_path / "train.csv", separated(["dog cat", "", "cat", "bird  cat", "dog"]))
+    write(tmp_path / "val.csv", separated(["dog cat"], of="v"))
+    words = ["DATA.DATASET=csv", f"DATA.DATA_PATH={tmp_path}", "DATA.LABEL_SEPARATOR= "]
+    train = load_image_sets(small_config(tmp_path, *words))[0]
+    assert labels_of(train) == [{"dog", "cat"}, set(), {"cat"}, {"bird", "cat"}, {"dog"}]
+    assert load_text("DATA: {DATASET: csv, LABEL_SEPARATOR: ' '}").config.DATA.LABEL_SEPARATOR == " "
 
 
 def test_a_separator_that_never_occurs_is_told(tmp_path):

@@ -14,6 +14,7 @@ from engine.check.quick_checks import (
     check_rate,
     check_schedule,
     check_shared_memory,
+    check_warm_up,
     loader_processes,
 )
 from tests.engine.check.small_photos import sets_of
@@ -68,6 +69,15 @@ def test_a_rate_from_scratch_is_told_of_trained_weights_and_what_it_advises_is_n
         _, advice = found()[0].remedy.split("-opts ")
         assert_names(advice, "TRAIN.BASE_LR", "TRAIN.LAYER_DECAY")
         assert [finding.verdict for finding in found(*advice.split())] == [OK]
+
+
+@pytest.mark.parametrize(
+    ("name", "cooldown", "verdict"), [("cosine", 1, WARN), ("wsd", 9, WARN), ("step", 9, OK), ("cosine", 0, OK)]
+)
+def test_a_cool_down_that_leaves_no_epoch_at_the_rate(tmp_path, name, cooldown, verdict):
+    words = f"TRAIN.LR_SCHEDULER.NAME={name} TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS={cooldown}"
+    words += " TRAIN.WARMUP_EPOCHS=2 TRAIN.NUM_EPOCHS=3"
+    assert check_warm_up(small_config(tmp_path, *words.split()).TRAIN).verdict == verdict
 
 
 def test_room_for_checkpoints(tmp_path, monkeypatch):

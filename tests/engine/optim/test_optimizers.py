@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from configs.schema import Arguments, Optimizer, Train
-from engine.optim.factory import build_optimizer
+from engine.optim.factory import build_optimizer, numbers_per_weight
 from engine.optim.names import BY_ELEMENT, check_optimizer
 from engine.optim.schedule_free import averaged
 from tests.support.configs import small_config
@@ -135,6 +135,8 @@ def test_a_value_that_the_optimizer_refuses_and_a_model_with_batch_norm_are_refu
     linear, settings = torch.nn.Linear(2, 2), Optimizer(NAME="adan", KWARGS=Arguments({"betas": (0.9, 5.0, 0.9)}))
     with pytest.raises(ConfigError, match=r"TRAIN.OPTIMIZER.KWARGS.*adan.*betas"):
         build_optimizer(Train(OPTIMIZER=settings), linear)
+    with pytest.raises(ConfigError, match=r"TRAIN.OPTIMIZER.KWARGS.*lamb.*betas"):  # which only its step looks at
+        numbers_per_weight(Train(OPTIMIZER=Optimizer(NAME="lamb", KWARGS=Arguments({"betas": (0.9,)}))))
     with pytest.raises(ConfigError, match=r"TRAIN.OPTIMIZER.NAME.*BatchNorm"):
         norm = torch.nn.Sequential(linear, torch.nn.BatchNorm1d(2))
         build_optimizer(Train(OPTIMIZER=Optimizer(NAME="sgdschedulefree")), norm)

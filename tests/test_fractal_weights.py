@@ -22,14 +22,11 @@ def test_the_weights_know_other_pictures_of_the_classes_that_they_were_trained_o
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_with_ten_labels_of_each_class_the_weights_are_far_ahead_of_random_ones(here):
+def test_with_ten_labels_of_each_class_two_epochs_reach_more_than_any_run_from_scratch(here):
     write_digits(Path("photos"), 10, seed=0)
-    model = "MODEL.PATCH_SIZE=4 MODEL.EMBED_DIM=96 MODEL.DEPTH=4 MODEL.NUM_HEADS=3 DATA.IMAGE_SIZE=32"
-    top1 = {}
-    for name, flags, words in (("weights", ["-pretrained", WEIGHTS], ""), ("random", [], model)):
-        command = ["-cfg", str(ROOT / "configs/finetune.yaml"), "-data_path", "photos", "-epochs", "4", *flags]
-        command += ["-output", name, "-opts", *QUICK.split(), *words.split(), "DATA.HFLIP=0", "VALIDATE_FREQ=4"]
-        assert main_single_gpu.main([*command, "TRAIN.BASE_LR=8e-3", "TRAIN.WARMUP_EPOCHS=1"]) == 0
-        metrics = next(Path(name).glob("*/metrics.jsonl")).read_text().splitlines()
-        top1[name] = json.loads(metrics[-1])["eval_top1"]
-    assert top1["weights"] > 50 and top1["weights"] > top1["random"] + 25, top1
+    command = ["-cfg", str(ROOT / "configs/finetune.yaml"), "-pretrained", WEIGHTS, "-data_path", "photos", "-epochs", "2"]
+    options = ["DATA.HFLIP=0", "VALIDATE_FREQ=2", "TRAIN.BASE_LR=8e-3", "TRAIN.WARMUP_EPOCHS=1"]
+    assert main_single_gpu.main([*command, "-output", "output", "-opts", *QUICK.split(), *options]) == 0
+    metrics = next(Path("output").glob("*/metrics.jsonl")).read_text().splitlines()
+    top1 = json.loads(metrics[-1])["eval_top1"]
+    assert top1 > 40, top1  # 30 epochs from scratch reach 30 to 35: BENCHMARKS.md, "Fine-tuning with few labels"

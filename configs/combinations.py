@@ -71,10 +71,6 @@ def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     key = "TRAIN.SIZE_SCHEDULE"
     problem = "must have entries such as 0:128, 60:160, the first with 0 epochs, each later one with more"
     yield not _is_size_schedule(values[key]), key, problem
-    several = next((each for each in ("DATA.LABEL_SEPARATOR", "DATA.LABEL_COLUMNS") if values[each]), None)
-    key = "TRAIN.DISTILLATION_TYPE"
-    problem = f"must be none with {named(several) if several else ''}: a teacher is followed in one class an image"
-    yield bool(several) and values[key] != "none" and not values["EVAL"], key, problem
     key = "TRAIN.TEACHER_MODEL"
     problem = f"must name a timm model or a checkpoint with {named('TRAIN.DISTILLATION_TYPE')}"
     yield values["TRAIN.DISTILLATION_TYPE"] != "none" and values[key] is None and not values["EVAL"], key, problem
@@ -138,9 +134,14 @@ def _image_rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
         yield is_odd and bool(values[key]), "DATA.BATCH_SIZE", problem
 
 
+def several_labels_key(values: dict[str, Any]) -> str | None:
+    """The setting by which an image can have several labels; None if it has one."""
+    return next((key for key in ("DATA.LABEL_SEPARATOR", "DATA.LABEL_COLUMNS") if values[key]), None)
+
+
 def _label_rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     separator, columns = "DATA.LABEL_SEPARATOR", "DATA.LABEL_COLUMNS"
-    key = next((each for each in (separator, columns) if values[each]), None)
+    key = several_labels_key(values)
     metric, metrics = "TRAIN.BEST_METRIC", ("micro_f1", "map")
     problem = f"needs images with several labels, by {separator} or {columns}"
     yield key is None and values[metric] in metrics, metric, problem
@@ -158,6 +159,9 @@ def _label_rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     yield values["TRAIN.LOSS"] != "bce", "TRAIN.LOSS", problem
     problem = f"must be shuffle with {named(key)}: the classes of an image cannot be balanced one by one"
     yield values["DATA.SAMPLER"] == "balanced", "DATA.SAMPLER", problem
+    problem = f"must be none with {named(key)}: a teacher is followed in one class an image"
+    distillation = "TRAIN.DISTILLATION_TYPE"
+    yield values[distillation] != "none" and not values["EVAL"], distillation, problem
 
 
 def _vit_rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:

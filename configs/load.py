@@ -7,7 +7,7 @@ from typing import Any
 
 from configs import flags
 from configs.arguments import add_argument, argument_to_text
-from configs.combinations import check_combinations
+from configs.combinations import check_combinations, several_labels_key
 from configs.paddlevit.families import take_family
 from configs.paddlevit.translation import IGNORED, OLD_SECTION, RENAMED, refuse_ignored, translate
 from configs.removed import REMOVED, check_removed
@@ -159,7 +159,7 @@ def _fit_channels(values: dict[str, Any]) -> None:
 
 def _fit_labels(values: dict[str, Any], origins: dict[str, str]) -> None:
     """Several labels an image imply a loss and a metric, where none are set."""
-    several = next((key for key in ("DATA.LABEL_SEPARATOR", "DATA.LABEL_COLUMNS") if values[key]), None)
+    several = several_labels_key(values)
     for key, value in (("TRAIN.LOSS", "bce"), ("TRAIN.BEST_METRIC", "map")) if several else ():
         if origins[key] == "default":
             values[key], origins[key] = value, f"because of {several}"

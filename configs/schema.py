@@ -532,7 +532,7 @@ class Config:
 
     @property
     def train_sizes(self) -> dict[int, int]:
-        """{epochs done: side of training images from then on}; ValueError if SIZE_SCHEDULE is none."""
+        """{epochs done: side of training images from then on}"""
         pairs = (each.split(":") for each in self.TRAIN.SIZE_SCHEDULE)
         return {int(epochs): int(side) for epochs, side in pairs} or {0: self.DATA.IMAGE_SIZE}
 

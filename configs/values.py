@@ -19,7 +19,6 @@ from utils.errors import ConfigError, did_you_mean
 # it reads 3e-3 as text, 010 as 8, 12:30 as 750 and `no` as a boolean.
 Text = str | list
 
-
 _NONE_WORDS = ("", "none", "null", "~")
 BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 INT = re.compile(r"[+-]?[0-9]+")

@@ -82,7 +82,7 @@ def test_batches_have_the_repeated_images_augmented_differently_and_go_on_in_mid
     rare = digits.take(
         np.concatenate([np.flatnonzero(digits.targets == 1)[:60], np.flatnonzero(digits.targets == 0)[:1]])
     )
-    rare.classes, rare.targets = ["0", "1"], rare.targets
+    rare.classes = ["0", "1"]
     data = build_train_data(config, rare, Process(CPU))
     batches = taken(data.windows(0, data.steps_per_epoch))
     zeros = [

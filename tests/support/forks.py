@@ -66,10 +66,17 @@ def become(
 ) -> NoReturn:
     """Be this program, to its end."""
     os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it starts with & ignore it
     for number, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
     os.chdir(cwd)
+    run_to_the_end(program, arguments, environment, faults)
+
+
+def run_to_the_end(
+    program: str, arguments: Sequence[str], environment: dict[str, str], faults: dict[str, list]
+) -> NoReturn:
+    """Be this program; this process has no other code to go back to."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it starts with & ignore it
     os.environ.clear()
     os.environ.update(environment)
     code = 1

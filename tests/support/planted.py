@@ -28,6 +28,7 @@ from engine.scores.scores import Scores
 from engine.status import Status
 from engine.train.callbacks import Callback
 from engine.train.trainer import Trainer
+from tests.support.forked_children import ForkingPopen
 from tests.support.planted_in_saves import (  # noqa: F401
     fill_disk,
     find_no_room,
@@ -50,6 +51,11 @@ def jump(days: float) -> None:
     time.time = jumping
     strftime, localtime = time.strftime, time.localtime
     time.strftime = lambda form, moment=None: strftime(form, moment or localtime(time.time()))
+
+
+def start_python_as_forks() -> None:
+    """No fault: what the program starts by Python need not import torch again."""
+    subprocess.Popen = ForkingPopen
 
 
 def forget_our_modules() -> None:

@@ -147,7 +147,12 @@ def _load_without_file(arguments: list[str], given: dict[str, Text], checkpoint:
 
 
 def _layer(origin: str, settings: dict[str, Any]) -> Layer:
-    return Layer(origin, {name: text for key, value in settings.items() for name, text in _texts(key, value)})
+    try:
+        return Layer(origin, {name: text for key, value in settings.items() for name, text in _texts(key, value)})
+    except TypeError:
+        raise ConfigError(
+            f"{origin}: a value in it is neither text nor a number nor a list of them; it is damaged"
+        ) from None
 
 
 def _texts(key: str, value: Any) -> Iterator[tuple[str, Text]]:

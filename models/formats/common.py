@@ -33,7 +33,10 @@ RECORD = {
 
 def record_of(content: dict) -> dict:
     plain = {name: vars(value) if isinstance(value, Namespace) else value for name, value in content.items()}
-    return {name: plain[name] for name, kind in RECORD.items() if isinstance(plain.get(name), kind)}
+    record = {name: plain[name] for name, kind in RECORD.items() if isinstance(plain.get(name), kind)}
+    if not all(isinstance(name, str) for name in record.get("class_names", ())):
+        del record["class_names"]
+    return record
 
 
 # A checkpoint's weights, best first: timm, PaddleViT and torchvision evaluate and fine-tune the running mean too.

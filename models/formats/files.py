@@ -66,6 +66,10 @@ def read_weights(source: str | Path) -> Weights:
     for name, tensor in weights.state.items():
         if not isinstance(tensor, Tensor):
             raise ConfigError(f"{path}: {name} is not a tensor, so this is not a file of weights")
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise ConfigError(
+                f"{path}: {name} is not of plain numbers, but sparse, quantized or without values; save it as float32"
+            )
         if not torch.isfinite(tensor).all():
             raise ConfigError(f"{path}: {name} holds NaN or infinite values; use an earlier checkpoint")
     if not weights.state:

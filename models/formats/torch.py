@@ -140,7 +140,7 @@ def read_metadata(path: Path) -> dict:
         metadata = file.metadata() or {}
     record = {}
     for name in RECORD:
-        with contextlib.suppress(json.JSONDecodeError, KeyError):
+        with contextlib.suppress(json.JSONDecodeError, KeyError, RecursionError):
             record[name] = json.loads(metadata[name])
     return record_of(record)
 

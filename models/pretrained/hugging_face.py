@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from models.formats.transformers_vit import KINDS
+from models.kwargs import SETTING_OF
 from models.pretrained import timm_tags
 from utils.errors import ConfigError
 
@@ -18,9 +19,7 @@ def of_folder(path: Path) -> tuple[Settings, Settings] | None:
     config = read_json(path.with_name("config.json"))
     try:
         if isinstance(config.get("architecture"), str):
-            # At first, timm wrote the facts of the weights beside the architecture.
-            known = config.get("pretrained_cfg", config)
-            return timm_tags.images_of(known), timm_tags.model(config["architecture"], config.get("model_args"))
+            return _of_timm(config)
         if "model_type" not in config:
             return None
         if config["model_type"] not in KINDS:
@@ -50,11 +49,22 @@ def read_json(path: Path) -> dict:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise ConfigError(f"{path}: damaged, or not JSON ({error}); fetch the folder again") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: not a mapping of names to values; fetch the folder again")
     return content
+
+
+def _of_timm(config: dict) -> tuple[Settings, Settings]:
+    """Of the model's arguments, size and channels are settings of the images; others with a setting are of its training."""
+    # At first, timm wrote the facts of the weights beside the architecture.
+    known, arguments = config.get("pretrained_cfg", config), dict(config.get("model_args") or {})
+    channels, *sides = known.get("input_size") or (3, 224, 224)
+    size = arguments.get("img_size") or sides
+    given = {"input_size": [arguments.get("in_chans", channels), *(size if isinstance(size, list) else (size, size))]}
+    others = {name: value for name, value in arguments.items() if name not in SETTING_OF}
+    return timm_tags.images_of(known, given), timm_tags.model(config["architecture"], others)
 
 
 def _images_of_transformers(path: Path, config: dict) -> Settings:

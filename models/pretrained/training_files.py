@@ -36,8 +36,10 @@ def of_another_program(record: dict, path: Path) -> tuple[dict[str, Any], dict[s
         given = {key: arguments.get(key) for key in TIMM_ARGUMENTS}
         images = timm_tags.images_of(known.to_dict() if known else {}, given) if arguments else {}
         return images, timm_tags.model(name)
-    except (AssertionError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{path}: its `args` do not say how images were prepared ({error})") from None
+    except (ArithmeticError, AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"{path}: its `args` do not say how images were prepared ({type(error).__name__}: {error}); save the weights alone"
+        ) from None
 
 
 def _of_torchvision(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -183,7 +183,11 @@ def _check_same_architecture(
         for name, tensor in state.items()
         if name in own and tensor.shape != own[name].shape
     ]
+    whole = [
+        name for name in own.keys() & state if own[name].is_floating_point() and not state[name].is_floating_point()
+    ]
     found = [("only in the file", unexpected), ("only in the model", missing), ("of another shape", reshaped)]
+    found.append(("not of floating-point numbers", whole))
     if any(names for _, names in found):
         found = "; ".join(f"{what}: {first_of(names, limit=3)}" for what, names in found if names)
         remedy = "set MODEL to what the file was made with"

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from configs.schema import Config, Data, Model
 from engine.settings import load_settings
 from models import build_model
-from models.formats.files import read_state_dict
+from models.formats.files import read_state_dict, read_weights
 from models.pretrained.said import what_weights_say
 from models.pretrained.weights import load_pretrained
 from tests.support.refusals import refused
@@ -79,6 +80,16 @@ def test_a_folder_of_timm_says_model_arguments_and_images(tmp_path):
     assert torch.equal(other.fc.bias, model.fc.bias[[1, 0]])
 
 
+def test_arguments_of_a_folder_of_timm_that_have_settings_become_those(tmp_path):
+    images = {"input_size": [3, 32, 32], "mean": [0.5], "std": [0.5]}
+    arguments = {"img_size": 48, "in_chans": 1, "num_classes": 2, "drop_path_rate": 0.1, "global_pool": "avg"}
+    config = {"architecture": "vit_tiny_patch16_224", "model_args": arguments, "pretrained_cfg": images}
+    path = folder(tmp_path / "f", {"a": torch.ones(1)}, config=config)
+    said = what_weights_say(str(path))
+    assert_says(said.images, IMAGE_SIZE=48, IMAGE_CHANNELS=1)
+    assert said.model["MODEL.KWARGS"] == {"global_pool": "avg"}
+
+
 def test_a_vit_of_transformers_is_built_and_read(tmp_path, weights):
     config = {"model_type": "vit", "hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": HEADS}
     config |= {"intermediate_size": 4 * WIDTH, "image_size": 32, "patch_size": 8, "id2label": {"0": "a", "1": "b"}}
@@ -137,6 +148,9 @@ def test_checkpoints_of_training_scripts_say_the_model_and_its_images(tmp_path):
     assert says(arch="resnet50").images == {}
     with refused(ConfigError, tmp_path / "x.pth"):
         says(arch="resnet50", args=argparse.Namespace(img_size="160"))
+    for wrong in ({"val_crop_size": 0, "val_resize_size": 0}, {"val_crop_size": math.inf, "val_resize_size": 1}):
+        with refused(ConfigError, tmp_path / "x.pth"):
+            says(args=argparse.Namespace(model="resnet50", interpolation="bilinear", **wrong))
 
 
 def test_googles_and_paddlevits_files_say_their_vit_by_its_shapes(tmp_path, weights):
@@ -180,6 +194,9 @@ def test_weights_that_do_not_say_their_model_ask_for_its_name_with_a_likely_one(
         ({"model_type": "vit", "hidden_act": "relu", "image_size": 32}, "hidden_act"),
         ({"architecture": "resnet50", "pretrained_cfg": {"input_size": 5}}, "config.json"),
         ({"architecture": "resnet50", "pretrained_cfg": {"interpolation": "sinc"}}, "DATA.INTERPOLATION"),
+        ({"architecture": "resnet50", "pretrained_cfg": {"mean": [{}, 1, 1]}}, "weights"),
+        ({"architecture": "resnet50", "model_args": {"a": {"b": 1}}}, "weights"),
+        pytest.param('{"a":' * 100_000, "config.json", id="nested"),
     ],
 )
 def test_a_config_json_that_does_not_say_what_it_should_is_refused(tmp_path, config, names):
@@ -199,3 +216,21 @@ def test_damaged_and_malicious_weights_are_refused_before_anything_is_built(tmp_
             load_settings(["-eval", "-pretrained", str(tmp_path / name)])
     with refused(ConfigError, "MODEL.PRETRAINED", tmp_path / "pickled.npz"):
         load_pretrained(vit(), str(tmp_path / "pickled.npz"))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.ones(WIDTH).to_sparse(), torch.ones(WIDTH, device="meta"), torch.ones(WIDTH).char(), torch.ones(WIDTH) * 1j],
+    ids=["sparse", "meta", "integers", "complex"],
+)
+def test_weights_that_are_not_floating_point_numbers_are_refused(tmp_path, weights, tensor):
+    path = saved(weights | {"norm.weight": tensor}, tmp_path / "x.pth")
+    with refused(ConfigError, "MODEL.PRETRAINED", "norm.weight"):
+        load_pretrained(vit(), str(path))
+
+
+def test_metadata_that_are_not_ours_are_ignored(tmp_path, weights):
+    path = tmp_path / "x.safetensors"
+    metadata = {"class_names": "[1, 2]", "arch": '"x"', "config": '{"a":' * 100_000}
+    safetensors.torch.save_file(weights, path, metadata=metadata)
+    assert read_weights(path).record == {"arch": "x"}

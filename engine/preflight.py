@@ -227,7 +227,8 @@ class Preflight:
             self.report("compile", lambda: [f"{how}: {len(parts_to_compile(model, config))} to compile"])
         if is_run(plan.saved):
             self.report("resume", lambda: try_resume(plan, model, has_data))
-        self.report("pretrained", lambda: plan.load_weights(model) + warn_of_overlap(plan))
+        plain = build_model(config, plan.num_classes) if config.MODEL.LORA.RANK else model  # as before its adapters
+        self.report("pretrained", lambda: plan.load_weights(plain) + warn_of_overlap(plan))
         if config.TRAIN.DISTILLATION_TYPE != "none" and has_data:
             self.report("teacher", lambda: load_teacher(config, plan.classes, plan.num_classes)[1])
         self.report("preprocessing", lambda: compare_with_weights(plan))

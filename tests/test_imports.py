@@ -118,9 +118,10 @@ PACKAGES = {
             "compilation",
             "formats.sharded",
             "formats",
+            "kwargs",
             "pretrained",
         ),
-        *("freeze", "lora", "kwargs", "vit", "timm_models", "__init__"),
+        *("freeze", "lora", "vit", "timm_models", "__init__"),
     ),
     "engine": (
         *(

@@ -82,19 +82,22 @@ def check_rate(settings: Train, global_batch: int) -> Finding:
 
 
 def check_fine_tuning(config: Config, global_batch: int) -> list[Finding]:
-    """Compare the highest rate with what leaves trained weights of use; nothing where few or none are trained further.
+    """Compare the highest rate with what leaves trained weights of use; nothing where few of them are trained further.
 
     Batches are compared by the square root of their sizes: the rates are those of Adam and its kin.
     """
     settings, model = config.TRAIN, config.MODEL
-    if not model.PRETRAINED or model.RESUME or model.FREEZE or model.LORA.RANK:
-        return []
-    if settings.OPTIMIZER.NAME not in CUSTOMARY:
+    has_decay = settings.LAYER_DECAY is not None and settings.LAYER_DECAY < 1
+    if not (model.PRETRAINED or model.RESUME):
+        methods = {"MODEL.FREEZE": model.FREEZE, "MODEL.LORA": model.LORA.RANK, "TRAIN.LAYER_DECAY": has_decay}
+        meant = [name for name, is_set in methods.items() if is_set]
+        found = f"{', '.join(meant)} keeps what weights know, but the run starts from random weights"
+        return [Finding("fine-tuning", found, WARN, "name trained weights with -pretrained")] if meant else []
+    if model.RESUME or model.FREEZE or model.LORA.RANK or settings.OPTIMIZER.NAME not in CUSTOMARY:
         return []
     _, from_scratch = CUSTOMARY[settings.OPTIMIZER.NAME]
     rate = Schedule(settings, steps_per_epoch=1, global_batch=global_batch).base
     scale = math.sqrt(global_batch / 256) * from_scratch
-    has_decay = settings.LAYER_DECAY is not None and settings.LAYER_DECAY < 1
     limit = scale * (WITH_LAYER_DECAY if has_decay else OF_TRAINED)
     how = f"TRAIN.LAYER_DECAY {settings.LAYER_DECAY:g}" if has_decay else "without TRAIN.LAYER_DECAY"
     found = (

@@ -71,6 +71,13 @@ def test_a_rate_from_scratch_is_told_of_trained_weights_and_what_it_advises_is_n
         assert [finding.verdict for finding in found(*advice.split())] == [OK]
 
 
+@pytest.mark.parametrize("setting", ["MODEL.FREEZE=[*,!head]", "MODEL.LORA.RANK=4", "TRAIN.LAYER_DECAY=0.75"])
+def test_settings_for_trained_weights_are_told_of_without_any(tmp_path, setting):
+    (finding,) = check_fine_tuning(small_config(tmp_path, setting), 256)
+    assert finding.verdict == WARN
+    assert_names(finding.found, setting.partition("=")[0].removesuffix(".RANK"))
+
+
 @pytest.mark.parametrize(
     ("name", "cooldown", "verdict"), [("cosine", 1, WARN), ("wsd", 9, WARN), ("step", 9, OK), ("cosine", 0, OK)]
 )

@@ -3,7 +3,6 @@
 from dataclasses import fields
 from typing import Any
 
-import torch
 from torch import nn
 
 from configs.schema import VIT_FIELDS, Config, Model
@@ -54,8 +53,7 @@ def _create(settings: Model, num_classes: int, setting_of: dict[str, str], argum
             if refused in arguments:
                 raise ConfigError(f"{setting_of[refused]}: {name} has no such setting; set it to 0") from None
             if refused and "unexpected" in str(error):
-                with torch.device("meta"):
-                    refuse_unknown(settings, refused, type(timm.create_model(name)))
+                refuse_unknown(settings, refused, type(timm.create_model(name)))
             raise
         except (AssertionError, RuntimeError, ValueError) as error:
             if kwargs:

@@ -33,7 +33,10 @@ class Family:
             raise ConfigError(
                 f"MODEL.NAME is {name!r}, but timm has no such model; leave it out for {self.origin}'s own"
             )
-        with torch.device("meta"):
+        try:
+            with torch.device("meta"):
+                model = timm.create_model(name)
+        except RuntimeError:  # timm 1.0.20 reads values while it builds some of its models
             model = timm.create_model(name)
         readers = FIELDS[self.kind]
         for field, (key, text) in self.fields.items():

@@ -47,7 +47,7 @@ def test_of_a_clean_run_nothing_is_said_but_ok(check):
         (["-batch_size", "8", "-accum_iter", "2"], {"updates": WARN}),
         (["-opts", "PRECISION.MATMUL=tf32"], {"precision": WRONG, "weights, memory": WARN}),
         (["-amp", "-opts", "PRECISION.CUSTOM_BLACK_LIST=[nothing]"], {"precision": WRONG}),
-        (["-opts", "MODEL.FREEZE=[nothing]"], {"model": WRONG, "weights, memory": WARN}),
+        (["-opts", "MODEL.FREEZE=[nothing]"], {"model": WRONG, "fine-tuning": WARN, "weights, memory": WARN}),
         (["-output", "/proc/halfstep"], {"output": WRONG}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

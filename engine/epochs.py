@@ -104,9 +104,8 @@ class Epochs:
         trainer.notify("on_epoch_end", result)
         trainer.end_epoch()
         if chosen:
-            got_better = (
-                trainer.best.epoch == number
-            )  # also where best.pth was there before a resume from an earlier state
+            # Also where best.pth was there before a resume from an earlier state.
+            got_better = trainer.best.epoch == number
             trainer.not_better = 0 if got_better else trainer.not_better + 1
             trainer.schedule.note_evaluation(trainer.step, got_better)
         also = [BEST] if is_best else []

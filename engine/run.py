@@ -151,7 +151,7 @@ def make_teacher(session: Session, plan: Plan) -> Teacher | None:
     if plan.config.TRAIN.DISTILLATION_TYPE == "none":
         return None
     teacher, lines = session.process.after_first(lambda: load_teacher(plan.config, plan.classes, plan.num_classes))
-    for line in [*lines, f"teacher: {plan.config.TRAIN.TEACHER_MODEL}{teacher.describe()}"]:
+    for line in [*lines, f"teacher: {plan.config.TRAIN.TEACHER_MODEL}, {teacher.describe()}"]:
         session.log.say(line)
     return teacher
 

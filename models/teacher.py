@@ -34,7 +34,7 @@ class Teacher(nn.Module):
         """Its size, and what is done to the images of the student."""
         count = sum(parameter.numel() for parameter in self.model.parameters())
         resized = f", images resized to {self.side} x {self.side}" if self.side else ""
-        return f", {count:,} parameters{resized}{', images normalized as its weights expect' * self.renormalizes}"
+        return f"{count:,} parameters{resized}{', images normalized as its weights expect' * self.renormalizes}"
 
     def forward(self, images: Tensor) -> Tensor:
         """[B, C, H, W] as the student gets them -> logits [B, classes of the student]"""

@@ -14,7 +14,7 @@ from datasets.batch_order import Order
 from datasets.loading.choice import each_ahead, shared_bytes
 from datasets.sources.synthetic import SyntheticImages
 from engine.memory.estimate import checkpoint_bytes, weights_bytes
-from engine.optim.schedule import Schedule
+from engine.optim.schedule import batch_factor
 from engine.train.ema import decay_at
 from utils.distributed import Process
 from utils.findings import OK, WARN, WRONG, Finding
@@ -67,7 +67,7 @@ def check_updates(order: Order) -> Finding:
 def check_rate(settings: Train, global_batch: int) -> Finding:
     """Compare the highest learning rate with the usual range."""
     name, scaled_for = settings.OPTIMIZER.NAME, settings.LINEAR_SCALED_LR
-    rate = Schedule(settings, steps_per_epoch=1, global_batch=global_batch).base
+    rate = settings.BASE_LR * batch_factor(settings, global_batch)
     per_256 = rate * 256 / global_batch
     origin = f" (TRAIN.BASE_LR {settings.BASE_LR:g}, scaled from {scaled_for} images)" if scaled_for else ""
     found = f"{rate:.3g}{origin} for {counted(global_batch, 'image')} an update, {per_256:.3g} for each 256"
@@ -96,7 +96,7 @@ def check_fine_tuning(config: Config, global_batch: int) -> list[Finding]:
     if model.RESUME or model.FREEZE or model.LORA.RANK or settings.OPTIMIZER.NAME not in CUSTOMARY:
         return []
     _, from_scratch = CUSTOMARY[settings.OPTIMIZER.NAME]
-    rate = Schedule(settings, steps_per_epoch=1, global_batch=global_batch).base
+    rate = settings.BASE_LR * batch_factor(settings, global_batch)
     scale = math.sqrt(global_batch / 256) * from_scratch
     limit = scale * (WITH_LAYER_DECAY if has_decay else OF_TRAINED)
     how = f"TRAIN.LAYER_DECAY {settings.LAYER_DECAY:g}" if has_decay else "without TRAIN.LAYER_DECAY"

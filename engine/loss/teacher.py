@@ -10,6 +10,7 @@ from configs.schema import Config, Model
 from configs.values import unflatten
 from models import build_model
 from models.formats.files import find_file, read_state_dict, what_is_recorded
+from models.patterns import classifier_names
 from models.pretrained.weights import load_pretrained
 from models.teacher import Teacher
 from utils.errors import ConfigError, did_you_mean
@@ -43,8 +44,10 @@ def load_teacher(config: Config, classes: Sequence[str], num_classes: int) -> tu
     return Teacher(model, config.DATA, found.config.DATA, outputs, found.side), lines
 
 
-def random_teacher(config: Config, num_classes: int) -> Teacher:
-    """The same model with random weights, for trials of memory."""
+def random_teacher(config: Config, num_classes: int) -> Teacher | None:
+    """The same model with random weights, for trials of memory; None without a distillation."""
+    if config.TRAIN.DISTILLATION_TYPE == "none":
+        return None
     found = find_teacher(config)
     model = build_model(found.config, num_classes)
     return Teacher(model, config.DATA, found.config.DATA, side=found.side)
@@ -108,7 +111,8 @@ def _outputs(found: Found, classes: list[str], num_classes: int) -> list[int]:
 
 def _check_number(model: torch.nn.Module, file: str, num_classes: int) -> None:
     """Of a file that says nothing of its classes: the rows of its classifier."""
-    heads = [f"{name}.weight" for name, module in model.named_modules() if module is model.get_classifier()]
-    rows = [len(tensor) for name, tensor in read_state_dict(file).items() if name in heads]
-    if rows and rows[0] != num_classes:
-        raise ConfigError(f"{WEIGHTS_KEY}: {file} has {rows[0]} classes, the data {num_classes}; {REMEDY}")
+    state = read_state_dict(file)
+    for name in classifier_names(model):
+        rows = len(state.get(f"{name}.weight", range(num_classes)))
+        if rows != num_classes:
+            raise ConfigError(f"{WEIGHTS_KEY}: {file} has {rows} classes, the data {num_classes}; {REMEDY}")

@@ -174,8 +174,7 @@ class Trial:
     def begin(self, config: Config, train_data: TrainData) -> None:
         model = adapt(build_model(config, config.MODEL.NUM_CLASSES), config).to(self.device)
         silent = Log(rank=1)
-        distils = config.TRAIN.DISTILLATION_TYPE != "none"
-        teacher = random_teacher(config, config.MODEL.NUM_CLASSES) if distils else None
+        teacher = random_teacher(config, config.MODEL.NUM_CLASSES)
         trainer = build_trainer(config, model, train_data, Process(self.device), silent, teacher)
         if self.has_others:
             self.ddp_buckets = [torch.empty_like(each) for each in trainer.parameters]

@@ -50,13 +50,13 @@ def fixed_bytes(config: Config, model: nn.Module, precision: Precision) -> int:
     # The EMA update of CPUs holds the differences of all weights at once; others need one copy less.
     mean = 2 * weights if config.TRAIN.MODEL_EMA else 0
     halves = (weights + trained) // 2 if precision.is_naive else 0
-    teacher = teacher_bytes(config, precision) if config.TRAIN.DISTILLATION_TYPE != "none" else 0
-    return weights + trained + optimizer_bytes(config.TRAIN, model) + mean + halves + teacher
+    return weights + trained + optimizer_bytes(config.TRAIN, model) + mean + halves + teacher_bytes(config, precision)
 
 
 def teacher_bytes(config: Config, precision: Precision) -> int:
-    """Weights of the teacher; what it computes is freed before the student begins."""
-    weights = random_teacher(config, config.MODEL.NUM_CLASSES or 1).model.state_dict().values()
+    """Weights of the teacher, if there is one; what it computes is freed before the student begins."""
+    teacher = random_teacher(config, config.MODEL.NUM_CLASSES or 1)
+    weights = teacher.model.state_dict().values() if teacher else ()
     return sum(tensor.nbytes for tensor in weights) // (2 if precision.half else 1)
 
 

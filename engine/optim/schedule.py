@@ -41,11 +41,9 @@ class Schedule:
         if chosen.NAME == "constant":
             return self.base
         if chosen.NAME == "step":
-            drops = (
-                sum(epoch >= milestone for milestone in chosen.MILESTONES)
-                if chosen.MILESTONES
-                else int(epoch // chosen.DECAY_EPOCHS)
-            )
+            drops = int(epoch // chosen.DECAY_EPOCHS)
+            if chosen.MILESTONES:
+                drops = sum(epoch >= milestone for milestone in chosen.MILESTONES)
             return self.base * chosen.DECAY_RATE**drops
         if chosen.NAME == "plateau":
             return max(self.base * chosen.DECAY_RATE**self._drops, min(self.end, self.base))

@@ -132,9 +132,7 @@ def epoch_row(trainer: Trainer, result: EpochResult, data_wait: float | None) ->
         row[f"eval_loss{suffix}"] = finite(scores.loss)
         row[f"eval_top1{suffix}"] = round(scores.top1, 4)
         row[f"eval_top5{suffix}"] = round(scores.top5, 4)
-        for name in ("macro_recall", "macro_f1", "micro_f1", "map"):
-            if (value := getattr(scores, name)) is not None:
-                row[f"eval_{name}{suffix}"] = round(value, 4)
+        row |= {f"eval_{name}{suffix}": round(value, 4) for name, value in scores.more().items()}
     return row | {
         "step": trainer.step,
         "images_per_s": round(result.num_images / max(result.training_seconds, 1e-9), 1),

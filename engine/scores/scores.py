@@ -37,10 +37,13 @@ class Scores:
             return line
         return f"{line}, {name} {TITLES[self.metric]}: {self.value / 100:.4f}"
 
-    def describe_more(self) -> str:
-        """The other metrics that were measured."""
+    def more(self) -> dict[str, float]:
+        """The metrics besides loss, top-1 and top-5 that were measured."""
         found = {name: getattr(self, name) for name in ("macro_recall", "macro_f1", "micro_f1", "map")}
-        return ", ".join(f"{TITLES[name]} {value:.3f}%" for name, value in found.items() if value is not None)
+        return {name: value for name, value in found.items() if value is not None}
+
+    def describe_more(self) -> str:
+        return ", ".join(f"{TITLES[name]} {value:.3f}%" for name, value in self.more().items())
 
     @property
     def value(self) -> float:

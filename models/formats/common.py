@@ -5,6 +5,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from utils.errors import ConfigError
@@ -60,6 +61,19 @@ def rename(name: str, table: dict[str, str]) -> str:
     for pattern, replacement in table.items():
         name = re.sub(pattern, replacement, name)
     return name
+
+
+def join_qkv(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Queries, keys and values become one tensor, as in timm; where one is missing, the model will say so."""
+    joined = {}
+    for name, tensor in state.items():
+        if ".attn.query." in name:
+            parts = [state.get(name.replace(".query.", f".{part}.")) for part in ("query", "key", "value")]
+            if not any(part is None for part in parts):
+                joined[name.replace(".query.", ".qkv.")] = torch.cat(parts)
+        elif not re.search(r"\.attn\.(key|value)\.", name):
+            joined[name] = tensor
+    return joined
 
 
 def refusal(path: Path, what: str) -> ConfigError:

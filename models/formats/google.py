@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
-from torch import Tensor
 
-from models.formats.common import Weights, rename
+from models.formats.common import Weights, join_qkv, rename
 from utils.errors import ConfigError
 
 GOOGLE_VIT = {
@@ -36,7 +35,7 @@ def read_google(path: Path) -> Weights:
         with np.load(path, allow_pickle=False) as archive:
             names = {name: rename(name, GOOGLE_VIT) for name in archive.files}
             state = {new: torch.from_numpy(_torch_layout(new, archive[old])) for old, new in names.items()}
-        return Weights(_join_qkv(state))
+        return Weights(join_qkv(state))
     except Exception as error:  # numpy raises what zip, a header or the refused pickle raised
         raise ConfigError(f"{path}: damaged, or not Google's ViT ({type(error).__name__}: {error})") from None
 
@@ -69,14 +68,3 @@ def _torch_layout(name: str, array: np.ndarray) -> np.ndarray:
     if array.ndim == 4:
         array = array.transpose(3, 2, 0, 1)  # [h, w, in, out]
     return np.ascontiguousarray(array.T if array.ndim == 2 else array)
-
-
-def _join_qkv(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    joined = {}
-    for name, tensor in state.items():
-        if ".attn.query." in name:
-            parts = [state[name.replace(".query.", f".{part}.")] for part in ("query", "key", "value")]
-            joined[name.replace(".query.", ".qkv.")] = torch.cat(parts)
-        elif not re.search(r"\.attn\.(key|value)\.", name):
-            joined[name] = tensor
-    return joined

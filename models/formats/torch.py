@@ -114,7 +114,7 @@ def read_safetensors(path: Path) -> Weights:
 
 
 def shapes_in_safetensors(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes by timm's names, without reading the tensors."""
+    """Shapes by the names in the file, without reading the tensors."""
     from safetensors import safe_open
 
     with _naming_damage(path), safe_open(path, "pt") as file:

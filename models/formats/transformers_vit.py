@@ -2,10 +2,9 @@
 
 import re
 
-import torch
 from torch import Tensor
 
-from models.formats.common import rename
+from models.formats.common import join_qkv, rename
 
 KINDS = ("vit", "deit")  # their model_type in config.json
 NAMES = {
@@ -25,7 +24,6 @@ NAMES = {
     r"^(cls_)?classifier\.": "head.",
     r"^distillation_classifier\.": "head_dist.",
 }
-QUERY = ".attn.query."
 
 
 def is_of_transformers(state: dict) -> bool:
@@ -33,14 +31,5 @@ def is_of_transformers(state: dict) -> bool:
 
 
 def to_timm(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Queries, keys and values are joined; the pooler, which only its own pretraining reads, is left out."""
-    state = {rename(name, NAMES): tensor for name, tensor in state.items() if "pooler." not in name}
-    joined = {}
-    for name, tensor in state.items():
-        if QUERY in name:
-            parts = [state.get(name.replace(QUERY, f".attn.{part}.")) for part in ("query", "key", "value")]
-            if not any(part is None for part in parts):  # otherwise the model will say what is missing
-                joined[name.replace(QUERY, ".attn.qkv.")] = torch.cat(parts)
-        elif not re.search(r"\.attn\.(key|value)\.", name):
-            joined[name] = tensor
-    return joined
+    """Under timm's names; the pooler, which only its own pretraining reads, is left out."""
+    return join_qkv({rename(name, NAMES): tensor for name, tensor in state.items() if "pooler." not in name})

@@ -132,6 +132,10 @@ def test_weights_of_a_teacher_from_timm_must_have_the_datas_number_of_classes(tm
     torch.testing.assert_close(teacher(images), model.eval()(images * teacher.scale + teacher.shift))
     with refused(ConfigError, "TRAIN.TEACHER_PRETRAINED", "teacher.pth", 4, 5):
         load_teacher(config, list("abcde"), 5)
+    config = replaced(config, TRAIN={"TEACHER_MODEL": "deit_tiny_distilled_patch16_224"}, DATA={"IMAGE_SIZE": 16})
+    torch.save({"head_dist.weight": torch.zeros(4, 192)}, tmp_path / "teacher.pth")
+    with refused(ConfigError, "TRAIN.TEACHER_PRETRAINED", "teacher.pth", 4, 5, "TRAIN.TEACHER_MODEL"):
+        load_teacher(config, list("abcde"), 5)
 
 
 @pytest.mark.parametrize("kind", ["soft", "hard"])

@@ -52,8 +52,7 @@ def make_trainer(
     data = build_train_data(config, train_set, Process(device))
     log = Log(0)
     model = (model.double() if double else model).to(device)
-    teacher = random_teacher(config, 10) if config.TRAIN.DISTILLATION_TYPE != "none" else None
-    trainer = build_trainer(config, model, data, Process(device), log, teacher)
+    trainer = build_trainer(config, model, data, Process(device), log, random_teacher(config, 10))
     trainer.guard, trainer.callbacks = MemoryGuard(config, trainer, log), list(callbacks)
     return trainer
 

@@ -28,11 +28,37 @@ def build_timm(config: Config, num_classes: int) -> nn.Module:
     except RuntimeError as error:  # the architecture exists, the tag after the dot does not
         raise ConfigError(f"MODEL.NAME: {name}: {error}{did_you_mean(name, timm.list_pretrained())}") from None
     check_kwargs(config.MODEL)
-    model = _create(config.MODEL, num_classes, *_arguments(config, timm_config))
+    takes_size = timm_config is not None and timm_config.fixed_input_size
+    model = _create(config.MODEL, num_classes, *_arguments(config, takes_size))
     patch_embed = getattr(model, "patch_embed", None)
     if isinstance(patch_embed, timm.layers.PatchEmbed):
         check_patches(config, patch_embed.patch_size[0])
+    if (config.TRAIN.SIZE_SCHEDULE or config.MODEL.KWARGS or not takes_size) and not next(model.parameters()).is_meta:
+        _check_sides(config, model)
     return model
+
+
+@torch.no_grad()
+def _check_sides(config: Config, model: nn.Module) -> None:
+    """Refuse image sizes that the model cannot compute, such as those that a convolutional network halves away."""
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    shapes = {name: torch.empty_like(each, device="meta") for name, each in tensors.items()}
+    sides = {side: "TRAIN.SIZE_SCHEDULE" for side in config.train_sizes.values()}
+    model.eval()
+    for side, setting in (sides | {config.DATA.IMAGE_SIZE: "DATA.IMAGE_SIZE"}).items():
+        image = next(model.parameters()).new_zeros(1, config.DATA.IMAGE_CHANNELS, side, side)
+        try:
+            torch.func.functional_call(model, shapes, image.to("meta"))
+        except Exception:  # perhaps it needs more than shapes
+            try:
+                model(image)
+            except Exception as error:
+                arguments = ", ".join(f"{name} {value!r}" for name, value in config.MODEL.KWARGS.items())
+                raise ConfigError(
+                    f"{setting}: {config.MODEL.NAME}{arguments and f' with MODEL.KWARGS {arguments}'} cannot compute images of "
+                    f"{side} x {side} ({type(error).__name__}: {error}); enlarge them, or choose another model"
+                ) from None
+    model.train()
 
 
 def _create(settings: Model, num_classes: int, setting_of: dict[str, str], arguments: dict[str, Any]) -> nn.Module:
@@ -63,10 +89,9 @@ def _create(settings: Model, num_classes: int, setting_of: dict[str, str], argum
             raise ConfigError(f"MODEL.NAME: timm cannot build {name} with {values}: {error}") from None
 
 
-def _arguments(config: Config, timm_config) -> tuple[dict[str, str], dict]:
+def _arguments(config: Config, takes_size: bool) -> tuple[dict[str, str], dict]:
     """timm's arguments for the settings that differ from timm's defaults, and the setting behind each argument."""
     data, model = config.DATA, config.MODEL
-    takes_size = timm_config is not None and timm_config.fixed_input_size
     candidates = [
         # timm's own meaning of dropout for these models: before the classifier.
         ("drop_rate", "MODEL.DROPOUT", model.DROPOUT, model.DROPOUT > 0),

@@ -108,6 +108,7 @@ def _refusing(settings: Train):
         )
         if not values:
             raise
+        first_line = str(error).split("\n")[0]
         raise ConfigError(
-            f"{KEY}.KWARGS: {chosen.NAME} does not work with {values} ({type(error).__name__}: {str(error).split(chr(10))[0]})"
+            f"{KEY}.KWARGS: {chosen.NAME} does not work with {values} ({type(error).__name__}: {first_line})"
         ) from None

@@ -70,6 +70,11 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     yield train.DISTILLATION_TYPE == "none", "TRAIN.", teacher, "TRAIN.DISTILLATION_TYPE is none"
     is_hard = train.DISTILLATION_TYPE == "hard"
     yield is_hard, "TRAIN.", "DISTILLATION_TAU", "TRAIN.DISTILLATION_TYPE is hard"
+    is_all = train.DISTILLATION_TYPE != "none" and train.DISTILLATION_ALPHA == 1
+    labels = "LOSS CLASS_WEIGHTS SMOOTHING BCE_SUM BCE_TARGET_THRESH BCE_POS_WEIGHT"
+    yield is_all, "TRAIN.", labels, "TRAIN.DISTILLATION_ALPHA is 1: only the teacher counts"
+    is_none = train.DISTILLATION_TYPE != "none" and not train.DISTILLATION_ALPHA
+    yield is_none, "TRAIN.", "DISTILLATION_TYPE", "TRAIN.DISTILLATION_ALPHA is 0"
     jitters = train.COLOR_JITTER or train.COLOR_JITTER_HUE
     yield not jitters, "TRAIN.", "COLOR_JITTER_PROB", "TRAIN.COLOR_JITTER and TRAIN.COLOR_JITTER_HUE are 0"
     rand_augment = "RAND_AUGMENT_LAYERS RAND_AUGMENT_MAGNITUDE"

@@ -21,7 +21,15 @@ import torch
 from configs.load import load
 from configs.schema import Config
 from configs.values import unflatten
-from datasets import CacheProgress, Kept, build_train_data, cache_image_sets, load_image_sets
+from datasets import (
+    CacheProgress,
+    Kept,
+    Normalize,
+    build_preparation,
+    build_train_data,
+    cache_image_sets,
+    load_image_sets,
+)
 from engine.diagnose import auto_doctor, failing_batch
 from engine.diagnose.auto_doctor import make_case, prescribe
 from engine.diagnose.doctor import diagnose
@@ -54,9 +62,10 @@ def main(argv: list[str]) -> int:
     config, scale = precision_of(config, state, arguments.amp_dtype)
     device = choose_device("auto", local_rank=0)
     set_matmul(config.PRECISION.MATMUL)
+    prepare = build_preparation(config, Normalize(config.DATA).to(device))
+    loss = build_loss(config, state.get("class_weights"), device)
     for each in batches or [next_batch(config, state)]:
-        loss = build_loss(config, state.get("class_weights"), device)
-        found = diagnose(make_case(config, make_model(config, state, each), device, each, scale, loss))
+        found = diagnose(make_case(config, make_model(config, state, each), prepare, each, scale, loss))
         if found.first:
             break
     num_images = sum(len(batch.targets) for batch, _ in each.batches)
@@ -106,6 +115,8 @@ def precision_of(config: Config, state: dict, wanted: str | None) -> tuple[Confi
     scale = saved.get("scale", first) if saved.get("dtype") == f"torch.{half}" else first
     if config.PRECISION.MODE != "autocast" or config.PRECISION.CUSTOM_WHITE_LIST:
         print("replayed under autocast, without naive or float8 mode and CUSTOM_WHITE_LIST")
+    if config.TRAIN.DISTILLATION_TYPE != "none":
+        print("replayed without the teacher: the loss is that of the labels")
     return replace(config, AMP=True, PRECISION=replace(config.PRECISION, DTYPE=half)), float(scale)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from configs.schema import Config
-from datasets import Normalize, build_preparation
+from datasets import Preparation
 from engine.diagnose.doctor import Case, Diagnosis, diagnose
 from engine.diagnose.failing_batch import Batches, LastUpdate
 from engine.loss.build import Loss
@@ -24,17 +24,19 @@ DOCTOR_FILE = "doctor.yaml"
 
 
 def make_case(
-    config: Config, model: torch.nn.Module, device: torch.device, update: Batches, scale: float, loss: Loss
+    config: Config, model: torch.nn.Module, prepare: Preparation, update: Batches, scale: float, loss: Loss
 ) -> Case:
-    """An update of a run with these settings, to be replayed on `model`, which has no transforms yet."""
+    """An update of a run with these settings, to be replayed on `model`, which has no transforms yet.
+
+    `prepare`, `loss`: those of the run, on the device of the replay.
+    """
     # Both replays use one model: a white list would bring half precision into the exact one, and naive mode has no
     # lists. float8 layers scale their inputs, so they cannot overflow.
     settings = replace(config.PRECISION, MODE="autocast", CUSTOM_WHITE_LIST=())
-    precision = Precision(replace(config, PRECISION=settings), device)
+    precision = Precision(replace(config, PRECISION=settings), prepare.device)
     precision.transforms().apply(model)
-    prepare = build_preparation(config, Normalize(config.DATA).to(device))
     return Case(
-        model.to(device),
+        model.to(prepare.device),
         precision,
         loss,
         [(*prepare(batch), share) for batch, share in update.batches],
@@ -84,7 +86,7 @@ class AutoDoctor(Callback):
                 model, precision = copy.deepcopy(trainer.model), trainer.precision
                 precision.transforms(training=True).revert(model)
                 scale = precision.scaler.get_scale()
-                found = diagnose(make_case(config, model, device, update, scale, trainer.loss))
+                found = diagnose(make_case(config, model, trainer.prepare, update, scale, trainer.loss))
             is_written = bool(prescribe(found, config, self._folder))
         except Exception as error:  # out of memory, a full disk, an untraceable operation: no reason to end a run
             log.warn(

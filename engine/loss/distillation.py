@@ -18,7 +18,7 @@ class TaughtPreparation:
 
     def __init__(self, prepare: Preparation, teacher: Teacher, precision: Precision):
         self.prepare, self.normalize, self.precision = prepare, prepare.normalize, precision
-        self.teacher = teacher.to(prepare.device)
+        self.device, self.teacher = prepare.device, teacher.to(prepare.device)
         self.teacher.model.to(precision.half or self.normalize.dtype)
 
     def __call__(self, batch: Batch, dtype: torch.dtype | None = None) -> tuple[Tensor, Taught]:

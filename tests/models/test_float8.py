@@ -14,6 +14,7 @@ import engine.plan
 import engine.train.build
 import main_single_gpu
 from configs.values import flatten
+from datasets import Normalize, build_preparation
 from engine.diagnose.auto_doctor import make_case
 from engine.diagnose.explain import record_types
 from engine.diagnose.failing_batch import Batches, LastUpdate
@@ -230,7 +231,8 @@ def test_doctor_and_predict_need_no_float8(config):
     predicting = Precision(config_of({**state, "data": images}), CPU)
     model, own, _ = prepared(config)
     own.transforms().revert(model)
-    case = make_case(precision_of(config, state, None)[0], model, CPU, Batches(0, 0, []), 1.0, None)
+    prepare = build_preparation(config, Normalize(config.DATA))
+    case = make_case(precision_of(config, state, None)[0], model, prepare, Batches(0, 0, []), 1.0, None)
     for precision in (predicting, case.precision):
         assert precision.half is torch.bfloat16 and not precision.is_float8
     assert not in_float8(case.model)

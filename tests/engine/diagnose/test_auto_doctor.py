@@ -105,6 +105,12 @@ def examined(folder, plant, *options, **precision) -> tuple[str, Lines]:
     return doctor.get_advice(), log
 
 
+def test_the_doctor_replays_an_update_with_its_teacher(tmp_path):
+    options = ("AMP=true", "TRAIN.DISTILLATION_TYPE=soft", "TRAIN.TEACHER_MODEL=test_resnet")
+    advice, _ = examined(tmp_path, lambda model: None, *options, DTYPE="float16", INIT_LOSS_SCALING=2.0**100)
+    assert_names(advice, "first non-finite", "doctor.yaml")
+
+
 def test_a_doctor_that_fails_does_not_end_the_run(tmp_path):
     def fail_in_float32(module, inputs):
         if not torch.is_autocast_enabled("cpu"):

@@ -3,6 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
+import torch
 from torch import nn
 
 from configs.schema import VIT_FIELDS, Config, Model

@@ -16,9 +16,10 @@ from scripts.predict import Predictor
 from tests.support.configs import small_config
 from tests.support.refusals import refused
 from tests.support.run_hash import run_hash
-from tests.support.runs import run_folder
+from tests.support.runs import rows, run_folder
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
+from utils.findings import OK
 from utils.program import exit_code
 
 RANK = "MODEL.LORA.RANK=4"
@@ -113,6 +114,12 @@ def finished(tmp_path_factory, small_yaml):
     flags = ["-cfg", str(small_yaml), "-opts", RANK, *options]
     assert exit_code(main_single_gpu.main, [*flags, f"SAVE={output}"]) == 0
     return flags, run_folder(output)
+
+
+def test_a_check_loads_the_weights_before_it_adds_adapters(finished, capsys):
+    flags, folder = finished
+    exit_code(main_single_gpu.main, [*flags, "-check", "-pretrained", str(folder / "last.pth")])
+    assert rows(capsys.readouterr().out)["pretrained"][0] == OK
 
 
 @pytest.mark.usefixtures("signal_handlers")

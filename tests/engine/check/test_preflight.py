@@ -79,7 +79,6 @@ def test_weights_to_start_from_are_tried(check, tmp_path):
     assert trouble(found) == {}
     assert_names(found["pretrained"][1], "3 classes")
     assert trouble(check("-resume", same)) == {}
-    assert trouble(check("-pretrained", same, *gentle, "MODEL.LORA.RANK=2")) == {}, "adapters come after the weights"
     for flag, name in (("-pretrained", "MODEL.PRETRAINED"), ("-resume", "-resume")):
         found = check("-eval", flag, head)
         assert trouble(found) == {"weights": WRONG}

@@ -24,6 +24,10 @@ class Parts:
     def shape(self) -> torch.Size:
         return torch.Size([sum(map(len, self._parts)), *self._parts[0].shape[1:]])
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._parts[0].dtype
+
     def whole(self) -> Tensor:
         return torch.cat(self._parts)
 

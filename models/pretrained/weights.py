@@ -184,7 +184,9 @@ def _check_same_architecture(
         if name in own and tensor.shape != own[name].shape
     ]
     whole = [
-        name for name in own.keys() & state if own[name].is_floating_point() and not state[name].is_floating_point()
+        name
+        for name in own.keys() & state
+        if own[name].dtype.is_floating_point and not state[name].dtype.is_floating_point
     ]
     found = [("only in the file", unexpected), ("only in the model", missing), ("of another shape", reshaped)]
     found.append(("not of floating-point numbers", whole))

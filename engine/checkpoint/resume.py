@@ -104,6 +104,12 @@ def refuse_changes(config: Config, order: Order, split: dict, state: dict, path:
             + "\nput them back, start a new run from its weights with -pretrained, or continue all the same with "
             + f"-opts RESUME.ALLOW_CHANGED=[{','.join(names)}]"
         )
+    key, adams = "TRAIN.OPTIMIZER.NAME", ("AdamW", "Adam")  # which keep the same of each weight
+    if key in different and not (saved[key] in adams and config.TRAIN.OPTIMIZER.NAME in adams):
+        raise ConfigError(
+            f"-resume: {key} is {config.TRAIN.OPTIMIZER.NAME}, which cannot go on with what {saved[key]} has kept of each "
+            "weight; put it back, or start a new run from the weights with -pretrained"
+        )
     if config.TRAIN.LAST_EPOCH not in (0, state["epoch"] + 1):
         raise ConfigError(
             f"-last_epoch is {config.TRAIN.LAST_EPOCH}, but {path} is from after epoch {state['epoch'] + 1}; "

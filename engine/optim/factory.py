@@ -1,6 +1,7 @@
 """Builds the optimizer of the settings."""
 
 import contextlib
+import inspect
 from dataclasses import replace
 
 import torch
@@ -91,7 +92,15 @@ def load_state(optimizer: AnyOptimizer, state: dict) -> None:
             f"{now}; put back what decides on them (TRAIN.LAYER_DECAY, TRAIN.WEIGHT_DECAY_EXCLUDE_1D, MODEL.FREEZE), or "
             "start a new run from its weights with -pretrained"
         )
+    # torch takes the arguments of the saved groups; those of the settings count, where they were allowed to change.
+    arguments = {"lr_scale", *inspect.signature(type(getattr(optimizer, "inner", optimizer))).parameters} - {
+        "params",
+        "lr",
+    }
+    own = [{name: group[name] for name in arguments & group.keys()} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
+    for group, mine in zip(optimizer.param_groups, own, strict=True):
+        group.update(mine)
 
 
 @contextlib.contextmanager

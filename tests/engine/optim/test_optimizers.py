@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from configs.schema import Arguments, Optimizer, Train
+from engine.checkpoint.resume import comparable, refuse_changes
 from engine.optim.factory import build_optimizer, numbers_per_weight
 from engine.optim.names import BY_ELEMENT, check_optimizer
 from engine.optim.schedule_free import averaged
@@ -146,3 +147,23 @@ def test_a_checkpoint_with_other_groups_is_refused(tmp_path):
     state = make_trainer(small_config(tmp_path)).state_dict()
     with pytest.raises(ConfigError, match="TRAIN.LAYER_DECAY"):
         make_trainer(small_config(tmp_path, "TRAIN.LAYER_DECAY=0.7")).load_state_dict(state)
+
+
+def test_another_optimizer_does_not_continue_even_where_that_is_allowed(tmp_path):
+    trainer = make_trainer(small_config(tmp_path))
+    order = trainer.data.order
+    state = trainer.state_dict() | {"config": comparable(trainer.config, order)}
+    allowed = "RESUME.ALLOW_CHANGED=[TRAIN.OPTIMIZER.NAME]"
+    refuse_changes(small_config(tmp_path, "TRAIN.OPTIMIZER.NAME=Adam", allowed), order, {}, state, tmp_path)
+    with pytest.raises(ConfigError, match="TRAIN.OPTIMIZER.NAME.*SGD"):
+        refuse_changes(small_config(tmp_path, "TRAIN.OPTIMIZER.NAME=SGD", allowed), order, {}, state, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "lion"])
+def test_arguments_of_the_settings_count_not_those_of_the_checkpoint(tmp_path, name):
+    name = f"TRAIN.OPTIMIZER.NAME={name}"
+    saved = make_trainer(small_config(tmp_path, name)).state_dict()
+    trainer = make_trainer(small_config(tmp_path, name, "TRAIN.WEIGHT_DECAY=0.7", "TRAIN.OPTIMIZER.BETAS=[0.8,0.9]"))
+    trainer.load_state_dict(saved)
+    decayed = trainer.optimizer.param_groups[0]
+    assert decayed["weight_decay"] == 0.7 and tuple(decayed["betas"]) == (0.8, 0.9)

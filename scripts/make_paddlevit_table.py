@@ -1,5 +1,9 @@
-"""Write the table of PaddleViT's other families into docs/from-paddlevit.md:  python scripts/make_paddlevit_table.py"""
+"""Writes the table of PaddleViT's other families into docs/from-paddlevit.md.
 
+python scripts/make_paddlevit_table.py
+"""
+
+import argparse
 import json
 import sys
 import tempfile
@@ -49,6 +53,7 @@ def as_yaml(settings: dict[str, str | list]) -> list[str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     above = PAGE.read_text(encoding="utf-8").partition(HEADER)[0]
     with tempfile.TemporaryDirectory() as name:
         rows = [row(file, Path(name)) for file in FILES]

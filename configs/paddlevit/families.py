@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from configs.paddlevit.defaults import DEFAULTS
-from configs.paddlevit.fields import FIELDS
 from configs.values import BOOLS, Text, is_none, quoted
 from configs.yaml_files import Layer
 from utils.errors import ConfigError
@@ -25,8 +24,10 @@ class Family:
 
     def agree(self, name: str) -> str:
         """The line that timm's model of this name is what the file describes; an error if it is not."""
-        import timm  # takes seconds, and only these files need it
+        import timm  # takes seconds, as torch, and only these files need it
         import torch
+
+        from configs.paddlevit.fields import FIELDS
 
         name = name.partition(".")[0]  # without the tag of its weights
         if not timm.is_model(name):
@@ -68,7 +69,7 @@ def take_family(files: list[Layer], command_line: list[Layer]) -> tuple[list[Lay
     """
     typed = next((layer for layer in reversed(files) if "MODEL.TYPE" in layer.texts), None)
     kind = _word(typed.texts["MODEL.TYPE"]) if typed else ""
-    name = _timm_name(_last(files, "MODEL.NAME")) if kind in FIELDS else ""
+    name = _timm_name(_last(files, "MODEL.NAME")) if kind in DEFAULTS else ""
     if not name:
         return files, None
     if _word(_last(files, _PRETRAINING)) in ("true", "yes", "on"):
@@ -97,6 +98,8 @@ def take_family(files: list[Layer], command_line: list[Layer]) -> tuple[list[Lay
 
 def _field(key: str, kind: str) -> str | None:
     """The family's field that a key is, or None."""
+    from configs.paddlevit.fields import FIELDS  # imports torch
+
     for section in _SECTIONS:
         name = key.removeprefix(f"MODEL.{section}")
         name = _OLD_NAMES.get(name, name)

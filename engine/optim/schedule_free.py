@@ -28,7 +28,7 @@ class ScheduleFreeOptimizer(SkippingOptimizer):
     def averaged(self) -> Iterator[None]:
         # eval() and train() round, so y is kept and not computed anew.
         self._settle()
-        self._trained = {each: each.detach().clone() for each in self._parameters()}
+        self._trained = {each: each.detach().clone() for each in self._all_parameters()}
         self.inner.eval()
         try:
             yield
@@ -58,5 +58,5 @@ class ScheduleFreeOptimizer(SkippingOptimizer):
         kept = {number: dict(each) for number, each in state["state"].items()}
         trained = {number: each.pop(TRAINED) for number, each in kept.items() if TRAINED in each}
         super().load_state_dict(state | {"state": {number: each for number, each in kept.items() if each}})
-        parameters = self._parameters()
+        parameters = self._all_parameters()
         self._put({parameters[number]: values for number, values in trained.items()})

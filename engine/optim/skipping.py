@@ -49,7 +49,7 @@ class SkippingOptimizer:
                 self.inner.step()
             return
         self._settle()
-        weights = [each.detach() for each in self._parameters() if each.grad is not None]
+        weights = [each.detach() for each in self._all_parameters() if each.grad is not None]
         former_weights, former = _copied(weights), _copied(self._contents())
         self.inner.step()
         contents, is_skipped = self._contents(), skipped.reshape(()) > 0
@@ -67,12 +67,12 @@ class SkippingOptimizer:
         self._former = None
         self.inner.load_state_dict(state)
 
-    def _parameters(self) -> list[Tensor]:
+    def _all_parameters(self) -> list[Tensor]:
         return [each for group in self.param_groups for each in group["params"]]
 
     def _contents(self) -> dict[str, Any]:
         """All that a step changes besides the weights: the optimizer's own tensors, not copies."""
-        states = (self.inner.state.get(each) for each in self._parameters())
+        states = (self.inner.state.get(each) for each in self._all_parameters())
         groups = [{key: group[key] for key in group if key not in SET_ELSEWHERE} for group in self.param_groups]
         return {"state": {number: state for number, state in enumerate(states) if state}, "groups": groups}
 
@@ -82,7 +82,7 @@ class SkippingOptimizer:
         if late is None or not late[0].read():
             return
         former, state = late[1], self.inner.state
-        for number, parameter in enumerate(self._parameters()):
+        for number, parameter in enumerate(self._all_parameters()):
             if number in former["state"]:
                 state[parameter] = _merged(state[parameter], former["state"][number])
             else:

@@ -20,7 +20,10 @@ from utils.errors import ConfigError
 SETTINGS = flatten(Config())
 ORDER = Order(100, 32, 1, 1, True, 0, epoch_order=shuffled)
 # Of these sections nothing else may change: all of it moves the weights.
-FREE = {"TRAIN": {"NUM_EPOCHS", "ACCUM_ITER", "LAST_EPOCH", "GRAD_CHECKPOINTING"}, "MODEL": {"RESUME", "PRETRAINED"}}
+FREE = {
+    "TRAIN": {"NUM_EPOCHS", "ACCUM_ITER", "LAST_EPOCH", "GRAD_CHECKPOINTING", "EARLY_STOP", "BEST_METRIC"},
+    "MODEL": {"RESUME", "PRETRAINED"},
+}
 
 
 def resume(key: str) -> None:

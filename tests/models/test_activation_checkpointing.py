@@ -69,6 +69,6 @@ def test_a_convolutional_model_does_it_as_timm_has_it(tmp_path):
 
 
 def test_a_model_without_is_refused(tmp_path):
-    config = small_config(tmp_path, *RESNET.replace("resnet18", "vgg11").split())
+    config = small_config(tmp_path, *RESNET.replace("resnet18", "vgg11").split(), "DATA.IMAGE_SIZE=32")
     with pytest.raises(ConfigError, match="TRAIN.GRAD_CHECKPOINTING is true, but MODEL.NAME vgg11"):
         ActivationCheckpointing("vgg11").apply(build_model(config, 10))

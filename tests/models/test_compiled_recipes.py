@@ -28,6 +28,11 @@ MODEL, MODEL_WITH_EMA = [2, 1, 0, 0], [2, 1, 0, 0, 0, 0]
 BLOCKS, BLOCKS_THAT_DROP_PATHS = [2, 1, 0, 0], [4, 2, 0, 0]
 EXPECTED = {"vit_cifar10": (MODEL, BLOCKS_THAT_DROP_PATHS), "timm": (MODEL_WITH_EMA, None)}
 EXPECTED["resnet50_caltech256"] = (MODEL, None)
+EXPECTED["finetune"] = (MODEL_WITH_EMA, [*BLOCKS_THAT_DROP_PATHS, 0, 0])
+EXPECTED["lora"] = (
+    MODEL_WITH_EMA,
+    [4, 1, 0, 0, 0, 0],
+)  # its last block is like the others: adapters are in all of them
 
 
 def small(stem: str, scope: str) -> Config:

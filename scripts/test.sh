@@ -27,8 +27,9 @@ python -m ruff check .
 python -m ruff format --check .
 # One thread: the tests run several processes at once, whose spinning threads would wait for each other.
 export OMP_NUM_THREADS=1
-# -rs: what is skipped, and why. loadfile: the tests of a file share one worker and its fixtures.
-python -m pytest -rs -n auto --dist loadfile ${options[@]+"${options[@]}"} "$@"
+# -rs: what is skipped, and why. loadfile: the tests of a file share one worker and its fixtures. One worker more than cores,
+# because some tests wait for processes that end, or do not.
+python -m pytest -rs -n $(($(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile ${options[@]+"${options[@]}"} "$@"
 if $is_quick; then
     echo "-quick left out: ${SLOW[*]}, and the killed runs of tests/kill/kill_runs.py"
 elif [ $# -eq 0 ] && [ "$(uname)" = Linux ]; then

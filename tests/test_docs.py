@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 from PIL import Image
 
-from scripts import draw_architecture
+from scripts.maintenance import draw_architecture
 from tests.support.configs import small_config
 from tests.support.trainers import Reports, make_trainer, train
 
@@ -89,5 +89,5 @@ def test_the_picture_of_the_architecture_is_up_to_date_and_shows_every_package(t
     entries = {"main_single_gpu", "main_multi_gpu"}
     assert set(draw_architecture.draw(tmp_path / "architecture.png")) == {*entries, *rooms, *packages, *story}
     with Image.open(tmp_path / "architecture.png") as new, Image.open(ROOT / "docs/images/architecture.png") as shown:
-        assert new.text["Arrows"] == shown.text["Arrows"], "run scripts/draw_architecture.py"
+        assert new.text["Arrows"] == shown.text["Arrows"], "run scripts/maintenance/draw_architecture.py"
         assert shown.width >= 1000

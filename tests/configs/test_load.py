@@ -60,7 +60,7 @@ def test_the_config_cannot_be_written_to():
 
 
 def test_the_settings_page_is_what_its_script_makes():
-    page = runpy.run_path(str(ROOT / "scripts" / "make_settings_page.py"))["page"]()
+    page = runpy.run_path(str(ROOT / "scripts" / "maintenance" / "make_settings_page.py"))["page"]()
     assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == page
     assert all(f"| `{key.rpartition('.')[2]}` |" in page for key in SETTINGS)
 

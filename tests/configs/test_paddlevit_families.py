@@ -4,7 +4,7 @@ import pytest
 import timm
 
 from configs.load import load, to_yaml
-from scripts.make_paddlevit_table import FILES, HEADER, PAGE, as_yaml, row
+from scripts.maintenance.make_paddlevit_table import FILES, HEADER, PAGE, as_yaml, row
 from tests.support.configs import load_text, meta_device, write
 from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError

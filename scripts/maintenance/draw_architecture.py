@@ -1,4 +1,4 @@
-"""Draw docs/images/architecture.png from the imports:  python scripts/draw_architecture.py"""
+"""Draw docs/images/architecture.png from the imports:  python scripts/maintenance/draw_architecture.py"""
 
 import argparse
 import ast
@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 FLOORS = [["main_single_gpu", "main_multi_gpu"], ["engine"], ["models", "datasets"], ["configs"], ["utils"]]
 COLOURS = {"engine": "#dbe8f6", "models": "#dff0dc", "datasets": "#fdebd0", "configs": "#ece2f3", "utils": "#ebebeb"}
 WIDTH, TITLE, LINE, GAP = 100.0, 4.3, 1.55, 3.0  # of the picture; heights of text, and of the space for an arrow

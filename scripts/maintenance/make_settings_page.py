@@ -1,10 +1,10 @@
-"""Write docs/settings.md from the schema:  python scripts/make_settings_page.py"""
+"""Write docs/settings.md from the schema:  python scripts/maintenance/make_settings_page.py"""
 
 import argparse
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 from configs.flags import FLAGS  # noqa: E402
@@ -15,7 +15,7 @@ from configs.values import SECTIONS, SETTINGS, Setting, describe_bounds, to_text
 INTRODUCTION = """\
 # Settings
 
-Made from `configs/schema.py` by `python scripts/make_settings_page.py`; edit the sentences there.
+Made from `configs/schema.py` by `python scripts/maintenance/make_settings_page.py`; edit the sentences there.
 
 A setting comes from the last of these that names it: the default below, the files that a file names under `BASE`, the
 file given with `-cfg`, a flag, `-opts KEY=VALUE ...`. The settings of a run are saved in its folder as `config.yaml`,

@@ -1,6 +1,6 @@
 """Writes the table of PaddleViT's other families into docs/from-paddlevit.md.
 
-python scripts/make_paddlevit_table.py
+python scripts/maintenance/make_paddlevit_table.py
 """
 
 import argparse
@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402

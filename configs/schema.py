@@ -529,6 +529,8 @@ class Config:
     """Updates to trace shortly after the start, into trace.json.gz for ui.perfetto.dev; not set: none."""
     TENSORBOARD: bool = True
     """Write TensorBoard files to the run folder."""
+    REPORT: bool = True
+    """Draw what went wrong (confusion.png, mistakes.png) and what the model is trained on (train_batch.png), and write report.html; tables of the same are written in any case."""
 
     @property
     def train_sizes(self) -> dict[int, int]:

@@ -237,7 +237,7 @@ def test_batch_norm_is_evaluated_in_training_as_it_is_saved(tmp_path):
     output = tmp_path / "output"
     (tmp_path / "conv.yaml").write_text(
         "DATA: {DATASET: digits, IMAGE_SIZE: 32, BATCH_SIZE: 64, NUM_WORKERS: 0}\nTENSORBOARD: false\n"
-        "MODEL: {TYPE: timm, NAME: test_resnet}\nTRAIN: {NUM_EPOCHS: 1, WARMUP_EPOCHS: 0, MODEL_EMA: true}\n"
+        "REPORT: false\nMODEL: {TYPE: timm, NAME: test_resnet}\nTRAIN: {NUM_EPOCHS: 1, WARMUP_EPOCHS: 0, MODEL_EMA: true}\n"
     )
     flags = ["-cfg", str(tmp_path / "conv.yaml"), "-output", str(output)]
     assert run("main_multi_gpu.py", *flags, processes=2).codes == [0, 0]

@@ -49,6 +49,7 @@ AMP: true
 PRECISION: {DTYPE: bfloat16}
 DEVICE: cpu
 TENSORBOARD: false
+REPORT: false
 SAVE_STEPS: 5
 SAVE_FREQ: 1
 """

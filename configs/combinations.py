@@ -93,6 +93,11 @@ def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
         "(-opts) weights the classes instead"
     )
     yield values[key] == "balanced" and values[dataset] in ("shards", "parquet"), key, problem
+    key, folds = "DATA.FOLD", "DATA.FOLDS"
+    problem = f"must be less than {named(folds)}: folds are numbered from 0"
+    yield values[folds] is not None and values[key] >= values[folds], key, problem
+    problem = f"needs the number of all folds, such as {folds}={max(values[key] + 1, 5)}"
+    yield values[folds] is None and values[key] > 0, key, problem
     mode, accumulated = "COMPILE_MODE", "TRAIN.ACCUM_ITER"
     # A CUDA graph overwrites the gradients of the micro-batch before: https://github.com/pytorch/pytorch/issues/169545
     is_overwritten = values["COMPILE"] and values[mode] in CUDA_GRAPH_MODES and values[accumulated] > 1

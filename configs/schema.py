@@ -23,6 +23,13 @@ class Bounds(NamedTuple):
     high: float
 
 
+class Fold(NamedTuple):
+    """One of the parts into which a set is divided for cross-validation."""
+
+    number: int  # from 0
+    total: int
+
+
 class Arguments(Mapping):
     """Arguments by name, for a constructor that is not ours: the value of a setting that is itself a section.
 
@@ -104,6 +111,10 @@ class Data:
     """Fraction of the images held out for validation, for data sets without a split."""
     SPLIT_SEED: Annotated[int, Bounds(0, MAX_INT)] = 0
     """Seed that alone decides which images are held out."""
+    FOLDS: Annotated[int | None, Bounds(2, 1_000)] = None
+    """Cross-validation, for data sets without a split: their images are divided into so many parts, and FOLD is held out in place of VAL_FRACTION."""
+    FOLD: Annotated[int, Bounds(0, 999)] = 0
+    """For FOLDS: the part that is held out for validation, from 0 to FOLDS - 1; the others are trained on."""
     GROUP_BY: str | None = None
     """For csv: a column; images with the same value in it are held out together (those of one person, or one scene)."""
     CLASSES: str | None = None
@@ -146,6 +157,11 @@ class Data:
     """For shards on a server: seconds for which a request that fails is repeated before the run ends."""
     SYNTHETIC_SIZE: Annotated[int, Bounds(1, 100_000_000)] = 1280
     """Images per epoch of the data sets synthetic and fractals, which are computed."""
+
+    @property
+    def fold(self) -> Fold | None:
+        """The part that is held out in cross-validation."""
+        return Fold(self.FOLD, self.FOLDS) if self.FOLDS else None
 
     @property
     def has_several_labels(self) -> bool:

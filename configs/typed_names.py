@@ -21,6 +21,8 @@ ALIASES = {
     "DATA.DATASET": "data_set dataset_name data_name",
     "DATA.DATA_PATH": "data data_dir dir root dataset_path train_dir train_path",
     "DATA.DOWNLOAD": "dataset_download",
+    "DATA.FOLD": "fold_index val_fold",
+    "DATA.FOLDS": "kfold k_fold k_folds kfolds num_folds n_folds n_splits num_splits cv",
     "DATA.HFLIP": "flip fliplr horizontal_flip",
     "DATA.IMAGENET_MEAN": "mean",
     "DATA.IMAGENET_STD": "std",

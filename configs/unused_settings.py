@@ -61,6 +61,7 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     yield not is_computed, "DATA.", "SYNTHETIC_SIZE", "DATA.DATASET is not synthetic or fractals"
 
     yield data.SAMPLER != "balanced", "DATA.", "SAMPLER_POWER", "DATA.SAMPLER is not balanced"
+    yield data.FOLDS is not None, "DATA.", "VAL_FRACTION", "DATA.FOLDS divides the images instead"
 
     in_memory = data.DATASET in ("digits", "cifar10", "cifar100", "synthetic", "fractals")
     yield in_memory, "DATA.", "EXIF MAX_PIXELS", f"the images of {data.DATASET} are no files"

@@ -70,6 +70,11 @@ def load_image_sets(
         raise DataError(f"DATA.DATA_PATH: {config.DATA.DATA_PATH} cannot be read ({error})") from error
     if val is None:
         train, val = split(config, train, kept)
+    elif config.DATA.FOLDS and not config.EVAL and "folds" not in val.split:
+        raise ConfigError(
+            f"DATA.FOLDS is {config.DATA.FOLDS}, but {name} has validation images of its own ({val.split['validation']}); "
+            "leave it out, or divide one part with it: -data_path names the folder or file of that part alone"
+        )
     if config.EVAL:
         train = None
     parts = {part: each for part, each in (("training", train), ("validation", val)) if each is not None}
@@ -77,7 +82,7 @@ def load_image_sets(
         if not len(image_set):
             raise DataError(
                 f"{name}: there are no {part} images in {config.DATA.DATA_PATH}; check the lists or folders there, and "
-                f"DATA.VAL_FRACTION ({config.DATA.VAL_FRACTION:g}) if it has no validation part of its own"
+                f"{_share_held_out(config)} if it has no validation part of its own"
                 + (f"; each value of DATA.GROUP_BY ({group}) stays whole" if (group := config.DATA.GROUP_BY) else "")
             )
     notes = number_classes(config, list(parts.values()), kept)
@@ -87,6 +92,11 @@ def load_image_sets(
         _check_num_classes(config, image_set)
     val.notes = (describe_split(config, val), *notes, *val.notes)
     return train, val
+
+
+def _share_held_out(config: Config) -> str:
+    data = config.DATA
+    return f"DATA.FOLDS ({data.FOLDS})" if data.FOLDS else f"DATA.VAL_FRACTION ({data.VAL_FRACTION:g})"
 
 
 def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.schema import Config
+from configs.schema import Config, Fold
 from datasets.index.file import Index, IndexWriter
 from datasets.index.place import open_or_build
 from datasets.shuffle import shuffled
@@ -25,10 +25,13 @@ PARTS, COLUMNS = ("train", "val"), {"row": "<u4", "target": "<i4"}  # of the ind
 
 
 def hold_out(
-    image_set: ImageSet, fraction: float, seed: int, title: str, rule: str = "position"
+    image_set: ImageSet, fraction: float, seed: int, title: str, rule: str = "position", fold: Fold | None = None
 ) -> tuple[ImageSet, ImageSet]:
-    """Training and validation images by a rule of DRAWN, both in the order of the set."""
+    """Training and validation images by a rule of DRAWN, both in the order of the set. A `fold` overrides `fraction`."""
     record = {"rule": rule, "training": title, "validation": title, "fraction": fraction, "seed": seed}
+    if fold:
+        record |= {"fraction": 1 / fold.total, "folds": fold.total, "fold": fold.number}
+        return _parts(image_set, record, lambda: _by_fold(image_set, rule, seed, fold))
     choose = _by_hash if rule == "hash" else _by_position
     return _parts(image_set, record, lambda: choose(image_set, fraction, seed))
 
@@ -76,6 +79,31 @@ def _by_hash(image_set: ImageSet, fraction: float, seed: int) -> tuple[np.ndarra
     return held_out, notes
 
 
+def _by_fold(image_set: ImageSet, rule: str, seed: int, fold: Fold) -> tuple[np.ndarray, list[str]]:
+    """bool [N]: the images of this fold; and lines for the log. Each image is in one fold, whatever a class lacks then.
+
+    Fold 0 holds out what a fraction of 1 / folds does, but for classes of a few images.
+    """
+    shares = [number / fold.total for number in range(fold.total + 1)]
+    if rule == "hash":
+        bounds = np.array([int(share * 2 ** (8 * HASH_BYTES)) for share in shares[1:-1]], np.uint64)
+        held_out = np.searchsorted(bounds, _hashes(image_set.split_keys(), seed), side="right") == fold.number
+    else:
+        held_out, start = np.zeros(len(image_set), dtype=bool), 0
+        by_class = np.argsort(image_set.targets, kind="stable")
+        for target, count in enumerate(count_classes(image_set.targets).tolist()):
+            first, end = (round(count * share) for share in shares[fold.number : fold.number + 2])
+            held_out[by_class[start + shuffled(count, seed, target)[first:end]]] = True
+            start += count
+    notes, counts = [], image_set.count_classes()
+    for chosen, lack in ((held_out, "validation"), (~held_out, "training")):
+        without = np.flatnonzero((counts > 0) & (image_set.count_classes(chosen) == 0))
+        if len(without):
+            names = first_of([image_set.classes[number] for number in without])
+            notes.append(f"warning: classes without {lack} images in fold {fold.number} of {fold.total}: {names}")
+    return held_out, notes
+
+
 def split(config: Config, image_set: ImageSet, kept: Kept | None) -> tuple[ImageSet | None, ImageSet]:
     """Training and validation images of a set without a validation part; in evaluation all its images.
 
@@ -83,7 +111,7 @@ def split(config: Config, image_set: ImageSet, kept: Kept | None) -> tuple[Image
     drawn by position. Evaluation of a run on the data that it was trained on scores what that run held out.
     """
     data, record = config.DATA, kept.split if kept else {}
-    title, fraction, seed = image_set.split["training"], data.VAL_FRACTION, data.SPLIT_SEED
+    title, drawn = image_set.split["training"], (data.VAL_FRACTION, data.SPLIT_SEED, data.fold)
     if config.EVAL:
         if record.get("rule") in DRAWN and (parts := _held_out_then(config, image_set, kept)):
             return parts
@@ -97,11 +125,13 @@ def split(config: Config, image_set: ImageSet, kept: Kept | None) -> tuple[Image
             )
         return None, image_set
     rule = "hash" if kept is None else record.get("rule", "position")
-    return _draw(config, image_set, "position" if rule == "position" else "hash", fraction, seed)
+    return _draw(config, image_set, "position" if rule == "position" else "hash", *drawn)
 
 
-def _draw(config: Config, image_set: ImageSet, rule: str, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
-    train, val = hold_out(image_set, fraction, seed, image_set.split["training"], rule)
+def _draw(
+    config: Config, image_set: ImageSet, rule: str, fraction: float, seed: int, fold: Fold | None
+) -> tuple[ImageSet, ImageSet]:
+    train, val = hold_out(image_set, fraction, seed, image_set.split["training"], rule, fold)
     if rule == "hash" and config.DATA.GROUP_BY:
         val.split["group_by"] = config.DATA.GROUP_BY  # the record is of both parts
     return train, val
@@ -110,7 +140,8 @@ def _draw(config: Config, image_set: ImageSet, rule: str, fraction: float, seed:
 def _held_out_then(config: Config, image_set: ImageSet, kept: Kept) -> tuple[ImageSet, ImageSet] | None:
     """What the run held out of the data that it was trained on, also where that is a copy; None of other data."""
     record, title = kept.split, image_set.split["training"]
-    parts = _draw(config, image_set, record["rule"], record["fraction"], record["seed"])
+    fold = Fold(record["fold"], record["folds"]) if "folds" in record else None
+    parts = _draw(config, image_set, record["rule"], record["fraction"], record["seed"], fold)
     if os.path.realpath(record["training"]) != os.path.realpath(title):
         return parts if identity(parts[1]) == kept.validation else None
     if record.get("group_by") != config.DATA.GROUP_BY:
@@ -137,7 +168,8 @@ def holds_out_no_more(here: dict, there: dict) -> bool:
     if here["rule"] not in DRAWN:
         names = [Path(each["validation"]).name for each in (here, there) if each]
         return not there or (here["rule"] == there["rule"] and names[0] == names[1])
-    same = all(there.get(key) == here[key] for key in here if key not in ("training", "validation", "fraction"))
+    keys = {*here, "folds", "fold"} - {"training", "validation", "fraction"}
+    same = all(there.get(key) == here.get(key) for key in keys)
     return same and (here["fraction"] <= there["fraction"] if here["rule"] == "hash" else here == there)
 
 
@@ -147,10 +179,10 @@ def describe_split(config: Config, val: ImageSet) -> str:
     rule, validation = record["rule"], record["validation"]
     if rule in DRAWN:
         how = f"a hash of each {record.get('group_by', 'name')}" if rule == "hash" else "position in each class"
-        validation = (
-            f"held out of {validation} by {how} (DATA.VAL_FRACTION {record['fraction']:g}, "
-            f"DATA.SPLIT_SEED {record['seed']})"
-        )
+        share = f"DATA.VAL_FRACTION {record['fraction']:g}"
+        if "folds" in record:
+            share = f"DATA.FOLD {record['fold']} of DATA.FOLDS {record['folds']}"
+        validation = f"held out of {validation} by {how} ({share}, DATA.SPLIT_SEED {record['seed']})"
     elif rule == "none":
         validation = f"all of {validation}"
     end = f"{validation}, {counted(len(val.classes), 'class')}"
@@ -193,7 +225,11 @@ def _parts(
 
     index, whole = image_set.index, image_set.rows is None
     known_by = [index.id if index else "", *(record[each] for each in ("rule", "fraction", "seed"))]
-    paths = [index.path.with_suffix(f".split{index.path.suffix}")] if index and index.path and whole else []
+    ending = "split"
+    if "folds" in record:  # each fold has a file, since runs of several folds may go on at once
+        known_by += [record["folds"], record["fold"]]
+        ending += f"-{record['fold']}-of-{record['folds']}"
+    paths = [index.path.with_suffix(f".{ending}{index.path.suffix}")] if index and index.path and whole else []
     drawn = open_or_build(paths, lambda found: found.facts.get("of") == known_by, build)
     parts = []
     for name in PARTS:

@@ -33,4 +33,5 @@ def _read(config: Config, folder: str, parents: tuple[str, ...], background: str
     # Not deep: the dogs' folder of Caltech256 contains a stray folder with other images.
     classes = [name for name in class_folders(found) if name not in excluded]
     image_set = read_class_folders(config, found, classes, classes, deep=False)
-    return hold_out(image_set, config.DATA.VAL_FRACTION, config.DATA.SPLIT_SEED, str(found))
+    data = config.DATA
+    return hold_out(image_set, data.VAL_FRACTION, data.SPLIT_SEED, str(found), fold=data.fold)

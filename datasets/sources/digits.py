@@ -16,10 +16,10 @@ BRIGHTEST = 16
 
 
 def read_digits(config: Config) -> tuple[ImageSet, ImageSet]:
-    """80% to train and 20% to validate, of every class; DATA_PATH is not used."""
+    """80% to train and 20% to validate, of every class, or a fold; DATA_PATH is not used."""
     with np.load(FILE, allow_pickle=False) as content:
         images, targets = content["images"], content["targets"]
     images = np.round(images * (255 / BRIGHTEST)).astype(np.uint8)
     classes = [str(digit) for digit in range(10)]
     image_set = ArrayImages(images, targets, classes, PixelRules.of(config.DATA), "digits")
-    return hold_out(image_set, VAL_FRACTION, config.DATA.SPLIT_SEED, "digits")
+    return hold_out(image_set, VAL_FRACTION, config.DATA.SPLIT_SEED, "digits", fold=config.DATA.fold)

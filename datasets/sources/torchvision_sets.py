@@ -69,7 +69,8 @@ def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageS
 
     train_arguments, val_arguments = SPLITS[name]
     if val_arguments is None:
-        return hold_out(read_part("", train_arguments), config.DATA.VAL_FRACTION, config.DATA.SPLIT_SEED, dataset)
+        data, whole = config.DATA, read_part("", train_arguments)
+        return hold_out(whole, data.VAL_FRACTION, data.SPLIT_SEED, dataset, fold=data.fold)
     train = None if config.EVAL else read_part("training", train_arguments)
     val = read_part("validation", val_arguments)
     val.split = own_split(f"{dataset} training", f"{dataset} validation")

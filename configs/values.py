@@ -111,18 +111,19 @@ def flatten(config: Config) -> dict[str, Any]:
         value: Any = config
         for name in key.split("."):
             value = getattr(value, name)
-        values[key] = _plain(value)
+        values[key] = plain(value)
     return values
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A setting's value with tuples as lists and open sections as dicts."""
     if isinstance(value, Arguments):
-        return {name: _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+        return {name: plain(each) for name, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, tuple) else value
 
 
 def _frozen(value: Any) -> Any:
-    """The opposite of `_plain`."""
+    """The opposite of `plain`."""
     if isinstance(value, dict):
         return Arguments({name: _frozen(each) for name, each in value.items()})
     return tuple(map(_frozen, value)) if isinstance(value, list) else value

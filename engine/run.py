@@ -48,7 +48,7 @@ from models.pretrained.weights import check_exactly
 from models.teacher import Teacher
 from utils.distributed import Process
 from utils.findings import OK
-from utils.host import keep_freed_memory
+from utils.host import keep_freed_memory, name_of
 from utils.seed import make_deterministic
 from utils.signals import StopSignal
 from utils.text import counted
@@ -98,6 +98,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
             log.say(f"check: {finding.what}: {finding.found}; {finding.remedy}")
     if plan.checkpoint:
         restore(session, plan, trainer)
+    session.describe(**describe_setup(plan, trainer))
     if why := why_finished(config.TRAIN, trainer.epoch, trainer.not_better):
         return leave_finished(session, plan, trainer, why)
     log.say(f"writing to {session.path}")
@@ -109,6 +110,22 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     if config.PRECISION.EXPLAIN:
         explain(trainer, log, session.path)
     return Epochs(session, plan, trainer, eval_data, saver, stop).run()
+
+
+def describe_setup(plan: Plan, trainer: Trainer) -> dict[str, str | int]:
+    """For status.json: on what and how large the run is."""
+    process, model = trainer.process, trainer.model
+    return {
+        "device": process.device.type,
+        "device_name": name_of(process.device),
+        "processes": process.world_size,
+        "precision": plan.precision.name,
+        "parameters": sum(each.numel() for each in model.parameters()),
+        "training_images": len(plan.train_set),
+        "validation_images": len(plan.eval_set),
+        "classes": len(plan.classes),
+        "images_per_update": plan.order.global_batch,
+    }
 
 
 def leave_finished(session: Session, plan: Plan, trainer: Trainer, why: str) -> int:

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ class Session:
         self._is_new = True
         self._made: list[Path] = []  # SAVE and its parents that this start has created, innermost first
         self._has_begun = False
+        self._revision = ""
         for note in loaded.notes:
             self.log.say(note)
 
@@ -40,7 +42,8 @@ class Session:
         self.path = self.process.first(lambda: self._open(kind, existing))
         self.log.open(self.path)
         self.log.note(f"flags: {shlex.join(self._loaded.arguments)}")
-        self.log.note(f"halfstep {revision()}")
+        self._revision = revision()
+        self.log.note(f"halfstep {self._revision}")
         self.log.note(f"torch {torch.__version__}, Python {sys.version.split()[0]}, {os.cpu_count()} cores")
 
     def _open(self, kind: str, existing: Path | None) -> Path:
@@ -66,6 +69,14 @@ class Session:
                 DIST=dataclasses.replace(config.DIST, URL=None, WORLD_SIZE=None, RANK=None),
             )
             write_text(self.path / "config.yaml", to_yaml(anew, loaded.origins))
+
+    def describe(self, **facts) -> None:
+        """Note in status.json, from the next state on, what runs here and by which versions."""
+        if self._status:
+            versions = {name: version(name) for name in ("torch", "timm")}
+            python = sys.version.split()[0]
+            about = {"command": self._loaded.arguments, "halfstep": self._revision, **versions, "python": python}
+            self._status.add(about=about | facts)
 
     def status(self, state: str, **facts) -> None:
         """Write status.json. Facts stay from one state to the next; None removes one."""

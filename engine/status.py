@@ -33,6 +33,11 @@ class Status:
         self._beat = threading.Thread()
         self._last_write = clock()
 
+    def add(self, **facts) -> None:
+        """Facts for the next state."""
+        with self._lock:
+            self._facts |= facts
+
     def set(self, state: str, **facts) -> None:
         """Write a state. Of the facts, None removes a key."""
         if self._beat.ident:

@@ -130,6 +130,7 @@ PACKAGES = {
             "precision",
             "loss",
             "scores",
+            "saved_run",
             "train",
             "checkpoint",
             "memory",

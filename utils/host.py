@@ -113,6 +113,17 @@ def free_host_memory(
     return max(min(free), 0)
 
 
+def name_of(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The product name of a device, of a CPU the processor's where the system tells it; else its type."""
+    if device.type in ("cuda", "xpu"):
+        return getattr(torch, device.type).get_device_name(device)
+    if device.type == "cpu" and cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return device.type
+
+
 def has_streams(device: torch.device) -> bool:
     """Whether the device computes while it copies to and from page-locked memory of the host."""
     return device.type not in ("cpu", "mps")

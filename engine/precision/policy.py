@@ -77,21 +77,28 @@ class Precision:
                     f"-amp_dtype {other}, or leave -amp out"
                 ) from error
 
+    @property
+    def name(self) -> str:
+        """The type and how it is used, such as `autocast bfloat16`; `float32` without -amp."""
+        if self.half is None:
+            return "float32"
+        mode = "naive" if self.is_naive else "autocast"
+        if self.is_float8:
+            mode = "float8 in large Linear layers, else autocast"
+        return f"{mode} {str(self.half).removeprefix('torch.')}"
+
     def describe(self) -> str:
         """One line: the precision, the reason, and advice from a measurement of this device."""
         speedup = half_speedup(self.device, self.half or torch.bfloat16)
         advice = speed_advice(self.device, self.half, speedup)
         if self.half is None:
             return f"precision: float32, as {self.reason}{advice}"
-        name = str(self.half).removeprefix("torch.")
         scale = f"loss scale {self.scaler.get_scale():g}, {'moving' if self.scaler.moves else 'constant'}"
         if self.half is not torch.float16:
             scale = "loss scale 1, as a guard"
-        mode = "naive" if self.is_naive else "autocast"
         if self.is_float8:
-            mode = "float8 in large Linear layers, else autocast"
             advice = "" if self._config.COMPILE else "; float8 gains time only with -compile"
-        return f"precision: {mode} {name} with GradScaler ({scale}), {self.reason}{advice}"
+        return f"precision: {self.name} with GradScaler ({scale}), {self.reason}{advice}"
 
     def advise_on_sizes(self, config: Config, num_classes: int) -> str | None:
         """Advice on sizes: Tensor Cores need multiples of 8."""

@@ -141,6 +141,8 @@ def epoch_row(trainer: Trainer, result: EpochResult, data_wait: float | None) ->
         "loss_scale": report.loss_scale,
         "skipped": report.skipped,
         "grad_norm": round(report.mean_grad_norm, 6),
+        "train_seconds": round(result.training_seconds, 3),
+        "eval_seconds": round(result.evaluation_seconds, 3),
     }
 
 

@@ -10,7 +10,15 @@ from engine.report.timing import PHASES
 from models.formats.torch import read_torch
 
 # They depend on the machine's mood.
-NOT_REPEATABLE = ("images_per_s", "data_wait_pct", "memory_mb", "seconds", *(f"{name}_pct" for name in PHASES))
+NOT_REPEATABLE = (
+    "images_per_s",
+    "data_wait_pct",
+    "memory_mb",
+    "seconds",
+    "train_seconds",
+    "eval_seconds",
+    *(f"{name}_pct" for name in PHASES),
+)
 
 
 def run_hash(folder: Path) -> str:

@@ -1,6 +1,7 @@
 """What the scripts share: the parser of their command lines, whole numbers, and the checkpoint that they read."""
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +43,14 @@ def at_least(low: int) -> Callable[[str], int]:
         return value
 
     return number
+
+
+def check_writable(flag: str, path: Path) -> None:
+    """Refuse a file whose folder is not there or cannot be written to, before any work is done for it."""
+    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise ConfigError(f"{flag}: cannot write to the folder {path.parent}; create it or choose another")
+    if path.is_dir():
+        raise ConfigError(f"{flag}: {path} is a folder; name a file in it")
 
 
 def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:

@@ -32,7 +32,7 @@ from models import build_model
 from models.formats.adapters import merged
 from models.formats.common import weights_of
 from models.pretrained.weights import load_exactly
-from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, read_checkpoint
+from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, check_writable, read_checkpoint
 from utils.distributed import Process, choose_device
 from utils.errors import ConfigError
 from utils.files import write_text
@@ -51,8 +51,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("-csv", type=Path, metavar="FILE", help=f"also write a table: {','.join(COLUMNS)}")
     parser.add_argument("-raw", action="store_true", help="use the raw weights even if the EMA scored better")
     arguments = parser.parse_args(argv)
-    if arguments.csv and not (arguments.csv.parent.is_dir() and os.access(arguments.csv.parent, os.W_OK)):
-        raise ConfigError(f"-csv: cannot write to the folder {arguments.csv.parent}; create it or choose another")
+    if arguments.csv:
+        check_writable("-csv", arguments.csv)
     if arguments.csv and arguments.csv.suffix.lower() in KNOWN_ENDINGS:
         raise ConfigError(f"-csv: {arguments.csv} has the name of an image; name the table that is to be written")
     return predict(arguments.checkpoint, find_images(arguments.images), arguments.top, arguments.csv, arguments.raw)

@@ -1,14 +1,18 @@
-"""Writes a run's weights as .safetensors with timm's names and what is needed to use them, or a checkpoint as one file.
+"""Writes a run's model in a format of other programs, loads it again there and compares its logits with the model's.
 
     python scripts/export.py output/train-20260102-03-04-05 -output vit.safetensors
+    python scripts/export.py output/train-20260102-03-04-05 -output vit.onnx
     python scripts/export.py output/train-20260102-03-04-05/last.pth -output whole.pth
 
-The weights are the raw ones or the EMA's, whichever scored better, with adapters (MODEL.LORA) merged into them. The file's
-metadata holds the architecture, the class names, the preprocessing of images (size, crop, mean, standard deviation, under
-timm's names), all settings and the finished epochs, each as JSON; scripts/predict.py and `safetensors.safe_open(path, "pt").metadata()` read it.
+-to says the format; without it, the ending of the file does:
 
-With a name that ends in .pth, a sharded checkpoint (DIST.CHECKPOINT sharded) is merged into one file, as
-DIST.CHECKPOINT single would have written it.
+    safetensors  .safetensors  weights under timm's names, with settings, class names and preprocessing as JSON
+    onnx         .onnx         a graph for onnxruntime and others; pip install onnx onnxscript onnxruntime
+    torch        .pt2          a graph for torch.export.load
+
+The weights are the raw ones or the EMA's, whichever scored better, with adapters (MODEL.LORA) merged into them. With a
+name that ends in .pth and without -to, the whole checkpoint is written; one that is sharded (DIST.CHECKPOINT sharded) is
+merged into one file, as DIST.CHECKPOINT single would have written it.
 """
 
 import json
@@ -17,57 +21,89 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
-import torch
-
-from models.formats.adapters import merged
-from models.formats.common import weights_of
-from models.formats.torch import to_safetensors
 from scripts.command_line import CHECKPOINT_HELP, Parser, read_checkpoint
 from utils.errors import ConfigError
-from utils.files import replacing
 from utils.program import exit_code
 from utils.text import counted
 
+BY_ENDING = {".safetensors": "safetensors", ".pth": "checkpoint", ".onnx": "onnx", ".pt2": "torch"}
 METADATA = ("arch", "class_names", "data", "config", "split", "validation", "step", "metric", "halfstep_version")
 
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("checkpoint", help=CHECKPOINT_HELP)
-    parser.add_output("FILE", ".safetensors or .pth file to write")
+    parser.add_output("FILE", "the file to write")
+    parser.add_argument("-to", choices=["safetensors", "onnx", "torch"], metavar="FORMAT", help="one of the above")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("-ema", dest="key", action="store_const", const="state_dict_ema", help="write the EMA weights")
     kind.add_argument("-raw", dest="key", action="store_const", const="state_dict", help="write the raw weights")
     arguments = parser.parse_args(argv)
-    print(export(arguments.checkpoint, arguments.output, arguments.key))
+    print(export(arguments.checkpoint, arguments.output, arguments.key, arguments.to))
     return 0
 
 
-def export(source: str, target: Path, key: str | None = None) -> str:
+def export(source: str, target: Path, key: str | None = None, to: str | None = None) -> str:
     """Write the file and return a summary line. `key`: of the weights; those that scored better if not given."""
-    if target.suffix not in (".safetensors", ".pth"):
-        raise ConfigError(f"-output: {target} must end in .safetensors or .pth, the two formats that are written")
-    path, checkpoint = read_checkpoint(source, {"state_dict"})
-    epoch = checkpoint.get("epoch", -1) + 1
-    if target.suffix == ".pth":
-        if key:
-            raise ConfigError(
-                "-ema, -raw: a .pth file contains both the weights and their moving average; leave it out"
-            )
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(target) as file:
-            torch.save(checkpoint, file)
-        return f"{target}: all of {path}, after epoch {epoch}"
+    to = to or BY_ENDING.get(target.suffix)
+    if to is None:
+        raise ConfigError(f"-output: {target} must end in one of {', '.join(BY_ENDING)}; or say the format with -to")
+    if to == "checkpoint":
+        return write_checkpoint(source, target, key)
+    import torch  # takes seconds
+
+    from models.formats.adapters import merged
+    from models.formats.common import weights_of
+
+    needed = {"state_dict"} if to == "safetensors" else {"config", "class_names", "data"}
+    path, checkpoint = read_checkpoint(source, needed)
     key = key or weights_of(checkpoint, path)[1]
     if not checkpoint.get(key):
         raise ConfigError(f"-ema: {path} has no moving average, because its run had TRAIN.MODEL_EMA off")
     weights = merged(checkpoint[key], checkpoint.get("config", {}))
-    facts = {name: checkpoint[name] for name in METADATA if name in checkpoint} | {"epoch": epoch, "weights": key}
+    facts = {name: checkpoint[name] for name in METADATA if name in checkpoint} | {"weights": key}
+    facts |= {"epoch": checkpoint["epoch"] + 1} if "epoch" in checkpoint else {}
+    if to == "safetensors":
+        checked = write_safetensors(weights, facts, target)
+    else:
+        from models.export.formats import export as export_model
+        from models.export.subject import Subject
+        from scripts.predict import config_of
+
+        with torch.no_grad():
+            subject = Subject(weights, config_of(checkpoint), list(checkpoint["class_names"]), facts, path)
+            checked = export_model(subject, to, target)
+    epoch = f", after epoch {facts['epoch']}" if "epoch" in facts else ""
+    arch = checkpoint.get("arch", "the model")
+    return f"{target}: {counted(len(weights), 'tensor')} of {arch}{epoch}, from {path} ({key}); {checked}"
+
+
+def write_safetensors(weights: dict, facts: dict, target: Path) -> str:
+    import torch
+
+    from models.export.staging import staged
+    from models.formats.files import read_weights
+    from models.formats.torch import to_safetensors
+
     metadata = {name: json.dumps(fact) for name, fact in facts.items()}
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as file:
-        file.write(to_safetensors(weights, {"format": "pt", **metadata}))
-    return f"{target}: {counted(len(weights), 'tensor')} of {checkpoint.get('arch', 'the model')}, after epoch {epoch}, from {path} ({key})"
+    with staged(target) as path:
+        path.write_bytes(to_safetensors(weights, {"format": "pt", **metadata}))
+        found = read_weights(path).state
+        assert found.keys() == weights.keys() and all(torch.equal(found[name], weights[name]) for name in found)
+    return "read again, the same to the last bit"
+
+
+def write_checkpoint(source: str, target: Path, key: str | None) -> str:
+    import torch
+
+    from models.export.staging import staged
+
+    path, checkpoint = read_checkpoint(source, {"state_dict"})
+    if key:
+        raise ConfigError("-ema, -raw: a .pth file contains both the weights and their moving average; leave it out")
+    with staged(target) as place, open(place, "wb") as file:
+        torch.save(checkpoint, file)
+    return f"{target}: all of {path}, after epoch {checkpoint.get('epoch', -1) + 1}"
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ PACKAGES = {
             "kwargs",
             "pretrained",
         ),
-        *("freeze", "lora", "vit", "timm_models", "__init__"),
+        *("freeze", "lora", "vit", "timm_models", "__init__", "export"),
     ),
     "engine": (
         *(

@@ -1,0 +1,38 @@
+"""The formats by name, and how an export in one of them comes about."""
+
+from pathlib import Path
+from types import ModuleType
+
+from models.export import onnx_file, torch_program
+from models.export.check import WrongExport, largest_difference
+from models.export.staging import staged
+from models.export.subject import Subject
+from utils.errors import ConfigError
+
+# Each module has SUFFIX, LOADED_BY, refuse(subject), which raises ConfigError before anything is written,
+# write(subject, path), and load(subject, path), which loads what was written as its users do.
+FORMATS: dict[str, ModuleType] = {"onnx": onnx_file, "torch": torch_program}
+
+
+def export(subject: Subject, name: str, target: Path) -> str:
+    """Write the model in the format of that name and compare it. Returns how that went, for the summary."""
+    chosen = FORMATS[name]
+    check_target(name, target)
+    chosen.refuse(subject)
+    with staged(target) as path:
+        chosen.write(subject, path)
+        try:
+            difference, bound = largest_difference(subject, chosen.load(subject, path))
+        except WrongExport as error:
+            raise WrongExport(
+                f"-to {name}: loaded again by {chosen.LOADED_BY}, {error}; {target} is not written. Choose another format"
+            ) from None
+    return f"loaded again by {chosen.LOADED_BY}, largest difference of logits {difference:.1e} (at most {bound:.1e})"
+
+
+def check_target(name: str, target: Path) -> None:
+    suffix = FORMATS[name].SUFFIX
+    if target.suffix != suffix:
+        raise ConfigError(f"-output: {target} must end in {suffix}, as files of -to {name} do")
+    if target.is_dir():
+        raise ConfigError(f"-output: {target} is a folder; name a file that ends in {suffix}")

@@ -1,0 +1,88 @@
+"""What is exported: a trained model in float32, its classes, and how its images are prepared."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from configs.schema import Config
+from models import build_model
+from models.pretrained.weights import load_exactly
+from utils.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Subject:
+    """`record`: what the checkpoint says beside its weights; all of it is written into the formats that can hold it."""
+
+    weights: dict[str, Tensor]
+    config: Config
+    classes: list[str]
+    record: dict[str, Any]
+    source: Path
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """In evaluation, and in float32 in whichever type it was trained."""
+        model = build_model(self.config, self.num_classes)
+        load_exactly(model, self.weights, self.source)
+        return model.float().eval()
+
+    @property
+    def num_classes(self) -> int:
+        return self.config.MODEL.NUM_CLASSES or len(self.classes)
+
+    @property
+    def labels(self) -> list[str]:
+        """A name for each logit."""
+        return [*self.classes, *(f"class {number}" for number in range(len(self.classes), self.num_classes))]
+
+    @property
+    def name(self) -> str:
+        return self.config.MODEL.NAME
+
+    @property
+    def has_several_labels(self) -> bool:
+        return self.config.DATA.has_several_labels
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """How images are prepared, under timm's names."""
+        data = self.config.DATA
+        return {
+            "input_size": [data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE],
+            "mean": list(data.IMAGENET_MEAN),
+            "std": list(data.IMAGENET_STD),
+            "crop_pct": data.CROP_PCT,
+            "crop_mode": data.CROP_MODE,
+            "interpolation": data.INTERPOLATION,
+        }
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What someone needs who has the graph alone: class names, preparation of images, meaning of the logits; as JSON."""
+        told = {key: self.record[key] for key in ("arch", "epoch", "halfstep_version") if key in self.record}
+        told |= {"class_names": self.labels, "data": self.data}
+        told["probabilities"] = "sigmoid" if self.has_several_labels else "softmax"
+        return {key: json.dumps(value) for key, value in told.items()}
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        return self.model.state_dict()
+
+    def images(self, count: int, seed: int) -> Tensor:
+        """[count, C, H, W]: random images, normalized."""
+        generator = torch.Generator().manual_seed(seed)
+        return self.normalized(torch.rand(count, *self.data["input_size"], generator=generator))
+
+    def normalized(self, images: Tensor) -> Tensor:
+        mean, std = (torch.tensor(self.data[key], dtype=torch.float32)[:, None, None] for key in ("mean", "std"))
+        return (images - mean) / std
+
+
+def need_package(name: str, install: str, error: ImportError) -> ConfigError:
+    return ConfigError(f"-to {name}: needs {install}, which is not installed: pip install {install} ({error})")

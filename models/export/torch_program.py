@@ -1,0 +1,28 @@
+"""torch.export's .pt2: a graph with its weights that torch loads without timm and without halfstep."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from models.export.subject import Subject
+
+SUFFIX = ".pt2"
+LOADED_BY = "torch.export.load"
+
+
+def refuse(subject: Subject) -> None:
+    pass
+
+
+def write(subject: Subject, path: Path) -> None:
+    batch = torch.export.Dim("batch", min=1)
+    program = torch.export.export(subject.model, (subject.images(2, seed=0),), dynamic_shapes=({0: batch},))
+    with open(path, "wb") as file:
+        torch.export.save(program, file, extra_files={f"{key}.json": value for key, value in subject.facts.items()})
+
+
+def load(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
+    with open(path, "rb") as file:
+        return torch.export.load(file).module()

@@ -30,6 +30,7 @@ from engine.checkpoint.sharded_saver import make_saver
 from engine.diagnose.explain import explain
 from engine.epochs import Epochs, describe_progress
 from engine.evaluation import evaluate, weights_to_score
+from engine.html_report.report import write_at_end
 from engine.loss.teacher import load_teacher
 from engine.memory.auto_batch_size import find_batch_size
 from engine.memory.recovery import MemoryGuard
@@ -109,7 +110,10 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     trainer.callbacks = choose_callbacks(session, plan, trainer, saver)
     if config.PRECISION.EXPLAIN:
         explain(trainer, log, session.path)
-    return Epochs(session, plan, trainer, eval_data, saver, stop).run()
+    code = Epochs(session, plan, trainer, eval_data, saver, stop).run()
+    if config.REPORT and process.is_first and code < 128:  # whoever sent a signal wants the program to end
+        write_at_end(session.path, log)
+    return code
 
 
 def describe_setup(plan: Plan, trainer: Trainer) -> dict[str, str | int]:

@@ -131,6 +131,7 @@ PACKAGES = {
             "loss",
             "scores",
             "saved_run",
+            "html_report",
             "train",
             "checkpoint",
             "memory",

@@ -115,12 +115,20 @@ def _is_figure(value: Any) -> bool:
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file, without lines that a kill cut off; [] if there is no file."""
+    """The rows of a CSV file, by the names of their columns; [] if there is no file."""
+    columns, *rows = read_cells(path) or [[]]
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def read_cells(path: Path) -> list[list[str]]:
+    """The rows of a CSV file, its header first, without lines that a kill cut off; [] if there is no file."""
     if not path.exists():
         return []
-    rows = csv.DictReader(io.StringIO(read_text(path), newline=""))
+    csv.field_size_limit(2**27)  # a cell may hold all labels of an image
+    rows = csv.reader(io.StringIO(read_text(path), newline=""))
     try:
-        return [row for row in rows if None not in row and None not in row.values()]
+        header = next(rows, [])
+        return [header, *(row for row in rows if len(row) == len(header))]
     except csv.Error as error:
         raise ConfigError(f"{path}: is damaged ({error}); delete it, what is read from it is then left out") from None
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from engine.saved_run.files import read_json, read_rows, read_settings, read_table, to_numbers
+from engine.saved_run.files import read_cells, read_json, read_rows, read_settings, read_table, read_text, to_numbers
 from engine.scores.best import Best
 from engine.scores.scores import rank_of
 from utils.errors import ConfigError
@@ -64,6 +64,23 @@ class SavedRun:
         """The rows of a CSV file in the folder, as text; [] if it is not there."""
         return read_table(self.folder / name)
 
+    def numbers(self, name: str) -> list[dict[str, float | None]]:
+        """The rows of a CSV file of figures; what is empty or not finite is None."""
+        return [to_numbers(row) for row in self.table(name)]
+
+    def cells(self, name: str) -> list[list[str]]:
+        """The cells of a CSV file in the folder, its header first; [] if it is not there."""
+        return read_cells(self.folder / name)
+
+    def json(self, name: str) -> dict[str, Any]:
+        """The object in a JSON file in the folder; {} if it is not there."""
+        return read_json(self.folder / name)
+
+    def text(self, name: str) -> str:
+        """The text of a file in the folder; empty if it is not there."""
+        path = self.folder / name
+        return read_text(path) if path.exists() else ""
+
     def file(self, name: str) -> Path | None:
         """The path of a file in the folder, if it is there."""
         path = self.folder / name
@@ -72,8 +89,7 @@ class SavedRun:
     @cached_property
     def steps(self) -> list[dict[str, float | None]]:
         """steps.csv: figures of single updates, a row for each report."""
-        rows = [to_numbers(row) for row in self.table("steps.csv")]
-        return [row for row in rows if row.get("step") is not None]
+        return [row for row in self.numbers("steps.csv") if row.get("step") is not None]
 
     @property
     def about(self) -> dict[str, Any]:
@@ -147,6 +163,17 @@ class SavedRun:
         start, end = (to_time(self.status.get(key)) for key in ("started", "time"))
         is_one_start = self.origins["MODEL.RESUME"] == "default"
         return end - start if start and end and is_one_start and self.state in ENDS else None
+
+    @property
+    def left_out(self) -> list[tuple[int, int]]:
+        """First and last of each series of updates that a rollback left out."""
+        spans = self.status.get("left_out") or []
+        return [(first, last) for first, last in spans if isinstance(first, int) and isinstance(last, int)]
+
+    @property
+    def ended(self) -> float | None:
+        """When it reached its state, in seconds since 1970."""
+        return to_time(self.status.get("time"))
 
     @property
     def started(self) -> float | None:

@@ -1,0 +1,40 @@
+"""Writes report.html of a run: its result, curves, mistakes, times and settings on one page.
+
+    python scripts/report.py output/train-20260102-03-04-05
+    python scripts/report.py output/train-20260102-03-04-05 -output digits.html
+
+A run writes it at its end, with REPORT=true, into its folder. This writes it again, and for runs that were killed, are
+still going, or are of an older version. The page is one file without scripts that loads nothing from elsewhere.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
+
+from engine.html_report.report import REPORT, write_report
+from engine.saved_run import SavedRun
+from scripts.command_line import Parser
+from utils.errors import ConfigError, cause_of
+from utils.program import exit_code
+
+
+def main(argv: list[str]) -> int:
+    parser = Parser(__doc__)
+    parser.add_argument("run", type=Path, help="the folder of a run")
+    parser.add_argument("-output", type=Path, metavar="FILE", help=f"the file to write [{REPORT} in the run's folder]")
+    arguments = parser.parse_args(argv)
+    run = SavedRun.open(arguments.run)
+    path = arguments.output or arguments.run / REPORT
+    if path.is_dir():
+        raise ConfigError(f"-output: {path} is a folder; name a file in it, such as {path / REPORT}")
+    try:
+        write_report(run, path)
+    except OSError as error:
+        raise ConfigError(f"-output: cannot write {path} ({cause_of(error)}); choose another file") from error
+    print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main, sys.argv[1:]))

@@ -85,8 +85,10 @@ def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
         f"becomes part of a folder's name: it must have at most {MAX_TAG_BYTES} bytes and no /; SAVE (-output) sets "
         "where runs are written"
     )
-    tag = values["TAG"]
-    yield "/" in tag or len(tag.encode(errors="surrogateescape")) > MAX_TAG_BYTES, "TAG", allowed
+    yield "/" in values["TAG"] or _is_long(values["TAG"]), "TAG", allowed
+    name = values["NAME"]
+    allowed = f"is the name of a folder in SAVE (-output): it must have at most {MAX_TAG_BYTES} bytes, no / and no . at its start"
+    yield "/" in name or name.startswith(".") or _is_long(name), "NAME", allowed
     key, dataset = "DATA.SAMPLER", "DATA.DATASET"
     problem = (
         f"must be shuffle with {named(dataset)}, whose images are read in the order of its files; TRAIN.CLASS_WEIGHTS=auto "
@@ -111,6 +113,10 @@ def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     yield bool(unknown), key, f"must be names of settings, {', '.join(NO_SETTINGS)}{near}"
     if values["MODEL.TYPE"] == "vit":
         yield from _vit_rules(values, named)
+
+
+def _is_long(name: str) -> bool:
+    return len(name.encode(errors="surrogateescape")) > MAX_TAG_BYTES
 
 
 def _is_size_schedule(entries: tuple[str, ...]) -> bool:

@@ -48,6 +48,7 @@ FLAGS = {
     },
     "output": {
         "-output": ("SAVE", "FOLDER"),
+        "-name": ("NAME", "TEXT"),
         "-tag": ("TAG", "TEXT"),
     },
 }

@@ -227,7 +227,7 @@ class Model:
     PRETRAINED: str | None = None
     """Weights to start from: a file (.pth, .safetensors, .npz, .pdparams) or a timm model name to download."""
     RESUME: str | None = None
-    """Checkpoint to resume from; auto: the newest valid one under SAVE with this TAG."""
+    """Checkpoint to resume from; auto: the newest valid one of run NAME, or of the newest run under SAVE with this TAG."""
     FREEZE: tuple[str, ...] = ()
     """Patterns of parameters or modules that are not trained (blocks.0.*); a leading ! exempts; classifier: whatever it is called in this model."""
     KWARGS: Arguments = Arguments()
@@ -515,8 +515,10 @@ class Config:
     """Seed of weights, order, augmentation and dropout."""
     SAVE: str = "./output"
     """Folder in which every run creates its own folder."""
+    NAME: str = ""
+    """Name of the run's folder in SAVE, without a date; it must be new, or with -resume auto that of the run to continue."""
     TAG: str = ""
-    """Suffix of the run folder's name; not a path."""
+    """Suffix of the run folder's name, behind its date; not a path."""
     SAVE_FREQ: Annotated[int, Bounds(1, 1_000_000)] = 10
     """Epochs between two numbered checkpoints; last.pth is written after every epoch."""
     SAVE_STEPS: Annotated[int | None, Bounds(1, 1_000_000_000)] = None

@@ -53,6 +53,7 @@ ALIASES = {
     "MODEL.PATCH_SIZE": "patch patches",
     "MODEL.PRETRAINED": "weights init initial_checkpoint load load_from pretrain pretrained_path finetune checkpoint ckpt",
     "MODEL.RESUME": "auto_resume continue resume_from resume_from_checkpoint restore",
+    "NAME": "experiment exp exp_name run_name experiment_name",
     "NGPUS": "gpus num_gpus n_gpus nproc nproc_per_node devices num_processes",
     "PRECISION.DTYPE": "precision torch_dtype model_dtype",
     "PRECISION.INIT_LOSS_SCALING": "loss_scale initial_loss_scale init_scale",
@@ -63,7 +64,6 @@ ALIASES = {
     "SAVE_FREQ": "save_period save_every save_every_epoch save_interval checkpoint_interval",
     "SAVE_STEPS": "recovery_interval save_every_n_steps",
     "SEED": "random_seed manual_seed random_state",
-    "TAG": "experiment exp exp_name run_name",
     "TENSORBOARD": "tb use_tensorboard log_tb",
     "TRAIN.ACCUM_ITER": "accum accumulate accumulation accum_steps accumulation_steps grad_accum grad_accum_steps "
     "gradient_accumulation gradient_accumulation_steps accumulate_grad_batches update_freq",

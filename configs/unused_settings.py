@@ -37,6 +37,7 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     yield is_naive, "PRECISION.", "RESIDUAL REDUCE", "PRECISION.MODE naive computes everything in half precision"
     yield not precision.SHADOW_STEPS, "PRECISION.", "SHADOW_COSINE SHADOW_LOSS", "PRECISION.SHADOW_STEPS is not set"
 
+    yield bool(config.NAME), "", "TAG", "NAME is the whole name of the run's folder"
     yield not config.CHECK, "", "CHECK_IMAGES", "CHECK is off; -check switches it on"
     yield config.EVAL, "", "PROFILE COMPILE", "EVAL is on, and nothing is trained"
     yield config.EVAL, "DIST.", "STRATEGY CHECKPOINT", "EVAL is on, and nothing is trained"

@@ -41,6 +41,7 @@ from engine.plan_lines import (
     warn_of_overlap,
 )
 from engine.precision.policy import Precision
+from engine.run_folder import check_name
 from engine.scores.best import Best
 from engine.train.stop_conditions import why_finished
 from models import adapt, build_model, describe
@@ -148,8 +149,7 @@ class Preflight:
             self.check_training(plan)
         if sets:
             self.add(check_shared_memory(plan.config, loader_processes(config, sets[1], process)))
-        output = check_output(config.SAVE if config.EVAL else str(plan.folder or config.SAVE))
-        self.add(output)
+        has_output = self.check_output(plan)
         if not (precision and model):
             self.add(
                 Finding(
@@ -165,10 +165,18 @@ class Preflight:
                 self.tell("evaluation", describe_evaluation(plan))
             return
         self.check_model(plan, model, bool(sets))
-        if output.verdict == OK:
+        if has_output:
             folder = plan.folder or Path(config.SAVE)
             sizes = checkpoint_bytes(config.TRAIN, model), weights_bytes(config.TRAIN, model)
             self.add(check_disk(plan.config, folder, *sizes))
+
+    def check_output(self, plan: Plan) -> bool:
+        """Whether the run could write its folder."""
+        folder = None if self.config.EVAL else plan.folder
+        named = lambda: check_name(self.config, folder) or str(folder or self.config.SAVE)  # noqa: E731
+        if found := self.attempt("output", lambda: check_output(named())):
+            self.add(found)
+        return bool(found) and found.verdict == OK
 
     def make_plan(self, process: Process) -> Plan:
         """The plan, with its checkpoint read. If that fails, a row says so, and the others assume a new run."""

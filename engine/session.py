@@ -38,7 +38,6 @@ class Session:
 
     def open_folder(self, kind: str, existing: Path | None = None) -> None:
         """Create the run folder, or continue in that of an earlier start."""
-        self._is_new = existing is None
         self.path = self.process.first(lambda: self._open(kind, existing))
         self.log.open(self.path)
         self.log.note(f"flags: {shlex.join(self._loaded.arguments)}")
@@ -50,7 +49,8 @@ class Session:
         config = self._loaded.config
         save = Path(config.SAVE)
         self._made = [folder for folder in (save, *save.parents) if not folder.exists()]
-        self._folder = RunFolder(existing) if existing else RunFolder.create(config.SAVE, kind, config.TAG)
+        self._folder = RunFolder.of(config, kind, existing)
+        self._is_new = self._folder.is_new
         self._status = Status(self._folder.path, self.log.warn)
         if self._is_new:  # a run that is to be resumed is left as it is until all checks have passed
             self._status.set("starting")
@@ -65,6 +65,7 @@ class Session:
             config = loaded.config
             anew = dataclasses.replace(
                 config,
+                NAME="",
                 MODEL=dataclasses.replace(config.MODEL, RESUME=None),
                 DIST=dataclasses.replace(config.DIST, URL=None, WORLD_SIZE=None, RANK=None),
             )

@@ -16,7 +16,7 @@ from configs.yaml_files import Layer, find_settings_file, read_layers
 from utils.errors import ConfigError
 
 # Settings of a single start of the program.
-OF_A_START = r"EVAL|CHECK|CHECK_IMAGES|PROFILE|TRAIN\.LAST_EPOCH|MODEL\.RESUME|PRECISION\.EXPLAIN|(RESUME|RUN)\..*|DIST\.(URL|WORLD_SIZE|RANK)"
+OF_A_START = r"EVAL|CHECK|CHECK_IMAGES|PROFILE|NAME|TRAIN\.LAST_EPOCH|MODEL\.RESUME|PRECISION\.EXPLAIN|(RESUME|RUN)\..*|DIST\.(URL|WORLD_SIZE|RANK)"
 # Settings of the run and its machine, which an evaluation or a new run from its weights has of its own.
 OF_THE_RUN = r"SAVE|TAG|DEVICE|NGPUS|MODEL\.PRETRAINED|DATA\.CACHE.*|DIST\..*"
 NOT_TAKEN = {
@@ -58,7 +58,7 @@ def _checkpoint(given: dict[str, Text]) -> Path | None:
     from engine.checkpoint.resume import checkpoint_at
     from models.formats.sharded import read_index
 
-    where = given.get("SAVE", SETTINGS["SAVE"].default), given.get("TAG", "")
+    where = (given.get(key, SETTINGS[key].default) for key in ("SAVE", "NAME", "TAG"))
     return checkpoint_at(given["MODEL.RESUME"], *where, warn=lambda line: None, read=read_index)  # the run warns
 
 
@@ -127,9 +127,10 @@ def _load_without_file(arguments: list[str], given: dict[str, Text], checkpoint:
         note = f"settings: those of the run of {path}, except for what the command line says; -cfg would name others"
         return replace(loaded, notes=[note, *loaded.notes])
     if path is None and source == "auto":
-        folder, tag = given.get("SAVE", SETTINGS["SAVE"].default), given.get("TAG")
+        folder, name, tag = (given.get(key, SETTINGS[key].default) for key in ("SAVE", "NAME", "TAG"))
+        which = f"with -name {name}" if name else f"with -tag {tag}" if tag else "without a tag"
         raise ConfigError(
-            f"-resume auto: there is no run to continue under {folder} {f'with -tag {tag}' if tag else 'without a tag'}; "
+            f"-resume auto: there is no run to continue under {folder} {which}; "
             "name another folder with -output, or a settings file with -cfg to start a run"
         )
     if not is_evaluated:

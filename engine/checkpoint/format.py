@@ -16,7 +16,7 @@ from utils.files import replacing, sync
 
 # Settings that do not change the training, or whose effect is compared as GLOBAL_BATCH.
 MAY_CHANGE = re.compile(
-    r"EVAL|CHECK|CHECK_IMAGES|SAVE.*|TAG|KEEP_CHECKPOINTS|REPORT_FREQ|VALIDATE_FREQ|DEVICE|NGPUS|PROFILE|TENSORBOARD|REPORT|PRECISION\.(EXPLAIN|DOCTOR_SKIPS|ROLLBACKS|SHADOW_.*)|(RESUME|RUN|DIST)\..*|MODEL\.(RESUME|PRETRAINED)"
+    r"EVAL|CHECK|CHECK_IMAGES|SAVE.*|NAME|TAG|KEEP_CHECKPOINTS|REPORT_FREQ|VALIDATE_FREQ|DEVICE|NGPUS|PROFILE|TENSORBOARD|REPORT|PRECISION\.(EXPLAIN|DOCTOR_SKIPS|ROLLBACKS|SHADOW_.*)|(RESUME|RUN|DIST)\..*|MODEL\.(RESUME|PRETRAINED)"
     r"|DATA\.(DATA_PATH|NUM_WORKERS|WORKERS|PREFETCH|BATCH_SIZE|BATCH_SIZE_EVAL|DOWNLOAD|CLASSES|MAX_BAD_FRACTION|MAX_PIXELS|CACHE|CACHE_PATH|REMOTE_CACHE_GB|REMOTE_PATIENCE)|TRAIN\.(NUM_EPOCHS|EARLY_STOP|BEST_METRIC|ACCUM_ITER|LAST_EPOCH|GRAD_CHECKPOINTING)"
 )
 WEIGHTS_ONLY = "weights_only"  # in a checkpoint of SAVE_WEIGHTS_ONLY, which no run can continue from
@@ -143,7 +143,7 @@ def find_newest(
 
 def newest_in(run: Path, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily) -> Path | None:
     """The newest valid checkpoint of a run. `read`: raises ConfigError for a file that is not valid."""
-    for path in [run / "last.pth", run / "previous.pth", *numbered(run), run / "best.pth"]:
+    for path in [run / "last.pth", run / "previous.pth", *numbered(run), run / "best.pth"] if run.is_dir() else []:
         if path.is_file():
             try:
                 if not read(path).get(WEIGHTS_ONLY):

@@ -27,22 +27,28 @@ def find_checkpoint(config: Config, log: Log) -> Path | None:
     """The file to continue from, if any."""
     if config.MODEL.RESUME is None:
         return None
-    found = checkpoint_at(config.MODEL.RESUME, config.SAVE, config.TAG, log.warn)
+    found = checkpoint_at(config.MODEL.RESUME, config.SAVE, config.NAME, config.TAG, log.warn)
     if found is None and config.MODEL.RESUME != "auto":
         raise ConfigError(
             f"-resume: no checkpoint at {config.MODEL.RESUME}; -resume auto looks for the newest run itself"
         )
     if found is None:
-        log.say(f"-resume auto: no run to continue in {config.SAVE}, so this is a new one")
+        where = Path(config.SAVE, config.NAME) if config.NAME else config.SAVE
+        log.say(f"-resume auto: no run to continue in {where}, so this is a new one")
     return found
 
 
 def checkpoint_at(
-    resume: str, save: str, tag: str, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily
+    resume: str,
+    save: str,
+    name: str,
+    tag: str,
+    warn: Callable[[str], None],
+    read: Callable[[Path], dict] = read_lazily,
 ) -> Path | None:
     """The file that -resume means: auto, the folder of a run, or a file. `read` as in newest_in."""
     if resume == "auto":
-        return find_newest(save, tag, warn, read)
+        return newest_in(Path(save, name), warn, read) if name else find_newest(save, tag, warn, read)
     return newest_in(Path(resume), warn, read) if Path(resume).is_dir() else find_file(resume)
 
 

@@ -155,6 +155,9 @@ ON_THE_COMMAND_LINE = {
     "-opts MODEL.EMBED_DIM=96000 MODEL.DEPTH=1000": "MODEL.EMBED_DIM 96000 MODEL.DEPTH 1000 1e+11",
     "-opts TAG=../../x": "TAG ../../x -opts",
     f"-opts TAG={'x' * 201}": "TAG 200",
+    "-name ../x": "NAME ../x -name -output",
+    "-name ..": "NAME .. -name",
+    f"-name {'x' * 201}": "NAME 200",
     f"-opts RUN.MAX_TIME={'9' * 400}": "RUN.MAX_TIME 3h30m",
     "-compile -accum_iter 2 -opts COMPILE_MODE=reduce-overhead": "COMPILE_MODE reduce-overhead TRAIN.ACCUM_ITER 2",
     "-amp -opts PRECISION.INIT_LOSS_SCALING=8 PRECISION.MIN_LOSS_SCALING=16": (
@@ -218,6 +221,7 @@ WITHOUT_EFFECT = {
     ("PRECISION.RESIDUAL=half", "PRECISION.MODE=naive AMP=true"): "PRECISION.MODE naive",
     ("PRECISION.SHADOW_LOSS=0.5", ""): "PRECISION.SHADOW_STEPS",
     ("CHECK_IMAGES=3", ""): "CHECK -check",
+    ("TAG=a", "NAME=b"): "NAME",
     ("MODEL.LORA.ALPHA=8 MODEL.LORA.DROPOUT=0.1", ""): "MODEL.LORA.RANK 0",
     ("PROFILE=3", "EVAL=true"): "EVAL",
     ("DIST.STRATEGY=fsdp2", "EVAL=true"): "EVAL",

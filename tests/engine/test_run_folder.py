@@ -1,0 +1,119 @@
+"""The folder of a run that has a name: whose it is, and who goes on in it."""
+
+import json
+import signal
+from pathlib import Path
+from threading import Barrier, Thread
+
+import pytest
+
+from engine.run_folder import RunFolder
+from tests.support.configs import SMALL, small_config
+from tests.support.refusals import assert_names, refused
+from tests.support.runs import Ended, rows, run
+from utils.errors import ConfigError
+
+
+def start(folder: Path, *words: str, **options) -> Ended:
+    """A run of one epoch that is called mine."""
+    (folder / "small.yaml").write_text(SMALL)
+    flags = ["-cfg", str(folder / "small.yaml"), "-output", str(folder / "o"), "-name", "mine", "-epochs", "1"]
+    script = "main_multi_gpu.py" if options.get("processes") else "main_single_gpu.py"
+    return run(script, *flags, *words, **options)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Where a run of two processes called mine was killed before its first save, and then finished."""
+    folder = tmp_path_factory.mktemp("named")
+    killed = start(folder, "-resume", "auto", processes=2, faults={"signal_at": [3, signal.SIGKILL, [0, 1]]})
+    assert killed.codes == [-signal.SIGKILL] * 2
+    assert not (folder / "o/mine/last.pth").exists()
+    assert start(folder, "-resume", "auto", processes=2).codes == [0, 0]
+    return folder
+
+
+def test_a_run_is_in_the_folder_of_its_name_also_when_it_was_killed_before_its_first_save(folder):
+    assert {path.name for path in (folder / "o").iterdir()} == {"mine"}
+    status = json.loads((folder / "o/mine/status.json").read_text())
+    assert (status["state"], status["epoch"]) == ("done", 1)
+    assert len((folder / "o/mine/metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_the_same_command_goes_on_with_it_and_without_resume_it_is_refused(folder):
+    before = {path: path.read_bytes() for path in (folder / "o").rglob("*") if path.is_file()}
+    again = start(folder)
+    assert again.returncode == 2
+    assert_names(again.stderr, "NAME", folder / "o/mine", f"-resume {folder / 'o/mine'}", "-name")
+    assert {path: path.read_bytes() for path in (folder / "o").rglob("*") if path.is_file()} == before
+    goes_on = start(folder, "-resume", "auto")
+    assert goes_on.returncode == 0 and "Epoch[" not in goes_on.stdout, "its one epoch is trained"
+
+
+def test_check_names_a_folder_that_is_taken(folder):
+    found = rows(start(folder, "-check").stdout)["output"]
+    assert found[0] == "WRONG" and str(folder / "o/mine") in found[1]
+
+
+def test_settings_of_the_run_repeat_it_under_another_name(folder):
+    words = ["-cfg", str(folder / "o/mine/config.yaml"), "-name", "again", "-epochs", "1"]
+    assert run("main_single_gpu.py", *words, "-output", str(folder / "p")).returncode == 0
+    assert [path.name for path in (folder / "p").iterdir()] == ["again"]
+
+
+def test_an_evaluation_has_a_folder_of_its_own_by_name_or_beside_the_run_that_the_name_means(folder):
+    words = ["-eval", "-output", str(folder / "o"), "-name"]
+    weights = ["-pretrained", str(folder / "o/mine/best.pth")]
+    assert run("main_single_gpu.py", *words, "scored", *weights).returncode == 0
+    assert json.loads((folder / "o/scored/status.json").read_text())["state"] == "done"
+    taken = run("main_single_gpu.py", *words, "mine", *weights)
+    assert taken.returncode == 2
+    assert_names(taken.stderr, "NAME", folder / "o/mine")
+    assert run("main_single_gpu.py", *words, "mine", "-resume", "auto").returncode == 0
+    assert len(list((folder / "o").glob("eval-*-mine"))) == 1
+
+
+def config_of(folder: Path, *options: str):
+    return small_config(folder, f"SAVE={folder / 'o'}", "NAME=mine", *options)
+
+
+@pytest.mark.parametrize("words", [[], ["MODEL.RESUME=auto"]])
+def test_of_two_runs_that_start_at_once_with_one_name_one_gets_the_folder(tmp_path, words):
+    config, barrier, got = config_of(tmp_path, *words), Barrier(8), []
+
+    def begin() -> None:
+        barrier.wait()
+        try:
+            got.append(RunFolder.of(config, "train", None))
+        except ConfigError as error:
+            got.append(str(error))
+
+    threads = [Thread(target=begin) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [each.path for each in got if isinstance(each, RunFolder)] == [tmp_path / "o/mine"]
+    assert all(str(tmp_path / "o/mine") in each for each in got if isinstance(each, str))
+
+
+def test_a_folder_that_no_run_made_is_never_taken(tmp_path):
+    (tmp_path / "o/mine").mkdir(parents=True)
+    (tmp_path / "o/mine/thesis.tex").touch()
+    for words in ([], ["MODEL.RESUME=auto"]):
+        with refused(ConfigError, "NAME", tmp_path / "o/mine", "-name"):
+            RunFolder.of(config_of(tmp_path, *words), "train", None)
+    assert [path.name for path in (tmp_path / "o/mine").iterdir()] == ["thesis.tex"]
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_written_over(tmp_path):
+    RunFolder.of(config_of(tmp_path), "train", None)
+    (tmp_path / "o/mine/last.pth").write_bytes(b"damaged")
+    with refused(ConfigError, "NAME", tmp_path / "o/mine", "-name"):
+        RunFolder.of(config_of(tmp_path, "MODEL.RESUME=auto"), "train", None)
+
+
+def test_a_resumed_run_keeps_its_folder(tmp_path):
+    with refused(ConfigError, "NAME", tmp_path / "other", "mine"):
+        RunFolder.of(config_of(tmp_path), "train", tmp_path / "other")
+    assert RunFolder.of(config_of(tmp_path), "train", tmp_path / "elsewhere/mine").path == tmp_path / "elsewhere/mine"

@@ -16,6 +16,8 @@ from engine.report.heartbeat import Heartbeat
 from engine.report.profiler import Profiler
 from engine.report.recorder import Recorder
 from engine.report.timing import Timing
+from engine.results.best_results import BestResults
+from engine.results.train_batch import TrainBatch
 from engine.session import Session
 from engine.train.callbacks import Callback
 from engine.train.stop_conditions import BadImageLimit, SkipLimit, TimeLimit
@@ -27,8 +29,12 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
     config, process, log = plan.config, session.process, session.log
     timing, last_update = Timing.on(process.device), LastUpdate()
     callbacks = [timing, last_update]  # first: others read their results
+    # Before the recorder, which shows the pictures.
+    callbacks.append(BestResults(config, session.path, plan.eval_set, log, trainer))
     advice = lambda: ""  # noqa: E731
     if process.is_first:
+        if config.REPORT:
+            callbacks.append(TrainBatch(config, session.path, plan.classes, log))
         recorder = Recorder(config, session.path, log, timing, trainer)
         if config.PROFILE:
             callbacks.append(Profiler(config.PROFILE, session.path / "trace.json.gz", timing, log.say))

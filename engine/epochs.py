@@ -3,7 +3,6 @@
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ from engine.checkpoint.resume import comparable
 from engine.checkpoint.rollback import BAD_BATCHES_FILE, find_before, write_bad_batches
 from engine.checkpoint.sharded_saver import PIECES
 from engine.diagnose.failing_batch import LastUpdate, save_overflow
-from engine.evaluation import evaluate
+from engine.evaluation import evaluate_both, evaluate_saved
 from engine.optim.schedule_free import averaged
 from engine.plan import Plan
+from engine.results.best_results import BestResults
 from engine.scores.best import Best
-from engine.scores.scores import Scores
 from engine.session import Session
 from engine.train.counters import EpochResult
 from engine.train.epoch_loop import train_epoch
@@ -41,6 +40,7 @@ class Epochs:
         self.config, self.process, self.log = plan.config, session.process, session.log
         self.validation = plan.validation
         self.last_update = next(each for each in trainer.callbacks if isinstance(each, LastUpdate))
+        self.results = next(each for each in trainer.callbacks if isinstance(each, BestResults))
         limit = next(each for each in trainer.callbacks if isinstance(each, BadImageLimit))
         self.bad_training_images = limit.bad_images
         self.bad_eval_images = BadImages(eval_data.image_set, self.config.DATA.MAX_BAD_FRACTION, self.log.warn)
@@ -69,6 +69,9 @@ class Epochs:
             return self._end("stopped", f"stopped: {reason}", 3, reason=reason)
         finally:
             self.saver.wait()
+        self.results.complete(
+            lambda: evaluate_saved(self.session.path / BEST, self.trainer, self.eval_data, self.bad_eval_images)
+        )
         why = self._why_finished()
         return self._end("done", why, 0, reason=None if why == DONE else EARLY_STOP)
 
@@ -89,8 +92,10 @@ class Epochs:
         report = train_epoch(trainer, windows, self.log, self.stop, self._save)
         trained = time.perf_counter()
         number, is_last = trainer.epoch + 1, trainer.epoch + 1 == config.TRAIN.NUM_EPOCHS
-        scores = self._evaluate() if number % config.VALIDATE_FREQ == 0 or is_last else {}
-        evaluated = time.perf_counter()
+        found = {}
+        if number % config.VALIDATE_FREQ == 0 or is_last:
+            found = evaluate_both(trainer, self.eval_data, self.bad_eval_images)
+        evaluated, scores = time.perf_counter(), {suffix: each.scores for suffix, each in found.items()}
         if scores:
             self._learn_of_saves()
         suffix, chosen = max(scores.items(), key=lambda item: item[1].rank, default=("", None))
@@ -98,9 +103,10 @@ class Epochs:
             trainer.preferred = f"state_dict{suffix}"
         is_best = chosen is not None and trainer.best.is_worse_than(chosen)
         if is_best:
-            trainer.best = Best(chosen.value, number, -chosen.rank[1], suffix, chosen.num_images, chosen.metric)
+            trainer.best = Best.of(chosen, number, suffix)
         num_images = (trainer.step - first_step) * trainer.data.global_batch
-        result = EpochResult(report, scores, num_images, trained - start, evaluated - trained)
+        images = found[suffix].images.gather(self.process) if is_best else None
+        result = EpochResult(report, scores, num_images, trained - start, evaluated - trained, images)
         trainer.notify("on_epoch_end", result)
         trainer.end_epoch()
         if chosen:
@@ -120,20 +126,6 @@ class Epochs:
 
         for window in windows:
             yield window._replace(batches=map(note, window.batches))
-
-    def _evaluate(self) -> dict[str, Scores]:
-        """Scores of the raw weights, and of the EMA weights if there are any."""
-        trainer = self.trainer
-        models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema else {})
-        normalize = trainer.prepare.normalize
-        with averaged(trainer.optimizer):
-            scores = {
-                suffix: evaluate(
-                    model, self.eval_data, normalize, trainer.precision, self.process, self.bad_eval_images
-                )
-                for suffix, model in models.items()
-            }
-        return {suffix: replace(each, metric=self.config.TRAIN.BEST_METRIC) for suffix, each in scores.items()}
 
     def _roll_back(self, error: NonFinite) -> bool:
         """Roll back to the newest checkpoint before the streak. False if none is left."""

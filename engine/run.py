@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -13,6 +13,7 @@ from configs.schema import Config
 from datasets import (
     BadImages,
     CacheProgress,
+    EvalData,
     Kept,
     Normalize,
     build_eval_data,
@@ -29,7 +30,7 @@ from engine.checkpoint.resume import is_run, refuse_changes
 from engine.checkpoint.sharded_saver import make_saver
 from engine.diagnose.explain import explain
 from engine.epochs import Epochs, describe_progress
-from engine.evaluation import evaluate, weights_to_score
+from engine.evaluation import Evaluation, evaluate, evaluate_saved, weights_to_score
 from engine.html_report.report import write_at_end
 from engine.loss.teacher import load_teacher
 from engine.memory.auto_batch_size import find_batch_size
@@ -38,7 +39,9 @@ from engine.parallel.strategy import is_sharded
 from engine.plan import ImageSets, Plan
 from engine.plan_lines import describe_evaluation, describe_other_validation, describe_training
 from engine.precision.policy import set_matmul
-from engine.scores.best import Best, confidence
+from engine.results.best_results import BestResults
+from engine.results.files import ResultFiles
+from engine.scores.best import Best, describe_scores
 from engine.session import Session
 from engine.train.build import build_trainer
 from engine.train.stop_conditions import DONE, EARLY_STOP, why_finished
@@ -101,7 +104,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
         restore(session, plan, trainer)
     session.describe(**describe_setup(plan, trainer))
     if why := why_finished(config.TRAIN, trainer.epoch, trainer.not_better):
-        return leave_finished(session, plan, trainer, why)
+        return leave_finished(session, plan, trainer, eval_data, why)
     log.say(f"writing to {session.path}")
     session.begin(plan.loaded)
     if process.is_first:
@@ -132,12 +135,16 @@ def describe_setup(plan: Plan, trainer: Trainer) -> dict[str, str | int]:
     }
 
 
-def leave_finished(session: Session, plan: Plan, trainer: Trainer, why: str) -> int:
+def leave_finished(session: Session, plan: Plan, trainer: Trainer, eval_data: EvalData, why: str) -> int:
     """Train nothing; status.json says that the run is done, also if it was killed before it could. Returns the exit code."""
     is_early = why != DONE
     early = f", {why}; a higher or no limit (-opts TRAIN.EARLY_STOP=none) lets it go on" if is_early else ""
     session.log.say(f"this run is finished already, after {counted(trainer.epoch, 'epoch')}: nothing to do{early}")
     if trainer.epoch <= plan.config.TRAIN.NUM_EPOCHS and plan.checkpoint == session.path / "last.pth":
+        results = BestResults(plan.config, session.path, plan.eval_set, session.log, trainer)
+        bad_images = BadImages(plan.eval_set, plan.config.DATA.MAX_BAD_FRACTION, session.log.warn)
+        results.complete(lambda: evaluate_saved(session.path / BEST, trainer, eval_data, bad_images))
+        results.close()
         saved = {"epoch": trainer.epoch, "step": trainer.step}
         best = Best(*held_by(session.path / BEST).get("best", ()))
         progress = describe_progress(plan, trainer, session.path, saved, best)
@@ -223,17 +230,23 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
             session.begin(plan.loaded)
             session.status("evaluating")
         start = time.perf_counter()
-        scores = evaluate(model, data, normalize, precision, process, bad_images)
-        log.say(f"----- {scores.describe(f'{name}Validation')}, time: {time.perf_counter() - start:.2f}")
-        excluded = f"; {scores.num_excluded} unreadable ones left out" if scores.num_excluded else ""
-        interval = confidence(scores.top1, scores.num_images)
-        log.say(
-            f"{name}top-1 {scores.top1:.3f}%{interval and f' ({interval})'}, top-5 {scores.top5:.3f}% of "
-            f"{counted(scores.num_images, 'image')}{excluded}; {scores.describe_more()}"
-        )
-        found[name.strip().lower() or "raw"] = {
-            key: value for key, value in asdict(scores).items() if value is not None and key != "metric"
-        }
+        found[name] = evaluate(model, data, normalize, precision, process, bad_images)
+        for line in describe_scores(found[name].scores, name, time.perf_counter() - start):
+            log.say(line)
         transforms.revert(model)  # the next weights may be loaded into it
-    session.status("done", exit_code=0, **found)
+    leave_results(session, plan, found)
+    session.status(
+        "done", exit_code=0, **{name.strip().lower() or "raw": each.scores.figures() for name, each in found.items()}
+    )
     return 0
+
+
+def leave_results(session: Session, plan: Plan, found: dict[str, Evaluation]) -> None:
+    """Tables and pictures of the weights that score best. A collective."""
+    metric = plan.config.TRAIN.BEST_METRIC
+    scores = {name: replace(each.scores, metric=metric) for name, each in found.items()}
+    name, best = max(scores.items(), key=lambda item: item[1].rank)
+    images = found[name].images.gather(session.process)
+    if session.process.is_first:
+        files = ResultFiles(session.path, plan.eval_set, session.log)
+        files.write(images, Best.of(best, 0, "_ema" if name else ""), plan.config.REPORT)

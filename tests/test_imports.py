@@ -135,6 +135,7 @@ PACKAGES = {
             "train",
             "checkpoint",
             "memory",
+            "results",
             "report",
             "diagnose",
             "check",

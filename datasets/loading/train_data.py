@@ -74,10 +74,11 @@ class EvalData:
         self.image_set, self.batch_size, self.rank, self.world_size = image_set, batch_size, rank, world_size
         self.is_padded = is_padded
         self.num_samples = len(image_set)  # of all processes
+        self.share = np.arange(rank, self.num_samples, world_size)  # the images of this process, in their order
         self._load = load
 
     def __iter__(self) -> Iterator[Batch]:
-        share = np.arange(self.rank, self.num_samples, self.world_size)
+        share = self.share
         largest = math.ceil(self.num_samples / self.world_size)  # share of any process
         chunks = [share[start : start + self.batch_size] for start in range(0, largest, self.batch_size)]
         pieces = [Piece(0, chunk if len(chunk) else np.zeros(1, int), len(chunk)) for chunk in chunks]

@@ -31,10 +31,16 @@ class AllScores:
             self._on_host.append((scores, targets))
             self._on_device = []
 
+    def on_host(self) -> tuple[np.ndarray, np.ndarray]:
+        """The scores [N, classes] and whether each image has each class, of this process."""
+        self._move()
+        if len(self._on_host) > 1:
+            self._on_host = [tuple(np.concatenate(each) for each in zip(*self._on_host, strict=True))]
+        return self._on_host[0]
+
     def mean_average_precision(self, process: Process) -> float:
         """In percent, over the classes that some image has; 0 if there are none. Each process computes some classes."""
-        self._move()
-        scores, targets = (np.concatenate(each) for each in zip(*self._on_host, strict=True))
+        scores, targets = self.on_host()
         num_images, num_classes = process.join([len(scores)]), scores.shape[1]
         width = max(1, BYTES_AT_ONCE // (5 * max(1, sum(num_images))))
         found: list[float] = []

@@ -17,6 +17,10 @@ class Best(NamedTuple):
     num_images: int = 0
     metric: str = "top1"
 
+    @classmethod
+    def of(cls, scores: Scores, epoch: int, suffix: str) -> "Best":
+        return cls(scores.value, epoch, -scores.rank[1], suffix, scores.num_images, scores.metric)
+
     def is_worse_than(self, scores: Scores) -> bool:
         return not self.epoch or rank_of(self.metric, self.value, self.loss) < scores.rank
 
@@ -40,3 +44,14 @@ def confidence(top1: float, num_images: int) -> str:
     low, high = (100 * (p + z2 / 2 + side * half) / (1 + z2) for side in (-1, 1))
     digits = 0 if num_images < 100 else 1
     return f"95%: {low:.{digits}f} to {high:.{digits}f}%, {counted(num_images, 'image')}"
+
+
+def describe_scores(scores: Scores, name: str, seconds: float) -> list[str]:
+    """Lines about one evaluation of -eval. `name`: of the weights, before their figures."""
+    excluded = f"; {scores.num_excluded} unreadable ones left out" if scores.num_excluded else ""
+    interval = confidence(scores.top1, scores.num_images)
+    return [
+        f"----- {scores.describe(f'{name}Validation')}, time: {seconds:.2f}",
+        f"{name}top-1 {scores.top1:.3f}%{interval and f' ({interval})'}, top-5 {scores.top5:.3f}% of "
+        f"{counted(scores.num_images, 'image')}{excluded}; {scores.describe_more()}",
+    ]

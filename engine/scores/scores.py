@@ -1,7 +1,7 @@
 """The scores of an evaluation, and which of two are better."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 # The names of the metrics that can decide which epoch is best, as log lines have them.
 TITLES = {
@@ -41,6 +41,10 @@ class Scores:
         """The metrics besides loss, top-1 and top-5 that were measured."""
         found = {name: getattr(self, name) for name in ("macro_recall", "macro_f1", "micro_f1", "map")}
         return {name: value for name, value in found.items() if value is not None}
+
+    def figures(self) -> dict[str, float]:
+        """All that was measured, by name, for status.json."""
+        return {key: value for key, value in asdict(self).items() if value is not None and key != "metric"}
 
     def describe_more(self) -> str:
         return ", ".join(f"{TITLES[name]} {value:.3f}%" for name, value in self.more().items())

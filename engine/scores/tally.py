@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.scores.average_precision import AllScores
+from engine.scores.per_image import PerImage
 from engine.scores.scores import Scores
 from utils.distributed import Process
 
@@ -18,6 +19,7 @@ class Tally:
         # The images of each class, those taken for it, and those of it that were; [3, classes] from the first batch on.
         self.counts = torch.zeros(0, dtype=dtype, device=device)
         self.scores: AllScores | None = None
+        self.per_image = PerImage()
 
     def add(self, logits: Tensor, targets: Tensor, num_excluded: int) -> None:
         """Logits [B, classes], float32 or wider; targets as in Batch. B is 0 in a process without images left."""
@@ -34,6 +36,7 @@ class Tally:
 
     def _add_classes(self, logits: Tensor, targets: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
         """The losses [B], and whether each of the `best` classes is that of the image."""
+        self.per_image.add(logits, targets, best[:, 0])
         are_right, ones = best.eq(targets[:, None]), torch.ones_like(targets, dtype=self.counts.dtype)
         counted = ((targets, ones), (best[:, 0], ones), (targets, are_right[:, 0].to(ones)))
         for row, (classes, values) in zip(self.counts, counted, strict=True):
@@ -57,6 +60,7 @@ class Tally:
         also = macro_scores(*counts)
         if self.scores:
             also |= {"micro_f1": micro_f1(*counts), "map": self.scores.mean_average_precision(process)}
+        self.per_image.counts, self.per_image.scores = counts.astype(np.int64), self.scores
         return Scores(loss / total, 100 * top1 / total, 100 * top5 / total, int(count), int(excluded), **also)
 
 

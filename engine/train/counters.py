@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from engine.scores.per_image import ImageResults, LabelResults
 from engine.scores.scores import Scores
 from utils.distributed import Process
 
@@ -37,6 +38,7 @@ class EpochResult:
     num_images: int  # without those before a resume
     training_seconds: float
     evaluation_seconds: float
+    images: ImageResults | LabelResults | None = None  # of the weights that score best, if no epoch before was better
 
 
 class Counters:

@@ -53,7 +53,7 @@ def score(tmp_path, num_classes, count=37, unreadable=(), kind=MeanColourModel):
     model = kind(num_classes)
     data = build_eval_data(config, images, Process(CPU))
     normalize, precision = Normalize(config.DATA), Precision(config, CPU)
-    scores = evaluate(model, data, normalize, precision, Process(CPU), BadImages(images, 1.0, lambda line: None))
+    scores, _ = evaluate(model, data, normalize, precision, Process(CPU), BadImages(images, 1.0, lambda line: None))
     top1 = top5 = loss = 0
     kept = [index for index in range(count) if index not in unreadable]
     for index in kept:

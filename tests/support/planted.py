@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import engine.callback_list
-import engine.epochs
+import engine.evaluation
 import engine.memory.auto_batch_size
 import engine.memory.estimate
 import engine.run
@@ -23,7 +23,9 @@ import engine.settings
 import engine.status
 from datasets.loading.readers import Reader, TrainReader
 from engine.epochs import Epochs
+from engine.evaluation import Evaluation
 from engine.report.plot import Plotter
+from engine.scores.per_image import PerImage
 from engine.scores.scores import Scores
 from engine.status import Status
 from engine.train.callbacks import Callback
@@ -77,11 +79,11 @@ def score(*figures: list[float]) -> None:
     """The evaluations of a run end with these top-1 and losses: raw weights and EMA in turn, if there is an EMA."""
     remaining = iter(figures)
 
-    def evaluate(*arguments) -> Scores:
+    def evaluate(*arguments) -> Evaluation:
         top1, loss = next(remaining)
-        return Scores(loss, top1, 100.0, 359, 0)
+        return Evaluation(Scores(loss, top1, 100.0, 359, 0), PerImage())
 
-    engine.epochs.evaluate = evaluate
+    engine.evaluation.evaluate = evaluate
 
 
 # What is called where a signal is to arrive, and at which call of it. An update has two micro-batches.
@@ -91,7 +93,7 @@ MOMENTS = {
     "start-up": (engine.run, "build_train_data", 1),
     "training": (Trainer, "update", 3),
     "accumulation": (Trainer, "to_device", 6),
-    "evaluation": (engine.epochs, "evaluate", 1),
+    "evaluation": (engine.evaluation, "evaluate", 1),
 }
 
 

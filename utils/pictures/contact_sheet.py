@@ -26,11 +26,12 @@ class Tile(NamedTuple):
 def contact_sheet(tiles: Sequence[Tile], num_columns: int = 6, side: int = 150, title: str = "") -> Image.Image:
     """Tiles in rows, images fitted into squares of `side` pixels; a `title` above all."""
     letters, width = lettering(FONT_SIZE), side + 2 * FRAME
-    num_columns = max(1, min(num_columns, len(tiles)))
+    full_width, num_columns = GAP + num_columns * (width + GAP), min(num_columns, len(tiles))
     height = width + letters.height * max((len(each.caption) for each in tiles), default=0)
     above = letters.height + GAP if title else 0
-    num_rows = -(-len(tiles) // num_columns)
-    size = (GAP + num_columns * (width + GAP), GAP + above + num_rows * (height + GAP))
+    num_rows = -(-len(tiles) // max(num_columns, 1))
+    needed = min(full_width, GAP + round(letters.width(title)) + GAP)
+    size = (max(GAP + num_columns * (width + GAP), needed), GAP + above + num_rows * (height + GAP))
     sheet = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(sheet)
     letters.draw(draw, (GAP, GAP), letters.fit(title, size[0] - 2 * GAP))
@@ -38,7 +39,7 @@ def contact_sheet(tiles: Sequence[Tile], num_columns: int = 6, side: int = 150, 
         row, column = divmod(number, num_columns)
         left, top = GAP + column * (width + GAP), GAP + above + row * (height + GAP)
         if tile.frame:
-            draw.rectangle((left, top, left + width - 1, top + width - 1), fill=tile.frame)
+            draw.rectangle((left, top, left + width - 1, top + width - 1), outline=tile.frame, width=FRAME)
         sheet.paste(*_placed(tile.pixels, side, left + FRAME, top + FRAME))
         for line, text in enumerate(tile.caption):
             letters.draw(draw, (left, top + width + line * letters.height), letters.fit(text, width))

@@ -35,6 +35,7 @@ WAITS = {
     "comparison with float32": {"item": 1, "tolist": 1},  # the loss scale; losses, cosines and underflow of all modules
     "evaluation": {"tolist": 1},  # the sums over all batches
     "evaluation of several labels": {"tolist": 1, "blocking copy": 2},  # and the scores and labels of all images
+    "best epoch": {"blocking copy": 1},  # what each image got
     "save": {"item": 3, "synchronize": 1},  # the loss scale and its two counts; copies of all tensors
 }
 HALF = "AMP=true"
@@ -182,7 +183,7 @@ def test_with_several_labels_an_image_updates_wait_for_nothing_and_evaluations_n
         update(trainer, 1)
     assert seen == WAITS["update"]
     with waits() as seen:
-        scores = evaluate(trainer.model, data, trainer.prepare.normalize, trainer.precision, process, bad)
+        scores, _ = evaluate(trainer.model, data, trainer.prepare.normalize, trainer.precision, process, bad)
     assert seen == WAITS["evaluation of several labels"] and 0 < scores.map <= 100
 
 
@@ -253,8 +254,8 @@ def test_in_a_whole_run_the_host_waits_for_reports_evaluations_and_saves_alone(t
     with mock.patch.object(Epochs, "run", counted):
         assert run(load([*words, "-opts", *options]), Process(torch.device(DEVICE))) == 0
     # 11 updates: reports after the first, the 6th and the 11th and of the epoch; raw and EMA weights; saves after the 4th and
-    # the 8th, and of the epoch.
-    events = {"report": 4, "evaluation": 2, "save": 3}
+    # the 8th, and of the epoch, which is the best.
+    events = {"report": 4, "evaluation": 2, "best epoch": 1, "save": 3}
     total = {}
     for event, number in events.items():
         for kind, count in WAITS[event].items():

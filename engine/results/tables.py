@@ -1,0 +1,132 @@
+"""predictions.csv, per_class.csv and confusion.csv: what each image got, and what follows from that for each class."""
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from datasets import ImageSet
+from engine.scores.per_image import ImageResults, LabelResults
+from utils.files import replacing
+
+PREDICTIONS, PER_CLASS, CONFUSION = TABLES = ("predictions.csv", "per_class.csv", "confusion.csv")
+PREDICTION_COLUMNS = ("image", "label", "prediction", "probability", "label_probability")
+CLASS_COLUMNS = ("class", "precision", "recall", "f1", "count", "predicted", "taken_for", "times_taken_for")
+CELL_COLUMNS = ("label", "prediction", "count")
+CORNER = "label \\ prediction"  # the first cell of the matrix
+MOST_CLASSES = 2000  # of a matrix, 8 MB then; with more a list of the cells that are not zero
+SEPARATOR = "|"  # of several labels an image
+
+Results = ImageResults | LabelResults
+
+
+class Names:
+    """The names of classes; a model may have more outputs than its data set has classes."""
+
+    def __init__(self, classes: Sequence[str]):
+        self._classes = classes
+
+    def __getitem__(self, number: int) -> str:
+        return self._classes[number] if number < len(self._classes) else f"class {number}"
+
+    def shown(self, results: Results) -> np.ndarray:
+        """The classes of the data set, and those besides that were predicted."""
+        actual, predicted, _ = results.counts
+        is_shown = (actual + predicted) > 0
+        is_shown[: len(self._classes)] = True
+        return np.flatnonzero(is_shown)
+
+
+def write_tables(folder: Path, results: Results, image_set: ImageSet) -> None:
+    """All tables of one evaluation. OSError if there is no room."""
+    names = Names(image_set.classes)
+    rows = prediction_rows(results, image_set, names)
+    write_table(folder / PREDICTIONS, PREDICTION_COLUMNS, rows)
+    write_table(folder / PER_CLASS, CLASS_COLUMNS, class_rows(results, names))
+    if isinstance(results, ImageResults):
+        write_table(folder / CONFUSION, *confusion_rows(results, names))
+
+
+def write_table(path: Path, columns: Iterable[str], rows: Iterable[Sequence]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    with replacing(path) as file:
+        file.write(text.getvalue().encode(errors="surrogateescape"))  # names of files may be no text
+
+
+def prediction_rows(results: Results, image_set: ImageSet, names: Names) -> Iterator[tuple[str, ...]]:
+    """A row for each image that could be read."""
+    if isinstance(results, LabelResults):
+        yield from _label_rows(results, image_set, names)
+        return
+    columns = results.indices, results.labels, results.predictions, results.probabilities, results.label_probabilities
+    for index, label, prediction, *probabilities in zip(*(each.tolist() for each in columns), strict=True):
+        yield image_set.key(index), names[label], names[prediction], *map(format_share, probabilities)
+
+
+def _label_rows(results: LabelResults, image_set: ImageSet, names: Names) -> Iterator[tuple[str, ...]]:
+    """All labels and all predicted classes in one cell each, and in another their probabilities in the same order."""
+    starts, ends = (np.searchsorted(results.images, results.indices, side=side) for side in ("left", "right"))
+    for index, start, end in zip(results.indices.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        cells = {}
+        for name, chosen in (("label", results.are_labels), ("prediction", results.are_predicted)):
+            rows = start + np.flatnonzero(chosen[start:end])
+            cells[name] = SEPARATOR.join(names[number] for number in results.classes[rows].tolist())
+            cells[f"{name}s"] = SEPARATOR.join(map(format_share, results.probabilities[rows].tolist()))
+        yield image_set.key(index), cells["label"], cells["prediction"], cells["predictions"], cells["labels"]
+
+
+def class_rows(results: Results, names: Names) -> Iterator[tuple]:
+    """A row for each class. What is undefined stays empty: the recall of a class without images."""
+    taken_for = most_taken_for(results) if isinstance(results, ImageResults) else {}
+    for number in names.shown(results).tolist():
+        actual, predicted, right = results.counts[:, number].tolist()
+        other, times = taken_for.get(number, (None, 0))
+        yield (
+            names[number],
+            format_share(right / predicted) if predicted else "",
+            format_share(right / actual) if actual else "",
+            format_share(2 * right / (actual + predicted)) if actual + predicted else "",
+            actual,
+            predicted,
+            "" if other is None else names[other],
+            times or "",
+        )
+
+
+def most_taken_for(results: ImageResults) -> dict[int, tuple[int, int]]:
+    """For each class with mistakes the other one that its images get most often, and how often; of equal ones the first."""
+    labels, predictions, counts = cells(results)
+    found: dict[int, tuple[int, int]] = {}
+    for label, prediction, count in zip(labels.tolist(), predictions.tolist(), counts.tolist(), strict=True):
+        if label != prediction and count > found.get(label, (0, 0))[1]:
+            found[label] = prediction, count
+    return found
+
+
+def cells(results: ImageResults) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The cells of the confusion matrix that are not zero, row by row: labels, predictions, counts."""
+    num_classes = results.counts.shape[1]
+    numbers, counts = np.unique(results.labels * num_classes + results.predictions, return_counts=True)
+    return *np.divmod(numbers, max(num_classes, 1)), counts
+
+
+def confusion_rows(results: ImageResults, names: Names) -> tuple[Sequence[str], Iterable[Sequence]]:
+    """The header and the rows of confusion.csv: a matrix, or a list of its cells."""
+    labels, predictions, counts = cells(results)
+    shown = names.shown(results)
+    if len(shown) > MOST_CLASSES:
+        rows = zip(labels.tolist(), predictions.tolist(), counts.tolist(), strict=True)
+        return CELL_COLUMNS, ((names[label], names[prediction], count) for label, prediction, count in rows)
+    matrix = np.zeros((len(shown), len(shown)), np.int64)
+    matrix[np.searchsorted(shown, labels), np.searchsorted(shown, predictions)] = counts
+    titles = [names[number] for number in shown.tolist()]
+    return (CORNER, *titles), ([title, *row] for title, row in zip(titles, matrix.tolist(), strict=True))
+
+
+def format_share(value: float) -> str:
+    return f"{value:.6f}"

@@ -1,6 +1,6 @@
 """Pictures of images: what the model gets wrong, and what it is trained with."""
 
-from engine.html_report.html import Markup, element, section
+from engine.html_report.html import Markup, element, scrolling, section
 from engine.html_report.page import embedded
 from engine.saved_run import SavedRun
 
@@ -22,5 +22,5 @@ def album(run: SavedRun) -> list[Markup]:
         path = run.file(name)
         sheet = path and embedded(path, alt=f"{title}: {told}", class_="sheet")
         if sheet:
-            found.append(section(title, element("p", told, class_="soft"), sheet))
+            found.append(section(title, element("p", told, class_="soft"), scrolling(sheet, title)))
     return found

@@ -64,18 +64,18 @@ def epoch_axis(last: float, name: str = "epoch") -> Axis:
     last = max(last, 1)
     step = next(each for each in _steps(1) if last / each <= 8)
     ticks = [tick for tick in range(0, math.floor(last) + 1, int(step))]
-    write = lambda tick: f"{name} {tick:,g}" if tick == ticks[-1] else f"{tick:,g}"  # noqa: E731
+    write = lambda tick: f"{tick:,g}" if tick else f"{name} 0"  # noqa: E731
     return Axis(0, last, ticks, write)
 
 
-def linear_axis(values: Sequence[float]) -> Axis:
-    """From below the smallest to above the largest value."""
+def linear_axis(values: Sequence[float], smallest_step: float = 0.0) -> Axis:
+    """From below the smallest to above the largest value. `smallest_step`: between ticks; 1 for what is counted."""
     low, high = min(values), max(values)
     if high - low < 1e-12 * max(abs(high), 1e-30) or high == low:
         low, high = low - abs(low) / 2 - 1e-9, high + abs(high) / 2 + 1e-9
-    step = next(each for each in _steps((high - low) / 1000) if (high - low) / each <= 5)
+    step = next(each for each in _steps((high - low) / 1000) if (high - low) / each <= 5 and each >= smallest_step)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    ticks = [number * step for number in range(first, last + 1)]
+    ticks = [number * step for number in range(first, max(last, first + 1) + 1)]
     return Axis(ticks[0], ticks[-1], ticks, lambda tick: format_number(0.0 if abs(tick) < step / 1e6 else tick))
 
 
@@ -113,7 +113,7 @@ def _grid(x: Axis, y: Axis) -> Markup:
         parts.append(element("text", y.write(tick), x=LEFT - 7, y=f"{top + 4:.1f}", text_anchor="end"))
     for tick in x.ticks:
         left, _ = _place((tick, y.low), x, y)
-        anchor = "end" if left > WIDTH - RIGHT - 30 else "middle"
+        anchor = "end" if left > WIDTH - 2 * RIGHT else "middle"
         parts.append(element("text", x.write(tick), x=f"{left:.1f}", y=HEIGHT - 8, text_anchor=anchor))
     return element("g", *parts, aria_hidden="true")
 
@@ -132,7 +132,7 @@ def _mark(point: Point, text: str, color: int, x: Axis, y: Axis) -> Markup:
     left, top = _place(point, x, y)
     ring = element("circle", cx=f"{left:.1f}", cy=f"{top:.1f}", r=4.5, class_=f"ring c{color}")
     anchor = "end" if left > WIDTH / 2 else "start"
-    below = top + 20 if top < HEIGHT / 2 else top - 10
+    below = top + 20 if top < TOP + 14 else top - 10
     return element(
         "g", ring, element("text", text, x=f"{left:.1f}", y=f"{below:.1f}", text_anchor=anchor, class_="label")
     )

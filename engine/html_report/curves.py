@@ -12,8 +12,7 @@ MANY_CLASSES = 5  # with so few, every top-5 is 100%
 
 
 def curves(run: SavedRun) -> Markup | None:
-    last = run.epochs[-1]["epoch"] + 1
-    x = epoch_axis(last)
+    x = epoch_axis(length(run))
     best = run.best
     mark = (
         ((best.epoch, best.value), f"{format_value(best.metric, best.value)}", _color(best.suffix))
@@ -36,7 +35,7 @@ def _color(suffix: str) -> int:
 
 def _score_title(run: SavedRun) -> str:
     metric = "top1" if run.metric == "loss" else run.metric
-    return f"{TITLES.get(metric, metric)}, %"
+    return f"{'Accuracy' if metric == 'top1' else TITLES.get(metric, metric)}, %"
 
 
 def _score_curves(run: SavedRun) -> list[Curve]:
@@ -69,13 +68,22 @@ def column(run: SavedRun, name: str) -> list[Point]:
 
 def by_epoch(run: SavedRun, name: str) -> list[Point]:
     """The values of a column of steps.csv, at their part of the run in epochs."""
-    last = run.epochs[-1]
-    if not last.get("step") or len(run.steps) < 2:
+    per_epoch = updates_per_epoch(run)
+    if not per_epoch or len(run.steps) < 2:
         return column(run, name)
-    per_epoch = last["step"] / (last["epoch"] + 1)
-    return points_of(
-        (row for row in run.steps if row["step"] <= last["step"]), name, lambda row: row["step"] / per_epoch
-    )
+    return points_of(run.steps, name, lambda row: row["step"] / per_epoch)
+
+
+def length(run: SavedRun) -> float:
+    """The epochs of the run, with the part of one that it did not finish."""
+    per_epoch = updates_per_epoch(run)
+    part = run.steps[-1]["step"] / per_epoch if per_epoch and run.steps else 0
+    return max(run.epochs[-1]["epoch"] + 1, part)
+
+
+def updates_per_epoch(run: SavedRun) -> float | None:
+    last = run.epochs[-1]
+    return last["step"] / (last["epoch"] + 1) if last.get("step") else None
 
 
 def points_of(rows: Iterable[dict[str, Any]], name: str, place: Callable[[dict[str, Any]], float]) -> list[Point]:

@@ -3,7 +3,7 @@
 import html
 from collections.abc import Iterable
 
-VOID = ("meta", "img", "source", "br")
+VOID = ("meta", "img", "br")
 
 
 class Markup(str):

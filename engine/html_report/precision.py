@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from engine.html_report.chart import Curve, chart, epoch_axis, linear_axis, log_axis
-from engine.html_report.curves import by_epoch
+from engine.html_report.curves import by_epoch, length
 from engine.html_report.html import Markup, element, section, table
 from engine.saved_run import SavedRun
 from utils.text import counted
@@ -20,23 +20,23 @@ def precision(run: SavedRun) -> Markup | None:
 
 
 def _scale(run: SavedRun) -> Iterator[Markup]:
-    skipped = sum(row.get("skipped") or 0 for row in run.epochs)
-    updates = run.epochs[-1].get("step")
+    skipped = sum(run.skipped.values())
+    updates = run.steps[-1]["step"] + 1 if run.steps else run.epochs[-1].get("step")
     scales = [(place, scale) for place, scale in by_epoch(run, "loss_scale") if scale > 0]
     moves = len({scale for _, scale in scales}) > 1
     if skipped:
         of = f" of {updates:,.0f}" if updates else ""
-        yield element("p", f"{counted(int(skipped), 'update')}{of} skipped, because gradients were not finite.")
+        yield element("p", f"{counted(skipped, 'update')}{of} skipped, because gradients were not finite.")
     for first, last in run.left_out:
         yield element("p", f"Updates {first:,} to {last:,} were left out after a rollback; see bad_batches.jsonl.")
-    axis = epoch_axis(run.epochs[-1]["epoch"] + 1)
+    axis = epoch_axis(length(run))
     charts = []
     if moves:
         curve = Curve("", scales, 1, is_stepped=True)
         charts.append(chart("Loss scale", [curve], axis, log_axis([scale for _, scale in scales])))
     if skipped:
-        points = [(row["epoch"] + 1, row.get("skipped") or 0) for row in run.epochs]
-        y = linear_axis([0.0, *(number for _, number in points)])
+        points = [(min(epoch + 1, axis.high), number) for epoch, number in sorted(run.skipped.items())]
+        y = linear_axis([0.0, *(number for _, number in points)], smallest_step=1)
         charts.append(chart("Skipped updates of each epoch", [Curve("", points, 2)], axis, y))
     if charts:
         yield element("div", *charts, class_="grid")

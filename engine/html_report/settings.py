@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from configs.arguments import argument_to_text
 from configs.values import to_text
-from engine.html_report.html import Markup, element, section, table
+from engine.html_report.html import Markup, element, scrolling, section, table
 from engine.html_report.result import date
 from engine.saved_run import SavedRun
 from utils.text import redacted
@@ -35,9 +35,8 @@ def settings(run: SavedRun) -> Markup:
         )
         for key, value in run.settings.items()
     ]
-    everything = element("table", element("tbody", *body))
-    label = element("div", everything, class_="scroll", tabindex="0", role="region", aria_label="All settings")
-    return section("Settings", *parts, element("details", element("summary", f"All {len(body)} settings"), label))
+    everything = scrolling(element("table", element("tbody", *body)), "All settings")
+    return section("Settings", *parts, element("details", element("summary", f"All {len(body)} settings"), everything))
 
 
 def _is_of_file(origin: str) -> bool:
@@ -56,8 +55,13 @@ def repeat(run: SavedRun) -> Markup:
     lines = [
         element("div", element("h3", title), element("pre", element("code", line))) for title, line in _commands(run)
     ]
-    rows = [(name, value) for name, value in _versions(run).items() if value]
-    return section("How to repeat it", *lines, table(("", ""), rows, "Versions") if rows else None)
+    rows = [
+        element("tr", element("th", name, scope="row"), element("td", value))
+        for name, value in _versions(run).items()
+        if value
+    ]
+    versions = scrolling(element("table", element("tbody", *rows)), "Versions, place and dates")
+    return section("How to repeat it", *lines, versions)
 
 
 def _commands(run: SavedRun) -> Iterator[tuple[str, str]]:

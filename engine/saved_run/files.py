@@ -60,7 +60,9 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
                 values[section] = dict(add_argument(arguments, section, key, text, str(path)))
             else:
                 values[key] = plain(convert(SETTINGS[key], text, str(path))) if key in SETTINGS else text
-        except (ValueError, ConfigError):  # of another version, or edited by hand
+        except (ValueError, ConfigError) as error:  # of another version, or edited by hand
+            if key in SETTINGS and SETTINGS[key].kind is not str:
+                raise ConfigError(f"{error}; restore the file, which the run itself wrote") from None
             values[key] = node.value if isinstance(node, yaml.ScalarNode) else "?"
         line = lines[node.end_mark.line] if node.end_mark.line < len(lines) else ""
         comment = line[node.end_mark.column :].partition("# ")[2].strip()
@@ -102,11 +104,12 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
         except (ValueError, RecursionError):
             row = None
-        if not isinstance(row, dict) or not isinstance(row.get("epoch"), int):
+        epoch = row.get("epoch") if isinstance(row, dict) else None
+        if not isinstance(epoch, int) or epoch < 0:
             if number == len(lines):
                 break
             raise ConfigError(f"{path}: line {number} is damaged: not a JSON object with an epoch; delete that line")
-        rows[row["epoch"]] = {key: value for key, value in row.items() if _is_figure(value)}
+        rows[epoch] = {key: value for key, value in row.items() if _is_figure(value)}
     return [rows[epoch] for epoch in sorted(rows)]
 
 

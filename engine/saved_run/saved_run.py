@@ -91,6 +91,16 @@ class SavedRun:
         """steps.csv: figures of single updates, a row for each report."""
         return [row for row in self.numbers("steps.csv") if row.get("step") is not None]
 
+    @cached_property
+    def skipped(self) -> dict[int, int]:
+        """{epoch from 0: updates that were skipped in it}, the unfinished last one too."""
+        rows = [(int(row.get("epoch") or 0), row.get("skipped")) for row in self.steps]
+        rows += [(row["epoch"], row.get("skipped")) for row in self.epochs]
+        found: dict[int, int] = {}
+        for epoch, number in rows:  # it grows within an epoch
+            found[epoch] = max(found.get(epoch, 0), int(number or 0))
+        return found
+
     @property
     def about(self) -> dict[str, Any]:
         """What the run noted of itself: device, versions, numbers of images. {} in older versions."""
@@ -167,8 +177,9 @@ class SavedRun:
     @property
     def left_out(self) -> list[tuple[int, int]]:
         """First and last of each series of updates that a rollback left out."""
-        spans = self.status.get("left_out") or []
-        return [(first, last) for first, last in spans if isinstance(first, int) and isinstance(last, int)]
+        spans = self.status.get("left_out")
+        found = [span for span in spans if isinstance(span, list)] if isinstance(spans, list) else []
+        return [(span[0], span[1]) for span in found if [type(each) for each in span] == [int, int]]
 
     @property
     def ended(self) -> float | None:

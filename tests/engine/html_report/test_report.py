@@ -7,6 +7,7 @@ import re
 import shlex
 from html.parser import HTMLParser
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from PIL import Image
 
 from engine.html_report.chart import Curve, chart, epoch_axis, linear_axis, log_axis, thinned
 from engine.html_report.page import embedded
-from engine.html_report.report import write_report
+from engine.html_report.report import write_at_end, write_report
 from engine.saved_run import SavedRun
 from scripts import report
 from tests.support.configs import SMALL
@@ -79,7 +80,7 @@ def test_a_run_ends_with_a_report_of_what_it_measured(trained):
     folder, _ = trained
     page, run = Page(folder / "report.html"), SavedRun.open(folder)
     assert f"{run.best.value:.2f}%" in page.text and f"epoch {run.best.epoch}" in page.text
-    assert {"validation_images", "validation_digest", "device_name", "parameters"} <= set(run.about)
+    assert {"validation_images", "device_name", "parameters"} <= set(run.about)
     assert f"{run.about['parameters']:,} parameters" in page.text and "359 validation images" in page.text
     assert {"Course of training", "Where the time went", "Settings", "How to repeat it"} <= set(page.headings)
     assert "Precision" not in page.headings, "in bfloat16 nothing happened"
@@ -124,7 +125,7 @@ def test_nothing_in_the_page_is_loaded_or_run(tmp_path):
 def test_sections_that_would_be_empty_are_left_out(tmp_path):
     full = page_of(write_run(tmp_path / "full", skipped=2))
     assert {"What is taken for what", "Classes, the worst first", "Precision"} <= set(full.headings)
-    assert "10 updates of 110 skipped" in full.text and "top-5" not in full.text, "of two classes"
+    assert "10 updates of 109 skipped" in full.text and "top-5" not in full.text, "of two classes"
     for name in ("results.json", "mistakes.png", "train_batch.png", "steps.csv"):
         (tmp_path / "full" / name).unlink()
     rows = [{"epoch": 0, "train_loss": 1.0}]
@@ -192,6 +193,41 @@ def test_what_the_script_cannot_do_is_refused_with_what_was_given(tmp_path, caps
     assert str(folder / "results.json") in capsys.readouterr().err
 
 
+def test_whatever_is_damaged_in_a_folder_ends_in_a_report_or_a_remedy(tmp_path, capsys):
+    folder = write_run(tmp_path, skipped=1)
+    (folder / "log.txt").write_text("2026-01-02 03:04:05 doctor: found\n")
+    (folder / "shadow.csv").write_text("step,least_cosine\n20,0.99\n")
+    (folder / "precision.csv").write_text("module,class,computes_in\nhead,Linear,bfloat16\n")
+    for path in sorted(folder.iterdir()):
+        whole = path.read_bytes()
+        for content in (
+            b"",
+            whole[: len(whole) // 2],
+            b"\xff\x00" * 50,
+            b'{"epoch": {}}',
+            b"[[1]]",
+            whole.replace(b"1", b"x"),
+        ):
+            path.write_bytes(content)
+            code = exit_code(report.main, [str(folder), "-output", str(tmp_path.parent / "x.html")])
+            error = capsys.readouterr().err
+            assert code == 0 or (code == 2 and str(folder) in error), (path.name, content[:60], error)
+        path.write_bytes(whole)
+
+
+def test_what_goes_wrong_with_the_report_is_a_warning_of_the_run(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run")
+    (folder / "report.html" / "in the way").mkdir(parents=True)
+    assert write_at_end(folder, in_the_way := Mock()) is None
+    in_the_way.warn.assert_called_once()
+    assert write_at_end(tmp_path, no_epoch := Mock()) is None
+    no_epoch.warn.assert_not_called()
+    assert not list(folder.glob(".*.tmp"))
+    monkeypatch.setattr("engine.html_report.report.curves", lambda run: 1 / 0)
+    assert write_at_end(folder, ours := Mock()) is None
+    ours.warn.assert_called_once()
+
+
 def test_ticks_of_epochs_are_whole_numbers():
     for last in (1, 2, 3, 7, 40, 90, 1000):
         ticks = epoch_axis(last).ticks
@@ -202,6 +238,9 @@ def test_axes_hold_all_values_and_curves_keep_their_peaks():
     for values in ([0.1, 0.9], [5.0, 5.0], [0.0], [-1.0, 1e9], [99.7, 99.75]):
         axis = linear_axis(values)
         assert axis.low <= min(values) and max(values) <= axis.high and axis.low < axis.high and len(axis.ticks) <= 8
+    assert (
+        linear_axis([0.0, 0.0], smallest_step=1).ticks == [0, 1] and linear_axis([0, 3], smallest_step=1).ticks[1] == 1
+    )
     assert log_axis([3.0, 70000.0]).low == 2 and log_axis([3.0, 70000.0]).high == 2**17
     peaks = [(float(x), 100.0 if x == 4321 else -50.0 if x == 1234 else 0.0) for x in range(10_000)]
     kept = thinned(peaks)

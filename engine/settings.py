@@ -10,8 +10,8 @@ from configs.arguments import Quoted
 from configs.flags import parse
 from configs.load import LoadedConfig, load
 from configs.paddlevit.translation import RENAMED
-from configs.schema import VIT_FIELDS
-from configs.values import IMPLIED, SETTINGS, Text, convert, is_none, to_text
+from configs.schema import VIT_FIELDS, Config
+from configs.values import IMPLIED, SETTINGS, Text, convert, flatten, is_none, to_text
 from configs.yaml_files import Layer, find_settings_file, read_layers
 from utils.errors import ConfigError
 
@@ -145,6 +145,11 @@ def _load_without_file(arguments: list[str], given: dict[str, Text], checkpoint:
     except ConfigError as error:
         raise ConfigError(f"{error}; or name a settings file with -cfg") from None
     return load(arguments, needs_file=False, weights=weights)
+
+
+def override(config: Config, arguments: Sequence[str]) -> Config:
+    """The settings with those of a command line in place of theirs."""
+    return load(list(arguments), beneath=[_layer("the weights", flatten(config))]).config if arguments else config
 
 
 def _layer(origin: str, settings: dict[str, Any]) -> Layer:

@@ -56,23 +56,6 @@ def check_writable(flag: str, path: Path) -> None:
 def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
     """A checkpoint of one of our runs, and its path; `needed`: what the script uses of it."""
     # Not above: importing torch takes seconds, and most scripts that only parse do not need it.
-    from models.formats.files import find_file, format_of, read_weights
-    from models.formats.torch import read_torch
+    from models.formats.checkpoint import read_checkpoint as read
 
-    inside = [Path(source) / name for name in ("best.pth", "last.pth")]
-    path = next((each for each in inside if each.is_file()), None) or find_file(source)
-    if path is None:
-        raise ConfigError(
-            f"no checkpoint at {source}; give the folder of a run, or its best.pth, last.pth or checkpoint-N.pth"
-        )
-    if format_of(path) == "safetensors":
-        weights = read_weights(path)
-        state = {weights.record.get("weights", "state_dict"): weights.state, **weights.record}
-    else:
-        state = read_torch(path)
-    if missing := needed - set(state if isinstance(state, dict) else ()):
-        raise ConfigError(
-            f"{path} is not a checkpoint of a run, without {', '.join(sorted(missing))}; give its best.pth, last.pth "
-            "or checkpoint-N.pth"
-        )
-    return path, state
+    return read(source, needed)

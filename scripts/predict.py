@@ -1,87 +1,181 @@
-"""Classifies images with a checkpoint of a run, which contains the preprocessing and the class names.
+"""Classifies images with a trained model: one of a run here, or any other that -pretrained reads.
 
     python scripts/predict.py output/train-20260102-03-04-05 photo.jpg more_photos/ -top 3 -csv classes.csv
+    python scripts/predict.py output/train-20260102-03-04-05 'photos/**/*.jpg' -sheet photos.png -attention maps
+    python scripts/predict.py vit_base_patch16_224 -list files.txt -json classes.json
 
 Prints a line for each image: its path, class and probability (0 to 1), and with -top the next classes, separated by
-tabs. Where an image can have several labels, it prints all with a probability above 0.5, or as many as -top says. A folder means all images in it and below it. Unreadable images are reported on stderr; the others are classified,
-and the exit code is 2.
+tabs. Where an image can have several labels, it prints all with a probability above 0.5, or as many as -top says. A
+folder means all images in it and below it, @FILE the images that a file lists. Unreadable images are reported on stderr;
+the others are classified, and the exit code is 2.
 """
 
-import csv
-import io
+import argparse
 import os
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
-import torch
-
-from configs.schema import Config
-from configs.values import unflatten
-from datasets import BadImages, Normalize, build_eval_data
-from datasets.sources.folder import FolderScan, describe_left_out
-from datasets.sources.images import FileImages
-from datasets.transforms.decode import KNOWN_ENDINGS
-from datasets.transforms.pixel_rules import PixelRules
-from engine.loss.classification import widen
-from engine.precision.policy import Precision, set_matmul
-from models import build_model
-from models.formats.adapters import merged
-from models.formats.common import weights_of
-from models.pretrained.weights import load_exactly
-from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, check_writable, read_checkpoint
-from utils.distributed import Process, choose_device
+from scripts.command_line import Parser, at_least, check_writable
 from utils.errors import ConfigError
-from utils.files import write_text
-from utils.program import exit_code, nobody_reads
+from utils.launch.launch_env import LaunchOptions, find_launched_rank
+from utils.program import exit_code, exit_now
 from utils.text import counted
 
-FEW = 64  # images that are read faster than workers start
-COLUMNS = ("image_path", "rank", "class", "probability")
+if TYPE_CHECKING:
+    from utils.distributed import Process
+
+MODEL_HELP = (
+    "a run's folder (its best.pth, else last.pth), a checkpoint, a .safetensors of scripts/export.py, weights of timm, "
+    "PaddleViT, Google or torchvision, a folder of the Hugging Face hub, or the name of a model of timm's"
+)
+IMAGES_A_PROCESS = 500  # fewer are classified before another process has started
 
 
 def main(argv: list[str]) -> int:
+    arguments = parse(argv)
+    from engine.inference.image_list import STDIN, find_images  # after the flags are checked: importing takes seconds
+    from utils.distributed import Process, choose_device, find_devices
+
+    def images() -> list[str]:
+        paths = find_images(arguments.images, arguments.list, report)
+        check_outputs(arguments, paths)
+        return paths
+
+    if find_launched_rank(os.environ, LaunchOptions()):
+        process = Process.start(arguments.device, os.environ)
+        code = predict(arguments, process.first(images), process)
+        process.close()
+        return code
+    number, paths = arguments.ngpus, None
+    if number in (None, 1):
+        paths = images()
+        kind, count = find_devices(arguments.device)
+        fits = 1 if STDIN in arguments.list else -(-len(paths) // IMAGES_A_PROCESS)
+        number = number or (1 if kind == "cpu" else min(count, fits))
+    if number > 1:
+        from utils.launch.torchrun import launch
+
+        return launch(__file__, argv, number)
+    return predict(arguments, paths, Process(choose_device(arguments.device, local_rank=0)))
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
     parser = Parser(__doc__)
-    parser.add_argument("checkpoint", help=CHECKPOINT_HELP)
-    parser.add_argument("images", nargs="+", metavar="image", help="an image file, or a folder of them")
+    parser.add_argument("model", help=MODEL_HELP)
+    parser.add_argument("images", nargs="*", metavar="image", help="a file, a folder, a pattern in quotes, or @FILE")
+    parser.add_argument(
+        "-list", action="append", default=[], metavar="FILE", help="a file with an image a line; - is stdin"
+    )
     parser.add_argument("-top", type=at_least(1), metavar="N", help="classes to print for each image [1]")
-    parser.add_argument("-csv", type=Path, metavar="FILE", help=f"also write a table: {','.join(COLUMNS)}")
-    parser.add_argument("-raw", action="store_true", help="use the raw weights even if the EMA scored better")
-    arguments = parser.parse_args(argv)
-    if arguments.csv:
-        check_writable("-csv", arguments.csv)
-    if arguments.csv and arguments.csv.suffix.lower() in KNOWN_ENDINGS:
-        raise ConfigError(f"-csv: {arguments.csv} has the name of an image; name the table that is to be written")
-    return predict(arguments.checkpoint, find_images(arguments.images), arguments.top, arguments.csv, arguments.raw)
+    output = parser.add_argument_group("output")
+    output.add_argument("-csv", type=Path, metavar="FILE", help="also write a table: image_path,rank,class,probability")
+    output.add_argument(
+        "-json", type=Path, metavar="FILE", help="also write this, the model and its preprocessing as JSON"
+    )
+    output.add_argument(
+        "-sheet", type=Path, metavar="FILE", help="also draw thumbnails with their classes, .png or .jpg"
+    )
+    output.add_argument(
+        "-attention", type=Path, metavar="FOLDER", help="also draw for each image where the model looks"
+    )
+    model = parser.add_argument_group("model")
+    model.add_argument("-raw", action="store_true", help="use the raw weights even if the EMA scored better")
+    model.add_argument("-classes", type=Path, metavar="FILE", help="names of the classes, one a line")
+    model.add_argument(
+        "-flip", action="store_true", help="take the mean of the logits of each image and its mirror image"
+    )
+    model.add_argument("-cfg", metavar="FILE", help="settings of the model, where its weights do not say them")
+    model.add_argument(
+        "-opts", nargs="+", default=[], metavar="KEY=VALUE", help="single settings, as in MODEL.NAME=resnet50"
+    )
+    computing = parser.add_argument_group("computing")
+    computing.add_argument(
+        "-amp", nargs="?", const="true", metavar="false", help="half precision [as the run was trained]"
+    )
+    computing.add_argument(
+        "-batch_size", type=at_least(1), metavar="N", help="images at once [as the run's evaluation]"
+    )
+    computing.add_argument("-device", default="auto", choices=["auto", "cuda", "xpu", "mps", "cpu"], help="[auto]")
+    computing.add_argument(
+        "-ngpus",
+        type=at_least(1),
+        metavar="N",
+        help=f"processes [one per GPU, where there are {IMAGES_A_PROCESS} images for each]",
+    )
+    return parser.parse_args(argv)
 
 
-def predict(source: str, paths: list[str], top: int | None, table: Path | None, raw: bool) -> int:
-    """Print, and optionally write, the `top` most probable classes of each image; None: its class, or all its labels.
+def settings_flags(arguments: argparse.Namespace) -> list[str]:
+    """The part of the command line that overrides settings of the model, as the entries take it."""
+    given = {"-cfg": arguments.cfg, "-amp": arguments.amp, "-batch_size_eval": arguments.batch_size}
+    flags = [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
+    return flags + (["-opts", *arguments.opts] if arguments.opts else [])
 
-    Returns the exit code.
-    """
-    predictor = Predictor(source, raw)
-    report(predictor.description)
-    rows, num_read = [], 0
-    for path, guesses in predictor(paths, top):
-        num_read += 1
+
+def check_outputs(arguments: argparse.Namespace, paths: list[str]) -> None:
+    """Refuse what cannot be written, or would overwrite an image, before anything is computed."""
+    from datasets.transforms.decode import KNOWN_ENDINGS
+    from engine.inference.pictures import SHEET_ENDINGS, Sheet, map_names
+
+    files = {"-csv": arguments.csv, "-json": arguments.json, "-sheet": arguments.sheet}
+    files = {flag: path for flag, path in files.items() if path}
+    written = {}
+    for flag, path in files.items():
+        check_writable(flag, path)
+        ending = path.suffix.lower()
+        if flag != "-sheet" and ending in KNOWN_ENDINGS:
+            raise ConfigError(f"{flag}: {path} has the name of an image; name the table that is to be written")
+        if flag == "-sheet" and ending not in SHEET_ENDINGS:
+            raise ConfigError(f"-sheet: {path} must end in {', '.join(SHEET_ENDINGS)}, the formats that are written")
+        written |= {each: flag for each in (Sheet(path).paths(len(paths)) if flag == "-sheet" else [path])}
+    if folder := arguments.attention:
         try:
-            print("\t".join([path, *(f"{name}\t{probability:.4f}" for name, probability in guesses)]))
-        except BrokenPipeError:  # `| head` has seen enough, but the table is to have all
-            if not (table and nobody_reads()):
-                raise
-        rows += [(path, rank, name, f"{probability:.6f}") for rank, (name, probability) in enumerate(guesses, start=1)]
-    if table:
-        lines = io.StringIO()
-        csv.writer(lines, lineterminator="\n").writerows([COLUMNS, *rows])
-        write_text(table, lines.getvalue())
-    if num_read < len(paths):
-        report(f"{len(paths) - num_read} of {counted(len(paths), 'image')} could not be read")
-        return 2
-    return 0
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"-attention: the folder {folder} cannot be made ({error}); choose another") from None
+        if not os.access(folder, os.W_OK):
+            raise ConfigError(f"-attention: cannot write to the folder {folder}; choose another")
+        written |= {folder / name: "-attention" for name in map_names(paths)}
+    images = {os.path.realpath(path) for path in paths} if written else set()
+    for path, flag in written.items():
+        if os.path.realpath(path) in images:
+            raise ConfigError(f"{flag}: {path} is one of the images and would be overwritten; choose another place")
+
+
+def predict(arguments: argparse.Namespace, paths: list[str], process: "Process") -> int:
+    """Print, and write as the flags say, the most probable classes of each image. Returns the exit code."""
+    from engine.inference.classifier import load_classifier
+    from engine.inference.output import Output
+    from engine.inference.pictures import Maps, thumbnails
+    from engine.inference.predictor import Predictor
+
+    given = (arguments.model, settings_flags(arguments), arguments.raw, arguments.classes)
+    classifier = process.after_first(lambda: load_classifier(*given))
+    maps = None
+    if arguments.attention:
+        maps = process.after_first(lambda: Maps.of(classifier, process.device, arguments.attention, paths))
+    predictor = Predictor(classifier, process, arguments.flip, report)
+    if process.is_first:
+        several = "" if process.world_size == 1 else f", {counted(process.world_size, 'process')}"
+        report(f"{classifier.describe()}, on {process.device.type}{several}")
+
+    def look(batch) -> list:
+        if maps:
+            maps.write(batch)
+        return thumbnails(batch) if arguments.sheet else [None] * len(batch.indices)
+
+    files = {"csv": arguments.csv, "json": arguments.json, "sheet": arguments.sheet}
+    may_stop = process.world_size == 1 and not maps
+    output = Output(paths, is_first=process.is_first, may_stop=may_stop, files=files)
+    for prediction in predictor(paths, arguments.top, look if maps or arguments.sheet else None):
+        output.add(prediction)
+    output.close(classifier.facts())
+    if output.num_unreadable and process.is_first:
+        report(f"{output.num_unreadable} of {counted(len(paths), 'image')} could not be read")
+    return 2 if output.num_unreadable else 0
 
 
 def report(line: str) -> None:
@@ -89,89 +183,5 @@ def report(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def find_images(given: list[str]) -> list[str]:
-    """Return the files as given, and the images below each folder, sorted."""
-    paths = []
-    for path in given:
-        if os.path.isdir(path):
-            scan = FolderScan(Path(path), [])
-            paths += [os.path.normpath(os.path.join(path, inside)) for inside in scan.images_below("")]
-            for line in describe_left_out(Path(path), scan.left_out):
-                report(line)
-        elif os.path.exists(path):
-            paths.append(path)
-        else:
-            raise ConfigError(f"{path}: no such image or folder")
-    return paths
-
-
-class Predictor:
-    """A checkpoint's model, with the precision and preprocessing of its run's evaluation."""
-
-    def __init__(self, source: str, raw: bool):
-        path, state = read_checkpoint(source, {"config", "class_names", "data"})
-        self.classes, self.config = state["class_names"], config_of(state)
-        self.device = choose_device("auto", local_rank=0)
-        self.precision = Precision(self.config, self.device)
-        set_matmul(self.config.PRECISION.MATMUL)
-        kind = "state_dict" if raw else weights_of(state, path)[1]
-        if kind not in state:
-            raise ConfigError(f"-raw: {path} has only the EMA weights")
-        model = build_model(self.config, self.config.MODEL.NUM_CLASSES or len(self.classes))
-        load_exactly(model, merged(state[kind], state["config"]), path)
-        self.precision.transforms().apply(model)
-        self.model = self.precision.computing(model.to(self.device)).eval()
-        epoch = f" after epoch {state['epoch'] + 1}" if "epoch" in state else ""
-        self.description = (
-            f"{path} ({kind}): {state['arch']}{epoch}, {counted(len(self.classes), 'class')}, on {self.device.type}"
-        )
-
-    def __call__(self, paths: list[str], top: int | None = None) -> Iterator[tuple[str, list[tuple[str, float]]]]:
-        """Yield the path of each readable image and its `top` classes with their probabilities; None: as `predict`."""
-        config, several = self.config, self.config.DATA.has_several_labels
-        if len(paths) <= FEW:
-            config = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))
-        # Each image's index is its target, so that a batch tells which images it contains.
-        images = FileImages(Path(), paths, range(len(paths)), self.classes, PixelRules.of(config.DATA))
-        bad_images = BadImages(images, max_fraction=1.0, say=report)
-        normalize = Normalize(config.DATA).to(self.device)
-        for batch in build_eval_data(config, images, Process(self.device)):
-            bad_images.note(batch.bad)
-            if not batch.num_samples:
-                continue
-            images = normalize(batch.images.to(self.device), self.precision.input_dtype(self.model))
-            with torch.no_grad(), self.precision.autocast():
-                logits = self.model(images)
-            logits = widen(logits)
-            most = logits.shape[1] if several else 1
-            best = (logits.sigmoid() if several else logits.softmax(1)).topk(min(top or most, logits.shape[1]))
-            numbers, probabilities = best.indices.tolist(), best.values.tolist()
-            for row, index in enumerate(batch.targets.tolist()):
-                names = [self.classes[n] if n < len(self.classes) else f"class {n}" for n in numbers[row]]
-                guesses = list(zip(names, probabilities[row], strict=True))
-                yield paths[index], [each for each in guesses if top or not several or each[1] > 0.5]
-
-
-def config_of(state: dict) -> Config:
-    """The settings of the run, with the preprocessing that `data` describes."""
-    config = unflatten(state["config"])
-    data = state["data"]
-    channels, side, _ = data["input_size"]
-    images = replace(
-        config.DATA,
-        IMAGE_SIZE=side,
-        IMAGE_CHANNELS=channels,
-        CROP_PCT=data["crop_pct"],
-        CROP_MODE=data.get("crop_mode", "center"),  # older checkpoints have none
-        INTERPOLATION=data["interpolation"],
-        IMAGENET_MEAN=tuple(data["mean"]),
-        IMAGENET_STD=tuple(data["std"]),
-    )
-    precision = config.PRECISION
-    if precision.MODE == "float8":  # needs hardware that is often not there for inference
-        precision = replace(precision, MODE="autocast", DTYPE="bfloat16")
-    return replace(config, DATA=images, PRECISION=precision)
-
-
 if __name__ == "__main__":
-    sys.exit(exit_code(main, sys.argv[1:]))
+    exit_now(exit_code(main, sys.argv[1:]))

@@ -142,6 +142,7 @@ PACKAGES = {
         ),
         *(
             "settings",
+            "inference",
             "run_folder",
             "status",
             "session",

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.inference.classifier import load_classifier
 from engine.scores.best import confidence
 from engine.scores.scores import Scores
 from scripts.export import export
-from scripts.predict import Predictor
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run, run_folder
 
@@ -46,7 +46,7 @@ def test_of_raw_weights_and_ema_the_better_ones_are_best_and_what_predict_export
     assert best["metric"] == 81.25 and best["epoch"] == 1
     assert not torch.equal(best["state_dict"]["norm.weight"], best["state_dict_ema"]["norm.weight"])
     for raw, taken in ((False, key), (True, "state_dict")):
-        assert torch.equal(Predictor(folder / "best.pth", raw).model.norm.weight, best[taken]["norm.weight"])
+        assert torch.equal(load_classifier(folder / "best.pth", raw=raw).model.norm.weight, best[taken]["norm.weight"])
     export(str(folder / "best.pth"), tmp_path / "best.safetensors")
     for source in (folder / "best.pth", tmp_path / "best.safetensors"):
         assert_taken(small_yaml, source, best[key])

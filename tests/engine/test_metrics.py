@@ -8,9 +8,10 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, f1_score, recall_score
 
+from engine.inference.classifier import load_classifier
+from engine.inference.predictor import Predictor
 from engine.scores import average_precision as module
 from engine.scores.tally import Tally
-from scripts.predict import Predictor
 from tests.support.configs import CPU
 from tests.support.runs import run, run_folder
 from tests.support.several_labels import write_digits
@@ -111,14 +112,13 @@ def test_a_run_is_best_by_map_and_predict_prints_the_labels_above_one_half(tmp_p
     row, status = (json.loads((folder / name).read_text()) for name in ("metrics.jsonl", "status.json"))
     assert status["best"]["map"] == pytest.approx(row["eval_map"], abs=1e-3)
     assert row["eval_micro_f1"] is not None and row["eval_macro_f1"] is not None
-    paths, predictor = (
-        [str(tmp_path / f"{number}.png") for number in range(40)],
-        Predictor(folder / "best.pth", raw=False),
-    )
-    some, above = sorted(dict(predictor(paths, top=4)).items()), dict(predictor(paths))
-    assert {len(guesses) for _, guesses in some} == {4}
-    assert any(sum(probability for _, probability in guesses) > 1.01 for _, guesses in some), "not of one class each"
-    assert above == {path: [each for each in guesses if each[1] > 0.5] for path, guesses in some}
+    paths = [str(tmp_path / f"{number}.png") for number in range(40)]
+    predictor = Predictor(load_classifier(folder / "best.pth"), Process(CPU))
+    some, above = list(predictor(paths, top=4)), list(predictor(paths))
+    assert [each.path for each in some] == paths and {len(each.guesses) for each in some} == {4}
+    assert any(sum(guess.probability for guess in each.guesses) > 1.01 for each in some), "not of one class each"
+    expected = [[guess for guess in each.guesses if guess.probability > 0.5] for each in some]
+    assert [each.guesses for each in above] == expected
 
 
 def test_without_labels_or_images_the_metrics_are_zero():

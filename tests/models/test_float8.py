@@ -19,11 +19,11 @@ from engine.diagnose.auto_doctor import make_case
 from engine.diagnose.explain import record_types
 from engine.diagnose.failing_batch import Batches, LastUpdate
 from engine.diagnose.fp32_compare import Float32Compare
+from engine.inference.classifier import config_of
 from engine.precision.policy import Precision
 from models import build_model
 from models.transforms.float8 import check_float8
 from scripts.doctor import precision_of
-from scripts.predict import config_of
 from tests.support.configs import CPU, SMALL, small_config
 from tests.support.runs import run_folder
 from tests.support.trainers import make_trainer, update

@@ -9,10 +9,10 @@ import timm
 import torch
 
 import main_single_gpu
+from engine.inference.classifier import load_classifier
 from models import adapt, build_model
 from models.formats.adapters import merged
 from scripts.export import export
-from scripts.predict import Predictor
 from tests.support.configs import small_config
 from tests.support.refusals import refused
 from tests.support.run_hash import run_hash
@@ -154,7 +154,7 @@ def test_an_exported_file_is_plain_weights_and_predicts_the_same(finished, tmp_p
     theirs = timm.create_model(
         "vit_tiny_patch16_224", checkpoint_path=str(tmp_path / "plain.safetensors"), num_classes=10, **arguments
     )
-    ours = Predictor(str(folder / "last.pth"), raw=False).model
+    ours = load_classifier(folder / "last.pth").model
     images = torch.randn(4, 1, 8, 8)
     with torch.no_grad():
         torch.testing.assert_close(ours(images), theirs.eval()(images), rtol=0, atol=1e-6)

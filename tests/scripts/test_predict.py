@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from datasets import load_image_sets
+from engine.inference.classifier import config_of
 from scripts import export, predict
 from tests.support.configs import small_config
 from tests.support.refusals import assert_names
@@ -117,8 +118,8 @@ def test_a_runs_folder_stands_for_its_best_checkpoint_else_its_last(trained, dig
 def test_predictions_crop_as_the_checkpoint_says_and_those_of_older_versions_the_centre(trained):
     state = torch.load(trained / "best.pth", weights_only=True)
     data = state["data"]
-    assert data.pop("crop_mode") == "center" == predict.config_of({**state, "data": data}).DATA.CROP_MODE
-    assert predict.config_of({**state, "data": data | {"crop_mode": "squash"}}).DATA.CROP_MODE == "squash"
+    assert data.pop("crop_mode") == "center" == config_of({**state, "data": data}).DATA.CROP_MODE
+    assert config_of({**state, "data": data | {"crop_mode": "squash"}}).DATA.CROP_MODE == "squash"
 
 
 @pytest.mark.parametrize("key", [None, "state_dict_ema", "state_dict"])
@@ -160,9 +161,9 @@ def test_files_of_a_folder_that_are_no_images_are_counted_on_stderr(trained, dig
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "required: checkpoint, image"),
-        (["{run}/last.pth"], "required: image"),
-        (["{run}/nothing.pth", "{run}/loss.png"], "no checkpoint at"),
+        ([], "required: model"),
+        (["{run}/last.pth"], "no images"),
+        (["{run}/nothing.pth", "{run}/loss.png"], "no file at"),
         (["{run}/log.txt", "{run}/loss.png"], "log.txt"),
         (["{run}/last.pth", "nothing.png"], "nothing.png: no such image or folder"),
         (["{run}/last.pth", "{empty}"], "no images in this folder"),

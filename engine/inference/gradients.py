@@ -1,0 +1,79 @@
+"""Where any other model looks: which places of its last feature map speak for the class, by their gradients.
+
+Grad-CAM (https://arxiv.org/abs/1610.02391) without its mean over the places of a gradient (HiResCAM,
+https://arxiv.org/abs/2011.08891): the same where the head averages the places, and true of earlier stages too.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+FINE_ENOUGH = 7  # places a side: what most models have of an image of 224
+
+
+class GradientMaps:
+    """Maps of a model by the output of one of its modules."""
+
+    title = "gradients"
+
+    def __init__(self, model: nn.Module, module: nn.Module, channels: int):
+        self.model, self.module, self.channels = model, module, channels
+
+    @classmethod
+    def of(cls, model: nn.Module, image: Tensor) -> "GradientMaps | None":
+        """By the last of timm's stages that is fine enough, else the finest; None if no stage has places.
+
+        Images of 32 leave most models a last stage of a single place.
+        """
+        stages = {
+            stage["module"]: stage["num_chs"] for stage in getattr(model, "feature_info", ()) if "module" in stage
+        }
+        modules = dict(model.named_modules())
+        found: list[tuple[int, GradientMaps]] = []
+        for name, channels in stages.items():
+            if name not in modules:
+                continue
+            maps = cls(model, modules[name], channels)
+            with torch.no_grad(), maps._watching(kept := []):
+                model(image)
+            grid = maps._as_grid(kept[0]).shape[1:3] if kept and maps._as_grid(kept[0]) is not None else (1, 1)
+            found.append((min(grid), maps))
+        found = [each for each in found if each[0] > 1]
+        fine = [maps for side, maps in found if side >= FINE_ENOUGH]
+        if fine:
+            return fine[-1]
+        return max(reversed(found), key=lambda each: each[0])[1] if found else None
+
+    def __call__(self, images: Tensor, classes: Tensor) -> Tensor:
+        """[B, rows, columns]: how much each place speaks for the class of its image, at least 0."""
+        with torch.enable_grad(), self._watching(kept := []):
+            logits = self.model(images.detach().clone().requires_grad_())
+            (features,) = kept
+            (gradient,) = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), features)
+        return self._as_grid(features * gradient).sum(-1).relu().detach()
+
+    @contextlib.contextmanager
+    def _watching(self, kept: list[Tensor]) -> Iterator[None]:
+        hook = self.module.register_forward_hook(_keep_in(kept))
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _as_grid(self, features: Tensor) -> Tensor | None:
+        """[B, rows, columns, channels] of [B, channels, rows, columns], or of tokens in a square; None for others."""
+        if not isinstance(features, Tensor) or self.channels not in (shape := features.shape):
+            return None
+        if features.ndim == 4:
+            is_last = shape[-1] == self.channels and shape[1] != self.channels
+            is_last |= shape[1] == shape[-1] and getattr(self.model, "output_fmt", "NCHW") == "NHWC"
+            return features if is_last else features.permute(0, 2, 3, 1)
+        side = math.isqrt(shape[1]) if features.ndim == 3 else 0
+        return features[:, -side * side :].unflatten(1, (side, side)) if side else None
+
+
+def _keep_in(kept: list[Tensor]) -> Callable:
+    return lambda module, given, output: kept.append(output)

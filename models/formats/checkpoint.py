@@ -1,0 +1,33 @@
+"""Finds and reads a checkpoint of a run, with everything in it."""
+
+from pathlib import Path
+
+from models.formats.files import find_file, format_of, read_weights
+from models.formats.torch import read_torch
+from utils.errors import ConfigError
+
+
+def find_checkpoint(source: str | Path) -> Path | None:
+    """The best.pth of a run's folder, else its last.pth; otherwise the file of that name."""
+    inside = [Path(source) / name for name in ("best.pth", "last.pth")]
+    return next((each for each in inside if each.is_file()), None) or find_file(source)
+
+
+def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
+    """A checkpoint of one of our runs, and its path; `needed`: what is used of it."""
+    path = find_checkpoint(source)
+    if path is None:
+        raise ConfigError(
+            f"no checkpoint at {source}; give the folder of a run, or its best.pth, last.pth or checkpoint-N.pth"
+        )
+    if format_of(path) == "safetensors":
+        weights = read_weights(path)
+        state = {weights.record.get("weights", "state_dict"): weights.state, **weights.record}
+    else:
+        state = read_torch(path)
+    if missing := needed - set(state if isinstance(state, dict) else ()):
+        raise ConfigError(
+            f"{path} is not a checkpoint of a run, without {', '.join(sorted(missing))}; give its best.pth, last.pth "
+            "or checkpoint-N.pth"
+        )
+    return path, state

@@ -120,7 +120,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
 
 
 def describe_setup(plan: Plan, trainer: Trainer) -> dict[str, str | int]:
-    """For status.json: on what and how large the run is."""
+    """For status.json: on what and how large the run is. Collective."""
     process, model = trainer.process, trainer.model
     return {
         "device": process.device.type,
@@ -130,6 +130,7 @@ def describe_setup(plan: Plan, trainer: Trainer) -> dict[str, str | int]:
         "parameters": sum(each.numel() for each in model.parameters()),
         "training_images": len(plan.train_set),
         "validation_images": len(plan.eval_set),
+        "validation_digest": plan.validation["digest"],
         "classes": len(plan.classes),
         "images_per_update": plan.order.global_batch,
     }

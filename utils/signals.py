@@ -27,8 +27,8 @@ class StopSignal:
             self.number, self._noted = number, time.monotonic()
 
 
-def die_with_parent() -> None:
-    """Linux: ask to be killed when the launcher dies, even by kill -9, so that no orphan holds the device."""
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Linux: ask for this signal when the launcher dies, even by kill -9, so that no orphan holds the device."""
     if os.uname().sysname == "Linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(set_parent_death_signal, number)

@@ -3,7 +3,7 @@
 import html
 from collections.abc import Iterable
 
-VOID = ("meta", "img", "br")
+VOID = ("meta", "img", "source", "br")
 
 
 class Markup(str):

@@ -80,7 +80,7 @@ def test_a_run_ends_with_a_report_of_what_it_measured(trained):
     folder, _ = trained
     page, run = Page(folder / "report.html"), SavedRun.open(folder)
     assert f"{run.best.value:.2f}%" in page.text and f"epoch {run.best.epoch}" in page.text
-    assert {"validation_images", "device_name", "parameters"} <= set(run.about)
+    assert {"validation_images", "validation_digest", "device_name", "parameters"} <= set(run.about)
     assert f"{run.about['parameters']:,} parameters" in page.text and "359 validation images" in page.text
     assert {"Course of training", "Where the time went", "Settings", "How to repeat it"} <= set(page.headings)
     assert "Precision" not in page.headings, "in bfloat16 nothing happened"

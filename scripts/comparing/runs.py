@@ -1,0 +1,142 @@
+"""Finds the runs to compare, and what of their data and settings differs."""
+
+import glob
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from configs.arguments import argument_to_text
+from configs.values import to_text
+from engine.saved_run import SavedRun
+from utils.errors import ConfigError
+from utils.text import first_of, redacted
+
+# Settings without influence on what a run learns; what differs of them is shown apart.
+WITHOUT_EFFECT = re.compile(
+    r"SAVE|SAVE_\w+|TAG|NAME|EVAL|CHECK\w*|KEEP_CHECKPOINTS|REPORT\w*|DEVICE|NGPUS|PROFILE|TENSORBOARD|TRACK\w*|(RESUME|RUN|DIST)\..*"
+    r"|MODEL\.RESUME|PRECISION\.(EXPLAIN|DOCTOR_SKIPS|SHADOW_\w+)"
+    r"|DATA\.(DATA_PATH|NUM_WORKERS|WORKERS|PREFETCH|BATCH_SIZE_EVAL|DOWNLOAD|MAX_\w+|CACHE\w*|REMOTE_\w+)"
+)
+REPETITION = ("SEED", "DATA.FOLD")  # runs that differ in nothing else are one group
+# What tells data from other data, in the words of a message, for runs that noted it.
+NOTED = {
+    "classes": "classes",
+    "training_images": "training images",
+    "validation_images": "validation images",
+    "validation_digest": "names or labels of the validation images",
+}
+# The same for runs of earlier versions, by their settings.
+DATA_SETTINGS = ("DATA.VAL_FRACTION", "DATA.FOLDS", "DATA.CLASSES", "DATA.GROUP_BY", "MODEL.NUM_CLASSES")
+
+
+def find_runs(sources: Sequence[str]) -> tuple[list[SavedRun], list[str]]:
+    """The runs in these folders, folders of runs and patterns, and why others in them are left out.
+
+    What is named itself has to be a run; in a folder of runs, those without a finished epoch and evaluations are left out.
+    """
+    runs, left_out = {}, []
+    for source in sources:
+        for folder, is_named in _folders(source):
+            key = folder.resolve()
+            if key in runs:
+                continue
+            try:
+                runs[key] = SavedRun.open(folder)
+            except ConfigError as error:
+                if is_named:
+                    raise
+                left_out.append(f"left out: {error}")
+    if len(runs) < 2:
+        more = f" ({'; '.join(left_out)})" if left_out else ""
+        found = next((str(run.folder) for run in runs.values()), None)
+        what = f"{found} is only one run" if found else "no run with a finished epoch"
+        raise ConfigError(
+            f"{' '.join(sources)}: {what}{more}; give two or more, or a folder that has them: python scripts/compare.py output"
+        )
+    return list(runs.values()), left_out
+
+
+def _folders(source: str) -> Iterator[tuple[Path, bool]]:
+    """Folders of runs, and whether each was named itself, rather than found."""
+    path = Path(source).expanduser()
+    if (path / "config.yaml").exists() or (path.exists() and not path.is_dir()):
+        yield path, True
+        return
+    if not path.exists():
+        found = sorted(glob.glob(str(path))) if glob.has_magic(source) else []
+        if not found:
+            raise ConfigError(f"{source}: no such folder; give folders of runs, or a folder that has them")
+        for each in map(Path, found):
+            if each.is_dir():
+                yield from ((folder, False) for folder in _runs_in(each))
+        return
+    inside = _runs_in(path)
+    if not inside:
+        yield path, True  # which says what is missing
+    yield from ((folder, False) for folder in inside)
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The folder itself, if it is of a run, else those of runs in it, also of a sweep's trials, one folder further down."""
+    for pattern in ("config.yaml", "*/config.yaml", "*/*/config.yaml"):
+        if found := sorted(folder.glob(pattern)):
+            return [each.parent for each in found]
+    return []
+
+
+def other_data(runs: Sequence[SavedRun]) -> list[str]:
+    """In which respects runs were trained or evaluated on different data, with the first two runs that differ.
+
+    Folds of one data set have different images in each part, and are compared fold by fold.
+    """
+    found = []
+    facts: dict[str, dict[Any, tuple[Any, SavedRun]]] = {}
+    for run in runs:
+        for what, value in _data_of(run):
+            place = run.settings["DATA.FOLD"] if run.settings["DATA.FOLDS"] and "images" in what else None
+            known, first = facts.setdefault(what, {}).setdefault(place, (value, run))
+            if known != value and not any(each.startswith(what) for each in found):
+                values = f"{known} and {value}: " if len(f"{known}{value}") < 80 else ""
+                found.append(f"{what} ({values}{first.folder}, {run.folder})")
+    return found
+
+
+def _data_of(run: SavedRun) -> Iterator[tuple[str, Any]]:
+    settings = run.settings
+    yield "DATA.DATASET", settings["DATA.DATASET"]
+    for key, what in NOTED.items():
+        if (value := run.about.get(key)) is not None:
+            yield what, value
+    if run.about.get("validation_digest") is None:
+        for key in DATA_SETTINGS:
+            yield key, settings[key]
+        # A data set may be moved; its folder keeps its name.
+        yield "the name of DATA.DATA_PATH", Path(str(settings["DATA.DATA_PATH"])).name
+
+
+def refuse_other_data(runs: Sequence[SavedRun], is_allowed: bool) -> str:
+    """'' or, if it is allowed, a warning."""
+    found = other_data(runs)
+    if found and not is_allowed:
+        raise ConfigError(
+            f"these runs were trained or evaluated on different data, so that their figures do not compare; they differ in "
+            f"{first_of(found, '; ', limit=4)}. Give runs on the same data, or compare all the same with -any_data"
+        )
+    return f"different data, so the figures do not compare as such: {first_of(found, '; ', limit=4)}" if found else ""
+
+
+def differing(runs: Sequence[SavedRun]) -> tuple[list[str], list[str]]:
+    """The settings whose values differ: those with influence on the result, and those without."""
+    keys = dict.fromkeys(key for run in runs for key in run.settings)
+    keys = [key for key in keys if len({value_of(run, key) for run in runs}) > 1]
+    without = [key for key in keys if WITHOUT_EFFECT.fullmatch(key)]
+    return [key for key in keys if key not in without and key not in REPETITION], without
+
+
+def value_of(run: SavedRun, key: str) -> str:
+    """As in config.yaml; '-' for a setting of another version. Without what may be credentials."""
+    value = run.settings.get(key, "-")
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {argument_to_text(each)}" for name, each in value.items()) or "{}"
+    return redacted(to_text(value))

@@ -1,0 +1,95 @@
+"""Points that optuna proposes. What it knows is rebuilt from the plan and the runs, so a kill loses none of it."""
+
+import importlib.util
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from scripts.sweeping.plan import Plan, Trial, to_word
+from scripts.sweeping.results import DONE, Result
+from scripts.sweeping.runner import Runner
+from scripts.sweeping.values import Range, range_or_choices
+from utils.errors import ConfigError
+
+ATTEMPTS = 100  # to find a point that was not tried yet
+
+
+def check_installed() -> None:
+    if importlib.util.find_spec("optuna") is None:
+        raise ConfigError(
+            "-optuna: the package optuna is not installed; pip install optuna, or list the values for a grid"
+        )
+
+
+def proposed_trials(runner: Runner) -> Iterator[Trial]:
+    """The trials of the points that are in the plan, then of new ones, each proposed when there is room to run it."""
+    number = 0
+    while True:
+        trials = runner.plan.trials
+        while number < len(trials):
+            yield trials[number]
+            number += 1
+        if len(runner.plan.points) >= runner.plan.optuna:
+            return
+        point = propose(runner.plan, runner.results)
+        if point is None:
+            runner.show.say("optuna proposes only points that were tried already; the sweep ends")
+            return
+        runner.plan = replace(runner.plan, points=[*runner.plan.points, point])
+        runner.plan.save()
+
+
+def propose(plan: Plan, results: dict[int, Result]) -> dict[str, str] | None:
+    """The settings of the next point; None if there seem to be no more. The same for the same plan and results."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    space = {key: range_or_choices(key, text) for key, text in plan.over.items()}
+    distributions = {key: _distribution(each) for key, each in space.items()}
+    config = plan.load_point({}).config
+    direction = "minimize" if config.TRAIN.BEST_METRIC == "loss" else "maximize"
+    for attempt in range(ATTEMPTS):
+        # Seeded anew for each point, so that a sweep that was started again proposes as one that was not.
+        sampler = optuna.samplers.TPESampler(seed=config.SEED + len(plan.points) + 1_000_000 * attempt)
+        study = optuna.create_study(direction=direction, sampler=sampler)
+        for params, value in _tried(plan, results, space):
+            study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=value))
+        point = {key: _word(space[key], value) for key, value in study.ask(distributions).params.items()}
+        if point not in plan.points:
+            return point
+    return None
+
+
+def _tried(plan: Plan, results: dict[int, Result], space: dict) -> Iterator[tuple[dict[str, Any], float]]:
+    """Points whose trials are all done, as optuna has them, and the mean of their best metrics."""
+    for number, point in enumerate(plan.points):
+        found = [results.get(trial.index) for trial in plan.trials if trial.point == number]
+        if all(each and each.state == DONE and each.best is not None for each in found):
+            yield (
+                {key: _param(space[key], word) for key, word in point.items()},
+                statistics.fmean(each.best for each in found),
+            )
+
+
+def _distribution(each: Range | list[str]):
+    import optuna
+
+    if not isinstance(each, Range):
+        return optuna.distributions.CategoricalDistribution(each)
+    if each.is_whole:
+        return optuna.distributions.IntDistribution(each.low, each.high, log=each.is_log, step=each.step or 1)
+    return optuna.distributions.FloatDistribution(each.low, each.high, log=each.is_log, step=each.step)
+
+
+def _word(each: Range | list[str], value: Any) -> str:
+    """As the command line has it; four digits say more than a trial can tell."""
+    if isinstance(each, Range) and not each.is_whole:
+        return to_word(min(max(float(f"{value:.4g}"), each.low), each.high))
+    return str(value)
+
+
+def _param(each: Range | list[str], word: str) -> Any:
+    if not isinstance(each, Range):
+        return word
+    return int(word) if each.is_whole else float(word)

@@ -1,0 +1,291 @@
+"""scripts/compare.py: groups over seeds with numpy's figures, what is noise, what is refused, and the files it writes."""
+
+import json
+import math
+import re
+import shutil
+
+import numpy
+import pytest
+from PIL import Image
+
+from engine.saved_run import SavedRun
+from scripts import compare as script
+from scripts.comparing import statistics
+from scripts.comparing.curves import look
+from scripts.comparing.groups import group_runs
+from scripts.comparing.markdown import to_markdown
+from scripts.comparing.page import write_comparison
+from scripts.comparing.runs import find_runs, other_data
+from scripts.comparing.tables import compare
+from tests.support.compared_runs import make_run
+from tests.support.refusals import assert_names
+from tests.support.runs import ROOT
+from utils.program import exit_code
+
+OF_RATE = {"1e-3": (97.0, 96.0, 98.0), "3e-3": (90.0, 91.0, 95.0)}  # best top-1 by seed
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two rates with three seeds each; the last epoch is not the best."""
+    for rate, values in OF_RATE.items():
+        for seed, value in enumerate(values):
+            settings = f"SEED: {seed}\nTRAIN.BASE_LR: {rate}\nSAVE: {tmp_path}\nTAG: x{seed}"
+            make_run(tmp_path / "runs" / f"{rate}-{seed}", [50.0, value, value - 1], settings)
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def typed(capsys):
+    """Types a command; returns its exit code, what it printed and what went to the error stream."""
+
+    def type_in(*words):
+        code = exit_code(script.main, [str(word) for word in words])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return code, out, err
+
+    return type_in
+
+
+def groups_in(folder, metric=None):
+    return group_runs(find_runs([str(folder)])[0], metric)
+
+
+def table(markdown: str, title: str) -> list[dict[str, str]]:
+    """The rows of a table of the Markdown, by the names of its columns."""
+    lines = markdown.partition(f"## {title}\n\n")[2].partition("\n\n")[0].splitlines()
+    header, _, *rows = [[cell.strip(" *") for cell in line.strip("|").split(" | ")] for line in lines]
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def test_runs_that_differ_in_seed_only_are_a_group_with_numpys_mean_and_deviation(folder, typed):
+    groups, keys = groups_in(folder)
+    assert keys == ["TRAIN.BASE_LR"]
+    assert [len(group.runs) for group in groups] == [3, 3]
+    code, out, _ = typed(folder)
+    assert code == 0
+    for row, values in zip(table(out, "Results"), OF_RATE.values(), strict=True):
+        assert row["runs"] == "3" and row["epochs"] == "3"
+        assert row["best top-1, %"] == f"{numpy.mean(values):.2f} ± {numpy.std(values, ddof=1):.2f}"
+        losses = [1 - (value - 1) / 100 for value in values]
+        assert row["final loss"] == f"{numpy.mean(losses):.4f} ± {numpy.std(losses, ddof=1):.4f}"
+        assert (row["images/s"], row["time"], row["memory"]) == ("101 ± 0", "33.0 s", "502 MiB")
+    assert [row["TRAIN.BASE_LR"] for row in table(out, "Settings that differ")] == ["0.001", "0.003"]
+    assert "SAVE" not in out and "TAG" not in out
+
+
+def test_mean_and_deviation_are_numpys():
+    values = list(numpy.random.default_rng(0).normal(98, 3, 17))
+    assert statistics.mean(values) == pytest.approx(numpy.mean(values), rel=1e-14)
+    assert statistics.deviation(values) == pytest.approx(numpy.std(values, ddof=1), rel=1e-13)
+    assert statistics.mean([]) is None and statistics.deviation([1.0]) is None
+
+
+def test_differences_are_paired_by_seed_where_the_seeds_are_the_same():
+    one, other = {0: 97.0, 1: 96.0, 2: 98.0}, {0: 90.0, 1: 91.0, 2: 95.0}
+    gaps = numpy.array(list(other.values())) - numpy.array(list(one.values()))
+    found = statistics.difference(other, one)
+    assert found.is_paired and found.value == pytest.approx(gaps.mean())
+    assert found.error == pytest.approx(gaps.std(ddof=1) / math.sqrt(3))
+    assert found.half_width == pytest.approx(4.303 * found.error) and found.is_noise is False
+
+
+def test_differences_of_other_seeds_are_welchs():
+    # The figures of scipy.stats.ttest_ind([90, 91, 95, 94], [97, 96, 98], equal_var=False): t -3.4017, 4.23 degrees, p 0.025.
+    found = statistics.difference({3: 90.0, 4: 91.0, 5: 95.0, 6: 94.0}, {0: 97.0, 1: 96.0, 2: 98.0})
+    assert not found.is_paired and found.value / found.error == pytest.approx(-3.40168, abs=1e-5)
+    assert found.half_width == pytest.approx(2.776 * found.error), "t of 4 whole degrees of freedom"
+    assert found.is_noise is False
+    assert statistics.difference({3: 90.0, 4: 99.0}, {0: 97.0, 1: 96.0}).is_noise is True
+    assert statistics.difference({3: 90.0}, {0: 97.0, 1: 96.0}).is_noise is None, "of one run nothing is known"
+
+
+def test_the_quantiles_of_students_t_go_on_smoothly_beyond_the_table():
+    assert statistics.student(30.9) == 2.042 and statistics.student(31) == pytest.approx(2.0395, abs=3e-3)
+    assert statistics.student(1000) == pytest.approx(1.962, abs=1e-3)
+
+
+@pytest.mark.parametrize(("shift", "word"), [(-8.0, "worse"), (8.0, "better"), (0.1, "within noise")])
+def test_the_table_says_whether_a_difference_is_noise(tmp_path, typed, shift, word):
+    for seed, value in enumerate((90.0, 91.0, 89.5)):
+        make_run(tmp_path / f"a{seed}", [value], f"SEED: {seed}")
+        make_run(tmp_path / f"b{seed}", [value + shift + seed / 5], f"SEED: {seed + 5}\nTRAIN.SMOOTHING: 0.1")
+    code, out, _ = typed(tmp_path)
+    row = table(out, "Results")[1]
+    assert code == 0 and word in row["against group 1"]
+    assert ("within the noise" in out) == (word == "within noise")
+
+
+def test_with_the_loss_as_metric_less_is_better(tmp_path, typed):
+    for seed in range(2):
+        for name, value in (("a", 0.5), ("b", 0.1)):
+            settings = f"SEED: {seed}\nTRAIN.BEST_METRIC: loss\nTRAIN.SMOOTHING: {value}"
+            make_run(tmp_path / f"{name}{seed}", [100 - 100 * value - seed], settings)
+    code, out, _ = typed(tmp_path)
+    assert code == 0 and table(out, "Results")[1]["against group 1"].startswith("-0.4000")
+    assert "better" in table(out, "Results")[1]["against group 1"]
+
+
+def test_runs_of_one_group_alone_have_a_mean_and_no_comparison(tmp_path, typed):
+    for seed, value in enumerate((90.0, 92.0)):
+        make_run(tmp_path / f"{seed}", [value], f"SEED: {seed}")
+    code, out, _ = typed(tmp_path)
+    (row,) = table(out, "Results")
+    assert code == 0 and row["best top-1, %"] == "91.00 ± 1.41" and "against group 1" not in row
+
+
+def test_folds_are_repetitions_and_have_other_images_each(tmp_path):
+    for fold in range(2):
+        for rate in ("1e-3", "3e-3"):
+            about = {
+                "classes": 10,
+                "training_images": 80 + fold,
+                "validation_images": 20,
+                "validation_digest": f"{fold}",
+            }
+            settings = f"DATA.FOLDS: 2\nDATA.FOLD: {fold}\nTRAIN.BASE_LR: {rate}"
+            make_run(tmp_path / f"{rate}-{fold}", [90.0 + fold], settings, {"about": about})
+    runs, _ = find_runs([str(tmp_path)])
+    assert other_data(runs) == []
+    groups, _ = group_runs(runs, None)
+    assert [len(group.runs) for group in groups] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("about", "settings", "names"),
+    [
+        ({"validation_digest": "bb"}, "", ["validation images"]),
+        ({"classes": 11}, "", ["classes", 10, 11]),
+        ({"training_images": 70}, "", ["training images", 80, 70]),
+        ({}, "DATA.DATASET: cifar10", ["DATA.DATASET", "digits", "cifar10"]),
+    ],
+)
+def test_runs_on_different_data_are_refused_and_compared_only_if_asked(tmp_path, typed, about, settings, names):
+    make_run(tmp_path / "a", [90.0])
+    noted = {"classes": 10, "training_images": 80, "validation_images": 20, "validation_digest": "aa"} | about
+    make_run(tmp_path / "b", [90.0], settings, {"about": noted})
+    code, out, err = typed(tmp_path / "a", tmp_path / "b")
+    assert code == 2 and not out
+    assert_names(err, "-any_data", tmp_path / "a", tmp_path / "b", *names)
+    code, out, err = typed(tmp_path / "a", tmp_path / "b", "-any_data")
+    assert code == 0 and out.index("Warning") < out.index("## Results")
+
+
+def test_runs_of_earlier_versions_are_told_apart_by_their_settings(tmp_path, typed):
+    for kind in ("single", "mixed"):
+        shutil.copytree(ROOT / "tests/data/saved_runs" / kind, tmp_path / kind)
+    code, _, err = typed(tmp_path / "single", tmp_path / "mixed")
+    assert code == 2
+    assert_names(err, "-any_data", "single", "mixed")
+    shutil.copytree(tmp_path / "single", tmp_path / "again")
+    code, out, _ = typed(tmp_path / "single", tmp_path / "again")
+    assert code == 0 and [row["runs"] for row in table(out, "Results")] == ["2"]
+    assert "repetition" in out, "both have one seed"
+
+
+def test_runs_that_did_not_end_are_compared_up_to_their_last_epoch(tmp_path, typed):
+    make_run(tmp_path / "whole", [80.0, 90.0, 95.0])
+    make_run(tmp_path / "killed", [80.0, 85.0], "TRAIN.NUM_EPOCHS: 3\nTRAIN.SMOOTHING: 0.1", {"state": "training"})
+    make_run(tmp_path / "early", [80.0, 85.0], "TRAIN.NUM_EPOCHS: 3\nTRAIN.SMOOTHING: 0.2", {"reason": "early stop"})
+    code, out, _ = typed(tmp_path)
+    assert code == 0
+    notes = [line for line in out.splitlines() if line.startswith("- ")]
+    assert [line for line in notes if "killed" in line and "2 of 3" in line]
+    assert not [line for line in notes if "/early" in line]
+    assert {row["folder"].split("/")[-1]: row["state"] for row in table(out, "Runs")}["killed"] == "killed"
+
+
+def test_in_a_folder_of_runs_those_without_an_epoch_are_left_out_but_named_ones_are_refused(folder, typed):
+    (folder / "empty").mkdir()
+    (folder / "empty" / "config.yaml").write_text("SEED: 1\n")
+    code, out, _ = typed(folder)
+    assert code == 0 and "left out" in out and "empty" in out
+    code, out, err = typed(folder / "empty", *folder.glob("1e-3-*"))
+    assert code == 2 and not out
+    assert_names(err, folder / "empty")
+
+
+def test_runs_of_different_metrics_are_compared_by_top1_or_by_the_one_asked_for(tmp_path, typed):
+    make_run(tmp_path / "a", [90.0, 80.0])
+    make_run(tmp_path / "b", [91.0, 81.0], "TRAIN.BEST_METRIC: loss")
+    code, out, _ = typed(tmp_path)
+    assert code == 0 and "TRAIN.BEST_METRIC" in out
+    assert [row["best top-1, %"] for row in table(out, "Results")] == ["90.00", "91.00"]
+    code, out, _ = typed(tmp_path, "-metric", "loss")
+    assert [row["best loss"] for row in table(out, "Results")] == ["0.1000", "0.0900"]
+    code, _, err = typed(tmp_path, "-metric", "map")
+    assert code == 2
+    assert_names(err, "-metric", "map")
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["{runs}/nothing"], ["nothing"]),
+        (["{runs}/*-nothing"], ["nothing"]),
+        (["{runs}/1e-3-0/config.yaml", "{runs}"], ["config.yaml", "a file"]),
+        (["{runs}/1e-3-0"], ["1e-3-0", "one run"]),
+        (["{runs}/1e-3-0", "{runs}/1e-3-0/"], ["one run"]),
+        (["{empty}"], ["config.yaml"]),
+        (["{runs}", "-output", "x.pdf"], ["-output", "x.pdf", ".md"]),
+        (["{runs}", "-output", "{runs}/not/there.md"], ["-output"]),
+        (["{runs}", "-output", "{empty}.md/x.png"], ["-output"]),
+        (["{runs}", "-metric", "speed"], ["-metric", "top1"]),
+        ([], ["run"]),
+    ],
+)
+def test_a_mistake_ends_with_exit_code_2_and_a_remedy(folder, typed, tmp_path, words, names):
+    (tmp_path / "empty").mkdir()
+    code, out, err = typed(*(word.format(runs=folder, empty=tmp_path / "empty") for word in words))
+    assert code == 2 and not out and err.startswith("error: ") and err.count("\n") == 1
+    assert_names(err, *names)
+
+
+def test_the_files_hold_the_table_and_the_curves(folder, typed, tmp_path):
+    code, out, err = typed(folder, "-output", tmp_path / "x.md", tmp_path / "x.png", tmp_path / "x.html")
+    assert code == 0
+    page = (tmp_path / "x.html").read_text()
+    assert page.count("data:image/png;base64,") == 4, "two pictures, each for light and for dark pages"
+    assert "<script" not in page and not re.search(r"(src|href|srcset)=\"(?!data:)", page)
+    assert all(f"{value:.2f}" in page for value in (numpy.mean(values) for values in OF_RATE.values()))
+    written = (tmp_path / "x.md").read_text()
+    assert written.startswith(out.rstrip()) and "(<x.png>)" in written
+    with Image.open(tmp_path / "x.png") as picture:
+        assert picture.format == "PNG" and picture.width > 1000
+
+
+def test_names_cannot_break_out_of_their_cell(tmp_path):
+    for name in ("a|b`<i>", "c\nd"):
+        make_run(tmp_path / name, [90.0], f"TRAIN.SMOOTHING: 0.{len(name)}")
+    groups, keys = groups_in(tmp_path)
+    text = to_markdown(compare(groups, keys, "", []))
+    rows = table(text, "Runs")
+    assert [len(row) for row in rows] == [6, 6] and "<i>" not in text.replace("\\<i\\>", "")
+    write_comparison(tmp_path / "x.html", compare(groups, keys, "<b>", []))
+    page = (tmp_path / "x.html").read_text()
+    assert "<i>" not in page and "<b>" not in page and "&lt;i&gt;" in page
+
+
+def test_forty_groups_have_forty_looks():
+    for number in (3, 21, 40):
+        looks = {look(index, number, dark=False) for index in range(number)}
+        assert len(looks) == number
+
+
+def test_the_mean_curve_covers_the_epochs_that_all_runs_have(tmp_path):
+    make_run(tmp_path / "a", [10.0, 20.0, 30.0], "SEED: 1")
+    make_run(tmp_path / "b", [20.0, 40.0], "SEED: 2\nTRAIN.NUM_EPOCHS: 3")
+    (group,), _ = groups_in(tmp_path)
+    assert group.mean_curve("eval_top1") == [(1, 15.0), (2, 30.0)]
+
+
+def test_weights_of_the_ema_count_where_they_are_better(tmp_path):
+    for seed in range(2):
+        run = make_run(tmp_path / f"{seed}", [50.0, 60.0], f"SEED: {seed}")
+        rows = [row | {"eval_top1_ema": row["eval_top1"] + 5, "eval_loss_ema": 0.1} for row in run.epochs]
+        (run.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (group,), _ = groups_in(tmp_path)
+    assert group.values(group.best) == [65.0, 65.0]
+    assert group.curve(SavedRun.open(tmp_path / "0"), "eval_top1") == [(1, 55.0), (2, 65.0)]

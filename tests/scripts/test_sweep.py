@@ -1,0 +1,322 @@
+"""scripts/sweep.py: what it starts, what it makes of killed and failed trials, and what it refuses before any starts."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scripts import sweep
+from scripts.sweeping import plan, proposals, runner
+from tests.support.forks import start_fork
+from tests.support.refusals import assert_names
+from tests.support.run_hash import run_hash
+from tests.support.runs import alive, run, wait_until
+from utils.program import exit_code
+
+
+def flag(arguments: list[str], name: str) -> str:
+    return arguments[arguments.index(name) + 1]
+
+
+class Pretended:
+    """A run that ends after `polls`, as `ends` says by its name: an exit code, or KeyboardInterrupt that kills the sweep."""
+
+    ends: dict = {}
+    started: list = []  # (name, variables) of each
+    polls = 0
+
+    def __init__(self, arguments, output, environment, cwd):
+        self.folder = Path(flag(arguments, "-output"), name := flag(arguments, "-name"))
+        self.started.append((name, environment))
+        self.code, self.options = self.ends.get(name, 0), dict(each.split("=") for each in arguments if "=" in each)
+        output.write_text("error: no such data\n")
+        if isinstance(self.code, BaseException):
+            raise self.code
+
+    def poll(self):
+        if self.polls or self.code == 2:
+            self.polls -= 1
+            return None if self.polls >= 0 else 2
+        self.folder.mkdir(exist_ok=True)
+        rate = float(self.options.get("TRAIN.BASE_LR", 0))
+        status = {"state": "done", "exit_code": 0} if self.code == 0 else {"state": "failed", "exit_code": self.code}
+        best = {"best": {"top1": 100 * rate, "epoch": 2}, "best_metric": "top1"}
+        if self.code >= 0:  # a kill leaves no word
+            (self.folder / "status.json").write_text(json.dumps({**status, **best}))
+        return self.code
+
+    def stop(self):
+        self.code = 143
+
+
+@pytest.fixture
+def pretended(monkeypatch, signal_handlers):
+    monkeypatch.setattr(runner, "Program", Pretended)
+    monkeypatch.setattr(Pretended, "ends", {})
+    monkeypatch.setattr(Pretended, "started", [])
+    monkeypatch.setattr(runner, "SECONDS_BETWEEN_LOOKS", 0)
+    return Pretended
+
+
+@pytest.fixture
+def start(tmp_path, small_yaml, capsys):
+    """Start a sweep with these words in tmp_path / "sweep": its exit code and what it printed."""
+
+    def call(*words: str) -> tuple[int, str]:
+        code = exit_code(sweep.main, ["-output", str(tmp_path / "sweep"), *words])
+        return code, "".join(capsys.readouterr())
+
+    return lambda *words: call(*(["-cfg", str(small_yaml), *words] if words else []))
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with open(folder / "trials.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+GRID = ["-over", "TRAIN.BASE_LR=0.1,0.3", "MODEL.DEPTH=1,2", "-seeds", "0,1", "-folds", "2"]
+
+
+def test_a_grid_has_a_trial_for_each_setting_seed_and_fold(tmp_path, start, pretended):
+    code, printed = start(*GRID)
+    found = rows(tmp_path / "sweep")
+    assert code == 0 and len(pretended.started) == len(found) == 16
+    assert len({tuple(row[key] for key in ("TRAIN.BASE_LR", "MODEL.DEPTH", "seed", "fold")) for row in found}) == 16
+    assert all(row["state"] == "done" and row["epoch"] == "2" for row in found)
+    # The best settings: a mean of 30, without deviation, of 4 trials.
+    best = next(line for line in printed.splitlines() if line.startswith("| BASE_LR=0.3"))
+    assert_names(best, "30.00", "0", "4 of 4")
+    commands = (tmp_path / "sweep" / "commands.sh").read_text().splitlines()
+    assert_names(
+        commands[4], "TRAIN.BASE_LR=0.1", "MODEL.DEPTH=1", "-seed 1", "DATA.FOLDS=2", "DATA.FOLD=1", "trial-003"
+    )
+
+
+def test_what_is_finished_is_not_started_again_and_what_was_killed_is(tmp_path, start, pretended):
+    pretended.ends |= {"trial-001": 3, "trial-002": -9, "trial-003": 1, "trial-004": KeyboardInterrupt()}
+    assert start(*GRID)[0] == 130
+    assert [name for name, _ in pretended.started] == [f"trial-{number:03d}" for number in range(5)]
+    pretended.ends.clear()
+    pretended.started.clear()
+    code, _ = start()
+    assert code == 3 and [name for name, _ in pretended.started] == [f"trial-{n:03d}" for n in range(2, 16)]
+    assert [row["state"] for row in rows(tmp_path / "sweep")] == ["done", "failed"] + ["done"] * 14
+    assert start()[0] == 3 and len(pretended.started) == 14
+
+
+@pytest.mark.parametrize(
+    "ends, code", [({"trial-001": 1}, 1), ({"trial-001": 3}, 3), ({"trial-000": 1, "trial-001": 3}, 1)]
+)
+def test_trials_that_fail_are_noted_and_the_others_run(tmp_path, start, pretended, ends, code):
+    pretended.ends |= ends
+    assert start(*GRID)[0] == code
+    assert [row["state"] for row in rows(tmp_path / "sweep")].count("done") == 16 - len(ends)
+
+
+def test_a_trial_that_is_refused_stops_the_sweep_which_can_then_be_another(tmp_path, start, pretended):
+    pretended.ends |= {"trial-000": 2}
+    code, printed = start(*GRID)
+    assert code == 2 and len(pretended.started) == 1
+    assert_names(printed, "trial 0", "no such data", "main_single_gpu.py")
+    pretended.ends.clear()
+    assert start("-seeds", "4,5")[0] == 0
+
+
+def test_another_sweep_in_its_folder_is_refused_and_names_what_differs(tmp_path, start, pretended):
+    assert start(*GRID)[0] == 0
+    code, printed = start(*GRID[:3], "-seeds", "0,2", "-epochs", "7")
+    assert code == 2
+    assert_names(printed, "-seeds: 0 1 -> 0 2", "-folds: 2 -> none", "-epochs 7", "-output")
+    assert start(*GRID)[0] == 0 and len(pretended.started) == 16
+
+
+def test_two_sweeps_do_not_work_in_one_folder(tmp_path, start, pretended):
+    with plan.lock(tmp_path / "sweep"):
+        code, printed = start(*GRID)
+    assert code == 2 and not pretended.started
+    assert_names(printed, tmp_path / "sweep")
+
+
+def test_trials_that_run_at_the_same_time_share_out_the_devices(start, pretended, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    code, printed = start(*GRID, "-jobs", "2", "-ngpus", "2")
+    assert code == 2
+    assert_names(printed, "-jobs 1")
+    monkeypatch.setattr(pretended, "polls", 3)
+    assert start(*GRID, "-jobs", "2")[0] == 0
+    assert {variables["CUDA_VISIBLE_DEVICES"] for _, variables in pretended.started} == {"3", "5"}
+
+
+def test_cores_are_divided_where_there_are_no_devices(start, pretended, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert start(*GRID, "-jobs", "3", "-opts", "DEVICE=cpu")[0] == 0
+    assert {variables["OMP_NUM_THREADS"] for _, variables in pretended.started} == {"2"}
+
+
+REFUSED = {
+    "-over TRAIN.BASE_LRR=1": ["-over", "TRAIN.BASE_LR"],
+    "-over TRAIN.BASE_LR=": ["-over", "TRAIN.BASE_LR"],
+    "-over TRAIN.BASE_LR=1,,2": ["-over", "TRAIN.BASE_LR"],
+    "-over TRAIN.BASE_LR=1e-3,x": ["-over", "TRAIN.BASE_LR", "x"],
+    "-over TRAIN.BASE_LR=1e-3,0.001": ["-over", "0.001"],
+    "-over TRAIN.BASE_LR=1e-3..1e-2": ["-optuna"],
+    "-over TRAIN.OPTIMIZER.BETAS=0.9,0.99": ["TRAIN.OPTIMIZER.BETAS"],
+    "-over MODEL.NUM_HEADS=2,3": ["MODEL.NUM_HEADS, 3"],
+    "-over SEED=1,2": ["-seeds"],
+    "-over TRAIN.BASE_LR=1,2 -opts TRAIN.BASE_LR=3": ["-over", "TRAIN.BASE_LR"],
+    "-over TRAIN.BASE_LR=2..1 -optuna 3": ["-over", "TRAIN.BASE_LR"],
+    "-over TRAIN.BASE_LR=1..2:x -optuna 3": ["-over", "TRAIN.BASE_LR"],
+    "-folds 3 -optuna 3": ["-optuna"],
+    "-folds 1": ["-folds"],
+    "-seeds 0,0": ["-seeds"],
+    "-seeds 1 -seed 3": ["SEED", "-seeds"],
+    "-seeds 1 -eval": ["-eval"],
+    "-seeds 1 -resume auto": ["-resume"],
+    "-seeds 1 -name x": ["NAME", "-output"],
+    "-seeds 1 -bogus 3": ["-bogus"],
+    "-epochs 3": ["-over", "-seeds", "-folds"],
+    "-seeds 1 -submit": ["-submit", "sbatch"],
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_mistake_is_refused_before_any_trial_starts(tmp_path, start, pretended, monkeypatch, words):
+    monkeypatch.setenv("PATH", "")
+    code, printed = start(*words.split())
+    assert code == 2 and not pretended.started
+    assert_names(printed, *REFUSED[words])
+
+
+def test_a_folder_of_other_things_and_a_missing_package_are_refused(tmp_path, start, pretended, monkeypatch):
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "photo.jpg").write_text("")
+    code, printed = start(*GRID)
+    assert code == 2 and os.listdir(tmp_path / "sweep") == ["photo.jpg"]
+    assert_names(printed, "-output", tmp_path / "sweep")
+    monkeypatch.setattr(proposals.importlib.util, "find_spec", lambda name: None)
+    code, printed = start("-over", "TRAIN.BASE_LR=0.1..0.3", "-optuna", "3")
+    assert code == 2
+    assert_names(printed, "pip install optuna")
+
+
+def test_values_of_lists_stand_in_brackets_and_texts_with_commas_in_quotes():
+    choices = sweep.read_over(["TRAIN.OPTIMIZER.BETAS=[0.9,0.99],(0.9,0.999)", "MODEL.NAME='a,b',c"])
+    found = {key: plan.choices_of(key, text) for key, text in choices.items()}
+    assert found == {"TRAIN.OPTIMIZER.BETAS": ["[0.9,0.99]", "(0.9,0.999)"], "MODEL.NAME": ["a,b", "c"]}
+
+
+def test_optuna_proposes_the_same_points_after_a_kill(tmp_path, start, pretended, monkeypatch):
+    pytest.importorskip("optuna")
+    words = ["-over", "TRAIN.BASE_LR=1e-4..1e-1:log", "MODEL.DEPTH=1..9:4", "-seeds", "0,1"]
+    assert start(*words, "-optuna", "4")[0] == 0
+    whole = [(row["TRAIN.BASE_LR"], row["MODEL.DEPTH"]) for row in rows(tmp_path / "sweep")]
+    assert len(whole) == 8 and len(set(whole)) == 4 and {depth for _, depth in whole} <= {"1", "5", "9"}
+    (tmp_path / "sweep").rename(tmp_path / "former")
+    pretended.ends |= {"trial-005": KeyboardInterrupt()}
+    assert start(*words, "-optuna", "4")[0] == 130
+    pretended.ends.clear()
+    assert start()[0] == 0
+    assert [(row["TRAIN.BASE_LR"], row["MODEL.DEPTH"]) for row in rows(tmp_path / "sweep")] == whole
+    assert start(*words, "-optuna", "5")[0] == 0 and len(rows(tmp_path / "sweep")) == 10
+
+
+class Forked:
+    """A real run, forked from a process that has imported torch."""
+
+    def __init__(self, arguments, output, environment, cwd):
+        output.touch()
+        self.process = start_fork(arguments[1], arguments[2:], [output, output], environment)
+
+    def poll(self):
+        return self.process.exitcode
+
+    def stop(self):
+        self.process.terminate()
+
+
+def test_a_trial_that_was_killed_comes_to_what_a_run_by_hand_does(
+    tmp_path, small_yaml, start, monkeypatch, signal_handlers
+):
+    class Killed(Forked):
+        def poll(self):
+            status = tmp_path / "sweep" / "trial-000" / "status.json"
+            if status.exists() and json.loads(status.read_text()).get("epoch", 0) >= 1:
+                self.process.kill()
+            return super().poll()
+
+    monkeypatch.setattr(runner, "Program", Killed)
+    code, _ = start("-seeds", "7", "-epochs", "2")
+    assert code == 1 and rows(tmp_path / "sweep")[0]["state"] == "stopped"
+    monkeypatch.setattr(runner, "Program", Forked)
+    assert start()[0] == 0
+    by_hand = ["-cfg", str(small_yaml), "-epochs", "2", "-seed", "7", "-output", str(tmp_path), "-name", "by_hand"]
+    assert run("main_single_gpu.py", *by_hand).returncode == 0
+    assert run_hash(tmp_path / "sweep" / "trial-000") == run_hash(tmp_path / "by_hand")
+    (row,) = rows(tmp_path / "sweep")
+    assert row["state"] == "done" and float(row["seconds"]) > 0
+
+
+def test_a_trial_is_told_to_end_when_its_sweep_is_killed(tmp_path):
+    if os.uname().sysname != "Linux":
+        pytest.skip("only Linux tells a process that its parent was killed")
+    read, write = os.pipe()
+    if (parent := os.fork()) == 0:
+        program = ["/bin/sh", "-c", "trap 'echo told; exit' TERM; while :; do sleep 0.1; done"]
+        started = runner.Program(program, tmp_path / "out", {}, str(tmp_path))
+        os.write(write, str(started._process.pid).encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+    pid = int(os.read(read, 20))
+    os.waitpid(parent, 0)
+    wait_until(lambda: not alive(pid))
+
+
+def test_a_job_array_runs_each_trial_once_and_queues_again_what_was_told_to_stop(tmp_path, start, pretended):
+    tools = {
+        "sbatch": 'export SLURM_ARRAY_JOB_ID=17\nfor n in 0 1; do SLURM_ARRAY_TASK_ID=$n bash "$1" >> tasks; done',
+        "srun": 'echo "$*" >> calls; mkdir -p "${@: -2:1}/trial-000"\n'
+        'echo \'{"state": "stopped", "signal": 10}\' > "${@: -2:1}/trial-000/status.json"; exit 138',
+        "scontrol": 'echo "scontrol $*" >> calls',
+    }
+    for name, text in tools.items():
+        path = tmp_path / name
+        path.write_text(f"#!/bin/bash\ncd {tmp_path}\n{text}\n")
+        path.chmod(0o755)
+    assert start("-seeds", "0,1", "-slurm", "-jobs", "1")[0] == 0
+    script = tmp_path / "sweep" / "slurm.sh"
+    assert_names(script.read_text(), "#SBATCH --array=0-1%1", "#SBATCH --signal=USR1@120", "#SBATCH --requeue")
+    subprocess.run(["sbatch", script], env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, check=False)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert [call.split()[-1] for call in calls if "-run_trial" in call] == ["0", "1"]
+    assert [call for call in calls if "scontrol" in call] == ["scontrol requeue 17_0"] and not pretended.started
+
+
+def test_a_task_becomes_the_run_of_its_trial(tmp_path, start, pretended, monkeypatch):
+    assert start("-seeds", "0,1", "-slurm")[0] == 0
+    called = []
+    monkeypatch.setattr(os, "execve", lambda program, words, environment: called.append((words, environment)))
+    monkeypatch.setattr(os, "chdir", lambda folder: None)
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    exit_code(sweep.main, ["-run_trial", str(tmp_path / "sweep"), "1"])
+    words, environment = called[0]
+    assert flag(words, "-seed") == "1" and flag(words, "-name") == "trial-001" and "SLURM_PROCID" not in environment
+    assert exit_code(sweep.main, ["-run_trial", str(tmp_path / "sweep"), "2"]) == 2
+    assert exit_code(sweep.main, ["-run_trial", str(tmp_path / "sweep"), "x"]) == 2
+    assert start("-over", "TRAIN.BASE_LR=0.1..0.3", "-optuna", "3", "-slurm")[0] == 2
+
+
+def test_a_full_disk_harms_no_trial(tmp_path, start, pretended, monkeypatch):
+    def refuse(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("scripts.sweeping.results.replacing", refuse)
+    code, printed = start("-seeds", "0,1")
+    assert code == 0 and len(pretended.started) == 2 and "trials.csv" in printed
+    monkeypatch.setattr("scripts.sweeping.plan.write_text", refuse)
+    code, printed = start()
+    assert code == 2
+    assert_names(printed, "-output", tmp_path / "sweep")

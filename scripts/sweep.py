@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
         check_installed()
     jobs = arguments.jobs or 1
     slots, line = choose_slots(plan.load_point({}).config, jobs, os.environ)
-    with lock(plan.folder):
+    with lock(plan.path):
         plan.save()
         if not (arguments.slurm or arguments.submit):
             if line:
@@ -124,6 +124,10 @@ def _plan(arguments: argparse.Namespace, flags: list[str]) -> Plan:
     is_asked = bool(flags or arguments.over or arguments.seeds or arguments.folds or arguments.optuna)
     if then and not is_asked:
         return then
+    if not is_asked:
+        raise ConfigError(
+            f"-output: {arguments.output} holds no sweep to go on with; for a new one give -over KEY=VALUE,VALUE, -seeds or -folds"
+        )
     options = {"seeds": arguments.seeds, "folds": arguments.folds, "optuna": arguments.optuna}
     now = Plan.new(arguments.output, flags, read_over(arguments.over), **options)
     return continued(then, now) if then else now
@@ -149,7 +153,7 @@ def _report(plan: Plan) -> str:
     write_trials(plan, results, print)
     text = f"{summary(results)}\n\n{table(plan, results)}"
     try:
-        write_text(plan.folder / "summary.md", f"{text}\n")
+        write_text(plan.path / "summary.md", f"{text}\n")
     except OSError as error:
         print(f"warning: cannot write {plan.folder / 'summary.md'} ({cause_of(error)})")
     return text

@@ -60,7 +60,7 @@ class Trial:
 class Plan:
     """`points`: the settings of each point of a grid, or those that optuna has proposed so far."""
 
-    folder: Path
+    folder: Path  # as typed, from `cwd`
     flags: list[str]  # of the runs, as typed
     over: dict[str, str]
     seeds: list[int]
@@ -166,8 +166,13 @@ class Plan:
     def _program_from_here(self) -> str:
         return self.program if Path(self.cwd) == ROOT else str(ROOT / self.program)
 
+    @property
+    def path(self) -> Path:
+        """The folder, from wherever this start of the sweep is."""
+        return Path(self.cwd, self.folder)
+
     def folder_of(self, trial: Trial) -> Path:
-        return Path(self.cwd, self.folder, trial.name)
+        return self.path / trial.name
 
     def output_of(self, trial: Trial) -> Path:
         """What the run printed."""
@@ -175,12 +180,11 @@ class Plan:
 
     def save(self) -> None:
         """Write sweep.json and commands.sh."""
-        facts = {"version": VERSION, **asdict(self)}
-        del facts["folder"]
+        facts = {"version": VERSION, **asdict(self), "folder": str(self.folder)}
         commands = [f"cd {shlex.quote(self.cwd)}", *map(self.command, self.trials)]
         try:
-            write_text(self.folder / "commands.sh", "\n".join([*commands, ""]))
-            write_text(self.folder / FILE, json.dumps(facts, indent=1) + "\n")
+            write_text(self.path / FILE, json.dumps(facts, indent=1) + "\n")
+            write_text(self.path / "commands.sh", "\n".join([*commands, ""]))
         except OSError as error:
             raise ConfigError(
                 f"-output: cannot write to {self.folder} ({cause_of(error)}); choose another folder"
@@ -199,7 +203,9 @@ def read_plan(folder: Path) -> Plan | None:
         facts = json.loads(file.read_text(encoding="utf-8"))
         if facts.pop("version") != VERSION:
             raise ConfigError(f"{file} is of another version of halfstep; give -output another folder")
-        return Plan(folder, **facts)
+        plan = Plan(**facts | {"folder": Path(facts["folder"])})
+        # A folder that was moved is not where the plan says.
+        return plan if plan.path.resolve() == folder.resolve() else replace(plan, folder=folder.resolve())
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -240,7 +246,7 @@ def lock(folder: Path) -> IO[str]:
     """Make the folder if need be, and lock it against a second sweep until this process ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / FILE).exists() and any(each.name != ".sweep.lock" for each in folder.iterdir()):
+        if not (folder / FILE).exists() and any(each.name[0] != "." for each in folder.iterdir()):
             raise ConfigError(f"-output: {folder} is not empty and holds no sweep; give a new folder")
         file = open(folder / ".sweep.lock", "w")  # noqa: SIM115
     except OSError as error:

@@ -108,7 +108,7 @@ def write_trials(plan: Plan, results: Sequence[Result], warn: Callable[[str], No
         facts = [trial.seed, trial.fold, result.state, result.metric, result.best, result.epoch, seconds]
         writer.writerow([trial.index, *trial.settings.values(), *facts, trial.name])
     try:
-        with replacing(plan.folder / "trials.csv", shared=True) as file:
+        with replacing(plan.path / "trials.csv", shared=True) as file:
             file.write(text.getvalue().encode(errors="surrogateescape"))
     except OSError as error:
         warn(f"cannot write {plan.folder / 'trials.csv'} ({cause_of(error)}); the sweep goes on")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from configs.schema import Config
 from utils.errors import ConfigError
+from utils.text import counted
 
 
 def choose_slots(config: Config, jobs: int, environment: Mapping[str, str]) -> tuple[list[dict[str, str]], str]:
@@ -16,12 +17,12 @@ def choose_slots(config: Config, jobs: int, environment: Mapping[str, str]) -> t
     per_job = config.NGPUS or 1
     devices = visible_devices(environment) if config.DEVICE in ("auto", "cuda") else []
     if not devices:
-        threads = max(1, _num_cores() // jobs)
+        threads = max(1, _num_cores() // (jobs * per_job))
         if "OMP_NUM_THREADS" in environment:
             return [{} for _ in range(jobs)], ""
         return [
             {"OMP_NUM_THREADS": str(threads)} for _ in range(jobs)
-        ], f"{jobs} trials at a time, {threads} threads each"
+        ], f"{jobs} trials at a time, {counted(threads, 'thread')} a process"
     if per_job > 1 and jobs * per_job > len(devices):
         raise ConfigError(
             f"-jobs: {jobs} trials of {per_job} devices each (-ngpus) need {jobs * per_job}, and there are {len(devices)}; "

@@ -49,27 +49,26 @@ def write_script(plan: Plan, jobs: int | None) -> Path:
     """Write slurm.sh into the folder of the sweep. `jobs`: how many tasks may run at a time."""
     if plan.optuna:
         raise ConfigError("-slurm: the trials of -optuna follow from those before; run the sweep itself in one job")
-    folder = Path(plan.cwd, plan.folder)
     text = TEXT.format(
         script=SCRIPT,
-        name=shlex.quote(folder.name),
+        name=shlex.quote(plan.path.name),
         last=plan.num_trials - 1,
         throttle=f"%{jobs}" if jobs else "",
         cores=8 * plan.num_devices,
         devices=plan.num_devices,
-        output=shlex.quote(str(folder / "slurm-%A_%a.txt")),
+        output=shlex.quote(str(plan.path / "slurm-%A_%a.txt")),
         cwd=shlex.quote(plan.cwd),
-        folder=shlex.quote(str(plan.folder)),
+        folder=shlex.quote(str(plan.path)),
         python=shlex.quote(sys.executable),
         sweep=shlex.quote(str(ROOT / "scripts" / "sweep.py")),
     )
     try:
-        write_text(plan.folder / SCRIPT, text)
+        write_text(plan.path / SCRIPT, text)
     except OSError as error:
         raise ConfigError(
             f"-output: cannot write to {plan.folder} ({cause_of(error)}); choose another folder"
         ) from error
-    return plan.folder / SCRIPT
+    return plan.path / SCRIPT
 
 
 def submit(script: Path) -> int:

@@ -30,7 +30,7 @@ class Pretended:
     polls = 0
 
     def __init__(self, arguments, output, environment, cwd):
-        self.folder = Path(flag(arguments, "-output"), name := flag(arguments, "-name"))
+        self.folder = Path(cwd, flag(arguments, "-output"), name := flag(arguments, "-name"))
         self.started.append((name, environment))
         self.code, self.options = self.ends.get(name, 0), dict(each.split("=") for each in arguments if "=" in each)
         output.write_text("error: no such data\n")
@@ -132,6 +132,22 @@ def test_another_sweep_in_its_folder_is_refused_and_names_what_differs(tmp_path,
     assert code == 2
     assert_names(printed, "-seeds: 0 1 -> 0 2", "-folds: 2 -> none", "-epochs 7", "-output")
     assert start(*GRID)[0] == 0 and len(pretended.started) == 16
+
+
+def test_a_sweep_goes_on_from_another_folder_and_after_it_was_moved(tmp_path, small_yaml, pretended, monkeypatch):
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path)
+    words = ["-cfg", str(small_yaml), "-seeds", "0,1,2"]
+    pretended.ends |= {"trial-001": 1}
+    assert exit_code(sweep.main, [*words, "-output", "a/sweep"]) == 1
+    monkeypatch.chdir(tmp_path / "a")
+    pretended.ends["trial-001"] = -9
+    assert exit_code(sweep.main, ["-output", "sweep"]) == 1
+    pretended.ends.clear()
+    (tmp_path / "a" / "sweep").rename(tmp_path / "moved")
+    assert exit_code(sweep.main, ["-output", "../moved"]) == 0
+    names = [f"trial-{number:03d}" for number in (0, 1, 2, 1, 1)]
+    assert [name for name, _ in pretended.started] == names and len(rows(tmp_path / "moved")) == 3
 
 
 def test_two_sweeps_do_not_work_in_one_folder(tmp_path, start, pretended):

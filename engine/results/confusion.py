@@ -36,7 +36,8 @@ def draw_confusion(results: ImageResults, names: Names) -> Image.Image:
     has_numbers = len(shown) <= MOST_WITH_NUMBERS
     pitch = min(LARGEST_CELL, SIDE / len(shown)) if has_numbers else SIDE / len(shown)
     side = round(pitch * len(shown))
-    margin = GAP + round(min(NAMES_WIDTH, max(map(letters.width, titles))))
+    every = 1 if has_numbers else -(-len(shown) // NUM_NAMED)
+    margin = GAP + round(min(NAMES_WIDTH, max(map(letters.width, titles[::every]))))
     left, top = GAP + margin, 2 * GAP + letters.height
     width = left + side + GAP + (0 if has_numbers else LIST_WIDTH)
     title = f"{counted(len(results.indices), 'validation image')}: rows are labels, columns predictions"
@@ -54,7 +55,7 @@ def draw_confusion(results: ImageResults, names: Names) -> Image.Image:
         if has_numbers:
             middle = (x + pitch / 2, y + pitch / 2)
             letters.draw(draw, middle, str(cell.count), "white" if darkness > 0.5 else "black", anchor="mm")
-    _name_axes(picture, letters, titles, (left, top, pitch, side))
+    _name_axes(picture, letters, titles[::every], (left, top, top + side + 6, every * pitch, pitch))
     if not has_numbers:
         _list_mistakes(draw, letters, titles, found, (left + side + 2 * GAP, top))
     return picture
@@ -68,20 +69,19 @@ def _cells(results: ImageResults, shown: np.ndarray) -> Iterator[Cell]:
 
 
 def _name_axes(
-    picture: Image.Image, letters: Lettering, titles: list[str], matrix: tuple[int, int, float, int]
+    picture: Image.Image, letters: Lettering, titles: list[str], matrix: tuple[int, int, int, float, float]
 ) -> None:
-    """Names to the left of some rows and, turned, below these columns. `matrix`: its left, top, pitch and side."""
-    left, top, pitch, side = matrix
+    """Names to the left of some rows and, turned, below these columns. `matrix`: its left and top, where
+    these begin, the distance of two names, and the size of a cell.
+    """
+    left, top, bottom, distance, pitch = matrix
     draw = ImageDraw.Draw(picture)
-    every = 1 if len(titles) <= MOST_WITH_NUMBERS else -(-len(titles) // NUM_NAMED)
-    for number in range(0, len(titles), every):
-        text = letters.fit(titles[number], NAMES_WIDTH)
-        middle = (number + 0.5) * pitch
+    for number, title in enumerate(titles):
+        text, middle = letters.fit(title, NAMES_WIDTH), number * distance + pitch / 2
         letters.draw(draw, (left - 6, top + middle), text, anchor="rm")
         turned = Image.new("RGB", (NAMES_WIDTH, letters.height), "white")
         letters.draw(ImageDraw.Draw(turned), (NAMES_WIDTH, letters.height / 2), text, anchor="rm")
-        place = (round(left + middle - letters.height / 2), top + side + 6)
-        picture.paste(turned.transpose(Image.Transpose.ROTATE_90), place)
+        picture.paste(turned.transpose(Image.Transpose.ROTATE_90), (round(left + middle - letters.height / 2), bottom))
 
 
 def _list_mistakes(

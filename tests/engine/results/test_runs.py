@@ -1,0 +1,120 @@
+"""What whole runs leave: of which weights it is, after a kill too, and what wrong labels look like."""
+
+import csv
+import json
+import signal
+
+import pytest
+from PIL import Image
+
+from tests.support.run_hash import run_hash
+from tests.support.runs import run, run_folder
+
+WRONG_LABELS = (3, 58, 120, 211, 350)
+TABLES = ("predictions.csv", "per_class.csv", "confusion.csv")
+PICTURES = ("confusion.png", "mistakes.png", "train_batch.png")
+# It gets 94% of the digits right after an epoch.
+CONVOLUTIONS = """
+DATA: {DATASET: digits, IMAGE_SIZE: 16, IMAGE_CHANNELS: 1, HFLIP: 0, CROP_SCALE: [0.8, 1], BATCH_SIZE: 32, NUM_WORKERS: 0}
+MODEL: {TYPE: timm, NAME: test_resnet}
+TRAIN: {NUM_EPOCHS: 1, WARMUP_EPOCHS: 0, BASE_LR: 5e-3, SMOOTHING: 0, MODEL_EMA: true, MODEL_EMA_DECAY: 0.9}
+TENSORBOARD: false
+REPORT: false
+"""
+
+
+def start(yaml, output, *options, script="main_single_gpu.py", **faults):
+    processes = faults.pop("processes", 1)
+    words = ["-cfg", str(yaml), "-output", str(output), *options]
+    return run(script, *words, processes=processes, faults={"draw_no_curves": []} | faults)
+
+
+def predictions(folder) -> list[dict[str, str]]:
+    with open(folder / "predictions.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def tables(folder) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in TABLES}
+
+
+@pytest.fixture(scope="module")
+def mislabelled(tmp_path_factory):
+    """The folder of a run whose validation images have five wrong labels."""
+    folder = tmp_path_factory.mktemp("mislabelled")
+    (folder / "conv.yaml").write_text(CONVOLUTIONS)
+    ended = start(folder / "conv.yaml", folder / "o", "-opts", "REPORT=true", mislabel=WRONG_LABELS)
+    assert ended.returncode == 0, ended.printed
+    return run_folder(folder / "o")
+
+
+def test_planted_wrong_labels_are_among_the_mistakes_that_are_shown(mislabelled):
+    rows = predictions(mislabelled)
+    wrong = [row for row in rows if row["label"] != row["prediction"]]
+    shown = sorted(wrong, key=lambda row: -float(row["probability"]))[:36]
+    assert {f"digits image {index}" for index in WRONG_LABELS} <= {row["image"] for row in shown}
+    with Image.open(mislabelled / "mistakes.png") as sheet:
+        assert sheet.width > 900 and sheet.height > 150
+
+
+def test_tables_and_record_are_of_the_weights_that_best_pth_is_of(mislabelled):
+    record, status = (json.loads((mislabelled / name).read_text()) for name in ("results.json", "status.json"))
+    rows = predictions(mislabelled)
+    right = sum(row["label"] == row["prediction"] for row in rows)
+    assert len(rows) == 359 and status["best_top1"] == pytest.approx(100 * right / 359)
+    assert (record["epoch"], record["value"]) == (status["best_epoch"], status["best_top1"])
+    last = json.loads((mislabelled / "metrics.jsonl").read_text().splitlines()[record["epoch"] - 1])
+    suffix = "_ema" if record["weights"] == "ema" else ""
+    assert last[f"eval_top1{suffix}"] == max(last["eval_top1"], last["eval_top1_ema"])
+    assert last[f"eval_top1{suffix}"] == pytest.approx(record["value"], abs=1e-4)
+    assert all((mislabelled / name).exists() for name in PICTURES)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_evaluation_of_best_pth_leaves_the_same_tables_for_any_number_of_processes(mislabelled, tmp_path, processes):
+    script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
+    flags = ["-eval", "-pretrained", str(mislabelled / "best.pth"), "-output", str(tmp_path / "o")]
+    ended = run(script, *flags, processes=processes, faults={"mislabel": list(WRONG_LABELS)})
+    assert ended.codes == [0] * processes, ended.printed
+    folder = run_folder(tmp_path / "o")
+    if processes == 1:
+        assert tables(folder) == tables(mislabelled)
+    for mine, theirs in zip(predictions(folder), predictions(mislabelled), strict=True):
+        assert (mine["image"], mine["label"], mine["prediction"]) == (
+            theirs["image"],
+            theirs["label"],
+            theirs["prediction"],
+        )
+        assert float(mine["probability"]) == pytest.approx(float(theirs["probability"]), abs=1e-4)
+
+
+def test_a_run_killed_before_its_tables_ends_with_those_of_its_best_pth_and_pictures_change_no_weight(
+    tmp_path, small_yaml
+):
+    mixed = ["-opts", "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.RANDOM_ERASE_PROB=0.5", "TRAIN.MODEL_EMA=true"]
+    assert start(small_yaml, tmp_path / "whole", *mixed).returncode == 0
+    whole = run_folder(tmp_path / "whole")
+    assert not any((whole / name).exists() for name in PICTURES), "REPORT is false"
+    with_pictures = [*mixed, "REPORT=true"]
+    killed = start(small_yaml, tmp_path / "o", *with_pictures, kill_before_results=[])
+    assert killed.returncode == -signal.SIGKILL
+    folder = run_folder(tmp_path / "o")
+    assert (folder / "train_batch.png").exists() and not (folder / "predictions.csv").exists()
+    for _ in range(2):  # the second start finds them
+        ended = start(small_yaml, tmp_path / "o", "-resume", "auto", *with_pictures)
+        assert ended.returncode == 0, ended.printed
+    assert run_hash(folder) == run_hash(whole)
+    assert tables(folder) == tables(whole) and (folder / "mistakes.png").exists()
+
+
+@pytest.mark.parametrize(
+    "what", ["open .predictions.csv.tmp", "replace .mistakes.png.tmp mistakes.png", "open .train_batch.png.tmp"]
+)
+def test_a_table_or_picture_that_finds_no_room_is_said_once_and_ends_no_run(tmp_path, small_yaml, what):
+    ended = start(small_yaml, tmp_path, "-epochs", "1", "-opts", "REPORT=true", find_no_room=[what, 1, False])
+    assert ended.returncode == 0, ended.printed
+    folder = run_folder(tmp_path)
+    assert ended.printed.count("disk full") == 1
+    assert json.loads((folder / "status.json").read_text())["state"] == "done" and (folder / "best.pth").exists()
+    assert not list(folder.glob(".*.tmp"))
+    assert (folder / "results.json").exists() == ("predictions" not in what)

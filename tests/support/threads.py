@@ -1,0 +1,41 @@
+"""Processes that are threads of the test: what they exchange goes through memory."""
+
+import threading
+
+import torch
+
+from tests.support.configs import CPU
+from utils.distributed import Process
+
+
+class Threads:
+    """Processes that are threads here: their collectives exchange values in memory."""
+
+    def __init__(self, count: int):
+        self.processes = [self.Rank(CPU, rank=rank, world_size=count) for rank in range(count)]
+        self.given, self.barrier = [None] * count, threading.Barrier(count)
+        for each in self.processes:
+            each.threads = self
+
+    class Rank(Process):
+        def join(self, items):
+            threads = self.threads
+            threads.given[self.rank] = items
+            threads.barrier.wait(10)
+            found = [item for each in threads.given for item in each]
+            threads.barrier.wait(10)
+            return found
+
+        def sum(self, values):
+            return torch.stack(self.join([values])).sum(0)
+
+    def run(self, task):
+        found = {}
+        threads = [
+            threading.Thread(target=lambda each=each: found.update({each.rank: task(each)})) for each in self.processes
+        ]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(20)
+        return [found[rank] for rank in range(len(threads))]

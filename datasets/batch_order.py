@@ -97,7 +97,10 @@ class Order:
         num_full, rest = divmod(self.num_images, self.global_batch)
         if not num_full:
             return f"1 update of {counted(rest, 'image')}"
-        updates = f"{counted(num_full, 'update')} of {counted(self.global_batch, 'image')} ({self.describe_split()})"
+        is_split = self.global_batch > self.batch_size or self.world_size > 1
+        updates = f"{counted(num_full, 'update')} of {counted(self.global_batch, 'image')}" + (
+            f" ({self.describe_split()})" if is_split else ""
+        )
         if not rest or self.num_repeats > 1:  # an epoch with repeats sees a part of the images anyway
             return updates
         rest = counted(rest, "image")

@@ -4,15 +4,15 @@ from configs.duration import to_seconds
 from datasets import BadImages
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.resume import bad_images_of
+from engine.console.console import Console
 from engine.diagnose.auto_doctor import AutoDoctor
 from engine.diagnose.failing_batch import LastUpdate
 from engine.diagnose.fp32_compare import Float32Compare
 from engine.parallel.strategy import is_sharded
 from engine.plan import Plan
 from engine.report.compile_report import CompileReport
-from engine.report.console import Console
 from engine.report.data_wait_advice import DataWaitAdvice
-from engine.report.heartbeat import Heartbeat
+from engine.report.heartbeat import Heartbeat, Pace
 from engine.report.profiler import Profiler
 from engine.report.recorder import Recorder
 from engine.report.timing import Timing
@@ -28,6 +28,8 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
     """The callbacks of every process, and those of process 0 only."""
     config, process, log = plan.config, session.process, session.log
     timing, last_update = Timing.on(process.device), LastUpdate()
+    pace = Pace(plan.num_updates)
+    console = Console(config, log, timing, pace, has_ema=trainer.ema is not None)
     callbacks = [timing, last_update]  # first: others read their results
     # Before the recorder, which shows the pictures.
     callbacks.append(BestResults(config, session.path, plan.eval_set, log, trainer))
@@ -40,7 +42,7 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
             callbacks.append(Profiler(config.PROFILE, session.path / "trace.json.gz", timing, log.say))
         if config.PRECISION.SHADOW_STEPS and trainer.precision.half is not None:
             callbacks.append(Float32Compare(config.PRECISION, last_update, log, recorder.add_comparison))
-        callbacks += [Console(config, log), recorder, Heartbeat(plan.num_updates, session.beat)]
+        callbacks += [console, recorder, Heartbeat(pace, session.beat)]
         callbacks.append(DataWaitAdvice(config, trainer.data.image_set, process, log.say))
         if not is_sharded(config, process):  # it needs a copy of the whole model
             doctor = AutoDoctor(config, session.path, log, last_update)
@@ -52,7 +54,7 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
             seconds = to_seconds(config.RUN.MAX_TIME)
             callbacks.append(TimeLimit(seconds, plan.started, lambda: saver.longest))
     else:
-        callbacks.append(Console(config, log))
+        callbacks.append(console)
     known = bad_images_of(plan.saved, len(plan.train_set))
     bad_images = BadImages(plan.train_set, config.DATA.MAX_BAD_FRACTION, log.warn, known)
     bad_images.forget_repaired(process)

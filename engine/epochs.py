@@ -27,6 +27,7 @@ from engine.train.trainer import Trainer
 from utils import VERSION
 from utils.errors import cause_of
 from utils.signals import StopSignal
+from utils.text import format_time
 
 
 class Epochs:
@@ -46,6 +47,7 @@ class Epochs:
         self.bad_eval_images = BadImages(eval_data.image_set, self.config.DATA.MAX_BAD_FRACTION, self.log.warn)
         self.failure = ""  # why the last save failed, in every process
         self.start = time.perf_counter()
+        self.state = "training"  # how the run ended: as in status.json, or EARLY_STOP, or failed
 
     def run(self) -> int:
         """Returns the exit code."""
@@ -263,12 +265,12 @@ class Epochs:
             what += f", not saved ({self.failure}; {then})"
             facts["reason"] = "; ".join(filter(None, (facts.get("reason"), f"not saved: {self.failure}")))
         self._status(state, exit_code=code, eta_seconds=None, **facts)
-        minutes, seconds = divmod(time.perf_counter() - self.start, 60)
+        self.state = EARLY_STOP if facts.get("reason") == EARLY_STOP else "failed" if code == 3 else state
+        seconds = time.perf_counter() - self.start
+        lasted = f"{seconds:.1f} s" if seconds < 60 else format_time(seconds)
         files = {"weights": "last.pth", "curves": "loss.png", "logs": "log.txt"}
         things = ", ".join(name for name, file in files.items() if (self.session.path / file).exists())
-        self.log.say(
-            f"{what}; {self._describe_best()}; {minutes:.0f} min {seconds:.1f} s; {things}: {self.session.path}"
-        )
+        self.log.say(f"{what}; {self._describe_best()}; {lasted}; {things}: {self.session.path}")
         return code
 
 

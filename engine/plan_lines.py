@@ -1,5 +1,7 @@
 """What a run and -check say about a plan: what is trained, and where it differs from the checkpoint that it begins with."""
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ from configs.values import IMPLIED, SETTINGS, convert, flatten, to_text
 from configs.yaml_files import Layer
 from datasets import describe_balance, holds_out_no_more
 from engine.checkpoint.resume import is_run
+from engine.optim.schedule import batch_factor
 from engine.parallel.strategy import is_sharded
 from engine.plan import AS_BEGUN, Plan
 from engine.scores.best import Best
@@ -17,17 +20,12 @@ from engine.scores.scores import TITLES, format_value
 from models.pretrained.said import ARCHITECTURE
 from models.pretrained.timm_tags import is_imagenet_by_other_names
 from models.pretrained.weights import differences
-from utils.text import counted, first_of
+from utils.text import align, counted, first_of
 
 
-def describe_training(plan: Plan) -> list[str]:
-    """The lines that a run logs before it trains."""
-    order = plan.order
-    lines = [
-        f"data: {len(plan.train_set):,} training and {counted(len(plan.eval_set), 'validation image')}, "
-        f"{counted(len(plan.classes), 'class')}; an epoch is {order.describe_epoch()}",
-        plan.precision.describe(),
-    ]
+def describe_training(plan: Plan, model: str) -> list[str]:
+    """The lines that a run logs before it trains. `model`: what is known of it besides its name."""
+    lines = align(list(_most_important(plan, model)))
     if plan.given.DATA.BATCH_SIZE == AUTO:
         lines.insert(0, f"batch size: {describe_batch_size(plan)}")
     if plan.config.TRAIN.SIZE_SCHEDULE:
@@ -42,6 +40,38 @@ def describe_training(plan: Plan) -> list[str]:
         )
     advice = plan.precision.advise_on_sizes(plan.config, plan.num_classes)
     return [*lines, *([advice] if advice else []), *compare_with_weights(plan), *warn_of_overlap(plan)]
+
+
+def _most_important(plan: Plan, model: str) -> Iterator[tuple[str, str]]:
+    """What is trained on what and how, with where each value comes from: a file, a flag, weights, or the default."""
+    config, order, origins = plan.config, plan.order, plan.loaded.origins
+    sets = f"{len(plan.train_set):,} training and {counted(len(plan.eval_set), 'validation image')}"
+    scale = batch_factor(config.TRAIN, order.global_batch)
+    rate = f"learning rate {config.TRAIN.BASE_LR:g}" + (
+        f" x {scale:.3g} (TRAIN.LINEAR_SCALED_LR)" if scale != 1 else ""
+    )
+    values = {
+        "DATA.BATCH_SIZE": f"batch {config.DATA.BATCH_SIZE}",
+        "TRAIN.BASE_LR": rate,
+        "TRAIN.NUM_EPOCHS": counted(config.TRAIN.NUM_EPOCHS, "epoch"),
+    }
+    yield "model", f"{with_origins({'MODEL.NAME': config.MODEL.NAME}, origins)}, {model}"
+    yield (
+        "data",
+        f"{with_origins({'DATA.DATASET': config.DATA.DATASET}, origins)}, {sets}, {counted(len(plan.classes), 'class')}",
+    )
+    yield "training", f"{with_origins(values, origins)}; an epoch is {order.describe_epoch()}"
+    yield "precision", f"{plan.precision.describe()} ({_origin('AMP', origins)})"
+
+
+def with_origins(values: dict[str, str], origins: dict[str, str]) -> str:
+    """{setting: its value in words} in one line; neighbours of one origin share it."""
+    groups = itertools.groupby(values, lambda key: _origin(key, origins))
+    return ", ".join(f"{', '.join(values[key] for key in keys)} ({origin})" for origin, keys in groups)
+
+
+def _origin(key: str, origins: dict[str, str]) -> str:
+    return origins[key].partition(": ")[0]  # of a batch size that was found without how it was
 
 
 def describe_evaluation(plan: Plan) -> list[str]:

@@ -263,7 +263,7 @@ def imagine(setting: str, world_size: int | None, local_size: int | None) -> Pro
 
 def describe_precision(precision: Precision, model: nn.Module) -> list[str]:
     """The chosen precision; applies its transforms to the model."""
-    return [precision.describe().removeprefix("precision: "), *precision.transforms().apply(model)]
+    return [precision.describe(), *precision.transforms().apply(model)]
 
 
 def try_resume(plan: Plan, model: nn.Module, has_data: bool) -> list[str]:

@@ -28,6 +28,7 @@ from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import held_by
 from engine.checkpoint.resume import is_run, refuse_changes
 from engine.checkpoint.sharded_saver import make_saver
+from engine.console.next_steps import after_evaluation, after_failure, after_training
 from engine.diagnose.explain import explain
 from engine.epochs import Epochs, describe_progress
 from engine.evaluation import Evaluation, evaluate, evaluate_saved, weights_to_score
@@ -48,11 +49,14 @@ from engine.train.stop_conditions import DONE, EARLY_STOP, why_finished
 from engine.train.trainer import Trainer
 from models import adapt, build_model, describe
 from models.compile_cache import prepare_compiler
+from models.formats.files import find_file
 from models.pretrained.weights import check_exactly
 from models.teacher import Teacher
 from utils.distributed import Process
+from utils.errors import LostProcess
 from utils.findings import OK
 from utils.host import keep_freed_memory, name_of
+from utils.program import judge
 from utils.seed import make_deterministic
 from utils.signals import StopSignal
 from utils.text import counted
@@ -74,6 +78,9 @@ def run(loaded: LoadedConfig, process: Process) -> int:
         code = run_evaluation(session, loaded) if loaded.config.EVAL else run_training(session, loaded)
     except BaseException as error:
         explained = process.name_lost_ranks(error)
+        is_ours = isinstance(explained, LostProcess) or judge(explained)[1] is None
+        for line in after_failure(process, session.path) if is_ours and session.path.name else ():
+            session.log.say(line)
         session.end(explained)
         raise explained from (None if explained is error else error)
     session.end(None)
@@ -90,12 +97,13 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
         log.say(line)
     config = plan.config  # final; recovery from out-of-memory errors may still cut a batch into smaller micro-batches
     model = make_model(session, plan)
+    about_model = describe(model)
     train_data = build_train_data(config, plan.train_set, process, plan.order)
     eval_data = build_eval_data(config, plan.eval_set, process)
     BadImages(plan.eval_set, config.DATA.MAX_BAD_FRACTION, log.note).check_sample(process)
     trainer = build_trainer(config, model, train_data, process, log, make_teacher(session, plan))
     trainer.guard = MemoryGuard(config, trainer, log)
-    for line in describe_training(plan):
+    for line in describe_training(plan, about_model):
         log.say(line)
     for finding in quick_checks(config, model, train_data, process, session.path):
         if finding.verdict != OK:
@@ -113,9 +121,12 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     trainer.callbacks = choose_callbacks(session, plan, trainer, saver)
     if config.PRECISION.EXPLAIN:
         explain(trainer, log, session.path)
-    code = Epochs(session, plan, trainer, eval_data, saver, stop).run()
+    epochs = Epochs(session, plan, trainer, eval_data, saver, stop)
+    code = epochs.run()
     if config.REPORT and process.is_first and code < 128:  # whoever sent a signal wants the program to end
         write_at_end(session.path, log)
+    for line in after_training(config, process, session.path, plan.eval_set, epochs.state):
+        log.say(line)
     return code
 
 
@@ -150,6 +161,9 @@ def leave_finished(session: Session, plan: Plan, trainer: Trainer, eval_data: Ev
         best = Best(*held_by(session.path / BEST).get("best", ()))
         progress = describe_progress(plan, trainer, session.path, saved, best)
         session.status("done", **progress, exit_code=0, reason=EARLY_STOP if is_early else None)
+    state = EARLY_STOP if is_early else "done"
+    for line in after_training(plan.config, session.process, session.path, plan.eval_set, state):
+        session.log.say(line)
     return 0
 
 
@@ -170,7 +184,6 @@ def make_model(session: Session, plan: Plan) -> torch.nn.Module:
     for line in process.after_first(lambda: plan.load_weights(model)):
         log.say(line)
     adapt(model, config)
-    log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
     # FSDP moves a model to the device block by block.
     return model if is_sharded(config, process) and not config.EVAL else model.to(process.device)
 
@@ -218,13 +231,15 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     log.say(f"data: {counted(data.num_samples, 'validation image')}, {counted(len(eval_set.classes), 'class')}")
     for line in describe_evaluation(plan):
         log.say(line)
-    log.say(precision.describe())
+    log.say(f"precision: {precision.describe()}")
     set_matmul(config.PRECISION.MATMUL)
     keep_freed_memory(process.device)
     normalize = Normalize(config.DATA, torch.float32).to(process.device)
     bad_images = BadImages(eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
     found, transforms = {}, precision.transforms()
     for name, model in weights_to_score(plan, partial(make_model, session, plan)):
+        if not found:
+            log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
         for line in transforms.apply(model.to(process.device)):
             log.say(line)
         if not found:  # the weights can be used
@@ -239,6 +254,9 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     session.status(
         "done", exit_code=0, **{name.strip().lower() or "raw": each.scores.figures() for name, each in found.items()}
     )
+    weights = find_file(plan.source[1]) if plan.kept else None
+    for line in after_evaluation(weights, session.path, eval_set):
+        log.say(line)
     return 0
 
 

@@ -137,6 +137,7 @@ PACKAGES = {
             "memory",
             "results",
             "report",
+            "console",
             "diagnose",
             "check",
         ),

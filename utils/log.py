@@ -1,14 +1,18 @@
-"""The log of a run: console, log.txt, with several processes log_{rank}.txt of each, and a progress bar."""
+"""The log of a run: console, log.txt, with several processes log_{rank}.txt of each, and a progress bar.
+
+On a terminal a person sees a line an epoch and the bar; files and pipes get every line in PaddleViT's format.
+"""
 
 import contextlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from utils.errors import cause_of
+from utils.terminal.bar import Bar, is_terminal, without_bar
 
 
 class Log:
@@ -19,7 +23,8 @@ class Log:
         self._early: list[str] = []  # lines said before there is a folder
         self._files = []
         self._has_failed = False
-        self._bar = None
+        self._bar: Bar | None = None
+        self.on_terminal = rank == 0 and is_terminal()
         self._lock = threading.RLock()  # the thread that saves speaks too
 
     def open(self, folder: Path) -> None:
@@ -34,13 +39,24 @@ class Log:
         """Print a line on rank 0 and write it to every rank's file."""
         with self._lock:
             if self._rank == 0:
-                if self._bar is not None:
-                    self._bar.clear()
-                try:
-                    print(line, flush=True)
-                except BrokenPipeError:  # `| head` has seen enough; the run goes on
-                    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+                self._print(line)
             self._write(line)
+
+    def _print(self, line: str) -> None:
+        with without_bar():
+            try:
+                print(line, flush=True)
+            except OSError:  # `| head` has seen enough, or the terminal has gone; the run goes on
+                sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+
+    def detail(self, line: str) -> None:
+        """As `say`, but not on a terminal, where `show` says it in short."""
+        (self.note if self.on_terminal else self.say)(line)
+
+    def show(self, line: str) -> None:
+        """Print a line on a terminal, of what the files have in detail."""
+        if self.on_terminal:
+            self._print(line)
 
     def note(self, line: str) -> None:
         """Write a line to this rank's files only."""
@@ -76,37 +92,24 @@ class Log:
                 print(f"warning: cannot write {path} ({cause_of(error)}); lines may be missing in it", file=sys.stderr)
             self._has_failed = True
 
-    def start_bar(self, total: int, initial: int, title: str, images_per_step: int) -> None:
-        """Show a progress bar, counted in images, if stderr is a terminal."""
-        if self._rank == 0 and sys.stderr.isatty():
-            from tqdm import tqdm
+    def start_bar(self, total: int, initial: int, title: str) -> None:
+        """Show a progress bar, counted in images, if this is a terminal."""
+        if self.on_terminal:
+            self._bar = Bar(title, total, initial)
 
-            self._bar = tqdm(
-                total=total,
-                initial=initial,
-                desc=title,
-                unit=" images",
-                unit_scale=images_per_step,
-                leave=False,
-                dynamic_ncols=True,
-            )
-
-    def move_bar(self) -> None:
+    def move_bar(self, count: int) -> None:
         if self._bar is not None:
-            self._bar.update()
+            self._bar.move(count)
 
-    def show_on_bar(self, **figures: str) -> None:
+    def describe_bar(self, describe: Callable[[], str]) -> None:
+        """What stands at its end, each second when it is drawn."""
         if self._bar is not None:
-            self._bar.set_postfix(figures, refresh=False)
+            self._bar.describe = describe
 
     def end_bar(self) -> None:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-
-    @property
-    def shows_bar(self) -> bool:
-        return self._bar is not None
 
     def close(self) -> None:
         self.end_bar()

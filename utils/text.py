@@ -26,6 +26,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
+def format_time(seconds: float) -> str:
+    """0:07, 12:40, 2:03:12, 3 d 2 h"""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days} d {hour} h"
+    return f"{hour}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+
+
 def align(rows: Sequence[Sequence[str]]) -> list[str]:
     """One line a row, columns two spaces apart; what looks like a number stands to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

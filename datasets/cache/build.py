@@ -5,7 +5,6 @@ import io
 import itertools
 import os
 import shutil
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from datasets.transforms.decode import simplejpeg
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import StoppedBySignal
 from utils.host import free_host_memory
+from utils.terminal.bar import Bar, is_terminal
 from utils.text import counted, format_bytes
 
 NUM_SAMPLED = 64  # images from which the size of all is estimated
@@ -153,12 +153,11 @@ def free_bytes(location: CacheLocation) -> int:
 
 def _with_progress(numbers: range, progress: CacheProgress) -> Iterator[int]:
     """The numbers, with a bar on a terminal, elsewhere with a line per tenth of the images, at most one a second."""
-    if sys.stderr.isatty():
-        from tqdm import tqdm
-
-        yield from tqdm(
-            numbers, "cache", numbers.stop, initial=numbers.start, unit=" images", leave=False, dynamic_ncols=True
-        )
+    if is_terminal():
+        with Bar("cache", numbers.stop, numbers.start) as bar:
+            for number in numbers:
+                yield number
+                bar.move()
         return
     last = time.monotonic()
     for number in numbers:

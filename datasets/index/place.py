@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from configs.schema import Config
 from datasets.index.file import SMALL, Index, IndexWriteError, open_index
+from utils.terminal.bar import shown
 from utils.text import format_bytes
 
 ENDING = ".index"
@@ -55,9 +56,7 @@ def open_or_build(
 
 def progress(items: Iterable[T], title: str, total: int, unit: str) -> Iterable[T]:
     """The items as they come, with a bar where a person looks at a terminal."""
-    from tqdm import tqdm
-
-    return tqdm(items, title, total, unit=unit, disable=None, delay=1.0)
+    return shown(items, title, total, unit=f"{unit}s")
 
 
 def note_of_memory(index: Index, title: str) -> list[str]:

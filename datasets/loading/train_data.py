@@ -10,6 +10,7 @@ import numpy as np
 
 from datasets.batch_order import Order, Piece
 from datasets.types import Batch, ImageSet
+from utils.terminal.bar import shown
 
 
 class Window(NamedTuple):
@@ -83,4 +84,7 @@ class EvalData:
         chunks = [share[start : start + self.batch_size] for start in range(0, largest, self.batch_size)]
         pieces = [Piece(0, chunk if len(chunk) else np.zeros(1, int), len(chunk)) for chunk in chunks]
         with contextlib.closing(self._load(pieces)) as batches:
-            yield from batches
+            if self.rank:
+                yield from batches
+            else:
+                yield from shown(batches, "evaluating", len(share), size=lambda batch: batch.num_samples)

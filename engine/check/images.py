@@ -13,6 +13,7 @@ from datasets.sources.synthetic import SyntheticImages
 from datasets.types import ImageReadError, ImageSet
 from engine.check.cache import suggest_cache
 from utils.findings import WARN, WRONG, Finding
+from utils.terminal.bar import Bar
 from utils.text import counted, first_of
 
 LINE_EACH = ",\n"
@@ -72,19 +73,17 @@ def scan_images(scan: ScanResult, title: str) -> Counter[str]:
     """Read the images in threads, with a progress bar on a terminal. Returns what is unusual about their files."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from tqdm import tqdm
-
     block = max(BLOCK, scan.count // MAX_BLOCKS)
     blocks = [range(start, min(start + block, scan.count)) for start in range(0, scan.count, block)]
     kinds: Counter[str] = Counter()
     with (
         ThreadPoolExecutor() as pool,
         contextlib.closing(pool.map(scan.scan, blocks)) as results,  # starts no further block after Ctrl-C
-        tqdm(total=scan.count, desc=title, unit=" images", leave=False, disable=None) as bar,
+        Bar(title, scan.count) as bar,
     ):
         for each, result in zip(blocks, results, strict=True):
             kinds.update(result)
-            bar.update(len(each))
+            bar.move(len(each))
     return kinds
 
 

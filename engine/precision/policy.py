@@ -92,13 +92,13 @@ class Precision:
         speedup = half_speedup(self.device, self.half or torch.bfloat16)
         advice = speed_advice(self.device, self.half, speedup)
         if self.half is None:
-            return f"precision: float32, as {self.reason}{advice}"
-        scale = f"loss scale {self.scaler.get_scale():g}, {'moving' if self.scaler.moves else 'constant'}"
+            return f"float32, as {self.reason}{advice}"
+        scale = f", loss scale {self.scaler.get_scale():g}, {'moving' if self.scaler.moves else 'constant'}"
         if self.half is not torch.float16:
-            scale = "loss scale 1, as a guard"
+            scale = ""  # it is 1, for the check of the gradients alone
         if self.is_float8:
             advice = "" if self._config.COMPILE else "; float8 gains time only with -compile"
-        return f"precision: {self.name} with GradScaler ({scale}), {self.reason}{advice}"
+        return f"{self.name}{scale}, {self.reason}{advice}"
 
     def advise_on_sizes(self, config: Config, num_classes: int) -> str | None:
         """Advice on sizes: Tensor Cores need multiples of 8."""

@@ -65,13 +65,6 @@ class Recorder(Callback):
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
         times = shares(self._timing.epoch_seconds, trainer.process.device)
         row = epoch_row(trainer, result, times["data"])
-        self._log.say(
-            f"      {row['images_per_s']:g} images/s, {row['memory_mb']} MB, loss scale {row['loss_scale']:g}, "
-            f"{row['skipped']} skipped"
-        )
-        names = {"data": "waiting for data"}
-        parts = [f"{share:.1f}% {names.get(name, name)}" for name, share in times.items() if share is not None]
-        self._log.say(f"      time: {', '.join(parts)}")
         with self._warn_on_os_error():
             self._metrics.add(row)
             for name, value in row.items():

@@ -17,7 +17,8 @@ def train_epoch(
     config, per_epoch = trainer.config, trainer.data.steps_per_epoch
     done = trainer.step - trainer.epoch * per_epoch
     title = f"epoch {trainer.epoch + 1}/{config.TRAIN.NUM_EPOCHS}"
-    log.start_bar(per_epoch, done, title, trainer.data.global_batch)
+    images = trainer.data.global_batch
+    log.start_bar(per_epoch * images, done * images, title)
     trainer.notify("on_epoch_start")
     try:
         for index in range(done, per_epoch):
@@ -28,7 +29,7 @@ def train_epoch(
                 trainer.update(next(windows))
                 if index % config.REPORT_FREQ == 0 or index == per_epoch - 1:
                     trainer.notify("on_report", trainer.report())
-            log.move_bar()
+            log.move_bar(images)
             if config.SAVE_STEPS and trainer.step % config.SAVE_STEPS == 0 and index < per_epoch - 1:
                 save()
     finally:

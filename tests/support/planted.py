@@ -21,6 +21,7 @@ import engine.memory.estimate
 import engine.run
 import engine.settings
 import engine.status
+import utils.terminal.bar
 from datasets.loading.readers import Reader, TrainReader
 from engine.epochs import Epochs
 from engine.evaluation import Evaluation
@@ -42,6 +43,7 @@ from tests.support.planted_in_saves import (  # noqa: F401
 )
 from tests.support.run_hash import state_hash
 from utils.signals import StopSignal
+from utils.terminal.bar import Bar
 
 
 def jump(days: float) -> None:
@@ -319,3 +321,21 @@ def keep_statuses(path: str) -> None:
             print(json.dumps(json.loads(text)), file=kept)
 
     engine.status.write_text, Status.SECONDS_BETWEEN_BEATS = keep, -1.0
+
+
+def wait_for_drawings(step: int, count: int) -> None:
+    """The update `step` takes until the progress bar was drawn so many times, every hundredth of a second."""
+    utils.terminal.bar.SECONDS = 0.01
+    drawn, draw, update = [0], Bar.draw, Trainer.update
+
+    def counting(self) -> None:
+        draw(self)
+        drawn[0] += 1
+
+    def slow(self, window) -> None:
+        before, start = drawn[0], time.monotonic()
+        while self.step == step and drawn[0] < before + count and time.monotonic() < start + 60:
+            time.sleep(0.001)
+        update(self, window)
+
+    Bar.draw, Trainer.update = counting, slow

@@ -1,0 +1,83 @@
+"""The last lines of a run: what to do next, as commands to copy into the shell that started it."""
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from configs.schema import Config
+from datasets import ImageSet
+from engine.checkpoint.async_saver import BEST
+from utils.distributed import Process
+from utils.text import align
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def after_training(config: Config, process: Process, folder: Path, eval_set: ImageSet, state: str) -> list[str]:
+    """`state` as in status.json, or early stop; nothing where the same command would end in the same way."""
+    longer = {
+        "done": ["-epochs", 2 * config.TRAIN.NUM_EPOCHS],
+        "early stop": ["-opts", "TRAIN.EARLY_STOP=none"],
+        "stopped": [],
+        "save_failed": [],
+    }
+    rows = _files(folder, "report.html")
+    if state in ("done", "early stop"):
+        weights = next((folder / name for name in (BEST, "last.pth") if (folder / name).exists()), None)
+        rows += _use_of(weights, eval_set) if weights else []
+    if state in longer and (folder / "last.pth").exists():
+        rows += [("train longer" if longer[state] else "go on", _resume(process, folder, longer[state]))]
+    return _lines(rows)
+
+
+def after_failure(process: Process, folder: Path) -> list[str]:
+    """For a run that an error ended which is not the user's."""
+    return _lines([("go on", _resume(process, folder, []))] if (folder / "last.pth").exists() else [])
+
+
+def after_evaluation(weights: Path | None, folder: Path, eval_set: ImageSet) -> list[str]:
+    """`weights`: those of a run of ours."""
+    rows = _files(folder, "mistakes.png") or _files(folder, "status.json")
+    return _lines(rows + (_use_of(weights, eval_set) if weights else []))
+
+
+def _files(folder: Path, name: str) -> list[tuple[str, str]]:
+    return [("look at", shlex.quote(_path(folder / name)))] if (folder / name).exists() else []
+
+
+def _use_of(weights: Path, eval_set: ImageSet) -> list[tuple[str, str]]:
+    rows = [("export", _command("scripts/export.py", weights, "-output", weights.with_suffix(".safetensors")))]
+    if eval_set.root is not None and Path(image := eval_set.name(0)).is_file():
+        rows.insert(0, ("predict", _command("scripts/predict.py", weights, Path(image))))
+    return rows
+
+
+def _resume(process: Process, folder: Path, words: list[str | int]) -> str:
+    if process.world_size == 1:
+        return _command("main_single_gpu.py", "-resume", folder, *words)
+    if process.local_size == process.world_size:
+        return _command("main_multi_gpu.py", "-resume", folder, "-ngpus", process.world_size, *words)
+    return f"the same command with {shlex.join(['-resume', _path(folder), *map(str, words)])}"
+
+
+def _lines(rows: list[tuple[str, str]]) -> list[str]:
+    return ["next:", *align([(f"  {what}", how) for what, how in rows])] if rows else []
+
+
+def _command(script: str, *words: str | int | Path) -> str:
+    program = os.path.relpath(ROOT / script)
+    texts = [_path(each) if isinstance(each, Path) else str(each) for each in words]
+    return shlex.join([_python(), str(ROOT / script) if program.startswith("..") else program, *texts])
+
+
+def _python() -> str:
+    """The name under which the shell finds this interpreter, or its path."""
+    names = (name for name in ("python", "python3") if shutil.which(name) == sys.executable)
+    return next(names, sys.executable)
+
+
+def _path(path: Path) -> str:
+    """What no program takes for a flag."""
+    return f"./{path}" if str(path).startswith("-") else str(path)

@@ -1,0 +1,1 @@
+"""What only a terminal shows: the progress bar."""

@@ -2,6 +2,7 @@
 
     python scripts/export.py output/train-20260102-03-04-05 -output vit.safetensors
     python scripts/export.py output/train-20260102-03-04-05 -output vit.onnx
+    python scripts/export.py output/train-20260102-03-04-05 -to hf -output vit_for_the_hub
     python scripts/export.py output/train-20260102-03-04-05/last.pth -output whole.pth
 
 -to says the format; without it, the ending of the file does:
@@ -9,6 +10,9 @@
     safetensors  .safetensors  weights under timm's names, with settings, class names and preprocessing as JSON
     onnx         .onnx         a graph for onnxruntime and others; pip install onnx onnxscript onnxruntime
     torch        .pt2          a graph for torch.export.load
+    hf           a folder      for timm's local-dir: and hf-hub:, and of a plain ViT or DeiT also for transformers
+    torchvision  .pth          a state dict for torchvision's model, and a JSON that says which
+    paddle       .pdparams     PaddleViT's ViT or DeiT, and a JSON with class names and preprocessing
 
 The weights are the raw ones or the EMA's, whichever scored better, with adapters (MODEL.LORA) merged into them. With a
 name that ends in .pth and without -to, the whole checkpoint is written; one that is sharded (DIST.CHECKPOINT sharded) is
@@ -26,7 +30,14 @@ from utils.errors import ConfigError
 from utils.program import exit_code
 from utils.text import counted
 
-BY_ENDING = {".safetensors": "safetensors", ".pth": "checkpoint", ".onnx": "onnx", ".pt2": "torch"}
+BY_ENDING = {
+    ".safetensors": "safetensors",
+    ".pth": "checkpoint",
+    ".onnx": "onnx",
+    ".pt2": "torch",
+    ".pdparams": "paddle",
+}
+FORMATS = ("safetensors", "onnx", "torch", "hf", "torchvision", "paddle")
 METADATA = ("arch", "class_names", "data", "config", "split", "validation", "step", "metric", "halfstep_version")
 
 
@@ -34,7 +45,7 @@ def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("checkpoint", help=CHECKPOINT_HELP)
     parser.add_output("FILE", "the file to write")
-    parser.add_argument("-to", choices=["safetensors", "onnx", "torch"], metavar="FORMAT", help="one of the above")
+    parser.add_argument("-to", choices=FORMATS, metavar="FORMAT", help="one of the above")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("-ema", dest="key", action="store_const", const="state_dict_ema", help="write the EMA weights")
     kind.add_argument("-raw", dest="key", action="store_const", const="state_dict", help="write the raw weights")

@@ -3,7 +3,7 @@
 from pathlib import Path
 from types import ModuleType
 
-from models.export import onnx_file, torch_program
+from models.export import hugging_face, onnx_file, paddle_weights, torch_program, torchvision_weights
 from models.export.check import WrongExport, largest_difference
 from models.export.staging import staged
 from models.export.subject import Subject
@@ -11,7 +11,13 @@ from utils.errors import ConfigError
 
 # Each module has SUFFIX, LOADED_BY, refuse(subject), which raises ConfigError before anything is written,
 # write(subject, path), and load(subject, path), which loads what was written as its users do.
-FORMATS: dict[str, ModuleType] = {"onnx": onnx_file, "torch": torch_program}
+FORMATS: dict[str, ModuleType] = {
+    "hf": hugging_face,
+    "onnx": onnx_file,
+    "torch": torch_program,
+    "torchvision": torchvision_weights,
+    "paddle": paddle_weights,
+}
 
 
 def export(subject: Subject, name: str, target: Path) -> str:
@@ -32,7 +38,11 @@ def export(subject: Subject, name: str, target: Path) -> str:
 
 def check_target(name: str, target: Path) -> None:
     suffix = FORMATS[name].SUFFIX
-    if target.suffix != suffix:
+    if suffix and target.suffix != suffix:
         raise ConfigError(f"-output: {target} must end in {suffix}, as files of -to {name} do")
-    if target.is_dir():
+    if suffix and target.is_dir():
         raise ConfigError(f"-output: {target} is a folder; name a file that ends in {suffix}")
+    if not suffix and target.suffix in {".safetensors", *(each.SUFFIX for each in FORMATS.values())} - {""}:
+        raise ConfigError(f"-output: {target} has the name of a file; -to {name} writes a folder, name one")
+    if not suffix and target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise ConfigError(f"-output: {target} is there already; -to {name} writes a new folder, name another")

@@ -1,7 +1,7 @@
 """What is exported: a trained model in float32, its classes, and how its images are prepared."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from configs.schema import Config
 from models import build_model
+from models.formats.files import RECORD_SUFFIX, read_weights
 from models.pretrained.weights import load_exactly
 from utils.errors import ConfigError
 
@@ -73,6 +74,15 @@ class Subject:
     @property
     def state(self) -> dict[str, Tensor]:
         return self.model.state_dict()
+
+    def write_beside(self, path: Path, more: dict[str, Any]) -> None:
+        """The JSON beside a file of weights that has no place for what the record holds. `more`: what only its format needs."""
+        text = json.dumps(more | self.record | {"data": self.data}, indent=1, ensure_ascii=False)
+        path.with_suffix(RECORD_SUFFIX).write_text(text + "\n", encoding="utf-8")
+
+    def read_back(self, path: Path) -> "Subject":
+        """The same model with the weights that halfstep's own reader finds in a file."""
+        return replace(self, weights=read_weights(path).state, source=path)
 
     def images(self, count: int, seed: int) -> Tensor:
         """[count, C, H, W]: random images, normalized."""

@@ -1,5 +1,6 @@
 """Finds a file of weights and its format, whatever it is called, and reads it under timm's names."""
 
+import json
 import zipfile
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from models.formats.adapters import merged
-from models.formats.common import Weights
+from models.formats.common import Weights, record_of
 from models.formats.google import google_shapes, read_google
 from models.formats.paddle import read_paddle_weights
 from models.formats.torch import (
@@ -27,6 +28,7 @@ READERS = {
     "safetensors": read_safetensors,
     "paddle": read_paddle_weights,
 }
+RECORD_SUFFIX = ".json"  # of what scripts/export.py writes beside a file that has no place for it
 IN_A_FOLDER = ("model.safetensors", "pytorch_model.bin")  # as the Hugging Face hub names the weights of a model
 
 
@@ -63,6 +65,7 @@ def read_weights(source: str | Path) -> Weights:
     if path.suffix == ".pdopt":
         raise ConfigError(f"{path} holds the state of an optimizer; the weights are in the .pdparams beside it")
     weights = READERS[format_of(path)](path)
+    weights = weights._replace(record=weights.record or _recorded_beside(path))
     for name, tensor in weights.state.items():
         if not isinstance(tensor, Tensor):
             raise ConfigError(f"{path}: {name} is not a tensor, so this is not a file of weights")
@@ -80,7 +83,15 @@ def read_weights(source: str | Path) -> Weights:
 def what_is_recorded(path: Path) -> dict:
     """What a file of ours says beside its weights, such as its class names; {} for files of other programs."""
     reader = {"torch": read_record, "safetensors": read_metadata}.get(format_of(path))
-    return reader(path) if reader else {}
+    return (reader(path) if reader else {}) or _recorded_beside(path)
+
+
+def _recorded_beside(path: Path) -> dict:
+    try:
+        content = json.loads(path.with_suffix(RECORD_SUFFIX).read_text(encoding="utf-8"))
+    except (OSError, RecursionError, ValueError):
+        return {}
+    return record_of(content) if isinstance(content, dict) and "halfstep_version" in content else {}
 
 
 def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:

@@ -11,25 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models.formats.common import RECORD, Weights, record_of, refusal, rename, weights_of
+from models.formats import torchvision
+from models.formats.common import RECORD, Weights, record_of, refusal, weights_of
 from models.formats.sharded import SHARDS, join
 from models.formats.transformers_vit import is_of_transformers, to_timm
 from utils.errors import ConfigError
-
-TORCHVISION_VIT = {
-    r"^class_token$": "cls_token",
-    r"^conv_proj\.": "patch_embed.proj.",
-    r"^encoder\.pos_embedding$": "pos_embed",
-    r"^encoder\.layers\.encoder_layer_(\d+)\.": r"blocks.\1.",
-    r"^encoder\.ln\.": "norm.",
-    r"^heads\.head\.": "head.",
-    r"^heads\.pre_logits\.": "pre_logits.fc.",
-    r"\.ln_([12])\.": r".norm\1.",
-    r"\.self_attention\.in_proj_(weight|bias)$": r".attn.qkv.\1",
-    r"\.self_attention\.out_proj\.": ".attn.proj.",
-    r"\.mlp\.(0|linear_1)\.": ".mlp.fc1.",
-    r"\.mlp\.(3|linear_2)\.": ".mlp.fc2.",
-}
 
 
 def read_torch(path: Path, lazily: bool = False):
@@ -74,12 +60,12 @@ def read_torch_weights(path: Path) -> Weights:
 
 
 def by_timms_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those of a wrapped model, of torchvision's ViT and of transformers' ViT are renamed."""
+    """Those of a wrapped model, and of torchvision's and transformers' models are renamed."""
     state = {_without_wrappers(name): tensor for name, tensor in state.items() if name != "n_averaged"}
     if is_of_transformers(state):
         return to_timm(state)
-    if "conv_proj.weight" in state:
-        return {rename(name, TORCHVISION_VIT): tensor for name, tensor in state.items()}
+    if torchvision.is_of_torchvision(state):
+        return torchvision.to_timm(state)
     return state
 
 

@@ -8,13 +8,16 @@ from utils.errors import ConfigError
 
 # Arguments of timm's train.py that decide how images are prepared for evaluation.
 TIMM_ARGUMENTS = ("in_chans", "input_size", "img_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
-# torchvision's names that differ from timm's; its other Transformers have no counterpart here.
+# torchvision's names that differ from timm's.
 TORCHVISION_NAMES = {
     "vit_b_16": "vit_base_patch16_224",
     "vit_b_32": "vit_base_patch32_224",
     "vit_l_16": "vit_large_patch16_224",
     "vit_l_32": "vit_large_patch32_224",
     "vit_h_14": "vit_huge_patch14_224",
+    "swin_t": "swin_tiny_patch4_window7_224",
+    "swin_s": "swin_small_patch4_window7_224",
+    "swin_b": "swin_base_patch4_window7_224",
 }
 
 

@@ -1,0 +1,150 @@
+"""A folder as the Hugging Face hub has them: for timm, and of a plain ViT or distilled DeiT for transformers too."""
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.export.model_card import model_card
+from models.export.plain_vit import PlainVit, plain_vit
+from models.export.subject import Subject
+from models.formats import transformers_vit
+from models.formats.torch import to_safetensors
+from models.pretrained.hugging_face import RESAMPLE
+from models.pretrained.shapes import USUAL
+from utils.errors import ConfigError
+
+SUFFIX = ""
+LOADED_BY = "timm.create_model"
+FOR_TRANSFORMERS = "transformers.safetensors"  # model.safetensors is timm's; config.json names this one
+
+
+def refuse(subject: Subject) -> None:
+    """timm has every model that halfstep trains."""
+
+
+def write(subject: Subject, path: Path) -> None:
+    path.mkdir()
+    metadata = {"format": "pt"} | {name: json.dumps(fact) for name, fact in subject.record.items()}
+    (path / "model.safetensors").write_bytes(to_safetensors(subject.state, metadata))
+    config, vit = timm_config(subject), _vit_of_transformers(subject)
+    if vit:
+        config |= transformers_config(subject, vit)
+        weights = to_safetensors(transformers_vit.from_timm(subject.state), {"format": "pt"})
+        (path / FOR_TRANSFORMERS).write_bytes(weights)
+        if processor := image_processor(subject):
+            _write_json(path / "preprocessor_config.json", processor)
+    _write_json(path / "config.json", config)
+    (path / "README.md").write_text(model_card(subject, has_transformers=vit is not None), encoding="utf-8")
+
+
+def load(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
+    """By timm; what is for transformers by halfstep's reader: the library itself cannot be imported beside our `datasets`."""
+    import timm
+
+    if (path / FOR_TRANSFORMERS).exists():
+        found, expected = subject.read_back(path / FOR_TRANSFORMERS).weights, subject.state
+        assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    with torch.random.fork_rng(devices=[]):
+        return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
+
+
+def timm_config(subject: Subject) -> dict[str, Any]:
+    """config.json as timm reads it."""
+    settings, model = subject.config.MODEL, subject.model
+    known = getattr(model, "pretrained_cfg", None) or {"first_conv": "patch_embed.proj", "classifier": "head"}
+    kept = {name: known[name] for name in ("first_conv", "classifier", "pool_size") if known.get(name)}
+    channels, *sides = subject.data["input_size"]
+    has_fixed_size = settings.TYPE == "vit" or bool(known.get("fixed_input_size"))
+    given = dict(settings.KWARGS)
+    if has_fixed_size:
+        given["img_size"] = sides[0]
+    if channels != 3:
+        given["in_chans"] = channels
+    architecture = settings.NAME
+    if settings.TYPE == "vit":
+        word = USUAL.get(settings.EMBED_DIM, ["base"])[0]
+        architecture = f"vit_{word}_patch16_224"
+        is_fixed = settings.POS_EMBED == "sincos2d"
+        given |= {
+            "patch_size": settings.PATCH_SIZE,
+            "embed_dim": settings.EMBED_DIM,
+            "depth": settings.DEPTH,
+            "num_heads": settings.NUM_HEADS,
+            "mlp_ratio": settings.MLP_RATIO,
+            "qkv_bias": settings.QKV_BIAS,
+            "pos_embed": "learn" if is_fixed else settings.POS_EMBED,
+        }
+    facts = kept | subject.data | {"num_classes": subject.num_classes, "fixed_input_size": has_fixed_size}
+    return {
+        "architecture": architecture,
+        "num_classes": subject.num_classes,
+        "num_features": model.num_features,
+        "label_names": subject.labels,
+        "model_args": given,
+        "pretrained_cfg": facts | {"custom_load": False},
+    }
+
+
+def _vit_of_transformers(subject: Subject) -> PlainVit | None:
+    """None if transformers has no such model, which only timm then reads."""
+    with contextlib.suppress(ConfigError):
+        return plain_vit(subject, "hf")
+    return None
+
+
+def transformers_config(subject: Subject, vit: PlainVit) -> dict[str, Any]:
+    """What config.json has for transformers (4.53 or newer, the first to read the name of the weights)."""
+    kind = transformers_vit.KINDS[vit.is_distilled]
+    classes = ("ViTForImageClassification", "DeiTForImageClassificationWithTeacher")
+    return {
+        "model_type": kind,
+        "architectures": [classes[vit.is_distilled]],
+        "transformers_weights": FOR_TRANSFORMERS,
+        "hidden_size": vit.width,
+        "num_hidden_layers": vit.depth,
+        "num_attention_heads": vit.heads,
+        "intermediate_size": vit.hidden,
+        "hidden_act": "gelu",
+        "layer_norm_eps": vit.eps,
+        "image_size": vit.side,
+        "patch_size": vit.patch,
+        "num_channels": vit.channels,
+        "qkv_bias": vit.has_qkv_bias,
+        "id2label": {str(number): name for number, name in enumerate(subject.labels)},
+        "label2id": {name: number for number, name in enumerate(subject.labels)},
+        "problem_type": f"{'multi' if subject.has_several_labels else 'single'}_label_classification",
+    }
+
+
+def image_processor(subject: Subject) -> dict[str, Any] | None:
+    """preprocessor_config.json; None if no image processor prepares images in this way."""
+    data, (channels, side, _) = subject.data, subject.data["input_size"]
+    resized = int(side / data["crop_pct"])
+    kinds = {"center": ("BitImageProcessor", {"shortest_edge": resized})}
+    kinds["squash"] = ("DeiTImageProcessor", {"height": resized, "width": resized})
+    if data["crop_mode"] not in kinds or resized < side:
+        return None
+    kind, size = kinds[data["crop_mode"]]
+    return {
+        "image_processor_type": kind,
+        "do_resize": True,
+        "size": size,
+        "resample": {name: number for number, name in RESAMPLE.items()}[data["interpolation"]],
+        "do_center_crop": True,
+        "crop_size": {"height": side, "width": side},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": data["mean"],
+        "image_std": data["std"],
+        "do_convert_rgb": channels == 3,
+    }
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

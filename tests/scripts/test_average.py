@@ -1,0 +1,125 @@
+"""What scripts/average.py makes of checkpoints, and what it refuses."""
+
+import json
+
+import pytest
+import safetensors
+import torch
+
+from models.formats.averaging import average
+from models.formats.files import read_state_dict
+from scripts import average as script
+from tests.support.checkpoints import PLAIN, checkpoint
+from tests.support.refusals import assert_names
+from tests.support.weight_files import assert_same
+from utils.program import exit_code
+
+DIGITS = {"DATASET": "digits", "IMAGE_SIZE": 8, "IMAGE_CHANNELS": 1, "NUM_WORKERS": 0}
+GREY = {"IMAGENET_MEAN": (0.5,), "IMAGENET_STD": (0.5,)}
+NUMBERS = [str(number) for number in range(10)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a run with three checkpoints of random weights, which can be scored on the digits."""
+    folder = tmp_path_factory.mktemp("run")
+    for epoch in (1, 2, 10):
+        checkpoint(
+            folder / f"checkpoint-{epoch}.pth",
+            PLAIN | {"PATCH_SIZE": 4},
+            DIGITS | GREY,
+            NUMBERS,
+            seed=epoch,
+            epoch=epoch - 1,
+            preferred="state_dict",
+        )
+    return folder
+
+
+def averaged(*words) -> int:
+    return exit_code(script.main, [str(word) for word in words])
+
+
+def weights_of(path) -> dict:
+    return torch.load(path, weights_only=True)["state_dict"]
+
+
+def formula(*states: dict) -> dict:
+    """timm's avg_checkpoints.py: the sum in float64, divided by the number of files, as float32."""
+    return {name: (sum(state[name].double() for state in states) / len(states)).float() for name in states[0]}
+
+
+def test_the_mean_of_the_newest_checkpoints_is_timms_to_the_last_bit(run, tmp_path):
+    assert averaged(run, "-last", 2, "-output", tmp_path / "mean.safetensors") == 0
+    found = read_state_dict(tmp_path / "mean.safetensors")
+    assert_same(found, formula(weights_of(run / "checkpoint-10.pth"), weights_of(run / "checkpoint-2.pth")))
+    with safetensors.safe_open(tmp_path / "mean.safetensors", "pt") as file:
+        told = {name: json.loads(value) for name, value in file.metadata().items() if name != "format"}
+    assert told["epoch"] == 10 and told["class_names"] == NUMBERS and "metric" not in told
+    assert [each["share"] for each in told["averaged"]] == [1.0, 1.0]
+
+
+def test_weights_say_how_much_each_counts(run, tmp_path):
+    paths = [run / "checkpoint-1.pth", run / "checkpoint-2.pth"]
+    assert averaged(*paths, "-weights", 3, 1, "-output", tmp_path / "mean.safetensors") == 0
+    first, second = map(weights_of, paths)
+    found = read_state_dict(tmp_path / "mean.safetensors")
+    torch.testing.assert_close(found["pos_embed"], 0.75 * first["pos_embed"] + 0.25 * second["pos_embed"])
+
+
+def test_running_statistics_are_averaged_and_of_counters_the_largest_is_taken():
+    states = [
+        {"bn.running_var": torch.tensor([1.0]), "bn.num_batches_tracked": torch.tensor(7)},
+        {"bn.running_var": torch.tensor([2.0]), "bn.num_batches_tracked": torch.tensor(5)},
+    ]
+    assert average(states, [1.0, 1.0]) == {
+        "bn.running_var": torch.tensor([1.5]),
+        "bn.num_batches_tracked": torch.tensor(7),
+    }
+
+
+def test_of_each_checkpoint_the_better_weights_are_taken_unless_told_otherwise(run, tmp_path):
+    model, data = PLAIN | {"PATCH_SIZE": 4}, DIGITS | GREY
+    mean = {name: tensor / 2 for name, tensor in weights_of(run / "checkpoint-1.pth").items()}
+    one = checkpoint(tmp_path / "a.pth", model, data, NUMBERS, seed=1, state_dict_ema=mean, preferred="state_dict_ema")
+    other = run / "checkpoint-2.pth"
+    for flags, first in (([], mean), (["-raw"], weights_of(one))):
+        assert averaged(one, other, *flags, "-output", tmp_path / "x.safetensors") == 0
+        assert_same(read_state_dict(tmp_path / "x.safetensors"), formula(first, weights_of(other)))
+    assert averaged(one, other, "-ema", "-output", tmp_path / "y.safetensors") == 2
+    assert not (tmp_path / "y.safetensors").exists()
+
+
+def test_a_greedy_soup_scores_at_least_as_well_as_the_best_of_its_checkpoints(run, tmp_path, capsys):
+    paths = [run / f"checkpoint-{epoch}.pth" for epoch in (1, 2, 10)]
+    assert averaged(*paths, "-greedy", "-output", tmp_path / "soup.safetensors") == 0
+    told = capsys.readouterr().err
+    assert all(str(path) in told for path in paths)
+    score = script.Scorer(script.read(paths, None, [1.0] * 3)[0], None)
+    alone = [score(weights_of(path)).rank for path in paths]
+    assert score(read_state_dict(tmp_path / "soup.safetensors")).rank >= max(alone)
+
+
+def test_unlike_models_and_wrong_flags_are_refused_and_nothing_is_written(run, tmp_path, capsys):
+    model, data = PLAIN | {"PATCH_SIZE": 4}, DIGITS | GREY
+    others = {
+        "architecture": checkpoint(tmp_path / "heads.ckpt", model | {"NUM_HEADS": 2}, data, NUMBERS),
+        "classes": checkpoint(tmp_path / "classes.ckpt", model, data, NUMBERS[::-1]),
+        "preparation": checkpoint(tmp_path / "crop.ckpt", model, data | {"CROP_PCT": 1.0}, NUMBERS),
+    }
+    one = run / "checkpoint-1.pth"
+    for what, other in others.items():
+        assert averaged(one, other, "-output", tmp_path / "x.safetensors") == 2
+        assert_names(capsys.readouterr().err, one, other, what)
+    for words, names in [
+        ([one], [one, "-last"]),
+        ([one, one, "-weights", 1], ["-weights"]),
+        ([one, one, "-weights", 1, "-2"], ["-weights"]),
+        ([one, one, "-greedy", "-weights", 1, 1], ["-greedy", "-weights"]),
+        ([one, one, "-data_path", "/nowhere"], ["-data_path", "-greedy"]),
+        ([run, "-last", 4], ["-last", run, 3]),
+    ]:
+        assert averaged(*words, "-output", tmp_path / "x.safetensors") == 2
+        assert_names(capsys.readouterr().err, *names)
+    assert averaged(one, one, "-output", tmp_path / "x.onnx") == 2
+    assert {each.suffix for each in tmp_path.iterdir()} == {".ckpt"}

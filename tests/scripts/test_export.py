@@ -1,0 +1,216 @@
+"""What scripts/export.py writes, loaded as its readers load it, and what it refuses."""
+
+import errno
+import importlib.util
+import json
+import os
+import pickle
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+
+from models.export import torch_program
+from models.export.torchvision_weights import OTHERS
+from models.formats.files import read_state_dict, what_is_recorded
+from models.formats.torch import by_timms_names
+from models.pretrained.said import what_weights_say
+from scripts import export
+from tests.support.checkpoints import CLASSES, PLAIN, checkpoint
+from tests.support.refusals import assert_names
+from tests.support.runs import run
+from tests.support.weight_files import assert_same, saved, vit
+from utils.program import exit_code
+
+DISTILLED = {"TYPE": "timm", "NAME": "deit_tiny_distilled_patch16_224"}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return checkpoint(tmp_path_factory.mktemp("plain") / "best.pth")
+
+
+def exported(source, to, target) -> int:
+    return exit_code(export.main, [str(source), "-to", to, "-output", str(target)])
+
+
+def weights_in(path) -> dict:
+    return torch.load(path, weights_only=True)["state_dict"]
+
+
+TARGETS = {"safetensors": "x.safetensors", "hf": "x", "torchvision": "x.pth", "paddle": "x.pdparams"}
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_halfstep_reads_each_export_of_weights_back_to_the_last_bit_with_classes_and_preprocessing(plain, tmp_path, to):
+    target = tmp_path / "new" / TARGETS[to]
+    assert exported(plain, to, target) == 0
+    assert_same(read_state_dict(target), weights_in(plain))
+    said = what_weights_say(str(target))
+    assert said.model["MODEL.EMBED_DIM"] == PLAIN["EMBED_DIM"] and said.model["MODEL.NUM_HEADS"] == PLAIN["NUM_HEADS"]
+    assert said.images["DATA.IMAGE_SIZE"] == 32 and said.images["DATA.CROP_PCT"] == 0.9
+    assert list(said.images["DATA.IMAGENET_MEAN"]) == [0.1, 0.2, 0.3]
+    file = target / "model.safetensors" if to == "hf" else target
+    assert what_is_recorded(file)["class_names"] == CLASSES
+    left = {each.name for each in target.parent.iterdir()} - {target.name}
+    assert left == ({"x.json"} if to in ("torchvision", "paddle") else set())
+
+
+def test_timm_loads_the_folder_with_what_it_needs_to_prepare_images_and_name_classes(plain, tmp_path):
+    assert exported(plain, "hf", tmp_path / "x") == 0
+    model = timm.create_model(f"local-dir:{tmp_path / 'x'}", pretrained=True)
+    assert_same(model.state_dict(), weights_in(plain))
+    assert model.pretrained_cfg["label_names"] == CLASSES
+    data = timm.data.resolve_model_data_config(model)
+    assert data["input_size"] == (3, 32, 32) and data["crop_pct"] == 0.9 and list(data["mean"]) == [0.1, 0.2, 0.3]
+    assert "<" not in (tmp_path / "x" / "README.md").read_text()
+
+
+IN_TRANSFORMERS = """
+import sys, torch
+from transformers import DeiTForImageClassificationWithTeacher, ViTForImageClassification
+for folder in sys.argv[1:]:
+    kind = DeiTForImageClassificationWithTeacher if folder == "distilled" else ViTForImageClassification
+    model, info = kind.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    saved = torch.load(f"{folder}.pth")
+    with torch.no_grad():
+        difference = (model.eval()(saved["images"]).logits - saved["logits"]).abs().max().item()
+    assert difference <= 1e-5, difference
+    assert list(model.config.id2label.values()) == saved["classes"]
+"""
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers")
+def test_transformers_loads_the_same_folder_and_gives_the_same_logits(plain, tmp_path):
+    """In a process of its own: transformers looks for the package `datasets` and would find ours."""
+    distilled = checkpoint(tmp_path / "distilled.ckpt", DISTILLED)
+    images, models = torch.rand(8, 3, 32, 32), {"plain": plain, "distilled": distilled}
+    for name, source in models.items():
+        assert exported(source, "hf", tmp_path / name) == 0
+        model = timm.create_model(f"local-dir:{tmp_path / name}", pretrained=True).eval()
+        with torch.no_grad():
+            saved({"images": images, "logits": model(images), "classes": CLASSES}, tmp_path / f"{name}.pth")
+    (tmp_path / "theirs.py").write_text(IN_TRANSFORMERS)
+    ended = run(str(tmp_path / "theirs.py"), *models, cwd=tmp_path, faults={"forget_our_modules": []})
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads((tmp_path / "plain" / "preprocessor_config.json").read_text())
+    assert told["image_mean"] == [0.1, 0.2, 0.3] and told["size"] == {"shortest_edge": 35} and told["resample"] == 3
+
+
+def test_torchvision_builds_the_model_that_the_json_names_and_loads_the_weights(plain, tmp_path):
+    assert exported(plain, "torchvision", tmp_path / "x.pth") == 0
+    told = json.loads((tmp_path / "x.json").read_text())
+    assert told["constructor"] == "torchvision.models.VisionTransformer" and told["class_names"] == CLASSES
+    model = torchvision.models.VisionTransformer(**told["arguments"])
+    model.load_state_dict(torch.load(tmp_path / "x.pth", weights_only=True))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "swin_tiny_patch4_window7_224", "convnext_tiny"])
+def test_names_of_torchvisions_other_models_are_timms_and_nothing_is_left_over(name):
+    theirs = torchvision.models.get_model(OTHERS.get(name, name), num_classes=3)
+    with torch.device("meta"):
+        ours = {key: tensor.numel() for key, tensor in timm.create_model(name, num_classes=3).state_dict().items()}
+    found = by_timms_names(theirs.state_dict())
+    assert {key: tensor.numel() for key, tensor in found.items()} == ours
+
+
+def test_a_resnet_is_exported_under_the_names_that_it_has_in_both(tmp_path):
+    source = checkpoint(tmp_path / "best.pth", {"TYPE": "timm", "NAME": "resnet18"})
+    assert exported(source, "torchvision", tmp_path / "x.pth") == 0
+    torchvision.models.resnet18(num_classes=3).load_state_dict(torch.load(tmp_path / "x.pth", weights_only=True))
+    assert_same(read_state_dict(tmp_path / "x.pth"), weights_in(source))
+
+
+def test_paddle_load_would_find_an_array_for_each_name_of_its_table(plain, tmp_path):
+    assert exported(plain, "paddle", tmp_path / "x.pdparams") == 0
+    found = pickle.loads((tmp_path / "x.pdparams").read_bytes(), encoding="latin1")  # as paddle.load reads it
+    table = found.pop("StructuredToParameterName@@")
+    assert table.keys() == found.keys() and all(type(array) is np.ndarray for array in found.values())
+    assert found["encoder.layers.0.attn.qkv.weight"].shape == (24, 72)  # a Linear is [in, out] there
+
+
+def test_graphs_give_the_models_logits_for_any_number_of_images_and_hold_class_names(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    shallow = {"DEPTH": 1}
+    plain = checkpoint(tmp_path / "best.ckpt", PLAIN | shallow)
+    for name in ("x.onnx", "x.pt2"):
+        assert exit_code(export.main, [str(plain), "-output", str(tmp_path / name)]) == 0
+    session = onnxruntime.InferenceSession(tmp_path / "x.onnx", providers=["CPUExecutionProvider"])
+    extra = {"class_names.json": ""}
+    program = torch.export.load(tmp_path / "x.pt2", extra_files=extra).module()
+    told = session.get_modelmeta().custom_metadata_map
+    assert json.loads(told["class_names"]) == CLASSES == json.loads(extra["class_names.json"])
+    assert json.loads(told["data"])["crop_pct"] == 0.9 and json.loads(told["probabilities"]) == "softmax"
+    model = vit(num_classes=3, **shallow).eval()
+    model.load_state_dict(weights_in(plain))
+    for count in (1, 3, 8):
+        images = torch.rand(count, 3, 32, 32)
+        with torch.no_grad():
+            expected = model(images)
+            found = [program(images), torch.from_numpy(session.run(None, {"images": images.numpy()})[0])]
+        for logits in found:
+            torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+
+
+REFUSED = {
+    "no class token": (PLAIN | {"KWARGS": {"global_pool": "avg", "class_token": False}}, "torchvision paddle"),
+    "mean of the patches": (PLAIN | {"KWARGS": {"global_pool": "avg", "fc_norm": False}}, "torchvision paddle"),
+    "registers": (PLAIN | {"KWARGS": {"reg_tokens": 2}}, "torchvision paddle"),
+    "no bias": (PLAIN | {"QKV_BIAS": False}, "torchvision"),
+    "distilled": (DISTILLED, "torchvision"),
+    "not in torchvision": ({"TYPE": "timm", "NAME": "resnet10t"}, "torchvision paddle"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_model_that_a_format_has_not_is_refused_before_anything_is_written(tmp_path, capsys, what):
+    model, formats = REFUSED[what]
+    source = checkpoint(tmp_path / "best.ckpt", model)
+    for to in formats.split():
+        assert exported(source, to, tmp_path / "new" / TARGETS[to]) == 2
+        assert_names(capsys.readouterr().err, "-to", to, model["NAME"])
+    assert [each.name for each in tmp_path.iterdir()] == ["best.ckpt"]
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["-to", "onnx", "-output", "x.pth"], ["-output", "x.pth", ".onnx"]),
+        (["-to", "hf", "-output", "best.pth"], ["-output", "best.pth"]),
+        (["-to", "paddle", "-output", "here"], ["-output", "here", ".pdparams"]),
+        (["-to", "coreml", "-output", "x"], ["-to", "coreml", "torchvision"]),
+        (["-ema", "-output", "x.onnx"], ["-ema", "TRAIN.MODEL_EMA"]),
+    ],
+)
+def test_a_wrong_name_or_flag_is_refused(plain, words, names, capsys):
+    assert exit_code(export.main, [str(plain), *words]) == 2
+    assert_names(capsys.readouterr().err, *names)
+
+
+def test_an_export_that_computes_something_else_is_not_left_behind(plain, tmp_path, capsys, monkeypatch):
+    def write(subject, path):
+        torch.save({}, path)
+
+    monkeypatch.setattr(torch_program, "write", write)
+    monkeypatch.setattr(torch_program, "load", lambda subject, path: lambda images: subject.model(images) + 1e-3)
+    assert exported(plain, "torch", tmp_path / "x.pt2") == 1
+    assert_names(capsys.readouterr().err, "-to", "torch", tmp_path / "x.pt2")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_a_full_disk_leaves_no_half_file_and_keeps_the_former_one(plain, tmp_path, capsys, monkeypatch, to):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    target = tmp_path / TARGETS[to]
+    if to != "hf":
+        target.write_text("former")
+    monkeypatch.setattr(os, "fsync", full)
+    assert exported(plain, to, target) == 2
+    assert_names(capsys.readouterr().err, target, "disk", "full")
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["former"] * (to != "hf")

@@ -28,7 +28,8 @@ class Recorder(Callback):
     def __init__(self, config: Config, folder: Path, log: Log, timing: Timing, trainer: Trainer):
         self._folder, self._log, self._timing = folder, log, timing
         self._has_board, self._board = config.TENSORBOARD, None
-        self._plotter = Plotter(folder, f"{config.MODEL.NAME} on {config.DATA.DATASET}")
+        title = f"{config.MODEL.NAME} on {config.DATA.DATASET}"
+        self._plotter = Plotter(folder, title, config.TRAIN.BEST_METRIC)
         self._open(trainer)
 
     def _open(self, trainer: Trainer) -> None:

@@ -26,7 +26,7 @@ from datasets.sources.parquet.source import read_parquet
 from datasets.sources.remote.source import read_shards
 from datasets.sources.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
 from datasets.sources.torchvision_sets import PREFIX, read_torchvision
-from datasets.split import describe_split, split
+from datasets.split import describe_split, split, warn_of_other_parts
 from datasets.types import ImageSet, Kept
 from utils.distributed import Process
 from utils.errors import ConfigError, DataError, did_you_mean
@@ -76,7 +76,7 @@ def load_image_sets(
             "leave it out, or divide one part with it: -data_path names the folder or file of that part alone"
         )
     if config.EVAL:
-        train = None
+        train, val.notes = None, (*val.notes, *warn_of_other_parts(val, kept))
     parts = {part: each for part, each in (("training", train), ("validation", val)) if each is not None}
     for part, image_set in parts.items():
         if not len(image_set):

@@ -173,6 +173,19 @@ def holds_out_no_more(here: dict, there: dict) -> bool:
     return same and (here["fraction"] <= there["fraction"] if here["rule"] == "hash" else here == there)
 
 
+def warn_of_other_parts(val: ImageSet, kept: Kept | None) -> list[str]:
+    """A warning where a set is scored that is always divided by position, and the run had another part of it."""
+    here, there = val.split, kept.split if kept else {}
+    keys = ("fraction", "seed", "folds", "fold")
+    if here["rule"] != "position" or not there or all(here.get(key) == there.get(key) for key in keys):
+        return []
+    then, now = (", ".join(f"{key} {each[key]}" for key in keys if key in each) for each in (there, here))
+    return [
+        f"warning: the run held out another part ({then}) than is scored ({now}), so it was trained on some of these images; "
+        "leave -cfg out, or set DATA.FOLDS, DATA.FOLD, DATA.SPLIT_SEED and DATA.VAL_FRACTION as it did"
+    ]
+
+
 def describe_split(config: Config, val: ImageSet) -> str:
     """The line that names the images of both parts, or in evaluation those that are scored."""
     record = val.split

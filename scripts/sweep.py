@@ -15,6 +15,7 @@ finite, 2 if a setting is wrong, otherwise 1.
 import argparse
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -58,7 +59,9 @@ def main(argv: list[str]) -> int:
                 print(line)
             return _run(plan, slots)
         script = write_script(plan, arguments.jobs)
-        print(f"{script}: {plan.num_trials} tasks; afterwards: python scripts/sweep.py -output {plan.folder} -table")
+        print(
+            f"{script}: {plan.num_trials} tasks; afterwards: python scripts/sweep.py -output {shlex.quote(str(plan.folder))} -table"
+        )
         return submit(script) if arguments.submit else 0
 
 
@@ -142,8 +145,11 @@ def _run(plan: Plan, slots: list[dict[str, str]]) -> int:
     finally:
         show.close()
     print(_report(runner.plan))
+    folder = shlex.quote(str(plan.folder))
     if code >= 128:
-        print(f"stopped; python scripts/sweep.py -output {plan.folder} goes on")
+        print(f"stopped; python scripts/sweep.py -output {folder} goes on")
+    elif len(plan.trials) > 1:
+        print(f"python scripts/compare.py {folder} shows their curves, and which differences are noise")
     return code
 
 

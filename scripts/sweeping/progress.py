@@ -50,7 +50,8 @@ class Progress:
             return
         self._looked = time.monotonic()
         found = [read_result(folder) for folder in folders]
-        now = " ".join(f"{folder.name} {each.done}/{each.total}" for folder, each in zip(folders, found, strict=True))
+        epochs = (f" {each.done}/{each.total}" if each.total else "" for each in found)
+        now = " ".join(f"{folder.name}{of_it}" for folder, of_it in zip(folders, epochs, strict=True))
         self._bar.set_postfix_str(", ".join(filter(None, (now, self._best))))
 
     def close(self) -> None:

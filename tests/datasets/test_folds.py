@@ -138,6 +138,14 @@ def test_evaluation_on_the_data_of_the_run_scores_its_fold(tmp_path):
     assert train is None and keys(scored) == keys(val)
 
 
+def test_evaluation_of_another_part_of_a_set_that_is_always_divided_is_warned_of():
+    _, val = load("digits", FOLDS=5, FOLD=3)
+    kept = Kept(val.classes, val.split, identity(val))
+    for fold, is_warned in ((3, False), (0, True)):
+        _, scored = load_image_sets(settings("digits", evaluate=True, FOLDS=5, FOLD=fold), kept=kept)
+        assert any("trained on" in note for note in scored.notes) is is_warned
+
+
 def test_the_images_of_another_fold_may_be_among_those_trained_on():
     fold, other = ({"rule": "hash", "fraction": 0.2, "seed": 0, "folds": 5, "fold": number} for number in (1, 2))
     fraction = {"rule": "hash", "fraction": 0.1, "seed": 0}

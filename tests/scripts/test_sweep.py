@@ -332,6 +332,12 @@ def test_a_full_disk_harms_no_trial(tmp_path, start, pretended, monkeypatch):
     monkeypatch.setattr("scripts.sweeping.results.replacing", refuse)
     code, printed = start("-seeds", "0,1")
     assert code == 0 and len(pretended.started) == 2 and "trials.csv" in printed
+    pretended.ends["trial-001"] = OSError(28, "No space left on device")
+    assert start("-seeds", "0,1")[0] == 0, "it is done already"
+    (tmp_path / "sweep" / "trial-001" / "status.json").unlink()
+    code, printed = start()
+    assert code == 2
+    assert_names(printed, "-output", "trial 1")
     monkeypatch.setattr("scripts.sweeping.plan.write_text", refuse)
     code, printed = start()
     assert code == 2

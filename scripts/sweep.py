@@ -67,6 +67,17 @@ def main(argv: list[str]) -> int:
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The sweep's own flags, and those of the runs."""
+    ours, theirs = [], []
+    target = theirs
+    for word in argv:
+        if word.startswith("-") and not re.match(r"-\.?[0-9]", word):
+            name = word.partition("=")[0]
+            target = ours if name in OURS else theirs
+        target.append(word)
+    return _parser().parse_args(ours), theirs
+
+
+def _parser() -> Parser:
     parser = Parser(__doc__)
     add = parser.add_argument
     add("-output", type=Path, metavar="FOLDER", help="folder of the sweep; every trial has its own below it")
@@ -100,14 +111,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     add("-slurm", action="store_true", help="write a Slurm script, slurm.sh in the folder, in place of running")
     add("-submit", action="store_true", help="as -slurm, and send it with sbatch")
     add("-run_trial", nargs=2, metavar=("FOLDER", "INDEX"), help="run one trial, as a task of the Slurm script does")
-    ours, theirs = [], []
-    target = theirs
-    for word in argv:
-        if word.startswith("-") and not re.match(r"-\.?[0-9]", word):
-            name = word.partition("=")[0]
-            target = ours if name in OURS else theirs
-        target.append(word)
-    return parser.parse_args(ours), theirs
+    return parser
 
 
 def _seeds(text: str) -> list[int]:

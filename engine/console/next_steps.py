@@ -67,15 +67,20 @@ def _lines(rows: list[tuple[str, str]]) -> list[str]:
 
 
 def _command(script: str, *words: str | int | Path) -> str:
-    program = os.path.relpath(ROOT / script)
     texts = [_path(each) if isinstance(each, Path) else str(each) for each in words]
-    return shlex.join([_python(), str(ROOT / script) if program.startswith("..") else program, *texts])
+    return shlex.join([_python(), _short(str(ROOT / script)), *texts])
 
 
 def _python() -> str:
     """The name under which the shell finds this interpreter, or its path."""
     names = (name for name in ("python", "python3") if shutil.which(name) == sys.executable)
-    return next(names, sys.executable)
+    return next(names, _short(sys.executable))
+
+
+def _short(path: str) -> str:
+    """Relative to the folder of the shell where it is in there."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
 
 
 def _path(path: Path) -> str:

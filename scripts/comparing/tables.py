@@ -61,55 +61,42 @@ def _against_first(groups: Sequence[Group]) -> dict[int, Difference]:
     return {each.number: difference(found, first) for each in groups[1:] if first and (found := _best_of(each))}
 
 
-def _is_loss(groups: Sequence[Group]) -> bool:
-    return groups[0].metric == "loss"
-
-
 def _number_of_best(groups: Sequence[Group]) -> int:
     """The row of the best mean; -1 if nothing was measured."""
     means = {row: mean(list(_best_of(group).values())) for row, group in enumerate(groups)}
     means = {row: value for row, value in means.items() if value is not None}
-    return (min if _is_loss(groups) else max)(means, key=means.get, default=-1)
+    return (min if groups[0].metric == "loss" else max)(means, key=means.get, default=-1)
 
 
 def _answer(groups: Sequence[Group]) -> str:
     """Which group is best, and whether that is more than noise."""
-    what = f"{'lowest' if _is_loss(groups) else 'highest'} {TITLES[groups[0].metric]}"
     row = _number_of_best(groups)
-    if len(groups) == 1 or row < 0:
-        return "All runs have the same settings but for their seeds." if row >= 0 else "Nothing was evaluated yet."
-    best = groups[row]
-    start = f"Group {best.name} has the {what}"
+    if row < 0:
+        return "Nothing was evaluated yet."
+    if len(groups) == 1:
+        return "All runs have the same settings but for seed and fold."
+    best, metric, found = groups[row], groups[0].metric, _against_first(groups)
+    start = f"Group {best.name} has the {'lowest' if metric == 'loss' else 'highest'} {TITLES[metric]}"
+    rivals = found if row == 0 else {number: each for number, each in found.items() if number == best.number}
+    if near := [f"group {number}" for number, each in rivals.items() if each.is_noise]:
+        if row == 0:
+            return f"{start}; within the noise of the repetitions of it: {first_of(near, limit=6)}."
+        return f"{start}, by {_amount(found[best.number].value, metric)} before group 1, but that is within the noise of the repetitions."
+    if any(each.is_noise is None for each in rivals.values()):
+        return (
+            f"{start}; whether that is more than noise cannot be told from one run of a group: repeat them with -seed 1, "
+            "-seed 2 ..."
+        )
     if row == 0:
-        others = [each for number, each in _against_first(groups).items()]
-        if all(each.is_noise is False for each in others):
-            return f"{start}; every other group differs from it by more than the noise of its repetitions."
-        unknown = [each for each in others if each.is_noise is None]
-        near = [number for number, each in _against_first(groups).items() if each.is_noise]
-        if near:
-            return (
-                f"{start}; not more than noise away from it: {first_of([f'group {each}' for each in near], limit=6)}."
-            )
-        return f"{start}{_unknown(len(unknown))}"
-    found = _against_first(groups)[best.number] if groups[0] and _best_of(groups[0]) else None
-    if found is None or found.is_noise is None:
-        return f"{start}{_unknown(1)}"
-    by = _amount(abs(found.value), groups[0].metric)
-    if found.is_noise:
-        return f"{start}, by {by} before group 1, but that is within the noise of the repetitions."
-    return f"{start}, by {by} ± {_amount(found.error, groups[0].metric)} before group 1: more than noise."
-
-
-def _unknown(number: int) -> str:
-    return (
-        "; whether that is more than noise cannot be told from one run of a group: repeat them with -seed 1, -seed 2 ..."
-        if number
-        else "."
-    )
+        return f"{start}; every other group is worse by more than the noise of the repetitions."
+    if not rivals:  # nothing was evaluated in the first group
+        return f"{start}."
+    gap = rivals[best.number]
+    return f"{start}, by {_amount(gap.value, metric)} ± {_amount(gap.error, metric)} before group 1: more than noise."
 
 
 def _amount(value: float, metric: str) -> str:
-    return f"{value:.4f}" if metric == "loss" else f"{value:.2f} points"
+    return f"{abs(value):.4f}" if metric == "loss" else f"{abs(value):.2f} points"
 
 
 def _results(groups: Sequence[Group]) -> Table:

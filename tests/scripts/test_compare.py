@@ -257,7 +257,7 @@ def test_the_files_hold_the_table_and_the_curves(folder, typed, tmp_path):
 
 
 def test_names_cannot_break_out_of_their_cell(tmp_path):
-    for name in ("a|b`<i>", "c\nd"):
+    for name in ("a | b`<i>", "c\nd"):
         make_run(tmp_path / name, [90.0], f"TRAIN.SMOOTHING: 0.{len(name)}")
     groups, keys = groups_in(tmp_path)
     text = to_markdown(compare(groups, keys, "", []))

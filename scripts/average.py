@@ -159,8 +159,8 @@ class Scorer:
 
     def __init__(self, part: Part, data_path: str | None):
         from datasets import BadImages, Kept, Normalize, build_eval_data, load_image_sets
+        from engine.inference.classifier import config_of
         from engine.precision.policy import Precision, set_matmul
-        from scripts.predict import config_of
         from utils.distributed import Process, choose_device
 
         record = part.record

@@ -77,9 +77,9 @@ def export(source: str, target: Path, key: str | None = None, to: str | None = N
     if to == "safetensors":
         checked = write_safetensors(weights, facts, target)
     else:
+        from engine.inference.classifier import config_of
         from models.export.formats import export as export_model
         from models.export.subject import Subject
-        from scripts.predict import config_of
 
         with torch.no_grad():
             subject = Subject(weights, config_of(checkpoint), list(checkpoint["class_names"]), facts, path)

@@ -13,11 +13,11 @@ from tests.support.runs import run, run_folder
 WRONG_LABELS = (3, 58, 120, 211, 350)
 TABLES = ("predictions.csv", "per_class.csv", "confusion.csv")
 PICTURES = ("confusion.png", "mistakes.png", "train_batch.png")
-# It gets 94% of the digits right after an epoch.
+# It gets 97% of the digits right after two epochs.
 CONVOLUTIONS = """
 DATA: {DATASET: digits, IMAGE_SIZE: 16, IMAGE_CHANNELS: 1, HFLIP: 0, CROP_SCALE: [0.8, 1], BATCH_SIZE: 32, NUM_WORKERS: 0}
 MODEL: {TYPE: timm, NAME: test_resnet}
-TRAIN: {NUM_EPOCHS: 1, WARMUP_EPOCHS: 0, BASE_LR: 5e-3, SMOOTHING: 0, MODEL_EMA: true, MODEL_EMA_DECAY: 0.9}
+TRAIN: {NUM_EPOCHS: 2, WARMUP_EPOCHS: 0, BASE_LR: 5e-3, SMOOTHING: 0, MODEL_EMA: true, MODEL_EMA_DECAY: 0.9}
 TENSORBOARD: false
 REPORT: false
 """
@@ -107,9 +107,7 @@ def test_a_run_killed_before_its_tables_ends_with_those_of_its_best_pth_and_pict
     assert tables(folder) == tables(whole) and (folder / "mistakes.png").exists()
 
 
-@pytest.mark.parametrize(
-    "what", ["open .predictions.csv.tmp", "replace .mistakes.png.tmp mistakes.png", "open .train_batch.png.tmp"]
-)
+@pytest.mark.parametrize("what", ["open .predictions.csv.tmp", "open .train_batch.png.tmp"])
 def test_a_table_or_picture_that_finds_no_room_is_said_once_and_ends_no_run(tmp_path, small_yaml, what):
     ended = start(small_yaml, tmp_path, "-epochs", "1", "-opts", "REPORT=true", find_no_room=[what, 1, False])
     assert ended.returncode == 0, ended.printed

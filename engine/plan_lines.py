@@ -61,7 +61,7 @@ def _most_important(plan: Plan, model: str) -> Iterator[tuple[str, str]]:
         f"{with_origins({'DATA.DATASET': config.DATA.DATASET}, origins)}, {sets}, {counted(len(plan.classes), 'class')}",
     )
     yield "training", f"{with_origins(values, origins)}; an epoch is {order.describe_epoch()}"
-    yield "precision", f"{plan.precision.describe()} ({_origin('AMP', origins)})"
+    yield "precision", plan.precision.describe(f" ({_origin('AMP', origins)})")
 
 
 def with_origins(values: dict[str, str], origins: dict[str, str]) -> str:

@@ -79,8 +79,8 @@ def run(loaded: LoadedConfig, process: Process) -> int:
     except BaseException as error:
         explained = process.name_lost_ranks(error)
         is_ours = isinstance(explained, LostProcess) or judge(explained)[1] is None
-        for line in after_failure(process, session.path) if is_ours and session.path.name else ():
-            session.log.say(line)
+        if is_ours and session.path.name:
+            session.advise(after_failure(process, session.path))
         session.end(explained)
         raise explained from (None if explained is error else error)
     session.end(None)
@@ -125,8 +125,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     code = epochs.run()
     if config.REPORT and process.is_first and code < 128:  # whoever sent a signal wants the program to end
         write_at_end(session.path, log)
-    for line in after_training(config, process, session.path, plan.eval_set, epochs.state):
-        log.say(line)
+    session.advise(after_training(config, process, session.path, plan.eval_set, epochs.state))
     return code
 
 
@@ -162,8 +161,7 @@ def leave_finished(session: Session, plan: Plan, trainer: Trainer, eval_data: Ev
         progress = describe_progress(plan, trainer, session.path, saved, best)
         session.status("done", **progress, exit_code=0, reason=EARLY_STOP if is_early else None)
     state = EARLY_STOP if is_early else "done"
-    for line in after_training(plan.config, session.process, session.path, plan.eval_set, state):
-        session.log.say(line)
+    session.advise(after_training(plan.config, session.process, session.path, plan.eval_set, state))
     return 0
 
 
@@ -255,8 +253,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         "done", exit_code=0, **{name.strip().lower() or "raw": each.scores.figures() for name, each in found.items()}
     )
     weights = find_file(plan.source[1]) if plan.kept else None
-    for line in after_evaluation(weights, session.path, eval_set):
-        log.say(line)
+    session.advise(after_evaluation(weights, session.path, eval_set))
     return 0
 
 

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -88,6 +89,11 @@ class Session:
         """Show in status.json that the run is alive."""
         if self._status:
             self._status.beat(**facts)
+
+    def advise(self, lines: Iterable[str]) -> None:
+        """Say what to do next, in process 0."""
+        for line in lines if self.process.is_first else ():
+            self.log.say(line)
 
     def end(self, error: BaseException | None) -> None:
         """End the run, with an error in status.json. A start that did not get to `begin` leaves no new folder."""

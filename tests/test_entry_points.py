@@ -17,7 +17,7 @@ from tests.kill.kill_harness import MARK, find_processes
 from tests.support.configs import SMALL
 from tests.support.forks import ROOT
 from tests.support.refusals import assert_names
-from tests.support.runs import Run, run, run_folder, run_fresh, wait_until
+from tests.support.runs import Run, ending, run, run_folder, run_fresh, wait_until
 from utils import VERSION
 from utils.launch.torchrun import root_cause
 
@@ -86,8 +86,8 @@ def test_log_has_paddlevits_lines(finished):
         r"Validation Loss: \d\.\d{4}, Validation Acc@1: 0\.\d{4}, Validation Acc@5: [01]\.\d{4}, time: \d+\.\d\d$"
     )
     assert len(re.findall(r"^----- Epoch\[\d{3}/005\], " + validation, log, re.M)) == 5
-    assert said.rstrip().splitlines()[-1].startswith("done; best validation top-1")
-    assert said.rstrip().endswith(str(folder))
+    done = ending(said)
+    assert done.startswith("done; best validation top-1") and done.endswith(str(folder))
 
 
 def test_metrics_have_timms_names_and_agree_with_each_other(finished):

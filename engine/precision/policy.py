@@ -87,18 +87,18 @@ class Precision:
             mode = "float8 in large Linear layers, else autocast"
         return f"{mode} {str(self.half).removeprefix('torch.')}"
 
-    def describe(self) -> str:
-        """One line: the precision, the reason, and advice from a measurement of this device."""
+    def describe(self, origin: str = "") -> str:
+        """One line: the precision, where it was set, the reason, and advice from a measurement of this device."""
         speedup = half_speedup(self.device, self.half or torch.bfloat16)
         advice = speed_advice(self.device, self.half, speedup)
         if self.half is None:
-            return f"float32, as {self.reason}{advice}"
-        scale = f", loss scale {self.scaler.get_scale():g}, {'moving' if self.scaler.moves else 'constant'}"
+            return f"float32{origin}, as {self.reason}{advice}"
+        scale = f" with GradScaler (loss scale {self.scaler.get_scale():g}, {'moving' if self.scaler.moves else 'constant'})"
         if self.half is not torch.float16:
             scale = ""  # it is 1, for the check of the gradients alone
         if self.is_float8:
             advice = "" if self._config.COMPILE else "; float8 gains time only with -compile"
-        return f"{self.name}{scale}, {self.reason}{advice}"
+        return f"{self.name}{scale}{origin}, {self.reason}{advice}"
 
     def advise_on_sizes(self, config: Config, num_classes: int) -> str | None:
         """Advice on sizes: Tensor Cores need multiples of 8."""

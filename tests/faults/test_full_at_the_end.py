@@ -9,7 +9,7 @@ import pytest
 
 from engine.checkpoint.format import read_checkpoint
 from tests.support.refusals import assert_names
-from tests.support.runs import Ended, rows, run_folder
+from tests.support.runs import Ended, ending, rows, run_folder
 
 OPTIONS = ("-opts", "VALIDATE_FREQ=1")
 # Raw and EMA: top-1 and loss after the first epoch, and after the second.
@@ -31,7 +31,7 @@ def assert_truth(output: Path, ended: Ended) -> dict:
     folder, told = run_folder(output), ended.printed
     assert "Traceback" not in told and not list(folder.glob(".*.tmp")), told
     last, best = read_checkpoint(folder / "last.pth"), read_checkpoint(folder / "best.pth")
-    line = ended.stdout.splitlines()[-1]
+    line = ending(ended.stdout)
     top1, epoch = re.search(r"top-1 ([\d.]+)% \(epoch (\d+)", line).groups()
     assert (float(top1), int(epoch)) == (best["metric"], best["epoch"] + 1), told
     status = json.loads((folder / "status.json").read_text())
@@ -53,7 +53,7 @@ def test_what_a_run_says_at_its_end_is_on_the_disk_wherever_it_finds_no_room(tmp
     for number, (what, nth) in enumerate(writes[::3] if lasts else writes):
         ended = start(tmp_path / str(number), *OPTIONS, score=RISING, find_no_room=[what, nth, lasts])
         status = assert_truth(tmp_path / str(number), ended)
-        assert ended.returncode == int("not saved" in ended.stdout.splitlines()[-1])
+        assert ended.returncode == int("not saved" in ending(ended.stdout))
         states.add(status["state"])
     assert states == {"training", "done", *([] if lasts else ["save_failed"])}
 
@@ -71,7 +71,7 @@ def test_what_a_run_that_is_told_to_stop_says_is_on_the_disk_wherever_it_finds_n
 
 def test_a_run_that_could_not_save_at_all_names_no_save_to_go_on_from(tmp_path, start):
     ended = start(tmp_path, *OPTIONS, score=RISING, find_no_room=["open .last.pth.tmp", 1, True])
-    line = ended.stdout.splitlines()[-1]
+    line = ending(ended.stdout)
     assert ended.returncode == 1 and "not saved" in line and "-resume" not in line, line
 
 
@@ -92,7 +92,7 @@ def test_a_save_that_one_of_two_processes_cannot_write_is_said_by_both(tmp_path,
     status = assert_truth(tmp_path, ended)
     assert (status["state"], status["best_epoch"]) == ("save_failed", 1)
     for rank in (0, 1):
-        assert "disk full" in (run_folder(tmp_path) / f"log_{rank}.txt").read_text().splitlines()[-1]
+        assert "disk full" in ending((run_folder(tmp_path) / f"log_{rank}.txt").read_text())
 
 
 def test_a_resumed_run_whose_best_pth_is_gone_says_so_and_saves_the_next_best(tmp_path, start):

@@ -78,6 +78,11 @@ def run_fresh(script: str, *arguments: str, cwd: Path = ROOT, environment: dict[
     return Ended([done.returncode], done.stdout, done.stderr)
 
 
+def ending(said: str) -> str:
+    """The line of a log that says how a run ended, which the commands that come next may follow."""
+    return re.split(r"\n(?:.{20})?next:\n", said)[0].splitlines()[-1]
+
+
 def run_folder(output: Path) -> Path:
     """The one folder that a run made."""
     (folder,) = output.iterdir()

@@ -11,7 +11,7 @@ from engine.report.timing import Timing
 from tests.support.configs import CPU, SMALL, small_config
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
-from tests.support.runs import run, run_folder
+from tests.support.runs import ending, run, run_folder
 from tests.support.trainers import make_trainer, update
 
 
@@ -37,7 +37,7 @@ def trace(folder) -> list[dict]:
 def test_profile_writes_a_trace_with_the_phases_and_the_run_goes_on(start):
     folder, said = start("o", "PROFILE=3", "TRAIN.ACCUM_ITER=2", "TRAIN.NUM_EPOCHS=1")
     assert_names(said, folder / "trace.json.gz")
-    assert said.index("profile:") < said.index("Step[0020/") and said.splitlines()[-1].startswith("done;")
+    assert said.index("profile:") < said.index("Step[0020/") and ending(said).startswith("done;")
     events = trace(folder)
     names = [event["name"] for event in events]
     # After its two micro-batches each update asks for one more.

@@ -160,6 +160,8 @@ def leave_finished(session: Session, plan: Plan, trainer: Trainer, eval_data: Ev
         best = Best(*held_by(session.path / BEST).get("best", ()))
         progress = describe_progress(plan, trainer, session.path, saved, best)
         session.status("done", **progress, exit_code=0, reason=EARLY_STOP if is_early else None)
+        if plan.config.REPORT and session.process.is_first:
+            write_at_end(session.path, session.log)
     state = EARLY_STOP if is_early else "done"
     session.advise(after_training(plan.config, session.process, session.path, plan.eval_set, state))
     return 0

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from unittest.mock import Mock
@@ -94,6 +95,13 @@ def test_the_script_writes_it_again_and_elsewhere(trained, tmp_path, capsys):
     assert exit_code(report.main, [str(folder), "-output", str(tmp_path / "x.html")]) == 0
     assert (tmp_path / "x.html").read_text() == before
     assert capsys.readouterr().out.strip() == str(tmp_path / "x.html")
+
+
+def test_a_run_that_was_killed_before_its_report_gets_it_when_it_is_resumed(trained, tmp_path):
+    folder = shutil.copytree(trained[0], tmp_path / "run")
+    (folder / "report.html").unlink()
+    assert run("main_single_gpu.py", "-resume", str(folder)).returncode == 0
+    assert "Where the time went" in Page(folder / "report.html").headings
 
 
 def test_names_of_classes_and_files_and_settings_are_text(tmp_path):
@@ -188,6 +196,12 @@ def test_what_the_script_cannot_do_is_refused_with_what_was_given(tmp_path, caps
         assert exit_code(report.main, [str(word) for word in words]) == 2, words
         error = capsys.readouterr().err
         assert str(words[-1]) in error and "Traceback" not in error
+    (unfinished,) = (ROOT / "tests" / "data" / "saved_runs" / "augmented").iterdir()
+    evaluation = write_run(tmp_path / "evaluation")
+    (evaluation / "config.yaml").write_text("EVAL: true\n")
+    for path in (unfinished, evaluation):
+        assert exit_code(report.main, [str(path)]) == 2
+        assert str(path) in capsys.readouterr().err and not (path / "report.html").exists()
     (folder / "results.json").write_text("[1]")
     assert exit_code(report.main, [str(folder)]) == 2
     assert str(folder / "results.json") in capsys.readouterr().err

@@ -1,7 +1,7 @@
-"""Where any other model looks: which places of its last feature map speak for the class, by their gradients.
+"""Where any other model looks: which places of a late feature map speak for the class, by Grad-CAM.
 
-Grad-CAM (https://arxiv.org/abs/1610.02391) without its mean over the places of a gradient (HiResCAM,
-https://arxiv.org/abs/2011.08891): the same where the head averages the places, and true of earlier stages too.
+Each channel counts as much as the class gains by it, its gradient's mean over all places: https://arxiv.org/abs/1610.02391.
+Without the mean (HiResCAM) the maps of earlier stages, which small images need, hit the object less often.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ FINE_ENOUGH = 7  # places a side: what most models have of an image of 224
 class GradientMaps:
     """Maps of a model by the output of one of its modules."""
 
-    title = "gradients"
+    title = "Grad-CAM"
 
     def __init__(self, model: nn.Module, module: nn.Module, channels: int):
         self.model, self.module, self.channels = model, module, channels
@@ -53,7 +53,8 @@ class GradientMaps:
             logits = self.model(images.detach().clone().requires_grad_())
             (features,) = kept
             (gradient,) = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), features)
-        return self._as_grid(features * gradient).sum(-1).relu().detach()
+        weights = self._as_grid(gradient).mean((1, 2), keepdim=True)
+        return (self._as_grid(features) * weights).sum(-1).relu().detach()
 
     @contextlib.contextmanager
     def _watching(self, kept: list[Tensor]) -> Iterator[None]:

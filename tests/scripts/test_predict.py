@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import os
 import shutil
 import sys
@@ -158,6 +159,84 @@ def test_files_of_a_folder_that_are_no_images_are_counted_on_stderr(trained, dig
     assert_names(err, 3, ".txt", 2, ".cr2", 1)
 
 
+def test_two_processes_write_what_one_writes_in_the_same_order(trained, digits, typed, tmp_path):
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no picture")
+    images = [digits / "7", broken, digits / "3", next((digits / "7").iterdir())]
+    files = {"csv": "classes.csv", "json": "classes.json", "sheet": "sheet.png", "attention": "maps"}
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    words = [str(word) for word in (trained, *images, "-top", 2, "-batch_size", 7)]
+    one, two = ([f"-{flag}={tmp_path / folder / name}" for flag, name in files.items()] for folder in ("one", "two"))
+    code, lines, _ = typed(*words, *one)
+    ended = run("scripts/predict.py", *words, *two, processes=2)
+    assert ended.codes == [2, 2] and code == 2, ended.stderr
+    assert [line.split("\t") for line in ended.stdout.splitlines()] == lines and len(lines) > 60
+    written = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*.*"))
+    assert len(written) == len(lines) + 3 and len(set(written)) == len(written)
+    for path in written:
+        assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "two" / path).read_bytes(), path
+
+
+def test_the_json_document_has_model_preprocessing_and_predictions(trained, digits, typed, tmp_path):
+    (tmp_path / "broken.png").write_bytes(b"")
+    image = sorted((digits / "3").iterdir())[0]
+    words = (trained / "best.pth", tmp_path / "broken.png", image, "-top", 3, "-json", tmp_path / "x.json")
+    _, ((path, *guesses),), _ = typed(*words)
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert found["unreadable"] == [str(tmp_path / "broken.png")]
+    assert found["model"]["classes"] == list("0123456789") and found["model"]["epoch"] == 1
+    assert found["model"]["weights"] == str(trained / "best.pth")
+    state = torch.load(trained / "best.pth", weights_only=True)
+    assert found["model"]["key"] == state["preferred"]
+    assert found["preprocessing"] == state["data"] | {"exif": "ignore"}
+    ((listed),) = found["images"]
+    assert listed["image_path"] == path == str(image)
+    assert [each["class"] for each in listed["predictions"]] == guesses[::2]
+    assert [each["number"] for each in listed["predictions"]] == [int(name) for name in guesses[::2]]
+    assert [f"{each['probability']:.4f}" for each in listed["predictions"]] == guesses[1::2]
+
+
+def test_thumbnails_fill_one_sheet_after_another(trained, digits, typed, tmp_path):
+    images = sorted(digits.glob("[0-9]/*"))[:105]
+    assert typed(trained, *images, "-sheet", tmp_path / "sheet.jpg")[0] == 0
+    with Image.open(tmp_path / "sheet.jpg") as first, Image.open(tmp_path / "sheet-2.jpg") as second:
+        assert first.format == "JPEG" and first.height > 5 * second.height and first.width > second.width
+    assert not (tmp_path / "sheet-3.jpg").exists()
+
+
+def test_the_mean_with_the_mirror_image_is_the_same_for_both(trained, digits, typed, tmp_path):
+    image = sorted((digits / "4").iterdir())[0]
+    with Image.open(image) as upright:
+        upright.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(tmp_path / "mirrored.png")
+    plain, flipped = (
+        typed(trained, image, tmp_path / "mirrored.png", "-top", 10, *more)[1] for more in ([], ["-flip"])
+    )
+    assert plain[0][1:] != plain[1][1:]
+    assert flipped[0][1:] == flipped[1][1:]
+
+
+def test_precision_batch_size_and_settings_are_those_of_the_command_line(trained, digits, typed):
+    image = sorted((digits / "4").iterdir())[0]
+    words = ("-top", 10, "-device", "cpu", "-batch_size", 1)
+    lines = {more: typed(trained, image, *words, *more)[1] for more in ((), ("-amp",), ("-amp", "false"))}
+    assert lines[()] == lines["-amp",] != lines["-amp", "false"]
+    cropped = typed(trained, image, *words, "-opts", "DATA.CROP_PCT=0.5")[1]
+    assert cropped != lines[()]
+
+
+def test_a_bar_is_shown_on_a_terminal_only(trained, digits, typed, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    assert "%|" not in typed(trained, digits / "3")[2]
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", Terminal())
+        assert exit_code(predict.main, [str(trained), str(digits / "3")]) == 0
+        assert "%|" in sys.stderr.getvalue()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -171,6 +250,16 @@ def test_files_of_a_folder_that_are_no_images_are_counted_on_stderr(trained, dig
         (["{run}/last.pth", "{run}/loss.png", "-csv", "{empty}/not/there.csv"], "-csv: cannot write"),
         (["{run}/last.pth", "{run}/loss.png", "-csv", "{run}/loss.png"], "loss.png has the name of an image"),
         (["{run}/last.pth", "{run}/loss.png", "-topp", "3"], "-topp"),
+        (["{run}/last.pth", "{run}/*.jpg"], "*.jpg"),
+        (["{run}/last.pth", "-list", "{empty}/none.txt"], "none.txt"),
+        (["vit_base_patch16_244", "{run}/loss.png"], "vit_base_patch16_224"),
+        (["{run}/last.pth", "{run}/loss.png", "-sheet", "{empty}/sheet.pdf"], "-sheet"),
+        (["{run}/last.pth", "{run}/loss.png", "-sheet", "{run}/loss.png"], "-sheet"),
+        (["{run}/last.pth", "{run}/loss.png", "-attention", "{run}"], "-attention"),
+        (["{run}/last.pth", "{run}/loss.png", "-attention", "{run}/log.txt"], "-attention"),
+        (["{run}/last.pth", "{run}/loss.png", "-json", "{empty}"], "-json"),
+        (["{run}/last.pth", "{run}/loss.png", "-opts", "MODEL.DEPTHS=3"], "MODEL.DEPTH"),
+        (["{run}/last.pth", "{run}/loss.png", "-classes", "{run}/log.txt"], "-classes"),
     ],
 )
 def test_a_mistake_ends_with_exit_code_2_and_a_message(trained, typed, tmp_path, words, message):

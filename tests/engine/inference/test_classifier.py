@@ -1,0 +1,100 @@
+"""Models of any weights classify as their own library's evaluation does, with the names of their classes."""
+
+import json
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.data import ImageNetInfo
+
+from engine.inference.classifier import load_classifier
+from tests.support.refusals import assert_names
+from tests.support.weight_files import google_arrays, random_weights, vit
+from utils.errors import ConfigError
+
+ARGUMENTS = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2}
+
+
+def hub_folder(folder, num_classes, **config):
+    """A small ViT as timm pushes it to the hub. Returns the model."""
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=num_classes, **ARGUMENTS).eval()
+    folder.mkdir()
+    save_file(model.state_dict(), folder / "model.safetensors")
+    known = {
+        "input_size": [3, 32, 32],
+        "mean": [0.4] * 3,
+        "std": [0.2] * 3,
+        "interpolation": "bilinear",
+        "crop_pct": 0.8,
+    }
+    content = {"architecture": "vit_tiny_patch16_224", "num_classes": num_classes, "model_args": ARGUMENTS}
+    (folder / "config.json").write_text(json.dumps(content | {"pretrained_cfg": known} | config))
+    return model
+
+
+@pytest.mark.parametrize("prefix", ["", "local-dir:"])
+def test_a_folder_of_the_hub_says_model_preprocessing_and_classes(tmp_path, prefix):
+    theirs = hub_folder(tmp_path / "hub", 3, label_names=["cat", "dog", "owl"])
+    found = load_classifier(f"{prefix}{tmp_path / 'hub'}")
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(found.model(images), theirs(images)) and not found.model.training
+    assert found.classes == ["cat", "dog", "owl"]
+    facts = found.facts()["preprocessing"]
+    assert facts["input_size"] == [3, 32, 32] and (facts["crop_pct"], facts["exif"]) == (0.8, "apply")
+    assert (facts["mean"], facts["std"], facts["interpolation"]) == ([0.4] * 3, [0.2] * 3, "bilinear")
+
+
+def test_classifiers_as_large_as_imagenets_have_its_names_and_others_numbers(tmp_path):
+    for number in (1000, 11821, 7):
+        hub_folder(tmp_path / str(number), number)
+    assert load_classifier(tmp_path / "1000").classes == ImageNetInfo().label_descriptions()
+    assert load_classifier(tmp_path / "11821").classes == ImageNetInfo("imagenet-12k").label_descriptions()
+    assert load_classifier(tmp_path / "7").classes == [f"class {number}" for number in range(7)]
+
+
+def test_names_are_taken_from_a_file_with_a_line_for_each_class(tmp_path):
+    hub_folder(tmp_path / "hub", 3)
+    (tmp_path / "names.txt").write_text("Katze\nHund\nKäuzchen\n\n", encoding="utf-8")
+    assert load_classifier(tmp_path / "hub", names=tmp_path / "names.txt").classes == ["Katze", "Hund", "Käuzchen"]
+    (tmp_path / "names.txt").write_text("Katze\n")
+    with pytest.raises(ConfigError) as caught:
+        load_classifier(tmp_path / "hub", names=tmp_path / "names.txt")
+    assert_names(str(caught.value), "-classes", "names.txt", 1, 3)
+
+
+def test_weights_that_do_not_say_their_model_need_its_name(tmp_path):
+    model = timm.create_model("resnet10t", num_classes=4).eval()
+    torch.save(model.state_dict(), tmp_path / "weights.pth")
+    with pytest.raises(ConfigError) as caught:
+        load_classifier(tmp_path / "weights.pth")
+    assert_names(str(caught.value), "MODEL.NAME", "-opts")
+    found = load_classifier(tmp_path / "weights.pth", ["-opts", "MODEL.NAME=resnet10t", "DATA.IMAGE_SIZE=64"])
+    images = torch.randn(2, 3, 64, 64)
+    assert torch.equal(found.model(images), model(images)) and found.config.DATA.IMAGE_SIZE == 64
+
+
+def test_googles_file_is_read_with_its_preprocessing(tmp_path):
+    weights = random_weights()
+    np.savez(tmp_path / "vit.npz", **google_arrays(weights, ""))
+    found = load_classifier(tmp_path / "vit.npz")
+    ours = vit()
+    ours.load_state_dict(weights)
+    images = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(found.model(images), ours.eval()(images))
+    assert found.config.DATA.IMAGENET_MEAN == (0.5, 0.5, 0.5)
+
+
+def test_what_cannot_classify_is_refused(tmp_path):
+    hub_folder(tmp_path / "features", 0)
+    for source, words, names in (
+        (tmp_path / "features", {}, "features classifier"),
+        (tmp_path / "features", {"raw": True}, "-raw"),
+        ("vit_base_patch16_244", {}, "vit_base_patch16_244 vit_base_patch16_224"),
+        (tmp_path / "nothing.pth", {}, "nothing.pth"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_classifier(source, **words)
+        assert_names(str(caught.value), *names.split())

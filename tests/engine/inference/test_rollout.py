@@ -1,0 +1,159 @@
+"""Attention rollout against a computation in numpy, and which models have it."""
+
+import numpy as np
+import pytest
+import timm
+import torch
+from timm.models.vision_transformer import VisionTransformer
+
+from engine.inference.gradients import GradientMaps
+from engine.inference.rollout import Rollout, attention_layers, watching_attention
+
+SMALL = {"img_size": 16, "patch_size": 4, "in_chans": 1, "embed_dim": 12, "depth": 3, "num_heads": 3, "num_classes": 5}
+KINDS = {
+    "class token": {},
+    "mean": {"global_pool": "avg", "class_token": False},
+    "mean beside a class token and registers": {"global_pool": "avg", "reg_tokens": 2},
+    "class token before registers": {"reg_tokens": 3},
+    "normalized queries and keys": {"qk_norm": True},
+    "as CLIP has it": {"pre_norm": True, "fc_norm": False},
+}
+
+
+def random_model(build, **arguments) -> torch.nn.Module:
+    """With large weights, so that its attention is far from even."""
+    torch.manual_seed(0)
+    model = build(**arguments).eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.5)
+    return model
+
+
+def rollout_in_numpy(model, images) -> np.ndarray:
+    """[B, N, N], of the weights of a plain ViT and the inputs of its blocks alone."""
+    inputs = []
+    hooks = [block.register_forward_pre_hook(lambda _, given: inputs.append(given[0])) for block in model.blocks]
+    with torch.no_grad():
+        model(images)
+    for hook in hooks:
+        hook.remove()
+    mixed = np.eye(inputs[0].shape[1])
+    for block, tokens in zip(model.blocks, inputs, strict=True):
+        x = normalized(tokens.double().numpy(), block.norm1)
+        qkv = x @ array(block.attn.qkv.weight).T + array(block.attn.qkv.bias)
+        B, N, _ = x.shape
+        q, k, _ = qkv.reshape(B, N, 3, 3, 4).transpose(2, 0, 3, 1, 4)  # [B, heads, N, 4]
+        if not isinstance(block.attn.q_norm, torch.nn.Identity):
+            q, k = normalized(q, block.attn.q_norm), normalized(k, block.attn.k_norm)
+        logits = q @ k.swapaxes(-1, -2) / np.sqrt(4)
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        weights = (weights / weights.sum(-1, keepdims=True)).mean(1)
+        mixed = (weights + np.eye(N)) / 2 @ mixed
+    return mixed
+
+
+def normalized(x, norm):
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + norm.eps)
+    return x * array(norm.weight) + array(norm.bias)
+
+
+def array(tensor):
+    return tensor.detach().double().numpy()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_map_is_the_rollout_that_numpy_computes(kind):
+    model, images = random_model(VisionTransformer, **SMALL, **KINDS[kind]), torch.randn(2, 1, 16, 16)
+    maps = Rollout.of(model, images[:1])(images, torch.zeros(2, dtype=int)).numpy()
+    mixed, prefix = rollout_in_numpy(model, images), model.num_prefix_tokens
+    rows = mixed[:, :1] if model.global_pool == "token" else mixed[:, prefix:]
+    expected = rows.mean(1)[:, prefix:].reshape(2, 4, 4)
+    np.testing.assert_allclose(maps, expected, rtol=1e-4)
+    assert expected.max() > 1.05 * expected.min()
+
+
+def test_both_heads_of_a_distilled_model_are_read():
+    from timm.models.deit import VisionTransformerDistilled
+
+    model, images = random_model(VisionTransformerDistilled, **SMALL), torch.randn(2, 1, 16, 16)
+    maps = Rollout.of(model, images[:1])(images, torch.zeros(2, dtype=int)).numpy()
+    np.testing.assert_allclose(maps.reshape(2, 16), rollout_in_numpy(model, images)[:, :2].mean(1)[:, 2:], rtol=1e-4)
+
+
+def test_a_pooling_by_attention_counts_with_its_own_weights():
+    model = random_model(VisionTransformer, **SMALL, global_pool="map", class_token=False)
+    images, pool = torch.randn(2, 1, 16, 16), model.attn_pool
+    maps = Rollout.of(model, images[:1])(images, torch.zeros(2, dtype=int)).numpy()
+    with torch.no_grad():
+        keys = pool.kv(model.forward_features(images))[..., :12].reshape(2, 16, 3, 4).permute(0, 2, 1, 3)
+        queries = pool.q(pool.latent).reshape(1, 1, 3, 4).permute(0, 2, 1, 3)
+        read = (queries * pool.scale @ keys.transpose(-2, -1)).softmax(-1).mean(1).double().numpy()
+    np.testing.assert_allclose(maps.reshape(2, 16), (read @ rollout_in_numpy(model, images))[:, 0], rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_weights_seen_are_those_of_timms_output_and_the_model_is_left_as_it_was(kind):
+    model, images = random_model(VisionTransformer, **SMALL, **KINDS[kind]), torch.randn(2, 1, 16, 16)
+    block, given, taken, seen = model.blocks[0].attn, [], [], []
+    block.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+    block.register_forward_hook(lambda _, inputs, output: taken.append(output))
+    with torch.no_grad():
+        before = model(images)
+        with watching_attention(model, seen.append):
+            model(images)
+        B, N, _ = given[0].shape
+        values = block.qkv(given[0]).reshape(B, N, 3, 3, 4)[:, :, 2].permute(0, 2, 1, 3)
+        fused_output = block.proj((seen[0] @ values).transpose(1, 2).reshape(B, N, 12))
+        torch.testing.assert_close(fused_output, taken[0], rtol=1e-4, atol=1e-4)
+        seen.clear()
+        assert torch.equal(model(images), before) and not seen
+    assert len(attention_layers(model)) == 3 and all(layer.fused_attn for layer in attention_layers(model))
+
+
+TIMM = {  # at 64 pixels where that is possible
+    "vit_tiny_r_s16_p8_224": (Rollout, {"img_size": 64}),
+    "beit_base_patch16_224": (Rollout, {"img_size": 64, "depth": 2}),
+    "eva02_tiny_patch14_224": (Rollout, {"img_size": 56, "depth": 2}),
+    "swin_tiny_patch4_window7_224": (GradientMaps, {"img_size": 64, "window_size": 4, "depths": (1, 1, 1, 1)}),
+    "convnext_atto": (GradientMaps, {}),
+    "resnet10t": (GradientMaps, {}),
+    "maxvit_rmlp_pico_rw_256": (GradientMaps, {"img_size": 64}),
+    "cait_xxs24_224": (GradientMaps, {"img_size": 64, "depth": 2}),
+    "mixer_s32_224": (GradientMaps, {"img_size": 64}),
+}
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_models_of_timms_have_rollout_or_maps_by_gradients(name):
+    kind, arguments = TIMM[name]
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=3, **arguments).eval()
+    side = arguments.get("img_size", 64)
+    image = torch.randn(2, 3, side, side)
+    source = Rollout.of(model, image[:1]) or GradientMaps.of(model, image[:1])
+    assert type(source) is kind
+    maps = source(image, torch.tensor([0, 2]))
+    assert maps.shape[0] == 2 and min(maps.shape[1:]) > 1 and maps.isfinite().all() and maps.min() >= 0
+    assert not maps.requires_grad and all(weight.grad is None for weight in model.parameters())
+
+
+def test_maps_by_gradients_of_a_mean_before_a_linear_head_are_class_activation_maps():
+    """Zhou et al., https://arxiv.org/abs/1512.04150: the last features, weighted as the head weights them."""
+    torch.manual_seed(0)
+    model, images = timm.create_model("resnet10t", num_classes=3).eval(), torch.randn(2, 3, 224, 224)
+    for weights in model.requires_grad_(False).fc.parameters():
+        torch.nn.init.normal_(weights)
+    classes = torch.tensor([0, 2])
+    maps = GradientMaps.of(model, images[:1])(images, classes)
+    features = model.forward_features(images)
+    expected = torch.einsum("bchw,bc->bhw", features, model.fc.weight[classes]).relu() / 49
+    assert maps.shape == (2, 7, 7)
+    torch.testing.assert_close(maps, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_small_images_are_mapped_by_an_earlier_stage():
+    model = timm.create_model("resnet10t", num_classes=3).eval()
+    for side, places in ((32, 8), (64, 8), (128, 8), (224, 7)):
+        image = torch.randn(1, 3, side, side)
+        assert GradientMaps.of(model, image)(image, torch.tensor([0])).shape[-1] == places
+    assert GradientMaps.of(timm.create_model("crossvit_tiny_240").eval(), torch.randn(1, 3, 240, 240)) is None

@@ -153,7 +153,15 @@ def _load_other(source: str, path: Path | None, flags: Sequence[str], raw: bool)
         )
     if model is None or number != model.num_classes:
         model = build_model(config, number)
-    load_pretrained(model, source, "weights", needs_head=True)
+    try:
+        load_pretrained(model, source, "weights", needs_head=True)
+    except ConfigError as error:
+        instead = (
+            str(error)
+            .removeprefix("weights: ")
+            .replace(": -pretrained path/to/model.safetensors", " in place of the name")
+        )
+        raise ConfigError(instead) from None
     return Classifier(config, model, _class_names(source, number), str(path or source), "", None)
 
 

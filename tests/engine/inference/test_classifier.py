@@ -1,6 +1,7 @@
 """Models of any weights classify as their own library's evaluation does, with the names of their classes."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,10 @@ import torch
 from safetensors.torch import save_file
 from timm.data import ImageNetInfo
 
-from engine.inference.classifier import load_classifier
+from engine.inference.classifier import Classifier, load_classifier
+from engine.inference.pictures import Maps
+from models.pretrained import hub
+from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names
 from tests.support.weight_files import google_arrays, random_weights, vit
 from utils.errors import ConfigError
@@ -98,3 +102,25 @@ def test_what_cannot_classify_is_refused(tmp_path):
         with pytest.raises(ConfigError) as caught:
             load_classifier(source, **words)
         assert_names(str(caught.value), *names.split())
+
+
+def test_names_that_need_a_network_that_is_not_there_end_with_what_to_do(monkeypatch, tmp_path):
+    def unreachable(*_, **__):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(hub, "get_session", lambda: SimpleNamespace(head=unreachable))
+    monkeypatch.setattr(hub, "snapshot_download", unreachable)
+    with pytest.raises(ConfigError) as caught:
+        load_classifier("resnet10t.c3_in1k")
+    assert_names(str(caught.value), "resnet10t", "no route to host")
+    assert "-pretrained" not in str(caught.value)
+
+
+def test_models_without_places_have_no_maps(tmp_path):
+    config = replaced(
+        small_config(tmp_path), MODEL={"NAME": "crossvit_tiny_240"}, DATA={"IMAGE_CHANNELS": 3, "IMAGE_SIZE": 240}
+    )
+    found = Classifier(config, timm.create_model("crossvit_tiny_240"), ["a"], "x.pth", "", None)
+    with pytest.raises(ConfigError) as caught:
+        Maps.of(found, CPU, tmp_path, [])
+    assert_names(str(caught.value), "-attention", "crossvit_tiny_240", 240)

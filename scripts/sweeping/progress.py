@@ -8,7 +8,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from scripts.sweeping.plan import Plan, Trial
-from scripts.sweeping.results import DONE, Result, read_result
+from scripts.sweeping.results import DONE, Result, read_status
 
 SECONDS_BETWEEN_LOOKS = 1.0
 
@@ -49,8 +49,8 @@ class Progress:
         if self._bar.disable or time.monotonic() - self._looked < SECONDS_BETWEEN_LOOKS:
             return
         self._looked = time.monotonic()
-        found = [read_result(folder) for folder in folders]
-        epochs = (f" {each.done}/{each.total}" if each.total else "" for each in found)
+        found = [read_status(folder) for folder in folders]  # not read_result, which tries the lock that a run may want
+        epochs = (f" {each.get('epoch', 0)}/{each['total_epochs']}" if "total_epochs" in each else "" for each in found)
         now = " ".join(f"{folder.name}{of_it}" for folder, of_it in zip(folders, epochs, strict=True))
         self._bar.set_postfix_str(", ".join(filter(None, (now, self._best))))
 

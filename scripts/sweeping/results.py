@@ -31,8 +31,6 @@ class Result:
     metric: str | None = None
     best: float | None = None
     epoch: int | None = None  # the best one
-    done: int = 0  # epochs
-    total: int = 0
     seconds: float | None = None
 
     @property
@@ -43,7 +41,7 @@ class Result:
 
 def read_result(folder: Path) -> Result:
     """What the folder of a run says; a run that was killed is to go on."""
-    status = _read_json(folder / "status.json")
+    status = read_status(folder)
     state = status.get("state")
     if not state:
         return Result(WAITING)
@@ -54,8 +52,6 @@ def read_result(folder: Path) -> Result:
         "metric": metric,
         "best": best.get(metric),
         "epoch": best.get("epoch"),
-        "done": status.get("epoch") or 0,
-        "total": status.get("total_epochs") or 0,
         "seconds": _seconds(folder / "metrics.csv"),
     }
     if state == DONE:
@@ -79,9 +75,10 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_status(folder: Path) -> dict[str, Any]:
+    """status.json of a run; {} if there is none."""
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads((folder / "status.json").read_text(encoding="utf-8"))
         if isinstance(found, dict):
             return found
     return {}

@@ -282,13 +282,14 @@ def test_a_trial_is_told_to_end_when_its_sweep_is_killed(tmp_path):
         pytest.skip("only Linux tells a process that its parent was killed")
     read, write = os.pipe()
     if (parent := os.fork()) == 0:
-        program = ["/bin/sh", "-c", "trap 'echo told; exit' TERM; while :; do sleep 0.1; done"]
+        program = ["/bin/sh", "-c", "trap 'echo told; exit' TERM; for n in $(seq 6000); do sleep 0.1; done"]
         started = runner.Program(program, tmp_path / "out", {}, str(tmp_path))
         os.write(write, str(started._process.pid).encode())
         os.kill(os.getpid(), signal.SIGKILL)
     pid = int(os.read(read, 20))
     os.waitpid(parent, 0)
     wait_until(lambda: not alive(pid))
+    assert (tmp_path / "out").read_text() == "told\n"
 
 
 def test_a_job_array_runs_each_trial_once_and_queues_again_what_was_told_to_stop(tmp_path, start, pretended):

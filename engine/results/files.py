@@ -5,6 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from PIL.Image import DecompressionBombError
+
 from datasets import ImageSet
 from datasets.sources.synthetic import SyntheticImages
 from engine.results.confusion import draw_confusion
@@ -37,7 +39,7 @@ class ResultFiles:
             if with_pictures:
                 self._draw(results)
                 write_text(record, to_json(record_of(best) | {"pictures": True}))
-        except OSError as error:
+        except (OSError, DecompressionBombError) as error:  # the latter if DATA.MAX_PIXELS is below that of a caption
             if not self._has_failed:
                 self._log.warn(f"cannot write the results of images in {self._folder} ({cause_of(error)})")
             self._has_failed = True

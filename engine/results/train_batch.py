@@ -47,7 +47,7 @@ class TrainBatch(Callback):
         batch, self._batch = self._batch, None
         try:
             write_picture(self._draw(batch), self._path)
-        except OSError as error:
+        except (OSError, Image.DecompressionBombError) as error:  # as in ResultFiles
             self._log.warn(f"cannot write {self._path} ({cause_of(error)}); training continues")
 
     def _draw(self, batch: Batch) -> Image.Image:

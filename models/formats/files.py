@@ -28,6 +28,7 @@ READERS = {
     "safetensors": read_safetensors,
     "paddle": read_paddle_weights,
 }
+GRAPHS = (".onnx", ".pt2")
 RECORD_SUFFIX = ".json"  # of what scripts/export.py writes beside a file that has no place for it
 IN_A_FOLDER = ("model.safetensors", "pytorch_model.bin")  # as the Hugging Face hub names the weights of a model
 
@@ -104,6 +105,10 @@ def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
 
 def format_of(path: Path) -> str:
     """One of READERS, by the first bytes of the file."""
+    if path.suffix in GRAPHS:
+        raise ConfigError(
+            f"{path} is a graph to compute with; give the checkpoint or the .safetensors that it was made of"
+        )
     size = path.stat().st_size
     with open(path, "rb") as file:
         head = file.read(16)

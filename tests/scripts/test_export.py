@@ -19,9 +19,10 @@ from models.formats.torch import by_timms_names
 from models.pretrained.said import what_weights_say
 from scripts import export
 from tests.support.checkpoints import CLASSES, PLAIN, checkpoint
-from tests.support.refusals import assert_names
+from tests.support.refusals import assert_names, refused
 from tests.support.runs import run
 from tests.support.weight_files import assert_same, saved, vit
+from utils.errors import ConfigError
 from utils.program import exit_code
 
 DISTILLED = {"TYPE": "timm", "NAME": "deit_tiny_distilled_patch16_224"}
@@ -214,3 +215,10 @@ def test_a_full_disk_leaves_no_half_file_and_keeps_the_former_one(plain, tmp_pat
     assert exported(plain, to, target) == 2
     assert_names(capsys.readouterr().err, target, "disk", "full")
     assert [each.read_text() for each in tmp_path.iterdir()] == ["former"] * (to != "hf")
+
+
+@pytest.mark.parametrize("name", ["x.onnx", "x.pt2"])
+def test_weights_cannot_be_taken_from_a_graph(tmp_path, name):
+    (tmp_path / name).write_bytes(b"a graph")
+    with refused(ConfigError, tmp_path / name, ".safetensors"):
+        what_weights_say(str(tmp_path / name))

@@ -40,7 +40,7 @@ def test_every_flag_sets_its_setting_with_a_blank_or_an_equals_sign(flag, key):
 def test_the_flags_are_paddlevits_and_ours():
     paddlevits = """-dataset -data_path -output -batch_size -batch_size_eval -image_size -accum_iter -num_classes -ngpus
                     -pretrained -resume -last_epoch -eval -amp"""
-    ours = """-amp_dtype -check -check_images -explain_precision -epochs -seed -num_workers -compile -profile -tag
+    ours = """-amp_dtype -check -check_images -explain_precision -epochs -seed -num_workers -compile -profile -name -tag
               -dist_url -world_size -rank"""
     assert {flag for group in FLAGS.values() for flag in group} == set(f"{paddlevits} {ours}".split())
 

@@ -273,7 +273,7 @@ def test_a_run_that_waits_says_so_once_and_one_that_does_not_is_silent(tmp_path)
             folder = run_here(tmp_path / name, timing, "TENSORBOARD=true")
         log = (folder / "log.txt").read_text()
         assert log.count("-num_workers 3") == (name == "slow")
-        times = re.findall(r"time: ([\d.]+)% waiting for data, .* ([\d.]+)% forward, ([\d.]+)% backward", log)
+        times = re.findall(r"time: ([\d.]+)% waiting for data, (?:.* )?([\d.]+)% forward, ([\d.]+)% backward", log)
         with open(folder / "steps.csv") as file:
             steps = list(csv.DictReader(file))
         metrics = (folder / "metrics.jsonl").read_text().splitlines()

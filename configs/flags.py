@@ -50,6 +50,7 @@ FLAGS = {
         "-output": ("SAVE", "FOLDER"),
         "-name": ("NAME", "TEXT"),
         "-tag": ("TAG", "TEXT"),
+        "-track": ("TRACK", "NAMES"),
     },
 }
 _SETTING_OF = {flag: key for group in FLAGS.values() for flag, (key, _) in group.items()}

@@ -549,6 +549,8 @@ class Config:
     """Write TensorBoard files to the run folder."""
     REPORT: bool = True
     """Draw what went wrong (confusion.png, mistakes.png) and what the model is trained on (train_batch.png), and write report.html; tables of the same are written in any case."""
+    TRACK: tuple[Literal["wandb", "mlflow"], ...] = ()
+    """Trackers that show the run: wandb (Weights & Biases), mlflow, or both; empty: none. docs/tracking.md"""
 
     @property
     def train_sizes(self) -> dict[int, int]:

@@ -65,6 +65,9 @@ ALIASES = {
     "SAVE_STEPS": "recovery_interval save_every_n_steps",
     "SEED": "random_seed manual_seed random_state",
     "TENSORBOARD": "tb use_tensorboard log_tb",
+    "TRACK": "tracker trackers logger report_to",
+    "TRACK=mlflow": "mlflow use_mlflow log_mlflow",
+    "TRACK=wandb": "wandb use_wandb log_wandb",
     "TRAIN.ACCUM_ITER": "accum accumulate accumulation accum_steps accumulation_steps grad_accum grad_accum_steps "
     "gradient_accumulation gradient_accumulation_steps accumulate_grad_batches update_freq",
     "TRAIN.AUTO_AUGMENT": "aa augment augmentation aug policy randaugment trivialaugment",
@@ -118,8 +121,9 @@ ALIASES = {
 }
 # {what people call something that does not exist here: what comes nearest}
 NOT_HERE = {
-    "wandb log_wandb use_wandb wandb_project mlflow clearml comet neptune report_to logger": (
-        "there is no such logger; TensorBoard files (TENSORBOARD), metrics.csv and metrics.jsonl are written"
+    "wandb_project wandb_entity": "wandb's own variables name them, as in WANDB_PROJECT=vit; TRACK=wandb switches it on",
+    "clearml comet neptune aim": (
+        "there is no such tracker; TRACK has wandb and mlflow, and TensorBoard files (TENSORBOARD) are written"
     ),
     "max_steps max_iter max_iters total_steps num_steps train_steps iterations": (
         "a run has a number of epochs, TRAIN.NUM_EPOCHS (-epochs), or a time limit, RUN.MAX_TIME"

@@ -11,6 +11,7 @@ from configs.schema import AUTO, Config
 from configs.values import IMPLIED, flatten
 from datasets import ImageSet, Kept, build_order, check_device, class_weights, identity, parse_policy, renumber
 from datasets.batch_order import Order
+from engine.boards.trackers import check_trackers
 from engine.checkpoint.format import WEIGHTS_ONLY
 from engine.checkpoint.resume import (
     batch_size_of,
@@ -67,6 +68,7 @@ class Plan:
             check_device(self.given.DATA, self.process.device)
             check_strategy(self.given)
             check_optimizer(self.given)
+            check_trackers(self.given)
 
     @cached_property
     def precision(self) -> Precision:

@@ -12,6 +12,7 @@ from torch import nn
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from datasets import ImageSet, Kept, describe_balance, load_image_sets, parse_policy
+from engine.boards.trackers import describe_trackers
 from engine.check.cache import check_cache
 from engine.check.images import check_images
 from engine.check.memory import check_memory
@@ -216,6 +217,7 @@ class Preflight:
         config = plan.config
         self.attempt("augmentation", lambda: parse_policy(config.TRAIN))
         self.attempt("strategy", lambda: check_strategy(config))
+        self.report("tracking", lambda: describe_trackers(config))
         order = self.attempt("repeats", lambda: plan.order)
         if len(plan.train_set):
             self.report("balance", lambda: describe_balance(config, plan.train_set, plan.class_weights))

@@ -22,6 +22,7 @@ from datasets import (
     load_image_sets,
     write_split,
 )
+from engine.boards.trackers import tracking
 from engine.callback_list import choose_callbacks
 from engine.check.quick_checks import quick_checks
 from engine.checkpoint.async_saver import BEST
@@ -122,7 +123,8 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     if config.PRECISION.EXPLAIN:
         explain(trainer, log, session.path)
     epochs = Epochs(session, plan, trainer, eval_data, saver, stop)
-    code = epochs.run()
+    with tracking(config, session.path, process, log):
+        code = epochs.run()
     if config.REPORT and process.is_first and code < 128:  # whoever sent a signal wants the program to end
         write_at_end(session.path, log)
     session.advise(after_training(config, process, session.path, plan.eval_set, epochs.state))

@@ -136,6 +136,7 @@ PACKAGES = {
             "checkpoint",
             "memory",
             "results",
+            "boards",
             "report",
             "console",
             "diagnose",

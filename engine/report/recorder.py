@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 
 from configs.schema import Config
+from engine.boards.board import pictures_in
+from engine.boards.tensorboard import TensorBoard
 from engine.report.metrics import Metrics, StepRows
 from engine.report.plot import Plotter
 from engine.report.timing import Timing, shares
@@ -19,15 +21,13 @@ from utils.errors import cause_of
 from utils.log import Log
 
 STEP_FIGURES = ("step", "epoch", "lr", "loss", "mean_loss", "grad_norm", "loss_scale", "skipped", "seconds")
-BOARD_FIGURES = ("lr", "loss", "grad_norm", "loss_scale", "skipped")
 
 
 class Recorder(Callback):
     """Writes the figures of a run, in process 0. A full disk does not end a run: rows are kept for the next write."""
 
     def __init__(self, config: Config, folder: Path, log: Log, timing: Timing, trainer: Trainer):
-        self._folder, self._log, self._timing = folder, log, timing
-        self._has_board, self._board = config.TENSORBOARD, None
+        self._config, self._folder, self._log, self._timing, self._trainer = config, folder, log, timing, trainer
         title = f"{config.MODEL.NAME} on {config.DATA.DATASET}"
         self._plotter = Plotter(folder, title, config.TRAIN.BEST_METRIC)
         self._open(trainer)
@@ -35,22 +35,22 @@ class Recorder(Callback):
     def _open(self, trainer: Trainer) -> None:
         self._metrics = Metrics(self._folder, trainer.epoch)
         self._steps = StepRows(self._folder, trainer.step, (*STEP_FIGURES, *(f"{name}_pct" for name in PHASES)))
-        self._first_step = trainer.step
+        self._board = TensorBoard(self._folder, trainer.step, self._config) if self._config.TENSORBOARD else None
 
     def on_rollback(self, trainer: Trainer) -> None:
-        self.close()
-        self._board = None
+        self._close()
         self._open(trainer)
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
         row = {name: getattr(report, name) for name in STEP_FIGURES}
         with self._warn_on_os_error():
-            self._steps.add(row | {f"{name}_pct": share for name, share in report.shares.items()})
-            if self._has_board and self._board is None:
-                self._open_board()
-                self._timing.restart()  # importing TensorBoard takes half a second and belongs to no phase
-            self._show("step", {name: row[name] for name in BOARD_FIGURES}, report.step)
-            self._show("time", report.shares, report.step)
+            row |= {f"{name}_pct": share for name, share in report.shares.items()}
+            self._steps.add(row)
+            if self._board:
+                if not self._board.is_open:
+                    self._board.open()
+                    self._timing.restart()  # importing TensorBoard takes half a second and belongs to no phase
+                self._board.add_steps([row])
 
     def add_comparison(self, row: dict[str, float]) -> None:
         """Add a row to shadow.csv: how far half precision deviates."""
@@ -61,34 +61,31 @@ class Recorder(Callback):
                 if is_new:
                     print(*row, sep=",", file=file)
                 print(*(f"{value:.10g}" for value in row.values()), sep=",", file=file)
-            self._show("shadow", {name: value for name, value in row.items() if name != "step"}, row["step"])
+            if self._board:
+                figures = {f"shadow/{name}": value for name, value in row.items() if name != "step"}
+                self._board.add(figures, row["step"])
 
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
         times = shares(self._timing.epoch_seconds, trainer.process.device)
         row = epoch_row(trainer, result, times["data"])
         with self._warn_on_os_error():
             self._metrics.add(row)
-            for name, value in row.items():
-                if name != "epoch":
-                    group = next((each for each in ("train", "eval") if name.startswith(each)), "run")
-                    self._show(group, {name.removeprefix(f"{group}_"): value}, trainer.epoch)
+            if self._board:
+                self._board.add_epochs([row])
             self._plotter.draw(self._metrics.rows, self._steps.rows, now=False)
 
-    def _show(self, group: str, figures: dict[str, float | None], step: int) -> None:
-        """Add figures to TensorBoard if TENSORBOARD is set."""
-        if self._has_board:
-            for name, value in figures.items():
-                if value is not None:
-                    self._open_board().add_scalar(f"{group}/{name}", value, step)
-
-    def _open_board(self):
-        if self._board is None:
-            from torch.utils.tensorboard import SummaryWriter  # takes half a second to import
-
-            self._board = SummaryWriter(str(self._folder / "tensorboard"), purge_step=self._first_step)
-        return self._board
-
     def close(self) -> None:
+        if self._board and self._board.is_open:
+            best = self._trainer.best
+            with self._warn_on_os_error():
+                for path in pictures_in(self._folder):
+                    self._board.add_picture(path)
+                if best.epoch:
+                    self._board.show_best({best.metric: best.value, "epoch": best.epoch})
+        self._close()
+
+    def _close(self) -> None:
+        """Write what is left to write."""
         if not self._metrics.is_written:
             with self._warn_on_os_error():
                 self._metrics.write()
@@ -96,7 +93,7 @@ class Recorder(Callback):
             self._plotter.draw(self._metrics.rows, self._steps.rows, now=True)
         with self._warn_on_os_error():
             self._steps.close()
-        if self._board is not None:
+        if self._board:
             with self._warn_on_os_error():
                 self._board.close()
 

@@ -24,6 +24,7 @@ EXAMPLE_VALUES = {
     "AMP": "true",
     "PRECISION.EXPLAIN": "true",
     "COMPILE": "true",
+    "TRACK": "['wandb']",
 }
 
 
@@ -41,7 +42,7 @@ def test_the_flags_are_paddlevits_and_ours():
     paddlevits = """-dataset -data_path -output -batch_size -batch_size_eval -image_size -accum_iter -num_classes -ngpus
                     -pretrained -resume -last_epoch -eval -amp"""
     ours = """-amp_dtype -check -check_images -explain_precision -epochs -seed -num_workers -compile -profile -name -tag
-              -dist_url -world_size -rank"""
+              -track -dist_url -world_size -rank"""
     assert {flag for group in FLAGS.values() for flag in group} == set(f"{paddlevits} {ours}".split())
 
 

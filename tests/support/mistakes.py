@@ -16,7 +16,7 @@ IN_A_FILE = {
     "TRAIN: {LR: 1}": "TRAIN.LR TRAIN.BASE_LR?",
     "optimizer:\n  lr: 1": "optimizer.lr TRAIN.BASE_LR?",
     "early-stopping:\n  patience: 3": "early-stopping.patience TRAIN.EARLY_STOP?",
-    "LOGGING: {WANDB: true}": "LOGGING.WANDB TensorBoard metrics.csv",
+    "LOGGING: {WANDB: true}": "LOGGING.WANDB TRACK=wandb",
     "TRAIN: {NESTEROV: true}": "TRAIN.NESTEROV docs/settings.md",
     "fp16: true": "fp16 AMP=true PRECISION.DTYPE=float16",
     "TRAIN: 5": "TRAIN '5' TRAIN.NUM_EPOCHS",
@@ -135,7 +135,7 @@ ON_THE_COMMAND_LINE = {
     "--patience=3": "--patience -opts TRAIN.EARLY_STOP=... -h",
     "--bce-loss": "--bce-loss -opts TRAIN.LOSS=bce? -h",
     "--jsd-loss": "--jsd-loss TRAIN.LOSS -h",
-    "--log-wandb": "--log-wandb TensorBoard -h",
+    "--log-wandb": "--log-wandb -track -h",
     "TRAIN.BASE_LR=1": "'TRAIN.BASE_LR=1' -opts",
     # PaddleViT's keys that do nothing here are told in files, and refused where somebody types them.
     "-opts TRAIN.LAYER_DECAY=1.5": "-opts TRAIN.LAYER_DECAY '1.5' 0.0001 1 None",

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+import engine.boards.trackers
 import engine.callback_list
 import engine.evaluation
 import engine.memory.auto_batch_size
@@ -34,6 +35,7 @@ from engine.status import Status
 from engine.train.callbacks import Callback
 from engine.train.trainer import Trainer
 from tests.support.forked_children import ForkingPopen
+from tests.support.forks import DEADLINE
 from tests.support.planted_in_saves import (  # noqa: F401
     fill_disk,
     find_no_room,
@@ -339,3 +341,22 @@ def wait_for_drawings(step: int, count: int) -> None:
         update(self, window)
 
     Bar.draw, Trainer.update = counting, slow
+
+
+def die_when_shown(step: int, *patterns: str) -> None:
+    """As this update begins, wait until there are such files in SAVE; then kill -9."""
+    update = Trainer.update
+
+    def watched(trainer, window):
+        if trainer.step == step:
+            while not all(list(Path(trainer.config.SAVE).glob(each)) for each in patterns):
+                time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        update(trainer, window)
+
+    Trainer.update = watched
+
+
+def wait_long_for_trackers() -> None:
+    """No fault: the end of a run waits until its trackers have ended, however busy the machine is."""
+    engine.boards.trackers.PATIENCE = engine.boards.trackers.LONGEST_END = DEADLINE

@@ -3,13 +3,15 @@
 import csv
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+import engine.boards.follower
 import engine.boards.trackers
-from engine.boards.board import epoch_figures, step_figures
+from engine.boards.board import Board, TrackedRun, epoch_figures, step_figures
 from engine.boards.tables import Tables
 from engine.boards.trackers import check_trackers, tracking
 from tests.support.configs import CPU, SMALL, small_config
@@ -139,6 +141,38 @@ def test_a_tracker_that_hangs_is_left_at_the_end_of_the_run_with_all_its_process
     assert len(log.warned) == 1
     running = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     assert not [line for line in running if str(tmp_path).encode() in line]
+
+
+class Server(Board):
+    """Refuses the first connection, and then takes everything until it has the second epoch, with which the run ends."""
+
+    def __init__(self):
+        self.refused, self.epochs = False, []
+        self.has_ended, self.how, self.told = threading.Event(), engine.boards.follower.END, []
+
+    def connect(self, run: TrackedRun) -> Board:
+        if not self.refused:
+            self.refused = True
+            raise ConnectionRefusedError("nobody listens")
+        return self
+
+    def tell(self, kind: str, text: str = "") -> None:
+        self.told.append(kind)
+
+    def add_epochs(self, rows) -> None:
+        self.epochs += [row["epoch"] for row in rows]
+        if len(self.epochs) == 2:
+            self.has_ended.set()
+
+
+def test_a_tracker_that_was_away_gets_everything_when_it_is_back(tmp_path, monkeypatch):
+    (tmp_path / "metrics.jsonl").write_text('{"epoch": 0}\n{"epoch": 1}\n')
+    (tmp_path / "status.json").write_text('{"state": "done", "saved": {"epoch": 2}}')
+    server = Server()
+    monkeypatch.setattr(engine.boards.follower, "load_board", server.connect)
+    monkeypatch.setattr(engine.boards.follower, "SECONDS_BETWEEN_TRIES", 0.01)
+    engine.boards.follower.follow(TrackedRun(tmp_path, "wandb", {}), server)
+    assert server.epochs == [0, 1] and server.told.count(engine.boards.follower.WARN) == 1
 
 
 def write_steps(folder: Path, steps: list[int], rest: str = "") -> None:

@@ -21,9 +21,11 @@ NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page as GitHub writes them in links."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    """The headings of a page as GitHub writes them in links, and those that stand in front of Chinese headings."""
+    text = page.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    marked = re.findall(r'<a id="([^"]+)"></a>', text)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings} | set(marked)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,67 @@
+"""The Chinese pages say what the English ones do: the same sections, the same commands and output, links between both."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CHINESE = ROOT / "docs" / "zh"
+NAMES = sorted(path.name for path in CHINESE.glob("*.md"))
+BLOCK = re.compile(r"^```.*?^```$", re.M | re.S)
+HEADING = re.compile(r"^(##+) (.+)$", re.M)
+MARKED = re.compile(r'<a id="([\w-]+)"></a>(.+)')
+
+
+def english(name: str) -> Path:
+    return ROOT / name if name == "README.md" else ROOT / "docs" / name
+
+
+def anchor(heading: str) -> str:
+    """An English heading as GitHub writes it in links; a Chinese one has it in front, so that links do not differ."""
+    marked = MARKED.fullmatch(heading)
+    return marked[1] if marked else re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def without_comments(block: str) -> str:
+    return re.sub(r"(^|[ \t]+)#( .*)?$", "", block, flags=re.M)
+
+
+def sections(page: Path) -> dict[str, tuple[str, list[str]]]:
+    """Of each heading's anchor its depth and the code blocks up to the next one; '' is the top of the page."""
+    text, blocks = page.read_text(encoding="utf-8"), []
+
+    def numbered(match):
+        blocks.append(without_comments(match[0]))
+        return f"\0{len(blocks) - 1}\0"
+
+    top, *parts = HEADING.split(BLOCK.sub(numbered, text))  # what looks like a heading in a block is none
+    found = {"": ("", top)}
+    found |= {anchor(title): (depth, body) for depth, title, body in zip(*[iter(parts)] * 3, strict=True)}
+    numbers = {key: re.findall("\0(\\d+)\0", body) for key, (_, body) in found.items()}
+    return {key: (depth, [blocks[int(number)] for number in numbers[key]]) for key, (depth, _) in found.items()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_chinese_section_has_the_depth_place_and_code_blocks_of_the_english_one(name):
+    ours, theirs = sections(CHINESE / name), sections(english(name))
+    assert list(ours) == [key for key in theirs if key in ours]
+    for key, section in ours.items():
+        assert section == theirs[key], key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_chinese_page_links_the_english_sections_that_it_lacks(name):
+    ours, theirs = sections(CHINESE / name), sections(english(name))
+    links = re.findall(rf"\]\(\.\./{name}#([\w-]+)\)", (CHINESE / name).read_text(encoding="utf-8"))
+    parent = ""
+    for key, (depth, _) in theirs.items():
+        assert key in ours or key in links or (depth == "###" and parent not in ours), key
+        parent = key if depth == "##" else parent
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_languages_link_each_other_at_the_top(name):
+    for page, other in [(CHINESE / name, english(name)), (english(name), CHINESE / name)]:
+        top = page.read_text(encoding="utf-8").split("\n\n")[1]
+        assert other in [(page.parent / link).resolve() for link in re.findall(r"\]\(([^)]+)\)", top)]

@@ -65,3 +65,11 @@ def test_the_languages_link_each_other_at_the_top(name):
     for page, other in [(CHINESE / name, english(name)), (english(name), CHINESE / name)]:
         top = page.read_text(encoding="utf-8").split("\n\n")[1]
         assert other in [(page.parent / link).resolve() for link in re.findall(r"\]\(([^)]+)\)", top)]
+
+
+def test_the_chinese_readme_lists_every_page_of_documentation_that_the_english_one_lists():
+    listed = [
+        {Path(link).name for link in re.findall(r"\]\(([^)#]+\.md)", page.read_text(encoding="utf-8"))}
+        for page in (CHINESE / "README.md", english("README.md"))
+    ]
+    assert listed[0] >= listed[1]

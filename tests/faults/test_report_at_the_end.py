@@ -1,10 +1,10 @@
-"""report.html at the end of a run: for every end but that by a signal, and no burden on the run."""
+"""What a run leaves for people to read: for every end but that by a signal, and no burden on the run."""
 
 import json
 import signal
 
 from tests.support.refusals import assert_names
-from tests.support.runs import run_folder
+from tests.support.runs import run, run_folder
 
 OPTIONS = (
     "-opts",
@@ -15,12 +15,20 @@ OPTIONS = (
 )
 
 
-def test_a_full_disk_is_a_warning_and_the_run_ends_as_without_a_report(tmp_path, start):
-    ended = start(tmp_path, *OPTIONS, find_no_room=["open .report.html.tmp", 1, False])
+def test_report_tables_and_pictures_that_find_no_room_are_each_a_warning_and_the_run_ends_as_without_them(
+    tmp_path, tiny
+):
+    full = [f"open .{name}.tmp" for name in ("report.html", "predictions.csv", "train_batch.png")]
+    words = ["-cfg", str(tiny), "-output", str(tmp_path), *OPTIONS]
+    ended = run("main_single_gpu.py", *words, faults={"find_no_room": [full, 1, False], "draw_no_curves": []})
     folder = run_folder(tmp_path)
     assert ended.returncode == 0 and json.loads((folder / "status.json").read_text())["state"] == "done"
-    assert_names(ended.printed, f"warning: cannot write {folder / 'report.html'} (disk full")
-    assert not (folder / "report.html").exists() and not list(folder.glob(".*.tmp"))
+    assert ended.printed.count("disk full") == 3 and (folder / "best.pth").exists()
+    assert_names(
+        ended.printed, f"warning: cannot write {folder / 'report.html'} (disk full", folder / "train_batch.png"
+    )
+    assert not list(folder.glob(".*.tmp"))
+    assert not {"report.html", "train_batch.png", "results.json"} & {path.name for path in folder.iterdir()}
 
 
 def test_a_run_that_stops_for_non_finite_gradients_has_a_report_and_one_ended_by_a_signal_none(tmp_path, start):

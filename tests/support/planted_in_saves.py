@@ -124,12 +124,13 @@ def list_all_operations(path: str) -> None:
     AllOperations(lambda *place: print(json.dumps(place), file=listing))
 
 
-def find_no_room(what: str, nth: int, lasts: bool) -> None:
-    """The disk is full when a run does this the nth time, and has room again at once unless it `lasts`."""
+def find_no_room(what: str | list[str], nth: int, lasts: bool) -> None:
+    """The disk is full when a run does this, or one of these, the nth time, and has room again at once unless it `lasts`."""
+    places = [(nth, each) for each in ([what] if isinstance(what, str) else what)]
     is_full = [False]
 
     def before(*place) -> None:
-        is_full[0] = place == (nth, what) or (lasts and is_full[0])
+        is_full[0] = place in places or (lasts and is_full[0])
         if is_full[0]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -60,8 +60,7 @@ def page(tmp_path_factory) -> Path:
     return folder / "report.html"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1600])
+@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1600, "dark")])
 def test_nothing_sticks_out_nothing_is_fetched_and_all_text_can_be_read(tab, page, width, scheme):
     tab.open(page, width, scheme)
     tab.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")

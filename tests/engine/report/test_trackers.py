@@ -32,12 +32,12 @@ def resumed(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("tracked")
     (folder / "small.yaml").write_text(SMALL)
     output = folder / "output"
-    flags = ["-cfg", str(folder / "small.yaml"), "-output", str(output), "-track", "wandb,mlflow", "-epochs", "3"]
+    flags = ["-cfg", str(folder / "small.yaml"), "-output", str(output), "-track", "wandb,mlflow", "-epochs", "2"]
     flags += ["-opts", "REPORT_FREQ=5", "SAVE_STEPS=8"]
     environment = {"WANDB_MODE": "offline"}
-    faults = {"die_when_shown": [60, *SHOWN]}
+    faults = {"die_when_shown": [60, *SHOWN], "draw_nothing": []}
     assert run("main_single_gpu.py", *flags, faults=faults, environment=environment).returncode == -9
-    faults = {"wait_long_for_trackers": []}
+    faults = {"wait_long_for_trackers": [], "draw_nothing": []}
     ended = run("main_single_gpu.py", *flags, "-resume", "auto", faults=faults, environment=environment)
     assert ended.returncode == 0 and "warning" not in ended.printed, ended
     return output
@@ -64,7 +64,7 @@ def test_wandb_has_every_row_of_a_killed_and_resumed_run_once_as_in_its_tables(f
     shown = [{name: row[name] for name in row if not name.startswith("_")} for row in rows]
     assert [row for row in shown if "epoch" in row] == [{"epoch": row["epoch"], **epoch_figures(row)} for row in epochs]
     assert [row for row in shown if "step" in row] == [{"step": row["step"], **step_figures(row)} for row in steps]
-    assert [row["epoch"] for row in epochs] == [0, 1, 2] and len(steps) > 20
+    assert [row["epoch"] for row in epochs] == [0, 1] and len(steps) > 15
 
 
 def test_wandb_gets_name_settings_and_end_of_the_run(folder):

@@ -13,11 +13,11 @@ from tests.support.runs import run, run_folder
 WRONG_LABELS = (3, 58, 120, 211, 350)
 TABLES = ("predictions.csv", "per_class.csv", "confusion.csv")
 PICTURES = ("confusion.png", "mistakes.png", "train_batch.png")
-# It gets 97% of the digits right after two epochs.
+# It gets 9 of 10 digits right after one epoch.
 CONVOLUTIONS = """
 DATA: {DATASET: digits, IMAGE_SIZE: 16, IMAGE_CHANNELS: 1, HFLIP: 0, CROP_SCALE: [0.8, 1], BATCH_SIZE: 32, NUM_WORKERS: 0}
 MODEL: {TYPE: timm, NAME: test_resnet}
-TRAIN: {NUM_EPOCHS: 2, WARMUP_EPOCHS: 0, BASE_LR: 5e-3, SMOOTHING: 0, MODEL_EMA: true, MODEL_EMA_DECAY: 0.9}
+TRAIN: {NUM_EPOCHS: 1, WARMUP_EPOCHS: 0, BASE_LR: 1e-2, SMOOTHING: 0, MODEL_EMA: true, MODEL_EMA_DECAY: 0.9}
 TENSORBOARD: false
 REPORT: false
 """
@@ -91,7 +91,7 @@ def test_an_evaluation_of_best_pth_leaves_the_same_tables_for_any_number_of_proc
 def test_a_run_killed_before_its_tables_ends_with_those_of_its_best_pth_and_pictures_change_no_weight(
     tmp_path, small_yaml
 ):
-    mixed = ["-opts", "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.RANDOM_ERASE_PROB=0.5", "TRAIN.MODEL_EMA=true"]
+    mixed = ["-epochs", "1", "-opts", "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.RANDOM_ERASE_PROB=0.5", "TRAIN.MODEL_EMA=true"]
     assert start(small_yaml, tmp_path / "whole", *mixed).returncode == 0
     whole = run_folder(tmp_path / "whole")
     assert not any((whole / name).exists() for name in PICTURES), "REPORT is false"
@@ -100,19 +100,7 @@ def test_a_run_killed_before_its_tables_ends_with_those_of_its_best_pth_and_pict
     assert killed.returncode == -signal.SIGKILL
     folder = run_folder(tmp_path / "o")
     assert (folder / "train_batch.png").exists() and not (folder / "predictions.csv").exists()
-    for _ in range(2):  # the second start finds them
-        ended = start(small_yaml, tmp_path / "o", "-resume", "auto", *with_pictures)
-        assert ended.returncode == 0, ended.printed
+    ended = start(small_yaml, tmp_path / "o", "-resume", "auto", *with_pictures)
+    assert ended.returncode == 0, ended.printed
     assert run_hash(folder) == run_hash(whole)
     assert tables(folder) == tables(whole) and (folder / "mistakes.png").exists()
-
-
-@pytest.mark.parametrize("what", ["open .predictions.csv.tmp", "open .train_batch.png.tmp"])
-def test_a_table_or_picture_that_finds_no_room_is_said_once_and_ends_no_run(tmp_path, small_yaml, what):
-    ended = start(small_yaml, tmp_path, "-epochs", "1", "-opts", "REPORT=true", find_no_room=[what, 1, False])
-    assert ended.returncode == 0, ended.printed
-    folder = run_folder(tmp_path)
-    assert ended.printed.count("disk full") == 1
-    assert json.loads((folder / "status.json").read_text())["state"] == "done" and (folder / "best.pth").exists()
-    assert not list(folder.glob(".*.tmp"))
-    assert (folder / "results.json").exists() == ("predictions" not in what)

@@ -125,7 +125,7 @@ def test_predictions_crop_as_the_checkpoint_says_and_those_of_older_versions_the
 
 @pytest.mark.parametrize("key", [None, "state_dict_ema", "state_dict"])
 def test_an_exported_file_predicts_as_the_checkpoint_that_it_was_made_of(trained, digits, typed, tmp_path, key):
-    images = sorted(digits.glob("[0-9]"))
+    images = digits / "3", digits / "4"
     state = torch.load(trained / "best.pth", weights_only=True)
     state["preferred"] = key or state["preferred"]
     torch.save(state, tmp_path / "best.pth")
@@ -173,7 +173,8 @@ def test_each_image_is_predicted_as_the_table_of_the_run_says(trained, digits, t
 def test_two_processes_write_what_one_writes_in_the_same_order(trained, digits, typed, tmp_path):
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
-    images = [digits / "7", broken, digits / "3", next((digits / "7").iterdir())]
+    seven, *images = [path for digit in "73" for path in sorted((digits / digit).iterdir())[:10]]
+    images = [seven, *images, broken, seven]  # four batches of 7
     files = {"csv": "classes.csv", "json": "classes.json", "sheet": "sheet.png", "attention": "maps"}
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
@@ -182,7 +183,7 @@ def test_two_processes_write_what_one_writes_in_the_same_order(trained, digits, 
     code, lines, _ = typed(*words, *one)
     ended = run("scripts/predict.py", *words, *two, processes=2)
     assert ended.codes == [2, 2] and code == 2, ended.stderr
-    assert [line.split("\t") for line in ended.stdout.splitlines()] == lines and len(lines) > 60
+    assert [line.split("\t") for line in ended.stdout.splitlines()] == lines and len(lines) == 21
     written = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*.*"))
     assert len(written) == len(lines) + 3 and len(set(written)) == len(written)
     for path in written:

@@ -244,9 +244,11 @@ def test_optuna_proposes_the_same_points_after_a_kill(tmp_path, start, pretended
 class Forked:
     """A real run, forked from a process that has imported torch."""
 
+    faults: dict = {"draw_nothing": []}
+
     def __init__(self, arguments, output, environment, cwd):
         output.touch()
-        self.process = start_fork(arguments[1], arguments[2:], [output, output], environment)
+        self.process = start_fork(arguments[1], arguments[2:], [output, output], environment, faults=self.faults)
 
     def poll(self):
         return self.process.exitcode
@@ -259,19 +261,16 @@ def test_a_trial_that_was_killed_comes_to_what_a_run_by_hand_does(
     tmp_path, small_yaml, start, monkeypatch, signal_handlers
 ):
     class Killed(Forked):
-        def poll(self):
-            status = tmp_path / "sweep" / "trial-000" / "status.json"
-            if status.exists() and json.loads(status.read_text()).get("epoch", 0) >= 1:
-                self.process.kill()
-            return super().poll()
+        faults = Forked.faults | {"signal_at": [20, int(signal.SIGKILL), [0]]}  # in the second epoch
 
     monkeypatch.setattr(runner, "Program", Killed)
-    code, _ = start("-seeds", "7", "-epochs", "2")
+    flags = ["-epochs", "2", "-batch_size", "128"]
+    code, _ = start("-seeds", "7", *flags)
     assert code == 1 and rows(tmp_path / "sweep")[0]["state"] == "stopped"
     monkeypatch.setattr(runner, "Program", Forked)
     assert start()[0] == 0
-    by_hand = ["-cfg", str(small_yaml), "-epochs", "2", "-seed", "7", "-output", str(tmp_path), "-name", "by_hand"]
-    assert run("main_single_gpu.py", *by_hand).returncode == 0
+    by_hand = ["-cfg", str(small_yaml), *flags, "-seed", "7", "-output", str(tmp_path), "-name", "by_hand"]
+    assert run("main_single_gpu.py", *by_hand, faults=Forked.faults).returncode == 0
     assert run_hash(tmp_path / "sweep" / "trial-000") == run_hash(tmp_path / "by_hand")
     (row,) = rows(tmp_path / "sweep")
     assert row["state"] == "done" and float(row["seconds"]) > 0

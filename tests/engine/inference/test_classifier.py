@@ -70,12 +70,12 @@ def test_names_are_taken_from_a_file_with_a_line_for_each_class(tmp_path):
 
 
 def test_weights_that_do_not_say_their_model_need_its_name(tmp_path):
-    model = timm.create_model("resnet10t", num_classes=4).eval()
+    model = timm.create_model("test_resnet", num_classes=4).eval()
     torch.save(model.state_dict(), tmp_path / "weights.pth")
     with pytest.raises(ConfigError) as caught:
         load_classifier(tmp_path / "weights.pth")
     assert_names(str(caught.value), "MODEL.NAME", "-opts")
-    found = load_classifier(tmp_path / "weights.pth", ["-opts", "MODEL.NAME=resnet10t", "DATA.IMAGE_SIZE=64"])
+    found = load_classifier(tmp_path / "weights.pth", ["-opts", "MODEL.NAME=test_resnet", "DATA.IMAGE_SIZE=64"])
     images = torch.randn(2, 3, 64, 64)
     assert torch.equal(found.model(images), model(images)) and found.config.DATA.IMAGE_SIZE == 64
 

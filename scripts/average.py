@@ -19,7 +19,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
 from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, read_checkpoint
-from scripts.export import METADATA, write_safetensors
+from scripts.export import facts_of, write_safetensors
 from utils.errors import ConfigError
 from utils.program import exit_code
 from utils.text import counted
@@ -47,9 +47,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("-weights", nargs="+", type=float, metavar="W", help="a weight for each checkpoint [all equal]")
     parser.add_argument("-greedy", action="store_true", help="only checkpoints that improve the mean")
     parser.add_argument("-data_path", help="of the validation images, for -greedy [as the first was trained]")
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("-ema", dest="key", action="store_const", const="state_dict_ema", help="take the EMA weights")
-    kind.add_argument("-raw", dest="key", action="store_const", const="state_dict", help="take the raw weights")
+    parser.add_weights_choice("take")
     arguments = parser.parse_args(argv)
     if arguments.output.suffix != ".safetensors":
         raise ConfigError(
@@ -94,8 +92,7 @@ def check_weights(weights: list[float] | None, count: int, is_greedy: bool) -> l
 
 def read(paths: list, key: str | None, shares: list[float]) -> list[Part]:
     """The checkpoints; ConfigError unless they are of one architecture, with the same classes and preparation of images."""
-    from models.formats.adapters import merged
-    from models.formats.common import weights_of
+    from models.formats.checkpoint import chosen_weights
     from models.pretrained.said import ARCHITECTURE
 
     if len(paths) < 2:
@@ -105,23 +102,14 @@ def read(paths: list, key: str | None, shares: list[float]) -> list[Part]:
     parts: list[Part] = []
     for source, share in zip(paths, shares, strict=True):
         path, content = read_checkpoint(source, NEEDED)
-        chosen = key or weights_of(content, path)[1]
-        if not content.get(chosen):
-            has = "no moving average" if chosen == "state_dict_ema" else "only the moving average of its weights"
-            raise ConfigError(
-                f"{'-ema' if chosen == 'state_dict_ema' else '-raw'}: {path} has {has}; leave the flag out"
-            )
-        weights = merged(content[chosen], content["config"])
-        record = {name: content[name] for name in METADATA if name in content}
-        record |= {"epoch": content["epoch"] + 1} if "epoch" in content else {}
-        part = Part(path, record, chosen, weights, share)
+        part = Part(path, facts_of(content), *chosen_weights(content, path, key), share)
         for what, of_one in {
             "architecture": lambda each: [
                 each.record["config"].get(name) for name in ARCHITECTURE if name != "MODEL.NAME"
             ],
             "weights": lambda each: {name: tuple(tensor.shape) for name, tensor in each.weights.items()},
             "classes": lambda each: list(each.record["class_names"]),
-            "preparation of images": lambda each: {name: value for name, value in each.record["data"].items()},
+            "preparation of images": lambda each: each.record["data"],
         }.items():
             if parts and of_one(part) != of_one(parts[0]):
                 raise ConfigError(

@@ -27,6 +27,12 @@ class Parser(argparse.ArgumentParser):
         """The required path that the script writes to. -o and -out are the names it had in earlier versions."""
         self.add_argument("-output", "-o", "-out", required=True, type=Path, metavar=metavar, help=help)
 
+    def add_weights_choice(self, verb: str) -> None:
+        """-ema and -raw: `key` is that of the weights in a checkpoint, None for those that scored better."""
+        kind = self.add_mutually_exclusive_group()
+        for flag, key, name in (("-ema", "state_dict_ema", "EMA"), ("-raw", "state_dict", "raw")):
+            kind.add_argument(flag, dest="key", action="store_const", const=key, help=f"{verb} the {name} weights")
+
 
 def at_least(low: int) -> Callable[[str], int]:
     """The argparse type of a whole number with this lower bound."""

@@ -46,9 +46,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("checkpoint", help=CHECKPOINT_HELP)
     parser.add_output("FILE", "the file to write")
     parser.add_argument("-to", choices=FORMATS, metavar="FORMAT", help="one of the above")
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("-ema", dest="key", action="store_const", const="state_dict_ema", help="write the EMA weights")
-    kind.add_argument("-raw", dest="key", action="store_const", const="state_dict", help="write the raw weights")
+    parser.add_weights_choice("write")
     arguments = parser.parse_args(argv)
     print(export(arguments.checkpoint, arguments.output, arguments.key, arguments.to))
     return 0
@@ -63,17 +61,12 @@ def export(source: str, target: Path, key: str | None = None, to: str | None = N
         return write_checkpoint(source, target, key)
     import torch  # takes seconds
 
-    from models.formats.adapters import merged
-    from models.formats.common import weights_of
+    from models.formats.checkpoint import chosen_weights
 
     needed = {"state_dict"} if to == "safetensors" else {"config", "class_names", "data"}
     path, checkpoint = read_checkpoint(source, needed)
-    key = key or weights_of(checkpoint, path)[1]
-    if not checkpoint.get(key):
-        raise ConfigError(f"-ema: {path} has no moving average, because its run had TRAIN.MODEL_EMA off")
-    weights = merged(checkpoint[key], checkpoint.get("config", {}))
-    facts = {name: checkpoint[name] for name in METADATA if name in checkpoint} | {"weights": key}
-    facts |= {"epoch": checkpoint["epoch"] + 1} if "epoch" in checkpoint else {}
+    key, weights = chosen_weights(checkpoint, path, key)
+    facts = facts_of(checkpoint) | {"weights": key}
     if to == "safetensors":
         checked = write_safetensors(weights, facts, target)
     else:
@@ -87,6 +80,12 @@ def export(source: str, target: Path, key: str | None = None, to: str | None = N
     epoch = f", after epoch {facts['epoch']}" if "epoch" in facts else ""
     arch = checkpoint.get("arch", "the model")
     return f"{target}: {counted(len(weights), 'tensor')} of {arch}{epoch}, from {path} ({key}); {checked}"
+
+
+def facts_of(checkpoint: dict) -> dict:
+    """What is written beside the weights. Epochs count from 1 there, from 0 in a checkpoint."""
+    facts = {name: checkpoint[name] for name in METADATA if name in checkpoint}
+    return facts | ({"epoch": checkpoint["epoch"] + 1} if "epoch" in checkpoint else {})
 
 
 def write_safetensors(weights: dict, facts: dict, target: Path) -> str:

@@ -41,7 +41,9 @@ def main(argv: list[str]) -> int:
     arguments, flags = parse(argv)
     if arguments.run_trial:
         folder, index = arguments.run_trial
-        return run_trial(Path(folder), at_least(0)(index) if index.isdecimal() else _refuse_index(index))
+        if not index.isdecimal():
+            raise ConfigError(f"-run_trial: {index!r} is not the number of a trial")
+        return run_trial(Path(folder), int(index))
     if arguments.output is None:
         raise ConfigError("-output is missing: the folder of the sweep; -h shows the flags")
     plan = _plan(arguments, flags)
@@ -119,10 +121,6 @@ def _seeds(text: str) -> list[int]:
     if len(set(seeds)) < len(seeds):
         raise argparse.ArgumentTypeError(f"{text} names a seed twice")
     return seeds
-
-
-def _refuse_index(text: str) -> int:
-    raise ConfigError(f"-run_trial: {text!r} is not the number of a trial")
 
 
 def _plan(arguments: argparse.Namespace, flags: list[str]) -> Plan:

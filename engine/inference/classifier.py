@@ -12,9 +12,7 @@ from configs.values import unflatten
 from datasets.transforms.pixel_rules import PixelRules
 from engine.settings import load_settings, override
 from models import build_model
-from models.formats.adapters import merged
-from models.formats.checkpoint import find_checkpoint, read_checkpoint
-from models.formats.common import weights_of
+from models.formats.checkpoint import chosen_weights, find_checkpoint, read_checkpoint
 from models.formats.files import shapes_in, what_is_recorded
 from models.patterns import classifier_names
 from models.pretrained.said import classes_of_weights
@@ -114,12 +112,10 @@ def without_float8(config: Config) -> Config:
 def _load_ours(path: Path, flags: Sequence[str], raw: bool) -> Classifier:
     path, state = read_checkpoint(path, OURS)
     config = override(config_of(state), flags)
-    kind = "state_dict" if raw else weights_of(state, path)[1]
-    if kind not in state:
-        raise ConfigError(f"-raw: {path} has only the EMA weights")
+    kind, weights = chosen_weights(state, path, "state_dict" if raw else None)
     classes = list(state["class_names"])
     model = build_model(config, config.MODEL.NUM_CLASSES or len(classes))
-    load_exactly(model, merged(state[kind], state["config"]), path)
+    load_exactly(model, weights, path)
     return Classifier(config, model, classes, str(path), kind, state["epoch"] + 1 if "epoch" in state else None)
 
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from models.formats.adapters import merged
+from models.formats.common import weights_of
 from models.formats.files import find_file, format_of, read_weights
 from models.formats.torch import read_torch
 from utils.errors import ConfigError
@@ -31,3 +33,13 @@ def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
             "or checkpoint-N.pth"
         )
     return path, state
+
+
+def chosen_weights(state: dict, path: Path, key: str | None = None) -> tuple[str, dict]:
+    """Which weights of a checkpoint, those that scored better if `key` is None, and these, with adapters merged into them."""
+    key = key or weights_of(state, path)[1]
+    if not state.get(key):
+        is_ema = key == "state_dict_ema"
+        has = "no moving average, because its run had TRAIN.MODEL_EMA off" if is_ema else "only the moving average"
+        raise ConfigError(f"{'-ema' if is_ema else '-raw'}: {path} has {has}; leave the flag out")
+    return key, merged(state[key], state.get("config", {}))

@@ -182,13 +182,18 @@ class Plan:
         """Write sweep.json and commands.sh."""
         facts = {"version": VERSION, **asdict(self), "folder": str(self.folder)}
         commands = [f"cd {shlex.quote(self.cwd)}", *map(self.command, self.trials)]
+        self.write(FILE, json.dumps(facts, indent=1) + "\n")
+        self.write("commands.sh", "\n".join([*commands, ""]))
+
+    def write(self, name: str, text: str) -> Path:
+        """A file in the folder of the sweep."""
         try:
-            write_text(self.path / FILE, json.dumps(facts, indent=1) + "\n")
-            write_text(self.path / "commands.sh", "\n".join([*commands, ""]))
+            write_text(self.path / name, text)
         except OSError as error:
             raise ConfigError(
                 f"-output: cannot write to {self.folder} ({cause_of(error)}); choose another folder"
             ) from error
+        return self.path / name
 
 
 def to_word(value: float) -> str:

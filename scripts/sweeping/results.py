@@ -5,12 +5,12 @@ import csv
 import fcntl
 import io
 import json
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scripts.comparing.statistics import deviation, mean
 from scripts.sweeping.plan import Plan
 from scripts.sweeping.values import describe
 from utils.errors import cause_of
@@ -123,12 +123,12 @@ class Point:
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(self.values)
+        return mean(self.values)
 
     @property
     def deviation(self) -> float | None:
         """Of single trials, with n - 1."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
+        return deviation(self.values)
 
 
 def collect(plan: Plan, results: Sequence[Result]) -> list[Point]:

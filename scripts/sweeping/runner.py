@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -126,12 +127,12 @@ class Runner:
         said = last_error(self.plan.output_of(trial))
         if code == 2 and result.state == WAITING:  # it did not come to train: so it would be with all others too
             self.refused = f"{trial.describe()}: {said}\nthe command: {self.plan.command(trial)}"
-        if result.state != DONE and code not in (0, *(() if not self.stop.number else (128 + signal.SIGTERM,))):
-            why = f"killed by signal {-code}" if code < 0 else result.reason or said
-            facts = {**vars(result), "state": FAILED, "exit_code": code, "reason": why}
-            result = Result(**facts)
+        was_told = self.stop.number and code == 128 + signal.SIGTERM
+        if result.state != DONE and (code == 0 or was_told):
+            result = replace(result, state=STOPPED)
         elif result.state != DONE:
-            result = Result(**{**vars(result), "state": STOPPED})
+            why = f"killed by signal {-code}" if code < 0 else result.reason or said
+            result = replace(result, state=FAILED, exit_code=code, reason=why)
         self.results[trial.index] = result
         self._note()
         self.show.ended(trial, result, self._best())

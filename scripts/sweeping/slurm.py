@@ -9,8 +9,7 @@ from pathlib import Path
 
 from scripts.sweeping.plan import ROOT, Plan, read_plan
 from scripts.sweeping.results import DONE, read_result
-from utils.errors import ConfigError, cause_of
-from utils.files import write_text
+from utils.errors import ConfigError
 
 SCRIPT = "slurm.sh"
 # Of a task of srun: they would be taken for the ranks of a run that starts its processes itself (-ngpus).
@@ -62,13 +61,7 @@ def write_script(plan: Plan, jobs: int | None) -> Path:
         python=shlex.quote(sys.executable),
         sweep=shlex.quote(str(ROOT / "scripts" / "sweep.py")),
     )
-    try:
-        write_text(plan.path / SCRIPT, text)
-    except OSError as error:
-        raise ConfigError(
-            f"-output: cannot write to {plan.folder} ({cause_of(error)}); choose another folder"
-        ) from error
-    return plan.path / SCRIPT
+    return plan.write(SCRIPT, text)
 
 
 def submit(script: Path) -> int:

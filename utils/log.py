@@ -13,6 +13,7 @@ from pathlib import Path
 
 from utils.errors import cause_of
 from utils.terminal.bar import Bar, is_terminal, without_bar
+from utils.text import printable
 
 
 class Log:
@@ -45,7 +46,7 @@ class Log:
     def _print(self, line: str) -> None:
         with without_bar():
             try:
-                print(line, flush=True)
+                print_anywhere(printable(line))
             except OSError:  # `| head` has seen enough, or the terminal has gone; the run goes on
                 sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
@@ -67,13 +68,13 @@ class Log:
         if self._rank == 0:
             self.say(f"warning: {line}")
         else:
-            print(f"warning (process {self._rank}): {line}", file=sys.stderr, flush=True)
+            print(f"warning (process {self._rank}): {printable(line)}", file=sys.stderr, flush=True)
             self._write(f"warning: {line}")
 
     def _write(self, line: str) -> None:
         """Write date and time before each line, as PaddleViT's logs have them."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S ")
-        self._write_stamped("".join(f"{stamp}{each}\n" for each in line.split("\n")))
+        self._write_stamped("".join(f"{stamp}{each}\n" for each in printable(line).split("\n")))
 
     def _write_stamped(self, text: str) -> None:
         with self._lock:
@@ -117,3 +118,9 @@ class Log:
             with self._warn_once(file.name):
                 file.close()
         self._files = []
+
+
+def print_anywhere(line: str) -> None:
+    """Print to stdout; what its encoding lacks, in a terminal that is not UTF-8, is escaped."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)

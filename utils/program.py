@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from utils import VERSION
 from utils.errors import NO_COMPILER, OUT_OF_MEMORY, AlreadyReportedError, LostProcess, UserError
+from utils.text import printable
 
 
 def relax_gc() -> None:
@@ -53,7 +54,7 @@ def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
         if message is None:
             traceback.print_exc()
         elif message:
-            print(f"error: {message}", file=sys.stderr)
+            print(f"error: {printable(message)}", file=sys.stderr)
         return code
 
 

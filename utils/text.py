@@ -6,6 +6,14 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 SCHEMES = ("http", "https", "s3")
+# A terminal obeys the former, which file names can have; the latter, halves of surrogate pairs, stand for bytes that are no
+# UTF-8, and no text file takes them.
+UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]|[\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """Safe to print: control characters but tab and newline are written as \\x1b, as Python does."""
+    return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def format_bytes(count: float) -> str:

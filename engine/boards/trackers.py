@@ -111,6 +111,7 @@ class TrackerProcess:
                     f"{self._name}: not everything was sent when the run ended; it has what was sent until now"
                 )
                 self._is_left = True
-                os.killpg(self._process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has ended just now
+                    os.killpg(self._process.pid, signal.SIGKILL)
             time.sleep(0.05)
         self._thread.join(1.0)  # what it said last

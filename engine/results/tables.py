@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -51,7 +52,9 @@ def write_tables(folder: Path, results: Results, image_set: ImageSet) -> None:
 
 def write_table(path: Path, columns: Iterable[str], rows: Iterable[Sequence]) -> None:
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    # "\r\n" at the end of lines has it quote a cell with either, but it writes "\n".
+    lines = SimpleNamespace(write=lambda line: text.write(line.removesuffix("\r\n") + "\n"))
+    writer = csv.writer(lines, lineterminator="\r\n")
     writer.writerow(columns)
     writer.writerows(rows)
     with replacing(path) as file:

@@ -1,7 +1,11 @@
-"""Quantities in messages."""
+"""Quantities and names in messages."""
+
+import io
+import sys
 
 import pytest
 
+from utils.log import Log
 from utils.text import counted
 
 
@@ -18,3 +22,19 @@ from utils.text import counted
 )
 def test_one_is_singular_and_the_rest_plural(number, noun, text):
     assert counted(number, noun) == text
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_names_that_are_no_text_end_no_run_and_command_no_terminal(tmp_path, monkeypatch, encoding):
+    screen = io.TextIOWrapper(io.BytesIO(), encoding)
+    monkeypatch.setattr(sys, "stdout", screen)
+    log = Log(0)
+    log.open(tmp_path)
+    log.say("cannot read caf\udce9/\x1b[2J\t猫\nnext")
+    log.close()
+    printed, written = screen.buffer.getvalue().decode(encoding), (tmp_path / "log.txt").read_text(encoding="utf-8")
+    assert printed == "cannot read caf\\udce9/\\x1b[2J\t猫\nnext\n".replace(
+        "猫", {"ascii": "\\u732b"}.get(encoding, "猫")
+    )
+    assert "\x1b" not in written
+    assert "\t猫\n" in written

@@ -25,7 +25,7 @@ from tests.support.configs import CPU, small_config
 from tests.support.threads import Threads
 from utils.distributed import Process
 
-CLASSES = ["ant", 'b"e,e', "猫", "dog|wolf", "empty", "never predicted"]
+CLASSES = ["ant\r", 'b"e,e', "猫\n", "dog|wolf", "empty", "never predicted"]
 NUM_IMAGES, UNREADABLE = 61, (0, 17, 60)
 
 

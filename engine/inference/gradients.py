@@ -39,13 +39,10 @@ class GradientMaps:
             maps = cls(model, modules[name], channels)
             with torch.no_grad(), maps._watching(kept := []):
                 model(image)
-            grid = maps._as_grid(kept[0]).shape[1:3] if kept and maps._as_grid(kept[0]) is not None else (1, 1)
-            found.append((min(grid), maps))
-        found = [each for each in found if each[0] > 1]
-        fine = [maps for side, maps in found if side >= FINE_ENOUGH]
-        if fine:
-            return fine[-1]
-        return max(reversed(found), key=lambda each: each[0])[1] if found else None
+            grid = maps._as_grid(kept[0]) if kept else None
+            if grid is not None and (side := min(grid.shape[1:3])) > 1:
+                found.append((side, maps))
+        return max(reversed(found), key=lambda each: min(each[0], FINE_ENOUGH), default=(0, None))[1]
 
     def __call__(self, images: Tensor, classes: Tensor) -> Tensor:
         """[B, rows, columns]: how much each place speaks for the class of its image, at least 0."""

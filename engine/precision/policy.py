@@ -93,9 +93,10 @@ class Precision:
         advice = speed_advice(self.device, self.half, speedup)
         if self.half is None:
             return f"float32{origin}, as {self.reason}{advice}"
-        scale = f" with GradScaler (loss scale {self.scaler.get_scale():g}, {'moving' if self.scaler.moves else 'constant'})"
-        if self.half is not torch.float16:
-            scale = ""  # it is 1, for the check of the gradients alone
+        scale = " with GradScaler"
+        if self.half is torch.float16:  # elsewhere it is 1, for the check of the gradients alone
+            moves = "moving" if self.scaler.moves else "constant"
+            scale += f" (loss scale {self.scaler.get_scale():g}, {moves})"
         if self.is_float8:
             advice = "" if self._config.COMPILE else "; float8 gains time only with -compile"
         return f"{self.name}{scale}{origin}, {self.reason}{advice}"

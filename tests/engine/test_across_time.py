@@ -274,7 +274,7 @@ def test_a_finished_run_that_was_killed_before_it_said_so_says_it_when_it_is_sta
     assert "finished" in rows(halfstep("-resume", folder, "-check")[1])["resume"][1]
     assert status(folder) == killed
     assert halfstep("-resume", folder)[0] == 0
-    changing = {"time", "started", "heartbeat", "pid"}
+    changing = {"time", "started", "heartbeat", "pid", "about"}
     assert {key: value for key, value in status(folder).items() if key not in changing} == {
         key: value for key, value in before.items() if key not in changing
     }

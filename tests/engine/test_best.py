@@ -18,13 +18,13 @@ EMA = ("TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=false", "TRAIN.MODEL_EMA_
 
 @pytest.fixture
 def scored(tmp_path, small_yaml):
-    """A run whose evaluations have these scores: its lines and its folder."""
+    """A run whose evaluations have these scores: its lines up to the one that ends it, and its folder."""
 
     def train(*scores, words=(), flags=()):
         given = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-resume", "auto", *flags]
         ended = run("main_single_gpu.py", *given, "-opts", *words, faults={"score": scores})
         assert ended.returncode == 0, ended.stderr
-        return ended.stdout.splitlines(), run_folder(tmp_path / "o")
+        return ended.stdout.partition("\nnext:")[0].splitlines(), run_folder(tmp_path / "o")
 
     return train
 

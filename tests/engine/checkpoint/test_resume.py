@@ -92,7 +92,9 @@ def test_resuming_a_finished_run_says_so_and_ends_with_0(tmp_path, settings):
     def left() -> tuple[str, dict]:
         """The hash of the run, and what its status.json says but for which start wrote it and when."""
         status = json.loads((folder / "status.json").read_text())
-        return run_hash(folder), {key: status[key] for key in status.keys() - {"pid", "started", "time", "heartbeat"}}
+        return run_hash(folder), {
+            key: status[key] for key in status.keys() - {"pid", "started", "time", "heartbeat", "about"}
+        }
 
     before = left()
     again = run("main_single_gpu.py", *flags, "-resume", "auto")

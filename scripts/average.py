@@ -13,12 +13,13 @@ better with it.
 import os
 import sys
 from dataclasses import replace
+from math import isinf
 from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
-from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, read_checkpoint
+from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, check_no_input, read_checkpoint
 from scripts.export import facts_of, write_safetensors
 from utils.errors import ConfigError
 from utils.program import exit_code
@@ -55,6 +56,7 @@ def main(argv: list[str]) -> int:
         )
     paths = newest(arguments.checkpoints, arguments.last) if arguments.last else arguments.checkpoints
     parts = read(paths, arguments.key, check_weights(arguments.weights, len(paths), arguments.greedy))
+    check_no_input("-output", arguments.output, [part.path for part in parts])
     if arguments.greedy:
         parts = greedy(parts, arguments.data_path)
     elif arguments.data_path:
@@ -85,7 +87,7 @@ def check_weights(weights: list[float] | None, count: int, is_greedy: bool) -> l
         return [1.0] * count
     if is_greedy:
         raise ConfigError("-weights: -greedy weights all that it takes equally; leave one of them out")
-    if len(weights) != count or not all(0 < weight < float("inf") for weight in weights):
+    if len(weights) != count or not all(weight > 0 for weight in weights) or isinf(sum(weights)):
         raise ConfigError(f"-weights: {weights} are not {count} positive numbers, one for each checkpoint")
     return weights
 

@@ -2,10 +2,11 @@
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from utils.errors import ConfigError
+from utils.errors import ConfigError, cause_of
+from utils.files import refuse_special
 
 CHECKPOINT_HELP = (
     "a run's folder (its best.pth, else last.pth), a checkpoint in it, or a .safetensors of scripts/export.py"
@@ -57,6 +58,17 @@ def check_writable(flag: str, path: Path) -> None:
         raise ConfigError(f"{flag}: cannot write to the folder {path.parent}; create it or choose another")
     if path.is_dir():
         raise ConfigError(f"{flag}: {path} is a folder; name a file in it")
+    try:
+        refuse_special(path)
+    except OSError as error:
+        raise ConfigError(f"{flag}: {path} cannot be written ({cause_of(error)})") from None
+
+
+def check_no_input(flag: str, path: Path, inputs: Iterable[str | Path]) -> None:
+    """Refuse to write over a file that is read."""
+    for each in inputs:
+        if os.path.exists(each) and path.exists() and os.path.samefile(path, each):
+            raise ConfigError(f"{flag}: {path} is read too and would be overwritten; choose another name")
 
 
 def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
-from scripts.command_line import CHECKPOINT_HELP, Parser, read_checkpoint
+from scripts.command_line import CHECKPOINT_HELP, Parser, check_no_input, read_checkpoint
 from utils.errors import ConfigError
 from utils.program import exit_code
 from utils.text import counted
@@ -54,6 +54,8 @@ def main(argv: list[str]) -> int:
 
 def export(source: str, target: Path, key: str | None = None, to: str | None = None) -> str:
     """Write the file and return a summary line. `key`: of the weights; those that scored better if not given."""
+    if not target.name:
+        raise ConfigError(f"-output: {target} names no file; add a name")
     to = to or BY_ENDING.get(target.suffix)
     if to is None:
         raise ConfigError(f"-output: {target} must end in one of {', '.join(BY_ENDING)}; or say the format with -to")
@@ -65,6 +67,7 @@ def export(source: str, target: Path, key: str | None = None, to: str | None = N
 
     needed = {"state_dict"} if to == "safetensors" else {"config", "class_names", "data"}
     path, checkpoint = read_checkpoint(source, needed)
+    check_no_input("-output", target, [path])
     key, weights = chosen_weights(checkpoint, path, key)
     facts = facts_of(checkpoint) | {"weights": key}
     if to == "safetensors":
@@ -111,6 +114,7 @@ def write_checkpoint(source: str, target: Path, key: str | None) -> str:
     path, checkpoint = read_checkpoint(source, {"state_dict"})
     if key:
         raise ConfigError("-ema, -raw: a .pth file contains both the weights and their moving average; leave it out")
+    check_no_input("-output", target, [path])
     with staged(target) as place, open(place, "wb") as file:
         torch.save(checkpoint, file)
     return f"{target}: all of {path}, after epoch {checkpoint.get('epoch', -1) + 1}"

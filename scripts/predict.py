@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
-from scripts.command_line import Parser, at_least, check_writable
+from scripts.command_line import Parser, at_least, check_no_input, check_writable
 from utils.errors import ConfigError
 from utils.launch.launch_env import LaunchOptions, find_launched_rank
 from utils.program import exit_code, exit_now
@@ -119,17 +119,22 @@ def check_outputs(arguments: argparse.Namespace, paths: list[str]) -> None:
     """Refuse what cannot be written, or would overwrite an image, before anything is computed."""
     from datasets.transforms.decode import KNOWN_ENDINGS
     from engine.inference.pictures import SHEET_ENDINGS, Sheet, map_names
+    from models.formats.checkpoint import find_checkpoint
 
     files = {"-csv": arguments.csv, "-json": arguments.json, "-sheet": arguments.sheet}
     files = {flag: path for flag, path in files.items() if path}
-    written = {}
+    read = [arguments.model, find_checkpoint(arguments.model), *arguments.list, arguments.classes, arguments.cfg]
+    written: dict[Path, str] = {}
     for flag, path in files.items():
         check_writable(flag, path)
+        check_no_input(flag, path, filter(None, read))
         ending = path.suffix.lower()
         if flag != "-sheet" and ending in KNOWN_ENDINGS:
             raise ConfigError(f"{flag}: {path} has the name of an image; name the table that is to be written")
         if flag == "-sheet" and ending not in SHEET_ENDINGS:
             raise ConfigError(f"-sheet: {path} must end in {', '.join(SHEET_ENDINGS)}, the formats that are written")
+        if path in written:
+            raise ConfigError(f"{flag}: {path} is written by {written[path]} too; name another file")
         written |= {each: flag for each in (Sheet(path).paths(len(paths)) if flag == "-sheet" else [path])}
     if folder := arguments.attention:
         try:

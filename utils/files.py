@@ -1,12 +1,15 @@
 """Opening and dates of files, and their replacement: a file is the old or the new version, even if the machine stops."""
 
 import contextlib
+import errno
 import os
 import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
+
+from utils.errors import not_a_file
 
 
 @contextlib.contextmanager
@@ -16,6 +19,7 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[IO[bytes]]:
     `shared`: several processes may do so at once, so each writes under a name of its own. Otherwise the name is fixed:
     the next attempt overwrites what a killed process left.
     """
+    refuse_special(path)
     temporary = path.with_name(f".{path.name}{'.' + secrets.token_hex(4) if shared else ''}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -25,6 +29,15 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[IO[bytes]]:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def refuse_special(path: Path) -> None:
+    """OSError where a rename onto the path would take a device or a pipe away from the whole machine."""
+    kind = not_a_file(path) if path.exists() else None
+    if path.absolute().parent == Path("/dev"):  # in which stdout is a link to what may be a file
+        kind = "a device"
+    if kind:
+        raise OSError(errno.EINVAL, f"it is {kind}; name a file")
 
 
 def without_waiting(path: str, flags: int) -> int:

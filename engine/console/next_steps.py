@@ -48,7 +48,8 @@ def _files(folder: Path, name: str) -> list[tuple[str, str]]:
 
 
 def _use_of(weights: Path, eval_set: ImageSet) -> list[tuple[str, str]]:
-    rows = [("export", _command("scripts/export.py", weights, "-output", weights.with_suffix(".safetensors")))]
+    target = weights.with_suffix(".safetensors")
+    rows = [("export", _command("scripts/export.py", weights, "-output", target))] if target != weights else []
     has_files = eval_set.root is not None and Path(image := eval_set.name(0)).is_file()
     if has_files and image.isprintable():  # what is printed is to be copied
         rows.insert(0, ("predict", _command("scripts/predict.py", weights, Path(image))))

@@ -7,6 +7,7 @@ from models.export import hugging_face, onnx_file, paddle_weights, torch_program
 from models.export.check import WrongExport, largest_difference
 from models.export.staging import staged
 from models.export.subject import Subject
+from models.formats.files import RECORD_SUFFIX
 from utils.errors import ConfigError
 
 # Each module has SUFFIX, LOADED_BY, refuse(subject), which raises ConfigError before anything is written,
@@ -42,6 +43,11 @@ def check_target(name: str, target: Path) -> None:
         raise ConfigError(f"-output: {target} must end in {suffix}, as files of -to {name} do")
     if suffix and target.is_dir():
         raise ConfigError(f"-output: {target} is a folder; name a file that ends in {suffix}")
+    beside = target.with_suffix(RECORD_SUFFIX)
+    if FORMATS[name] in (torchvision_weights, paddle_weights) and beside.exists() and not target.exists():
+        raise ConfigError(
+            f"-output: {beside} is there already, and what is written beside {target} has that name; name another"
+        )
     if not suffix and target.suffix in {".safetensors", *(each.SUFFIX for each in FORMATS.values())} - {""}:
         raise ConfigError(f"-output: {target} has the name of a file; -to {name} writes a folder, name one")
     if not suffix and target.exists() and not (target.is_dir() and not any(target.iterdir())):

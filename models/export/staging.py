@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from utils.errors import ConfigError, cause_of
-from utils.files import sync_folder
+from utils.files import refuse_special, sync_folder
 
 
 @contextlib.contextmanager
@@ -27,7 +27,10 @@ def staged(target: Path) -> Iterator[Path]:
             for path in folder.rglob("*"):
                 _sync(path)
             for path in sorted(folder.iterdir(), key=lambda each: each.name == target.name):
-                os.replace(path, target.with_name(path.name))
+                place = target.with_name(path.name)
+                if not path.is_dir():
+                    refuse_special(place)
+                os.replace(path, place)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         sync_folder(target.parent)

@@ -1,5 +1,6 @@
 """torch.export's .pt2: a graph with its weights that torch loads without timm and without halfstep."""
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,8 +20,9 @@ def refuse(subject: Subject) -> None:
 def write(subject: Subject, path: Path) -> None:
     batch = torch.export.Dim("batch", min=1)
     program = torch.export.export(subject.model, (subject.images(2, seed=0),), dynamic_shapes=({0: batch},))
-    with open(path, "wb") as file:
-        torch.export.save(program, file, extra_files={f"{key}.json": value for key, value in subject.facts.items()})
+    written = io.BytesIO()  # torch ends the process where a file cannot take what it writes at its end
+    torch.export.save(program, written, extra_files={f"{key}.json": value for key, value in subject.facts.items()})
+    path.write_bytes(written.getbuffer())
 
 
 def load(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from models.formats.adapters import merged
 from models.formats.common import weights_of
-from models.formats.files import find_file, format_of, read_weights
+from models.formats.files import find_file, format_of, read_weights, what_is_recorded
 from models.formats.torch import read_torch
 from utils.errors import ConfigError
 
@@ -22,11 +22,10 @@ def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
         raise ConfigError(
             f"no checkpoint at {source}; give the folder of a run, or its best.pth, last.pth or checkpoint-N.pth"
         )
-    if format_of(path) == "safetensors":
+    state = read_torch(path) if format_of(path) == "torch" else {}
+    if not (isinstance(state, dict) and needed <= state.keys()) and what_is_recorded(path):  # an export
         weights = read_weights(path)
         state = {weights.record.get("weights", "state_dict"): weights.state, **weights.record}
-    else:
-        state = read_torch(path)
     if missing := needed - set(state if isinstance(state, dict) else ()):
         raise ConfigError(
             f"{path} is not a checkpoint of a run, without {', '.join(sorted(missing))}; give its best.pth, last.pth "

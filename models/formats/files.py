@@ -39,13 +39,13 @@ def find_file(source: str | Path) -> Path | None:
     In a folder as the Hugging Face hub has them, the weights beside its config.json.
     """
     path = Path(str(source).removeprefix("local-dir:")).expanduser()
-    for candidate in (path, *(path.with_name(path.name + suffix) for suffix in SUFFIXES)):
+    names = IN_A_FOLDER if (path / "config.json").is_file() else ()
+    if inside := next((path / name for name in names if (path / name).is_file()), None):
+        return inside
+    for candidate in (path, *(path.with_name(path.name + suffix) for suffix in SUFFIXES if path.name)):
         if candidate.is_file():
             return candidate
     if path.is_dir():
-        for name in IN_A_FOLDER if (path / "config.json").is_file() else ():
-            if (path / name).is_file():
-                return path / name
         held = sorted(each.name for each in path.iterdir() if each.suffix in SUFFIXES)
         raise ConfigError(f"{path} is a folder; name a file in it{': ' + ', '.join(held) if held else ''}")
     if path.exists():

@@ -45,7 +45,9 @@ def read_result(folder: Path) -> Result:
     state = status.get("state")
     if not state:
         return Result(WAITING)
-    metric, best = status.get("best_metric"), status.get("best") or {}
+    metric, best = status.get("best_metric"), status.get("best")
+    if not (isinstance(metric, str) and isinstance(best, dict) and isinstance(best.get(metric), int | float)):
+        metric, best = None, {}  # no epoch yet, or a file that was changed by hand
     facts = {
         "reason": str(status.get("reason") or ""),
         "exit_code": status.get("exit_code"),
@@ -66,12 +68,14 @@ def read_result(folder: Path) -> Result:
 def is_locked(folder: Path) -> bool:
     """Whether a run is at work in the folder."""
     try:
-        with open(folder / ".lock") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
+        file = open(folder / ".lock")  # noqa: SIM115
+    except OSError:  # none, or no folder, which the run will refuse
         return False
-    except OSError:
-        return True
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
     return False
 
 

@@ -90,7 +90,12 @@ def range_or_choices(key: str, text: str) -> Range | list[str]:
         raise ConfigError(
             f"-over: {key}={text} ends in {how!r}; write LOW..HIGH, LOW..HIGH:log or LOW..HIGH:STEP"
         ) from None
-    if None in (low, high) or not low < high or (is_log and low <= 0) or (step is not None and step <= 0):
+    if (
+        None in (low, high)
+        or not low < high
+        or (is_log and low <= 0)
+        or (step is not None and not 0 < step < float("inf"))
+    ):
         raise ConfigError(
             f"-over: {key}={text}: the first number must be the smaller one, above 0 for log, and the step above 0"
         )

@@ -115,6 +115,7 @@ def test_unlike_models_and_wrong_flags_are_refused_and_nothing_is_written(run, t
         ([one], [one, "-last"]),
         ([one, one, "-weights", 1], ["-weights"]),
         ([one, one, "-weights", 1, "-2"], ["-weights"]),
+        ([one, one, "-weights", 1e308, 1e308], ["-weights"]),
         ([one, one, "-greedy", "-weights", 1, 1], ["-greedy", "-weights"]),
         ([one, one, "-data_path", "/nowhere"], ["-data_path", "-greedy"]),
         ([run, "-last", 4], ["-last", run, 3]),

@@ -14,6 +14,7 @@ import torchvision
 
 from models.export import torch_program
 from models.export.torchvision_weights import OTHERS
+from models.formats.checkpoint import read_checkpoint
 from models.formats.files import read_state_dict, what_is_recorded
 from models.formats.torch import by_timms_names
 from models.pretrained.said import what_weights_say
@@ -56,7 +57,9 @@ def test_halfstep_reads_each_export_of_weights_back_to_the_last_bit_with_classes
     assert list(said.images["DATA.IMAGENET_MEAN"]) == [0.1, 0.2, 0.3]
     file = target / "model.safetensors" if to == "hf" else target
     assert what_is_recorded(file)["class_names"] == CLASSES
-    left = {each.name for each in target.parent.iterdir()} - {target.name}
+    (target.parent / "x.npz").write_text("a file beside a folder of that name")
+    assert_same(read_checkpoint(target, {"config", "class_names", "data"})[1]["state_dict"], weights_in(plain))
+    left = {each.name for each in target.parent.iterdir()} - {target.name, "x.npz"}
     assert left == ({"x.json"} if to in ("torchvision", "paddle") else set())
 
 
@@ -188,11 +191,21 @@ def test_a_model_that_a_format_has_not_is_refused_before_anything_is_written(tmp
         (["-to", "paddle", "-output", "here"], ["-output", "here", ".pdparams"]),
         (["-to", "coreml", "-output", "x"], ["-to", "coreml", "torchvision"]),
         (["-ema", "-output", "x.onnx"], ["-ema", "TRAIN.MODEL_EMA"]),
+        (["-to", "hf", "-output", "."], ["-output"]),
+        (["-to", "torchvision", "-output", "{run}/best.pth"], ["best.pth", "read"]),
+        (["-output", "{run}/best.pth"], ["best.pth", "read"]),
     ],
 )
 def test_a_wrong_name_or_flag_is_refused(plain, words, names, capsys):
-    assert exit_code(export.main, [str(plain), *words]) == 2
+    assert exit_code(export.main, [str(plain), *(word.format(run=plain.parent) for word in words)]) == 2
     assert_names(capsys.readouterr().err, *names)
+
+
+def test_a_json_of_something_else_is_not_overwritten(plain, tmp_path, capsys):
+    (tmp_path / "status.json").write_text("{}")
+    assert exported(plain, "paddle", tmp_path / "status.pdparams") == 2
+    assert_names(capsys.readouterr().err, "status.json")
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["{}"]
 
 
 def test_an_export_that_computes_something_else_is_not_left_behind(plain, tmp_path, capsys, monkeypatch):
@@ -225,3 +238,9 @@ def test_weights_cannot_be_taken_from_a_graph(tmp_path, name):
     (tmp_path / name).write_bytes(b"a graph")
     with refused(ConfigError, tmp_path / name, ".safetensors"):
         what_weights_say(str(tmp_path / name))
+
+
+def test_a_limit_for_files_ends_the_export_of_a_graph_as_any_other(plain, tmp_path):
+    ended = run("scripts/export.py", str(plain), "-output", str(tmp_path / "x.pt2"), faults={"limit_files": [4000]})
+    assert ended.returncode == 2 and "x.pt2" in ended.stderr
+    assert not any(tmp_path.iterdir())

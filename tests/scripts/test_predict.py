@@ -272,6 +272,11 @@ def test_a_bar_is_shown_on_a_terminal_only(trained, digits, typed, monkeypatch):
         (["{run}/last.pth", "{run}/loss.png", "-json", "{empty}"], "-json"),
         (["{run}/last.pth", "{run}/loss.png", "-opts", "MODEL.DEPTHS=3"], "MODEL.DEPTH"),
         (["{run}/last.pth", "{run}/loss.png", "-classes", "{run}/log.txt"], "-classes"),
+        (["/", "{run}/loss.png"], "/ is a folder"),
+        (["{run}", "{run}/loss.png", "-csv", "{run}/best.pth"], "best.pth is read"),
+        (["{run}", "{run}/loss.png", "-cfg", "{run}/config.yaml", "-csv", "{run}/config.yaml"], "config.yaml is read"),
+        (["{run}", "{run}/loss.png", "-csv", "{empty}/x", "-json", "{empty}/x"], "-csv"),
+        (["{run}", "{run}/loss.png", "-csv", "/dev/stdout"], "a device"),
     ],
 )
 def test_a_mistake_ends_with_exit_code_2_and_a_message(trained, typed, tmp_path, words, message):

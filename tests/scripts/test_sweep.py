@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from scripts import sweep
 from scripts.sweeping import plan, proposals, runner
+from scripts.sweeping.results import read_result
 from tests.support.forks import start_fork
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
@@ -126,6 +128,23 @@ def test_a_trial_that_is_refused_stops_the_sweep_which_can_then_be_another(tmp_p
     assert start("-seeds", "4,5")[0] == 0
 
 
+def test_what_lies_in_the_place_of_a_trial_does_not_keep_the_sweep_waiting(tmp_path, start, pretended):
+    assert start(*GRID)[0] == 0
+    shutil.rmtree(tmp_path / "sweep" / "trial-001")
+    (tmp_path / "sweep" / "trial-001").write_text("a file")
+    pretended.ends |= {"trial-001": 2}
+    code, printed = start()
+    assert code == 2 and "no such data" in printed
+
+
+@pytest.mark.parametrize("best", ["x", {"top1": "x"}, []])
+def test_a_status_that_was_changed_by_hand_is_no_result(tmp_path, best):
+    status = {"state": "done", "best_metric": "top1", "best": best}
+    (tmp_path / "status.json").write_text(json.dumps(status))
+    found = read_result(tmp_path)
+    assert found.state == "done" and found.best is None
+
+
 def test_another_sweep_in_its_folder_is_refused_and_names_what_differs(tmp_path, start, pretended):
     assert start(*GRID)[0] == 0
     code, printed = start(*GRID[:3], "-seeds", "0,2", "-epochs", "7")
@@ -187,6 +206,7 @@ REFUSED = {
     "-over TRAIN.BASE_LR=1,2 -opts TRAIN.BASE_LR=3": ["-over", "TRAIN.BASE_LR"],
     "-over TRAIN.BASE_LR=2..1 -optuna 3": ["-over", "TRAIN.BASE_LR"],
     "-over TRAIN.BASE_LR=1..2:x -optuna 3": ["-over", "TRAIN.BASE_LR"],
+    "-over TRAIN.BASE_LR=1..2:nan -optuna 3": ["-over", "TRAIN.BASE_LR"],
     "-folds 3 -optuna 3": ["-optuna"],
     "-folds 1": ["-folds"],
     "-seeds 0,0": ["-seeds"],

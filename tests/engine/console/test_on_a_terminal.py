@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.configs import SMALL
+from datasets import load_image_sets
+from engine.console.next_steps import after_evaluation
+from tests.support.configs import SMALL, small_config
 from tests.support.forks import ROOT
 from tests.support.runs import run
 from tests.support.terminals import run_on_terminal, visible
@@ -72,3 +74,10 @@ def test_the_commands_at_the_end_work_in_a_shell(seen, tmp_path):
         assert shutil.which(python) and (ROOT / script).is_file()
         assert run(script, *arguments, faults={"draw_no_curves": []}).returncode == 0, command
     assert (folder / "best.safetensors").is_file() and "Epoch[003/003]" in (folder / "log.txt").read_text()
+
+
+def test_weights_that_are_exported_are_not_to_be_exported_over_themselves(tmp_path):
+    _, images = load_image_sets(small_config(tmp_path))
+    for name, is_proposed in (("best.pth", True), ("best.safetensors", False)):
+        lines = after_evaluation(tmp_path / name, tmp_path, images)
+        assert any("export.py" in line for line in lines) == is_proposed

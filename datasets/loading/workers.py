@@ -83,8 +83,10 @@ def read_in_processes(
         generator=torch.Generator(),  # the loader draws a seed, which must not come from the run's generator
         worker_init_fn=_end_with_run,
     )
-    # Workers' garbage collection must not touch objects from before the fork, which would copy their pages.
-    gc.freeze()
+    # Workers' garbage collection must not touch objects from before the fork, which would copy their pages. Without
+    # workers what utils/program.py has frozen stays so.
+    if num_processes:
+        gc.freeze()
     others = multiprocessing.active_children()
     try:
         with _blocked_signals(), _preserved_sigchld_handler():
@@ -92,7 +94,8 @@ def read_in_processes(
     except OSError as error:  # their locks need shared memory too
         raise DataError(f"DATA.WORKERS: loader processes cannot be started ({error}); {REMEDY}") from error
     finally:
-        gc.unfreeze()
+        if num_processes:
+            gc.unfreeze()
     workers = [each for each in multiprocessing.active_children() if each not in others]
     try:
         while (batch := _next(batches, workers)) is not None:

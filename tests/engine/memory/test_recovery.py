@@ -138,7 +138,7 @@ def train_late(folder: Path, fits: int, *flags: str, strategy: str = "ddp") -> E
     return run(
         *("main_multi_gpu.py", "-cfg", str(folder / "small.yaml"), "-output", str(folder / "output")),
         *("-batch_size", "16", *flags, "-opts", f"DIST.STRATEGY={strategy}", "TRAIN.NUM_EPOCHS=1"),
-        *("TRAIN.WARMUP_EPOCHS=0", "TRAIN.MIXUP_ALPHA=0.8", "SAVE_STEPS=2"),
+        *("TRAIN.WARMUP_EPOCHS=0", "TRAIN.MIXUP_ALPHA=0.8", "SAVE_STEPS=4"),
         processes=2,
         faults={"compute_in_float64": [], "run_out_of_memory": [fits, 5, 1]},
     )

@@ -12,9 +12,8 @@ from utils.pictures.lettering import Lettering, lettering
 from utils.text import counted
 
 SIDE, LARGEST_CELL, SMALLEST_MARK = 800, 48, 3  # pixels: of the matrix at least, of a cell at most, of a mark
-MOST_WITH_NUMBERS = (
-    40  # classes; with more only some are named, and the commonest mistakes are listed beside the matrix
-)
+# Classes. With more only some are named, and the commonest mistakes are listed beside the matrix.
+MOST_WITH_NUMBERS = 40
 NUM_NAMED, NUM_LISTED = 25, 40
 NAMES_WIDTH, LIST_WIDTH, GAP = 130, 420, 12
 RIGHT, WRONG = (31, 119, 180), (214, 39, 40)  # colours of cells on the diagonal and beside it

@@ -1,6 +1,7 @@
 """The order of the data, its cutting into windows and pieces, and the workers that read them."""
 
 import dataclasses
+import gc
 import itertools
 import multiprocessing
 import os
@@ -336,6 +337,14 @@ def test_threads_read_so_many_batches_ahead_and_none_where_the_cpu_computes(fold
         seen.append(len(begun))
     windows.close()
     assert seen == expected
+
+
+def test_without_workers_objects_that_garbage_collection_was_told_to_skip_are_still_skipped():
+    gc.freeze()
+    try:
+        assert taken(train_data(settings()).windows(0, 1)) and gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
 
 
 GPU = torch.device("cuda", 0)

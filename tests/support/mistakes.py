@@ -156,6 +156,7 @@ ON_THE_COMMAND_LINE = {
     "-opts TAG=../../x": "TAG ../../x -opts",
     f"-opts TAG={'x' * 201}": "TAG 200",
     "-name ../x": "NAME ../x -name -output",
+    "-name a\x1bb": "NAME -name -output",
     "-name ..": "NAME .. -name",
     f"-name {'x' * 201}": "NAME 200",
     f"-opts RUN.MAX_TIME={'9' * 400}": "RUN.MAX_TIME 3h30m",

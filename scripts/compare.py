@@ -37,7 +37,14 @@ def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("runs", nargs="+", metavar="run", help="the folder of a run, a folder of runs, or a pattern")
     parser.add_argument(
-        "-output", "-o", nargs="+", default=[], type=Path, metavar="FILE", help=f"write files: {', '.join(ENDINGS)}"
+        "-output",
+        "-o",
+        nargs="+",
+        action="extend",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help=f"write files: {', '.join(ENDINGS)}",
     )
     parser.add_argument(
         "-metric", choices=TITLES, metavar="NAME", help=f"compare by {', '.join(TITLES)} [as the runs did]"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
 from scripts.command_line import Parser, check_writable
+from utils.errors import ConfigError, cause_of
 from utils.files import write_text
 from utils.program import exit_code
 from utils.text import align, counted
@@ -52,7 +53,12 @@ def main(argv: list[str]) -> int:
     shown = names if arguments.all else names[:LIMIT]
     models = describe_models(shown)
     if arguments.csv:
-        write_text(arguments.csv, as_csv(models))
+        try:
+            write_text(arguments.csv, as_csv(models))
+        except OSError as error:
+            raise ConfigError(
+                f"-csv: {arguments.csv} cannot be written ({cause_of(error)}); choose another place"
+            ) from None
         print(f"{counted(len(models), 'model')}: {arguments.csv}")
     else:
         print("\n".join(align([HEADER, *map(row_of, models)])))

@@ -244,7 +244,7 @@ def test_a_mistake_ends_with_exit_code_2_and_a_remedy(folder, typed, tmp_path, w
 
 
 def test_the_files_hold_the_table_and_the_curves(folder, typed, tmp_path):
-    code, out, err = typed(folder, "-output", tmp_path / "x.md", tmp_path / "x.png", tmp_path / "x.html")
+    code, out, err = typed(folder, "-output", tmp_path / "x.md", tmp_path / "x.png", "-output", tmp_path / "x.html")
     assert code == 0
     page = (tmp_path / "x.html").read_text()
     assert page.count("data:image/png;base64,") == 4, "two pictures, each for light and for dark pages"

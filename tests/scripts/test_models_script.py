@@ -1,6 +1,8 @@
 """scripts/models.py: which of timm's models match, what their rows say, and what cannot be found."""
 
 import csv
+import errno
+import os
 
 import pytest
 
@@ -116,6 +118,16 @@ def test_weights_of_one_shape_are_counted_once(monkeypatch):
 def test_what_matches_nothing_is_answered_with_the_nearest_names(words, names):
     with refused(ConfigError, *names):
         find_names(words)
+
+
+def test_a_full_disk_is_told(typed, tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    code, _, err = typed("vit_tiny_patch16_224", "-csv", tmp_path / "x.csv")
+    assert code == 2 and not any(tmp_path.iterdir())
+    assert_names(err, "-csv", "x.csv", "disk", "full")
 
 
 def test_a_table_that_cannot_be_written_is_told_before_any_work(typed, tmp_path):

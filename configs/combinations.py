@@ -82,16 +82,16 @@ def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     allowed = f"must be a duration above 0, such as 3h30m, 90m or 5400 (seconds), of at most {MAX_SECONDS:g} s"
     yield not is_duration, key, allowed
     allowed = (
-        f"becomes part of a folder's name: it must have at most {MAX_TAG_BYTES} bytes, no / and no control character; "
-        "SAVE (-output) sets where runs are written"
+        f"becomes part of a folder's name: it must have at most {MAX_TAG_BYTES} bytes and no /; SAVE (-output) sets "
+        "where runs are written"
     )
-    yield _is_no_folder_name(values["TAG"]), "TAG", allowed
+    yield "/" in values["TAG"] or _is_long(values["TAG"]), "TAG", allowed
     name = values["NAME"]
     allowed = (
         f"is the name of a folder in SAVE (-output): it must have at most {MAX_TAG_BYTES} bytes, no /, no control character "
         "and no . at its start"
     )
-    yield _is_no_folder_name(name) or name.startswith("."), "NAME", allowed
+    yield _is_long(name) or re.search(r"^\.|[/\x00-\x1f\x7f]", name) is not None, "NAME", allowed
     key, dataset = "DATA.SAMPLER", "DATA.DATASET"
     problem = (
         f"must be shuffle with {named(dataset)}, whose images are read in the order of its files; TRAIN.CLASS_WEIGHTS=auto "
@@ -118,9 +118,8 @@ def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
         yield from _vit_rules(values, named)
 
 
-def _is_no_folder_name(name: str) -> bool:
-    is_long = len(name.encode(errors="surrogateescape")) > MAX_TAG_BYTES
-    return is_long or re.search(r"[/\x00-\x1f\x7f]", name) is not None
+def _is_long(name: str) -> bool:
+    return len(name.encode(errors="surrogateescape")) > MAX_TAG_BYTES
 
 
 def _is_size_schedule(entries: tuple[str, ...]) -> bool:

@@ -19,7 +19,8 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[IO[bytes]]:
     `shared`: several processes may do so at once, so each writes under a name of its own. Otherwise the name is fixed:
     the next attempt overwrites what a killed process left.
     """
-    refuse_special(path)
+    if not shared:  # not an index, which nobody named and which takes the place of whatever has its name
+        refuse_special(path)
     temporary = path.with_name(f".{path.name}{'.' + secrets.token_hex(4) if shared else ''}.tmp")
     try:
         with open(temporary, "wb") as file:

@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,19 @@ from tests.support.forks import end_server, kill_started
 def nothing_left_running():
     yield
     kill_started()
+
+
+@pytest.fixture(autouse=True)
+def no_limit_of_pixels():
+    """Reading a data set sets Pillow's limit for the whole process: neither this test nor the next fixtures have it."""
+
+    def remove() -> None:
+        if "PIL.Image" in sys.modules:
+            sys.modules["PIL.Image"].MAX_IMAGE_PIXELS = None
+
+    remove()
+    yield
+    remove()
 
 
 @pytest.fixture(scope="session")

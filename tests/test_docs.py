@@ -83,8 +83,7 @@ def test_the_callback_in_contributing_runs_as_printed(tmp_path):
     lenient.warn.assert_not_called()
 
 
-def test_the_picture_of_the_architecture_is_up_to_date_and_shows_every_package(tmp_path, monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)  # reading a data set sets it for the process
+def test_the_picture_of_the_architecture_is_up_to_date_and_shows_every_package(tmp_path):
     rooms = ("configs", "datasets", "engine", "models", "utils")
     packages = {f"{room}.{path.parent.name}" for room in rooms for path in (ROOT / room).glob("*/__init__.py")}
     story = {f"engine.{path.stem}" for path in (ROOT / "engine").glob("*.py")} - {"engine.__init__"}

@@ -48,8 +48,7 @@ def mislabelled(tmp_path_factory):
     return run_folder(folder / "o")
 
 
-def test_planted_wrong_labels_are_among_the_mistakes_that_are_shown(mislabelled, monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)  # reading a data set sets it for the process
+def test_planted_wrong_labels_are_among_the_mistakes_that_are_shown(mislabelled):
     rows = predictions(mislabelled)
     wrong = [row for row in rows if row["label"] != row["prediction"]]
     shown = sorted(wrong, key=lambda row: -float(row["probability"]))[:36]

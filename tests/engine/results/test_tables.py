@@ -39,12 +39,6 @@ class Shades(torch.nn.Module):
         return torch.cat((logits, logits.amax(1, keepdim=True) - 0.05 + 2 * images[:, :, 0, 0]), 1)
 
 
-@pytest.fixture(autouse=True)
-def without_limit(monkeypatch):
-    """Reading a data set sets it for the process."""
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-
-
 def make_images() -> ArrayImages:
     rng = np.random.default_rng(0)
     targets = rng.integers(4, size=NUM_IMAGES)

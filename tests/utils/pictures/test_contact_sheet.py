@@ -12,12 +12,6 @@ from utils.pictures.lettering import lettering
 TEXTS = ["plain", "photos/\udcff\udc80.jpg", "Katze 猫 кошка قطة", "🐈", "two\nlines\x00\t", "", "x" * 3000]
 
 
-@pytest.fixture(autouse=True)
-def without_limit(monkeypatch):
-    """Reading a data set sets it for the process."""
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-
-
 def test_images_of_any_size_and_shape_lie_in_rows_with_their_frames():
     shapes = [(8, 8), (8, 8, 1), (300, 200, 3), (60, 900, 3), (1, 900, 1), (150, 150, 3), (9, 9)]
     tiles = [

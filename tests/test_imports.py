@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.support.modules import ROOT, imported
+
 ROOMS = ("configs", "models", "datasets", "engine", "utils")
 
 # What a file of each room may import of ours.
@@ -16,27 +17,6 @@ ARROWS = {
     "configs": ("configs", "utils"),
     "utils": ("utils",),
 }
-
-
-def imported(path: Path, also_names: bool = False) -> set[str]:
-    """Full names of all modules that a file imports, wherever in it; `also_names`: and of what it takes out of them."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            names.add(node.module)
-            names |= {
-                f"{node.module}.{alias.name}" for alias in node.names if also_names or is_module_of_ours(node, alias)
-            }
-    return names
-
-
-def is_module_of_ours(node: ast.ImportFrom, alias: ast.alias) -> bool:
-    """from utils import errors"""
-    place = ROOT / node.module.replace(".", "/") / alias.name
-    return place.with_suffix(".py").exists() or place.is_dir()
 
 
 def allowed(name: str, arrows: tuple[str, ...]) -> bool:
@@ -175,9 +155,3 @@ def test_packages_inside_a_room_import_one_way(room):
         file = path.relative_to(ROOT).as_posix().removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         above = {name for name in imported(path) if allowed(name, (room,)) and layer(room, name) > layer(room, file)}
         assert not above, f"{path.relative_to(ROOT)} imports {above} from above"
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_no_folder_of_a_room_has_more_than_twelve_files(room):
-    for folder in {path.parent for path in (ROOT / room).rglob("*.py")}:
-        assert len(list(folder.glob("*.py"))) <= 12, folder

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from configs.duration import to_seconds
+from configs.removed import REMOVED
 from configs.schema import AUTO
 from configs.values import BOOLS, SETTINGS, to_text
 from utils.errors import ConfigError, did_you_mean
@@ -16,7 +17,7 @@ MAX_SECONDS = 1e9  # of RUN.MAX_TIME: 30 years
 MAX_TAG_BYTES = 200  # a folder's name has at most 255, and also contains a date
 # What a resumed run compares besides its settings.
 NO_SETTINGS = ("GLOBAL_BATCH", "NUM_IMAGES", "CLASS_NAMES", "SPLIT", "AUGMENTATION")
-CHANGEABLE = (*SETTINGS, *NO_SETTINGS)
+CHANGEABLE = (*SETTINGS, *REMOVED, *NO_SETTINGS)
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 MAX_WEIGHTS = 1e11  # of all blocks; the largest Vision Transformer so far has a fifth of that
 

@@ -1,11 +1,29 @@
-"""Settings of earlier versions that are gone: the one value that still loads, and what to do instead of the others."""
+"""Settings of earlier versions that are gone: the values that still load, and what to do instead of the others.
 
-from configs.values import Text, quoted
+Version 0.1.0 was the last that had them, where nothing else is said.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
 from utils.errors import ConfigError
 
-# {key: (its former default, which is what every run does now; what to do instead)}
-REMOVED = {
-    "TRAIN.OPTIMIZER.FIRST_MOMENT": (
+Texts = Mapping[str, Any]  # {full key: text as in a settings file, or a list of texts}
+
+
+class Removed(NamedTuple):
+    """A setting that is gone."""
+
+    accepted: str | tuple[str, ...]  # the former default, and other values by which every run goes today; as YAML
+    remedy: str  # what to do instead of the other values: the end of a sentence
+    # What it was for (see schema.py). What a run saved of a role that does not change its course is not looked at.
+    role: str = "recipe"
+    # Given the former settings of a file, the texts of today's settings that mean the same; None: nothing does.
+    becomes: Callable[[Texts], dict[str, Any] | None] | None = None
+
+
+REMOVED: dict[str, Removed] = {
+    "TRAIN.OPTIMIZER.FIRST_MOMENT": Removed(
         "float32",
         "the optimizer's state is always float32; to save memory use DIST.STRATEGY=fsdp2, TRAIN.GRAD_CHECKPOINTING=true"
         " or a smaller -batch_size with a larger -accum_iter",
@@ -13,10 +31,59 @@ REMOVED = {
 }
 
 
-def check_removed(key: str, text: Text, origin: str) -> None:
-    """Refuse a removed key with any value but its former default."""
-    accepted, remedy = REMOVED[key]
-    if text != accepted:
-        raise ConfigError(
-            f"{origin}: {key} is {quoted(text)}, but this setting was removed; {remedy}, and remove this line"
-        )
+def translate_removed(former: Texts, origin: str) -> dict[str, Any]:
+    """Return today's settings for the former ones of a file, a flag or -opts; refuse those that nothing stands for."""
+    translated: dict[str, Any] = {}
+    for key in former:
+        if (texts := _today(key, former)) is None:
+            raise ConfigError(
+                f"{origin}: {key} is {former[key]!r}, but this setting was removed after version 0.1.0; "
+                f"{REMOVED[key].remedy}, and remove this line"
+            )
+        translated |= texts
+    return translated
+
+
+def translate_saved(saved: Texts, roles: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The same for all settings that a run saved, where only the former ones of these roles are refused."""
+    translated: dict[str, Any] = {}
+    for key in REMOVED.keys() & saved.keys():
+        texts = _today(key, saved)
+        if texts is None and REMOVED[key].role in roles:
+            raise ConfigError(
+                f"{key} is {saved[key]!r}, but this setting was removed after version 0.1.0; {REMOVED[key].remedy}"
+            )
+        translated |= texts or {}
+    return translated
+
+
+def not_translated(saved: Texts) -> Iterator[tuple[str, str]]:
+    """(name, remedy) of the former settings that a run saved, that changed its course, and that nothing stands for."""
+    for key in REMOVED.keys() & saved.keys():
+        if REMOVED[key].role in ("data", "model", "recipe") and _today(key, saved) is None:
+            yield key, REMOVED[key].remedy
+
+
+def _today(key: str, former: Texts) -> dict[str, Any] | None:
+    """Today's settings for one former setting, {} where none is needed, None where it is refused."""
+    accepted = REMOVED[key].accepted
+    if any(_is_same(former[key], each) for each in ([accepted] if isinstance(accepted, str) else accepted)):
+        return {}
+    return REMOVED[key].becomes(former) if REMOVED[key].becomes else None
+
+
+def _is_same(text: Any, accepted: str) -> bool:
+    """Whether a text, or a value that a run saved, is the accepted one: `1`, `1.0`, `None` and `null` in any spelling."""
+    one, other = (_plain(each) for each in (text, accepted))
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return one == other
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(map(_plain, value))
+    word = "" if value is None else str(value).strip().strip("()[]").replace(" ", "").lower()
+    words = {"": "none", "null": "none", "~": "none", "yes": "true", "on": "true", "no": "false", "off": "false"}
+    return words.get(word, word)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import yaml
 
 from configs import schema
+from configs.removed import translate_saved
 from configs.schema import MAX_INT, Arguments, Bounds, Config
 from utils.errors import ConfigError, did_you_mean
 
@@ -138,9 +139,18 @@ IMPLIED = {
 }
 
 
+def today(saved: dict[str, Any], refused: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Saved settings with today's in place of those that were removed; `refused`: roles of those that must have one."""
+    translated = translate_saved(saved, refused)
+    return saved | {key: plain(convert(SETTINGS[key], text, "the checkpoint")) for key, text in translated.items()}
+
+
 def unflatten(saved: dict[str, Any]) -> Config:
-    """Build the Config from the result of `flatten`, which a checkpoint holds. For settings it lacks see IMPLIED."""
-    values = IMPLIED | {key: _frozen(value) for key, value in saved.items()}
+    """Build the Config from the result of `flatten`, which a checkpoint holds. For settings it lacks see IMPLIED.
+
+    Of settings that were removed only those of the model are refused: what it was trained with is not needed.
+    """
+    values = IMPLIED | {key: _frozen(value) for key, value in today(saved, ("model",)).items()}
     return build({key: values.get(key, setting.default) for key, setting in SETTINGS.items()})
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from configs.removed import not_translated
+from configs.values import today
 from models.formats.sharded import FOLDER, named_shards, read_index
 from models.formats.torch import read_torch
 from utils.errors import ConfigError
@@ -156,8 +158,10 @@ def newest_in(run: Path, warn: Callable[[str], None], read: Callable[[Path], dic
 
 def changes(saved: dict, current: dict) -> dict[str, str]:
     """Settings that differ between a checkpoint and this run and that would change its course: {key: both values}."""
-    return {
-        key: f"{saved[key]} -> {current[key]}"
+    now = today(saved)
+    different = {
+        key: f"{now[key]} -> {current[key]}"
         for key in current
-        if not MAY_CHANGE.fullmatch(key) and key in saved and saved[key] != current[key]
+        if not MAY_CHANGE.fullmatch(key) and key in now and now[key] != current[key]
     }
+    return different | {key: f"{saved[key]} -> removed; {remedy}" for key, remedy in not_translated(saved)}

@@ -11,7 +11,7 @@ import yaml
 
 from configs.arguments import add_argument, read_node
 from configs.schema import Arguments
-from configs.values import IMPLIED, OPEN_SECTIONS, SETTINGS, convert, plain
+from configs.values import IMPLIED, OPEN_SECTIONS, SETTINGS, convert, plain, today
 from utils.errors import ConfigError, cause_of, not_a_file
 
 # libyaml's loader where PyYAML has it: the report at the end of a run must not take time.
@@ -67,7 +67,8 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         line = lines[node.end_mark.line] if node.end_mark.line < len(lines) else ""
         comment = line[node.end_mark.column :].partition("# ")[2].strip()
         origins[section] = comment or "config.yaml"
-    return values, origins
+    values = today(values)
+    return values, dict.fromkeys(values, "config.yaml") | origins
 
 
 def _leaves(node: yaml.MappingNode, prefix: str = ""):

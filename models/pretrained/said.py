@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from configs.removed import translate_saved
 from configs.schema import VIT_FIELDS
 from models.formats.files import find_file, what_is_recorded
 from models.pretrained import hugging_face, shapes, timm_tags
@@ -39,6 +40,7 @@ def what_file_says(path: Path) -> Said:
     config = record.get("config", {})
     if "MODEL.TYPE" in config:  # of ours; before there was the setting, the centre was cropped
         config = {"DATA.CROP_MODE": "center"} | config
+        translate_saved(config, ("model",))  # a model that is built no more is refused
         images = {key: config[key] for key in PREPROCESSING if key in config}
         return Said(str(path), images, {key: config[key] for key in ARCHITECTURE if key in config})
     found = hugging_face.of_folder(path) or of_another_program(record, path) or shapes.of_vit(path)

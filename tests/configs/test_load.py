@@ -6,8 +6,9 @@ import runpy
 import pytest
 
 from configs.load import to_yaml
-from configs.removed import REMOVED
-from configs.values import SETTINGS, flatten
+from configs.removed import REMOVED, Removed
+from configs.values import SETTINGS, flatten, unflatten
+from engine.checkpoint.format import changes
 from models import build_model
 from tests.support.configs import load_text, write
 from tests.support.refusals import assert_names, refused
@@ -66,14 +67,40 @@ def test_the_settings_page_is_what_its_script_makes():
 
 
 @pytest.mark.parametrize("key", REMOVED)
-def test_a_removed_setting_loads_with_its_former_default_alone(key):
-    accepted, remedy = REMOVED[key]
+def test_a_removed_setting_loads_with_values_that_mean_what_every_run_does_and_is_refused_with_the_remedy(key):
+    accepted = REMOVED[key].accepted
+    for text in [accepted] if isinstance(accepted, str) else accepted:
+        loaded = load_text(_nested(key, text))
+        assert loaded.config == load_text("").config and key not in to_yaml(loaded.config, loaded.origins)
+    if not REMOVED[key].becomes:
+        with refused(ConfigError, key, "'other'", REMOVED[key].remedy):
+            load_text(_nested(key, "other"))
+
+
+def _nested(key: str, text: str) -> str:
     *sections, name = key.split(".")
-    text = "".join(f"{section}: {{" for section in sections) + f"{name}: VALUE" + "}" * len(sections)
-    loaded = load_text(text.replace("VALUE", accepted))
-    assert loaded.config == load_text("").config and key not in to_yaml(loaded.config, loaded.origins)
-    with refused(ConfigError, key, "'other'", remedy):
-        load_text(text.replace("VALUE", "other"))
+    return "".join(f"{section}: {{" for section in sections) + f"{name}: {text}" + "}" * len(sections)
+
+
+@pytest.mark.parametrize(("role", "is_refused"), [("recipe", True), ("machine", False)])
+def test_what_a_run_saved_of_a_removed_setting_is_refused_only_where_it_changed_the_course(
+    monkeypatch, role, is_refused
+):
+    monkeypatch.setitem(REMOVED, "TRAIN.GONE", Removed("0", "set another", role))
+    now = flatten(load_text("").config)
+    different = changes(now | {"TRAIN.GONE": 3}, now)
+    assert list(different) == (["TRAIN.GONE"] if is_refused else [])
+    assert unflatten(now | {"TRAIN.GONE": 3}) == load_text("").config
+
+
+def test_removed_settings_that_mean_one_of_today_are_read_as_it_even_from_two_places(monkeypatch):
+    def becomes(former):
+        return {"SEED": str(int(former["OLD_SEED"]) + int(former.get("OLD_OFFSET", 0)))}
+
+    for key in ("OLD_SEED", "OLD_OFFSET"):
+        monkeypatch.setitem(REMOVED, key, Removed("0", "set SEED", becomes=becomes))
+    assert load_text("OLD_SEED: 3", "-opts", "OLD_OFFSET=4").config.SEED == 7
+    assert unflatten({"OLD_SEED": 3, "OLD_OFFSET": 4}).SEED == 7
 
 
 def test_fields_of_a_vit_in_a_file_have_no_effect_when_the_command_line_chooses_a_timm_model_and_are_named(here):

@@ -1,7 +1,6 @@
 """The arrows between rooms and between the packages inside them, and nothing that clashes with public packages."""
 
 import ast
-from pathlib import Path
 
 import pytest
 

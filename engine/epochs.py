@@ -15,13 +15,13 @@ from engine.checkpoint.rollback import BAD_BATCHES_FILE, find_before, write_bad_
 from engine.checkpoint.sharded_saver import PIECES
 from engine.diagnose.failing_batch import LastUpdate, save_overflow
 from engine.evaluation import evaluate_both, evaluate_saved
-from engine.optim.schedule_free import averaged
 from engine.plan import Plan
 from engine.results.best_results import BestResults
 from engine.scores.best import Best
 from engine.session import Session
 from engine.train.counters import EpochResult
 from engine.train.epoch_loop import train_epoch
+from engine.train.optim.schedule_free import averaged
 from engine.train.stop_conditions import DONE, EARLY_STOP, TIME_IS_UP, BadImageLimit, NonFinite, Stopped, why_finished
 from engine.train.trainer import Trainer
 from utils import VERSION

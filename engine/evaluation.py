@@ -12,14 +12,14 @@ from torch import nn
 from datasets import BadImages, EvalData
 from engine.checkpoint.format import read_checkpoint
 from engine.checkpoint.resume import is_run
-from engine.loss.classification import widen
-from engine.optim.schedule_free import averaged
 from engine.plan import Plan
 from engine.precision.policy import Precision
 from engine.scores.per_image import ImageResults, LabelResults, PerImage
 from engine.scores.scores import Scores
 from engine.scores.tally import Tally
 from engine.train.counters import sum_dtype
+from engine.train.loss import widen
+from engine.train.optim.schedule_free import averaged
 from engine.train.trainer import Trainer
 from models import build_model
 from models.formats.adapters import merged

@@ -21,9 +21,9 @@ from engine.checkpoint.resume import (
     read_saved,
     run_folder_of,
 )
-from engine.optim.names import check_optimizer
 from engine.parallel.strategy import check_strategy
 from engine.precision.policy import Precision
+from engine.train.optim.names import check_optimizer
 from models.formats.common import record_of
 from models.formats.files import find_file, what_is_recorded
 from models.pretrained.said import classes_of_weights

@@ -29,7 +29,6 @@ from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import held_by
 from engine.checkpoint.resume import is_run, refuse_changes
 from engine.evaluation import weights_to_score
-from engine.loss.teacher import load_teacher
 from engine.memory.auto_batch_size import calculate, max_images
 from engine.memory.estimate import checkpoint_bytes, free_memory, weights_bytes
 from engine.parallel.strategy import check_strategy
@@ -45,6 +44,7 @@ from engine.precision.policy import Precision
 from engine.run_folder import check_name
 from engine.scores.best import Best
 from engine.train.stop_conditions import why_finished
+from engine.train.teacher import load_teacher
 from models import adapt, build_model, describe
 from models.compilation import parts_to_compile
 from models.pretrained.weights import load_exactly

@@ -34,7 +34,6 @@ from engine.diagnose.explain import explain
 from engine.epochs import Epochs, describe_progress
 from engine.evaluation import Evaluation, evaluate, evaluate_saved, weights_to_score
 from engine.html_report.report import write_at_end
-from engine.loss.teacher import load_teacher
 from engine.memory.auto_batch_size import find_batch_size
 from engine.memory.recovery import MemoryGuard
 from engine.parallel.strategy import is_sharded
@@ -47,6 +46,7 @@ from engine.scores.best import Best, describe_scores
 from engine.session import Session
 from engine.train.build import build_trainer
 from engine.train.stop_conditions import DONE, EARLY_STOP, why_finished
+from engine.train.teacher import load_teacher
 from engine.train.trainer import Trainer
 from models import adapt, build_model, describe
 from models.compile_cache import prepare_compiler

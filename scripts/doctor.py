@@ -34,8 +34,8 @@ from engine.diagnose import auto_doctor, failing_batch
 from engine.diagnose.auto_doctor import make_case, prescribe
 from engine.diagnose.doctor import diagnose
 from engine.diagnose.failing_batch import Batches, read_overflow
-from engine.loss.build import build_loss
 from engine.precision.policy import set_matmul
+from engine.train.loss import build_loss
 from models import build_model
 from models.formats.adapters import merged
 from models.pretrained.weights import load_exactly

@@ -105,9 +105,8 @@ PACKAGES = {
     "engine": (
         *(
             "parallel",
-            "optim",
+            "train.optim",
             "precision",
-            "loss",
             "scores",
             "saved_run",
             "html_report",

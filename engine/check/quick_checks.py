@@ -14,8 +14,8 @@ from datasets.batch_order import Order
 from datasets.loading.choice import each_ahead, shared_bytes
 from datasets.sources.synthetic import SyntheticImages
 from engine.memory.estimate import checkpoint_bytes, weights_bytes
-from engine.optim.schedule import batch_factor
 from engine.train.ema import decay_at
+from engine.train.schedule import batch_factor
 from utils.distributed import Process
 from utils.findings import OK, WARN, WRONG, Finding
 from utils.host import SHARED_MEMORY

@@ -9,7 +9,7 @@ from configs.values import IMPLIED, flatten
 from datasets.batch_order import Order
 from datasets.transforms.augment import REVISION
 from engine.checkpoint.format import changes, find_newest, newest_in, read_checkpoint, read_lazily
-from engine.optim.schedule import Schedule
+from engine.train.schedule import Schedule
 from models.formats.files import find_file
 from utils.errors import ConfigError
 from utils.log import Log

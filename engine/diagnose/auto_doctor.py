@@ -11,10 +11,10 @@ from configs.schema import Config
 from datasets import Preparation
 from engine.diagnose.doctor import Case, Diagnosis, diagnose
 from engine.diagnose.failing_batch import Batches, LastUpdate
-from engine.loss.build import Loss
 from engine.precision.policy import Precision
 from engine.train.callbacks import Callback
 from engine.train.counters import Report
+from engine.train.loss import Loss
 from engine.train.trainer import Trainer
 from utils.files import write_text
 from utils.log import Log

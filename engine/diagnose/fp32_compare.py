@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from configs.schema import Precision as Settings
 from datasets import Batch, Preparation
 from engine.diagnose.failing_batch import LastUpdate
-from engine.loss.build import Loss
 from engine.precision.policy import Precision
 from engine.train.callbacks import Callback
+from engine.train.loss import Loss
 from engine.train.trainer import Trainer
 from utils.log import Log
 from utils.seed import seed_update, unchanged_random_state

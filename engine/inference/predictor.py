@@ -12,8 +12,8 @@ from datasets import BadImages, Normalize, build_eval_data
 from datasets.sources.images import FileImages
 from datasets.transforms.pixel_rules import PixelRules
 from engine.inference.classifier import Classifier
-from engine.loss.classification import widen
 from engine.precision.policy import Precision, set_matmul
+from engine.train.loss import widen
 from utils.distributed import Process
 
 FEW = 64  # images that are read faster than workers start

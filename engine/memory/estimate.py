@@ -11,10 +11,10 @@ from torch import nn
 
 from configs.schema import Config, Train
 from datasets import Normalize
-from engine.loss.build import build_loss
-from engine.loss.teacher import random_teacher
-from engine.optim.factory import numbers_per_weight
 from engine.precision.policy import Precision
+from engine.train.loss import build_loss
+from engine.train.optim.factory import numbers_per_weight
+from engine.train.teacher import random_teacher
 from models.transforms.base import has_blocks
 from utils.host import free_host_memory
 

@@ -8,10 +8,10 @@ from torch.amp import GradScaler
 from torch.nn.utils import get_total_norm
 
 from configs.schema import Precision
-from engine.optim.clipping import Clipping
-from engine.optim.factory import AnyOptimizer
-from engine.optim.skipping import SkippingOptimizer
 from engine.parallel.replicated import Replicated
+from engine.train.optim.clipping import Clipping
+from engine.train.optim.factory import AnyOptimizer
+from engine.train.optim.skipping import SkippingOptimizer
 from utils.torch_internals import found_inf, found_infs, scale_and_growth, set_found_inf
 
 

@@ -4,15 +4,15 @@ from torch import nn
 
 from configs.schema import Config
 from datasets import Normalize, TrainData, build_preparation, class_weights
-from engine.loss.build import build_loss
-from engine.loss.distillation import DistillationLoss, TaughtPreparation
-from engine.optim.clipping import Clipping
-from engine.optim.factory import build_optimizer
-from engine.optim.schedule import Schedule
 from engine.parallel.strategy import choose_parallel
 from engine.precision.policy import Precision, set_matmul
 from engine.train.counters import Counters
 from engine.train.ema import Ema
+from engine.train.loss import DistillationLoss, build_loss
+from engine.train.optim.clipping import Clipping
+from engine.train.optim.factory import build_optimizer
+from engine.train.schedule import Schedule
+from engine.train.teacher import TaughtPreparation
 from engine.train.trainer import Trainer
 from models.compilation import compile_model
 from models.teacher import Teacher, use_both_heads

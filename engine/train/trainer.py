@@ -7,12 +7,6 @@ from torch import Tensor, nn
 
 from configs.schema import Config
 from datasets import Batch, Mixed, Preparation, TrainData, Window
-from engine.loss.build import Loss
-from engine.loss.classification import hits
-from engine.optim.clipping import Clipping
-from engine.optim.factory import AnyOptimizer, load_state
-from engine.optim.groups import set_rates
-from engine.optim.schedule import Schedule
 from engine.parallel.replicated import Replicated
 from engine.precision.master_weights import ComputeWeights
 from engine.precision.policy import Precision
@@ -20,6 +14,11 @@ from engine.scores.best import Best
 from engine.train.callbacks import Callback
 from engine.train.counters import Counters, Report
 from engine.train.ema import Ema
+from engine.train.loss import Loss, hits
+from engine.train.optim.clipping import Clipping
+from engine.train.optim.factory import AnyOptimizer, load_state
+from engine.train.optim.groups import set_rates
+from engine.train.schedule import Schedule
 from engine.train.window_guard import WindowGuard
 from models.formats.common import PREFERRED
 from utils.distributed import Process

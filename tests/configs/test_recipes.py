@@ -17,10 +17,10 @@ from torch.testing import assert_close
 
 from configs.load import load
 from datasets import Mixed
-from engine.loss.build import build_loss
-from engine.optim.factory import build_optimizer
-from engine.optim.groups import parameter_groups
-from engine.optim.schedule import Schedule
+from engine.train.loss import build_loss
+from engine.train.optim.factory import build_optimizer
+from engine.train.optim.groups import parameter_groups
+from engine.train.schedule import Schedule
 from models import build_model
 from tests.support.configs import meta_device
 from tests.support.runs import ROOT

@@ -19,7 +19,7 @@ from datasets.loading.readers import TrainReader
 from datasets.transforms.augment import build_augmentation, parse_policy
 from datasets.transforms.erasing import Erasing
 from datasets.transforms.mixup import Mixing
-from engine.loss.classification import CrossEntropy
+from engine.train.loss import CrossEntropy
 from scripts import show_augmentation
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.loading import folder_settings, make_folder, taken, train_data

@@ -13,9 +13,9 @@ from datasets import Normalize, Preparation, build_train_data, load_image_sets
 from engine.diagnose.doctor import Case, diagnose, replay
 from engine.diagnose.failing_batch import read_overflow
 from engine.diagnose.trace import larger
-from engine.loss.classification import CrossEntropy
-from engine.optim.factory import build_optimizer
 from engine.precision.policy import Precision
+from engine.train.loss import CrossEntropy
+from engine.train.optim.factory import build_optimizer
 from models import build_model
 from scripts import doctor
 from tests.support.configs import CPU, replaced, small_config

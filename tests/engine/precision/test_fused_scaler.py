@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from configs.schema import Config
-from engine.optim.clipping import Clipping
-from engine.optim.factory import build_optimizer
 from engine.parallel.replicated import Replicated
 from engine.precision.loss_scale import FusedLossScaler, LossScaler
+from engine.train.optim.clipping import Clipping
+from engine.train.optim.factory import build_optimizer
 from tests.support.configs import replaced, small_config
 from tests.support.trainers import make_trainer, update
 

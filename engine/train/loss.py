@@ -1,17 +1,29 @@
-"""Cross entropy and binary cross entropy of smoothed, mixed and weighted targets, each averaged over the images.
+"""The training loss: of labels, smoothed, mixed or weighted, and of a distillation; averaged over the images.
 
 The sum is divided by the number of images, never by the sum of their weights: so the loss of an update does not depend on
 how it is split into micro-batches.
 """
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from configs.schema import Train
+from configs.schema import Config, Train
 from datasets import Mixed, dominant_class
+
+Loss = Callable[[Tensor, Tensor | Mixed], Tensor]  # (logits [B, classes], targets) -> mean over the images
+
+
+def build_loss(
+    config: Config, class_weights: Sequence[float] | None = None, device: torch.device | None = None
+) -> Loss:
+    """`class_weights`: see datasets.balance; None: no class counts more than another. `device`: that of the logits."""
+    kinds = {"cross_entropy": CrossEntropy, "bce": BinaryCrossEntropy}
+    weights = None if class_weights is None else torch.tensor(class_weights).to(device)
+    return kinds[config.TRAIN.LOSS](config.TRAIN, weights)
 
 
 class CrossEntropy:
@@ -79,6 +91,30 @@ class Taught(NamedTuple):
 
     labels: Tensor | Mixed
     logits: Tensor  # [B, classes] of the teacher
+
+
+class DistillationLoss:
+    """(1 - ALPHA) x the loss of the labels + ALPHA x that of the teacher, as timm's and DeiT's.
+
+    A student with two heads learns the labels with the first and the teacher with the second. `soft` is the divergence of
+    the classes' probabilities at temperature TAU, times TAU^2, averaged over the images (DeiT also divides by the number of
+    classes); `hard` is the cross entropy with the class that the teacher chooses.
+    """
+
+    def __init__(self, base: Loss, settings: Train):
+        self._base, self._type = base, settings.DISTILLATION_TYPE
+        self._alpha, self._tau = settings.DISTILLATION_ALPHA, settings.DISTILLATION_TAU
+
+    def __call__(self, outputs: Tensor | tuple[Tensor, Tensor], targets: Taught) -> Tensor:
+        first, second = outputs if isinstance(outputs, tuple) else (outputs, outputs)
+        student, teacher = widen(second), widen(targets.logits)
+        if self._type == "hard":
+            taught = functional.cross_entropy(student, teacher.argmax(1))
+        else:
+            student, teacher = (functional.log_softmax(each / self._tau, 1) for each in (student, teacher))
+            divergence = functional.kl_div(student, teacher, reduction="batchmean", log_target=True)
+            taught = divergence * self._tau**2
+        return (1 - self._alpha) * self._base(first, targets.labels) + self._alpha * taught
 
 
 def hits(logits: Tensor | tuple[Tensor, Tensor], targets: Tensor | Mixed | Taught) -> Tensor:

@@ -1,13 +1,17 @@
-"""Finds the teacher that the settings name, checks that it knows the data's classes, and loads it."""
+"""The teacher of a distillation: found by the settings, checked against the data's classes, asked about each batch."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from configs.schema import Config, Model
 from configs.values import unflatten
+from datasets import Batch, Preparation
+from engine.precision.policy import Precision
+from engine.train.loss import Taught
 from models import build_model
 from models.formats.files import find_file, read_state_dict, what_is_recorded
 from models.patterns import classifier_names
@@ -116,3 +120,17 @@ def _check_number(model: torch.nn.Module, file: str, num_classes: int) -> None:
         rows = len(state.get(f"{name}.weight", range(num_classes)))
         if rows != num_classes:
             raise ConfigError(f"{WEIGHTS_KEY}: {file} has {rows} classes, the data {num_classes}; {REMEDY}")
+
+
+class TaughtPreparation:
+    """A preparation that also asks the teacher: of the images as the student gets them, mixed and erased, as in DeiT."""
+
+    def __init__(self, prepare: Preparation, teacher: Teacher, precision: Precision):
+        self.prepare, self.normalize, self.precision = prepare, prepare.normalize, precision
+        self.device, self.teacher = prepare.device, teacher.to(prepare.device)
+        self.teacher.model.to(precision.half or self.normalize.dtype)
+
+    def __call__(self, batch: Batch, dtype: torch.dtype | None = None) -> tuple[Tensor, Taught]:
+        images, targets = self.prepare(batch, dtype)
+        with torch.no_grad(), self.precision.autocast():
+            return images, Taught(targets, self.teacher(images))

@@ -11,8 +11,7 @@ from torch.nn import functional
 
 from configs.schema import Config
 from datasets import Mixed
-from engine.loss.build import build_loss
-from engine.loss.classification import hits
+from engine.train.loss import build_loss, hits
 from tests.support.configs import replaced, small_config
 from tests.support.trainers import make_trainer, update
 

@@ -11,9 +11,8 @@ from configs.schema import Arguments, Config
 from configs.values import flatten
 from datasets.transforms.crop import Normalize
 from engine.checkpoint.resume import comparable
-from engine.loss.classification import Taught
-from engine.loss.distillation import DistillationLoss
-from engine.loss.teacher import load_teacher
+from engine.train.loss import DistillationLoss, Taught
+from engine.train.teacher import load_teacher
 from models import build_model
 from models.teacher import Teacher
 from tests.support.configs import replaced, small_config

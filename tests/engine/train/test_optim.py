@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from configs.schema import Optimizer
-from engine.optim.factory import build_optimizer
-from engine.optim.schedule import Schedule
+from engine.train.optim.factory import build_optimizer
+from engine.train.schedule import Schedule
 from tests.support.configs import replaced, small_config
 
 

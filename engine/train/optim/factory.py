@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from configs.schema import Train
-from engine.optim.groups import parameter_groups
-from engine.optim.names import KEY, OURS, SCHEDULE_FREE, changed_arguments, find_class
-from engine.optim.schedule_free import ScheduleFreeOptimizer
-from engine.optim.skipping import SkippingOptimizer
+from engine.train.optim.groups import parameter_groups
+from engine.train.optim.names import KEY, OURS, SCHEDULE_FREE, changed_arguments, find_class
+from engine.train.optim.schedule_free import ScheduleFreeOptimizer
+from engine.train.optim.skipping import SkippingOptimizer
 from models.running_statistics import has_running_statistics
 from utils.errors import ConfigError
 from utils.torch_internals import tree_leaves

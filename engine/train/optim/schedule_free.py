@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from engine.optim.skipping import SkippingOptimizer
+from engine.train.optim.skipping import SkippingOptimizer
 
 TRAINED = "trained_weights"  # in the saved state of a parameter
 

@@ -48,6 +48,7 @@ from engine.train.teacher import load_teacher
 from models import adapt, build_model, describe
 from models.compilation import parts_to_compile
 from models.pretrained.weights import load_exactly
+from models.transforms import choose_transforms
 from models.transforms.activation_checkpointing import ActivationCheckpointing
 from utils.distributed import Process, choose_device, find_devices
 from utils.errors import ConfigError, UserError
@@ -160,7 +161,7 @@ class Preflight:
             return
         self.add(Finding("model", f"{config.MODEL.NAME}, {describe(model)}"))
         if config.EVAL:
-            self.report("precision", lambda: describe_precision(precision, model))
+            self.report("precision", lambda: describe_precision(plan, precision, model))
             if sets and self.has_weights:
                 self.report("weights", lambda: try_evaluation(plan))
                 self.tell("evaluation", describe_evaluation(plan))
@@ -242,7 +243,7 @@ class Preflight:
         if config.TRAIN.DISTILLATION_TYPE != "none" and has_data:
             self.report("teacher", lambda: load_teacher(config, plan.classes, plan.num_classes)[1])
         self.report("preprocessing", lambda: compare_with_weights(plan))
-        self.report("precision", lambda: describe_precision(precision, model))
+        self.report("precision", lambda: describe_precision(plan, precision, model))
         memory = self.attempt("memory", lambda: check_memory(config, model, precision, free, plan.process))
         if memory:
             self.add(memory)
@@ -263,9 +264,10 @@ def imagine(setting: str, world_size: int | None, local_size: int | None) -> Pro
     return ImaginedProcess(choose_device(setting, 0), world_size=world_size, **sizes)
 
 
-def describe_precision(precision: Precision, model: nn.Module) -> list[str]:
-    """The chosen precision; applies its transforms to the model."""
-    return [precision.describe(), *precision.transforms().apply(model)]
+def describe_precision(plan: Plan, precision: Precision, model: nn.Module) -> list[str]:
+    """The chosen precision; applies the transforms to the model."""
+    transforms = choose_transforms(plan.given, precision.device, precision.half)
+    return [precision.describe(), *transforms.apply(model)]
 
 
 def try_resume(plan: Plan, model: nn.Module, has_data: bool) -> list[str]:

@@ -53,6 +53,7 @@ from models.compile_cache import prepare_compiler
 from models.formats.files import find_file
 from models.pretrained.weights import check_exactly
 from models.teacher import Teacher
+from models.transforms import choose_transforms
 from utils.distributed import Process
 from utils.errors import LostProcess
 from utils.findings import OK
@@ -238,7 +239,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     keep_freed_memory(process.device)
     normalize = Normalize(config.DATA, torch.float32).to(process.device)
     bad_images = BadImages(eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
-    found, transforms = {}, precision.transforms()
+    found, transforms = {}, choose_transforms(config, process.device, precision.half)
     for name, model in weights_to_score(plan, partial(make_model, session, plan)):
         if not found:
             log.say(f"model: {config.MODEL.NAME}, {describe(model)}")

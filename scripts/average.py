@@ -170,10 +170,12 @@ class Scorer:
         from engine.evaluation import evaluate
         from models import build_model
         from models.pretrained.weights import load_exactly
+        from models.transforms import choose_transforms
 
         model = build_model(self.config, self.num_classes)
         load_exactly(model, weights, self.path)
-        self.precision.transforms().apply(model.to(self.process.device))
+        device = self.process.device
+        choose_transforms(self.config, device, self.precision.half).apply(model.to(device))
         found = evaluate(model, self.data, self.normalize, self.precision, self.process, self.bad_images)
         return replace(found.scores, metric=self.config.TRAIN.BEST_METRIC)
 

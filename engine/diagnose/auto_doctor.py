@@ -16,6 +16,7 @@ from engine.train.callbacks import Callback
 from engine.train.counters import Report
 from engine.train.loss import Loss
 from engine.train.trainer import Trainer
+from models.transforms import choose_transforms
 from utils.files import write_text
 from utils.log import Log
 from utils.seed import unchanged_random_state
@@ -33,11 +34,14 @@ def make_case(
     # Both replays use one model: a white list would bring half precision into the exact one, and naive mode has no
     # lists. float8 layers scale their inputs, so they cannot overflow.
     settings = replace(config.PRECISION, MODE="autocast", CUSTOM_WHITE_LIST=())
-    precision = Precision(replace(config, PRECISION=settings), prepare.device)
-    precision.transforms().apply(model)
+    config = replace(config, PRECISION=settings)
+    precision = Precision(config, prepare.device)
+    transforms = choose_transforms(config, prepare.device, precision.half)
+    transforms.apply(model)
     return Case(
         model.to(prepare.device),
         precision,
+        transforms,
         loss,
         [(*prepare(batch), share) for batch, share in update.batches],
         scale,
@@ -83,9 +87,8 @@ class AutoDoctor(Callback):
         update = self._last_update.batches(trainer.process.rank)
         try:
             with unchanged_random_state(device):
-                model, precision = copy.deepcopy(trainer.model), trainer.precision
-                precision.transforms(training=True).revert(model)
-                scale = precision.scaler.get_scale()
+                model, scale = copy.deepcopy(trainer.model), trainer.precision.scaler.get_scale()
+                trainer.transforms.revert(model)
                 found = diagnose(make_case(config, model, trainer.prepare, update, scale, trainer.loss))
             is_written = bool(prescribe(found, config, self._folder))
         except Exception as error:  # out of memory, a full disk, an untraceable operation: no reason to end a run

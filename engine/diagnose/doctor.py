@@ -14,6 +14,7 @@ from datasets import Mixed
 from engine.diagnose.trace import Location, Trace, is_finite
 from engine.precision.policy import Precision
 from models.running_statistics import unchanged_buffers
+from models.transforms import ModelTransforms
 from utils.seed import seed_update
 from utils.text import align
 
@@ -31,6 +32,7 @@ class Case:
 
     model: nn.Module
     precision: Precision
+    transforms: ModelTransforms  # those that are applied to the model
     loss: Callable[[Tensor, Tensor | Mixed], Tensor]
     batches: list[tuple[Tensor, Tensor | Mixed, float]]  # prepared images and targets, weight in the update's loss
     scale: float
@@ -201,7 +203,7 @@ def _mend(case: Case, found: Diagnosis, exact: Trace, trace: Trace) -> Trace:
 def replay(case: Case, in_half: bool, scale: float, reference: Trace | None = None, floats: list[str] = ()) -> Trace:
     """Forward and backward of the update, with the same dropout as in the run; weights stay as they are."""
     model = case.model
-    case.precision.transforms().bypassing_modules().revert(model)
+    case.transforms.bypassing_modules().revert(model)
     trace = Trace(model, reference)
     model.train()
     seed_update(*case.seed)

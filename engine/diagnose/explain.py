@@ -99,7 +99,7 @@ def explain(trainer: Trainer, log: Log, folder: Path) -> None:
     images, _ = trainer.to_device(batch)
     precision = trainer.precision
     model = copy.deepcopy(precision.computing(trainer.model)).train()
-    precision.transforms(training=True).bypassing_modules().revert(model)
+    trainer.transforms.bypassing_modules().revert(model)
     rows = [seen.row() for seen in record_types(model, images, precision.autocast())]
     log.say(f"in which type each module computes (one pass of {counted(len(images), 'image')}):")
     for line in align([COLUMNS, *collapse(rows)]):

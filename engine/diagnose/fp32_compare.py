@@ -10,11 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from configs.schema import Precision as Settings
-from datasets import Batch, Preparation
+from datasets import Batch
 from engine.diagnose.failing_batch import LastUpdate
-from engine.precision.policy import Precision
 from engine.train.callbacks import Callback
-from engine.train.loss import Loss
 from engine.train.trainer import Trainer
 from utils.log import Log
 from utils.seed import seed_update, unchanged_random_state
@@ -30,9 +28,7 @@ class Float32Compare(Callback):
         settings, step = self._settings, trainer.step - 1
         if trainer.step % settings.SHADOW_STEPS:
             return
-        place = (trainer.config.SEED, step, trainer.process.rank)
-        batch = self._last_update.last_batch
-        difference = compare(trainer.model, trainer.precision, trainer.loss, trainer.prepare, batch, place)
+        difference = compare(trainer, self._last_update.last_batch)
         line = f"shadow at step {step}: {difference.describe()}"
         if difference.alarms(settings.SHADOW_COSINE, settings.SHADOW_LOSS):
             self._log.warn(f"{line}; scripts/doctor.py looks for the cause")
@@ -84,29 +80,24 @@ class Difference:
         }
 
 
-def compare(
-    model: nn.Module,
-    precision: Precision,
-    loss: Loss,
-    prepare: Preparation,
-    batch: Batch,
-    place: tuple[int, int, int],
-) -> Difference:
-    """Compute one batch in both precisions on copies; the run's weights, gradients, statistics and random state stay.
+def compare(trainer: Trainer, batch: Batch) -> Difference:
+    """Compute a batch of the last update in both precisions, on copies.
 
-    `place`: seed, step and rank of the update, which dropout depends on.
+    The run's weights, gradients, statistics and random state stay as they are.
     """
-    images, targets = prepare(batch)
+    model, precision, loss = trainer.model, trainer.precision, trainer.loss
+    seed = trainer.config.SEED, trainer.step - 1, trainer.process.rank  # which dropout depends on
+    images, targets = trainer.prepare(batch)
     half = copy.deepcopy(precision.computing(model)).train()
     exact = copy.deepcopy(model).train()
-    precision.transforms(training=True).lowering_precision().revert(exact)
+    trainer.transforms.lowering_precision().revert(exact)
     scale = precision.scaler.get_scale()
     with unchanged_random_state(precision.device):
-        seed_update(*place)
+        seed_update(*seed)
         with precision.autocast():
             logits = half(images.to(precision.input_dtype(half)))
         half_loss, half_gradients = _gradients(half, loss(logits, targets), scale)
-        seed_update(*place)
+        seed_update(*seed)
         exact_loss, exact_gradients = _gradients(exact, loss(exact(images), targets), scale)
     pairs = [(half_gradients[name], exact_gradients[name]) for name in exact_gradients]
     losses = [half_loss.double(), exact_loss.double()]

@@ -14,6 +14,7 @@ from datasets.transforms.pixel_rules import PixelRules
 from engine.inference.classifier import Classifier
 from engine.precision.policy import Precision, set_matmul
 from engine.train.loss import widen
+from models.transforms import choose_transforms
 from utils.distributed import Process
 
 FEW = 64  # images that are read faster than workers start
@@ -57,7 +58,7 @@ class Predictor:
         config = classifier.config
         self.precision = Precision(config, process.device)
         set_matmul(config.PRECISION.MATMUL)
-        self.precision.transforms().apply(classifier.model)
+        choose_transforms(config, process.device, self.precision.half).apply(classifier.model)
         self.model = self.precision.computing(classifier.model.to(process.device)).eval()
         self.several = config.DATA.has_several_labels
 

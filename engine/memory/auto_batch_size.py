@@ -21,6 +21,7 @@ from engine.train.build import build_trainer
 from engine.train.teacher import random_teacher
 from engine.train.trainer import Trainer
 from models import adapt, build_model
+from models.transforms import choose_transforms
 from utils.distributed import Process
 from utils.errors import ConfigError, StoppedBySignal
 from utils.log import Log
@@ -94,7 +95,7 @@ def calculate(config: Config, model: nn.Module, precision: Precision, process: P
     shared = f" for {sharing} processes" if sharing > 1 else ""
     how = f"calculated from 2 and 3 images, with {margin:.0%} of {format_bytes(free)}{shared} left free"
     model = copy.deepcopy(model)  # the transforms change it
-    precision.transforms().apply(model)
+    choose_transforms(config, process.device, precision.half).apply(model)
     try:
         fitting = estimate(config, model, precision).fitting((1 - margin) * free / sharing)
     except torch.OutOfMemoryError:

@@ -15,7 +15,6 @@ from engine.precision.master_weights import ComputeWeights, MasterWeights, half_
 from engine.precision.speed import half_speedup
 from models.compilation import compile_model
 from models.first_layer import starts_with_convolution
-from models.transforms import ModelTransforms, choose_transforms
 from models.transforms.float8 import check_float8
 from models.transforms.op_overrides import OpOverrides
 from utils.errors import ConfigError
@@ -47,14 +46,13 @@ WORTHWHILE = 1.3  # times float32's speed
 class Precision:
     """Autocast and GradScaler of one run."""
 
-    def __init__(self, config: Config, device: torch.device, emulate: bool = False):
-        """`emulate`: compute float8's numbers on a device without float8, slowly."""
+    def __init__(self, config: Config, device: torch.device):
         settings = config.PRECISION
-        self.device, self._config, self._emulate = device, config, emulate
+        self.device, self._config = device, config
         self.is_naive, self.is_float8 = (config.AMP and settings.MODE == mode for mode in ("naive", "float8"))
         self.half, self.reason = choose_half(config.AMP, settings.DTYPE, device, has_bfloat16(device))
         if self.is_float8:
-            check_float8(device, emulate)
+            check_float8(device)
             self.half, self.reason = torch.bfloat16, "PRECISION.MODE is float8"
         self._check_device()
         # CPUs keep torch's own functions, and with them the numbers of all runs so far.
@@ -110,10 +108,6 @@ class Precision:
         if self.half is None or self.device.type != "cuda" or not odd:
             return None
         return f"-amp is fastest when sizes are multiples of 8: {', '.join(odd)}; -num_classes may exceed the data's"
-
-    def transforms(self, training: bool = False) -> ModelTransforms:
-        """The model transforms that the settings ask for."""
-        return choose_transforms(self._config, self.device, self.half, training, self._emulate)
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None and not self.is_naive)

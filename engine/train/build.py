@@ -16,6 +16,7 @@ from engine.train.teacher import TaughtPreparation
 from engine.train.trainer import Trainer
 from models.compilation import compile_model
 from models.teacher import Teacher, use_both_heads
+from models.transforms import choose_transforms
 from utils.distributed import Process
 from utils.host import keep_freed_memory
 from utils.log import Log
@@ -30,7 +31,8 @@ def build_trainer(
     set_matmul(config.PRECISION.MATMUL)
     keep_freed_memory(process.device)
     parallel = choose_parallel(config, process, precision.half)
-    for line in precision.transforms(training=True).apply(model):
+    transforms = choose_transforms(config, process.device, precision.half, training=True)
+    for line in transforms.apply(model):
         log.say(line)
     ema = Ema(model, config.TRAIN) if config.TRAIN.MODEL_EMA else None
     parallel.place(model, *([ema.model] if ema else []))
@@ -59,6 +61,7 @@ def build_trainer(
         model,
         weights,
         replica,
+        transforms,
         precision,
         parallel,
         optimizer,

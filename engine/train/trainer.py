@@ -21,6 +21,7 @@ from engine.train.optim.groups import set_rates
 from engine.train.schedule import Schedule
 from engine.train.window_guard import WindowGuard
 from models.formats.common import PREFERRED
+from models.transforms import ModelTransforms
 from utils.distributed import Process
 from utils.seed import seed_update
 
@@ -39,6 +40,7 @@ class Trainer:
     model: nn.Module  # the weights that are trained and saved
     weights: ComputeWeights  # the model that computes: the same one, or a copy in half precision
     replica: nn.Module  # the computing model, wrapped to average gradients over all processes
+    transforms: ModelTransforms  # how the model computes; reverted where something must see it plainly
     precision: Precision
     parallel: Replicated
     optimizer: AnyOptimizer

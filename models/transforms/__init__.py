@@ -41,11 +41,9 @@ class ModelTransforms:
 
 
 def choose_transforms(
-    config: Config, device: torch.device, half: torch.dtype | None, training: bool, emulate: bool = False
+    config: Config, device: torch.device, half: torch.dtype | None, training: bool = False
 ) -> ModelTransforms:
-    """The transforms for these settings and this device, in order. `half`: autocast's type, None without -amp;
-    `emulate`: compute float8's numbers on a device without float8, slowly.
-    """
+    """The transforms for these settings and this device, in order. `half`: the type of -amp, None without."""
     # Local: importing timm takes seconds.
     from models.transforms.class_token_block import ClassTokenBlock
     from models.transforms.cpu_kernels import CpuKernels
@@ -69,7 +67,7 @@ def choose_transforms(
     transforms.append(on_cpu if device.type == "cpu" else elsewhere)
     if half is not None and settings.MODE == "float8":
         # After the overrides and the class token: it converts neither named layers nor those with few rows.
-        transforms.append(Float8(emulate))
+        transforms.append(Float8(device))
     if training and config.COMPILE and config.COMPILE_SCOPE == "blocks":
         transforms.append(SharedDropPath())
     if training and config.TRAIN.GRAD_CHECKPOINTING:

@@ -14,9 +14,9 @@ from utils.errors import ConfigError
 OUTPUTS, INPUTS, MULTIPLE = 1024, 4096, 16
 
 
-def check_float8(device: torch.device, emulate: bool) -> None:
+def check_float8(device: torch.device) -> None:
     """Refuse a device that has no float8 arithmetic, and an environment without torchao."""
-    if not (emulate or device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)):
+    if not has_float8(device):
         raise ConfigError(
             "PRECISION.MODE is float8, which needs a CUDA device of compute capability 8.9 or newer; this one is "
             f"{_name(device)}; use PRECISION.MODE autocast"
@@ -25,6 +25,10 @@ def check_float8(device: torch.device, emulate: bool) -> None:
         importlib.import_module("torchao.float8")
     except ImportError as error:
         raise ConfigError(f"PRECISION.MODE is float8, which needs torchao: pip install torchao ({error})") from error
+
+
+def has_float8(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _name(device: torch.device) -> str:
@@ -38,7 +42,7 @@ def _name(device: torch.device) -> str:
 class Float8(ModelTransform):
     """Converts the large Linear layers. Weights stay float32 parameters with the same names."""
 
-    emulate: bool
+    device: torch.device
     lowers_precision = True
 
     def apply(self, model: nn.Module) -> list[str]:
@@ -53,8 +57,8 @@ class Float8(ModelTransform):
                 f"on lists and those that see only one token of an image left out, has more than {OUTPUTS} outputs or "
                 f"{INPUTS} inputs, and both multiples of {MULTIPLE}; use PRECISION.MODE autocast"
             )
-        # Padded, since a weight's gradient sums over the rows of the batch, rarely a multiple of 16.
-        config = Float8LinearConfig(emulate=self.emulate, pad_inner_dim=True)
+        # Emulated by a device without float8, which only tests get so far. Padded, since a weight's gradient sums over the rows of the batch, rarely a multiple of 16.
+        config = Float8LinearConfig(emulate=not has_float8(self.device), pad_inner_dim=True)
         convert_to_float8_training(model, module_filter_fn=lambda module, name: module in chosen, config=config)
         return [f"{len(chosen)} of {len(linears)} Linear layers compute in float8"]
 

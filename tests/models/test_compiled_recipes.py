@@ -73,10 +73,10 @@ def test_a_recipe_compiles_in_its_first_epoch_alone(stem, scope, known, monkeypa
     ("stem", "scope"), [("vit_base_patch16_224", "model"), ("vit_cifar10", "blocks"), ("timm", "model")]
 )
 def test_with_what_gpus_compute_with_there_are_no_more(stem, scope, monkeypatch):
-    def choose(config, device, *others):
-        return choose_transforms(config, torch.device("cuda"), *others)
+    def choose(config, device, *others, **options):
+        return choose_transforms(config, torch.device("cuda"), *others, **options)
 
-    monkeypatch.setattr("engine.precision.policy.choose_transforms", choose)
+    monkeypatch.setattr("engine.train.build.choose_transforms", choose)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     assert (
         graphs_of_two_epochs(small(stem, scope), monkeypatch) == EXPECTED.get(stem, (MODEL, BLOCKS))[scope == "blocks"]

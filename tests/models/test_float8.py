@@ -2,7 +2,6 @@
 
 import copy
 import csv
-import functools
 import sys
 
 import pytest
@@ -10,8 +9,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-import engine.plan
-import engine.train.build
+import engine.precision.policy
 import main_single_gpu
 from configs.values import flatten
 from datasets import Normalize, build_preparation
@@ -22,6 +20,7 @@ from engine.diagnose.fp32_compare import Float32Compare
 from engine.inference.classifier import config_of
 from engine.precision.policy import Precision
 from models import build_model
+from models.transforms import choose_transforms
 from models.transforms.float8 import check_float8
 from scripts.doctor import precision_of
 from tests.support.configs import CPU, SMALL, small_config
@@ -41,17 +40,16 @@ def config(tmp_path):
     return small_config(tmp_path, *FLOAT8)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def emulated(monkeypatch):
     """Runs on this machine compute in float8 too."""
-    for module in (engine.plan, engine.train.build):
-        monkeypatch.setattr(module, "Precision", functools.partial(Precision, emulate=True))
+    monkeypatch.setattr(engine.precision.policy, "check_float8", lambda device: None)
 
 
 def prepared(config, num_classes=10) -> tuple[nn.Module, Precision, list[str]]:
     torch.manual_seed(0)
-    model, precision = build_model(config, num_classes), Precision(config, CPU, emulate=True)
-    return model, precision, precision.transforms().apply(model)
+    model, precision = build_model(config, num_classes), Precision(config, CPU)
+    return model, precision, choose_transforms(config, CPU, precision.half).apply(model)
 
 
 def in_float8(model: nn.Module) -> list[str]:
@@ -59,7 +57,8 @@ def in_float8(model: nn.Module) -> list[str]:
 
 
 def test_a_device_without_float8_is_refused_before_data_is_read(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchao", None)  # the device is told first: it is what cannot be installed
+    monkeypatch.setattr(engine.precision.policy, "check_float8", check_float8)
+    monkeypatch.setitem(sys.modules, "torchao", None)  # the device is named first: it is what cannot be installed
     (tmp_path / "small.yaml").write_text(SMALL)
     flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "output"), "-dataset", "imagefolder"]
     options = ["DATA.DATA_PATH=nowhere", "DEVICE=cpu", "PRECISION.MODE=float8"]
@@ -73,16 +72,16 @@ def test_an_older_gpu_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Old")
     with pytest.raises(ConfigError, match=r"this one is NVIDIA Old of 8\.6; use PRECISION.MODE autocast"):
-        check_float8(CUDA, emulate=False)
+        check_float8(CUDA)
 
 
 def test_without_torchao_it_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
-    check_float8(CUDA, emulate=False)
+    check_float8(CUDA)
     monkeypatch.setitem(sys.modules, "torchao", None)
     monkeypatch.delitem(sys.modules, "torchao.float8", raising=False)
     with pytest.raises(ConfigError, match="float8, which needs torchao: pip install torchao"):
-        check_float8(CUDA, emulate=False)
+        check_float8(CUDA)
 
 
 def test_float16_and_float8_do_not_go_together(tmp_path):
@@ -91,16 +90,16 @@ def test_float16_and_float8_do_not_go_together(tmp_path):
 
 
 def test_the_start_line_tells_both_types_and_that_it_wants_compile(tmp_path, config):
-    line = Precision(config, CPU, emulate=True).describe()
+    line = Precision(config, CPU).describe()
     assert "float8 in large Linear layers, else autocast bfloat16" in line and "only with -compile" in line
     compiled = small_config(tmp_path, *FLOAT8, "COMPILE=true")
-    assert "-compile" not in Precision(compiled, CPU, emulate=True).describe()
+    assert "-compile" not in Precision(compiled, CPU).describe()
 
 
 def test_without_amp_it_has_no_effect(tmp_path):
     config = small_config(tmp_path, *FLOAT8, "AMP=false")
     precision = Precision(config, CPU)
-    assert precision.half is None and not precision.transforms().apply(build_model(config, 10))
+    assert precision.half is None and not choose_transforms(config, CPU, None).apply(build_model(config, 10))
 
 
 def test_large_layers_alone_are_converted(tmp_path):
@@ -163,7 +162,7 @@ def test_in_float32_it_is_the_plain_model(config):
     torch.manual_seed(0)
     plain, images = build_model(config, 10), torch.randn(3, 1, 8, 8)
     exact = copy.deepcopy(model)
-    lowering = precision.transforms().lowering_precision()
+    lowering = choose_transforms(config, CPU, precision.half).lowering_precision()
     lowering.revert(exact)
     logits = exact(images)
     torch.testing.assert_close(logits, plain(images))
@@ -187,7 +186,7 @@ def test_explain_shows_it(config):
     assert "float8_e4m3fn" in rows["blocks.0.mlp.fc1"] and rows["blocks.0.mlp.fc2"] == "bfloat16"
 
 
-def test_training_learns_near_float32_and_resumes_to_the_same_weights(tmp_path, emulated):
+def test_training_learns_near_float32_and_resumes_to_the_same_weights(tmp_path):
     options = (*FLOAT8, "TRAIN.WARMUP_EPOCHS=0", "TRAIN.MODEL_EMA=true", "PRECISION.SHADOW_STEPS=24")
     config, found, losses, last_update = small_config(tmp_path, *options), [], [], LastUpdate()
     compare = Float32Compare(config.PRECISION, last_update, Log(1), found.append)
@@ -206,7 +205,7 @@ def test_training_learns_near_float32_and_resumes_to_the_same_weights(tmp_path, 
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_a_run_saves_what_timm_loads_and_evaluates_both_weights_as_in_training(tmp_path, emulated, capsys):
+def test_a_run_saves_what_timm_loads_and_evaluates_both_weights_as_in_training(tmp_path, capsys):
     (tmp_path / "small.yaml").write_text(SMALL)
     output = tmp_path / "output"
     flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(output), "-epochs", "1", "-opts", *FLOAT8]
@@ -230,7 +229,7 @@ def test_doctor_and_predict_need_no_float8(config):
     images = {"mean": [0.5], "std": [0.5], "input_size": [1, 8, 8], "crop_pct": 0.875, "interpolation": "bicubic"}
     predicting = Precision(config_of({**state, "data": images}), CPU)
     model, own, _ = prepared(config)
-    own.transforms().revert(model)
+    choose_transforms(config, CPU, own.half).revert(model)
     prepare = build_preparation(config, Normalize(config.DATA))
     case = make_case(precision_of(config, state, None)[0], model, prepare, Batches(0, 0, []), 1.0, None)
     for precision in (predicting, case.precision):

@@ -28,7 +28,7 @@ def config(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def chosen(config) -> ModelTransforms:
-    return choose_transforms(config, CPU, torch.bfloat16, training=True, emulate=True)
+    return choose_transforms(config, CPU, torch.bfloat16, training=True)
 
 
 def computed(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -17,6 +17,7 @@ from engine.precision.policy import Precision
 from engine.train.loss import CrossEntropy
 from engine.train.optim.factory import build_optimizer
 from models import build_model
+from models.transforms import choose_transforms
 from scripts import doctor
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names
@@ -39,12 +40,13 @@ def make_case(folder, plant, scale=65536.0) -> Case:
     torch.manual_seed(0)
     model = build_model(config, 10)
     precision = Precision(config, CPU)
-    precision.transforms().apply(model)
+    transforms = choose_transforms(config, CPU, precision.half)
+    transforms.apply(model)
     with torch.no_grad():
         plant(model)
     images, targets = torch.randn(4, 1, 8, 8), torch.arange(4)
     loss = CrossEntropy(config.TRAIN)
-    return Case(model, precision, loss, [(images, targets, 1.0)], scale)
+    return Case(model, precision, transforms, loss, [(images, targets, 1.0)], scale)
 
 
 def nothing(model):
@@ -90,8 +92,9 @@ def skips(folder, case, black_list, scale) -> int:
         PRECISION={"INIT_LOSS_SCALING": scale, "DECR_RATIO": 0.9999, "CUSTOM_BLACK_LIST": tuple(black_list)},
     )
     precision, optimizer = Precision(config, CPU), build_optimizer(config.TRAIN, case.model)
-    case.precision.transforms().revert(case.model)
-    precision.transforms().apply(case.model)
+    transforms = choose_transforms(config, CPU, precision.half)
+    case.transforms.revert(case.model)
+    transforms.apply(case.model)
     scaler, skipped = precision.scaler, 0
     for images, targets, _ in case.batches * 3:
         with precision.autocast():
@@ -102,7 +105,7 @@ def skips(folder, case, black_list, scale) -> int:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-    precision.transforms().revert(case.model)
+    transforms.revert(case.model)
     return skipped
 
 

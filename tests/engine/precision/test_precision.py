@@ -299,7 +299,7 @@ def test_a_half_type_that_the_device_cannot_compute_in_is_refused(tmp_path, monk
 def test_lists_are_refused_in_naive_mode(tmp_path):
     config = make(tmp_path, True, MODE="naive", CUSTOM_BLACK_LIST=("LayerNorm",))
     with refused(ConfigError, "PRECISION.CUSTOM_BLACK_LIST", "PRECISION.MODE", "naive", "autocast"):
-        Precision(config, CPU).transforms()
+        choose_transforms(config, CPU, torch.bfloat16)
 
 
 def test_sizes_that_tensor_cores_do_not_like_are_named_on_gpus(tmp_path):
@@ -318,7 +318,7 @@ def types_between_blocks(config, compiled=False):
 
     torch.manual_seed(0)
     precision, model = Precision(config, CPU), build_model(config, 10)
-    precision.transforms().apply(model)
+    choose_transforms(config, CPU, precision.half).apply(model)
     seen = []
     for block in model.blocks[:-1]:
         block.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
@@ -350,12 +350,12 @@ def test_a_residual_in_half_compiles_without_a_break(tmp_path):
 def test_the_float32_comparison_is_float32_between_blocks_too(tmp_path):
     from models import build_model
 
-    precision = Precision(make(tmp_path, True, RESIDUAL="half"), CPU)
+    transforms = choose_transforms(make(tmp_path, True, RESIDUAL="half"), CPU, torch.bfloat16)
     model = build_model(make(tmp_path), 10)
     plain = copy.deepcopy(model)
-    precision.transforms().apply(model)
+    transforms.apply(model)
     images = torch.linspace(-1, 1, 128).view(2, 1, 8, 8)
-    precision.transforms().lowering_precision().revert(model)
+    transforms.lowering_precision().revert(model)
     torch.testing.assert_close(model(images), plain(images), rtol=1e-6, atol=1e-6)
 
 
@@ -379,4 +379,4 @@ def test_left_alone_the_residual_is_half_in_bfloat16_on_gpus_alone(tmp_path, dev
 
 def test_a_residual_in_half_is_refused_for_models_without_blocks(tmp_path):
     with refused(ConfigError, "PRECISION.RESIDUAL", "half", "float32"):
-        Precision(make(tmp_path, True, RESIDUAL="half"), CPU).transforms().apply(torch.nn.Linear(1, 1))
+        choose_transforms(make(tmp_path, True, RESIDUAL="half"), CPU, torch.bfloat16).apply(torch.nn.Linear(1, 1))

@@ -4,20 +4,20 @@ from configs.duration import to_seconds
 from datasets import BadImages
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.resume import bad_images_of
-from engine.console.console import Console
 from engine.diagnose.auto_doctor import AutoDoctor
 from engine.diagnose.failing_batch import LastUpdate
 from engine.diagnose.fp32_compare import Float32Compare
 from engine.parallel.strategy import is_sharded
 from engine.plan import Plan
-from engine.report.compile_report import CompileReport
-from engine.report.data_wait_advice import DataWaitAdvice
-from engine.report.heartbeat import Heartbeat, Pace
-from engine.report.profiler import Profiler
-from engine.report.recorder import Recorder
-from engine.report.timing import Timing
-from engine.results.best_results import BestResults
-from engine.results.train_batch import TrainBatch
+from engine.record.best_results import BestResults
+from engine.record.compile_report import CompileReport
+from engine.record.console import Console
+from engine.record.data_wait_advice import DataWaitAdvice
+from engine.record.heartbeat import Heartbeat, Pace
+from engine.record.profiler import Profiler
+from engine.record.recorder import Recorder
+from engine.record.timing import Timing
+from engine.record.train_batch import TrainBatch
 from engine.session import Session
 from engine.train.callbacks import Callback
 from engine.train.stop_conditions import BadImageLimit, SkipLimit, TimeLimit

@@ -16,7 +16,7 @@ from engine.checkpoint.sharded_saver import PIECES
 from engine.diagnose.failing_batch import LastUpdate, save_overflow
 from engine.evaluation import evaluate_both, evaluate_saved
 from engine.plan import Plan
-from engine.results.best_results import BestResults
+from engine.record.best_results import BestResults
 from engine.scores.best import Best
 from engine.session import Session
 from engine.train.counters import EpochResult

@@ -11,7 +11,6 @@ from configs.schema import AUTO, Config
 from configs.values import IMPLIED, flatten
 from datasets import ImageSet, Kept, build_order, check_device, class_weights, identity, parse_policy, renumber
 from datasets.batch_order import Order
-from engine.boards.trackers import check_trackers
 from engine.checkpoint.format import WEIGHTS_ONLY
 from engine.checkpoint.resume import (
     batch_size_of,
@@ -23,6 +22,7 @@ from engine.checkpoint.resume import (
 )
 from engine.parallel.strategy import check_strategy
 from engine.precision.policy import Precision
+from engine.record.trackers import check_trackers
 from engine.train.optim.names import check_optimizer
 from models.formats.common import record_of
 from models.formats.files import find_file, what_is_recorded

@@ -12,7 +12,6 @@ from torch import nn
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from datasets import ImageSet, Kept, describe_balance, load_image_sets, parse_policy
-from engine.boards.trackers import describe_trackers
 from engine.check.cache import check_cache
 from engine.check.images import check_images
 from engine.check.memory import check_memory
@@ -41,6 +40,7 @@ from engine.plan_lines import (
     warn_of_overlap,
 )
 from engine.precision.policy import Precision
+from engine.record.trackers import describe_trackers
 from engine.run_folder import check_name
 from engine.scores.best import Best
 from engine.train.stop_conditions import why_finished

@@ -22,26 +22,26 @@ from datasets import (
     load_image_sets,
     write_split,
 )
-from engine.boards.trackers import tracking
 from engine.callback_list import choose_callbacks
 from engine.check.quick_checks import quick_checks
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import held_by
 from engine.checkpoint.resume import is_run, refuse_changes
 from engine.checkpoint.sharded_saver import make_saver
-from engine.console.next_steps import after_evaluation, after_failure, after_training
 from engine.diagnose.explain import explain
 from engine.epochs import Epochs, describe_progress
 from engine.evaluation import Evaluation, evaluate, evaluate_saved, weights_to_score
-from engine.html_report.report import write_at_end
 from engine.memory.auto_batch_size import find_batch_size
 from engine.memory.recovery import MemoryGuard
 from engine.parallel.strategy import is_sharded
 from engine.plan import ImageSets, Plan
 from engine.plan_lines import describe_evaluation, describe_other_validation, describe_training
 from engine.precision.policy import set_matmul
-from engine.results.best_results import BestResults
-from engine.results.files import ResultFiles
+from engine.record.best_results import BestResults
+from engine.record.html_report import write_at_end
+from engine.record.next_steps import after_evaluation, after_failure, after_training
+from engine.record.result_files import ResultFiles
+from engine.record.trackers import tracking
 from engine.scores.best import Best, describe_scores
 from engine.session import Session
 from engine.train.build import build_trainer

@@ -11,7 +11,7 @@ enter_environment requirements.txt requirements-dev.txt
 
 # What -quick leaves out: runs that are killed, damaged, stopped, resumed, launched in several ways or compiled.
 SLOW=(tests/faults tests/kill tests/scripts/test_{benchmarks,gpu_session}.py tests/test_entry_points.py tests/utils/test_launchers.py
-    tests/engine/checkpoint/test_{resume,rollback}.py tests/engine/memory tests/engine/report
+    tests/engine/checkpoint/test_{resume,rollback}.py tests/engine/memory tests/engine/record
     tests/engine/diagnose/test_{auto_doctor,explain,fp32_compare}.py tests/engine/parallel/test_sharding.py tests/engine/train/test_{elsewhere,step}.py
     tests/models/test_{cpu_kernels,op_overrides}.py)
 

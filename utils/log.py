@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from utils.bar import Bar, is_terminal, without_bar
 from utils.errors import cause_of
-from utils.terminal.bar import Bar, is_terminal, without_bar
 from utils.text import printable
 
 

@@ -20,9 +20,9 @@ from datasets.cache.file import JPEG, PIXELS, UNREADABLE, CacheLocation, CacheWr
 from datasets.transforms.crop import resize
 from datasets.transforms.decode import simplejpeg
 from datasets.types import ImageReadError, ImageSet
+from utils.bar import Bar, is_terminal
 from utils.errors import StoppedBySignal
 from utils.host import free_host_memory
-from utils.terminal.bar import Bar, is_terminal
 from utils.text import counted, format_bytes
 
 NUM_SAMPLED = 64  # images from which the size of all is estimated

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from configs.schema import Config
 from datasets.index.file import SMALL, Index, IndexWriteError, open_index
-from utils.terminal.bar import shown
+from utils.bar import shown
 from utils.text import format_bytes
 
 ENDING = ".index"

@@ -10,7 +10,7 @@ import numpy as np
 
 from datasets.batch_order import Order, Piece
 from datasets.types import Batch, ImageSet
-from utils.terminal.bar import shown
+from utils.bar import shown
 
 
 class Window(NamedTuple):

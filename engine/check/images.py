@@ -12,8 +12,8 @@ from datasets.bad_images import num_allowed
 from datasets.sources.synthetic import SyntheticImages
 from datasets.types import ImageReadError, ImageSet
 from engine.check.cache import suggest_cache
+from utils.bar import Bar
 from utils.findings import WARN, WRONG, Finding
-from utils.terminal.bar import Bar
 from utils.text import counted, first_of
 
 LINE_EACH = ",\n"

@@ -15,9 +15,9 @@ from engine.inference.classifier import Classifier
 from engine.inference.gradients import GradientMaps
 from engine.inference.predictor import Guess, Look, Prediction
 from engine.inference.rollout import Rollout
+from utils.contact_sheet import Tile, contact_sheet, fitted
 from utils.errors import ConfigError, DataError, cause_of
 from utils.files import replacing
-from utils.pictures.contact_sheet import Tile, contact_sheet, fitted
 
 SHEET_ENDINGS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
 PER_SHEET, THUMBNAIL, NUM_COLUMNS = 100, 150, 10

@@ -8,7 +8,7 @@ from typing import Any
 
 from configs.arguments import argument_to_text
 from configs.values import to_text
-from engine.saved_run import SavedRun
+from engine.record.saved_run import SavedRun
 from utils.errors import ConfigError
 from utils.text import first_of, redacted
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from engine.saved_run import SavedRun
+from engine.record.saved_run import SavedRun
 from engine.scores.scores import TITLES
 from scripts.comparing.groups import Group, final_loss, memory, notes_on, num_epochs, speed
 from scripts.comparing.runs import differing, value_of

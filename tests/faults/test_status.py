@@ -6,7 +6,7 @@ import signal
 import threading
 
 from engine import status
-from engine.report.heartbeat import Heartbeat, Pace
+from engine.record.heartbeat import Heartbeat, Pace
 from engine.status import Status
 from tests.support.configs import small_config
 from tests.support.runs import ROOT, run_folder

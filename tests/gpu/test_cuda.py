@@ -13,7 +13,7 @@ from engine.diagnose.failing_batch import LastUpdate
 from engine.diagnose.fp32_compare import Float32Compare
 from engine.memory.auto_batch_size import Trial, search
 from engine.memory.recovery import MemoryGuard, release
-from engine.report.timing import Timing
+from engine.record.timing import Timing
 from engine.train.build import build_trainer
 from engine.train.callbacks import PHASES
 from engine.train.trainer import Trainer

@@ -9,7 +9,7 @@ import numpy
 import pytest
 from PIL import Image
 
-from engine.saved_run import SavedRun
+from engine.record.saved_run import SavedRun
 from scripts import compare as script
 from scripts.comparing import statistics
 from scripts.comparing.curves import look

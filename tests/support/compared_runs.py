@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.saved_run import SavedRun
+from engine.record.saved_run import SavedRun
 
 
 def make_run(

@@ -14,21 +14,21 @@ from pathlib import Path
 
 import torch
 
-import engine.boards.trackers
 import engine.callback_list
 import engine.evaluation
 import engine.memory.auto_batch_size
 import engine.memory.estimate
+import engine.record.trackers
 import engine.run
 import engine.settings
 import engine.status
-import utils.terminal.bar
+import utils.bar
 from datasets.loading.readers import Reader, TrainReader
 from engine.epochs import Epochs
 from engine.evaluation import Evaluation
-from engine.report.plot import Plotter
-from engine.results.best_results import BestResults
-from engine.results.files import ResultFiles
+from engine.record.best_results import BestResults
+from engine.record.plot import Plotter
+from engine.record.result_files import ResultFiles
 from engine.scores.per_image import PerImage
 from engine.scores.scores import Scores
 from engine.status import Status
@@ -44,8 +44,8 @@ from tests.support.planted_in_saves import (  # noqa: F401
     list_operations,
 )
 from tests.support.run_hash import state_hash
+from utils.bar import Bar
 from utils.signals import StopSignal
-from utils.terminal.bar import Bar
 
 
 def jump(days: float) -> None:
@@ -327,7 +327,7 @@ def keep_statuses(path: str) -> None:
 
 def wait_for_drawings(step: int, count: int) -> None:
     """The update `step` takes until the progress bar was drawn so many times, every hundredth of a second."""
-    utils.terminal.bar.SECONDS = 0.01
+    utils.bar.SECONDS = 0.01
     drawn, draw, update = [0], Bar.draw, Trainer.update
 
     def counting(self) -> None:
@@ -359,4 +359,4 @@ def die_when_shown(step: int, *patterns: str) -> None:
 
 def wait_long_for_trackers() -> None:
     """No fault: the end of a run waits until its trackers have ended, however busy the machine is."""
-    engine.boards.trackers.PATIENCE = engine.boards.trackers.LONGEST_END = DEADLINE
+    engine.record.trackers.PATIENCE = engine.record.trackers.LONGEST_END = DEADLINE

@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
-import engine.report.metrics
+import engine.record.metrics
 import utils.files
 import utils.log
 
@@ -68,7 +68,7 @@ def name_of(path: str | os.PathLike | int) -> str:
 class AllOperations(Operations):
     """Calls `before(nth, what)` before all that a run does to files but removing them, logs and tables included."""
 
-    modules, every = (utils.files, utils.log, engine.report.metrics), 1
+    modules, every = (utils.files, utils.log, engine.record.metrics), 1
 
     def __init__(self, before: Callable[[int, str], None]):
         super().__init__(before)

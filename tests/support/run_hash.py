@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from engine.report.timing import PHASES
+from engine.record.timing import PHASES
 from models.formats.torch import read_torch
 
 # They depend on the machine's mood.

@@ -83,7 +83,7 @@ class LoaderWorker:
         self.num_ahead = 2 + per_batch * workers.ahead if workers.count else 0
 
     def answer(self, asked: dict) -> dict:
-        from engine.report.recorder import peak_memory
+        from engine.record.recorder import peak_memory
 
         if "steps" in asked:
             return {"seconds": self.time_updates(asked["warm_up"], asked["steps"])}

@@ -17,7 +17,7 @@ from engine.diagnose.fp32_compare import Float32Compare
 from engine.epochs import Epochs
 from engine.evaluation import evaluate
 from engine.precision.loss_scale import FusedLossScaler
-from engine.report.timing import Timing
+from engine.record.timing import Timing
 from engine.run import run
 from engine.train.stop_conditions import SkipLimit
 from models.transforms.gpu_kernels import PatchConv2d

@@ -59,7 +59,7 @@ def time_policy(context: Context, policy: str, place: str) -> str:
 
 def time_optimizer(context: Context, *options: str) -> str:
     """By the report's share of the phase, as steps.csv has it."""
-    from engine.report.timing import Timing
+    from engine.record.timing import Timing
 
     trainer = small_trainer(context, "AMP=true", "TRAIN.GRAD_CLIP=1.0", *options)
     timing = Timing.on(trainer.process.device)

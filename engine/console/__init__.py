@@ -1,1 +1,0 @@
-"""What a person reads of a run: its epochs, and the commands that come next."""

@@ -1,1 +1,0 @@
-"""report.html: a run on one page that needs nothing beside itself, no network and no script."""

@@ -1,1 +1,0 @@
-"""What a run reports: log lines, figures, curves, traces, advice."""

@@ -1,0 +1,60 @@
+"""Advice to a run that waits for its data."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from datasets import load_image_sets
+from engine.record.data_wait_advice import DataWaitAdvice
+from tests.support.configs import CPU, small_config
+from tests.support.refusals import assert_names
+from utils.distributed import Process
+
+
+def advice_for(
+    tmp_path, num_workers, num_cores, percents, updates=20, in_memory=False, device=CPU, kind="auto"
+) -> list[str]:
+    """What is said at each of the reports of so many updates each."""
+    config, said = small_config(tmp_path, f"DATA.NUM_WORKERS={num_workers}", f"DATA.WORKERS={kind}"), []
+    image_set = load_image_sets(config)[0]
+    image_set.in_memory = in_memory
+    process = Process(device, num_cores=num_cores)
+    advice = DataWaitAdvice(config, image_set, process, lambda line: said.__setitem__(-1, line))
+    for index, percent in enumerate(percents):
+        said.append("")
+        advice.on_report(None, SimpleNamespace(step=index * updates, seconds=1.0, shares={"data": percent}))
+    return said
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "num_cores", "percent", "names"),
+    [
+        (1, 8, 75, ["75%", "-num_workers 4", "1", "8 cores"]),
+        (4, 6, 90, ["90%", "-num_workers 6"]),
+        (0, 8, 60, ["60%", "-num_workers 2"]),
+        (0, 8, 100, ["100%", "-num_workers 8"]),
+        (8, 8, 50, ["50%", "DATA.CACHE=disk", "DATA.CACHE_SIDE=16"]),
+    ],
+)
+def test_advice_names_a_number(tmp_path, num_workers, num_cores, percent, names):
+    first, second, third = advice_for(tmp_path, num_workers, num_cores, [percent] * 3)
+    assert first == third == "", "start-up does not count, and it is said once"
+    assert_names(second, *names)
+
+
+def test_beside_a_gpu_advice_leaves_a_core_to_the_training_and_knows_pythons_lock(tmp_path):
+    gpu = {"device": torch.device("cuda", 0), "kind": "threads"}
+    assert_names(advice_for(tmp_path, 2, 16, [99, 99], **gpu)[1], "-num_workers 15")
+    for num_workers, in_memory, remedy in ((15, False, "DATA.WORKERS=processes"), (7, True, "DATA.WORKERS=processes")):
+        said = advice_for(tmp_path, num_workers, num_workers + 1, [50, 50], in_memory=in_memory, **gpu)
+        assert_names(said[1], remedy, str(num_workers))
+    assert_names(advice_for(tmp_path, 3, 4, [50, 50], **gpu)[1], "DATA.CACHE=disk")
+    gpu["kind"] = "processes"
+    assert_names(advice_for(tmp_path, 15, 16, [50, 50], **gpu)[1], "DATA.CACHE=disk")
+
+
+def test_advice_is_not_given_without_a_cause_a_remedy_or_enough_updates(tmp_path):
+    assert not any(advice_for(tmp_path, 1, 8, [99, 19, 20, 5]))
+    assert not any(advice_for(tmp_path, 8, 8, [99, 99, 99], in_memory=True))
+    assert not any(advice_for(tmp_path, 1, 8, [0, 90, 0, 0, 0, 0], updates=2))

@@ -1,0 +1,268 @@
+"""report.html says what is in the folder of a run, holds nothing that runs or loads, and never harms the run."""
+
+import base64
+import io
+import json
+import re
+import shlex
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from engine.record.html_report import write_at_end, write_report
+from engine.record.page import embedded
+from engine.record.page_chart import Curve, chart, epoch_axis, linear_axis, log_axis, thinned
+from engine.record.saved_run import SavedRun
+from scripts import report
+from tests.support.configs import SMALL
+from tests.support.runs import ROOT, Ended, run, run_folder
+from tests.support.saved_runs import write_json, write_run
+from utils.program import exit_code
+
+EVIL = '<script>alert("1")</script>&amp;'
+
+
+class Page(HTMLParser):
+    """The elements of a page, its headings, and the text in it."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.elements: list[tuple[str, dict]] = []
+        self.headings: list[str] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in ("meta", "img", "br"):
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self._open:
+            self.text += data
+        if self._open[-1:] == ["h2"]:
+            self.headings.append(data)
+
+    def all(self, tag: str) -> list[dict]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def page_of(folder: Path) -> Page:
+    path = folder / "report.html"
+    write_report(SavedRun.open(folder), path)
+    return Page(path)
+
+
+def change_status(folder: Path, **facts) -> None:
+    status = json.loads((folder / "status.json").read_text())
+    write_json(folder / "status.json", status | facts)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> tuple[Path, Ended]:
+    """A real run that writes its report."""
+    folder = tmp_path_factory.mktemp("report")
+    (folder / "small.yaml").write_text(SMALL.replace("REPORT: false", "REPORT: true"))
+    words = ["-cfg", str(folder / "small.yaml"), "-epochs", "1", "-amp", "-output", str(folder / "o p's")]
+    ended = run("main_single_gpu.py", *words, faults={"draw_no_curves": []})
+    assert ended.returncode == 0, ended.printed
+    return run_folder(folder / "o p's"), ended
+
+
+def test_a_run_ends_with_a_report_of_what_it_measured(trained):
+    folder, _ = trained
+    page, run = Page(folder / "report.html"), SavedRun.open(folder)
+    assert f"{run.best.value:.2f}%" in page.text and f"epoch {run.best.epoch}" in page.text
+    assert {"validation_images", "validation_digest", "device_name", "parameters"} <= set(run.about)
+    assert f"{run.about['parameters']:,} parameters" in page.text and "359 validation images" in page.text
+    assert {"Course of training", "Where the time went", "Settings", "How to repeat it"} <= set(page.headings)
+    assert "Precision" not in page.headings, "in bfloat16 nothing happened"
+    path = shlex.quote(str(folder / "config.yaml"))
+    assert f"python main_single_gpu.py -cfg {path}" in page.text
+
+
+def test_the_script_writes_it_again_and_elsewhere(trained, tmp_path, capsys):
+    folder, _ = trained
+    before = (folder / "report.html").read_text()
+    assert exit_code(report.main, [str(folder), "-output", str(tmp_path / "x.html")]) == 0
+    assert (tmp_path / "x.html").read_text() == before
+    assert capsys.readouterr().out.strip() == str(tmp_path / "x.html")
+
+
+def test_a_run_that_was_killed_before_its_report_gets_it_when_it_is_resumed(trained, tmp_path):
+    folder = shutil.copytree(trained[0], tmp_path / "run")
+    (folder / "report.html").unlink()
+    assert run("main_single_gpu.py", "-resume", str(folder)).returncode == 0
+    assert "Where the time went" in Page(folder / "report.html").headings
+
+
+def test_names_of_classes_and_files_and_settings_are_text(tmp_path):
+    folder = write_run(
+        tmp_path / EVIL.replace("/", "_"), names=[EVIL, "dog", '" onload="x'], torch=EVIL, command=[EVIL, EVIL]
+    )
+    config = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(config.replace("imagefolder", "'" + EVIL + "'") + f"NAME: '{EVIL}'  # {EVIL}\n")
+    (folder / "doctor.yaml").write_text(EVIL)
+    (folder / "log.txt").write_text(f"2026-01-02 03:04:05 doctor: {EVIL}\n")
+    change_status(folder, state="failed", reason=EVIL + "\ud800", host=EVIL)
+    page = page_of(folder)
+    assert page.all("script") == [] and page.text.count(EVIL) >= 8
+    names = {name for _, attributes in page.elements for name in attributes}
+    assert not [name for name in names if name.startswith("on") or name in ("href", "srcset", "action")]
+
+
+def test_nothing_in_the_page_is_loaded_or_run(tmp_path):
+    page = page_of(write_run(tmp_path / "run", names=[f"class {number}" for number in range(40)], skipped=2))
+    (policy,) = (each["content"] for each in page.all("meta") if each.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'; style-src 'sha256-") and "unsafe" not in policy
+    sources = [attributes["src"] for _, attributes in page.elements if "src" in attributes]
+    assert len(sources) == 3 and all(source.startswith("data:image/") for source in sources)
+    assert all(each["alt"] for each in page.all("img")) and all(each["aria-label"] for each in page.all("svg"))
+    assert not {"script", "link", "iframe", "object", "base", "form", "a"} & {tag for tag, _ in page.elements}
+    assert not re.search(r"url\(|@import", (tmp_path / "run" / "report.html").read_text())
+
+
+def test_sections_that_would_be_empty_are_left_out(tmp_path):
+    full = page_of(write_run(tmp_path / "full", skipped=2))
+    assert {"What is taken for what", "Classes, the worst first", "Precision"} <= set(full.headings)
+    assert "10 updates of 109 skipped" in full.text and "top-5" not in full.text, "of two classes"
+    for name in ("results.json", "mistakes.png", "train_batch.png", "steps.csv"):
+        (tmp_path / "full" / name).unlink()
+    rows = [{"epoch": 0, "train_loss": 1.0}]
+    (tmp_path / "full" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    few = page_of(tmp_path / "full")
+    assert few.headings == ["Course of training", "Settings", "How to repeat it"]
+
+
+def test_few_classes_are_a_table_and_many_a_picture_with_the_worst_pairs(tmp_path):
+    few = page_of(write_run(tmp_path / "few", names=[f"class {number}" for number in range(10)]))
+    assert [each["class"] for each in few.all("table") if "class" in each] == ["matrix"]
+    many = page_of(write_run(tmp_path / "many", names=[f"class {number}" for number in range(1000)]))
+    assert not [each for each in many.all("table") if "class" in each]
+    assert "Confused most often" in many.text and "class 3class 41020%" in many.text  # label, taken for, images, share
+    assert (tmp_path / "many" / "report.html").stat().st_size < 200_000
+
+
+def test_large_sheets_become_small_enough_to_send(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 255, (1300, 1300, 3), np.uint8)  # compresses worst
+    Image.fromarray(noise).save(tmp_path / "mistakes.png", compress_level=0)
+    found = embedded(tmp_path / "mistakes.png", "noise", "sheet")
+    content = base64.b64decode(re.search('base64,([^"]*)', found).group(1))
+    assert len(content) < 700_000 and Image.open(io.BytesIO(content)).size == (1000, 1000)
+    (tmp_path / "mistakes.png").write_bytes(b"no picture")
+    assert embedded(tmp_path / "mistakes.png", "none", "sheet") is None
+
+
+def test_a_list_of_cells_says_the_same_as_a_matrix(tmp_path):
+    folder = write_run(tmp_path / "run", names=["a", "b", "c"])
+    matrix = page_of(folder)
+    (folder / "confusion.csv").write_text("label,prediction,count\na,a,50\nb,b,43\nb,c,7\nc,c,47\nc,a,3\n")
+    assert page_of(folder).text == matrix.text
+
+
+def test_how_a_run_ended_is_said_unless_it_is_done(tmp_path):
+    folder = write_run(tmp_path)
+    assert not [each for each in page_of(folder).all("p") if each.get("class") == "notice"]
+    for facts in ({"state": "training"}, {"state": "stopped", "signal": 15}, {"state": "done", "reason": "early stop"}):
+        change_status(folder, **facts)
+        assert [each for each in page_of(folder).all("p") if each.get("class") == "notice"], facts
+
+
+@pytest.mark.parametrize("kind", ("single", "mixed", "sharded"))
+def test_runs_of_earlier_versions_have_a_report(tmp_path, kind):
+    (folder,) = (ROOT / "tests" / "data" / "saved_runs" / kind).iterdir()
+    assert exit_code(report.main, [str(folder), "-output", str(tmp_path / "x.html")]) == 0
+    assert "Course of training" in Page(tmp_path / "x.html").headings
+
+
+def test_what_the_script_cannot_do_is_refused_with_what_was_given(tmp_path, capsys):
+    folder = write_run(tmp_path / "run")
+    for words in (
+        [tmp_path / "nothing"],
+        [folder / "config.yaml"],
+        [tmp_path],
+        [folder, "-output", folder],
+        [folder, "-output", tmp_path / "no" / "x.html"],
+        [folder, "-output", folder / "config.yaml" / "x.html"],
+    ):
+        assert exit_code(report.main, [str(word) for word in words]) == 2, words
+        error = capsys.readouterr().err
+        assert str(words[-1]) in error and "Traceback" not in error
+    (unfinished,) = (ROOT / "tests" / "data" / "saved_runs" / "augmented").iterdir()
+    evaluation = write_run(tmp_path / "evaluation")
+    (evaluation / "config.yaml").write_text("EVAL: true\n")
+    for path in (unfinished, evaluation):
+        assert exit_code(report.main, [str(path)]) == 2
+        assert str(path) in capsys.readouterr().err and not (path / "report.html").exists()
+    (folder / "results.json").write_text("[1]")
+    assert exit_code(report.main, [str(folder)]) == 2
+    assert str(folder / "results.json") in capsys.readouterr().err
+
+
+def test_whatever_is_damaged_in_a_folder_ends_in_a_report_or_a_remedy(tmp_path, capsys):
+    folder = write_run(tmp_path, skipped=1)
+    (folder / "log.txt").write_text("2026-01-02 03:04:05 doctor: found\n")
+    (folder / "shadow.csv").write_text("step,least_cosine\n20,0.99\n")
+    (folder / "precision.csv").write_text("module,class,computes_in\nhead,Linear,bfloat16\n")
+    for path in sorted(folder.iterdir()):
+        whole = path.read_bytes()
+        for content in (
+            b"",
+            whole[: len(whole) // 2],
+            b"\xff\x00" * 50,
+            b'{"epoch": {}}',
+            b"[[1]]",
+            whole.replace(b"1", b"x"),
+        ):
+            path.write_bytes(content)
+            code = exit_code(report.main, [str(folder), "-output", str(tmp_path.parent / "x.html")])
+            error = capsys.readouterr().err
+            assert code == 0 or (code == 2 and str(folder) in error), (path.name, content[:60], error)
+        path.write_bytes(whole)
+
+
+def test_what_goes_wrong_with_the_report_is_a_warning_of_the_run(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run")
+    (folder / "report.html" / "in the way").mkdir(parents=True)
+    assert write_at_end(folder, in_the_way := Mock()) is None
+    in_the_way.warn.assert_called_once()
+    assert write_at_end(tmp_path, no_epoch := Mock()) is None
+    no_epoch.warn.assert_not_called()
+    assert not list(folder.glob(".*.tmp"))
+    monkeypatch.setattr("engine.record.html_report.curves", lambda run: 1 / 0)
+    assert write_at_end(folder, ours := Mock()) is None
+    ours.warn.assert_called_once()
+
+
+def test_ticks_of_epochs_are_whole_numbers():
+    for last in (1, 2, 3, 7, 40, 90, 1000):
+        ticks = epoch_axis(last).ticks
+        assert all(isinstance(tick, int) for tick in ticks) and 2 <= len(ticks) <= 9 and ticks[-1] <= last
+
+
+def test_axes_hold_all_values_and_curves_keep_their_peaks():
+    for values in ([0.1, 0.9], [5.0, 5.0], [0.0], [-1.0, 1e9], [99.7, 99.75]):
+        axis = linear_axis(values)
+        assert axis.low <= min(values) and max(values) <= axis.high and axis.low < axis.high and len(axis.ticks) <= 8
+    assert (
+        linear_axis([0.0, 0.0], smallest_step=1).ticks == [0, 1] and linear_axis([0, 3], smallest_step=1).ticks[1] == 1
+    )
+    assert log_axis([3.0, 70000.0]).low == 2 and log_axis([3.0, 70000.0]).high == 2**17
+    peaks = [(float(x), 100.0 if x == 4321 else -50.0 if x == 1234 else 0.0) for x in range(10_000)]
+    kept = thinned(peaks)
+    assert len(kept) < 500 and (4321.0, 100.0) in kept and (1234.0, -50.0) in kept and kept == sorted(kept)
+
+
+def test_a_single_epoch_is_a_point_that_is_seen():
+    figure = chart("Loss", [Curve("training", [(1, 2.5)], 1)], epoch_axis(1))
+    assert "<circle" in figure and "<path" not in figure
+    assert chart("Loss", [Curve("training", [], 1)], epoch_axis(1)) is None

@@ -1,0 +1,184 @@
+"""Tables of each image and class, against scikit-learn's and for any number of processes."""
+
+import csv
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+from datasets import BadImages, Normalize, build_eval_data
+from datasets.sources.images import ArrayImages
+from datasets.transforms.pixel_rules import PixelRules
+from datasets.types import ImageReadError
+from engine.evaluation import evaluate
+from engine.precision.policy import Precision
+from engine.record import image_tables as module
+from engine.record.confusion import draw_confusion
+from engine.record.image_tables import Names, write_tables
+from engine.record.mistakes import draw_mistakes
+from engine.scores.per_image import ImageResults
+from engine.scores.tally import Tally
+from tests.support.configs import CPU, small_config
+from tests.support.threads import Threads
+from utils.distributed import Process
+
+CLASSES = ["ant\r", 'b"e,e', "猫\n", "dog|wolf", "empty", "never predicted"]
+NUM_IMAGES, UNREADABLE = 61, (0, 17, 60)
+
+
+class Shades(torch.nn.Module):
+    """Logits by the mean of an image, of one output more than there are classes; of half the images as their class has it."""
+
+    def forward(self, images):
+        shades = torch.linspace(-1, 1, len(CLASSES))[[0, 1, 2, 3, 5, 4]]
+        logits = -9 * (images.mean((1, 2, 3))[:, None] - shades).abs()
+        logits[:, 5] -= 99
+        return torch.cat((logits, logits.amax(1, keepdim=True) - 0.05 + 2 * images[:, :, 0, 0]), 1)
+
+
+def make_images() -> ArrayImages:
+    rng = np.random.default_rng(0)
+    targets = rng.integers(4, size=NUM_IMAGES)
+    targets[-5:] = 5
+    pixels = (targets * 51 + rng.integers(-60, 60, size=NUM_IMAGES)).clip(0, 255)
+    pixels = np.broadcast_to(pixels[:, None, None], (NUM_IMAGES, 8, 8)).astype(np.uint8)
+    images = ArrayImages(pixels.copy(), targets, CLASSES, PixelRules(1), "made up")
+    images.images[:, 0, 0] = rng.integers(160, size=NUM_IMAGES)  # sometimes the seventh output is the highest
+    read = images.read
+
+    def read_or_fail(index):
+        if index in UNREADABLE:
+            raise ImageReadError("broken")
+        return read(index)
+
+    images.read = read_or_fail
+    return images
+
+
+def table(path) -> list[list[str]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_all_tables_are_scikit_learns_for_any_number_of_processes(tmp_path, world_size):
+    config, images = small_config(tmp_path, "DATA.BATCH_SIZE=8", "DATA.CROP_PCT=1"), make_images()
+
+    def results_of(process):
+        data, bad = build_eval_data(config, images, process), BadImages(images, 1.0, str)
+        found = evaluate(Shades(), data, Normalize(config.DATA), Precision(config, CPU), process, bad)
+        return found.images.gather(process)
+
+    results = Threads(world_size).run(results_of)
+    write_tables(tmp_path, results[-1], images)
+    kept = [index for index in range(NUM_IMAGES) if index not in UNREADABLE]
+    pixels = Normalize(config.DATA)(torch.from_numpy(images.images[kept])[:, None])
+    shares = Shades()(pixels).double().softmax(1).numpy()
+    labels, predicted = images.targets[kept], shares.argmax(1)
+    names = [*CLASSES, "class 6"]
+    rows = table(tmp_path / "predictions.csv")[1:]
+    assert [row[:3] for row in rows] == [
+        [f"made up image {index}", names[label], names[number]]
+        for index, label, number in zip(kept, labels, predicted, strict=True)
+    ]
+    of_prediction, of_label = ([float(row[column]) for row in rows] for column in (3, 4))
+    assert of_prediction == pytest.approx(shares.max(1), abs=2e-6)
+    assert of_label == pytest.approx(shares[range(len(kept)), labels], abs=2e-6)
+
+    matrix = confusion_matrix(labels, predicted, labels=range(7))
+    assert matrix[:, 6].any() and matrix[:4, :4].trace() not in (0, len(kept))
+    assert table(tmp_path / "confusion.csv") == [
+        ["label \\ prediction", *names],
+        *([name, *map(str, row)] for name, row in zip(names, matrix.tolist(), strict=True)),
+    ]
+    expected = precision_recall_fscore_support(labels, predicted, labels=range(7), zero_division=np.nan)
+    for number, row in enumerate(table(tmp_path / "per_class.csv")[1:]):
+        for text, column in zip(row[1:5], expected, strict=True):
+            value = float(column[number])
+            assert (text == "") == math.isnan(value) and (not text or float(text) == pytest.approx(value, abs=1e-6))
+        off = matrix[number] * (np.arange(7) != number)
+        taken_for = [names[off.argmax()], str(off.max())] if off.any() else ["", ""]
+        assert (row[0], row[5], row[6:]) == (names[number], str(matrix[:, number].sum()), taken_for)
+
+
+def test_with_several_labels_all_of_them_are_named_and_the_figures_of_each_are_scikit_learns(tmp_path):
+    rng, names = torch.Generator().manual_seed(0), ["a", "b", "c", "d"]
+    targets = (torch.rand(50, 4, generator=rng) < 0.4).float()
+    logits = torch.randn(50, 4, generator=rng) + 2 * targets - 1
+
+    def results_of(process):
+        tally, share = Tally(CPU, torch.float64), torch.arange(process.rank, 50, process.world_size)
+        tally.add(logits[share], targets[share], 0)
+        tally.result(process)
+        tally.per_image.indices = share.numpy()
+        return tally.per_image.gather(process)
+
+    images = make_images()
+    images.classes = names
+    write_tables(tmp_path, Threads(2).run(results_of)[1], images)
+    shares = logits.sigmoid()
+    for index, (_, label, prediction, certain, of_label) in enumerate(table(tmp_path / "predictions.csv")[1:]):
+        order = shares[index].argsort(descending=True).tolist()
+        of_image, above = ([n for n in order if each[index, n] > 0.5] for each in (targets, shares))
+        for told, told_shares, numbers in ((label, of_label, of_image), (prediction, certain, above)):
+            assert told == "|".join(names[number] for number in numbers)
+            told_shares = [float(each) for each in told_shares.split("|") if each]
+            assert told_shares == pytest.approx(shares[index, numbers].tolist(), abs=2e-6)
+    expected = precision_recall_fscore_support(targets, logits > 0)
+    for number, row in enumerate(table(tmp_path / "per_class.csv")[1:]):
+        assert [float(text) for text in row[1:5]] == pytest.approx([each[number] for each in expected], abs=1e-6)
+    assert not (tmp_path / "confusion.csv").exists()
+
+
+def made_up(labels, predictions, num_classes, probabilities=None) -> ImageResults:
+    counts = [np.bincount(each, minlength=num_classes) for each in (labels, predictions, labels[labels == predictions])]
+    shares = np.full(len(labels), 0.5, np.float32) if probabilities is None else probabilities
+    return ImageResults(np.arange(len(labels)), labels, predictions, shares, 1 - shares, np.stack(counts))
+
+
+def test_the_confusion_of_very_many_classes_is_a_list_and_its_picture_names_the_commonest(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MOST_CLASSES", 5)
+    labels = np.repeat(np.arange(21_841), 2)
+    predictions = labels.copy()
+    predictions[::7] = 21_840
+    results, images = made_up(labels, predictions, 21_841), make_images()
+    images.classes = [f"class number {number}" for number in range(21_841)]
+    images.key = str
+    write_tables(tmp_path, results, images)
+    header, *rows = table(tmp_path / "confusion.csv")
+    assert header == ["label", "prediction", "count"] and sum(int(row[2]) for row in rows) == len(labels)
+    assert ["class number 0", "class number 21840", "1"] in rows
+    picture = draw_confusion(results, Names(images.classes))
+    assert picture.width < 1600 and picture.height < 1200
+    some = made_up(labels % 9, predictions % 9, 9)
+    assert draw_confusion(some, Names(CLASSES)).size < picture.size
+
+
+def test_the_sheet_shows_the_36_most_certain_mistakes_and_none_that_cannot_be_read():
+    images = make_images()
+    images.images = np.broadcast_to(np.arange(61, dtype=np.uint8)[:, None, None] * 4, (61, 8, 8))
+    shares = np.random.default_rng(0).permutation(61).astype(np.float32) / 61
+    labels, predictions = np.zeros(61, int), (np.arange(61) % 10 > 0).astype(int)
+    sheet = np.asarray(draw_mistakes(made_up(labels, predictions, 6, shares), images).convert("L"))
+    wrong = np.flatnonzero(predictions)
+    chosen = wrong[np.argsort(-shares[wrong])][:36]
+    shown = [index for index in chosen if index not in UNREADABLE]
+    assert len(shown) < 36, "one of them cannot be read"
+    areas = dict(zip(*np.unique(sheet, return_counts=True), strict=True))
+    assert {value // 4 for value, area in areas.items() if area > 15_000 and value not in (225, 255)} == set(shown)
+    assert Image.fromarray(sheet).width > 900
+
+
+def test_of_a_process_without_images_nothing_is_missing():
+    results = Threads(3).run(lambda process: empty(process))
+    assert all(len(each.indices) == 0 and each.counts.shape == (3, 4) for each in results)
+
+
+def empty(process: Process) -> ImageResults:
+    tally = Tally(CPU, torch.float64)
+    tally.add(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0)
+    tally.result(process)
+    return tally.per_image.gather(process)

@@ -1,0 +1,35 @@
+"""The tables of a run go on in the rows that an earlier start of it wrote."""
+
+import errno
+import os
+
+import pytest
+
+from engine.record.metrics import StepRows
+from engine.record.plot import plot_metrics
+
+
+def test_rows_of_a_run_from_before_there_were_these_columns_stay(tmp_path):
+    (tmp_path / "steps.csv").write_text("step,loss\n0,2.5\n20,2.25\n")
+    rows = StepRows(tmp_path, 20, ("step", "loss", "data_pct"))
+    rows.add({"step": 20, "loss": 2.0, "data_pct": 12.5})
+    rows.add({"step": 40, "loss": 1.5, "data_pct": None})
+    rows.close()
+    written = (tmp_path / "steps.csv").read_text()
+    assert written == "step,loss,data_pct\n0,2.5,\n20,2,12.5\n40,1.5,\n"
+    StepRows(tmp_path, 60, ("step", "loss", "data_pct")).close()
+    assert (tmp_path / "steps.csv").read_text() == written
+
+
+def test_a_curve_that_finds_no_room_leaves_the_one_before(tmp_path, monkeypatch):
+    plot_metrics([{"epoch": 0, "train_loss": 2.0, "eval_top1": 10.0}], tmp_path, "before")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert sorted(path.name for path in before) == ["accuracy.png", "loss.png"]
+
+    def no_room(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", no_room)
+    with pytest.raises(OSError, match="No space"):
+        plot_metrics([{"epoch": 0, "train_loss": 1.0, "eval_top1": 20.0}], tmp_path, "after")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

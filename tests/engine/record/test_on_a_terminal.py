@@ -1,0 +1,83 @@
+"""A run as a person sees it on a terminal, and the commands at its end."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from datasets import load_image_sets
+from engine.record.next_steps import after_evaluation
+from tests.support.configs import SMALL, small_config
+from tests.support.forks import ROOT
+from tests.support.runs import run
+from tests.support.terminals import run_on_terminal, visible
+
+ODD = 'it\'s a "folder" of $HOME'
+STEP = 6  # a slow update, during which the bar is drawn again
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory) -> tuple[Path, str]:
+    """The folder of a run of two epochs on a terminal, and all that was written to it."""
+    folder = tmp_path_factory.mktemp("seen") / ODD
+    folder.mkdir()
+    (folder / "small.yaml").write_text(SMALL)
+    flags = ["-cfg", str(folder / "small.yaml"), "-output", str(folder), "-name", "mine", "-epochs", "2", "-amp"]
+    code, written = run_on_terminal(
+        "main_single_gpu.py", *flags, faults={"wait_for_drawings": [STEP, 5], "draw_no_curves": []}
+    )
+    assert code == 0, written
+    return folder / "mine", written
+
+
+def test_a_line_an_epoch_stays_and_few_others(seen):
+    lines = [line for line in visible(seen[1]) if line]
+    epochs = [line for line in lines if re.match(r" *[12]/2 ", line)]
+    assert [line.split()[0] for line in epochs] == ["1/2", "2/2"]
+    assert len(lines) - len(epochs) <= 25
+    assert len(set(lines)) == len(lines), "nothing is said twice"
+    assert not [line for line in lines if "Epoch[" in line or " left, loss" in line]
+
+
+def test_the_bar_moves_while_an_update_takes_long(seen):
+    drawn = re.findall(r"\repoch 1/2 +(\d+)%.*? (\d+)/1,408 images, ([^\r\n]*)", seen[1])
+    slow = [figures for _, done, figures in drawn if int(done) == STEP * 32]
+    assert len(slow) >= 5
+    assert "loss" in slow[-1] and "acc" in slow[-1] and "scale" not in slow[-1]
+
+
+def test_carriage_returns_stand_before_the_bar_alone(seen):
+    passing = {part for line in seen[1].split("\n") for part in line.split("\r")[:-1]}
+    assert {part.strip().split(" ")[0] for part in passing} <= {"", "epoch", "evaluating"}
+
+
+def test_the_log_has_paddlevit_s_lines_and_none_of_the_table(seen):
+    log = (seen[0] / "log.txt").read_text()
+    assert "----- Epoch[002/002], Validation Loss: " in log and "Epoch[002/002], Step[0000/0044], Lr: " in log
+    assert "images/s, " in log and "val loss" not in log
+    assert "0 skipped" not in log and "loss scale" not in log and " 0.0%" not in log
+
+
+def test_the_commands_at_the_end_work_in_a_shell(seen, tmp_path):
+    folder, written = seen
+    lines = visible(written)
+    commands = dict(re.split("  +", line.strip(), maxsplit=1) for line in lines[lines.index("next:") + 1 :] if line)
+    assert set(commands) >= {"export", "train longer"}
+    assert shlex.split(commands["train longer"])[-4:] == ["-resume", str(folder), "-epochs", "4"]
+    for command in (commands["export"], commands["train longer"].replace("-epochs 4", "-epochs 3")):
+        (tmp_path / "words").unlink(missing_ok=True)
+        words = subprocess.run(["sh", "-c", f"printf '%s\\0' {command}"], capture_output=True, cwd=ROOT, check=True)
+        python, script, *arguments = words.stdout.decode().split("\0")[:-1]
+        assert shutil.which(python) and (ROOT / script).is_file()
+        assert run(script, *arguments, faults={"draw_no_curves": []}).returncode == 0, command
+    assert (folder / "best.safetensors").is_file() and "Epoch[003/003]" in (folder / "log.txt").read_text()
+
+
+def test_weights_that_are_exported_are_not_to_be_exported_over_themselves(tmp_path):
+    _, images = load_image_sets(small_config(tmp_path))
+    for name, is_proposed in (("best.pth", True), ("best.safetensors", False)):
+        lines = after_evaluation(tmp_path / name, tmp_path, images)
+        assert any("export.py" in line for line in lines) == is_proposed

@@ -1,0 +1,306 @@
+"""Where the time goes: phases by a clock that the test moves, and advice."""
+
+import contextlib
+import csv
+import json
+import re
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.utils.tensorboard
+
+from configs.load import load
+from configs.schema import Config
+from engine.record.timing import MAX_MARKS, HostClock, Timing, shares
+from engine.run import run
+from engine.train.callbacks import PHASES, Callback
+from engine.train.counters import Report
+from tests.support.configs import CPU, SMALL, small_config
+from tests.support.forks import DEADLINE
+from tests.support.runs import run_folder
+from tests.support.trainers import Reports, make_trainer, train, update
+from utils.distributed import Process
+
+
+class HandClock(HostClock):
+    """Stands still unless it is moved."""
+
+    def __init__(self):
+        self.time, self.num_marks = 0.0, 0
+        self.on_mark = lambda: None
+
+    def now(self) -> float:
+        self.num_marks += 1
+        self.on_mark()
+        return self.time
+
+
+class PlannedTiming(Timing):
+    """Every phase takes the time that the test says, whatever really happens in it."""
+
+    def __init__(self, **seconds: float):
+        self.clock, self._seconds = HandClock(), seconds
+        super().__init__(self.clock)
+
+    def on_phase(self, trainer, name: str) -> None:
+        super().on_phase(trainer, name)
+        self.clock.time += self._seconds.get(name, 0.0)
+
+
+def train_epochs(config: Config, timing: Timing, between=lambda: None, num_epochs: int = 1) -> list[Report]:
+    """The reports of whole epochs."""
+    reports = Reports()
+    trainer = make_trainer(config, callbacks=[timing, reports])
+    for _ in range(num_epochs):
+        train(trainer)
+        between()
+        trainer.end_epoch()
+    return reports.seen
+
+
+def run_here(folder, timing: Timing, *options: str) -> Path:
+    """A whole run in this process, with this timing; returns its folder."""
+    folder.mkdir(exist_ok=True)
+    (folder / "settings.yaml").write_text(SMALL)
+    loaded = load(["-cfg", str(folder / "settings.yaml"), "-output", str(folder / "runs"), "-opts", *options])
+    with mock.patch.object(Timing, "on", return_value=timing):
+        assert run(loaded, Process(CPU)) == 0
+    return run_folder(folder / "runs")
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_phases_add_up_to_the_time_that_passed(tmp_path, accumulation):
+    timing = PlannedTiming(data=0.5, copy=0.25, forward=2, backward=4, optimizer=1, other=0.125)
+    reports = train_epochs(small_config(tmp_path, "REPORT_FREQ=7", f"TRAIN.ACCUM_ITER={accumulation}"), timing)
+    assert sum(report.seconds for report in reports) == pytest.approx(timing.clock.time - 0.125)  # of the last phase
+    for found in (report.shares for report in reports):
+        assert sum(found.values()) == pytest.approx(100, abs=0.05)
+        assert found["backward"] == pytest.approx(2 * found["forward"], abs=0.02)
+        assert found["optimizer"] == pytest.approx(found["forward"] / 2 / accumulation, abs=0.02)
+        assert found["communication"] == 0
+
+
+def test_real_time_adds_up_too_and_is_spent_in_the_model(tmp_path):
+    for report in train_epochs(small_config(tmp_path), Timing.on(CPU)):
+        assert sum(report.shares.values()) == pytest.approx(100, abs=0.05)
+        assert min(report.shares[name] for name in ("forward", "backward", "optimizer")) > 0
+
+
+def test_what_happens_between_epochs_is_in_no_phase(tmp_path):
+    timing = PlannedTiming(forward=1)
+
+    def evaluate_for_long():
+        timing.clock.time += 1000
+
+    reports = train_epochs(small_config(tmp_path), timing, evaluate_for_long, num_epochs=2)
+    assert sum(report.seconds for report in reports) == 2 * 44
+    assert sum(timing.epoch_seconds.values()) == 44, "of the second epoch"
+
+
+def test_a_slow_loader_shows_as_waiting(tmp_path):
+    timing, reports = PlannedTiming(forward=1), Reports()
+    trainer = make_trainer(small_config(tmp_path), callbacks=[timing, reports])
+
+    def load_slowly(batch):
+        timing.clock.time += 3
+        return batch
+
+    windows = trainer.data.windows(0, 44)
+    train(trainer, (window._replace(batches=map(load_slowly, window.batches)) for window in windows))
+    assert [report.shares["data"] for report in reports.seen] == [75.0] * 4
+
+
+class QueuedEvent:
+    """A device's event: it can be read only when the host has waited for the device."""
+
+    created = 0
+    host_has_waited = False
+    clock = 0.0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+        QueuedEvent.created += 1
+
+    def record(self, stream):
+        QueuedEvent.clock += 1
+        self.time = QueuedEvent.clock
+
+    def elapsed_time(self, other):
+        assert QueuedEvent.host_has_waited, "an event was read in a step"
+        return other.time - self.time
+
+
+class NumEvents(Callback):
+    """How many events there were at each report."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_report(self, trainer, report) -> None:
+        QueuedEvent.host_has_waited = False
+        self.seen.append(QueuedEvent.created)
+        assert sum(report.shares.values()) == pytest.approx(100, abs=0.05)
+
+
+def test_device_events_are_read_at_reports_only_and_used_again(tmp_path):
+    with mock.patch("torch.cuda.Event", QueuedEvent), mock.patch("torch.cuda.current_stream"):
+        num_events = NumEvents()
+        callbacks = [Timing.on(torch.device("cuda")), num_events]
+        trainer = make_trainer(small_config(tmp_path, "REPORT_FREQ=10"), callbacks=callbacks)
+        report = trainer.report
+
+        def waiting_report():
+            QueuedEvent.host_has_waited = True
+            return report()
+
+        trainer.report = waiting_report
+        for _ in range(2):
+            train(trainer)
+            trainer.end_epoch()
+    assert len(num_events.seen) == 12
+    assert num_events.seen[0] < num_events.seen[1] == num_events.seen[-1]
+
+
+def test_marks_without_a_report_have_bounded_memory_and_leave_no_trace_in_the_next():
+    timing = PlannedTiming(forward=1, other=2)
+    for _ in range(MAX_MARKS):
+        timing.on_phase(None, "forward")
+        timing.on_phase(None, "other")
+    assert timing.clock.num_marks == MAX_MARKS
+    seconds = timing.lap()
+    assert seconds["forward"] == MAX_MARKS / 2 and seconds["other"] == pytest.approx(MAX_MARKS, abs=2)
+    timing.on_phase(None, "forward")
+    timing.on_phase(None, "other")
+    assert timing.lap() == {**dict.fromkeys(PHASES, 0.0), "forward": 1.0}
+
+
+def test_where_a_queue_has_no_events_only_waiting_is_told():
+    seconds = {**dict.fromkeys(PHASES, 0.0), "data": 1.0, "forward": 3.0}
+    assert shares(seconds, torch.device("mps")) == {**dict.fromkeys(PHASES), "data": 25.0}
+
+
+def test_communication_is_what_is_left_of_it_when_gradients_are_computed():
+    """A model whose gradients take 5 s, and their average another 3, of which DDP waits at the end of backward."""
+    timing = PlannedTiming()
+    backward_is_over = threading.Event()
+
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(context, value):
+            return value.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            timing.clock.time += 5
+            return gradient
+
+    def average(state, bucket):
+        future = torch.futures.Future()
+
+        def finish():
+            backward_is_over.wait(timeout=DEADLINE)
+            timing.clock.time += 3
+            future.set_result(bucket.buffer())
+
+        threading.Thread(target=finish).start()
+        return future
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+        model.register_comm_hook(None, average)
+        for world_size, is_last in ((2, False), (1, True), (2, True)):
+            syncs = world_size == 2 and is_last
+            trainer = SimpleNamespace(process=Process(CPU, world_size=world_size))
+            timing.restart()
+            with contextlib.nullcontext() if syncs else model.no_sync():
+                loss = model(Slow.apply(torch.ones(2, 4, requires_grad=True))).sum()
+                timing.on_phase(trainer, "backward")
+                timing.on_loss(trainer, loss, is_last)
+                num_marks, timing.clock.on_mark = timing.clock.num_marks, backward_is_over.set
+                loss.backward()  # marks where communication begins, if there is any
+            assert timing.clock.num_marks - num_marks == syncs
+            timing.on_phase(trainer, "other")
+            seconds = timing.lap()
+            assert (seconds["backward"], seconds["communication"]) == (5, 3 if syncs else 0)
+            timing.clock.on_mark = lambda: None
+            backward_is_over.clear()
+    finally:
+        dist.destroy_process_group()
+
+
+class Losses(Callback):
+    """Whether the micro-batch of each loss is the last of its update."""
+
+    def __init__(self):
+        self.is_last = []
+
+    def on_loss(self, trainer, loss, is_last) -> None:
+        self.is_last.append(is_last)
+
+
+def test_gradients_are_averaged_in_the_last_micro_batch_alone_where_communication_is_looked_for(tmp_path):
+    losses, averaged = Losses(), set()
+
+    def average(state, bucket):
+        averaged.add(len(losses.is_last))
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    trainer = make_trainer(small_config(tmp_path, "TRAIN.ACCUM_ITER=3"), callbacks=[losses])
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        trainer.parallel.process = Process(CPU, world_size=2)
+        trainer.replicate(accumulates=True)
+        trainer.replica.register_comm_hook(None, average)
+        update(trainer)
+    finally:
+        dist.destroy_process_group()
+    assert losses.is_last == [False, False, True] and averaged == {3}
+
+
+@pytest.mark.usefixtures("signal_handlers")
+def test_a_run_that_waits_says_so_once_and_one_that_does_not_is_silent(tmp_path):
+    for name, seconds in (("slow", 9), ("fast", 0.1)):
+        timing = PlannedTiming(data=seconds, forward=2, backward=4)
+        with mock.patch("utils.distributed.count_cores", return_value=4):
+            folder = run_here(tmp_path / name, timing, "TENSORBOARD=true")
+        log = (folder / "log.txt").read_text()
+        assert log.count("-num_workers 3") == (name == "slow")
+        times = re.findall(r"time: ([\d.]+)% waiting for data, (?:.* )?([\d.]+)% forward, ([\d.]+)% backward", log)
+        with open(folder / "steps.csv") as file:
+            steps = list(csv.DictReader(file))
+        metrics = (folder / "metrics.jsonl").read_text().splitlines()
+        expected = {"slow": 75.0, "fast": 3.23}[name]  # data is asked for twice: for the batch, and for one more
+        assert [json.loads(row)["data_wait_pct"] for row in metrics] == [expected] * 2
+        assert {float(row["data_pct"]) for row in steps} == {expected}
+        assert len(times) == 2 and float(times[0][2]) == pytest.approx(2 * float(times[0][1]), abs=0.2)
+    assert_board_has(folder / "tensorboard", len(steps))
+
+
+def assert_board_has(folder, num_reports):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(folder))
+    board.Reload()
+    assert all(len(board.Scalars(f"time/{name}")) == num_reports for name in PHASES)
+
+
+@pytest.mark.usefixtures("signal_handlers")
+def test_importing_tensorboard_is_in_no_phase(tmp_path):
+    timing, real = PlannedTiming(forward=2, backward=4), torch.utils.tensorboard.SummaryWriter
+
+    def import_for_long(*arguments, **options):
+        timing.clock.time += 1000
+        return real(*arguments, **options)
+
+    with mock.patch("torch.utils.tensorboard.SummaryWriter", import_for_long):
+        folder = run_here(tmp_path, timing, "TENSORBOARD=true")
+    with open(folder / "steps.csv") as file:
+        assert {float(row["other_pct"]) for row in csv.DictReader(file)} == {0.0}

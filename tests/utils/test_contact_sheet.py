@@ -1,0 +1,63 @@
+"""Sheets of images: what lies where, and text of any kind."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from utils import lettering as module
+from utils.contact_sheet import FRAME, GAP, Tile, contact_sheet, write_picture
+from utils.lettering import lettering
+
+# Invalid bytes of a file name, letters of several alphabets, pictures, what breaks lines, nothing.
+TEXTS = ["plain", "photos/\udcff\udc80.jpg", "Katze 猫 кошка قطة", "🐈", "two\nlines\x00\t", "", "x" * 3000]
+
+
+def test_images_of_any_size_and_shape_lie_in_rows_with_their_frames():
+    shapes = [(8, 8), (8, 8, 1), (300, 200, 3), (60, 900, 3), (1, 900, 1), (150, 150, 3), (9, 9)]
+    tiles = [
+        Tile(np.full(shape, 80, np.uint8), ["a", "b"], frame="red" if number == 6 else None)
+        for number, shape in enumerate(shapes)
+    ]
+    sheet = contact_sheet(tiles, num_columns=4, side=100)
+    pixels, pitch = np.asarray(sheet), 100 + 2 * FRAME + GAP
+    assert sheet.width == GAP + 4 * pitch and sheet.height > 2 * pitch
+    for number in range(4):  # the middle of each image, and the gap before it
+        left = GAP + number * pitch
+        assert (pixels[GAP + FRAME + 50, left + FRAME + 50] == 80).all() and (pixels[GAP + 50, left - 1] == 255).all()
+    red = (pixels == (255, 0, 0)).all(2)
+    assert red.sum() == 108**2 - 100**2, "a frame around one image"
+
+
+def test_a_tiny_image_is_enlarged_without_blur():
+    sheet = contact_sheet([Tile(np.array([[0, 255], [255, 0]], np.uint8))], side=100)
+    assert set(np.unique(np.asarray(sheet))) == {0, 255}
+
+
+@pytest.mark.parametrize("has_font", [True, False])
+def test_any_text_is_drawn_with_and_without_the_font(monkeypatch, has_font):
+    if not has_font:
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    lettering.cache_clear()
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    without = contact_sheet([Tile(pixels, [""])])
+    for text in TEXTS:
+        sheet = contact_sheet([Tile(pixels, [text])], title=text)
+        is_seen = (np.asarray(sheet)[-GAP - 15 :] < 128).sum() > 5
+        assert is_seen == bool(text), text
+    lettering.cache_clear()
+    assert without.size == (158 + 2 * GAP, 158 + 2 * GAP + lettering(11).height)
+
+
+def test_a_line_that_is_too_long_keeps_its_beginning_and_its_end():
+    letters, path = lettering(11), "photos/train/" + "cat/" * 100 + "0041.jpg"
+    cut = letters.fit(path, 200)
+    assert cut.startswith("photos") and cut.endswith("0041.jpg") and "…" in cut
+    assert 150 < letters.width(cut) <= 200 and letters.fit("short", 200) == "short"
+
+
+def test_an_unreadable_image_leaves_an_empty_place_and_the_file_is_a_png(tmp_path):
+    sheet = contact_sheet([Tile(None, ["cat.jpg", "cannot be read"])])
+    write_picture(sheet, tmp_path / "sheet.png")
+    with Image.open(tmp_path / "sheet.png") as image:
+        assert image.format == "PNG" and image.size == sheet.size
+    assert [path.name for path in tmp_path.iterdir()] == ["sheet.png"]

@@ -1,0 +1,72 @@
+"""A sheet of small images in rows, with a caption below each."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from utils.files import replacing
+from utils.lettering import lettering
+
+FONT_SIZE, GAP, FRAME = 11, 8, 4  # pixels
+NO_IMAGE = (225, 225, 225)  # in the place of one that cannot be read
+
+
+class Tile(NamedTuple):
+    """One image of a sheet."""
+
+    pixels: np.ndarray | None  # uint8 [H, W] or [H, W, 1 or 3], of any size; None: an empty place
+    caption: Sequence[str] = ()  # a line each, cut to the width of the tile
+    frame: str | tuple[int, int, int] | None = None  # a colour
+
+
+def contact_sheet(tiles: Sequence[Tile], num_columns: int = 6, side: int = 150, title: str = "") -> Image.Image:
+    """Tiles in rows, images fitted into squares of `side` pixels; a `title` above all."""
+    letters, width = lettering(FONT_SIZE), side + 2 * FRAME
+    full_width, num_columns = GAP + num_columns * (width + GAP), min(num_columns, len(tiles))
+    height = width + letters.height * max((len(each.caption) for each in tiles), default=0)
+    above = letters.height + GAP if title else 0
+    num_rows = -(-len(tiles) // max(num_columns, 1))
+    needed = min(full_width, GAP + round(letters.width(title)) + GAP)
+    size = (max(GAP + num_columns * (width + GAP), needed), GAP + above + num_rows * (height + GAP))
+    sheet = Image.new("RGB", size, "white")
+    draw = ImageDraw.Draw(sheet)
+    letters.draw(draw, (GAP, GAP), letters.fit(title, size[0] - 2 * GAP))
+    for number, tile in enumerate(tiles):
+        row, column = divmod(number, num_columns)
+        left, top = GAP + column * (width + GAP), GAP + above + row * (height + GAP)
+        if tile.frame:
+            draw.rectangle((left, top, left + width - 1, top + width - 1), outline=tile.frame, width=FRAME)
+        sheet.paste(*_placed(tile.pixels, side, left + FRAME, top + FRAME))
+        for line, text in enumerate(tile.caption):
+            letters.draw(draw, (left, top + width + line * letters.height), letters.fit(text, width))
+    return sheet
+
+
+def _placed(pixels: np.ndarray | None, side: int, left: int, top: int) -> tuple[Image.Image, tuple[int, int]]:
+    """The image in the size in which it is shown, and its place in the middle of a square."""
+    if pixels is None:
+        return Image.new("RGB", (side, side), NO_IMAGE), (left, top)
+    image = fitted(pixels, side)
+    return image, (left + (side - image.width) // 2, top + (side - image.height) // 2)
+
+
+def fitted(pixels: np.ndarray, side: int) -> Image.Image:
+    """An image that fits into a square. Pixels of a tiny one stay squares: blurred, a digit of 8 x 8 shows nothing."""
+    image = Image.fromarray(pixels if pixels.ndim == 2 or pixels.shape[2] > 1 else pixels[:, :, 0]).convert("RGB")
+    factor = side / max(image.size)
+    size = tuple(max(1, round(each * factor)) for each in image.size)
+    if factor >= 2:
+        return image.resize(size, Image.Resampling.NEAREST)
+    return image.resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0)
+
+
+def write_picture(image: Image.Image, path: Path) -> None:
+    """As PNG, in place of a former one only once all of it is on the disk. OSError if there is no room."""
+    png = io.BytesIO()
+    image.save(png, "PNG", compress_level=4)
+    with replacing(path) as file:
+        file.write(png.getbuffer())

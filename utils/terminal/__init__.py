@@ -1,1 +1,0 @@
-"""What only a terminal shows: the progress bar."""

@@ -34,8 +34,19 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
+def format_duration(seconds: float) -> str:
+    """The time that something took: 11.7 s, 5 min 12 s, 3 h 20 min, 2 d 4 h."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24} h"
+    return f"{hours} h {minute} min" if hours else f"{minute} min {rest} s"
+
+
 def format_time(seconds: float) -> str:
-    """0:07, 12:40, 2:03:12, 3 d 2 h"""
+    """The time on a clock that runs: 0:07, 12:40, 2:03:12, 3 d 2 h."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)

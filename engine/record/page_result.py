@@ -8,7 +8,7 @@ from engine.record.html import Markup, element, joined
 from engine.record.saved_run import SavedRun
 from engine.scores.best import confidence
 from engine.scores.scores import TITLES, format_value
-from utils.text import counted
+from utils.text import counted, format_duration
 
 
 def head(run: SavedRun) -> Markup:
@@ -60,7 +60,7 @@ def _of_images(run: SavedRun) -> str:
 def _cost(run: SavedRun) -> str:
     where = describe_device(run)
     on = f" on {where}" if where else ""
-    return f" Training and evaluation took {duration(run.seconds)}{on}." if run.seconds else ""
+    return f" Training and evaluation took {format_duration(run.seconds)}{on}." if run.seconds else ""
 
 
 def _notice(run: SavedRun) -> str:
@@ -108,7 +108,7 @@ def _facts(run: SavedRun) -> Markup:
         "Optimizer": f"{settings['TRAIN.OPTIMIZER.NAME']}, rate {settings['TRAIN.BASE_LR']:g}",
         "Precision": about.get("precision") or ("-amp" if settings["AMP"] else "float32"),
         "Device": describe_device(run),
-        "Time": duration(run.seconds) if run.seconds else "",
+        "Time": format_duration(run.seconds) if run.seconds else "",
         "Speed": _speed(run),
         "Memory, at most": _memory(run),
     }
@@ -135,17 +135,6 @@ def _memory(run: SavedRun) -> str:
 def _three_digits(value: float) -> str:
     digits = max(0, 2 - math.floor(math.log10(value)))
     return f"{value:,.{digits}f}"
-
-
-def duration(seconds: float) -> str:
-    """11.7 s, 5 min 12 s, 3 h 20 min, 2 d 4 h."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 def date(seconds: float | None) -> str:

@@ -1,8 +1,8 @@
 """Where the time of a run went."""
 
 from engine.record.html import Markup, element, joined, section, table
-from engine.record.page_result import duration
 from engine.record.saved_run import SavedRun
+from utils.text import format_duration
 
 # The phases of an update as steps.csv names them, and how the page does.
 PHASES = {
@@ -35,14 +35,14 @@ def times(run: SavedRun) -> Markup | None:
         (
             joined([element("span", element("i", class_=f"c{numbers[name]}"), PHASES[name], class_="key")]),
             f"{share:.1f}%",
-            *([duration(training * share / 100)] if training else []),
+            *([format_duration(training * share / 100)] if training else []),
         )
         for name, share in sorted(shown.items(), key=lambda item: -item[1])
     ]
     label = "Shares of the training time: " + ", ".join(f"{PHASES[name]} {share:.1f}%" for name, share in shown.items())
     told = ""
     if training and evaluation:
-        told = f"Training took {duration(training)}, evaluation {duration(evaluation)}, {evaluation / (training + evaluation):.0%} of both."
+        told = f"Training took {format_duration(training)}, evaluation {format_duration(evaluation)}, {evaluation / (training + evaluation):.0%} of both."
     return section(
         "Where the time went",
         element("p", told) if told else None,

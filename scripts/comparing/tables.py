@@ -8,7 +8,7 @@ from engine.scores.scores import TITLES
 from scripts.comparing.groups import Group, final_loss, memory, notes_on, num_epochs, speed
 from scripts.comparing.runs import differing, value_of
 from scripts.comparing.statistics import Difference, deviation, difference, mean
-from utils.text import counted, first_of
+from utils.text import counted, first_of, format_bytes, format_duration
 
 MANY = 5  # comparisons, among which one may seem certain by chance
 
@@ -117,8 +117,8 @@ def _results(groups: Sequence[Group]) -> Table:
             spread(group.values(final_loss), 4),
             _range(group, num_epochs),
             spread(group.values(speed), 0),
-            _duration(mean(group.values(lambda run: run.seconds))),
-            _megabytes(mean(group.values(memory))),
+            _formatted(format_duration, mean(group.values(lambda run: run.seconds))),
+            _formatted(lambda megabytes: format_bytes(megabytes * 2**20), mean(group.values(memory))),
         ]
         for group in groups
     ]
@@ -153,17 +153,8 @@ def _range(group: Group, figure: Callable[[SavedRun], float | None]) -> str:
     return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
 
 
-def _duration(seconds: float | None) -> str:
-    """11.7 s, 5 min 12 s, 3 h 20 min."""
-    if seconds is None or seconds < 60:
-        return "-" if seconds is None else f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
-def _megabytes(value: float | None) -> str:
-    return "-" if value is None else f"{value / 1024:.1f} GiB" if value >= 1024 else f"{value:.0f} MiB"
+def _formatted(to_text: Callable[[float], str], value: float | None) -> str:
+    return "-" if value is None else to_text(value)
 
 
 def _settings(groups: Sequence[Group], keys: Sequence[str]) -> Table:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from utils.log import Log
-from utils.text import counted
+from utils.text import counted, format_duration
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,14 @@ from utils.text import counted
 )
 def test_one_is_singular_and_the_rest_plural(number, noun, text):
     assert counted(number, noun) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0.0 s"), (11.7, "11.7 s"), (312, "5 min 12 s"), (12_000, "3 h 20 min"), (187_200, "2 d 4 h")],
+)
+def test_a_duration_has_its_two_largest_units(seconds, text):
+    assert format_duration(seconds) == text
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])

@@ -19,9 +19,8 @@ from engine.record.recorder import Recorder
 from engine.record.timing import Timing
 from engine.record.train_batch import TrainBatch
 from engine.session import Session
-from engine.train.callbacks import Callback
 from engine.train.stop_conditions import BadImageLimit, SkipLimit, TimeLimit
-from engine.train.trainer import Trainer
+from engine.train.trainer import Callback, Trainer
 
 
 def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: AsyncSaver) -> list[Callback]:

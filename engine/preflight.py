@@ -12,6 +12,7 @@ from torch import nn
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from datasets import ImageSet, Kept, describe_balance, load_image_sets, parse_policy
+from engine.auto_batch_size import calculate, max_images
 from engine.check.cache import check_cache
 from engine.check.images import check_images
 from engine.check.memory import check_memory
@@ -28,7 +29,6 @@ from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import held_by
 from engine.checkpoint.resume import is_run, refuse_changes
 from engine.evaluation import weights_to_score
-from engine.memory.auto_batch_size import calculate, max_images
 from engine.memory.estimate import checkpoint_bytes, free_memory, weights_bytes
 from engine.parallel.strategy import check_strategy
 from engine.plan import ImageSets, Plan
@@ -41,8 +41,8 @@ from engine.plan_lines import (
 )
 from engine.precision.policy import Precision
 from engine.record.trackers import describe_trackers
-from engine.run_folder import check_name
 from engine.scores.best import Best
+from engine.session import check_name
 from engine.train.stop_conditions import why_finished
 from engine.train.teacher import load_teacher
 from models import adapt, build_model, describe

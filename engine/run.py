@@ -22,6 +22,8 @@ from datasets import (
     load_image_sets,
     write_split,
 )
+from engine.auto_batch_size import find_batch_size
+from engine.build import build_trainer
 from engine.callback_list import choose_callbacks
 from engine.check.quick_checks import quick_checks
 from engine.checkpoint.async_saver import BEST
@@ -31,7 +33,6 @@ from engine.checkpoint.sharded_saver import make_saver
 from engine.diagnose.explain import explain
 from engine.epochs import Epochs, describe_progress
 from engine.evaluation import Evaluation, evaluate, evaluate_saved, weights_to_score
-from engine.memory.auto_batch_size import find_batch_size
 from engine.memory.recovery import MemoryGuard
 from engine.parallel.strategy import is_sharded
 from engine.plan import ImageSets, Plan
@@ -44,7 +45,6 @@ from engine.record.result_files import ResultFiles
 from engine.record.trackers import tracking
 from engine.scores.best import Best, describe_scores
 from engine.session import Session
-from engine.train.build import build_trainer
 from engine.train.stop_conditions import DONE, EARLY_STOP, why_finished
 from engine.train.teacher import load_teacher
 from engine.train.trainer import Trainer

@@ -1,21 +1,27 @@
-"""One start of the program: its process, log and run folder."""
+"""One start of the program: its process and log, the folder of its run, and status.json."""
 
 import contextlib
 import dataclasses
+import fcntl
+import json
 import os
 import shlex
 import shutil
+import socket
 import sys
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from configs.load import LoadedConfig, to_yaml
-from engine.run_folder import RunFolder
-from engine.status import Status
+from configs.schema import Config
 from utils.distributed import Process
+from utils.errors import ConfigError, cause_of
 from utils.files import write_text
 from utils.log import Log
 from utils.program import judge, restore_gc, revision
@@ -108,3 +114,147 @@ class Session:
         self.log.close()
         if error is None:
             self.process.close()
+
+
+class RunFolder:
+    """A folder locked by this process until it ends."""
+
+    def __init__(self, path: Path, is_new: bool = False):
+        """`is_new`: it was made for this run."""
+        self.path, self.is_new = path, is_new
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = open(path / ".lock", "w")  # noqa: SIM115
+        except OSError as error:
+            raise cannot_write(str(path), error) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released by the system, even after kill -9
+        except OSError as error:
+            raise ConfigError(
+                f"SAVE: another run is writing to {path}; wait for it, stop it, or choose another folder with -output, -name "
+                "or -tag"
+            ) from error
+
+    @classmethod
+    def of(cls, config: Config, kind: str, existing: Path | None) -> "RunFolder":
+        """The folder of the run that goes on, if it has one, or a new one."""
+        check_name(config, existing)
+        if existing:
+            return cls(existing)
+        if config.NAME and not _names_a_run_to_evaluate(config):
+            return cls.named(config)
+        return cls.create(config.SAVE, kind, config.NAME or config.TAG)
+
+    @classmethod
+    def named(cls, config: Config) -> "RunFolder":
+        """SAVE/NAME; of two runs that start at once with the same name one gets it."""
+        path = Path(config.SAVE, config.NAME)
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            check_name(config, None)
+            return cls(path)
+        except OSError as error:
+            raise cannot_write(config.SAVE, error) from error
+        return cls(path, is_new=True)
+
+    @classmethod
+    def create(cls, save: str, kind: str, tag: str) -> "RunFolder":
+        """Create a new folder, `train-YYYYmmdd-HH-MM-SS[-TAG]`."""
+        name = f"{kind}-{time.strftime('%Y%m%d-%H-%M-%S')}{'-' + tag if tag else ''}"
+        for path in [Path(save) / name] + [Path(save) / f"{name}.{number}" for number in range(2, 100)]:
+            try:
+                path.mkdir(parents=True)
+                return cls(path, is_new=True)
+            except FileExistsError:
+                if not path.is_dir():
+                    break
+            except OSError as error:
+                raise cannot_write(save, error) from error
+        raise ConfigError(f"SAVE: cannot make a folder in {save}; choose another with -output")
+
+
+def cannot_write(path: str, error: OSError) -> ConfigError:
+    return ConfigError(f"SAVE: cannot write to {path} ({error.strerror}); choose another folder with -output")
+
+
+def check_name(config: Config, existing: Path | None) -> None:
+    """Refuse a NAME that is taken, or that is not the one of the run that goes on, in the folder `existing`.
+
+    A run that -resume auto would go on with, but that was killed before its first save, starts again in its folder.
+    """
+    if not config.NAME or _names_a_run_to_evaluate(config):
+        return
+    path, other = Path(config.SAVE, config.NAME), "choose another -name"
+    if existing and existing.name != config.NAME:
+        raise ConfigError(
+            f"NAME: a run keeps its folder, and the one to resume is in {existing}, not in {config.NAME}; leave NAME out"
+        )
+    if existing or not path.exists():
+        return
+    if not (path.is_dir() and ((path / ".lock").exists() or not any(path.iterdir()))):
+        raise ConfigError(f"NAME: {path} exists, and no run made it; {other}")
+    if config.MODEL.RESUME == "auto":
+        if (path / "last.pth").exists():
+            raise ConfigError(f"NAME: no checkpoint in {path} can be read, so the run there cannot go on; {other}")
+        return
+    goes_on = f"-resume {path} goes on with that run; for a new one " if (path / "last.pth").exists() else ""
+    raise ConfigError(f"NAME: {path} exists; {goes_on}{other}")
+
+
+def _names_a_run_to_evaluate(config: Config) -> bool:
+    return config.EVAL and config.MODEL.RESUME == "auto"
+
+
+STATUS_VERSION = 1  # of the keys; changes only when one changes its meaning or goes
+
+
+class Status:
+    """Writes status.json; a key keeps its value from one state to the next. What cannot be written is a warning."""
+
+    SECONDS_BETWEEN_BEATS = 10.0
+
+    def __init__(self, folder: Path, warn: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
+        self._path, self._warn, self._clock = folder / "status.json", warn, clock
+        self._facts: dict[str, Any] = {
+            "version": STATUS_VERSION,
+            "state": "",
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started": now(),
+        }
+        self._lock = threading.Lock()  # the thread that saves writes too
+        self._beat = threading.Thread()
+        self._last_write = clock()
+
+    def add(self, **facts) -> None:
+        """Facts for the next state."""
+        with self._lock:
+            self._facts |= facts
+
+    def set(self, state: str, **facts) -> None:
+        """Write a state. Of the facts, None removes a key."""
+        if self._beat.ident:
+            self._beat.join()
+        self._write(state=state, time=now(), **facts)
+
+    def beat(self, **facts) -> None:
+        """Show that the run is alive, at most every 10 s; a thread writes, so that a slow disk does not delay training."""
+        if self._clock() - self._last_write >= self.SECONDS_BETWEEN_BEATS and not self._beat.is_alive():
+            self._beat = threading.Thread(target=self._write, kwargs=facts, daemon=True)
+            self._beat.start()
+
+    def _write(self, **facts) -> None:
+        with self._lock:
+            self._last_write = self._clock()
+            self._facts |= {**facts, "heartbeat": now()}
+            content = {key: value for key, value in self._facts.items() if value is not None}
+            try:
+                write_text(self._path, json.dumps(content, indent=2) + "\n")
+            except OSError as error:
+                self._warn(f"cannot write {self._path} ({cause_of(error)}), which should say: {content['state']}")
+
+
+def now() -> str:
+    """Date and time with the time zone, as in 2026-01-02T03:04:05+0100."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -118,11 +118,11 @@ PACKAGES = {
         *(
             "settings",
             "inference",
-            "run_folder",
-            "status",
             "session",
             "plan",
             "plan_lines",
+            "build",
+            "auto_batch_size",
             "evaluation",
             "callback_list",
             "epochs",

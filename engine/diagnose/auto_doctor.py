@@ -12,10 +12,9 @@ from datasets import Preparation
 from engine.diagnose.doctor import Case, Diagnosis, diagnose
 from engine.diagnose.failing_batch import Batches, LastUpdate
 from engine.precision.policy import Precision
-from engine.train.callbacks import Callback
 from engine.train.counters import Report
 from engine.train.loss import Loss
-from engine.train.trainer import Trainer
+from engine.train.trainer import Callback, Trainer
 from models.transforms import choose_transforms
 from utils.files import write_text
 from utils.log import Log

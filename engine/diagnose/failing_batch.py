@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from datasets import Batch, Draws, Piece
-from engine.train.callbacks import Callback
-from engine.train.trainer import Trainer
+from engine.train.trainer import Callback, Trainer
 from models.formats.torch import read_torch
 from utils.errors import ConfigError
 from utils.files import replacing

@@ -13,8 +13,7 @@ from configs.combinations import CUDA_GRAPH_MODES
 from configs.schema import Config
 from datasets import Batch, Window
 from engine.parallel.strategy import is_sharded
-from engine.train.trainer import Trainer
-from engine.train.window_guard import MicroBatches, WindowGuard, cut
+from engine.train.trainer import MicroBatches, Trainer, WindowGuard, cut
 from models.running_statistics import unchanged_buffers
 from utils.errors import OUT_OF_MEMORY, ConfigError
 from utils.log import Log

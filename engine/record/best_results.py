@@ -11,9 +11,8 @@ from engine.checkpoint.format import read_checkpoint
 from engine.record.image_tables import Results
 from engine.record.result_files import ResultFiles
 from engine.scores.best import Best
-from engine.train.callbacks import Callback
 from engine.train.counters import EpochResult
-from engine.train.trainer import Trainer
+from engine.train.trainer import Callback, Trainer
 from utils.errors import ConfigError
 from utils.log import Log
 

@@ -9,9 +9,8 @@ from torch import Tensor
 from datasets import Batch
 from engine.memory.recovery import probe_memory, release
 from engine.precision.speed import synchronize
-from engine.train.callbacks import Callback
 from engine.train.counters import EpochResult, Report
-from engine.train.trainer import Trainer
+from engine.train.trainer import Callback, Trainer
 from utils.log import Log
 from utils.text import counted
 from utils.torch_internals import num_graphs, watch_compiler

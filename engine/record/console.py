@@ -9,9 +9,8 @@ from engine.record.epoch_table import EpochTable
 from engine.record.heartbeat import Pace
 from engine.record.recorder import peak_memory
 from engine.record.timing import Timing, shares
-from engine.train.callbacks import Callback
 from engine.train.counters import EpochResult, Report
-from engine.train.trainer import Trainer
+from engine.train.trainer import Callback, Trainer
 from utils.log import Log
 from utils.text import counted, format_time
 

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from configs.schema import Config
 from datasets import ImageSet, choose_workers
 from datasets.loading.choice import cores_to_read, saturate_gil
-from engine.train.callbacks import Callback
 from engine.train.counters import Report
-from engine.train.trainer import Trainer
+from engine.train.trainer import Callback, Trainer
 from utils.distributed import Process
 from utils.text import counted
 

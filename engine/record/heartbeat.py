@@ -3,9 +3,8 @@
 import time
 from collections.abc import Callable
 
-from engine.train.callbacks import Callback
 from engine.train.counters import Report
-from engine.train.trainer import Trainer
+from engine.train.trainer import Callback, Trainer
 
 
 class Pace:

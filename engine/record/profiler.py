@@ -7,8 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from engine.record.timing import Timing
-from engine.train.callbacks import Callback
-from engine.train.trainer import Trainer
+from engine.train.trainer import Callback, Trainer
 from utils.errors import cause_of
 
 WARM_UPDATES = 5  # before tracing: the first updates are not typical

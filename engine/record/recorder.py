@@ -14,9 +14,8 @@ from engine.record.metrics import Metrics, StepRows
 from engine.record.plot import Plotter
 from engine.record.tensorboard import TensorBoard
 from engine.record.timing import Timing, shares
-from engine.train.callbacks import PHASES, Callback
 from engine.train.counters import EpochResult, Report
-from engine.train.trainer import Trainer
+from engine.train.trainer import PHASES, Callback, Trainer
 from utils.errors import cause_of
 from utils.log import Log
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from engine.train.callbacks import PHASES, Callback
 from engine.train.counters import Report
-from engine.train.trainer import Trainer
+from engine.train.trainer import PHASES, Callback, Trainer
 from utils.torch_internals import call_after_backward
 
 MAX_MARKS = 10_000  # between two reports: about 1200 updates of one micro-batch, a few MB

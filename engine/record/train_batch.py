@@ -9,9 +9,8 @@ from torch import Tensor
 from configs.schema import Config
 from datasets import Batch, Mixed, Normalize, build_preparation
 from engine.record.image_tables import Names
-from engine.train.callbacks import Callback
 from engine.train.counters import Report
-from engine.train.trainer import Trainer
+from engine.train.trainer import Callback, Trainer
 from utils.contact_sheet import Tile, contact_sheet, write_picture
 from utils.errors import cause_of
 from utils.log import Log

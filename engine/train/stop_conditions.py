@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 from configs.schema import Train
 from datasets import BadImages
-from engine.train.callbacks import Callback
 from engine.train.counters import Report
-from engine.train.trainer import Trainer
+from engine.train.trainer import Callback, Trainer
 from utils.text import counted
 
 DONE = "done"  # why a run ends after its last epoch

@@ -1,5 +1,8 @@
-"""The training step, and everything that changes while the model learns."""
+"""The training step, what changes while the model learns, and the callbacks that watch it."""
 
+import contextlib
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
@@ -11,19 +14,83 @@ from engine.parallel.replicated import Replicated
 from engine.precision.master_weights import ComputeWeights
 from engine.precision.policy import Precision
 from engine.scores.best import Best
-from engine.train.callbacks import Callback
-from engine.train.counters import Counters, Report
+from engine.train.counters import Counters, EpochResult, Report
 from engine.train.ema import Ema
 from engine.train.loss import Loss, hits
 from engine.train.optim.clipping import Clipping
 from engine.train.optim.factory import AnyOptimizer, load_state
 from engine.train.optim.groups import set_rates
 from engine.train.schedule import Schedule
-from engine.train.window_guard import WindowGuard
 from models.formats.common import PREFERRED
 from models.transforms import ModelTransforms
 from utils.distributed import Process
 from utils.seed import seed_update
+
+# The phases of an update, in order; "data" to "other" repeat for each micro-batch. "communication" is the part of the
+# backward that only waits for the all-reduce.
+PHASES = ("data", "copy", "forward", "backward", "communication", "optimizer", "other")
+
+MicroBatches = Iterator[tuple[Batch, bool]]  # each with whether it is the last one of this process in the window
+
+
+class Callback:
+    """Watches the training: it changes no weights, but may end the run. The base class ignores every event.
+
+    The trainer calls its callbacks in list order, in every process.
+    CONTRIBUTING.md shows how to write one. Read values of tensors only in `on_report`: reading them in every update would synchronise host and device.
+    """
+
+    def on_epoch_start(self, trainer: "Trainer") -> None:
+        """Epoch `trainer.epoch` begins, or continues after a resume."""
+
+    def on_window(self, trainer: "Trainer") -> None:
+        """An update begins, or is repeated with smaller micro-batches."""
+
+    def on_phase(self, trainer: "Trainer", name: str) -> None:
+        """A phase of the update begins and lasts until the next one."""
+
+    def on_loss(self, trainer: "Trainer", loss: Tensor, is_last: bool) -> None:
+        """The backward of a micro-batch follows; `is_last`: it synchronises the gradients."""
+
+    def on_micro_batch(self, trainer: "Trainer", batch: Batch, share: float) -> None:
+        """Forward and backward of a micro-batch are done; `share`: its weight in the loss of the update."""
+
+    def on_update(self, trainer: "Trainer") -> None:
+        """An update is done or skipped; `trainer.step` already includes it."""
+
+    def on_report(self, trainer: "Trainer", report: Report) -> None:
+        """The counters were read: after the first update of an epoch, every REPORT_FREQ updates, and after the last."""
+
+    def on_epoch_end(self, trainer: "Trainer", result: EpochResult) -> None:
+        """The epoch is trained, and evaluated if due; `trainer.epoch` does not include it yet."""
+
+    def on_rollback(self, trainer: "Trainer") -> None:
+        """The trainer returned to an earlier state."""
+
+    def should_stop(self, trainer: "Trainer", updates_left: int) -> bool:
+        """Called before each update: whether the run must save and end. `updates_left`: in this epoch."""
+        return False
+
+    def close(self) -> None:
+        """The run ends, for whatever reason."""
+
+
+class WindowGuard:
+    """Every batch of the loader is a micro-batch, and nothing is repeated.
+
+    A subclass may yield further attempts: the trainer restarts the window for each.
+    """
+
+    def attempts(self, window: Window) -> Iterator[AbstractContextManager[MicroBatches]]:
+        yield contextlib.nullcontext(cut(window, window.batches))
+
+
+def cut(window: Window, batches: Iterable[Batch], max_images: int | None = None) -> MicroBatches:
+    """Micro-batches of at most `max_images` images; None: as the loader delivers them."""
+    for number, batch in enumerate(batches, start=1):
+        parts = [batch] if max_images is None else batch.parts(max_images)
+        for part in parts:
+            yield part, number == window.num_batches and part is parts[-1]
 
 
 @dataclass

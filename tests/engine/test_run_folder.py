@@ -7,7 +7,7 @@ from threading import Barrier, Thread
 
 import pytest
 
-from engine.run_folder import RunFolder
+from engine.session import RunFolder
 from tests.support.configs import SMALL, small_config
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import Ended, rows, run

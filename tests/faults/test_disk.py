@@ -14,7 +14,7 @@ import torch
 
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.format import read_checkpoint
-from engine.run_folder import RunFolder
+from engine.session import RunFolder
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import run_folder

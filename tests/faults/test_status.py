@@ -5,9 +5,9 @@ import re
 import signal
 import threading
 
-from engine import status
+from engine import session
 from engine.record.heartbeat import Heartbeat, Pace
-from engine.status import Status
+from engine.session import Status
 from tests.support.configs import small_config
 from tests.support.runs import ROOT, run_folder
 from tests.support.trainers import make_trainer, train
@@ -62,14 +62,14 @@ def test_a_resume_that_is_refused_leaves_that_of_the_killed_run_as_it_is(tmp_pat
 
 
 def test_a_sign_of_life_comes_at_most_every_ten_seconds_and_training_waits_for_no_disk(tmp_path, monkeypatch):
-    clock, disk, write, written = [0.0], threading.Event(), status.write_text, []
+    clock, disk, write, written = [0.0], threading.Event(), session.write_text, []
 
     def slow_write(path, text):
         written.append(json.loads(text))
         assert disk.wait(60)
         write(path, text)
 
-    monkeypatch.setattr(status, "write_text", slow_write)
+    monkeypatch.setattr(session, "write_text", slow_write)
     kept = Status(tmp_path, warn=print, clock=lambda: clock[0])
     kept.beat(position=1)
     assert written == []

@@ -8,15 +8,14 @@ import pytest
 import torch
 
 from datasets import build_train_data, load_image_sets
+from engine.auto_batch_size import Trial, search
+from engine.build import build_trainer
 from engine.checkpoint.host_copy import HostCopy
 from engine.diagnose.failing_batch import LastUpdate
 from engine.diagnose.fp32_compare import Float32Compare
-from engine.memory.auto_batch_size import Trial, search
 from engine.memory.recovery import MemoryGuard, release
 from engine.record.timing import Timing
-from engine.train.build import build_trainer
-from engine.train.callbacks import PHASES
-from engine.train.trainer import Trainer
+from engine.train.trainer import PHASES, Trainer
 from models import build_model
 from tests.support.configs import SMALL, replaced, small_config
 from tests.support.run_hash import run_hash

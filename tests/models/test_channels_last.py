@@ -31,7 +31,7 @@ def config():
 
 
 def trainer_with(config, *transforms):
-    with mock.patch("engine.train.build.choose_transforms", return_value=ModelTransforms(transforms)):
+    with mock.patch("engine.build.choose_transforms", return_value=ModelTransforms(transforms)):
         trainer = make_trainer(config, double=True)
     layouts = []
     conv = [each for each in trainer.model.modules() if isinstance(each, nn.Conv2d)][3]

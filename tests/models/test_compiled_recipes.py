@@ -76,7 +76,7 @@ def test_with_what_gpus_compute_with_there_are_no_more(stem, scope, monkeypatch)
     def choose(config, device, *others, **options):
         return choose_transforms(config, torch.device("cuda"), *others, **options)
 
-    monkeypatch.setattr("engine.train.build.choose_transforms", choose)
+    monkeypatch.setattr("engine.build.choose_transforms", choose)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     assert (
         graphs_of_two_epochs(small(stem, scope), monkeypatch) == EXPECTED.get(stem, (MODEL, BLOCKS))[scope == "blocks"]

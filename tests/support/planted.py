@@ -14,14 +14,14 @@ from pathlib import Path
 
 import torch
 
+import engine.auto_batch_size
 import engine.callback_list
 import engine.evaluation
-import engine.memory.auto_batch_size
 import engine.memory.estimate
 import engine.record.trackers
 import engine.run
+import engine.session
 import engine.settings
-import engine.status
 import utils.bar
 from datasets.loading.readers import Reader, TrainReader
 from engine.epochs import Epochs
@@ -31,9 +31,8 @@ from engine.record.plot import Plotter
 from engine.record.result_files import ResultFiles
 from engine.scores.per_image import PerImage
 from engine.scores.scores import Scores
-from engine.status import Status
-from engine.train.callbacks import Callback
-from engine.train.trainer import Trainer
+from engine.session import Status
+from engine.train.trainer import Callback, Trainer
 from tests.support.forked_children import ForkingPopen
 from tests.support.forks import DEADLINE
 from tests.support.planted_in_saves import (  # noqa: F401
@@ -95,7 +94,7 @@ def score(*figures: list[float]) -> None:
 # What is called where a signal is to arrive, and at which call of it. An update has two micro-batches.
 MOMENTS = {
     "before the settings are read": (engine.settings, "load_settings", 1),
-    "batch size": (engine.memory.auto_batch_size, "calculate", 1),
+    "batch size": (engine.auto_batch_size, "calculate", 1),
     "start-up": (engine.run, "build_train_data", 1),
     "training": (Trainer, "update", 3),
     "accumulation": (Trainer, "to_device", 6),
@@ -315,14 +314,14 @@ def break_update(step: int) -> None:
 
 def keep_statuses(path: str) -> None:
     """Every content of status.json is kept, one a line; a report always writes one."""
-    write = engine.status.write_text
+    write = engine.session.write_text
 
     def keep(file: Path, text: str) -> None:
         write(file, text)
         with open(path, "a") as kept:
             print(json.dumps(json.loads(text)), file=kept)
 
-    engine.status.write_text, Status.SECONDS_BETWEEN_BEATS = keep, -1.0
+    engine.session.write_text, Status.SECONDS_BETWEEN_BEATS = keep, -1.0
 
 
 def wait_for_drawings(step: int, count: int) -> None:

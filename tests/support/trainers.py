@@ -6,13 +6,12 @@ import torch
 
 from configs.schema import Config
 from datasets import Window, build_train_data, load_image_sets
+from engine.build import build_trainer
 from engine.memory.recovery import MemoryGuard
-from engine.train.build import build_trainer
-from engine.train.callbacks import Callback
 from engine.train.counters import EpochResult, Report
 from engine.train.epoch_loop import train_epoch
 from engine.train.teacher import random_teacher
-from engine.train.trainer import Trainer
+from engine.train.trainer import Callback, Trainer
 from models import adapt, build_model
 from tests.support.configs import CPU
 from utils.distributed import Process

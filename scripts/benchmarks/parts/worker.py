@@ -132,7 +132,7 @@ class Worker(LoaderWorker):
     """A Trainer and its data."""
 
     def __init__(self, own: dict, argv: list[str]):
-        from engine.train.build import build_trainer
+        from engine.build import build_trainer
         from models import build_model
         from utils.log import Log
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from configs.load import load
-from engine.memory.auto_batch_size import Trial, calculate, find_batch_size, max_images, search
+from engine.auto_batch_size import Trial, calculate, find_batch_size, max_images, search
 from engine.memory.estimate import fixed_bytes
 from engine.precision.policy import Precision
 from models import build_model

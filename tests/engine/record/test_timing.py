@@ -18,8 +18,8 @@ from configs.load import load
 from configs.schema import Config
 from engine.record.timing import MAX_MARKS, HostClock, Timing, shares
 from engine.run import run
-from engine.train.callbacks import PHASES, Callback
 from engine.train.counters import Report
+from engine.train.trainer import PHASES, Callback
 from tests.support.configs import CPU, SMALL, small_config
 from tests.support.forks import DEADLINE
 from tests.support.runs import run_folder

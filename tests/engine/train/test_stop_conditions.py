@@ -7,8 +7,8 @@ import pytest
 
 from configs.duration import to_seconds
 from configs.load import load, to_yaml
-from engine.train.callbacks import Callback
 from engine.train.stop_conditions import TIME_IS_UP, Stopped, TimeLimit
+from engine.train.trainer import Callback
 from tests.support.configs import SMALL, small_config
 from tests.support.refusals import assert_names, refused
 from tests.support.run_hash import run_hash

@@ -13,8 +13,8 @@ import torch
 
 from configs.load import load
 from datasets import build_train_data, load_image_sets
+from engine.build import build_trainer
 from engine.memory.recovery import MemoryGuard
-from engine.train.build import build_trainer
 from models import build_model
 from tests.support.planted import run_out
 from utils.distributed import Process

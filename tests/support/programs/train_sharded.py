@@ -18,11 +18,11 @@ import torch
 
 from configs.load import load
 from datasets import BadImages, ImageSet, build_eval_data, build_train_data, load_image_sets
+from engine.build import build_trainer
 from engine.checkpoint.format import read_checkpoint
 from engine.checkpoint.sharded_saver import PIECES, ShardedSaver
 from engine.evaluation import evaluate
 from engine.precision.loss_scale import FusedLossScaler
-from engine.train.build import build_trainer
 from engine.train.ema import FusedLerp
 from engine.train.trainer import Trainer
 from models import build_model

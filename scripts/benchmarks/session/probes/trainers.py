@@ -16,7 +16,7 @@ REAL, TINY = ("DATA.BATCH_SIZE=32",), ("DATA.BATCH_SIZE=8", "DATA.IMAGE_SIZE=32"
 def small_trainer(context: Context, *options: str):
     """At step 0, always with the same weights."""
     from datasets import build_train_data, load_image_sets
-    from engine.train.build import build_trainer
+    from engine.build import build_trainer
     from models import build_model
     from models.compilation import parts_to_compile
     from utils.distributed import Process

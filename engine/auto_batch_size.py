@@ -13,11 +13,11 @@ from configs.schema import Config
 from configs.values import SETTINGS
 from datasets import TrainData, build_train_data
 from datasets.sources.synthetic import read_synthetic
+from engine.build import build_trainer
 from engine.memory.estimate import estimate, free_memory
 from engine.memory.largest_batch import STEP, bisect
 from engine.memory.recovery import MemoryGuard, release, shortage
 from engine.precision.policy import Precision
-from engine.train.build import build_trainer
 from engine.train.teacher import random_teacher
 from engine.train.trainer import Trainer
 from models import adapt, build_model

@@ -14,10 +14,10 @@ from engine.checkpoint.resume import comparable
 from engine.checkpoint.rollback import BAD_BATCHES_FILE, find_before, write_bad_batches
 from engine.checkpoint.sharded_saver import PIECES
 from engine.diagnose.failing_batch import LastUpdate, save_overflow
-from engine.evaluation import evaluate_both, evaluate_saved
+from engine.evaluation.evaluate import evaluate_both, evaluate_saved
+from engine.evaluation.scores import Best
 from engine.plan import Plan
 from engine.record.best_results import BestResults
-from engine.scores.best import Best
 from engine.session import Session
 from engine.train.counters import EpochResult
 from engine.train.epoch_loop import train_epoch

@@ -24,10 +24,10 @@ from engine.parallel.strategy import check_strategy
 from engine.precision.policy import Precision
 from engine.record.trackers import check_trackers
 from engine.train.optim.names import check_optimizer
-from models.formats.common import record_of
-from models.formats.files import find_file, what_is_recorded
-from models.pretrained.said import classes_of_weights
-from models.pretrained.weights import load_pretrained
+from models.weights.files import find_file, read_record
+from models.weights.load import load_pretrained
+from models.weights.metadata import classes_of_weights
+from models.weights.state import record_of
 from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.log import Log
@@ -110,7 +110,7 @@ class Plan:
         """What the file of the weights says beside them; {} for files of other programs."""
         _, source = self.source
         path = find_file(source) if source and not self.saved else None
-        return what_is_recorded(path) if path else record_of(self.saved)
+        return read_record(path) if path else record_of(self.saved)
 
     @cached_property
     def kept(self) -> Kept | None:

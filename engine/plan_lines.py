@@ -12,14 +12,13 @@ from configs.values import IMPLIED, SETTINGS, convert, flatten, to_text
 from configs.yaml_files import Layer
 from datasets import describe_balance, holds_out_no_more
 from engine.checkpoint.resume import is_run
+from engine.evaluation.scores import TITLES, Best, format_value
 from engine.parallel.strategy import is_sharded
 from engine.plan import AS_BEGUN, Plan
-from engine.scores.best import Best
-from engine.scores.scores import TITLES, format_value
 from engine.train.schedule import batch_factor
-from models.pretrained.said import ARCHITECTURE
-from models.pretrained.timm_tags import is_imagenet_by_other_names
-from models.pretrained.weights import differences
+from models.weights.load import differences
+from models.weights.metadata import ARCHITECTURE
+from models.weights.timm_tags import is_imagenet_by_other_names
 from utils.text import align, counted, first_of
 
 

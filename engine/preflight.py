@@ -28,7 +28,8 @@ from engine.check.quick_checks import (
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import held_by
 from engine.checkpoint.resume import is_run, refuse_changes
-from engine.evaluation import weights_to_score
+from engine.evaluation.evaluate import weights_to_score
+from engine.evaluation.scores import Best
 from engine.memory.estimate import checkpoint_bytes, free_memory, weights_bytes
 from engine.parallel.strategy import check_strategy
 from engine.plan import ImageSets, Plan
@@ -41,15 +42,14 @@ from engine.plan_lines import (
 )
 from engine.precision.policy import Precision
 from engine.record.trackers import describe_trackers
-from engine.scores.best import Best
 from engine.session import check_name
 from engine.train.stop_conditions import why_finished
 from engine.train.teacher import load_teacher
 from models import adapt, build_model, describe
 from models.compilation import parts_to_compile
-from models.pretrained.weights import load_exactly
 from models.transforms import choose_transforms
-from models.transforms.activation_checkpointing import ActivationCheckpointing
+from models.transforms.blocks import ActivationCheckpointing
+from models.weights.load import load_exactly
 from utils.distributed import Process, choose_device, find_devices
 from utils.errors import ConfigError, UserError
 from utils.findings import OK, WARN, WRONG, Finding

@@ -32,7 +32,8 @@ from engine.checkpoint.resume import is_run, refuse_changes
 from engine.checkpoint.sharded_saver import make_saver
 from engine.diagnose.explain import explain
 from engine.epochs import Epochs, describe_progress
-from engine.evaluation import Evaluation, evaluate, evaluate_saved, weights_to_score
+from engine.evaluation.evaluate import Evaluation, evaluate, evaluate_saved, weights_to_score
+from engine.evaluation.scores import Best, describe_scores
 from engine.memory.recovery import MemoryGuard
 from engine.parallel.strategy import is_sharded
 from engine.plan import ImageSets, Plan
@@ -43,17 +44,16 @@ from engine.record.html_report import write_at_end
 from engine.record.next_steps import after_evaluation, after_failure, after_training
 from engine.record.result_files import ResultFiles
 from engine.record.trackers import tracking
-from engine.scores.best import Best, describe_scores
 from engine.session import Session
 from engine.train.stop_conditions import DONE, EARLY_STOP, why_finished
 from engine.train.teacher import load_teacher
 from engine.train.trainer import Trainer
 from models import adapt, build_model, describe
-from models.compile_cache import prepare_compiler
-from models.formats.files import find_file
-from models.pretrained.weights import check_exactly
+from models.compilation import prepare_compiler
 from models.teacher import Teacher
 from models.transforms import choose_transforms
+from models.weights.files import find_file
+from models.weights.load import check_exactly
 from utils.distributed import Process
 from utils.errors import LostProcess
 from utils.findings import OK

@@ -57,7 +57,7 @@ def _checkpoint(given: dict[str, Text]) -> Path | None:
     if "MODEL.RESUME" not in given:
         return None
     from engine.checkpoint.resume import checkpoint_at
-    from models.formats.sharded import read_index
+    from models.weights.sharded import read_index
 
     where = (given.get(key, SETTINGS[key].default) for key in ("SAVE", "NAME", "TAG"))
     return checkpoint_at(given["MODEL.RESUME"], *where, warn=lambda line: None, read=read_index)  # the run warns
@@ -65,18 +65,18 @@ def _checkpoint(given: dict[str, Text]) -> Path | None:
 
 def _weights(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
     """What follows from the weights that the run starts from or evaluates; a run that is continued keeps what it had."""
-    from models.formats.files import what_is_recorded
-    from models.pretrained.said import ARCHITECTURE, PREPROCESSING, what_weights_say
+    from models.weights.files import read_record
+    from models.weights.metadata import ARCHITECTURE, PREPROCESSING, metadata_of
 
     names_model = any(key in given for key in MODEL_SETTINGS)
     try:
         if checkpoint and not _is_on(given, "EVAL"):
-            began = what_is_recorded(checkpoint).get("config", {})
+            began = read_record(checkpoint).get("config", {})
             if "MODEL.TYPE" in began:
                 keys = (*PREPROCESSING, *(() if names_model else ARCHITECTURE)) if began.get("MODEL.PRETRAINED") else ()
                 return _layer(f"checkpoint {checkpoint}", {key: began[key] for key in keys if key in began})
         source = checkpoint or given.get("MODEL.PRETRAINED")
-        said = what_weights_say(str(source)) if source else None
+        said = metadata_of(str(source)) if source else None
     except ConfigError as error:
         if checkpoint or (names_model and _is_on(given, "CHECK")):
             return None  # the run, or a row of -check, says why they cannot be read
@@ -109,13 +109,13 @@ def _for_channels(images: dict[str, Any], given: dict[str, Text]) -> dict[str, A
 
 def _load_without_file(arguments: list[str], given: dict[str, Text], checkpoint: Path | None) -> LoadedConfig:
     """With the settings of the checkpoint's run in place of those of a file; an evaluation needs only the model's."""
-    from models.formats.files import find_file, what_is_recorded
+    from models.weights.files import find_file, read_record
 
     source = given.get("MODEL.RESUME", given.get("MODEL.PRETRAINED"))
     setting = "-resume" if "MODEL.RESUME" in given else "MODEL.PRETRAINED"
     try:
         path = checkpoint if "MODEL.RESUME" in given else find_file(source)
-        recorded = what_is_recorded(path).get("config", {}) if path else {}
+        recorded = read_record(path).get("config", {}) if path else {}
     except ConfigError as error:
         raise ConfigError(f"{setting}: {error}") from None
     is_evaluated = _is_on(given, "EVAL")

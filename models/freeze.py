@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from models.patterns import classifier_names, covers
-from models.running_statistics import has_running_statistics
+from models.parts import classifier_names, covers, has_running_statistics
 from utils.errors import ConfigError, did_you_mean
 
 CLASSIFIER = "classifier"  # names the model's classifier in MODEL.FREEZE

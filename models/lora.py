@@ -7,7 +7,7 @@ from torch import nn
 
 from configs.schema import Config, Lora
 from models.freeze import freeze
-from models.patterns import classifier_names, covers
+from models.parts import classifier_names, covers
 from utils.errors import ConfigError
 from utils.text import first_of
 
@@ -17,7 +17,7 @@ ALL_LINEAR = "all-linear"
 def adapt(model: nn.Module, config: Config) -> nn.Module:
     """The model with adapters as MODEL.LORA says, which compute nothing yet; only they and the classifier are trained.
 
-    Not for evaluation: what reads weights merges the adapters into them (models/formats/adapters.py).
+    Not for evaluation: what reads weights merges the adapters into them (models/weights/state.py).
     """
     settings = config.MODEL.LORA
     if not settings.RANK or config.EVAL:

@@ -94,8 +94,8 @@ def check_weights(weights: list[float] | None, count: int, is_greedy: bool) -> l
 
 def read(paths: list, key: str | None, shares: list[float]) -> list[Part]:
     """The checkpoints; ConfigError unless they are of one architecture, with the same classes and preparation of images."""
-    from models.formats.checkpoint import chosen_weights
-    from models.pretrained.said import ARCHITECTURE
+    from models.weights.files import chosen_weights
+    from models.weights.metadata import ARCHITECTURE
 
     if len(paths) < 2:
         raise ConfigError(
@@ -122,7 +122,7 @@ def read(paths: list, key: str | None, shares: list[float]) -> list[Part]:
 
 
 def mean_of(parts: list[Part]) -> dict:
-    from models.formats.averaging import average
+    from models.weights.state import average
 
     return average([part.weights for part in parts], [part.share for part in parts])
 
@@ -149,7 +149,7 @@ class Scorer:
 
     def __init__(self, part: Part, data_path: str | None):
         from datasets import BadImages, Kept, Normalize, build_eval_data, load_image_sets
-        from engine.inference.classifier import config_of
+        from engine.evaluation.classifier import config_of
         from engine.precision.policy import Precision, set_matmul
         from utils.distributed import Process, choose_device
 
@@ -167,10 +167,10 @@ class Scorer:
         self.bad_images, self.path = BadImages(images, config.DATA.MAX_BAD_FRACTION, say), part.path
 
     def __call__(self, weights: dict):
-        from engine.evaluation import evaluate
+        from engine.evaluation.evaluate import evaluate
         from models import build_model
-        from models.pretrained.weights import load_exactly
         from models.transforms import choose_transforms
+        from models.weights.load import load_exactly
 
         model = build_model(self.config, self.num_classes)
         load_exactly(model, weights, self.path)

@@ -74,6 +74,6 @@ def check_no_input(flag: str, path: Path, inputs: Iterable[str | Path]) -> None:
 def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
     """A checkpoint of one of our runs, and its path; `needed`: what the script uses of it."""
     # Not above: importing torch takes seconds, and most scripts that only parse do not need it.
-    from models.formats.checkpoint import read_checkpoint as read
+    from models.weights.files import read_checkpoint as read
 
     return read(source, needed)

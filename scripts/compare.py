@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
-from engine.scores.scores import TITLES
+from engine.evaluation.scores import TITLES
 from scripts.command_line import Parser, check_writable
 from scripts.comparing.curves import write_curves
 from scripts.comparing.groups import group_runs

@@ -15,9 +15,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 import torch
 
-from models.formats.files import read_state_dict
-from models.formats.paddle import to_paddle
-from models.formats.torch import to_safetensors
+from models.weights.files import read_state_dict
+from models.weights.paddle import to_paddle
+from models.weights.torch_files import to_safetensors
 from scripts.command_line import Parser
 from utils.errors import ConfigError
 from utils.files import replacing

@@ -37,8 +37,8 @@ from engine.diagnose.failing_batch import Batches, read_overflow
 from engine.precision.policy import set_matmul
 from engine.train.loss import build_loss
 from models import build_model
-from models.formats.adapters import merged
-from models.pretrained.weights import load_exactly
+from models.weights.load import load_exactly
+from models.weights.state import merged
 from scripts.command_line import Parser, read_checkpoint
 from utils.distributed import Process, choose_device
 from utils.errors import ConfigError

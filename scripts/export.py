@@ -63,7 +63,7 @@ def export(source: str, target: Path, key: str | None = None, to: str | None = N
         return write_checkpoint(source, target, key)
     import torch  # takes seconds
 
-    from models.formats.checkpoint import chosen_weights
+    from models.weights.files import chosen_weights
 
     needed = {"state_dict"} if to == "safetensors" else {"config", "class_names", "data"}
     path, checkpoint = read_checkpoint(source, needed)
@@ -73,7 +73,7 @@ def export(source: str, target: Path, key: str | None = None, to: str | None = N
     if to == "safetensors":
         checked = write_safetensors(weights, facts, target)
     else:
-        from engine.inference.classifier import config_of
+        from engine.evaluation.classifier import config_of
         from models.export.formats import export as export_model
         from models.export.subject import Subject
 
@@ -95,8 +95,8 @@ def write_safetensors(weights: dict, facts: dict, target: Path) -> str:
     import torch
 
     from models.export.staging import staged
-    from models.formats.files import read_weights
-    from models.formats.torch import to_safetensors
+    from models.weights.files import read_weights
+    from models.weights.torch_files import to_safetensors
 
     metadata = {name: json.dumps(fact) for name, fact in facts.items()}
     with staged(target) as path:

@@ -18,7 +18,7 @@ from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError, ImageSet
 from engine.checkpoint.format import find_newest
 from engine.checkpoint.rollback import find_before
-from models.formats.files import find_file
+from models.weights.files import find_file
 from tests.support.configs import small_config
 from tests.support.forks import DEADLINE
 from tests.support.image_sets import draw, error_of, samples, settings, write_tar

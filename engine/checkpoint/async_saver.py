@@ -10,7 +10,7 @@ import torch
 
 from engine.checkpoint.format import held_by, remove_old, remove_unused_parts, save_checkpoint, start_of_streak
 from engine.checkpoint.host_copy import HostCopy
-from engine.scores.best import Best
+from engine.evaluation.scores import Best
 from utils.errors import cause_of
 
 BEST = "best.pth"

@@ -11,8 +11,8 @@ import torch
 
 from configs.removed import not_translated
 from configs.values import today
-from models.formats.sharded import FOLDER, named_shards, read_index
-from models.formats.torch import read_torch
+from models.weights.sharded import FOLDER, named_shards, read_index
+from models.weights.torch_files import read_torch
 from utils.errors import ConfigError
 from utils.files import replacing, sync
 

@@ -10,7 +10,7 @@ from datasets.batch_order import Order
 from datasets.transforms.augment import REVISION
 from engine.checkpoint.format import changes, find_newest, newest_in, read_checkpoint, read_lazily
 from engine.train.schedule import Schedule
-from models.formats.files import find_file
+from models.weights.files import find_file
 from utils.errors import ConfigError
 from utils.log import Log
 from utils.text import counted

@@ -14,7 +14,7 @@ from configs.schema import Config
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.channel import Channel
 from engine.checkpoint.format import save_checkpoint
-from models.formats.sharded import FOLDER, SHARDS
+from models.weights.sharded import FOLDER, SHARDS
 from utils.distributed import Process
 from utils.files import replacing, sync_folder
 from utils.log import Log

@@ -13,7 +13,7 @@ from configs.schema import Precision as Settings
 from datasets import Mixed
 from engine.diagnose.trace import Location, Trace, is_finite
 from engine.precision.policy import Precision
-from models.running_statistics import unchanged_buffers
+from models.parts import unchanged_buffers
 from models.transforms import ModelTransforms
 from utils.seed import seed_update
 from utils.text import align

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from engine.diagnose.trace import ModuleStack
 from engine.train.trainer import Trainer
-from models.running_statistics import unchanged_buffers
+from models.parts import unchanged_buffers
 from utils.files import write_text
 from utils.log import Log
 from utils.seed import unchanged_random_state

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from datasets import Batch, Draws, Piece
 from engine.train.trainer import Callback, Trainer
-from models.formats.torch import read_torch
+from models.weights.torch_files import read_torch
 from utils.errors import ConfigError
 from utils.files import replacing
 

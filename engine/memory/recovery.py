@@ -14,7 +14,7 @@ from configs.schema import Config
 from datasets import Batch, Window
 from engine.parallel.strategy import is_sharded
 from engine.train.trainer import MicroBatches, Trainer, WindowGuard, cut
-from models.running_statistics import unchanged_buffers
+from models.parts import unchanged_buffers
 from utils.errors import OUT_OF_MEMORY, ConfigError
 from utils.log import Log
 from utils.text import counted

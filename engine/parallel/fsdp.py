@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from engine.parallel.replicated import Replicated, within_large
-from models.formats.sharded import Parts, span
-from models.running_statistics import has_running_statistics
+from models.parts import has_running_statistics
 from models.transforms.base import blocks_of
+from models.weights.sharded import Parts, span
 from utils.distributed import Process
 from utils.errors import ConfigError
 
@@ -57,7 +57,7 @@ class FullySharded(Replicated):
         policy = MixedPrecisionPolicy(reduce_dtype=self._reduce, cast_forward_inputs=False)
         if self._half is None or not hasattr(policy, "param_dtype_override_fn"):  # older torch: one type for all
             return policy
-        from models.transforms.gpu_kernels import PatchConv2d  # local: importing timm takes seconds
+        from models.transforms.kernels import PatchConv2d  # local: importing timm takes seconds
 
         # By identity: a layer named by a list has another class, and casts as the list says.
         layers = [each for each in module.modules() if type(each) in (nn.Linear, nn.Conv2d, PatchConv2d)]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.formats.sharded import ROWS, Parts, changed, span
+from models.weights.sharded import ROWS, Parts, changed, span
 from utils.distributed import Process
 
 LARGE = ("state_dict", "state_dict_ema", "optimizer")  # the parts of a state with large tensors

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from models.running_statistics import has_running_statistics
+from models.parts import has_running_statistics
 from utils.errors import ConfigError
 from utils.torch_internals import foreach_copy_
 

@@ -14,7 +14,7 @@ from engine.precision.loss_scale import FusedLossScaler, LossScaler
 from engine.precision.master_weights import ComputeWeights, MasterWeights, half_copy
 from engine.precision.speed import half_speedup
 from models.compilation import compile_model
-from models.first_layer import starts_with_convolution
+from models.parts import starts_with_convolution
 from models.transforms.float8 import check_float8
 from models.transforms.op_overrides import OpOverrides
 from utils.errors import ConfigError

@@ -8,9 +8,9 @@ from configs.schema import Config
 from datasets import ImageSet
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import read_checkpoint
+from engine.evaluation.scores import Best
 from engine.record.image_tables import Results
 from engine.record.result_files import ResultFiles
-from engine.scores.best import Best
 from engine.train.counters import EpochResult
 from engine.train.trainer import Callback, Trainer
 from utils.errors import ConfigError

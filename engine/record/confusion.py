@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw
 
+from engine.evaluation.tally import ImageResults
 from engine.record.image_tables import Names, cells
-from engine.scores.per_image import ImageResults
 from utils.lettering import Lettering, lettering
 from utils.text import counted
 

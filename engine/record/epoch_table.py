@@ -5,8 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from configs.schema import Config
-from engine.scores.best import Best
-from engine.scores.scores import TITLES, Scores, format_value
+from engine.evaluation.scores import TITLES, Best, Scores, format_value
 from engine.train.counters import EpochResult
 from utils.text import counted, format_time
 

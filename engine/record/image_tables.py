@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from datasets import ImageSet
-from engine.scores.per_image import ImageResults, LabelResults
+from engine.evaluation.tally import ImageResults, LabelResults
 from utils.files import replacing
 
 PREDICTIONS, PER_CLASS, CONFUSION = TABLES = ("predictions.csv", "per_class.csv", "confusion.csv")

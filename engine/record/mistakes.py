@@ -8,8 +8,8 @@ from PIL import Image
 
 from datasets import ImageSet
 from datasets.types import ImageReadError
+from engine.evaluation.tally import ImageResults, LabelResults
 from engine.record.image_tables import Names, Results
-from engine.scores.per_image import ImageResults, LabelResults
 from utils.contact_sheet import Tile, contact_sheet, fitted
 from utils.errors import UserError
 from utils.text import counted

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from engine.evaluation.scores import TITLES, format_value
 from engine.record.html import Markup, element, section
 from engine.record.page_chart import Axis, Curve, Point, chart, epoch_axis, linear_axis
 from engine.record.saved_run import SavedRun
-from engine.scores.scores import TITLES, format_value
 
 MANY_CLASSES = 5  # with so few, every top-5 is 100%
 

@@ -4,10 +4,9 @@ import math
 import time
 from collections.abc import Iterator
 
+from engine.evaluation.scores import TITLES, confidence, format_value
 from engine.record.html import Markup, element, joined
 from engine.record.saved_run import SavedRun
-from engine.scores.best import confidence
-from engine.scores.scores import TITLES, format_value
 from utils.text import counted, format_duration
 
 

@@ -4,7 +4,7 @@ import math
 import time
 from pathlib import Path
 
-from engine.scores.scores import TITLES, rank_of
+from engine.evaluation.scores import TITLES, rank_of
 from utils.files import replacing
 
 # Fixed margins: a layout that looks for them draws each picture twice.

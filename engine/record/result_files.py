@@ -9,11 +9,11 @@ from PIL.Image import DecompressionBombError
 
 from datasets import ImageSet
 from datasets.sources.synthetic import SyntheticImages
+from engine.evaluation.scores import Best
+from engine.evaluation.tally import ImageResults
 from engine.record.confusion import draw_confusion
 from engine.record.image_tables import Names, Results, write_tables
 from engine.record.mistakes import draw_mistakes
-from engine.scores.best import Best
-from engine.scores.per_image import ImageResults
 from utils.contact_sheet import write_picture
 from utils.errors import cause_of
 from utils.files import write_text

@@ -10,9 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from engine.evaluation.scores import Best, rank_of
 from engine.record.run_files import read_cells, read_json, read_rows, read_settings, read_table, read_text, to_numbers
-from engine.scores.best import Best
-from engine.scores.scores import rank_of
 from utils.errors import ConfigError
 
 ENDS = ("done", "stopped", "save_failed", "failed")

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine.scores.per_image import ImageResults, LabelResults
-from engine.scores.scores import Scores
+from engine.evaluation.scores import Scores
+from engine.evaluation.tally import ImageResults, LabelResults
 from utils.distributed import Process
 
 

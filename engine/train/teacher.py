@@ -13,10 +13,10 @@ from datasets import Batch, Preparation
 from engine.precision.policy import Precision
 from engine.train.loss import Taught
 from models import build_model
-from models.formats.files import find_file, read_state_dict, what_is_recorded
-from models.patterns import classifier_names
-from models.pretrained.weights import load_pretrained
+from models.parts import classifier_names
 from models.teacher import Teacher
+from models.weights.files import find_file, read_record, read_state_dict
+from models.weights.load import load_pretrained
 from utils.errors import ConfigError, did_you_mean
 from utils.text import first_of
 
@@ -64,7 +64,7 @@ def find_teacher(config: Config) -> Found:
     name, weights = config.TRAIN.TEACHER_MODEL, config.TRAIN.TEACHER_PRETRAINED
     path = find_file(name)
     if path:
-        return _of_run(config, str(path), what_is_recorded(path))
+        return _of_run(config, str(path), read_record(path))
     if not timm.is_model(name):
         raise ConfigError(
             f"{KEY}: no file at {name}, and timm has no model of this name{did_you_mean(name, timm.list_models())}"
@@ -78,7 +78,7 @@ def find_teacher(config: Config) -> Found:
     # Its images are of one size, or of any where its model takes them: it needs no schedule.
     train = replace(config.TRAIN, SIZE_SCHEDULE=())
     built = replace(config, DATA=data, MODEL=Model(TYPE="timm", NAME=name), TRAIN=train)
-    names = what_is_recorded(file).get("class_names") if file else None
+    names = read_record(file).get("class_names") if file else None
     number = len(names) if names else None if file or cfg is None else cfg.num_classes
     return Found(built, weights or name, names, number, side)
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from configs.schema import Config
 from datasets import Batch, Mixed, Preparation, TrainData, Window
+from engine.evaluation.scores import Best
 from engine.parallel.replicated import Replicated
 from engine.precision.master_weights import ComputeWeights
 from engine.precision.policy import Precision
-from engine.scores.best import Best
 from engine.train.counters import Counters, EpochResult, Report
 from engine.train.ema import Ema
 from engine.train.loss import Loss, hits
@@ -21,8 +21,8 @@ from engine.train.optim.clipping import Clipping
 from engine.train.optim.factory import AnyOptimizer, load_state
 from engine.train.optim.groups import set_rates
 from engine.train.schedule import Schedule
-from models.formats.common import PREFERRED
 from models.transforms import ModelTransforms
+from models.weights.state import PREFERRED
 from utils.distributed import Process
 from utils.seed import seed_update
 

@@ -7,7 +7,7 @@ from models.export import hugging_face, onnx_file, paddle_weights, torch_program
 from models.export.check import WrongExport, largest_difference
 from models.export.staging import staged
 from models.export.subject import Subject
-from models.formats.files import RECORD_SUFFIX
+from models.weights.files import RECORD_SUFFIX
 from utils.errors import ConfigError
 
 # Each module has SUFFIX, LOADED_BY, refuse(subject), which raises ConfigError before anything is written,

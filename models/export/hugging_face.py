@@ -12,10 +12,10 @@ from torch import Tensor
 from models.export.model_card import model_card
 from models.export.plain_vit import PlainVit, plain_vit
 from models.export.subject import Subject
-from models.formats import transformers_vit
-from models.formats.torch import to_safetensors
-from models.pretrained.hugging_face import RESAMPLE
-from models.pretrained.shapes import USUAL
+from models.weights.hugging_face import RESAMPLE
+from models.weights.metadata import USUAL
+from models.weights.names import TRANSFORMERS_KINDS, to_transformers
+from models.weights.torch_files import to_safetensors
 from utils.errors import ConfigError
 
 SUFFIX = ""
@@ -34,7 +34,7 @@ def write(subject: Subject, path: Path) -> None:
     config, vit = timm_config(subject), _vit_of_transformers(subject)
     if vit:
         config |= transformers_config(subject, vit)
-        weights = to_safetensors(transformers_vit.from_timm(subject.state), {"format": "pt"})
+        weights = to_safetensors(to_transformers(subject.state), {"format": "pt"})
         (path / FOR_TRANSFORMERS).write_bytes(weights)
         if processor := image_processor(subject):
             _write_json(path / "preprocessor_config.json", processor)
@@ -99,7 +99,7 @@ def _vit_of_transformers(subject: Subject) -> PlainVit | None:
 
 def transformers_config(subject: Subject, vit: PlainVit) -> dict[str, Any]:
     """What config.json has for transformers (4.53 or newer, the first to read the name of the weights)."""
-    kind = transformers_vit.KINDS[vit.is_distilled]
+    kind = TRANSFORMERS_KINDS[vit.is_distilled]
     classes = ("ViTForImageClassification", "DeiTForImageClassificationWithTeacher")
     return {
         "model_type": kind,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from models.export.plain_vit import EPS, plain_vit
 from models.export.subject import Subject
-from models.formats.paddle import to_paddle
+from models.weights.paddle import to_paddle
 from utils.errors import ConfigError
 
 SUFFIX = ".pdparams"

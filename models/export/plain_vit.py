@@ -9,7 +9,7 @@ from torch import nn
 
 from models.export.check import WrongExport, largest_difference
 from models.export.subject import Subject
-from models.formats import torchvision as names
+from models.weights import names
 from utils.errors import ConfigError
 
 EPS = 1e-6  # of LayerNorm, in torchvision and PaddleViT
@@ -86,7 +86,7 @@ def reference(subject: Subject, vit: PlainVit) -> nn.Module:
         model = VisionTransformer(**arguments(vit), norm_layer=lambda width: nn.LayerNorm(width, eps=vit.eps))
         model.conv_proj = nn.Conv2d(vit.channels, vit.width, vit.patch, stride=vit.patch)
     state, theirs = subject.state, model.state_dict()
-    named = names.timm_names(theirs)
+    named = names.timm_names_of_torchvision(theirs)
     zeros = {name: torch.zeros(3 * vit.width) for name in named.values() if name.endswith(".attn.qkv.bias")}
     model.load_state_dict({name: (zeros | state)[named[name]] for name in theirs})
     return model.eval()

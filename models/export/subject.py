@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from configs.schema import Config
 from models import build_model
-from models.formats.files import RECORD_SUFFIX, read_weights
-from models.pretrained.weights import load_exactly
+from models.weights.files import RECORD_SUFFIX, read_weights
+from models.weights.load import load_exactly
 from utils.errors import ConfigError
 
 

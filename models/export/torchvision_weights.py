@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from models.export.plain_vit import EPS, arguments, plain_vit
 from models.export.subject import Subject
-from models.formats.torchvision import timm_names
-from models.pretrained.training_files import TORCHVISION_NAMES
+from models.weights.metadata import TORCHVISION_NAMES
+from models.weights.names import timm_names_of_torchvision as timm_names
 from utils.errors import ConfigError
 
 SUFFIX = ".pth"

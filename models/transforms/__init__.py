@@ -6,13 +6,10 @@ import torch
 from torch import nn
 
 from configs.schema import AUTO, Config
-from models.transforms.activation_checkpointing import ActivationCheckpointing
 from models.transforms.base import ModelTransform
-from models.transforms.channels_last import ChannelsLast
+from models.transforms.blocks import ActivationCheckpointing, HalfResidual, SharedDropPath
 from models.transforms.float8 import Float8
-from models.transforms.half_residual import HalfResidual
 from models.transforms.op_overrides import OpOverrides
-from models.transforms.shared_drop_path import SharedDropPath
 from utils.errors import ConfigError
 
 
@@ -46,8 +43,7 @@ def choose_transforms(
     """The transforms for these settings and this device, in order. `half`: the type of -amp, None without."""
     # Local: importing timm takes seconds.
     from models.transforms.class_token_block import ClassTokenBlock
-    from models.transforms.cpu_kernels import CpuKernels
-    from models.transforms.gpu_kernels import GpuKernels
+    from models.transforms.kernels import ChannelsLast, CpuKernels, GpuKernels
 
     settings, is_autocast = config.PRECISION, half is not None and config.PRECISION.MODE != "naive"
     if half is not None and not is_autocast and (settings.CUSTOM_BLACK_LIST or settings.CUSTOM_WHITE_LIST):

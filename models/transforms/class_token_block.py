@@ -11,8 +11,8 @@ from timm.models.vision_transformer import Attention, Block, LayerScale, VisionT
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.transforms.attention import attend
 from models.transforms.base import ModelTransform, wrap
+from models.transforms.kernels import attend
 from utils.torch_internals import add_position_embedding, has_hooks
 
 # All but Attention treat each token by itself. Compared by identity: a subclass may do anything.

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from models.patterns import covers
-from models.running_statistics import has_running_statistics
+from models.parts import covers, has_running_statistics
 from models.transforms.base import ModelTransform, wrap
 from utils.errors import ConfigError, did_you_mean
 from utils.torch_internals import own_parameter

@@ -4,7 +4,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.scores.scores import TITLES
+from engine.evaluation.scores import TITLES
 from scripts.comparing.groups import Group
 from utils.files import replacing
 

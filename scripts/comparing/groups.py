@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from engine.evaluation.scores import TITLES, rank_of
 from engine.record.saved_run import SavedRun
-from engine.scores.scores import TITLES, rank_of
 from scripts.comparing.runs import REPETITION, differing, value_of
 from scripts.comparing.statistics import mean
 from utils.errors import ConfigError

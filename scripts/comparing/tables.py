@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from engine.evaluation.scores import TITLES
 from engine.record.saved_run import SavedRun
-from engine.scores.scores import TITLES
 from scripts.comparing.groups import Group, final_loss, memory, notes_on, num_epochs, speed
 from scripts.comparing.runs import differing, value_of
 from scripts.comparing.statistics import Difference, deviation, difference, mean

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.inference.classifier import load_classifier
-from engine.scores.best import confidence
-from engine.scores.scores import Scores
+from engine.evaluation.classifier import load_classifier
+from engine.evaluation.scores import Scores, confidence
 from scripts.export import export
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run, run_folder
@@ -55,7 +54,7 @@ def test_of_raw_weights_and_ema_the_better_ones_are_best_and_what_predict_export
 def assert_taken(small_yaml, source, weights):
     from configs.load import load
     from models import build_model
-    from models.pretrained.weights import load_pretrained
+    from models.weights.load import load_pretrained
 
     model = build_model(load(["-cfg", str(small_yaml)]).config, 10)
     load_pretrained(model, str(source))

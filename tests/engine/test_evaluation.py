@@ -10,9 +10,9 @@ from datasets import BadImages, Normalize, build_eval_data
 from datasets.sources.images import ArrayImages
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
-from engine.evaluation import evaluate
+from engine.evaluation.evaluate import evaluate
+from engine.evaluation.tally import Tally
 from engine.precision.policy import Precision
-from engine.scores.tally import Tally
 from tests.support.configs import CPU, small_config
 from utils.distributed import Process
 

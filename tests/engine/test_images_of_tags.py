@@ -13,7 +13,7 @@ from datasets import Normalize
 from datasets.transforms.crop import EvalTransform
 from datasets.transforms.pixel_rules import PixelRules, to_array
 from engine.settings import load_settings
-from models.pretrained.said import what_weights_say
+from models.weights.metadata import metadata_of
 from tests.support.refusals import refused
 from utils.errors import ConfigError
 
@@ -39,7 +39,7 @@ def test_every_tag_has_the_pipeline_of_timm():
     pipelines, photographs = defaultdict(set), [photograph(*size) for size in SIZES]
     for tag in timm.list_pretrained():
         known = timm.get_pretrained_cfg(tag).to_dict()
-        said = what_weights_say(tag)
+        said = metadata_of(tag)
         assert said.model == {"MODEL.TYPE": "timm", "MODEL.NAME": tag}
         pipelines[tuple(resolve_data_config({}, pretrained_cfg=known).items())].add(
             tuple(

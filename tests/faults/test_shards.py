@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from engine.checkpoint.format import find_newest
-from models.formats.sharded import named_shards
-from models.formats.torch import read_torch
+from models.weights.sharded import named_shards
+from models.weights.torch_files import read_torch
 from scripts.export import export
 from tests.support.run_hash import run_hash, state_hash
 from tests.support.runs import run_folder

@@ -10,7 +10,7 @@ from datasets import Normalize, Preparation
 from datasets.transforms.erasing import BatchedErasing
 from engine.precision.loss_scale import FusedLossScaler, LossScaler
 from engine.train.ema import ForeachLerp, FusedLerp
-from models.transforms.gpu_kernels import GpuKernels
+from models.transforms.kernels import GpuKernels
 from scripts.benchmarks.session.journal import Journal
 from scripts.benchmarks.session.machine import attention_calls
 from scripts.benchmarks.session.plan import Context

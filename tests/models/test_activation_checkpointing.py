@@ -6,7 +6,7 @@ import torch
 from engine.memory.estimate import saved_bytes
 from engine.precision.policy import Precision
 from models import build_model
-from models.transforms.activation_checkpointing import ActivationCheckpointing
+from models.transforms.blocks import ActivationCheckpointing
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.run_hash import state_hash
 from tests.support.trainers import make_trainer, update

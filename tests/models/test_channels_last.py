@@ -10,7 +10,7 @@ from torch import nn
 from configs.load import load
 from models import build_model
 from models.transforms import ModelTransforms, choose_transforms
-from models.transforms.channels_last import ChannelsLast
+from models.transforms.kernels import ChannelsLast
 from tests.support.configs import CPU, small_config
 from tests.support.runs import ROOT
 from tests.support.trainers import make_trainer, update

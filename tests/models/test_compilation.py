@@ -10,7 +10,7 @@ from engine.precision.policy import Precision
 from models import build_model
 from models.compilation import compile_model
 from models.transforms import choose_transforms
-from models.transforms.shared_drop_path import SharedDropPath
+from models.transforms.blocks import SharedDropPath
 from tests.support.compiling import compile_with, graphs_of_two_epochs
 from tests.support.configs import CPU, small_config
 from tests.support.planted import run_out

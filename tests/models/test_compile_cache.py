@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from models.compile_cache import FOLDER, NUM_WORKERS, prepare_compiler
+from models.compilation import FOLDER, NUM_WORKERS, prepare_compiler
 from tests.support.refusals import assert_names
 from tests.support.runs import run
 from utils.text import counted

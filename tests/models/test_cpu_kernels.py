@@ -9,8 +9,7 @@ from torch import nn
 
 from models import build_model
 from models.transforms import choose_transforms
-from models.transforms.attention import QkvLayoutAttention
-from models.transforms.cpu_kernels import CpuDropout, CpuKernels
+from models.transforms.kernels import CpuDropout, CpuKernels, QkvLayoutAttention
 from tests.support.configs import small_config
 
 

@@ -6,7 +6,7 @@ import torch
 
 from configs.schema import Config
 from models import build_model
-from models.first_layer import starts_with_convolution
+from models.parts import starts_with_convolution
 from tests.support.configs import replaced
 
 SMALL = {"PATCH_SIZE": 4, "EMBED_DIM": 16, "DEPTH": 1, "NUM_HEADS": 2}

@@ -17,7 +17,7 @@ from engine.diagnose.auto_doctor import make_case
 from engine.diagnose.explain import record_types
 from engine.diagnose.failing_batch import Batches, LastUpdate
 from engine.diagnose.fp32_compare import Float32Compare
-from engine.inference.classifier import config_of
+from engine.evaluation.classifier import config_of
 from engine.precision.policy import Precision
 from models import build_model
 from models.transforms import choose_transforms

@@ -10,8 +10,8 @@ import safetensors.torch
 import torch
 import torchvision
 
-from models.formats.files import read_state_dict, what_is_recorded
-from models.pretrained.weights import load_pretrained
+from models.weights.files import read_record, read_state_dict
+from models.weights.load import load_pretrained
 from tests.support.weight_files import (
     CLASSES,
     DEPTH,
@@ -267,7 +267,7 @@ def test_what_a_damaged_safetensors_says_beside_its_weights_is_an_error_that_nam
     safetensors.torch.save_file(weights, tmp_path / "whole")
     (tmp_path / "cut").write_bytes((tmp_path / "whole").read_bytes()[:-100])
     with pytest.raises(ConfigError, match="cut: damaged"):
-        what_is_recorded(tmp_path / "cut")
+        read_record(tmp_path / "cut")
 
 
 def test_a_flipped_bit_is_found_by_the_checksum(tmp_path, weights):

@@ -11,7 +11,7 @@ from torch import nn
 
 from models import build_model
 from models.transforms import ModelTransforms, attention, choose_transforms
-from models.transforms.gpu_kernels import GpuKernels, PatchConv2d
+from models.transforms.kernels import GpuKernels, PatchConv2d
 from models.transforms.op_overrides import OpOverrides
 from tests.support.configs import CPU, small_config
 from tests.support.refusals import assert_names

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from models.formats.torch import to_safetensors
-from models.pretrained.weights import load_pretrained
+from models.weights.load import load_pretrained
+from models.weights.torch_files import to_safetensors
 from tests.support.weight_files import random_weights, saved, vit
 from utils.errors import ConfigError
 

@@ -9,9 +9,9 @@ import timm
 import torch
 
 import main_single_gpu
-from engine.inference.classifier import load_classifier
+from engine.evaluation.classifier import load_classifier
 from models import adapt, build_model
-from models.formats.adapters import merged
+from models.weights.state import merged
 from scripts.export import export
 from tests.support.configs import small_config
 from tests.support.refusals import refused

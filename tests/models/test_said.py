@@ -12,9 +12,9 @@ import torch
 from configs.schema import Config, Data, Model
 from engine.settings import load_settings
 from models import build_model
-from models.formats.files import read_state_dict, read_weights
-from models.pretrained.said import what_weights_say
-from models.pretrained.weights import load_pretrained
+from models.weights.files import read_state_dict, read_weights
+from models.weights.load import load_pretrained
+from models.weights.metadata import metadata_of
 from tests.support.refusals import refused
 from tests.support.weight_files import (
     DEIT_2021,
@@ -85,7 +85,7 @@ def test_arguments_of_a_folder_of_timm_that_have_settings_become_those(tmp_path)
     arguments = {"img_size": 48, "in_chans": 1, "num_classes": 2, "drop_path_rate": 0.1, "global_pool": "avg"}
     config = {"architecture": "vit_tiny_patch16_224", "model_args": arguments, "pretrained_cfg": images}
     path = folder(tmp_path / "f", {"a": torch.ones(1)}, config=config)
-    said = what_weights_say(str(path))
+    said = metadata_of(str(path))
     assert_says(said.images, IMAGE_SIZE=48, IMAGE_CHANNELS=1)
     assert said.model["MODEL.KWARGS"] == {"global_pool": "avg"}
 
@@ -95,7 +95,7 @@ def test_a_vit_of_transformers_is_built_and_read(tmp_path, weights):
     config |= {"intermediate_size": 4 * WIDTH, "image_size": 32, "patch_size": 8, "id2label": {"0": "a", "1": "b"}}
     prepared = {"size": {"height": 32, "width": 32}, "resample": 2, "image_mean": HALF, "image_std": HALF}
     path = folder(tmp_path / "f", transformers_weights(weights), config=config, preprocessor_config=prepared)
-    said = what_weights_say(str(path))
+    said = metadata_of(str(path))
     assert said.model == OUR_VIT
     assert_says(
         said.images, IMAGE_SIZE=32, CROP_MODE="squash", CROP_PCT=1.0, INTERPOLATION="bilinear", IMAGENET_MEAN=HALF
@@ -105,7 +105,7 @@ def test_a_vit_of_transformers_is_built_and_read(tmp_path, weights):
     assert_same(model.state_dict(), weights)
     cropped = prepared | {"size": 36, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True}
     (path / "preprocessor_config.json").write_text(json.dumps(cropped))
-    assert_says(what_weights_say(str(path)).images, IMAGE_SIZE=32, CROP_MODE="squash", CROP_PCT=32 / 36)
+    assert_says(metadata_of(str(path)).images, IMAGE_SIZE=32, CROP_MODE="squash", CROP_PCT=32 / 36)
 
 
 def test_a_vit_of_transformers_without_a_tensor_is_refused(tmp_path, weights):
@@ -125,16 +125,14 @@ def test_a_distilled_deit_of_transformers_gets_timms_names(tmp_path):
     config = {"model_type": "deit", "hidden_size": 192, "image_size": 224, "patch_size": 16}
     path = folder(tmp_path / "f", state, config=config)
     assert set(read_state_dict(path)) == {*names.values(), "head.bias", "head_dist.bias"}
-    said = what_weights_say(str(path))
+    said = metadata_of(str(path))
     assert said.model == {"MODEL.TYPE": "timm", "MODEL.NAME": "deit_tiny_distilled_patch16_224"}
     assert_says(said.images, IMAGE_SIZE=224)
 
 
 def test_checkpoints_of_training_scripts_say_the_model_and_its_images(tmp_path):
     def says(**content):
-        return what_weights_say(
-            str(saved({"state_dict": {"fc.weight": torch.ones(2, 2)}} | content, tmp_path / "x.pth"))
-        )
+        return metadata_of(str(saved({"state_dict": {"fc.weight": torch.ones(2, 2)}} | content, tmp_path / "x.pth")))
 
     arguments = argparse.Namespace(model="resnet50", img_size=160, mean=[0.2] * 3, crop_pct=0.8, std=None, lr=0.1)
     said = says(arch="resnet50", args=arguments)
@@ -155,14 +153,14 @@ def test_checkpoints_of_training_scripts_say_the_model_and_its_images(tmp_path):
 
 def test_googles_and_paddlevits_files_say_their_vit_by_its_shapes(tmp_path, weights):
     np.savez(tmp_path / "g.npz", **google_arrays(weights, ""))
-    said = what_weights_say(str(tmp_path / "g.npz"))
+    said = metadata_of(str(tmp_path / "g.npz"))
     assert said.model == OUR_VIT
     assert {key: list(value) if isinstance(value, tuple) else value for key, value in said.images.items()} == pairs(
         IMAGE_SIZE=32, IMAGE_CHANNELS=3, IMAGENET_MEAN=HALF, IMAGENET_STD=HALF
     )
     tiny = vit(EMBED_DIM=192, DEPTH=1, MLP_RATIO=0.5).state_dict()
     for name, names, mean in (("v", PADDLE_2022, HALF), ("deit_x", DEIT_2021, IMAGENET[0])):
-        said = what_weights_say(str(pickled(paddle_arrays(tiny, names), tmp_path / f"{name}.pdparams")))
+        said = metadata_of(str(pickled(paddle_arrays(tiny, names), tmp_path / f"{name}.pdparams")))
         assert said.model == OUR_VIT | {"MODEL.EMBED_DIM": 192, "MODEL.DEPTH": 1, "MODEL.MLP_RATIO": 0.5}
         assert_says(said.images, IMAGE_SIZE=32, IMAGENET_MEAN=mean, CROP_PCT=0.875, CROP_MODE="center")
 

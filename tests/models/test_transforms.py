@@ -9,7 +9,7 @@ from torch import nn
 
 from models import build_model
 from models.transforms import ModelTransforms, choose_transforms
-from models.transforms.gpu_kernels import GpuKernels
+from models.transforms.kernels import GpuKernels
 from tests.support.configs import CPU, small_config
 
 # All at once: overrides, class token, kernels, float8 (blocks.1.mlp.fc1), checkpointing, residual.

@@ -14,9 +14,9 @@ from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from timm.models import adapt_input_conv
 from timm.models.vision_transformer import VisionTransformer
 
-from models.formats.files import read_state_dict
-from models.pretrained import hub
-from models.pretrained.weights import load_pretrained
+from models.weights import load
+from models.weights.files import read_state_dict
+from models.weights.load import load_pretrained
 from scripts import convert_paddlevit, export
 from tests.support.refusals import assert_names, refused
 from tests.support.weight_files import (
@@ -170,7 +170,7 @@ def network(monkeypatch):
         for error in server.errors:
             raise error
 
-    monkeypatch.setattr(hub, "get_session", lambda: SimpleNamespace(head=head))
+    monkeypatch.setattr(load, "get_session", lambda: SimpleNamespace(head=head))
     monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0")
     return server
 
@@ -216,7 +216,7 @@ def test_a_server_out_of_reach_is_asked_once_and_only_for_weights_that_are_not_c
             raise FileNotFoundError(repository)
 
     asked = []
-    monkeypatch.setattr(hub, "snapshot_download", snapshot)
+    monkeypatch.setattr(load, "snapshot_download", snapshot)
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: asked.append(name) or vit())
     network.errors = [ConnectionError("Name or service not known")]
     if cached:

@@ -6,8 +6,8 @@ import pytest
 import safetensors
 import torch
 
-from models.formats.averaging import average
-from models.formats.files import read_state_dict
+from models.weights.files import read_state_dict
+from models.weights.state import average
 from scripts import average as script
 from tests.support.checkpoints import PLAIN, checkpoint
 from tests.support.refusals import assert_names

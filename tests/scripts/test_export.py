@@ -14,10 +14,9 @@ import torchvision
 
 from models.export import torch_program
 from models.export.torchvision_weights import OTHERS
-from models.formats.checkpoint import read_checkpoint
-from models.formats.files import read_state_dict, what_is_recorded
-from models.formats.torch import by_timms_names
-from models.pretrained.said import what_weights_say
+from models.weights.files import read_checkpoint, read_record, read_state_dict
+from models.weights.metadata import metadata_of
+from models.weights.torch_files import by_timms_names
 from scripts import export
 from tests.support.checkpoints import CLASSES, PLAIN, checkpoint
 from tests.support.configs import meta_device
@@ -51,12 +50,12 @@ def test_halfstep_reads_each_export_of_weights_back_to_the_last_bit_with_classes
     target = tmp_path / "new" / TARGETS[to]
     assert exported(plain, to, target) == 0
     assert_same(read_state_dict(target), weights_in(plain))
-    said = what_weights_say(str(target))
+    said = metadata_of(str(target))
     assert said.model["MODEL.EMBED_DIM"] == PLAIN["EMBED_DIM"] and said.model["MODEL.NUM_HEADS"] == PLAIN["NUM_HEADS"]
     assert said.images["DATA.IMAGE_SIZE"] == 32 and said.images["DATA.CROP_PCT"] == 0.9
     assert list(said.images["DATA.IMAGENET_MEAN"]) == [0.1, 0.2, 0.3]
     file = target / "model.safetensors" if to == "hf" else target
-    assert what_is_recorded(file)["class_names"] == CLASSES
+    assert read_record(file)["class_names"] == CLASSES
     (target.parent / "x.npz").write_text("a file beside a folder of that name")
     assert_same(read_checkpoint(target, {"config", "class_names", "data"})[1]["state_dict"], weights_in(plain))
     left = {each.name for each in target.parent.iterdir()} - {target.name, "x.npz"}
@@ -237,7 +236,7 @@ def test_a_full_disk_leaves_no_half_file_and_keeps_the_former_one(plain, tmp_pat
 def test_weights_cannot_be_taken_from_a_graph(tmp_path, name):
     (tmp_path / name).write_bytes(b"a graph")
     with refused(ConfigError, tmp_path / name, ".safetensors"):
-        what_weights_say(str(tmp_path / name))
+        metadata_of(str(tmp_path / name))
 
 
 def test_a_limit_for_files_ends_the_export_of_a_graph_as_any_other(plain, tmp_path):

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from models.pretrained.catalogue import KnownModel, data_of, describe_models, find_names
 from scripts import models as script
+from scripts.models import KnownModel, data_of, describe_models, find_names
 from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError
 from utils.program import exit_code
@@ -96,7 +96,7 @@ def test_the_data_of_weights_is_read_from_their_tag():
 
 
 def test_weights_of_one_shape_are_counted_once(monkeypatch):
-    from models.pretrained import catalogue
+    from scripts import models as catalogue
 
     counted = []
     monkeypatch.setattr(catalogue, "count_parameters", lambda name: counted.append(name) or 7)

@@ -7,7 +7,7 @@ from torch import nn
 
 from configs.schema import Config
 from datasets import BadImages, build_eval_data, load_image_sets
-from engine.evaluation import evaluate
+from engine.evaluation.evaluate import evaluate
 from tests.support.configs import CPU
 from tests.support.trainers import make_trainer, train
 from utils.distributed import Process

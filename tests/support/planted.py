@@ -16,7 +16,7 @@ import torch
 
 import engine.auto_batch_size
 import engine.callback_list
-import engine.evaluation
+import engine.evaluation.evaluate
 import engine.memory.estimate
 import engine.record.trackers
 import engine.run
@@ -25,12 +25,12 @@ import engine.settings
 import utils.bar
 from datasets.loading.readers import Reader, TrainReader
 from engine.epochs import Epochs
-from engine.evaluation import Evaluation
+from engine.evaluation.evaluate import Evaluation
+from engine.evaluation.scores import Scores
+from engine.evaluation.tally import PerImage
 from engine.record.best_results import BestResults
 from engine.record.plot import Plotter
 from engine.record.result_files import ResultFiles
-from engine.scores.per_image import PerImage
-from engine.scores.scores import Scores
 from engine.session import Status
 from engine.train.trainer import Callback, Trainer
 from tests.support.forked_children import ForkingPopen

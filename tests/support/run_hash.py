@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from engine.record.timing import PHASES
-from models.formats.torch import read_torch
+from models.weights.torch_files import read_torch
 
 # They depend on the machine's mood.
 NOT_REPEATABLE = (

@@ -12,7 +12,7 @@ from engine.train.optim.groups import parameter_groups
 from engine.train.optim.names import KEY, OURS, SCHEDULE_FREE, changed_arguments, find_class
 from engine.train.optim.schedule_free import ScheduleFreeOptimizer
 from engine.train.optim.skipping import SkippingOptimizer
-from models.running_statistics import has_running_statistics
+from models.parts import has_running_statistics
 from utils.errors import ConfigError
 from utils.torch_internals import tree_leaves
 

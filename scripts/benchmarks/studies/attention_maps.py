@@ -21,9 +21,9 @@ from PIL import Image
 from torch import Tensor
 
 import main_single_gpu
-from engine.inference.classifier import load_classifier
-from engine.inference.pictures import Maps
-from engine.inference.predictor import Look, Predictor
+from engine.evaluation.classifier import load_classifier
+from engine.evaluation.output import Maps
+from engine.evaluation.predictor import Look, Predictor
 from scripts.benchmarks.parts.common import ROOT, Table, machine
 from scripts.command_line import Parser, at_least
 from utils.distributed import Process, choose_device

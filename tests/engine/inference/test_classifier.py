@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 from timm.data import ImageNetInfo
 
-from engine.inference.classifier import Classifier, load_classifier
-from engine.inference.pictures import Maps
-from models.pretrained import hub
+from engine.evaluation.classifier import Classifier, load_classifier
+from engine.evaluation.output import Maps
+from models.weights import load
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names
 from tests.support.weight_files import google_arrays, random_weights, vit
@@ -22,7 +22,7 @@ ARGUMENTS = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_
 
 
 def hub_folder(folder, num_classes, **config):
-    """A small ViT as timm pushes it to the hub. Returns the model."""
+    """A small ViT as timm pushes it to the load. Returns the model."""
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", num_classes=num_classes, **ARGUMENTS).eval()
     folder.mkdir()
@@ -108,8 +108,8 @@ def test_names_that_need_a_network_that_is_not_there_end_with_what_to_do(monkeyp
     def unreachable(*_, **__):
         raise OSError("no route to host")
 
-    monkeypatch.setattr(hub, "get_session", lambda: SimpleNamespace(head=unreachable))
-    monkeypatch.setattr(hub, "snapshot_download", unreachable)
+    monkeypatch.setattr(load, "get_session", lambda: SimpleNamespace(head=unreachable))
+    monkeypatch.setattr(load, "snapshot_download", unreachable)
     with pytest.raises(ConfigError) as caught:
         load_classifier("resnet10t.c3_in1k")
     assert_names(str(caught.value), "resnet10t", "no route to host")

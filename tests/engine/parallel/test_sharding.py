@@ -7,8 +7,8 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from engine.parallel.strategy import check_strategy
-from models.formats.sharded import Parts, span
-from models.formats.torch import read_torch
+from models.weights.sharded import Parts, span
+from models.weights.torch_files import read_torch
 from tests.support.configs import SMALL, small_config
 from tests.support.refusals import refused
 from tests.support.run_hash import run_hash, state_hash

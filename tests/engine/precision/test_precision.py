@@ -12,7 +12,7 @@ from engine.precision.policy import Precision, choose_half, speed_advice
 from engine.precision.speed import half_speedup
 from engine.train.optim.factory import build_optimizer
 from models.transforms import choose_transforms
-from models.transforms.half_residual import HalfResidual
+from models.transforms.blocks import HalfResidual
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names, refused
 from tests.support.trainers import make_trainer, update

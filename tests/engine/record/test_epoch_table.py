@@ -2,9 +2,8 @@
 
 import pytest
 
+from engine.evaluation.scores import Best, Scores
 from engine.record.epoch_table import LINES_BELOW_A_HEAD, EpochTable
-from engine.scores.best import Best
-from engine.scores.scores import Scores
 from engine.train.counters import EpochResult, Report
 from tests.support.configs import small_config
 

@@ -13,14 +13,13 @@ from datasets import BadImages, Normalize, build_eval_data
 from datasets.sources.images import ArrayImages
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
-from engine.evaluation import evaluate
+from engine.evaluation.evaluate import evaluate
+from engine.evaluation.tally import ImageResults, Tally
 from engine.precision.policy import Precision
 from engine.record import image_tables as module
 from engine.record.confusion import draw_confusion
 from engine.record.image_tables import Names, write_tables
 from engine.record.mistakes import draw_mistakes
-from engine.scores.per_image import ImageResults
-from engine.scores.tally import Tally
 from tests.support.configs import CPU, small_config
 from tests.support.threads import Threads
 from utils.distributed import Process

@@ -15,12 +15,12 @@ from engine.diagnose.explain import explain
 from engine.diagnose.failing_batch import LastUpdate
 from engine.diagnose.fp32_compare import Float32Compare
 from engine.epochs import Epochs
-from engine.evaluation import evaluate
+from engine.evaluation.evaluate import evaluate
 from engine.precision.loss_scale import FusedLossScaler
 from engine.record.timing import Timing
 from engine.run import run
 from engine.train.stop_conditions import SkipLimit
-from models.transforms.gpu_kernels import PatchConv2d
+from models.transforms.kernels import PatchConv2d
 from tests.support.configs import CPU, small_config
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
 from tests.support.run_hash import state_hash

@@ -21,12 +21,12 @@ from datasets import BadImages, ImageSet, build_eval_data, build_train_data, loa
 from engine.build import build_trainer
 from engine.checkpoint.format import read_checkpoint
 from engine.checkpoint.sharded_saver import PIECES, ShardedSaver
-from engine.evaluation import evaluate
+from engine.evaluation.evaluate import evaluate
 from engine.precision.loss_scale import FusedLossScaler
 from engine.train.ema import FusedLerp
 from engine.train.trainer import Trainer
 from models import build_model
-from models.transforms.gpu_kernels import GpuKernels
+from models.transforms.kernels import GpuKernels
 from utils.distributed import Process
 from utils.log import Log
 from utils.program import exit_now

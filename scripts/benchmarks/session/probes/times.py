@@ -6,7 +6,7 @@ import time
 import torch
 from timm.layers import PatchEmbed
 
-from models.transforms.gpu_kernels import GpuKernels
+from models.transforms.kernels import GpuKernels
 from scripts.benchmarks.session.plan import Context
 from scripts.benchmarks.session.probes.checks import Probes
 from scripts.benchmarks.session.probes.trainers import first_batches, small_trainer

@@ -1,0 +1,187 @@
+"""The model that classifies, from whatever names its weights: its settings, its classes, and what to say about it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from configs.schema import Config
+from configs.values import unflatten
+from datasets.transforms.pixel_rules import PixelRules
+from engine.settings import load_settings, override
+from models import build_model
+from models.parts import classifier_names
+from models.weights.files import chosen_weights, find_checkpoint, read_checkpoint, read_record, shapes_in
+from models.weights.load import load_exactly, load_pretrained
+from models.weights.metadata import classes_of_weights
+from models.weights.timm_tags import pretrained_cfg
+from utils.errors import ConfigError
+from utils.text import counted
+
+OURS = {"config", "class_names", "data"}  # what a checkpoint of ours says beside its weights
+USUAL_CLASSES = 1000
+
+
+@dataclass
+class Classifier:
+    """A model with its weights, in evaluation mode on the CPU, as no transform has changed it yet."""
+
+    config: Config  # with the precision and preprocessing of its evaluation
+    model: nn.Module
+    classes: list[str]  # one for each output
+    source: str  # the file or name of the weights
+    weights: str  # which of the weights in a checkpoint
+    epoch: int | None  # after which these were saved, where they say
+
+    def describe(self) -> str:
+        kind = f" ({self.weights})" if self.weights else ""
+        epoch = f" after epoch {self.epoch}" if self.epoch else ""
+        return f"{self.source}{kind}: {self.config.MODEL.NAME}{epoch}, {counted(len(self.classes), 'class')}"
+
+    def facts(self) -> dict[str, Any]:
+        """The model and its preprocessing in plain values."""
+        data = self.config.DATA
+        return {
+            "model": {
+                "weights": self.source,
+                "key": self.weights or None,
+                "architecture": self.config.MODEL.NAME,
+                "epoch": self.epoch,
+                "classes": self.classes,
+            },
+            "preprocessing": {
+                "input_size": [data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE],
+                "interpolation": data.INTERPOLATION,
+                "crop_pct": data.CROP_PCT,
+                "crop_mode": data.CROP_MODE,
+                "mean": list(data.IMAGENET_MEAN),
+                "std": list(data.IMAGENET_STD),
+                "exif": "apply" if PixelRules.of(data).applies_exif else "ignore",
+            },
+        }
+
+
+def load_classifier(
+    source: str | Path, flags: Sequence[str] = (), raw: bool = False, names: Path | None = None
+) -> Classifier:
+    """`source`: a run's folder, a checkpoint of ours, or what -pretrained reads; `flags`: settings as for -eval;
+    `raw`: the raw weights of a checkpoint, also where the EMA scored better; `names`: a file with a class a line.
+    """
+    source = str(source)
+    path = find_checkpoint(source)
+    is_ours = path is not None and OURS <= read_record(path).keys()
+    found = _load_ours(path, flags, raw) if is_ours else _load_other(source, path, flags, raw)
+    if names:
+        found.classes = _read_names(names, found.model.num_classes)
+    found.classes = [
+        *found.classes,
+        *(f"class {number}" for number in range(len(found.classes), found.model.num_classes)),
+    ]
+    found.model.eval()
+    return found
+
+
+def config_of(state: dict) -> Config:
+    """The settings of a run by its checkpoint, with the preprocessing that `data` describes."""
+    config = unflatten(state["config"])
+    data = state["data"]
+    channels, side, _ = data["input_size"]
+    images = replace(
+        config.DATA,
+        IMAGE_SIZE=side,
+        IMAGE_CHANNELS=channels,
+        CROP_PCT=data["crop_pct"],
+        CROP_MODE=data.get("crop_mode", "center"),  # older checkpoints have none
+        INTERPOLATION=data["interpolation"],
+        IMAGENET_MEAN=tuple(data["mean"]),
+        IMAGENET_STD=tuple(data["std"]),
+    )
+    return without_float8(replace(config, DATA=images))
+
+
+def without_float8(config: Config) -> Config:
+    """In bfloat16 instead: float8 needs hardware that is often not there for inference."""
+    if config.PRECISION.MODE != "float8":
+        return config
+    return replace(config, PRECISION=replace(config.PRECISION, MODE="autocast", DTYPE="bfloat16"))
+
+
+def _load_ours(path: Path, flags: Sequence[str], raw: bool) -> Classifier:
+    path, state = read_checkpoint(path, OURS)
+    config = override(config_of(state), flags)
+    kind, weights = chosen_weights(state, path, "state_dict" if raw else None)
+    classes = list(state["class_names"])
+    model = build_model(config, config.MODEL.NUM_CLASSES or len(classes))
+    load_exactly(model, weights, path)
+    return Classifier(config, model, classes, str(path), kind, state["epoch"] + 1 if "epoch" in state else None)
+
+
+def _settings_of_other(source: str, flags: Sequence[str]) -> Config:
+    """Those with which -eval would evaluate these weights."""
+    try:
+        config = load_settings(["-eval", "-pretrained", source, *flags]).with_default_batch_size().config
+    except ConfigError as error:
+        raise ConfigError(str(error).removeprefix("MODEL.PRETRAINED: ")) from None
+    # Photos of a user's own are shown upright, as in data sets of these.
+    return without_float8(replace(config, DATA=replace(config.DATA, EXIF=config.DATA.EXIF or "apply")))
+
+
+def _load_other(source: str, path: Path | None, flags: Sequence[str], raw: bool) -> Classifier:
+    """Weights of timm, PaddleViT, torchvision and others."""
+    if raw:
+        raise ConfigError(
+            f"-raw: {source} is no checkpoint of a run, which alone has two kinds of weights; leave it out"
+        )
+    config = _settings_of_other(source, flags)
+    if path:
+        model, shapes = build_model(config, config.MODEL.NUM_CLASSES or USUAL_CLASSES), shapes_in(path)
+        heads = [shapes[f"{name}.weight"][0] for name in classifier_names(model) if f"{name}.weight" in shapes]
+        number = heads[0] if heads else 0
+    else:
+        model, number = None, pretrained_cfg(source).get("num_classes")
+    if not number:
+        raise ConfigError(
+            f"{source} has no classifier, only what comes before it; fine-tune it on images with classes first "
+            "(docs/fine-tuning.md)"
+        )
+    if model is None or number != model.num_classes:
+        model = build_model(config, number)
+    try:
+        load_pretrained(model, source, "weights", needs_head=True)
+    except ConfigError as error:
+        instead = (
+            str(error)
+            .removeprefix("weights: ")
+            .replace(": -pretrained path/to/model.safetensors", " in place of the name")
+        )
+        raise ConfigError(instead) from None
+    return Classifier(config, model, _class_names(source, number), str(path or source), "", None)
+
+
+def _class_names(source: str, number: int) -> list[str]:
+    """Those that the weights say; else, of a classifier as large as one of ImageNet's, the names of those classes."""
+    from timm.data import ImageNetInfo, infer_imagenet_subset
+
+    names, subset = classes_of_weights(source), infer_imagenet_subset({"num_classes": number})
+    info = ImageNetInfo(subset) if subset else None
+    if info and names in ([], info.label_names()):
+        return info.label_descriptions()
+    return names if len(names) == number else []
+
+
+def _read_names(path: Path, number: int) -> list[str]:
+    try:
+        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"-classes: {path} cannot be read ({error}); it must be a text file with a name a line"
+        ) from None
+    while names and not names[-1]:
+        names.pop()
+    if len(names) != number:
+        raise ConfigError(
+            f"-classes: {path} has {counted(len(names), 'line')}, but the model has {counted(number, 'class')}"
+        )
+    return names

@@ -1,0 +1,173 @@
+"""Maps of what a model looked at: attention rollout of plain Vision Transformers, Grad-CAM of others."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+
+def attention_layers(model: nn.Module) -> list[nn.Module]:
+    """timm's attention layers that hand their weights to a dropout when they are not fused, from first to last."""
+    return [
+        module
+        for module in model.modules()
+        if hasattr(module, "fused_attn") and isinstance(getattr(module, "attn_drop", None), nn.Module)
+    ]
+
+
+@contextlib.contextmanager
+def watching_attention(model: nn.Module, see: Callable[[Tensor], None]) -> Iterator[None]:
+    """Call `see` with the attention weights [B, heads, N, N] of each layer, as it computes with them."""
+    layers = attention_layers(model)
+    fused = [layer.fused_attn for layer in layers]
+    hooks = [layer.attn_drop.register_forward_pre_hook(lambda _, given: see(given[0])) for layer in layers]
+    try:
+        for layer in layers:
+            layer.fused_attn = False  # the fused kernel computes no weights that could be seen
+        yield
+    finally:
+        for layer, was in zip(layers, fused, strict=True):
+            layer.fused_attn = was
+        for hook in hooks:
+            hook.remove()
+
+
+class Rollout:
+    """Maps of a model whose tokens stay the same from block to block."""
+
+    title = "attention rollout"
+
+    def __init__(self, model: nn.Module, grid: tuple[int, int]):
+        self.model, self.grid = model, grid
+
+    @classmethod
+    def of(cls, model: nn.Module, image: Tensor) -> "Rollout | None":
+        """None for models that are no plain row of blocks, such as Swin with its windows. `image`: any, of the right size."""
+        shapes: list[torch.Size] = []
+        with torch.no_grad(), watching_attention(model, lambda weights: shapes.append(weights.shape)):
+            model(image)
+        grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
+        if not shapes or grid is None or len(shapes) != len(getattr(model, "blocks", ())):
+            return None
+        num_tokens = grid[0] * grid[1] + getattr(model, "num_prefix_tokens", 0)
+        plain = all(len(each) == 4 and each[0] == 1 and each[2:] == (num_tokens, num_tokens) for each in shapes)
+        return cls(model, tuple(grid)) if plain else None
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor, classes: Tensor) -> Tensor:
+        """[B, rows, columns]: how much the head reads of each patch. The classes make no difference."""
+        mixed: Tensor | None = None
+
+        def see(weights: Tensor) -> None:
+            nonlocal mixed
+            step = (weights.mean(1) + torch.eye(weights.shape[-1], device=weights.device)) / 2
+            mixed = step if mixed is None else step @ mixed
+
+        with watching_attention(self.model, see), watching_pool(self.model) as pooled:
+            self.model(images)
+        read = self._rows(mixed) if not pooled else (pooled[0] @ self._taken_by_pool(mixed)).mean(1)
+        return read[:, -self.grid[0] * self.grid[1] :].unflatten(1, self.grid)
+
+    def _rows(self, mixed: Tensor) -> Tensor:
+        """[B, N]: the mean over the tokens that the head reads."""
+        model, prefix = self.model, getattr(self.model, "num_prefix_tokens", 0)
+        if getattr(model, "global_pool", "token") == "token" and prefix:
+            return mixed[:, : 2 if hasattr(model, "head_dist") else 1].mean(1)
+        return mixed[:, 0 if getattr(model, "pool_include_prefix", False) else prefix :].mean(1)
+
+    def _taken_by_pool(self, mixed: Tensor) -> Tensor:
+        return mixed if getattr(self.model, "pool_include_prefix", False) else mixed[:, self.model.num_prefix_tokens :]
+
+
+@contextlib.contextmanager
+def watching_pool(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Collects the weights [B, queries, N], the mean over the heads, with which a pooling by attention reads the tokens."""
+    pool, seen, weights = getattr(model, "attn_pool", None), {}, []
+    if not all(hasattr(pool, name) for name in ("q_norm", "k_norm", "scale", "proj")):
+        yield weights
+        return
+
+    def keep(name: str) -> Callable:
+        return lambda module, given, output: seen.update({name: output})
+
+    def compute(*_) -> None:
+        weights.append((seen["q"] * pool.scale @ seen["k"].transpose(-2, -1)).softmax(-1).mean(1))
+
+    hooks = [
+        pool.q_norm.register_forward_hook(keep("q")),
+        pool.k_norm.register_forward_hook(keep("k")),
+        pool.proj.register_forward_pre_hook(compute),
+    ]
+    try:
+        yield weights
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+FINE_ENOUGH = 7  # places a side: what most models have of an image of 224
+
+
+class GradientMaps:
+    """Maps of a model by the output of one of its modules."""
+
+    title = "Grad-CAM"
+
+    def __init__(self, model: nn.Module, module: nn.Module, channels: int):
+        self.model, self.module, self.channels = model, module, channels
+
+    @classmethod
+    def of(cls, model: nn.Module, image: Tensor) -> "GradientMaps | None":
+        """By the last of timm's stages that is fine enough, else the finest; None if no stage has places.
+
+        Images of 32 leave most models a last stage of a single place.
+        """
+        stages = {
+            stage["module"]: stage["num_chs"] for stage in getattr(model, "feature_info", ()) if "module" in stage
+        }
+        modules = dict(model.named_modules())
+        found: list[tuple[int, GradientMaps]] = []
+        for name, channels in stages.items():
+            if name not in modules:
+                continue
+            maps = cls(model, modules[name], channels)
+            with torch.no_grad(), maps._watching(kept := []):
+                model(image)
+            grid = maps._as_grid(kept[0]) if kept else None
+            if grid is not None and (side := min(grid.shape[1:3])) > 1:
+                found.append((side, maps))
+        return max(reversed(found), key=lambda each: min(each[0], FINE_ENOUGH), default=(0, None))[1]
+
+    def __call__(self, images: Tensor, classes: Tensor) -> Tensor:
+        """[B, rows, columns]: how much each place speaks for the class of its image, at least 0."""
+        with torch.enable_grad(), self._watching(kept := []):
+            logits = self.model(images.detach().clone().requires_grad_())
+            (features,) = kept
+            (gradient,) = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), features)
+        weights = self._as_grid(gradient).mean((1, 2), keepdim=True)
+        return (self._as_grid(features) * weights).sum(-1).relu().detach()
+
+    @contextlib.contextmanager
+    def _watching(self, kept: list[Tensor]) -> Iterator[None]:
+        hook = self.module.register_forward_hook(_keep_in(kept))
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _as_grid(self, features: Tensor) -> Tensor | None:
+        """[B, rows, columns, channels] of [B, channels, rows, columns], or of tokens in a square; None for others."""
+        if not isinstance(features, Tensor) or self.channels not in (shape := features.shape):
+            return None
+        if features.ndim == 4:
+            is_last = shape[-1] == self.channels and shape[1] != self.channels
+            is_last |= shape[1] == shape[-1] and getattr(self.model, "output_fmt", "NCHW") == "NHWC"
+            return features if is_last else features.permute(0, 2, 3, 1)
+        side = math.isqrt(shape[1]) if features.ndim == 3 else 0
+        return features[:, -side * side :].unflatten(1, (side, side)) if side else None
+
+
+def _keep_in(kept: list[Tensor]) -> Callable:
+    return lambda module, given, output: kept.append(output)

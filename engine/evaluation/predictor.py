@@ -1,0 +1,115 @@
+"""Classifies images in batches with one model, alone or as one of several processes that share the images."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from datasets import BadImages, Normalize, build_eval_data
+from datasets.sources.images import FileImages
+from datasets.transforms.pixel_rules import PixelRules
+from engine.evaluation.classifier import Classifier
+from engine.precision.policy import Precision, set_matmul
+from engine.train.loss import widen
+from models.transforms import choose_transforms
+from utils.distributed import Process
+
+FEW = 64  # images that are read faster than workers start
+
+
+class Guess(NamedTuple):
+    """A class, and how probable the model thinks it."""
+
+    number: int
+    name: str
+    probability: float
+
+
+class Prediction(NamedTuple):
+    """What a readable image shows."""
+
+    index: int  # of the path among all
+    path: str
+    guesses: list[Guess]  # the most probable first
+    picture: Any = None  # what `look` made of it
+
+
+class Look(NamedTuple):
+    """A batch as pictures are made of it."""
+
+    indices: list[int]  # of the images in the list of paths
+    pixels: Tensor  # uint8 [B, channels, side, side] on the host, what the model got before normalization
+    inputs: Tensor  # float32 [B, channels, side, side] on the device, normalized
+    guesses: list[list[Guess]]
+    best: Tensor  # int64 [B]: the most probable class
+
+
+class Predictor:
+    """A classifier on the device of this process, in the precision of its run's evaluation."""
+
+    def __init__(
+        self, classifier: Classifier, process: Process, flip: bool = False, say: Callable[[str], None] = print
+    ):
+        """`flip`: take the mean of the logits of each image and its mirror image; `say`: is told of unreadable images."""
+        self.classifier, self.process, self.flip, self.say = classifier, process, flip, say
+        config = classifier.config
+        self.precision = Precision(config, process.device)
+        set_matmul(config.PRECISION.MATMUL)
+        choose_transforms(config, process.device, self.precision.half).apply(classifier.model)
+        self.model = self.precision.computing(classifier.model.to(process.device)).eval()
+        self.several = config.DATA.has_several_labels
+
+    def __call__(
+        self, paths: list[str], top: int | None = None, look: Callable[[Look], list] | None = None
+    ) -> Iterator[Prediction]:
+        """Yield the `top` classes of each readable image, in the order of the paths, in every process.
+
+        `top` None: the most probable class; where images have several labels, all with a probability above one half.
+        `look`: makes something of each batch in the process that computed it, an item for each image.
+        """
+        config = self.classifier.config
+        if len(paths) <= FEW:
+            config = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))
+        # Each image's index is its target, so that a batch tells which images it contains.
+        images = FileImages(Path(), paths, range(len(paths)), self.classifier.classes, PixelRules.of(config.DATA))
+        bad_images = BadImages(images, max_fraction=1.0, say=self.say)
+        normalize = Normalize(config.DATA).to(self.process.device)
+        for batch in build_eval_data(config, images, self.process):
+            bad_images.note(batch.bad)
+            found = []
+            if batch.num_samples:
+                pixels = batch.images.to(self.process.device)
+                probabilities = self._probabilities(normalize(pixels, self.precision.input_dtype(self.model)))
+                guesses, indices = self._guesses(probabilities, top), batch.targets.tolist()
+                pictures = [None] * len(indices)
+                if look:
+                    inputs = normalize(pixels, torch.float32)
+                    pictures = look(Look(indices, batch.images, inputs, guesses, probabilities.argmax(1)))
+                found = list(zip(indices, guesses, pictures, strict=True))
+            # All processes have the same number of batches, of images that follow on each other.
+            for index, guesses, picture in sorted(self.process.join(found), key=lambda each: each[0]):
+                yield Prediction(index, paths[index], guesses, picture)
+
+    @torch.no_grad()
+    def _probabilities(self, images: Tensor) -> Tensor:
+        with self.precision.autocast():
+            logits = self.model(images)
+        logits = widen(logits)
+        if self.flip:
+            with self.precision.autocast():
+                mirrored = self.model(images.flip(-1))
+            logits = (logits + widen(mirrored)) / 2
+        return logits.sigmoid() if self.several else logits.softmax(1)
+
+    def _guesses(self, probabilities: Tensor, top: int | None) -> list[list[Guess]]:
+        most, names = probabilities.shape[1], self.classifier.classes
+        best = probabilities.topk(min(top or (most if self.several else 1), most))
+        found = [
+            [Guess(number, names[number], each) for number, each in zip(*row, strict=True)]
+            for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+        above = 0.5 if self.several and not top else -1.0
+        return [[guess for guess in row if guess.probability > above] for row in found]

@@ -1,0 +1,123 @@
+"""The scores of an evaluation, which of two are better, the best of a run, and how sure its accuracy is."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+from utils.text import counted
+
+# The names of the metrics that can decide which epoch is best, as log lines have them.
+TITLES = {
+    "top1": "top-1",
+    "top5": "top-5",
+    "loss": "loss",
+    "macro_recall": "macro recall",
+    "macro_f1": "macro F1",
+    "micro_f1": "micro F1",
+    "map": "mAP",
+}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Mean loss, and the other figures in percent, of `num_images` images; `num_excluded` more could not be read."""
+
+    loss: float
+    top1: float
+    top5: float
+    num_images: int
+    num_excluded: int
+    macro_recall: float | None = None
+    macro_f1: float | None = None
+    micro_f1: float | None = None  # this and mAP only where an image can have several labels
+    map: float | None = None
+    metric: str = "top1"  # the one that decides, TRAIN.BEST_METRIC
+
+    def describe(self, name: str) -> str:
+        """The line in PaddleViT's format, with accuracies as fractions, and the metric that decides."""
+        line = f"{name} Loss: {self.loss:.4f}, {name} Acc@1: {self.top1 / 100:.4f}, {name} Acc@5: {self.top5 / 100:.4f}"
+        if self.metric in ("loss", "top1", "top5"):
+            return line
+        return f"{line}, {name} {TITLES[self.metric]}: {self.value / 100:.4f}"
+
+    def more(self) -> dict[str, float]:
+        """The metrics besides loss, top-1 and top-5 that were measured."""
+        found = {name: getattr(self, name) for name in ("macro_recall", "macro_f1", "micro_f1", "map")}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def figures(self) -> dict[str, float]:
+        """All that was measured, by name, for status.json."""
+        return {key: value for key, value in asdict(self).items() if value is not None and key != "metric"}
+
+    def describe_more(self) -> str:
+        return ", ".join(f"{TITLES[name]} {value:.3f}%" for name, value in self.more().items())
+
+    @property
+    def value(self) -> float:
+        """Of the metric that decides."""
+        return getattr(self, self.metric)
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Greater is better: by the metric that decides; of equal ones the smaller loss."""
+        return rank_of(self.metric, self.value, self.loss)
+
+
+def rank_of(metric: str, value: float, loss: float) -> tuple[float, float]:
+    """Greater is better. What is not finite loses."""
+    gains = (-value if metric == "loss" else value, -loss)
+    return tuple(gain if math.isfinite(gain) else -math.inf for gain in gains)
+
+
+def format_value(metric: str, value: float) -> str:
+    return f"{value:.4f}" if metric == "loss" else f"{value:.2f}%"
+
+
+class Best(NamedTuple):
+    """The best evaluation of a run so far. Checkpoints of earlier versions have only the first two."""
+
+    value: float = -1.0  # of the metric that decides
+    epoch: int = 0  # 0: none yet
+    loss: float = 0.0
+    suffix: str = ""  # "_ema": of the EMA weights
+    num_images: int = 0
+    metric: str = "top1"
+
+    @classmethod
+    def of(cls, scores: Scores, epoch: int, suffix: str) -> "Best":
+        return cls(scores.value, epoch, -scores.rank[1], suffix, scores.num_images, scores.metric)
+
+    def is_worse_than(self, scores: Scores) -> bool:
+        return not self.epoch or rank_of(self.metric, self.value, self.loss) < scores.rank
+
+    def describe(self, has_ema: bool) -> str:
+        if not self.epoch:
+            return "no best.pth yet"
+        weights = f", {'EMA' if self.suffix else 'raw weights'}" if has_ema else ""
+        interval = confidence(self.value, self.num_images) if self.metric == "top1" else ""
+        value = format_value(self.metric, self.value)
+        return (
+            f"best validation {TITLES[self.metric]} {value} (epoch {self.epoch}{weights}{interval and f'; {interval}'})"
+        )
+
+
+def confidence(top1: float, num_images: int) -> str:
+    """Of few images, the 95% interval of the accuracy on others like them (Wilson's, which holds near 0 and 100%)."""
+    if not 0 < num_images < 1000:
+        return ""
+    p, z2 = top1 / 100, 1.96**2 / num_images
+    half = math.sqrt(z2 * (p * (1 - p) + z2 / 4))
+    low, high = (100 * (p + z2 / 2 + side * half) / (1 + z2) for side in (-1, 1))
+    digits = 0 if num_images < 100 else 1
+    return f"95%: {low:.{digits}f} to {high:.{digits}f}%, {counted(num_images, 'image')}"
+
+
+def describe_scores(scores: Scores, name: str, seconds: float) -> list[str]:
+    """Lines about one evaluation of -eval. `name`: of the weights, before their figures."""
+    excluded = f"; {scores.num_excluded} unreadable ones left out" if scores.num_excluded else ""
+    interval = confidence(scores.top1, scores.num_images)
+    return [
+        f"----- {scores.describe(f'{name}Validation')}, time: {seconds:.2f}",
+        f"{name}top-1 {scores.top1:.3f}%{interval and f' ({interval})'}, top-5 {scores.top5:.3f}% of "
+        f"{counted(scores.num_images, 'image')}{excluded}; {scores.describe_more()}",
+    ]

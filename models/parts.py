@@ -1,0 +1,52 @@
+"""Parts of a model: names that settings give them, its classifier, blocks, first layer and running statistics."""
+
+import contextlib
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+
+def covers(pattern: str, path: str) -> bool:
+    """Whether the pattern matches this module or tensor, or a module that it is inside of; the model itself never."""
+    parts = path.split(".")
+    return bool(path) and any(fnmatchcase(".".join(parts[:length]), pattern) for length in range(1, len(parts) + 1))
+
+
+def classifier_names(model: nn.Module) -> list[str]:
+    """The classifier's module, whatever timm calls it, or both of a distilled DeiT."""
+    classifier = model.get_classifier()
+    classifiers = classifier if isinstance(classifier, tuple) else (classifier,)
+    return [name for name, module in model.named_modules() if any(module is each for each in classifiers)]
+
+
+def has_running_statistics(module: nn.Module) -> bool:
+    return getattr(module, "running_mean", None) is not None
+
+
+def statistics_of(model: nn.Module) -> list[Tensor]:
+    return [
+        buffer for each in model.modules() if has_running_statistics(each) for buffer in each.buffers(recurse=False)
+    ]
+
+
+@contextlib.contextmanager
+def unchanged_buffers(model: nn.Module) -> Iterator[None]:
+    """Restore BatchNorm's statistics afterwards."""
+    saved = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(saved[name])
+
+
+def starts_with_convolution(model: nn.Module) -> bool:
+    """Whether images go into one convolution and nowhere else, as timm says for all of its models."""
+    # A ViT that timm's class made of our settings has no such entry. Where images take several ways, it is a tuple.
+    path = getattr(model, "pretrained_cfg", {}).get("first_conv", "patch_embed.proj")
+    with contextlib.suppress(AttributeError):
+        return isinstance(path, str) and isinstance(model.get_submodule(path), nn.Conv2d)
+    return False

@@ -1,1 +1,0 @@
-"""What pretrained weights are: fetched, read, adapted to the model, or refused."""

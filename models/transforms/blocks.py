@@ -1,0 +1,109 @@
+"""Changes to transformer blocks: recomputed in the backward, half-precision inputs, one graph for all rates of drop path."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from models.transforms.base import ModelTransform, blocks_of, has_blocks, unwrap, wrap
+from utils.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ActivationCheckpointing(ModelTransform):
+    """Each transformer block saves only its input. Models without such blocks use timm's checkpointing."""
+
+    model_name: str
+
+    def apply(self, model: nn.Module) -> list[str]:
+        if has_blocks(model):
+            # Not the last one: the backward begins with it, so recomputing it saves nothing.
+            for block in model.blocks[:-1]:
+                wrap(block, self)
+            return []
+        try:
+            model.set_grad_checkpointing(True)
+        except (AttributeError, AssertionError, NotImplementedError):  # timm: not supported by this model
+            raise ConfigError(
+                f"TRAIN.GRAD_CHECKPOINTING is true, but MODEL.NAME {self.model_name} has no transformer blocks (.blocks), "
+                "and timm no activation checkpointing for it; set it to false and lower -batch_size with a higher "
+                "-accum_iter"
+            ) from None
+        return []
+
+    def revert(self, model: nn.Module) -> None:
+        unwrap(model, self)
+        if not has_blocks(model):
+            model.set_grad_checkpointing(False)
+
+    def subclass(self, cls: type) -> type:
+        """Hooks on the block, such as FSDP's, stay outside of what is recomputed."""
+
+        def forward(self, *args, **kwargs):
+            compute = super(recomputed, self).forward
+            if not torch.is_grad_enabled():
+                return compute(*args, **kwargs)
+            return checkpoint(compute, *args, use_reentrant=False, **kwargs)
+
+        recomputed = type(f"{cls.__name__}Recomputed", (cls,), {"forward": forward})
+        return recomputed
+
+
+@dataclass(frozen=True)
+class HalfResidual(ModelTransform):
+    """Casts the input of each block. `is_required`: refuses models without blocks."""
+
+    device_type: str
+    half: torch.dtype
+    is_required: bool = True
+    lowers_precision = True
+
+    def apply(self, model: nn.Module) -> list[str]:
+        if not self.is_required and not has_blocks(model):
+            return []
+        # The last block gets the others' output; another class would exclude it from ClassTokenBlock.
+        for block in blocks_of(model, "PRECISION.RESIDUAL is half", "PRECISION.RESIDUAL float32")[:-1]:
+            wrap(block, self)
+        name = str(self.half).removeprefix("torch.")
+        return [] if self.is_required else [f"residual stream: {name} between blocks (PRECISION.RESIDUAL auto)"]
+
+    def subclass(self, cls: type) -> type:
+        device_type, half = self.device_type, self.half
+
+        def forward(self, x, *args, **kwargs):
+            # Not without autocast: the model may be run in float32.
+            narrows = torch.is_autocast_enabled(device_type)
+            return super(narrowed, self).forward(x.to(half) if narrows else x, *args, **kwargs)
+
+        narrowed = type(f"{cls.__name__}HalfResidual", (cls,), {"forward": forward})
+        return narrowed
+
+
+@dataclass(frozen=True)
+class SharedDropPath(ModelTransform):
+    """As timm's DropPath, whose rate is a constant of the graph: 24 blocks of different rates would be 24 graphs, and
+    torch.compile gives up after 8.
+    """
+
+    def apply(self, model: nn.Module) -> list[str]:
+        from timm.layers import DropPath
+
+        # On the model's device: DDP sends buffers by NCCL, and CUDA graphs refuse what is on the host.
+        device = next(model.parameters()).device
+        for module in model.modules():
+            if type(module) is DropPath:
+                kept_fraction = torch.full((), 1 - module.drop_prob, device=device)
+                module.register_buffer("kept_fraction", kept_fraction, persistent=False)
+                wrap(module, self)
+        return []
+
+    def subclass(self, cls: type) -> type:
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training:
+                return x
+            is_kept = torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device) < self.kept_fraction
+            scale = self.kept_fraction if self.scale_by_keep else 1.0
+            return x * (is_kept / scale).to(x.dtype)
+
+        return type(f"{cls.__name__}Shared", (cls,), {"forward": forward})

@@ -1,0 +1,188 @@
+"""Attention, dropout, patch embedding and convolutions: the same numbers up to rounding, computed faster on a device."""
+
+from dataclasses import dataclass
+
+import torch
+from timm.layers import Attention, PatchEmbed
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend
+
+from models.transforms.base import ModelTransform, change_class, wrap
+from utils.torch_internals import sdpa_choice
+
+
+def attend(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Queries [B, heads, n, D / heads], keys and values [B, heads, N, D / heads] -> [B, n, D]"""
+    B, _, n, _ = q.shape
+    q, k = attention.q_norm(q), attention.k_norm(k)
+    # A single query costs little either way. On CUDA the fused kernel for it may be cuDNN's, whose gradients were NaN on
+    # an H200: https://github.com/NVIDIA/cudnn-frontend/issues/1072
+    if n == 1 and q.device.type != "cpu":
+        x = attention.attn_drop(_weights_of_one(attention, q, k)) @ v
+    elif attention.fused_attn:
+        dropout = attention.attn_drop.p if attention.training else 0.0
+        x = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+    else:
+        x = attention.attn_drop((q * attention.scale @ k.transpose(-2, -1)).softmax(dim=-1)) @ v
+    x = attention.norm(x.transpose(1, 2).reshape(B, n, attention.num_heads * attention.head_dim))
+    return attention.proj_drop(attention.proj(x))
+
+
+def _weights_of_one(attention: Attention, q: Tensor, k: Tensor) -> Tensor:
+    """The attention weights [B, heads, 1, N] of a single query.
+
+    Logits in float32, as in the fused kernels of the other blocks: they may exceed float16's largest value. They are sums of
+    products, because autocast would compute a matmul in half precision whatever the type of its inputs.
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    logits = (q.to(wide) * attention.scale * k).sum(dim=-1)
+    return logits.softmax(dim=-1).to(q.dtype)[:, :, None]
+
+
+class QkvLayoutAttention(Attention):
+    """Computes the same numbers. Gradients of queries, keys and values are stacked directly in the layout of the qkv
+    layer; timm stacks them and then copies them into that layout.
+    """
+
+    def forward(self, x: Tensor, *masks, **named_masks) -> Tensor:
+        has_mask = any(mask is not None and mask is not False for mask in (*masks, *named_masks.values()))
+        if has_mask or getattr(self, "gate", None) is not None:
+            return super().forward(x, *masks, **named_masks)
+        B, N, _ = x.shape
+        qkv = self.qkv(x).view(B, N, 3, self.num_heads, self.head_dim)
+        return attend(self, *(each.transpose(1, 2) for each in qkv.unbind(2)))
+
+
+def describe_kernels(model: nn.Module, device: torch.device, dtype: torch.dtype) -> list[str]:
+    """Lines for the log: which kernel torch chooses for attention in training; none if the device cannot tell."""
+    fused = [each for each in model.modules() if type(each) is QkvLayoutAttention and each.fused_attn]
+    lines = []
+    for heads, size, dropout in sorted({(each.num_heads, each.head_dim, each.attn_drop.p) for each in fused}):
+        try:
+            # Two images of 197 tokens: more of either get the same kernel.
+            qkv = torch.empty(2, 197, 3, heads, size, device=device, dtype=dtype, requires_grad=True)
+            q, k, v = (each.transpose(1, 2) for each in qkv.unbind(2))
+            backend = SDPBackend(sdpa_choice(q, k, v, dropout_p=dropout))
+        except RuntimeError:
+            return []
+        name = backend.name.removesuffix("_ATTENTION").lower()
+        lines.append(f"attention: {name} kernel ({heads} heads of {size}, dropout {dropout:g})")
+    return lines
+
+
+@dataclass(frozen=True)
+class GpuKernels(ModelTransform):
+    """Applied with -compile too: the number of graphs stays, and that of kernels nearly.
+
+    `trains_in`: the type of attention's inputs in training, to log which kernel computes it; None: nothing is logged.
+    """
+
+    device: torch.device
+    trains_in: torch.dtype | None = None
+
+    def apply(self, model: nn.Module) -> list[str]:
+        change_class(model.modules(), {Attention: QkvLayoutAttention})
+        embeddings = [module.proj for module in model.modules() if isinstance(module, PatchEmbed)]
+        change_class(filter(_cuts_into_patches, embeddings), {nn.Conv2d: PatchConv2d})
+        return describe_kernels(model, self.device, self.trains_in) if self.trains_in else []
+
+    def revert(self, model: nn.Module) -> None:
+        change_class(model.modules(), {QkvLayoutAttention: Attention, PatchConv2d: nn.Conv2d})
+
+
+def _cuts_into_patches(layer: nn.Module) -> bool:
+    return (
+        isinstance(layer, nn.Conv2d)
+        and layer.kernel_size == layer.stride
+        and not any(layer.padding)
+        and layer.groups == 1
+    )
+
+
+class PatchConv2d(nn.Conv2d):
+    """A convolution whose kernel is as large as its stride, as a matrix product.
+
+    cuDNN's kernels for the gradient of such a weight are slower than the product that it is.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, D, h, w], in memory [B, h, w, D]: the order of tokens, so that timm's flatten copies nothing"""
+        height, width = self.kernel_size
+        if input.shape[-2] % height or input.shape[-1] % width:  # the convolution leaves the rest out
+            return super().forward(input)
+        patches = input.unflatten(-1, (-1, width)).unflatten(-3, (-1, height))  # [B, C, h, height, w, width]
+        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)
+        return functional.linear(patches, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class ChannelsLast(ModelTransform):
+    """Hands the images on with channels last; every convolution keeps the layout of its input.
+
+    Weights, gradients and optimizer keep the usual layout, so that checkpoints load everywhere. Rejected: weights with
+    channels last, too. cuDNN then copies no weights, which are small beside the activations, but an optimizer's state
+    of the other layout would be misread, and safetensors refuses them.
+    """
+
+    def apply(self, model: nn.Module) -> list[str]:
+        if not has_overlapping_convolutions(model):
+            return []
+        wrap(model, self)
+        # Try cuDNN's kernels for each new size, and take the fastest: not the same one at every start.
+        torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
+        return ["convolutions: channels last in memory"]
+
+    def subclass(self, cls: type) -> type:
+        def forward(self, images: Tensor, *others, **named_others):
+            return cls.forward(self, images.contiguous(memory_format=torch.channels_last), *others, **named_others)
+
+        return type(f"{cls.__name__}ChannelsLast", (cls,), {"forward": forward})
+
+
+def has_overlapping_convolutions(model: nn.Module) -> bool:
+    """A Vision Transformer's patch embedding does not overlap, and is a matrix product."""
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    return any(each.kernel_size > each.stride for each in convolutions)
+
+
+@dataclass(frozen=True)
+class CpuKernels(ModelTransform):
+    """Replaces attention and dropout; GPUs draw random numbers fast, and their fused attention is fast in every type."""
+
+    in_half: bool
+    is_compiled: bool = False  # then torch generates a faster dropout than ours, whose random bits it cannot trace
+
+    def apply(self, model: nn.Module) -> list[str]:
+        for module in model.modules():
+            # torch's fused attention is slow on CPUs in half precision, and with dropout in any.
+            drops = getattr(getattr(module, "attn_drop", None), "p", 0) > 0
+            if hasattr(module, "fused_attn") and (self.in_half or drops):
+                module.fused_attn_elsewhere, module.fused_attn = module.fused_attn, False
+        dropout = {} if self.is_compiled else {nn.Dropout: CpuDropout}
+        change_class(model.modules(), {Attention: QkvLayoutAttention} | dropout)
+        return []
+
+    def revert(self, model: nn.Module) -> None:
+        for module in model.modules():
+            if hasattr(module, "fused_attn_elsewhere"):
+                module.fused_attn = module.fused_attn_elsewhere
+                del module.fused_attn_elsewhere
+        change_class(model.modules(), {CpuDropout: nn.Dropout, QkvLayoutAttention: Attention})
+
+
+class CpuDropout(nn.Dropout):
+    """Dropout from 16 random bits an element.
+
+    torch draws a double per element, on one core, which takes a third of a small ViT's step. The probability is rounded
+    to a multiple of 1/65536, and the remaining elements are scaled by exactly that.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return input
+        count, dropped = input.numel(), min(round(self.p * 2**16), 2**16 - 1)
+        words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)  # None: up to the largest
+        bits = words.view(torch.int16)[:count].view(input.shape)
+        mask = torch.ge(bits, dropped - 2**15, out=torch.empty_like(input, memory_format=torch.contiguous_format))
+        return input * mask.mul_(2**16 / (2**16 - dropped))

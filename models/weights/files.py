@@ -1,0 +1,164 @@
+"""Finds a file of weights and its format, whatever it is called, and reads it under timm's names."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from models.weights.google import google_shapes, read_google
+from models.weights.paddle import read_paddle_weights
+from models.weights.state import Weights, merged, record_of, weights_of
+from models.weights.torch_files import (
+    read_safetensors,
+    read_torch,
+    read_torch_weights,
+    record_in_safetensors,
+    record_in_torch_file,
+    shapes_in_safetensors,
+    shapes_in_torch_file,
+)
+from utils.errors import ConfigError, not_a_file
+
+SUFFIXES = (".pdparams", ".pth", ".safetensors", ".npz")
+READERS = {
+    "google": read_google,
+    "torch": read_torch_weights,
+    "safetensors": read_safetensors,
+    "paddle": read_paddle_weights,
+}
+GRAPHS = (".onnx", ".pt2")
+RECORD_SUFFIX = ".json"  # of what scripts/export.py writes beside a file that has no place for it
+IN_A_FOLDER = ("model.safetensors", "pytorch_model.bin")  # as the Hugging Face hub names the weights of a model
+
+
+def find_file(source: str | Path) -> Path | None:
+    """The file of that name, with or without its suffix: PaddleViT once forbade the suffix and later required it.
+
+    In a folder as the Hugging Face hub has them, the weights beside its config.json.
+    """
+    path = Path(str(source).removeprefix("local-dir:")).expanduser()
+    names = IN_A_FOLDER if (path / "config.json").is_file() else ()
+    if inside := next((path / name for name in names if (path / name).is_file()), None):
+        return inside
+    for candidate in (path, *(path.with_name(path.name + suffix) for suffix in SUFFIXES if path.name)):
+        if candidate.is_file():
+            return candidate
+    if path.is_dir():
+        held = sorted(each.name for each in path.iterdir() if each.suffix in SUFFIXES)
+        raise ConfigError(f"{path} is a folder; name a file in it{': ' + ', '.join(held) if held else ''}")
+    if path.exists():
+        raise ConfigError(f"{path} is {not_a_file(path)}; name a file")
+    return None
+
+
+def read_state_dict(source: str | Path) -> dict[str, Tensor]:
+    """The weights in a file of any format, under timm's names."""
+    return read_weights(source).state
+
+
+def read_weights(source: str | Path) -> Weights:
+    """The weights in a file of any format, and what else it says."""
+    path = find_file(source)
+    if path is None:
+        raise ConfigError(f"no file at {source}, nor with {', '.join(SUFFIXES)} added")
+    if path.suffix == ".pdopt":
+        raise ConfigError(f"{path} holds the state of an optimizer; the weights are in the .pdparams beside it")
+    weights = READERS[format_of(path)](path)
+    weights = weights._replace(record=weights.record or _recorded_beside(path))
+    for name, tensor in weights.state.items():
+        if not isinstance(tensor, Tensor):
+            raise ConfigError(f"{path}: {name} is not a tensor, so this is not a file of weights")
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise ConfigError(
+                f"{path}: {name} is not of plain numbers, but sparse, quantized or without values; save it as float32"
+            )
+        if not torch.isfinite(tensor).all():
+            raise ConfigError(f"{path}: {name} holds NaN or infinite values; use an earlier checkpoint")
+    if not weights.state:
+        raise ConfigError(f"{path} holds no weights")
+    return weights._replace(state=merged(weights.state, weights.record.get("config", {})))
+
+
+def read_record(path: Path) -> dict:
+    """What a file of ours says beside its weights, such as its class names; {} for files of other programs."""
+    reader = {"torch": record_in_torch_file, "safetensors": record_in_safetensors}.get(format_of(path))
+    return (reader(path) if reader else {}) or _recorded_beside(path)
+
+
+def _recorded_beside(path: Path) -> dict:
+    try:
+        content = json.loads(path.with_suffix(RECORD_SUFFIX).read_text(encoding="utf-8"))
+    except (OSError, RecursionError, ValueError):
+        return {}
+    return record_of(content) if isinstance(content, dict) and "halfstep_version" in content else {}
+
+
+def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors by timm's names; only a .pdparams has to be read as a whole for that."""
+    kind = format_of(path)
+    if kind == "paddle":
+        return {name: tuple(tensor.shape) for name, tensor in read_paddle_weights(path).state.items()}
+    return {"torch": shapes_in_torch_file, "safetensors": shapes_in_safetensors, "google": google_shapes}[kind](path)
+
+
+def format_of(path: Path) -> str:
+    """One of READERS, by the first bytes of the file."""
+    if path.suffix in GRAPHS:
+        raise ConfigError(
+            f"{path} is a graph to compute with; give the checkpoint or the .safetensors that it was made of"
+        )
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        head = file.read(16)
+    if head[:4] == b"PK\x03\x04":
+        return "google" if _holds_arrays(path) else "torch"
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < size:
+        return "safetensors"
+    if head[2:14] == b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19":  # the number that torch.save wrote first until 2020
+        return "torch"
+    return "paddle"
+
+
+def _holds_arrays(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return all(name.endswith(".npy") for name in archive.namelist())
+    except zipfile.BadZipFile:
+        raise ConfigError(f"{path}: damaged or cut off") from None
+
+
+def find_checkpoint(source: str | Path) -> Path | None:
+    """The best.pth of a run's folder, else its last.pth; otherwise the file of that name."""
+    inside = [Path(source) / name for name in ("best.pth", "last.pth")]
+    return next((each for each in inside if each.is_file()), None) or find_file(source)
+
+
+def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
+    """A checkpoint of one of our runs, and its path; `needed`: what is used of it."""
+    path = find_checkpoint(source)
+    if path is None:
+        raise ConfigError(
+            f"no checkpoint at {source}; give the folder of a run, or its best.pth, last.pth or checkpoint-N.pth"
+        )
+    state = read_torch(path) if format_of(path) == "torch" else {}
+    if not (isinstance(state, dict) and needed <= state.keys()) and read_record(path):  # an export
+        weights = read_weights(path)
+        state = {weights.record.get("weights", "state_dict"): weights.state, **weights.record}
+    if missing := needed - set(state if isinstance(state, dict) else ()):
+        raise ConfigError(
+            f"{path} is not a checkpoint of a run, without {', '.join(sorted(missing))}; give its best.pth, last.pth "
+            "or checkpoint-N.pth"
+        )
+    return path, state
+
+
+def chosen_weights(state: dict, path: Path, key: str | None = None) -> tuple[str, dict]:
+    """Which weights of a checkpoint, those that scored better if `key` is None, and these, with adapters merged into them."""
+    key = key or weights_of(state, path)[1]
+    if not state.get(key):
+        is_ema = key == "state_dict_ema"
+        has = "no moving average, because its run had TRAIN.MODEL_EMA off" if is_ema else "only the moving average"
+        raise ConfigError(f"{'-ema' if is_ema else '-raw'}: {path} has {has}; leave the flag out")
+    return key, merged(state[key], state.get("config", {}))

@@ -1,0 +1,132 @@
+"""The names that torchvision and transformers give to weights, as timm's, and the other way round."""
+
+import re
+from collections.abc import Iterable, Iterator
+
+from torch import Tensor
+
+from models.weights.state import join_qkv, rename
+
+VIT = {
+    r"^class_token$": "cls_token",
+    r"^conv_proj\.": "patch_embed.proj.",
+    r"^encoder\.pos_embedding$": "pos_embed",
+    r"^encoder\.layers\.encoder_layer_(\d+)\.": r"blocks.\1.",
+    r"^encoder\.ln\.": "norm.",
+    r"^heads\.head\.": "head.",
+    r"^heads\.pre_logits\.": "pre_logits.fc.",
+    r"\.ln_([12])\.": r".norm\1.",
+    r"\.self_attention\.in_proj_(weight|bias)$": r".attn.qkv.\1",
+    r"\.self_attention\.out_proj\.": ".attn.proj.",
+    r"\.mlp\.(0|linear_1)\.": ".mlp.fc1.",
+    r"\.mlp\.(3|linear_2)\.": ".mlp.fc2.",
+}
+
+
+def _stages(blocks: str, downsample: str) -> dict[str, str]:
+    """In `features`, the stages of blocks have odd numbers and what lies between them even ones."""
+    odd = {rf"^features\.{2 * stage + 1}\.(\d+)\.": blocks.format(stage=stage) for stage in range(4)}
+    return odd | {rf"^features\.{2 * stage}\.": downsample.format(stage=stage) for stage in range(1, 4)}
+
+
+SWIN = {
+    r"^features\.0\.0\.": "patch_embed.proj.",
+    r"^features\.0\.2\.": "patch_embed.norm.",
+    **_stages(r"layers.{stage}.blocks.\1.", "layers.{stage}.downsample."),
+    r"\.mlp\.0\.": ".mlp.fc1.",
+    r"\.mlp\.3\.": ".mlp.fc2.",
+    r"^head\.": "head.fc.",
+}
+CONVNEXT = {
+    r"^features\.0\.": "stem.",
+    **_stages(r"stages.{stage}.blocks.\1.", "stages.{stage}.downsample."),
+    r"\.block\.0\.": ".conv_dw.",
+    r"\.block\.2\.": ".norm.",
+    r"\.block\.3\.": ".mlp.fc1.",
+    r"\.block\.5\.": ".mlp.fc2.",
+    r"\.layer_scale$": ".gamma",
+    r"^classifier\.0\.": "head.norm.",
+    r"^classifier\.2\.": "head.fc.",
+}
+TABLES = {
+    "conv_proj.weight": VIT,
+    "features.1.0.attn.qkv.weight": SWIN,
+    "features.1.0.block.0.weight": CONVNEXT,
+}  # by a name that only such a model has
+
+
+def is_of_torchvision(state: Iterable[str]) -> bool:
+    return not TABLES.keys().isdisjoint(state)
+
+
+def timm_names_of_torchvision(names: Iterable[str]) -> dict[str, str]:
+    """{torchvision's name: timm's}; without the buffers that timm computes anew. Other models have timm's names."""
+    table = next((TABLES[known] for known in TABLES if known in names), {})
+    return {name: rename(name, table) for name in names if not name.endswith(".relative_position_index")}
+
+
+def from_torchvision(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    names = timm_names_of_torchvision(state)
+    # ConvNeXt's layer_scale is [C, 1, 1] in torchvision.
+    return {new: state[old].flatten() if old.endswith(".layer_scale") else state[old] for old, new in names.items()}
+
+
+TRANSFORMERS_KINDS = ("vit", "deit")  # their model_type in config.json
+TRANSFORMERS = {
+    r"^(vit|deit)\.": "",
+    r"^embeddings\.cls_token$": "cls_token",
+    r"^embeddings\.distillation_token$": "dist_token",
+    r"^embeddings\.position_embeddings$": "pos_embed",
+    r"^embeddings\.patch_embeddings\.projection\.": "patch_embed.proj.",
+    r"^encoder\.layer\.(\d+)\.": r"blocks.\1.",
+    r"\.layernorm_before\.": ".norm1.",
+    r"\.layernorm_after\.": ".norm2.",
+    r"\.attention\.attention\.": ".attn.",
+    r"\.attention\.output\.dense\.": ".attn.proj.",
+    r"\.intermediate\.dense\.": ".mlp.fc1.",
+    r"^(blocks\.\d+)\.output\.dense\.": r"\1.mlp.fc2.",
+    r"^layernorm\.": "norm.",
+    r"^(cls_)?classifier\.": "head.",
+    r"^distillation_classifier\.": "head_dist.",
+}
+
+
+def is_of_transformers(state: dict) -> bool:
+    return any(re.fullmatch(r"((vit|deit)\.)?embeddings\.patch_embeddings\.projection\.weight", name) for name in state)
+
+
+def from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Under timm's names; the pooler, which only its own pretraining reads, is left out."""
+    return join_qkv({rename(name, TRANSFORMERS): tensor for name, tensor in state.items() if "pooler." not in name})
+
+
+def to_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Under the names of ViTForImageClassification, or DeiTForImageClassificationWithTeacher where there is a distillation
+    token, as their published files have them. Newer versions rename them when they load."""
+    apart = {}
+    for name, tensor in state.items():
+        parts = tensor.chunk(3) if ".attn.qkv." in name else [tensor]
+        words = ("query", "key", "value") if ".attn.qkv." in name else ("",)
+        apart |= {name.replace(".qkv.", f".{word}."): part for word, part in zip(words, parts, strict=True)}
+    depth = sum(name.endswith(".norm1.weight") for name in state)
+    theirs = {name: rename(name, TRANSFORMERS) for name in _names(depth, "dist_token" in state)}
+    return {name: apart[timm].clone() for name, timm in theirs.items() if timm in apart}
+
+
+def _names(depth: int, is_distilled: bool) -> Iterator[str]:
+    kind = TRANSFORMERS_KINDS[is_distilled]
+    for name in ("cls_token", "distillation_token", "position_embeddings"):
+        yield f"{kind}.embeddings.{name}"
+    attention = [f"attention.attention.{part}" for part in ("query", "key", "value")]
+    inner = [
+        "layernorm_before",
+        *attention,
+        "attention.output.dense",
+        "layernorm_after",
+        "intermediate.dense",
+        "output.dense",
+    ]
+    modules = [f"{kind}.encoder.layer.{number}.{name}" for number in range(depth) for name in inner]
+    heads = ["cls_classifier", "distillation_classifier"] if is_distilled else ["classifier"]
+    for module in (f"{kind}.embeddings.patch_embeddings.projection", *modules, f"{kind}.layernorm", *heads):
+        yield from (f"{module}.weight", f"{module}.bias")

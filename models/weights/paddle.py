@@ -1,0 +1,208 @@
+"""PaddleViT's .pdparams: a reader that runs nothing from the file, and its names as timm's.
+
+Such a file is a pickle, and a pickle may call any Python function by name. This reader allows a few names, and replaces
+even these by functions of its own: numpy's constructors trust what a file says about the layout of a dtype.
+"""
+
+import pickle
+import re
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from models.weights.state import Weights, refusal, weights_of
+from utils.errors import ConfigError
+
+DTYPES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}  # none that can hold an object
+
+
+class Refusal(Exception):
+    """The file contains something other than weights."""
+
+
+def read_pdparams(path: Path) -> dict:
+    """The file as nested dicts of plain values and numpy arrays; a training file is {model, optimizer, ...}."""
+    try:
+        with open(path, "rb") as file:
+            content = _Reader(file, encoding="latin1").load()
+        return _plain(content)
+    except Refusal as error:
+        raise refusal(path, str(error)) from None
+    except Exception as error:  # a damaged pickle can fail in any way
+        raise ConfigError(f"{path}: damaged, or not a file of weights ({type(error).__name__}: {error})") from None
+
+
+class _Reader(pickle.Unpickler):
+    """Resolves the names that numpy and Paddle write, and refuses all others."""
+
+    def find_class(self, module: str, name: str):
+        # Protocol 2 has Python 2's module names; numpy 2 renamed numpy.core.
+        module = module.replace("__builtin__", "builtins").replace("numpy._core", "numpy.core")
+        if (module, name) not in STAND_INS:
+            raise Refusal(f"{module}.{name}")
+        return STAND_INS[module, name]
+
+
+class _Dtype:
+    """A dtype of plain numbers."""
+
+    def __init__(self, code: str, *_):
+        if code not in DTYPES:
+            raise Refusal(f"numpy array of dtype {code!r}")
+        self.dtype = np.dtype(code)
+
+    def __setstate__(self, state: tuple) -> None:
+        self.dtype = self.dtype.newbyteorder(state[1])
+
+
+class _Array:
+    """An array whose values come later in the file: (version, shape, dtype, is_fortran, bytes)."""
+
+    def __init__(self, *_):
+        self.array = None
+
+    def __setstate__(self, state: tuple) -> None:
+        _, shape, dtype, is_fortran, data = state
+        self.array = _from_buffer(data, dtype, shape, "F" if is_fortran else "C").array
+
+
+def _from_buffer(data, dtype: _Dtype, shape: tuple, order: str) -> _Array:
+    if not isinstance(dtype, _Dtype) or not isinstance(data, (str, bytes, bytearray)):
+        raise Refusal("a numpy array of objects")
+    data = data.encode("latin1") if isinstance(data, str) else data
+    result = _Array()
+    result.array = np.frombuffer(data, dtype.dtype).reshape(shape, order=order)
+    return result
+
+
+def _scalar(dtype: _Dtype, data) -> float | int | bool:
+    return _from_buffer(data, dtype, (), "C").array.item()
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """Protocol 2 writes bytes as encoded text."""
+    if encoding not in ("latin1", "latin-1"):
+        raise Refusal(f"text in {encoding}")
+    return text.encode("latin1")
+
+
+def _eval(code: str, names: dict | None = None) -> _Array:
+    """Some versions of Paddle write a tensor as eval('data', {'data': array}); nothing is evaluated here."""
+    is_tensor = code == "data" and isinstance(names, dict) and list(names) == ["data"]
+    if not is_tensor or not isinstance(names["data"], _Array):
+        raise Refusal(f"eval of {code!r}")
+    return names["data"]
+
+
+STAND_INS = {
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy.core.multiarray", "scalar"): _scalar,
+    ("numpy.core.numeric", "_frombuffer"): _from_buffer,
+    ("numpy", "ndarray"): "ndarray",  # only ever an argument of _reconstruct, so it need not be anything
+    ("numpy", "dtype"): _Dtype,
+    ("collections", "OrderedDict"): OrderedDict,
+    ("builtins", "tuple"): tuple,
+    ("builtins", "eval"): _eval,
+    ("_codecs", "encode"): _encode,
+}
+
+
+def _plain(value):
+    """Unwrap the arrays, drop the names from Paddle's (name, array), and join split arrays."""
+    if isinstance(value, _Array):
+        return value.array
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], _Array):
+        return value[1].array
+    if not isinstance(value, dict):
+        return value
+    plain = {key: _plain(each) for key, each in value.items() if key != "StructuredToParameterName@@"}
+    # Protocols 2 and 3 cannot hold more than 4 GB at once, so Paddle cut arrays of 1 GB and more.
+    for name, split in plain.pop("UnpackBigParamInfor@@", {}).items():
+        plain[name] = np.concatenate([plain.pop(part) for part in split["slices"]]).reshape(split["OriginShape"])
+    return plain
+
+
+# Newest name first: it is the one that to_paddle writes.
+NAMES = {
+    "cls_token": ("cls_token", "patch_embedding.cls_token", "embeddings.cls_token", "class_token"),
+    "dist_token": ("dist_token", "distill_token"),
+    "pos_embed": (
+        "position_embedding",
+        "patch_embedding.position_embeddings",
+        "embeddings.position_embeddings",
+        "pos_embed",
+    ),
+    "patch_embed.proj": ("patch_embedding.patch_embedding", "embeddings.patch_embeddings", "patch_embed.proj"),
+    "norm": ("encoder.encoder_norm", "norm"),
+    "head": ("classifier", "classifier.3", "head"),
+    "head_dist": ("classifier_dist", "head_distill"),
+    "pre_logits.fc": ("classifier.0",),  # a hidden layer before classifier.3, in models trained from scratch in 2021
+}
+BLOCK_NAMES = {
+    "norm1": ("attn_norm", "norm1"),
+    "attn.qkv": ("attn.qkv",),
+    "attn.proj": ("attn.out", "attn.proj"),
+    "norm2": ("mlp_norm", "norm2"),
+    "mlp.fc1": ("mlp.fc1",),
+    "mlp.fc2": ("mlp.fc2",),
+}
+TIMM_NAMES = {paddle: timm for timm, names in NAMES.items() for paddle in names}
+TIMM_BLOCK_NAMES = {paddle: timm for timm, names in BLOCK_NAMES.items() for paddle in names}
+# Paddle keeps the weight of a Linear as [in, out], torch as [out, in]. By name, since shape cannot tell where in = out.
+LINEAR = re.compile(r"(.*\.(attn\.qkv|attn\.proj|mlp\.fc1|mlp\.fc2)|head|head_dist|pre_logits\.fc)\.weight")
+
+
+def read_paddle_weights(path: Path) -> Weights:
+    arrays, key = weights_of(read_pdparams(path), path)
+    return Weights(to_timm(arrays, path), key)
+
+
+def to_timm(arrays: dict[str, np.ndarray], path: Path) -> dict[str, torch.Tensor]:
+    """PaddleViT's weights of a ViT or DeiT, of any year, under timm's names."""
+    state = {}
+    for paddle_name, array in arrays.items():
+        name = _timm_name(paddle_name)
+        if name is None:
+            raise ConfigError(
+                f"{path}: {paddle_name} is no weight of PaddleViT's ViT or DeiT; no other model is converted"
+            )
+        if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
+            raise ConfigError(f"{path}: {paddle_name} is not an array of floating point numbers")
+        array = array.T if LINEAR.fullmatch(name) else array
+        state[name] = torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+    return state
+
+
+def to_paddle(state: dict[str, torch.Tensor]) -> dict:
+    """timm's weights of a ViT or DeiT as PaddleViT's main scripts of 2022 read them."""
+    arrays = {}
+    for name, tensor in state.items():
+        array = tensor.float().numpy()
+        arrays[_paddle_name(name)] = np.ascontiguousarray(array.T if LINEAR.fullmatch(name) else array)
+    # paddle.load takes the file for a state dict when it has this table of inner names, which nothing reads.
+    return arrays | {"StructuredToParameterName@@": {name: name for name in arrays}}
+
+
+def _timm_name(paddle_name: str) -> str | None:
+    paddle_name = paddle_name.removeprefix("transformer.")
+    if paddle_name in TIMM_NAMES:
+        return TIMM_NAMES[paddle_name]
+    module, _, leaf = paddle_name.rpartition(".")
+    block = re.fullmatch(r"(?:encoder\.)?layers\.(\d+)\.(.+)", module)
+    inner = TIMM_BLOCK_NAMES.get(block[2]) if block else TIMM_NAMES.get(module)
+    if inner is None or leaf not in ("weight", "bias"):
+        return None
+    return f"blocks.{block[1]}.{inner}.{leaf}" if block else f"{inner}.{leaf}"
+
+
+def _paddle_name(name: str) -> str:
+    if name in NAMES:
+        return NAMES[name][0]
+    module, _, leaf = name.rpartition(".")
+    block = re.fullmatch(r"blocks\.(\d+)\.(.+)", module)
+    names = BLOCK_NAMES.get(block[2]) if block else NAMES.get(module)
+    if names is None:
+        raise ConfigError(f"{name} has no place in PaddleViT's ViT or DeiT; no other model is converted")
+    return f"encoder.layers.{block[1]}.{names[0]}.{leaf}" if block else f"{names[0]}.{leaf}"

@@ -1,0 +1,122 @@
+"""The weights in a file under timm's names: where they are in a checkpoint, adapters merged into them, their mean."""
+
+import re
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from utils.errors import ConfigError
+
+
+class Weights(NamedTuple):
+    """The weights in a file, under timm's names."""
+
+    state: dict[str, Tensor]
+    key: str = ""  # under which they were found; '' where the file has nothing but weights
+    record: dict = {}  # what a checkpoint of ours says beside its weights: those of RECORD
+
+
+# Plain values of our checkpoints, and of the files that scripts/export.py makes of them; other programs may have others.
+RECORD = {
+    "arch": str,
+    "class_names": list,
+    "split": dict,
+    "validation": dict,
+    "config": dict,
+    "data": dict,
+    "weights": str,
+    "args": dict,  # the command line of timm's and torchvision's training scripts
+}
+
+
+def record_of(content: dict) -> dict:
+    plain = {name: vars(value) if isinstance(value, Namespace) else value for name, value in content.items()}
+    record = {name: plain[name] for name, kind in RECORD.items() if isinstance(plain.get(name), kind)}
+    if not all(isinstance(name, str) for name in record.get("class_names", ())):
+        del record["class_names"]
+    return record
+
+
+# A checkpoint's weights, best first: timm, PaddleViT and torchvision evaluate and fine-tune the running mean too.
+WEIGHT_KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")
+PREFERRED = "preferred"  # in our checkpoints: the key of the weights that scored better
+
+
+def weights_of(content, path: Path) -> tuple[dict, str]:
+    """The dict with the weights in a training checkpoint, and its key; '' where the file has nothing but weights."""
+    if isinstance(content, dict):
+        keys = [
+            key for key in (content.get(PREFERRED), *WEIGHT_KEYS) if isinstance(content.get(key), dict) and content[key]
+        ]
+        weights, key = (content[keys[0]], keys[0]) if keys else (content, "")
+        if all(isinstance(name, str) for name in weights):
+            return dict(weights), key
+    raise ConfigError(f"{path}: no weights found; looked for a dict of tensors, or one under {', '.join(WEIGHT_KEYS)}")
+
+
+def rename(name: str, table: dict[str, str]) -> str:
+    for pattern, replacement in table.items():
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def join_qkv(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Queries, keys and values become one tensor, as in timm; where one is missing, the model will say so."""
+    joined = {}
+    for name, tensor in state.items():
+        if ".attn.query." in name:
+            parts = [state.get(name.replace(".query.", f".{part}.")) for part in ("query", "key", "value")]
+            if not any(part is None for part in parts):
+                joined[name.replace(".query.", ".qkv.")] = torch.cat(parts)
+        elif not re.search(r"\.attn\.(key|value)\.", name):
+            joined[name] = tensor
+    return joined
+
+
+def refusal(path: Path, what: str) -> ConfigError:
+    return ConfigError(
+        f"{path}: refused, because it holds more than weights ({what}) and reading that could run code. Where you trust "
+        "the file, load it with the program that made it and save only the weights, as .safetensors"
+    )
+
+
+BASE = ".base_layer."  # where peft keeps the layer beside an adapter
+
+
+def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
+    """The weights under timm's names, as they are if there are no adapters. `settings`: those of their run."""
+    if not any(BASE in name for name in state):
+        return state
+    alpha = settings.get("MODEL.LORA.ALPHA")
+    if alpha is None:
+        raise ConfigError("its adapters (LoRA) are without the settings of their run; use the run's checkpoint")
+    plain = {}
+    for name, tensor in state.items():
+        layer = name.partition(BASE)[0]
+        down, up = (state.get(f"{layer}.lora_{letter}.default.weight") for letter in "AB")
+        if name == f"{layer}{BASE}weight" and down is not None and up is not None:
+            product = up.double() @ down.double()
+            tensor = (tensor.double() + alpha / len(down) * product).to(tensor.dtype)
+        if ".lora_" not in name:
+            plain[name.replace(BASE, ".")] = tensor
+    return plain
+
+
+def average(states: Sequence[dict[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
+    """In float64, rounded once to the type of the first. Also running statistics of BatchNorm, as timm's
+    avg_checkpoints.py does; of whole numbers, such as its counters, the largest is taken.
+    """
+    total = sum(shares)
+    mean = {}
+    for name, first in states[0].items():
+        tensors = [state[name] for state in states]
+        if first.is_floating_point():
+            weighted = sum(share * tensor.double() for share, tensor in zip(shares, tensors, strict=True))
+            mean[name] = (weighted / total).to(first.dtype)
+        else:
+            mean[name] = torch.stack(tensors).amax(0)
+    return mean

@@ -1,0 +1,137 @@
+"""Files of torch.save and .safetensors: read without running anything in them, and written."""
+
+import argparse
+import contextlib
+import json
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from models.weights.names import from_torchvision, from_transformers, is_of_torchvision, is_of_transformers
+from models.weights.sharded import SHARDS, join
+from models.weights.state import RECORD, Weights, record_of, refusal, weights_of
+from utils.errors import ConfigError
+
+
+def read_torch(path: Path, lazily: bool = False):
+    """Read a file of torch.save: tensors and plain values only, nothing in it is run.
+
+    A sharded checkpoint is joined; `lazily`: its large tensors as Parts.
+    """
+    content = _read_torch_file(path)
+    if isinstance(content, dict) and isinstance(content.get(SHARDS), list):
+        return join(content, path.parent, lambda part: _read_torch_file(part, from_disk=True), lazily)
+    return content
+
+
+def _read_torch_file(path: Path, from_disk: bool = False, compares: bool = True):
+    """`from_disk`: map the file, so that tensors are read when they are used. `compares`: all of it with its checksums."""
+    try:
+        if compares and zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                broken = archive.testzip()  # torch.load does not compare the checksums that torch.save wrote
+            if broken:
+                raise ConfigError(f"{path}: damaged (checksum of {broken})")
+        # timm, DeiT and torchvision save their command line beside the weights; it is plain data.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            if from_disk:
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            with open(path, "rb") as file:  # for a path torch goes by the suffix
+                return torch.load(file, map_location="cpu", weights_only=True)
+    except ConfigError:
+        raise
+    except Exception as error:  # a damaged file can fail anywhere in zip or pickle
+        forbidden = re.search(r"GLOBAL (\S+)|TorchScript", str(error))
+        if forbidden:
+            raise refusal(path, forbidden[1] or "TorchScript") from None
+        # Not torch's own words: they advise to read the file without this protection.
+        raise ConfigError(f"{path}: damaged, or not a file of weights ({type(error).__name__})") from None
+
+
+def read_torch_weights(path: Path) -> Weights:
+    content = read_torch(path)
+    state, key = weights_of(content, path)
+    return Weights(by_timms_names(state), key, record_of(content) if key else {})
+
+
+def by_timms_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those of a wrapped model, and of torchvision's and transformers' models are renamed."""
+    state = {_without_wrappers(name): tensor for name, tensor in state.items() if name != "n_averaged"}
+    if is_of_transformers(state):
+        return from_transformers(state)
+    if is_of_torchvision(state):
+        return from_torchvision(state)
+    return state
+
+
+def record_in_torch_file(path: Path) -> dict:
+    """What a checkpoint says beside its weights, of which none is read."""
+    content = _unread(path)
+    return record_of(content) if isinstance(content, dict) else {}
+
+
+def shapes_in_torch_file(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes by timm's names, without reading the tensors."""
+    content = _unread(path)
+    state = by_timms_names(weights_of(content, path)[0]) if isinstance(content, dict) else {}
+    return {name: tuple(tensor.shape) for name, tensor in state.items() if isinstance(tensor, Tensor)}
+
+
+def _unread(path: Path):
+    """The content of a file whose tensors are not read before they are used; None for a file of before 2020."""
+    return _read_torch_file(path, from_disk=True, compares=False) if zipfile.is_zipfile(path) else None
+
+
+def _without_wrappers(name: str) -> str:
+    """The name without the prefixes of DDP and torch.compile, which come in either order."""
+    return re.sub(r"^((module|_orig_mod)\.)+", "", name)
+
+
+def read_safetensors(path: Path) -> Weights:
+    import safetensors.torch
+
+    with _naming_damage(path):
+        return Weights(by_timms_names(safetensors.torch.load_file(path)), record=record_in_safetensors(path))
+
+
+def shapes_in_safetensors(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes by the names in the file, without reading the tensors."""
+    from safetensors import safe_open
+
+    with _naming_damage(path), safe_open(path, "pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118, it is no dict
+
+
+@contextlib.contextmanager
+def _naming_damage(path: Path) -> Iterator[None]:
+    """ConfigError for a damaged .safetensors."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ConfigError(f"{path}: damaged or cut off ({error})") from None
+
+
+def record_in_safetensors(path: Path) -> dict:
+    """What scripts/export.py wrote beside the weights; other programs' metadata need not be JSON."""
+    from safetensors import safe_open
+
+    with _naming_damage(path), safe_open(path, "pt") as file:
+        metadata = file.metadata() or {}
+    record = {}
+    for name in RECORD:
+        with contextlib.suppress(json.JSONDecodeError, KeyError, RecursionError):
+            record[name] = json.loads(metadata[name])
+    return record_of(record)
+
+
+def to_safetensors(state: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
+    from safetensors.torch import save
+
+    # The format knows no tensors that share memory or lie in other than row order.
+    return save({name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}, metadata)

@@ -28,6 +28,16 @@ REMOVED: dict[str, Removed] = {
         "the optimizer's state is always float32; to save memory use DIST.STRATEGY=fsdp2, TRAIN.GRAD_CHECKPOINTING=true"
         " or a smaller -batch_size with a larger -accum_iter",
     ),
+    "DATA.CACHE_FORM": Removed(
+        "decoded",
+        "a cache holds decoded images; DATA.CACHE_SIDE makes it small",
+        role="data",
+        becomes=lambda former: {} if former.get("DATA.CACHE", "none") in ("none", "null") else None,
+    ),
+    "DATA.CACHE_QUALITY": Removed("90", "a cache holds decoded images", role="machine", becomes=lambda former: {}),
+    "DATA.CUT_SHARDS": Removed(
+        "refuse", "a truncated shard is refused by its name; restore it, or leave it out", role="data"
+    ),
 }
 
 

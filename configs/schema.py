@@ -137,20 +137,14 @@ class Data:
     """Larger images count as unreadable: a small file can decompress to gigabytes."""
     MAX_BAD_FRACTION: Annotated[float, Bounds(0.0, 1.0)] = 0.01
     """Maximum tolerated fraction of unreadable images: above it the run stops, below it they are replaced and reported. Three are always tolerated, unless this is 0."""
-    CACHE: Literal["none", "ram", "disk"] = "none"
-    """Cache images so that reading them again is cheap: on disk, for later runs too, or in ram, until the run ends."""
-    CACHE_FORM: Literal["decoded", "jpeg"] = "decoded"
-    """Encoding of cached images: decoded, which needs no computation but much space, or jpeg, a tenth of the size."""
+    CACHE: Literal["none", "disk"] = "none"
+    """Cache decoded images on disk, also for later runs, so that reading them again is cheap."""
     CACHE_SIDE: Annotated[int | None, Bounds(1, 100_000)] = None
     """Resize larger images to this short side before caching; not set: keep their size."""
-    CACHE_QUALITY: Annotated[int, Bounds(1, 100)] = 90
-    """JPEG quality of cached images."""
     CACHE_PATH: str | None = None
     """Folder of the disk cache, of shards from a server, and of indexes of data in a read-only folder; not set: `cache` in SAVE."""
     SHUFFLE_BUFFER: Annotated[int, Bounds(1, 2**31)] = 8192
     """Shards (and row groups of parquet) are read in random order, and a sample moves by less than this many places; as many as there are images: any order."""
-    CUT_SHARDS: Literal["refuse", "read"] = "refuse"
-    """What to do with a truncated shard: refuse it, or read its complete samples."""
     REMOTE_CACHE_GB: Annotated[float | None, Bounds(0.001, 1e9)] = None
     """For shards on a server: how much of them CACHE_PATH may hold, in 10^9 bytes; the tars used longest ago are dropped. Not set: all, or 80% of the disk's free space."""
     REMOTE_PATIENCE: Annotated[float, Bounds(0.0, 1e6)] = 120.0

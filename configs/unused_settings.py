@@ -46,14 +46,10 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     on_server = is_url(data.DATA_PATH)
     # Of these the index may lie in CACHE_PATH too.
     has_index = data.DATASET in ("imagenet2012", "imagefolder", "csv", "shards", "parquet")
-    cache = f"CACHE_FORM CACHE_SIDE CACHE_QUALITY{'' if has_index else ' CACHE_PATH'}"
-    yield data.CACHE == "none", "DATA.", cache, "DATA.CACHE is none; set it to disk or ram"
-    is_decoded = data.CACHE != "none" and data.CACHE_FORM == "decoded"
-    yield is_decoded, "DATA.", "CACHE_QUALITY", "DATA.CACHE_FORM is decoded; set it to jpeg"
-    yield data.CACHE == "ram" and not has_index, "DATA.", "CACHE_PATH", "DATA.CACHE is ram"
+    cache = f"CACHE_SIDE{'' if has_index else ' CACHE_PATH'}"
+    yield data.CACHE == "none", "DATA.", cache, "DATA.CACHE is none; set it to disk"
     yield not on_server, "DATA.", "REMOTE_CACHE_GB REMOTE_PATIENCE", "DATA.DATA_PATH is not the URL of a server"
     yield not config.MODEL.LORA.RANK, "MODEL.LORA.", "ALPHA DROPOUT TARGETS", "MODEL.LORA.RANK is 0"
-    yield data.DATASET != "shards", "DATA.", "CUT_SHARDS", "DATA.DATASET is not shards"
     in_sequence, has_columns = data.DATASET in ("shards", "parquet"), data.DATASET in ("csv", "parquet")
     yield not in_sequence, "DATA.", "SHUFFLE_BUFFER", "DATA.DATASET is not shards or parquet"
     yield not has_columns, "DATA.", "COLUMNS", "DATA.DATASET is not csv or parquet"

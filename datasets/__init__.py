@@ -6,10 +6,9 @@ from datasets.bad_images import BadImages
 from datasets.balance import class_weights, describe_balance
 from datasets.batch_order import Piece
 from datasets.build import build_eval_data, build_order, build_train_data, load_image_sets
-from datasets.cache.build import CacheProgress
-from datasets.cache.cached_images import cache_image_sets
 from datasets.classes import renumber
 from datasets.draws import Draws
+from datasets.loading.cache import CacheProgress, cache_image_sets
 from datasets.loading.choice import choose_workers
 from datasets.loading.train_data import EvalData, TrainData, Window
 from datasets.split import holds_out_no_more, identity, write_split

@@ -21,7 +21,7 @@ from datasets.sources.csv_list import read_csv
 from datasets.sources.digits import read_digits
 from datasets.sources.folder import read_image_folder
 from datasets.sources.fractals import read_fractals
-from datasets.sources.imagenet.source import read_imagenet
+from datasets.sources.imagenet import read_imagenet
 from datasets.sources.parquet.source import read_parquet
 from datasets.sources.remote.source import read_shards
 from datasets.sources.synthetic import SyntheticBatches, SyntheticImages, read_synthetic

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Config, Fold
-from datasets.index.file import Index, IndexWriter
-from datasets.index.place import open_or_build
+from datasets.index import Index, IndexWriter, open_or_build
 from datasets.shuffle import shuffled
 from datasets.types import ImageSet, Kept, count_classes
 from utils.errors import ConfigError

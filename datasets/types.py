@@ -12,7 +12,7 @@ from torch import Tensor
 
 from datasets.batch_order import Piece
 from datasets.draws import Draws
-from datasets.index.file import CHUNK, Index
+from datasets.index import CHUNK, Index
 from datasets.label_sets import LabelSets
 from datasets.shuffle import EpochOrder, FullShuffle
 

@@ -82,10 +82,9 @@ PACKAGES = {
             "sources.shards",
             "sources.remote",
             "sources.parquet",
-            "sources.imagenet",
             "sources.torchvision_sets",
         ),
-        *("loading", "cache"),
+        "loading",
         *("build", "__init__"),
     ),
     "models": (

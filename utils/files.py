@@ -2,14 +2,18 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
 from utils.errors import not_a_file
+
+SECONDS_BETWEEN_ATTEMPTS = 0.2  # to lock a file that another process has
 
 
 @contextlib.contextmanager
@@ -30,6 +34,46 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[IO[bytes]]:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def locked(path: Path, wait: Callable[[], None] | None = None) -> Iterator[IO[bytes] | None]:
+    """The file, made if it is not there, open for reading and writing, and locked against other threads and processes.
+
+    While another has it, `wait` is called again and again; without `wait` there is None instead of a file. The system
+    frees the lock even after kill -9.
+    """
+    while True:
+        with open(path, "r+b", opener=_creating) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if wait is None:
+                    yield None
+                    return
+                wait()
+                time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+                continue
+            except OSError:  # a file system without locks: two may do the same work, but files are replaced whole
+                pass
+            try:
+                if _is_at(file, path):  # else its last owner renamed or removed it
+                    yield file
+                    return
+            finally:
+                with contextlib.suppress(OSError):
+                    fcntl.flock(file, fcntl.LOCK_UN)  # a process forked meanwhile would keep it
+
+
+def _creating(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def refuse_special(path: Path) -> None:

@@ -9,10 +9,18 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config
-from datasets.index.collect import encoded
-from datasets.index.file import TEXT, Index, IndexWriter
-from datasets.index.place import ENDING, index_paths, note_of_memory, open_or_build
-from datasets.index.stamp import dates_of_folders, seconds_of_doubt
+from datasets.index import (
+    ENDING,
+    TEXT,
+    Index,
+    IndexWriter,
+    dates_of_folders,
+    index_paths,
+    note_of_memory,
+    open_or_build,
+    seconds_of_doubt,
+)
+from datasets.sources.collect import encoded
 from datasets.sources.images import FileImages, is_within
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
 from datasets.transforms.decode import IMAGE_ENDINGS, READ_BY

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from datasets.index.file import CHUNK, Texts
+from datasets.index import CHUNK, Texts
 from datasets.transforms.decode import decode, kinds_of
 from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError, ImageSet

@@ -10,10 +10,19 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.schema import Config
-from datasets.index.collect import Distinct, RowHashes, encoded, equal_rows
-from datasets.index.file import TEXT, Index, IndexWriter, Texts
-from datasets.index.place import ENDING, index_paths, note_of_memory, open_or_build
-from datasets.index.stamp import is_same_file, stamp_of_file
+from datasets.index import (
+    ENDING,
+    TEXT,
+    Index,
+    IndexWriter,
+    Texts,
+    index_paths,
+    is_same_file,
+    note_of_memory,
+    open_or_build,
+    stamp_of_file,
+)
+from datasets.sources.collect import Distinct, RowHashes, encoded, equal_rows
 from datasets.sources.images import FileImages, Inside
 from datasets.sources.labels import Labels, are_mostly_numbers, class_numbers, describe_labels, several_labels
 from datasets.sources.root import own_split

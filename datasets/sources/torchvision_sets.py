@@ -11,7 +11,7 @@ from PIL import ImageOps
 
 from configs.schema import Config
 from datasets.sources.caltech import read_caltech101, read_caltech256
-from datasets.sources.imagenet.source import read_imagenet
+from datasets.sources.imagenet import read_imagenet
 from datasets.sources.images import ArrayImages, FileImages
 from datasets.sources.root import own_split
 from datasets.split import hold_out

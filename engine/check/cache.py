@@ -13,17 +13,18 @@ import torch
 from configs.schema import Config
 from datasets import ImageSet
 from datasets.batch_order import sample_rng
-from datasets.cache.build import CacheEncoder, estimate_bytes, free_bytes
-from datasets.cache.cached_images import (
+from datasets.loading.cache import (
+    REMEDY_FOR_FOLDER,
     REMEDY_FOR_SPACE,
-    check_ram_cache_is_possible,
     count_threads,
+    encode,
+    estimate_bytes,
+    free_bytes,
     locate_cache,
     open_cache,
-    remedy_for_folder,
     why_not_cacheable,
 )
-from datasets.cache.file import CacheLocation, find_resume_point
+from datasets.loading.cache_file import CacheLocation, find_resume_point
 from datasets.transforms.crop import TrainTransform
 from engine.check.quick_checks import nearest_existing
 from utils.findings import WARN, Finding
@@ -35,7 +36,6 @@ LEAST_GAIN = 1.5
 
 def check_cache(config: Config, parts: Iterable[tuple[str, ImageSet | None]]) -> Finding:
     """One row for both image sets, which share a folder. Never WRONG: a run without a cache continues without it."""
-    check_ram_cache_is_possible(config)
     lines, needed = [], 0
     for part, image_set in parts:
         if image_set is None:
@@ -48,7 +48,7 @@ def check_cache(config: Config, parts: Iterable[tuple[str, ImageSet | None]]) ->
         try:
             size = describe_cache(config, part, image_set, location, lines)
         except OSError as error:
-            return Finding("cache", f"{location.folder} cannot be used ({error})", WARN, remedy_for_folder(location))
+            return Finding("cache", f"{location.folder} cannot be used ({error})", WARN, REMEDY_FOR_FOLDER)
         needed += size
     found = "\n".join(lines)
     return compare_with_free_space(found, needed, location) if needed else Finding("cache", found)
@@ -59,8 +59,8 @@ def suggest_cache(config: Config, image_set: ImageSet, short_side: int, indices:
     data, side = config.DATA, math.floor(config.DATA.IMAGE_SIZE / config.DATA.CROP_PCT)  # which evaluation resizes to
     if data.CACHE != "none" or short_side < LARGE * side or why_not_cacheable(image_set):
         return ""
-    encoder = CacheEncoder(replace(data, CACHE_SIDE=side, CACHE_FORM="decoded"))
-    cached = {index: encoder.encode(image_set, index).content for index in indices}
+    smaller = replace(data, CACHE_SIDE=side)
+    cached = {index: encode(smaller, image_set, index)[2] for index in indices}
 
     def read_cached(index: int) -> np.ndarray:
         return np.array(cached[index])
@@ -82,14 +82,13 @@ def _seconds_to_crop(config: Config, read: Callable[[int], np.ndarray], indices:
 
 def describe_cache(config: Config, part: str, image_set: ImageSet, location: CacheLocation, lines: list[str]) -> int:
     """Describe the cache of one image set. Returns the bytes still to be written."""
-    location = replace(location, persistent=True)  # otherwise closing a cache in memory would remove it
     file = open_cache(location, lines.append)
     if file:
         lines.append(f"{part} images: {format_bytes(len(file.data))} in {location.data}")
         return 0
     num_done, _ = find_resume_point(location)
     with ThreadPoolExecutor(count_threads(config), "cache") as pool:
-        size = estimate_bytes(image_set, CacheEncoder(config.DATA), len(image_set) - num_done, pool)
+        size = estimate_bytes(config.DATA, image_set, len(image_set) - num_done, pool)
     begun = f", {num_done:,} of {len(image_set):,} are there" if num_done else ""
     lines.append(f"{part} images: about {format_bytes(size)} will be written to {location.folder}{begun}")
     return size
@@ -100,10 +99,8 @@ def compare_with_free_space(found: str, needed: int, location: CacheLocation) ->
     nearest = nearest_existing(location.folder)
     try:
         with tempfile.TemporaryFile(dir=nearest):
-            free = free_bytes(replace(location, folder=nearest))
+            free = free_bytes(nearest)
     except OSError as error:
-        return Finding(
-            "cache", f"{found}\ncannot write to {nearest} ({error.strerror})", WARN, remedy_for_folder(location)
-        )
+        return Finding("cache", f"{found}\ncannot write to {nearest} ({error.strerror})", WARN, REMEDY_FOR_FOLDER)
     found = f"{found}\n{format_bytes(free)} are free there"
     return Finding("cache", found, WARN, REMEDY_FOR_SPACE) if needed > free else Finding("cache", found)

@@ -39,8 +39,7 @@ RAND_AUGMENT = "rand-m9-mstd0.5-inc1"
 TIMM = "timm create_loader"
 CACHED = {
     "JPEG": [],
-    "cache, decoded, short side 256": ["DATA.CACHE=disk", "DATA.CACHE_FORM=decoded", "DATA.CACHE_SIDE=256"],
-    "cache, re-encoded, short side 256": ["DATA.CACHE=disk", "DATA.CACHE_FORM=jpeg", "DATA.CACHE_SIDE=256"],
+    "cache, decoded, short side 256": ["DATA.CACHE=disk", "DATA.CACHE_SIDE=256"],
 }
 
 

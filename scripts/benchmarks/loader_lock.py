@@ -27,7 +27,7 @@ from utils.errors import ConfigError
 from utils.program import exit_code
 
 SAMPLES_PER_SECOND = 200
-CACHE = ["DATA.CACHE=disk", "DATA.CACHE_FORM=decoded", "DATA.CACHE_SIDE=256"]
+CACHE = ["DATA.CACHE=disk", "DATA.CACHE_SIDE=256"]
 CASES = {
     "JPEG": [],
     "JPEG, rand-m9-mstd0.5-inc1": ["TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1"],

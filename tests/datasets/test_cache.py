@@ -1,5 +1,6 @@
-"""DATA.CACHE: what is read from a cache, and how it is built."""
+"""DATA.CACHE: what is read from a cache, how it is built and rebuilt, and what happens when something goes wrong."""
 
+import errno
 import fcntl
 import os
 import pickle
@@ -16,36 +17,91 @@ from PIL import Image
 
 from configs.schema import Config
 from datasets import CacheProgress, build_train_data, cache_image_sets, load_image_sets
-from datasets.cache import build as cache_build
-from datasets.cache import cached_images as cache
-from datasets.cache import file as cache_file
-from datasets.cache.cached_images import CachedImages
-from datasets.cache.file import CacheFile, CacheWriter
-from datasets.types import ImageSet
-from tests.support.caches import BROKEN, NUM_IMAGES, Messages, cached, config_of, contents, outcome
-from tests.support.caches import photos as photos
+from datasets.index import IndexWriter, Place
+from datasets.loading import cache as cache_module
+from datasets.loading import cache_file
+from datasets.loading.cache import CachedImages, locate_cache
+from datasets.loading.cache_file import CacheFile, CacheLocation, CacheWriter
+from datasets.types import ImageReadError, ImageSet
 from tests.support.configs import CPU, replaced
 from tests.support.forks import DEADLINE
-from tests.support.image_sets import make_set
-from tests.support.loading import settings, taken
+from tests.support.image_sets import make_set, settings
+from tests.support.loading import folder_settings, taken
 from utils.distributed import Process
 from utils.errors import StoppedBySignal
 from utils.program import exit_code
 
+NUM_IMAGES, IMAGES_PER_COMMIT = 21, 4
+BROKEN = (2, 11)
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch) -> Path:
+    """JPEGs and PNGs of many sizes, two of them cut off; a cache is committed every few images."""
+    monkeypatch.setattr(cache_file, "IMAGES_PER_COMMIT", IMAGES_PER_COMMIT)
+    root = tmp_path / "photos"
+    for part, count in (("train", NUM_IMAGES), ("val", 3)):
+        for index in range(count):
+            path = root / part / f"class{index % 3}" / f"{index // 3:02}.{'jpg' if index % 2 else 'png'}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shape = (20 + index, 40 - index, 3)
+            gradient = np.add.outer(np.arange(shape[0]) * 3, np.arange(shape[1]) * 2)[:, :, None] + [0, 40, index]
+            Image.fromarray(gradient.astype(np.uint8)).save(path)
+    for index, path in enumerate(sorted((root / "train").rglob("*.*g"))):
+        if index in BROKEN:
+            path.write_bytes(path.read_bytes()[:60])
+    return root
+
+
+class Messages:
+    """The lines and warnings of one start."""
+
+    def __init__(self, **options):
+        self.lines, self.warnings = [], []
+        self.progress = CacheProgress(self.lines.append, self.warnings.append, **options)
+
+
+def config_of(photos: Path, **data) -> Config:
+    defaults = {"CACHE": "disk", "CACHE_PATH": str(photos.parent / "cache"), "IMAGE_SIZE": 16, "MAX_BAD_FRACTION": 0.5}
+    return replaced(folder_settings(photos, 2), DATA=defaults | data)
+
+
+def cached(config: Config, messages: Messages | None = None):
+    """The training set."""
+    return cache_image_sets(config, load_image_sets(config), (messages or Messages()).progress)[0]
+
+
+def pixels_of(config: Config) -> dict[str, bytes]:
+    """The files with the pixels."""
+    return {path.name: path.read_bytes() for path in sorted(Path(config.DATA.CACHE_PATH).glob("*.data"))}
+
+
+def outcomes(image_set) -> list:
+    """Pixels of each image, or why it cannot be read."""
+    found = []
+    for index in range(len(image_set)):
+        try:
+            found.append(image_set.read(index).tolist())
+        except ImageReadError as error:
+            found.append(str(error))
+    return found
+
+
+def files_of(config: Config, part: str = "training") -> set[str]:
+    return {path.name for path in Path(config.DATA.CACHE_PATH).glob("*") if part in path.name}
+
+
 # --- what is read ---
 
 
-def test_a_decoded_cache_holds_the_same_pixels_targets_names_and_reasons(photos):
+def test_a_cache_holds_the_same_pixels_targets_names_and_reasons(photos):
     config = config_of(photos)
     files, images = load_image_sets(config)[0], cached(config)
     assert isinstance(images, CachedImages) and len(images) == NUM_IMAGES and images.classes == files.classes
-    assert images.targets.tolist() == files.targets.tolist()
-    assert [outcome(images, index) for index in range(NUM_IMAGES)] == [
-        outcome(files, index) for index in range(NUM_IMAGES)
-    ]
-    assert [index for index in range(NUM_IMAGES) if isinstance(outcome(images, index), str)] == list(BROKEN)
+    assert images.targets.tolist() == files.targets.tolist() and outcomes(images) == outcomes(files)
+    assert [index for index, each in enumerate(outcomes(images)) if isinstance(each, str)] == list(BROKEN)
     # Where worker processes cannot be forked they are sent the set.
-    assert outcome(pickle.loads(pickle.dumps(images)), 5) == outcome(files, 5)
+    assert outcomes(pickle.loads(pickle.dumps(images))) == outcomes(files)
     assert [images.name(index) for index in range(NUM_IMAGES)] == [files.name(index) for index in range(NUM_IMAGES)]
 
 
@@ -58,46 +114,28 @@ def test_pixels_are_not_copied_and_torch_takes_them_without_a_word(photos):
 
 
 def test_a_map_larger_than_the_memory_is_not_refused(tmp_path):
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    location = cache_file.CacheLocation(tmp_path, "large", {}, 1, persistent=True)
-    start, length = len(location.header), 4 * total  # a hole, which takes no room on the disk
-    location.data.write_bytes(location.header)
-    os.truncate(location.data, start + length)
-    entry = np.array([(start, length, 0, 0, cache_file.PIXELS, 0)], cache_file.ENTRY)
-    content = location.header + entry.tobytes()
-    location.index.write_bytes(content + cache_file.checksum_of(content))
+    size = 4 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    location = CacheLocation(tmp_path, "large", {}, 1)
+    location.data.touch()
+    os.truncate(location.data, size)  # a hole, which takes no room on the disk
+    with Place(location.index) as place:
+        writer = IndexWriter(place, dict.fromkeys(cache_file.ENTRY.names, "<u8"), small=-1)
+        for name in cache_file.ENTRY.names:
+            writer.add(name, np.zeros(1))
+        writer.finish({"size": size})
     assert CacheFile(location).data[-1] == 0
 
 
-@pytest.mark.parametrize(("count", "kind"), [(0, "threads"), (1, "threads"), (3, "threads"), (2, "processes")])
+@pytest.mark.parametrize(("count", "kind"), [(0, "threads"), (3, "threads"), (2, "processes")])
 def test_training_sees_the_same_with_and_without_a_cache_for_any_workers(photos, count, kind):
     config = config_of(photos, NUM_WORKERS=count, WORKERS=kind)
     images = [load_image_sets(config)[0], cached(config)]
-    plain, kept = (taken(build_train_data(config, each, Process(CPU)).windows(2, 9)) for each in images)
-    assert plain == kept and any(batch[5] for batch in kept)
-
-
-def test_the_jpeg_form_is_close_and_keeps_grey_ones_grey(photos):
-    for channels in (3, 1):
-        config = config_of(photos, CACHE_FORM="jpeg", IMAGE_CHANNELS=channels)
-        files, images = load_image_sets(config)[0], cached(config)
-        for index in range(NUM_IMAGES):
-            if index not in BROKEN:
-                before, after = files.read(index).astype(int), images.read(index).astype(int)
-                assert before.shape == after.shape and abs(before - after).mean() < 5
-        assert images.cache.entries["kind"].tolist().count(cache_file.JPEG) == NUM_IMAGES - len(BROKEN)
-
-
-def test_pillow_encodes_where_simplejpeg_is_missing(photos, monkeypatch):
-    monkeypatch.setattr(cache_build, "simplejpeg", None)
-    config = config_of(photos, CACHE_FORM="jpeg")
-    before, after = (each.read(0).astype(int) for each in (load_image_sets(config)[0], cached(config)))
-    assert abs(before - after).mean() < 5
+    plain, from_cache = (taken(build_train_data(config, each, Process(CPU)).windows(2, 9)) for each in images)
+    assert plain == from_cache and any(batch[5] for batch in from_cache)
 
 
 def test_images_are_shrunk_to_the_side_and_never_enlarged(photos):
-    config = config_of(photos, CACHE_SIDE=24)
-    messages = Messages()
+    config, messages = config_of(photos, CACHE_SIDE=24), Messages()
     files, images = load_image_sets(config)[0], cached(config, messages)
     assert not messages.warnings
     cached(replaced(config, DATA={"CACHE_SIDE": 15}), messages)
@@ -119,42 +157,33 @@ def test_shards_are_cached_too_and_keep_their_own_order(tmp_path):
     config = replaced(config, DATA={"CACHE": "disk", "CACHE_PATH": str(tmp_path / "cache")})
     images = [load_image_sets(config)[0], cached(config)]
     assert isinstance(images[1], CachedImages)
-    plain, kept = (taken(build_train_data(config, each, Process(CPU)).windows(1, 9)) for each in images)
-    assert plain == kept
-    shard = next((tmp_path / "shards").glob("train*.tar"))
-    os.utime(shard, ns=(1, 1))
+    plain, from_cache = (taken(build_train_data(config, each, Process(CPU)).windows(1, 9)) for each in images)
+    assert plain == from_cache
+    os.utime(next((tmp_path / "shards").glob("train*.tar")), ns=(1, 1))
     cached(config, messages := Messages())
     assert messages.lines[0].startswith("cache: writing 30 images")
 
 
 def test_a_cache_is_for_the_same_pixels_only(photos):
     """Not for those of other rules: of grey images, turned upright, or on another background."""
-    given = [{}, {}, {"EXIF": "ignore"}, {"IMAGENET_MEAN": (0.1, 0.1, 0.1)}, {"CACHE_SIDE": 9}, {"CACHE_FORM": "jpeg"}]
-    keys = []
-    for data in given:
-        config = config_of(photos, **data)
-        keys.append(str(cache.locate_cache(config, "training", load_image_sets(config)[0]).key))
+    given = [{}, {}, {"EXIF": "ignore"}, {"IMAGENET_MEAN": (0.1, 0.1, 0.1)}, {"CACHE_SIDE": 9}]
+    given.append({"CACHE_SIDE": 9, "INTERPOLATION": "bilinear"})
+    configs = [config_of(photos, **data) for data in given]
+    keys = [str(locate_cache(each, "training", load_image_sets(each)[0]).key) for each in configs]
     assert keys[0] == keys[1] and len(set(keys)) == len(given) - 1
+    without_effect = config_of(photos, INTERPOLATION="bilinear")
+    assert str(locate_cache(without_effect, "training", load_image_sets(without_effect)[0]).key) == keys[0]
 
 
 def test_sets_in_memory_or_of_unknown_files_are_left_alone(tmp_path):
-    messages, config = Messages(), settings(CACHE="disk", CACHE_PATH=str(tmp_path / "cache"))
+    messages, config = Messages(), settings("digits", CACHE="disk", CACHE_PATH=str(tmp_path / "cache"))
     sets = load_image_sets(config)[0], ImageSet([0], ["a"])
     assert cache_image_sets(config, sets, messages.progress) == sets
     assert len(messages.lines) == 2 and not messages.warnings
     assert not (tmp_path / "cache").exists()
 
 
-# --- being made ---
-
-
-def test_the_file_does_not_depend_on_the_number_of_threads(photos):
-    made = []
-    for count in (1, 4):
-        config = config_of(photos, NUM_WORKERS=count, CACHE_PATH=str(photos.parent / f"cache{count}"))
-        cached(config)
-        made.append(contents(config))
-    assert made[0] == made[1] and len(made[0]) == 4
+# --- how it is built ---
 
 
 def killed_build(config: Config, num_moments: int) -> bool:
@@ -184,15 +213,22 @@ def killed_build(config: Config, num_moments: int) -> bool:
 @pytest.mark.parametrize("change", [0, -0.5, 9])
 def test_builds_that_are_killed_with_files_cut_or_longer_end_in_the_same_bytes(photos, ending, change):
     """A machine that goes down leaves a file that was not on the disk yet shorter, or with anything at its end."""
-    whole = config_of(photos, CACHE_PATH=str(photos.parent / "whole"))
-    cached(whole)
+    whole = config_of(photos, CACHE_PATH=str(photos.parent / "whole"), NUM_WORKERS=4)
+    wanted = outcomes(cached(whole))
     config, rng = config_of(photos), random.Random(f"{ending}{change}")
     for _ in range(3):
         assert killed_build(config, rng.randrange(7, 12))
         (path,) = Path(config.DATA.CACHE_PATH).glob(f"*training*.{ending}")
         os.truncate(path, int(path.stat().st_size * (1 + rng.random() * change)))
-    cached(config)
-    assert contents(config) == contents(whole)
+    assert outcomes(cached(config)) == wanted
+    assert pixels_of(config) == pixels_of(whole) and files_of(config) == files_of(whole)
+
+
+@pytest.mark.parametrize("num_moments", range(34, 41))
+def test_killed_while_the_index_is_written_it_is_complete_or_goes_on(photos, num_moments):
+    config = config_of(photos)
+    killed_build(config, num_moments)
+    assert outcomes(cached(config)) == outcomes(load_image_sets(config)[0])
 
 
 def test_an_unfinished_cache_goes_on_where_it_was(photos):
@@ -202,15 +238,11 @@ def test_an_unfinished_cache_goes_on_where_it_was(photos):
     assert messages.lines[0].startswith("cache: writing 5 images")
 
 
-@pytest.mark.parametrize("kind", ["disk", "ram"])
-def test_a_signal_stops_it_and_only_a_disk_keeps_the_beginning(photos, monkeypatch, kind):
-    monkeypatch.setattr(cache, "SHARED_MEMORY", photos.parent)
-    config = config_of(photos, CACHE=kind)
-    numbers = iter([0] * 9)
-    messages = Messages(signal=lambda: next(numbers, signal.SIGTERM))
+def test_a_signal_stops_it_and_the_beginning_stays(photos):
+    config, numbers = config_of(photos), iter([0] * 9)
     with pytest.raises(StoppedBySignal) as caught:
-        cached(config, messages)
-    assert bool(list(photos.parent.rglob("*.part"))) == (kind == "disk")
+        cached(config, Messages(signal=lambda: next(numbers, signal.SIGTERM)))
+    assert list(photos.parent.rglob("*.part"))
 
     def program(arguments):
         raise caught.value
@@ -219,29 +251,139 @@ def test_a_signal_stops_it_and_only_a_disk_keeps_the_beginning(photos, monkeypat
 
 
 def test_another_run_that_makes_the_same_cache_is_waited_for(photos, monkeypatch):
-    config, waits = config_of(photos), threading.Event()
+    config, waits, found = config_of(photos), threading.Event(), []
     cached(config)
-    made = contents(config)
     index = next(Path(config.DATA.CACHE_PATH).glob("*training*.index"))
     lock = index.with_name(index.name.rpartition("-")[0] + ".lock")
     index.rename(photos.parent / "not yet")
-    found = []
     with open(lock, "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         progress = CacheProgress(lambda line: waits.set() if "waiting" in line else None, print)
-        monkeypatch.setattr(cache, "build_cache", None)
+        monkeypatch.setattr(cache_module, "build_cache", None)
         sets = load_image_sets(config)
         other = threading.Thread(target=lambda: found.append(cache_image_sets(config, sets, progress)[0]))
         other.start()
         assert waits.wait(DEADLINE)
         (photos.parent / "not yet").rename(index)
     other.join()
-    assert isinstance(found[0], CachedImages) and contents(config) == made
+    assert isinstance(found[0], CachedImages)
 
 
 def test_a_process_that_may_not_build_reads_the_files_until_there_is_a_cache(photos):
-    """And then the cache, which is not built a second time."""
     messages = Messages(may_build=False)
     assert not isinstance(cached(config_of(photos), messages), CachedImages) and not (photos.parent / "cache").exists()
     cached(config_of(photos))
     assert isinstance(cached(config_of(photos), messages), CachedImages) and not messages.warnings
+
+
+# --- what goes wrong ---
+
+
+def fill_the_disk(monkeypatch, photos):
+    def full(writer, *image):
+        if writer.num_done == 9:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        add(writer, *image)
+
+    add = CacheWriter.add
+    monkeypatch.setattr(CacheWriter, "add", full)
+
+
+def leave_no_room(monkeypatch, photos):
+    monkeypatch.setattr(cache_module, "free_bytes", lambda folder: 20_000)
+
+
+def put_a_file_in_its_place(monkeypatch, photos):
+    (photos.parent / "cache").write_text("")
+
+
+@pytest.mark.parametrize(
+    ("fault", "names"),
+    [
+        (fill_the_disk, ["No space left", "DATA.CACHE_SIDE"]),
+        (leave_no_room, ["21 images, about 1 MiB", "DATA.CACHE_SIDE"]),
+        (put_a_file_in_its_place, ["DATA.CACHE_PATH"]),
+    ],
+)
+def test_where_there_can_be_no_cache_the_run_goes_on_with_a_warning_and_nothing_is_left(
+    photos, monkeypatch, fault, names
+):
+    config, messages = config_of(photos), Messages()
+    fault(monkeypatch, photos)
+    images = cached(config, messages)
+    assert not isinstance(images, CachedImages) and images.read(0).shape
+    assert all(name in messages.warnings[0] for name in ["DATA.CACHE", *names])
+    assert not files_of(config)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 5)
+
+
+def flip(position: int):
+    def flip_a_byte(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[position] ^= 1
+        path.write_bytes(content)
+
+    return flip_a_byte
+
+
+@pytest.mark.parametrize(("name", "damage"), [("data", cut), ("index", cut), ("index", flip(0)), ("index", flip(60))])
+def test_a_damaged_cache_is_noticed_and_made_anew(photos, name, damage):
+    config, messages = config_of(photos), Messages()
+    wanted = outcomes(cached(config))
+    damage(next(Path(config.DATA.CACHE_PATH).glob(f"*training*.{name}")))
+    assert outcomes(cached(config, messages)) == wanted
+    assert len(messages.warnings) == 1 and str(Path(config.DATA.CACHE_PATH)) in messages.warnings[0]
+
+
+def test_a_damaged_image_is_noticed_when_it_is_read_and_the_others_go_on(photos):
+    config = config_of(photos)
+    whole = cached(config)
+    before, (start, length) = outcomes(whole), (int(column[7]) for column in whole.cache.columns[:2])
+    (path,) = Path(config.DATA.CACHE_PATH).glob("*training*.data")
+    flip(start + length // 2)(path)
+    damaged = cached(config, messages := Messages())
+    assert not messages.warnings
+    after = outcomes(damaged)
+    assert str(path) in after[7]
+    assert outcomes(damaged) == after, "a second look finds it too"
+    assert after[:7] + after[8:] == before[:7] + before[8:]
+
+
+def test_changed_files_or_settings_make_a_new_cache_and_only_the_old_one_goes(photos):
+    config = config_of(photos)
+    folder = Path(config.DATA.CACHE_PATH)
+    cached(config)
+    before, val = files_of(config), files_of(config, "validation")
+    older = folder / f"{next(iter(before)).rpartition('-')[0]}-{'0' * 16}.index"
+    for path in (older, older.with_suffix(".data")):
+        path.write_bytes(b"halfstep cache 3\n")
+    stranger = folder / older.name.replace("training", "training-x")
+    stranger.write_bytes(b"not ours")
+    os.utime(next((photos / "train").rglob("*.jpg")), ns=(1, 1))
+    for changed in (config, replaced(config, DATA={"CACHE_SIDE": 20})):
+        cached(changed, messages := Messages())
+        after = files_of(config) - {stranger.name}
+        assert len(after) == 2 and not after & before and any("removed" in line for line in messages.lines)
+        assert stranger.exists() and (files_of(config, "validation") >= val or changed != config)
+        before = after
+
+
+def test_a_cache_in_use_is_not_removed(photos):
+    config = config_of(photos)
+    images, before = cached(config), files_of(config)
+    cached(replaced(config, DATA={"CACHE_SIDE": 20}))
+    assert files_of(config) > before
+    del images
+    cached(replaced(config, DATA={"CACHE_SIDE": 22}))
+    assert not files_of(config) & before
+
+
+def test_another_data_set_of_the_same_layout_has_a_cache_of_its_own(photos):
+    config, other = config_of(photos), photos.parent / "others"
+    cached(config)
+    photos.rename(other)
+    cached(replaced(config, DATA={"DATA_PATH": str(other)}))
+    assert len(files_of(config)) == 4

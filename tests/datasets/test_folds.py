@@ -8,9 +8,9 @@ import pytest
 
 from configs.load import load as load_settings
 from datasets import Kept, holds_out_no_more, identity, load_image_sets
-from datasets.index import file
+from datasets import index as file
 from tests.support.image_sets import draw, load, make_folders, make_set, samples, settings, shades, write_tar
-from tests.support.imagenet_files import class_tars, make_official
+from tests.support.imagenet_files import make_kaggle
 from tests.support.parquet_files import rows, write_parquet
 from tests.support.refusals import refused
 from utils.errors import ConfigError, DataError
@@ -31,9 +31,6 @@ def make(dataset: str, root) -> tuple:
             write_tar(root / f"train-{number}.tar", samples(30 * number, 30))
     elif dataset == "parquet":
         write_parquet(root / "train.parquet", rows(range(50)))
-    elif dataset == "imagenet2012":
-        for name, content in class_tars().items():
-            (root / name).write_bytes(content)
     elif dataset == "caltech101":
         make_folders(root / "101_ObjectCategories", {"ant": 13, "bee": 21, "cat": 1})
     return root, {}
@@ -46,7 +43,7 @@ def keys(image_set) -> list[str | int]:
 
 
 @pytest.mark.parametrize("total", [2, 5])
-@pytest.mark.parametrize("dataset", ["imagefolder", "csv", "shards", "parquet", "imagenet2012", "caltech101", "digits"])
+@pytest.mark.parametrize("dataset", ["imagefolder", "csv", "shards", "parquet", "caltech101", "digits"])
 def test_each_image_is_held_out_in_exactly_one_fold_and_trained_on_in_the_others(tmp_path, dataset, total):
     path, options = make(dataset, tmp_path)
     sets = [load(dataset, path, FOLDS=total, FOLD=fold, **options) for fold in range(total)]
@@ -111,7 +108,7 @@ def test_data_with_validation_images_of_its_own_is_refused_and_one_part_of_it_is
     assert len(load("imagefolder", tmp_path / "train", FOLDS=5)[1]) < 40
     assert len(load("imagefolder", tmp_path, FOLDS=5, evaluate=True)[1]) == 4
     make_set(tmp_path / "shards")
-    make_official(tmp_path / "imagenet")
+    make_kaggle(tmp_path / "imagenet")
     for dataset, path in {"shards": "shards", "imagenet2012": "imagenet", "synthetic": "", "fractals": ""}.items():
         with refused(ConfigError, "DATA.FOLDS", dataset):
             load(dataset, tmp_path / path, FOLDS=5, SYNTHETIC_SIZE=20)

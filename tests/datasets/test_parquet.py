@@ -214,7 +214,7 @@ def test_a_file_that_is_replaced_while_it_is_read_ends_the_run(tmp_path):
 
 
 def test_the_index_of_changed_files_is_made_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.index.file.SMALL", 0)  # above that an index has a file
+    monkeypatch.setattr("datasets.index.SMALL", 0)  # above that an index has a file
     path = write_parquet(tmp_path / "train.parquet", rows(range(30)))
     assert sum(map(len, load("parquet", path))) == 30 and list(tmp_path.glob("*.index"))
     write_parquet(path, rows(range(40)))

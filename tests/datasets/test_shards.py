@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import main_single_gpu
-from datasets.index.file import IndexWriter
+from datasets.index import IndexWriter, Place
 from datasets.sources.shards.index import index_path, load_index, scan
 from datasets.sources.shards.source import read_shards
 from tests.support.image_sets import error_of, load, make_set, png, samples, settings, shades, write_tar
@@ -109,20 +108,6 @@ def test_many_threads_read_at_once(tmp_path):
     assert found == [index % 30 for index in range(600)]
 
 
-@pytest.mark.usefixtures("signal_handlers")
-def test_a_run_trains_on_shards_and_says_which_are_cut_off(tmp_path, capsys, small_yaml):
-    make_set(tmp_path / "data")
-    path = tmp_path / "data" / "train-000001.tar"
-    path.write_bytes(path.read_bytes()[:5000])
-    flags = ["-cfg", str(small_yaml), "-dataset", "shards", "-data_path", str(tmp_path / "data")]
-    flags += ["-batch_size", "10", "-epochs", "1", "-output", str(tmp_path / "output")]
-    assert main_single_gpu.main([*flags, "-opts", "DATA.CUT_SHARDS=read"]) == 0
-    said = capsys.readouterr().out
-    warning = next(line for line in said.splitlines() if line.startswith("warning:"))
-    assert_names(warning, path, "0011.png", "2")
-    assert "22 training and 6 validation images, 3 classes" in said
-
-
 # --- what is refused ---
 
 
@@ -169,26 +154,6 @@ def test_a_damaged_header_is_told_with_its_place(tmp_path):
     content[1024 + 10] ^= 1  # in the second header's name: a 512-byte header and a block of content come before
     path.write_bytes(content)
     assert_names(error_of("shards", tmp_path), path, "1024")
-
-
-def test_cut_at_any_block_a_shard_is_refused_or_its_whole_samples_are_read(tmp_path):
-    path = write_tar(tmp_path / "train-0.tar", samples(0, 3))
-    whole = path.read_bytes()
-    end = len(whole.rstrip(b"\0")) // 512 * 512 + 512  # behind the last content
-    ends = {member["name"].decode(): int(member["offset"] + member["size"]) for member in scan(path).samples}
-    for length in [0, 100, *range(512, end + 1, 512), end - 5]:
-        path.write_bytes(whole[:length])
-        expected = [name for name, end_of_image in ends.items() if end_of_image <= length]
-        message = error_of("shards", tmp_path)
-        assert_names(message, path, expected[-1] if expected else "nothing", "DATA.CUT_SHARDS=read")
-        shard = scan(path)
-        assert shard.cut and [name.decode() for name in shard.samples["name"]] == expected
-    path.write_bytes(whole[: end - 600])  # in the header of the last image
-    write_tar(tmp_path / "train-1.tar", samples(10, 3))
-    train, _ = read_shards(settings("shards", tmp_path, CUT_SHARDS="read"))
-    assert shades(train) == [0, 1, 10, 11, 12]
-    (note,) = train.notes
-    assert_names(note, "warning", path, "0001.png", "2")
 
 
 # --- the index ---
@@ -241,7 +206,7 @@ def scanned(monkeypatch) -> list[str]:
 
     names, scan = [], folder.scan
     monkeypatch.setattr(folder, "scan", lambda path: names.append(path.name) or scan(path))
-    monkeypatch.setattr("datasets.index.file.SMALL", 0)
+    monkeypatch.setattr("datasets.index.SMALL", 0)
     return names
 
 
@@ -264,7 +229,7 @@ def damage_header(path: Path) -> None:
 
 def write_other(path: Path) -> None:
     writer = IndexWriter(path, {"label": "<i4"})
-    writer.add("label", [1, 2, 3])
+    writer = IndexWriter(Place(path), {"label": "<i4"})
     writer.finish({"version": 1})
 
 

@@ -68,13 +68,6 @@ def write_row_groups(root: Path) -> None:
         write_parquet(root / f"{part}.parquet", {"image": images, "label": list(files.values())})
 
 
-def write_class_tars(root: Path) -> None:
-    """The image with the lowest hash of each class is held out, which leaves as many as in the others."""
-    found = files_of(root, "train") | files_of(root, "val")
-    for label, synset in enumerate(("n00000001", "n00000002")):
-        write_tar(root / f"{synset}.tar", {path.name: path.read_bytes() for path in found if found[path] == label})
-
-
 def _of(dataset: str, write: Callable[[Path], object], folder: str = "", **data) -> Callable[[Path], dict]:
     def make(root: Path) -> dict:
         write(root)
@@ -90,7 +83,6 @@ SOURCES: dict[str, Callable[[Path], dict]] = {
     "lists": _of("imagenet2012", write_lists),
     "shards": _of("shards", write_tars, "shards", SHUFFLE_BUFFER=9),
     "parquet": _of("parquet", write_row_groups, SHUFFLE_BUFFER=9),
-    "class tars": _of("imagenet2012", write_class_tars, VAL_FRACTION=0.0001),
 }
 
 

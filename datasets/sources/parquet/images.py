@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from configs.schema import Data
-from datasets.index.file import Index
-from datasets.index.stamp import FileStamp, changed_during_run, stamps_in
+from datasets.index import FileStamp, Index, changed_during_run, stamps_in
 from datasets.shuffle import GroupedShuffle
 from datasets.sources.images import EncodedImages
 from datasets.sources.parquet.index import opened, read_columns, without_bytes

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs.schema import Config, Data
-from datasets.index.collect import RowHashes
-from datasets.index.file import TEXT, Index, IndexWriter
-from datasets.index.place import index_paths, open_or_build, progress
-from datasets.index.stamp import stamps_of
+from datasets.index import TEXT, Index, IndexWriter, index_paths, open_or_build, stamps_of
+from datasets.sources.collect import RowHashes
 from datasets.sources.labels import MAX_CLASSES
 from datasets.sources.parquet.columns import Columns, choose_columns
 from datasets.sources.parquet.files import parquet
+from utils.bar import shown
 from utils.errors import DataError
 from utils.text import counted
 
@@ -53,7 +52,7 @@ def _build(path: Path | None, files: Sequence[Path], data: Data, made_of: dict) 
             found = pool.map(lambda file: set(_label_column(file, columns).unique().to_pylist()), files)
             columns = columns._replace(classes=tuple(sorted(set().union(*found) - {None})))
         writer, names = IndexWriter(path, INDEX_COLUMNS), RowHashes()
-        read = progress(pool.map(lambda file: _read_rows(file, columns), files), "index", len(files), "file")
+        read = shown(pool.map(lambda file: _read_rows(file, columns), files), "index", len(files), unit="files")
         for number, rows in enumerate(read):
             _check_labels(files[number], rows.labels, columns.classes)
             groups = np.array(rows.groups, np.int64).reshape(-1, 3)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Config
-from datasets.index.place import note_of_memory
+from datasets.index import note_of_memory
 from datasets.sources.labels import check_trained, numbered_classes
 from datasets.sources.parquet.files import ENDING, find_files, missing_files, parquet
 from datasets.sources.parquet.images import ParquetImages

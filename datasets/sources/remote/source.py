@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from configs.schema import Config
-from datasets.index.place import ENDING, caches_folder
-from datasets.index.stamp import FileStamp
+from datasets.index import ENDING, FileStamp, caches_folder
 from datasets.shuffle import GroupedShuffle
 from datasets.sources.remote.address import parse_address
 from datasets.sources.remote.limits import choose_limit, free_bytes, spanned_bytes

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 
-from datasets.index.stamp import FileStamp
+from datasets.index import FileStamp
 from datasets.sources.folder import subfolders
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES
 from datasets.sources.shards.index import Shard, load_index, save_index, scan

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from configs.schema import Config
-from datasets.index.place import note_of_memory
-from datasets.index.stamp import FileStamp, changed_during_run
+from datasets.index import FileStamp, changed_during_run, note_of_memory
 from datasets.shuffle import GroupedShuffle
 from datasets.sources.images import EncodedImages
 from datasets.sources.labels import check_trained, numbered_classes
@@ -137,17 +136,17 @@ def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, Ima
 
 
 def _cut_shards(config: Config, folder: ShardFolder, tables: Iterable[ShardTable]) -> list[str]:
-    """Warnings about truncated shards, or DataError with DATA.CUT_SHARDS=refuse."""
+    """Warnings about truncated shards."""
     cut = []
     for table in tables:
         for tar in table.cut.tolist():
             first, end = table.starts[tar : tar + 2].tolist()
             last_name = table.sample_name(end - 1) if end > first else "nothing"
             cut.append((f"{folder.root / table.tar_name(tar)} is truncated after {last_name}", end - first))
-    if cut and config.DATA.CUT_SHARDS == "refuse":
+    if cut:
         more = f", as are {len(cut) - 1} more" if len(cut) > 1 else ""
-        raise DataError(f"{cut[0][0]}{more}; restore it, or set DATA.CUT_SHARDS=read to read its complete samples")
-    return [f"warning: {what}; complete samples that are read: {count:,}" for what, count in cut]
+        raise DataError(f"{cut[0][0]}{more}; restore it, or leave it out")
+    return []
 
 
 def _classes(config: Config, folder: ShardFolder, tables: Sequence[ShardTable]) -> list[str]:

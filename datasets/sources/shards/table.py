@@ -9,15 +9,16 @@ from typing import TypeVar
 import numpy as np
 
 from configs.schema import Config
-from datasets.index.file import TEXT, Index, IndexWriter
-from datasets.index.place import ENDING, index_paths, open_or_build, progress
+from datasets.index import ENDING, TEXT, Index, IndexWriter, index_paths, open_or_build
 from datasets.sources.shards.folder import ShardFolder
 from datasets.sources.shards.index import VERSION, Shard
+from utils.bar import shown
 
 NUM_THREADS = 16  # which mostly wait for the disk
 AT_ONCE = 256  # tars
 OF_SAMPLES = {"label": "<i4", "offset": "<i8", "size": "<i8", "name": TEXT}  # tar by tar
 OF_TARS = {"tar": TEXT, "tar.size": "<i8", "tar.mtime_ns": "<i8", "tar.cut": "u1", "tar.first": "<i8"}
+
 T = TypeVar("T")
 
 
@@ -86,7 +87,7 @@ def read_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[Pa
         return bool((found == np.stack([table.tar_sizes, table.tar_dates], 1)).all())
 
     def load() -> Iterator[tuple[str, Shard]]:
-        found = progress(_in_parallel(folder.load, tars), f"index of {root}", len(tars), "tar")
+        found = shown(_in_parallel(folder.load, tars), f"index of {root}", len(tars), unit="tars")
         for name, (shard, was_saved) in zip(names, found, strict=True):
             were_saved.append(was_saved)
             yield name, shard

@@ -1,14 +1,9 @@
 """-check of a cache: to be written, there already, or impossible."""
 
-import fcntl
-import gc
-
 from datasets import CacheProgress, cache_image_sets, load_image_sets
 from engine.check.cache import check_cache
 from tests.engine.check.small_photos import sets_of
 from tests.support.configs import small_config
-from tests.support.refusals import refused
-from utils.errors import ConfigError
 from utils.findings import OK, WARN
 
 
@@ -36,25 +31,7 @@ def test_a_cache_that_is_to_be_made_one_that_fits_and_one_that_cannot_be(check, 
     assert found[0] == WARN and "DATA.CACHE_SIDE" in found[1]
 
 
-def test_looking_at_a_cache_in_memory_does_not_remove_it(photos, tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.cache.cached_images.SHARED_MEMORY", tmp_path / "memory")
-    (tmp_path / "memory").mkdir()
-    config, *sets = sets_of(photos, "DATA.CACHE=ram")
-    parts = list(zip(("training", "validation"), sets, strict=True))
-    assert "will be written" in check_cache(config, parts).found
-    cached = cache_image_sets(config, sets, CacheProgress(print, print))
-    # As if a kill -9 had left it there: nobody holds it.
-    for image_set in cached:
-        fcntl.flock(image_set.cache.locked_file, fcntl.LOCK_UN)
-    assert "will be written" not in check_cache(config, parts).found
-    gc.collect()
-    assert len(list((tmp_path / "memory").rglob("*.data"))) == 2
-
-
-def test_sets_without_a_cache_and_machines_without_memory_for_one(photos, tmp_path, monkeypatch):
-    config = small_config(tmp_path, "DATA.CACHE=ram")
+def test_sets_without_a_cache_are_named(tmp_path):
+    config = small_config(tmp_path, "DATA.CACHE=disk")
     parts = list(zip(("training", "validation"), load_image_sets(config), strict=True))
     assert "none of the training images, which are in memory already" in check_cache(config, parts).found
-    monkeypatch.setattr("datasets.cache.cached_images.SHARED_MEMORY", tmp_path / "nowhere")
-    with refused(ConfigError, "DATA.CACHE", "ram"):
-        check_cache(config, parts)

@@ -159,12 +159,13 @@ def test_what_a_data_set_has_to_say_is_a_row(check, photos):
     flags = ["-dataset", "imagefolder", "-data_path", str(photos), "-out", str(photos.parent / "shards")]
     assert make_shards.main([*flags, "-samples_per_shard", "8"]) == 0
     tar = photos.parent / "shards" / "train-000001.tar"
+    given = ["-dataset", "shards", "-data_path", str(tar.parent)]
+    (tar.parent / "test-0.tar").write_bytes(tar.read_bytes())
+    verdict, text = check(*given)["data set"]
+    assert verdict == OK
+    assert_names(text, tar.parent / "test")
     tar.write_bytes(tar.read_bytes()[:-9000])
-    given = ["-dataset", "shards", "-data_path", str(tar.parent), "-opts"]
-    assert check(*given, "DATA.CUT_SHARDS=refuse")["data"][0] == WRONG
-    verdict, told = check(*given, "DATA.CUT_SHARDS=read")["data set"]
-    assert verdict == WARN
-    assert_names(told, tar)
+    assert check(*given)["data"][0] == WRONG
 
 
 def test_what_is_compiled_is_looked_for_in_the_model(check):

@@ -1,1 +1,0 @@
-"""DATA.CACHE: decoded images in one file that is mapped into memory."""

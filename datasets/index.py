@@ -1,0 +1,396 @@
+"""The index of a data set: what is known of each image, in one file that all processes of a machine map into memory.
+
+The file is MAGIC, the length and checksum of a description, the description in JSON (the columns and the facts), then the
+columns of numbers and of byte strings. A start checks the description and the size of the file, but not the columns, which
+are gigabytes: they are on the disk before the file has its name, and a copy that broke off is too short. What a bad disk
+changes in them later would go unnoticed, as it does in the images themselves.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import mmap
+import os
+import secrets
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import numpy as np
+
+from configs.schema import Config
+from utils.errors import DataError, cause_of
+from utils.files import file_clock_ns, locked, sync, sync_folder, without_waiting
+from utils.text import format_bytes
+
+ENDING = ".index"
+MAGIC = b"halfstep index 2\n"  # the number is the version of the format
+TEXT = "text"  # the type of a column of byte strings; others are numpy's, such as <i4
+SMALL = 4 << 20  # bytes up to which an index stays in memory, about 60,000 images
+ALIGNMENT = 64
+NUMBER = 8  # bytes of the length and of the checksum of the description
+COPIED_AT_ONCE = 16 << 20
+CHUNK = 1 << 16  # rows of a column that are taken into memory at once
+# File systems note the time of a change in steps of up to 2 s (FAT). A change within the same step as one before is not
+# seen, so what was read so shortly after a change is not known by its date alone.
+NANOSECONDS_OF_DOUBT = 2_000_000_000
+
+
+class IndexWriteError(Exception):
+    """The index cannot be written at its place."""
+
+
+class BuiltElsewhereError(Exception):
+    """Another process has built the index while this one waited for it."""
+
+
+class MappedColumn(np.ndarray):
+    """A column of an index file. A loader process to which it is sent opens the file again."""
+
+    source: tuple[Path, str, str] | None = None  # file, its id, name; of the whole column, not of parts
+
+    def __reduce__(self):
+        return (_reopen, self.source) if self.source else super().__reduce__()
+
+
+class Texts(Sequence):
+    """A column of byte strings: `blob[starts[i]:starts[i + 1]]`."""
+
+    def __init__(self, starts: np.ndarray, blob: np.ndarray):
+        """`starts`: uint64 [N + 1]; `blob`: uint8."""
+        self.starts, self.blob = starts, blob
+
+    @classmethod
+    def of(cls, values: Sequence[bytes]) -> "Texts":
+        starts = np.zeros(len(values) + 1, np.uint64)
+        np.cumsum(np.fromiter(map(len, values), np.uint64, len(values)), out=starts[1:])
+        return cls(starts, np.frombuffer(b"".join(values), np.uint8))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, index: int) -> bytes:
+        start, stop = self.starts[index : index + 2].tolist()
+        return self.blob[start:stop].tobytes()
+
+    def chunk(self, start: int, stop: int) -> list[bytes]:
+        """Those of the range, much faster than one by one."""
+        starts = self.starts[start : stop + 1]
+        return self._cut(starts[:-1], starts[1:])
+
+    def select(self, rows: np.ndarray) -> list[bytes]:
+        """Those of some rows, which best lie together."""
+        return self._cut(self.starts[rows], self.starts[rows.astype(np.int64) + 1])
+
+    def _cut(self, starts: np.ndarray, ends: np.ndarray) -> list[bytes]:
+        if not len(starts):
+            return []
+        first, end = int(starts.min()), int(ends.max())
+        content = self.blob[first:end].tobytes() if end - first <= COPIED_AT_ONCE else memoryview(self.blob)[first:end]
+        places = zip((starts - np.uint64(first)).tolist(), (ends - np.uint64(first)).tolist(), strict=True)
+        return [bytes(content[start:stop]) for start, stop in places]
+
+    def chunks(self, size: int = CHUNK) -> Iterator[list[bytes]]:
+        """All of them, `size` at a time."""
+        return (self.chunk(start, min(start + size, len(self))) for start in range(0, len(self), size))
+
+
+class Index:
+    """A complete index. `facts` are small and in plain values; `id` is another for each one that is written.
+
+    `path` is None when it is in memory only.
+    """
+
+    def __init__(self, path: Path | None, columns: dict[str, np.ndarray], facts: dict, identity: str = ""):
+        self.path, self.facts, self.id, self._columns = path, facts, identity, columns
+        self.num_bytes = sum(each.nbytes for each in columns.values())
+
+    def column(self, name: str) -> np.ndarray:
+        """The numbers of a column, read-only."""
+        return self._columns[name]
+
+    def text(self, name: str) -> Texts:
+        """The byte strings of a column."""
+        return Texts(self._columns[f"{name}.starts"], self._columns[name])
+
+
+class Place:
+    """A place where an index is being built. Nothing is written there before it is known to be too large for memory."""
+
+    def __init__(self, path: Path):
+        self.path, self._stack = path, contextlib.ExitStack()
+        self._before = index.id if (index := open_index(path)) else None
+        self.file: IO[bytes] | None = None  # what becomes the index, locked against other processes
+
+    def __enter__(self) -> "Place":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._stack.close()
+
+    def claim(self) -> None:
+        """Wait until no other process builds here. BuiltElsewhereError: one has done so meanwhile."""
+        if self.file is None:
+            self._stack.close()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            part = self.path.with_name(f".{self.path.name}.part")
+            self.file = self._stack.enter_context(locked(part, wait=lambda: None))
+            self._stack.callback(self._remove, part)  # while it is still locked
+            if (index := open_index(self.path)) and index.id != self._before:
+                raise BuiltElsewhereError
+
+    def finish(self) -> None:
+        """Give the file its name, once all of it is on the disk."""
+        sync(self.file)
+        os.replace(self.file.name, self.path)
+        self.file = None
+        sync_folder(self.path.parent)
+
+    def _remove(self, part: Path) -> None:
+        if self.file is not None:
+            part.unlink(missing_ok=True)
+
+
+class IndexWriter:
+    """Collects columns chunk by chunk: in memory up to `small` bytes, then in nameless files beside the index."""
+
+    def __init__(self, place: Place | None, columns: Mapping[str, str], small: int | None = None):
+        """`columns`: the type of each, which may differ in length. Without a `place`, all stays in memory."""
+        self.place, self._types, self._small = place, dict(columns), SMALL if small is None else small
+        self._parts = {name: "u1" if kind == TEXT else kind for name, kind in columns.items()}
+        self._ends = {name: 0 for name, kind in columns.items() if kind == TEXT}
+        self._parts |= {f"{name}.starts": "<u8" for name in self._ends}
+        self._files: dict[str, IO[bytes]] = {part: io.BytesIO() for part in self._parts}
+        self._sizes, self.in_memory = dict.fromkeys(self._parts, 0), True
+        for name in self._ends:
+            self._write(f"{name}.starts", np.zeros(1, "<u8"))
+
+    def add(self, name: str, values: Sequence[bytes] | np.ndarray) -> None:
+        """Append to one column."""
+        if self._types[name] != TEXT:
+            self._write(name, np.ascontiguousarray(values, self._types[name]))
+            return
+        content = b"".join(values)
+        ends = np.cumsum(np.fromiter(map(len, values), np.uint64, len(values)), dtype="<u8")
+        self._write(f"{name}.starts", ends + np.uint64(self._ends[name]))
+        self._write(name, content)
+        self._ends[name] += len(content)
+
+    def finish(self, facts: dict) -> Index:
+        """The index, opened; its file, if it needs one, appears at once and whole."""
+        if self.in_memory:
+            columns = {part: np.frombuffer(file.getvalue(), self._parts[part]) for part, file in self._files.items()}
+            return Index(None, columns, facts)
+        with self._as_write_error():
+            file = self.place.file
+            file.truncate(0)  # what a killed process left
+            file.write(_description(self._parts, self._sizes, facts))
+            for part, content in self._files.items():
+                content.seek(0)
+                while chunk := content.read(COPIED_AT_ONCE):
+                    file.write(chunk)
+                content.close()
+                file.write(bytes(-self._sizes[part] % ALIGNMENT))
+            self.place.finish()
+        index = open_index(self.place.path)
+        if index is None:
+            raise IndexWriteError(f"{self.place.path} cannot be read back")
+        return index
+
+    def column(self, part: str) -> np.ndarray:
+        """The numbers of a column so far."""
+        file = self._files[part]
+        if self.in_memory:
+            return np.frombuffer(file.getvalue(), self._parts[part])
+        file.flush()
+        size = self._sizes[part]
+        content = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+        return np.frombuffer(content, self._parts[part])
+
+    def text(self, name: str) -> Texts:
+        """The byte strings of a column so far."""
+        return Texts(self.column(f"{name}.starts"), self.column(name))
+
+    def _write(self, part: str, content: bytes | np.ndarray) -> None:
+        with self._as_write_error():
+            self._files[part].write(content)
+            self._sizes[part] += memoryview(content).nbytes
+            if self.in_memory and self.place and sum(self._sizes.values()) > self._small:
+                self._move_to_files()
+
+    def _move_to_files(self) -> None:
+        self.place.claim()
+        for part, content in self._files.items():
+            self._files[part] = tempfile.TemporaryFile(dir=self.place.path.parent, buffering=1 << 20)  # noqa: SIM115
+            self._files[part].write(content.getbuffer())
+        self.in_memory = False
+
+    @contextlib.contextmanager
+    def _as_write_error(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise IndexWriteError(f"{self.place and self.place.path}: {cause_of(error)}") from error
+
+
+def open_index(path: Path) -> Index | None:
+    """The index in a file; None if there is none, or none that is whole and of this version."""
+    try:
+        with open(path, "rb", opener=without_waiting) as file:
+            size, magic = os.fstat(file.fileno()).st_size, file.read(len(MAGIC))
+            length, checksum = (int.from_bytes(file.read(NUMBER), "little") for _ in range(2))
+            description = file.read(length) if magic == MAGIC and length <= size else b""
+            if not description or zlib.crc32(description) != checksum:
+                return None
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError):
+        return None
+    described, columns = json.loads(description), {}
+    place = len(MAGIC) + 2 * NUMBER + length
+    for part, (kind, num_bytes) in described["columns"].items():
+        if place + num_bytes > size:
+            return None
+        kind = np.dtype(kind)
+        columns[part] = MappedColumn((num_bytes // kind.itemsize,), kind, content, place)
+        columns[part].source = (path, described["id"], part)
+        place += num_bytes + -num_bytes % ALIGNMENT
+    return Index(path, columns, described["facts"], described["id"]) if place == size else None
+
+
+def _description(kinds: dict[str, str], sizes: dict[str, int], facts: dict) -> bytes:
+    """What the file opens with, filled up with spaces so that the columns are aligned."""
+    columns = {part: [kinds[part], sizes[part]] for part in kinds}
+    content = json.dumps({"id": secrets.token_hex(8), "columns": columns, "facts": facts}).encode()
+    content += b" " * (-(len(MAGIC) + 2 * NUMBER + len(content)) % ALIGNMENT)
+    return MAGIC + b"".join(each.to_bytes(NUMBER, "little") for each in (len(content), zlib.crc32(content))) + content
+
+
+def _reopen(path: Path, identity: str, part: str) -> np.ndarray:
+    index = open_index(path)
+    column = index.column(part) if index else None
+    if column is None or index.id != identity:
+        raise changed_during_run(path)
+    return column
+
+
+# --- where an index lies ---
+
+
+def caches_folder(config: Config) -> Path:
+    """DATA.CACHE_PATH, or where it is not set `cache` below SAVE."""
+    return Path(config.DATA.CACHE_PATH or Path(config.SAVE) / "cache").expanduser()
+
+
+def index_paths(config: Config, beside: Path) -> list[Path]:
+    """Where an index may lie: `beside` the data, in the folder of caches, in the machine's folder of temporary files.
+
+    A small one is written nowhere, and no folder is made for it.
+    """
+    known_by = hashlib.sha256(os.fsencode(os.path.realpath(beside))).hexdigest()[:16]
+    name = f"{beside.name.removesuffix(ENDING)}-{known_by}{ENDING}"
+    caches = caches_folder(config)
+    own = Path(tempfile.gettempdir()) / f"halfstep-{os.getuid()}"
+    with contextlib.suppress(FileNotFoundError):
+        if own.lstat().st_uid != os.getuid():  # made by another user, who could put a wrong index there
+            return [beside, caches / name]
+    return [beside, caches / name, own / name]
+
+
+def open_or_build(
+    paths: Sequence[Path], is_current: Callable[[Index], bool], build: Callable[[Place | None], Index]
+) -> Index:
+    """The first current index at one of these places, or one that `build` makes at the first that can be written to.
+
+    `build(place)` makes it with an IndexWriter for that place; None: in memory. In a run rank 0 comes here first
+    (Process.after_first), so that the others find what it built.
+    """
+    while True:
+        for path in paths:
+            if (index := open_index(path)) and is_current(index):
+                return index
+        try:
+            for path in paths:
+                with contextlib.suppress(IndexWriteError), Place(path) as place:
+                    return build(place)
+            return build(None)
+        except BuiltElsewhereError:
+            continue
+
+
+def note_of_memory(index: Index, title: str) -> list[str]:
+    """A line for the log where every process has to hold a large index itself."""
+    if index.path is not None or index.num_bytes <= SMALL:
+        return []
+    return [
+        f"warning: the index of {title} cannot be written anywhere, so each process builds it and holds its "
+        f"{format_bytes(index.num_bytes)}; set DATA.CACHE_PATH to a writable folder"
+    ]
+
+
+# --- whether it is still that of its files ---
+
+
+class FileStamp(NamedTuple):
+    """Path, size and date of a file when it was indexed."""
+
+    path: Path
+    size: int
+    mtime_ns: int
+
+
+def changed_during_run(file: Path | str) -> DataError:
+    return DataError(f"{file} was changed during this run; start again, with -resume to continue")
+
+
+def stamps_of(files: Iterable[Path]) -> list[list]:
+    """Their FileStamps in the plain values of an index's facts."""
+    stats = ((file, file.stat()) for file in files)
+    return [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
+
+
+def stamps_in(facts: list[list]) -> list[FileStamp]:
+    """The FileStamps of what `stamps_of` returned."""
+    return [FileStamp(Path(path), size, mtime_ns) for path, size, mtime_ns in facts]
+
+
+def stamp_of_file(file: Path) -> dict:
+    """What `is_same_file` needs, to be taken before the file is read."""
+    read, status = file_clock_ns(), file.stat()
+    # The date of the last change, which no program can set back, as it can the date of the content.
+    return {
+        "name": file.name,
+        "size": status.st_size,
+        "date": status.st_ctime_ns,
+        "read": read,
+        "checksum": _hash(file),
+    }
+
+
+def is_same_file(stamp: dict, file: Path) -> bool:
+    """Whether the file is as it was read then: by its date, and where that is another, as of a copy, by its bytes."""
+    status = file.stat()
+    if (file.name, status.st_size) != (stamp["name"], stamp["size"]):
+        return False
+    is_dated = status.st_ctime_ns == stamp["date"] < stamp["read"] - NANOSECONDS_OF_DOUBT
+    return is_dated or _hash(file) == stamp["checksum"]
+
+
+def _hash(file: Path) -> str:
+    with open(file, "rb") as content:
+        return hashlib.file_digest(content, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def dates_of_folders(root: Path, folders: Iterable[str]) -> list[int]:
+    """When anything was last added to each folder, renamed or removed in it, in nanoseconds."""
+    return [os.stat(os.path.join(root, folder)).st_mtime_ns for folder in folders]
+
+
+def seconds_of_doubt(dates: Iterable[int], started: int) -> float:
+    """How long to wait, before folders of these dates are listed again, until their dates tell every later change.
+
+    0 if they were listed from `started` on, long enough after their last change.
+    """
+    return min(max(max(dates, default=0) + NANOSECONDS_OF_DOUBT - started, 0), NANOSECONDS_OF_DOUBT) / 1e9

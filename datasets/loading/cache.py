@@ -1,0 +1,280 @@
+"""DATA.CACHE: images decoded once, and from then on read from a file that is mapped into memory.
+
+Tar shards cannot do this: they hold encoded images, and what makes the cache fast is that there is nothing to decode.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import math
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from configs.schema import Config, Data
+from datasets.index import IndexWriteError, caches_folder
+from datasets.loading.cache_file import CacheFile, CacheLocation, CacheWriter, DamagedCacheError
+from datasets.shuffle import EpochOrder
+from datasets.transforms.crop import resize
+from datasets.types import ImageReadError, ImageSet
+from utils.bar import is_terminal, shown
+from utils.errors import StoppedBySignal
+from utils.files import locked
+from utils.host import count_cores
+from utils.text import counted, format_bytes
+
+IS_REASON = 0  # the height of an unreadable image, of which the reason is stored
+NUM_SAMPLED = 64  # images from which the size of all is estimated
+IMAGES_AHEAD_PER_THREAD = 2  # decoded before they can be written
+SECONDS_BETWEEN_LINES = 30.0  # in the log, where there is no progress bar
+FILES_PER_TASK = 4096
+REMEDY_FOR_SPACE = "a smaller DATA.CACHE_SIDE takes less; DATA.CACHE_PATH sets another folder"
+REMEDY_FOR_FOLDER = "Set DATA.CACHE_PATH to a writable folder"
+
+
+class CacheError(Exception):
+    """The cache cannot be built; the message says why, with the numbers."""
+
+
+@dataclass(frozen=True)
+class CacheProgress:
+    """Callbacks for progress and cancellation."""
+
+    say: Callable[[str], None]
+    warn: Callable[[str], None]
+    signal: Callable[[], int] = lambda: 0  # the number of the signal to stop on; 0: none has arrived
+    may_build: bool = True
+
+    def check(self) -> None:
+        """Raise StoppedBySignal if a signal has arrived."""
+        if self.signal():
+            raise StoppedBySignal(self.signal(), "while building the image cache")
+
+
+def locate_cache(config: Config, part: str, image_set: ImageSet) -> CacheLocation:
+    """The location of this set's cache, whether it exists or not."""
+    root = hashlib.sha256(os.fsencode(os.path.realpath(image_set.root))).hexdigest()[:16]
+    files = hash_files(image_set, count_threads(config))
+    key = {"files": files, "pixels": asdict(image_set.rules), **what_is_stored(config.DATA)}
+    name = f"{config.DATA.DATASET.replace('/', '-')}-{part}-{root}"
+    return CacheLocation(caches_folder(config), name, key, len(image_set))
+
+
+def hash_files(image_set: ImageSet, num_threads: int) -> str:
+    """A hash of all paths, sizes and dates in their order, which changes with any image."""
+
+    def describe(first: int) -> bytes:
+        numbers = range(first, min(first + FILES_PER_TASK, len(image_set)))
+        return os.fsencode("".join(f"{image_set.stamp(number)}\n" for number in numbers))
+
+    with ThreadPoolExecutor(num_threads, "cache") as pool:
+        return hashlib.sha256(b"".join(pool.map(describe, range(0, len(image_set), FILES_PER_TASK)))).hexdigest()
+
+
+def count_threads(config: Config) -> int:
+    return config.DATA.NUM_WORKERS or count_cores()
+
+
+# --- reading ---
+
+
+class CachedImages(ImageSet):
+    """The images of another set, read from a cache."""
+
+    def __init__(self, image_set: ImageSet, cache: CacheFile):
+        super().__init__(image_set.targets, image_set.classes)
+        self.label_sets = image_set.label_sets
+        self._image_set, self.cache = image_set, cache
+        self.root, self.notes, self.split = image_set.root, image_set.notes, image_set.split
+
+    def name(self, index: int) -> str:
+        return self._image_set.name(index)
+
+    def key(self, index: int) -> str:
+        return self._image_set.key(index)
+
+    def epoch_order(self, seed: int, epoch: int) -> EpochOrder:
+        return self._image_set.epoch_order(seed, epoch)
+
+    def read(self, index: int) -> np.ndarray:
+        try:
+            height, width, content = self.cache.read(index)
+        except DamagedCacheError as error:
+            raise ImageReadError(str(error)) from error
+        if height == IS_REASON:
+            raise ImageReadError(os.fsdecode(content.tobytes()))
+        return content.reshape(height, width, self._image_set.rules.num_channels)
+
+
+def open_cache(location: CacheLocation, warn: Callable[[str], None] = lambda line: None) -> CacheFile | None:
+    """The complete cache; None where there is none or it is damaged."""
+    try:
+        return CacheFile(location)
+    except FileNotFoundError:
+        return None
+    except DamagedCacheError as error:
+        warn(f"DATA.CACHE: {error}; rebuilding it")
+        return None
+
+
+def cache_image_sets(
+    config: Config, image_sets: tuple[ImageSet | None, ImageSet], progress: CacheProgress
+) -> tuple[ImageSet | None, ImageSet]:
+    """Training and validation set, read from the cache that DATA.CACHE asks for. A missing cache is built first."""
+    if config.DATA.CACHE == "none":
+        return image_sets
+    short_side = math.floor(config.DATA.IMAGE_SIZE / config.DATA.CROP_PCT)
+    if config.DATA.CACHE_SIDE and config.DATA.CACHE_SIDE < short_side:
+        progress.warn(
+            f"DATA.CACHE_SIDE is {config.DATA.CACHE_SIDE}; evaluation will enlarge these images to {short_side}"
+        )
+    train, val = image_sets
+    train = None if train is None else _cache_image_set(config, "training", train, progress)
+    return train, _cache_image_set(config, "validation", val, progress)
+
+
+def _cache_image_set(config: Config, part: str, image_set: ImageSet, progress: CacheProgress) -> ImageSet:
+    reason = why_not_cacheable(image_set)
+    if reason:
+        progress.say(f"cache: not for the {part} images of {config.DATA.DATASET}, {reason}")
+        return image_set
+    location = locate_cache(config, part, image_set)
+    try:
+        cache = open_cache(location)
+        if cache is None and progress.may_build:
+            cache = _build_or_wait(config, location, image_set, progress)
+    except (CacheError, OSError) as error:
+        if isinstance(error, CacheError):
+            problem, remedy = str(error), REMEDY_FOR_SPACE
+        else:
+            problem, remedy = f"{location.folder} cannot be used ({error})", REMEDY_FOR_FOLDER
+        progress.warn(f"DATA.CACHE: {problem}; continuing without a cache of the {part} images. {remedy}")
+        return image_set
+    if cache is None:
+        return image_set
+    progress.say(
+        f"cache: {counted(len(image_set), f'{part} image')}, {format_bytes(len(cache.data))}, in {location.data}"
+    )
+    return CachedImages(image_set, cache)
+
+
+def why_not_cacheable(image_set: ImageSet) -> str | None:
+    """Why a cache of this set is not possible or useful; None if it is."""
+    if image_set.in_memory:
+        return "which are in memory already"
+    return "whose files are not known" if image_set.root is None else None
+
+
+# --- building ---
+
+
+def what_is_stored(data: Data) -> dict:
+    """The settings that the stored images depend on; those without effect are left out."""
+    return {"side": data.CACHE_SIDE, "interpolation": data.INTERPOLATION} if data.CACHE_SIDE else {}
+
+
+def encode(data: Data, image_set: ImageSet, index: int) -> tuple[int, int, bytes | np.ndarray]:
+    """Height, width and content of what the cache stores of an image."""
+    try:
+        pixels = image_set.read(index)
+    except ImageReadError as error:
+        return IS_REASON, 0, os.fsencode(str(error))
+    height, width, num_channels = pixels.shape
+    side, short = data.CACHE_SIDE, min(height, width)
+    if side is not None and short > side:
+        smaller = torch.empty((side * height // short, side * width // short, num_channels), dtype=torch.uint8)
+        resize(pixels, data.INTERPOLATION, smaller.permute(2, 0, 1))
+        pixels = smaller.numpy()
+    return *pixels.shape[:2], np.ascontiguousarray(pixels)
+
+
+def _build_or_wait(
+    config: Config, location: CacheLocation, image_set: ImageSet, progress: CacheProgress
+) -> CacheFile | None:
+    """The cache, built here or by another run that this one waits for."""
+    said = []
+
+    def wait() -> None:
+        if not said:
+            progress.say(f"cache: another run is building {location.data_set}; waiting for it")
+        said.append(True)
+        progress.check()
+
+    location.folder.mkdir(parents=True, exist_ok=True)
+    with locked(location.lock, wait):
+        try:
+            cache = open_cache(location, progress.warn)
+            if cache is None:
+                location.index.unlink(missing_ok=True)  # a damaged one
+                for name in location.remove_older():
+                    progress.say(f"cache: removed {name}, which was built from other files or with other settings")
+                build_cache(config, location, image_set, progress)
+                cache = open_cache(location, progress.warn)
+        finally:
+            with contextlib.suppress(OSError):
+                location.lock.unlink()
+    return cache
+
+
+def build_cache(config: Config, location: CacheLocation, image_set: ImageSet, progress: CacheProgress) -> None:
+    """Build or complete the cache. CacheError: that is impossible, and its files are removed."""
+    num_threads = count_threads(config)
+    with contextlib.closing(CacheWriter(location)) as writer, ThreadPoolExecutor(num_threads, "cache") as pool:
+        try:
+            _check_free_space(config, image_set, writer, pool, progress)
+            numbers = range(writer.num_done, location.num_images)
+            started = (pool.submit(encode, config.DATA, image_set, number) for number in numbers)
+            waiting = deque(itertools.islice(started, num_threads * IMAGES_AHEAD_PER_THREAD))
+            last = time.monotonic()
+            for number in shown(numbers, "cache", len(numbers)):
+                progress.check()
+                writer.add(*waiting.popleft().result())
+                waiting.extend(itertools.islice(started, 1))
+                if not is_terminal() and time.monotonic() - last >= SECONDS_BETWEEN_LINES:
+                    last = time.monotonic()
+                    progress.say(f"cache: {number + 1:,} of {counted(location.num_images, 'image')}")
+            writer.finish()
+        except (OSError, IndexWriteError) as error:
+            sizes = f"{format_bytes(writer.end)} written, {format_bytes(free_bytes(location.folder))} free"
+            location.remove()
+            raise CacheError(f"{location.data} cannot be written ({error}; {sizes})") from error
+        except CacheError:
+            location.remove()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _check_free_space(
+    config: Config, image_set: ImageSet, writer: CacheWriter, pool: ThreadPoolExecutor, progress: CacheProgress
+) -> None:
+    """Report how large the cache will be; CacheError when that does not fit."""
+    location, num_done = writer.location, writer.num_done
+    num_left = location.num_images - num_done
+    needed, free = estimate_bytes(config.DATA, image_set, num_left, pool), free_bytes(location.folder)
+    sizes = f"about {format_bytes(needed)} in {location.folder}, where {format_bytes(free)} are free"
+    if needed > free:
+        raise CacheError(f"there is no room for {counted(num_left, 'image')}, {sizes}")
+    before = f"; {num_done} of {location.num_images} were written by an earlier start" if num_done else ""
+    progress.say(f"cache: writing {counted(num_left, 'image')}, {sizes}{before}")
+
+
+def estimate_bytes(data: Data, image_set: ImageSet, count: int, pool: ThreadPoolExecutor) -> int:
+    """The size of `count` images of the set in the cache, from a sample."""
+    sample = np.linspace(0, len(image_set) - 1, min(len(image_set), NUM_SAMPLED)).astype(int).tolist()
+    lengths = pool.map(lambda index: memoryview(encode(data, image_set, index)[2]).nbytes, sample)
+    return int(np.mean(list(lengths)) * count)
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that can be written to a folder, which may not exist yet."""
+    folder = folder.absolute()
+    return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free

@@ -53,10 +53,9 @@ Rules = Iterator[tuple[bool, str, str]]  # whether it is broken, the setting to 
 def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     key = "TRAIN.OPTIMIZER.BETAS"
     yield len(values[key]) != 2, key, f"must be two numbers, such as {to_text(SETTINGS[key].default)}"
-    for key, first in (("DATA.CSV_COLUMNS", "paths"), ("DATA.COLUMNS", "images")):
-        is_wrong = len(values[key]) != 2 or len(set(values[key])) != 2
-        is_default = values[key] == SETTINGS[key].default  # of DATA.COLUMNS: none
-        yield is_wrong and not is_default, key, f"must be the names of two columns: of {first}, of classes"
+    key = "DATA.COLUMNS"
+    is_wrong = len(values[key]) == 1 or len({*values[key]}) != len(values[key])
+    yield is_wrong, key, "must be the names of two columns, of paths (or images) and of classes, or of more: each once"
     lowest, first, highest = (f"PRECISION.{name}_LOSS_SCALING" for name in ("MIN", "INIT", "MAX"))
     low, high = values[lowest], values[highest] or math.inf
     yield low > high, lowest, f"must not be larger than {named(highest)}"
@@ -99,11 +98,9 @@ def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
         "(-opts) weights the classes instead"
     )
     yield values[key] == "balanced" and values[dataset] in ("shards", "parquet"), key, problem
-    key, folds = "DATA.FOLD", "DATA.FOLDS"
-    problem = f"must be less than {named(folds)}: folds are numbered from 0"
-    yield values[folds] is not None and values[key] >= values[folds], key, problem
-    problem = f"needs the number of all folds, such as {folds}={max(values[key] + 1, 5)}"
-    yield values[folds] is None and values[key] > 0, key, problem
+    key = "DATA.FOLD"
+    problem = "must be a number from 0 and that of all folds, from 2 to 1000, such as 0/5"
+    yield values[key] is not None and not _is_fold(values[key]), key, problem
     mode, accumulated = "COMPILE_MODE", "TRAIN.ACCUM_ITER"
     # A CUDA graph overwrites the gradients of the micro-batch before: https://github.com/pytorch/pytorch/issues/169545
     is_overwritten = values["COMPILE"] and values[mode] in CUDA_GRAPH_MODES and values[accumulated] > 1
@@ -121,6 +118,11 @@ def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
 
 def _is_long(name: str) -> bool:
     return len(name.encode(errors="surrogateescape")) > MAX_TAG_BYTES
+
+
+def _is_fold(text: str) -> bool:
+    match = re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", text)
+    return match is not None and 2 <= int(match[2]) <= 1000 and int(match[1]) < int(match[2])
 
 
 def _is_size_schedule(entries: tuple[str, ...]) -> bool:
@@ -151,20 +153,22 @@ def _image_rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
 
 def several_labels_key(values: dict[str, Any]) -> str | None:
     """The setting by which an image can have several labels; None if it has one."""
-    return next((key for key in ("DATA.LABEL_SEPARATOR", "DATA.LABEL_COLUMNS") if values[key]), None)
+    if values["DATA.LABEL_SEPARATOR"]:
+        return "DATA.LABEL_SEPARATOR"
+    columns = values["DATA.COLUMNS"]
+    return "DATA.COLUMNS" if len(columns) > 2 or columns[1:] == ("*",) else None
 
 
 def _label_rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
-    separator, columns = "DATA.LABEL_SEPARATOR", "DATA.LABEL_COLUMNS"
+    separator, columns = "DATA.LABEL_SEPARATOR", "DATA.COLUMNS"
     key = several_labels_key(values)
     metric, metrics = "TRAIN.BEST_METRIC", ("micro_f1", "map")
     problem = f"needs images with several labels, by {separator} or {columns}"
     yield key is None and values[metric] in metrics, metric, problem
     if key is None:
         return
-    twice = next((name for name in values[columns] if values[columns].count(name) > 1), None)
-    yield twice is not None, columns, f"names {twice} twice"
-    yield bool(values[separator] and values[columns]), separator, f"cannot be set together with {named(columns)}"
+    problem = f"must name two columns with {named(separator)}: of paths, of classes"
+    yield key == separator and len(values[columns]) > 2, columns, problem
     yield (
         values["DATA.DATASET"] != "csv",
         key,

@@ -10,7 +10,7 @@ from configs.arguments import add_argument, argument_to_text
 from configs.combinations import check_combinations, several_labels_key
 from configs.paddlevit.families import take_family
 from configs.paddlevit.translation import IGNORED, OLD_SECTION, RENAMED, refuse_ignored, translate
-from configs.removed import REMOVED, translate_removed
+from configs.removed import REMOVED, renewed, translate_removed
 from configs.schema import AUTO, VIT_FIELDS, Config
 from configs.typed_names import suggest_key
 from configs.unused_settings import unused_settings
@@ -77,7 +77,7 @@ def load(
     layers = [*files, *command_line.layers]
     former: dict[str, Text] = {}
     for layer in layers:
-        texts, lines = translate(layer.texts, layer.origin)
+        texts, lines = translate(renewed(layer.texts, layer.origin), layer.origin)
         notes += lines
         texts = _without_removed(texts, former, layer.origin)
         for key, text in texts.items():

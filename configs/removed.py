@@ -11,6 +11,10 @@ from utils.errors import ConfigError
 Texts = Mapping[str, Any]  # {full key: text as in a settings file, or a list of texts}
 
 
+UNSET = ("", "none", "null", "~")
+PATHS_AND_CLASSES = ["image_path", "target"]  # the columns of a CSV file, where nothing else is said
+
+
 class Removed(NamedTuple):
     """A setting that is gone."""
 
@@ -38,6 +42,21 @@ REMOVED: dict[str, Removed] = {
     "DATA.CUT_SHARDS": Removed(
         "refuse", "a truncated shard is refused by its name; restore it, or leave it out", role="data"
     ),
+    **dict.fromkeys(
+        ("TRAIN.COLOR_JITTER_HUE", "TRAIN.GRAYSCALE_PROB", "TRAIN.GAUSSIAN_BLUR_PROB"),
+        Removed("0.0", "TRAIN.AUTO_AUGMENT=3a makes each image grey, solarized or blurred"),
+    ),
+    "TRAIN.COLOR_JITTER_PROB": Removed(
+        "1.0", "TRAIN.COLOR_JITTER changes every image; a smaller one changes them less"
+    ),
+    "DATA.PREFETCH": Removed("null", "halfstep chooses how far ahead of the training it reads", "machine"),
+    "DATA.KEEP_BACKGROUND": Removed(
+        "false",
+        "-dataset imagefolder with the path of 101_ObjectCategories itself reads every folder as a class",
+        "data",
+    ),
+    "DATA.SAMPLER_POWER": Removed("1.0", "a file of TRAIN.CLASS_WEIGHTS gives rare classes any weight"),
+    "DATA.SPLIT_SEED": Removed("0", "DATA.FOLD=1/10 to 9/10 hold out other images than DATA.VAL_FRACTION=0.1", "data"),
 }
 
 
@@ -97,3 +116,40 @@ def _plain(value: Any) -> str:
     word = "" if value is None else str(value).strip().strip("()[]").replace(" ", "").lower()
     words = {"": "none", "null": "none", "~": "none", "yes": "true", "on": "true", "no": "false", "off": "false"}
     return words.get(word, word)
+
+
+def renewed(settings: Mapping[str, Any], origin: str = "a run of an earlier version") -> dict[str, Any]:
+    """Settings by full key, as texts or values, with those under today's names that earlier versions called otherwise.
+
+    These are DATA.FOLDS and DATA.FOLD, now one text, and the columns of CSV files, which had three settings.
+    """
+    settings = dict(settings)
+    if "DATA.FOLDS" in settings:
+        total, number = settings.pop("DATA.FOLDS"), str(settings.get("DATA.FOLD", 0))
+        if "/" not in number:
+            is_unset = str(total).strip().lower() in UNSET
+            settings["DATA.FOLD"] = (None if total is None else "") if is_unset else f"{number}/{total}"
+    old = {key: _names(settings.pop(key)) for key in ("DATA.CSV_COLUMNS", "DATA.LABEL_COLUMNS") if key in settings}
+    pair, labels = _names(settings.get("DATA.COLUMNS")) or old.get("DATA.CSV_COLUMNS"), old.get("DATA.LABEL_COLUMNS")
+    if labels and len(labels) == 1 and labels != ["*"]:
+        raise ConfigError(
+            f"{origin}: DATA.LABEL_COLUMNS is {labels}, but was joined with DATA.COLUMNS, where two names are those of paths and "
+            "classes; set DATA.COLUMNS to the column of paths and *"
+        )
+    if labels:
+        settings["DATA.COLUMNS"] = [(pair or PATHS_AND_CLASSES)[0], *labels]
+    elif (
+        "DATA.CSV_COLUMNS" in old
+        and pair != PATHS_AND_CLASSES
+        and str(settings.get("DATA.DATASET", "csv")).lower() == "csv"
+    ):
+        settings["DATA.COLUMNS"] = pair
+    return settings
+
+
+def _names(value: Any) -> list[str]:
+    """A list of names, which may be written as one text."""
+    if isinstance(value, str):
+        value = value.strip("[]() ").split(",")
+    names = [str(each).strip().strip("'\"") for each in value or ()]
+    return [each for each in names if each.lower() not in UNSET]

@@ -90,7 +90,7 @@ class Data:
     TRAIN_INTERPOLATION: Literal["random", "nearest", "bilinear", "bicubic", "lanczos"] | None = None
     """Interpolation of training images, also in rotations and shifts of a policy; random: bilinear or bicubic, drawn each time; not set: INTERPOLATION."""
     AUGMENT_ON: Literal["host", "device"] = "host"
-    """Where policies, colour jitter, greyscale and blur are computed: in the loader's workers, or on the training device, so that workers only decode and crop. What is drawn is the same."""
+    """Where policies and colour jitter are computed: in the loader's workers, or on the training device, so that workers only decode and crop. What is drawn is the same."""
     IMAGENET_MEAN: Annotated[tuple[float, ...], Bounds(-1_000.0, 1_000.0)] = (0.5, 0.5, 0.5)
     """Mean of each channel, in [0, 1], subtracted from every image."""
     IMAGENET_STD: Annotated[tuple[float, ...], Bounds(1e-6, 1_000.0)] = (0.5, 0.5, 0.5)
@@ -99,36 +99,22 @@ class Data:
     """Loader threads or processes per training process; not set: its share of the cores, from 4 on less one; on CPUs at most 8, and 0 for data sets in memory. (PaddleViT: 1, which starves a GPU.)"""
     WORKERS: Literal["auto", "threads", "processes"] = "auto"
     """Kind of loader worker: threads share memory and cost less; processes help where Python's interpreter lock limits. auto: processes on GPUs from 5 workers on (with TRAIN.AUTO_AUGMENT, RAND_AUGMENT or COLOR_JITTER on the host from 3 on, for data sets in memory always), if shared memory has room; else threads."""
-    PREFETCH: Annotated[int | None, Bounds(0, 1_000)] = None
-    """Batches to read ahead (worker processes: so many each, at least 1); not set: 2 for each process, for threads up to 1 GiB, 2 to 32 batches; 0 on CPUs, whose cores then all read, then all compute."""
     DROP_LAST: bool = True
     """Drop an epoch's last images if they do not fill a whole update (never if that would leave no update)."""
     SAMPLER: Literal["shuffle", "balanced"] = "shuffle"
     """What an epoch draws: shuffle, each image once; balanced, as many images, the same number of each class: images of rare classes several times, of common ones a part."""
-    SAMPLER_POWER: Annotated[float, Bounds(0.0, 1.0)] = 1.0
-    """For balanced: a class has images ** (1 - this) of the places in an epoch: 1, as many as any other; 0.5, the square root of its images; 0, as it is in the data."""
     VAL_FRACTION: Annotated[float, Bounds(0.0, 0.9)] = 0.1
     """Fraction of the images held out for validation, for data sets without a split."""
-    SPLIT_SEED: Annotated[int, Bounds(0, MAX_INT)] = 0
-    """Seed that alone decides which images are held out."""
-    FOLDS: Annotated[int | None, Bounds(2, 1_000)] = None
-    """Cross-validation, for data sets without a split: their images are divided into so many parts, and FOLD is held out in place of VAL_FRACTION."""
-    FOLD: Annotated[int, Bounds(0, 999)] = 0
-    """For FOLDS: the part that is held out for validation, from 0 to FOLDS - 1; the others are trained on."""
+    FOLD: str | None = None
+    """Cross-validation, for data sets without a split: 0/5 divides their images into five parts and holds out the first in place of VAL_FRACTION, 4/5 the last."""
     GROUP_BY: str | None = None
     """For csv: a column; images with the same value in it are held out together (those of one person, or one scene)."""
     CLASSES: str | None = None
     """Text file with a class name per line, the first that of class 0; it numbers the classes of the data. Not set: by name."""
-    CSV_COLUMNS: tuple[str, ...] = ("image_path", "target")
-    """For csv: the names of the columns of paths and of classes."""
     LABEL_SEPARATOR: str | None = None
     """For csv, several labels an image: what divides them in the column of classes, such as | in `cat|dog`; an empty cell is an image without labels. TRAIN.LOSS is bce then, and TRAIN.BEST_METRIC map."""
-    LABEL_COLUMNS: tuple[str, ...] = ()
-    """For csv, several labels an image: the columns, one for each class, that have 1 (or true) for its images and 0 (or false) for others; *: all columns but those of paths and groups."""
     COLUMNS: tuple[str, ...] = ()
-    """For parquet and csv: the names of two columns, of the images (in csv of their paths) and of their classes; empty: in parquet the columns whose type and name fit, in csv CSV_COLUMNS."""
-    KEEP_BACKGROUND: bool = False
-    """Keep Caltech's background / clutter folder as a class."""
+    """For csv and parquet: the names of two columns, of the paths (in parquet of the images) and of their classes; empty: image_path and target (in parquet the columns whose type and name fit). For csv with several labels an image: the column of paths, and those of the classes, which have 1 (or true) for their images and 0 (or false) for others; *: all others."""
     DOWNLOAD: bool = True
     """Download CIFAR or a torchvision data set if it is not in DATA_PATH; one process does, the others wait."""
     EXIF: Literal["apply", "ignore"] | None = None
@@ -155,12 +141,17 @@ class Data:
     @property
     def fold(self) -> Fold | None:
         """The part that is held out in cross-validation."""
-        return Fold(self.FOLD, self.FOLDS) if self.FOLDS else None
+        return Fold(*map(int, self.FOLD.split("/"))) if self.FOLD else None
+
+    @property
+    def has_label_columns(self) -> bool:
+        """Whether each class has a column of 0 and 1."""
+        return len(self.COLUMNS) > 2 or self.COLUMNS[1:] == ("*",)
 
     @property
     def has_several_labels(self) -> bool:
         """Whether an image can have any number of labels."""
-        return bool(self.LABEL_SEPARATOR or self.LABEL_COLUMNS)
+        return bool(self.LABEL_SEPARATOR) or self.has_label_columns
 
     @property
     def train_interpolation(self) -> str:
@@ -333,14 +324,6 @@ class Train:
     """Weights of a teacher from timm: a file or a name; not set: timm's own of TEACHER_MODEL."""
     COLOR_JITTER: Annotated[float, Bounds(0.0, 100.0)] = 0.0
     """Brightness, contrast and saturation are multiplied by a factor in 1 +- this; no effect with a policy other than 3a. (PaddleViT's DeiT: 0.4.)"""
-    COLOR_JITTER_HUE: Annotated[float, Bounds(0.0, 0.5)] = 0.0
-    """The hue is shifted by up to this fraction of the colour circle either way, as part of the colour jitter."""
-    COLOR_JITTER_PROB: Annotated[float, Bounds(0.0, 1.0)] = 1.0
-    """Probability that the colours of an image are jittered."""
-    GRAYSCALE_PROB: Annotated[float, Bounds(0.0, 1.0)] = 0.0
-    """Probability that an image becomes grey, with any policy."""
-    GAUSSIAN_BLUR_PROB: Annotated[float, Bounds(0.0, 1.0)] = 0.0
-    """Probability that an image is blurred, by 0.1 to 2 pixels, with any policy."""
     AUTO_AUGMENT: str | None = None
     """Augmentation policy: original, v0, cifar10, svhn, rand-m9-mstd0.5-inc1, augmix-m3-w3, ta_wide or 3a; docs/augmentation.md explains them. (PaddleViT's true: original.)"""
     RAND_AUGMENT: bool = False
@@ -386,9 +369,8 @@ class Train:
 
     @property
     def augments(self) -> bool:
-        """Whether a policy, colour jitter, greyscale or blur changes training images."""
-        jitters = self.COLOR_JITTER or self.COLOR_JITTER_HUE
-        return bool(self.AUTO_AUGMENT or self.RAND_AUGMENT or jitters or self.GRAYSCALE_PROB or self.GAUSSIAN_BLUR_PROB)
+        """Whether a policy or colour jitter changes training images."""
+        return bool(self.AUTO_AUGMENT or self.RAND_AUGMENT or self.COLOR_JITTER)
 
     @property
     def mixes(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import yaml
 
 from configs import schema
-from configs.removed import translate_saved
+from configs.removed import renewed, translate_saved
 from configs.schema import MAX_INT, Arguments, Bounds, Config
 from utils.errors import ConfigError, did_you_mean
 
@@ -141,6 +141,9 @@ IMPLIED = {
 
 def today(saved: dict[str, Any], refused: tuple[str, ...] = ()) -> dict[str, Any]:
     """Saved settings with today's in place of those that were removed; `refused`: roles of those that must have one."""
+    saved = renewed(saved)
+    if saved.get("DATA.FOLD") == "":
+        saved["DATA.FOLD"] = None
     translated = translate_saved(saved, refused)
     return saved | {key: plain(convert(SETTINGS[key], text, "the checkpoint")) for key, text in translated.items()}
 

@@ -44,10 +44,9 @@ def describe_balance(config: Config, image_set: ImageSet, weights: list[float] |
         lines.append(f"class weights ({config.TRAIN.CLASS_WEIGHTS}): {_range(classes, weights[: len(classes)])}")
     if config.DATA.SAMPLER == "balanced":
         counts = images_of_each_class(image_set, SAMPLER)
-        shares = counts ** (1.0 - config.DATA.SAMPLER_POWER)
-        times = (shares / shares.sum() * len(image_set) / counts).tolist()
+        times = (len(image_set) / len(counts) / counts).tolist()
         lines.append(f"{SAMPLER}: an epoch has an image on average so many times: {_range(classes, times)}")
-        if config.TRAIN.CLASS_WEIGHTS == AUTO and config.DATA.SAMPLER_POWER:
+        if config.TRAIN.CLASS_WEIGHTS == AUTO:
             lines.append(
                 f"warning: {SAMPLER} and TRAIN.CLASS_WEIGHTS auto each make up for classes of few images: together they give "
                 "these too much weight; leave one of them out"
@@ -131,24 +130,23 @@ def choose_order(config: Config, image_set: ImageSet) -> Callable[[int, int], Ep
     if config.DATA.SAMPLER == "shuffle":
         return image_set.epoch_order
     counts = images_of_each_class(image_set, SAMPLER)
-    return partial(BalancedOrder, image_set.targets, counts, config.DATA.SAMPLER_POWER)
+    return partial(BalancedOrder, image_set.targets, counts)
 
 
 class BalancedOrder(EpochOrder):
-    """As many places as images, shared among the classes in proportion to (images of the class) ** (1 - power).
+    """As many places as images, shared among the classes in equal parts.
 
     A class of fewer images than places repeats all of them equally often, but for a random part of them in the last round;
     of the others a random part occurs. Besides the targets, it takes 4 bytes of memory for each image.
     """
 
-    def __init__(self, targets: np.ndarray, counts: np.ndarray, power: float, seed: int, epoch: int):
+    def __init__(self, targets: np.ndarray, counts: np.ndarray, seed: int, epoch: int):
         """`counts`: the images of each class."""
         self._targets, self._counts, self._seeds = targets, counts, (seed, epoch)
-        shares = np.cumsum(counts ** (1.0 - power))
         # One random start in [0, 1) for all edges: each class gets its share on average, also one of less than a place.
         # The last seed, 3 here and 4 below, keeps these draws apart from each other and from FullShuffle's.
         start = (draws((seed, epoch, 3), 0, 1)[0] >> np.uint64(11)) / 2.0**53
-        edges = np.floor(len(targets) * shares / shares[-1] + start)
+        edges = np.floor(len(targets) * np.arange(1, len(counts) + 1) / len(counts) + start)
         self._places = np.concatenate([[0], edges]).astype(np.int64)
         self._shuffle = FullShuffle(len(targets), seed, epoch)
 

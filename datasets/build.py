@@ -70,9 +70,9 @@ def load_image_sets(
         raise DataError(f"DATA.DATA_PATH: {config.DATA.DATA_PATH} cannot be read ({error})") from error
     if val is None:
         train, val = split(config, train, kept)
-    elif config.DATA.FOLDS and not config.EVAL and "folds" not in val.split:
+    elif config.DATA.FOLD and not config.EVAL and "folds" not in val.split:
         raise ConfigError(
-            f"DATA.FOLDS is {config.DATA.FOLDS}, but {name} has validation images of its own ({val.split['validation']}); "
+            f"DATA.FOLD is {config.DATA.FOLD}, but {name} has validation images of its own ({val.split['validation']}); "
             "leave it out, or divide one part with it: -data_path names the folder or file of that part alone"
         )
     if config.EVAL:
@@ -96,7 +96,7 @@ def load_image_sets(
 
 def _share_held_out(config: Config) -> str:
     data = config.DATA
-    return f"DATA.FOLDS ({data.FOLDS})" if data.FOLDS else f"DATA.VAL_FRACTION ({data.VAL_FRACTION:g})"
+    return f"DATA.FOLD ({data.FOLD})" if data.FOLD else f"DATA.VAL_FRACTION ({data.VAL_FRACTION:g})"
 
 
 def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> None:

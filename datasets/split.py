@@ -18,13 +18,14 @@ from utils.errors import ConfigError
 from utils.files import replacing
 from utils.text import counted, first_of
 
+SEED = 0  # that decides which images are held out; runs of earlier versions could have another
 DRAWN = ("hash", "position")  # rules of a split that is drawn here; "folders" and "none" are the data's own
 HASH_BYTES = 8
 PARTS, COLUMNS = ("train", "val"), {"row": "<u4", "target": "<i4"}  # of the index in which a split is kept
 
 
 def hold_out(
-    image_set: ImageSet, fraction: float, seed: int, title: str, rule: str = "position", fold: Fold | None = None
+    image_set: ImageSet, fraction: float, title: str, fold: Fold | None = None, rule: str = "position", seed: int = SEED
 ) -> tuple[ImageSet, ImageSet]:
     """Training and validation images by a rule of DRAWN, both in the order of the set. A `fold` overrides `fraction`."""
     record = {"rule": rule, "training": title, "validation": title, "fraction": fraction, "seed": seed}
@@ -110,7 +111,7 @@ def split(config: Config, image_set: ImageSet, kept: Kept | None) -> tuple[Image
     drawn by position. Evaluation of a run on the data that it was trained on scores what that run held out.
     """
     data, record = config.DATA, kept.split if kept else {}
-    title, drawn = image_set.split["training"], (data.VAL_FRACTION, data.SPLIT_SEED, data.fold)
+    title, drawn = image_set.split["training"], (data.VAL_FRACTION, SEED, data.fold)
     if config.EVAL:
         if record.get("rule") in DRAWN and (parts := _held_out_then(config, image_set, kept)):
             return parts
@@ -130,7 +131,7 @@ def split(config: Config, image_set: ImageSet, kept: Kept | None) -> tuple[Image
 def _draw(
     config: Config, image_set: ImageSet, rule: str, fraction: float, seed: int, fold: Fold | None
 ) -> tuple[ImageSet, ImageSet]:
-    train, val = hold_out(image_set, fraction, seed, image_set.split["training"], rule, fold)
+    train, val = hold_out(image_set, fraction, image_set.split["training"], fold, rule, seed)
     if rule == "hash" and config.DATA.GROUP_BY:
         val.split["group_by"] = config.DATA.GROUP_BY  # the record is of both parts
     return train, val
@@ -181,7 +182,7 @@ def warn_of_other_parts(val: ImageSet, kept: Kept | None) -> list[str]:
     then, now = (", ".join(f"{key} {each[key]}" for key in keys if key in each) for each in (there, here))
     return [
         f"warning: the run held out another part ({then}) than is scored ({now}), so it was trained on some of these images; "
-        "leave -cfg out, or set DATA.FOLDS, DATA.FOLD, DATA.SPLIT_SEED and DATA.VAL_FRACTION as it did"
+        "leave -cfg out, or set DATA.FOLD and DATA.VAL_FRACTION as it did"
     ]
 
 
@@ -193,8 +194,8 @@ def describe_split(config: Config, val: ImageSet) -> str:
         how = f"a hash of each {record.get('group_by', 'name')}" if rule == "hash" else "position in each class"
         share = f"DATA.VAL_FRACTION {record['fraction']:g}"
         if "folds" in record:
-            share = f"DATA.FOLD {record['fold']} of DATA.FOLDS {record['folds']}"
-        validation = f"held out of {validation} by {how} ({share}, DATA.SPLIT_SEED {record['seed']})"
+            share = f"DATA.FOLD {record['fold']}/{record['folds']}"
+        validation = f"held out of {validation} by {how} ({share})"
     elif rule == "none":
         validation = f"all of {validation}"
     end = f"{validation}, {counted(len(val.classes), 'class')}"

@@ -10,7 +10,7 @@ from configs.arguments import Quoted
 from configs.flags import parse
 from configs.load import LoadedConfig, load
 from configs.paddlevit.translation import RENAMED
-from configs.removed import REMOVED
+from configs.removed import REMOVED, renewed
 from configs.schema import VIT_FIELDS, Config
 from configs.values import IMPLIED, SETTINGS, Text, convert, flatten, is_none, to_text
 from configs.yaml_files import Layer, find_settings_file, read_layers
@@ -121,7 +121,7 @@ def _load_without_file(arguments: list[str], given: dict[str, Text], checkpoint:
     is_evaluated = _is_on(given, "EVAL")
     if "MODEL.TYPE" in recorded:
         use = "-eval" if is_evaluated else "-resume" if "MODEL.RESUME" in given else "-pretrained"
-        saved = IMPLIED | recorded
+        saved = IMPLIED | renewed(recorded)
         kept = SETTINGS if is_evaluated else {**SETTINGS, **REMOVED}
         taken = {key: saved[key] for key in saved if key in kept and not re.fullmatch(NOT_TAKEN[use], key)}
         beneath = [_layer(f"checkpoint {path}", taken)]

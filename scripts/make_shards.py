@@ -80,7 +80,9 @@ def make_shards(arguments: argparse.Namespace, limit: Limit) -> None:
     if config.DATA.DATASET == "synthetic":
         raise ConfigError("-dataset: synthetic has no images to write")
     if config.DATA.has_several_labels:
-        raise ConfigError("-opts: shards hold one label an image, so LABEL_SEPARATOR and LABEL_COLUMNS cannot be kept")
+        raise ConfigError(
+            "-opts: shards hold one label an image, so LABEL_SEPARATOR and columns of 0 and 1 cannot be kept"
+        )
     train, val = load_image_sets(config)
     for line in val.notes:
         print(line)

@@ -95,7 +95,7 @@ def _parser() -> Parser:
         "-folds",
         type=at_least(2),
         metavar="K",
-        help="cross-validation: each point is trained on each of K folds (DATA.FOLDS)",
+        help="cross-validation: each point is trained on each of K folds (DATA.FOLD)",
     )
     add(
         "-optuna",

@@ -32,15 +32,14 @@ class Workers(NamedTuple):
 def choose_workers(config: Config, image_set: ImageSet, process: Process) -> Workers:
     """The workers that the settings ask for; where they leave it open, as fits the device, the cores and the images."""
     data, on_cpu = config.DATA, process.device.type == "cpu"
-    count, kind, ahead = data.NUM_WORKERS, data.WORKERS, data.PREFETCH
+    count, kind = data.NUM_WORKERS, data.WORKERS
     if count is None:
         count = _count_on_cpu(data, image_set, process) if on_cpu else cores_to_read(process)
     if kind == "auto":
         kind = "threads" if on_cpu else _kind_on_gpu(config, image_set, process, count)
-    if ahead is None:
-        # On a CPU none: all cores share each operation, and would wait for one that loads. A ViT-Tiny run is 6 to 14%
-        # faster when all cores load a batch and then all compute.
-        ahead = 0 if on_cpu else each_ahead(data) if kind == "processes" else _ahead_of_threads(data, process)
+    # On a CPU none: all cores share each operation, and would wait for one that loads. A ViT-Tiny run is 6 to 14%
+    # faster when all cores load a batch and then all compute.
+    ahead = 0 if on_cpu else AHEAD_OF_PROCESS if kind == "processes" else _ahead_of_threads(data, process)
     return Workers(kind, count, ahead)
 
 
@@ -57,15 +56,10 @@ def saturate_gil(num_threads: int, config: Config, image_set: ImageSet) -> bool:
     return num_threads * (GIL_IN_MEMORY if image_set.in_memory else decoding) > MAX_GIL
 
 
-def each_ahead(data: Data) -> int:
-    """Batches that each loader process reads in advance; fewer if the CPU trains."""
-    return AHEAD_OF_PROCESS if data.PREFETCH is None else max(data.PREFETCH, 1)
-
-
 def shared_bytes(data: Data, num_processes: int) -> int:
     """Shared memory for the batches of so many loader processes. Those for training live on in evaluation."""
     num_images = data.BATCH_SIZE + (data.BATCH_SIZE_EVAL or data.BATCH_SIZE)
-    return num_processes * each_ahead(data) * num_images * _image_bytes(data)
+    return num_processes * AHEAD_OF_PROCESS * num_images * _image_bytes(data)
 
 
 def _image_bytes(data: Data) -> int:
@@ -75,7 +69,7 @@ def _image_bytes(data: Data) -> int:
 def _count_on_cpu(data: Data, image_set: ImageSet, process: Process) -> int:
     if image_set.in_memory:
         return 0
-    if data.WORKERS == "processes" or data.PREFETCH:
+    if data.WORKERS == "processes":
         # The others compute: even ViT-Tiny takes ten times as long as loading.
         return min(MAX_ON_CPU, max(1, process.num_cores // 4))
     return min(MAX_ON_CPU, process.num_cores)

@@ -29,9 +29,7 @@ def _read(config: Config, folder: str, parents: tuple[str, ...], background: str
     found = next((each for each in candidates if each.is_dir()), None)
     if found is None:
         raise DataError(f"DATA.DATA_PATH: {root} has no {folder}/; {expected_layout(config.DATA, expects)}")
-    excluded = () if config.DATA.KEEP_BACKGROUND else (background,)
     # Not deep: the dogs' folder of Caltech256 contains a stray folder with other images.
-    classes = [name for name in class_folders(found) if name not in excluded]
+    classes = [name for name in class_folders(found) if name != background]
     image_set = read_class_folders(config, found, classes, classes, deep=False)
-    data = config.DATA
-    return hold_out(image_set, data.VAL_FRACTION, data.SPLIT_SEED, str(found), fold=data.fold)
+    return hold_out(image_set, config.DATA.VAL_FRACTION, str(found), config.DATA.fold)

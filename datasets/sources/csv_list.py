@@ -26,9 +26,9 @@ USUAL_COLUMNS = (
     ("image_path", "path", "filepath", "file_path", "file", "filename", "file_name", "image", "img", "image_id", "id"),
     ("target", "label", "class", "class_name", "category", "label_name", "labels", "y"),
 )
-ALL_COLUMNS = ("*",)  # of DATA.LABEL_COLUMNS: all but those of the paths and groups
+USUAL = ("image_path", "target")
 BITS = {"0": "0", "0.0": "0", "false": "0", "1": "1", "1.0": "1", "true": "1"}
-EXPECTS = "a .csv file, or a folder with train.csv and val.csv, with the columns image_path,target (DATA.CSV_COLUMNS)"
+EXPECTS = "a .csv file, or a folder with train.csv and val.csv, with the columns image_path,target (DATA.COLUMNS)"
 
 
 def read_csv(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
@@ -50,7 +50,7 @@ def read_csv(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
         functools.partial(read_csv_file, columns=columns),
         allow_names=True,
         has_several_labels=config.DATA.has_several_labels,
-        label_columns=columns.of_labels if config.DATA.LABEL_COLUMNS else (),
+        label_columns=columns.of_labels if columns.are_bits else (),
         settings=settings,
     )
     image_sets = to_image_sets(config, lists)
@@ -64,24 +64,24 @@ class Columns(NamedTuple):
     """The names of the columns that are read."""
 
     path: str
-    of_labels: tuple[str, ...]  # one of classes, or with DATA.LABEL_COLUMNS any number of 0 and 1
+    of_labels: tuple[str, ...]  # one of classes, or any number of 0 and 1
     are_bits: bool  # the latter
     may_be_empty: bool  # the one of classes: an image without labels
     group: str | None
 
     @classmethod
     def of(cls, data: Data, files: list[Path]) -> "Columns":
-        path, classes = data.COLUMNS or data.CSV_COLUMNS
-        group, of_labels = data.GROUP_BY, data.LABEL_COLUMNS or (classes,)
-        if data.LABEL_COLUMNS == ALL_COLUMNS:
+        path, *of_labels = data.COLUMNS or USUAL
+        group = data.GROUP_BY
+        if of_labels == ["*"]:
             found = [[name for name in _header(file, path) if name not in (path, group)] for file in files]
-            of_labels = tuple(found[0])
+            of_labels = found[0]
             if unlike := [name for names in found for name in names if names.count(name) > 1 or name not in of_labels]:
                 raise DataError(
-                    f"{files[-1]}, line 1: DATA.LABEL_COLUMNS * means all columns but {path}, but {unlike[0]!r} is there twice "
+                    f"{files[-1]}, line 1: DATA.COLUMNS * means all columns but {path}, but {unlike[0]!r} is there twice "
                     f"or not in {files[0]}; name the columns of the labels, or give all files the same"
                 )
-        return cls(path, of_labels, bool(data.LABEL_COLUMNS), data.LABEL_SEPARATOR is not None, group)
+        return cls(path, tuple(of_labels), data.has_label_columns, data.LABEL_SEPARATOR is not None, group)
 
     @property
     def names(self) -> list[str]:
@@ -177,7 +177,7 @@ class _Values(NamedTuple):
         for row, place in sorted(wrong)[:1]:
             raise DataError(
                 f"{self.file}, line {lines[row]}: {self.columns.of_labels[place]} is {shortened(columns[place][row])!r}; a column "
-                "of DATA.LABEL_COLUMNS has 1 for images with this label and 0 for the others (or true and false)"
+                "of labels (DATA.COLUMNS) has 1 for images with this label and 0 for the others (or true and false)"
             )
         return ["".join(each) for each in zip(*bits, strict=True)]
 
@@ -208,8 +208,8 @@ def _suggestion(header: list[str], columns: list[str]) -> str:
     by_lower_case = {name.lower(): name for name in header}
     found = [next((by_lower_case[name] for name in usual if name in by_lower_case), None) for usual in USUAL_COLUMNS]
     if all(found):
-        return f"; -opts DATA.CSV_COLUMNS=[{','.join(found)}] reads these"
+        return f"; -opts DATA.COLUMNS=[{','.join(found)}] reads these"
     if columns[0] in header:
-        settings = "DATA.CSV_COLUMNS, DATA.LABEL_COLUMNS or DATA.GROUP_BY"
-        return f"; {first_of([name for name in columns if name not in header])} is not there: correct {settings}"
-    return "; name those of the paths and of the classes with -opts DATA.CSV_COLUMNS=[PATHS,CLASSES]"
+        missing = first_of([name for name in columns if name not in header])
+        return f"; {missing} is not there: correct DATA.COLUMNS or DATA.GROUP_BY"
+    return "; name those of the paths and of the classes with -opts DATA.COLUMNS=[PATHS,CLASSES]"

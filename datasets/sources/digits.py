@@ -22,4 +22,4 @@ def read_digits(config: Config) -> tuple[ImageSet, ImageSet]:
     images = np.round(images * (255 / BRIGHTEST)).astype(np.uint8)
     classes = [str(digit) for digit in range(10)]
     image_set = ArrayImages(images, targets, classes, PixelRules.of(config.DATA), "digits")
-    return hold_out(image_set, VAL_FRACTION, config.DATA.SPLIT_SEED, "digits", fold=config.DATA.fold)
+    return hold_out(image_set, VAL_FRACTION, "digits", config.DATA.fold)

@@ -16,7 +16,7 @@ from utils.text import counted, first_of
 MAX_CLASSES = 1_000_000  # a higher label is a mistake, and a list of that many class names would fill the memory
 USUAL_CLASSES = 1000  # accepted with any number of images: a few of ImageNet's, to try something out
 LABELS_EXPECTED = (
-    "DATA.LABEL_SEPARATOR divides the names in the column of classes, DATA.LABEL_COLUMNS names columns of 0 and 1"
+    "DATA.LABEL_SEPARATOR divides the names in the column of classes, DATA.COLUMNS can name columns of 0 and 1"
 )
 MAX_DIGITS = 18  # of a label; Python itself refuses thousands of them
 
@@ -102,7 +102,7 @@ def _numbered_targets(config: Config, labels: Labels) -> np.ndarray:
 def several_labels(config: Config, lists: list[Labels], columns: Sequence[str]) -> tuple[list[LabelSets], list[str]]:
     """The sets that the labels of each list mean, and the classes. Of two lists the first is for training.
 
-    `columns`: those of DATA.LABEL_COLUMNS, whose values are written as 0101; else labels are divided by a separator.
+    `columns`: those of DATA.COLUMNS, whose values are written as 0101; else labels are divided by a separator.
     """
     numbers, separator = {name: number for number, name in enumerate(columns)}, config.DATA.LABEL_SEPARATOR
 

@@ -70,7 +70,7 @@ def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageS
     train_arguments, val_arguments = SPLITS[name]
     if val_arguments is None:
         data, whole = config.DATA, read_part("", train_arguments)
-        return hold_out(whole, data.VAL_FRACTION, data.SPLIT_SEED, dataset, fold=data.fold)
+        return hold_out(whole, data.VAL_FRACTION, dataset, data.fold)
     train = None if config.EVAL else read_part("training", train_arguments)
     val = read_part("validation", val_arguments)
     val.split = own_split(f"{dataset} training", f"{dataset} validation")

@@ -11,7 +11,7 @@ from configs.schema import Config, Train
 from configs.unused_settings import OF_SCHEDULES
 from datasets import TrainData, choose_workers
 from datasets.batch_order import Order
-from datasets.loading.choice import each_ahead, shared_bytes
+from datasets.loading.choice import AHEAD_OF_PROCESS, shared_bytes
 from datasets.sources.synthetic import SyntheticImages
 from engine.memory.estimate import checkpoint_bytes, weights_bytes
 from engine.train.ema import decay_at
@@ -180,7 +180,7 @@ def check_shared_memory(config: Config, num_workers: int) -> Finding:
         return Finding(what, "not needed")
     need, free = shared_bytes(data, num_workers), free_bytes(SHARED_MEMORY)
     found = (
-        f"{counted(num_workers, 'loader process')} with {counted(each_ahead(data), 'batch')} each: "
+        f"{counted(num_workers, 'loader process')} with {counted(AHEAD_OF_PROCESS, 'batch')} each: "
         f"{format_bytes(need)} of {format_bytes(free)} in {SHARED_MEMORY}"
     )
     remedy = "enlarge it (docker run --shm-size), or lower -num_workers or -batch_size"

@@ -27,7 +27,7 @@ class EpochTable:
     ):
         self._num_epochs, self._has_ema, self._width = config.TRAIN.NUM_EPOCHS, has_ema, width
         # The one that decides which epoch is best; the loss has a column of its own.
-        instead_of_loss = "map" if config.DATA.LABEL_SEPARATOR or config.DATA.LABEL_COLUMNS else "top1"
+        instead_of_loss = "map" if config.DATA.has_several_labels else "top1"
         self._metric = instead_of_loss if config.TRAIN.BEST_METRIC == "loss" else config.TRAIN.BEST_METRIC
         self._head, self._lines_left = "", 0  # before the next head
 

@@ -100,7 +100,7 @@ def our_batches(flags: list, options: list[str], scratch: Path) -> Iterator[int]
 
     # A folder each: of one data set a folder keeps the newest cache alone.
     # It reads ahead, as where a GPU computes.
-    options = ["DATA.PREFETCH=2", *options, f"DATA.CACHE_PATH={scratch / ' '.join(options)}"]
+    options = [*options, f"DATA.CACHE_PATH={scratch / ' '.join(options)}"]
     config = load([*map(str, flags), "-opts", *options]).with_default_batch_size().config
     train_set, _ = cache_image_sets(config, load_image_sets(config), CacheProgress(note, note))
     data = build_train_data(config, train_set, Process(torch.device("cpu")))

@@ -16,7 +16,7 @@ from utils.text import first_of, redacted
 WITHOUT_EFFECT = re.compile(
     r"SAVE|SAVE_\w+|TAG|NAME|EVAL|CHECK\w*|KEEP_CHECKPOINTS|REPORT\w*|DEVICE|NGPUS|PROFILE|TENSORBOARD|TRACK\w*|(RESUME|RUN|DIST)\..*"
     r"|MODEL\.RESUME|PRECISION\.(EXPLAIN|DOCTOR_SKIPS|SHADOW_\w+)"
-    r"|DATA\.(DATA_PATH|NUM_WORKERS|WORKERS|PREFETCH|BATCH_SIZE_EVAL|DOWNLOAD|MAX_\w+|CACHE\w*|REMOTE_\w+)"
+    r"|DATA\.(DATA_PATH|NUM_WORKERS|WORKERS|BATCH_SIZE_EVAL|DOWNLOAD|MAX_\w+|CACHE\w*|REMOTE_\w+)"
 )
 REPETITION = ("SEED", "DATA.FOLD")  # runs that differ in nothing else are one group
 # What tells data from other data, in the words of a message, for runs that noted it.
@@ -27,7 +27,7 @@ NOTED = {
     "validation_digest": "names or labels of the validation images",
 }
 # The same for runs of earlier versions, by their settings.
-DATA_SETTINGS = ("DATA.VAL_FRACTION", "DATA.FOLDS", "DATA.CLASSES", "DATA.GROUP_BY", "MODEL.NUM_CLASSES")
+DATA_SETTINGS = ("DATA.VAL_FRACTION", "DATA.CLASSES", "DATA.GROUP_BY", "MODEL.NUM_CLASSES")
 
 
 def find_runs(sources: Sequence[str]) -> tuple[list[SavedRun], list[str]]:
@@ -94,7 +94,7 @@ def other_data(runs: Sequence[SavedRun]) -> list[str]:
     facts: dict[str, dict[Any, tuple[Any, SavedRun]]] = {}
     for run in runs:
         for what, value in _data_of(run):
-            place = run.settings["DATA.FOLD"] if run.settings["DATA.FOLDS"] and "images" in what else None
+            place = run.settings["DATA.FOLD"] if "images" in what else None
             known, first = facts.setdefault(what, {}).setdefault(place, (value, run))
             if known != value and not any(each.startswith(what) for each in found):
                 values = f"{known} and {value}: " if len(f"{known}{value}") < 80 else ""
@@ -131,12 +131,14 @@ def differing(runs: Sequence[SavedRun]) -> tuple[list[str], list[str]]:
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     keys = [key for key in keys if len({value_of(run, key) for run in runs}) > 1]
     without = [key for key in keys if WITHOUT_EFFECT.fullmatch(key)]
-    return [key for key in keys if key not in without and key not in REPETITION], without
+    return [key for key in keys if key not in without and key != "SEED"], without
 
 
 def value_of(run: SavedRun, key: str) -> str:
-    """As in config.yaml; '-' for a setting of another version. Without what may be credentials."""
+    """As in config.yaml, of DATA.FOLD the number of folds; '-' for a setting of another version. Without credentials."""
     value = run.settings.get(key, "-")
+    if key == "DATA.FOLD" and value:
+        value = value.rpartition("/")[2]
     if isinstance(value, dict):
         return ", ".join(f"{name}: {argument_to_text(each)}" for name, each in value.items()) or "{}"
     return redacted(to_text(value))

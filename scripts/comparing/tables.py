@@ -176,7 +176,7 @@ def _runs(groups: Sequence[Group]) -> Table:
         for run in group.runs:
             value = group.best(run)
             seed = str(run.settings["SEED"])
-            fold = f", fold {run.settings['DATA.FOLD']}" if run.settings["DATA.FOLDS"] else ""
+            fold = f", fold {fold}" if (fold := run.settings["DATA.FOLD"]) else ""
             epoch = str(run.best.epoch) if run.metric == group.metric and run.best.epoch else "-"
             row = [str(group.number), seed + fold, "-" if value is None else f"{value:.{digits}f}", epoch, run.state]
             rows.append([*row, str(run.folder)])

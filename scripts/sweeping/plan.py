@@ -147,7 +147,7 @@ class Plan:
         """The flags of a trial without those of its folder."""
         options = [f"{key}={value}" for key, value in trial.settings.items()]
         if trial.fold is not None:
-            options += [f"DATA.FOLDS={self.folds}", f"DATA.FOLD={trial.fold}"]
+            options.append(f"DATA.FOLD={trial.fold}/{self.folds}")
         seed = [] if trial.seed is None else ["-seed", str(trial.seed)]
         return [*self.flags, *seed, *(["-opts", *options] if options else [])]
 

@@ -15,7 +15,6 @@ OPEN, CLOSED = "[(", "])"
 OF_THE_SWEEP = {
     "SEED": "-seeds",
     "DATA.FOLD": "-folds",
-    "DATA.FOLDS": "-folds",
     "SAVE": "-output",
     "NAME": "-output",
     "TAG": "-output",

@@ -4,6 +4,7 @@ import dataclasses
 import runpy
 
 import pytest
+import yaml
 
 from configs.load import to_yaml
 from configs.removed import REMOVED, Removed
@@ -101,6 +102,30 @@ def test_removed_settings_that_mean_one_of_today_are_read_as_it_even_from_two_pl
         monkeypatch.setitem(REMOVED, key, Removed("0", "set SEED", becomes=becomes))
     assert load_text("OLD_SEED: 3", "-opts", "OLD_OFFSET=4").config.SEED == 7
     assert unflatten({"OLD_SEED": 3, "OLD_OFFSET": 4}).SEED == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("FOLDS: null, FOLD: 0", "FOLD", None),
+        ("FOLDS: 5, FOLD: 2", "FOLD", "2/5"),
+        ("FOLDS: 5", "FOLD", "0/5"),
+        ("CSV_COLUMNS: [image_path, target]", "COLUMNS", ()),
+        ("CSV_COLUMNS: [file, label]", "COLUMNS", ("file", "label")),
+        ("CSV_COLUMNS: [file, label], COLUMNS: [a, b]", "COLUMNS", ("a", "b")),
+        ("CSV_COLUMNS: [file, label], LABEL_COLUMNS: [cat, dog]", "COLUMNS", ("file", "cat", "dog")),
+        ("LABEL_COLUMNS: '*'", "COLUMNS", ("image_path", "*")),
+        ("DATASET: parquet, CSV_COLUMNS: [file, label]", "COLUMNS", ()),
+    ],
+)
+def test_what_an_earlier_version_called_otherwise_is_read_in_files_and_checkpoints(text, key, value):
+    config = load_text(f"DATA: {{DATASET: csv, {text}}}" if "DATASET" not in text else f"DATA: {{{text}}}").config
+    assert getattr(config.DATA, key) == value
+    saved = {f"DATA.{name}": each for name, each in yaml.safe_load(f"{{DATASET: csv, {text}}}").items()}
+    saved["DATA.DATASET"] = config.DATA.DATASET
+    if isinstance(saved.get("DATA.LABEL_COLUMNS"), str):
+        saved["DATA.LABEL_COLUMNS"] = ["*"]
+    assert getattr(unflatten(saved).DATA, key) == value
 
 
 def test_fields_of_a_vit_in_a_file_have_no_effect_when_the_command_line_chooses_a_timm_model_and_are_named(here):

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.nn import functional
 
 from configs.load import load
@@ -20,20 +19,17 @@ from datasets.transforms.augment import build_augmentation, parse_policy
 from datasets.transforms.erasing import Erasing
 from datasets.transforms.mixup import Mixing
 from engine.train.loss import CrossEntropy
-from scripts import show_augmentation
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.loading import folder_settings, make_folder, taken, train_data
 from tests.support.loading import order as make_order
-from tests.support.refusals import assert_names
 from utils.errors import ConfigError
-from utils.program import exit_code
 
 POLICIES = (
     "original originalr-mstd0.5 v0 cifar10 svhn rand-m9-mstd0.5-inc1 rand-m9-n3-p1-mstd101 rand-m15-mmax20-tweights "
     "augmix-m3-w3 augmix-b1-d2 ta_wide 3a"
 ).split()
 
-NO_POLICY = {"COLOR_JITTER": 0.4, "COLOR_JITTER_HUE": 0.3}, {"GRAYSCALE_PROB": 0.5, "GAUSSIAN_BLUR_PROB": 0.9}
+NO_POLICY = ({"COLOR_JITTER": 0.4},)
 
 
 def settings(side: int = 32, channels: int = 3, **train) -> Config:
@@ -327,19 +323,3 @@ def test_an_odd_batch_and_a_range_that_is_none_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="TRAIN.CUTMIX_MINMAX, .* must be two numbers"):
         small_config(tmp_path, "TRAIN.CUTMIX_MINMAX=[0.8, 0.2]")
     assert small_config(tmp_path, "DATA.BATCH_SIZE=7", "TRAIN.CUTMIX_ALPHA=1", "EVAL=true").EVAL
-
-
-def test_the_script_draws_what_a_run_trains_on(tmp_path, capsys):
-    small_config(tmp_path)
-    words = ["-cfg", str(tmp_path / "small.yaml"), "-opts", "DATA.CROP_SCALE=1,1", "DATA.CROP_RATIO=1,1"]
-    for name, more in (("plain", []), ("mixed", ["TRAIN.MIXUP_ALPHA=0.8", "TRAIN.RANDOM_ERASE_PROB=1"])):
-        assert exit_code(show_augmentation.main, [str(tmp_path / f"{name}.png"), *words, *more]) == 0
-    plain, changed = (np.asarray(Image.open(tmp_path / f"{name}.png")) for name in ("plain", "mixed"))
-    config = small_config(tmp_path, *words[3:])
-    windows = train_data(config).windows(0, 1)
-    (batch,) = next(windows).batches
-    first = slice(2, 10), slice(12, 20)  # the second image of the first row
-    assert plain.shape == changed.shape == (3 * 10 + 2, 8 * 10 + 2, 3) and (plain != changed).any()
-    assert (plain[first] == batch.images[1].permute(1, 2, 0).numpy()).all()
-    assert exit_code(show_augmentation.main, ["x.jpg"]) == 2
-    assert_names(capsys.readouterr().err, "PNG")

@@ -21,12 +21,12 @@ def uneven(counts: list[int] = COUNTS) -> ImageSet:
     return ImageSet(targets, [f"class {number}" for number in range(len(counts))])
 
 
-def balanced(power: float = 1.0, **data):
-    return settings(SAMPLER="balanced", SAMPLER_POWER=power, DROP_LAST=False, **data)
+def balanced(**data):
+    return settings(SAMPLER="balanced", DROP_LAST=False, **data)
 
 
-def epoch_of(image_set: ImageSet, power: float = 1.0, epoch: int = 0, seed: int = 0) -> np.ndarray:
-    return build_order(balanced(power), image_set, world_size=1).epoch_order(seed, epoch)[:]
+def epoch_of(image_set: ImageSet, epoch: int = 0, seed: int = 0) -> np.ndarray:
+    return build_order(balanced(), image_set, world_size=1).epoch_order(seed, epoch)[:]
 
 
 def test_each_class_occurs_equally_often_and_so_does_each_of_its_images():
@@ -44,14 +44,6 @@ def test_every_epoch_and_seed_has_an_order_of_its_own_and_shows_other_images_of_
     orders = [epoch_of(images, epoch=epoch, seed=seed) for seed in (0, 1) for epoch in range(6)]
     assert len({tuple(each) for each in orders}) == 12 and (orders[7] == epoch_of(images, epoch=1, seed=1)).all()
     assert len({index for each in orders for index in each if images.targets[index] == 0}) > 800
-
-
-@pytest.mark.parametrize("power", [0.0, 0.5, 0.9])
-def test_the_power_lies_between_the_classes_of_the_data_and_equal_ones(power):
-    images = uneven()
-    drawn, shares = epoch_of(images, power), np.array(COUNTS) ** (1 - power)
-    assert abs(np.bincount(images.targets[drawn]) - 1000 * shares / shares.sum()).max() <= 1
-    assert power or sorted(drawn) == list(range(1000))
 
 
 def test_classes_that_have_less_than_a_place_in_an_epoch_take_turns():

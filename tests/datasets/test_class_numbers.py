@@ -70,7 +70,7 @@ def test_folders_with_numbers_are_in_the_order_of_their_values_and_in_a_resumed_
 def test_columns_of_a_csv_file_have_the_names_that_are_set(tmp_path, separator):
     file = make_csv(tmp_path, ["ant", "bee"], "file,klass")
     file.write_text(file.read_text().replace(",", separator))
-    train, val = load("csv", file, CSV_COLUMNS=("file", "klass"))
+    train, val = load("csv", file, COLUMNS=("file", "klass"))
     assert len(train) + len(val) == 24 and train.classes == ["ant", "bee"]
 
 

@@ -82,7 +82,6 @@ def test_caltech101_leaves_out_the_background_unless_asked(tmp_path, parent):
     train, val = load("caltech101", tmp_path)
     assert train.classes == val.classes == ["Faces", "accordion"]
     assert np.bincount(train.targets).tolist() == [18, 9] and np.bincount(val.targets).tolist() == [2, 1]
-    assert load("caltech101", tmp_path, KEEP_BACKGROUND=True)[0].classes[0] == "BACKGROUND_Google"
 
 
 def test_caltech256_leaves_out_clutter_and_stray_files(tmp_path):

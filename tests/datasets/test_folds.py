@@ -1,4 +1,4 @@
-"""Cross-validation: DATA.FOLDS and DATA.FOLD."""
+"""Cross-validation: DATA.FOLD."""
 
 import csv
 import itertools
@@ -46,7 +46,7 @@ def keys(image_set) -> list[str | int]:
 @pytest.mark.parametrize("dataset", ["imagefolder", "csv", "shards", "parquet", "caltech101", "digits"])
 def test_each_image_is_held_out_in_exactly_one_fold_and_trained_on_in_the_others(tmp_path, dataset, total):
     path, options = make(dataset, tmp_path)
-    sets = [load(dataset, path, FOLDS=total, FOLD=fold, **options) for fold in range(total)]
+    sets = [load(dataset, path, FOLD=f"{fold}/{total}", **options) for fold in range(total)]
     everything = sorted(keys(sets[0][0]) + keys(sets[0][1]))
     assert len(everything) == len(set(everything)) > 10
     assert sorted(itertools.chain(*(keys(val) for _, val in sets))) == everything
@@ -58,12 +58,12 @@ def test_each_image_is_held_out_in_exactly_one_fold_and_trained_on_in_the_others
 def test_fold_0_is_what_the_same_fraction_holds_out(tmp_path, dataset):
     path, _ = make(dataset, tmp_path)
     train, val = load(dataset, path, VAL_FRACTION=0.2)
-    fold = load(dataset, path, FOLDS=5)
+    fold = load(dataset, path, FOLD="0/5")
     assert [keys(part) for part in fold] == [keys(train), keys(val)] and val.split != fold[1].split
 
 
 def test_folds_of_digits_have_the_same_share_of_each_class():
-    counts = [load("digits", FOLDS=10, FOLD=fold)[1].count_classes() for fold in range(10)]
+    counts = [load("digits", FOLD=f"{fold}/10")[1].count_classes() for fold in range(10)]
     assert np.ptp(counts, axis=0).max() <= 1
 
 
@@ -71,7 +71,7 @@ def test_images_that_are_added_move_no_other_to_another_fold(tmp_path):
     make_folders(tmp_path, {"bee": 20, "dog": 20})
 
     def folds() -> dict[str, int]:
-        return {key: fold for fold in range(4) for key in keys(load("imagefolder", tmp_path, FOLDS=4, FOLD=fold)[1])}
+        return {key: fold for fold in range(4) for key in keys(load("imagefolder", tmp_path, FOLD=f"{fold}/4")[1])}
 
     before = folds()
     make_folders(tmp_path, {"ant": 15, "bee": 40})
@@ -83,43 +83,44 @@ def test_a_group_lies_in_one_fold(tmp_path):
     path, options = make("csv", tmp_path)
     with open(path, newline="") as lines:
         person = {row["image_path"]: row["person"] for row in csv.DictReader(lines)}
-    held_out = [{person[key] for key in keys(load("csv", path, FOLDS=3, FOLD=fold, **options)[1])} for fold in range(3)]
+    held_out = [{person[key] for key in keys(load("csv", path, FOLD=f"{fold}/3", **options)[1])} for fold in range(3)]
     assert sum(map(len, held_out)) == len(set.union(*held_out)) == 14
 
 
 def test_a_class_that_a_fold_cannot_be_trained_on_is_named(tmp_path):
     make_folders(tmp_path, {"ant": 30, "bee": 30, "rare": 1})
-    notes = [load("imagefolder", tmp_path, FOLDS=2, FOLD=fold)[1].notes for fold in range(2)]
+    notes = [load("imagefolder", tmp_path, FOLD=f"{fold}/2")[1].notes for fold in range(2)]
     found = [note for each in notes for note in each if "warning" in note and "rare" in note]
     assert len(found) == 2 and sum("training images" in note for note in found) == 1
 
 
 def test_too_few_images_for_the_folds_are_refused(tmp_path):
     make_folders(tmp_path, {"ant": 1, "bee": 1})
-    with refused(DataError, "DATA.FOLDS", "50"):
-        load("imagefolder", tmp_path, FOLDS=50, FOLD=3)
+    with refused(DataError, "DATA.FOLD", "50"):
+        load("imagefolder", tmp_path, FOLD="3/50")
 
 
 def test_data_with_validation_images_of_its_own_is_refused_and_one_part_of_it_is_divided(tmp_path):
     make_folders(tmp_path / "train", {"ant": 20, "bee": 20})
     make_folders(tmp_path / "val", {"ant": 2, "bee": 2})
-    with refused(ConfigError, "DATA.FOLDS", tmp_path / "val", "-data_path"):
-        load("imagefolder", tmp_path, FOLDS=5)
-    assert len(load("imagefolder", tmp_path / "train", FOLDS=5)[1]) < 40
-    assert len(load("imagefolder", tmp_path, FOLDS=5, evaluate=True)[1]) == 4
+    with refused(ConfigError, "DATA.FOLD", tmp_path / "val", "-data_path"):
+        load("imagefolder", tmp_path, FOLD="0/5")
+    assert len(load("imagefolder", tmp_path / "train", FOLD="0/5")[1]) < 40
+    assert len(load("imagefolder", tmp_path, FOLD="0/5", evaluate=True)[1]) == 4
     make_set(tmp_path / "shards")
     make_kaggle(tmp_path / "imagenet")
     for dataset, path in {"shards": "shards", "imagenet2012": "imagenet", "synthetic": "", "fractals": ""}.items():
-        with refused(ConfigError, "DATA.FOLDS", dataset):
-            load(dataset, tmp_path / path, FOLDS=5, SYNTHETIC_SIZE=20)
+        with refused(ConfigError, "DATA.FOLD", dataset):
+            load(dataset, tmp_path / path, FOLD="0/5", SYNTHETIC_SIZE=20)
 
 
 @pytest.mark.parametrize(
     "words, names",
     [
-        (["DATA.FOLDS=5", "DATA.FOLD=5"], ["DATA.FOLD, 5", "DATA.FOLDS, 5"]),
-        (["DATA.FOLD=1"], ["DATA.FOLD, 1", "DATA.FOLDS=5"]),
-        (["DATA.FOLDS=1"], ["DATA.FOLDS", "2"]),
+        (["DATA.FOLD=5/5"], ["DATA.FOLD", "5/5"]),
+        (["DATA.FOLDS=5", "DATA.FOLD=5"], ["DATA.FOLD", "5/5"]),
+        (["DATA.FOLD=1"], ["DATA.FOLD", "0/5"]),
+        (["DATA.FOLD=0/1"], ["DATA.FOLD", "2"]),
     ],
 )
 def test_a_fold_that_there_is_not_is_refused(small_yaml, words, names):
@@ -129,17 +130,17 @@ def test_a_fold_that_there_is_not_is_refused(small_yaml, words, names):
 
 def test_evaluation_on_the_data_of_the_run_scores_its_fold(tmp_path):
     make_folders(tmp_path, {"ant": 20, "bee": 20})
-    _, val = load("imagefolder", tmp_path, FOLDS=4, FOLD=2)
+    _, val = load("imagefolder", tmp_path, FOLD="2/4")
     kept = Kept(val.classes, val.split, identity(val))
     train, scored = load_image_sets(settings("imagefolder", tmp_path, evaluate=True), kept=kept)
     assert train is None and keys(scored) == keys(val)
 
 
 def test_evaluation_of_another_part_of_a_set_that_is_always_divided_is_warned_of():
-    _, val = load("digits", FOLDS=5, FOLD=3)
+    _, val = load("digits", FOLD="3/5")
     kept = Kept(val.classes, val.split, identity(val))
     for fold, is_warned in ((3, False), (0, True)):
-        _, scored = load_image_sets(settings("digits", evaluate=True, FOLDS=5, FOLD=fold), kept=kept)
+        _, scored = load_image_sets(settings("digits", evaluate=True, FOLD=f"{fold}/5"), kept=kept)
         assert any("trained on" in note for note in scored.notes) is is_warned
 
 
@@ -153,8 +154,8 @@ def test_the_images_of_another_fold_may_be_among_those_trained_on():
 def test_folds_of_a_large_set_have_a_file_each_so_that_their_runs_can_go_on_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(file, "SMALL", 0)
     make_folders(tmp_path, {"ant": 10, "bee": 10})
-    first = load("imagefolder", tmp_path, FOLDS=3)
-    wanted = [shades(each) for each in load("imagefolder", tmp_path, FOLDS=3, FOLD=1)]
+    first = load("imagefolder", tmp_path, FOLD="0/3")
+    wanted = [shades(each) for each in load("imagefolder", tmp_path, FOLD="1/3")]
     assert len(list(tmp_path.glob("*.split-*.index"))) == 2
-    assert [shades(each) for each in load("imagefolder", tmp_path, FOLDS=3)] == [shades(each) for each in first]
-    assert [shades(each) for each in load("imagefolder", tmp_path, FOLDS=3, FOLD=1)] == wanted
+    assert [shades(each) for each in load("imagefolder", tmp_path, FOLD="0/3")] == [shades(each) for each in first]
+    assert [shades(each) for each in load("imagefolder", tmp_path, FOLD="1/3")] == wanted

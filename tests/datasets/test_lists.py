@@ -122,8 +122,8 @@ def test_one_csv_file_alone_is_split(tmp_path, as_file):
 @pytest.mark.parametrize(
     ("header", "rows", "names"),
     [
-        ("path,label", "images/1.jpg,0\n", ["line 1", "image_path,target", "DATA.CSV_COLUMNS=[path,label]"]),
-        ("Datei;Klasse", "images/1.jpg;0\n", ["line 1", "Datei,Klasse", "DATA.CSV_COLUMNS"]),
+        ("path,label", "images/1.jpg,0\n", ["line 1", "image_path,target", "DATA.COLUMNS=[path,label]"]),
+        ("Datei;Klasse", "images/1.jpg;0\n", ["line 1", "Datei,Klasse", "DATA.COLUMNS"]),
         ("image_path,target", "images/1.jpg,0\nimages/2.jpg\n", ["line 3", "target"]),
         ("image_path,target", "images/1.jpg,0\n,1\n", ["line 3", "image_path"]),
         ("image_path,target", "images/1.jpg,-1\n", ["line 2", "-1"]),

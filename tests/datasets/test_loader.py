@@ -1,5 +1,6 @@
 """The order of the data, its cutting into windows and pieces, and the workers that read them."""
 
+import contextlib
 import dataclasses
 import gc
 import itertools
@@ -17,11 +18,12 @@ import pytest
 import torch
 
 from configs.schema import Config
-from datasets import ImageSet, build_eval_data, load_image_sets
+from datasets import ImageSet, build_eval_data, build_order, load_image_sets
 from datasets.batch_order import sample_rng
 from datasets.loading import choice
 from datasets.loading.choice import Workers, choose_workers
 from datasets.loading.readers import TrainReader
+from datasets.loading.workers import make_loader
 from tests.support.configs import CPU, replaced
 from tests.support.forks import DEADLINE, ROOT
 from tests.support.loading import folder_settings, make_folder, order, settings, taken, train_data
@@ -326,16 +328,17 @@ print(*[child.pid for child in multiprocessing.active_children()], flush=True)
 
 @pytest.mark.parametrize("ahead, expected", [(0, [1, 2, 3]), (2, [3, 4, 5])])
 def test_threads_read_so_many_batches_ahead_and_none_where_the_cpu_computes(folder, monkeypatch, ahead, expected):
-    config = folder_settings(folder, 2, PREFETCH=ahead or None)
+    config = folder_settings(folder)
+    train_set = load_image_sets(config)[0]
     begun = []
     allocate = TrainReader.allocate
     monkeypatch.setattr(TrainReader, "allocate", lambda *args, **kwargs: begun.append(1) or allocate(*args, **kwargs))
-    windows = train_data(config).windows(0, 20)
+    load = make_loader(TrainReader(train_set, config), Workers("threads", 2, ahead), CPU)
+    order = build_order(config, train_set, 1)
     seen = []
-    for window in itertools.islice(windows, 3):
-        next(window.batches)
-        seen.append(len(begun))
-    windows.close()
+    with contextlib.closing(load(piece for step in range(20) for piece in order.pieces(step, 0))) as batches:
+        for _ in itertools.islice(batches, 3):
+            seen.append(len(begun))
     assert seen == expected
 
 
@@ -366,9 +369,9 @@ def plenty(monkeypatch) -> None:
 def test_workers_are_the_cores_of_the_process_unless_set(folder):
     config, small = folder_settings(folder, None), settings(NUM_WORKERS=None)
     files, in_memory = load_image_sets(config)[1], load_image_sets(small)[1]
-    read_ahead = replaced(config, DATA={"PREFETCH": 2})
+    processes = replaced(config, DATA={"WORKERS": "processes"})
     for num_cores, beside, on_gpu in [(1, 1, 1), (2, 1, 2), (4, 1, 3), (16, 4, 15), (64, 8, 63)]:
-        assert chosen(read_ahead, files, num_cores, CPU).count == beside
+        assert chosen(processes, files, num_cores, CPU).count == beside
         assert chosen(config, files, num_cores, CPU).count == min(8, num_cores)
         assert chosen(config, files, num_cores).count == chosen(small, in_memory, num_cores).count == on_gpu
     assert chosen(small, in_memory, 8, CPU).count == 0
@@ -405,7 +408,6 @@ def test_threads_beside_a_gpu_read_ahead_as_far_as_memory_allows(monkeypatch):
     photos = {"IMAGE_SIZE": 224, "IMAGE_CHANNELS": 3, "BATCH_SIZE": 256}  # 38.5 MB
     assert [ahead(gib * 2**30, **photos) for gib in (0, 8, 32, 500)] == [2, 3, 12, 16], "pinned, each takes 64 MiB"
     assert ahead(2**40, **photos | {"BATCH_SIZE": 2048}) == 2 and ahead(2**40, BATCH_SIZE=16) == 32
-    assert ahead(0, **photos, PREFETCH=7) == 7
 
 
 # --- synthetic ---

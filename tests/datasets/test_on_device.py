@@ -26,9 +26,7 @@ VALUES = {
     "solarize": (0, 1, 85.3, 128, 255, 256),
     "solarize_add": (0, 1, 77, 110, 128),
     **dict.fromkeys(("brightness", "contrast", "color", "sharpness"), FACTORS),
-    "hue": (-0.5, -0.1, 0.0, 0.003, 0.31, 0.5),
     "gaussian_blur": (0.0, 0.1, 0.7, 1.3, 2.0, 4.5),
-    "gaussian_kernel": (0.1, 0.5, 1.2, 2.0),
     "rotate": (0.0, -30.0, 4.2, 28.9, 90.0, 180.0, -101.0),
     "shear_x": (0.0, 0.3, -0.3, 0.11),
     "shear_y": (0.0, 0.3, -0.3, 0.11),
@@ -79,10 +77,8 @@ def test_an_operation_makes_the_pixels_of_the_host(name, channels):
     encode = OperationRows(augmentation, SIDE).encode
     draws = Draws.of([ImageDraws([], encode(plan, number)) for number, plan in enumerate(plans)])
     wanted = on_host(augmentation, plans, images)
-    errors = np.abs(on_device(draws, images).astype(int) - wanted)
-    # torchvision's sum over the kernel has another order than one by rows and columns.
-    assert errors.max() <= (name == "gaussian_kernel") and (errors > 0).mean() < 0.001
-    assert (wanted != images).any() or (channels == 1 and name in ("hue", "color"))
+    assert np.array_equal(on_device(draws, images), wanted)
+    assert (wanted != images).any() or (channels == 1 and name == "color")
 
 
 @pytest.mark.parametrize("channels", [3, 1])

@@ -186,8 +186,6 @@ REFERENCES = {
     "contrast": tv.adjust_contrast,
     "color": tv.adjust_saturation,
     "sharpness": tv.adjust_sharpness,
-    "hue": tv.adjust_hue,
-    "gaussian_kernel": lambda image, sigma: tv.gaussian_blur(image, [23, 23], [sigma, sigma]),
     "posterize": lambda image, bits: image.point(lambda value: value & -(256 >> min(max(bits, 0), 8))),
     "solarize": auto_augment.solarize,
     "solarize_add": auto_augment.solarize_add,
@@ -199,7 +197,7 @@ REFERENCES = {
     "translate_y": auto_augment.translate_y_abs,
 }
 VALUES = {"posterize": range(-2, 10), "solarize": (0, 1, 128, 255, 256), "solarize_add": (0, 1, 60, 128)}
-VALUES |= {"hue": (-0.5, -0.2, 0.0, 0.01, 0.5), "gaussian_kernel": (0.1, 0.7, 2.0), "rotate": (-135, -30, 0.5, 90, 400)}
+VALUES |= {"rotate": (-135, -30, 0.5, 90, 400)}
 FEW = (0.0, 0.1, 0.3, 0.7, 0.9, 1.0, 1.1, 1.37, 1.9, 4.6)
 
 
@@ -213,30 +211,19 @@ def test_an_operation_makes_the_same_pixels_of_an_image_of_any_shape(name, mode)
         for resample in (0, 2, 3) if name.startswith(("rotate", "shear", "translate")) else (None,):
             options = {} if resample is None else {"resample": resample, "fillcolor": fill}
             mine = changed(augment, Plan((Operation(name, value, resample or 0),)), image)
-            wanted = np.asarray(REFERENCES[name](image, value, **options), np.int16)
-            assert np.abs(mine - wanted).max() <= (name == "gaussian_kernel"), (value, resample)
+            assert np.array_equal(mine, np.asarray(REFERENCES[name](image, value, **options))), (value, resample)
 
 
-def test_jitter_greyscale_and_blur_are_drawn_as_timms():
-    """torchvision's ColorJitter, RandomGrayscale and GaussianBlur, behind the policy, in this order."""
-    names = {"COLOR_JITTER": 0.4, "COLOR_JITTER_HUE": 0.1, "COLOR_JITTER_PROB": 0.8}
-    augment = augmentation(GRAYSCALE_PROB=0.2, GAUSSIAN_BLUR_PROB=0.1, AUTO_AUGMENT="3a", **names)
-    plans = [augment.draw(random.Random(seed)).operations[1:] for seed in range(4000)]
-    jitters = [plan[:4] for plan in plans if len(plan) > 3]
-    rest = [plan[4:] if len(plan) > 3 else plan for plan in plans]
-    assert abs(len(jitters) / 4000 - 0.8) < 0.02
+def test_jitter_is_drawn_as_torchvisions():
+    """torchvision's ColorJitter, behind the policy."""
+    augment = augmentation(COLOR_JITTER=0.4, AUTO_AUGMENT="3a")
+    jitters = [augment.draw(random.Random(seed)).operations[1:] for seed in range(2000)]
     orders = Counter(tuple(each.name for each in jitter) for jitter in jitters)
-    assert len(orders) == 24 and min(orders.values()) > 0.6 * len(jitters) / 24
-    for name, low, high in (("brightness", 0.6, 1.4), ("contrast", 0.6, 1.4), ("color", 0.6, 1.4), ("hue", -0.1, 0.1)):
+    assert len(orders) == 6 and min(orders.values()) > 0.8 * len(jitters) / 6
+    for name in ("brightness", "contrast", "color"):
         values = np.array([each.value for jitter in jitters for each in jitter if each.name == name])
-        assert low <= values.min() < values.max() <= high and len(values) == len(jitters)
-        assert abs(values.mean() - (low + high) / 2) < 0.02 * (high - low)
-        assert abs(values.std() - (high - low) / 12**0.5) < 0.02 * (high - low)
-    assert {plan for plan in rest if len(plan) == 1} >= {(Operation("color", 0.0),)}
-    assert all(plan[0] == Operation("color", 0.0) for plan in rest if len(plan) == 2)
-    sigmas = [each.value for plan in rest for each in plan if each.name == "gaussian_kernel"]
-    assert abs(sum(each.name == "color" for plan in rest for each in plan) / 4000 - 0.2) < 0.02
-    assert abs(len(sigmas) / 4000 - 0.1) < 0.015 and 0.1 <= min(sigmas) < 0.2 < 1.9 < max(sigmas) <= 2.0
+        assert 0.6 <= values.min() < values.max() <= 1.4 and len(values) == len(jitters)
+        assert abs(values.mean() - 1) < 0.02 and abs(values.std() - 0.8 / 12**0.5) < 0.02
 
 
 def test_weights_of_chains_add_up_to_one_however_small_their_draws():

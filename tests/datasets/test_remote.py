@@ -102,7 +102,7 @@ def test_from_s3_it_is_the_set_of_the_folder_and_faults_are_told_with_the_remedy
 def test_loader_workers_read_it_after_a_fork_too(root, caches, workers):
     with HttpFolder(root) as server:
         config = settings("shards", server.url, CACHE_PATH=caches, IMAGE_SIZE=4, CROP_PCT=1.0, BATCH_SIZE=6)
-        config = replaced(config, DATA={"NUM_WORKERS": 2, "WORKERS": workers, "PREFETCH": 1})
+        config = replaced(config, DATA={"NUM_WORKERS": 2, "WORKERS": workers})
         data = build_train_data(config, load_image_sets(config, say=print)[0], Process(CPU))
         data.image_set.will_read = lambda *place: None  # so that nothing but the workers pulls
         for path in Path(caches).rglob("*.tar"):

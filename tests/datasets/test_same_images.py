@@ -15,12 +15,12 @@ MIXES = [
     {"CUTMIX_MINMAX": (0.2, 0.8), "MIXUP_MODE": "pair", "RANDOM_ERASE_PROB": 0.5},
     {"MIXUP_ALPHA": 0.8, "CUTMIX_ALPHA": 1.0, "MIXUP_MODE": "elem", "MIXUP_PROB": 0.7, "REPEATED_AUG": 3},
 ]
-JITTER = {"COLOR_JITTER": 0.3, "COLOR_JITTER_HUE": 0.1, "COLOR_JITTER_PROB": 0.8, "GRAYSCALE_PROB": 0.2}
+JITTER = {"COLOR_JITTER": 0.3}
 # Each policy and jitter, with crops and mixing in turn: {name: (settings of DATA, of TRAIN)}
 CASES = {
     name: (crop, {**train, **mix})
     for (name, train), crop, mix in zip(
-        [*((each, {"AUTO_AUGMENT": each}) for each in POLICIES), ("jitter", JITTER | {"GAUSSIAN_BLUR_PROB": 0.3})],
+        [*((each, {"AUTO_AUGMENT": each}) for each in POLICIES), ("jitter", JITTER)],
         itertools.cycle(CROPS),
         itertools.cycle(MIXES),
         strict=False,

@@ -17,7 +17,7 @@ from utils.distributed import Process
 LABELS = ["dog|cat", "", "cat", " bird | cat ", "cat|cat", "dog", "bird|dog", "cat"]
 MEANT = [{"cat", "dog"}, set(), {"cat"}, {"bird", "cat"}, {"cat"}, {"dog"}, {"bird", "dog"}, {"cat"}]
 CLASSES = ["bird", "cat", "dog"]
-SEPARATED, IN_COLUMNS = {"LABEL_SEPARATOR": "|"}, {"LABEL_COLUMNS": ("*",)}
+SEPARATED, IN_COLUMNS = {"LABEL_SEPARATOR": "|"}, {"COLUMNS": ("image_path", "*")}
 
 
 def write(file, rows, header="image_path,target"):
@@ -47,7 +47,7 @@ def test_an_image_has_the_labels_of_its_cell_or_of_its_columns(tmp_path, form):
     if form == "separator":
         header, rows, given = "image_path,target", separated(), SEPARATED
     elif form == "named columns":
-        given = {"LABEL_COLUMNS": ("dog", "cat", "bird")}
+        given = {"COLUMNS": ("image_path", "dog", "cat", "bird")}
     elif form == "words":
         rows = in_columns(yes="TRUE", no="False")
     write(tmp_path / "train.csv", rows, header)
@@ -99,7 +99,7 @@ def test_no_split_takes_all_training_images_of_a_class():
     images = FileImages("/", [f"{number}.png" for number in range(300)], targets, list("abcd"), PixelRules(3))
     images.label_sets = LabelSets.of([[0], [0, 1], [1, 2], [], [1, 3]])
     for seed in range(20):
-        train, val = hold_out(images, 0.2, seed, "here", "hash")
+        train, val = hold_out(images, 0.2, "here", rule="hash", seed=seed)
         assert train.count_classes().all() and val.count_classes()[:3].all()
         assert (train.count_classes() + val.count_classes()).tolist() == images.count_classes().tolist()
         assert len(train) + len(val) == 300 and len(val) > 30
@@ -120,8 +120,8 @@ def test_validation_images_with_other_labels_are_other_images(tmp_path):
         (separated([""] * 8), "image_path,target", SEPARATED, ["no image has a label", "DATA.LABEL_SEPARATOR"]),
         (in_columns(yes="-1"), "image_path,bird,cat,dog", IN_COLUMNS, ["line 2", "cat", "'-1'"]),
         (in_columns(no=""), "image_path,bird,cat,dog", IN_COLUMNS, ["line 2", "bird"]),
-        (in_columns(), "image_path,bird,cat,dog", {"LABEL_COLUMNS": ("cat", "lion")}, ["line 1", "lion"]),
-        (in_columns(), "image_path,cat,cat,dog", IN_COLUMNS, ["line 1", "'cat'", "DATA.LABEL_COLUMNS"]),
+        (in_columns(), "image_path,bird,cat,dog", {"COLUMNS": ("image_path", "cat", "lion")}, ["line 1", "lion"]),
+        (in_columns(), "image_path,cat,cat,dog", IN_COLUMNS, ["line 1", "'cat'", "DATA.COLUMNS"]),
         (["t0.png,1", "t1.png,1"], "image_path,cat", IN_COLUMNS, ["cat", "DATA.DATA_PATH"]),
     ],
 )

@@ -103,7 +103,7 @@ def test_the_metric_that_decides_ranks_scores():
     assert replace(low, metric="loss").rank > replace(high, metric="loss").rank
 
 
-@pytest.mark.parametrize("part, epoch", [("DATA.SPLIT_SEED=1", 2), ("DATA.SPLIT_SEED=0", 1)])
+@pytest.mark.parametrize("part, epoch", [("DATA.FOLD=1/5", 2), ("DATA.FOLD=0/5", 1)])
 def test_the_best_epoch_counts_no_more_when_the_validation_images_change(scored, tmp_path, small_yaml, part, epoch):
     given = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-resume", "auto"]
     scored([90, 0.1], words=["TRAIN.NUM_EPOCHS=1"])
@@ -121,7 +121,7 @@ def test_before_the_first_evaluation_there_is_no_best_epoch_that_other_images_co
     state = read(folder / "last.pth")
     state["progress"]["best"] = [-1.0, 0]
     torch.save(state, folder / "last.pth")
-    words = ["RESUME.ALLOW_CHANGED=[DATA.SPLIT_SEED]", "DATA.SPLIT_SEED=1"]
+    words = ["RESUME.ALLOW_CHANGED=[DATA.FOLD]", "DATA.FOLD=1/5"]
     flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-resume", "auto", "-check", "-opts", *words]
     assert "best" not in rows(run("main_single_gpu.py", *flags).stdout)["resume"][1]
 

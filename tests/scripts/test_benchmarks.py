@@ -198,7 +198,7 @@ def test_the_share_of_the_nominal_peak_is_of_this_device_and_type(device, kind, 
 
 def test_the_loader_alone_reads_each_image_of_the_run_and_none_that_lay_ready_is_timed(tmp_path, monkeypatch):
     (tmp_path / "small.yaml").write_text(SMALL)
-    flags = ["-cfg", str(tmp_path / "small.yaml"), "-num_workers", "1", "-opts", "DEVICE=cpu", "DATA.PREFETCH=3"]
+    flags = ["-cfg", str(tmp_path / "small.yaml"), "-num_workers", "1", "-opts", "DEVICE=cpu"]
     worker = LoaderWorker({"memory_gb": None}, flags)
     taken, windows = [], worker.windows
     worker.windows = (taken.append(window.step) or window for window in windows)

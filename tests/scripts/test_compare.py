@@ -145,7 +145,7 @@ def test_folds_are_repetitions_and_have_other_images_each(tmp_path):
                 "validation_images": 20,
                 "validation_digest": f"{fold}",
             }
-            settings = f"DATA.FOLDS: 2\nDATA.FOLD: {fold}\nTRAIN.BASE_LR: {rate}"
+            settings = f"DATA.FOLD: {fold}/2\nTRAIN.BASE_LR: {rate}"
             make_run(tmp_path / f"{rate}-{fold}", [90.0 + fold], settings, {"about": about})
     runs, _ = find_runs([str(tmp_path)])
     assert other_data(runs) == []

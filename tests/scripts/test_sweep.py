@@ -93,9 +93,7 @@ def test_a_grid_has_a_trial_for_each_setting_seed_and_fold(tmp_path, start, pret
     best = next(line for line in printed.splitlines() if line.startswith("| BASE_LR=0.3"))
     assert_names(best, "30.00", "0", "4 of 4")
     commands = (tmp_path / "sweep" / "commands.sh").read_text().splitlines()
-    assert_names(
-        commands[4], "TRAIN.BASE_LR=0.1", "MODEL.DEPTH=1", "-seed 1", "DATA.FOLDS=2", "DATA.FOLD=1", "trial-003"
-    )
+    assert_names(commands[4], "TRAIN.BASE_LR=0.1", "MODEL.DEPTH=1", "-seed 1", "DATA.FOLD=1/2", "trial-003")
 
 
 def test_what_is_finished_is_not_started_again_and_what_was_killed_is(tmp_path, start, pretended):

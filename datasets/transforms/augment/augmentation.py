@@ -6,15 +6,13 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from configs.schema import Config, Data, Train
+from configs.schema import Config, Data
 from datasets.transforms.augment.names import Policy, parse_policy
 from datasets.transforms.augment.pixels import carry_out
 from datasets.transforms.augment.plan import Operation, Plan
 from datasets.transforms.augment.policies import build_policy
-from datasets.transforms.augment.random_operations import happens
 
 REVISION = 2  # of what is drawn and done for given settings; 1: torchvision's operations, with its own draws
-BLUR_SIGMA = (0.1, 2.0)  # pixels
 RESAMPLE = {  # of rotations and shifts; Pillow has no lanczos for them
     "nearest": (int(Image.Resampling.NEAREST),),
     "bilinear": (int(Image.Resampling.BILINEAR),),
@@ -30,27 +28,19 @@ def build_augmentation(config: Config) -> "Augmentation | None":
 
 
 class Augmentation:
-    """A policy, then colour jitter, greyscale and blur, in timm's order. Several threads may use it at once."""
+    """A policy, then colour jitter. Several threads may use it at once."""
 
     def __init__(self, config: Config):
         train, data = config.TRAIN, config.DATA
         policy = parse_policy(train)
         self.policy = build_policy(policy, data.IMAGE_SIZE, RESAMPLE[data.train_interpolation]) if policy else None
-        self.jitter, self.jitter_probability = _jitter(train, policy), train.COLOR_JITTER_PROB
-        self.grayscale_probability, self.blur_probability = train.GRAYSCALE_PROB, train.GAUSSIAN_BLUR_PROB
+        self.jitter = _jitter(train.COLOR_JITTER, policy)
         self.fill = _mean_colour(data)
 
     def draw(self, rng: Random) -> Plan:
         """What is done to one image. All random numbers come from `rng`."""
         plan = self.policy.draw(rng) if self.policy else Plan()
-        more = []
-        if self.jitter and happens(self.jitter_probability, rng):
-            more = self._draw_jitter(rng)
-        if happens(self.grayscale_probability, rng):
-            more.append(Operation("color", 0.0))
-        if happens(self.blur_probability, rng):
-            more.append(Operation("gaussian_kernel", rng.uniform(*BLUR_SIGMA)))
-        return plan._replace(operations=(*plan.operations, *more)) if more else plan
+        return plan._replace(operations=(*plan.operations, *self._draw_jitter(rng)))
 
     def apply(self, plan: Plan, pixels: np.ndarray) -> np.ndarray:
         """uint8 [H, W, C] changed as planned, which may be the same array. Nothing is drawn."""
@@ -64,7 +54,7 @@ class Augmentation:
             pixels[...] = changed
 
     def _draw_jitter(self, rng: Random) -> list[Operation]:
-        """As torchvision's ColorJitter: in random order, each by a random factor."""
+        """Changes of the colours as torchvision's ColorJitter makes them: in random order, each by a random factor."""
         names = list(self.jitter)
         operations = []
         while names:
@@ -73,13 +63,11 @@ class Augmentation:
         return operations
 
 
-def _jitter(train: Train, policy: Policy | None) -> dict[str, tuple[float, float]]:
-    """{operation: smallest and largest value}. Like timm, only without a policy or with 3-Augment's operations."""
-    if policy and "3a" not in (policy.name, policy.choice[:2]):
+def _jitter(strength: float, policy: Policy | None) -> dict[str, tuple[float, float]]:
+    """{operation: smallest and largest factor}. Like timm, only without a policy or with 3-Augment's operations."""
+    if not strength or (policy and "3a" not in (policy.name, policy.choice[:2])):
         return {}
-    strength, hue = train.COLOR_JITTER, train.COLOR_JITTER_HUE
-    factors = dict.fromkeys(("brightness", "contrast", "color"), (max(0.0, 1 - strength), 1 + strength))
-    return (factors if strength else {}) | ({"hue": (-hue, hue)} if hue else {})
+    return dict.fromkeys(("brightness", "contrast", "color"), (max(0.0, 1 - strength), 1 + strength))
 
 
 def _mean_colour(data: Data) -> int | tuple[int, ...]:

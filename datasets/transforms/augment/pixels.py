@@ -14,8 +14,7 @@ from datasets.transforms.augment.plan import Operation, Plan
 Fill = int | tuple[int, ...]  # the colour of pixels that a rotation or shift uncovers
 
 ARITHMETIC = {
-    name: getattr(arithmetic, name)
-    for name in ("brightness", "contrast", "color", "solarize", "gaussian_blur", "gaussian_kernel")
+    name: getattr(arithmetic, name) for name in ("brightness", "contrast", "color", "solarize", "gaussian_blur")
 }
 
 
@@ -66,7 +65,6 @@ def _mix(plan: Plan, pixels: np.ndarray, fill: Fill) -> np.ndarray:
 def _pillow_operations() -> dict[str, Callable[..., Image.Image]]:
     """{name: function(image, value, resample=, fillcolor=)}, for the rest of plan.OPERATIONS."""
     from timm.data import auto_augment as timm  # imported here: it takes a second, and most runs do not need it
-    from torchvision.transforms.functional import adjust_hue
 
     def posterize(image: Image.Image, bits: float, **options) -> Image.Image:
         # timm's strongest posterize keeps no bit: black. Pillow 13 refuses that, older ones gave it.
@@ -79,7 +77,6 @@ def _pillow_operations() -> dict[str, Callable[..., Image.Image]]:
         "posterize": posterize,
         "solarize_add": timm.solarize_add,
         "sharpness": timm.sharpness,
-        "hue": lambda image, value, **options: adjust_hue(image, value),
         "rotate": timm.rotate,
         "shear_x": timm.shear_x,
         "shear_y": timm.shear_y,

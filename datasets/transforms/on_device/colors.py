@@ -42,11 +42,6 @@ def mask_of(bits: float) -> tuple[float, ...]:
     return (256 - 2 ** (8 - min(max(int(bits), 0), 8)),)
 
 
-def turn_of(fraction: float) -> tuple[float, ...]:
-    """Of the circle, in Pillow's units of hue; the parameter of hue."""
-    return (int(fraction * 255) % 256,)
-
-
 def invert(pixels: Tensor, parameters: Tensor) -> Tensor:
     return 255 - pixels
 
@@ -115,50 +110,3 @@ def equalize(pixels: Tensor, parameters: Tensor) -> Tensor:
     unchanged = torch.arange(256, device=pixels.device)
     table = torch.where(step > 0, table.clamp_(max=255), unchanged).to(torch.uint8)
     return table.flatten()[index].view(pixels.shape)
-
-
-def hue(pixels: Tensor, parameters: Tensor) -> Tensor:
-    """The parameter is that of `turn_of`."""
-    if pixels.shape[3] == 1:
-        return pixels
-    turned, saturation, value = to_hsv(pixels)
-    return from_hsv((turned + column(parameters, dtype=torch.int64)) % 256, saturation, value)
-
-
-def to_hsv(pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Hue, saturation and value, int64 [n, H, W, 1] in 0 ... 255."""
-    red, green, blue = pixels.float().split(1, 3)
-    high, low = pixels.amax(3, keepdim=True).float(), pixels.amin(3, keepdim=True).float()
-    is_grey = high == low
-    spread = torch.where(is_grey, 1.0, high - low)
-    from_red, from_green, from_blue = ((high - each) / spread for each in (red, green, blue))
-    of_green = (2.0 + from_red.double() - from_blue).float()
-    of_blue = (4.0 + from_green.double() - from_red).float()
-    turn = torch.where(red == high, from_blue - from_green, torch.where(green == high, of_green, of_blue))
-    turn = (divided(turn.double(), 6.0) + 1.0).fmod(1.0).float()
-    saturation = spread / torch.where(is_grey, 1.0, high)
-    return (
-        torch.where(is_grey, 0, (turn.double() * 255.0).long()),
-        torch.where(is_grey, 0, (saturation.double() * 255.0).long()),
-        high.long(),
-    )
-
-
-def from_hsv(turn: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
-    place = divided(turn.double() * 6.0, 255.0)
-    sextant = place.floor()
-    part = (place - sextant).float()
-    share = divided(saturation.double(), 255.0).float()
-    level = value.double()
-    falling = (share * part).double()
-    rising = share.double() * (1.0 - part.double())
-    low, fall, rise = (
-        (level * (1.0 - each) + 0.5).floor().clamp_(0, 255).long() for each in (share.double(), falling, rising)
-    )
-    choices = {0: (value, rise, low), 1: (fall, value, low), 2: (low, value, rise)}
-    choices |= {3: (low, fall, value), 4: (rise, low, value), 5: (value, low, fall)}
-    colours = torch.cat((value, value, value), 3)
-    for number, channels in choices.items():
-        is_here = (sextant.long() % 6 == number) & (saturation > 0)
-        colours = torch.where(is_here, torch.cat(channels, 3), colours)
-    return colours.to(torch.uint8)

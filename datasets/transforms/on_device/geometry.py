@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from datasets.transforms.augment.arithmetic import BLUR_BITS, BLUR_PASSES, BLUR_UNIT, MAX_REACH
+from datasets.transforms.augment.arithmetic import BLUR_BITS, BLUR_PASSES, BLUR_UNIT
 
 FIXED = 65536  # Pillow's unit of coordinates where it takes the nearest pixel
 
@@ -133,21 +133,3 @@ def box_mean(pixels: Tensor, dim: int, radius: Tensor, weight: Tensor, beyond: T
     total += wide.narrow(dim, 0, 1) * (-left).clamp(min=0) + wide.narrow(dim, last, 1) * (right - last).clamp(min=0)
     total = total * weight + (take(wide, left - 1) + take(wide, right + 1)) * beyond
     return ((total + BLUR_UNIT // 2) >> BLUR_BITS).to(torch.uint8)
-
-
-def gaussian_kernel(pixels: Tensor, parameters: Tensor) -> Tensor:
-    """torchvision's blur, by rows and columns; the parameter is the standard deviation in pixels."""
-    reach = min(MAX_REACH, *(side - 1 for side in pixels.shape[1:3]))
-    offsets = torch.arange(-reach, reach + 1, device=pixels.device)
-    weights = (-0.5 * (offsets / parameters[:, :1].float()).square()).exp()  # [n, 2 reach + 1]
-    weights /= weights.sum(1, keepdim=True)
-    blurred = pixels.float()
-    for dim in (1, 2):
-        last = pixels.shape[dim] - 1
-        at = torch.arange(last + 1, device=pixels.device)
-        total = torch.zeros_like(blurred)
-        for number, offset in enumerate(range(-reach, reach + 1)):
-            reflected = last - (last - (at + offset).abs()).abs()
-            total += weights[:, number, None, None, None] * blurred.index_select(dim, reflected)
-        blurred = total
-    return blurred.round_().clamp_(0, 255).to(torch.uint8)

@@ -32,9 +32,7 @@ ENCODINGS: dict[str, tuple[Callable, Callable[[float], tuple[float, ...]]]] = {
     "contrast": (colors.contrast, value_alone),
     "color": (colors.color, value_alone),
     "sharpness": (colors.sharpness, value_alone),
-    "hue": (colors.hue, colors.turn_of),
     "gaussian_blur": (geometry.gaussian_blur, box_of),
-    "gaussian_kernel": (geometry.gaussian_kernel, value_alone),
 }
 INTERPOLATIONS = {0: geometry.nearest, 2: geometry.bilinear, 3: geometry.bicubic}  # by Pillow's numbers
 MATRICES: dict[str, Callable[[float, int], Matrix]] = {name: getattr(geometry, name) for name in GEOMETRIC}

@@ -21,7 +21,7 @@ def measure_loader(context: Context) -> None:
     photos = make_photos(context)
     flags = ["-cfg", ROOT / "configs/vit_small_patch16_224.yaml", "-dataset", "imagefolder", "-data_path", photos]
     flags += ["-batch_size", context.pick(256, 4), "-opts", f"DATA.CACHE_PATH={context.scratch / 'cache'}"]
-    flags += [f"DEVICE={context.device}", "DATA.PREFETCH=2"]
+    flags += [f"DEVICE={context.device}"]
     workers = {name: StepWorker([*flags, *options], role="loader") for name, options in CASES.items()}
     left_out = context.pick((), ("8 threads", "12 threads", "16 threads", "16 processes"))
     reasons = {name: "not in a dry run" for name in left_out if workers.pop(name)}

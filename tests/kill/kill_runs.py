@@ -12,38 +12,30 @@ another hash, or left a process behind. Needs Linux.
 """
 
 import argparse
-import itertools
+import contextlib
+import json
+import os
 import random
+import statistics
+import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # our packages, wherever this is started from
 
-from scripts.benchmarks.parts.common import Table, machine, spread
-from scripts.command_line import Parser, at_least
-from tests.kill.kill_harness import (
-    PHASES,
-    SAVE,
-    START_METHODS,
-    KilledRun,
-    Outcome,
-    PlannedKill,
-    StartMethod,
-    find_processes,
-    kill,
-)
-from utils.errors import ConfigError
-from utils.program import exit_code
+from tests.support.forks import MARK, ROOT, find_processes, kill, variables_of
 
 SETTINGS = """
 DATA: {DATASET: digits, IMAGE_SIZE: 8, IMAGE_CHANNELS: 1, HFLIP: 0, CROP_SCALE: [0.7, 1], BATCH_SIZE: 16, NUM_WORKERS: 1}
 MODEL: {TYPE: vit, NAME: vit_kill_runs, PATCH_SIZE: 4, EMBED_DIM: 16, DEPTH: 2, NUM_HEADS: 2, DROPPATH: 0.2, DROPOUT: 0.1}
 TRAIN:
-  {NUM_EPOCHS: EPOCHS, WARMUP_EPOCHS: 1, BASE_LR: 1e-3, WEIGHT_DECAY: 0.05, GRAD_CLIP: 1.0, ACCUM_ITER: 2, SMOOTHING: 0.1,
+  {WARMUP_EPOCHS: 1, BASE_LR: 1e-3, WEIGHT_DECAY: 0.05, GRAD_CLIP: 1.0, ACCUM_ITER: 2, SMOOTHING: 0.1,
    MIXUP_ALPHA: 0.8, MODEL_EMA: true, MODEL_EMA_DECAY: 0.9}
 AMP: true
 PRECISION: {DTYPE: bfloat16}
@@ -56,125 +48,279 @@ SAVE_FREQ: 1
 KILLS, EPOCHS = {1: 100, 2: 50}, 8  # kills, by number of processes
 QUICK_KILLS, QUICK_EPOCHS = {1: 3, 2: 2}, 2
 SAVE_KILL_INTERVAL = 5  # one kill in this many waits for a save
+TIMEOUT = 300.0  # seconds after which a run counts as hung
+ORPHAN_TIMEOUT = 30.0  # seconds that the processes of a run may outlive the one that started them
+TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node 2 --max-restarts 1000 --monitor-interval 0.1".split()
+
+
+@dataclass(frozen=True)
+class StartMethod:
+    """A way to start a run."""
+
+    name: str
+    command: tuple[str, ...]
+    num_processes: int
+    restarts: bool = False  # the launcher restarts the processes when one dies
+
+
+START_METHODS = (
+    StartMethod("one process", ("main_single_gpu.py",), 1),
+    StartMethod("two, own launcher", ("main_multi_gpu.py", "-ngpus", "2"), 2),
+    StartMethod("two, torchrun --max-restarts", (*TORCHRUN, "main_multi_gpu.py"), 2, restarts=True),
+)
+
+
+@dataclass(frozen=True)
+class PlannedKill:
+    """A kill that has not happened yet."""
+
+    seconds: float  # after a start
+    rank: int
+    waits_for_save: bool = False  # after these seconds, wait for the next save to begin
+
+
+@dataclass
+class Outcome:
+    """The result of one run."""
+
+    kills: int = 0
+    aimed: list[bool] = field(default_factory=list)  # for each kill that waited for a save, whether it hit one
+    seconds: list[float] = field(default_factory=list)  # from each kill until it trained again
+    orphans: int = 0
+    lost: str = ""  # the reason, if the run was lost
+    folder: Path | None = None  # of the finished run
+
+
+class RunLost(Exception):
+    """A run did not finish, or lost what it had saved."""
+
+
+class KilledRun:
+    """One run with its own output folder, from its first start to its end."""
+
+    def __init__(self, method: StartMethod, flags: list[str], output: Path):
+        output.mkdir()
+        self._method, self._output, self._process = method, output, None
+        self._command = [sys.executable, *method.command, *flags, "-output", str(output), "-resume", "auto"]
+        self._printed = output / "printed.txt"
+        self._ranks: dict[int, int] = {}  # {rank: pid} since the last start
+        self._old_files: set[tuple] = set()  # temporary ones that an earlier kill left
+        self._saved_step = 0  # before the last kill
+        self._killed_at: float | None = None  # None: it has trained again since
+        self._started_at = 0.0  # when all processes of the last start existed
+        self.seconds = 0.0  # from there to the end of the last start
+        self.outcome = Outcome()
+
+    def kill_and_resume(self, draw: Callable[[int], PlannedKill] | None, max_kills: int) -> Outcome:
+        """Kill it up to `max_kills` times, then let it end. `draw` returns the next kill, given the number so far."""
+        try:
+            while not self._run(draw(self.outcome.kills) if self.outcome.kills < max_kills else None):
+                pass
+            folders = [path.parent for path in self._output.glob("train-*/last.pth")]
+            if len(folders) != 1:
+                raise RunLost(f"it started over: {len(folders)} folders with checkpoints")
+            (self.outcome.folder,) = folders
+        except RunLost as lost:
+            self.outcome.lost = "\n".join([str(lost), *self._printed.read_text().splitlines()[-20:]])
+        finally:  # Ctrl-C included
+            kill(find_processes(self._output))
+        return self.outcome
+
+    def _run(self, planned: PlannedKill | None) -> bool:
+        """Start the run unless it is running, and kill one process as planned. Returns whether it finished instead."""
+        self._old_files = self._temporary_files()
+        if self._process is None:
+            variables = os.environ | {"OMP_NUM_THREADS": "1", MARK: str(self._output)}
+            with open(self._printed, "a") as file:
+                self._process = subprocess.Popen(
+                    self._command, cwd=ROOT, env=variables, stdout=file, stderr=file, start_new_session=True
+                )
+        self._wait_for_ranks()
+        is_alive = self._watch(planned.seconds if planned else TIMEOUT)
+        while is_alive and planned and planned.waits_for_save and not self._is_saving():
+            is_alive = self._watch(0.0005)
+        if not is_alive:
+            return self._has_ended(by_kill=False)
+        if planned is None:
+            raise RunLost(f"it did not end within {TIMEOUT:g} s")
+        pid = self._ranks[planned.rank]
+        if not variables_of(pid, self._output):  # it has just ended
+            return False
+        kill([pid])
+        self._killed_at = time.monotonic()
+        while variables_of(pid, self._output):  # it is still running
+            time.sleep(0.001)
+        self.outcome.kills += 1
+        if planned.waits_for_save:
+            self.outcome.aimed.append(self._is_saving())
+        self._saved_step = max(self._saved_step, self._status().get("step", 0))
+        return False if self._method.restarts else self._has_ended(by_kill=True)
+
+    def _wait_for_ranks(self) -> None:
+        """Wait until all ranks exist, none of them from before the last kill, or until the run has ended."""
+        deadline, previous = time.monotonic() + TIMEOUT, set(self._ranks.values())
+        while self._process.poll() is None:
+            ranks = self._find_ranks()
+            if len(ranks) == self._method.num_processes and not previous & set(ranks.values()):
+                self._ranks = ranks
+                break
+            if time.monotonic() > deadline:
+                raise RunLost(f"its processes did not start within {TIMEOUT:g} s")
+            time.sleep(0.02)
+        self._started_at = time.monotonic()
+
+    def _find_ranks(self) -> dict[int, int]:
+        if self._method.num_processes == 1:
+            return {0: self._process.pid} if self._process.poll() is None else {}
+        found = {}
+        for pid, variables in find_processes(self._output).items():
+            found |= {int(text[5:]): pid for text in variables if text.startswith("RANK=")}
+        return found
+
+    def _watch(self, seconds: float) -> bool:
+        """Watch the run for this long. Returns whether it is still alive."""
+        deadline = time.monotonic() + seconds
+        while self._process.poll() is None:
+            status = self._status()
+            trains = status.get("pid") in self._ranks.values() and status["state"] != "starting"
+            if self._killed_at is not None and trains:
+                self.outcome.seconds.append(time.monotonic() - self._killed_at)
+                self._killed_at = None
+                if status.get("step", self._saved_step) < self._saved_step:
+                    raise RunLost(f"it resumed from step {status['step']}, but step {self._saved_step} was saved")
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return True
+            time.sleep(min(left, 0.02))
+        return False
+
+    def _has_ended(self, by_kill: bool) -> bool:
+        """Wait for the end of the processes. Returns whether the run finished, rather than died by the kill."""
+        self.seconds = time.monotonic() - self._started_at
+        try:
+            code = self._process.wait(TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise RunLost(f"it did not end within {TIMEOUT:g} s") from None
+        self._process = None
+        if code and not by_kill:
+            raise RunLost(f"it ended with exit code {code}, and not by a kill")
+        deadline = time.monotonic() + ORPHAN_TIMEOUT
+        while (left := find_processes(self._output)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self.outcome.orphans += len(left)
+        kill(left)
+        return code == 0
+
+    def _status(self) -> dict:
+        """status.json of the newest run folder; empty if there is none."""
+        path = max(self._output.glob("train-*/status.json"), default=None)
+        return json.loads(path.read_text()) if path else {}
+
+    def _is_saving(self) -> bool:
+        """Whether the temporary file of last.pth is there, and no earlier kill left it."""
+        return bool(self._temporary_files() - self._old_files)
+
+    def _temporary_files(self) -> set[tuple]:
+        found = set()
+        for path in self._output.glob("train-*/.last.pth.tmp"):
+            with contextlib.suppress(OSError):
+                found.add((path, path.stat().st_ino, path.stat().st_mtime_ns))
+        return found
 
 
 def main(argv: list[str]) -> int:
     arguments = parse(argv)
-    rows, failed = [], False
     all_kills, epochs = (QUICK_KILLS, QUICK_EPOCHS) if arguments.quick else (KILLS, EPOCHS)
+    numbers = [arguments.processes] if arguments.processes else list(all_kills)
+    rows, failed = [], False
     with tempfile.TemporaryDirectory(prefix="kill-runs-") as name, ThreadPoolExecutor() as pool:
-        folder, cancelled = Path(name), threading.Event()
-        (folder / "settings.yaml").write_text(SETTINGS.replace("EPOCHS: EPOCHS", f"EPOCHS: {epochs}"))
-
-        def run(number: int) -> list[tuple[StartMethod, str, list[Outcome]]]:
-            return list(kill_runs(number, arguments.kills or all_kills[number], arguments.seed, folder, cancelled))
-
-        numbers = [arguments.processes] if arguments.processes else list(all_kills)
+        folder = Path(name)
+        (folder / "settings.yaml").write_text(SETTINGS)
+        flags = ["-cfg", str(folder / "settings.yaml"), "-epochs", str(epochs)]
+        jobs = [
+            partial(kill_runs, number, arguments.kills or all_kills[number], arguments.seed, flags, folder)
+            for number in numbers
+        ]
         try:
             # -quick runs both at once; otherwise one after the other, so that the seconds in the table are true.
-            for method, expected, outcomes in itertools.chain.from_iterable(
-                (pool.map if arguments.quick else map)(run, numbers)
-            ):
-                row, is_wrong = judge(method, expected, outcomes)
-                rows.append(row)
-                failed |= is_wrong
+            for found in pool.map(lambda job: job(), jobs) if arguments.quick else (job() for job in jobs):
+                for method, expected, outcomes in found:
+                    row, is_wrong = judge(method, expected, outcomes)
+                    rows.append(row)
+                    failed |= is_wrong
         except BaseException:  # Ctrl-C above all
-            cancelled.set()
             kill(find_processes(folder))
             raise
-    title = f"`python tests/kill/kill_runs.py {' '.join(argv)}`. {machine()}."
-    text = Table(title, COLUMNS, rows).markdown()
-    print(text, end="")
-    if arguments.output:
-        arguments.output.write_text(text)
+    print(f"`python tests/kill/kill_runs.py {' '.join(argv)}`")
+    for row in (COLUMNS, ["---"] * len(COLUMNS), *rows):
+        print(f"| {' | '.join(row)} |")
     return int(failed)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = Parser(__doc__)
-    parser.add_argument(
-        "-quick",
-        "--quick",
-        action="store_true",
-        help="3 kills with one process and 2 with two, in shorter runs: a minute or two",
-    )
-    parser.add_argument(
-        "-kills", type=at_least(1), metavar="N", help="kills for each number of processes [100 with one, 50 with two]"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    quick = "3 kills with one process and 2 with two, in shorter runs: a minute or two"
+    parser.add_argument("-quick", "--quick", action="store_true", help=quick)
+    parser.add_argument("-kills", type=int, help="kills for each number of processes [100 with one, 50 with two]")
     parser.add_argument("-processes", type=int, choices=(1, 2), help="only this number of processes [both]")
-    parser.add_argument(
-        "-seed", type=int, default=0, metavar="N", help="seed of the moments and the processes killed [0]"
-    )
-    parser.add_argument("-output", type=Path, metavar="FILE.md", help="also write the table to this file")
-    arguments = parser.parse_args(argv)
-    if arguments.output and not arguments.output.parent.is_dir():
-        raise ConfigError(f"-output: there is no folder {arguments.output.parent}; make it first")
-    return arguments
+    parser.add_argument("-seed", type=int, default=0, help="seed of the moments and the processes killed [0]")
+    return parser.parse_args(argv)
 
 
 def kill_runs(
-    num_processes: int, kills: int, seed: int, folder: Path, cancelled: threading.Event
-) -> Iterator[tuple[StartMethod, str, list[Outcome]]]:
+    num_processes: int, kills: int, seed: int, flags: list[str], folder: Path
+) -> list[tuple[StartMethod, str, list[Outcome]]]:
     """For each start method with this many processes: the hash of an uninterrupted run, and the outcome of each killed run."""
     methods = [method for method in START_METHODS if method.num_processes == num_processes]
-    expected, duration = run_uninterrupted(methods[0], folder)
-    generator, done = random.Random(seed), 0
+    whole = KilledRun(methods[0], flags, folder / f"{num_processes}-uninterrupted")
+    expected = hash_of(whole.kill_and_resume(None, 0))
+    generator, done, found = random.Random(seed), 0, []
 
     def draw(number: int) -> PlannedKill:
         """The next kill, after `number` kills of this run."""
         waits_for_save = (done + number) % SAVE_KILL_INTERVAL == 1
-        seconds, rank = generator.uniform(0, duration), generator.randrange(num_processes)
+        seconds, rank = generator.uniform(0, whole.seconds), generator.randrange(num_processes)
         return PlannedKill(seconds, 0 if waits_for_save else rank, waits_for_save)  # process 0 is the one that saves
 
     for number, method in enumerate(methods):
         last = done + kills // len(methods) + (number < kills % len(methods))
         outcomes = []
-        while done < last and not cancelled.is_set():
+        while done < last:
             output = folder / f"{num_processes}-{number}-{len(outcomes)}"
-            outcomes.append(KilledRun(method, folder / "settings.yaml", output).kill_and_resume(draw, last - done))
-            done += len(outcomes[-1].phases)
-            if outcomes[-1].lost and not outcomes[-1].phases:  # it never ran
+            outcomes.append(KilledRun(method, flags, output).kill_and_resume(draw, last - done))
+            done += outcomes[-1].kills
+            if outcomes[-1].lost and not outcomes[-1].kills:  # it never ran
                 break
-            phases = ", ".join(outcomes[-1].phases) or "no phase: it finished first"
-            print(f"{method.name}: killed in {phases}; {last - done} left", file=sys.stderr, flush=True)
+            print(f"{method.name}: {last - done} kills left", file=sys.stderr, flush=True)
         done = last
-        yield method, expected, outcomes
-
-
-def run_uninterrupted(method: StartMethod, folder: Path) -> tuple[str, float]:
-    """The hash of the run, and the seconds from the start of its processes to their end."""
-    run = KilledRun(method, folder / "settings.yaml", folder / f"{method.num_processes}-uninterrupted")
-    outcome = run.kill_and_resume(None, 0)
-    if outcome.lost:
-        raise ConfigError(f"-processes: even an uninterrupted run does not finish here: {outcome.lost}")
-    return hash_of(outcome), run.seconds
+        found.append((method, expected, outcomes))
+    return found
 
 
 def hash_of(outcome: Outcome) -> str:
     from tests.support.run_hash import run_hash
 
-    return run_hash(outcome.folder)
+    return f"lost: {outcome.lost}" if outcome.lost else run_hash(outcome.folder)
 
 
-COLUMNS = ["", "kills", *(f"in {phase}" for phase in PHASES), "aimed at a save", "of these in a save"]
-COLUMNS += ["runs", "lost", "other hash", "processes left", "seconds until it trained again, median (spread)"]
+COLUMNS = ["", "kills", "aimed at a save", "of these in a save", "runs", "lost", "other hash", "processes left"]
+COLUMNS += ["seconds until it trained again, median (spread)"]
 
 
 def judge(method: StartMethod, expected: str, outcomes: list[Outcome]) -> tuple[list[str], bool]:
     """The row of the table, and whether something is wrong."""
-    phases = [phase for each in outcomes for phase in each.phases]
-    aimed = [phase for each in outcomes for phase in each.aimed]
+    aimed, seconds = sum((each.aimed for each in outcomes), []), sum((each.seconds for each in outcomes), [])
     lost = [each for each in outcomes if each.lost]
     differ = [each.folder for each in outcomes if not each.lost and hash_of(each) != expected]
-    orphans, seconds = sum(each.orphans for each in outcomes), [each for run in outcomes for each in run.seconds]
+    orphans = sum(each.orphans for each in outcomes)
     for each in lost:
         print(f"{method.name}: LOST: {each.lost}", file=sys.stderr)
     for folder in differ:
         print(f"{method.name}: ANOTHER HASH: {folder}", file=sys.stderr)
-    numbers = [len(phases), *map(phases.count, PHASES), len(aimed), aimed.count(SAVE)]
-    numbers += [len(outcomes), len(lost), len(differ), orphans]
-    return [method.name, *map(str, numbers), spread(seconds) if seconds else "-"], bool(lost or differ or orphans)
+    numbers = [sum(each.kills for each in outcomes), len(aimed), sum(aimed), len(outcomes), len(lost), len(differ)]
+    spread = f"{statistics.median(seconds):.1f} ({min(seconds):.1f} to {max(seconds):.1f})" if seconds else "-"
+    return [method.name, *map(str, [*numbers, orphans]), spread], bool(lost or differ or orphans)
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main, sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

@@ -9,7 +9,7 @@ import runpy
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -40,6 +40,30 @@ def start_fork(
         process.start()
     STARTED.append(process)
     return process
+
+
+MARK = "HALFSTEP_RUN"  # environment variable of all processes of a run that a test started: its output folder
+
+
+def find_processes(output: Path) -> dict[int, list[str]]:
+    """{pid: its environment} of the live processes of the runs that write to this folder or below it."""
+    numbers = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return {pid: variables for pid in numbers if (variables := variables_of(pid, output))}
+
+
+def variables_of(pid: int, output: Path) -> list[str]:
+    """The environment of a live process of such a run; an empty list for any other process."""
+    with contextlib.suppress(OSError):  # another user's, or it ended just now
+        variables = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        if any(f"{text}/".startswith(f"{MARK}={output}/") for text in variables):
+            return variables
+    return []
+
+
+def kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def kill_started() -> None:

@@ -17,9 +17,8 @@ import main_single_gpu
 from datasets import ImageSet
 from datasets.batch_order import Order
 from engine.checkpoint.resume import global_batch_to_keep
-from tests.kill.kill_harness import MARK, find_processes
 from tests.support.configs import small_config
-from tests.support.forks import DEADLINE, ROOT
+from tests.support.forks import DEADLINE, MARK, ROOT, find_processes
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import TORCHRUN, Run, command, free_port, run, run_folder, run_fresh

@@ -62,10 +62,10 @@ def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     yield not low <= values[first] <= high, first, f"must lie between {named(lowest)}, and {named(highest)}"
     is_float16_in_float8 = (values["PRECISION.MODE"], values["PRECISION.DTYPE"]) == ("float8", "float16")
     yield is_float16_in_float8, "PRECISION.DTYPE", f"must be bfloat16 or not set with {named('PRECISION.MODE')}"
-    key, sharded = "SAVE_WEIGHTS_ONLY", "DIST.CHECKPOINT"
-    problem = f"must be false with {named(sharded)}: the parts of a checkpoint hold weights and optimizer together"
-    yield values[key] and values[sharded] == "sharded", key, problem
-    key, strategy = "TRAIN.CLIP_MODE", "DIST.STRATEGY"
+    key, strategy = "SAVE_WEIGHTS_ONLY", "DIST.STRATEGY"
+    problem = f"must be false with {named(strategy)}: the parts of a checkpoint hold weights and optimizer together"
+    yield values[key] and values[strategy] == "fsdp2", key, problem
+    key = "TRAIN.CLIP_MODE"
     problem = f"must be norm or value with {named(strategy)}: a process does not have the whole of a vector, whose norm agc needs"
     yield values[key] == "agc" and values["TRAIN.GRAD_CLIP"] and values[strategy] == "fsdp2", key, problem
     key = "TRAIN.SIZE_SCHEDULE"

@@ -115,12 +115,11 @@ def _files(cfg: str | None, needs_file: bool, beneath: Sequence[Layer], weights:
 def _without_removed(texts: dict[str, Text], former: dict[str, Text], origin: str) -> dict[str, Text]:
     """The texts of a layer with today's settings in place of those that were removed.
 
-    `former`: the removed ones of the layers before, because a layer may have only one of several that go together.
+    `former`: the texts of the layers before, because a layer may have only one of several that go together.
     """
-    removed = {key: text for key, text in texts.items() if key in REMOVED}
-    former |= removed
-    today = translate_removed(former, origin) if removed else {}
-    return {key: text for key, text in texts.items() if key not in removed} | today
+    former |= texts
+    today = translate_removed(former, origin) if REMOVED.keys() & texts.keys() else {}
+    return {key: text for key, text in texts.items() if key not in REMOVED} | today
 
 
 def to_yaml(config: Config, origins: dict[str, str]) -> str:

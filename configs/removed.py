@@ -22,7 +22,7 @@ class Removed(NamedTuple):
     remedy: str  # what to do instead of the other values: the end of a sentence
     # What it was for (see schema.py). What a run saved of a role that does not change its course is not looked at.
     role: str = "recipe"
-    # Given the former settings of a file, the texts of today's settings that mean the same; None: nothing does.
+    # Given the settings of a file with the former ones, the texts of today's settings that mean the same; None: nothing does.
     becomes: Callable[[Texts], dict[str, Any] | None] | None = None
 
 
@@ -57,13 +57,48 @@ REMOVED: dict[str, Removed] = {
     ),
     "DATA.SAMPLER_POWER": Removed("1.0", "a file of TRAIN.CLASS_WEIGHTS gives rare classes any weight"),
     "DATA.SPLIT_SEED": Removed("0", "DATA.FOLD=1/10 to 9/10 hold out other images than DATA.VAL_FRACTION=0.1", "data"),
+    "TRAIN.LR_SCHEDULER.PATIENCE": Removed(
+        "10", "it was for the schedule plateau; set TRAIN.LR_SCHEDULER.NAME to cosine, step or wsd"
+    ),
+    "TRAIN.BCE_SUM": Removed(
+        "false",
+        "the loss is the mean over the classes; multiply TRAIN.BASE_LR where the optimizer follows the size of gradients",
+    ),
+    "PRECISION.HYSTERESIS": Removed(
+        "consecutive",
+        "an update without overflow always resets the count of DECR_EVERY_N_NAN_OR_INF, as in Paddle",
+        becomes=lambda saved: {} if _is_same(saved.get("PRECISION.DECR_EVERY_N_NAN_OR_INF"), "1") else None,
+    ),
+    "PRECISION.SHADOW_COSINE": Removed("0.9", "a comparison always warns below 0.9", role="record"),
+    "PRECISION.SHADOW_LOSS": Removed("0.05", "a comparison always warns above 0.05", role="record"),
+    "DIST.CHECKPOINT": Removed(
+        "single",
+        "checkpoints follow DIST.STRATEGY: ddp writes one file, fsdp2 one for each process",
+        role="machine",
+        becomes=lambda former: (
+            {} if (former.get("DIST.CHECKPOINT"), former.get("DIST.STRATEGY")) == ("sharded", "fsdp2") else None
+        ),
+    ),
+}
+
+
+# Values that are gone of settings that stay: what to do instead.
+REMOVED_VALUES = {
+    (
+        "TRAIN.LR_SCHEDULER.NAME",
+        "plateau",
+    ): "set cosine, step or wsd, which are functions of the step, and TRAIN.EARLY_STOP to "
+    "end a run that gets no better",
 }
 
 
 def translate_removed(former: Texts, origin: str) -> dict[str, Any]:
-    """Return today's settings for the former ones of a file, a flag or -opts; refuse those that nothing stands for."""
+    """Return today's settings for the former ones of a file, a flag or -opts; refuse those that nothing stands for.
+
+    `former` may hold other settings beside them.
+    """
     translated: dict[str, Any] = {}
-    for key in former:
+    for key in REMOVED.keys() & former.keys():
         if (texts := _today(key, former)) is None:
             raise ConfigError(
                 f"{origin}: {key} is {former[key]!r}, but this setting was removed after version 0.1.0; "

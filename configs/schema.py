@@ -240,8 +240,8 @@ class Optimizer:
 class LRScheduler:
     """The learning rate after the warm-up."""
 
-    NAME: Literal["cosine", "paddlevit", "constant", "step", "wsd", "plateau"] = "cosine"
-    """cosine; paddlevit, PaddleViT's cosine, once per epoch; constant; step; wsd, constant until it decays in the last DECAY_FRACTION of the run; plateau, which decays when evaluations no longer get better."""
+    NAME: Literal["cosine", "paddlevit", "constant", "step", "wsd"] = "cosine"
+    """cosine; paddlevit, PaddleViT's cosine, once per epoch; constant; step; wsd, constant until it decays in the last DECAY_FRACTION of the run."""
     PER_EPOCH: bool = False
     """Change the rate once per epoch, as timm does by default, and not at every update."""
     AFTER_WARMUP: bool = True
@@ -252,14 +252,12 @@ class LRScheduler:
     """For wsd: part of NUM_EPOCHS in which the rate falls to END_LR."""
     DECAY_SHAPE: Literal["linear", "sqrt"] = "sqrt"
     """For wsd: how it falls; sqrt: as 1 - sqrt(the part that is done)."""
-    PATIENCE: Annotated[int, Bounds(0, 1_000_000)] = 10
-    """For plateau: evaluations in a row that may be no better than the best one; after one more, the rate is multiplied by DECAY_RATE."""
     MILESTONES: Annotated[tuple[int, ...], Bounds(1, 1_000_000)] = ()
     """For step: epochs after which the rate is multiplied by DECAY_RATE; not set: every DECAY_EPOCHS."""
     DECAY_EPOCHS: Annotated[int, Bounds(1, 1_000_000)] = 30
     """For step: epochs between two decays."""
     DECAY_RATE: Annotated[float, Bounds(0.0, 1.0)] = 0.1
-    """For step and plateau: factor of a decay."""
+    """For step: factor of a decay."""
 
 
 @dataclass(frozen=True)
@@ -304,8 +302,6 @@ class Train:
     """Label smoothing."""
     LOSS: Literal["cross_entropy", "bce"] = "cross_entropy"
     """Training loss: cross_entropy, of all classes together; bce, binary cross entropy: a yes or no for each class (timm's `--bce-loss`)."""
-    BCE_SUM: bool = False
-    """For bce: the sum over the classes instead of their mean."""
     BCE_TARGET_THRESH: Annotated[float | None, Bounds(0.0, 1.0)] = None
     """For bce: targets above this, after smoothing and mixing, become 1, the others 0; not set: they stay as they are."""
     BCE_POS_WEIGHT: Annotated[float, Bounds(1e-6, 1e6)] = 1.0
@@ -399,11 +395,9 @@ class Precision:
     INCR_RATIO: Annotated[float, Bounds(1.0001, 1e6)] = 2.0
     """What it is multiplied by then."""
     DECR_EVERY_N_NAN_OR_INF: Annotated[int, Bounds(1, 1_000_000_000)] = 1
-    """Updates with an overflow after which the scale shrinks. (Fleet: 2.)"""
+    """Consecutive updates with an overflow after which the scale shrinks. (Fleet: 2.)"""
     DECR_RATIO: Annotated[float, Bounds(0.0001, 0.9999)] = 0.5
     """What it is multiplied by then."""
-    HYSTERESIS: Literal["consecutive", "cumulative"] = "consecutive"
-    """How overflows are counted: consecutive, an update without overflow resets the count, as in Paddle; cumulative, only growing the scale does."""
     USE_DYNAMIC_LOSS_SCALING: bool = True
     """Adapt the scale; false: it stays at INIT_LOSS_SCALING."""
     MIN_LOSS_SCALING: Annotated[float, Bounds(1e-6, 1e38)] = 1.0
@@ -422,10 +416,6 @@ class Precision:
     """What AMP computes in half although autocast would not, in the same form."""
     SHADOW_STEPS: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
     """Updates between two comparisons of a batch with float32, including how many gradients underflow; not set: none."""
-    SHADOW_COSINE: Annotated[float, Bounds(-1.0, 1.0)] = 0.9
-    """A comparison warns if a module's gradient has a smaller cosine similarity to float32's."""
-    SHADOW_LOSS: Annotated[float, Bounds(0.0, 1e9)] = 0.05
-    """A comparison warns if the loss differs by more than this fraction."""
     EXPLAIN: bool = False
     """Before training, report the type in which each module computes, and write precision.csv."""
 
@@ -463,9 +453,7 @@ class Dist:
     TIMEOUT: Annotated[float, Bounds(1.0, 1e7)] = 1800.0
     """Seconds to wait for a process that does not join or respond before the run ends and names it."""
     STRATEGY: Literal["ddp", "fsdp2"] = "ddp"
-    """ddp: each process has the whole model; fsdp2: weights, gradients, optimizer and EMA are sharded. The same with one process."""
-    CHECKPOINT: Literal["single", "sharded"] = "single"
-    """single: one file, written by process 0; sharded: a file per process, and an index. Any number of processes can read either."""
+    """ddp: each process has the whole model; fsdp2: weights, gradients, optimizer and EMA are sharded, and a checkpoint is a file per process with an index. The same with one process; any number of processes can read either checkpoint."""
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,6 @@ ALIASES = {
     "TRAIN.LR_SCHEDULER.DECAY_RATE": "gamma lr_decay lr_gamma lr_factor",
     "TRAIN.LR_SCHEDULER.DECAY_EPOCHS": "step_size lr_step_size",
     "TRAIN.LR_SCHEDULER.MILESTONES": "decay_milestones lr_steps lr_milestones",
-    "TRAIN.LR_SCHEDULER.PATIENCE": "patience_epochs lr_patience plateau_patience",
     "TRAIN.LR_SCHEDULER.NAME": "sched scheduler lr_scheduler lr_scheduler_type lr_schedule schedule",
     "TRAIN.MIXUP_ALPHA": "mixup mix",
     "TRAIN.MODEL_EMA": "ema use_ema",

@@ -8,9 +8,7 @@ from configs.values import SETTINGS, flatten, to_text
 from utils.text import is_url
 
 OF_SCHEDULES = {  # settings of TRAIN.LR_SCHEDULER: the schedules that read them
-    "MILESTONES DECAY_EPOCHS": ("step",),
-    "DECAY_RATE": ("step", "plateau"),
-    "PATIENCE": ("plateau",),
+    "MILESTONES DECAY_EPOCHS DECAY_RATE": ("step",),
     "DECAY_FRACTION DECAY_SHAPE": ("wsd",),
     "AFTER_WARMUP": ("cosine", "paddlevit"),
     "COOLDOWN_EPOCHS": ("cosine", "paddlevit", "wsd"),
@@ -35,12 +33,11 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     yield not config.AMP, "PRECISION.", half, "AMP is off; -amp switches it on"
     is_naive = config.AMP and precision.MODE == "naive"
     yield is_naive, "PRECISION.", "RESIDUAL REDUCE", "PRECISION.MODE naive computes everything in half precision"
-    yield not precision.SHADOW_STEPS, "PRECISION.", "SHADOW_COSINE SHADOW_LOSS", "PRECISION.SHADOW_STEPS is not set"
 
     yield bool(config.NAME), "", "TAG", "NAME is the whole name of the run's folder"
     yield not config.CHECK, "", "CHECK_IMAGES", "CHECK is off; -check switches it on"
     yield config.EVAL, "", "PROFILE COMPILE", "EVAL is on, and nothing is trained"
-    yield config.EVAL, "DIST.", "STRATEGY CHECKPOINT", "EVAL is on, and nothing is trained"
+    yield config.EVAL, "DIST.", "STRATEGY", "EVAL is on, and nothing is trained"
     yield not config.COMPILE, "", "COMPILE_SCOPE COMPILE_MODE", "COMPILE is off; -compile switches it on"
 
     on_server = is_url(data.DATA_PATH)
@@ -68,7 +65,7 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     is_hard = train.DISTILLATION_TYPE == "hard"
     yield is_hard, "TRAIN.", "DISTILLATION_TAU", "TRAIN.DISTILLATION_TYPE is hard"
     is_all = train.DISTILLATION_TYPE != "none" and train.DISTILLATION_ALPHA == 1
-    labels = "LOSS CLASS_WEIGHTS SMOOTHING BCE_SUM BCE_TARGET_THRESH BCE_POS_WEIGHT"
+    labels = "LOSS CLASS_WEIGHTS SMOOTHING BCE_TARGET_THRESH BCE_POS_WEIGHT"
     yield is_all, "TRAIN.", labels, "TRAIN.DISTILLATION_ALPHA is 1: only the teacher counts"
     is_none = train.DISTILLATION_TYPE != "none" and not train.DISTILLATION_ALPHA
     yield is_none, "TRAIN.", "DISTILLATION_TYPE", "TRAIN.DISTILLATION_ALPHA is 0"
@@ -84,7 +81,7 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     is_late = (train.EARLY_STOP or 0) * config.VALIDATE_FREQ >= train.NUM_EPOCHS
     too_few = "TRAIN.NUM_EPOCHS and VALIDATE_FREQ leave no more evaluations than that"
     yield is_late, "TRAIN.", "EARLY_STOP", too_few
-    binary = "BCE_SUM BCE_TARGET_THRESH BCE_POS_WEIGHT"
+    binary = "BCE_TARGET_THRESH BCE_POS_WEIGHT"
     yield train.LOSS != "bce", "TRAIN.", binary, "TRAIN.LOSS is not bce"
     yield not train.MODEL_EMA, "TRAIN.", "MODEL_EMA_DECAY MODEL_EMA_WARMUP", "TRAIN.MODEL_EMA is off"
     yield not train.GRAD_CLIP, "TRAIN.", "CLIP_MODE", "TRAIN.GRAD_CLIP is not set"
@@ -96,9 +93,6 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     kind = train.LR_SCHEDULER.NAME
     for names, kinds in OF_SCHEDULES.items():
         yield kind not in kinds, "TRAIN.LR_SCHEDULER.", names, f"TRAIN.LR_SCHEDULER.NAME is not {' or '.join(kinds)}"
-    few = kind == "plateau" and (train.LR_SCHEDULER.PATIENCE + 1) * config.VALIDATE_FREQ >= train.NUM_EPOCHS
-    reason = f"TRAIN.NUM_EPOCHS and VALIDATE_FREQ leave too few evaluations for PATIENCE {train.LR_SCHEDULER.PATIENCE}"
-    yield few, "TRAIN.LR_SCHEDULER.", "NAME", reason
     first_decay = min(train.LR_SCHEDULER.MILESTONES, default=train.LR_SCHEDULER.DECAY_EPOCHS)
     is_late = kind == "step" and first_decay >= train.NUM_EPOCHS
     reason = f"the first decay, after epoch {first_decay}, is not before the end; set MILESTONES or DECAY_EPOCHS"

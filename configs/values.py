@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import yaml
 
 from configs import schema
-from configs.removed import renewed, translate_saved
+from configs.removed import REMOVED_VALUES, renewed, translate_saved
 from configs.schema import MAX_INT, Arguments, Bounds, Config
 from utils.errors import ConfigError, did_you_mean
 
@@ -164,6 +164,10 @@ def convert(setting: Setting, text: Text, origin: str) -> Any:
             return _convert_one(setting, text)
         return tuple(_convert_one(setting, member) for member in _split_list(text))
     except (ValueError, KeyError):
+        if remedy := REMOVED_VALUES.get((setting.key, str(text))):
+            raise ConfigError(
+                f"{origin}: {setting.key} is {quoted(text)}, which was removed after version 0.1.0; {remedy}"
+            ) from None
         known = setting.special or (setting.choices if setting.kind is str else ())
         near = did_you_mean(text, known) if isinstance(text, str) else ""
         raise ConfigError(

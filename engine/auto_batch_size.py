@@ -155,7 +155,7 @@ class Trial:
                 raise
         # Not inside `except`: the error's traceback keeps tensors of the forward alive.
         if self.has_fitted:
-            self.trainer.replica = self.trainer.weights.compute_model
+            self.trainer.replica = self.trainer.computing.model
             self.trainer.replica.zero_grad(set_to_none=True)
         else:
             self.trainer = None

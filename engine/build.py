@@ -38,8 +38,8 @@ def build_trainer(
     parallel.place(model, *([ema.model] if ema else []))
     if ema:
         ema.follow(model, parallel)
-    weights = precision.weights_for(model)
-    compute_model = weights.compute_model.train()
+    computing = precision.computing_model(model)
+    compute_model = computing.model.train()
     if config.COMPILE:
         for each in [compute_model, ema.model] if ema else [compute_model]:  # which share their graphs
             compile_model(each, config)
@@ -59,7 +59,7 @@ def build_trainer(
         process,
         data,
         model,
-        weights,
+        computing,
         replica,
         transforms,
         precision,

@@ -113,9 +113,7 @@ class Epochs:
         trainer.end_epoch()
         if chosen:
             # Also where best.pth was there before a resume from an earlier state.
-            got_better = trainer.best.epoch == number
-            trainer.not_better = 0 if got_better else trainer.not_better + 1
-            trainer.schedule.note_evaluation(trainer.step, got_better)
+            trainer.not_better = 0 if trainer.best.epoch == number else trainer.not_better + 1
         also = [BEST] if is_best else []
         if config.KEEP_CHECKPOINTS and (number % config.SAVE_FREQ == 0 or is_last):
             also.append(f"checkpoint-{number}.pth")
@@ -177,11 +175,10 @@ class Epochs:
 
     def _save_state(self, state: dict, also: list[str]) -> None:
         parallel = self.trainer.parallel
-        if self.config.DIST.CHECKPOINT == "sharded":
+        if parallel.is_sharded:
             rest, pieces = parallel.split_for_save(state)
             self.saver.save({**rest, PIECES: pieces}, also)
         else:
-            state = parallel.gather_state(state)
             self.process.first(lambda: self.saver.save(state, also))
 
     def _describe_run(self, metric: float | None) -> dict:

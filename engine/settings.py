@@ -122,7 +122,8 @@ def _load_without_file(arguments: list[str], given: dict[str, Text], checkpoint:
     if "MODEL.TYPE" in recorded:
         use = "-eval" if is_evaluated else "-resume" if "MODEL.RESUME" in given else "-pretrained"
         saved = IMPLIED | renewed(recorded)
-        kept = SETTINGS if is_evaluated else {**SETTINGS, **REMOVED}
+        former = [key for key, each in REMOVED.items() if each.role in ("data", "model", "recipe")]
+        kept = SETTINGS if is_evaluated else {*SETTINGS, *former}
         taken = {key: saved[key] for key in saved if key in kept and not re.fullmatch(NOT_TAKEN[use], key)}
         beneath = [_layer(f"checkpoint {path}", taken)]
         loaded = load(arguments, beneath=beneath, weights=_weights(given, checkpoint))

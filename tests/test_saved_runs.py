@@ -20,7 +20,7 @@ SAVED = ROOT / "tests" / "data" / "saved_runs"
 FLAGS = {
     "single": ("tiny.yaml", 1, ["-amp", "-amp_dtype", "float16"]),
     "mixed": ("digits.yaml", 1, []),  # by one draw for all 320 images of an update
-    "sharded": ("tiny.yaml", 2, ["-opts", "DIST.CHECKPOINT=sharded", "DATA.BATCH_SIZE=4"]),
+    "sharded": ("tiny.yaml", 2, ["-batch_size", "4"]),
 }
 
 

@@ -1,4 +1,4 @@
-"""Saves one file per process (DIST.CHECKPOINT sharded); no process ever holds the whole state.
+"""Saves one file per process (DIST.STRATEGY fsdp2); no process ever holds the whole state.
 
 Each process writes its rows of all large tensors into a folder below `shards/`, a new one for every save. Once all of
 them are on disk, process 0 writes the rest and the names of these files as last.pth, as with a single file.
@@ -14,6 +14,7 @@ from configs.schema import Config
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.channel import Channel
 from engine.checkpoint.format import save_checkpoint
+from engine.parallel.strategy import is_sharded
 from models.weights.sharded import FOLDER, SHARDS
 from utils.distributed import Process
 from utils.files import replacing, sync_folder
@@ -71,7 +72,7 @@ class ShardedSaver(AsyncSaver):
 
 
 def make_saver(config: Config, folder: Path, process: Process, log: Log) -> AsyncSaver:
-    """The saver for DIST.CHECKPOINT. A collective."""
-    if config.DIST.CHECKPOINT == "sharded":
+    """The saver for DIST.STRATEGY. A collective."""
+    if is_sharded(config, process):
         return ShardedSaver(folder, config.KEEP_CHECKPOINTS, process, log.warn if process.is_first else log.note)
     return AsyncSaver(folder, config.KEEP_CHECKPOINTS, process.device, log.warn, config.SAVE_WEIGHTS_ONLY)

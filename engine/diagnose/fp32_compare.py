@@ -16,20 +16,23 @@ from engine.train.trainer import Callback, Trainer
 from utils.log import Log
 from utils.seed import seed_update, unchanged_random_state
 
+LEAST_COSINE = 0.9  # of a module's gradient and float32's; a smaller one is a warning
+MOST_LOSS = 0.05  # the relative error of the loss that is no warning
+
 
 class Float32Compare(Callback):
     """Every PRECISION.SHADOW_STEPS updates, computes the last micro-batch in both precisions; warns if they deviate."""
 
     def __init__(self, settings: Settings, last_update: LastUpdate, log: Log, record: Callable[[dict], None]):
-        self._settings, self._last_update, self._log, self._record = settings, last_update, log, record
+        self._steps, self._last_update, self._log, self._record = settings.SHADOW_STEPS, last_update, log, record
 
     def on_update(self, trainer: Trainer) -> None:
-        settings, step = self._settings, trainer.step - 1
-        if trainer.step % settings.SHADOW_STEPS:
+        step = trainer.step - 1
+        if trainer.step % self._steps:
             return
         difference = compare(trainer, self._last_update.last_batch)
         line = f"shadow at step {step}: {difference.describe()}"
-        if difference.alarms(settings.SHADOW_COSINE, settings.SHADOW_LOSS):
+        if difference.is_large:
             self._log.warn(f"{line}; scripts/doctor.py looks for the cause")
         else:
             self._log.note(line)
@@ -55,9 +58,10 @@ class Difference:
         """The relative error of the loss."""
         return abs(self.loss - self.exact_loss) / max(abs(self.exact_loss), 1e-12)
 
-    def alarms(self, least_cosine: float, most_loss: float) -> bool:
+    @property
+    def is_large(self) -> bool:
         # Written so that NaN warns too.
-        return not (self.worst[1] >= least_cosine and self.loss_share <= most_loss)
+        return not (self.worst[1] >= LEAST_COSINE and self.loss_share <= MOST_LOSS)
 
     def describe(self) -> str:
         name, cosine = self.worst

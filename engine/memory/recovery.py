@@ -13,7 +13,7 @@ from configs.combinations import CUDA_GRAPH_MODES
 from configs.schema import Config
 from datasets import Batch, Window
 from engine.parallel.strategy import is_sharded
-from engine.train.trainer import MicroBatches, Trainer, WindowGuard, cut
+from engine.train.trainer import Guard, MicroBatches, Trainer, cut
 from models.parts import unchanged_buffers
 from utils.errors import OUT_OF_MEMORY, ConfigError
 from utils.log import Log
@@ -71,7 +71,7 @@ class RereadableBatches:
             yield batch
 
 
-class MemoryGuard(WindowGuard):
+class MemoryGuard(Guard):
     """Repeats a window with smaller micro-batches as long as memory runs out.
 
     A single process repeats at once. Several processes probe their first two updates together, before any of them waits
@@ -122,7 +122,7 @@ class MemoryGuard(WindowGuard):
             parts = [largest] if self.max_images is None else largest.parts(self.max_images)
             # With accumulation the gradients of the first pass are in memory during the second.
             passes = 2 if len(parts) * window.num_batches > 1 else 1
-            reason = probe_memory(trainer.weights.compute_model, partial(self._loss_of, parts[0]), passes)
+            reason = probe_memory(trainer.computing.model, partial(self._loss_of, parts[0]), passes)
             if self.process.all_true(reason is None):
                 break
             trainer.replica = None  # its memory is needed
@@ -135,7 +135,7 @@ class MemoryGuard(WindowGuard):
         trainer = self._trainer
         images, targets = trainer.to_device(batch)
         with trainer.precision.autocast():
-            logits = trainer.weights.compute_model(images)
+            logits = trainer.computing.model(images)
         return trainer.loss(logits, targets)
 
     def halve(self, step: int, reason: str | None) -> None:

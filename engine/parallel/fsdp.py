@@ -6,26 +6,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.parallel.replicated import Replicated, within_large
+from engine.parallel.replicated import Parallel, within_large
 from models.parts import has_running_statistics
 from models.transforms.base import blocks_of
-from models.weights.sharded import Parts, span
+from models.weights.sharded import ROWS, Parts, span
 from utils.distributed import Process
 from utils.errors import ConfigError
 
 
-class FullySharded(Replicated):
+class Sharded(Parallel):
     """Every process holds some rows of each weight, of its gradient and of its optimizer state.
 
     The weights of a block are gathered only while the block computes.
     """
 
+    is_sharded = True
+
     def __init__(self, process: Process, half: torch.dtype | None, reduce: torch.dtype | None):
         from torch.distributed.device_mesh import init_device_mesh
 
-        super().__init__(process, reduce)
+        super().__init__(process)
         self._mesh = init_device_mesh(process.device.type, (process.world_size,))
-        self._half = half
+        self._half, self._reduce = half, reduce
         self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
         self._lengths: dict[str, int] = {}  # rows of each whole weight
         self._moved: list[int] = []  # the same, in the order of the optimizer's state
@@ -69,10 +71,7 @@ class FullySharded(Replicated):
             param_dtype_override_fn=lambda parameter: None if id(parameter) in matrices else parameter.dtype,
         )
 
-    def wrap(self, model: nn.Module, accumulates: bool) -> nn.Module:
-        return model
-
-    def sync_gradients(self, replica: nn.Module, now: bool):
+    def sync_gradients(self, replica: nn.Module, now: bool) -> contextlib.AbstractContextManager:
         replica.set_requires_gradient_sync(now)
         return contextlib.nullcontext()
 
@@ -117,6 +116,19 @@ class FullySharded(Replicated):
 
         return within_large(state, gather)
 
+    def split_for_save(self, state: dict) -> tuple[dict, dict[str, Tensor]]:
+        """The state without its large tensors, and this process's rows of them by path."""
+        pieces = {}
+
+        def take(place: str, value: Any) -> Any:
+            length = self._length(place, value)
+            if length is None:
+                return value
+            pieces[place] = value
+            return {ROWS: length}
+
+        return within_large(state, take), pieces
+
     def local_part(self, state: dict) -> dict:
         def take(place: str, value: Any) -> Any:
             length = self._length(place, value)
@@ -127,10 +139,8 @@ class FullySharded(Replicated):
 
         return within_large(state, take)
 
-    def _rows(self, tensor: Tensor, length: int) -> Tensor:
-        return tensor
-
     def _length(self, place: str, value: Any) -> int | None:
+        """The number of rows of the whole tensor at this path; None for what every process holds whole."""
         if not isinstance(value, Tensor | Parts):
             return None
         section, _, rest = place.partition("/")

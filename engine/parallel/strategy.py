@@ -4,8 +4,8 @@ import torch
 
 from configs.combinations import CUDA_GRAPH_MODES
 from configs.schema import AUTO, Config
-from engine.parallel.fsdp import FullySharded
-from engine.parallel.replicated import Replicated
+from engine.parallel.fsdp import Sharded
+from engine.parallel.replicated import Parallel, Replicated
 from utils.distributed import Process
 from utils.errors import ConfigError
 
@@ -43,9 +43,11 @@ def is_sharded(config: Config, process: Process) -> bool:
     return config.DIST.STRATEGY == "fsdp2" and process.world_size > 1
 
 
-def choose_parallel(config: Config, process: Process, half: torch.dtype | None) -> Replicated:
+def choose_parallel(config: Config, process: Process, half: torch.dtype | None) -> Parallel:
     """The strategy for DIST.STRATEGY; `half`: autocast's type."""
     reduce = half if config.PRECISION.REDUCE == "half" and config.PRECISION.MODE != "naive" else None
     if is_sharded(config, process):
-        return FullySharded(process, half, reduce)
+        return Sharded(process, half, reduce)
+    if process.world_size == 1:
+        return Parallel(process)
     return Replicated(process, reduce, BUCKET_MB if config.COMPILE and process.device.type == "cuda" else None)

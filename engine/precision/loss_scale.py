@@ -1,4 +1,4 @@
-"""The loss scale: torch's GradScaler with the update rule of Paddle or of naive float16 trainers."""
+"""The loss scale: torch's GradScaler with the update rule of Paddle."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from torch.amp import GradScaler
 from torch.nn.utils import get_total_norm
 
 from configs.schema import Precision
-from engine.parallel.replicated import Replicated
+from engine.parallel.replicated import Parallel
 from engine.train.optim.clipping import Clipping
 from engine.train.optim.factory import AnyOptimizer
 from engine.train.optim.skipping import SkippingOptimizer
@@ -44,10 +44,7 @@ class LossScaler(GradScaler):
         shrinks = is_bad & (bad_so_far >= settings.DECR_EVERY_N_NAN_OR_INF)
         grows = ~is_bad & (good_so_far >= settings.INCR_EVERY_N_STEPS)
         good.copy_(torch.where(is_bad | grows, 0, good_so_far))
-        if settings.HYSTERESIS == "consecutive":  # Paddle: a good update or a shrink resets the count
-            self._bad = torch.where(is_bad & ~shrinks, bad_so_far, 0)
-        else:  # naive float16: only growth resets it, so every overflow from the Nth on shrinks
-            self._bad = torch.where(grows, 0, torch.where(is_bad, bad_so_far, self._bad))
+        self._bad = torch.where(is_bad & ~shrinks, bad_so_far, 0)  # a good update resets the count, as in Paddle
         shrunk = (scale * settings.DECR_RATIO).clamp(min=settings.MIN_LOSS_SCALING)
         grown = scale * settings.INCR_RATIO
         if settings.MAX_LOSS_SCALING is not None:
@@ -59,7 +56,7 @@ class LossScaler(GradScaler):
         self,
         optimizer: AnyOptimizer,
         parameters: Sequence[Tensor],
-        parallel: Replicated,
+        parallel: Parallel,
         clipping: Clipping,
     ) -> Tensor:
         """Prepare step(). Returns the norm of the unscaled gradient before clipping, on the device."""
@@ -101,7 +98,7 @@ class FusedLossScaler(LossScaler):
         self,
         optimizer: AnyOptimizer,
         parameters: Sequence[Tensor],
-        parallel: Replicated,
+        parallel: Parallel,
         clipping: Clipping,
     ) -> Tensor:
         if not (optimizer.defaults.get("fused") and clipping.is_by_norm):

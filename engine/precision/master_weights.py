@@ -10,11 +10,11 @@ from utils.errors import ConfigError
 from utils.torch_internals import foreach_copy_
 
 
-class ComputeWeights:
+class ComputingModel:
     """The trained model computes itself: nothing to copy."""
 
     def __init__(self, model: nn.Module):
-        self.compute_model = model
+        self.model = model
 
     def gradients_to_master(self) -> None:
         """Copy the gradients of the computing model, still scaled, to the trained model."""
@@ -23,12 +23,12 @@ class ComputeWeights:
         """Copy the trained model's weights to the computing model."""
 
 
-class MasterWeights(ComputeWeights):
+class HalfCopy(ComputingModel):
     """A half-precision copy computes; the optimizer updates the float32 weights with its gradients."""
 
     def __init__(self, model: nn.Module, half: torch.dtype):
         super().__init__(half_copy(model, half))
-        pairs = zip(model.parameters(), self.compute_model.parameters(), strict=True)
+        pairs = zip(model.parameters(), self.model.parameters(), strict=True)
         self._masters, self._halves = zip(*[pair for pair in pairs if pair[0].requires_grad], strict=True)
 
     def gradients_to_master(self) -> None:

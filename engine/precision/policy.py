@@ -11,7 +11,7 @@ import torch
 
 from configs.schema import Config
 from engine.precision.loss_scale import FusedLossScaler, LossScaler
-from engine.precision.master_weights import ComputeWeights, MasterWeights, half_copy
+from engine.precision.master_weights import ComputingModel, HalfCopy, half_copy
 from engine.precision.speed import half_speedup
 from models.compilation import compile_model
 from models.parts import starts_with_convolution
@@ -112,9 +112,9 @@ class Precision:
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None and not self.is_naive)
 
-    def weights_for(self, model: torch.nn.Module) -> ComputeWeights:
-        """The weights to compute with when this model is trained."""
-        return MasterWeights(model, self.half) if self.is_naive else ComputeWeights(model)
+    def computing_model(self, model: torch.nn.Module) -> ComputingModel:
+        """The model that computes when this one is trained."""
+        return HalfCopy(model, self.half) if self.is_naive else ComputingModel(model)
 
     def computing(self, model: torch.nn.Module, in_training: bool = False) -> torch.nn.Module:
         """The model to evaluate: itself under autocast, a half-precision copy in naive mode.

@@ -78,7 +78,7 @@ class CompileReport(Callback):
 
 def measure(trainer: Trainer, batch: Batch) -> tuple[float, float] | None:
     """Seconds of a forward and backward, compiled and not; None if memory does not suffice without."""
-    device, model = trainer.process.device, trainer.weights.compute_model
+    device, model = trainer.process.device, trainer.computing.model
     seconds = {"default": [], "force_eager": []}
 
     def compute() -> Tensor:

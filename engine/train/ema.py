@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import Train
-from engine.parallel.replicated import Replicated
+from engine.parallel.replicated import Parallel
 from utils.torch_internals import foreach_add_, foreach_mul_, foreach_sub
 
 WARM_UP = 9  # with the warm-up the average covers about the last ninth of all updates, until the decay is reached
@@ -62,7 +62,7 @@ class Ema:
         self.model = copy.deepcopy(model).eval()
         self._settings = settings
 
-    def follow(self, model: torch.nn.Module, parallel: Replicated) -> None:
+    def follow(self, model: torch.nn.Module, parallel: Parallel) -> None:
         """Let `update` follow this model."""
         pairs = list(zip(parallel.local_state(self.model).values(), parallel.local_state(model).values(), strict=True))
         means, values = zip(*[pair for pair in pairs if pair[0].is_floating_point()], strict=True)

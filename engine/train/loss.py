@@ -75,7 +75,7 @@ class BinaryCrossEntropy:
         weights = torch.ones_like(logits[0]) if self._weights is None else self._weights.to(logits.dtype)
         weights = self._settings.BCE_POS_WEIGHT * weights
         losses = functional.binary_cross_entropy_with_logits(logits, soft, pos_weight=weights, reduction="none")
-        return (losses.sum(1) if self._settings.BCE_SUM else losses.mean(1)).mean()
+        return losses.mean(1).mean()
 
     def _soft(self, targets: Tensor, logits: Tensor) -> Tensor:
         """[B, classes] of class numbers int64 [B], or of several labels [B, classes] of 0 and 1."""

@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step; plateau's also depends on the evaluations so far."""
+"""The learning rate as a function of the step."""
 
 import math
 
@@ -23,7 +23,6 @@ class Schedule:
         self.start, self.base, self.end = (
             rate * scale for rate in (settings.WARMUP_START_LR, settings.BASE_LR, settings.END_LR)
         )
-        self._waited, self._drops = 0, 0  # for plateau: evaluations since the best one, decays
 
     def __call__(self, step: int) -> float:
         settings = self._settings
@@ -45,8 +44,6 @@ class Schedule:
             if chosen.MILESTONES:
                 drops = sum(epoch >= milestone for milestone in chosen.MILESTONES)
             return self.base * chosen.DECAY_RATE**drops
-        if chosen.NAME == "plateau":
-            return max(self.base * chosen.DECAY_RATE**self._drops, min(self.end, self.base))
         last = settings.NUM_EPOCHS - chosen.COOLDOWN_EPOCHS
         first = settings.WARMUP_EPOCHS if chosen.AFTER_WARMUP else 0
         if chosen.NAME == "wsd":
@@ -57,19 +54,3 @@ class Schedule:
         else:
             left = 0.5 * (1 + math.cos(math.pi * done))
         return self.end + (self.base - self.end) * left
-
-    def note_evaluation(self, step: int, is_best: bool) -> None:
-        """For plateau: what the evaluation after `step` updates found. The same in all processes."""
-        chosen = self._settings.LR_SCHEDULER
-        if chosen.NAME != "plateau" or step < self._settings.WARMUP_EPOCHS * self._steps_per_epoch:
-            return
-        self._waited = 0 if is_best else self._waited + 1
-        if self._waited > chosen.PATIENCE:
-            self._waited, self._drops = 0, self._drops + 1
-
-    def state_dict(self) -> dict[str, list[int]]:
-        """Empty for those that are a function of the step."""
-        return {"plateau": [self._waited, self._drops]} if self._settings.LR_SCHEDULER.NAME == "plateau" else {}
-
-    def load_state_dict(self, state: dict[str, list[int]]) -> None:
-        self._waited, self._drops = state.get("plateau", (0, 0))

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from configs.schema import Config
 from datasets import Batch, Mixed, Preparation, TrainData, Window
 from engine.evaluation.scores import Best
-from engine.parallel.replicated import Replicated
-from engine.precision.master_weights import ComputeWeights
+from engine.parallel.replicated import Parallel
+from engine.precision.master_weights import ComputingModel
 from engine.precision.policy import Precision
 from engine.train.counters import Counters, EpochResult, Report
 from engine.train.ema import Ema
@@ -75,7 +75,7 @@ class Callback:
         """The run ends, for whatever reason."""
 
 
-class WindowGuard:
+class Guard:
     """Every batch of the loader is a micro-batch, and nothing is repeated.
 
     A subclass may yield further attempts: the trainer restarts the window for each.
@@ -105,11 +105,11 @@ class Trainer:
     process: Process
     data: TrainData
     model: nn.Module  # the weights that are trained and saved
-    weights: ComputeWeights  # the model that computes: the same one, or a copy in half precision
+    computing: ComputingModel  # the model that computes: the same one, or a copy in half precision
     replica: nn.Module  # the computing model, wrapped to average gradients over all processes
     transforms: ModelTransforms  # how the model computes; reverted where something must see it plainly
     precision: Precision
-    parallel: Replicated
+    parallel: Parallel
     optimizer: AnyOptimizer
     parameters: list[nn.Parameter]  # those that this process's optimizer updates
     clipping: Clipping
@@ -118,7 +118,7 @@ class Trainer:
     prepare: Preparation
     ema: Ema | None
     counters: Counters
-    guard: WindowGuard = field(default_factory=WindowGuard)
+    guard: Guard = field(default_factory=Guard)
     callbacks: list[Callback] = field(default_factory=list)
     epoch: int = 0  # finished epochs, including their evaluation
     step: int = 0  # updates so far: done, skipped or left out
@@ -139,7 +139,7 @@ class Trainer:
                 for batch, is_last in micro_batches:
                     sums += self.forward_and_backward(batch, is_last, window.num_samples)
         self.notify("on_phase", "optimizer")
-        self.weights.gradients_to_master()
+        self.computing.gradients_to_master()
         self.parallel.gradients_to_optimizer()
         scaler = self.precision.scaler
         grad_norm = scaler.unscale_and_clip(self.optimizer, self.parameters, self.parallel, self.clipping)
@@ -147,7 +147,7 @@ class Trainer:
         scaler.step(self.optimizer)  # does nothing if skipped
         scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        self.weights.refresh()
+        self.computing.refresh()
         if self.ema:
             self.ema.update(self.step, skipped)
         self.notify("on_phase", "other")
@@ -182,7 +182,7 @@ class Trainer:
 
     def to_device(self, batch: Batch) -> tuple[Tensor, Tensor | Mixed]:
         """Images [B, C, H, W] and targets [B] on the device, ready for model and loss."""
-        return self.prepare(batch, self.precision.input_dtype(self.weights.compute_model))
+        return self.prepare(batch, self.precision.input_dtype(self.computing.model))
 
     def notify(self, event: str, *facts) -> None:
         for callback in self.callbacks:
@@ -208,7 +208,7 @@ class Trainer:
     def replicate(self, accumulates: bool) -> None:
         """Wrap the model again: a static DDP graph cannot change."""
         self.replica = None  # freed first: both would hook the same gradients
-        self.replica = self.parallel.wrap(self.weights.compute_model, accumulates)
+        self.replica = self.parallel.wrap(self.computing.model, accumulates)
 
     def state_dict(self) -> dict:
         """This process's part of everything needed to continue, under timm's key names. A collective."""
@@ -224,7 +224,6 @@ class Trainer:
                 **self.counters.state_dict(self.process),
                 "best": list(self.best),
                 "not_better": self.not_better,
-                **self.schedule.state_dict(),
                 "left_out": [[each.start, each.stop] for each in self.left_out],
             },
         }
@@ -236,7 +235,7 @@ class Trainer:
         if self.ema:
             self.parallel.load(self.ema.model, state.get("state_dict_ema") or state["state_dict"])
         load_state(self.optimizer, state["optimizer"])
-        self.weights.refresh()
+        self.computing.refresh()
         self.precision.load_state_dict(state["amp_scaler"])
         self.epoch, self.step = state["epoch"] + 1, state["step"]
         progress = state["progress"]
@@ -244,7 +243,6 @@ class Trainer:
         self.not_better = progress.get("not_better", 0)  # not in checkpoints of earlier versions
         self.left_out = [range(*each) for each in progress.get("left_out", [])]
         self.counters.load_state_dict(progress, self.process)
-        self.schedule.load_state_dict(progress)
         if not self.data.order.has_updates_of(state.get("config", {})):
             # Steps are counted by epochs of this length, and no update is left that was to be left out.
             self.step, self.left_out = self.epoch * self.data.steps_per_epoch, []

@@ -85,7 +85,7 @@ def test_an_epoch_that_beats_what_is_on_the_disk_is_the_best_though_a_better_one
 
 
 def test_a_save_that_one_of_two_processes_cannot_write_is_said_by_both(tmp_path, start):
-    sharded = ("-batch_size", "4", *OPTIONS, "DIST.CHECKPOINT=sharded")
+    sharded = ("-batch_size", "4", *OPTIONS, "DIST.STRATEGY=fsdp2")
     full = ["open .2-of-2.pth.tmp", 2, False]
     ended = start(tmp_path, *sharded, processes=2, score=RISING, find_no_room=full)
     assert ended.codes == [1, 1], ended.printed

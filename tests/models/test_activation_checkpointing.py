@@ -29,7 +29,7 @@ RESNET = "MODEL.TYPE=timm MODEL.NAME=resnet18 MODEL.PATCH_SIZE=16 MODEL.EMBED_DI
 def trained(tmp_path, *options) -> tuple[str, int]:
     """The hash of everything after some updates, and how often a block computed."""
     trainer, calls = make_trainer(small_config(tmp_path, *options)), []
-    trainer.weights.compute_model.blocks[0].mlp.fc1.register_forward_pre_hook(lambda *call: calls.append(1))
+    trainer.computing.model.blocks[0].mlp.fc1.register_forward_pre_hook(lambda *call: calls.append(1))
     update(trainer, 3)
     return state_hash(trainer.state_dict() | {"last": trainer.counters.last}), len(calls)
 

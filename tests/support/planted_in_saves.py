@@ -139,5 +139,5 @@ def find_no_room(what: str | list[str], nth: int, lasts: bool) -> None:
 
 def list_operations(path: str) -> None:
     """Write [save, number, what] of all operations into a file, one a line."""
-    listing = open(path, "w", buffering=1)  # noqa: SIM115
+    listing = open(path, "a", buffering=1)  # noqa: SIM115  # of each process
     Operations(lambda *place: print(json.dumps(place), file=listing))

@@ -91,7 +91,7 @@ def test_it_stops_at_once_where_nothing_good_was_saved_or_going_back_is_off(star
     assert code == 3 and "going back to" not in said and not (folder / "bad_batches.jsonl").exists()
 
 
-@pytest.mark.parametrize("options", [(), ("DIST.STRATEGY=fsdp2", "DIST.CHECKPOINT=sharded")], ids=["ddp", "fsdp2"])
+@pytest.mark.parametrize("options", [(), ("DIST.STRATEGY=fsdp2",)], ids=["ddp", "fsdp2"])
 def test_nan_on_one_of_two_processes_takes_both_back(start, options):
     options = ("TRAIN.NUM_EPOCHS=1", "SAVE_STEPS=4", *options)
     code, folder, _ = start("o", *options, processes=2, poisoned=range(21, 26))

@@ -65,7 +65,7 @@ def test_keep_checkpoints_0_leaves_no_numbered_checkpoint(tmp_path, small_yaml):
 
 
 def test_weights_alone_are_refused_for_sharded_checkpoints(tmp_path, small_yaml):
-    words = ["SAVE_WEIGHTS_ONLY=true", "DIST.CHECKPOINT=sharded"]
+    words = ["SAVE_WEIGHTS_ONLY=true", "DIST.STRATEGY=fsdp2"]
     refused = run("main_single_gpu.py", "-cfg", str(small_yaml), "-output", str(tmp_path), "-opts", *words)
     assert refused.returncode == 2
-    assert_names(refused.stderr, "SAVE_WEIGHTS_ONLY", "DIST.CHECKPOINT")
+    assert_names(refused.stderr, "SAVE_WEIGHTS_ONLY", "DIST.STRATEGY")

@@ -89,7 +89,7 @@ def examined(folder, plant, *options, **precision) -> tuple[str, Lines]:
     log, last_update = Lines(), LastUpdate()
     trainer = make_trainer(config, callbacks=[last_update])
     plant(trainer.model)
-    trainer.weights.refresh()
+    trainer.computing.refresh()
     report = update(trainer).report()
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     kinds = [(type(module), module.training) for module in trainer.model.modules()]

@@ -207,7 +207,7 @@ def test_logits_beyond_float16_do_no_harm_in_the_last_block_either(tmp_path, mod
     options = (HALF, "PRECISION.DTYPE=float16", f"PRECISION.MODE={mode}", "PRECISION.INIT_LOSS_SCALING=64")
     for block in (0, 1):
         trainer = trainer_there(small_config(tmp_path, *options))
-        big_logits(trainer.weights.compute_model, block)
+        big_logits(trainer.computing.model, block)
         assert update(trainer).report().skipped == 0
 
 

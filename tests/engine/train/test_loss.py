@@ -51,11 +51,10 @@ def test_cross_entropy_is_timms_with_smoothing_and_mixup(fixed):
     "smooth_dense" not in inspect.signature(BinaryCrossEntropy).parameters, reason="older timms know no several labels"
 )
 @pytest.mark.parametrize("threshold", [None, 0.5])
-@pytest.mark.parametrize("is_sum", [False, True])
-def test_binary_cross_entropy_is_timms_for_classes_labels_and_mixtures_of_both(fixed, is_sum, threshold):
+def test_binary_cross_entropy_is_timms_for_classes_labels_and_mixtures_of_both(fixed, threshold):
     logits, targets, labels = fixed
-    here = {"LOSS": "bce", "BCE_SUM": is_sum, "BCE_TARGET_THRESH": threshold, "BCE_POS_WEIGHT": 2.5, "SMOOTHING": 0.1}
-    there = {"sum_classes": is_sum, "target_threshold": threshold, "pos_weight": 2.5}
+    here = {"LOSS": "bce", "BCE_TARGET_THRESH": threshold, "BCE_POS_WEIGHT": 2.5, "SMOOTHING": 0.1}
+    there = {"target_threshold": threshold, "pos_weight": 2.5}
     hard = BinaryCrossEntropy(smoothing=0.1, smooth_dense=True, **there)
     torch.testing.assert_close(loss_of(logits, targets, **here), hard(logits, targets))
     torch.testing.assert_close(loss_of(logits, labels, **here), hard(logits, labels.double()))
@@ -65,7 +64,7 @@ def test_binary_cross_entropy_is_timms_for_classes_labels_and_mixtures_of_both(f
         torch.testing.assert_close(loss_of(logits, mixed(each, 0.3), **here), wanted, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("train", [{}, {"SMOOTHING": 0.1}, {"LOSS": "bce"}, {"LOSS": "bce", "BCE_SUM": True}])
+@pytest.mark.parametrize("train", [{}, {"SMOOTHING": 0.1}, {"LOSS": "bce"}])
 def test_class_weights_multiply_the_part_of_each_class_and_the_sum_is_divided_by_the_images(fixed, train):
     logits, targets, _ = fixed
     weights = torch.tensor(WEIGHTS, dtype=torch.float64)
@@ -74,7 +73,7 @@ def test_class_weights_multiply_the_part_of_each_class_and_the_sum_is_divided_by
     soft = soft * (1 - smoothing) + smoothing / C
     if train.get("LOSS") == "bce":
         yes, no = (-functional.logsigmoid(side * logits) for side in (1, -1))
-        wanted = (weights * soft * yes + (1 - soft) * no).sum() / (B if train.get("BCE_SUM") else B * C)
+        wanted = (weights * soft * yes + (1 - soft) * no).sum() / (B * C)
     else:
         wanted = (weights * soft * -logits.log_softmax(1)).sum() / B
     torch.testing.assert_close(loss_of(logits, mixed(targets, 0.25), WEIGHTS, **train), wanted)
@@ -105,6 +104,6 @@ def test_a_run_trains_with_the_loss_and_the_weights_of_its_settings(tmp_path):
     weights = f"TRAIN.CLASS_WEIGHTS={tmp_path / 'weights.yaml'}"
     loss, weighted, binary = (
         update(make_trainer(small_config(tmp_path, *options))).report().loss
-        for options in ([], [weights], ["TRAIN.LOSS=bce", "TRAIN.BCE_SUM=true"])
+        for options in ([], [weights], ["TRAIN.LOSS=bce"])
     )
-    assert weighted == pytest.approx(3 * loss) and binary == pytest.approx(10 * math.log(2), rel=0.1)
+    assert weighted == pytest.approx(3 * loss) and binary == pytest.approx(math.log(2), rel=0.1)

@@ -111,33 +111,6 @@ def test_wsd_warms_up_stays_and_decays_in_the_last_part(train, shape, half_way):
     assert rates[1000] == pytest.approx(1e-5)
 
 
-def plateau(train) -> Schedule:
-    train = dataclasses.replace(train, WARMUP_EPOCHS=2, END_LR=5e-5)
-    return Schedule(with_scheduler(train, NAME="plateau", PATIENCE=1, DECAY_RATE=0.1), 10, global_batch=1)
-
-
-def test_plateau_decays_when_more_evaluations_than_its_patience_were_no_better_down_to_the_end_rate(train):
-    schedule = plateau(train)
-    found = []
-    for epoch, is_best in enumerate([False, False, True, False, False, False, False, False, False], start=1):
-        schedule.note_evaluation(10 * epoch, is_best)
-        found.append(schedule(10 * epoch))
-    # The first does not count: the rate is still rising.
-    assert found[1:] == pytest.approx([3e-3, 3e-3, 3e-3, 3e-4, 3e-4, 5e-5, 5e-5, 5e-5])
-
-
-def test_plateau_goes_on_from_its_saved_state(train):
-    straight = plateau(train)
-    for epoch in range(2, 4):
-        straight.note_evaluation(10 * epoch, False)
-    resumed = plateau(train)
-    resumed.load_state_dict(straight.state_dict())
-    for schedule in (straight, resumed):
-        schedule.note_evaluation(40, False)
-    assert straight(100) == resumed(100) == pytest.approx(3e-4)
-    assert straight.state_dict() == resumed.state_dict()
-
-
 def test_biases_norms_class_token_and_position_embedding_are_not_decayed(tmp_path):
     from models import build_model
 

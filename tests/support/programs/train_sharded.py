@@ -19,7 +19,7 @@ import torch
 from configs.load import load
 from datasets import BadImages, ImageSet, build_eval_data, build_train_data, load_image_sets
 from engine.build import build_trainer
-from engine.checkpoint.format import read_checkpoint
+from engine.checkpoint.format import read_checkpoint, save_checkpoint
 from engine.checkpoint.sharded_saver import PIECES, ShardedSaver
 from engine.evaluation.evaluate import evaluate
 from engine.precision.loss_scale import FusedLossScaler
@@ -125,8 +125,12 @@ def held(trainer: Trainer) -> int:
 
 
 def save(folder: Path, trainer: Trainer, process: Process) -> None:
-    """At first the last process finds no room, so that nobody has saved."""
+    """Sharded, at first the last process finds no room, so that nobody has saved."""
     process.first(lambda: folder.mkdir(parents=True))
+    if not trainer.parallel.is_sharded:
+        state = trainer.state_dict()
+        process.first(lambda: save_checkpoint(folder / "last.pth", state))
+        return
     saver = ShardedSaver(folder, 1, process, warn=print)
     rest, pieces = trainer.parallel.split_for_save(trainer.state_dict())
     is_full = process.rank == process.world_size - 1

@@ -76,7 +76,7 @@ def count_graphs(context: Context) -> str:
     options = ("COMPILE=true", "COMPILE_SCOPE=blocks", "MODEL.DEPTH=12", "MODEL.DROPPATH=0.1")
     trainer = small_trainer(context, *BFLOAT16, *options)
     torch.compiler.reset()
-    for part in parts_to_compile(trainer.weights.compute_model, trainer.config):
+    for part in parts_to_compile(trainer.computing.model, trainer.config):
         part.compile(backend=backend, dynamic=False)
     train(trainer, 2)
     return require(len(graphs) <= 3, f"{len(graphs)} graphs of 12 blocks")

@@ -32,7 +32,7 @@ def small_trainer(context: Context, *options: str):
     data = build_train_data(config, train_set, process)
     trainer = build_trainer(config, model, data, process, Log(1))
     if config.COMPILE and context.dry:
-        for part in parts_to_compile(trainer.weights.compute_model, config):
+        for part in parts_to_compile(trainer.computing.model, config):
             part.compile(backend="eager", dynamic=False)  # a compiler of machine code would take half a minute
     return trainer
 

@@ -7,14 +7,13 @@ from datasets.balance import class_weights, describe_balance
 from datasets.batch_order import Piece
 from datasets.build import build_eval_data, build_order, build_train_data, load_image_sets
 from datasets.classes import renumber
-from datasets.draws import Draws
 from datasets.loading.cache import CacheProgress, cache_image_sets
-from datasets.loading.choice import choose_workers
-from datasets.loading.train_data import EvalData, TrainData, Window
+from datasets.loading.readers import EvalData, TrainData, Window
+from datasets.loading.workers import choose_workers
 from datasets.split import holds_out_no_more, identity, write_split
 from datasets.transforms.augment import parse_policy
 from datasets.transforms.crop import Normalize
-from datasets.transforms.mixup import Mixed, dominant_class
+from datasets.transforms.mix import Mixed, dominant_class
 from datasets.transforms.on_device.augmentation import check_device
 from datasets.transforms.preparation import Preparation, SizedPreparation, build_preparation
-from datasets.types import Batch, ImageSet, Kept
+from datasets.types import Batch, Draws, ImageSet, Kept

@@ -12,10 +12,8 @@ from configs.schema import Config
 from datasets.balance import choose_order
 from datasets.batch_order import Order
 from datasets.classes import number_classes
-from datasets.loading.choice import choose_workers
-from datasets.loading.readers import EvalReader, SizedReader, TrainReader
-from datasets.loading.train_data import EvalData, TrainData
-from datasets.loading.workers import make_loader
+from datasets.loading.readers import EvalData, EvalReader, SizedReader, TrainData, TrainReader
+from datasets.loading.workers import choose_workers, make_loader
 from datasets.sources.caltech import read_caltech101, read_caltech256
 from datasets.sources.csv_list import read_csv
 from datasets.sources.digits import read_digits

@@ -2,6 +2,7 @@
 
 import copy
 import io
+from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,10 +12,85 @@ from PIL import Image
 from torch import Tensor
 
 from datasets.batch_order import Piece
-from datasets.draws import Draws
 from datasets.index import CHUNK, Index
-from datasets.label_sets import LabelSets
 from datasets.shuffle import EpochOrder, FullShuffle
+
+
+class LabelSets:
+    """Sets of class numbers. Images share them, so that millions of images take a number each."""
+
+    def __init__(self, starts: np.ndarray, numbers: np.ndarray):
+        """Set i has the classes numbers[starts[i] : starts[i + 1]], each once."""
+        self.starts, self.numbers = starts, numbers
+
+    @classmethod
+    def of(cls, sets: Iterable[Iterable[int]]) -> "LabelSets":
+        starts, numbers = array("q", [0]), array("i")
+        for each in sets:
+            numbers.extend(each)
+            starts.append(len(numbers))
+        return cls(np.frombuffer(starts, np.int64), np.frombuffer(numbers, np.int32))
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        return self.numbers[self.starts[number] : self.starts[number + 1]]
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def renumbered(self, lookup: np.ndarray) -> "LabelSets":
+        """The same sets with other numbers of the classes."""
+        return LabelSets(self.starts, lookup[self.numbers])
+
+    def count_classes(self, counts: np.ndarray, num_classes: int) -> np.ndarray:
+        """int64: how many images have each class, if so many (`counts`) have each set."""
+        each = np.repeat(counts[: len(self)], np.diff(self.starts)[: len(counts)])
+        return np.bincount(self.numbers[: len(each)], each, num_classes).astype(np.int64)
+
+    def with_any(self, classes: np.ndarray) -> np.ndarray:
+        """bool: whether each set has one of the classes."""
+        found = np.concatenate([[0], np.cumsum(np.isin(self.numbers, classes))])
+        return found[self.starts[1:]] > found[self.starts[:-1]]
+
+
+# The columns of Draws.rows. The rows of a chain of operations, a place in it and a kind are one step for all their images.
+IMAGE, CHAIN, LAYER, KIND, FIRST_PARAMETER = range(5)
+NUM_PARAMETERS = 9
+
+
+class ImageDraws(NamedTuple):
+    """Of one image."""
+
+    boxes: list[tuple[int, ...]] = []  # that are erased: RANDOM_ERASE_COUNT rows of Boxes in mix.py, or none
+    rows: list[tuple[float, ...]] = []  # operations on the device, of OperationRows in on_device/rows.py
+    weights: tuple[float, ...] = ()  # of AugMix's chains, and of their sum; NaN: they are blended one by one
+
+
+class Draws(NamedTuple):
+    """Of a batch; on the host, which knows from them what to start on the device."""
+
+    boxes: np.ndarray  # int64 [B, RANDOM_ERASE_COUNT or 0, 6]
+    rows: np.ndarray  # float64 [N, 4 columns and the parameters]
+    weights: np.ndarray  # float64 [B, chains + 1 or 0]
+
+    @classmethod
+    def of(cls, images: list[ImageDraws]) -> "Draws":
+        """Those of all images of a batch."""
+        rows = [row for each in images for row in each.rows]
+        return cls(
+            np.array([each.boxes for each in images], np.int64),
+            np.array(rows, np.float64).reshape(-1, FIRST_PARAMETER + NUM_PARAMETERS),
+            np.array([each.weights for each in images], np.float64),
+        )
+
+    @property
+    def has_operations(self) -> bool:
+        return len(self.rows) > 0 or self.weights.size > 0
+
+    def part(self, start: int, end: int) -> "Draws":
+        """Those of the images at these positions."""
+        rows = self.rows[(start <= self.rows[:, IMAGE]) & (self.rows[:, IMAGE] < end)].copy()
+        rows[:, IMAGE] -= start
+        return Draws(self.boxes[start:end], rows, self.weights[start:end])
 
 
 class ImageReadError(Exception):

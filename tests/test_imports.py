@@ -67,8 +67,6 @@ PACKAGES = {
         *(
             "shuffle",
             "batch_order",
-            "draws",
-            "label_sets",
             "index",
             "types",
             "balance",

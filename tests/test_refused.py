@@ -14,7 +14,7 @@ from configs.load import load
 from datasets import build_order, load_image_sets
 from datasets.sources.images import FileImages
 from datasets.sources.shards.index import index_path, load_index
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.transforms.decode import PixelRules
 from datasets.types import ImageReadError, ImageSet
 from engine.checkpoint.format import find_newest
 from engine.checkpoint.rollback import find_before

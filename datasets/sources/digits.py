@@ -7,7 +7,7 @@ import numpy as np
 from configs.schema import Config
 from datasets.sources.images import ArrayImages
 from datasets.split import hold_out
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.transforms.decode import PixelRules
 from datasets.types import ImageSet
 
 FILE = Path(__file__).with_name("digits.npz")

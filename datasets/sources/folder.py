@@ -23,8 +23,7 @@ from datasets.index import (
 from datasets.sources.collect import encoded
 from datasets.sources.images import FileImages, is_within
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
-from datasets.transforms.decode import IMAGE_ENDINGS, READ_BY
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.transforms.decode import IMAGE_ENDINGS, READ_BY, PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError, did_you_mean
 from utils.files import file_clock_ns

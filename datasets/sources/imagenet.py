@@ -13,8 +13,7 @@ from datasets.sources.folder import class_folders, read_class_folders, read_spli
 from datasets.sources.images import FileImages
 from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, to_image_sets
 from datasets.sources.root import Parts, choose_parts, data_root, expected_layout, own_split
-from datasets.transforms.decode import IMAGE_ENDINGS
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.transforms.decode import IMAGE_ENDINGS, PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError
 from utils.text import first_of

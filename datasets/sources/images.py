@@ -10,8 +10,7 @@ import numpy as np
 from PIL import Image
 
 from datasets.index import CHUNK, Texts
-from datasets.transforms.decode import decode, kinds_of
-from datasets.transforms.pixel_rules import PixelRules, to_array
+from datasets.transforms.decode import PixelRules, decode, kinds_of, to_array
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import DataError, not_a_file
 from utils.files import without_waiting

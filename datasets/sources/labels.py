@@ -8,8 +8,7 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config
-from datasets.label_sets import LabelSets
-from datasets.types import ImageSet, count_classes
+from datasets.types import ImageSet, LabelSets, count_classes
 from utils.errors import DataError, did_you_mean
 from utils.text import counted, first_of
 

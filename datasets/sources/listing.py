@@ -26,7 +26,7 @@ from datasets.sources.collect import Distinct, RowHashes, encoded, equal_rows
 from datasets.sources.images import FileImages, Inside
 from datasets.sources.labels import Labels, are_mostly_numbers, class_numbers, describe_labels, several_labels
 from datasets.sources.root import own_split
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.transforms.decode import PixelRules
 from datasets.types import count_classes
 from utils.errors import DataError
 from utils.text import first_of

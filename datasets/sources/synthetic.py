@@ -8,7 +8,7 @@ import torch
 
 from configs.schema import Config
 from datasets.batch_order import Piece
-from datasets.transforms.sizes import BySize
+from datasets.transforms.crop import BySize
 from datasets.types import Batch, ImageSet
 
 DEFAULT_CLASSES = 1000

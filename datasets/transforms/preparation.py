@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
-from datasets.transforms.crop import Normalize
-from datasets.transforms.erasing import build_erasing
-from datasets.transforms.mixup import Mixed, Mixing
+from datasets.transforms.crop import BySize, Normalize
+from datasets.transforms.mix import Mixed, Mixing, build_erasing
 from datasets.transforms.on_device.augmentation import carry_out
-from datasets.transforms.sizes import BySize
 from datasets.types import Batch
 from utils.host import has_streams
 

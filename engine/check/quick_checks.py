@@ -11,7 +11,7 @@ from configs.schema import Config, Train
 from configs.unused_settings import OF_SCHEDULES
 from datasets import TrainData, choose_workers
 from datasets.batch_order import Order
-from datasets.loading.choice import AHEAD_OF_PROCESS, shared_bytes
+from datasets.loading.workers import AHEAD_OF_PROCESS, shared_bytes
 from datasets.sources.synthetic import SyntheticImages
 from engine.memory.estimate import checkpoint_bytes, weights_bytes
 from engine.train.ema import decay_at

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from datasets import BadImages, Normalize, build_eval_data
 from datasets.sources.images import FileImages
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.transforms.decode import PixelRules
 from engine.evaluation.classifier import Classifier
 from engine.precision.policy import Precision, set_matmul
 from engine.train.loss import widen

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from configs.schema import Config
 from datasets import ImageSet, choose_workers
-from datasets.loading.choice import cores_to_read, saturate_gil
+from datasets.loading.workers import cores_to_read, saturate_gil
 from engine.train.counters import Report
 from engine.train.trainer import Callback, Trainer
 from utils.distributed import Process

@@ -175,8 +175,7 @@ def compare_pixels(arguments: argparse.Namespace, scratch: Path) -> None:
 
     from configs.schema import Data
     from datasets.transforms.crop import TrainTransform, crop_box
-    from datasets.transforms.decode import decode
-    from datasets.transforms.pixel_rules import PixelRules
+    from datasets.transforms.decode import PixelRules, decode
 
     transform = TrainTransform(data := Data(HFLIP=0.0))
     out = torch.empty(224, 224, 3, dtype=torch.uint8).permute(2, 0, 1)

@@ -12,7 +12,7 @@ from PIL import Image
 from datasets import CacheProgress, cache_image_sets
 from datasets.sources.torchvision_sets import TorchvisionImages
 from datasets.transforms import decode
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.transforms.decode import PixelRules
 from datasets.types import ImageReadError
 from scripts import make_shards
 from tests.data_zoo.files import GREY, HELD, PICTURE, animation, encoded, grey_16_bits, hidden_colours, photo

@@ -16,8 +16,7 @@ from datasets import Batch, Mixed, Normalize, Piece, Preparation, dominant_class
 from datasets.batch_order import sample_rng
 from datasets.loading.readers import TrainReader
 from datasets.transforms.augment import build_augmentation, parse_policy
-from datasets.transforms.erasing import Erasing
-from datasets.transforms.mixup import Mixing
+from datasets.transforms.mix import Erasing, Mixing
 from engine.train.loss import CrossEntropy
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.loading import folder_settings, make_folder, taken, train_data

@@ -9,7 +9,7 @@ import torch
 
 from configs.schema import Data
 from datasets.transforms.crop import EvalTransform, Normalize, crop_box
-from datasets.transforms.pixel_rules import PixelRules, to_array
+from datasets.transforms.decode import PixelRules, to_array
 from datasets.types import ImageReadError
 from tests.support.crops import SIZES, assert_alike, augmented
 from tests.support.image_sets import noise

@@ -13,7 +13,7 @@ from datasets.sources.shards.folder import ShardFolder
 from datasets.sources.shards.index import Shard
 from datasets.sources.shards.source import ShardImages
 from datasets.sources.shards.table import ShardTable, write_table
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.transforms.decode import PixelRules
 from tests.support.configs import CPU
 from tests.support.image_sets import make_set, settings
 from tests.support.loading import order

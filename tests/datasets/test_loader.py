@@ -20,10 +20,9 @@ import torch
 from configs.schema import Config
 from datasets import ImageSet, build_eval_data, build_order, load_image_sets
 from datasets.batch_order import sample_rng
-from datasets.loading import choice
-from datasets.loading.choice import Workers, choose_workers
+from datasets.loading import workers as loader_workers
 from datasets.loading.readers import TrainReader
-from datasets.loading.workers import make_loader
+from datasets.loading.workers import Workers, choose_workers, make_loader
 from tests.support.configs import CPU, replaced
 from tests.support.forks import DEADLINE, ROOT
 from tests.support.loading import folder_settings, make_folder, order, settings, taken, train_data
@@ -360,9 +359,9 @@ def chosen(config: Config, image_set: ImageSet, num_cores: int, device: torch.de
 @pytest.fixture
 def plenty(monkeypatch) -> None:
     """A host with 1 TiB of free memory, half of which processes may share."""
-    monkeypatch.setattr(choice, "free_host_memory", lambda: 2**40)
-    monkeypatch.setattr(choice.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**39))
-    monkeypatch.setattr(choice, "SHARED_MEMORY", Path("/"))
+    monkeypatch.setattr(loader_workers, "free_host_memory", lambda: 2**40)
+    monkeypatch.setattr(loader_workers.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**39))
+    monkeypatch.setattr(loader_workers, "SHARED_MEMORY", Path("/"))
 
 
 @pytest.mark.usefixtures("plenty")
@@ -394,14 +393,14 @@ def test_beside_a_gpu_processes_read_where_threads_would_wait_for_pythons_lock(f
     assert chosen(plain, files, 64, CPU).kind == "threads"
     assert chosen(replaced(plain, DATA={"WORKERS": "threads"}), files, 64).kind == "threads"
     batch = 5 * 3 * 8 * 8
-    monkeypatch.setattr(choice.shutil, "disk_usage", lambda path: SimpleNamespace(free=60 * batch))
+    monkeypatch.setattr(loader_workers.shutil, "disk_usage", lambda path: SimpleNamespace(free=60 * batch))
     assert fewest_processes(plain, files) == 6, "5 processes with 2 batches each, to train and to evaluate"
     assert fewest_processes(plain, files, local_size=4) == 0, "no room for those of all four"
 
 
 def test_threads_beside_a_gpu_read_ahead_as_far_as_memory_allows(monkeypatch):
     def ahead(free: int, **data) -> int:
-        monkeypatch.setattr(choice, "free_host_memory", lambda: free)
+        monkeypatch.setattr(loader_workers, "free_host_memory", lambda: free)
         config = settings(NUM_WORKERS=2, WORKERS="threads", **data)
         return chosen(config, load_image_sets(settings())[0], 8, local_size=2).ahead
 

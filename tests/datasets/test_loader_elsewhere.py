@@ -6,7 +6,7 @@ import multiprocessing
 import torch
 
 from datasets import ImageSet, build_train_data, load_image_sets
-from datasets.loading.choice import choose_workers
+from datasets.loading.workers import choose_workers
 from tests.support.configs import CPU
 from tests.support.loading import folder_settings, make_folder, settings
 from tests.support.pretend_device import DEVICE, on_pretend_device, pinned, waits

@@ -9,7 +9,7 @@ from timm.data import mixup
 
 from configs.schema import Config
 from datasets import Piece
-from datasets.transforms.mixup import Mixing
+from datasets.transforms.mix import Mixing
 from tests.support.configs import replaced
 from utils.seed import keyed_rng
 

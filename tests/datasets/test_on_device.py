@@ -8,10 +8,11 @@ import torch
 
 from configs.schema import Config, Data
 from datasets import Batch, Draws, Normalize, Piece, Preparation, check_device
-from datasets.draws import ImageDraws
-from datasets.transforms.augment import OPERATIONS, Operation, Plan, build_augmentation
+from datasets.transforms.augment import build_augmentation
 from datasets.transforms.on_device.augmentation import carry_out
 from datasets.transforms.on_device.rows import OperationRows
+from datasets.transforms.pixels import OPERATIONS, Operation, Plan
+from datasets.types import ImageDraws
 from engine.diagnose.failing_batch import OVERFLOW_FILE, LastUpdate, read_overflow, save_overflow
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.loading import settings, train_data

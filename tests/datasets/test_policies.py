@@ -13,7 +13,8 @@ from torchvision.transforms import AutoAugment, AutoAugmentPolicy, Interpolation
 from torchvision.transforms import functional as tv
 
 from configs.schema import Config
-from datasets.transforms.augment import OPERATIONS, Augmentation, Operation, Plan, build_augmentation
+from datasets.transforms.augment import Augmentation, build_augmentation
+from datasets.transforms.pixels import OPERATIONS, Operation, Plan
 from tests.support.configs import replaced
 
 SIDE = 32

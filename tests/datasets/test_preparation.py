@@ -6,8 +6,7 @@ import torch
 from configs.schema import Config
 from datasets import Normalize, Piece, Preparation
 from datasets.batch_order import sample_rng
-from datasets.transforms.erasing import BatchedErasing, Erasing, build_erasing
-from datasets.transforms.mixup import Mixing
+from datasets.transforms.mix import BatchedErasing, Erasing, Mixing, build_erasing
 from tests.support.batches import ERASES, MIXES, SIDE, batch, settings
 from tests.support.configs import CPU, small_config
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits

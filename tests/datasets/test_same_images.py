@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from configs.schema import Config
-from datasets.transforms.augment.names import POLICIES
+from datasets.transforms.augment import POLICIES
 from tests.support.seen import NUM_IMAGES, SOURCES, WINDOW, seen, settings
 
 CROPS = [{"TRAIN_CROP": name} for name in ("rrc", "rkrc", "rkrr", "simple")]

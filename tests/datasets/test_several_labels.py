@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from datasets import Kept, build_eval_data, build_train_data, identity, load_image_sets
-from datasets.label_sets import LabelSets
 from datasets.sources.images import FileImages
 from datasets.split import hold_out
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.transforms.decode import PixelRules
+from datasets.types import LabelSets
 from tests.support.configs import CPU, load_text, replaced, small_config
 from tests.support.image_sets import draw, error_of, load, settings
 from tests.support.refusals import assert_names

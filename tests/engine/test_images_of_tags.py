@@ -11,7 +11,7 @@ from timm.data import create_transform, resolve_data_config
 from configs.schema import Data
 from datasets import Normalize
 from datasets.transforms.crop import EvalTransform
-from datasets.transforms.pixel_rules import PixelRules, to_array
+from datasets.transforms.decode import PixelRules, to_array
 from engine.settings import load_settings
 from models.weights.metadata import metadata_of
 from tests.support.refusals import refused

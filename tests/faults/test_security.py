@@ -11,8 +11,7 @@ import yaml
 from PIL import Image
 
 from configs.load import load
-from datasets.transforms.decode import decode
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.transforms.decode import PixelRules, decode
 from datasets.types import ImageReadError
 from tests.support.image_sets import png, write_tar
 from tests.support.refusals import assert_names, refused

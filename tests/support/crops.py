@@ -7,7 +7,7 @@ from PIL import Image
 
 from configs.schema import Data
 from datasets.transforms.crop import TrainTransform
-from datasets.transforms.pixel_rules import PixelRules, to_array
+from datasets.transforms.decode import PixelRules, to_array
 
 SIZES = [(500, 375), (375, 500), (40, 30), (224, 224), (333, 257), (9, 61), (300, 7)]
 

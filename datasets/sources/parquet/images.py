@@ -15,7 +15,7 @@ from datasets.index import FileStamp, Index, changed_during_run, stamps_in
 from datasets.shuffle import GroupedShuffle
 from datasets.sources.images import EncodedImages
 from datasets.sources.parquet.index import opened, read_columns, without_bytes
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.transforms.decode import PixelRules
 from utils.errors import DataError
 
 CACHE_BYTES = 192 << 20  # of row groups in each process

@@ -15,7 +15,7 @@ from datasets.sources.root import choose_parts, data_root, expected_layout, own_
 from datasets.sources.shards.folder import ShardFolder
 from datasets.sources.shards.table import ShardTable, read_table
 from datasets.sources.shards.tar import Tar
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.transforms.decode import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError
 from utils.text import counted

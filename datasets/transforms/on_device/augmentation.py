@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from configs.schema import Data
-from datasets.draws import CHAIN, FIRST_PARAMETER, IMAGE, KIND, LAYER, Draws
 from datasets.transforms.on_device.colors import blend
 from datasets.transforms.on_device.rows import KINDS
+from datasets.types import CHAIN, FIRST_PARAMETER, IMAGE, KIND, LAYER, Draws
 from utils.errors import ConfigError
 
 LARGEST_STEP = 32  # images; of 224 x 224 pixels these take 0.7 GiB at most

@@ -7,7 +7,7 @@ and order, because its results are truncated.
 import torch
 from torch import Tensor
 
-from datasets.transforms.augment.arithmetic import GREY
+from datasets.transforms.pixels import GREY
 
 SOLARIZED_FROM = 128  # solarize_add leaves brighter pixels as they are
 SMOOTH_CENTRE, SMOOTH_TOTAL = 5, 13  # Pillow's SMOOTH kernel: ones around this weight, and its sum

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from datasets.transforms.augment.arithmetic import BLUR_BITS, BLUR_PASSES, BLUR_UNIT
+from datasets.transforms.pixels import BLUR_BITS, BLUR_PASSES, BLUR_UNIT
 
 FIXED = 65536  # Pillow's unit of coordinates where it takes the nearest pixel
 

@@ -4,12 +4,12 @@ import math
 from collections.abc import Callable
 from random import Random
 
-from datasets.draws import NUM_PARAMETERS
-from datasets.transforms.augment import Augmentation, Operation, Plan
-from datasets.transforms.augment.arithmetic import box_of
-from datasets.transforms.augment.random_operations import GEOMETRIC
+from datasets.transforms.augment import Augmentation
 from datasets.transforms.on_device import colors, geometry
 from datasets.transforms.on_device.geometry import Matrix
+from datasets.transforms.pixels import Operation, Plan, box_of
+from datasets.transforms.random_operations import GEOMETRIC
+from datasets.types import NUM_PARAMETERS
 
 
 def no_parameter(value: float) -> tuple[float, ...]:

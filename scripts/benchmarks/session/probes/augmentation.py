@@ -41,9 +41,9 @@ class Case:
     def __init__(self, policy: str, count: int, side: int):
         from configs.schema import Config, Data, Train
         from datasets import Draws
-        from datasets.draws import ImageDraws
         from datasets.transforms.augment import build_augmentation
         from datasets.transforms.on_device.rows import OperationRows
+        from datasets.types import ImageDraws
 
         train = Train(AUTO_AUGMENT=policy, COLOR_JITTER=JITTER)
         self.augmentation = build_augmentation(Config(DATA=Data(IMAGE_SIZE=side), TRAIN=train))

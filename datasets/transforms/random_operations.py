@@ -1,18 +1,15 @@
-"""Operations with a probability and a random magnitude, as timm and as torchvision mean them.
-
-All random numbers come from the generator of the call, by methods that give the same in every version of Python.
-"""
+"""Operations with a probability and a random magnitude, as timm and as torchvision mean them."""
 
 import math
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
 
-from datasets.transforms.augment.plan import Operation
+from datasets.transforms.pixels import Operation
 
+MOST = 10.0  # timm's magnitudes go from 0 to here, if not said otherwise
 GEOMETRIC = frozenset("rotate shear_x shear_y translate_x translate_y".split())
 FACTORS = frozenset("brightness contrast color sharpness".split())
-MOST = 10.0  # timm's magnitudes go from 0 to here, if not said otherwise
 
 
 class Options(NamedTuple):

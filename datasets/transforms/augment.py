@@ -1,0 +1,285 @@
+"""What an augmentation policy draws for an image: a plan, from the same laws as timm's and torchvision's policies.
+
+All random numbers come from the generator of the call, by methods that give the same in every version of Python.
+"""
+
+import math
+import re
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from configs.schema import Config, Train
+from datasets.transforms.pixels import Operation, Plan, carry_out
+from datasets.transforms.random_operations import MOST, Options, TimmOperation, TorchvisionOperation, choose
+from utils.errors import ConfigError, did_you_mean
+
+REVISION = 2  # of what is drawn and done for given settings; 1: torchvision's operations, with its own draws
+
+# {name of a policy: its parameters with their defaults}
+POLICIES: dict[str, dict[str, float]] = {
+    **dict.fromkeys(("original", "originalr", "v0", "v0r", "3a"), {"mstd": 0.0}),
+    "rand": {"m": 10, "n": 2, "p": 0.5, "mstd": 0, "mmax": 10, "inc": 0},
+    "augmix": {"m": 3, "w": 3, "d": 0, "a": 1.0, "b": 0, "mstd": math.inf},
+    **dict.fromkeys(("cifar10", "svhn", "ta_wide"), {}),
+}
+# Behind rand's t: other sets of operations, with the largest n; with weights, each operation comes at most once.
+CHOICES = {"weights": 15, "3a": 100, "3aw": 14}
+# Minimum and maximum: far larger values would take for ever per image.
+LIMITS = {
+    "rand": {"m": (0, 1000), "n": (1, 100), "p": (0, 1), "mmax": (0, 1000), "inc": (0, 1)},
+    "augmix": {"m": (0, 1000), "w": (1, 100), "d": (0, 100), "a": (0.01, 1000), "b": (0, 1)},
+}
+WHOLE = ("n", "w", "d", "inc", "b")
+SHIFT, SHIFT_AUGMIX = 0.45, 0.3  # of the side, at magnitude 10
+NUM_LEVELS, NUM_LEVELS_WIDE = 10, 31  # torchvision's AutoAugment, TrivialAugment
+RESAMPLE = {  # Pillow's numbers of the interpolations of rotations and shifts; it has no lanczos for them
+    "nearest": (int(Image.Resampling.NEAREST),),
+    "bilinear": (int(Image.Resampling.BILINEAR),),
+    "bicubic": (int(Image.Resampling.BICUBIC),),
+    "lanczos": (int(Image.Resampling.BICUBIC),),
+    "random": (int(Image.Resampling.BILINEAR), int(Image.Resampling.BICUBIC)),
+}
+
+
+class Policy(NamedTuple):
+    """A policy by its name."""
+
+    name: str  # of POLICIES
+    numbers: dict[str, float]
+    choice: str = ""  # of CHOICES
+
+
+def parse_policy(train: Train) -> Policy | None:
+    """The policy that the settings name: rand-m9-n3 gives rand and {"m": 9, "n": 3, "p": 0.5, ...}."""
+    if train.RAND_AUGMENT:
+        given = {"m": train.RAND_AUGMENT_MAGNITUDE, "n": train.RAND_AUGMENT_LAYERS, "mstd": 0.5, "inc": 1}
+        return Policy("rand", POLICIES["rand"] | given)
+    if not train.AUTO_AUGMENT:
+        return None
+    name, *parts = train.AUTO_AUGMENT.lower().split("-")
+    if name not in POLICIES:
+        raise ConfigError(
+            f"TRAIN.AUTO_AUGMENT: unknown policy {train.AUTO_AUGMENT!r} (known: {', '.join(POLICIES)})"
+            f"{did_you_mean(name, POLICIES)}"
+        )
+    sets = {f"t{choice}": choice for choice in CHOICES} if name == "rand" else {}
+    choices = [sets[part] for part in parts if part in sets]
+    numbers = [_number(name, part, train.AUTO_AUGMENT) for part in parts if part not in sets]
+    policy = Policy(name, POLICIES[name] | dict(numbers), "".join(choices[:1]))
+    _check_limits(policy, train.AUTO_AUGMENT)
+    return policy
+
+
+def _number(name: str, part: str, text: str) -> tuple[str, float]:
+    """m9 gives ("m", 9.0)."""
+    known = POLICIES[name]
+    match = re.fullmatch(r"([a-z]+)(\d+\.?\d*)", part)
+    if not match or match[1] not in known or (match[1] in WHOLE and float(match[2]) % 1):
+        takes = f"takes {', '.join(known)}, each with a number" if known else "takes no parameters"
+        also = f", or t with {', '.join(CHOICES)}" if name == "rand" else ""
+        whole = ", ".join(key for key in WHOLE if key in known)
+        also += f"; {whole} are whole numbers" if whole else ""
+        raise ConfigError(f"TRAIN.AUTO_AUGMENT: {part!r} in {text!r} is invalid; {name} {takes}{also}")
+    return match[1], float(match[2])
+
+
+def _check_limits(policy: Policy, text: str) -> None:
+    limits = LIMITS.get(policy.name, {})
+    if policy.choice:
+        limits = limits | {"n": (1, CHOICES[policy.choice])}
+    if any(not low <= policy.numbers[key] <= high for key, (low, high) in limits.items()):
+        allowed = ", ".join(f"{key} from {low:g} to {high:g}" for key, (low, high) in limits.items())
+        raise ConfigError(f"TRAIN.AUTO_AUGMENT: {text!r} must have {allowed}")
+
+
+class SubPolicies(NamedTuple):
+    """One of several sequences of operations, as AutoAugment has them."""
+
+    sequences: list[list]
+
+    def draw(self, rng: Random) -> Plan:
+        return _draw_each(choose(self.sequences, rng), rng)
+
+
+class RandAugment(NamedTuple):
+    """So many random operations; with weights, none of them twice."""
+
+    operations: list
+    weights: list[float] | None
+    count: int
+
+    def draw(self, rng: Random) -> Plan:
+        if self.weights is None:
+            return _draw_each([choose(self.operations, rng) for _ in range(self.count)], rng)
+        weights, chosen = list(self.weights), []
+        for _ in range(self.count):
+            index = _choose_weighted(weights, rng)
+            weights[index] = 0.0
+            chosen.append(self.operations[index])
+        return _draw_each(chosen, rng)
+
+
+class AugMix(NamedTuple):
+    """Chains of operations, mixed with each other and with the image."""
+
+    operations: list
+    width: int
+    depth: int  # 0: 1 to 3, drawn for each chain
+    alpha: float
+    is_blended: bool  # timm's b1
+
+    def draw(self, rng: Random) -> Plan:
+        weights, blend = _dirichlet(self.alpha, self.width, rng), rng.betavariate(self.alpha, self.alpha)
+        chains = []
+        for _ in range(self.width):
+            chain = [choose(self.operations, rng) for _ in range(self.depth or 1 + int(rng.random() * 3))]
+            chains.append(_draw_each(chain, rng).operations)
+        if self.is_blended:
+            return Plan(chains=tuple(chains), weights=_blended_weights(weights, blend))
+        return Plan(chains=tuple(chains), weights=tuple(weights), blend=blend)
+
+
+def build_policy(policy: Policy, side: int, resamples: tuple[int, ...]) -> SubPolicies | RandAugment | AugMix:
+    """A policy for square images, with these interpolations."""
+    if policy.name in ("cifar10", "svhn", "ta_wide"):
+        return SubPolicies(_torchvision_sequences(policy.name, side, resamples))
+    from timm.data import auto_augment as timm  # imported here: it takes a second, and most runs do not need it
+
+    numbers = policy.numbers
+    deviation = numbers["mstd"]
+    if policy.name == "augmix":
+        options = Options(resamples, SHIFT_AUGMIX * side, deviation)
+        operations = [TimmOperation(each.name, 1.0, numbers["m"], options) for each in timm.augmix_ops()]
+        return AugMix(operations, int(numbers["w"]), int(numbers["d"]), numbers["a"], bool(numbers["b"]))
+    if policy.name == "rand":
+        deviation = math.inf if deviation > 100 else deviation  # timm's way to ask for a uniform magnitude
+        options = Options(resamples, SHIFT * side, deviation, numbers["mmax"] or MOST)
+        names = timm.rand_augment_choices(policy.choice, increasing=bool(numbers["inc"]))
+        operations = [TimmOperation(name, numbers["p"], numbers["m"], options) for name in names]
+        return RandAugment(operations, [*names.values()] if isinstance(names, dict) else None, int(numbers["n"]))
+    options = Options(resamples, SHIFT * side, deviation)
+    sequences = timm.auto_augment_policy(policy.name)
+    return SubPolicies(
+        [[TimmOperation(each.name, each.prob, each.magnitude, options) for each in sequence] for sequence in sequences]
+    )
+
+
+def _torchvision_sequences(name: str, side: int, resamples: tuple[int, ...]) -> list[list[TorchvisionOperation]]:
+    from torchvision.transforms import AutoAugment, AutoAugmentPolicy
+
+    if name == "ta_wide":
+        values = {None: ([0.0], False)} | _torchvision_values(NUM_LEVELS_WIDE, 0.99, 32.0, 135.0, 6)
+        del values["invert"]
+        return [[TorchvisionOperation(name, 1.0, *each, resamples)] for name, each in values.items()]
+    values = _torchvision_values(NUM_LEVELS, 0.3, 150 / 331 * side, 30.0, 4)
+
+    def operation(their_name: str, probability: float, level: int | None) -> TorchvisionOperation:
+        name = re.sub("([XY])$", r"_\1", their_name).lower()  # ShearX: shear_x
+        levels, is_signed = values[name]
+        return TorchvisionOperation(name, probability, [levels[level or 0]], is_signed, resamples)
+
+    return [[operation(*each) for each in sequence] for sequence in AutoAugment(AutoAugmentPolicy(name)).policies]
+
+
+def _torchvision_values(count: int, shear: float, shift: float, degrees: float, bits: int) -> dict:
+    """{name: (values for `count` levels, whether their sign is drawn)}; `bits`: how many posterize removes at most."""
+
+    def up_to(limit: float) -> list[float]:
+        return torch.linspace(0.0, limit, count).tolist()  # in float32, as torchvision's
+
+    factor = up_to(0.9 if count == NUM_LEVELS else 0.99)
+    posterize = 8 - (torch.arange(count) / ((count - 1) / bits)).round().int()
+    shifts = [-int(value) for value in up_to(shift)]  # they move the image, ours the place that is shown
+    return {
+        **dict.fromkeys(("shear_x", "shear_y"), (up_to(shear), True)),
+        **dict.fromkeys(("translate_x", "translate_y"), (shifts, True)),
+        "rotate": (up_to(degrees), True),
+        **dict.fromkeys(("brightness", "color", "contrast", "sharpness"), (factor, True)),
+        "posterize": (posterize.tolist(), False),
+        "solarize": (torch.linspace(255.0, 0.0, count).tolist(), False),
+        **dict.fromkeys(("autocontrast", "equalize", "invert"), ([0.0], False)),
+    }
+
+
+def _draw_each(operations: list, rng: Random) -> Plan:
+    return Plan(tuple(drawn for operation in operations for drawn in operation.draw(rng)))
+
+
+def _choose_weighted(weights: list[float], rng: Random) -> int:
+    place = rng.random() * sum(weights)
+    for index, weight in enumerate(weights):
+        place -= weight
+        if place < 0:
+            return index
+    return max(range(len(weights)), key=weights.__getitem__)  # rounding led past the end
+
+
+def _dirichlet(alpha: float, count: int, rng: Random) -> list[float]:
+    shares = [rng.gammavariate(alpha, 1.0) for _ in range(count)]
+    total = sum(shares)
+    if total == 0:  # with a small alpha all can be too small for a float; one of them would have been all but 1
+        return [1.0] + [0.0] * (count - 1)
+    return [share / total for share in shares]
+
+
+def _blended_weights(weights: list[float], blend: float) -> tuple[float, ...]:
+    """Weights for blending one chain after the other that give almost the same as all at once."""
+    left, result = 1.0, []
+    for weight in reversed(weights):
+        result.append(weight * blend / left if left > 0 else 0.0)
+        left *= 1 - result[-1]
+    return tuple(reversed(result))
+
+
+def build_augmentation(config: Config) -> "Augmentation | None":
+    """The augmentation that the settings ask for, if any."""
+    return Augmentation(config) if config.TRAIN.augments else None
+
+
+class Augmentation:
+    """A policy, then colour jitter. Several threads may use it at once."""
+
+    def __init__(self, config: Config):
+        train, data = config.TRAIN, config.DATA
+        policy = parse_policy(train)
+        self.policy = build_policy(policy, data.IMAGE_SIZE, RESAMPLE[data.train_interpolation]) if policy else None
+        self.jitter = _jitter(train.COLOR_JITTER, policy)
+        colour = tuple(min(max(round(255 * mean), 0), 255) for mean in data.IMAGENET_MEAN[: data.IMAGE_CHANNELS])
+        self.fill = colour if len(colour) > 1 else colour[0]  # of what a rotation or shift uncovers, as in timm
+
+    def draw(self, rng: Random) -> Plan:
+        """What is done to one image. All random numbers come from `rng`."""
+        plan = self.policy.draw(rng) if self.policy else Plan()
+        return plan._replace(operations=(*plan.operations, *self._draw_jitter(rng)))
+
+    def apply(self, plan: Plan, pixels: np.ndarray) -> np.ndarray:
+        """uint8 [H, W, C] changed as planned, which may be the same array. Nothing is drawn."""
+        return carry_out(plan, pixels, self.fill)
+
+    def __call__(self, image: Tensor, rng: Random) -> None:
+        """Augment uint8 [C, H, W] in place."""
+        pixels = image.permute(1, 2, 0).numpy()
+        changed = self.apply(self.draw(rng), pixels)
+        if changed is not pixels:
+            pixels[...] = changed
+
+    def _draw_jitter(self, rng: Random) -> list[Operation]:
+        """Changes of the colours as torchvision's ColorJitter makes them: in random order, each by a random factor."""
+        names = list(self.jitter)
+        operations = []
+        while names:
+            name = names.pop(int(rng.random() * len(names)))
+            operations.append(Operation(name, rng.uniform(*self.jitter[name])))
+        return operations
+
+
+def _jitter(strength: float, policy: Policy | None) -> dict[str, tuple[float, float]]:
+    """{operation: smallest and largest factor}. Like timm, only without a policy or with 3-Augment's operations."""
+    if not strength or (policy and "3a" not in (policy.name, policy.choice[:2])):
+        return {}
+    return dict.fromkeys(("brightness", "contrast", "color"), (max(0.0, 1 - strength), 1 + strength))

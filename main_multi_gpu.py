@@ -18,17 +18,17 @@ from utils.program import exit_code, exit_now, relax_gc
 
 def main(arguments: list[str]) -> int:
     loaded = load_once(arguments)  # before launching too, so that a mistake is reported at once
-    config, dist = loaded.config, loaded.config.DIST
-    options = LaunchOptions(dist.URL, dist.WORLD_SIZE, dist.RANK, config.NGPUS, dist.TIMEOUT)
+    config, start = loaded.config, loaded.config.START
+    options = LaunchOptions(start.URL, start.WORLD_SIZE, start.RANK, start.NGPUS, config.DIST.TIMEOUT)
     launched = find_launched_rank(os.environ, options)
-    if config.CHECK:
+    if start.CHECK:
         return check_once(loaded, launched)
     from utils.distributed import Process, find_devices
 
     if launched is None:
         from utils.launch.torchrun import launch
 
-        return launch(__file__, arguments, config.NGPUS or find_devices(config.DEVICE)[1])
+        return launch(__file__, arguments, start.NGPUS or find_devices(config.DEVICE)[1])
     from engine.run import run
 
     return run(loaded, Process.start(config.DEVICE, os.environ, options))
@@ -42,7 +42,7 @@ def check_once(loaded: LoadedConfig, launched: LaunchedRank | None) -> int:
     from utils.signals import die_with_parent
 
     if launched is None:
-        return check(loaded, loaded.config.NGPUS)
+        return check(loaded, loaded.config.START.NGPUS)
     if launched.parent_is_launcher:
         die_with_parent()
     return check(loaded, launched.world_size, count_local(os.environ, launched.world_size))

@@ -12,12 +12,12 @@ from utils.program import exit_code, exit_now, relax_gc
 
 def main(arguments: list[str]) -> int:
     loaded = load_settings(arguments)
-    dist = loaded.config.DIST
-    if (dist.URL, dist.WORLD_SIZE, dist.RANK) != (None, None, None):
+    start = loaded.config.START
+    if (start.URL, start.WORLD_SIZE, start.RANK) != (None, None, None):
         raise ConfigError(
             "-dist_url, -world_size and -rank: main_single_gpu.py runs one process; use main_multi_gpu.py"
         )
-    if loaded.config.CHECK:
+    if start.CHECK:
         from engine.preflight import check
 
         return check(loaded)

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 from configs.typed_names import suggest_flag
-from configs.values import SETTINGS, Setting, to_text
+from configs.values import ALL_SETTINGS, Setting, to_text
 from configs.yaml_files import Layer
 from utils.errors import ConfigError
 
@@ -112,7 +112,7 @@ def build_parser() -> argparse.ArgumentParser:
     for title, flags in FLAGS.items():
         group = parser.add_argument_group(title)
         for flag, (key, metavar) in flags.items():
-            setting = SETTINGS[key]
+            setting = ALL_SETTINGS[key]
             # -amp alone switches it on; -amp false overrides a file with AMP: true.
             switch = {"nargs": "?", "const": "true"} if setting.kind is bool else {}
             group.add_argument(flag, metavar=metavar, help=_help(setting), **switch)

@@ -15,6 +15,7 @@ from configs.schema import AUTO, VIT_FIELDS, Config
 from configs.typed_names import suggest_key
 from configs.unused_settings import unused_settings
 from configs.values import (
+    ALL_SETTINGS,
     OPEN_SECTIONS,
     SECTIONS,
     SETTINGS,
@@ -45,7 +46,7 @@ class LoadedConfig:
 
     def with_value(self, key: str, value: Any, origin: str) -> "LoadedConfig":
         """Replace one setting."""
-        config = unflatten(flatten(self.config) | {key: value})
+        config = replace(unflatten(flatten(self.config) | {key: value}), START=self.config.START)
         return replace(self, config=config, origins=self.origins | {key: origin})
 
     def with_batch_size(self, number: int, how: str) -> "LoadedConfig":
@@ -71,8 +72,8 @@ def load(
     """
     command_line = flags.parse(argv)
     files, family = take_family(_files(command_line.cfg, needs_file, beneath, weights), command_line.layers)
-    values = {key: setting.default for key, setting in SETTINGS.items()}
-    origins = dict.fromkeys(SETTINGS, "default")
+    values = {key: setting.default for key, setting in ALL_SETTINGS.items()}
+    origins = dict.fromkeys(ALL_SETTINGS, "default")
     notes: list[str] = []
     layers = [*files, *command_line.layers]
     former: dict[str, Text] = {}
@@ -84,8 +85,8 @@ def load(
             if section := next((each for each in OPEN_SECTIONS if key.startswith(f"{each}.")), None):
                 values[section] = add_argument(values[section], section, key, text, layer.origin)
                 origins[section] = origins[key] = layer.origin
-            elif key in SETTINGS:
-                values[key] = convert(SETTINGS[key], text, layer.origin)
+            elif key in ALL_SETTINGS:
+                values[key] = convert(ALL_SETTINGS[key], text, layer.origin)
                 origins[key] = layer.origin
             elif key in IGNORED:
                 if layer not in files:
@@ -146,12 +147,13 @@ def _why_no_setting(key: str, text: Text) -> str:
     if key == "BASE":
         return "BASE is for files only; name another file with -cfg"
     if key in (*SECTIONS, OLD_SECTION):
-        inside = next(each for each in (*SETTINGS, *RENAMED) if each.startswith(key + "."))
+        inside = next(each for each in (*ALL_SETTINGS, *RENAMED) if each.startswith(key + "."))
         return f"{key} is {quoted(text)}, but it is a section, with settings such as {inside}"
     parent = key.rpartition(".")[0]
-    if parent in SETTINGS:
-        return f"{parent} is a section here, which contains {key}; it must be {describe_allowed(SETTINGS[parent])}"
-    return f"unknown key {key}{suggest_key(key, [*SETTINGS, *RENAMED, 'BASE'])}"
+    if parent in ALL_SETTINGS:
+        allowed = describe_allowed(ALL_SETTINGS[parent])
+        return f"{parent} is a section here, which contains {key}; it must be {allowed}"
+    return f"unknown key {key}{suggest_key(key, [*ALL_SETTINGS, *RENAMED, 'BASE'])}"
 
 
 def _settle_optimizer(values: dict[str, Any]) -> None:

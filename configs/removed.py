@@ -3,7 +3,7 @@
 Version 0.1.0 was the last that had them, where nothing else is said.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from utils.errors import ConfigError
@@ -121,11 +121,11 @@ def translate_saved(saved: Texts, roles: tuple[str, ...] = ()) -> dict[str, Any]
     return translated
 
 
-def not_translated(saved: Texts) -> Iterator[tuple[str, str]]:
-    """(name, remedy) of the former settings that a run saved, that changed its course, and that nothing stands for."""
-    for key in REMOVED.keys() & saved.keys():
-        if REMOVED[key].role in ("data", "model", "recipe") and _today(key, saved) is None:
-            yield key, REMOVED[key].remedy
+def not_translated(saved: Texts) -> dict[str, Any]:
+    """The former settings that a run saved, that changed its course, and that nothing stands for: {name: value}."""
+    former = sorted(REMOVED.keys() & saved.keys())
+    decisive = (key for key in former if REMOVED[key].role in ("data", "model", "recipe"))
+    return {key: saved[key] for key in decisive if _today(key, saved) is None}
 
 
 def _today(key: str, former: Texts) -> dict[str, Any] | None:

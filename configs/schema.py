@@ -7,10 +7,20 @@ table and as long as there are settings: one place to look up any of them.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 AUTO = "auto"  # of a number: find it out at the start
 MAX_INT = 2**63 - 1  # of torch's and numpy's integers
+
+# What a setting is for: its role. A section has one, and a field with another names it. All that has to tell settings
+# apart asks for the role: what a resumed run may change, what an evaluation takes over, what a comparison leaves out.
+DATA = "data"  # which images and labels there are
+MODEL = "model"  # what the model is, and how it wants its images: whoever has the weights needs it
+RECIPE = "recipe"  # how the weights come about
+MACHINE = "machine"  # where and how fast that is computed, with the same result
+RECORD = "record"  # what is saved and shown of it
+START = "start"  # of one start of the program: a command, and never saved
+MAY_CHANGE = "may change"  # also of a role that decides the result: a resumed run may have another value
 
 
 class Bounds(NamedTuple):
@@ -21,6 +31,12 @@ class Bounds(NamedTuple):
 
     low: float
     high: float
+
+
+class In(NamedTuple):
+    """The section in which a setting of Start is written."""
+
+    section: str
 
 
 class Fold(NamedTuple):
@@ -59,49 +75,51 @@ class Arguments(Mapping):
 class Data:
     """The data, and how it is loaded."""
 
+    role: ClassVar[str] = DATA
+
     DATASET: str = "imagenet2012"
     """Name of the data set; docs/data.md lists them with their folder layouts."""
-    DATA_PATH: str = "/dataset/imagenet/"
+    DATA_PATH: Annotated[str, MAY_CHANGE] = "/dataset/imagenet/"
     """Folder of the data set (for csv: folder or file; for shards also a URL: docs/data.md, "Shards on a server")."""
-    BATCH_SIZE: Annotated[int | Literal["auto"], Bounds(1, 1_000_000)] = 256
+    BATCH_SIZE: Annotated[int | Literal["auto"], Bounds(1, 1_000_000), RECIPE, MAY_CHANGE] = 256
     """Images per process and micro-batch; one update sees BATCH_SIZE x processes x TRAIN.ACCUM_ITER. auto: as many as fit the device, found by trial at the start."""
-    BATCH_SIZE_EVAL: Annotated[int | None, Bounds(1, 1_000_000)] = None
+    BATCH_SIZE_EVAL: Annotated[int | None, Bounds(1, 1_000_000), MACHINE] = None
     """Images per process in evaluation; not set: BATCH_SIZE."""
-    IMAGE_SIZE: Annotated[int, Bounds(1, 8_192)] = 224
+    IMAGE_SIZE: Annotated[int, Bounds(1, 8_192), MODEL] = 224
     """Side of the square input image, in pixels."""
-    IMAGE_CHANNELS: Literal[1, 3] = 3
+    IMAGE_CHANNELS: Annotated[Literal[1, 3], MODEL] = 3
     """3 for colour, 1 for grey."""
-    CROP_PCT: Annotated[float, Bounds(0.01, 2.0)] = 0.875
+    CROP_PCT: Annotated[float, Bounds(0.01, 2.0), MODEL] = 0.875
     """Evaluation resizes to IMAGE_SIZE / CROP_PCT and crops the centre; above 1 the image is framed in black."""
-    CROP_MODE: Literal["center", "squash", "border"] = "center"
+    CROP_MODE: Annotated[Literal["center", "squash", "border"], MODEL] = "center"
     """What evaluation resizes to that: the short side (center), both sides (squash), or the long side, framed in the mean (border); as timm's crop modes."""
-    CROP_SCALE: Annotated[tuple[float, ...], Bounds(0.0001, 1.0)] = (0.08, 1.0)
+    CROP_SCALE: Annotated[tuple[float, ...], Bounds(0.0001, 1.0), RECIPE] = (0.08, 1.0)
     """Area of a random training crop as a fraction of the image: min, max."""
-    CROP_RATIO: Annotated[tuple[float, ...], Bounds(0.01, 100.0)] = (3 / 4, 4 / 3)
+    CROP_RATIO: Annotated[tuple[float, ...], Bounds(0.01, 100.0), RECIPE] = (3 / 4, 4 / 3)
     """Aspect ratio (width / height) of a random training crop: min, max."""
-    HFLIP: Annotated[float, Bounds(0.0, 1.0)] = 0.5
+    HFLIP: Annotated[float, Bounds(0.0, 1.0), RECIPE] = 0.5
     """Probability of a horizontal flip of a training image."""
-    VFLIP: Annotated[float, Bounds(0.0, 1.0)] = 0.0
+    VFLIP: Annotated[float, Bounds(0.0, 1.0), RECIPE] = 0.0
     """Probability of a vertical flip of a training image."""
-    TRAIN_CROP: Literal["rrc", "rkrc", "rkrr", "simple"] = "rrc"
+    TRAIN_CROP: Annotated[Literal["rrc", "rkrc", "rkrr", "simple"], RECIPE] = "rrc"
     """Crop of training images: rrc, a random part resized to the square; rkrc and rkrr, the image resized, then the centre or a random square (all as timm's --train-crop-mode); simple, DeiT III's random square of the resized image."""
-    INTERPOLATION: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bicubic"
+    INTERPOLATION: Annotated[Literal["nearest", "bilinear", "bicubic", "lanczos"], MODEL] = "bicubic"
     """Interpolation for resizing images."""
-    TRAIN_INTERPOLATION: Literal["random", "nearest", "bilinear", "bicubic", "lanczos"] | None = None
+    TRAIN_INTERPOLATION: Annotated[Literal["random", "nearest", "bilinear", "bicubic", "lanczos"] | None, RECIPE] = None
     """Interpolation of training images, also in rotations and shifts of a policy; random: bilinear or bicubic, drawn each time; not set: INTERPOLATION."""
-    AUGMENT_ON: Literal["host", "device"] = "host"
+    AUGMENT_ON: Annotated[Literal["host", "device"], RECIPE] = "host"
     """Where policies and colour jitter are computed: in the loader's workers, or on the training device, so that workers only decode and crop. What is drawn is the same."""
-    IMAGENET_MEAN: Annotated[tuple[float, ...], Bounds(-1_000.0, 1_000.0)] = (0.5, 0.5, 0.5)
+    IMAGENET_MEAN: Annotated[tuple[float, ...], Bounds(-1_000.0, 1_000.0), MODEL] = (0.5, 0.5, 0.5)
     """Mean of each channel, in [0, 1], subtracted from every image."""
-    IMAGENET_STD: Annotated[tuple[float, ...], Bounds(1e-6, 1_000.0)] = (0.5, 0.5, 0.5)
+    IMAGENET_STD: Annotated[tuple[float, ...], Bounds(1e-6, 1_000.0), MODEL] = (0.5, 0.5, 0.5)
     """Standard deviation of each channel, in [0, 1], that every image is divided by."""
-    NUM_WORKERS: Annotated[int | None, Bounds(0, 1_000)] = None
+    NUM_WORKERS: Annotated[int | None, Bounds(0, 1_000), MACHINE] = None
     """Loader threads or processes per training process; not set: its share of the cores, from 4 on less one; on CPUs at most 8, and 0 for data sets in memory. (PaddleViT: 1, which starves a GPU.)"""
-    WORKERS: Literal["auto", "threads", "processes"] = "auto"
+    WORKERS: Annotated[Literal["auto", "threads", "processes"], MACHINE] = "auto"
     """Kind of loader worker: threads share memory and cost less; processes help where Python's interpreter lock limits. auto: processes on GPUs from 5 workers on (with TRAIN.AUTO_AUGMENT, RAND_AUGMENT or COLOR_JITTER on the host from 3 on, for data sets in memory always), if shared memory has room; else threads."""
-    DROP_LAST: bool = True
+    DROP_LAST: Annotated[bool, RECIPE] = True
     """Drop an epoch's last images if they do not fill a whole update (never if that would leave no update)."""
-    SAMPLER: Literal["shuffle", "balanced"] = "shuffle"
+    SAMPLER: Annotated[Literal["shuffle", "balanced"], RECIPE] = "shuffle"
     """What an epoch draws: shuffle, each image once; balanced, as many images, the same number of each class: images of rare classes several times, of common ones a part."""
     VAL_FRACTION: Annotated[float, Bounds(0.0, 0.9)] = 0.1
     """Fraction of the images held out for validation, for data sets without a split."""
@@ -109,31 +127,31 @@ class Data:
     """Cross-validation, for data sets without a split: 0/5 divides their images into five parts and holds out the first in place of VAL_FRACTION, 4/5 the last."""
     GROUP_BY: str | None = None
     """For csv: a column; images with the same value in it are held out together (those of one person, or one scene)."""
-    CLASSES: str | None = None
+    CLASSES: Annotated[str | None, MAY_CHANGE] = None
     """Text file with a class name per line, the first that of class 0; it numbers the classes of the data. Not set: by name."""
     LABEL_SEPARATOR: str | None = None
     """For csv, several labels an image: what divides them in the column of classes, such as | in `cat|dog`; an empty cell is an image without labels. TRAIN.LOSS is bce then, and TRAIN.BEST_METRIC map."""
     COLUMNS: tuple[str, ...] = ()
     """For csv and parquet: the names of two columns, of the paths (in parquet of the images) and of their classes; empty: image_path and target (in parquet the columns whose type and name fit). For csv with several labels an image: the column of paths, and those of the classes, which have 1 (or true) for their images and 0 (or false) for others; *: all others."""
-    DOWNLOAD: bool = True
+    DOWNLOAD: Annotated[bool, MACHINE] = True
     """Download CIFAR or a torchvision data set if it is not in DATA_PATH; one process does, the others wait."""
     EXIF: Literal["apply", "ignore"] | None = None
     """Turn photos upright as their EXIF orientation says, or leave them as the camera wrote them; not set: apply for imagefolder, csv, shards and parquet, ignore for the data sets with published figures."""
-    MAX_PIXELS: Annotated[int, Bounds(1, 2**40)] = 200_000_000
+    MAX_PIXELS: Annotated[int, Bounds(1, 2**40), MAY_CHANGE] = 200_000_000
     """Larger images count as unreadable: a small file can decompress to gigabytes."""
-    MAX_BAD_FRACTION: Annotated[float, Bounds(0.0, 1.0)] = 0.01
+    MAX_BAD_FRACTION: Annotated[float, Bounds(0.0, 1.0), MAY_CHANGE] = 0.01
     """Maximum tolerated fraction of unreadable images: above it the run stops, below it they are replaced and reported. Three are always tolerated, unless this is 0."""
-    CACHE: Literal["none", "disk"] = "none"
+    CACHE: Annotated[Literal["none", "disk"], MACHINE] = "none"
     """Cache decoded images on disk, also for later runs, so that reading them again is cheap."""
-    CACHE_SIDE: Annotated[int | None, Bounds(1, 100_000)] = None
+    CACHE_SIDE: Annotated[int | None, Bounds(1, 100_000), RECIPE] = None
     """Resize larger images to this short side before caching; not set: keep their size."""
-    CACHE_PATH: str | None = None
+    CACHE_PATH: Annotated[str | None, MACHINE] = None
     """Folder of the disk cache, of shards from a server, and of indexes of data in a read-only folder; not set: `cache` in SAVE."""
-    SHUFFLE_BUFFER: Annotated[int, Bounds(1, 2**31)] = 8192
+    SHUFFLE_BUFFER: Annotated[int, Bounds(1, 2**31), RECIPE] = 8192
     """Shards (and row groups of parquet) are read in random order, and a sample moves by less than this many places; as many as there are images: any order."""
-    REMOTE_CACHE_GB: Annotated[float | None, Bounds(0.001, 1e9)] = None
+    REMOTE_CACHE_GB: Annotated[float | None, Bounds(0.001, 1e9), MACHINE] = None
     """For shards on a server: how much of them CACHE_PATH may hold, in 10^9 bytes; the tars used longest ago are dropped. Not set: all, or 80% of the disk's free space."""
-    REMOTE_PATIENCE: Annotated[float, Bounds(0.0, 1e6)] = 120.0
+    REMOTE_PATIENCE: Annotated[float, Bounds(0.0, 1e6), MACHINE] = 120.0
     """For shards on a server: seconds for which a request that fails is repeated before the run ends."""
     SYNTHETIC_SIZE: Annotated[int, Bounds(1, 100_000_000)] = 1280
     """Images per epoch of the data sets synthetic and fractals, which are computed."""
@@ -167,6 +185,8 @@ VIT_FIELDS = ("PATCH_SIZE", "EMBED_DIM", "DEPTH", "NUM_HEADS", "ATTN_HEAD_SIZE",
 class Lora:
     """Low-rank adapters, which are trained in place of the weights that they lie beside; needs the package peft."""
 
+    role: ClassVar[str] = RECIPE
+
     RANK: Annotated[int, Bounds(0, 100_000)] = 0
     """Rank of the adapters; 0: none, all weights are trained."""
     ALPHA: Annotated[float, Bounds(1e-6, 1e6)] = 16.0
@@ -181,11 +201,13 @@ class Lora:
 class Model:
     """The model, and the weights that it starts from."""
 
+    role: ClassVar[str] = MODEL
+
     TYPE: Literal["vit", "timm"] = "vit"
     """vit: a Vision Transformer built from the fields below; timm: the timm model NAME."""
     NAME: str = "vit"
     """With TYPE timm, any timm model; with TYPE vit, a label that is saved with the weights."""
-    NUM_CLASSES: Annotated[int | None, Bounds(1, 1_000_000)] = None
+    NUM_CLASSES: Annotated[int | None, Bounds(1, 1_000_000), DATA] = None
     """Outputs of the classifier; not set: the number of classes of the data. (PaddleViT: 1000.)"""
     PATCH_SIZE: Annotated[int, Bounds(1, 8_192)] = 16
     """Side of a patch in pixels."""
@@ -203,17 +225,15 @@ class Model:
     """Use biases for queries, keys and values."""
     POS_EMBED: Literal["learn", "sincos2d", "none"] = "learn"
     """Position embedding: learned; sincos2d, fixed sines and cosines of row and column, as in the plain ViT; or none."""
-    DROPOUT: Annotated[float, Bounds(0.0, 0.99)] = 0.0
+    DROPOUT: Annotated[float, Bounds(0.0, 0.99), RECIPE] = 0.0
     """Dropout rate after position embedding, attention projection and MLP."""
-    ATTENTION_DROPOUT: Annotated[float, Bounds(0.0, 0.99)] = 0.0
+    ATTENTION_DROPOUT: Annotated[float, Bounds(0.0, 0.99), RECIPE] = 0.0
     """Dropout rate of attention weights."""
-    DROPPATH: Annotated[float, Bounds(0.0, 0.99)] = 0.0
+    DROPPATH: Annotated[float, Bounds(0.0, 0.99), RECIPE] = 0.0
     """Drop path rate of the last block; it rises linearly from 0 at the first."""
-    PRETRAINED: str | None = None
+    PRETRAINED: Annotated[str | None, RECIPE, MAY_CHANGE] = None
     """Weights to start from: a file (.pth, .safetensors, .npz, .pdparams) or a timm model name to download."""
-    RESUME: str | None = None
-    """Checkpoint to resume from; auto: the newest valid one of run NAME, or of the newest run under SAVE with this TAG."""
-    FREEZE: tuple[str, ...] = ()
+    FREEZE: Annotated[tuple[str, ...], RECIPE] = ()
     """Patterns of parameters or modules that are not trained (blocks.0.*); a leading ! exempts; classifier: whatever it is called in this model."""
     KWARGS: Arguments = Arguments()
     """Further arguments of timm's constructor, such as global_pool: avg or init_values: 1e-5; what has a setting of its own is refused."""
@@ -223,6 +243,8 @@ class Model:
 @dataclass(frozen=True)
 class Optimizer:
     """The optimizer."""
+
+    role: ClassVar[str] = RECIPE
 
     NAME: str = "AdamW"
     """AdamW, Adam and SGD (without Nesterov) are torch's, with fused kernels; also any name of timm.optim.list_optimizers(), such as lamb, lion, muon, nadamw or adafactor, and AdamWScheduleFree, SGDScheduleFree and RAdamScheduleFree of the package schedulefree. In any case of letters."""
@@ -239,6 +261,8 @@ class Optimizer:
 @dataclass(frozen=True)
 class LRScheduler:
     """The learning rate after the warm-up."""
+
+    role: ClassVar[str] = RECIPE
 
     NAME: Literal["cosine", "paddlevit", "constant", "step", "wsd"] = "cosine"
     """cosine; paddlevit, PaddleViT's cosine, once per epoch; constant; step; wsd, constant until it decays in the last DECAY_FRACTION of the run."""
@@ -264,12 +288,12 @@ class LRScheduler:
 class Train:
     """The training recipe."""
 
-    NUM_EPOCHS: Annotated[int, Bounds(1, 1_000_000)] = 300
+    role: ClassVar[str] = RECIPE
+
+    NUM_EPOCHS: Annotated[int, Bounds(1, 1_000_000), MAY_CHANGE] = 300
     """Passes over the training images."""
     SIZE_SCHEDULE: tuple[str, ...] = ()
     """Sizes of training images, each as EPOCHS:PIXELS, the size after so many epochs: 0:128, 60:160, 80:224. Evaluation is at DATA.IMAGE_SIZE throughout; empty: training too."""
-    LAST_EPOCH: Annotated[int, Bounds(0, 1_000_000)] = 0
-    """Last finished epoch, 1-based: where training continues with weights of another system."""
     WARMUP_EPOCHS: Annotated[float, Bounds(0.0, 1e6)] = 32
     """Epochs over which the learning rate rises from WARMUP_START_LR to BASE_LR."""
     BASE_LR: Annotated[float, Bounds(0.0, 1_000.0)] = 3e-3
@@ -292,11 +316,11 @@ class Train:
     """Limit of CLIP_MODE; not set: no clipping."""
     CLIP_MODE: Literal["norm", "value", "agc"] = "norm"
     """What GRAD_CLIP limits: norm, that of all gradients together; value, each gradient; agc, the norm of a unit's gradient as a fraction of its weights' norm (adaptive clipping, not of the classifier)."""
-    EARLY_STOP: Annotated[int | None, Bounds(1, 1_000_000)] = None
+    EARLY_STOP: Annotated[int | None, Bounds(1, 1_000_000), MAY_CHANGE] = None
     """Evaluations in a row without a new best one (best.pth) after which the run ends; not set: it goes on to NUM_EPOCHS."""
-    ACCUM_ITER: Annotated[int, Bounds(1, 1_000_000)] = 1
+    ACCUM_ITER: Annotated[int, Bounds(1, 1_000_000), MAY_CHANGE] = 1
     """Micro-batches per update."""
-    GRAD_CHECKPOINTING: bool = False
+    GRAD_CHECKPOINTING: Annotated[bool, MACHINE] = False
     """Activation checkpointing: a transformer block saves only its input and recomputes the rest in the backward; much less memory for the time of one more forward. (Other timm models: as timm's `--grad-checkpointing`.)"""
     SMOOTHING: Annotated[float, Bounds(0.0, 0.99)] = 0.0
     """Label smoothing."""
@@ -358,7 +382,9 @@ class Train:
     """Decay of the EMA per update."""
     MODEL_EMA_WARMUP: bool = True
     """Begin with a smaller decay, updates / (updates + 9), so that short runs fill the EMA too; false: MODEL_EMA_DECAY from the first update on, as in PaddleViT."""
-    BEST_METRIC: Literal["top1", "top5", "loss", "macro_recall", "macro_f1", "micro_f1", "map"] = "top1"
+    BEST_METRIC: Annotated[
+        Literal["top1", "top5", "loss", "macro_recall", "macro_f1", "micro_f1", "map"], MAY_CHANGE
+    ] = "top1"
     """The metric of the validation that decides which epoch is best.pth; of equal ones the smaller loss decides. micro_f1 and map are for several labels an image, where map is the default."""
     OPTIMIZER: Optimizer = Optimizer()
     LR_SCHEDULER: LRScheduler = LRScheduler()
@@ -377,6 +403,8 @@ class Train:
 @dataclass(frozen=True)
 class Precision:
     """How AMP computes; AMP is the switch."""
+
+    role: ClassVar[str] = RECIPE
 
     DTYPE: Literal["float16", "bfloat16", "auto"] | None = None
     """Half type of AMP; auto: bfloat16 if the device supports it, else float16; not set: float16 on CUDA, bfloat16 elsewhere."""
@@ -406,50 +434,24 @@ class Precision:
     """Maximum loss scale; not set: no limit."""
     MAX_CONSECUTIVE_SKIPS: Annotated[int, Bounds(1, 1_000_000_000)] = 50
     """Consecutive updates skipped because of non-finite gradients after which the run rolls back, or stops with exit code 3."""
-    ROLLBACKS: Annotated[int, Bounds(0, 1_000)] = 1
+    ROLLBACKS: Annotated[int, Bounds(0, 1_000), MAY_CHANGE] = 1
     """How often a run rolls back to its last checkpoint before such a series of skipped updates, and leaves them out; 0: never."""
-    DOCTOR_SKIPS: Annotated[int | None, Bounds(1, 1_000_000_000)] = 10
+    DOCTOR_SKIPS: Annotated[int | None, Bounds(1, 1_000_000_000), RECORD] = 10
     """Consecutive skipped updates after which the run searches, once, for the module that overflows, and writes doctor.yaml; not set: never."""
     CUSTOM_BLACK_LIST: tuple[str, ...] = ()
     """What AMP keeps in float32: module paths (blocks.7.*), classes (LayerNorm), operators (softmax)."""
     CUSTOM_WHITE_LIST: tuple[str, ...] = ()
     """What AMP computes in half although autocast would not, in the same form."""
-    SHADOW_STEPS: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
+    SHADOW_STEPS: Annotated[int | None, Bounds(1, 1_000_000_000), RECORD] = None
     """Updates between two comparisons of a batch with float32, including how many gradients underflow; not set: none."""
-    EXPLAIN: bool = False
-    """Before training, report the type in which each module computes, and write precision.csv."""
-
-
-@dataclass(frozen=True)
-class Resume:
-    """Resuming."""
-
-    ALLOW_CHANGED: tuple[str, ...] = ()
-    """Names of settings that may differ from the checkpoint's; also GLOBAL_BATCH, NUM_IMAGES, CLASS_NAMES, SPLIT and AUGMENTATION. (Before lists: true, which allows all.)"""
-
-    def allows(self, name: str) -> bool:
-        """Whether this setting may differ."""
-        return any(each == name or each.lower() in ("true", "yes", "on") for each in self.ALLOW_CHANGED)
-
-
-@dataclass(frozen=True)
-class Run:
-    """Limits of a run."""
-
-    MAX_TIME: str | None = None
-    """Time limit since the program's start, such as 3h30m, 90m or 5400 (seconds): the run saves and ends before it; not set: none."""
 
 
 @dataclass(frozen=True)
 class Dist:
-    """How processes share the work, and how they find each other where torchrun, Slurm or MPI do not say it."""
+    """How processes share the work."""
 
-    URL: str | None = None
-    """Address of process 0, as tcp://HOST:PORT; not set: from the launcher."""
-    WORLD_SIZE: Annotated[int | None, Bounds(1, 100_000)] = None
-    """Number of processes on all machines; not set: from the launcher."""
-    RANK: Annotated[int | None, Bounds(0, 99_999)] = None
-    """Rank of this process, from 0; not set: from the launcher."""
+    role: ClassVar[str] = MACHINE
+
     TIMEOUT: Annotated[float, Bounds(1.0, 1e7)] = 1800.0
     """Seconds to wait for a process that does not join or respond before the run ends and names it."""
     STRATEGY: Literal["ddp", "fsdp2"] = "ddp"
@@ -457,48 +459,81 @@ class Dist:
 
 
 @dataclass(frozen=True)
+class Start:
+    """What one start of the program is to do: commands in the form of settings, which are not saved with the run.
+
+    In files and behind -opts some are in a section, with its other settings: `In`.
+    """
+
+    role: ClassVar[str] = START
+    EVAL: bool = False
+    """Evaluate only."""
+    RESUME: Annotated[str | None, In("MODEL")] = None
+    """Checkpoint to resume from; auto: the newest valid one of run NAME, or of the newest run under SAVE with this TAG."""
+    NAME: str = ""
+    """Name of the run's folder in SAVE, without a date; it must be new, or with -resume auto that of the run to continue."""
+    CHECK: bool = False
+    """Check data, weights, memory and disk, print the findings and exit: no training, no run folder."""
+    CHECK_IMAGES: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
+    """With CHECK, read at most this many images of each set, spread evenly over it; not set: all."""
+    EXPLAIN: Annotated[bool, In("PRECISION")] = False
+    """Before training, report the type in which each module computes, and write precision.csv."""
+    PROFILE: Annotated[int | None, Bounds(1, 10_000)] = None
+    """Updates to trace shortly after the start, into trace.json.gz for ui.perfetto.dev; not set: none."""
+    MAX_TIME: Annotated[str | None, In("RUN")] = None
+    """Time limit since the program's start, such as 3h30m, 90m or 5400 (seconds): the run saves and ends before it; not set: none."""
+    ALLOW_CHANGED: Annotated[tuple[str, ...], In("RESUME")] = ()
+    """Names of settings that may differ from the checkpoint's; also GLOBAL_BATCH, NUM_IMAGES, CLASS_NAMES, SPLIT and AUGMENTATION. (Before lists: true, which allows all.)"""
+    LAST_EPOCH: Annotated[int, Bounds(0, 1_000_000), In("TRAIN")] = 0
+    """Last finished epoch, 1-based: where training continues with weights of another system."""
+    NGPUS: Annotated[int | None, Bounds(1, 1_000)] = None
+    """Processes that main_multi_gpu.py starts without a launcher; not set: one per visible device."""
+    URL: Annotated[str | None, In("DIST")] = None
+    """Address of process 0, as tcp://HOST:PORT; not set: from the launcher."""
+    WORLD_SIZE: Annotated[int | None, Bounds(1, 100_000), In("DIST")] = None
+    """Number of processes on all machines; not set: from the launcher."""
+    RANK: Annotated[int | None, Bounds(0, 99_999), In("DIST")] = None
+    """Rank of this process, from 0; not set: from the launcher."""
+
+    def allows(self, name: str) -> bool:
+        """Whether a resumed run may have another value of this setting, or GLOBAL_BATCH and so on."""
+        return any(each == name or each.lower() in ("true", "yes", "on") for each in self.ALLOW_CHANGED)
+
+
+@dataclass(frozen=True)
 class Config:
-    """All settings of a run, read as `config.TRAIN.BASE_LR`; nothing writes to it."""
+    """All settings of a run, read as `config.TRAIN.BASE_LR`; nothing writes to it. START is not saved."""
+
+    role: ClassVar[str] = RECIPE
 
     DATA: Data = Data()
     MODEL: Model = Model()
     TRAIN: Train = Train()
     PRECISION: Precision = Precision()
-    RESUME: Resume = Resume()
-    RUN: Run = Run()
     DIST: Dist = Dist()
+    START: Start = Start()
     AMP: bool = False
     """Mixed precision: autocast and a GradScaler, in training and evaluation."""
-    EVAL: bool = False
-    """Evaluate only."""
-    CHECK: bool = False
-    """Check data, weights, memory and disk, print the findings and exit: no training, no run folder."""
-    CHECK_IMAGES: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
-    """With CHECK, read at most this many images of each set, spread evenly over it; not set: all."""
     SEED: Annotated[int, Bounds(0, MAX_INT)] = 0
     """Seed of weights, order, augmentation and dropout."""
-    SAVE: str = "./output"
+    SAVE: Annotated[str, RECORD] = "./output"
     """Folder in which every run creates its own folder."""
-    NAME: str = ""
-    """Name of the run's folder in SAVE, without a date; it must be new, or with -resume auto that of the run to continue."""
-    TAG: str = ""
+    TAG: Annotated[str, RECORD] = ""
     """Suffix of the run folder's name, behind its date; not a path."""
-    SAVE_FREQ: Annotated[int, Bounds(1, 1_000_000)] = 10
+    SAVE_FREQ: Annotated[int, Bounds(1, 1_000_000), RECORD] = 10
     """Epochs between two numbered checkpoints; last.pth is written after every epoch."""
-    SAVE_STEPS: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
+    SAVE_STEPS: Annotated[int | None, Bounds(1, 1_000_000_000), RECORD] = None
     """Updates between two saves within an epoch; not set: none."""
-    KEEP_CHECKPOINTS: Annotated[int, Bounds(0, 1_000_000)] = 3
+    KEEP_CHECKPOINTS: Annotated[int, Bounds(0, 1_000_000), RECORD] = 3
     """How many numbered checkpoints to keep, besides last.pth, previous.pth and best.pth; 0: none is written."""
-    SAVE_WEIGHTS_ONLY: bool = False
+    SAVE_WEIGHTS_ONLY: Annotated[bool, RECORD] = False
     """best.pth and checkpoint-N.pth hold only the weights (and the EMA's), a third of the size with Adam: for everything but -resume, which takes last.pth."""
-    REPORT_FREQ: Annotated[int, Bounds(1, 1_000_000_000)] = 20
+    REPORT_FREQ: Annotated[int, Bounds(1, 1_000_000_000), RECORD] = 20
     """Updates between two log lines."""
-    VALIDATE_FREQ: Annotated[int, Bounds(1, 1_000_000)] = 1
+    VALIDATE_FREQ: Annotated[int, Bounds(1, 1_000_000), MAY_CHANGE] = 1
     """Epochs between two evaluations; the last epoch is always evaluated."""
-    DEVICE: Literal["auto", "cuda", "xpu", "mps", "cpu"] = "auto"
+    DEVICE: Annotated[Literal["auto", "cuda", "xpu", "mps", "cpu"], MACHINE] = "auto"
     """Device; auto: CUDA, else XPU, else MPS, else the CPU."""
-    NGPUS: Annotated[int | None, Bounds(1, 1_000)] = None
-    """Processes that main_multi_gpu.py starts without a launcher; not set: one per visible device."""
     COMPILE: bool = False
     """Compile the model with torch.compile: faster on GPUs, after a minute or more."""
     COMPILE_SCOPE: Literal["model", "blocks"] = "model"
@@ -507,13 +542,11 @@ class Config:
     """torch.compile's mode; reduce-overhead uses CUDA graphs, for small models and batches; max-autotune benchmarks kernels."""
     DETERMINISTIC: bool = False
     """Use only deterministic kernels: slower on GPUs, where bit-identical resume needs it."""
-    PROFILE: Annotated[int | None, Bounds(1, 10_000)] = None
-    """Updates to trace shortly after the start, into trace.json.gz for ui.perfetto.dev; not set: none."""
-    TENSORBOARD: bool = True
+    TENSORBOARD: Annotated[bool, RECORD] = True
     """Write TensorBoard files to the run folder."""
-    REPORT: bool = True
+    REPORT: Annotated[bool, RECORD] = True
     """Draw what went wrong (confusion.png, mistakes.png) and what the model is trained on (train_batch.png), and write report.html; tables of the same are written in any case."""
-    TRACK: tuple[Literal["wandb", "mlflow"], ...] = ()
+    TRACK: Annotated[tuple[Literal["wandb", "mlflow"], ...], RECORD] = ()
     """Trackers that show the run: wandb (Weights & Biases), mlflow, or both; empty: none. docs/tracking.md"""
 
     @property

@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from configs.values import SETTINGS
+from configs.values import ALL_SETTINGS
 
 # {setting (or setting=value, or a flag that sets none): what people call it}; in lower case, with _ for - and .
 ALIASES = {
@@ -159,7 +159,7 @@ def suggest_flag(flag: str, settings: dict[str, str]) -> str:
         return f"; did you mean -{name}?"
     if name in _REASONS:
         return f"; {_REASONS[name]}"
-    target = _TARGETS.get(name) or next((key for key in SETTINGS if key.rpartition(".")[2].lower() == name), None)
+    target = _TARGETS.get(name) or next((key for key in ALL_SETTINGS if key.rpartition(".")[2].lower() == name), None)
     if target is None:
         near = difflib.get_close_matches(f"-{name}", settings, n=1, cutoff=_CUTOFF)
         return f"; did you mean {near[0]}?" if near else ""

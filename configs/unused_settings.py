@@ -34,10 +34,9 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     is_naive = config.AMP and precision.MODE == "naive"
     yield is_naive, "PRECISION.", "RESIDUAL REDUCE", "PRECISION.MODE naive computes everything in half precision"
 
-    yield bool(config.NAME), "", "TAG", "NAME is the whole name of the run's folder"
-    yield not config.CHECK, "", "CHECK_IMAGES", "CHECK is off; -check switches it on"
-    yield config.EVAL, "", "PROFILE COMPILE", "EVAL is on, and nothing is trained"
-    yield config.EVAL, "DIST.", "STRATEGY", "EVAL is on, and nothing is trained"
+    yield bool(config.START.NAME), "", "TAG", "NAME is the whole name of the run's folder"
+    yield config.START.EVAL, "", "COMPILE", "EVAL is on, and nothing is trained"
+    yield config.START.EVAL, "DIST.", "STRATEGY", "EVAL is on, and nothing is trained"
     yield not config.COMPILE, "", "COMPILE_SCOPE COMPILE_MODE", "COMPILE is off; -compile switches it on"
 
     on_server = is_url(data.DATA_PATH)

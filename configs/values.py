@@ -12,14 +12,29 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import yaml
 
 from configs import schema
-from configs.removed import REMOVED_VALUES, renewed, translate_saved
-from configs.schema import MAX_INT, Arguments, Bounds, Config
+from configs.removed import REMOVED, REMOVED_VALUES, not_translated, renewed, translate_saved
+from configs.schema import (
+    DATA,
+    MACHINE,
+    MAX_INT,
+    MAY_CHANGE,
+    MODEL,
+    RECIPE,
+    RECORD,
+    START,
+    Arguments,
+    Bounds,
+    Config,
+    In,
+    Start,
+)
 from utils.errors import ConfigError, did_you_mean
 
 # Values stay text as typed until they are converted here, because PyYAML would guess their types:
 # it reads 3e-3 as text, 010 as 8, 12:30 as 750 and `no` as a boolean.
 Text = str | list
 
+ROLES = (DATA, MODEL, RECIPE, MACHINE, RECORD, START)
 _NONE_WORDS = ("", "none", "null", "~")
 BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 INT = re.compile(r"[+-]?[0-9]+")
@@ -45,6 +60,13 @@ class Setting:
     choices: tuple
     bounds: Bounds | None
     special: tuple  # words that are allowed besides a number
+    role: str  # what it is for: see schema.py
+    marks: tuple = ()
+
+    @property
+    def may_change(self) -> bool:
+        """Whether a resumed run may have another value."""
+        return self.role in (START, MACHINE, RECORD) or MAY_CHANGE in self.marks
 
     @property
     def is_open(self) -> bool:
@@ -55,26 +77,29 @@ class Setting:
 def _settings(cls: type, prefix: str = "") -> Iterator[Setting]:
     hints = get_type_hints(cls, include_extras=True)
     for each in fields(cls):
-        key, hint = prefix + each.name, hints[each.name]
+        hint, marks = hints[each.name], ()
         if is_dataclass(hint):
-            yield from _settings(hint, key + ".")
+            if hint is not Start:
+                yield from _settings(hint, f"{prefix}{each.name}.")
             continue
-        bounds = None
         if get_origin(hint) is Annotated:
-            hint, bounds = get_args(hint)
+            hint, *marks = get_args(hint)
+        section = next((f"{mark.section}." for mark in marks if isinstance(mark, In)), prefix)
         types = (hint,) if get_origin(hint) in (None, Literal) else get_args(hint)
         words = tuple(word for each in types if get_origin(each) is Literal for word in get_args(each))
         is_choice = get_origin(types[0]) is Literal  # otherwise the words are allowed besides a number
         yield Setting(
-            key,
+            section + each.name,
             kind=type(words[0]) if is_choice else types[0],
             optional=type(None) in types,
             is_list=get_origin(hint) is tuple,
             default=each.default,
             help=_HELP[cls.__name__, each.name],
             choices=words if is_choice else (),
-            bounds=bounds,
+            bounds=next((mark for mark in marks if isinstance(mark, Bounds)), None),
             special=() if is_choice else words,
+            role=next((mark for mark in marks if mark in ROLES), cls.role),
+            marks=tuple(marks),
         )
 
 
@@ -91,22 +116,29 @@ def _read_help() -> dict[tuple[str, str], str]:
 
 
 _HELP = _read_help()
-SETTINGS: dict[str, Setting] = {setting.key: setting for setting in _settings(Config)}
-SECTIONS = {key.rpartition(".")[0] for key in SETTINGS} - {""}
+SETTINGS: dict[str, Setting] = {setting.key: setting for setting in _settings(Config)}  # of a run, and saved with it
+START_SETTINGS: dict[str, Setting] = {setting.key: setting for setting in _settings(Start)}
+ALL_SETTINGS = SETTINGS | START_SETTINGS
+SECTIONS = {key.rpartition(".")[0] for key in ALL_SETTINGS} - {""}
 OPEN_SECTIONS = tuple(key for key, setting in SETTINGS.items() if setting.is_open)
 
 
 def build(values: dict[str, Any], cls: type = Config, prefix: str = "") -> Any:
     """Build the Config from {full key: value}."""
+    hints = get_type_hints(cls)
+    if cls is Start:
+        return Start(**{key.rpartition(".")[2]: values.get(key, START_SETTINGS[key].default) for key in START_SETTINGS})
     members = {
-        name: build(values, kind, f"{prefix}{name}.") if is_dataclass(kind) else values[prefix + name]
-        for name, kind in get_type_hints(cls).items()
+        each.name: build(values, hints[each.name], f"{prefix}{each.name}.")
+        if is_dataclass(hints[each.name])
+        else values[prefix + each.name]
+        for each in fields(cls)
     }
     return cls(**members)
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Return {full key: plain value} in the schema's order, with tuples as lists and open sections as dicts."""
+    """Return {full key: plain value} of what is saved with a run, with tuples as lists and open sections as dicts."""
     values = {}
     for key in SETTINGS:
         value: Any = config
@@ -145,7 +177,8 @@ def today(saved: dict[str, Any], refused: tuple[str, ...] = ()) -> dict[str, Any
     if saved.get("DATA.FOLD") == "":
         saved["DATA.FOLD"] = None
     translated = translate_saved(saved, refused)
-    return saved | {key: plain(convert(SETTINGS[key], text, "the checkpoint")) for key, text in translated.items()}
+    left = {key: value for key, value in saved.items() if key not in REMOVED} | not_translated(saved)
+    return left | {key: plain(convert(SETTINGS[key], text, "the checkpoint")) for key, text in translated.items()}
 
 
 def unflatten(saved: dict[str, Any]) -> Config:
@@ -155,6 +188,11 @@ def unflatten(saved: dict[str, Any]) -> Config:
     """
     values = IMPLIED | {key: _frozen(value) for key, value in today(saved, ("model",)).items()}
     return build({key: values.get(key, setting.default) for key, setting in SETTINGS.items()})
+
+
+def of_role(*roles: str) -> tuple[str, ...]:
+    """The full keys of the settings of these roles, as far as they are saved with a run, in the schema's order."""
+    return tuple(key for key, setting in SETTINGS.items() if setting.role in roles)
 
 
 def convert(setting: Setting, text: Text, origin: str) -> Any:

@@ -68,12 +68,12 @@ def load_image_sets(
         raise DataError(f"DATA.DATA_PATH: {config.DATA.DATA_PATH} cannot be read ({error})") from error
     if val is None:
         train, val = split(config, train, kept)
-    elif config.DATA.FOLD and not config.EVAL and "folds" not in val.split:
+    elif config.DATA.FOLD and not config.START.EVAL and "folds" not in val.split:
         raise ConfigError(
             f"DATA.FOLD is {config.DATA.FOLD}, but {name} has validation images of its own ({val.split['validation']}); "
             "leave it out, or divide one part with it: -data_path names the folder or file of that part alone"
         )
-    if config.EVAL:
+    if config.START.EVAL:
         train, val.notes = None, (*val.notes, *warn_of_other_parts(val, kept))
     parts = {part: each for part, each in (("training", train), ("validation", val)) if each is not None}
     for part, image_set in parts.items():

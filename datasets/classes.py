@@ -35,13 +35,13 @@ def number_classes(config: Config, parts: list[ImageSet], kept: Kept | None) -> 
         classes = kept.classes
         new, gone = _differences(parts, classes)
         is_renamed = len(new) == len(gone) == 1 and not first.labels_are_numbers
-        if is_renamed and config.RESUME.allows("CLASS_NAMES"):
+        if is_renamed and config.START.allows("CLASS_NAMES"):
             classes = [new[0] if name == gone[0] else name for name in classes]
             notes.append(f"class {gone[0]} is called {new[0]} from here on (RESUME.ALLOW_CHANGED)")
         where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the classes of the checkpoint"
         remedy = "start a new run from its weights with -pretrained"
         remedy += "; if a class was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]" if is_renamed else ""
-        _refuse_others(parts, classes, where, remedy, may_lack=config.EVAL or first.labels_are_numbers)
+        _refuse_others(parts, classes, where, remedy, may_lack=config.START.EVAL or first.labels_are_numbers)
         if first.labels_are_numbers and not _are_numbers(classes):
             meaning = first_of([f"{number} is {name}" for number, name in enumerate(classes)])
             notes.append(f"the labels are numbers, taken for those of the checkpoint's classes: {meaning}")
@@ -52,7 +52,7 @@ def number_classes(config: Config, parts: list[ImageSet], kept: Kept | None) -> 
 def _without_images(config: Config, parts: list[ImageSet]) -> list[str]:
     """Names in DATA.CLASSES that no image has. Of several labels, which are often misspelt, they are an error."""
     counts, names = sum(part.count_classes() for part in parts), parts[0].classes
-    unused = [] if config.EVAL else [names[number] for number in np.flatnonzero(counts == 0)]
+    unused = [] if config.START.EVAL else [names[number] for number in np.flatnonzero(counts == 0)]
     found = f"{config.DATA.CLASSES} names {counted(len(unused), 'class')} that no image has: {first_of(unused)}"
     if unused and parts[0].label_sets and config.MODEL.NUM_CLASSES is None:
         used = [names[number] for number in np.flatnonzero(counts)]

@@ -112,7 +112,7 @@ def split(config: Config, image_set: ImageSet, kept: Kept | None) -> tuple[Image
     """
     data, record = config.DATA, kept.split if kept else {}
     title, drawn = image_set.split["training"], (data.VAL_FRACTION, SEED, data.fold)
-    if config.EVAL:
+    if config.START.EVAL:
         if record.get("rule") in DRAWN and (parts := _held_out_then(config, image_set, kept)):
             return parts
         image_set.split = {"rule": "none", "validation": title}
@@ -199,7 +199,11 @@ def describe_split(config: Config, val: ImageSet) -> str:
     elif rule == "none":
         validation = f"all of {validation}"
     end = f"{validation}, {counted(len(val.classes), 'class')}"
-    return f"validation images: {end}" if config.EVAL else f"training images: {record['training']}, validation: {end}"
+    return (
+        f"validation images: {end}"
+        if config.START.EVAL
+        else f"training images: {record['training']}, validation: {end}"
+    )
 
 
 def write_split(file: Path, train: ImageSet, val: ImageSet) -> None:

@@ -37,8 +37,8 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
         if config.REPORT:
             callbacks.append(TrainBatch(config, session.path, plan.classes, log))
         recorder = Recorder(config, session.path, log, timing, trainer)
-        if config.PROFILE:
-            callbacks.append(Profiler(config.PROFILE, session.path / "trace.json.gz", timing, log.say))
+        if config.START.PROFILE:
+            callbacks.append(Profiler(config.START.PROFILE, session.path / "trace.json.gz", timing, log.say))
         if config.PRECISION.SHADOW_STEPS and trainer.precision.half is not None:
             callbacks.append(Float32Compare(config.PRECISION, last_update, log, recorder.add_comparison))
         callbacks += [console, recorder, Heartbeat(pace, session.beat)]
@@ -49,8 +49,8 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
             advice = doctor.get_advice
         if config.COMPILE:
             callbacks.append(CompileReport(log, can_measure=not is_sharded(config, process)))
-        if config.RUN.MAX_TIME:
-            seconds = to_seconds(config.RUN.MAX_TIME)
+        if config.START.MAX_TIME:
+            seconds = to_seconds(config.START.MAX_TIME)
             callbacks.append(TimeLimit(seconds, plan.started, lambda: saver.longest))
     else:
         callbacks.append(console)

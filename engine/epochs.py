@@ -156,7 +156,7 @@ class Epochs:
         self._save()
         self._wait_for_disk()
         if number == TIME_IS_UP:
-            why, facts, code = f"RUN.MAX_TIME, {self.config.RUN.MAX_TIME}, is nearly up", {"reason": "time limit"}, 0
+            why, facts, code = f"RUN.MAX_TIME, {self.config.START.MAX_TIME}, is nearly up", {"reason": "time limit"}, 0
         else:
             why, facts, code = f"told to stop (signal {number})", {"signal": number}, 128 + number
         saved = "" if self.failure else ", saved"

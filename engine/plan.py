@@ -61,7 +61,7 @@ class Plan:
     def check_settings(self) -> None:
         """Refuse settings that this device or strategy does not support, and -eval without weights; needs no data."""
         _ = self.precision
-        if self.given.EVAL:
+        if self.given.START.EVAL:
             _ = self.checkpoint
         else:
             parse_policy(self.given.TRAIN)
@@ -78,7 +78,7 @@ class Plan:
     def checkpoint(self) -> Path | None:
         """The file of -resume, to continue from or to evaluate."""
         found = self.process.first(lambda: find_checkpoint(self.given, self._log))
-        if self.given.EVAL and not (found or self.given.MODEL.PRETRAINED):
+        if self.given.START.EVAL and not (found or self.given.MODEL.PRETRAINED):
             raise ConfigError("-eval: no weights to evaluate; name a file with -pretrained or -resume")
         return found
 
@@ -90,8 +90,8 @@ class Plan:
     @cached_property
     def saved(self) -> dict:
         """The checkpoint's content."""
-        saved = read_saved(self.checkpoint, lazily=not self.given.EVAL)
-        if saved.get(WEIGHTS_ONLY) and not self.given.EVAL:
+        saved = read_saved(self.checkpoint, lazily=not self.given.START.EVAL)
+        if saved.get(WEIGHTS_ONLY) and not self.given.START.EVAL:
             raise ConfigError(
                 f"-resume: {self.checkpoint} holds weights only (SAVE_WEIGHTS_ONLY); resume from the last.pth of its run, "
                 "or start a new run from them with -pretrained"
@@ -115,7 +115,7 @@ class Plan:
     @cached_property
     def kept(self) -> Kept | None:
         """Classes and split of the run that is resumed or evaluated."""
-        record = self.record if is_run(self.saved) or self.given.EVAL else {}
+        record = self.record if is_run(self.saved) or self.given.START.EVAL else {}
         if "class_names" not in record:
             return None
         return Kept(list(record["class_names"]), record.get("split", {}), record.get("validation", {}))
@@ -143,7 +143,7 @@ class Plan:
         """Those that weights of another program are evaluated on, where they say their names."""
         _, source = self.source
         try:
-            return classes_of_weights(source) if self.given.EVAL and source and not self.kept else []
+            return classes_of_weights(source) if self.given.START.EVAL and source and not self.kept else []
         except ConfigError:  # load_weights says why they cannot be read
             return []
 
@@ -207,4 +207,4 @@ class Plan:
         setting, source = self.source
         if is_run(self.saved) or not source:
             return []
-        return load_pretrained(model, source, setting, self.given.EVAL, self.classes, flatten(self.given))
+        return load_pretrained(model, source, setting, self.given.START.EVAL, self.classes, flatten(self.given))

@@ -156,7 +156,7 @@ def describe_other_validation(plan: Plan) -> list[str]:
 def compare_with_weights(plan: Plan) -> list[str]:
     """Which settings follow the weights, and a warning of those that contradict them, with how to undo that."""
     loaded, weights = plan.as_begun, plan.as_begun.weights
-    if weights is None or (is_run(plan.saved) and not plan.given.EVAL):  # a run that is continued is as it began
+    if weights is None or (is_run(plan.saved) and not plan.given.START.EVAL):  # a run that is continued is as it began
         return []
     here = flatten(loaded.config)
     texts = {key: text for key, text in weights.texts.items() if key.startswith("DATA.")}
@@ -164,7 +164,7 @@ def compare_with_weights(plan: Plan) -> list[str]:
     said = {key: list(value) if isinstance(value, tuple) else value for key, value in said.items()}
     lines = _describe_followed(loaded, weights)
     # Another size is a choice: the weights are resized, which is said where it happens.
-    chosen = () if plan.given.EVAL else ("DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS")
+    chosen = () if plan.given.START.EVAL else ("DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS")
     different = [key for key in said if key not in chosen and said[key] != here[key]]
     if different:
         found = ", ".join(f"{key} {to_text(here[key])} ({to_text(said[key])} there)" for key in different)

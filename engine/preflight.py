@@ -83,7 +83,7 @@ class Preflight:
     """Prints the plan of a run, and its problems."""
 
     def __init__(self, loaded: LoadedConfig):
-        self.loaded = loaded.with_default_batch_size() if loaded.config.EVAL else loaded
+        self.loaded = loaded.with_default_batch_size() if loaded.config.START.EVAL else loaded
         self.config = self.loaded.config  # as given; the plan has the final one
         self.log = Log(rank=0)
         self.verdicts: list[str] = []
@@ -147,7 +147,7 @@ class Preflight:
         model = self.attempt("model", lambda: adapt(build_model(config, num_classes), config)) if num_classes else None
         self.model = model
         self.settle_batch_size(plan)
-        if not config.EVAL:
+        if not config.START.EVAL:
             self.check_training(plan)
         if sets:
             self.add(check_shared_memory(plan.config, loader_processes(config, sets[1], process)))
@@ -160,7 +160,7 @@ class Preflight:
             )
             return
         self.add(Finding("model", f"{config.MODEL.NAME}, {describe(model)}"))
-        if config.EVAL:
+        if config.START.EVAL:
             self.report("precision", lambda: describe_precision(plan, precision, model))
             if sets and self.has_weights:
                 self.report("weights", lambda: try_evaluation(plan))
@@ -174,7 +174,7 @@ class Preflight:
 
     def check_output(self, plan: Plan) -> bool:
         """Whether the run could write its folder."""
-        folder = None if self.config.EVAL else plan.folder
+        folder = None if self.config.START.EVAL else plan.folder
         named = lambda: check_name(self.config, folder) or str(folder or self.config.SAVE)  # noqa: E731
         if found := self.attempt("output", lambda: check_output(named())):
             self.add(found)
@@ -187,7 +187,7 @@ class Preflight:
             return load_image_sets(config, self.log.say, kept)
 
         plan = Plan(self.loaded, process, self.log, load_data, partial(self.estimate_batch_size, process))
-        what = "weights" if self.config.EVAL else "resume"
+        what = "weights" if self.config.START.EVAL else "resume"
         if self.attempt(what, lambda: (plan.checkpoint, plan.saved, plan.kept)) is None:
             plan.checkpoint, plan.saved, plan.kept, self.has_weights = None, {}, None, False
         return plan

@@ -67,17 +67,17 @@ from utils.text import counted
 def run(loaded: LoadedConfig, process: Process) -> int:
     """Train or evaluate as the settings say. Returns the exit code: 0, 1 (the last save failed),
     3 (too many updates with non-finite gradients) or 128 + signal."""
-    loaded = loaded.with_default_batch_size() if loaded.config.EVAL else loaded
+    loaded = loaded.with_default_batch_size() if loaded.config.START.EVAL else loaded
     session = Session(loaded, process)
     if process.world_size > 1:
         session.log.say(process.describe())
     if loaded.config.DETERMINISTIC:
         make_deterministic()
-    if loaded.config.COMPILE and not loaded.config.EVAL:
+    if loaded.config.COMPILE and not loaded.config.START.EVAL:
         for line in prepare_compiler(os.environ, process.num_cores):
             session.log.say(line)
     try:
-        code = run_evaluation(session, loaded) if loaded.config.EVAL else run_training(session, loaded)
+        code = run_evaluation(session, loaded) if loaded.config.START.EVAL else run_training(session, loaded)
     except BaseException as error:
         explained = process.name_lost_ranks(error)
         is_ours = isinstance(explained, LostProcess) or judge(explained)[1] is None
@@ -121,7 +121,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
         write_split(session.path / "split.csv", plan.train_set, plan.eval_set)
     saver = make_saver(config, session.path, process, log)
     trainer.callbacks = choose_callbacks(session, plan, trainer, saver)
-    if config.PRECISION.EXPLAIN:
+    if config.START.EXPLAIN:
         explain(trainer, log, session.path)
     epochs = Epochs(session, plan, trainer, eval_data, saver, stop)
     with tracking(config, session.path, process, log):
@@ -188,7 +188,7 @@ def make_model(session: Session, plan: Plan) -> torch.nn.Module:
         log.say(line)
     adapt(model, config)
     # FSDP moves a model to the device block by block.
-    return model if is_sharded(config, process) and not config.EVAL else model.to(process.device)
+    return model if is_sharded(config, process) and not config.START.EVAL else model.to(process.device)
 
 
 def make_teacher(session: Session, plan: Plan) -> Teacher | None:
@@ -205,7 +205,7 @@ def restore(session: Session, plan: Plan, trainer: Trainer) -> None:
     """Continue from a checkpoint: from its whole state, or from the weights and epoch of another system."""
     config, path, state = plan.config, plan.checkpoint, plan.saved
     if not is_run(state):
-        trainer.epoch = config.TRAIN.LAST_EPOCH or state.get("epoch", -1) + 1
+        trainer.epoch = config.START.LAST_EPOCH or state.get("epoch", -1) + 1
         trainer.step = trainer.epoch * trainer.data.steps_per_epoch
         session.log.say(f"resume: {path} has weights only; epoch {trainer.epoch + 1} starts with a fresh optimizer")
         return

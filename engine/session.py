@@ -1,7 +1,6 @@
 """One start of the program: its process and log, the folder of its run, and status.json."""
 
 import contextlib
-import dataclasses
 import fcntl
 import json
 import os
@@ -60,7 +59,7 @@ class Session:
         self._is_new = self._folder.is_new
         self._status = Status(self._folder.path, self.log.warn)
         if self._is_new:  # a run that is to be resumed is left as it is until all checks have passed
-            self._status.set("starting")
+            self._status.set("starting", kind=kind)
         return self._folder.path
 
     def begin(self, loaded: LoadedConfig) -> None:
@@ -68,15 +67,7 @@ class Session:
         self._has_begun = True
         restore_gc()
         if self._folder:
-            # A run started from this file is a new one: no resume, no rendezvous of this run.
-            config = loaded.config
-            anew = dataclasses.replace(
-                config,
-                NAME="",
-                MODEL=dataclasses.replace(config.MODEL, RESUME=None),
-                DIST=dataclasses.replace(config.DIST, URL=None, WORLD_SIZE=None, RANK=None),
-            )
-            write_text(self.path / "config.yaml", to_yaml(anew, loaded.origins))
+            write_text(self.path / "config.yaml", to_yaml(loaded.config, loaded.origins))
 
     def describe(self, **facts) -> None:
         """Note in status.json, from the next state on, what runs here and by which versions."""
@@ -141,14 +132,14 @@ class RunFolder:
         check_name(config, existing)
         if existing:
             return cls(existing)
-        if config.NAME and not _names_a_run_to_evaluate(config):
+        if config.START.NAME and not _names_a_run_to_evaluate(config):
             return cls.named(config)
-        return cls.create(config.SAVE, kind, config.NAME or config.TAG)
+        return cls.create(config.SAVE, kind, config.START.NAME or config.TAG)
 
     @classmethod
     def named(cls, config: Config) -> "RunFolder":
         """SAVE/NAME; of two runs that start at once with the same name one gets it."""
-        path = Path(config.SAVE, config.NAME)
+        path = Path(config.SAVE, config.START.NAME)
         try:
             path.mkdir(parents=True)
         except FileExistsError:
@@ -183,18 +174,18 @@ def check_name(config: Config, existing: Path | None) -> None:
 
     A run that -resume auto would go on with, but that was killed before its first save, starts again in its folder.
     """
-    if not config.NAME or _names_a_run_to_evaluate(config):
+    if not config.START.NAME or _names_a_run_to_evaluate(config):
         return
-    path, other = Path(config.SAVE, config.NAME), "choose another -name"
-    if existing and existing.name != config.NAME:
+    path, other = Path(config.SAVE, config.START.NAME), "choose another -name"
+    if existing and existing.name != config.START.NAME:
         raise ConfigError(
-            f"NAME: a run keeps its folder, and the one to resume is in {existing}, not in {config.NAME}; leave NAME out"
+            f"NAME: a run keeps its folder, and the one to resume is in {existing}, not in {config.START.NAME}; leave NAME out"
         )
     if existing or not path.exists():
         return
     if not (path.is_dir() and ((path / ".lock").exists() or not any(path.iterdir()))):
         raise ConfigError(f"NAME: {path} exists, and no run made it; {other}")
-    if config.MODEL.RESUME == "auto":
+    if config.START.RESUME == "auto":
         if (path / "last.pth").exists():
             raise ConfigError(f"NAME: no checkpoint in {path} can be read, so the run there cannot go on; {other}")
         return
@@ -203,7 +194,7 @@ def check_name(config: Config, existing: Path | None) -> None:
 
 
 def _names_a_run_to_evaluate(config: Config) -> bool:
-    return config.EVAL and config.MODEL.RESUME == "auto"
+    return config.START.EVAL and config.START.RESUME == "auto"
 
 
 STATUS_VERSION = 1  # of the keys; changes only when one changes its meaning or goes

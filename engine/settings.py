@@ -1,6 +1,5 @@
 """The settings of a command line: what files and flags leave open follows the weights, or the run that is continued."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,20 +10,16 @@ from configs.flags import parse
 from configs.load import LoadedConfig, load
 from configs.paddlevit.translation import RENAMED
 from configs.removed import REMOVED, renewed
-from configs.schema import VIT_FIELDS, Config
-from configs.values import IMPLIED, SETTINGS, Text, convert, flatten, is_none, to_text
+from configs.schema import MACHINE, VIT_FIELDS, Config
+from configs.values import ALL_SETTINGS, IMPLIED, SETTINGS, Text, convert, flatten, is_none, of_role, to_text
 from configs.yaml_files import Layer, find_settings_file, read_layers
 from utils.errors import ConfigError
 
-# Settings of a single start of the program.
-OF_A_START = r"EVAL|CHECK|CHECK_IMAGES|PROFILE|NAME|TRAIN\.LAST_EPOCH|MODEL\.RESUME|PRECISION\.EXPLAIN|(RESUME|RUN)\..*|DIST\.(URL|WORLD_SIZE|RANK)"
-# Settings of the run and its machine, which an evaluation or a new run from its weights has of its own.
-OF_THE_RUN = r"SAVE|TAG|DEVICE|NGPUS|MODEL\.PRETRAINED|DATA\.CACHE.*|DIST\..*"
-NOT_TAKEN = {
-    "-resume": OF_A_START,
-    "-eval": f"{OF_A_START}|{OF_THE_RUN}|COMPILE.*",
-    "-pretrained": rf"{OF_A_START}|{OF_THE_RUN}|MODEL\.(NUM_CLASSES|FREEZE|LORA\..*)",
-}
+# What is not taken over from a run: an evaluation, or a new run from its weights, has its own machine and folder, and a
+# new run its own classes and its own way to adapt the weights.
+OWN = {*of_role(MACHINE), "SAVE", "TAG", "MODEL.PRETRAINED"}
+ADAPTED = {"MODEL.NUM_CLASSES", "MODEL.FREEZE", *(key for key in SETTINGS if key.startswith("MODEL.LORA."))}
+NOT_TAKEN = {"-resume": set(), "-eval": OWN, "-pretrained": OWN | ADAPTED}
 # Whoever sets one of these says which model it is.
 MODEL_SETTINGS = ("MODEL.TYPE", *(f"MODEL.{name}" for name in VIT_FIELDS))
 
@@ -49,7 +44,7 @@ def _given(layers: Sequence[Layer]) -> dict[str, Text]:
 
 
 def _is_on(given: dict[str, Text], key: str) -> bool:
-    return key in given and convert(SETTINGS[key], given[key], key)
+    return key in given and convert(ALL_SETTINGS[key], given[key], key)
 
 
 def _checkpoint(given: dict[str, Text]) -> Path | None:
@@ -59,7 +54,7 @@ def _checkpoint(given: dict[str, Text]) -> Path | None:
     from engine.checkpoint.resume import checkpoint_at
     from models.weights.sharded import read_index
 
-    where = (given.get(key, SETTINGS[key].default) for key in ("SAVE", "NAME", "TAG"))
+    where = (given.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME", "TAG"))
     return checkpoint_at(given["MODEL.RESUME"], *where, warn=lambda line: None, read=read_index)  # the run warns
 
 
@@ -124,13 +119,13 @@ def _load_without_file(arguments: list[str], given: dict[str, Text], checkpoint:
         saved = IMPLIED | renewed(recorded)
         former = [key for key, each in REMOVED.items() if each.role in ("data", "model", "recipe")]
         kept = SETTINGS if is_evaluated else {*SETTINGS, *former}
-        taken = {key: saved[key] for key in saved if key in kept and not re.fullmatch(NOT_TAKEN[use], key)}
+        taken = {key: saved[key] for key in saved if key in kept and key not in NOT_TAKEN[use]}
         beneath = [_layer(f"checkpoint {path}", taken)]
         loaded = load(arguments, beneath=beneath, weights=_weights(given, checkpoint))
         note = f"settings: those of the run of {path}, except for what the command line says; -cfg would name others"
         return replace(loaded, notes=[note, *loaded.notes])
     if path is None and source == "auto":
-        folder, name, tag = (given.get(key, SETTINGS[key].default) for key in ("SAVE", "NAME", "TAG"))
+        folder, name, tag = (given.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME", "TAG"))
         which = f"with -name {name}" if name else f"with -tag {tag}" if tag else "without a tag"
         raise ConfigError(
             f"-resume auto: there is no run to continue under {folder} {which}; "

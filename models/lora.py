@@ -20,7 +20,7 @@ def adapt(model: nn.Module, config: Config) -> nn.Module:
     Not for evaluation: what reads weights merges the adapters into them (models/weights/state.py).
     """
     settings = config.MODEL.LORA
-    if not settings.RANK or config.EVAL:
+    if not settings.RANK or config.START.EVAL:
         return model
     layers = _layers(model, settings)
     for name, layer in layers.items():

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
+from configs.schema import Start
 from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, check_no_input, read_checkpoint
 from scripts.export import facts_of, write_safetensors
 from utils.errors import ConfigError
@@ -154,7 +155,7 @@ class Scorer:
         from utils.distributed import Process, choose_device
 
         record = part.record
-        config = replace(config_of(record), EVAL=True)
+        config = replace(config_of(record), START=Start(EVAL=True))
         config = replace(config, DATA=replace(config.DATA, DATA_PATH=data_path or config.DATA.DATA_PATH))
         kept = Kept(list(record["class_names"]), record.get("split", {}), record.get("validation", {}))
         _, images = load_image_sets(config, say, kept)

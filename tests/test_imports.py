@@ -11,7 +11,7 @@ ROOMS = ("configs", "models", "datasets", "engine", "utils")
 # What a file of each room may import of ours.
 ARROWS = {
     "engine": ("engine", "models", "datasets", "configs", "utils"),
-    "models": ("models", "configs.schema", "configs.removed", "utils"),
+    "models": ("models", "configs.schema", "configs.values", "configs.removed", "utils"),
     "datasets": ("datasets", "configs.schema", "utils"),
     "configs": ("configs", "utils"),
     "utils": ("utils",),

@@ -37,7 +37,7 @@ def read_csv(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
     files, notes = [root], ()
     if root.is_dir():
         parts = choose_parts(path.stem for path in root.iterdir() if path.suffix == ".csv" and path.is_file())
-        if not parts.train and not (config.EVAL and parts.val):
+        if not parts.train and not (config.START.EVAL and parts.val):
             raise DataError(f"DATA.DATA_PATH: {root} has no train.csv; {expected_layout(config.DATA, EXPECTS)}")
         notes = parts.notes(config, root, ".csv")
         files = [root / f"{name}.csv" for name in (parts.train, parts.val) if name]
@@ -57,7 +57,7 @@ def read_csv(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
     image_sets[-1].notes = (*notes, *image_sets[-1].notes)
     if len(files) == 1 and not (root.is_dir() and parts.val):
         return image_sets[0], None
-    return (None if config.EVAL else image_sets[0]), image_sets[-1]
+    return (None if config.START.EVAL else image_sets[0]), image_sets[-1]
 
 
 class Columns(NamedTuple):

@@ -51,7 +51,7 @@ def read_image_folder(config: Config) -> tuple[ImageSet | None, ImageSet | None]
 def read_split_folders(config: Config, root: Path, expects: str) -> tuple[ImageSet | None, ImageSet]:
     """The folders with the training and the validation images; classes are those of the former."""
     parts = choose_parts(subfolders(root))
-    if not parts.val or not (parts.train or config.EVAL):
+    if not parts.val or not (parts.train or config.START.EVAL):
         missing = "train" if parts.val else "val"
         hint = ""
         if parts.train:
@@ -65,7 +65,9 @@ def read_split_folders(config: Config, root: Path, expects: str) -> tuple[ImageS
     val_classes = class_folders(val_folder)
     if train_folder:
         _check_classes(train_folder, classes, val_folder, val_classes)
-    train = read_class_folders(config, train_folder, classes, classes) if train_folder and not config.EVAL else None
+    train = (
+        read_class_folders(config, train_folder, classes, classes) if train_folder and not config.START.EVAL else None
+    )
     val = read_class_folders(config, val_folder, val_classes, classes or val_classes)
     val.notes = (*parts.notes(config, root), *(train.notes if train else ()), *val.notes)
     val.split = own_split(train_folder, val_folder)

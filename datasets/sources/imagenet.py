@@ -41,12 +41,12 @@ def read_imagenet(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
             _refuse_tars(root)
         return read_split_folders(config, root, EXPECTS)
     # Evaluation needs the training list only for its classes.
-    files = [val_file] if config.EVAL and not train_file.is_file() else [train_file, val_file]
+    files = [val_file] if config.START.EVAL and not train_file.is_file() else [train_file, val_file]
     for file in files:
         if not file.is_file():
             raise DataError(f"DATA.DATA_PATH: {root} has no {file.name}; {expected_layout(config.DATA, EXPECTS)}")
     image_sets = to_image_sets(config, Lists(files, read_list_file, allow_names=False))
-    return (None if config.EVAL else image_sets[0]), image_sets[-1]
+    return (None if config.START.EVAL else image_sets[0]), image_sets[-1]
 
 
 def _refuse_tars(root: Path) -> None:
@@ -112,12 +112,12 @@ def _read_kaggle(config: Config, ilsvrc: Path) -> tuple[ImageSet | None, ImageSe
             f"{ilsvrc.parent}; put it there, it is part of Kaggle's archive"
         )
     synsets = _read_solution(solution)
-    if not train_folder.is_dir() and not config.EVAL:
+    if not train_folder.is_dir() and not config.START.EVAL:
         raise DataError(
             f"DATA.DATA_PATH: {folder} has no train/ with a folder per class; unpack the archive completely"
         )
     classes = class_folders(train_folder) if train_folder.is_dir() else sorted(set(synsets.values()))
-    train = None if config.EVAL else read_class_folders(config, train_folder, classes, classes, deep=False)
+    train = None if config.START.EVAL else read_class_folders(config, train_folder, classes, classes, deep=False)
     val = _read_val(config, val_folder, solution, synsets, classes)
     val.notes += train.notes if train else ()
     val.split = own_split(train_folder, val_folder)

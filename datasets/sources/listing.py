@@ -79,7 +79,7 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
     else:
         _, classes = class_numbers(config, labels, are_numbers)
     image_sets = []
-    for number in range(len(lists.files))[-1 if config.EVAL else 0 :]:
+    for number in range(len(lists.files))[-1 if config.START.EVAL else 0 :]:
         file, paths = lists.files[number], index.text(f"{number}.path")
         _check_paths(index, file, number)
         targets = index.column(f"{number}.target")
@@ -239,7 +239,7 @@ def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
                 f"warning: {file}: lines that repeat the path of an earlier one, and in a split are in the same part: "
                 f"{repeated['count']:,}{other_class} ({first_of(repeated['first'], total=repeated['count'])})"
             )
-    if config.EVAL or len(lists.files) < 2:
+    if config.START.EVAL or len(lists.files) < 2:
         return
     shared, groups = facts["shared"], facts["shared_groups"]
     if shared["count"] and shared["count"] == len(index.text("1.path")):

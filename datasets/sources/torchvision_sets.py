@@ -71,7 +71,7 @@ def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageS
     if val_arguments is None:
         data, whole = config.DATA, read_part("", train_arguments)
         return hold_out(whole, data.VAL_FRACTION, dataset, data.fold)
-    train = None if config.EVAL else read_part("training", train_arguments)
+    train = None if config.START.EVAL else read_part("training", train_arguments)
     val = read_part("validation", val_arguments)
     val.split = own_split(f"{dataset} training", f"{dataset} validation")
     if train is not None:

@@ -97,7 +97,7 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
     scans, kinds = [], Counter()
     for part, image_set in (("training", train), ("validation", val)):
         if image_set is not None:
-            scan = ScanResult(image_set, config.CHECK_IMAGES)
+            scan = ScanResult(image_set, config.START.CHECK_IMAGES)
             kinds.update(scan_images(scan, f"reading {part} images"))
             yield check_readable(part, scan, config.DATA.MAX_BAD_FRACTION)
             yield check_sizes(part, scan, config)

@@ -88,12 +88,12 @@ def check_fine_tuning(config: Config, global_batch: int) -> list[Finding]:
     """
     settings, model = config.TRAIN, config.MODEL
     has_decay = settings.LAYER_DECAY is not None and settings.LAYER_DECAY < 1
-    if not (model.PRETRAINED or model.RESUME):
+    if not (model.PRETRAINED or config.START.RESUME):
         methods = {"MODEL.FREEZE": model.FREEZE, "MODEL.LORA": model.LORA.RANK, "TRAIN.LAYER_DECAY": has_decay}
         meant = [name for name, is_set in methods.items() if is_set]
         found = f"{', '.join(meant)} keeps what weights know, but the run starts from random weights"
         return [Finding("fine-tuning", found, WARN, "name trained weights with -pretrained")] if meant else []
-    if model.RESUME or model.FREEZE or model.LORA.RANK or settings.OPTIMIZER.NAME not in CUSTOMARY:
+    if config.START.RESUME or model.FREEZE or model.LORA.RANK or settings.OPTIMIZER.NAME not in CUSTOMARY:
         return []
     _, from_scratch = CUSTOMARY[settings.OPTIMIZER.NAME]
     rate = settings.BASE_LR * batch_factor(settings, global_batch)

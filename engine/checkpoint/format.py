@@ -9,18 +9,13 @@ from typing import Any
 
 import torch
 
-from configs.removed import not_translated
-from configs.values import today
+from configs.removed import REMOVED, not_translated
+from configs.values import SETTINGS, today
 from models.weights.sharded import FOLDER, named_shards, read_index
 from models.weights.torch_files import read_torch
 from utils.errors import ConfigError
 from utils.files import replacing, sync
 
-# Settings that do not change the training, or whose effect is compared as GLOBAL_BATCH.
-MAY_CHANGE = re.compile(
-    r"EVAL|CHECK|CHECK_IMAGES|SAVE.*|NAME|TAG|KEEP_CHECKPOINTS|REPORT_FREQ|VALIDATE_FREQ|DEVICE|NGPUS|PROFILE|TENSORBOARD|REPORT|TRACK|TRACK|PRECISION\.(EXPLAIN|DOCTOR_SKIPS|ROLLBACKS|SHADOW_.*)|(RESUME|RUN|DIST)\..*|MODEL\.(RESUME|PRETRAINED)"
-    r"|DATA\.(DATA_PATH|NUM_WORKERS|WORKERS|BATCH_SIZE|BATCH_SIZE_EVAL|DOWNLOAD|CLASSES|MAX_BAD_FRACTION|MAX_PIXELS|CACHE|CACHE_PATH|REMOTE_CACHE_GB|REMOTE_PATIENCE)|TRAIN\.(NUM_EPOCHS|EARLY_STOP|BEST_METRIC|ACCUM_ITER|LAST_EPOCH|GRAD_CHECKPOINTING)"
-)
 WEIGHTS_ONLY = "weights_only"  # in a checkpoint of SAVE_WEIGHTS_ONLY, which no run can continue from
 
 
@@ -162,6 +157,7 @@ def changes(saved: dict, current: dict) -> dict[str, str]:
     different = {
         key: f"{now[key]} -> {current[key]}"
         for key in current
-        if not MAY_CHANGE.fullmatch(key) and key in now and now[key] != current[key]
+        if not (key in SETTINGS and SETTINGS[key].may_change) and key in now and now[key] != current[key]
     }
-    return different | {key: f"{saved[key]} -> removed; {remedy}" for key, remedy in not_translated(saved)}
+    gone = {key: f"{value} -> removed; {REMOVED[key].remedy}" for key, value in not_translated(saved).items()}
+    return different | gone

@@ -25,15 +25,15 @@ WITHOUT_STATE = (".pdparams", ".safetensors", ".npz")  # files that hold nothing
 
 def find_checkpoint(config: Config, log: Log) -> Path | None:
     """The file to continue from, if any."""
-    if config.MODEL.RESUME is None:
+    if config.START.RESUME is None:
         return None
-    found = checkpoint_at(config.MODEL.RESUME, config.SAVE, config.NAME, config.TAG, log.warn)
-    if found is None and config.MODEL.RESUME != "auto":
+    found = checkpoint_at(config.START.RESUME, config.SAVE, config.START.NAME, config.TAG, log.warn)
+    if found is None and config.START.RESUME != "auto":
         raise ConfigError(
-            f"-resume: no checkpoint at {config.MODEL.RESUME}; -resume auto looks for the newest run itself"
+            f"-resume: no checkpoint at {config.START.RESUME}; -resume auto looks for the newest run itself"
         )
     if found is None:
-        where = Path(config.SAVE, config.NAME) if config.NAME else config.SAVE
+        where = Path(config.SAVE, config.START.NAME) if config.START.NAME else config.SAVE
         log.say(f"-resume auto: no run to continue in {where}, so this is a new one")
     return found
 
@@ -101,9 +101,9 @@ def refuse_changes(config: Config, order: Order, split: dict, state: dict, path:
     revisions = different.pop("AUGMENTATION", None)
     if revisions and config.TRAIN.augments:
         different["AUGMENTATION"] = NEW_AUGMENTATION.get(revisions, revisions)
-    refused = {key: values for key, values in different.items() if not config.RESUME.allows(key)}
+    refused = {key: values for key, values in different.items() if not config.START.allows(key)}
     if refused:
-        names = [*(name for name in config.RESUME.ALLOW_CHANGED if name == "CLASS_NAMES"), *different]
+        names = [*(name for name in config.START.ALLOW_CHANGED if name == "CLASS_NAMES"), *different]
         raise ConfigError(
             f"-resume: these settings are not those that {path} was made with:\n  "
             + "\n  ".join(f"{key}: {values}" for key, values in refused.items())
@@ -116,9 +116,9 @@ def refuse_changes(config: Config, order: Order, split: dict, state: dict, path:
             f"-resume: {key} is {config.TRAIN.OPTIMIZER.NAME}, which cannot go on with what {saved[key]} has kept of each "
             "weight; put it back, or start a new run from the weights with -pretrained"
         )
-    if config.TRAIN.LAST_EPOCH not in (0, state["epoch"] + 1):
+    if config.START.LAST_EPOCH not in (0, state["epoch"] + 1):
         raise ConfigError(
-            f"-last_epoch is {config.TRAIN.LAST_EPOCH}, but {path} is from after epoch {state['epoch'] + 1}; "
+            f"-last_epoch is {config.START.LAST_EPOCH}, but {path} is from after epoch {state['epoch'] + 1}; "
             "leave -last_epoch out"
         )
     lines = [f"resume: RESUME.ALLOW_CHANGED allows {key}: {values}" for key, values in different.items()]

@@ -31,7 +31,7 @@ def check_strategy(config: Config) -> None:
         and config.COMPILE_MODE in CUDA_GRAPH_MODES
         and "COMPILE_MODE default or max-autotune-no-cudagraphs",
         "PRECISION.SHADOW_STEPS is set": precision.SHADOW_STEPS and "none, or DIST.STRATEGY ddp",
-        "PRECISION.EXPLAIN is true": precision.EXPLAIN and "-explain_precision with DIST.STRATEGY ddp",
+        "PRECISION.EXPLAIN is true": config.START.EXPLAIN and "-explain_precision with DIST.STRATEGY ddp",
     }
     for what, remedy in unfit.items():
         if remedy:

@@ -124,7 +124,7 @@ class Precision:
         if not self.is_naive:
             return model
         copied = half_copy(model, self.half)
-        if in_training and self._config.COMPILE and not self._config.EVAL:
+        if in_training and self._config.COMPILE and not self._config.START.EVAL:
             compile_model(copied, self._config)
         return copied
 

@@ -4,19 +4,18 @@ import shlex
 from collections.abc import Iterator
 
 from configs.arguments import argument_to_text
-from configs.values import to_text
+from configs.schema import RECORD
+from configs.values import of_role, to_text
 from engine.record.html import Markup, element, scrolling, section, table
 from engine.record.page_result import date
 from engine.record.saved_run import SavedRun
 from utils.text import redacted
 
-WITHOUT_MEANING = ("SAVE", "TAG", "NAME", "EVAL")  # for the result
-
 
 def settings(run: SavedRun) -> Markup:
     """Those whose origin is no file first: flags, -opts, and what followed from the data."""
     origins = run.origins
-    given = [key for key in run.settings if not _is_of_file(origins[key]) and key not in WITHOUT_MEANING]
+    given = [key for key in run.settings if not _is_of_file(origins[key]) and key not in of_role(RECORD)]
     rows = [(element("code", key), element("code", written(run.settings[key])), origins[key]) for key in given]
     files = ", ".join(dict.fromkeys(each for each in origins.values() if _is_of_file(each) and each != "default"))
     parts = []

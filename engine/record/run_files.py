@@ -11,7 +11,7 @@ import yaml
 
 from configs.arguments import add_argument, read_node
 from configs.schema import Arguments
-from configs.values import IMPLIED, OPEN_SECTIONS, SETTINGS, convert, plain, today
+from configs.values import IMPLIED, OPEN_SECTIONS, SETTINGS, START_SETTINGS, convert, plain, today
 from utils.errors import ConfigError, cause_of, not_a_file
 
 # libyaml's loader where PyYAML has it: the report at the end of a run must not take time.
@@ -52,6 +52,11 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     origins = dict.fromkeys(values, "default")
     lines = source.split("\n")
     for key, node in _leaves(root):
+        if key in START_SETTINGS:  # which versions up to 0.1.0 saved; only what kind of run it was is of interest
+            if key == "EVAL" and isinstance(node, yaml.ScalarNode) and node.value == "true":
+                values[key] = True
+            origins[key] = "default" if source.split("\n")[node.end_mark.line].endswith("# default") else "config.yaml"
+            continue
         section = next((each for each in OPEN_SECTIONS if key.startswith(f"{each}.")), key)
         try:
             text = read_node(node)

@@ -46,12 +46,12 @@ class SavedRun:
             near = f"; it contains runs, give one of them: {', '.join(inside[:5])}" if inside else ""
             raise ConfigError(f"{folder}: not the folder of a run, without config.yaml{near}")
         settings, origins = read_settings(folder / "config.yaml")
-        if settings["EVAL"] is True:
+        epochs = read_rows(folder / "metrics.jsonl")
+        status = read_json(folder / "status.json")
+        if settings.pop("EVAL", False) or status.get("kind") == "eval":
             raise ConfigError(
                 f"{folder}: an evaluation (-eval), which has no epochs; give the folder of a training run"
             )
-        epochs = read_rows(folder / "metrics.jsonl")
-        status = read_json(folder / "status.json")
         if not epochs:
             reason = f" ({status['reason']})" if status.get("reason") else ""
             raise ConfigError(
@@ -170,7 +170,7 @@ class SavedRun:
         if None not in parts:
             return sum(parts)
         start, end = (to_time(self.status.get(key)) for key in ("started", "time"))
-        is_one_start = self.origins["MODEL.RESUME"] == "default"
+        is_one_start = self.origins.get("MODEL.RESUME", "default") == "default"
         return end - start if start and end and is_one_start and self.state in ENDS else None
 
     @property

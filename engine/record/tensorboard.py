@@ -4,12 +4,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from configs.schema import Config
-from configs.values import flatten, to_text
+from configs.schema import DATA, MODEL, RECIPE, Config
+from configs.values import flatten, of_role, to_text
 from engine.record.board import Board, Row, epoch_figures, step_figures
-
-# They say where a run is written and shown, or how it was started.
-NOT_COMPARED = ("SAVE", "NAME", "TAG", "TENSORBOARD", "TRACK", "REPORT", "CHECK", "EVAL", "MODEL.RESUME")
 
 
 class TensorBoard(Board):
@@ -63,13 +60,12 @@ class TensorBoard(Board):
 
 
 def changed_settings(config: Config) -> dict[str, bool | int | float | str]:
-    """The settings that differ from their defaults, as types that TensorBoard knows."""
-    defaults = flatten(Config())
-    changed = {key: value for key, value in flatten(config).items() if value != defaults[key]}
+    """The settings with influence on the result that differ from their defaults, as types that TensorBoard knows."""
+    values, defaults = flatten(config), flatten(Config())
+    changed = {key: values[key] for key in of_role(DATA, MODEL, RECIPE) if values[key] != defaults[key]}
     return {
         key: value if isinstance(value, bool | int | float | str) else to_text_of_any(value)
         for key, value in changed.items()
-        if key not in NOT_COMPARED and not key.startswith(("DIST.", "RESUME."))
     }
 
 

@@ -20,7 +20,6 @@ from utils.distributed import Process
 from utils.errors import ConfigError, cause_of
 from utils.log import Log
 
-OF_A_START = ("MODEL.RESUME", "DIST.URL", "DIST.RANK", "CHECK", "EVAL")  # settings that say nothing of the run
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}  # what pip installs
 PATIENCE = 8.0  # seconds that the end of a run waits for a tracker that does nothing
 LONGEST_END = 60.0  # and for one that still sends
@@ -81,8 +80,7 @@ class TrackerProcess:
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"},
             start_new_session=True,  # Ctrl-C is for the run
         )
-        settings = {key: value for key, value in flatten(config).items() if key not in OF_A_START}
-        self.tell(json.dumps({"settings": settings}))
+        self.tell(json.dumps({"settings": flatten(config)}))
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 

@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.removed import translate_saved
-from configs.schema import VIT_FIELDS
+from configs.schema import MODEL
+from configs.values import of_role
 from models.weights import hugging_face, timm_tags
 from models.weights.files import find_file, format_of, read_record, shapes_in
 from utils.errors import ConfigError
 
 # What an evaluation, or a run that starts from weights, takes over from them.
-ARCHITECTURE = tuple(f"MODEL.{name}" for name in ("TYPE", "NAME", *VIT_FIELDS, "KWARGS"))
-PREPROCESSING = tuple(
-    f"DATA.{name}"
-    for name in "IMAGE_SIZE IMAGE_CHANNELS CROP_PCT CROP_MODE INTERPOLATION IMAGENET_MEAN IMAGENET_STD".split()
+ARCHITECTURE, PREPROCESSING = (
+    tuple(key for key in of_role(MODEL) if key.startswith(section)) for section in ("MODEL.", "DATA.")
 )
 
 

@@ -1,23 +1,22 @@
 """Finds the runs to compare, and what of their data and settings differs."""
 
 import glob
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from configs.arguments import argument_to_text
-from configs.values import to_text
+from configs.schema import DATA, MACHINE, RECORD
+from configs.values import SETTINGS, of_role, to_text
 from engine.record.saved_run import SavedRun
 from utils.errors import ConfigError
 from utils.text import first_of, redacted
 
-# Settings without influence on what a run learns; what differs of them is shown apart.
-WITHOUT_EFFECT = re.compile(
-    r"SAVE|SAVE_\w+|TAG|NAME|EVAL|CHECK\w*|KEEP_CHECKPOINTS|REPORT\w*|DEVICE|NGPUS|PROFILE|TENSORBOARD|TRACK\w*|(RESUME|RUN|DIST)\..*"
-    r"|MODEL\.RESUME|PRECISION\.(EXPLAIN|DOCTOR_SKIPS|SHADOW_\w+)"
-    r"|DATA\.(DATA_PATH|NUM_WORKERS|WORKERS|BATCH_SIZE_EVAL|DOWNLOAD|MAX_\w+|CACHE\w*|REMOTE_\w+)"
-)
+# Settings without influence on what a run learns; what differs of them is shown apart. Of the data that is where it lies.
+WITHOUT_EFFECT = {
+    *of_role(MACHINE, RECORD),
+    *(key for key in of_role(DATA) if SETTINGS[key].may_change),
+}
 REPETITION = ("SEED", "DATA.FOLD")  # runs that differ in nothing else are one group
 # What tells data from other data, in the words of a message, for runs that noted it.
 NOTED = {
@@ -27,7 +26,7 @@ NOTED = {
     "validation_digest": "names or labels of the validation images",
 }
 # The same for runs of earlier versions, by their settings.
-DATA_SETTINGS = ("DATA.VAL_FRACTION", "DATA.CLASSES", "DATA.GROUP_BY", "MODEL.NUM_CLASSES")
+DATA_SETTINGS = [key for key in of_role(DATA) if key not in (*WITHOUT_EFFECT, "DATA.FOLD")]
 
 
 def find_runs(sources: Sequence[str]) -> tuple[list[SavedRun], list[str]]:
@@ -130,7 +129,7 @@ def differing(runs: Sequence[SavedRun]) -> tuple[list[str], list[str]]:
     """The settings whose values differ: those with influence on the result, and those without."""
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     keys = [key for key in keys if len({value_of(run, key) for run in runs}) > 1]
-    without = [key for key in keys if WITHOUT_EFFECT.fullmatch(key)]
+    without = [key for key in keys if key in WITHOUT_EFFECT]
     return [key for key in keys if key not in without and key != "SEED"], without
 
 

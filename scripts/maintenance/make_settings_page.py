@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -9,8 +10,8 @@ sys.path.insert(0, str(ROOT))
 
 from configs.flags import FLAGS  # noqa: E402
 from configs.paddlevit.translation import IGNORED  # noqa: E402
-from configs.schema import Arguments  # noqa: E402
-from configs.values import SECTIONS, SETTINGS, Setting, describe_bounds, to_text  # noqa: E402
+from configs.schema import START, Arguments  # noqa: E402
+from configs.values import SETTINGS, START_SETTINGS, Setting, describe_bounds, to_text  # noqa: E402
 
 INTRODUCTION = """\
 # Settings
@@ -41,6 +42,17 @@ A setting of type "arguments" is a section whose names are those of a constructo
 `-opts MODEL.KWARGS.init_values=1e-5 MODEL.KWARGS.global_pool=avg`, add to it name by name; `MODEL.KWARGS=null` (in a file
 `KWARGS: null`) first removes what the files before have set. A value is a number, `true`, `false`, `null`, a text or a list
 of these; `"3"` in quotes is a text.
+
+Each setting has a role: **data**, which images and labels there are; **model**, what it is and how it wants its images;
+**recipe**, how its weights come about; **machine**, where and how fast that is computed; **record**, what is saved and shown.
+With `*` a resumed run (`-resume`) may have another value; any other is refused, unless `RESUME.ALLOW_CHANGED` names it.
+"""
+
+START_INTRODUCTION = """
+## One start of the program
+
+These say what one start is to do. They are written like settings, with the section in front, but are not saved with the run.
+
 """
 
 IGNORED_INTRODUCTION = """
@@ -58,26 +70,32 @@ _FLAG_OF = {key: flag for group in FLAGS.values() for flag, (key, _) in group.it
 def page() -> str:
     """The whole page."""
     sections = dict.fromkeys(key.rpartition(".")[0] for key in SETTINGS)
-    assert set(sections) == SECTIONS | {""}
     reasons = dict.fromkeys(IGNORED.values())
     ignored = [f"- {', '.join(f'`{key}`' for key in IGNORED if IGNORED[key] == why)}: {why}.\n" for why in reasons]
-    return "".join([INTRODUCTION, *map(_section, sections), IGNORED_INTRODUCTION, *ignored])
+    start = START_INTRODUCTION + _table(START_SETTINGS.values())
+    return "".join([INTRODUCTION, *map(_section, sections), start, IGNORED_INTRODUCTION, *ignored])
 
 
 def _section(section: str) -> str:
-    rows = [_row(setting) for key, setting in SETTINGS.items() if key.rpartition(".")[0] == section]
-    head = "| Setting | Flag | Type | Default | Allowed | Meaning |\n|---|---|---|---|---|---|\n"
-    return f"\n## {section or 'The run'}\n\n{head}{''.join(rows)}"
+    settings = [setting for key, setting in SETTINGS.items() if key.rpartition(".")[0] == section]
+    return f"\n## {section or 'The run'}\n\n{_table(settings)}"
+
+
+def _table(settings: Iterable[Setting]) -> str:
+    head = "| Setting | Flag | For | Type | Default | Allowed | Meaning |\n|---|---|---|---|---|---|---|\n"
+    return head + "".join(map(_row, settings))
 
 
 def _row(setting: Setting) -> str:
-    name = setting.key.rpartition(".")[2]
+    is_command = setting.role == START
+    name = setting.key if is_command else setting.key.rpartition(".")[2]
+    role = "start" if is_command else setting.role + "\\*" * setting.may_change
     flag = f"`{_FLAG_OF[setting.key]}`" if setting.key in _FLAG_OF else ""
     kind = ("list of " if setting.is_list else "") + _TYPES[setting.kind] + ("s" if setting.is_list else "")
     kind += "".join(f", or `{word}`" for word in setting.special)
     default = "not set" if setting.default in (None, "", (), Arguments()) else f"`{to_text(setting.default)}`"
     allowed = ", ".join(f"`{choice}`" for choice in setting.choices) or describe_bounds(setting).strip()
-    return f"| `{name}` | {flag} | {kind} | {default} | {allowed} | {setting.help} |\n"
+    return f"| `{name}` | {flag} | {role} | {kind} | {default} | {allowed} | {setting.help} |\n"
 
 
 if __name__ == "__main__":

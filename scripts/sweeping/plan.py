@@ -95,7 +95,11 @@ class Plan:
         for key, flag in ours.items():
             raise ConfigError(f"{key} is given to all trials, but {flag} sets it for each; leave it out")
         config = self.load_point({}).config
-        for key, is_set in (("-eval", config.EVAL), ("-check", config.CHECK), ("-resume", config.MODEL.RESUME)):
+        for key, is_set in (
+            ("-eval", config.START.EVAL),
+            ("-check", config.START.CHECK),
+            ("-resume", config.START.RESUME),
+        ):
             if is_set:
                 raise ConfigError(f"{key}: a sweep trains, and goes on with its own trials; leave it out")
 
@@ -141,7 +145,7 @@ class Plan:
     @cached_property
     def num_devices(self) -> int:
         """Devices of one trial (-ngpus)."""
-        return self.load_point({}).config.NGPUS or 1
+        return self.load_point({}).config.START.NGPUS or 1
 
     def words(self, trial: Trial) -> list[str]:
         """The flags of a trial without those of its folder."""

@@ -14,7 +14,7 @@ def choose_slots(config: Config, jobs: int, environment: Mapping[str, str]) -> t
     """For each of the trials at a time its variables, and a line that says how they share the machine."""
     if jobs == 1:
         return [{}], ""
-    per_job = config.NGPUS or 1
+    per_job = config.START.NGPUS or 1
     devices = visible_devices(environment) if config.DEVICE in ("auto", "cuda") else []
     if not devices:
         threads = max(1, _num_cores() // (jobs * per_job))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from configs.schema import Arguments
 from configs.typed_names import suggest_key
-from configs.values import OPEN_SECTIONS, SETTINGS, convert
+from configs.values import OPEN_SECTIONS, SETTINGS, START_SETTINGS, convert
 from utils.errors import ConfigError
 
 RANGE = re.compile(r"(?P<low>[^.]+(?:\.[0-9]+[^.]*)?)\.\.(?P<high>[^:]+)(?::(?P<how>.+))?")
@@ -19,7 +19,6 @@ OF_THE_SWEEP = {
     "NAME": "-output",
     "TAG": "-output",
 }
-OF_A_START = ("EVAL", "CHECK", "MODEL.RESUME", "RUN.MAX_TIME", "NGPUS")
 
 
 class Range(NamedTuple):
@@ -49,7 +48,7 @@ def read_over(words: Sequence[str]) -> dict[str, str]:
 def _check_key(key: str) -> None:
     if key in OF_THE_SWEEP:
         raise ConfigError(f"-over: {key} is set by {OF_THE_SWEEP[key]}; leave it out here")
-    if key in OF_A_START:
+    if key in START_SETTINGS:
         raise ConfigError(f"-over: {key} does not change what is trained; leave it out here, or give it to all trials")
     is_argument = any(key.startswith(f"{section}.") for section in OPEN_SECTIONS)
     if not is_argument and (key not in SETTINGS or SETTINGS[key].kind is Arguments):

@@ -7,7 +7,7 @@ import pytest
 from configs.flags import FLAGS
 from configs.load import load
 from configs.typed_names import ALIASES, NOT_HERE
-from configs.values import SETTINGS, flatten, to_text
+from configs.values import ALL_SETTINGS, START_SETTINGS, flatten, to_text
 from tests.support.configs import load_text
 from tests.support.mistakes import ON_THE_COMMAND_LINE
 from tests.support.refusals import refused
@@ -35,7 +35,9 @@ def test_every_flag_sets_its_setting_with_a_blank_or_an_equals_sign(flag, key):
         loaded = load_text("", *argv)
         changed = {name for name, origin in loaded.origins.items() if origin != "default"}
         assert changed == {key} and loaded.origins[key] == f"flag {flag}"
-        assert str(flatten(loaded.config)[key]).lower() == text
+        start = loaded.config.START
+        value = getattr(start, key.split(".")[-1]) if key in START_SETTINGS else flatten(loaded.config)[key]
+        assert str(value).lower() == text
 
 
 def test_the_flags_are_paddlevits_and_ours():
@@ -50,13 +52,13 @@ def test_flags_override_when_they_were_given_not_when_they_are_truthy():
     text = "AMP: true\nTAG: a\nMODEL: {PRETRAINED: x.pth}\nTRAIN: {LAST_EPOCH: 5}\nDATA: {NUM_WORKERS: 4}"
     argv = ["-last_epoch", "0", "-num_workers=0", "-pretrained", "", "-tag=", "-amp", "false"]
     config = load_text(text, *argv).config
-    assert (config.TRAIN.LAST_EPOCH, config.DATA.NUM_WORKERS) == (0, 0)
+    assert (config.START.LAST_EPOCH, config.DATA.NUM_WORKERS) == (0, 0)
     assert (config.MODEL.PRETRAINED, config.TAG, config.AMP) == (None, "", False)
 
 
 def test_a_switch_alone_switches_on_whatever_follows():
     config = load_text("", "-eval", "-compile", "-amp", "-batch_size", "8").config
-    assert (config.EVAL, config.COMPILE, config.AMP, config.DATA.BATCH_SIZE) == (True, True, True, 8)
+    assert (config.START.EVAL, config.COMPILE, config.AMP, config.DATA.BATCH_SIZE) == (True, True, True, 8)
 
 
 def test_opts_may_come_several_times_and_anywhere():
@@ -78,7 +80,7 @@ def test_names_of_other_trainers_lead_to_settings_that_exist():
     for words in ALIASES:
         if not words.startswith("-"):
             load_text("", "-opts", "SEED=0", *(word for word in words.split() if "=" in word))
-            assert {word.partition("=")[0] for word in words.split()} <= set(SETTINGS)
+            assert {word.partition("=")[0] for word in words.split()} <= set(ALL_SETTINGS)
 
 
 @pytest.mark.parametrize("text", ["LOCAL_RANK=0", "TRAIN.MODEL_EMA_FORCE_CPU=None", "TRAIN.RANDOM_ERASE_SPLIT=False"])
@@ -95,7 +97,7 @@ def test_help_shows_each_flag_with_its_setting_and_default_and_four_commands(fla
     text = " ".join(capsys.readouterr().out.split())
     for group in FLAGS.values():
         for name, (key, _) in group.items():
-            default = SETTINGS[key].default
+            default = ALL_SETTINGS[key].default
             assert f" {name} " in text
             assert f"[{key}={'none' if default in (None, '') else to_text(default)}]" in text
     assert "local" not in text

@@ -64,7 +64,7 @@ def test_no_key_is_both_a_setting_and_without_effect():
 
 def test_paddlevits_other_words_for_values_are_understood_and_named():
     loaded = load_text("NGPUS: -1\nTRAIN: {GRAD_CLIP: 0, LR_SCHEDULER: {NAME: warmupcosine, MILESTONES: '30, 60, 90'}}")
-    assert loaded.config.NGPUS is None
+    assert loaded.config.START.NGPUS is None
     assert loaded.config.TRAIN.GRAD_CLIP is None
     assert loaded.config.TRAIN.LR_SCHEDULER.NAME == "cosine"
     assert loaded.config.TRAIN.LR_SCHEDULER.MILESTONES == (30, 60, 90)
@@ -77,7 +77,7 @@ def test_a_command_out_of_paddlevits_history_is_understood():
     command = """-cfg='./configs/vit.yaml' -dataset='imagenet2012' -batch_size=32 -data_path='/dataset/imagenet' -ngpus=8
                  -eval -pretrained='./vit_base_patch16_224' -amp --local-rank=0"""
     config = load(shlex.split(command)).config
-    assert (config.EVAL, config.AMP, config.DATA.BATCH_SIZE, config.NGPUS) == (True, True, 32, 8)
+    assert (config.START.EVAL, config.AMP, config.DATA.BATCH_SIZE, config.START.NGPUS) == (True, True, 32, 8)
     assert (config.DATA.DATA_PATH, config.MODEL.PRETRAINED) == ("/dataset/imagenet", "./vit_base_patch16_224")
     assert config.MODEL.NUM_CLASSES is None
 

@@ -1,6 +1,5 @@
 """Data sets of a few images, each of one shade by which it is known again: folders and tar shards."""
 
-import dataclasses
 import io
 import tarfile
 from pathlib import Path
@@ -17,7 +16,7 @@ from utils.errors import DataError
 
 def settings(dataset: str, path: Path | str = "", evaluate: bool = False, num_classes: int | None = None, **data):
     config = replaced(Config(), DATA={"DATASET": dataset, "DATA_PATH": str(path), **data})
-    return dataclasses.replace(replaced(config, MODEL={"NUM_CLASSES": num_classes}), EVAL=evaluate)
+    return replaced(config, MODEL={"NUM_CLASSES": num_classes}, START={"EVAL": evaluate})
 
 
 def load(*arguments, **options):

@@ -28,7 +28,7 @@ def read_parquet(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
     if not parts.train and len(files) == 1:  # one part, whatever it is called: some of it is held out
         parts = Parts(next(iter(files)), None, [])
     train_files, val_files = (files[name] if name else [] for name in (parts.train, parts.val))
-    if not train_files and not (config.EVAL and val_files):
+    if not train_files and not (config.START.EVAL and val_files):
         raise DataError(f"DATA.DATA_PATH: {root} has no training files; {expected_layout(config.DATA, EXPECTS)}")
     index = open_parquet_index(config, root, [*train_files, *val_files])
     num_train = int(index.column("file_rows")[: len(train_files)].sum())
@@ -50,9 +50,9 @@ def read_parquet(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
         image_set.split = own_split(_title(root, parts.train), _title(root, parts.val))
     if train is not None and val is not None:
         check_trained(train, val, "files")
-    if train is not None and not config.EVAL:
+    if train is not None and not config.START.EVAL:
         image_sets[-1].notes += tuple(_notes_of_groups(train))
-    return (None if config.EVAL and val is not None else train), val
+    return (None if config.START.EVAL and val is not None else train), val
 
 
 def _title(root: Path, part: str | None) -> str:

@@ -108,8 +108,8 @@ def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, Ima
     """As read_shards."""
     root, tars = folder.root, folder.find_tars()
     parts = choose_parts(tars)
-    reads_train = parts.train and not (config.EVAL and parts.val)
-    if not (reads_train or config.EVAL and parts.val):
+    reads_train = parts.train and not (config.START.EVAL and parts.val)
+    if not (reads_train or config.START.EVAL and parts.val):
         raise DataError(f"DATA.DATA_PATH: {root} has no training shards; {expected_layout(config.DATA, EXPECTS)}")
     tables, is_saved = [], True
     for part in [parts.train] * bool(reads_train) + [parts.val] * bool(parts.val):

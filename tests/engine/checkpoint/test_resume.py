@@ -108,7 +108,7 @@ def test_resume_auto_with_nothing_there_starts_anew_and_says_so(tmp_path, settin
     assert result.returncode == 0
     assert_names(result.stdout, "resume", tmp_path / "o")
     # Whoever starts again from its settings wants a new run.
-    assert load(["-cfg", str(run_folder(tmp_path / "o") / "config.yaml")]).config.MODEL.RESUME is None
+    assert load(["-cfg", str(run_folder(tmp_path / "o") / "config.yaml")]).config.START.RESUME is None
 
 
 def test_resume_auto_takes_the_checkpoint_before_a_damaged_one(tmp_path, settings):

@@ -35,7 +35,7 @@ def test_a_limit_that_is_no_time_is_refused_with_its_name_and_an_example(tmp_pat
 
 def test_a_number_of_seconds_comes_back_from_the_runs_own_settings(tmp_path):
     (tmp_path / "again.yaml").write_text(to_yaml(small_config(tmp_path, "RUN.MAX_TIME=5400"), {}))
-    assert load(["-cfg", str(tmp_path / "again.yaml")]).config.RUN.MAX_TIME == "5400"
+    assert load(["-cfg", str(tmp_path / "again.yaml")]).config.START.MAX_TIME == "5400"
 
 
 def first_stop(seconds: float, asked: list[tuple[float, int]], start: float = 0, save: float = 0) -> float | None:

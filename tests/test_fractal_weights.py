@@ -3,10 +3,14 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import main_single_gpu
-from scripts.benchmarks.studies.fine_tuning import write_digits
+from configs.schema import Config
+from datasets.shuffle import shuffled
+from datasets.sources.digits import read_digits
 from tests.support.runs import ROOT
 
 WEIGHTS = str(ROOT / "weights/vit_fractals.safetensors")
@@ -31,3 +35,15 @@ def test_with_ten_labels_of_each_class_two_epochs_reach_more_than_any_run_from_s
     metrics = next(Path("output").glob("*/metrics.jsonl")).read_text().splitlines()
     top1 = json.loads(metrics[-1])["eval_top1"]
     assert top1 > 40, top1  # 30 epochs from scratch reach 30 to 35: BENCHMARKS.md, "Fine-tuning with few labels"
+
+
+def write_digits(folder: Path, labels: int, seed: int) -> None:
+    """Class folders: `labels` digits of each class to train on, and all that are held out."""
+    train, val = read_digits(Config())
+    members = [np.flatnonzero(train.targets == each) for each in range(10)]
+    drawn = [each[shuffled(len(each), seed, number)[:labels]] for number, each in enumerate(members)]
+    for part, image_set, indices in (("train", train, np.concatenate(drawn)), ("val", val, range(len(val)))):
+        for index in indices:
+            path = folder / part / str(image_set.targets[index]) / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image_set.images[index]).save(path)

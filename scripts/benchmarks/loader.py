@@ -2,8 +2,6 @@
 
 python scripts/benchmarks/loader.py limits -cfg FILE [...]   the loader alone, the step alone, both together, and which limits
 python scripts/benchmarks/loader.py timm                     ours against timm's create_loader, from JPEG and the cache, also with RandAugment
-python scripts/benchmarks/loader.py pixels                   how far our pixels are from Pillow's
-python scripts/benchmarks/loader.py memory                   private memory of readers over epochs of 200,000 listed files
 python scripts/benchmarks/loader.py run -timm FOLDER         a whole run against timm's train.py, whose source is in FOLDER
 
 Without -photos a folder of JPEGs is made, of about 500 x 375 pixels and 100 kB (photos.py). What is compared takes turns.
@@ -15,51 +13,45 @@ import functools
 import itertools
 import multiprocessing
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
-from scripts.benchmarks.parts.common import ROOT, Refused, StepWorker, Table, machine, spread
-from scripts.benchmarks.parts.timm_loader import timm_batches
-from scripts.benchmarks.parts.turns import Turns, take_turns
-from scripts.benchmarks.parts.whole_run import BATCH_SIZE, Setup, add_run_flags, compare_runs
+from scripts.benchmarks.common import ROOT, Refused, StepWorker, Turns, machine, refuse, spread, table, take_turns
 from scripts.benchmarks.photos import make_photos
 from scripts.command_line import Parser, at_least
+from utils.distributed import find_devices
+from utils.host import available_cores
 from utils.program import exit_code
+from utils.text import counted
 
+BATCH_SIZE = 32  # on a CPU
 WARM_UP = 6  # batches: more than any of the loaders reads ahead with two workers
 FEWEST = 2 * BATCH_SIZE  # training images: with less than two batches there is nothing to time
 RAND_AUGMENT = "rand-m9-mstd0.5-inc1"
-TIMM = "timm create_loader"
-CACHED = {
-    "JPEG": [],
-    "cache, decoded, short side 256": ["DATA.CACHE=disk", "DATA.CACHE_SIDE=256"],
-}
+SIDES = {"JPEG": [], "cache, decoded, short side 256": ["DATA.CACHE=disk", "DATA.CACHE_SIDE=256"]}
 
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("limits", add_help=False)  # all other flags are those of main_single_gpu.py: -cfg -dataset ...
-    memory = commands.add_parser("memory")
-    memory.add_argument("-count", type=at_least(10), default=200_000, help="listed files")
-    memory.add_argument("-epochs", type=at_least(1), default=5)
-    for name in ("timm", "pixels", "run"):
+    # All other flags are those of main_single_gpu.py: -cfg -dataset ...
+    commands.add_parser("limits", add_help=False).set_defaults(measure=compare_limits)
+    for name, measure in (("timm", compare_loaders), ("run", compare_runs)):
         command = commands.add_parser(name)
-        command.add_argument(
-            "-photos", type=photos_in, help="a folder with train/ and val/, as photos.py makes [made anew]"
-        )
-        command.add_argument("-rounds", type=at_least(1), default=5)
-        count = None if name == "run" else 1216
-        command.add_argument(
-            "-count", type=at_least(FEWEST), default=count, help="training images that are made [38 batches]"
-        )
+        command.set_defaults(measure=measure)
+        folder_help = "a folder with train/ and val/, as photos.py makes [made anew]"
+        command.add_argument("-photos", type=photos_in, metavar="FOLDER", help=folder_help)
+        command.add_argument("-rounds", type=at_least(1), default=5, metavar="N", help="turns [5]")
+        command.add_argument("-count", type=at_least(FEWEST), metavar="N", help="training images [38 batches]")
         if name == "run":
             add_run_flags(command)
     arguments, arguments.flags = parser.parse_known_args(argv)
@@ -67,13 +59,13 @@ def main(argv: list[str]) -> int:
         parser.error(f"unrecognized arguments: {' '.join(arguments.flags)}")
     print(machine() + "\n", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
-        if "photos" in arguments and not arguments.photos:
-            arguments.photos = Path(scratch) / "photos"
-            count = arguments.count or 38 * Setup.of(arguments).batch_size
-            make_photos(arguments.photos, count, count // 4, num_drawn=1220)
-        commands = {"limits": tell_limits, "timm": compare_loaders, "pixels": compare_pixels, "memory": watch_memory}
-        commands["run"] = compare_runs
-        commands[arguments.command](arguments, Path(scratch))
+        if "photos" in arguments:
+            batch_size = Setup.of(arguments).batch_size if arguments.command == "run" else BATCH_SIZE
+            arguments.count = arguments.count or 38 * batch_size
+            if not arguments.photos:
+                arguments.photos = Path(scratch) / "photos"
+                make_photos(arguments.photos, arguments.count, arguments.count // 4, num_drawn=1220)
+        arguments.measure(arguments, Path(scratch))
     return 0
 
 
@@ -90,6 +82,32 @@ def photos_in(text: str) -> Path:
 # --- the loader alone ---
 
 
+def compare_loaders(arguments: argparse.Namespace, scratch: Path) -> None:
+    """Print the rates with one worker and two, without a policy and with RandAugment on both sides."""
+    rows = []
+    for num_workers, policy in itertools.product((1, 2), (None, RAND_AUGMENT)):
+        flags = ["-cfg", ROOT / "configs/vit_tiny_patch16_224.yaml", "-dataset", "imagefolder"]
+        flags += ["-data_path", arguments.photos, "-batch_size", BATCH_SIZE, "-num_workers", num_workers]
+        flags += ["-opts", f"TRAIN.AUTO_AUGMENT={policy}"] if policy else []
+        timm = functools.partial(timm_batches, arguments.photos, num_workers, policy)
+        sides: dict[str, Callable[[], Iterator[int]]] = {"timm create_loader": timm}
+        for name, options in SIDES.items():
+            sides[f"halfstep, {name}"] = functools.partial(our_batches, flags, options, scratch)
+        rates: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+        for _, (name, make) in itertools.product(range(arguments.rounds), sides.items()):
+            batches = make()  # a loader is open in its turn only: none reads ahead in that of another
+            rates[name].append(measure_rates(batches, arguments.count // BATCH_SIZE))
+            batches.close()
+        for name, ours in rates.items():
+            row = [name, policy or "", str(num_workers)]
+            for own, timms in zip(zip(*ours, strict=True), zip(*rates["timm create_loader"], strict=True), strict=True):
+                ratios = [one / other for one, other in zip(own, timms, strict=True)]
+                row += [spread(own, 0), "1" if ours is rates["timm create_loader"] else spread(ratios, 2)]
+            rows.append(row)
+    columns = ["loader", "policy", "workers", "images/s", "against timm", "images per CPU second", "against timm"]
+    print(table("", columns, rows))
+
+
 def our_batches(flags: list, options: list[str], scratch: Path) -> Iterator[int]:
     """Endless training batches of a run with these flags, as floats ready for the model; yields how many images."""
     import torch
@@ -98,10 +116,13 @@ def our_batches(flags: list, options: list[str], scratch: Path) -> Iterator[int]
     from datasets import CacheProgress, Normalize, build_train_data, cache_image_sets, load_image_sets
     from utils.distributed import Process
 
+    def note(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
     # A folder each: of one data set a folder keeps the newest cache alone.
-    # It reads ahead, as where a GPU computes.
     options = [*options, f"DATA.CACHE_PATH={scratch / ' '.join(options)}"]
-    config = load([*map(str, flags), "-opts", *options]).with_default_batch_size().config
+    words = [*flags, *([] if "-opts" in flags else ["-opts"]), *options]
+    config = load([str(word) for word in words]).with_default_batch_size().config
     train_set, _ = cache_image_sets(config, load_image_sets(config), CacheProgress(note, note))
     data = build_train_data(config, train_set, Process(torch.device("cpu")))
     normalize = Normalize(config.DATA)
@@ -110,11 +131,37 @@ def our_batches(flags: list, options: list[str], scratch: Path) -> Iterator[int]
             yield len(normalize(batch.images))
 
 
-def note(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def timm_batches(folder: Path, num_workers: int, policy: str | None) -> Iterator[int]:
+    """Endless training batches by the settings of timm's train.py without jitter and erasing; yields how many images."""
+    import torch
+    from PIL import Image
+    from timm.data import auto_augment, create_dataset, create_loader
+
+    def posterize(image: Image.Image, bits: int, **options) -> Image.Image:
+        """timm's, also where it keeps no bit, which ends its run with Pillow 13: black, as with older ones."""
+        return auto_augment.posterize(image, bits) if bits else Image.new(image.mode, image.size)
+
+    for name in ("Posterize", "PosterizeIncreasing"):
+        auto_augment.NAME_TO_OP[name] = posterize
+    loader = create_loader(
+        create_dataset("", root=str(folder), split="train"),
+        input_size=(3, 224, 224),
+        batch_size=BATCH_SIZE,
+        is_training=True,
+        hflip=0.5,
+        color_jitter=0.0,
+        auto_augment=policy,
+        interpolation="bicubic",
+        num_workers=num_workers,
+        device=torch.device("cpu"),
+        persistent_workers=True,
+    )
+    while True:
+        for images, _ in loader:
+            yield len(images)
 
 
-def rates(batches: Iterator[int], num_batches: int) -> tuple[float, float]:
+def measure_rates(batches: Iterator[int], num_batches: int) -> tuple[float, float]:
     """Images per second, and per second of the processor, once what was read ahead is used up."""
     for _ in itertools.islice(batches, WARM_UP):
         pass
@@ -124,126 +171,17 @@ def rates(batches: Iterator[int], num_batches: int) -> tuple[float, float]:
 
 
 def cpu_seconds() -> float:
-    """Of this process and its workers, which other programs on the machine slow down less than the clock."""
+    """CPU time of this process and its workers, which other programs on the machine slow down less than the clock."""
     stats = (Path(f"/proc/{each.pid}/stat").read_text() for each in multiprocessing.active_children())
     ticks = sum(int(number) for stat in stats for number in stat.rsplit(")", 1)[1].split()[11:13])
     return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def compare_loaders(arguments: argparse.Namespace, scratch: Path) -> None:
-    """For one worker and two, without a policy and with RandAugment on both sides."""
-    rows = []
-    for num_workers, policy in itertools.product((1, 2), (None, RAND_AUGMENT)):
-        flags = ["-cfg", ROOT / "configs/vit_tiny_patch16_224.yaml", "-dataset", "imagefolder"]
-        flags += ["-data_path", arguments.photos, "-batch_size", BATCH_SIZE, "-num_workers", num_workers]
-        flags += ["-opts", f"TRAIN.AUTO_AUGMENT={policy}"] if policy else []
-        sides: dict[str, Callable[[], Iterator[int]]] = {
-            TIMM: functools.partial(timm_batches, arguments.photos, BATCH_SIZE, num_workers, policy)
-        }
-        for name, options in CACHED.items():
-            sides[f"halfstep, {name}"] = functools.partial(our_batches, flags, options, scratch)
-        found = rates_in_turn(sides, arguments.rounds, arguments.count // BATCH_SIZE)
-        for name, ours in found.items():
-            row = [name, policy or "", str(num_workers)]
-            for mine, timms in zip(zip(*ours, strict=True), zip(*found[TIMM], strict=True), strict=True):
-                ratios = [one / other for one, other in zip(mine, timms, strict=True)]
-                row += [spread(mine, 0), "1" if name == TIMM else spread(ratios, 2)]
-            rows.append(row)
-    columns = ["loader", "policy", "workers", "images/s", "against timm", "images per CPU second", "against timm"]
-    print(Table("", columns, rows).markdown())
-
-
-def rates_in_turn(
-    sides: dict[str, Callable[[], Iterator[int]]], rounds: int, num_batches: int
-) -> dict[str, list[tuple[float, float]]]:
-    """The rates of each side in each round. A loader is open in its turn only: none reads ahead."""
-    found = {name: [] for name in sides}
-    for _, (name, make) in itertools.product(range(rounds), sides.items()):
-        batches = make()
-        found[name].append(rates(batches, num_batches))
-        batches.close()
-    return found
-
-
-def compare_pixels(arguments: argparse.Namespace, scratch: Path) -> None:
-    """Of random crops of all photos against Pillow's decoding, cropping and resizing of the same."""
-    import random
-
-    import numpy as np
-    import torch
-    from PIL import Image
-
-    from configs.schema import Data
-    from datasets.transforms.crop import TrainTransform, crop_box
-    from datasets.transforms.decode import PixelRules, decode
-
-    transform = TrainTransform(data := Data(HFLIP=0.0))
-    out = torch.empty(224, 224, 3, dtype=torch.uint8).permute(2, 0, 1)
-    means, biases = [], []
-    for seed, path in enumerate(sorted(arguments.photos.rglob("*.jpg"))):
-        transform(decode(path.read_bytes(), PixelRules(3)), random.Random(seed), out)
-        with Image.open(path) as image:
-            left, top, width, height = crop_box(*image.size, data.CROP_SCALE, data.CROP_RATIO, random.Random(seed))
-            crop = image.convert("RGB").crop((left, top, left + width, top + height))
-        wanted = np.array(crop.resize((224, 224), Image.Resampling.BICUBIC)).astype(np.float32)
-        difference = out.permute(1, 2, 0).numpy() - wanted
-        means.append(float(np.abs(difference).mean()))
-        biases.append(float(difference.mean()))
-    print(
-        f"{len(means)} images: mean absolute difference {statistics.mean(means):.4f} of 255 (worst image {max(means):.4f}),"
-    )
-    print(f"bias {statistics.mean(biases):+.4f} (worst image {max(biases, key=abs):+.4f})")
-
-
-def watch_memory(arguments: argparse.Namespace, scratch: Path) -> None:
-    """After each epoch: of the loader's processes, or of the one whose threads read."""
-    import numpy as np
-    from PIL import Image
-
-    names = [f"a folder with a long name/image number {number:06d}.jpg" for number in range(arguments.count)]
-    (scratch / "a folder with a long name").mkdir()
-    for number, name in enumerate(names):  # a file may have some 65,000 names
-        if number % 10_000 == 0:
-            Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(scratch / name)
-        else:
-            (scratch / name).hardlink_to(scratch / names[number // 10_000 * 10_000])
-    for part in ("train", "val"):
-        listed = names if part == "train" else names[:10]
-        (scratch / f"{part}_list.txt").write_text("".join(f"{name} {n % 10}\n" for n, name in enumerate(listed)))
-    for kind in ("threads", "processes"):
-        command = [sys.executable, "-c", MEMORY, ROOT, scratch, kind, arguments.epochs]
-        lines = subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE, text=True).stdout.split()
-        growth = 100 * (float(lines[-1]) / float(lines[0]) - 1)
-        print(f"{kind}: private MB after each epoch {' '.join(lines)}: {growth:+.1f}% from the first to the last")
-
-
-MEMORY = """
-import multiprocessing, os, re, sys
-from pathlib import Path
-root, folder, kind, epochs = sys.argv[1:]
-sys.path.insert(0, root)
-import torch
-from configs.load import load
-from datasets import build_train_data, load_image_sets
-from utils.distributed import Process
-config = load(["-cfg", f"{root}/configs/vit_tiny_patch16_224.yaml", "-dataset", "imagenet2012", "-data_path", folder, "-batch_size", "250", "-num_workers", "2",
-               "-image_size", "16", "-opts", f"DATA.WORKERS={kind}"]).config
-data = build_train_data(config, load_image_sets(config)[0], Process(torch.device("cpu")))
-for step, window in enumerate(data.windows(0, int(epochs) * data.steps_per_epoch), 1):
-    for batch in window.batches:
-        pass
-    if step % data.steps_per_epoch == 0:
-        readers = [child.pid for child in multiprocessing.active_children()] or [os.getpid()]
-        texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in readers]
-        print(round(sum(int(kb) for text in texts for kb in re.findall("Private_.*?: *([0-9]+) kB", text)) / 1024, 1))
-"""
-
-
 # --- the loader and the model ---
 
 
-def tell_limits(arguments: argparse.Namespace, scratch: Path) -> None:
-    """The loader alone, the step alone and both together, in turn, each on this run's device and with its settings."""
+def compare_limits(arguments: argparse.Namespace, scratch: Path) -> None:
+    """Print the rates of the loader, the step and both together, in turn, on this run's device with its settings."""
     from configs.load import load
 
     flags = arguments.flags
@@ -258,14 +196,13 @@ def tell_limits(arguments: argparse.Namespace, scratch: Path) -> None:
         "step alone, synthetic data": StepWorker([*flags, "-dataset", "synthetic", "-opts", *synthetic]),
         "both": StepWorker([*flags, "-opts", *options]),
     }
-    with contextlib.suppress(Refused):  # it will be told below
-        next(iter(sides.values())).hello()  # a cache is built once, and not by two at a time
+    with contextlib.suppress(Refused):  # take_turns will say why
+        next(iter(sides.values())).facts()  # a cache is built once, and not by two at a time
     turns = Turns(rounds=3, steps=3, min_seconds=3.0)
     measured, reasons = take_turns(sides, turns)
-    if reasons:
-        sys.exit("\n".join(f"{name}: {reason}" for name, reason in reasons.items()))
+    refuse(reasons)
     rows = [[name, spread(each.images_per_second)] for name, each in measured.items()]
-    print(Table(f"batch {config.DATA.BATCH_SIZE}, {turns}", ["", "images/s, median (spread)"], rows).markdown())
+    print(table(f"batch {config.DATA.BATCH_SIZE}, {turns}", ["", "images/s, median (spread)"], rows))
     print(name_limit(*(statistics.median(each.images_per_second) for each in measured.values())))
 
 
@@ -279,6 +216,126 @@ def name_limit(loader: float, step: float, both: float) -> str:
     if loader < 1.1 * step:
         return f"the loader limits: alone it gives {loader / step:.2f} of what the step takes; more -num_workers, or DATA.CACHE"
     return f"the step limits: the loader gives {loader / step:.1f} times what it takes"
+
+
+# --- a whole run ---
+
+# The same recipe for both: one epoch, bfloat16, AdamW, crops and flips.
+TIMM = """--num-classes 10 --epochs 1 --warmup-epochs 0 --sched step --decay-epochs 9 --opt adamw --lr 1e-3
+--weight-decay 0.05 --amp --amp-dtype bfloat16 --color-jitter 0"""
+OURS = """TRAIN.WARMUP_EPOCHS=0 TRAIN.LR_SCHEDULER.NAME=constant TRAIN.BASE_LR=1e-3 TRAIN.LINEAR_SCALED_LR=null
+TRAIN.WEIGHT_DECAY=0.05 TRAIN.SMOOTHING=0.1 TRAIN.GRAD_CLIP=null TRAIN.MODEL_EMA=false MODEL.DROPOUT=0
+MODEL.ATTENTION_DROPOUT=0 DATA.CROP_PCT=0.9"""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What both sides get: what this machine has, unless flags say otherwise."""
+
+    model: str
+    kind: str  # of device
+    workers: int
+    batch_size: int
+    is_compiled: bool
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> "Setup":
+        kind, _ = find_devices("auto")
+        workers = arguments.num_workers or len(available_cores())
+        batch_size = arguments.batch_size or (BATCH_SIZE if kind == "cpu" else 256)
+        return cls(arguments.model, kind, workers, batch_size, arguments.compile)
+
+    @property
+    def report_every(self) -> int:
+        """Updates between two lines of the log: one that stops a GPU after each update would be what is measured."""
+        return 1 if self.kind == "cpu" else 10
+
+    def timm(self, folder: Path, photos: Path, output: Path) -> list[str]:
+        """The command with timm's own flags for this device."""
+        words = [sys.executable, folder / "train.py", "--data-dir", photos, "--output", output, *TIMM.split()]
+        words += ["--model", self.model, "-b", self.batch_size, "--device", self.kind, "--workers", self.workers]
+        words += ["--log-interval", self.report_every]
+        words += ["--pin-mem"] if self.kind == "cuda" else []
+        words += ["--torchcompile"] if self.is_compiled else []
+        return list(map(str, words))
+
+    def halfstep(self, photos: Path, output: Path) -> list[str]:
+        recipe = ROOT / f"configs/{self.model}.yaml"
+        model = [] if recipe.exists() else [f"MODEL.NAME={self.model}"]
+        recipe = recipe if recipe.exists() else ROOT / "configs/timm.yaml"
+        words = [sys.executable, ROOT / "main_single_gpu.py", "-cfg", recipe, "-dataset", "imagefolder"]
+        words += ["-data_path", photos, "-output", output, "-amp", "-amp_dtype", "bfloat16", "-epochs", 1]
+        words += ["-batch_size", self.batch_size, "-num_workers", self.workers]
+        words += ["-compile"] if self.is_compiled else []
+        return list(map(str, [*words, "-opts", f"REPORT_FREQ={self.report_every}", *model, *OURS.split()]))
+
+
+@dataclass
+class Run:
+    """The figures of one run by the entry script of ours or timm's."""
+
+    seconds: float
+    first_step: float  # seconds from the command until the line of the first update
+    images_per_second: float  # from the first update to the last
+    top1: float  # of the validation images, per cent
+
+
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-timm", type=Path, required=True, help="a copy of timm's repository, with train.py")
+    parser.add_argument("-timm_flags", nargs="*", default=[], help="further flags of train.py, without dashes")
+    parser.add_argument("-model", default="vit_tiny_patch16_224", help="a name of timm's [vit_tiny_patch16_224]")
+    parser.add_argument("-batch_size", type=at_least(1), help=f"of both [{BATCH_SIZE} on CPUs, 256 on others]")
+    parser.add_argument("-num_workers", type=at_least(1), help="of both: threads here, processes there [the cores]")
+    parser.add_argument("-compile", action="store_true", help="both")
+
+
+def compare_runs(arguments: argparse.Namespace, scratch: Path) -> None:
+    """Print the figures of one epoch with validation, in bfloat16, both as people type them."""
+    setup = Setup.of(arguments)
+    theirs = setup.timm(arguments.timm, arguments.photos, scratch / "timm")
+    theirs += [f"--{flag}" for flag in arguments.timm_flags]
+    ours = setup.halfstep(arguments.photos, scratch / "halfstep")
+    commands = {
+        "timm's train.py": (theirs, "--seed", r"Train: 0 \[ *(\d+)/", r"Best metric: ([0-9.]+)"),
+        "halfstep": (ours, "-seed", r"Step\[(\d+)/", r"best validation top-1 ([0-9.]+)%"),
+    }
+    runs: dict[str, list[Run]] = {name: [] for name in commands}
+    for seed, (name, (command, flag, step, top1)) in itertools.product(range(arguments.rounds), commands.items()):
+        words = [*command[:2], flag, str(seed), *command[2:]]  # before -opts, which takes all that follows
+        runs[name].append(time_run(words, step, top1, setup.batch_size))
+        print(f"{name}: {runs[name][-1]}", file=sys.stderr, flush=True)
+    first = runs["timm's train.py"]
+    rows = []
+    for name, own in runs.items():
+        row = [name]
+        for field, more_is_faster in (("images_per_second", True), ("seconds", False), ("first_step", False)):
+            values, others = ([getattr(run, field) for run in each] for each in (own, first))
+            ratios = [(a / b if more_is_faster else b / a) for a, b in zip(values, others, strict=True)]
+            row += [spread(values), "1" if own is first else spread(ratios, 2)]
+        rows.append([*row, spread([run.top1 for run in own])])
+    columns = ["run", "images/s", "x", "whole run, s", "x faster", "first step after, s", "x faster", "top-1, %"]
+    words = [setup.model, f"batch {setup.batch_size}", counted(setup.workers, "loader worker")]
+    words += ["compiled"] if setup.is_compiled else []
+    print(table(", ".join([*words, counted(arguments.rounds, "round")]), columns, rows))
+    print("commands:\n\n" + "\n".join(" ".join(command) for command, *_ in commands.values()))
+
+
+def time_run(command: list[str], step: str, top1: str, batch_size: int) -> Run:
+    """The figures of a run by the lines that it prints: of its first, some other and last update, and of the accuracy."""
+    begin = time.perf_counter()
+    times, lines = {}, []
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+    with process:
+        for line in process.stdout:
+            lines.append(line)
+            if found := re.search(step, line):
+                times[int(found[1])] = time.perf_counter() - begin
+    seconds, accuracies = time.perf_counter() - begin, re.findall(top1, "".join(lines))
+    if process.returncode or len(times) < 2 or not accuracies:
+        sys.exit("".join(lines[-40:]))
+    first, last = min(times), max(times)
+    rate = batch_size * (last - first) / (times[last] - times[first])
+    return Run(seconds, times[first], rate, float(accuracies[-1]))
 
 
 if __name__ == "__main__":

@@ -28,9 +28,11 @@ def main(argv: list[str]) -> int:
     parser.add_output("FOLDER", "folder to write to")
     parser.add_argument("-train", type=at_least(1), default=1216, metavar="N", help="training images [1216]")
     parser.add_argument("-val", type=at_least(1), default=304, metavar="N", help="validation images [304]")
+    drawn_help = "how many differ, in tens; the others are links to them [all]"
+    parser.add_argument("-drawn", type=at_least(NUM_CLASSES), metavar="N", help=drawn_help)
     arguments = parser.parse_args(argv)
     try:
-        make_photos(arguments.output, arguments.train, arguments.val)
+        make_photos(arguments.output, arguments.train, arguments.val, arguments.drawn)
     except OSError as error:
         raise ConfigError(
             f"-output: cannot write to {arguments.output} ({error}); choose another folder, or make room"
@@ -42,8 +44,9 @@ def main(argv: list[str]) -> int:
 def make_photos(folder: Path, num_train: int, num_val: int, num_drawn: int | None = None) -> None:
     """Write train/ and val/ with class folders, keeping existing files. Classes differ in colour.
 
-    Of each, `num_drawn` images are drawn (a multiple of NUM_CLASSES), which takes long; the others are links to them.
+    Of each, `num_drawn` images are drawn which takes long; the others are links to them.
     """
+    num_drawn = num_drawn and max(num_drawn // NUM_CLASSES, 1) * NUM_CLASSES  # a link is to a photo of its class
     for part, count in (("train", num_train), ("val", num_val)):
         for number in range(count):
             target = number % NUM_CLASSES

@@ -10,8 +10,8 @@ from engine.auto_batch_size import Trial, calculate, find_batch_size, max_images
 from engine.memory.estimate import fixed_bytes
 from engine.precision.policy import Precision
 from models import build_model
-from scripts.benchmarks.parts.cpu_memory import passing_bytes
 from tests.support.configs import CPU, SMALL, small_config
+from tests.support.cpu_memory import passing_bytes
 from tests.support.planted import run_out
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash

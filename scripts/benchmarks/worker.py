@@ -1,9 +1,8 @@
-"""The other side of common.StepWorker: trains when asked. A line of JSON asks, a line of JSON answers.
+"""Trains when asked, the other side of common.StepWorker. A line of JSON asks, a line of JSON answers.
 
-The first argument holds what is no setting of a run; the others are the command line of an entry script.
+The first argument is what to do (step, timm or loader); the others are the command line of an entry script.
 """
 
-import gc
 import json
 import math
 import os
@@ -12,65 +11,60 @@ import time
 import traceback
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
 from configs.load import load
 from configs.schema import Config
-from scripts.benchmarks.parts.common import GIB, machine
+from scripts.benchmarks.common import machine
 from utils.errors import ConfigError, UserError
 
 
 def main(argv: list[str]) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is no answer
-    asked: dict = {"hello": True}
+    question: dict = {}
     worker = None
     while True:
         try:
-            if worker is None:
-                own = json.loads(argv[0])
-                worker = ROLES[own["role"]](own, argv[1:])
-            answer = worker.answer(asked)
+            worker = worker or ROLES[argv[0]](argv[1:])
+            answer = worker.answer(question)
         except Exception as error:
-            answers.write(json.dumps(refusal(error)) + "\n")
+            answers.write(json.dumps({"refused": reason_of(error)}) + "\n")
             return
         answers.write(json.dumps(answer) + "\n")
         line = sys.stdin.readline()
         if not line:
             return
-        asked = json.loads(line)
+        question = json.loads(line)
 
 
-def refusal(error: Exception) -> dict:
-    """Why this mode cannot be measured; an error that nobody foresaw is also printed whole."""
+def reason_of(error: Exception) -> str:
+    """Why this case cannot be measured; an error that nobody foresaw is also printed whole."""
     from engine.memory.recovery import shortage
 
     if shortage(error):
-        return {"refused": "out of memory", "out_of_memory": True}
+        return "out of memory"
     first_line = (str(error).strip() or "no message").splitlines()[0]
-    if not isinstance(error, UserError):
-        traceback.print_exception(error)
-        first_line = f"{type(error).__name__}: {first_line}"
-    return {"refused": first_line, "out_of_memory": False}
+    if isinstance(error, UserError):
+        return first_line
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {first_line}"
 
 
 class LoaderWorker:
-    """Endless training data, which an update only takes: on the device, as a step would get it."""
+    """Endless training data, of which an update only takes the batches: on the device, as a step would get them."""
 
     num_ahead = 0  # updates whose images may lie ready when a turn begins: they are not timed
 
-    def __init__(self, own: dict, argv: list[str]):
+    def __init__(self, argv: list[str]):
         from datasets import CacheProgress, build_train_data, cache_image_sets, choose_workers, load_image_sets
         from utils.distributed import Process
 
         self.config = config = load(argv).with_default_batch_size().config
         self.process = Process.start(config.DEVICE, {})
         self.device = self.process.device
-        if own["memory_gb"] and self.device.type == "cuda":
-            total = torch.cuda.get_device_properties(self.device).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, own["memory_gb"] * GIB / total))
         train_set, _ = cache_image_sets(config, load_image_sets(config), CacheProgress(print, print))
         self.data = build_train_data(config, train_set, self.process)
         self.num_classes = config.MODEL.NUM_CLASSES or len(train_set.classes)
@@ -82,25 +76,21 @@ class LoaderWorker:
         per_batch = workers.count if workers.kind == "processes" else 1
         self.num_ahead = 2 + per_batch * workers.ahead if workers.count else 0
 
-    def answer(self, asked: dict) -> dict:
+    def answer(self, question: dict) -> dict:
         from engine.record.recorder import peak_memory
 
-        if "steps" in asked:
-            return {"seconds": self.time_updates(asked["warm_up"], asked["steps"])}
-        if "memory" in asked:
+        if "steps" in question:
+            return {"seconds": self.time_updates(question["warm_up"], question["steps"])}
+        if "memory" in question:
             return {"bytes": peak_memory(self.device)}
-        if "tensors" in asked:
-            return {"bytes": self.tensor_memory()}
-        if "peak" in asked:
-            return {"flops": matmul_peak(self.device, asked["peak"])}
-        if "flops" in asked:
+        if "peak" in question:
+            return {"flops": matmul_peak(self.device, question["peak"])}
+        if "flops" in question:
             return {"flops": forward_flops(self.config, self.num_classes)}
-        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
-        kind = self.device.type
-        return {"machine": machine(kind), "device": name, "kind": kind, "images": self.num_images}
+        return {"machine": machine(self.device.type), "images": self.num_images}
 
     def update(self, steps: int) -> None:
-        """So many, and their end: waits for the device."""
+        """Do so many updates, and wait until the device has ended them."""
         for _ in range(steps):
             for _ in next(self.windows).batches:
                 pass
@@ -116,27 +106,16 @@ class LoaderWorker:
             torch.cuda.empty_cache()  # it is the others' turn, on the same device
         return seconds
 
-    def tensor_memory(self) -> int:
-        """The most bytes that tensors fill during an update: what a GPU's allocator would count, libraries left out."""
-        from scripts.benchmarks.parts.cpu_memory import passing_bytes
 
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
-        gc.collect()
-        lasting = {each.untyped_storage() for each in gc.get_objects() if issubclass(type(each), torch.Tensor)}
-        before = sum({storage.data_ptr(): storage.nbytes() for storage in lasting}.values())
-        return before + passing_bytes(lambda: self.update(1))
-
-
-class Worker(LoaderWorker):
+class TrainerWorker(LoaderWorker):
     """A Trainer and its data."""
 
-    def __init__(self, own: dict, argv: list[str]):
+    def __init__(self, argv: list[str]):
         from engine.build import build_trainer
         from models import build_model
         from utils.log import Log
 
-        super().__init__(own, argv)
+        super().__init__(argv)
         torch.manual_seed(self.config.SEED)
         model = build_model(self.config, self.num_classes)
         self.trainer = build_trainer(self.config, model.to(self.device), self.data, self.process, Log(0))
@@ -155,7 +134,7 @@ class TimmWorker(LoaderWorker):
     normalised: loading and normalising are not in the time.
     """
 
-    def __init__(self, own: dict, argv: list[str]):
+    def __init__(self, argv: list[str]):
         import timm
         from timm.optim import create_optimizer_v2
 
@@ -166,8 +145,7 @@ class TimmWorker(LoaderWorker):
         if self.device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.benchmark = True
         model = timm.create_model(config.MODEL.NAME, num_classes=self.num_classes).to(self.device).train()
-        self.layout = torch.channels_last if is_convnet(model) else torch.contiguous_format
-        self.optimizer = create_optimizer_v2(model.to(memory_format=self.layout), "adamw", lr=1e-3, weight_decay=0.05)
+        self.optimizer = create_optimizer_v2(model, "adamw", lr=1e-3, weight_decay=0.05)
         self.model = torch.compile(model) if config.COMPILE else model
         side = config.DATA.IMAGE_SIZE
         self.images = torch.randn(self.num_images, config.DATA.IMAGE_CHANNELS, side, side, device=self.device)
@@ -175,25 +153,19 @@ class TimmWorker(LoaderWorker):
 
     def update(self, steps: int) -> None:
         for _ in range(steps):
-            images = self.images.contiguous(memory_format=self.layout)
             with torch.autocast(self.device.type, torch.bfloat16):
-                loss = torch.nn.functional.cross_entropy(self.model(images), self.targets)
+                loss = torch.nn.functional.cross_entropy(self.model(self.images), self.targets)
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
             assert math.isfinite(loss.item())
 
 
-def is_convnet(model: torch.nn.Module) -> bool:
-    """Whether channels_last helps: some convolution overlaps, which a Vision Transformer's patches do not."""
-    return any(isinstance(each, torch.nn.Conv2d) and each.kernel_size > each.stride for each in model.modules())
-
-
-ROLES = {"step": Worker, "timm": TimmWorker, "loader": LoaderWorker}
+ROLES = {"step": TrainerWorker, "timm": TimmWorker, "loader": LoaderWorker}
 
 
 def forward_flops(config: Config, num_classes: int) -> int:
-    """Of one image, a multiply-add counted as 2: of the model as published, whatever kernels computed it.
+    """Floating-point operations for one image, a multiply-add counted as 2, of the model as published.
 
     On the meta device, where nothing is computed. Not asked before the memory was read: a new model and torch's
     counter take some.
@@ -214,14 +186,14 @@ def forward_flops(config: Config, num_classes: int) -> int:
     return counter.get_total_flops()
 
 
-def matmul_peak(device: torch.device, kind: str) -> float:
-    """FLOP/s of the best square matrix multiplication; sizes double until one takes long enough to be timed well."""
+def matmul_peak(device: torch.device, product: str) -> float:
+    """FLOP/s of the best square matrix product; sizes double until one takes long enough to be timed well."""
     from engine.precision.policy import check_matmul, set_matmul
 
-    mode = "tf32" if kind == "tf32" else "ieee"
+    mode = "tf32" if product == "tf32" else "ieee"
     check_matmul(mode, device)
     set_matmul(mode)
-    dtype = getattr(torch, "float32" if kind == "tf32" else kind)
+    dtype = getattr(torch, "float32" if product == "tf32" else product)
     best, size = 0.0, 256
     while size <= 16384:
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
@@ -234,7 +206,7 @@ def matmul_peak(device: torch.device, kind: str) -> float:
 
 
 def time_matmul(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Seconds of one of several, so that launching does not count."""
+    """Seconds of one product, the mean of several, so that launching does not count."""
     count = 3
     torch.matmul(a, b).sum().item()  # warm-up; reading a number waits for the device
     start = time.perf_counter()

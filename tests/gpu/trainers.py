@@ -1,4 +1,4 @@
-"""Trainers of a small Vision Transformer for the probes, made as a run makes them."""
+"""Trainers of a small Vision Transformer, made as a run makes them, and the comparison of what they compute."""
 
 import functools
 
@@ -6,24 +6,21 @@ import torch
 from torch import Tensor
 
 from configs.load import load
-from scripts.benchmarks.parts.common import ROOT
-from scripts.benchmarks.session.plan import Context
+from datasets import build_train_data, load_image_sets
+from engine.build import build_trainer
+from models import build_model
+from models.compilation import parts_to_compile
+from tests.support.runs import ROOT
+from utils.distributed import Process
+from utils.log import Log
 
-SIZES = ("MODEL.EMBED_DIM=128", "MODEL.NUM_HEADS=2", "MODEL.DEPTH=3", "MODEL.DROPOUT=0", "MODEL.ATTENTION_DROPOUT=0")
-REAL, TINY = ("DATA.BATCH_SIZE=32",), ("DATA.BATCH_SIZE=8", "DATA.IMAGE_SIZE=32", "MODEL.PATCH_SIZE=8")
+SIZES = "MODEL.EMBED_DIM=128 MODEL.NUM_HEADS=2 MODEL.DEPTH=3 MODEL.DROPOUT=0 MODEL.ATTENTION_DROPOUT=0".split()
+BATCH = {"cuda": ["DATA.BATCH_SIZE=32"], "cpu": ["DATA.BATCH_SIZE=8", "DATA.IMAGE_SIZE=32", "MODEL.PATCH_SIZE=8"]}
 
 
-def small_trainer(context: Context, *options: str):
-    """At step 0, always with the same weights."""
-    from datasets import build_train_data, load_image_sets
-    from engine.build import build_trainer
-    from models import build_model
-    from models.compilation import parts_to_compile
-    from utils.distributed import Process
-    from utils.log import Log
-
-    fixed = ["DATA.DATASET=synthetic", "MODEL.NUM_CLASSES=64", f"DEVICE={context.device}", *SIZES]
-    words = [*fixed, *context.pick(REAL, TINY), *options]
+def small_trainer(device: str, *options: str):
+    """A trainer at step 0, always with the same weights."""
+    words = ["DATA.DATASET=synthetic", "MODEL.NUM_CLASSES=64", f"DEVICE={device}", *SIZES, *BATCH[device], *options]
     config = load(["-cfg", str(ROOT / "configs/vit_tiny_patch16_224.yaml"), "-opts", *words]).config
     train_set, _ = load_image_sets(config)
     process = Process.start(config.DEVICE, {})
@@ -31,7 +28,7 @@ def small_trainer(context: Context, *options: str):
     model = build_model(config, 64).to(process.device)
     data = build_train_data(config, train_set, process)
     trainer = build_trainer(config, model, data, process, Log(1))
-    if config.COMPILE and context.dry:
+    if config.COMPILE and device == "cpu":
         for part in parts_to_compile(trainer.computing.model, config):
             part.compile(backend="eager", dynamic=False)  # a compiler of machine code would take half a minute
     return trainer
@@ -39,7 +36,7 @@ def small_trainer(context: Context, *options: str):
 
 def first_batches(trainer) -> list:
     """The micro-batches of the first update."""
-    windows = trainer.data.windows(0, 1)
+    windows = trainer.data.windows(0, 1)  # held while its batches are read
     return list(next(windows).batches)
 
 
@@ -51,7 +48,7 @@ def train(trainer, steps: int) -> tuple[float, list[Tensor]]:
 
 
 def relative_error(got: list[Tensor], expected: list[Tensor]) -> float:
-    """Of all together."""
+    """The error of all tensors together, relative to their norm."""
     pairs = list(zip(got, expected, strict=True))
     square = functools.partial(sum, start=torch.zeros((), device=expected[0].device, dtype=torch.float64))
     error = square((a.double() - b.double()).square().sum() for a, b in pairs)

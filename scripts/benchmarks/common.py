@@ -1,0 +1,288 @@
+"""Processes that train in turn (A B A B), so that what slows the machine slows all of them, and the table of their figures."""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+from scripts.command_line import at_least
+from utils.errors import ConfigError, did_you_mean
+from utils.text import counted
+
+ROOT = Path(__file__).resolve().parents[2]
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A precision that can be measured."""
+
+    options: tuple[str, ...]  # for -opts
+    product: str  # the type of the matrix products that bound it
+    kinds: tuple[str, ...] = ("cuda", "xpu", "mps", "cpu")  # of devices that have it
+
+
+AUTOCAST = ("AMP=true", "PRECISION.MODE=autocast")
+# float8 is held against bfloat16, in which it computes all but the large linear layers.
+MODES = {
+    "fp32": Mode(("AMP=false", "PRECISION.MATMUL=ieee"), "float32"),
+    "tf32": Mode(("AMP=false", "PRECISION.MATMUL=tf32"), "tf32", kinds=("cuda",)),
+    "fp16": Mode((*AUTOCAST, "PRECISION.DTYPE=float16", "PRECISION.RESIDUAL=float32"), "float16"),
+    "bf16": Mode((*AUTOCAST, "PRECISION.DTYPE=bfloat16", "PRECISION.RESIDUAL=float32"), "bfloat16"),
+    "bf16-residual": Mode((*AUTOCAST, "PRECISION.DTYPE=bfloat16", "PRECISION.RESIDUAL=half"), "bfloat16"),
+    "naive-fp16": Mode(("AMP=true", "PRECISION.DTYPE=float16", "PRECISION.MODE=naive"), "float16"),
+    "naive-bf16": Mode(("AMP=true", "PRECISION.DTYPE=bfloat16", "PRECISION.MODE=naive"), "bfloat16"),
+    "float8": Mode(("AMP=true", "PRECISION.DTYPE=bfloat16", "PRECISION.MODE=float8"), "bfloat16", kinds=("cuda",)),
+}
+SLOW_ON_CPUS = ("fp16", "naive-fp16")  # about a two-hundredth of float32's speed: minutes for one update
+
+
+def mode_name(text: str) -> str:
+    """The type of -modes."""
+    if text not in MODES:
+        raise argparse.ArgumentTypeError(
+            f"there is no mode {text!r} (there are {', '.join(MODES)}){did_you_mean(text, MODES)}"
+        )
+    return text
+
+
+def fast_modes(kind: str) -> list[str]:
+    """The modes that are measured on this kind of device where none are named."""
+    return [name for name, mode in MODES.items() if kind in mode.kinds and (kind != "cpu" or name not in SLOW_ON_CPUS)]
+
+
+class Refused(Exception):
+    """A case cannot be measured here; the message is the reason."""
+
+
+class StepWorker:
+    """A process of its own that trains when asked, so that each case has its own memory peak (worker.py)."""
+
+    def __init__(self, arguments: Iterable, role: str = "step"):
+        """`role`: step; timm, the same model in timm's own step; loader, only what reads the images."""
+        self._command = [sys.executable, ROOT / "scripts/benchmarks/worker.py", role, *arguments]
+        self._process: subprocess.Popen | None = None
+        self._facts: dict | None = None
+        self._warm = False
+
+    def start(self) -> None:
+        """Begin to set it up, without waiting. The first question would start it too."""
+        if self._process is None:
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            self._process = subprocess.Popen(list(map(str, self._command)), **pipes)
+
+    def facts(self) -> dict:
+        """The machine, and the images of an update; waits until the worker is set up."""
+        self.start()
+        if self._facts is None:
+            self._facts = self._read()
+        return self._facts
+
+    def iterate(self, steps: int) -> float:
+        """Seconds per iteration (one update), after some that are not timed: one, or three the first time."""
+        warm_up, self._warm = (1 if self._warm else 3), True
+        return self._ask(steps=steps, warm_up=warm_up)["seconds"] / steps
+
+    def peak_memory(self) -> int:
+        """Bytes so far."""
+        return self._ask(memory=True)["bytes"]
+
+    def forward_flops(self) -> int:
+        """Floating-point operations of the model's forward pass for one image."""
+        return self._ask(flops=True)["flops"]
+
+    def matmul_peak(self, product: str) -> float:
+        """FLOP/s of square matrix products in this type."""
+        return self._ask(peak=product)["flops"]
+
+    def close(self) -> None:
+        if self._process is None:
+            return
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
+
+    def _ask(self, **question) -> dict:
+        self.facts()
+        with contextlib.suppress(BrokenPipeError):  # it ended: reading says how
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict:
+        line = self._process.stdout.readline()
+        if not line:
+            raise Refused(f"its process ended with exit code {self._process.wait()}")
+        answer = json.loads(line)
+        if "refused" in answer:
+            raise Refused(answer["refused"])
+        return answer
+
+
+@dataclass
+class Measured:
+    """The figures of one case: a value for each of its turns."""
+
+    images: int  # of an update
+    seconds: list[float] = field(default_factory=list)  # per iteration
+    base: list[float] = field(default_factory=list)  # those of the first case in the same rounds
+    memory: int = 0  # bytes
+    peak: float = 0.0  # FLOP/s of matrix products, and
+    forward_flops: int = 0  # of one image: where asked for
+
+    @property
+    def images_per_second(self) -> list[float]:
+        return [self.images / each for each in self.seconds]
+
+    @property
+    def ratios(self) -> list[float]:
+        """How many times faster than the first case, in each round that both took part in."""
+        return [base / own for base, own in zip(self.base, self.seconds, strict=False)]
+
+
+@dataclass(frozen=True)
+class Turns:
+    """How many turns, and how long each is."""
+
+    rounds: int
+    steps: int  # of a turn, at least
+    min_seconds: float = 0.0  # of a turn: a GPU does five steps in a tenth of a second, too little to be timed well
+
+    def __str__(self) -> str:
+        seconds = f" and {self.min_seconds:g} s" if self.min_seconds else ""
+        return f"{counted(self.rounds, 'turn')} of at least {counted(self.steps, 'iteration')}{seconds}"
+
+    def steps_of(self, worker: StepWorker) -> int:
+        return max(self.steps, math.ceil(self.min_seconds / worker.iterate(2))) if self.min_seconds else self.steps
+
+
+def take_turns(
+    workers: dict[str, StepWorker], turns: Turns, products: dict[str, str] | None = None
+) -> tuple[dict[str, Measured], dict[str, str]]:
+    """The figures of each case by name, and for cases without any the reason.
+
+    `products` names the type of the matrix products that are timed by some of them, once their memory was read.
+    """
+    measured: dict[str, Measured] = {}
+    reasons: dict[str, str] = {}
+    steps: dict[str, int] = {}
+    first = next(iter(workers), None)
+
+    def attempt(do: Callable[[str], None]) -> None:
+        for name in workers:
+            try:
+                if name not in reasons:
+                    do(name)
+            except Refused as error:
+                measured.pop(name, None)
+                reasons[name] = str(error)
+
+    def set_up(name: str) -> None:
+        images = workers[name].facts()["images"]
+        steps[name] = turns.steps_of(workers[name])
+        measured[name] = Measured(images)
+
+    def take_turn(name: str) -> None:
+        measured[name].seconds.append(workers[name].iterate(steps[name]))
+        if first in measured:
+            measured[name].base.append(measured[first].seconds[-1])
+
+    def finish(name: str) -> None:
+        each, worker = measured[name], workers[name]
+        each.memory = worker.peak_memory()
+        if product := (products or {}).get(name):
+            each.peak, each.forward_flops = worker.matmul_peak(product), worker.forward_flops()
+
+    for worker in workers.values():
+        worker.start()
+    attempt(set_up)
+    for _ in range(turns.rounds):
+        attempt(take_turn)
+    attempt(finish)
+    for worker in workers.values():
+        worker.close()
+    return measured, reasons
+
+
+def machine(kind: str | None = None) -> str:
+    """What the figures were measured on. `kind` of device; if it is not given, the GPU is named where there is one."""
+    import torch
+
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    name = facts.get("model name", platform.processor())
+    name += " with avx512_bf16" if "avx512_bf16" in facts.get("flags", "").split() else ""
+    devices = [f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} used"]
+    versions = f"torch {torch.__version__}, timm {version('timm')}, Python {platform.python_version()}"
+    if torch.cuda.is_available() and kind in (None, "cuda"):
+        devices.insert(0, torch.cuda.get_device_name())
+        versions = f"CUDA {torch.version.cuda}, {versions}"
+    return f"{'; '.join(devices)}; {versions}; {time.strftime('%Y-%m-%d')}"
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """Median, and the least and most of all rounds."""
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Markdown for BENCHMARKS.md."""
+    lines = [f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows)]
+    return "\n".join([title, "", *lines]) + "\n"
+
+
+def speed_table(title: str, products: dict[str, str], measured: dict[str, Measured], reasons: dict[str, str]) -> str:
+    """The speed and memory of cases, and how much of the peak of matrix products they use.
+
+    `products`: of each case the type of the matrix products that bound it; the others are held against the first case.
+    """
+    base = next(iter(products), "-")
+    columns = [
+        "",
+        "memory, GiB",
+        f"against {base}",
+        "iterations/s",
+        "images/s",
+        f"against {base}",
+        "FLOPs utilisation, %",
+    ]
+    flops = max((3 * each.forward_flops for each in measured.values()), default=0)  # of a training image
+    peaks = {products[name]: each.peak for name, each in measured.items() if each.peak}
+    rows = []
+    for name, each in measured.items():
+        memory = f"{each.memory / measured[base].memory:.2f}" if base in measured else "-"
+        row = [name, f"{each.memory / GIB:.2f}", memory, f"{1 / statistics.median(each.seconds):.4g}"]
+        row += [spread(each.images_per_second), spread(each.ratios, 2) if each.ratios else "-"]
+        peak = peaks.get(products[name])
+        row.append(f"{100 * flops * statistics.median(each.images_per_second) / peak:.3g}" if peak else "-")
+        rows.append(row)
+    rows += [[name, reason, *["-"] * (len(columns) - 2)] for name, reason in reasons.items()]
+    text = table(title, columns, rows)
+    if peaks:
+        speeds = ", ".join(f"{product} {peak / 1e9:.4g}" for product, peak in peaks.items())
+        text += f"\nUtilisation: {flops / 1e9:.4g} GFLOP for a training image (3 x forward) against matrix products, GFLOP/s: {speeds}.\n"
+    return text
+
+
+def add_turn_flags(parser: argparse.ArgumentParser, rounds: int) -> None:
+    parser.add_argument("-rounds", type=at_least(1), default=rounds, metavar="N", help=f"turns [{rounds}]")
+    parser.add_argument("-steps", type=at_least(1), default=5, metavar="N", help="updates of a turn, at least [5]")
+    parser.add_argument("-seconds", type=float, default=2.0, metavar="S", help="a turn's length, at least [2]")
+
+
+def refuse(reasons: dict[str, str]) -> None:
+    """A mistake of the user, where a comparison has nothing to compare."""
+    if reasons:
+        raise ConfigError("\n".join(f"{name}: {reason}" for name, reason in reasons.items()))

@@ -1,1 +1,0 @@
-"""What the benchmarks are made of; nothing here is a program that a user runs."""

@@ -1,1 +1,0 @@
-"""Small studies over seeds on the digits: whether a setting helps where it says that it does."""

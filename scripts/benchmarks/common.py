@@ -249,15 +249,8 @@ def speed_table(title: str, products: dict[str, str], measured: dict[str, Measur
     `products`: of each case the type of the matrix products that bound it; the others are held against the first case.
     """
     base = next(iter(products), "-")
-    columns = [
-        "",
-        "memory, GiB",
-        f"against {base}",
-        "iterations/s",
-        "images/s",
-        f"against {base}",
-        "FLOPs utilisation, %",
-    ]
+    columns = ["case", "memory, GiB", f"memory against {base}", "iterations/s", "images/s", f"against {base}"]
+    columns.append("FLOPs utilisation, %")
     flops = max((3 * each.forward_flops for each in measured.values()), default=0)  # of a training image
     peaks = {products[name]: each.peak for name, each in measured.items() if each.peak}
     rows = []

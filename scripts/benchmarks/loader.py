@@ -282,7 +282,6 @@ class Run:
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-timm", type=Path, required=True, help="a copy of timm's repository, with train.py")
-    parser.add_argument("-timm_flags", nargs="*", default=[], help="further flags of train.py, without dashes")
     parser.add_argument("-model", default="vit_tiny_patch16_224", help="a name of timm's [vit_tiny_patch16_224]")
     parser.add_argument("-batch_size", type=at_least(1), help=f"of both [{BATCH_SIZE} on CPUs, 256 on others]")
     parser.add_argument("-num_workers", type=at_least(1), help="of both: threads here, processes there [the cores]")
@@ -293,7 +292,6 @@ def compare_runs(arguments: argparse.Namespace, scratch: Path) -> None:
     """Print the figures of one epoch with validation, in bfloat16, both as people type them."""
     setup = Setup.of(arguments)
     theirs = setup.timm(arguments.timm, arguments.photos, scratch / "timm")
-    theirs += [f"--{flag}" for flag in arguments.timm_flags]
     ours = setup.halfstep(arguments.photos, scratch / "halfstep")
     commands = {
         "timm's train.py": (theirs, "--seed", r"Train: 0 \[ *(\d+)/", r"Best metric: ([0-9.]+)"),

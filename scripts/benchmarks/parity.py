@@ -109,7 +109,8 @@ def tabulate(title: str, runs: dict[str, list[Run]], verdicts: dict[str, Verdict
     for name, own in runs.items():
         values = [run.top1 for run in own]
         row = [name, " ".join(f"{value:.2f}" for value in values), f"{statistics.mean(values):.2f}"]
-        row += [f"{statistics.stdev(values):.2f}", "-" if name == "fp32" else verdicts[name].text]
+        deviation = math.nan if any(map(math.isnan, values)) else statistics.stdev(values)
+        row += [f"{deviation:.2f}", "-" if name == "fp32" else verdicts[name].text]
         for field in ("train_loss", "grad_norm"):
             figures, fp32 = ([getattr(run, field) for run in side] for side in (own, runs["fp32"]))
             ratios = [100 * (figure / its - 1) for figure, its in zip(figures, fp32, strict=True)]

@@ -188,6 +188,8 @@ def forward_flops(config: Config, num_classes: int) -> int:
 
 def matmul_peak(device: torch.device, product: str) -> float:
     """FLOP/s of the best square matrix product; sizes double until one takes long enough to be timed well."""
+    from torch.utils.benchmark import Timer
+
     from engine.precision.policy import check_matmul, set_matmul
 
     mode = "tf32" if product == "tf32" else "ieee"
@@ -197,23 +199,13 @@ def matmul_peak(device: torch.device, product: str) -> float:
     best, size = 0.0, 256
     while size <= 16384:
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        seconds = min(time_matmul(a, b) for _ in range(5))
+        timer = Timer("a @ b", globals={"a": a, "b": b}, num_threads=torch.get_num_threads())  # it waits for the device
+        seconds = min(timer.timeit(3).mean for _ in range(5))
         best = max(best, 2 * size**3 / seconds)
         if seconds > 0.005:
             break
         size *= 2
     return best
-
-
-def time_matmul(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Seconds of one product, the mean of several, so that launching does not count."""
-    count = 3
-    torch.matmul(a, b).sum().item()  # warm-up; reading a number waits for the device
-    start = time.perf_counter()
-    for _ in range(count):
-        product = torch.matmul(a, b)
-    product[0, 0].item()
-    return (time.perf_counter() - start) / count
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The benchmarks: tables in their smallest form whose figures agree, parity's verdict, and a GPU session that is cut."""
 
-import json
 import math
 import os
 import re
@@ -25,7 +24,8 @@ def rows_of(printed: str) -> list[dict[str, str]]:
 
 def test_modes_show_one_speed_as_iterations_images_ratio_and_utilisation(small_yaml):
     words = "-rounds 1 -steps 2 -seconds 0 -batch_size 16 -modes fp32 bf16 tf32 -opts DEVICE=cpu".split()
-    ended = run("scripts/benchmarks/step.py", "modes", "-cfg", str(small_yaml), *words)
+    words = ["modes", "-cfg", str(small_yaml), *words]
+    ended = run("scripts/benchmarks/step.py", *words, faults={"start_python_as_forks": []})
     fp32, bf16, tf32 = rows_of(ended.stdout)
     rates = [float(row["images/s"].split()[0]) for row in (fp32, bf16)]
     assert [float(row["iterations/s"]) * 16 for row in (fp32, bf16)] == pytest.approx(rates, rel=2e-3)
@@ -156,7 +156,10 @@ def test_a_part_of_a_gpu_session_over_its_limit_is_killed_with_all_it_started_an
 def test_a_gpu_session_that_is_stopped_keeps_what_was_printed(tmp_path):
     parts = {"slow": (600, f"sh -c 'echo early; touch {tmp_path}/begun; sleep 1000'")}
     if (child := os.fork()) == 0:
-        gpu_session.run_session(tmp_path, parts, "dry")
+        try:
+            gpu_session.run_session(tmp_path, parts, "dry")
+        finally:
+            os._exit(0)
     wait_until((tmp_path / "begun").exists)
     os.kill(child, signal.SIGTERM)
     os.waitpid(child, 0)
@@ -168,7 +171,7 @@ def test_every_part_of_a_gpu_session_is_a_command_that_exists_and_wrong_ones_are
     monkeypatch.setattr(gpu_session, "run_session", lambda folder, parts, kind: ran.append(parts) or 0)
     assert gpu_session.main(["-output", str(tmp_path), "-dry"]) == 0
     for _, command in ran[0].values():
-        assert "{" not in command and json.dumps(command)
+        assert "{" not in command
     for words in (["-dry", "-parts", "machine,testz"], ["-parts", "machine"]):
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
         with pytest.raises(ConfigError):

@@ -36,8 +36,7 @@ AHEAD_OF_PROCESS = 2  # batches that each worker process reads in advance
 MIN_AHEAD, MAX_AHEAD, BYTES_AHEAD = 2, 32, 2**30  # batches that all threads together read in advance; their bytes
 MAX_FRACTION_AHEAD = 0.05  # of the free memory of the host, for all training processes together
 MAX_FRACTION_SHARED = 0.8  # of the free shared memory
-# Assumed fractions of its time for which a loader thread holds Python's lock (GIL); scripts/benchmarks/loader_lock.py
-# measures them.
+# Assumed fractions of its time for which a loader thread holds Python's lock (GIL), as BENCHMARKS.md has them.
 GIL_READING, GIL_AUGMENTING, GIL_IN_MEMORY = 0.12, 0.2, 0.6
 MAX_GIL = 0.5  # of all of them together: the training thread needs the GIL for each operation that it starts
 

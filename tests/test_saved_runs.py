@@ -3,6 +3,8 @@
 tests/data/saved_runs was written at commit 9bf52ab: tiny.yaml with -amp -amp_dtype float16 in one process, and with
 DIST.CHECKPOINT=sharded DATA.BATCH_SIZE=4 in two. last.pth holds step 6 of 8; metrics.jsonl and steps.csv the whole run.
 At commit 8073904: digits.yaml, and with TRAIN.MIXUP_ALPHA=0 TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1; step 21 of 24.
+At commit b9907ef, in version 0.1.0 with the settings that have gone since: digits.yaml in a fold, with RAND_AUGMENT, EMA,
+LAMB, float16 and a tag (step 15 of 18), and with the schedule plateau; tiny.yaml with fsdp2 in two processes (step 4 of 8).
 """
 
 import csv
@@ -50,6 +52,26 @@ def test_a_run_saved_by_an_earlier_version_ends_as_it_would_have(tmp_path, kind)
     assert steps(folder) == pytest.approx(before, rel=1e-3)
     loss = "eval_loss" if kind == "mixed" else "eval_loss_ema"
     assert last_epoch(folder)[loss] == pytest.approx(expected[loss], rel=1e-3)
+
+
+@pytest.mark.parametrize(("kind", "processes"), [("folds", 1), ("fsdp2", 2)])
+def test_a_run_of_0_1_0_ends_as_it_would_have_whatever_its_settings_are_called_today(tmp_path, kind, processes):
+    shutil.copytree(SAVED / kind, tmp_path / "output")
+    (folder,) = (tmp_path / "output").iterdir()
+    before, expected = steps(folder), last_epoch(folder)
+    script = "main_multi_gpu.py" if processes > 1 else "main_single_gpu.py"
+    done = run(script, "-resume", str(folder), "-output", str(tmp_path / "output"), processes=processes)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert steps(folder) == pytest.approx(before, rel=1e-3)
+    assert last_epoch(folder)["eval_loss_ema"] == pytest.approx(expected["eval_loss_ema"], rel=1e-3)
+
+
+def test_a_run_with_a_schedule_that_is_gone_is_refused_by_its_name_and_the_last_version_that_had_it(tmp_path):
+    shutil.copytree(SAVED / "plateau", tmp_path / "output")
+    (folder,) = (tmp_path / "output").iterdir()
+    refused = run("main_single_gpu.py", "-resume", str(folder))
+    assert refused.returncode == 2
+    assert_names(refused.stderr, "TRAIN.LR_SCHEDULER.NAME", "plateau", "0.1.0")
 
 
 def test_a_run_that_began_with_torchvisions_operations_goes_on_with_timms_if_asked_to(tmp_path):

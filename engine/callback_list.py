@@ -14,29 +14,31 @@ from engine.record.compile_report import CompileReport
 from engine.record.console import Console
 from engine.record.data_wait_advice import DataWaitAdvice
 from engine.record.heartbeat import Heartbeat, Pace
+from engine.record.metrics import Recorder
 from engine.record.profiler import Profiler
-from engine.record.recorder import Recorder
 from engine.record.timing import Timing
+from engine.record.trackers import Trackers
 from engine.record.train_batch import TrainBatch
 from engine.session import Session
 from engine.train.stop_conditions import BadImageLimit, SkipLimit, TimeLimit
 from engine.train.trainer import Callback, Trainer
 
 
-def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: AsyncSaver) -> list[Callback]:
+def choose_callbacks(
+    session: Session, plan: Plan, trainer: Trainer, saver: AsyncSaver, trackers: Trackers
+) -> list[Callback]:
     """The callbacks of every process, and those of process 0 only."""
     config, process, log = plan.config, session.process, session.log
     timing, last_update = Timing.on(process.device), LastUpdate()
     pace = Pace(plan.num_updates)
     console = Console(config, log, timing, pace, has_ema=trainer.ema is not None)
     callbacks = [timing, last_update]  # first: others read their results
-    # Before the recorder, which shows the pictures.
     callbacks.append(BestResults(config, session.path, plan.eval_set, log, trainer))
     advice = lambda: ""  # noqa: E731
     if process.is_first:
         if config.REPORT:
             callbacks.append(TrainBatch(config, session.path, plan.classes, log))
-        recorder = Recorder(config, session.path, log, timing, trainer)
+        recorder = Recorder(config, session.path, log, timing, trainer, trackers)
         if config.START.PROFILE:
             callbacks.append(Profiler(config.START.PROFILE, session.path / "trace.json.gz", timing, log.say))
         if config.PRECISION.SHADOW_STEPS and trainer.precision.half is not None:

@@ -120,11 +120,11 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     if process.is_first:
         write_split(session.path / "split.csv", plan.train_set, plan.eval_set)
     saver = make_saver(config, session.path, process, log)
-    trainer.callbacks = choose_callbacks(session, plan, trainer, saver)
-    if config.START.EXPLAIN:
-        explain(trainer, log, session.path)
-    epochs = Epochs(session, plan, trainer, eval_data, saver, stop)
-    with tracking(config, session.path, process, log):
+    with tracking(config, session.path, process, log) as trackers:
+        trainer.callbacks = choose_callbacks(session, plan, trainer, saver, trackers)
+        if config.START.EXPLAIN:
+            explain(trainer, log, session.path)
+        epochs = Epochs(session, plan, trainer, eval_data, saver, stop)
         code = epochs.run()
     if config.REPORT and process.is_first and code < 128:  # whoever sent a signal wants the program to end
         write_at_end(session.path, log)

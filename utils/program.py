@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -85,10 +86,13 @@ def nobody_reads() -> bool:
 def exit_now(code: int) -> NoReturn:
     """Exit with this code and no other.
 
-    Exit handlers run, but the interpreter is not torn down: that takes half a second, and gloo's threads may still hold
-    tensors then and abort the process (pytorch/pytorch#179291).
+    Exit handlers run, at most 10 s because that of a tracker's library may wait for a server. The interpreter is not torn
+    down: that takes half a second, and gloo's threads may still hold tensors then and abort the process
+    (pytorch/pytorch#179291).
     """
-    atexit._run_exitfuncs()
+    handlers = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
+    handlers.start()
+    handlers.join(10.0)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,22 +1,24 @@
-"""What is said of the training while it goes on: PaddleViT's lines, and on a terminal a bar and a line an epoch."""
+"""What a run shows of its training: PaddleViT's lines, and on a terminal a bar and a line an epoch, in columns."""
 
-from collections.abc import Mapping
-
-import torch
+import shutil
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from configs.schema import Config
-from engine.record.epoch_table import EpochTable
+from engine.evaluation.scores import TITLES, Best, Scores, format_value
 from engine.record.heartbeat import Pace
-from engine.record.recorder import peak_memory
+from engine.record.metrics import COLUMNS, Epoch, Row, epoch_row, peak_memory
 from engine.record.timing import Timing, shares
 from engine.train.counters import EpochResult, Report
 from engine.train.trainer import Callback, Trainer
 from utils.log import Log
 from utils.text import counted, format_time
 
+LINES_BELOW_A_HEAD = 40
+
 
 class Console(Callback):
-    """Says how the training goes on. Accuracies in PaddleViT's format are fractions in [0, 1]."""
+    """Shows how the training goes on. Accuracies in PaddleViT's format are fractions in [0, 1]."""
 
     def __init__(self, config: Config, log: Log, timing: Timing, pace: Pace, has_ema: bool):
         self._config, self._log, self._timing, self._pace = config, log, timing, pace
@@ -37,7 +39,7 @@ class Console(Callback):
         )
 
     def _describe(self, trainer: Trainer) -> str:
-        """For the end of the bar; called by a thread, so it reads nothing of the device."""
+        """The end of the bar; called by a thread, so it reads nothing of the device."""
         left, report = self._pace.seconds_left(trainer.step), self._report
         parts = [f"{format_time(left)} left"] if left is not None else []
         if report:
@@ -55,21 +57,18 @@ class Console(Callback):
             name = "EMA Validation" if suffix else "Validation"
             self._log.detail(f"{head}{scores.describe(name)}, time: {result.evaluation_seconds:.2f}")
         if trainer.process.is_first:
-            self._log.detail(f"      {describe_speed(result, trainer.process.device)}")
-            times = shares(self._timing.epoch_seconds, trainer.process.device)
-            self._log.detail(f"      time: {describe_times(times)}")
-        left = self._pace.seconds_left(trainer.step)
-        for line in self._table.lines(trainer.epoch + 1, result, trainer.best, left):
-            self._log.show(line)
+            epoch = Epoch(trainer, result, shares(self._timing.epoch_seconds, trainer.process.device))
+            self._log.detail(f"      {describe_speed(epoch)}")
+            self._log.detail(f"      time: {describe_times(epoch.times)}")
+            left = self._pace.seconds_left(trainer.step)
+            for line in self._table.lines(epoch_row(epoch), result.scores, trainer.best, left):
+                self._log.show(line)
 
 
-def describe_speed(result: EpochResult, device: torch.device) -> str:
+def describe_speed(epoch: Epoch) -> str:
     """Speed and memory; loss scale and skipped updates only where there is something to say of them."""
-    report = result.report
-    parts = [
-        f"{result.num_images / max(result.training_seconds, 1e-9):.1f} images/s",
-        f"{peak_memory(device) / 2**20:.0f} MB",
-    ]
+    report, memory = epoch.result.report, peak_memory(epoch.trainer.process.device)
+    parts = [f"{epoch.images_per_s:.1f} images/s", f"{memory / 2**20:.0f} MB"]
     parts += [f"loss scale {report.loss_scale:g}"] if report.loss_scale != 1 else []
     parts += [f"{counted(report.skipped, 'update')} skipped"] if report.skipped else []
     return ", ".join(parts)
@@ -81,3 +80,66 @@ def describe_times(times: Mapping[str, float | None]) -> str:
     return ", ".join(
         f"{share:.1f}% {names.get(name, name)}" for name, share in times.items() if share and share >= 0.05
     )
+
+
+class Cell(NamedTuple):
+    """One column of an epoch's line."""
+
+    title: str
+    width: int
+    text: str
+    rank: int = 0  # where the terminal is too narrow, those of the highest rank go first
+
+
+class EpochTable:
+    """Makes the lines; the head stands above the first one, and again where it has left the screen."""
+
+    def __init__(
+        self, config: Config, has_ema: bool, width: Callable[[], int] = lambda: shutil.get_terminal_size().columns
+    ):
+        self._num_epochs, self._has_ema, self._width = config.TRAIN.NUM_EPOCHS, has_ema, width
+        # The one that decides which epoch is best; the loss has a column of its own.
+        instead_of_loss = "map" if config.DATA.has_several_labels else "top1"
+        self._metric = instead_of_loss if config.TRAIN.BEST_METRIC == "loss" else config.TRAIN.BEST_METRIC
+        self._head, self._lines_left = "", 0  # before the next head
+
+    def lines(self, row: Row, scores: Mapping[str, Scores], best: Best, seconds_left: float | None) -> list[str]:
+        """The line of an epoch, below a head where one is due. `row`: of metrics.csv; `best` includes this epoch."""
+        cells = self._cells(row, scores, best)
+        cells.append(Cell("left", 8, "-" if seconds_left is None else format_time(seconds_left)))
+        while len(join(cells, "title")) >= self._width() and any(each.rank for each in cells):
+            cells.remove(max(cells, key=lambda each: each.rank))
+        head, skipped = join(cells, "title"), row["skipped"]
+        is_due = head != self._head or not self._lines_left
+        self._head, self._lines_left = head, (LINES_BELOW_A_HEAD if is_due else self._lines_left) - 1
+        line = join(cells, "text") + (f"  {counted(skipped, 'update')} skipped" if skipped else "")
+        return [head, line] if is_due else [line]
+
+    def _cells(self, row: Row, scores: Mapping[str, Scores], best: Best) -> list[Cell]:
+        """The columns of metrics.csv that have a title; the score that decides stands in the place of top-1."""
+        cells = []
+        for column in COLUMNS:
+            if column.name == "epoch":
+                text = f"{row['epoch'] + 1}/{self._num_epochs}"
+                cells.append(Cell("epoch", 2 * len(str(self._num_epochs)) + 3, text))
+            elif column.name == "eval_top1":
+                cells += self._scores(scores, best, is_new=best.epoch == row["epoch"] + 1)
+            elif column.title:
+                value = row[column.name]
+                cells.append(
+                    Cell(column.title, column.width, "-" if value is None else column.text(value), column.rank)
+                )
+        return cells
+
+    def _scores(self, scores: Mapping[str, Scores], best: Best, is_new: bool) -> list[Cell]:
+        title, width = TITLES[self._metric], max(7, len(TITLES[self._metric]))
+        ema = [Cell(f"EMA {title}", 4 + width, self._show(scores.get("_ema")), rank=1)] if self._has_ema else []
+        text = f"{'*' * is_new}{format_value(best.metric, best.value)}" if best.epoch else "-"
+        return [Cell(title, width, self._show(scores.get(""))), *ema, Cell("best", 8, text)]
+
+    def _show(self, scores: Scores | None) -> str:
+        return format_value(self._metric, getattr(scores, self._metric)) if scores else "-"
+
+
+def join(cells: list[Cell], part: str) -> str:
+    return "  ".join(getattr(each, part).rjust(each.width) for each in cells)

@@ -1,28 +1,167 @@
-"""metrics.csv and metrics.jsonl (a row per epoch), steps.csv (a row per report); a resumed run continues them."""
+"""The figures of a run: every column of metrics.csv and steps.csv with its meaning, and the callback that writes them.
 
+docs/tracking.md has the table of these columns; `python scripts/maintenance/make_columns_table.py` writes it.
+"""
+
+import contextlib
 import csv
 import io
 import json
+import math
+import resource
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+import torch
+
+from configs.schema import Config
+from engine.record.plot import Plotter
+from engine.record.timing import Timing, shares
+from engine.record.trackers import Trackers
+from engine.train.counters import EpochResult, Report
+from engine.train.trainer import PHASES, Callback, Trainer
+from utils.errors import cause_of
 from utils.files import write_text
+from utils.log import Log
+
+Row = dict[str, float | None]
 
 
-class Metrics:
-    """All rows so far. Values that were not measured in an epoch are empty."""
+class Epoch(NamedTuple):
+    """What the figures of an epoch are taken from. Only process 0 does it, so none of them may call a collective."""
+
+    trainer: Trainer
+    result: EpochResult
+    times: dict[str, float | None]  # percent of its training time in each phase
+
+    def score(self, name: str, digits: int = 4) -> float | None:
+        """A score of the raw weights, None in an epoch without evaluation."""
+        scores = self.result.scores.get("")
+        return finite(getattr(scores, name), digits) if scores else None
+
+    def further_scores(self) -> Row:
+        """The scores beside loss, top-1 and top-5, and all of them of the EMA weights."""
+        row: Row = {}
+        for suffix, scores in self.result.scores.items():
+            figures = scores.more() if not suffix else {"top1": scores.top1, "top5": scores.top5} | scores.more()
+            row |= {f"eval_loss{suffix}": finite(scores.loss)} if suffix else {}
+            row |= {f"eval_{name}{suffix}": round(value, 4) for name, value in figures.items()}
+        return row
+
+    @property
+    def images_per_s(self) -> float:
+        return self.result.num_images / max(self.result.training_seconds, 1e-9)
+
+
+class Column(NamedTuple):
+    """A column of metrics.csv."""
+
+    name: str
+    meaning: str
+    value: Callable[[Epoch], float | Row | None]  # a row: several columns at once
+    # On the line of an epoch on a terminal, if it has a title: of the columns of the highest rank there is no room first.
+    title: str = ""
+    text: Callable[[float], str] = "{:.4f}".format
+    width: int = 8
+    rank: int = 5
+
+
+# The first six are those of timm's summary.csv; percent where nothing else is said.
+COLUMNS = (
+    Column("epoch", "number of the epoch, from 0", lambda epoch: epoch.trainer.epoch),
+    Column(
+        *("train_loss", "mean training loss", lambda epoch: finite(epoch.result.report.mean_loss)),
+        **{"title": "loss", "width": 6, "rank": 3},
+    ),
+    Column("eval_loss", "validation loss", lambda epoch: epoch.score("loss", 6), title="val loss", rank=4),
+    Column("eval_top1", "validation top-1 accuracy", lambda epoch: epoch.score("top1")),
+    Column("eval_top5", "validation top-5 accuracy", lambda epoch: epoch.score("top5")),
+    Column("lr", "learning rate of the last update", lambda epoch: epoch.result.report.lr),
+    Column(
+        "train_top1",
+        "top-1 accuracy on augmented training images",
+        lambda epoch: finite(100 * epoch.result.report.accuracy),
+    ),
+    Column(
+        "eval_macro_recall, eval_macro_f1, eval_micro_f1, eval_map",
+        "further scores, the last two with several labels an image; with EMA all scores again, as `eval_top1_ema`",
+        Epoch.further_scores,
+    ),
+    Column("step", "updates until the end of the epoch", lambda epoch: epoch.trainer.step),
+    Column(
+        *("images_per_s", "training images per second", lambda epoch: round(epoch.images_per_s, 1)),
+        **{"title": "images/s", "text": lambda speed: f"{speed:,.0f}" if speed >= 10 else f"{speed:.2f}", "rank": 2},
+    ),
+    Column("data_wait_pct", "share of the training time spent waiting for data", lambda epoch: epoch.times["data"]),
+    Column(
+        "memory_mb",
+        "peak memory in MiB, of the device or, on CPUs, of process 0",
+        lambda epoch: round(peak_memory(epoch.trainer.process.device) / 2**20),
+    ),
+    Column("loss_scale", "factor of the loss in half precision", lambda epoch: epoch.result.report.loss_scale),
+    Column("skipped", "updates skipped in the epoch", lambda epoch: epoch.result.report.skipped),
+    Column("grad_norm", "mean norm of the gradient", lambda epoch: round(epoch.result.report.mean_grad_norm, 6)),
+    Column("train_seconds", "seconds of its training", lambda epoch: round(epoch.result.training_seconds, 3)),
+    Column("eval_seconds", "seconds of its evaluation", lambda epoch: round(epoch.result.evaluation_seconds, 3)),
+)
+# The columns of steps.csv, a row for each report: fields of `Report`.
+STEP_COLUMNS = {
+    "step": "number of the update, from 0",
+    "epoch": "number of its epoch, from 0",
+    "lr": "learning rate",
+    "loss": "training loss of the update",
+    "mean_loss": "mean training loss of the epoch so far",
+    "grad_norm": "norm of the gradient",
+    "loss_scale": "factor of the loss in half precision",
+    "skipped": "updates skipped in the epoch so far",
+    "seconds": "time since the last report",
+    **{f"{name}_pct": f"share of these seconds, phase {name}" for name in PHASES},
+}
+
+
+def epoch_row(epoch: Epoch) -> Row:
+    """One row of metrics.csv."""
+    row: Row = {}
+    for column in COLUMNS:
+        value = column.value(epoch)
+        row |= value if isinstance(value, dict) else {column.name: value}
+    return row
+
+
+def step_row(report: Report) -> Row:
+    """One row of steps.csv."""
+    times = {f"{name}_pct": report.shares.get(name) for name in PHASES}
+    return {name: times[name] if name in times else getattr(report, name) for name in STEP_COLUMNS}
+
+
+def finite(value: float, digits: int = 6) -> float | None:
+    """The value, rounded for a table; None for NaN (every update was skipped), which JSON does not have."""
+    return round(value, digits) if math.isfinite(value) else None
+
+
+def peak_memory(device: torch.device) -> int:
+    """Peak bytes of the device if it counts them, otherwise of this process."""
+    if device.type in ("cuda", "xpu"):
+        return getattr(torch, device.type).max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class EpochRows:
+    """metrics.csv and metrics.jsonl, a row per epoch. Figures that were not measured in an epoch are empty."""
 
     def __init__(self, folder: Path, first_epoch: int):
         """Keeps the rows before `first_epoch` of an earlier start of this run."""
         self._folder = folder
-        self.rows: list[dict] = []
+        self.rows: list[Row] = []
         self.is_written = True
         written = folder / "metrics.jsonl"
         if written.exists():
             rows = [json.loads(line) for line in written.read_text().splitlines()]
             self.rows = [row for row in rows if row["epoch"] < first_epoch]
 
-    def add(self, row: dict) -> None:
-        """Add a row and write all: also those that found no room before."""
+    def add(self, row: Row) -> None:
+        """Add a row and write all, including those that found no room before."""
         self.rows.append(row)
         self.is_written = False
         self.write()
@@ -41,33 +180,94 @@ class Metrics:
 class StepRows:
     """steps.csv: figures of single updates, one row every REPORT_FREQ."""
 
-    def __init__(self, folder: Path, first_step: int, columns: tuple[str, ...]):
+    def __init__(self, folder: Path, first_step: int):
         """Keeps the rows before `first_step`, without a line that a kill cut off."""
         path = folder / "steps.csv"
-        self._columns = columns
-        self.rows: list[dict] = []
+        self.rows: list[Row] = []
         if path.exists():
             with open(path, newline="") as file:
                 rows = [row for row in csv.DictReader(file) if None not in row.values()]
             self.rows = [
-                {name: float(row[name]) if row.get(name) else None for name in columns}
+                {name: float(row[name]) if row.get(name) else None for name in STEP_COLUMNS}
                 for row in rows
                 if int(row["step"]) < first_step
             ]
         table = io.StringIO()
         writer = csv.writer(table, lineterminator="\n")
-        writer.writerow(columns)
+        writer.writerow(STEP_COLUMNS)
         writer.writerows(self._texts(row) for row in self.rows)
         write_text(path, table.getvalue())
         self._file = open(path, "a", buffering=1)  # noqa: SIM115
 
-    def add(self, row: dict) -> None:
+    def add(self, row: Row) -> None:
         self.rows.append(row)
         print(",".join(self._texts(row)), file=self._file)
 
-    def _texts(self, row: dict) -> list[str]:
+    def _texts(self, row: Row) -> list[str]:
         """Unknown values are empty."""
-        return ["" if row[name] is None else f"{row[name]:.10g}" for name in self._columns]
+        return ["" if row.get(name) is None else f"{row[name]:.10g}" for name in STEP_COLUMNS]
 
     def close(self) -> None:
         self._file.close()
+
+
+class Recorder(Callback):
+    """Writes the figures of a run, in process 0. A full disk does not end a run: rows are kept for the next write."""
+
+    def __init__(self, config: Config, folder: Path, log: Log, timing: Timing, trainer: Trainer, trackers: Trackers):
+        self._folder, self._log, self._timing, self._trackers = folder, log, timing, trackers
+        title = f"{config.MODEL.NAME} on {config.DATA.DATASET}"
+        self._plotter = Plotter(folder, title, config.TRAIN.BEST_METRIC)
+        self._open(trainer)
+
+    def _open(self, trainer: Trainer) -> None:
+        self._epochs = EpochRows(self._folder, trainer.epoch)
+        self._steps = StepRows(self._folder, trainer.step)
+        self._trackers.begin(trainer.step, trainer.epoch, self._steps.rows, self._epochs.rows)
+
+    def on_rollback(self, trainer: Trainer) -> None:
+        self.close()
+        self._open(trainer)
+
+    def on_report(self, trainer: Trainer, report: Report) -> None:
+        row = step_row(report)
+        self._trackers.add("step", row)
+        with self._warn_on_os_error():
+            self._steps.add(row)
+
+    def add_comparison(self, row: Row) -> None:
+        """Add a row to shadow.csv: how far half precision deviates."""
+        self._trackers.add("shadow", row)
+        path = self._folder / "shadow.csv"
+        is_new = not path.exists()
+        with self._warn_on_os_error(), open(path, "a") as file:
+            if is_new:
+                print(*row, sep=",", file=file)
+            print(*(f"{value:.10g}" for value in row.values()), sep=",", file=file)
+
+    def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
+        times = shares(self._timing.epoch_seconds, trainer.process.device)
+        row = epoch_row(Epoch(trainer, result, times))
+        self._trackers.add("epoch", row)
+        with self._warn_on_os_error():
+            self._epochs.add(row)
+            self._plotter.draw(self._epochs.rows, self._steps.rows, now=False)
+
+    def close(self) -> None:
+        """Write what is left to write."""
+        if not self._epochs.is_written:
+            with self._warn_on_os_error():
+                self._epochs.write()
+        with self._warn_on_os_error():
+            self._plotter.draw(self._epochs.rows, self._steps.rows, now=True)
+        with self._warn_on_os_error():
+            self._steps.close()
+
+    @contextlib.contextmanager
+    def _warn_on_os_error(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._log.warn(
+                f"cannot write the figures of the run in {self._folder} ({cause_of(error)}); training continues"
+            )

@@ -7,17 +7,19 @@ import pytest
 
 from engine.record.metrics import StepRows
 from engine.record.plot import plot_metrics
+from scripts.maintenance import make_columns_table
 
 
-def test_rows_of_a_run_from_before_there_were_these_columns_stay(tmp_path):
+def test_rows_of_a_run_from_before_there_were_these_columns_stay(tmp_path, monkeypatch):
     (tmp_path / "steps.csv").write_text("step,loss\n0,2.5\n20,2.25\n")
-    rows = StepRows(tmp_path, 20, ("step", "loss", "data_pct"))
+    monkeypatch.setattr("engine.record.metrics.STEP_COLUMNS", dict.fromkeys(("step", "loss", "data_pct")))
+    rows = StepRows(tmp_path, 20)
     rows.add({"step": 20, "loss": 2.0, "data_pct": 12.5})
     rows.add({"step": 40, "loss": 1.5, "data_pct": None})
     rows.close()
     written = (tmp_path / "steps.csv").read_text()
     assert written == "step,loss,data_pct\n0,2.5,\n20,2,12.5\n40,1.5,\n"
-    StepRows(tmp_path, 60, ("step", "loss", "data_pct")).close()
+    StepRows(tmp_path, 60).close()
     assert (tmp_path / "steps.csv").read_text() == written
 
 
@@ -33,3 +35,9 @@ def test_a_curve_that_finds_no_room_leaves_the_one_before(tmp_path, monkeypatch)
     with pytest.raises(OSError, match="No space"):
         plot_metrics([{"epoch": 0, "train_loss": 1.0, "eval_top1": 20.0}], tmp_path, "after")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_the_table_of_columns_in_the_documentation_is_up_to_date():
+    assert make_columns_table.page() == make_columns_table.PAGE.read_text(encoding="utf-8"), (
+        "run python scripts/maintenance/make_columns_table.py"
+    )

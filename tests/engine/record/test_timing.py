@@ -12,7 +12,6 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-import torch.utils.tensorboard
 
 from configs.load import load
 from configs.schema import Config
@@ -290,17 +289,3 @@ def assert_board_has(folder, num_reports):
     board = EventAccumulator(str(folder))
     board.Reload()
     assert all(len(board.Scalars(f"time/{name}")) == num_reports for name in PHASES)
-
-
-@pytest.mark.usefixtures("signal_handlers")
-def test_importing_tensorboard_is_in_no_phase(tmp_path):
-    timing, real = PlannedTiming(forward=2, backward=4), torch.utils.tensorboard.SummaryWriter
-
-    def import_for_long(*arguments, **options):
-        timing.clock.time += 1000
-        return real(*arguments, **options)
-
-    with mock.patch("torch.utils.tensorboard.SummaryWriter", import_for_long):
-        folder = run_here(tmp_path, timing, "TENSORBOARD=true")
-    with open(folder / "steps.csv") as file:
-        assert {float(row["other_pct"]) for row in csv.DictReader(file)} == {0.0}

@@ -3,22 +3,19 @@
 import csv
 import json
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-import engine.record.follower
-import engine.record.trackers
-from engine.record.board import Board, TrackedRun, epoch_figures, step_figures
-from engine.record.board_tables import Tables
-from engine.record.trackers import check_trackers, tracking
-from tests.support.configs import CPU, SMALL, small_config
+from engine.record import trackers as module
+from engine.record.trackers import Ending, Tracker, Trackers, TrackerThread, check_trackers, ending_of, figures_of
+from tests.support.configs import SMALL, small_config
 from tests.support.refusals import refused
-from tests.support.runs import run
+from tests.support.run_hash import run_hash
+from tests.support.runs import run, run_folder
 from tests.support.tracked import mlflow_points, wandb_records, wandb_rows
-from utils.distributed import Process
+from tests.support.trainers import Lines
 from utils.errors import ConfigError
 
 SHOWN = ["*/tracking/wandb/*/*.wandb", "mlruns/*/*/metrics/update"]
@@ -61,10 +58,11 @@ def steps_of(folder: Path) -> list[dict]:
 def test_wandb_has_every_row_of_a_killed_and_resumed_run_once_as_in_its_tables(folder):
     (path,) = folder.glob("tracking/wandb/offline-run-*/*.wandb")
     rows, epochs, steps = wandb_rows(path), epochs_of(folder), steps_of(folder)
-    shown = [{name: row[name] for name in row if not name.startswith("_")} for row in rows]
-    assert [row for row in shown if "epoch" in row] == [{"epoch": row["epoch"], **epoch_figures(row)} for row in epochs]
-    assert [row for row in shown if "step" in row] == [{"step": row["step"], **step_figures(row)} for row in steps]
     assert [row["epoch"] for row in epochs] == [0, 1] and len(steps) > 15
+    for axis, table in (("epoch", epochs), ("step", steps)):
+        for row, expected in zip([row for row in rows if axis in row], table, strict=True):
+            figures = {name: value for name, value in row.items() if not name.startswith("_")}
+            assert figures == pytest.approx({axis: expected[axis], **figures_of(axis, expected)})
 
 
 def test_wandb_gets_name_settings_and_end_of_the_run(folder):
@@ -81,10 +79,10 @@ def test_wandb_gets_name_settings_and_end_of_the_run(folder):
 def test_mlflow_has_every_row_of_a_killed_and_resumed_run_once_as_in_its_tables(resumed, folder):
     (shown,) = [path.parent.parent for path in resumed.glob("mlruns/*/*/metrics/update")]
     epochs, steps = epochs_of(folder), steps_of(folder)
-    for name in epoch_figures(epochs[0]):
-        assert mlflow_points(shown, name) == [(row["epoch"], epoch_figures(row)[name]) for row in epochs], name
+    for name in figures_of("epoch", epochs[0]):
+        assert mlflow_points(shown, name) == [(row["epoch"], figures_of("epoch", row)[name]) for row in epochs], name
     assert [step for step, _ in mlflow_points(shown, "update")] == [row["step"] for row in steps]
-    assert mlflow_points(shown, "step/lr") == [(row["step"], row["lr"]) for row in steps]
+    assert mlflow_points(shown, "step/lr") == [(row["step"], pytest.approx(row["lr"])) for row in steps]
     status = json.loads((folder / "status.json").read_text())
     assert mlflow_points(shown, "best/top1")[-1] == (status["best"]["epoch"], status["best"]["top1"])
     assert (shown / "params" / "TRAIN.BASE_LR").read_text() == "0.001"
@@ -92,115 +90,106 @@ def test_mlflow_has_every_row_of_a_killed_and_resumed_run_once_as_in_its_tables(
     assert (shown / "artifacts" / "config.yaml").is_file()
 
 
-class Lines:
-    """A log that keeps what it is told."""
+def test_trackers_change_no_weight(resumed, folder):
+    flags = ["-cfg", str(resumed.parent / "small.yaml"), "-output", str(resumed.parent / "plain"), "-epochs", "2"]
+    flags += ["-opts", "REPORT_FREQ=5", "SAVE_STEPS=8"]
+    assert run("main_single_gpu.py", *flags, faults={"draw_no_curves": []}).returncode == 0
+    assert run_hash(folder) == run_hash(run_folder(resumed.parent / "plain"))
 
-    def __init__(self):
-        self.said, self.warned = [], []
-        self.say, self.warn = self.said.append, self.warned.append
+
+class Fake(Tracker):
+    """Keeps the numbers of the rows that it gets; may fail or hang where it is told to."""
+
+    def __init__(self, folder: Path, last: dict = {}, **raised: Exception | float):  # noqa: B006
+        super().__init__("wandb", small_config(folder), folder)
+        self.last |= last
+        self.rows, self.ending, self._raised = [], None, raised
+
+    def _reach(self, place: str) -> None:
+        found = self._raised.get(place, 0)
+        if isinstance(found, BaseException):
+            raise found
+        time.sleep(found)
+
+    def open(self) -> str:
+        self._reach("open")
+        return "https://me:secret@server/run"
+
+    def add(self, rows) -> None:
+        self._reach("add")
+        self.rows += [(row.axis, row.number) for row in rows]
+
+    def end(self, ending: Ending) -> None:
+        self._reach("end")
+        self.ending = ending
 
 
-def follow(folder: Path, monkeypatch, library: str) -> tuple[Lines, float]:
-    """A run of one epoch on W&B, where this is the library `wandb`; what it says, and how long its end took."""
-    (folder / "site").mkdir()
-    (folder / "site" / "wandb.py").write_text(library)
-    (folder / "status.json").write_text('{"state": "done", "saved": {"epoch": 1}}')
-    (folder / "metrics.jsonl").write_text('{"epoch": 0, "train_loss": 1.5}\n')
-    monkeypatch.setenv("PYTHONPATH", str(folder / "site"))
-    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
-    config, log = small_config(folder, "TRACK=wandb"), Lines()
-    with tracking(config, folder, Process(CPU), log):
-        start = time.monotonic()
-        while not (log.said or log.warned or (folder / "hangs").exists()):
-            time.sleep(0.02)
-            assert time.monotonic() - start < 300
-        start = time.monotonic()
-    return log, time.monotonic() - start
+def track(tracker: Fake) -> Lines:
+    """A run with two earlier rows and an epoch, of which an update is repeated by a rollback; its log."""
+    log = Lines()
+    trackers = Trackers([TrackerThread(tracker, log)])
+    earlier = [{"step": 0, "loss": 2.0}, {"step": 5, "loss": 1.0}]
+    trackers.begin(8, 1, earlier, [{"epoch": 0, "train_loss": 1.0}])
+    trackers.add("step", {"step": 10, "loss": 0.5})
+    trackers.begin(8, 1, earlier, [{"epoch": 0, "train_loss": 1.0}])
+    for row in ({"step": 10, "loss": 0.5}, {"step": 15, "loss": None}):
+        trackers.add("step", row)
+    trackers.add("epoch", {"epoch": 1, "train_loss": 0.5})
+    trackers.end(Ending("done", {"top1": 50.0, "epoch": 2}, ()))
+    return log
 
 
 @pytest.mark.parametrize(
-    "library",
+    ("last", "first"), [({}, [("step", 0), ("step", 5), ("epoch", 0)]), ({"step": 5, "epoch": 0}, [])]
+)
+def test_a_tracker_gets_each_row_once_and_earlier_ones_that_it_lacks(tmp_path, last, first):
+    tracker = Fake(tmp_path, last)
+    log = track(tracker)
+    assert tracker.rows == [*first, ("step", 10), ("step", 15), ("epoch", 1)]
+    assert tracker.ending.state == "done" and not log.warned
+    assert len(log.said) == 1 and "secret" not in log.said[0]
+
+
+@pytest.mark.parametrize("place", ["open", "add", "end"])
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
+def test_a_tracker_that_fails_is_warned_of_once_and_gives_no_secret_away(tmp_path, monkeypatch, place, kind):
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    log = track(Fake(tmp_path, **{place: kind("401 for https://me:secret@server/0123456789abcdef")}))
+    (line,) = log.warned
+    assert "wandb" in line and "401" in line and "secret" not in line and "0123456789abcdef" not in line
+
+
+@pytest.mark.parametrize("place", ["open", "add", "end"])
+def test_a_tracker_that_hangs_is_dropped_at_the_end_and_warned_of_once(tmp_path, monkeypatch, place):
+    monkeypatch.setattr(module, "PATIENCE", 0.2)
+    monkeypatch.setattr(Fake, "seconds_to_open", 0.2)
+    start = time.monotonic()
+    log = track(Fake(tmp_path, **{place: 60.0}))
+    assert len(log.warned) == 1 and time.monotonic() - start < 30
+
+
+def test_opening_a_store_is_waited_for_longer_as_a_migration_must_not_be_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE", 0.1)
+    monkeypatch.setattr(Fake, "seconds_to_open", module.Mlflow.seconds_to_open)
+    tracker = Fake(tmp_path, open=1.0)
+    assert not track(tracker).warned and tracker.ending
+
+
+@pytest.mark.parametrize(
+    ("status", "has_failed", "state"),
     [
-        "raise ImportError('libssl 0123456789abcdef')",
-        "raise RuntimeError('401 for https://me:secret@server/0123456789abcdef')",
-        "import os; os._exit(1)",
+        ({"state": "done", "exit_code": 0}, False, "done"),
+        ({"state": "stopped", "exit_code": 143}, False, "stopped"),
+        ({"state": "stopped", "exit_code": 3}, False, "failed"),
+        ({"state": "save_failed", "exit_code": 1}, False, "failed"),
+        ({"state": "training"}, True, "failed"),
     ],
 )
-def test_a_tracker_that_fails_is_told_once_and_gives_no_secret_away(tmp_path, monkeypatch, library):
-    if "_exit" in library:
-        monkeypatch.setattr(engine.record.trackers, "PATIENCE", 300)
-    log, _ = follow(tmp_path, monkeypatch, library)
-    assert len(log.warned) == 1 and not log.said
-    assert "wandb" in log.warned[0] and "secret" not in log.warned[0] and "0123456789abcdef" not in log.warned[0]
-
-
-def test_a_tracker_that_hangs_is_left_at_the_end_of_the_run_with_all_its_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine.record.trackers, "PATIENCE", 0.2)
-    library = f"import pathlib, time; pathlib.Path({str(tmp_path / 'hangs')!r}).touch(); time.sleep(3600)"
-    log, _ = follow(tmp_path, monkeypatch, library)
-    assert len(log.warned) == 1
-    running = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
-    assert not [line for line in running if str(tmp_path).encode() in line]
-
-
-class Server(Board):
-    """Refuses the first connection, and then takes everything until it has the second epoch, with which the run ends."""
-
-    def __init__(self):
-        self.refused, self.epochs = False, []
-        self.has_ended, self.how, self.told = threading.Event(), engine.record.follower.END, []
-
-    def connect(self, run: TrackedRun) -> Board:
-        if not self.refused:
-            self.refused = True
-            raise ConnectionRefusedError("nobody listens")
-        return self
-
-    def tell(self, kind: str, text: str = "") -> None:
-        self.told.append(kind)
-
-    def add_epochs(self, rows) -> None:
-        self.epochs += [row["epoch"] for row in rows]
-        if len(self.epochs) == 2:
-            self.has_ended.set()
-
-
-def test_a_tracker_that_was_away_gets_everything_when_it_is_back(tmp_path, monkeypatch):
-    (tmp_path / "metrics.jsonl").write_text('{"epoch": 0}\n{"epoch": 1}\n')
-    (tmp_path / "status.json").write_text('{"state": "done", "saved": {"epoch": 2}}')
-    server = Server()
-    monkeypatch.setattr(engine.record.follower, "load_board", server.connect)
-    monkeypatch.setattr(engine.record.follower, "SECONDS_BETWEEN_TRIES", 0.01)
-    engine.record.follower.follow(TrackedRun(tmp_path, "wandb", {}), server)
-    assert server.epochs == [0, 1] and server.told.count(engine.record.follower.WARN) == 1
-
-
-def write_steps(folder: Path, steps: list[int], rest: str = "") -> None:
-    new = folder / "new"
-    new.write_text("step,loss,data_pct\n" + "".join(f"{step},0.5,\n" for step in steps) + rest)
-    new.rename(folder / "steps.csv")
-
-
-def test_rows_are_taken_once_also_from_a_table_that_a_resumed_run_writes_anew(tmp_path):
-    tables = Tables(tmp_path)
-    assert tables.new_steps() == []
-    write_steps(tmp_path, [0, 5], rest="10,0.2")
-    assert [row["step"] for row in tables.new_steps()] == [0, 5]
-    with open(tmp_path / "steps.csv", "a") as file:
-        file.write("5,1.5\n15,")
-    assert tables.new_steps() == [{"step": 10, "loss": 0.25, "data_pct": 1.5}]
-    write_steps(tmp_path, [0, 5, 8, 12, 20])
-    assert [row["step"] for row in tables.new_steps()] == [12, 20]
-    assert [row["step"] for row in Tables(tmp_path, step=8).new_steps()] == [12, 20]
-
-
-def test_an_epoch_is_taken_when_a_checkpoint_holds_it(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"epoch": 0}\n{"epoch": 1}\n')
-    tables = Tables(tmp_path)
-    assert tables.new_epochs(all_of_them=False) == []
-    (tmp_path / "status.json").write_text('{"saved": {"epoch": 1}}')
-    assert tables.new_epochs(all_of_them=False) == [{"epoch": 0}]
-    assert tables.new_epochs(all_of_them=True) == [{"epoch": 1}]
+def test_a_tracker_learns_how_the_run_ended(tmp_path, status, has_failed, state):
+    best = {"top1": 50.0, "epoch": 2, "file": "best.pth"}
+    (tmp_path / "status.json").write_text(json.dumps(status | {"best": best}))
+    (tmp_path / "mistakes.png").touch()
+    assert ending_of(tmp_path, has_failed) == (state, {"top1": 50.0, "epoch": 2}, [tmp_path / "mistakes.png"])
 
 
 def test_a_missing_package_is_refused_with_the_command_that_installs_it(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from datasets.sources.folder import read_image_folder
 from datasets.sources.fractals import read_fractals
 from datasets.sources.imagenet import read_imagenet
 from datasets.sources.parquet.source import read_parquet
-from datasets.sources.remote.source import read_shards
+from datasets.sources.remote_shards import read_shards
 from datasets.sources.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
 from datasets.sources.torchvision_sets import PREFIX, read_torchvision
 from datasets.split import describe_split, split, warn_of_other_parts

@@ -28,6 +28,7 @@ from utils.text import format_bytes
 
 ENDING = ".index"
 MAGIC = b"halfstep index 2\n"  # the number is the version of the format
+NUMBERS = ("u1", "<i4", "<u4", "<i8", "<u8")
 TEXT = "text"  # the type of a column of byte strings; others are numpy's, such as <i4
 SMALL = 4 << 20  # bytes up to which an index stays in memory, about 60,000 images
 ALIGNMENT = 64
@@ -107,6 +108,9 @@ class Index:
     def __init__(self, path: Path | None, columns: dict[str, np.ndarray], facts: dict, identity: str = ""):
         self.path, self.facts, self.id, self._columns = path, facts, identity, columns
         self.num_bytes = sum(each.nbytes for each in columns.values())
+
+    def has(self, names: Iterable[str]) -> bool:
+        return self._columns.keys() >= set(names)
 
     def column(self, name: str) -> np.ndarray:
         """The numbers of a column, read-only."""
@@ -251,7 +255,7 @@ def open_index(path: Path) -> Index | None:
     described, columns = json.loads(description), {}
     place = len(MAGIC) + 2 * NUMBER + length
     for part, (kind, num_bytes) in described["columns"].items():
-        if place + num_bytes > size:
+        if not 0 <= num_bytes <= size - place or kind not in NUMBERS:
             return None
         kind = np.dtype(kind)
         columns[part] = MappedColumn((num_bytes // kind.itemsize,), kind, content, place)

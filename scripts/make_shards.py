@@ -30,8 +30,9 @@ from tqdm import tqdm
 
 from configs.load import load
 from datasets import ImageSet, load_image_sets
-from datasets.sources.shards.index import load_index, save_index, scan
-from datasets.sources.shards.source import CLASSES_FILE
+from datasets.index import ENDING, Place
+from datasets.sources.shards import CLASSES_FILE, Shard, ShardTar, scan, write_table
+from datasets.sources.tar import Tar
 from datasets.transforms.decode import KNOWN_ENDINGS
 from datasets.types import ImageReadError
 from scripts.command_line import Parser, at_least
@@ -127,26 +128,36 @@ def claim(folder: Path, manifest: str) -> None:
 
 
 def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, limit: Limit) -> tuple[int, int]:
-    """Write the shards of one part that do not exist yet. Returns the number of all shards, and of those kept."""
-    done = num_shards = num_kept = 0
+    """Write the shards of one part that are missing, and its index. Returns the number of shards, and of those kept."""
+    done, num_kept, shards = 0, 0, []
     with ThreadPoolExecutor(NUM_READERS, "files") as pool, tqdm(total=len(order), desc=part, disable=None) as bar:
         samples = None
         while done < len(order):
-            path = folder / f"{part}-{num_shards:06d}.tar"
-            shard = (load_index(path) or scan(path)) if path.exists() else None
-            if shard is None or shard.cut:
+            path = folder / f"{part}-{len(shards):06d}.tar"
+            shard = scan_whole(path)
+            if shard is None:
                 samples = samples or read_ahead(pool, image_set, map(int, order[done:]))
                 with replacing(path) as file:
                     write_shard(file, done, samples, limit)
-                shard = scan(path)
+                shard = scan(Tar(path))
             else:
                 samples = None  # the next shard starts after this one
                 num_kept += 1
-            save_index(shard)
-            done += len(shard.samples)
-            num_shards += 1
-            bar.update(len(shard.samples))
-    return num_shards, num_kept
+            stat = path.stat()
+            shards.append((ShardTar(path.name, stat.st_size, stat.st_mtime_ns), shard))
+            done += len(shard.labels)
+            bar.update(len(shard.labels))
+    with Place(folder / f"{part}{ENDING}") as place:
+        write_table(place, shards)
+    return len(shards), num_kept
+
+
+def scan_whole(path: Path) -> Shard | None:
+    """A shard of an earlier call; None where there is none, or only a part of one."""
+    try:
+        return scan(Tar(path)) if path.exists() else None
+    except DataError:
+        return None
 
 
 def read_ahead(

@@ -77,8 +77,6 @@ PACKAGES = {
         *(
             "transforms",
             "sources",
-            "sources.shards",
-            "sources.remote",
             "sources.parquet",
             "sources.torchvision_sets",
         ),

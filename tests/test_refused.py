@@ -13,7 +13,6 @@ import torch
 from configs.load import load
 from datasets import build_order, load_image_sets
 from datasets.sources.images import FileImages
-from datasets.sources.shards.index import index_path, load_index
 from datasets.transforms.decode import PixelRules
 from datasets.types import ImageReadError, ImageSet
 from engine.checkpoint.format import find_newest
@@ -137,11 +136,10 @@ def test_what_is_no_checkpoint_is_passed_over_where_one_is_looked_for(tmp_path, 
 
 
 def test_a_pipe_in_place_of_an_index_is_replaced(tmp_path):
-    path = write_tar(tmp_path / "train-0.tar", samples(0, 6))
-    make_pipe(index_path(path))
-    assert load_index(path) is None
+    write_tar(tmp_path / "train-0.tar", samples(0, 6))
+    make_pipe(tmp_path / "train.index")
     load_image_sets(settings("shards", tmp_path))
-    assert index_path(path).is_file()
+    assert (tmp_path / "train.index").is_file()
 
 
 # --- data ---

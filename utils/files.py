@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -114,3 +115,9 @@ def file_clock_ns() -> int:
     """The time in nanoseconds by the clock that dates files, to compare it with their dates."""
     with tempfile.TemporaryFile() as file:
         return os.fstat(file.fileno()).st_mtime_ns
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that can be written to a folder, which may not exist yet."""
+    folder = folder.absolute()
+    return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free

@@ -8,13 +8,11 @@ import hashlib
 import itertools
 import math
 import os
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,7 +25,7 @@ from datasets.transforms.crop import resize
 from datasets.types import ImageReadError, ImageSet
 from utils.bar import is_terminal, shown
 from utils.errors import StoppedBySignal
-from utils.files import locked
+from utils.files import free_bytes, locked
 from utils.host import count_cores
 from utils.text import counted, format_bytes
 
@@ -272,9 +270,3 @@ def estimate_bytes(data: Data, image_set: ImageSet, count: int, pool: ThreadPool
     sample = np.linspace(0, len(image_set) - 1, min(len(image_set), NUM_SAMPLED)).astype(int).tolist()
     lengths = pool.map(lambda index: memoryview(encode(data, image_set, index)[2]).nbytes, sample)
     return int(np.mean(list(lengths)) * count)
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes that can be written to a folder, which may not exist yet."""
-    folder = folder.absolute()
-    return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free

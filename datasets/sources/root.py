@@ -20,15 +20,15 @@ class Parts(NamedTuple):
     val: str | None
     unread: list[str]
 
-    def notes(self, config: Config, root: Path, ending: str = "") -> tuple[str, ...]:
+    def notes(self, config: Config, root: Path | str, ending: str = "") -> tuple[str, ...]:
         """What is not read, and a warning when the only images to validate on are the test images."""
         notes = []
         if self.unread:
-            notes.append(f"not read: {first_of([f'{root / name}{ending}' for name in self.unread])}")
+            notes.append(f"not read: {first_of([f'{root}/{name}{ending}' for name in self.unread])}")
         if self.val and self.val.lower() == TEST_NAME and self.train and not config.START.EVAL:
             notes.append(
-                f"warning: {root / self.val}{ending} has the only images to validate on, so the best checkpoint is chosen "
-                f"by test images; for a fair test give validation images of their own ({root / VAL_NAMES[0]}{ending})"
+                f"warning: {root}/{self.val}{ending} has the only images to validate on, so the best checkpoint is chosen "
+                f"by test images; for a fair test give validation images of their own ({root}/{VAL_NAMES[0]}{ending})"
             )
         return tuple(notes)
 

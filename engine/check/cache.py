@@ -19,7 +19,6 @@ from datasets.loading.cache import (
     count_threads,
     encode,
     estimate_bytes,
-    free_bytes,
     locate_cache,
     open_cache,
     why_not_cacheable,
@@ -27,6 +26,7 @@ from datasets.loading.cache import (
 from datasets.loading.cache_file import CacheLocation, find_resume_point
 from datasets.transforms.crop import TrainTransform
 from engine.check.quick_checks import nearest_existing
+from utils.files import free_bytes
 from utils.findings import WARN, Finding
 from utils.text import format_bytes
 

@@ -10,7 +10,7 @@ from datasets import BadImages, ImageSet
 from datasets.bad_images import num_allowed
 from datasets.sources import images
 from datasets.sources.images import FileImages
-from datasets.sources.shards.tar import Tar
+from datasets.sources.tar import Tar
 from datasets.types import ImageReadError
 from tests.support.configs import CPU
 from tests.support.image_sets import load, make_folders, make_set

@@ -9,10 +9,7 @@ import pytest
 
 from datasets import ImageSet, build_train_data, load_image_sets
 from datasets.shuffle import FullShuffle, GroupedShuffle, NearbyShuffle, nearby_shuffle
-from datasets.sources.shards.folder import ShardFolder
-from datasets.sources.shards.index import Shard
-from datasets.sources.shards.source import ShardImages
-from datasets.sources.shards.table import ShardTable, write_table
+from datasets.sources.shards import Shard, ShardFolder, ShardImages, ShardTable, ShardTar, write_table
 from datasets.transforms.decode import PixelRules
 from tests.support.configs import CPU
 from tests.support.image_sets import make_set, settings
@@ -22,8 +19,9 @@ from utils.distributed import Process
 
 def big_set(num_shards: int = 20, per_shard: int = 50, buffer: int = 100):
     """A set of which only the order is asked."""
-    samples = np.zeros(per_shard, dtype=[("offset", "i8"), ("size", "i8"), ("label", "i8"), ("name", "S1")])
-    shards = [(f"{number}.tar", Shard(Path(), 0, 0, b"", samples, False)) for number in range(num_shards)]
+    numbers = np.zeros(per_shard, np.int64)
+    shard = Shard(numbers, numbers, numbers, [b""] * per_shard, b"")
+    shards = [(ShardTar(f"{number}.tar", 0, 0), shard) for number in range(num_shards)]
     return ShardImages(ShardFolder(Path()), ShardTable(write_table(None, shards)), ["a"], PixelRules(3), buffer)
 
 

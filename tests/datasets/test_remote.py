@@ -11,11 +11,9 @@ import pytest
 from botocore.exceptions import ConfigParseError, TokenRetrievalError, UnauthorizedSSOTokenError
 
 from datasets import build_train_data, load_image_sets
-from datasets.sources.remote.address import expand, parse_address
-from datasets.sources.remote.server import Server
-from datasets.sources.remote.tar_cache import RemoteTar, TarCache
-from datasets.sources.remote.trouble import DeniedError, judge
-from datasets.sources.shards.index import save_index, scan
+from datasets.sources.remote_shards import TarCache
+from datasets.sources.server import DeniedError, Server, expand, judge, parse_address
+from datasets.sources.shards import ShardTar
 from tests.support.configs import CPU, replaced
 from tests.support.image_sets import load, make_set, samples, settings, shades, write_tar
 from tests.support.refusals import assert_names, refused
@@ -66,7 +64,7 @@ def assert_same(found, wanted) -> None:
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_over_http_it_is_the_set_of_the_folder(root, caches, ranges, monkeypatch):
-    monkeypatch.setattr("datasets.sources.remote.server.BLOCK", 9000)  # a tar is several requests
+    monkeypatch.setattr("datasets.sources.server.BLOCK", 9000)  # a tar is several requests
     (root / "classes.txt").write_text("ant\nbee\ncat\n")
     with HttpFolder(root, ranges=ranges) as server:
         found = remote(server.url, caches)
@@ -126,17 +124,16 @@ def test_two_processes_and_a_start_in_mid_epoch_see_the_images_that_one_sees_fro
 # --- the index and the cache ---
 
 
-def test_with_indexes_on_the_server_nothing_is_pulled_before_it_is_read_and_a_second_start_asks_for_no_index(
+def test_with_the_index_on_the_server_nothing_is_pulled_before_it_is_read_and_a_second_start_asks_for_no_index(
     root, caches
 ):
-    for path in root.glob("*.tar"):
-        assert save_index(scan(path))
+    load("shards", root)
     with HttpFolder(root) as server:
         train, _ = remote(server.url, caches)
         assert not held(caches) and shades(train.take(np.array([25]))) == [25] and "train-000002.tar" in held(caches)
         server.paths.clear()
         remote(server.url, caches)
-        assert not [path for path in server.paths if path.endswith(".npz")]
+        assert not [path for path in server.paths if path.endswith(".index")]
 
 
 def test_a_tar_is_pulled_once_and_again_only_when_it_has_changed(root, caches):
@@ -152,29 +149,25 @@ def test_a_tar_is_pulled_once_and_again_only_when_it_has_changed(root, caches):
         assert len([path for path in server.paths[bodies:] if path == "/train-000001.tar"]) == 2  # its size, its bytes
 
 
-@pytest.mark.parametrize("small", [0, 4 << 20])
-def test_a_tar_that_is_not_that_of_its_index_is_refused_until_the_server_has_the_right_one(
-    root, caches, small, monkeypatch
-):
-    monkeypatch.setattr("datasets.index.SMALL", small)  # bytes up to which there is no index of all tars
-    for path in root.glob("*.tar"):
-        assert save_index(scan(path))
+def test_a_tar_that_is_not_that_of_its_index_is_refused_until_the_server_has_the_right_one(root, caches):
+    load("shards", root)
     path = root / "train-000000.tar"
     content = bytearray(path.read_bytes())
     content[3000] ^= 1
     path.write_bytes(content)
     with HttpFolder(root) as server:
         train, _ = remote(server.url, caches)
-        with refused(DataError, f"{server.url}/train-000000.tar", "train-000000.idx.npz", "-resume"):
+        with refused(DataError, f"{server.url}/train-000000.tar", "train.index", "-resume"):
             train.read(0)
         assert "train-000000.tar" not in held(caches)
-        save_index(scan(path))
+        os.utime(path)
+        load("shards", root)
         assert remote(server.url, caches)[0].read(0) is not None
 
 
 def test_the_cache_holds_no_more_than_its_limit_and_what_was_dropped_is_pulled_again(tmp_path, caches):
     for number in range(8):
-        save_index(scan(write_tar(tmp_path / "set" / f"train-{number}.tar", samples(10 * number, 10))))
+        write_tar(tmp_path / "set" / f"train-{number}.tar", samples(10 * number, 10))
     size = (tmp_path / "set" / "train-0.tar").stat().st_size
     limits = {"VAL_FRACTION": 0.2, "SHUFFLE_BUFFER": 3}
     with HttpFolder(tmp_path / "set") as server:
@@ -188,7 +181,7 @@ def test_the_cache_holds_no_more_than_its_limit_and_what_was_dropped_is_pulled_a
 
 def test_the_next_tars_are_pulled_ahead_of_the_reader_as_many_as_fit(tmp_path, caches):
     for number in range(9):
-        save_index(scan(write_tar(tmp_path / "set" / f"train-{number}.tar", samples(10 * number, 10))))
+        write_tar(tmp_path / "set" / f"train-{number}.tar", samples(10 * number, 10))
     write_tar(tmp_path / "set" / "val-0.tar", samples(200, 3))
     size = (tmp_path / "set" / "train-0.tar").stat().st_size
     with HttpFolder(tmp_path / "set") as server:
@@ -202,12 +195,12 @@ def test_the_next_tars_are_pulled_ahead_of_the_reader_as_many_as_fit(tmp_path, c
         assert len(held(caches)) <= 6
 
 
-def cache_of(server: HttpFolder, folder: Path, silence: float = 30.0) -> tuple[TarCache, RemoteTar]:
+def cache_of(server: HttpFolder, folder: Path, silence: float = 30.0) -> tuple[TarCache, ShardTar]:
     name = "train-000000.tar"
     client = Server(server.url, silence, lambda line: None)
     client.patience = 30.0
-    cache = TarCache(folder, client, limit=1 << 30)
-    return cache, RemoteTar(name, (server.root / name).stat().st_size, "0" * 12)
+    cache = TarCache(folder / "tars", client, limit=1 << 30)
+    return cache, ShardTar(name, (server.root / name).stat().st_size, 0)
 
 
 def test_threads_that_want_the_same_tar_pull_it_once(root, tmp_path):
@@ -232,7 +225,7 @@ def test_what_a_killed_process_left_is_neither_read_nor_in_the_way(root, tmp_pat
         process.join()
         assert not cache.holds(tar)
         assert cache.pull(tar) and cache.path(tar).read_bytes() == (root / tar.name).read_bytes()
-        assert [path.name for path in cache.tars()] == [cache.path(tar).name]
+        assert [path.name for path in cache.files()] == [cache.path(tar).name]
 
 
 # --- faults ---
@@ -254,7 +247,7 @@ def test_what_will_not_pass_ends_it_at_once(root, tmp_path, status, names):
         cache, tar = cache_of(server, tmp_path)
         with refused(DataError, f"{server.url}/{tar.name}", *names.split()):
             cache.pull(tar)
-        assert len(server.paths) == 1 and not cache.tars()
+        assert len(server.paths) == 1 and not cache.files()
 
 
 @pytest.mark.parametrize("fault", [503, "empty"])
@@ -284,7 +277,7 @@ def test_a_truncated_tar_on_the_server_is_refused_by_its_url(root, caches):
     path.write_bytes(path.read_bytes()[:5000])
     with (
         HttpFolder(root) as server,
-        refused(DataError, f"{server.url}/train-000001.tar", "0011.png"),
+        refused(DataError, f"{server.url}/train-000001.tar", "0012.cls"),
     ):
         remote(server.url, caches)
 

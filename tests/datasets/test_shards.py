@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datasets.index import IndexWriter, Place
-from datasets.sources.shards.index import index_path, load_index, scan
-from datasets.sources.shards.source import read_shards
+from datasets.index import Place
+from datasets.sources import shards
+from datasets.sources.shards import Shard, ShardTar, read_shards, write_table
+from datasets.sources.tar import Tar
 from tests.support.image_sets import error_of, load, make_set, png, samples, settings, shades, write_tar
 from tests.support.refusals import assert_names, refused
 from utils.errors import DataError
@@ -83,7 +84,8 @@ def test_long_names_of_every_form_are_read(tmp_path, tar_format):
     assert shades(train) == [7, 8] and train.name(1).endswith("ümlaut.png")
     with tarfile.open(path) as tar:
         wanted = [(member.name, member.offset_data, member.size) for member in tar if member.name.endswith("png")]
-    assert [(each["name"].decode(), each["offset"], each["size"]) for each in scan(path).samples] == wanted
+    found = shards.scan(Tar(path))
+    assert list(zip(map(bytes.decode, found.names), found.offsets, found.sizes, strict=True)) == wanted
 
 
 def test_links_and_folders_are_passed_over(tmp_path):
@@ -156,69 +158,25 @@ def test_a_damaged_header_is_told_with_its_place(tmp_path):
     assert_names(error_of("shards", tmp_path), path, "1024")
 
 
+@pytest.mark.parametrize("position", [0, 512, 3000, 3072, -1536, -600])
+def test_a_truncated_tar_is_refused_after_its_last_whole_file(tmp_path, position):
+    path = write_tar(tmp_path / "train-0.tar", samples(0, 3))
+    end = len(path.read_bytes()) if position < 0 else 0
+    with tarfile.open(path) as tar:
+        end = end and max(member.offset_data + 512 for member in tar)  # without the blocks that end a tar
+    path.write_bytes(path.read_bytes()[: position + end])
+    assert_names(error_of("shards", tmp_path), path, "truncated")
+
+
 # --- the index ---
-
-
-def test_an_index_is_kept_beside_each_tar_and_used(tmp_path, monkeypatch):
-    make_set(tmp_path)
-    first, _ = load("shards", tmp_path)
-    assert sorted(path.name for path in tmp_path.glob("*.npz")) == [
-        "train-000000.idx.npz", "train-000001.idx.npz", "train-000002.idx.npz", "val-000000.idx.npz"
-    ]  # fmt: skip
-    monkeypatch.setattr("datasets.sources.shards.index.scan", None)  # must not be needed
-    second, _ = load("shards", tmp_path)
-    assert shades(second) == shades(first) and second.targets.tolist() == first.targets.tolist()
-
-
-def test_a_stale_or_damaged_index_is_made_anew(tmp_path):
-    make_set(tmp_path)
-    load("shards", tmp_path)
-    path = tmp_path / "train-000001.tar"
-    write_tar(path, samples(100, 10))  # of the same size
-    os.utime(path, ns=(1, 1))
-    index_path(tmp_path / "train-000002.tar").write_bytes(b"PK\x03\x04 nonsense")
-    assert load_index(path) is None and load_index(tmp_path / "train-000002.tar") is None
-    assert shades(load("shards", tmp_path)[0]) == [*range(10), *range(100, 110), *range(20, 30)]
-    assert load_index(path) is not None
-
-
-@pytest.mark.parametrize("count", [10, 9000])  # all of the tar is compared, or pieces of it
-def test_a_copy_with_another_date_keeps_its_index_and_a_changed_tar_does_not(tmp_path, count):
-    path = write_tar(tmp_path / "train-0.tar", samples(0, 10) | {f"{n}.txt": b"x" * 512 for n in range(count)})
-    shades_before = shades(train_only(tmp_path))
-    copied = tmp_path / "copy" / "train-0.tar"
-    copied.parent.mkdir()
-    for file in (path, index_path(path)):
-        shutil.copy(file, copied.parent)
-    os.utime(copied, ns=(1, 1))
-    assert load_index(copied) is not None and shades(train_only(copied.parent)) == shades_before
-    content = bytearray(copied.read_bytes())
-    content[-5000:] = content[:5000]
-    copied.write_bytes(content)
-    os.utime(copied, ns=(2, 2))
-    assert load_index(copied) is None
 
 
 @pytest.fixture
 def scanned(monkeypatch) -> list[str]:
-    """The names of the tars that are scanned; indexes of a set lie in a file whatever their size."""
-    from datasets.sources.shards import folder
-
-    names, scan = [], folder.scan
-    monkeypatch.setattr(folder, "scan", lambda path: names.append(path.name) or scan(path))
-    monkeypatch.setattr("datasets.index.SMALL", 0)
+    """The names of the tars that are scanned."""
+    names, scan = [], shards.scan
+    monkeypatch.setattr(shards, "scan", lambda tar: names.append(Path(tar.title).name) or scan(tar))
     return names
-
-
-def test_the_index_of_a_large_set_is_one_file_with_which_no_tar_is_looked_into(tmp_path, scanned, monkeypatch):
-    make_set(tmp_path)
-    first, _ = load("shards", tmp_path)
-    assert sorted(path.name for path in tmp_path.glob("*.index")) == ["train.index", "val.index"]
-    assert len(scanned) == 4
-    monkeypatch.setattr("datasets.sources.shards.folder.load_index", None)  # must not be needed
-    second, _ = load("shards", tmp_path)
-    assert shades(second) == shades(first) == list(range(30))
-    assert second.targets.tolist() == first.targets.tolist() and second.name(12) == first.name(12)
 
 
 def damage_header(path: Path) -> None:
@@ -228,29 +186,34 @@ def damage_header(path: Path) -> None:
 
 
 def write_other(path: Path) -> None:
-    writer = IndexWriter(path, {"label": "<i4"})
-    writer = IndexWriter(Place(path), {"label": "<i4"})
-    writer.finish({"version": 1})
+    with Place(path) as place:
+        write_table(place, [(ShardTar("train-000000.tar", 1, 1), Shard(*np.zeros((3, 1), np.int64), [b"a"], b""))])
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        write_other,
-        lambda path: path.write_bytes(path.read_bytes()[:-100]),
-        lambda path: path.write_bytes(b""),
-        damage_header,
-        Path.unlink,
-    ],
-)
-def test_a_damaged_index_of_a_set_is_made_anew_of_those_of_its_tars(tmp_path, scanned, damage):
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize("damage", [write_other, cut, damage_header, Path.unlink])
+def test_a_damaged_index_is_made_anew_and_one_for_each_tar_of_version_0_1_0_is_not_looked_at(tmp_path, scanned, damage):
     make_set(tmp_path)
+    (tmp_path / "train-000000.idx.npz").write_bytes(b"PK\x03\x04")
     load("shards", tmp_path)
     num_bytes = (tmp_path / "train.index").stat().st_size
     damage(tmp_path / "train.index")
     scanned.clear()
     assert shades(load("shards", tmp_path)[0]) == list(range(30))
-    assert not scanned and (tmp_path / "train.index").stat().st_size == num_bytes
+    assert len(scanned) == 3 and (tmp_path / "train.index").stat().st_size == num_bytes
+
+
+def test_an_index_that_points_out_of_its_tar_is_not_believed(tmp_path, scanned):
+    tar = write_tar(tmp_path / "train-0.tar", samples(0, 3))
+    numbers = np.array([[0, 512, 100], [1, 512, 10**9], [2, 10**9, 100]], np.int64).T
+    stat = tar.stat()
+    with Place(tmp_path / "train.index") as place:
+        shard = Shard(*numbers, [b"a.png", b"b.png", b"c.png"], shards.checksum_of(Tar(tar)))
+        write_table(place, [(ShardTar("train-0.tar", stat.st_size, stat.st_mtime_ns - 1), shard)])
+    assert shades(train_only(tmp_path)) == [0, 1, 2] and scanned == ["train-0.tar"]
 
 
 def test_of_a_set_that_has_changed_only_new_tars_are_scanned(tmp_path, scanned):
@@ -267,53 +230,21 @@ def test_of_a_set_that_has_changed_only_new_tars_are_scanned(tmp_path, scanned):
     assert scanned == ["train-000001.tar", "train-000009.tar"]
 
 
-def test_a_copied_set_keeps_its_index(tmp_path, scanned):
-    make_set(tmp_path / "data")
-    load("shards", tmp_path / "data")
-    scanned.clear()
+@pytest.mark.parametrize("count", [10, 9000])  # all of the tar is compared, or pieces of it
+def test_a_copy_with_another_date_keeps_its_index_and_a_changed_tar_does_not(tmp_path, scanned, count):
+    write_tar(tmp_path / "data" / "train-0.tar", samples(0, 10) | {f"{n}.txt": b"x" * 512 for n in range(count)})
+    wanted = shades(train_only(tmp_path / "data"))
     shutil.copytree(tmp_path / "data", tmp_path / "copy", copy_function=shutil.copyfile)
-    for path in (tmp_path / "copy").glob("*.tar"):
-        os.utime(path, ns=(1, 1))
-    assert shades(load("shards", tmp_path / "copy")[0]) == list(range(30)) and not scanned
-
-
-def test_where_tars_cannot_be_written_to_the_index_of_a_large_set_lies_among_the_caches(tmp_path, scanned, monkeypatch):
-    make_set(tmp_path / "data")
-    replace = os.replace
-
-    def refuse(source, target):
-        if Path(target).parent == tmp_path / "data":
-            raise PermissionError("read-only")
-        replace(source, target)
-
-    monkeypatch.setattr("os.replace", refuse)
-    for _ in range(2):
-        scanned.clear()
-        train, val = load("shards", tmp_path / "data", CACHE_PATH=str(tmp_path / "cache"))
-        assert shades(train) == list(range(30)) and len(val.notes) == 1
-    assert not scanned, "the second start has all from the index"
-
-
-def test_an_index_that_points_out_of_its_tar_is_not_believed(tmp_path):
-    path = write_tar(tmp_path / "train-0.tar", samples(0, 3))
-    train_only(tmp_path)
-    with np.load(index_path(path)) as content:
-        arrays = dict(content)
-    arrays["samples"]["size"][1] = path.stat().st_size
-    np.savez(index_path(path), **arrays)
-    assert load_index(path) is None
-
-
-def test_where_nothing_can_be_written_the_index_stays_in_memory_and_that_is_said(tmp_path, monkeypatch):
-    make_set(tmp_path)
-
-    def refuse(*_):
-        raise PermissionError("read-only")
-
-    monkeypatch.setattr("os.replace", refuse)
-    train, val = load("shards", tmp_path)
-    assert shades(train) == list(range(30)) and len(val.notes) == 2 and str(tmp_path) in val.notes[1]
-    assert not [path for path in tmp_path.iterdir() if path.suffix != ".tar"]
+    copied = tmp_path / "copy" / "train-0.tar"
+    os.utime(copied, ns=(1, 1))
+    scanned.clear()
+    assert shades(train_only(tmp_path / "copy")) == wanted and not scanned
+    content = bytearray(copied.read_bytes())
+    content[-5000:] = content[:5000]
+    copied.write_bytes(content)
+    os.utime(copied, ns=(2, 2))
+    train_only(tmp_path / "copy")
+    assert scanned == ["train-0.tar"]
 
 
 def test_a_tar_that_changes_during_a_run_is_not_read_by_its_old_index(tmp_path):

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from datasets.shuffle import shuffled
-from datasets.sources.shards.index import scan
+from datasets.sources.shards import scan
+from datasets.sources.tar import Tar
 from scripts import make_shards
 from tests.support.image_sets import draw, load, shades
 from tests.support.refusals import refused
@@ -61,7 +62,7 @@ def test_a_shard_ends_at_so_many_megabytes(tmp_path):
     with refused(DataError, "DATA.VAL_FRACTION", tmp_path / "photos" / "train"):
         call(*flags, "-data_path", tmp_path / "photos" / "train", "-opts", "DATA.VAL_FRACTION=0.0")
     call(*flags, "-data_path", tmp_path / "photos")
-    assert [len(scan(path).samples) for path in sorted((tmp_path / "out").glob("train*.tar"))] == [4, 4]
+    assert [len(scan(Tar(path)).labels) for path in sorted((tmp_path / "out").glob("train*.tar"))] == [4, 4]
 
 
 def test_killed_and_called_again_it_keeps_finished_shards_and_ends_with_the_same_bytes(tmp_path, photos, monkeypatch):

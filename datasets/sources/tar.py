@@ -18,10 +18,6 @@ WITHOUT_CONTENT = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folder
 PACKED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
 
 
-class TruncatedTarError(Exception):
-    """The file ends before the tar does."""
-
-
 class Member(NamedTuple):
     """A file in a tar: its content is `size` bytes from `offset` on."""
 
@@ -33,12 +29,12 @@ class Member(NamedTuple):
 class Tar:
     """An open tar. It keeps no position, so threads and forked processes can read from it concurrently."""
 
-    def __init__(self, path: Path):
-        """DataError when the path is not a file."""
-        self.path = path
+    def __init__(self, path: Path, title: str = ""):
+        """`title`: what messages call it, if not its path. DataError when the path is not a file."""
+        self.title = title or str(path)
         kind = not_a_file(path)
         if kind:
-            raise DataError(f"{path} is {kind}, not a tar; remove or rename it")
+            raise DataError(f"{self.title} is {kind}, not a tar; remove or rename it")
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         stat = os.fstat(self.descriptor)
         self.size, self.mtime_ns = stat.st_size, stat.st_mtime_ns
@@ -61,19 +57,20 @@ class HeaderReader:
     def __init__(self, tar: Tar):
         self.tar = tar
         self._ahead, self._start = b"", 0
+        self._last = "nothing"
 
     def read(self, offset: int, size: int) -> bytes:
-        """`size` bytes of the tar; TruncatedTarError if it ends before."""
+        """`size` bytes of the tar."""
         start = offset - self._start
         if start < 0 or start + size > len(self._ahead):
             self._ahead, self._start, start = self.tar.read(offset, max(size, READ_AHEAD)), offset, 0
         data = self._ahead[start : start + size]
         if len(data) < size:
-            raise TruncatedTarError
+            raise self._truncated()
         return data
 
     def members(self) -> Iterator[Member]:
-        """The complete files in their order, then TruncatedTarError if the end of the tar is missing."""
+        """The files in their order. DataError where the tar is damaged, or its end is missing."""
         offset, name, records = 0, None, {}
         while any(header := self.read(offset, BLOCK)):
             kind, size = self._kind_and_size(header, offset)
@@ -90,12 +87,13 @@ class HeaderReader:
                 self._check_name(name)
                 if kind == SPARSE or any(key.startswith("GNU.sparse") for key in records):
                     raise DataError(
-                        f"{self.tar.path}: {name!r} is stored as a sparse file; make the tar without --sparse"
+                        f"{self.tar.title}: {name!r} is stored as a sparse file; make the tar without --sparse"
                     )
                 size = 0 if kind in WITHOUT_CONTENT else size
                 if offset + size > self.tar.size:
-                    raise TruncatedTarError
+                    raise self._truncated()
                 if kind in REGULAR and not name.endswith("/"):  # old tars mark folders this way
+                    self._last = name
                     yield Member(name, offset, size)
                 name, records = None, {}
             offset += -(-size // BLOCK) * BLOCK
@@ -109,7 +107,7 @@ class HeaderReader:
             pass
         unpack = next((tool for magic, tool in PACKED.items() if not offset and header.startswith(magic)), None)
         if unpack:
-            raise DataError(f"{self.tar.path} is compressed, so it cannot be read by position; {unpack} it")
+            raise DataError(f"{self.tar.title} is compressed, so it cannot be read by position; {unpack} it")
         raise self._damaged(offset)
 
     def _extra(self, offset: int, size: int) -> bytes:
@@ -137,12 +135,15 @@ class HeaderReader:
     def _check_name(self, name: str) -> None:
         if name.startswith("/") or ".." in name.split("/"):
             raise DataError(
-                f"{self.tar.path}: the member {name!r} leads out of the tar; make the tar with relative names and "
+                f"{self.tar.title}: the member {name!r} leads out of the tar; make the tar with relative names and "
                 "without '..'"
             )
 
+    def _truncated(self) -> DataError:
+        return DataError(f"{self.tar.title} is truncated after {self._last}; restore it, or leave it out")
+
     def _damaged(self, offset: int) -> DataError:
-        return DataError(f"{self.tar.path}: no tar header at byte {offset}; the file is damaged, restore it")
+        return DataError(f"{self.tar.title}: no tar header at byte {offset}; the file is damaged, restore it")
 
 
 def _name(header: bytes) -> str:

@@ -1,0 +1,345 @@
+"""`shards` at a URL: whole tars are pulled into a bounded folder, shared by all processes of a host, and read there.
+
+A file's name holds the version of the tar, so what is there under its name is right and whole. A tar is written under the
+name `.NAME.part`, locked, and renamed: what is left of a killed process is written anew. A process that reads a tar while
+another drops it keeps reading, since it has opened it.
+"""
+
+import contextlib
+import hashlib
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from configs.schema import Config
+from datasets.index import ENDING, caches_folder
+from datasets.shuffle import GroupedShuffle
+from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts
+from datasets.sources.server import DeniedError, ListedFile, NotThereError, Server, parse_address
+from datasets.sources.shards import (
+    CLASSES_FILE,
+    Shard,
+    ShardFolder,
+    ShardImages,
+    ShardTable,
+    ShardTar,
+    checksum_of,
+    part_of,
+    read_from,
+    scan,
+)
+from datasets.sources.shards import read_shards as read_from_disk
+from datasets.sources.tar import Tar
+from datasets.types import ImageSet
+from utils.errors import ConfigError, DataError, cause_of
+from utils.files import free_bytes, locked, replacing, sync
+from utils.text import format_bytes, is_url
+
+NUM_REQUESTS = 32  # at once, for sizes
+NUM_SCANS = 4  # tars that are pulled at once for the index
+NUM_PULLERS = 4  # threads of each process that pull tars ahead, a tar each
+MOST_AHEAD = 256  # tars
+SHARE_AHEAD = 0.8  # of the cache's limit: what other tars, of validation for example, leave
+SHARE_OF_DISK = 0.8  # of what is free, beside what the cache has already
+PART = ".part"  # ending of what is not whole yet
+VERSION_DIGITS = 12  # of a hash, in the names of files
+
+
+def read_shards(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet | None]:
+    """Training and validation shards, or all shards and None; from a server if DATA.DATA_PATH is a URL."""
+    if not is_url(config.DATA.DATA_PATH):
+        return read_from_disk(config)
+    folder = ServerFolder(config, say)
+    try:
+        train, val = read_from(folder, config)
+    except OSError as error:
+        raise DataError(
+            f"DATA.CACHE_PATH: the cache of {folder.title} in {folder.cache.folder} cannot be used ({cause_of(error)}); "
+            "set it to a writable folder with room"
+        ) from error
+    folder.check_limit(train if train is not None else val)
+    return train, val
+
+
+class TarCache:
+    """The tars of one server's folder, of which at most `limit` bytes are kept."""
+
+    def __init__(self, folder: Path, server: Server, limit: int = 0):
+        self.folder, self.server, self.limit = folder, server, limit
+
+    def path(self, tar: ShardTar) -> Path:
+        return self.folder / f"{tar.name[: -len('.tar')]}.{tar.version:0{VERSION_DIGITS}x}.tar"
+
+    def holds(self, tar: ShardTar) -> bool:
+        """Whether the tar is there. One that a crash of the machine left short is removed."""
+        path = self.path(tar)
+        try:
+            is_whole = path.stat().st_size == tar.size
+        except FileNotFoundError:
+            return False
+        if not is_whole:
+            path.unlink(missing_ok=True)
+        return is_whole
+
+    def use(self, tar: ShardTar) -> None:
+        """Note that the tar is needed: those that were needed longest ago are dropped first."""
+        with contextlib.suppress(OSError):
+            os.utime(self.path(tar))
+
+    def pull(self, tar: ShardTar, check: Callable[[Path], None] = lambda path: None, waits: bool = True) -> bool:
+        """Make sure that the tar is here. `check` raises DataError if a file is not this tar.
+
+        Unless it `waits`, returns False if another process is pulling it.
+        """
+        path = self.path(tar)
+        part = path.with_name(f".{path.name}{PART}")
+        try:
+            while not self.holds(tar):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with locked(part, (lambda: None) if waits else None) as file:
+                    if file is None:
+                        return False
+                    if not self.holds(tar):
+                        file.truncate(tar.size)  # so that it counts as that for others who make room
+                        self.make_room()
+                        try:
+                            self.server.copy(tar.name, tar.size, file)
+                            sync(file)
+                            check(part)
+                        except BaseException:
+                            part.unlink()
+                            raise
+                        os.replace(part, path)
+        except OSError as error:
+            raise DataError(
+                f"{self.server.url_of(tar.name)} cannot be kept in {self.folder} ({cause_of(error)}); set DATA.CACHE_PATH "
+                "to a folder with room, or DATA.REMOTE_CACHE_GB to less"
+            ) from error
+        return True
+
+    def files(self) -> dict[Path, os.stat_result]:
+        """The files of all tars here, and of those that are being pulled."""
+        found = {}
+        for path in self.folder.rglob("*"):
+            if path.name.endswith((".tar", f".tar{PART}")):
+                with contextlib.suppress(FileNotFoundError):
+                    found[path] = path.stat()
+        return found
+
+    def size(self) -> int:
+        return sum(each.st_size for each in self.files().values())
+
+    def make_room(self) -> None:
+        """Drop what was needed longest ago until the limit is kept."""
+        found = self.files()
+        total = sum(each.st_size for each in found.values())
+        for path in sorted(found, key=lambda path: found[path].st_mtime_ns):
+            if total > self.limit and path.suffix != PART:
+                path.unlink(missing_ok=True)
+                total -= found[path].st_size
+
+    def remove_left(self) -> None:
+        """Remove parts that no process is writing."""
+        for part in (path for path in self.files() if path.suffix == PART):
+            with contextlib.suppress(OSError), locked(part) as file:
+                if file is not None:
+                    part.unlink()
+
+
+class Prefetcher:
+    """Threads of one process that pull the next tars of the epoch; nothing waits for them or depends on them.
+
+    Every process of a host has some. A tar that one is pulling is passed over by the others, so they share the work.
+    """
+
+    def __init__(self, cache: TarCache, pull: Callable[[ShardTar, bytes], object]):
+        """`pull` is given a tar and its checksum by the index."""
+        self._cache, self._pull = cache, pull
+        self._lock, self._num_threads = threading.Lock(), 0
+        self._next: list[tuple[ShardTar, bytes]] = []  # to be pulled, the last one first
+
+    def aim(self, tars: Sequence[tuple[ShardTar, bytes]]) -> None:
+        """Note which tars will be read, in their order. Returns at once."""
+        fitting = np.cumsum([tar.size for tar, _ in tars]) <= SHARE_AHEAD * self._cache.limit
+        ahead = [each for each, fits in zip(tars, fitting, strict=True) if fits][::-1]
+        for tar, _ in ahead:
+            self._cache.use(tar)  # so that none is dropped for another, and the last one rather than the next
+        with self._lock:
+            self._next = ahead
+            while self._num_threads < NUM_PULLERS:
+                self._num_threads += 1
+                # A daemon: the program's end does not wait for it.
+                threading.Thread(target=self._work, name="prefetch", daemon=True).start()
+
+    def _work(self) -> None:
+        while taken := self._take():
+            # Another process may be pulling it. If it cannot be pulled, the process that needs it says why.
+            with contextlib.suppress(DataError, OSError):
+                self._pull(*taken)
+
+    def _take(self) -> tuple[ShardTar, bytes] | None:
+        with self._lock:
+            if self._next:
+                return self._next.pop()
+            self._num_threads -= 1
+            return None
+
+
+class ServerFolder(ShardFolder):
+    """A folder on a server."""
+
+    def __init__(self, config: Config, say: Callable[[str], None]):
+        data = config.DATA
+        address = parse_address(data.DATA_PATH)
+        self.server = Server(address.folder, data.REMOTE_PATIENCE, say)
+        known_by = hashlib.sha256(address.folder.encode()).hexdigest()[:16]
+        super().__init__(caches_folder(config) / f"shards-{known_by}")
+        self.title, self.cache = self.server.url, TarCache(self.root / "tars", self.server)
+        self._names, self._limit_gb, self._say = address.names, data.REMOTE_CACHE_GB, say
+        self._listed: set[str] = set()
+        self._scans, self._has_scanned = threading.Semaphore(NUM_SCANS), False
+        self._prefetcher = Prefetcher(self.cache, lambda *tar: self._pull(*tar, waits=False))
+        self._aim: tuple[int, int, int] | None = None
+        self._orders: dict[tuple[int, int], GroupedShuffle] = {}
+
+    def __getstate__(self) -> dict:
+        """The folder for a loader process, without what belongs to this one."""
+        return self.__dict__ | {"_say": None, "_scans": None, "_prefetcher": None}
+
+    # --- what is on the server ---
+
+    def find_tars(self) -> dict[str, list[ShardTar]]:
+        listed = self._list() if self._names is None else [ListedFile(name, False) for name in self._names]
+        with ThreadPoolExecutor(NUM_REQUESTS, "server") as pool:
+            files = list(pool.map(self._describe, sorted(listed)))
+        found = defaultdict(list)
+        for file in files:
+            version = hashlib.sha256(f"{file.size} {file.version}".encode()).hexdigest()[:VERSION_DIGITS]
+            found[part_of(file.name)].append(ShardTar(file.name, file.size, int(version, 16)))
+        if self._names and not {name.lower() for name in found} & {*TRAIN_NAMES, *VAL_NAMES}:
+            found = {TRAIN_NAMES[0]: sum(found.values(), [])}  # they were named one by one, whatever they are called
+        parts = choose_parts(found)
+        self._make_room([tar for name in (parts.train, parts.val) if name for tar in found[name]])
+        return found
+
+    def _describe(self, file: ListedFile) -> ListedFile:
+        return file if file.size is not None else self.server.describe(file.name)
+
+    def _list(self) -> list[ListedFile]:
+        """The tars of the folder, and of the folders in it that are named like a part."""
+        try:
+            here = self.server.listing()
+            below = [each.name for each in here if each.is_folder and each.name.lower() in (*TRAIN_NAMES, *VAL_NAMES)]
+            here += [each._replace(name=f"{name}/{each.name}") for name in below for each in self.server.listing(name)]
+        except (NotThereError, DeniedError) as error:
+            if self.server.scheme == "s3":
+                raise
+            raise DataError(
+                f"{error}. Servers that list no folders need the names: -data_path "
+                f"'{self.title}/{{train-{{000000..000146}},val-{{000000..000006}}}}.tar'"
+            ) from None
+        self._listed = {each.name for each in here}
+        return [each for each in here if not each.is_folder and each.name.lower().endswith(".tar")]
+
+    def _make_room(self, tars: list[ShardTar]) -> None:
+        """Settle how much the cache may hold: DATA.REMOTE_CACHE_GB, or not set all tars, if the disk has room for them."""
+        self.cache.remove_left()
+        free, here = free_bytes(self.cache.folder), self.cache.size()
+        held, total = sum(tar.size for tar in tars if self.cache.holds(tar)), sum(tar.size for tar in tars)
+        limit = min(total / SHARE_AHEAD, SHARE_OF_DISK * (free + here))
+        self.cache.limit = int(limit if self._limit_gb is None else self._limit_gb * 1e9)
+        self.notes = [
+            f"{self.title}: {format_bytes(held)} of {format_bytes(total)} are in {self.cache.folder}, which may hold "
+            f"{format_bytes(self.cache.limit)}; free there: {format_bytes(free)}"
+        ]
+        if min(total - held, self.cache.limit - here) > free:
+            self.notes.append(
+                "warning: the disk has less room than DATA.REMOTE_CACHE_GB allows; lower it, or make room"
+            )
+
+    def classes(self) -> str | None:
+        content = self.server.read(CLASSES_FILE)
+        return None if content is None else content.decode(errors="surrogateescape")
+
+    # --- the index ---
+
+    def known_tables(self, paths: Sequence[Path], part: str) -> list[ShardTable]:
+        """The indexes here, and that of the server, which knows its tars by size: they are compared when they are pulled."""
+        known, name = super().known_tables(paths, part), f"{part}{ENDING}"
+        if self._names or name in self._listed:
+            with contextlib.suppress(NotThereError):
+                copy = self.root / f"server-{name}"
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(copy, shared=True) as file:
+                    self.server.copy(name, self.server.describe(name).size, file)
+                known += super().known_tables([copy], part)
+                copy.unlink()  # which stays mapped
+        return known
+
+    def load(self, tar: ShardTar, known: Sequence[ShardTable]) -> Shard:
+        for table in known:
+            number = table.find(tar)
+            from_server = table.index.path.name.startswith("server-")
+            if number is not None and (from_server or table.tar(number).version == tar.version):
+                return table.shard(number)
+        with self._scans:
+            if not self._has_scanned:
+                self._has_scanned = True
+                self._say(f"index: {self.title} has tars without a valid index; each is read once to make it")
+            return scan(self.open(tar))
+
+    # --- reading ---
+
+    def open(self, tar: ShardTar, checksum: bytes = b"") -> Tar:
+        while True:
+            self._pull(tar, checksum)
+            with contextlib.suppress(FileNotFoundError):  # dropped for another
+                opened = Tar(self.cache.path(tar), self.title_of(tar))
+                self.cache.use(tar)
+                return opened
+
+    def _pull(self, tar: ShardTar, checksum: bytes, waits: bool = True) -> None:
+        def check(part: Path) -> None:
+            if checksum and checksum_of(Tar(part)) != checksum:
+                for index in self.root.glob(f"*{ENDING}"):  # so that the next start asks the server for its index again
+                    index.unlink(missing_ok=True)
+                raise DataError(
+                    f"{self.title_of(tar)} is not the tar that its index describes; make the index anew on the server "
+                    f"(remove {part_of(tar.name)}{ENDING}, or run make_shards.py again), and start again with -resume to continue"
+                )
+
+        self.cache.pull(tar, check, waits)
+
+    def will_read(self, images: ImageSet, seed: int, epoch: int, position: int) -> None:
+        """Pull the tars from this position on, and the first of the next epoch, each time that another one is begun."""
+        order = self._order_of(images, seed, epoch)
+        aim = (seed, epoch, int(order.groups_of(position, position + 1)[0]))
+        if aim != self._aim:
+            self._aim = aim
+            groups = order.groups_of(position, len(order))[:MOST_AHEAD].tolist()
+            groups += self._order_of(images, seed, epoch + 1).groups[: MOST_AHEAD - len(groups)].tolist()
+            self._prefetcher.aim([(images.table.tar(group), images.table.checksum(group)) for group in groups])
+
+    def _order_of(self, images: ShardImages, seed: int, epoch: int) -> GroupedShuffle:
+        if (seed, epoch) not in self._orders:
+            self._orders = {key: self._orders[key] for key in list(self._orders)[-1:]}  # two at most
+            self._orders[seed, epoch] = images.epoch_order(seed, epoch)
+        return self._orders[seed, epoch]
+
+    def check_limit(self, images: ShardImages) -> None:
+        """ConfigError if the cache cannot hold the largest tars that DATA.SHUFFLE_BUFFER can mix at any time."""
+        starts = images.table.starts if images.rows is None else np.searchsorted(images.rows, images.table.starts)
+        counts = np.diff(starts)
+        sizes = np.sort(images.table.tar_sizes[counts > 0])
+        num_spanned = 2 + np.searchsorted(np.cumsum(np.sort(counts[counts > 0])), 2 * images.shuffle_buffer)
+        if (needed := int(sizes[::-1][:num_spanned].sum())) > self.cache.limit:
+            raise ConfigError(
+                f"DATA.REMOTE_CACHE_GB: the cache in {self.cache.folder} may hold {format_bytes(self.cache.limit)}, but "
+                f"DATA.SHUFFLE_BUFFER ({images.shuffle_buffer:,}) mixes the images of tars of {format_bytes(needed)}; raise "
+                "the one, lower the other, or set DATA.CACHE_PATH to a disk with more room"
+            )

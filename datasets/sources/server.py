@@ -1,0 +1,273 @@
+"""A folder of shards on a server, by fsspec: its address, its listing, and bytes of its files.
+
+Each request is repeated while the server fails, for a limited time. fsspec's own file caches are not used: they write to the
+final name, so that a killed download counts as whole, and they know no limit.
+"""
+
+import errno
+import random
+import re
+import time
+from collections.abc import Callable
+from typing import Any, BinaryIO, NamedTuple, TypeVar
+from urllib.parse import unquote
+
+from utils.errors import DataError
+from utils.text import redacted
+
+MAX_TARS = 1_000_000
+NUMBERS = re.compile(r"(\d+)\.\.(\d+)")
+BLOCK = 16 << 20  # bytes of a request: what is lost when a connection breaks
+SECONDS_TO_CONNECT, SECONDS_OF_SILENCE = 10.0, 30.0
+FIRST_WAIT, LONGEST_WAIT = 0.05, 15.0  # seconds between tries, doubled from one to the next
+SECONDS_TO_FIND = 3.0  # for which a server is looked for that has never answered
+PACKAGES = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs"}
+# Classes of aiohttp, botocore and ssl by their names: none of these is imported for the other.
+NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError"}
+NO_CREDENTIALS |= {"SSOError", "TokenRetrievalError", "ConfigParseError", "ConfigNotFound", "InvalidConfigError"}
+NO_CONNECTION = {"ClientConnectorError", "EndpointConnectionError", "gaierror", "ConnectionRefusedError"}
+NO_TRUST = {"ClientSSLError", "ClientConnectorCertificateError", "SSLError", "SSLCertVerificationError"}
+MALFORMED = {"ParamValidationError", "InvalidURL", "ValueError", "RecursionError"}  # the last: of endless redirects
+TRANSIENT_STATUS = {408, 421, 425, 429}  # of those below 500
+# What s3fs makes of answers that no other try changes: another region, a malformed request or name.
+LASTING_ERRNO = {errno.EINVAL, errno.ENAMETOOLONG, errno.EPERM, getattr(errno, "EREMCHG", errno.EINVAL)}
+T = TypeVar("T")
+
+
+# --- the address ---
+
+
+class Address(NamedTuple):
+    """The folder on the server, and the names of the tars in it; None: those that the server lists."""
+
+    folder: str
+    names: list[str] | None
+
+
+def parse_address(url: str) -> Address:
+    """`https://server/{train-{000000..000146},val-{00..06}}.tar`, one tar, or a folder."""
+    before = url.partition("{")[0]
+    if before == url and not url.lower().endswith(".tar"):
+        return Address(url.rstrip("/"), None)
+    folder = before.rpartition("/")[0]
+    names = sorted(set(expand(url[len(folder) + 1 :])))
+    if wrong := next((name for name in names if not name.lower().endswith(".tar") or ".." in name.split("/")), None):
+        raise DataError(f"DATA.DATA_PATH: {url} names {wrong!r}, which is no .tar below {folder}; correct it")
+    return Address(folder, names)
+
+
+def expand(pattern: str) -> list[str]:
+    """The texts that a pattern means: {000..146} is a range with leading zeros, {train,val} a choice; both may nest."""
+    start = pattern.find("{")
+    if start < 0:
+        return [pattern]
+    depth, edges = 0, [start]
+    for end in range(start, len(pattern)):
+        depth += {"{": 1, "}": -1}.get(pattern[end], 0)
+        if depth == 1 and pattern[end] == "," or depth == 0:
+            edges.append(end)
+        if depth == 0:
+            break
+    else:
+        raise DataError(
+            f"DATA.DATA_PATH: a brace in {pattern!r} is not closed; write for example train-{{000000..000146}}.tar"
+        )
+    choices = [pattern[left + 1 : right] for left, right in zip(edges, edges[1:], strict=False)]
+    if len(choices) == 1 and (numbers := NUMBERS.fullmatch(choices[0])):
+        first, last = numbers.groups()
+        width = len(first) if first.startswith("0") else 0
+        _check_number(pattern, int(last) - int(first) + 1)
+        choices = [f"{number:0{width}d}" for number in range(int(first), int(last) + 1)]
+    else:
+        choices = [each for choice in choices for each in expand(choice)]
+    rest = expand(pattern[end + 1 :])
+    _check_number(pattern, len(choices) * len(rest))
+    return [f"{pattern[:start]}{choice}{each}" for choice in choices for each in rest]
+
+
+def _check_number(pattern: str, number: int) -> None:
+    if not 0 < number <= MAX_TARS:
+        raise DataError(f"DATA.DATA_PATH: {pattern!r} means {number:,} tars; write from 1 to {MAX_TARS:,} of them")
+
+
+# --- what goes wrong ---
+
+
+class ShortAnswerError(Exception):
+    """A server sent fewer bytes than were asked of it."""
+
+
+class NotThereError(DataError):
+    """There is no such file or folder."""
+
+
+class DeniedError(DataError):
+    """It may not be read."""
+
+
+class Trouble(NamedTuple):
+    """A failed request: what to tell the user, without credentials, and whether another try may help."""
+
+    words: str
+    remedy: str
+    lasts: bool = True  # another try would fail as well
+    no_connection: bool = False
+    kind: type[DataError] = DataError  # to raise
+
+
+def judge(error: BaseException, scheme: str) -> Trouble:
+    """What a library's error means."""
+    if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # fsspec calls each failure to get the size of a file this
+    names, status = {each.__name__ for each in type(error).__mro__}, _status_of(error)
+    words = redacted(f"{type(error).__name__}: {error}".rstrip(": ").replace("\n", " "))
+    if names & NO_CREDENTIALS or isinstance(error, PermissionError) or status in (401, 403):
+        remedy = "if it needs a password, put it into the file ~/.netrc; if not, ask who runs the server"
+        if scheme == "s3":
+            remedy = (
+                "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, of one who may list and read it; for "
+                "a public bucket FSSPEC_S3_ANON=true"
+            )
+        return Trouble(f"access is denied ({words})", remedy, kind=DeniedError)
+    if isinstance(error, FileNotFoundError) or status in (404, 410):
+        remedy = "check the names in DATA.DATA_PATH (-data_path), and that it is still there"
+        return Trouble(f"it is not there ({words})", remedy, kind=NotThereError)
+    if names & NO_TRUST:
+        remedy = "check the address, and SSL_CERT_FILE where a company has its own"
+        return Trouble(f"no secure connection ({words})", remedy)
+    if names & NO_CONNECTION:
+        remedy = "check the host in DATA.DATA_PATH (for S3 also AWS_ENDPOINT_URL), the network, and HTTPS_PROXY behind a proxy"
+        return Trouble(f"no connection ({words})", remedy, lasts=False, no_connection=True)
+    is_refused = status is not None and status < 500 and status not in TRANSIENT_STATUS
+    if is_refused or isinstance(error, OSError) and error.errno in LASTING_ERRNO or names & MALFORMED:
+        return Trouble(words, "check the address; of S3 the bucket's name, and its region in AWS_DEFAULT_REGION")
+    return Trouble(words, "check the server and the network", lasts=False)
+
+
+def _status_of(error: BaseException) -> int | None:
+    """The status that a server answered with, as aiohttp and botocore say it."""
+    answer = getattr(error, "response", None)
+    if isinstance(answer, dict):
+        return answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return getattr(error, "status", None)
+
+
+# --- the server ---
+
+
+class ListedFile(NamedTuple):
+    """A file or folder of a listing. `size` and `version` are None where the listing does not say them."""
+
+    name: str  # without the folder's
+    is_folder: bool
+    size: int | None = None
+    version: str | None = None
+
+
+class Server:
+    """The folder at `url`. Threads and forked processes may share one: fsspec keeps connections of each process."""
+
+    def __init__(self, url: str, patience: float, say: Callable[[str], None]):
+        """`patience`: seconds for which a request is repeated; `say` is told of the first failures."""
+        self.url, self.patience, self.say = url.rstrip("/"), patience, say
+        self.scheme = url.partition("://")[0]
+        self._has_answered, self._num_failed = False, 0
+        self._options = self._make_options()
+
+    def __getstate__(self) -> dict:
+        return self.__dict__ | {"say": str}  # in another process nothing is said
+
+    def url_of(self, name: str) -> str:
+        return f"{self.url}/{name}" if name else self.url
+
+    def listing(self, folder: str = "") -> list[ListedFile]:
+        """The files and folders in a folder."""
+        url = self.url_of(folder) + "/"
+        found = []
+        for each in self._request(url, lambda files: files.ls(url, detail=True)):
+            name = each["name"].rstrip("/").rpartition("/")[2]
+            name = name if self.scheme == "s3" else unquote(name)
+            # It becomes the name of a file here, and must not lead out of the cache.
+            if "/" not in name and not name.startswith("."):
+                found.append(ListedFile(name, each["type"] == "directory", each.get("size"), _version_of(each)))
+        return found
+
+    def describe(self, name: str) -> ListedFile:
+        """Size and version of a file."""
+        info = self._request(self.url_of(name), lambda files: files.info(self.url_of(name)))
+        if info.get("size") is None:
+            raise DataError(f"{self.url_of(name)}: the server does not tell its size; use another server")
+        return ListedFile(name, False, info["size"], _version_of(info))
+
+    def read(self, name: str) -> bytes | None:
+        """A small file; None if it is not there."""
+        try:
+            return self._request(self.url_of(name), lambda files: files.cat_file(self.url_of(name)))
+        except NotThereError:
+            return None
+
+    def copy(self, name: str, size: int, file: BinaryIO) -> None:
+        """Write a file of this size, in requests of BLOCK bytes, which are repeated one by one."""
+        url = self.url_of(name)
+        while (start := file.tell()) < size:
+            end = min(start + BLOCK, size)
+
+            def read(files: Any, start: int = start, end: int = end) -> bytes:
+                data = files.cat_file(url, start=start, end=end)
+                if len(data) == size:  # also the answer of a server that knows no ranges
+                    return data[start:]
+                if len(data) != end - start:
+                    raise ShortAnswerError(f"{len(data):,} of {end - start:,} bytes from byte {start:,} on")
+                return data
+
+            file.write(self._request(url, read))
+
+    def _request(self, url: str, task: Callable[[Any], T]) -> T:
+        """The task's result, tried again while that may help; DataError with the URL and the remedy otherwise."""
+        import fsspec
+
+        start, wait = time.monotonic(), FIRST_WAIT
+        while True:
+            try:
+                result = task(
+                    fsspec.filesystem(self.scheme, **self._options)
+                )  # of this process, made anew after a fork
+                self._has_answered = True
+                return result
+            except Exception as error:
+                trouble = judge(error, self.scheme)
+            spent, patience = time.monotonic() - start, self.patience
+            if trouble.no_connection and not self._has_answered:
+                patience = min(patience, SECONDS_TO_FIND)
+            if trouble.lasts or spent + wait > patience:
+                tried = "" if trouble.lasts else f", tried for {spent:.0f} s (DATA.REMOTE_PATIENCE)"
+                raise trouble.kind(f"{url}: {trouble.words}{tried}; {trouble.remedy}")
+            self._num_failed += 1
+            if self._num_failed in (1, 10, 100, 1000):
+                self.say(f"{url}: {trouble.words}; trying again (failed requests of this process: {self._num_failed})")
+            time.sleep(wait * random.Random().uniform(0.5, 1.0))  # not in step with other processes
+            wait = min(2 * wait, LONGEST_WAIT)
+
+    def _make_options(self) -> dict:
+        package = PACKAGES[self.scheme]
+        try:
+            __import__(package)
+        except ImportError as error:
+            raise DataError(
+                f"DATA.DATA_PATH: {self.url} is read with {package}, which cannot be imported ({error}); "
+                f"pip install {package}"
+            ) from error
+        silence = min(SECONDS_OF_SILENCE, self.patience)
+        if self.scheme == "s3":
+            # One try of botocore, as tries are counted here; s3fs has five of its own, within two seconds.
+            limits = {"connect_timeout": SECONDS_TO_CONNECT, "read_timeout": silence}
+            return {"config_kwargs": limits | {"retries": {"total_max_attempts": 1}}, "use_listings_cache": False}
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=SECONDS_TO_CONNECT, sock_read=silence)
+        headers = {"Accept-Encoding": "identity"}
+        return {"client_kwargs": {"timeout": timeout, "headers": headers, "trust_env": True}, "simple_links": False}
+
+
+def _version_of(info: dict) -> str | None:
+    return next((str(info[key]) for key in ("ETag", "LastModified", "Last-Modified") if info.get(key)), None)

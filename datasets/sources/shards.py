@@ -1,0 +1,448 @@
+"""`shards`: samples in tar files as WebDataset writes them, read by position, nearly in the order of the tars."""
+
+import functools
+import hashlib
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+
+from configs.schema import Config
+from datasets.index import (
+    ENDING,
+    TEXT,
+    Index,
+    IndexWriter,
+    Place,
+    changed_during_run,
+    index_paths,
+    note_of_memory,
+    open_index,
+    open_or_build,
+)
+from datasets.shuffle import GroupedShuffle
+from datasets.sources.folder import subfolders
+from datasets.sources.images import EncodedImages
+from datasets.sources.labels import MAX_CLASSES, check_trained, numbered_classes
+from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
+from datasets.sources.tar import HeaderReader, Member, Tar
+from datasets.transforms.decode import KNOWN_ENDINGS, PixelRules
+from datasets.types import ImageSet
+from utils.bar import shown
+from utils.errors import DataError
+from utils.text import counted
+
+VERSION = 2  # of what the index holds
+SAMPLES = {"label": "<i4", "offset": "<i8", "size": "<i8", "name": TEXT}  # the columns of all samples, tar by tar
+TARS = {"tar": TEXT, "tar.size": "<i8", "tar.version": "<i8", "tar.checksum": TEXT, "tar.first": "<i8"}
+NUM_PIECES, PIECE = 64, 8192  # what is compared of a tar, pieces in bytes; of half a MiB it is everything
+MAX_LABEL_BYTES = 1 << 20  # a larger .json file is not a label
+MAX_OPEN_TARS = 128  # of one process, whose limit for open files may be 256
+NUM_THREADS = 16  # which mostly wait for the disk
+AT_ONCE = 256  # tars
+CLASSES_FILE = "classes.txt"
+EXPECTS = "train-000000.tar ... and val-000000.tar ..., or train/*.tar and val/*.tar"
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+# train-000000.tar, train-00000-of-00002.tar, imagenet-train-0.tar
+OF_PART = re.compile(rf"(?:.+[-_.])?({'|'.join((*TRAIN_NAMES, *VAL_NAMES))})[-_.\d]*(?:of[-_\d]+)?\.tar", re.IGNORECASE)
+
+
+class ShardTar(NamedTuple):
+    """A tar of the set. If size or version are others, it has changed: on a disk the version is the date."""
+
+    name: str  # below the folder of the set
+    size: int
+    version: int
+
+
+class Shard(NamedTuple):
+    """The samples of one tar."""
+
+    labels: np.ndarray  # int [N]
+    offsets: np.ndarray
+    sizes: np.ndarray
+    names: list[bytes]
+    checksum: bytes
+
+
+class ShardFolder:
+    """A folder of shards on a disk. One on a server overrides all of this, and keeps copies in `root`."""
+
+    notes: Sequence[str] = ()  # lines for the log
+
+    def __init__(self, root: Path):
+        self.root, self.title = root, str(root)
+
+    def find_tars(self) -> dict[str, list[ShardTar]]:
+        """The sorted tars of each part."""
+        found = _find_tars(self.root)
+        with ThreadPoolExecutor(NUM_THREADS, "shards") as pool:
+            return {part: list(pool.map(self._describe, paths)) for part, paths in found.items()}
+
+    def _describe(self, path: Path) -> ShardTar:
+        stat = os.stat(path)
+        return ShardTar(path.relative_to(self.root).as_posix(), stat.st_size, stat.st_mtime_ns)
+
+    def title_of(self, tar: ShardTar) -> str:
+        """What messages call a tar."""
+        return f"{self.title}/{tar.name}"
+
+    def open(self, tar: ShardTar, checksum: bytes = b"") -> Tar:
+        """The tar, opened. `checksum`: of its index, for a folder that has to fetch the tar."""
+        opened = Tar(self.root / tar.name)
+        if (opened.size, opened.mtime_ns) != tar[1:]:
+            raise changed_during_run(opened.title)
+        return opened
+
+    def classes(self) -> str | None:
+        """The content of classes.txt, if there is such a file."""
+        file = self.root / CLASSES_FILE
+        return file.read_text(encoding="utf-8", errors="surrogateescape") if file.is_file() else None
+
+    def load(self, tar: ShardTar, known: Sequence["ShardTable"]) -> Shard:
+        """The samples of a tar: from an index of before if it has this tar, also under another date, or by reading it."""
+        for table in known:
+            number = table.find(tar)
+            if number is not None and (
+                table.tar(number).version == tar.version or table.checksum(number) == checksum_of(self.open(tar))
+            ):
+                return table.shard(number)
+        return scan(self.open(tar))
+
+    def known_tables(self, paths: Sequence[Path], part: str) -> list["ShardTable"]:
+        """Indexes of a part that may have some of its tars."""
+        return [ShardTable(index) for path in paths if (index := open_index(path)) and _is_of_shards(index)]
+
+    def will_read(self, images: ImageSet, seed: int, epoch: int, position: int) -> None:
+        """As ImageSet.will_read."""
+
+
+def _find_tars(root: Path) -> dict[str, list[Path]]:
+    """The sorted tars of each part: PART-000000.tar, also with a prefix, and PART/*.tar. Others are parts of their own."""
+    tars = defaultdict(list)
+    for path in sorted([*root.iterdir(), *(each for name in subfolders(root) for each in (root / name).iterdir())]):
+        packed = path.suffix if path.suffix in COMPRESSED else ""
+        name = path.name.removesuffix(packed)
+        if path.name.startswith(".") or not name.lower().endswith(".tar"):
+            continue
+        part = part_of(path.relative_to(root).with_name(name).as_posix())
+        if not packed:
+            tars[part].append(path)
+        elif part.lower() in (*TRAIN_NAMES, *VAL_NAMES) and not path.with_suffix("").exists():
+            raise DataError(
+                f"{path} is compressed, so it cannot be read by position; unpack it to {path.with_suffix('').name} "
+                "(images hardly shrink)"
+            )
+    return tars
+
+
+def part_of(name: str) -> str:
+    """The part that a tar belongs to by its name below the folder."""
+    tar = PurePosixPath(name)
+    part = OF_PART.fullmatch(tar.name)
+    return tar.parent.name or (part[1] if part else tar.stem)
+
+
+# --- the samples of a tar ---
+
+
+def scan(tar: Tar) -> Shard:
+    """Read the headers and labels of a tar."""
+    samples, headers = _Samples(tar.title), HeaderReader(tar)
+    for member in headers.members():
+        samples.add(member, headers)
+    return samples.shard(checksum_of(tar))
+
+
+def checksum_of(tar: Tar) -> bytes:
+    """A checksum of pieces from all over the tar, by which an index recognises its copy, which has another date."""
+    starts = np.linspace(0, max(tar.size - PIECE, 0), NUM_PIECES, dtype=int).tolist()
+    return hashlib.blake2b(b"".join(tar.read(start, PIECE) for start in starts), digest_size=16).digest()
+
+
+class _Samples:
+    """The files of one tar, grouped into samples by their names up to the first dot."""
+
+    def __init__(self, title: str):
+        self.title = title
+        self.images: dict[str, Member] = {}
+        self.labels: dict[str, int] = {}  # of .cls files, which take precedence
+        self.json_labels: dict[str, int] = {}
+
+    def add(self, member: Member, headers: HeaderReader) -> None:
+        folder, slash, file = member.name.rpartition("/")
+        stem, _, ending = file.partition(".")
+        key, ending = folder + slash + stem, ending.lower()
+        if not stem:  # hidden files, such as macOS adds
+            return
+        if f".{ending}" in KNOWN_ENDINGS:
+            if key in self.images:
+                raise DataError(
+                    f"{self.title}: the sample {key!r} has two images, {self.images[key].name!r} and {member.name!r}; "
+                    "each sample needs a name of its own"
+                )
+            self.images[key] = member
+        elif ending == "cls":
+            text = headers.read(member.offset, min(member.size, 64)).strip()
+            self.labels[key] = self._number(member, int(text) if text.isdigit() else text.decode(errors="replace"))
+        elif ending == "json" and member.size <= MAX_LABEL_BYTES:
+            label = _label_in(headers.read(member.offset, member.size))
+            if label is not None:
+                self.json_labels[key] = self._number(member, label)
+
+    def _number(self, member: Member, label: int | str) -> int:
+        if not isinstance(label, int) or not 0 <= label < MAX_CLASSES:
+            raise DataError(f"{self.title}: {member.name!r} contains {label!r}, which is not a class number (from 0)")
+        return label
+
+    def shard(self, checksum: bytes) -> Shard:
+        """All samples. DataError if one has no image or no label."""
+        labels = self.json_labels | self.labels
+        lacking = next((key for key in labels | self.images if key not in labels or key not in self.images), None)
+        if lacking is not None:
+            lacks, endings = (
+                ("label", ".cls or .json") if lacking in self.images else ("image", " ".join(KNOWN_ENDINGS))
+            )
+            raise DataError(f"{self.title}: the sample {lacking!r} has no {lacks} ({endings}); complete or remove it")
+        numbers = [(labels[key], member.offset, member.size) for key, member in self.images.items()]
+        names = [os.fsencode(member.name) for member in self.images.values()]
+        return Shard(*np.array(numbers, np.int64).reshape(-1, 3).T, names, checksum)
+
+
+def _label_in(data: bytes) -> int | None:
+    """The label in {"label": 3} or {"cls": 3}; None in anything else."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    label = content.get("label", content.get("cls")) if isinstance(content, dict) else None
+    return label if type(label) is int else None  # True is an int too
+
+
+# --- the index of a part ---
+
+
+class ShardTable:
+    """All samples of some tars. A row is a sample; the rows of a tar follow one another."""
+
+    def __init__(self, index: Index):
+        self.index = index
+        self.labels, self.offsets, self.sizes = (index.column(name) for name in ("label", "offset", "size"))
+        self.names, self.tar_names = index.text("name"), index.text("tar")
+        self.tar_sizes, self.tar_versions = index.column("tar.size"), index.column("tar.version")
+        self.starts = index.column("tar.first")  # of each tar the first row, and the number of rows
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def tar_of(self, row: int) -> int:
+        """The number of the tar with this sample."""
+        return int(np.searchsorted(self.starts, row, "right")) - 1
+
+    def tar(self, number: int) -> ShardTar:
+        name = os.fsdecode(self.tar_names[number])
+        return ShardTar(name, int(self.tar_sizes[number]), int(self.tar_versions[number]))
+
+    def checksum(self, number: int) -> bytes:
+        return self.index.text("tar.checksum")[number]
+
+    def sample_name(self, row: int) -> str:
+        return os.fsdecode(self.names[row])
+
+    def is_of(self, tars: Sequence[ShardTar]) -> bool:
+        """Whether it is the index of just these tars as they are now."""
+        names, sizes, versions = zip(*tars, strict=True)
+        return (
+            self.tar_names.chunk(0, len(self.tar_names)) == list(map(os.fsencode, names))
+            and np.array_equal(self.tar_sizes, sizes)
+            and np.array_equal(self.tar_versions, versions)
+        )
+
+    @functools.cached_property
+    def _numbers(self) -> dict[bytes, int]:
+        return {name: number for number, name in enumerate(self.tar_names.chunk(0, len(self.tar_names)))}
+
+    def find(self, tar: ShardTar) -> int | None:
+        """The number of a tar of this name and size. An index that points out of it, as one of a server may, has none."""
+        number = self._numbers.get(os.fsencode(tar.name))
+        if number is None or self.tar_sizes[number] != tar.size:
+            return None
+        labels, offsets, sizes, *_ = self.shard(number)
+        inside = (0 <= sizes) & (sizes <= tar.size) & (0 <= offsets) & (offsets <= tar.size - sizes)
+        return number if (inside & (0 <= labels) & (labels < MAX_CLASSES)).all() else None
+
+    def shard(self, number: int) -> Shard:
+        """The rows of one tar."""
+        start, stop = self.starts[number : number + 2].tolist()
+        numbers = (column[start:stop] for column in (self.labels, self.offsets, self.sizes))
+        return Shard(*numbers, self.names.chunk(start, stop), self.checksum(number))
+
+
+def write_table(place: Place | None, shards: Iterable[tuple[ShardTar, Shard]]) -> Index:
+    """The index of these tars. However small, it has a file: to make it again, all tars would have to be read."""
+    writer = IndexWriter(place, SAMPLES | TARS, small=-1)
+    num_samples = 0
+    for tar, shard in shards:
+        for column, values in zip(SAMPLES, shard, strict=False):
+            writer.add(column, values)
+        of_tar = os.fsencode(tar.name), tar.size, tar.version, shard.checksum, num_samples
+        for column, value in zip(TARS, of_tar, strict=True):
+            writer.add(column, [value])
+        num_samples += len(shard.labels)
+    writer.add("tar.first", [num_samples])
+    return writer.finish({"version of shards": VERSION})
+
+
+def _is_of_shards(index: Index) -> bool:
+    return index.facts.get("version of shards") == VERSION and index.has(SAMPLES | TARS)
+
+
+def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[ShardTar]) -> ShardTable:
+    """The samples of these tars of a part, from the index of an earlier start if the tars are as they were then.
+
+    Otherwise only tars that no index knows are read.
+    """
+    paths = index_paths(config, folder.root / f"{part}{ENDING}")
+
+    def build(place: Place | None) -> Index:
+        known = folder.known_tables(paths, part)
+        found = _in_parallel(lambda tar: folder.load(tar, known), tars)
+        shards = shown(found, f"index of {folder.title}", len(tars), unit="tars")
+        return write_table(place, zip(tars, shards, strict=True))
+
+    return ShardTable(open_or_build(paths, lambda index: _is_of_shards(index) and ShardTable(index).is_of(tars), build))
+
+
+def _in_parallel(task: Callable[[ShardTar], Shard], tars: Sequence[ShardTar]) -> Iterator[Shard]:
+    """The results in the order of the tars, a bounded number of which are held."""
+    with ThreadPoolExecutor(NUM_THREADS, "shards") as pool:
+        for first in range(0, len(tars), AT_ONCE):
+            yield from pool.map(task, tars[first : first + AT_ONCE])
+
+
+# --- the image sets ---
+
+
+class ShardImages(EncodedImages):
+    """Images inside tars, each at an offset."""
+
+    def __init__(
+        self, folder: ShardFolder, table: ShardTable, classes: list[str], rules: PixelRules, shuffle_buffer: int
+    ):
+        super().__init__(table.labels, classes)
+        self.folder, self.table, self.index = folder, table, table.index
+        self.root = (folder.root / table.tar(0).name).parent
+        self.rules, self.shuffle_buffer = rules, shuffle_buffer
+
+    def name(self, index: int) -> str:
+        return _sample(self.folder, self.table, self.row(index))
+
+    def key(self, index: int) -> str:
+        return self.table.sample_name(self.row(index))
+
+    def all_keys(self) -> Iterable[list[bytes]]:
+        return self.table.names.chunks() if self.rows is None else super().all_keys()
+
+    def stamp(self, index: int) -> str:
+        row = self.row(index)
+        tar = self.table.tar(self.table.tar_of(row))
+        place = PurePosixPath(tar.name).name, *tar[1:], self.table.offsets[row], self.table.sizes[row]
+        return "\0".join(map(str, place))
+
+    def open_file(self, index: int) -> tuple[str, bytes]:
+        row, table = self.row(index), self.table
+        try:
+            tar = _opened(self.folder, table, table.tar_of(row))
+            data = tar.read(int(table.offsets[row]), int(table.sizes[row]))
+        except OSError:
+            _opened.cache_clear()  # a stale handle stays stale: the next attempt opens the tar again
+            raise
+        return os.path.splitext(table.sample_name(row))[1], data
+
+    def epoch_order(self, seed: int, epoch: int) -> GroupedShuffle:
+        """Shuffled tars, then samples shuffled within DATA.SHUFFLE_BUFFER: disks are slow at random access.
+
+        Its groups are numbers of the table's tars.
+        """
+        starts = self.table.starts
+        if self.rows is not None:
+            assert (self.rows[1:] >= self.rows[:-1]).all(), "samples stay tar by tar"
+            starts = np.searchsorted(self.rows, starts)
+        return GroupedShuffle(starts, self.shuffle_buffer, seed, epoch)
+
+    def will_read(self, seed: int, epoch: int, position: int) -> None:
+        self.folder.will_read(self, seed, epoch, position)
+
+
+@functools.lru_cache(MAX_OPEN_TARS)
+def _opened(folder: ShardFolder, table: ShardTable, number: int) -> Tar:
+    """An open tar. One that leaves the cache is closed when the last thread has finished reading from it."""
+    return folder.open(table.tar(number), table.checksum(number))
+
+
+def _sample(folder: ShardFolder, table: ShardTable, row: int) -> str:
+    """The name of a sample in messages."""
+    return f"{folder.title_of(table.tar(table.tar_of(row)))}: {table.sample_name(row)}"
+
+
+def read_shards(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
+    """Training and validation shards, or all shards and None."""
+    return read_from(ShardFolder(data_root(config.DATA, EXPECTS)), config)
+
+
+def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, ImageSet | None]:
+    """Training and validation shards of this folder, or all shards and None."""
+    tars = folder.find_tars()
+    parts = choose_parts(tars)
+    reads_train = parts.train and not (config.START.EVAL and parts.val)
+    if not (reads_train or config.START.EVAL and parts.val):
+        raise DataError(
+            f"DATA.DATA_PATH: {folder.title} has no training shards; {expected_layout(config.DATA, EXPECTS)}"
+        )
+    names = [parts.train] * bool(reads_train) + [parts.val] * bool(parts.val)
+    tables = [open_table(config, folder, name, tars[name]) for name in names]
+    notes = [*folder.notes, *parts.notes(config, folder.title, "*.tar")]
+    notes += [note for table in tables for note in note_of_memory(table.index, folder.title)]
+    are_named, classes = _classes(config, folder, tables)
+    sets = [_image_set(config, folder, table, classes) for table in tables]
+    train, val = sets[0] if reads_train else None, sets[-1] if parts.val else None
+    if train is not None and val is not None:
+        check_trained(train, val, "shards")
+    for image_set in sets:
+        image_set.notes, image_set.labels_are_numbers = tuple(notes), not are_named
+        image_set.split = own_split(*(f"{folder.title}/{part}*.tar" for part in (parts.train, parts.val)))
+    return train, val
+
+
+def _classes(config: Config, folder: ShardFolder, tables: Sequence[ShardTable]) -> tuple[bool, list[str]]:
+    """Whether classes.txt names the classes, and its lines, or the numbers up to the highest label."""
+    content = folder.classes()
+    if content is None:
+        names = [functools.partial(_sample, folder, table) for table in tables]
+        return False, numbered_classes(config, [table.labels for table in tables], names)
+    classes = content.rstrip("\n").split("\n")
+    table = max(tables, key=lambda table: table.labels.max(initial=-1))
+    highest = table.labels.max(initial=-1)
+    if highest >= len(classes):
+        tar = table.tar(table.tar_of(int(table.labels.argmax())))
+        raise DataError(
+            f"{folder.title_of(tar)}: label {highest} (from 0), but {folder.title}/{CLASSES_FILE} names "
+            f"{counted(len(classes), 'class')}; add the missing lines"
+        )
+    return True, classes
+
+
+def _image_set(config: Config, folder: ShardFolder, table: ShardTable, classes: list[str]) -> ShardImages:
+    """The samples of a table, of which there must be some."""
+    if not len(table):
+        more = f" and {len(table.tar_names) - 1} more" if len(table.tar_names) > 1 else ""
+        raise DataError(
+            f"{folder.title_of(table.tar(0))}{more}: no samples (images with labels); restore or remove the file"
+        )
+    return ShardImages(folder, table, classes, PixelRules.of(config.DATA), config.DATA.SHUFFLE_BUFFER)

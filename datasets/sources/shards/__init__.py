@@ -1,1 +1,0 @@
-"""Tar shards, each with an index through which any of its images can be read by number."""

@@ -38,7 +38,7 @@ def check_once(loaded: LoadedConfig, launched: LaunchedRank | None) -> int:
     """-check on rank 0 only. The other ranks exit at once: reading all images may take longer than DIST.TIMEOUT."""
     if launched and launched.rank:
         return 0
-    from engine.preflight import check
+    from engine.check.check import check
     from utils.signals import die_with_parent
 
     if launched is None:

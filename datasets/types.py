@@ -241,7 +241,7 @@ class Batch(NamedTuple):
                 self.images[start:end],
                 self.targets[start:end],
                 end - start,
-                [],
+                self.bad if start == 0 else [],
                 self.piece.part(start, end),
                 self.draws and self.draws.part(start, end),
             )

@@ -17,9 +17,10 @@ from engine.build import build_trainer
 from engine.memory.estimate import estimate, free_memory
 from engine.memory.largest_batch import STEP, bisect
 from engine.memory.recovery import MemoryGuard, release, shortage
+from engine.plan import Beginning, plan_of
 from engine.precision.policy import Precision
 from engine.train.teacher import random_teacher
-from engine.train.trainer import Trainer
+from engine.train.trainer import Guard, Trainer
 from models import adapt, build_model
 from models.transforms import choose_transforms
 from utils.distributed import Process
@@ -33,16 +34,15 @@ from utils.text import counted, format_bytes
 DEVICE_MARGIN, HOST_MARGIN = 0.1, 0.2
 
 
-def find_batch_size(
-    config: Config, num_images: int, num_classes: int, process: Process, stop: StopSignal
-) -> tuple[int, str]:
+def find_batch_size(begun: Beginning, num_images: int, num_classes: int, stop: StopSignal) -> tuple[int, str]:
     """The same number for all processes, and how it was found. `num_images`: training images."""
+    config, process = begun.config, begun.process
     start, limit = time.perf_counter(), max_images(config, num_images, process.world_size)
     if can_run_out(process.device):
         found, how = try_sizes(Trial(config, num_classes, process, stop), limit)
     else:
-        precision = Precision(config, process.device)
-        found, how = calculate(config, adapt(build_model(config, num_classes), config), precision, process, limit)
+        model = adapt(build_model(config, num_classes), config)
+        found, how = calculate(config, model, begun.precision, process, limit)
     agreed = process.host_min(-stop.number or found)
     if agreed < 0:
         raise StoppedBySignal(-agreed, "while the largest batch was looked for")
@@ -176,11 +176,12 @@ class Trial:
         model = adapt(build_model(config, config.MODEL.NUM_CLASSES), config).to(self.device)
         silent = Log(rank=1)
         teacher = random_teacher(config, config.MODEL.NUM_CLASSES)
-        trainer = build_trainer(config, model, train_data, Process(self.device), silent, teacher)
+        # A precision of its own, since its updates move the loss scale; and nothing repeats an update that fails.
+        plan = plan_of(config, Process(self.device), train_data.image_set)
+        trainer = build_trainer(plan, model, train_data, silent, teacher)
+        trainer.guard = ProbeOnly(config, trainer, silent) if self.probes else Guard()
         if self.has_others:
             self.ddp_buckets = [torch.empty_like(each) for each in trainer.parameters]
-        if self.probes:
-            trainer.guard = ProbeOnly(config, trainer, silent)
         self.trainer = trainer
 
 

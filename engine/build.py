@@ -1,33 +1,76 @@
-"""Builds a trainer from its parts, in the order of their dependencies."""
+"""Builds what a plan says: the data with its cache, the model, the teacher, and the trainer with its parts."""
 
+from collections.abc import Callable
+
+import torch
 from torch import nn
 
 from configs.schema import Config
-from datasets import Normalize, TrainData, build_preparation, class_weights
-from engine.parallel.strategy import choose_parallel
-from engine.precision.policy import Precision, set_matmul
+from datasets import (
+    CacheProgress,
+    Kept,
+    Normalize,
+    TrainData,
+    build_preparation,
+    cache_image_sets,
+    load_image_sets,
+)
+from engine.memory.recovery import MemoryGuard
+from engine.parallel.strategy import choose_parallel, is_sharded
+from engine.plan import ImageSets, Plan
+from engine.precision.policy import set_matmul
+from engine.session import Session
 from engine.train.counters import Counters
 from engine.train.ema import Ema
 from engine.train.loss import DistillationLoss, build_loss
 from engine.train.optim.clipping import Clipping
 from engine.train.optim.factory import build_optimizer
 from engine.train.schedule import Schedule
-from engine.train.teacher import TaughtPreparation
+from engine.train.teacher import TaughtPreparation, load_teacher
 from engine.train.trainer import Trainer
+from models import adapt, build_model
 from models.compilation import compile_model
 from models.teacher import Teacher, use_both_heads
 from models.transforms import choose_transforms
-from utils.distributed import Process
 from utils.host import keep_freed_memory
 from utils.log import Log
 
 
-def build_trainer(
-    config: Config, model: nn.Module, data: TrainData, process: Process, log: Log, teacher: Teacher | None = None
-) -> Trainer:
+def load_cached_data(
+    config: Config, kept: Kept | None, session: Session, signal: Callable[[], int] = lambda: 0
+) -> ImageSets:
+    """The image sets, cached if DATA.CACHE is set. `signal`: number of a pending stop signal, or 0."""
+    process, log = session.process, session.log
+    progress = CacheProgress(log.say, log.warn, signal, may_build=process.local_rank == 0)
+    return process.after_first(lambda: cache_image_sets(config, load_image_sets(config, log.say, kept), progress))
+
+
+def make_model(session: Session, plan: Plan) -> nn.Module:
+    """The model on this process's device, with its initial weights unless the run resumes."""
+    process, log, config = session.process, session.log, plan.config
+    torch.manual_seed(config.SEED)
+    model = build_model(config, plan.num_classes)
+    for line in process.after_first(lambda: plan.load_weights(model)):
+        log.say(line)
+    adapt(model, config)
+    # FSDP moves a model to the device block by block.
+    return model if is_sharded(config, process) and not config.START.EVAL else model.to(process.device)
+
+
+def make_teacher(session: Session, plan: Plan) -> Teacher | None:
+    """The teacher of a distillation; every process has the whole of it."""
+    if plan.config.TRAIN.DISTILLATION_TYPE == "none":
+        return None
+    teacher, lines = session.process.after_first(lambda: load_teacher(plan.config, plan.classes, plan.num_classes))
+    for line in [*lines, f"teacher: {plan.config.TRAIN.TEACHER_MODEL}, {teacher.describe()}"]:
+        session.log.say(line)
+    return teacher
+
+
+def build_trainer(plan: Plan, model: nn.Module, data: TrainData, log: Log, teacher: Teacher | None = None) -> Trainer:
     """A trainer for this model at step 0. The model is on its device, unless fsdp2 moves it there block by block."""
     use_both_heads(model, teacher is not None)  # before it is copied
-    precision = Precision(config, process.device)
+    config, process, precision = plan.config, plan.process, plan.precision
     set_matmul(config.PRECISION.MATMUL)
     keep_freed_memory(process.device)
     parallel = choose_parallel(config, process, precision.half)
@@ -51,10 +94,10 @@ def build_trainer(
     parallel.track_optimizer(optimizer)
     normalize = Normalize(config.DATA, parameters[0].dtype).to(process.device)
     prepare = build_preparation(config, normalize, is_compiled=config.COMPILE and process.device.type != "cpu")
-    loss = build_loss(config, class_weights(config, data.image_set), process.device)
+    loss = build_loss(config, plan.class_weights, process.device)
     if teacher:
         prepare, loss = TaughtPreparation(prepare, teacher, precision), DistillationLoss(loss, config.TRAIN)
-    return Trainer(
+    trainer = Trainer(
         config,
         process,
         data,
@@ -73,3 +116,5 @@ def build_trainer(
         ema,
         Counters(process.device),
     )
+    trainer.guard = MemoryGuard(config, trainer, log)
+    return trainer

@@ -1,4 +1,6 @@
-"""The callbacks of a run, in the order in which they are called. A new one is one line here."""
+"""The callbacks of a run, in the order in which they are called."""
+
+from typing import NamedTuple, TypeVar
 
 from configs.duration import to_seconds
 from datasets import BadImages
@@ -23,40 +25,55 @@ from engine.session import Session
 from engine.train.stop_conditions import BadImageLimit, SkipLimit, TimeLimit
 from engine.train.trainer import Callback, Trainer
 
+T = TypeVar("T", bound=Callback)
 
-def choose_callbacks(
-    session: Session, plan: Plan, trainer: Trainer, saver: AsyncSaver, trackers: Trackers
-) -> list[Callback]:
-    """The callbacks of every process, and those of process 0 only."""
-    config, process, log = plan.config, session.process, session.log
-    timing, last_update = Timing.on(process.device), LastUpdate()
-    pace = Pace(plan.num_updates)
-    console = Console(config, log, timing, pace, has_ema=trainer.ema is not None)
-    callbacks = [timing, last_update]  # first: others read their results
-    callbacks.append(BestResults(config, session.path, plan.eval_set, log, trainer))
-    advice = lambda: ""  # noqa: E731
+
+class Watchers(NamedTuple):
+    """The callbacks of a run in the order in which they are called, and those that the loop over epochs asks."""
+
+    callbacks: list[Callback]
+    last_update: LastUpdate
+    results: BestResults
+    bad_images: BadImages
+
+
+def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: AsyncSaver, trackers: Trackers) -> Watchers:
+    """The callbacks of every process, and those of process 0 only. A new one is one line here.
+
+    A callback that reads what another one found takes it as an argument, so it can only be made and called after it.
+    """
+    config, process, log, callbacks = plan.config, session.process, session.log, []
+
+    def add(callback: T) -> T:
+        callbacks.append(callback)
+        return callback
+
+    timing, last_update, pace = add(Timing.on(process.device)), add(LastUpdate()), Pace(plan.num_updates)
+    results = add(BestResults(config, session.path, plan.eval_set, log, trainer))
+    if process.is_first and config.REPORT:
+        add(TrainBatch(config, session.path, plan.classes, log))
+    if process.is_first and config.START.PROFILE:
+        add(Profiler(config.START.PROFILE, session.path / "trace.json.gz", timing, log.say))
+    doctor = None
     if process.is_first:
-        if config.REPORT:
-            callbacks.append(TrainBatch(config, session.path, plan.classes, log))
+        # Its last pictures are those of the callbacks above, which close before it does.
         recorder = Recorder(config, session.path, log, timing, trainer, trackers)
-        if config.START.PROFILE:
-            callbacks.append(Profiler(config.START.PROFILE, session.path / "trace.json.gz", timing, log.say))
         if config.PRECISION.SHADOW_STEPS and trainer.precision.half is not None:
-            callbacks.append(Float32Compare(config.PRECISION, last_update, log, recorder.add_comparison))
-        callbacks += [console, recorder, Heartbeat(pace, session.beat)]
-        callbacks.append(DataWaitAdvice(config, trainer.data.image_set, process, log.say))
+            add(Float32Compare(config.PRECISION, last_update, log, recorder.add_comparison))
+    add(Console(config, log, timing, pace, has_ema=trainer.ema is not None))
+    if process.is_first:
+        add(recorder)
+        add(Heartbeat(pace, session.beat))
+        add(DataWaitAdvice(config, trainer.data.image_set, process, log.say))
         if not is_sharded(config, process):  # it needs a copy of the whole model
-            doctor = AutoDoctor(config, session.path, log, last_update)
-            callbacks.append(doctor)
-            advice = doctor.get_advice
+            doctor = add(AutoDoctor(config, session.path, log, last_update))
         if config.COMPILE:
-            callbacks.append(CompileReport(log, can_measure=not is_sharded(config, process)))
+            add(CompileReport(log, can_measure=not is_sharded(config, process)))
         if config.START.MAX_TIME:
-            seconds = to_seconds(config.START.MAX_TIME)
-            callbacks.append(TimeLimit(seconds, plan.started, lambda: saver.longest))
-    else:
-        callbacks.append(console)
+            add(TimeLimit(to_seconds(config.START.MAX_TIME), plan.loaded.started, lambda: saver.longest))
     known = bad_images_of(plan.saved, len(plan.train_set))
     bad_images = BadImages(plan.train_set, config.DATA.MAX_BAD_FRACTION, log.warn, known)
     bad_images.forget_repaired(process)
-    return [*callbacks, BadImageLimit(bad_images), SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, advice)]
+    add(BadImageLimit(bad_images))
+    add(SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, doctor.get_advice if doctor else lambda: ""))
+    return Watchers(callbacks, last_update, results, bad_images)

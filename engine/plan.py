@@ -1,8 +1,9 @@
-"""The plan of a run, made before anything is built: a run executes it, -check prints it."""
+"""The plan of a run: every fact that is settled before anything is built. A run executes it, -check prints it."""
 
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -32,133 +33,55 @@ from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.log import Log
 
-ImageSets = tuple[ImageSet | None, ImageSet]
+T = TypeVar("T")
+ImageSets = tuple[ImageSet | None, ImageSet]  # training (None in evaluation) and validation images
+# Takes one step of a plan: its title, what computes its value, and the value to go on with if that is a user's mistake.
+Step = Callable[[str, Callable[[], T], T], T]
 AS_BEGUN = "as this run began"  # origin of a setting
 
 
-class Plan:
-    """From the given settings to those of the run, in this order:
+def or_end(title: str, task: Callable[[], T], otherwise: T) -> T:
+    """The step of a run: a mistake ends it. That of -check makes it a row, and goes on."""
+    return task()
 
-    `given`, `checkpoint`, `saved` and `record` (what it says), `kept` (its classes and split), `as_begun` (settings that
-    it predates), `image_sets`, `loaded` (a number for DATA.BATCH_SIZE auto), `config`, `order`.
 
-    Each property is computed when it is first read, so that -check can report one that fails and read the others.
-    Some are collective: process 0 computes them while the others wait. So all processes read them in the same order.
-    """
+@dataclass(frozen=True)
+class Beginning:
+    """The facts that are settled before the run's folder is opened and data is read."""
 
-    def __init__(
-        self,
-        loaded: LoadedConfig,
-        process: Process,
-        log: Log,
-        load_data: Callable[[Config, Kept | None], ImageSets],
-        find_batch_size: Callable[[Config, int, int], tuple[int, str]] | None,
-    ):
-        """`find_batch_size`: for DATA.BATCH_SIZE auto; (images, classes) -> (size, how it was found)."""
-        self.given, self.process, self._log = loaded.config, process, log
-        self._as_given, self._load_data, self._find_batch_size = loaded, load_data, find_batch_size
+    loaded: LoadedConfig
+    process: Process
+    precision: Precision  # the only one of a run: it holds the loss scale
+    checkpoint: Path | None = None  # of -resume: to continue from or to evaluate
+    saved: dict = field(default_factory=dict)  # the content of the checkpoint
+    record: dict = field(default_factory=dict)  # what the file of the weights says beside them
+    kept: Kept | None = None  # classes and split of the run that is resumed or evaluated
 
-    def check_settings(self) -> None:
-        """Refuse settings that this device or strategy does not support, and -eval without weights; needs no data."""
-        _ = self.precision
-        if self.given.START.EVAL:
-            _ = self.checkpoint
-        else:
-            parse_policy(self.given.TRAIN)
-            check_device(self.given.DATA, self.process.device)
-            check_strategy(self.given)
-            check_optimizer(self.given)
-            check_trackers(self.given)
-
-    @cached_property
-    def precision(self) -> Precision:
-        return Precision(self.given, self.process.device)
-
-    @cached_property
-    def checkpoint(self) -> Path | None:
-        """The file of -resume, to continue from or to evaluate."""
-        found = self.process.first(lambda: find_checkpoint(self.given, self._log))
-        if self.given.START.EVAL and not (found or self.given.MODEL.PRETRAINED):
-            raise ConfigError("-eval: no weights to evaluate; name a file with -pretrained or -resume")
-        return found
+    @property
+    def config(self) -> Config:
+        return self.loaded.config
 
     @property
     def folder(self) -> Path | None:
         """The folder of the run to continue; None for a new run."""
         return run_folder_of(self.checkpoint)
 
-    @cached_property
-    def saved(self) -> dict:
-        """The checkpoint's content."""
-        saved = read_saved(self.checkpoint, lazily=not self.given.START.EVAL)
-        if saved.get(WEIGHTS_ONLY) and not self.given.START.EVAL:
-            raise ConfigError(
-                f"-resume: {self.checkpoint} holds weights only (SAVE_WEIGHTS_ONLY); resume from the last.pth of its run, "
-                "or start a new run from them with -pretrained"
-            )
-        return saved
-
     @property
     def source(self) -> tuple[str, str | None]:
         """The setting that names the weights, and their file or name."""
-        return (
-            ("-resume", str(self.checkpoint)) if self.checkpoint else ("MODEL.PRETRAINED", self.given.MODEL.PRETRAINED)
-        )
+        return source_of(self.config, self.checkpoint)
 
-    @cached_property
-    def record(self) -> dict:
-        """What the file of the weights says beside them; {} for files of other programs."""
-        _, source = self.source
-        path = find_file(source) if source and not self.saved else None
-        return read_record(path) if path else record_of(self.saved)
 
-    @cached_property
-    def kept(self) -> Kept | None:
-        """Classes and split of the run that is resumed or evaluated."""
-        record = self.record if is_run(self.saved) or self.given.START.EVAL else {}
-        if "class_names" not in record:
-            return None
-        return Kept(list(record["class_names"]), record.get("split", {}), record.get("validation", {}))
+@dataclass(frozen=True)
+class Plan(Beginning):
+    """Every settled fact of a run: `config` is what it uses and writes to config.yaml."""
 
-    @cached_property
-    def as_begun(self) -> LoadedConfig:
-        """The given settings; for a run of an older version, those that it began without are as it behaved then."""
-        loaded, began = self._as_given, self.record.get("config") if self.kept else None
-        for key, value in IMPLIED.items() if began else ():
-            # A run that was resumed by a newer version has them in its checkpoint.
-            if began.get(key, value) == value and loaded.origins[key] == "default":
-                loaded = loaded.with_value(key, value, AS_BEGUN)
-        return loaded
-
-    @cached_property
-    def image_sets(self) -> ImageSets:
-        """Training (None in evaluation) and validation images."""
-        train, val = self._load_data(self.as_begun.config, self.kept)
-        if val.classes != self.classes_of_weights and set(val.classes) <= set(self.classes_of_weights):
-            renumber([val], self.classes_of_weights)
-        return train, val
-
-    @cached_property
-    def classes_of_weights(self) -> list[str]:
-        """Those that weights of another program are evaluated on, where they say their names."""
-        _, source = self.source
-        try:
-            return classes_of_weights(source) if self.given.START.EVAL and source and not self.kept else []
-        except ConfigError:  # load_weights says why they cannot be read
-            return []
-
-    @property
-    def train_set(self) -> ImageSet | None:
-        return self.image_sets[0]
-
-    @property
-    def eval_set(self) -> ImageSet:
-        return self.image_sets[1]
-
-    @cached_property
-    def validation(self) -> dict:
-        """What tells these validation images from others. Collective: one process alone goes through millions of names."""
-        return self.process.first(lambda: identity(self.eval_set))
+    train_set: ImageSet | None = None  # None in evaluation
+    eval_set: ImageSet | None = None
+    order: Order | None = None  # which training images each update sees; None in evaluation
+    class_weights: list[float] | None = None  # of the training loss; None: no class counts more than another
+    validation: dict = field(default_factory=dict)  # what tells these validation images from others
+    classes_of_weights: list[str] = field(default_factory=list)  # of another program's weights that are evaluated
 
     @property
     def classes(self) -> list[str]:
@@ -166,37 +89,7 @@ class Plan:
 
     @property
     def num_classes(self) -> int:
-        return self.given.MODEL.NUM_CLASSES or len(self.classes)
-
-    @cached_property
-    def loaded(self) -> LoadedConfig:
-        """The settings that the run uses and writes to config.yaml, with a number in place of DATA.BATCH_SIZE auto."""
-        if self.given.DATA.BATCH_SIZE != AUTO:
-            return self.as_begun
-        number, how = batch_size_of(self.saved), AS_BEGUN
-        if number is None:
-            number, how = self._find_batch_size(self.given, len(self.train_set), self.num_classes)
-        return self.as_begun.with_batch_size(number, how)
-
-    @property
-    def started(self) -> float:
-        """time.monotonic() at the start of the program."""
-        return self._as_given.started
-
-    @property
-    def config(self) -> Config:
-        return self.loaded.config
-
-    @cached_property
-    def order(self) -> Order:
-        """Which training images each update sees."""
-        global_batch = global_batch_to_keep(self.config, self.saved)
-        return build_order(self.config, self.train_set, self.process.world_size, global_batch)
-
-    @cached_property
-    def class_weights(self) -> list[float] | None:
-        """Of the training loss; None: no class counts more than another."""
-        return class_weights(self.config, self.train_set)
+        return self.config.MODEL.NUM_CLASSES or len(self.classes)
 
     @property
     def num_updates(self) -> int:
@@ -207,4 +100,136 @@ class Plan:
         setting, source = self.source
         if is_run(self.saved) or not source:
             return []
-        return load_pretrained(model, source, setting, self.given.START.EVAL, self.classes, flatten(self.given))
+        return load_pretrained(model, source, setting, self.config.START.EVAL, self.classes, flatten(self.config))
+
+
+def begin(loaded: LoadedConfig, process: Process, log: Log, step: Step = or_end) -> Beginning:
+    """Refuse what needs no data to be refused, and read the checkpoint. Collective."""
+    config = loaded.config
+    what = "weights" if config.START.EVAL else "resume"
+    precision = step("precision", lambda: Precision(config, process.device), None)
+    for title, refuse in refusals(config, process):
+        step(title, refuse, None)
+    checkpoint = step(what, lambda: process.first(lambda: _find(config, log)), None)
+    saved = step(what, lambda: _read(checkpoint, config), {})
+    record = step(what, lambda: _record(source_of(config, checkpoint)[1], saved), {})
+    kept = _kept(record) if is_run(saved) or config.START.EVAL else None
+    loaded = _as_begun(loaded, record.get("config") if kept else None)
+    return Beginning(loaded, process, precision, checkpoint, saved, record, kept)
+
+
+def refusals(config: Config, process: Process) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """What refuses settings that this device or strategy does not support, by the title of -check's row."""
+    if not config.START.EVAL:
+        yield "augmentation", lambda: parse_policy(config.TRAIN)
+        yield "augmentation on the device", lambda: check_device(config.DATA, process.device)
+        yield "strategy", lambda: check_strategy(config)
+        yield "optimizer", lambda: check_optimizer(config)
+        yield "tracking", lambda: check_trackers(config)
+
+
+def make_plan(
+    begun: Beginning,
+    load_data: Callable[[Config, Kept | None], ImageSets],
+    find_batch_size: Callable[[Beginning, int, int], tuple[int, str]] | None = None,
+    step: Step = or_end,
+) -> Plan:
+    """Settle what depends on the data. Collective.
+
+    `find_batch_size`: for DATA.BATCH_SIZE auto; (begun, images, classes) -> (size, how it was found).
+    """
+    facts, process, loaded = vars(begun), begun.process, begun.loaded
+    names = _classes_of_weights(begun)
+    no_images = ImageSet([], [])
+    train, val = step("data", lambda: _load(begun, load_data, names), (no_images, no_images))
+    if loaded.config.START.EVAL:
+        return Plan(**facts, eval_set=val, classes_of_weights=names)
+    if loaded.config.DATA.BATCH_SIZE == AUTO:
+        num_classes = loaded.config.MODEL.NUM_CLASSES or len(val.classes)
+        loaded = step(
+            "batch size",
+            lambda: _with_batch_size(begun, find_batch_size, len(train), num_classes),
+            loaded.with_batch_size(1, "unknown"),
+        )
+    config = loaded.config
+    global_batch = global_batch_to_keep(config, begun.saved)
+    return Plan(
+        **facts | {"loaded": loaded},
+        train_set=train,
+        eval_set=val,
+        order=step("repeats", lambda: build_order(config, train, process.world_size, global_batch), None),
+        class_weights=step("balance", lambda: class_weights(config, train) if len(train) else None, None),
+        validation=process.first(lambda: identity(val)),  # one process alone goes through millions of names
+    )
+
+
+def plan_of(config: Config, process: Process, train_set: ImageSet) -> Plan:
+    """The plan of settings alone, without checkpoint and validation images: for a trial or a measurement."""
+    loaded = LoadedConfig(config, {}, [], [])
+    precision, weights = Precision(config, process.device), class_weights(config, train_set)
+    return Plan(loaded, process, precision, train_set=train_set, class_weights=weights)
+
+
+def source_of(config: Config, checkpoint: Path | None) -> tuple[str, str | None]:
+    return ("-resume", str(checkpoint)) if checkpoint else ("MODEL.PRETRAINED", config.MODEL.PRETRAINED)
+
+
+def _find(config: Config, log: Log) -> Path | None:
+    found = find_checkpoint(config, log)
+    if config.START.EVAL and not (found or config.MODEL.PRETRAINED):
+        raise ConfigError("-eval: no weights to evaluate; name a file with -pretrained or -resume")
+    return found
+
+
+def _read(checkpoint: Path | None, config: Config) -> dict:
+    saved = read_saved(checkpoint, lazily=not config.START.EVAL)
+    if saved.get(WEIGHTS_ONLY) and not config.START.EVAL:
+        raise ConfigError(
+            f"-resume: {checkpoint} holds weights only (SAVE_WEIGHTS_ONLY); resume from the last.pth of its run, "
+            "or start a new run from them with -pretrained"
+        )
+    return saved
+
+
+def _record(source: str | None, saved: dict) -> dict:
+    """{} for files of other programs."""
+    path = find_file(source) if source and not saved else None
+    return read_record(path) if path else record_of(saved)
+
+
+def _kept(record: dict) -> Kept | None:
+    if "class_names" not in record:
+        return None
+    return Kept(list(record["class_names"]), record.get("split", {}), record.get("validation", {}))
+
+
+def _as_begun(loaded: LoadedConfig, began: dict | None) -> LoadedConfig:
+    """For a run of an older version, the settings that it began without are as it behaved then."""
+    for key, value in IMPLIED.items() if began else ():
+        # A run that was resumed by a newer version has them in its checkpoint.
+        if began.get(key, value) == value and loaded.origins[key] == "default":
+            loaded = loaded.with_value(key, value, AS_BEGUN)
+    return loaded
+
+
+def _classes_of_weights(begun: Beginning) -> list[str]:
+    """Those that weights of another program are evaluated on, where they say their names."""
+    _, source = begun.source
+    try:
+        return classes_of_weights(source) if begun.config.START.EVAL and source and not begun.kept else []
+    except ConfigError:  # load_weights says why they cannot be read
+        return []
+
+
+def _load(begun: Beginning, load_data: Callable[[Config, Kept | None], ImageSets], names: list[str]) -> ImageSets:
+    train, val = load_data(begun.config, begun.kept)
+    if val.classes != names and set(val.classes) <= set(names):
+        renumber([val], names)
+    return train, val
+
+
+def _with_batch_size(begun: Beginning, find: Callable, num_images: int, num_classes: int) -> LoadedConfig:
+    number, how = batch_size_of(begun.saved), AS_BEGUN
+    if number is None:
+        number, how = find(begun, num_images, num_classes)
+    return begun.loaded.with_batch_size(number, how)

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from configs.load import LoadedConfig
-from configs.schema import AUTO
 from configs.values import IMPLIED, SETTINGS, convert, flatten, to_text
 from configs.yaml_files import Layer
 from datasets import describe_balance, holds_out_no_more
@@ -25,7 +24,7 @@ from utils.text import align, counted, first_of
 def describe_training(plan: Plan, model: str) -> list[str]:
     """The lines that a run logs before it trains. `model`: what is known of it besides its name."""
     lines = align(list(_most_important(plan, model)))
-    if plan.given.DATA.BATCH_SIZE == AUTO:
+    if plan.loaded.origins["DATA.BATCH_SIZE"].startswith("auto ("):
         lines.insert(0, f"batch size: {describe_batch_size(plan)}")
     if plan.config.TRAIN.SIZE_SCHEDULE:
         sizes = (f"{side} x {side} from epoch {start + 1} on" for start, side in plan.config.train_sizes.items())
@@ -84,7 +83,7 @@ def describe_evaluation(plan: Plan) -> list[str]:
             f"warning: the weights have other classes ({first_of(names)}) than the data ({first_of(plan.classes)}); they "
             "are taken for the same in this order"
         )
-    different = differences(plan.record, flatten(plan.given), ARCHITECTURE)
+    different = differences(plan.record, flatten(plan.config), ARCHITECTURE)
     lines += [f"warning: {each}" for each in different]
     return [*lines, *compare_with_weights(plan), *(_warn_of_renamed_folders(plan) if plan.kept else [])]
 
@@ -95,7 +94,7 @@ def describe_batch_size(plan: Plan) -> str:
 
 
 def _describe_as_begun(plan: Plan) -> list[str]:
-    origins = plan.as_begun.origins
+    origins = plan.loaded.origins
     values = ", ".join(f"{key} {to_text(IMPLIED[key])}" for key in IMPLIED if origins[key] == AS_BEGUN)
     return [f"as when the run of this checkpoint began: {values}"] if values else []
 
@@ -155,8 +154,8 @@ def describe_other_validation(plan: Plan) -> list[str]:
 
 def compare_with_weights(plan: Plan) -> list[str]:
     """Which settings follow the weights, and a warning of those that contradict them, with how to undo that."""
-    loaded, weights = plan.as_begun, plan.as_begun.weights
-    if weights is None or (is_run(plan.saved) and not plan.given.START.EVAL):  # a run that is continued is as it began
+    loaded, weights = plan.loaded, plan.loaded.weights
+    if weights is None or (is_run(plan.saved) and not plan.config.START.EVAL):  # a run that is continued is as it began
         return []
     here = flatten(loaded.config)
     texts = {key: text for key, text in weights.texts.items() if key.startswith("DATA.")}
@@ -164,7 +163,7 @@ def compare_with_weights(plan: Plan) -> list[str]:
     said = {key: list(value) if isinstance(value, tuple) else value for key, value in said.items()}
     lines = _describe_followed(loaded, weights)
     # Another size is a choice: the weights are resized, which is said where it happens.
-    chosen = () if plan.given.START.EVAL else ("DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS")
+    chosen = () if plan.config.START.EVAL else ("DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS")
     different = [key for key in said if key not in chosen and said[key] != here[key]]
     if different:
         found = ", ".join(f"{key} {to_text(here[key])} ({to_text(said[key])} there)" for key in different)

@@ -1,67 +1,49 @@
 """One run from settings to result, in the order of execution."""
 
+import contextlib
 import os
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 
-import torch
-
 from configs.load import LoadedConfig
-from configs.schema import Config
-from datasets import (
-    BadImages,
-    CacheProgress,
-    EvalData,
-    Kept,
-    Normalize,
-    build_eval_data,
-    build_train_data,
-    cache_image_sets,
-    load_image_sets,
-    write_split,
-)
+from datasets import BadImages, EvalData, Window, build_eval_data, build_train_data, write_split
 from engine.auto_batch_size import find_batch_size
-from engine.build import build_trainer
-from engine.callback_list import choose_callbacks
+from engine.build import build_trainer, load_cached_data, make_model, make_teacher
+from engine.callback_list import Watchers, choose_callbacks
 from engine.check.quick_checks import quick_checks
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import held_by
 from engine.checkpoint.resume import is_run, refuse_changes
 from engine.checkpoint.sharded_saver import make_saver
 from engine.diagnose.explain import explain
-from engine.epochs import Epochs, describe_progress
-from engine.evaluation.evaluate import Evaluation, evaluate, evaluate_saved, weights_to_score
-from engine.evaluation.scores import Best, describe_scores
-from engine.memory.recovery import MemoryGuard
-from engine.parallel.strategy import is_sharded
-from engine.plan import ImageSets, Plan
-from engine.plan_lines import describe_evaluation, describe_other_validation, describe_training
-from engine.precision.policy import set_matmul
+from engine.eval_run import run_evaluation
+from engine.evaluation.evaluate import evaluate_both, evaluate_saved
+from engine.evaluation.scores import Best
+from engine.plan import Plan, begin, make_plan
+from engine.plan_lines import describe_other_validation, describe_training
 from engine.record.best_results import BestResults
 from engine.record.html_report import write_at_end
-from engine.record.next_steps import after_evaluation, after_failure, after_training
-from engine.record.result_files import ResultFiles
+from engine.record.next_steps import after_failure, after_training
 from engine.record.trackers import tracking
+from engine.saves import Saves, describe_progress
 from engine.session import Session
-from engine.train.stop_conditions import DONE, EARLY_STOP, why_finished
-from engine.train.teacher import load_teacher
+from engine.train.counters import EpochResult, Report
+from engine.train.stop_conditions import DONE, EARLY_STOP, TIME_IS_UP, NonFinite, Stopped, why_finished
 from engine.train.trainer import Trainer
-from models import adapt, build_model, describe
+from models import describe
 from models.compilation import prepare_compiler
-from models.teacher import Teacher
-from models.transforms import choose_transforms
-from models.weights.files import find_file
 from models.weights.load import check_exactly
 from utils.distributed import Process
 from utils.errors import LostProcess
 from utils.findings import OK
-from utils.host import keep_freed_memory, name_of
+from utils.host import name_of
+from utils.log import Log
 from utils.program import judge
 from utils.seed import make_deterministic
 from utils.signals import StopSignal
-from utils.text import counted
+from utils.text import counted, format_time
 
 
 def run(loaded: LoadedConfig, process: Process) -> int:
@@ -91,45 +73,213 @@ def run(loaded: LoadedConfig, process: Process) -> int:
 
 def run_training(session: Session, loaded: LoadedConfig) -> int:
     process, log, stop = session.process, session.log, StopSignal()
+
+    # Plan: every fact is settled before anything is built, and what can be refused is, before there is a folder.
+    begun = begin(loaded, process, log)
+    session.open_folder("train", existing=begun.folder)
     load_data = partial(load_cached_data, session=session, signal=lambda: stop.number)
-    plan = Plan(loaded, process, log, load_data, partial(find_batch_size, process=process, stop=stop))
-    plan.check_settings()
-    session.open_folder("train", existing=plan.folder)
+    plan = make_plan(begun, load_data, partial(find_batch_size, stop=stop))
+    config = plan.config  # final; recovery from out-of-memory errors may still cut a batch into smaller micro-batches
     for line in plan.eval_set.notes:
         log.say(line)
-    config = plan.config  # final; recovery from out-of-memory errors may still cut a batch into smaller micro-batches
+
+    # Build.
     model = make_model(session, plan)
     about_model = describe(model)
     train_data = build_train_data(config, plan.train_set, process, plan.order)
     eval_data = build_eval_data(config, plan.eval_set, process)
     BadImages(plan.eval_set, config.DATA.MAX_BAD_FRACTION, log.note).check_sample(process)
-    trainer = build_trainer(config, model, train_data, process, log, make_teacher(session, plan))
-    trainer.guard = MemoryGuard(config, trainer, log)
+    trainer = build_trainer(plan, model, train_data, log, make_teacher(session, plan))
     for line in describe_training(plan, about_model):
         log.say(line)
-    for finding in quick_checks(config, model, train_data, process, session.path):
+    for finding in quick_checks(plan, model, session.path):
         if finding.verdict != OK:
             log.say(f"check: {finding.what}: {finding.found}; {finding.remedy}")
+
+    # Continue where a checkpoint ends.
     if plan.checkpoint:
         restore(session, plan, trainer)
     session.describe(**describe_setup(plan, trainer))
     if why := why_finished(config.TRAIN, trainer.epoch, trainer.not_better):
         return leave_finished(session, plan, trainer, eval_data, why)
+
+    # Train: all checks have passed, so the folder becomes this run's.
     log.say(f"writing to {session.path}")
     session.begin(plan.loaded)
     if process.is_first:
         write_split(session.path / "split.csv", plan.train_set, plan.eval_set)
     saver = make_saver(config, session.path, process, log)
     with tracking(config, session.path, process, log) as trackers:
-        trainer.callbacks = choose_callbacks(session, plan, trainer, saver, trackers)
+        watchers = choose_callbacks(session, plan, trainer, saver, trackers)
+        trainer.callbacks = watchers.callbacks
         if config.START.EXPLAIN:
             explain(trainer, log, session.path)
-        epochs = Epochs(session, plan, trainer, eval_data, saver, stop)
-        code = epochs.run()
+        saves = Saves(session, plan, trainer, saver, watchers.bad_images)
+        code, state = train_epochs(Training(session, plan, trainer, eval_data, watchers, saves, stop))
+
+    # Show.
     if config.REPORT and process.is_first and code < 128:  # whoever sent a signal wants the program to end
         write_at_end(session.path, log)
-    session.advise(after_training(config, process, session.path, plan.eval_set, epochs.state))
+    session.advise(after_training(config, process, session.path, plan.eval_set, state))
     return code
+
+
+@dataclass(frozen=True)
+class Training:
+    """The parts of a run that its loop over epochs works with."""
+
+    session: Session
+    plan: Plan
+    trainer: Trainer
+    eval_data: EvalData
+    watchers: Watchers
+    saves: Saves
+    stop: StopSignal
+    start: float = field(default_factory=time.perf_counter)
+
+    @property
+    def why_finished(self) -> str:
+        return why_finished(self.plan.config.TRAIN, self.trainer.epoch, self.trainer.not_better)
+
+
+def train_epochs(training: Training) -> tuple[int, str]:
+    """Train to the last epoch, or until something stops the run. Returns the exit code, and how the run ended."""
+    saves, trainer, bad_images = training.saves, training.trainer, bad_eval_images(training)
+    try:
+        while not training.why_finished:
+            try:
+                windows = trainer.data.windows(trainer.step, training.plan.num_updates, trainer.left_out)
+                with contextlib.closing(windows):
+                    while not training.why_finished:
+                        one_epoch(training, windows, bad_images)
+            except NonFinite as error:
+                if not saves.roll_back(error):
+                    raise
+        wait_for_disk(training)
+    except Stopped as stopped:
+        return save_and_stop(training, stopped.number)
+    except NonFinite as error:
+        wait_for_disk(training)
+        reason = f"{error}{saves.save_overflow(training.watchers.last_update)}"
+        return end(training, "stopped", f"stopped: {reason}", 3, reason=reason)
+    finally:
+        saves.saver.wait()
+    best = training.session.path / BEST
+    training.watchers.results.complete(lambda: evaluate_saved(best, trainer, training.eval_data, bad_images))
+    why = training.why_finished
+    return end(training, "done", why, 0, reason=None if why == DONE else EARLY_STOP)
+
+
+def bad_eval_images(training: Training) -> BadImages:
+    """The unreadable validation images, each reported once in a run."""
+    return BadImages(training.plan.eval_set, training.plan.config.DATA.MAX_BAD_FRACTION, training.session.log.warn)
+
+
+def one_epoch(training: Training, windows: Iterator[Window], bad_images: BadImages) -> None:
+    """Train, evaluate and save one epoch, or the rest of one."""
+    trainer, saves, config = training.trainer, training.saves, training.plan.config
+    number, first_step, start = trainer.epoch + 1, trainer.step, time.perf_counter()
+    is_last = number == config.TRAIN.NUM_EPOCHS
+
+    report = train_epoch(trainer, windows, training.session.log, training.stop, saves.save)
+    trained = time.perf_counter()
+
+    found, suffix, is_best = {}, "", False
+    if number % config.VALIDATE_FREQ == 0 or is_last:
+        found = evaluate_both(trainer, training.eval_data, bad_images)
+    evaluated, scores = time.perf_counter(), {suffix: each.scores for suffix, each in found.items()}
+    if scores:
+        suffix, is_best = saves.judge(scores, number)
+
+    num_images = (trainer.step - first_step) * trainer.data.global_batch
+    images = found[suffix].images.gather(trainer.process) if is_best else None
+    trainer.notify(
+        "on_epoch_end", EpochResult(report, scores, num_images, trained - start, evaluated - trained, images)
+    )
+    trainer.end_epoch()
+
+    also = [BEST] if is_best else []
+    if config.KEEP_CHECKPOINTS and (number % config.SAVE_FREQ == 0 or is_last):
+        also.append(f"checkpoint-{number}.pth")
+    saves.save(metric=scores[suffix].value if scores else None, also=also)
+
+
+def train_epoch(
+    trainer: Trainer, windows: Iterator[Window], log: Log, stop: StopSignal, save: Callable[[], None]
+) -> Report:
+    """Train to the end of the epoch. Returns its report. Calls `save` every SAVE_STEPS updates."""
+    config, per_epoch = trainer.config, trainer.data.steps_per_epoch
+    done = trainer.step - trainer.epoch * per_epoch
+    title = f"epoch {trainer.epoch + 1}/{config.TRAIN.NUM_EPOCHS}"
+    images = trainer.data.global_batch
+    log.start_bar(per_epoch * images, done * images, title)
+    trainer.notify("on_epoch_start")
+    try:
+        for index in range(done, per_epoch):
+            stop_if_requested(trainer, stop, updates_left=per_epoch - index)
+            if any(trainer.step in each for each in trainer.left_out):
+                trainer.leave_out()
+            else:
+                trainer.update(next(windows))
+                if index % config.REPORT_FREQ == 0 or index == per_epoch - 1:
+                    trainer.notify("on_report", trainer.report())
+            log.move_bar(images)
+            if config.SAVE_STEPS and trainer.step % config.SAVE_STEPS == 0 and index < per_epoch - 1:
+                save()
+    finally:
+        log.end_bar()
+    return trainer.report()
+
+
+def stop_if_requested(trainer: Trainer, stop: StopSignal, updates_left: int) -> None:
+    """Stop because of a signal or a callback, all processes after the same update."""
+    is_requested = any([each.should_stop(trainer, updates_left) for each in trainer.callbacks])
+    number = trainer.process.delayed_max(stop.number or is_requested * TIME_IS_UP)
+    if number:
+        raise Stopped(number)
+
+
+def save_and_stop(training: Training, number: int) -> tuple[int, str]:
+    """End because of a signal or the time limit."""
+    training.saves.save()
+    wait_for_disk(training)
+    if number == TIME_IS_UP:
+        limit = training.plan.config.START.MAX_TIME
+        why, facts, code = f"RUN.MAX_TIME, {limit}, is nearly up", {"reason": "time limit"}, 0
+    else:
+        why, facts, code = f"told to stop (signal {number})", {"signal": number}, 128 + number
+    saved = "" if training.saves.failure else ", saved"
+    return end(training, "stopped", f"{why} after step {training.trainer.step}{saved}", code, **facts)
+
+
+def wait_for_disk(training: Training) -> None:
+    """Wait for the last save, and note for how long saving has blocked the training."""
+    saves, session = training.saves, training.session
+    saves.settle()
+    if session.process.is_first:
+        share = saves.saver.seconds / (time.perf_counter() - training.start)
+        session.log.note(f"checkpointing blocked training for {saves.saver.seconds:.3f} s, {share:.3%} of the run")
+
+
+def end(training: Training, state: str, what: str, code: int, **facts) -> tuple[int, str]:
+    """Close the callbacks; say in status.json and in one line what is on the disk. Returns the exit code, and how the run
+    ended: as in status.json, or EARLY_STOP, or failed."""
+    saves, folder = training.saves, training.session.path
+    for callback in training.trainer.callbacks:
+        callback.close()
+    if saves.failure:
+        state, code = "save_failed", code or 1
+        has_one = (folder / "last.pth").exists()
+        then = "then -resume auto goes on from the save before" if has_one else "there is no save to go on from"
+        what += f", not saved ({saves.failure}; {then})"
+        facts["reason"] = "; ".join(filter(None, (facts.get("reason"), f"not saved: {saves.failure}")))
+    saves.show(state, exit_code=code, eta_seconds=None, **facts)
+    seconds = time.perf_counter() - training.start
+    lasted = f"{seconds:.1f} s" if seconds < 60 else format_time(seconds)
+    files = {"weights": "last.pth", "curves": "loss.png", "logs": "log.txt"}
+    things = ", ".join(name for name, file in files.items() if (folder / file).exists())
+    training.session.log.say(f"{what}; {saves.describe_best()}; {lasted}; {things}: {folder}")
+    return code, EARLY_STOP if facts.get("reason") == EARLY_STOP else "failed" if code == 3 else state
 
 
 def describe_setup(plan: Plan, trainer: Trainer) -> dict[str, str | int]:
@@ -170,37 +320,6 @@ def leave_finished(session: Session, plan: Plan, trainer: Trainer, eval_data: Ev
     return 0
 
 
-def load_cached_data(
-    config: Config, kept: Kept | None, session: Session, signal: Callable[[], int] = lambda: 0
-) -> ImageSets:
-    """The image sets, cached if DATA.CACHE is set. `signal`: number of a pending stop signal, or 0."""
-    process, log = session.process, session.log
-    progress = CacheProgress(log.say, log.warn, signal, may_build=process.local_rank == 0)
-    return process.after_first(lambda: cache_image_sets(config, load_image_sets(config, log.say, kept), progress))
-
-
-def make_model(session: Session, plan: Plan) -> torch.nn.Module:
-    """The model on this process's device, with its initial weights unless the run resumes."""
-    process, log, config = session.process, session.log, plan.config
-    torch.manual_seed(config.SEED)
-    model = build_model(config, plan.num_classes)
-    for line in process.after_first(lambda: plan.load_weights(model)):
-        log.say(line)
-    adapt(model, config)
-    # FSDP moves a model to the device block by block.
-    return model if is_sharded(config, process) and not config.START.EVAL else model.to(process.device)
-
-
-def make_teacher(session: Session, plan: Plan) -> Teacher | None:
-    """The teacher of a distillation; every process has the whole of it."""
-    if plan.config.TRAIN.DISTILLATION_TYPE == "none":
-        return None
-    teacher, lines = session.process.after_first(lambda: load_teacher(plan.config, plan.classes, plan.num_classes))
-    for line in [*lines, f"teacher: {plan.config.TRAIN.TEACHER_MODEL}, {teacher.describe()}"]:
-        session.log.say(line)
-    return teacher
-
-
 def restore(session: Session, plan: Plan, trainer: Trainer) -> None:
     """Continue from a checkpoint: from its whole state, or from the weights and epoch of another system."""
     config, path, state = plan.config, plan.checkpoint, plan.saved
@@ -219,55 +338,3 @@ def restore(session: Session, plan: Plan, trainer: Trainer) -> None:
         session.log.say(line)
         trainer.best, trainer.not_better = Best(), 0
     session.log.say(f"resume: {path}, after epoch {trainer.epoch} and step {trainer.step}")
-
-
-def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
-    """Evaluate weights on the validation images: of a checkpoint both the raw and the EMA weights."""
-    process, log = session.process, session.log
-    plan = Plan(loaded, process, log, partial(load_cached_data, session=session), find_batch_size=None)
-    plan.check_settings()
-    session.open_folder("eval")
-    config, eval_set, precision = plan.config, plan.eval_set, plan.precision
-    for line in eval_set.notes:
-        log.say(line)
-    data = build_eval_data(config, eval_set, process)
-    log.say(f"data: {counted(data.num_samples, 'validation image')}, {counted(len(eval_set.classes), 'class')}")
-    for line in describe_evaluation(plan):
-        log.say(line)
-    log.say(f"precision: {precision.describe()}")
-    set_matmul(config.PRECISION.MATMUL)
-    keep_freed_memory(process.device)
-    normalize = Normalize(config.DATA, torch.float32).to(process.device)
-    bad_images = BadImages(eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
-    found, transforms = {}, choose_transforms(config, process.device, precision.half)
-    for name, model in weights_to_score(plan, partial(make_model, session, plan)):
-        if not found:
-            log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
-        for line in transforms.apply(model.to(process.device)):
-            log.say(line)
-        if not found:  # the weights can be used
-            session.begin(plan.loaded)
-            session.status("evaluating")
-        start = time.perf_counter()
-        found[name] = evaluate(model, data, normalize, precision, process, bad_images)
-        for line in describe_scores(found[name].scores, name, time.perf_counter() - start):
-            log.say(line)
-        transforms.revert(model)  # the next weights may be loaded into it
-    leave_results(session, plan, found)
-    session.status(
-        "done", exit_code=0, **{name.strip().lower() or "raw": each.scores.figures() for name, each in found.items()}
-    )
-    weights = find_file(plan.source[1]) if plan.kept else None
-    session.advise(after_evaluation(weights, session.path, eval_set))
-    return 0
-
-
-def leave_results(session: Session, plan: Plan, found: dict[str, Evaluation]) -> None:
-    """Tables and pictures of the weights that score best. A collective."""
-    metric = plan.config.TRAIN.BEST_METRIC
-    scores = {name: replace(each.scores, metric=metric) for name, each in found.items()}
-    name, best = max(scores.items(), key=lambda item: item[1].rank)
-    images = found[name].images.gather(session.process)
-    if session.process.is_first:
-        files = ResultFiles(session.path, plan.eval_set, session.log)
-        files.write(images, Best.of(best, 0, "_ema" if name else ""), plan.config.REPORT)

@@ -134,12 +134,12 @@ class RunFolder:
             return cls(existing)
         if config.START.NAME and not _names_a_run_to_evaluate(config):
             return cls.named(config)
-        return cls.create(config.SAVE, kind, config.START.NAME or config.TAG)
+        return cls.create(new_folder(config, kind))
 
     @classmethod
     def named(cls, config: Config) -> "RunFolder":
         """SAVE/NAME; of two runs that start at once with the same name one gets it."""
-        path = Path(config.SAVE, config.START.NAME)
+        path = new_folder(config, "")
         try:
             path.mkdir(parents=True)
         except FileExistsError:
@@ -150,10 +150,10 @@ class RunFolder:
         return cls(path, is_new=True)
 
     @classmethod
-    def create(cls, save: str, kind: str, tag: str) -> "RunFolder":
-        """Create a new folder, `train-YYYYmmdd-HH-MM-SS[-TAG]`."""
-        name = f"{kind}-{time.strftime('%Y%m%d-%H-%M-%S')}{'-' + tag if tag else ''}"
-        for path in [Path(save) / name] + [Path(save) / f"{name}.{number}" for number in range(2, 100)]:
+    def create(cls, wanted: Path) -> "RunFolder":
+        """A new folder of this name, or with a number behind it: several runs may start in one second."""
+        save = str(wanted.parent)
+        for path in [wanted] + [wanted.with_name(f"{wanted.name}.{number}") for number in range(2, 100)]:
             try:
                 path.mkdir(parents=True)
                 return cls(path, is_new=True)
@@ -163,6 +163,14 @@ class RunFolder:
             except OSError as error:
                 raise cannot_write(save, error) from error
         raise ConfigError(f"SAVE: cannot make a folder in {save}; choose another with -output")
+
+
+def new_folder(config: Config, kind: str) -> Path:
+    """Where a new run is written to: SAVE/NAME, or SAVE/train-YYYYmmdd-HH-MM-SS."""
+    if config.START.NAME and not _names_a_run_to_evaluate(config):
+        return Path(config.SAVE, config.START.NAME)
+    name = config.START.NAME or config.TAG
+    return Path(config.SAVE, "-".join((kind, time.strftime("%Y%m%d-%H-%M-%S"), *([name] if name else []))))
 
 
 def cannot_write(path: str, error: OSError) -> ConfigError:

@@ -157,7 +157,7 @@ class Process:
                 result = task() if self.is_first else None
             except Exception as caught:
                 error = caught
-        if self.world_size > 1:
+        if self._host_group is not None:  # -check imagines a process without the others
             facts = (str(error), error.code) if isinstance(error, UserError) else ("process 0 failed",)
             outcome = [result, facts if error else None]
             dist.broadcast_object_list(outcome, src=0, group=self._host_group)
@@ -182,7 +182,7 @@ class Process:
 
         Meanwhile they exchange heartbeats, because a collective that waits longer than DIST.TIMEOUT is an error.
         """
-        if self.world_size == 1:
+        if self._host_group is None:
             yield
             return
         is_done = threading.Event()

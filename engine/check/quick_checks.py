@@ -3,17 +3,19 @@
 import math
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from torch import nn
 
 from configs.schema import Config, Train
 from configs.unused_settings import OF_SCHEDULES
-from datasets import TrainData, choose_workers
+from datasets import choose_workers
 from datasets.batch_order import Order
 from datasets.loading.workers import AHEAD_OF_PROCESS, shared_bytes
 from datasets.sources.synthetic import SyntheticImages
 from engine.memory.estimate import checkpoint_bytes, weights_bytes
+from engine.plan import Plan
 from engine.train.ema import decay_at
 from engine.train.schedule import batch_factor
 from utils.distributed import Process
@@ -32,16 +34,18 @@ OTHER_FILES = 2**20  # bytes of a run's logs, tables and curves
 NEAR = 0.8  # fraction of the free space
 
 
-def quick_checks(config: Config, model: nn.Module, data: TrainData, process: Process, path: Path) -> list[Finding]:
-    """All quick checks. `path`: the run folder."""
-    num_workers = loader_processes(config, data.image_set, process)
-    return [
-        *check_schedule(config.TRAIN, data.order),
-        *check_fine_tuning(config, data.order.global_batch),
-        check_warm_up(config.TRAIN),
-        check_disk(config, path, checkpoint_bytes(config.TRAIN, model), weights_bytes(config.TRAIN, model)),
-        check_shared_memory(config, num_workers),
-    ]
+def quick_checks(plan: Plan, model: nn.Module | None, path: Path | None) -> Iterator[Finding]:
+    """All quick checks that the facts at hand allow. `path`: the run folder, if it can be written to."""
+    config, image_set = plan.config, plan.eval_set if plan.train_set is None else plan.train_set
+    if plan.order:
+        yield from check_schedule(config.TRAIN, plan.order)
+        yield from check_fine_tuning(config, plan.order.global_batch)
+    if not config.START.EVAL:
+        yield check_warm_up(config.TRAIN)
+    if len(image_set):
+        yield check_shared_memory(config, loader_processes(config, image_set, plan.process))
+    if path and model and not config.START.EVAL:
+        yield check_disk(config, path, checkpoint_bytes(config.TRAIN, model), weights_bytes(config.TRAIN, model))
 
 
 def check_schedule(settings: Train, order: Order) -> list[Finding]:
@@ -162,7 +166,7 @@ def check_disk(config: Config, path: Path, each: int, weights: int) -> Finding:
     of_weights = f", and {alone} of weights alone of {format_bytes(weights)}" if alone else ""
     found = (
         f"checkpoints of {format_bytes(each)}, up to {count} at once{of_weights}; with logs and curves {format_bytes(need)} of "
-        f"{format_bytes(free)} free at {path}"
+        f"{format_bytes(free)} free at {nearest_existing(path)}"
     )
     remedy = "make room, set -output, SAVE_WEIGHTS_ONLY=true, or lower KEEP_CHECKPOINTS"
     return Finding("disk", found, *verdict_on_space(need, free, remedy))

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from configs.schema import Train
-from datasets import BadImages
+from datasets import BadImages, Batch
 from engine.train.counters import Report
 from engine.train.trainer import Callback, Trainer
 from utils.text import counted
@@ -61,6 +61,9 @@ class BadImageLimit(Callback):
 
     def __init__(self, bad_images: BadImages):
         self.bad_images = bad_images
+
+    def on_micro_batch(self, trainer: Trainer, batch: Batch, share: float) -> None:
+        self.bad_images.note(batch.bad)
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
         self.bad_images.check(trainer.process)

@@ -112,13 +112,15 @@ class TrainerWorker(LoaderWorker):
 
     def __init__(self, argv: list[str]):
         from engine.build import build_trainer
+        from engine.plan import plan_of
         from models import build_model
         from utils.log import Log
 
         super().__init__(argv)
         torch.manual_seed(self.config.SEED)
         model = build_model(self.config, self.num_classes)
-        self.trainer = build_trainer(self.config, model.to(self.device), self.data, self.process, Log(0))
+        plan = plan_of(self.config, self.process, self.data.image_set)
+        self.trainer = build_trainer(plan, model.to(self.device), self.data, Log(0))
 
     def update(self, steps: int) -> None:
         for _ in range(steps):

@@ -14,6 +14,7 @@ from engine.checkpoint.host_copy import HostCopy
 from engine.diagnose.failing_batch import LastUpdate
 from engine.diagnose.fp32_compare import Float32Compare
 from engine.memory.recovery import MemoryGuard, release
+from engine.plan import plan_of
 from engine.record.timing import Timing
 from engine.train.trainer import PHASES, Trainer
 from models import build_model
@@ -34,7 +35,7 @@ def cuda_trainer(config) -> Trainer:
     torch.manual_seed(0)
     model = build_model(config, len(train_set.classes)).to(process.device)
     data = build_train_data(config, train_set, process)
-    return build_trainer(config, model, data, process, Log(0))
+    return build_trainer(plan_of(config, process, train_set), model, data, Log(0))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", None])

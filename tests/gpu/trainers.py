@@ -8,6 +8,7 @@ from torch import Tensor
 from configs.load import load
 from datasets import build_train_data, load_image_sets
 from engine.build import build_trainer
+from engine.plan import plan_of
 from models import build_model
 from models.compilation import parts_to_compile
 from tests.support.runs import ROOT
@@ -27,7 +28,7 @@ def small_trainer(device: str, *options: str):
     torch.manual_seed(0)
     model = build_model(config, 64).to(process.device)
     data = build_train_data(config, train_set, process)
-    trainer = build_trainer(config, model, data, process, Log(1))
+    trainer = build_trainer(plan_of(config, process, train_set), model, data, Log(1))
     if config.COMPILE and device == "cpu":
         for part in parts_to_compile(trainer.computing.model, config):
             part.compile(backend="eager", dynamic=False)  # a compiler of machine code would take half a minute

@@ -15,7 +15,9 @@ from pathlib import Path
 import torch
 
 import engine.auto_batch_size
+import engine.build
 import engine.callback_list
+import engine.eval_run
 import engine.evaluation.evaluate
 import engine.memory.estimate
 import engine.record.trackers
@@ -24,7 +26,6 @@ import engine.session
 import engine.settings
 import utils.bar
 from datasets.loading.readers import Reader, TrainReader
-from engine.epochs import Epochs
 from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Scores
 from engine.evaluation.tally import PerImage
@@ -88,7 +89,7 @@ def score(*figures: list[float]) -> None:
         top1, loss = next(remaining)
         return Evaluation(Scores(loss, top1, 100.0, 359, 0), PerImage())
 
-    engine.evaluation.evaluate = evaluate
+    engine.evaluation.evaluate.evaluate = evaluate
 
 
 # What is called where a signal is to arrive, and at which call of it. An update has two micro-batches.
@@ -154,17 +155,19 @@ def run_out_of_memory(fits: int, step: int, rank: int) -> None:
     """The same in the process of this rank."""
     choose = engine.run.choose_callbacks
 
-    def choose_and_limit(session, plan, trainer, saver):
+    def choose_and_limit(session, plan, trainer, *others):
         if trainer.process.rank == rank:
             run_out(trainer, fits, step)
-        return choose(session, plan, trainer, saver)
+        return choose(session, plan, trainer, *others)
 
     engine.run.choose_callbacks = choose_and_limit
 
 
 def compute_in_float64() -> None:
     make = engine.run.make_model
-    engine.run.make_model = lambda *arguments, **options: make(*arguments, **options).double()
+    engine.run.make_model = engine.eval_run.make_model = lambda *arguments, **options: make(
+        *arguments, **options
+    ).double()
 
 
 def count_seconds() -> None:
@@ -206,21 +209,26 @@ class Poison(Callback):
 
 def poison(what: str, ranks: list[int], steps: list[int]) -> None:
     choose, callback = engine.run.choose_callbacks, Poison(what, ranks, steps)
-    engine.run.choose_callbacks = lambda *run: [callback, *choose(*run)]
+
+    def choose_and_poison(*run):
+        watchers = choose(*run)
+        return watchers._replace(callbacks=[callback, *watchers.callbacks])
+
+    engine.run.choose_callbacks = choose_and_poison
 
 
 def note_weights(path: str) -> None:
     """Each process writes the hash of what it ends with to PATH.RANK."""
-    run = Epochs.run
+    train = engine.run.train_epochs
 
-    def noting(epochs):
-        code = run(epochs)
-        weights = dict(epochs.trainer.model.state_dict())
+    def noting(training):
+        ended = train(training)
+        weights = dict(training.trainer.model.state_dict())
         assert all(torch.isfinite(tensor).all() for tensor in weights.values())
-        Path(f"{path}.{epochs.process.rank}").write_text(state_hash(weights))
-        return code
+        Path(f"{path}.{training.session.process.rank}").write_text(state_hash(weights))
+        return ended
 
-    Epochs.run = noting
+    engine.run.train_epochs = noting
 
 
 def kill_worker(step: int, rank: int = 0) -> None:
@@ -274,7 +282,7 @@ def draw_no_curves() -> None:
 
 def mislabel(*numbers: int) -> None:
     """These validation images have the label of another class."""
-    load = engine.run.load_image_sets
+    load = engine.build.load_image_sets
 
     def mislabelled(*arguments):
         train, val = load(*arguments)
@@ -282,7 +290,7 @@ def mislabel(*numbers: int) -> None:
         val.targets[list(numbers)] = (val.targets[list(numbers)] + 1) % len(val.classes)
         return train, val
 
-    engine.run.load_image_sets = mislabelled
+    engine.build.load_image_sets = mislabelled
 
 
 def kill_before_results() -> None:
@@ -318,8 +326,9 @@ def keep_statuses(path: str) -> None:
 
     def keep(file: Path, text: str) -> None:
         write(file, text)
-        with open(path, "a") as kept:
-            print(json.dumps(json.loads(text)), file=kept)
+        if file.name == "status.json":
+            with open(path, "a") as kept:
+                print(json.dumps(json.loads(text)), file=kept)
 
     engine.session.write_text, Status.SECONDS_BETWEEN_BEATS = keep, -1.0
 

@@ -7,9 +7,9 @@ import torch
 from configs.schema import Config
 from datasets import Window, build_train_data, load_image_sets
 from engine.build import build_trainer
-from engine.memory.recovery import MemoryGuard
+from engine.plan import plan_of
+from engine.run import train_epoch
 from engine.train.counters import EpochResult, Report
-from engine.train.epoch_loop import train_epoch
 from engine.train.teacher import random_teacher
 from engine.train.trainer import Callback, Trainer
 from models import adapt, build_model
@@ -49,10 +49,10 @@ def make_trainer(
     torch.manual_seed(0)
     model = adapt(build_model(config, 10), config)
     data = build_train_data(config, train_set, Process(device))
-    log = Log(0)
     model = (model.double() if double else model).to(device)
-    trainer = build_trainer(config, model, data, Process(device), log, random_teacher(config, 10))
-    trainer.guard, trainer.callbacks = MemoryGuard(config, trainer, log), list(callbacks)
+    plan = plan_of(config, Process(device), train_set)
+    trainer = build_trainer(plan, model, data, Log(0), random_teacher(config, 10))
+    trainer.callbacks = list(callbacks)
     return trainer
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from engine.check.memory import check_memory
+from engine.check.check import check_memory
 from engine.memory.estimate import fixed_bytes, saved_bytes
 from engine.precision.policy import Precision
 from models import build_model

@@ -6,6 +6,7 @@ from unittest import mock
 import pytest
 import torch
 
+import engine.run
 from configs.load import load
 from datasets import BadImages, build_eval_data, load_image_sets
 from engine.checkpoint.async_saver import AsyncSaver
@@ -14,11 +15,9 @@ from engine.diagnose.auto_doctor import AutoDoctor
 from engine.diagnose.explain import explain
 from engine.diagnose.failing_batch import LastUpdate
 from engine.diagnose.fp32_compare import Float32Compare
-from engine.epochs import Epochs
 from engine.evaluation.evaluate import evaluate
 from engine.precision.loss_scale import FusedLossScaler
 from engine.record.timing import Timing
-from engine.run import run
 from engine.train.stop_conditions import SkipLimit
 from models.transforms.kernels import PatchConv2d
 from tests.support.configs import CPU, small_config
@@ -242,17 +241,17 @@ def test_in_a_whole_run_the_host_waits_for_reports_evaluations_and_saves_alone(t
     )
     small_config(tmp_path)
     words = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "runs"), "-batch_size", "128"]
-    train = Epochs.run
+    train = engine.run.train_epochs
 
-    def counted(epochs: Epochs) -> int:
+    def counted(training: engine.run.Training) -> tuple[int, str]:
         with waits() as seen:
-            code = train(epochs)
+            ended = train(training)
         found.append(seen)
-        return code
+        return ended
 
     found = []
-    with mock.patch.object(Epochs, "run", counted):
-        assert run(load([*words, "-opts", *options]), Process(torch.device(DEVICE))) == 0
+    with mock.patch.object(engine.run, "train_epochs", counted):
+        assert engine.run.run(load([*words, "-opts", *options]), Process(torch.device(DEVICE))) == 0
     # 11 updates: reports after the first, the 6th and the 11th and of the epoch; raw and EMA weights; saves after the 4th and
     # the 8th, and of the epoch, which is the best.
     events = {"report": 4, "evaluation": 2, "best epoch": 1, "save": 3}

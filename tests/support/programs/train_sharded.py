@@ -22,6 +22,7 @@ from engine.build import build_trainer
 from engine.checkpoint.format import read_checkpoint, save_checkpoint
 from engine.checkpoint.sharded_saver import PIECES, ShardedSaver
 from engine.evaluation.evaluate import evaluate
+from engine.plan import plan_of
 from engine.precision.loss_scale import FusedLossScaler
 from engine.train.ema import FusedLerp
 from engine.train.trainer import Trainer
@@ -44,7 +45,7 @@ def train(settings: str, options: list[str], process: Process) -> dict:
     model = build_model(config, 10)
     data = build_train_data(config, train_set, process)
     with as_on_gpus(model) if "gpu" in words else contextlib.nullcontext():
-        trainer = build_trainer(config, model, data, process, Log(process.rank))
+        trainer = build_trainer(plan_of(config, process, train_set), model, data, Log(process.rank))
     if "load" in words:
         trainer.load_state_dict(read_checkpoint(Path(words["load"]), lazily=True))
     found = {"updates": [], "gathered": {}}

@@ -1,0 +1,270 @@
+"""-check: makes the plan of a run, prints a row for each finding and each problem, and starts nothing."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from configs.load import LoadedConfig
+from configs.schema import AUTO, Config
+from datasets import ImageSet, Kept, describe_balance, load_image_sets
+from engine.auto_batch_size import calculate, max_images
+from engine.check.cache import check_cache
+from engine.check.images import check_images
+from engine.check.quick_checks import check_output, quick_checks
+from engine.checkpoint.async_saver import BEST
+from engine.checkpoint.format import held_by
+from engine.checkpoint.resume import is_run, refuse_changes
+from engine.evaluation.evaluate import weights_to_score
+from engine.evaluation.scores import Best
+from engine.memory.estimate import MORE, estimate, fixed_bytes, free_memory, trained_bytes
+from engine.parallel.fsdp import gathered_blocks
+from engine.parallel.strategy import is_sharded
+from engine.plan import Beginning, ImageSets, Plan, begin, make_plan
+from engine.plan_lines import (
+    compare_with_weights,
+    describe_batch_size,
+    describe_evaluation,
+    describe_other_validation,
+    warn_of_overlap,
+)
+from engine.precision.policy import Precision
+from engine.record.trackers import describe_trackers
+from engine.session import check_name, new_folder
+from engine.train.stop_conditions import why_finished
+from engine.train.teacher import load_teacher
+from models import adapt, build_model, describe
+from models.compilation import parts_to_compile
+from models.transforms import choose_transforms
+from models.transforms.blocks import ActivationCheckpointing
+from models.weights.load import load_exactly
+from utils.distributed import Process, choose_device, find_devices
+from utils.errors import ConfigError, UserError
+from utils.findings import OK, WARN, WRONG, Finding
+from utils.host import count_cores
+from utils.log import Log
+from utils.program import restore_gc
+from utils.text import counted, format_bytes
+
+T = TypeVar("T")
+NEAR, FAR = 0.9, 1.5  # fractions of free memory; the need is only estimated
+UNKNOWN = "not checked, as it depends on what is wrong"
+
+
+class Rows:
+    """The table that -check prints."""
+
+    def __init__(self, log: Log):
+        self.log, self.failed = log, set()  # titles of the steps that failed
+        self.verdicts: list[str] = []
+
+    def add(self, finding: Finding) -> None:
+        self.verdicts.append(finding.verdict)
+        for line in finding.lines():
+            self.log.say(line)
+
+    def step(self, title: str, task: Callable[[], T], otherwise: T = None) -> T:
+        """The result of a step of the plan, or of another task; a user's mistake becomes a row."""
+        try:
+            return task()
+        except UserError as error:
+            if title not in self.failed:  # what depends on a step that failed may fail again
+                self.add(Finding(title, str(error), WRONG))
+            self.failed.add(title)
+            return otherwise
+
+    def report(self, title: str, task: Callable[[], Sequence[str]]) -> None:
+        """Add a row of the lines that the task returns, if there are any."""
+        if lines := self.step(title, task, ()):
+            warns = any(line.startswith("warning: ") for line in lines)
+            self.add(Finding(title, "\n".join(lines), WARN if warns else OK))
+
+    def conclude(self) -> int:
+        """The last line, and the exit code."""
+        wrong, warnings = self.verdicts.count(WRONG), self.verdicts.count(WARN)
+        self.log.say(f"check: {wrong} wrong, {warnings} to look at; nothing was trained or saved")
+        return 2 if wrong else 0
+
+
+def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | None = None) -> int:
+    """Check a run of `world_size` processes (None: one per device), `local_size` of them here (None: all)."""
+    restore_gc()
+    log = Log(rank=0)
+    loaded, rows = loaded.with_default_batch_size() if loaded.config.START.EVAL else loaded, Rows(log)
+    for note in loaded.notes:
+        log.say(note)
+
+    def load_data(config: Config, kept: Kept | None) -> ImageSets:
+        return load_image_sets(config, log.say, kept)
+
+    process = rows.step("device", lambda: imagine(loaded.config.DEVICE, world_size, local_size))
+    if process is None:  # only the data can be looked at
+        if sets := rows.step("data", lambda: load_data(loaded.config, None)):
+            check_data(rows, loaded.config, *sets)
+        return rows.conclude()
+    rows.add(Finding("device", f"{process.device}; processes: {process.world_size}"))
+    plan = make_plan(begin(loaded, process, log, rows.step), load_data, guess_batch_size, rows.step)
+    if "data" not in rows.failed:
+        check_data(rows, plan.config, plan.train_set, plan.eval_set)
+    check_plan(rows, plan, loaded.config.DATA.BATCH_SIZE == AUTO)
+    return rows.conclude()
+
+
+def imagine(setting: str, world_size: int | None, local_size: int | None) -> Process:
+    """Process 0 of such a run, with its device; it has not joined the others."""
+    world_size = world_size or find_devices(setting)[1]
+    local_size = local_size or world_size
+    choose_device(setting, local_size - 1)  # every process on this machine needs a device
+    sizes = {"local_size": local_size, "num_cores": max(1, count_cores() // local_size)}
+    return Process(choose_device(setting, 0), world_size=world_size, **sizes)
+
+
+def guess_batch_size(begun: Beginning, num_images: int, num_classes: int) -> tuple[int, str]:
+    """The estimate of a run, without its trials."""
+    config, process = begun.config, begun.process
+    if not (num_images and begun.precision):
+        return 1, UNKNOWN
+    try:
+        model = adapt(build_model(config, num_classes), config)
+        limit = max_images(config, num_images, process.world_size)
+        number, how = calculate(config, model, begun.precision, process, limit)
+    except ConfigError:  # another row says it
+        return 1, UNKNOWN
+    if not number:
+        raise ConfigError(f"DATA.BATCH_SIZE is auto: not one image fits ({how}); choose a smaller model")
+    return number, f"{how}; a run tries it"
+
+
+def check_data(rows: Rows, config: Config, train_set: ImageSet | None, eval_set: ImageSet) -> None:
+    rows.report("data set", lambda: eval_set.notes)
+    rows.step("data", lambda: [rows.add(finding) for finding in check_images(config, train_set, eval_set)])
+    if config.DATA.CACHE != "none":
+        parts = {"training": train_set, "validation": eval_set}
+        rows.step("cache", lambda: rows.add(check_cache(config, parts.items())))
+
+
+def check_plan(rows: Rows, plan: Plan, finds_batch_size: bool) -> None:
+    """Check what the device and the model have to do with; without data only what needs none."""
+    config, has_data = plan.config, "data" not in rows.failed
+    num_classes = config.MODEL.NUM_CLASSES or (len(plan.classes) if has_data else None)
+    model = rows.step("model", lambda: adapt(build_model(config, num_classes), config)) if num_classes else None
+    if finds_batch_size and "batch size" not in rows.failed:
+        how = describe_batch_size(plan)
+        rows.add(Finding("batch size", how, *((WARN, "fix that first") if UNKNOWN in how else ())))
+    if not config.START.EVAL:
+        rows.report("tracking", lambda: describe_trackers(config))
+    if plan.train_set:
+        rows.report("balance", lambda: describe_balance(config, plan.train_set, plan.class_weights))
+    folder = None if config.START.EVAL else plan.folder
+    rows.step("output", lambda: check_name(config, folder))
+    if "output" not in rows.failed:
+        rows.add(found := check_output(str(folder or config.SAVE)))
+        folder = (folder or new_folder(config, "train")) if found.verdict == OK else None
+    for finding in quick_checks(plan, model, folder):
+        rows.add(finding)
+    if not (plan.precision and model):
+        found = "not checked, as they depend on the above"
+        rows.add(Finding("weights, memory", found, WARN, "fix the error above first"))
+        return
+    rows.add(Finding("model", f"{config.MODEL.NAME}, {describe(model)}"))
+    if not config.START.EVAL:
+        check_model(rows, plan, model, has_data)
+        return
+    rows.report("precision", lambda: describe_precision(plan, model))
+    if has_data and "weights" not in rows.failed:
+        rows.report("weights", lambda: try_evaluation(plan))
+        rows.report("evaluation", lambda: describe_evaluation(plan))
+
+
+def check_model(rows: Rows, plan: Plan, model: nn.Module, has_data: bool) -> None:
+    """Load the initial weights, and check that training fits into memory."""
+    config, free = plan.config, free_memory(plan.process.device)
+    if config.TRAIN.GRAD_CHECKPOINTING:
+        checkpointing = ActivationCheckpointing(config.MODEL.NAME)
+        rows.step("checkpointing", lambda: checkpointing.apply(copy.deepcopy(model)))
+    if config.COMPILE:
+        how = f"COMPILE_SCOPE {config.COMPILE_SCOPE}, COMPILE_MODE {config.COMPILE_MODE}"
+        rows.report("compile", lambda: [f"{how}: {len(parts_to_compile(model, config))} to compile"])
+    if is_run(plan.saved):
+        rows.report("resume", lambda: try_resume(plan, model, has_data))
+    plain = build_model(config, plan.num_classes) if config.MODEL.LORA.RANK else model  # as before its adapters
+    rows.report("pretrained", lambda: plan.load_weights(plain) + warn_of_overlap(plan))
+    if config.TRAIN.DISTILLATION_TYPE != "none" and has_data:
+        rows.report("teacher", lambda: load_teacher(config, plan.classes, plan.num_classes)[1])
+    rows.report("preprocessing", lambda: compare_with_weights(plan))
+    rows.report("precision", lambda: describe_precision(plan, model))
+    if memory := rows.step("memory", lambda: check_memory(config, model, plan.precision, free, plan.process)):
+        rows.add(memory)
+
+
+def describe_precision(plan: Plan, model: nn.Module) -> list[str]:
+    """The chosen precision; applies the transforms to the model."""
+    transforms = choose_transforms(plan.config, plan.process.device, plan.precision.half)
+    return [plan.precision.describe(), *transforms.apply(model)]
+
+
+def try_resume(plan: Plan, model: nn.Module, has_data: bool) -> list[str]:
+    """Read the checkpoint into the model, as a run would."""
+    path, state = plan.checkpoint, plan.saved
+    lines = [f"{path}, after epoch {state['epoch'] + 1} and step {state['step']}"]
+    if why := why_finished(plan.config.TRAIN, state["epoch"] + 1, state["progress"].get("not_better", 0)):
+        lines.append(f"this run is finished already ({why}): nothing to do")
+    if has_data:  # otherwise everything would differ
+        lines += refuse_changes(plan.config, plan.order, plan.eval_set.split, state, path) + describe_other_validation(
+            plan
+        )
+    load_exactly(model, state["state_dict"], path)
+    best = Best(*state["progress"]["best"])
+    if best.epoch and not held_by(path.with_name(BEST)):
+        lines.append(
+            f"the best epoch was {best.epoch}, but there is no {BEST}: the next evaluated one becomes the best"
+        )
+    return lines
+
+
+def try_evaluation(plan: Plan) -> list[str]:
+    """Load all weights that would be evaluated."""
+
+    def load_foreign() -> nn.Module:
+        model = build_model(plan.config, plan.num_classes)
+        plan.load_weights(model)
+        return model
+
+    scored = weights_to_score(plan, load_foreign)
+    return [f"to be scored: {', '.join(name.strip() or 'raw' for name, _ in scored)}"]
+
+
+def check_memory(config: Config, model: nn.Module, precision: Precision, free: int, process: Process) -> Finding:
+    """Compare one process's step with `free` bytes. Moves the model to its device."""
+    num_sharing = process.local_size if process.device.type == "cpu" else 1  # processes that share this memory
+    fixed = fixed_bytes(config, model, precision)
+    if is_sharded(config, process):
+        # Besides its shards a process holds two whole blocks, the current and the next one, with their gradients.
+        largest = max(sum(each.nbytes for each in block.parameters()) for block in gathered_blocks(model))
+        fixed = fixed // process.world_size + 4 * largest
+        if config.TRAIN.ACCUM_ITER > 1:  # gradients are reduced and scattered only after the last micro-batch
+            fixed += trained_bytes(model)
+    advice = "lower -batch_size and raise -accum_iter alike" + (", or use -amp" if precision.half is None else "")
+    if num_sharing * fixed > FAR * free:
+        return _finding(f"{format_bytes(num_sharing * fixed)} without activations", num_sharing * fixed, free, advice)
+    try:
+        need = estimate(config, model, precision, fixed)
+    except torch.OutOfMemoryError:
+        return Finding(
+            "memory", f"{format_bytes(free)} are too little for a batch of {counted(MORE, 'image')}", WRONG, advice
+        )
+    batch_size = config.DATA.BATCH_SIZE
+    total = num_sharing * (need.fixed + batch_size * need.per_image)
+    images = f"{format_bytes(batch_size * need.per_image)} for {counted(batch_size, 'image')}"
+    parts = f"{format_bytes(need.fixed)} of weights, gradients and optimizer, {images}"
+    fitting = need.fitting(NEAR * free / num_sharing)
+    remedy = f"{advice}; there is room for about {counted(fitting, 'image')}" if fitting else advice
+    shared = f", in each of {num_sharing} processes" if num_sharing > 1 else ""
+    return _finding(f"about {format_bytes(total)} ({parts}{shared})", total, free, remedy)
+
+
+def _finding(needs: str, need: float, free: int, remedy: str) -> Finding:
+    verdict = WRONG if need > FAR * free else WARN if need > NEAR * free else OK
+    return Finding("memory", f"{needs} of {format_bytes(free)} free", verdict, "" if verdict == OK else remedy)

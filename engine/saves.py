@@ -1,0 +1,178 @@
+"""What a run saves, which epoch is its best, and the state it goes back to."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from configs.values import flatten
+from datasets import BadImages
+from engine.checkpoint.async_saver import BEST, AsyncSaver
+from engine.checkpoint.format import read_checkpoint
+from engine.checkpoint.resume import comparable
+from engine.checkpoint.rollback import BAD_BATCHES_FILE, find_before, write_bad_batches
+from engine.checkpoint.sharded_saver import PIECES
+from engine.diagnose.failing_batch import LastUpdate, save_overflow
+from engine.evaluation.scores import Best, Scores
+from engine.plan import Plan
+from engine.session import Session
+from engine.train.optim.schedule_free import averaged
+from engine.train.stop_conditions import NonFinite
+from engine.train.trainer import Trainer
+from utils import VERSION
+from utils.errors import cause_of
+
+
+class Saves:
+    """Saves a run as it goes on, and says so in status.json. Its methods are collective.
+
+    Here alone is decided which epoch is the best: `judge` compares each evaluation with the best one so far; `settle`
+    takes that back where the disk had no room for its best.pth; `look` does so after an earlier state was loaded.
+    """
+
+    def __init__(self, session: Session, plan: Plan, trainer: Trainer, saver: AsyncSaver, bad_images: BadImages):
+        """`bad_images`: those of the training set."""
+        self.session, self.plan, self.trainer, self.saver, self.bad_images = session, plan, trainer, saver, bad_images
+        self.process, self.log, self.folder = session.process, session.log, session.path
+        self.failure = ""  # why the last save failed, in every process
+        self.look()
+        saver.newest = {"epoch": trainer.epoch, "step": trainer.step}
+        saver.on_saved = lambda: self.show("training")
+        saver.on_saved()
+
+    def show(self, state: str, **facts) -> None:
+        """Write status.json: where the training is, what is on the disk, and the updates that the run leaves out."""
+        progress = describe_progress(self.plan, self.trainer, self.folder, self.saver.newest, self.saver.best)
+        self.session.status(state, **progress, **facts)
+
+    def save(self, metric: float | None = None, also: Iterable[str] = ()) -> None:
+        """Save last.pth, and under the names in `also`. Returns when the state is copied."""
+        trainer, parallel = self.trainer, self.trainer.parallel
+        with averaged(trainer.optimizer):
+            state = trainer.state_dict() | describe_run(self.plan, trainer, metric, list(self.bad_images.indices))
+            if parallel.is_sharded:
+                rest, pieces = parallel.split_for_save(state)
+                self.saver.save({**rest, PIECES: pieces}, list(also))
+            else:
+                self.process.first(lambda: self.saver.save(state, list(also)))
+
+    def judge(self, scores: dict[str, Scores], epoch: int) -> tuple[str, bool]:
+        """Compare an evaluation with the best one. Returns the suffix of the weights that score better, and whether they
+        are the best so far."""
+        self.settle()
+        trainer = self.trainer
+        suffix, chosen = max(scores.items(), key=lambda item: item[1].rank)
+        is_best = trainer.best.is_worse_than(chosen)
+        if is_best:
+            trainer.best = Best.of(chosen, epoch, suffix)
+        trainer.preferred = f"state_dict{suffix}"
+        # By the epoch: best.pth may have been there before a resume from an earlier state.
+        trainer.not_better = 0 if trainer.best.epoch == epoch else trainer.not_better + 1
+        return suffix, is_best
+
+    def settle(self) -> None:
+        """Wait for the saver: if best.pth could not be written, the best epoch is the one before, in every process."""
+        self._wait()
+        self.trainer.best, self.failure = self.process.first(lambda: (self.saver.best, self.saver.failure))
+
+    def look(self) -> None:
+        """After a state was loaded: the best epoch that it knows counts only if its best.pth is there."""
+        known = self.trainer.best
+        self.saver.look()
+        if not known.epoch:
+            self.saver.best = Best()  # it is of what followed that state, or of other validation images
+        self.settle()
+        if self.trainer.best != known:
+            self.log.say(f"the best epoch was {known.epoch}, but {self.folder / BEST}: {self.describe_best()}")
+
+    def roll_back(self, error: NonFinite) -> bool:
+        """Go back to the newest checkpoint before a streak of skipped updates. False if none is left."""
+        trainer, streak = self.trainer, error.streak
+        if len(trainer.left_out) >= self.plan.config.PRECISION.ROLLBACKS:
+            return False
+        self._wait()
+        path = self.process.first(lambda: find_before(self.folder, streak.start, self.log.warn))
+        if path is None:
+            return False
+        trainer.roll_back(read_checkpoint(path, lazily=True), streak)
+        self.look()
+        left_out = trainer.left_out[-1]
+        self.log.say(
+            f"{error}; going back to {path}, after step {trainer.step}; updates {left_out.start} to {left_out.stop - 1} "
+            f"are left out this time, and their images named in {BAD_BATCHES_FILE}"
+        )
+        if self.process.is_first:
+            try:
+                write_bad_batches(self.folder, trainer.data, trainer.left_out)
+            except OSError as failure:
+                self.log.warn(
+                    f"cannot write {self.folder / BAD_BATCHES_FILE} ({cause_of(failure)}); training continues"
+                )
+        self.save()
+        return True
+
+    def save_overflow(self, last_update: LastUpdate) -> str:
+        """Save the last update's batch for the doctor. Returns advice to append to the reason for stopping."""
+        trainer, parallel = self.trainer, self.trainer.parallel
+        facts = {
+            **parallel.gather_state({"state_dict": parallel.local_state(trainer.model)}),
+            "config": flatten(self.plan.config),
+            "seed": self.plan.config.SEED,
+            "class_names": list(self.plan.classes),
+            "class_weights": self.plan.class_weights,
+            "amp_scaler": trainer.precision.state_dict(),
+        }
+        try:
+            return "; " + save_overflow(self.folder, self.process.rank, last_update, facts)
+        except (OSError, RuntimeError) as error:
+            self.log.warn(f"the batch it stopped on cannot be saved in {self.folder} ({cause_of(error)})")
+            return ""
+
+    def describe_best(self) -> str:
+        return self.trainer.best.describe(has_ema=self.trainer.ema is not None)
+
+    def _wait(self) -> None:
+        self.process.first(self.saver.wait)
+        self.saver.wait()  # in the other processes: sharded checkpoints
+
+
+def describe_run(plan: Plan, trainer: Trainer, metric: float | None, bad_images: list[int]) -> dict[str, Any]:
+    """Architecture, classes and preprocessing under timm's names, for other programs."""
+    config, data = plan.config, plan.config.DATA
+    return {
+        "arch": config.MODEL.NAME,
+        "metric": metric,
+        "version": 2,
+        "halfstep_version": VERSION,
+        "config": comparable(config, trainer.data.order),
+        "seed": config.SEED,
+        "class_names": list(plan.classes),
+        "class_weights": plan.class_weights,
+        "validation": plan.validation,
+        "split": plan.eval_set.split,
+        "bad_images": bad_images,
+        "data": {
+            "mean": list(data.IMAGENET_MEAN),
+            "std": list(data.IMAGENET_STD),
+            "crop_pct": data.CROP_PCT,
+            "crop_mode": data.CROP_MODE,
+            "input_size": [data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE],
+            "interpolation": data.INTERPOLATION,
+        },
+    }
+
+
+def describe_progress(plan: Plan, trainer: Trainer, folder: Path, saved: dict[str, int], best: Best) -> dict[str, Any]:
+    """For status.json: where the training is, and what is on the disk: `saved`, the last.pth, and `best`."""
+    held = {best.metric: best.value, "epoch": best.epoch, "file": BEST} if best.epoch else None
+    return {
+        **saved,
+        "position": {"epoch": trainer.epoch, "step": trainer.step},
+        "total_epochs": plan.config.TRAIN.NUM_EPOCHS,
+        "total_steps": plan.num_updates,
+        "saved": saved if (folder / "last.pth").exists() else None,
+        "best": held,
+        "best_top1": held and held.get("top1"),
+        "best_metric": held and best.metric,
+        "best_epoch": held and best.epoch,
+        "left_out": [[each.start, each.stop - 1] for each in trainer.left_out] or None,
+    }

@@ -1,8 +1,4 @@
-"""Builds image sets from the settings, and the batches of one process from those.
-
-To add a data set: a file in sources/ with a function from the settings to (training set or None, validation set), and a
-line in SOURCES.
-"""
+"""Builds image sets from the settings, and the batches of one process from those."""
 
 from collections.abc import Callable
 
@@ -14,37 +10,12 @@ from datasets.batch_order import Order
 from datasets.classes import number_classes
 from datasets.loading.readers import EvalData, EvalReader, SizedReader, TrainData, TrainReader
 from datasets.loading.workers import choose_workers, make_loader
-from datasets.sources.caltech import read_caltech101, read_caltech256
-from datasets.sources.csv_list import read_csv
-from datasets.sources.digits import read_digits
-from datasets.sources.folder import read_image_folder
-from datasets.sources.fractals import read_fractals
-from datasets.sources.imagenet import read_imagenet
-from datasets.sources.parquet.source import read_parquet
-from datasets.sources.remote_shards import read_shards
-from datasets.sources.synthetic import SyntheticBatches, SyntheticImages, read_synthetic
-from datasets.sources.torchvision_sets import PREFIX, read_torchvision
+from datasets.sources import find_source
 from datasets.split import describe_split, split, warn_of_other_parts
 from datasets.types import ImageSet, Kept
 from utils.distributed import Process
-from utils.errors import ConfigError, DataError, did_you_mean
+from utils.errors import ConfigError, DataError
 from utils.text import counted
-
-SOURCES = {
-    "imagenet2012": read_imagenet,
-    "imagefolder": read_image_folder,
-    "csv": read_csv,
-    "shards": read_shards,
-    "parquet": read_parquet,
-    "caltech101": read_caltech101,
-    "caltech256": read_caltech256,
-    "cifar10": read_torchvision,
-    "cifar100": read_torchvision,
-    "digits": read_digits,
-    f"{PREFIX}NAME": read_torchvision,
-    "fractals": read_fractals,
-    "synthetic": read_synthetic,
-}
 
 
 def load_image_sets(
@@ -55,17 +26,13 @@ def load_image_sets(
     `kept`: of the checkpoint that is continued or evaluated; both sets get its classes in its order.
     """
     name = config.DATA.DATASET
-    source = f"{PREFIX}NAME" if name.startswith(PREFIX) else name
-    if source not in SOURCES:
-        raise ConfigError(
-            f"DATA.DATASET: unknown data set {name!r} (known: {', '.join(SOURCES)}){did_you_mean(name, SOURCES)}"
-        )
+    read = find_source(name)
     try:
-        read = SOURCES[source]
-        downloads = read in (read_torchvision, read_shards)
-        train, val = read(config, say) if downloads else read(config)
+        train, val = read(config, say)
     except OSError as error:
         raise DataError(f"DATA.DATA_PATH: {config.DATA.DATA_PATH} cannot be read ({error})") from error
+    whole = train if val is None else val
+    assert whole.split.get("training") or config.EVAL, f"{name}: `split` of its sets must say where they come from"
     if val is None:
         train, val = split(config, train, kept)
     elif config.DATA.FOLD and not config.START.EVAL and "folds" not in val.split:
@@ -84,8 +51,7 @@ def load_image_sets(
                 + (f"; each value of DATA.GROUP_BY ({group}) stays whole" if (group := config.DATA.GROUP_BY) else "")
             )
     notes = number_classes(config, list(parts.values()), kept)
-    if not isinstance(val, SyntheticImages):
-        _refuse_one_class(config, train, val)
+    _refuse_one_class(config, train, val)
     for image_set in parts.values():
         _check_num_classes(config, image_set)
     val.notes = (describe_split(config, val), *notes, *val.notes)
@@ -101,6 +67,8 @@ def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> 
     """Evaluation may have images of only one class of those that a checkpoint or numbers tell."""
     name = val.target_names()[int(val.targets[0])]
     is_one = len(val.classes) == 1 and not val.labels_are_numbers and not val.label_sets
+    if val.makes_batches:
+        return
     if is_one if train is None else train.targets.min() == train.targets.max():
         raise DataError(
             f"DATA.DATA_PATH: all images in {config.DATA.DATA_PATH} have the same class, {name!r}, so there is nothing to "
@@ -150,9 +118,8 @@ def build_order(config: Config, image_set: ImageSet, world_size: int, resumed_gl
 def build_train_data(config: Config, image_set: ImageSet, process: Process, order: Order | None = None) -> TrainData:
     """The training images of one process, in this order; None: in that of a new run."""
     order = order or build_order(config, image_set, process.world_size)
-    if isinstance(image_set, SyntheticImages):
-        load = SyntheticBatches(config, image_set, order.batch_size, process.rank, process.device)
-    else:
+    load = image_set.makes_batches and image_set.makes_batches(config, order.batch_size, process.rank, process.device)
+    if not load:
         reader = (SizedReader if config.TRAIN.SIZE_SCHEDULE else TrainReader)(image_set, config)
         load = make_loader(reader, choose_workers(config, image_set, process), process.device)
     return TrainData(image_set, order, process.rank, load)
@@ -161,8 +128,7 @@ def build_train_data(config: Config, image_set: ImageSet, process: Process, orde
 def build_eval_data(config: Config, image_set: ImageSet, process: Process) -> EvalData:
     """The evaluation images of one process."""
     batch_size = config.DATA.BATCH_SIZE_EVAL or config.DATA.BATCH_SIZE
-    if isinstance(image_set, SyntheticImages):
-        load = SyntheticBatches(config, image_set, batch_size, process.rank, process.device)
-    else:
+    load = image_set.makes_batches and image_set.makes_batches(config, batch_size, process.rank, process.device)
+    if not load:
         load = make_loader(EvalReader(image_set, config), choose_workers(config, image_set, process), process.device)
     return EvalData(image_set, batch_size, process.rank, process.world_size, load, is_padded=config.COMPILE)

@@ -3,7 +3,7 @@
 import copy
 import io
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -104,6 +104,7 @@ class ImageSet:
     """
 
     in_memory = False
+    makes_batches: Callable | None = None  # its own loader, in place of reading images one by one
     is_read_in_groups = False  # a process reads and keeps many images at once, so loader processes would repeat that
     per_image: tuple[str, ...] = ("targets",)  # the attributes that `take` selects from
     rows: np.ndarray | None = None  # of a part: which rows of the columns that `take` leaves whole; None: all
@@ -117,7 +118,9 @@ class ImageSet:
     def __init__(self, targets: Sequence[int] | np.ndarray, classes: list[str]):
         self.targets = targets if isinstance(targets, np.ndarray) else np.array(targets, dtype=np.int64)
         self.classes = classes
-        self.split: dict = {}  # where both parts come from, in plain values that checkpoints hold
+        # Where both parts come from, in plain values that checkpoints hold: `own_split` of sources/root.py, or for a set
+        # without a validation part {"training": title}.
+        self.split: dict = {}
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -162,7 +165,10 @@ class ImageSet:
         raise NotImplementedError
 
     def key(self, index: int) -> str:
-        """The name of this image within its data set, the same after the data was moved."""
+        """The name of this image within its data set, the same after the data was moved. Its hash decides the split.
+
+        The name in messages must therefore not change where it is also the key.
+        """
         return self.name(index)
 
     def all_keys(self) -> Iterable[list[bytes]]:

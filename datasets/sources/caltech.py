@@ -1,4 +1,6 @@
-"""Caltech101 and Caltech256 as their archives unpack, split here by a fixed seed."""
+"""Caltech101 and Caltech256 as their archives unpack, split here by position."""
+
+from collections.abc import Callable
 
 from configs.schema import Config
 from datasets.sources.folder import class_folders, read_class_folders
@@ -7,22 +9,14 @@ from datasets.split import hold_out
 from datasets.types import ImageSet
 from utils.errors import DataError
 
-# The folder with the class folders, the folders that may contain it, and the background class.
+# The folder with the class folders, the folders that may contain it, and the class of background, which is left out.
 CALTECH101 = ("101_ObjectCategories", ("", "caltech101", "caltech-101"), "BACKGROUND_Google")
 CALTECH256 = ("256_ObjectCategories", ("", "caltech256"), "257.clutter")
 
 
-def read_caltech101(config: Config) -> tuple[ImageSet, ImageSet]:
-    """101_ObjectCategories/NAME/image_0001.jpg"""
-    return _read(config, *CALTECH101)
-
-
-def read_caltech256(config: Config) -> tuple[ImageSet, ImageSet]:
-    """256_ObjectCategories/001.NAME/001_0001.jpg"""
-    return _read(config, *CALTECH256)
-
-
-def _read(config: Config, folder: str, parents: tuple[str, ...], background: str) -> tuple[ImageSet, ImageSet]:
+def read_caltech(config: Config, say: Callable = print) -> tuple[ImageSet, ImageSet]:
+    """101_ObjectCategories/NAME/image_0001.jpg, or 256_ObjectCategories/001.NAME/001_0001.jpg"""
+    folder, parents, background = CALTECH256 if "256" in config.DATA.DATASET else CALTECH101
     expects = f"the folder {folder}/ with a folder per class"
     root = data_root(config.DATA, expects)
     candidates = [root / parent / folder for parent in parents] + ([root] if root.name == folder else [])

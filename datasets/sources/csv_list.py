@@ -31,7 +31,7 @@ BITS = {"0": "0", "0.0": "0", "false": "0", "1": "1", "1.0": "1", "true": "1"}
 EXPECTS = "a .csv file, or a folder with train.csv and val.csv, with the columns image_path,target (DATA.COLUMNS)"
 
 
-def read_csv(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
+def read_csv(config: Config, say: Callable = print) -> tuple[ImageSet | None, ImageSet | None]:
     """train.csv and val.csv, or one file and None. Targets are class numbers or class names."""
     root = data_root(config.DATA, EXPECTS)
     files, notes = [root], ()

@@ -1,5 +1,6 @@
 """`digits`: 1,797 handwritten digits that are part of halfstep (source and licence: DIGITS.md)."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ VAL_FRACTION = 0.2  # fixed, so that accuracies are comparable
 BRIGHTEST = 16
 
 
-def read_digits(config: Config) -> tuple[ImageSet, ImageSet]:
+def read_digits(config: Config, say: Callable = print) -> tuple[ImageSet, ImageSet]:
     """80% to train and 20% to validate, of every class, or a fold; DATA_PATH is not used."""
     with np.load(FILE, allow_pickle=False) as content:
         images, targets = content["images"], content["targets"]

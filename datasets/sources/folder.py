@@ -3,6 +3,7 @@
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from unicodedata import normalize
 
@@ -36,7 +37,7 @@ INDEX_FILE = f"images{ENDING}"  # beside the class folders, not in a folder that
 EXPECTS = "train/ and val/ (or valid/, validation/, test/) with a folder per class, or a folder per class and no split"
 
 
-def read_image_folder(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
+def read_image_folder(config: Config, say: Callable = print) -> tuple[ImageSet | None, ImageSet | None]:
     """`imagefolder`: train/ and val/, or one folder of class folders and None."""
     root = unwrapped(data_root(config.DATA, EXPECTS), (*TRAIN_NAMES, *VAL_NAMES))
     parts = choose_parts(subfolders(root))

@@ -9,6 +9,7 @@ An image depends on its class and number alone, and on every machine: draws are 
 with them are sums, products and square roots of single numbers, which IEEE 754 rounds everywhere alike.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -64,7 +65,7 @@ class Fractals(ImageSet):
         return to_array(Image.fromarray(picture(system, draws)), self.rules)
 
 
-def read_fractals(config: Config) -> tuple[ImageSet, ImageSet]:
+def read_fractals(config: Config, say: Callable = print) -> tuple[ImageSet, ImageSet]:
     """SYNTHETIC_SIZE images to train on, and a tenth as many to validate on, at least one of each class."""
     data = config.DATA
     num_classes = config.MODEL.NUM_CLASSES or DEFAULT_CLASSES

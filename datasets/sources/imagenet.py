@@ -29,7 +29,7 @@ OFFICIAL_TARS = re.compile(r"ILSVRC2012_img_(train|val)\.tar")
 CLASS_TAR = re.compile(r"n\d{8}\.tar")
 
 
-def read_imagenet(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
+def read_imagenet(config: Config, say: Callable = print) -> tuple[ImageSet | None, ImageSet | None]:
     """Training and validation images below DATA_PATH, or all images and None."""
     root = data_root(config.DATA, EXPECTS)
     train_file, val_file = root / TRAIN_LIST, root / VAL_LIST

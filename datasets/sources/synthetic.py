@@ -1,6 +1,6 @@
 """`synthetic`: random images that are on the device already, to measure everything but data loading."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 
 import numpy as np
@@ -18,6 +18,9 @@ class SyntheticImages(ImageSet):
     """Targets without images, which SyntheticBatches generates on the device."""
 
     in_memory = labels_are_numbers = True
+
+    def makes_batches(self, config: Config, batch_size: int, rank: int, device: torch.device) -> "SyntheticBatches":
+        return SyntheticBatches(config, self, batch_size, rank, device)
 
     def name(self, index: int) -> str:
         return f"synthetic image {index}"
@@ -40,7 +43,7 @@ class SyntheticBatches:
             yield Batch(self.images[:count, :, :side, :side], self.targets[:count], piece.num_samples, [], piece)
 
 
-def read_synthetic(config: Config) -> tuple[ImageSet, ImageSet]:
+def read_synthetic(config: Config, say: Callable = print) -> tuple[ImageSet, ImageSet]:
     """SYNTHETIC_SIZE targets, the same for training and validation."""
     num_classes = config.MODEL.NUM_CLASSES or DEFAULT_CLASSES
     targets = np.random.default_rng(config.SEED).integers(num_classes, size=config.DATA.SYNTHETIC_SIZE)

@@ -10,8 +10,7 @@ import numpy as np
 from PIL import ImageOps
 
 from configs.schema import Config
-from datasets.sources.caltech import read_caltech101, read_caltech256
-from datasets.sources.imagenet import read_imagenet
+from datasets.sources import TORCHVISION, find_source
 from datasets.sources.images import ArrayImages, FileImages
 from datasets.sources.root import own_split
 from datasets.split import hold_out
@@ -20,7 +19,6 @@ from datasets.types import ImageReadError, ImageSet
 from utils.errors import ConfigError, DataError, did_you_mean
 from utils.torch_internals import LABELS
 
-PREFIX = "torchvision/"
 SHORT_NAMES = {"cifar10": "CIFAR10", "cifar100": "CIFAR100"}
 
 
@@ -42,20 +40,19 @@ SPLITS: dict[str, tuple[dict, dict | None]] = {
 }
 # Data sets whose layouts halfstep reads itself.
 OWN_READERS = {
-    "Caltech101": ("caltech101", read_caltech101),
-    "Caltech256": ("caltech256", read_caltech256),
-    "ImageNet": ("imagenet2012", read_imagenet),
+    "Caltech101": "caltech101",
+    "Caltech256": "caltech256",
+    "ImageNet": "imagenet2012",
 }
 
 
 def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet]:
     """Training and validation images of the class that DATA.DATASET names. `say` reports a download."""
     dataset = config.DATA.DATASET
-    name = SHORT_NAMES.get(dataset, dataset.removeprefix(PREFIX))
+    name = SHORT_NAMES.get(dataset, dataset.removeprefix(TORCHVISION))
     if name in OWN_READERS:
-        own_name, read = OWN_READERS[name]
-        train, val = read(config)
-        val.notes = (f"{dataset} is read as -dataset {own_name}",)
+        train, val = find_source(OWN_READERS[name])(config, say)
+        val.notes = (f"{dataset} is read as -dataset {OWN_READERS[name]}",)
         return train, val
     if name not in SPLITS:
         known = sorted([*SPLITS, *OWN_READERS])

@@ -1,16 +1,37 @@
 """What holds for every data set, and those that need no files."""
 
 import hashlib
+import inspect
+import re
 
 import numpy as np
 import pytest
 
+from datasets import ImageSet, build
 from datasets.shuffle import shuffled
+from datasets.sources import SOURCES, find_source
 from datasets.sources.digits import FILE
 from datasets.split import hold_out
 from tests.support.image_sets import error_of, load, make_folders
 from tests.support.refusals import assert_names
+from tests.support.runs import ROOT
 from utils.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_data_set_is_read_by_a_function_and_described_in_both_languages(name):
+    assert list(inspect.signature(find_source(name)).parameters) == ["config", "say"], f"datasets/sources: {name}"
+    for page in ("docs/data.md", "docs/zh/data.md"):
+        table = (ROOT / page).read_text(encoding="utf-8")
+        assert re.search(rf"^\| .*`{name}`", table, re.M), f"{page}: no line for {name} in the table of data sets"
+
+
+def test_a_source_that_does_not_say_where_its_images_come_from_is_refused(monkeypatch):
+    whole, part = ImageSet([0, 1], ["a", "b"]), ImageSet([0, 1], ["a", "b"])
+    for sets in ((whole, None), (whole, part)):
+        monkeypatch.setattr(build, "find_source", lambda name, sets=sets: lambda config, say: sets)
+        with pytest.raises(AssertionError, match="split"):
+            load("digits")
 
 
 def test_digits_come_with_halfstep():
@@ -79,5 +100,5 @@ def test_the_shuffle_is_the_same_in_every_version_of_numpy():
 def test_hold_out_keeps_an_image_of_every_class_to_train_on():
     everything, _ = load("digits")
     few = everything.take(np.concatenate([np.flatnonzero(everything.targets == digit)[:2] for digit in range(10)]))
-    train, val = hold_out(few, 0.9, 0, "digits")
+    train, val = hold_out(few, 0.9, "digits")
     assert np.bincount(train.targets).tolist() == np.bincount(val.targets).tolist() == [1] * 10

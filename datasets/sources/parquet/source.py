@@ -1,5 +1,6 @@
 """`parquet`: the parts of a data set in parquet files, and its classes."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ EXPECTS = "train-00000-of-00002.parquet ... and validation-*.parquet, also in da
 LARGE_GROUP = 128 << 20  # bytes: of row groups of this size a process keeps more than other sets need
 
 
-def read_parquet(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
+def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None, ImageSet | None]:
     """Training and validation images, or all images and None."""
     parquet()
     root = data_root(config.DATA, EXPECTS)

@@ -101,13 +101,11 @@ def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     key = "DATA.FOLD"
     problem = "must be a number from 0 and that of all folds, from 2 to 1000, such as 0/5"
     yield values[key] is not None and not _is_fold(values[key]), key, problem
-    mode, accumulated = "COMPILE_MODE", "TRAIN.ACCUM_ITER"
+    accumulated = "TRAIN.ACCUM_ITER"
     # A CUDA graph overwrites the gradients of the micro-batch before: https://github.com/pytorch/pytorch/issues/169545
-    is_overwritten = values["COMPILE"] and values[mode] in CUDA_GRAPH_MODES and values[accumulated] > 1
-    problem = (
-        f"must be default or max-autotune-no-cudagraphs with {named(accumulated)}: CUDA graphs do not add gradients"
-    )
-    yield is_overwritten, mode, problem
+    is_overwritten = values["COMPILE"] in CUDA_GRAPH_MODES and values[accumulated] > 1
+    problem = f"must be true, blocks or max-autotune-no-cudagraphs with {named(accumulated)}: CUDA graphs do not add gradients"
+    yield is_overwritten, "COMPILE", problem
     key = "RESUME.ALLOW_CHANGED"
     unknown = [name for name in values[key] if name not in CHANGEABLE and name.lower() not in BOOLS]
     near = did_you_mean(unknown[0], CHANGEABLE) if unknown else ""
@@ -185,8 +183,7 @@ def _label_rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
 
 def _vit_rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     width, heads = "MODEL.EMBED_DIM", "MODEL.NUM_HEADS"
-    is_uneven = values["MODEL.ATTN_HEAD_SIZE"] is None and values[width] % values[heads]
-    yield is_uneven, width, f"must be a multiple of {named(heads)}; change one of them or set MODEL.ATTN_HEAD_SIZE"
+    yield values[width] % values[heads] > 0, width, f"must be a multiple of {named(heads)}; change one of them"
     is_larger = values["MODEL.PATCH_SIZE"] > values["DATA.IMAGE_SIZE"]
     yield is_larger, "MODEL.PATCH_SIZE", f"must not be larger than {named('DATA.IMAGE_SIZE')}"
     # Weights of queries, keys, values and projection, and of the MLP's two layers. Each allocation may succeed although

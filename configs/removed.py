@@ -26,7 +26,34 @@ class Removed(NamedTuple):
     becomes: Callable[[Texts], dict[str, Any] | None] | None = None
 
 
+def _compile(former: Texts) -> dict[str, Any] | None:
+    """COMPILE of what three settings said. Whether the model was compiled at all must stand beside the other two."""
+    if "COMPILE" not in former or _is_same(former["COMPILE"], "false"):
+        return {} if "COMPILE" in former else None
+    scope, mode = (_plain(former.get(key)) for key in ("COMPILE_SCOPE", "COMPILE_MODE"))
+    if mode not in ("none", "default"):
+        return None if scope == "blocks" else {"COMPILE": mode}
+    return {"COMPILE": scope}
+
+
+def _head_size(former: Texts) -> dict[str, Any] | None:
+    """Nothing, if it is the only one that there is, of the width and the heads that stand beside it."""
+    width, heads, size = (_plain(former.get(f"MODEL.{name}")) for name in ("EMBED_DIM", "NUM_HEADS", "ATTN_HEAD_SIZE"))
+    are_whole = all(each.isdigit() for each in (width, heads, size))
+    return {} if are_whole and int(heads) * int(size) == int(width) else None
+
+
 REMOVED: dict[str, Removed] = {
+    "MODEL.ATTN_HEAD_SIZE": Removed(
+        "none",
+        "a head is MODEL.EMBED_DIM / MODEL.NUM_HEADS wide, the only size that timm's VisionTransformer has; change these",
+        "model",
+        _head_size,
+    ),
+    "COMPILE_SCOPE": Removed("model", "write COMPILE: blocks (-compile blocks) instead of both", "machine", _compile),
+    "COMPILE_MODE": Removed(
+        "default", "write it as the value of COMPILE, such as -compile reduce-overhead", "machine", _compile
+    ),
     "TRAIN.OPTIMIZER.FIRST_MOMENT": Removed(
         "float32",
         "the optimizer's state is always float32; to save memory use DIST.STRATEGY=fsdp2, TRAIN.GRAD_CHECKPOINTING=true"

@@ -178,7 +178,7 @@ class Data:
 
 
 # These describe the model of TYPE vit; a timm model's name already says all of them.
-VIT_FIELDS = ("PATCH_SIZE", "EMBED_DIM", "DEPTH", "NUM_HEADS", "ATTN_HEAD_SIZE", "MLP_RATIO", "QKV_BIAS", "POS_EMBED")
+VIT_FIELDS = ("PATCH_SIZE", "EMBED_DIM", "DEPTH", "NUM_HEADS", "MLP_RATIO", "QKV_BIAS", "POS_EMBED")
 
 
 @dataclass(frozen=True)
@@ -217,8 +217,6 @@ class Model:
     """Number of transformer blocks."""
     NUM_HEADS: Annotated[int, Bounds(1, 1_000)] = 12
     """Attention heads in each block."""
-    ATTN_HEAD_SIZE: Annotated[int | None, Bounds(1, 100_000)] = None
-    """Width of a head; not set: EMBED_DIM / NUM_HEADS."""
     MLP_RATIO: Annotated[float, Bounds(0.01, 100.0)] = 4.0
     """Hidden width of the MLP divided by EMBED_DIM."""
     QKV_BIAS: bool = True
@@ -534,12 +532,8 @@ class Config:
     """Epochs between two evaluations; the last epoch is always evaluated."""
     DEVICE: Annotated[Literal["auto", "cuda", "xpu", "mps", "cpu"], MACHINE] = "auto"
     """Device; auto: CUDA, else XPU, else MPS, else the CPU."""
-    COMPILE: bool = False
-    """Compile the model with torch.compile: faster on GPUs, after a minute or more."""
-    COMPILE_SCOPE: Literal["model", "blocks"] = "model"
-    """What to compile: the whole model, or each of its blocks, which compiles in a fraction of the time."""
-    COMPILE_MODE: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
-    """torch.compile's mode; reduce-overhead uses CUDA graphs, for small models and batches; max-autotune benchmarks kernels."""
+    COMPILE: bool | Literal["blocks", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = False
+    """Compile with torch.compile: faster on GPUs, after a minute or more; blocks: each block by itself, in less time."""
     DETERMINISTIC: bool = False
     """Use only deterministic kernels: slower on GPUs, where bit-identical resume needs it."""
     TENSORBOARD: Annotated[bool, RECORD] = True

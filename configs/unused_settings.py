@@ -37,7 +37,6 @@ def _rules(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     yield bool(config.START.NAME), "", "TAG", "NAME is the whole name of the run's folder"
     yield config.START.EVAL, "", "COMPILE", "EVAL is on, and nothing is trained"
     yield config.START.EVAL, "DIST.", "STRATEGY", "EVAL is on, and nothing is trained"
-    yield not config.COMPILE, "", "COMPILE_SCOPE COMPILE_MODE", "COMPILE is off; -compile switches it on"
 
     on_server = is_url(data.DATA_PATH)
     # Of these the index may lie in CACHE_PATH too.

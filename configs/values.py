@@ -237,14 +237,14 @@ def _convert_one(setting: Setting, text: Text) -> Any:
     if is_none(text) and not is_blank and (setting.optional or setting.kind is str) and not setting.is_list:
         return None if setting.optional else ""
     word = text.strip().lower()
+    if word in setting.special:
+        return word
     if setting.choices or setting.kind is bool:
         return ({str(choice).lower(): choice for choice in setting.choices} or BOOLS)[word]
     if setting.kind is str:
         if "\0" in text:
             raise ValueError("paths and names must not contain it")
         return str(text)  # and no subclass that says how a file writes it
-    if word in setting.special:
-        return word
     if not (INT if setting.kind is int else FLOAT).fullmatch(word):
         raise ValueError("not a number")
     value = setting.kind(word)

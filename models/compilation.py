@@ -16,6 +16,7 @@ from utils.torch_internals import allow_graphs
 
 # Of each block: training, its last batch, evaluation; each anew for micro-batches that were halved for lack of memory.
 MAX_GRAPHS = 64
+BLOCKS = "blocks"
 
 
 def compile_model(model: nn.Module, config: Config) -> None:
@@ -24,15 +25,14 @@ def compile_model(model: nn.Module, config: Config) -> None:
     A graph for each batch size: the one for all sizes that torch makes of the second is slower for the first, too.
     """
     allow_graphs(MAX_GRAPHS)
+    mode = config.COMPILE if config.COMPILE not in (True, BLOCKS) else None
     for part in parts_to_compile(model, config):
-        part.compile(mode=config.COMPILE_MODE, dynamic=False)
+        part.compile(mode=mode, dynamic=False)
 
 
 def parts_to_compile(model: nn.Module, config: Config) -> list[nn.Module]:
     """The model, or its blocks: they are alike, so that one compilation serves all of them."""
-    if config.COMPILE_SCOPE == "model":
-        return [model]
-    return list(blocks_of(model, "COMPILE_SCOPE is blocks", "COMPILE_SCOPE model"))
+    return list(blocks_of(model, "COMPILE is blocks", "COMPILE true")) if config.COMPILE == BLOCKS else [model]
 
 
 FOLDER, NUM_WORKERS = "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"  # torch's own variables

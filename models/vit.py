@@ -15,7 +15,6 @@ def build_vit(config: Config, num_classes: int) -> nn.Module:
     # Here and not above: importing timm takes seconds, and a mistake in the settings should not wait for it.
     data, model = config.DATA, config.MODEL
     check_patches(config, model.PATCH_SIZE)
-    _check_heads(model)
     check_kwargs(model)
     from timm.models.vision_transformer import VisionTransformer
 
@@ -78,19 +77,3 @@ def dynamic_size(config: Config) -> dict[str, bool]:
     if config.TRAIN.SIZE_SCHEDULE and given is False:
         raise ConfigError("MODEL.KWARGS.dynamic_img_size: False, but TRAIN.SIZE_SCHEDULE needs it; remove one of them")
     return {"dynamic_img_size": True} if config.TRAIN.SIZE_SCHEDULE and given is None else {}
-
-
-def _check_heads(model) -> None:
-    if model.EMBED_DIM % model.NUM_HEADS:
-        raise ConfigError(
-            f"MODEL.NUM_HEADS: {model.NUM_HEADS} heads do not share MODEL.EMBED_DIM {model.EMBED_DIM} evenly; "
-            "choose a divisor of it"
-        )
-    head_size = model.EMBED_DIM // model.NUM_HEADS
-    # Not supported rather than subclassed: timm's VisionTransformer has no such argument, so timm could not load
-    # what would be trained here.
-    if model.ATTN_HEAD_SIZE not in (None, head_size):
-        raise ConfigError(
-            f"MODEL.ATTN_HEAD_SIZE: {model.ATTN_HEAD_SIZE} is not EMBED_DIM / NUM_HEADS = {head_size}, the only head "
-            "size that timm's VisionTransformer has; remove the key, or change NUM_HEADS"
-        )

@@ -315,7 +315,7 @@ def test_help_names_every_flag_without_importing_torch(script):
 def test_compiled_run_saves_clean_names_and_keeps_its_kernels(small_yaml, tmp_path, monkeypatch):
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it when it compiles in this process
     # One block (the last is computed for the class token only) and whole batches: every other shape is compiled anew.
-    few = ["-opts", "COMPILE_SCOPE=blocks", "DATA.BATCH_SIZE=359"]
+    few = ["-opts", "COMPILE=blocks", "DATA.BATCH_SIZE=359"]
     flags = ["-cfg", str(small_yaml), "-compile", "-epochs", "1", "-output", str(tmp_path / "output"), *few]
     # Torch would compile a program for each kind of vector instructions, to see which this processor runs.
     environment = {"XDG_CACHE_HOME": str(tmp_path), "TORCHINDUCTOR_VEC_ISA_OK": "1"}

@@ -9,6 +9,7 @@ from torch import nn
 
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
+from configs.values import to_text
 from datasets import ImageSet, Kept, describe_balance, load_image_sets
 from engine.auto_batch_size import calculate, max_images
 from engine.check.cache import check_cache
@@ -185,7 +186,7 @@ def check_model(rows: Rows, plan: Plan, model: nn.Module, has_data: bool) -> Non
         checkpointing = ActivationCheckpointing(config.MODEL.NAME)
         rows.step("checkpointing", lambda: checkpointing.apply(copy.deepcopy(model)))
     if config.COMPILE:
-        how = f"COMPILE_SCOPE {config.COMPILE_SCOPE}, COMPILE_MODE {config.COMPILE_MODE}"
+        how = f"COMPILE {to_text(config.COMPILE)}"
         rows.report("compile", lambda: [f"{how}: {len(parts_to_compile(model, config))} to compile"])
     if is_run(plan.saved):
         rows.report("resume", lambda: try_resume(plan, model, has_data))

@@ -82,7 +82,7 @@ class MemoryGuard(Guard):
         self._config, self._trainer, self._log = config, trainer, log
         self.order, self.process = trainer.data.order, trainer.process
         self.max_images: int | None = None  # per micro-batch; None: as the loader delivers them
-        self._has_cuda_graphs = config.COMPILE and config.COMPILE_MODE in CUDA_GRAPH_MODES
+        self._has_cuda_graphs = config.COMPILE in CUDA_GRAPH_MODES
         # Two updates, because the first allocates the optimizer's state. Not with FSDP, which gathers weights from all
         # processes, so that none of them can probe alone.
         can_probe = self.process.world_size > 1 and not config.COMPILE and not is_sharded(config, self.process)
@@ -147,7 +147,7 @@ class MemoryGuard(Guard):
             self.process.first(lambda: self._refuse(step))
         if self._has_cuda_graphs:
             raise ConfigError(
-                f"COMPILE_MODE is {self._config.COMPILE_MODE}: memory runs out at step {step}, and with CUDA graphs, which "
+                f"COMPILE is {self._config.COMPILE}: memory runs out at step {step}, and with CUDA graphs, which "
                 "do not add gradients, it cannot be repeated with smaller micro-batches; start again, or continue from the "
                 f"last save with -resume auto: {self._flags(self._half(old))}"
             )
@@ -186,7 +186,7 @@ class MemoryGuard(Guard):
         order, unit = self.order, self.order.unit
         each = order.global_batch // order.world_size
         size = next((size for size in range(size, 0, -unit) if each % size == 0), unit)
-        mode = " -opts COMPILE_MODE=default RESUME.ALLOW_CHANGED=[COMPILE_MODE]" if self._has_cuda_graphs else ""
+        mode = " -compile -opts RESUME.ALLOW_CHANGED=[COMPILE]" if self._has_cuda_graphs else ""
         return f"-batch_size {size} -accum_iter {each // size}{mode}"
 
     def _refuse(self, step: int) -> None:

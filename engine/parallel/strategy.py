@@ -2,7 +2,6 @@
 
 import torch
 
-from configs.combinations import CUDA_GRAPH_MODES
 from configs.schema import AUTO, Config
 from engine.parallel.fsdp import Sharded
 from engine.parallel.replicated import Parallel, Replicated
@@ -25,11 +24,8 @@ def check_strategy(config: Config) -> None:
         f"PRECISION.MODE is {precision.MODE}": config.AMP
         and precision.MODE != "autocast"
         and "PRECISION.MODE autocast",
-        "COMPILE_SCOPE is model": config.COMPILE and config.COMPILE_SCOPE == "model" and "COMPILE_SCOPE blocks",
-        # A CUDA graph reads weights where they were when it was recorded; gathered ones lie elsewhere each time.
-        f"COMPILE_MODE is {config.COMPILE_MODE}": config.COMPILE
-        and config.COMPILE_MODE in CUDA_GRAPH_MODES
-        and "COMPILE_MODE default or max-autotune-no-cudagraphs",
+        # Weights are gathered block by block, and a CUDA graph would read them where they were when it was recorded.
+        f"COMPILE is {config.COMPILE}": config.COMPILE not in (False, "blocks") and "COMPILE blocks",
         "PRECISION.SHADOW_STEPS is set": precision.SHADOW_STEPS and "none, or DIST.STRATEGY ddp",
         "PRECISION.EXPLAIN is true": config.START.EXPLAIN and "-explain_precision with DIST.STRATEGY ddp",
     }

@@ -58,13 +58,13 @@ def choose_transforms(
         ClassTokenBlock(),
     ]
     # After both: they replace layers of exactly timm's classes, and the class token needs timm's attention.
-    on_cpu = CpuKernels(half is not None, is_compiled=training and config.COMPILE)
+    on_cpu = CpuKernels(half is not None, is_compiled=training and bool(config.COMPILE))
     elsewhere = GpuKernels(device, (half or torch.float32) if training else None)
     transforms.append(on_cpu if device.type == "cpu" else elsewhere)
     if half is not None and settings.MODE == "float8":
         # After the overrides and the class token: it converts neither named layers nor those with few rows.
         transforms.append(Float8(device))
-    if training and config.COMPILE and config.COMPILE_SCOPE == "blocks":
+    if training and config.COMPILE == "blocks":
         transforms.append(SharedDropPath())
     if training and config.TRAIN.GRAD_CHECKPOINTING:
         # After everything that replaces forwards: it must recompute what was computed.

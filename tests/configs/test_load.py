@@ -44,10 +44,6 @@ def test_what_only_a_vit_needs_is_not_asked_of_timms_models():
     assert load_text("DATA: {IMAGE_SIZE: 8}\nMODEL: {TYPE: timm, EMBED_DIM: 100}").config.DATA.IMAGE_SIZE == 8
 
 
-def test_a_head_size_frees_the_width_from_the_number_of_heads():
-    assert load_text("MODEL: {EMBED_DIM: 100, NUM_HEADS: 3, ATTN_HEAD_SIZE: 32}").config.MODEL.NUM_HEADS == 3
-
-
 def test_grey_images_take_one_entry_of_the_default_mean_and_deviation():
     config = load_text("DATA: {IMAGE_CHANNELS: 1, IMAGENET_STD: 0.3}").config
     assert (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD) == ((0.5,), (0.3,))
@@ -156,3 +152,23 @@ def test_a_timm_model_without_a_name_of_timms_is_refused_with_the_setting(here):
     config = load_text("MODEL: {TYPE: vit, NAME: my_vit}", "-opts", "MODEL.TYPE=timm").config
     with pytest.raises(ConfigError, match=r"MODEL\.NAME.*my_vit.*-opts MODEL\.NAME="):
         build_model(config, 10)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "expected"),
+    [
+        ("COMPILE: true\nCOMPILE_SCOPE: blocks\nCOMPILE_MODE: default", "COMPILE", "blocks"),
+        ("COMPILE: true\nCOMPILE_SCOPE: model\nCOMPILE_MODE: reduce-overhead", "COMPILE", "reduce-overhead"),
+        ("COMPILE: false\nCOMPILE_SCOPE: blocks", "COMPILE", False),
+        ("COMPILE: true\nCOMPILE_SCOPE: blocks\nCOMPILE_MODE: reduce-overhead", "COMPILE", None),
+        ("COMPILE_SCOPE: blocks", "COMPILE", None),
+        ("MODEL: {EMBED_DIM: 96, NUM_HEADS: 3, ATTN_HEAD_SIZE: 32}", "MODEL.EMBED_DIM", 96),
+        ("MODEL: {EMBED_DIM: 96, NUM_HEADS: 3, ATTN_HEAD_SIZE: 48}", "MODEL.ATTN_HEAD_SIZE", None),
+    ],
+)
+def test_former_settings_of_compilation_and_of_heads_are_read_as_what_they_mean(text, key, expected):
+    if expected is None:
+        with refused(ConfigError, key, "0.1.0"):
+            load_text(text)
+    else:
+        assert flatten(load_text(text).config)[key] == expected

@@ -16,7 +16,7 @@ def test_settings_without_effect_are_told_in_one_line_with_the_reason(here, word
 
 def test_settings_that_take_effect_are_not_spoken_of(here):
     options = "AMP=true PRECISION.RESIDUAL=half PRECISION.CUSTOM_BLACK_LIST=[head] PRECISION.SHADOW_STEPS=5"
-    options += " PROFILE=3 COMPILE=true COMPILE_SCOPE=blocks DATA.CACHE=disk"
+    options += " PROFILE=3 COMPILE=true DATA.CACHE=disk"
     options += " DATA.CACHE_PATH=x TRAIN.RAND_AUGMENT=true TRAIN.RAND_AUGMENT_LAYERS=3"
     options += " TRAIN.COLOR_JITTER=0.1 DATA.AUGMENT_ON=device"
     options += " TRAIN.CUTMIX_MINMAX=0.2,0.8 TRAIN.MIXUP_MODE=elem TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9"

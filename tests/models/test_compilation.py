@@ -28,7 +28,7 @@ def compiled_gradients(tmp_path, monkeypatch, scope: str | None):
     choose_transforms(config, CPU, None, training=True).apply(model)
     names = list(model.state_dict())
     if scope:
-        compile_model(model, small_config(tmp_path, f"COMPILE_SCOPE={scope}"))
+        compile_model(model, small_config(tmp_path, f"COMPILE={scope}"))
     model(torch.linspace(-1, 1, 128).view(2, 1, 8, 8)).sum().backward()
     assert list(model.state_dict()) == names
     monkeypatch.undo()
@@ -49,20 +49,20 @@ def test_blocks_alike_are_compiled_once_and_compute_the_same(tmp_path, monkeypat
 
 
 COUNTED = {
-    "the model": (["COMPILE_SCOPE=model", "MODEL.DEPTH=4"], [2, 1, 0, 0, 0, 0]),
+    "the model": (["COMPILE=true", "MODEL.DEPTH=4"], [2, 1, 0, 0, 0, 0]),
     # The first block drops no path: it is of another kind than the others.
     "blocks": (
-        ["COMPILE_SCOPE=blocks", "MODEL.DEPTH=12", "PRECISION.RESIDUAL=half", "TRAIN.GRAD_CHECKPOINTING=true"],
+        ["COMPILE=blocks", "MODEL.DEPTH=12", "PRECISION.RESIDUAL=half", "TRAIN.GRAD_CHECKPOINTING=true"],
         [4, 2, 0, 0, 0, 0],
     ),
-    "copies in half": (["COMPILE_SCOPE=blocks", "MODEL.DEPTH=4", "PRECISION.MODE=naive"], [4, 2, 0, 0, 0, 0]),
+    "copies in half": (["COMPILE=blocks", "MODEL.DEPTH=4", "PRECISION.MODE=naive"], [4, 2, 0, 0, 0, 0]),
 }
 
 
 @pytest.mark.parametrize("case", COUNTED)
 def test_nothing_is_compiled_twice_and_nothing_is_left_uncompiled(tmp_path, monkeypatch, case):
     options, expected = COUNTED[case]
-    common = ["AMP=true", "COMPILE=true", "MODEL.DROPPATH=0.1", "TRAIN.MODEL_EMA=true"]
+    common = ["AMP=true", "MODEL.DROPPATH=0.1", "TRAIN.MODEL_EMA=true"]
     config = small_config(tmp_path, *common, "DATA.DROP_LAST=false", *options)
     assert graphs_of_two_epochs(config, monkeypatch) == expected
 
@@ -90,17 +90,17 @@ def test_the_rate_of_drop_path_is_on_the_models_device(tmp_path):
 
 
 def test_compiling_blocks_of_a_model_without_any_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="COMPILE_SCOPE is blocks.*COMPILE_SCOPE model"):
-        compile_model(nn.Linear(1, 1), small_config(tmp_path, "COMPILE_SCOPE=blocks"))
+    with pytest.raises(ConfigError, match="COMPILE is blocks.*COMPILE true"):
+        compile_model(nn.Linear(1, 1), small_config(tmp_path, "COMPILE=blocks"))
 
 
 LISTS = "PRECISION.CUSTOM_BLACK_LIST=[blocks.0.mlp] PRECISION.CUSTOM_WHITE_LIST=[LayerNorm]"
 MODES = {  # the cases share out scopes and what else changes a forward
-    "float32, checkpointed blocks": "COMPILE_SCOPE=blocks TRAIN.GRAD_CHECKPOINTING=true MODEL.DEPTH=3",
-    "float32, halved for lack of memory": "COMPILE_SCOPE=model",
-    "bfloat16 with lists": f"AMP=true PRECISION.DTYPE=bfloat16 COMPILE_SCOPE=model {LISTS}",
-    "float16, residual in half": "AMP=true PRECISION.DTYPE=float16 PRECISION.RESIDUAL=half COMPILE_SCOPE=blocks",
-    "naive": "AMP=true PRECISION.MODE=naive PRECISION.DTYPE=bfloat16 COMPILE_SCOPE=model",
+    "float32, checkpointed blocks": "COMPILE=blocks TRAIN.GRAD_CHECKPOINTING=true MODEL.DEPTH=3",
+    "float32, halved for lack of memory": "COMPILE=true",
+    "bfloat16 with lists": f"AMP=true PRECISION.DTYPE=bfloat16 COMPILE=true {LISTS}",
+    "float16, residual in half": "AMP=true PRECISION.DTYPE=float16 PRECISION.RESIDUAL=half COMPILE=blocks",
+    "naive": "AMP=true PRECISION.MODE=naive PRECISION.DTYPE=bfloat16 COMPILE=true",
 }
 
 
@@ -109,15 +109,15 @@ def test_a_compiled_epoch_has_the_losses_of_an_eager_one(tmp_path, monkeypatch, 
     compile_with(monkeypatch, "aot_eager")
     options = [*MODES[case].split(), "DATA.BATCH_SIZE=359", "TRAIN.WARMUP_EPOCHS=0", "REPORT_FREQ=1"]
     losses = {}
-    for compiled in ("false", "true"):
+    for compiled in (True, False):
         reports = Reports()
-        trainer = make_trainer(small_config(tmp_path, *options, f"COMPILE={compiled}"), callbacks=[reports])
+        trainer = make_trainer(small_config(tmp_path, *options, *["COMPILE=false"][compiled:]), callbacks=[reports])
         if "memory" in case:
             run_out(trainer, fits=180, step=1)
         train(trainer)
         losses[compiled] = [report.loss for report in reports.seen]
-    assert len(losses["true"]) == trainer.data.steps_per_epoch
-    assert losses["true"] == pytest.approx(losses["false"], rel=1e-5 if "float32" in case else 5e-3)
+    assert len(losses[True]) == trainer.data.steps_per_epoch
+    assert losses[True] == pytest.approx(losses[False], rel=1e-5 if "float32" in case else 5e-3)
 
 
 def test_what_is_not_training_compiles_no_copy(tmp_path, monkeypatch):

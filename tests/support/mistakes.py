@@ -54,7 +54,7 @@ IN_A_FILE = {
     'SAVE: "a\\0b"': "SAVE",
     "BASE: [[a.yaml]]": "BASE",
     # Settings that do not fit together.
-    "MODEL: {EMBED_DIM: 100, NUM_HEADS: 3}": "MODEL.EMBED_DIM 100 MODEL.NUM_HEADS 3 MODEL.ATTN_HEAD_SIZE",
+    "MODEL: {EMBED_DIM: 100, NUM_HEADS: 3}": "MODEL.EMBED_DIM 100 MODEL.NUM_HEADS 3",
     "DATA: {IMAGE_SIZE: 8}": "MODEL.PATCH_SIZE 16 (default) DATA.IMAGE_SIZE 8",
     "MODEL: {FREEZE: ['*'], LORA: {RANK: 4}}": "MODEL.FREEZE MODEL.LORA.RANK 4",
     "DATA: {DATASET: csv, LABEL_SEPARATOR: ;, COLUMNS: [p, a, b]}": "DATA.LABEL_SEPARATOR ; DATA.COLUMNS [p, a, b]",
@@ -161,7 +161,7 @@ ON_THE_COMMAND_LINE = {
     "-name ..": "NAME .. -name",
     f"-name {'x' * 201}": "NAME 200",
     f"-opts RUN.MAX_TIME={'9' * 400}": "RUN.MAX_TIME 3h30m",
-    "-compile -accum_iter 2 -opts COMPILE_MODE=reduce-overhead": "COMPILE_MODE reduce-overhead TRAIN.ACCUM_ITER 2",
+    "-compile reduce-overhead -accum_iter 2": "COMPILE reduce-overhead TRAIN.ACCUM_ITER 2",
     "-amp -opts PRECISION.INIT_LOSS_SCALING=8 PRECISION.MIN_LOSS_SCALING=16": (
         "PRECISION.INIT_LOSS_SCALING 8 PRECISION.MIN_LOSS_SCALING 16"
     ),
@@ -224,7 +224,6 @@ WITHOUT_EFFECT = {
     ("TAG=a", "NAME=b"): "NAME",
     ("MODEL.LORA.ALPHA=8 MODEL.LORA.DROPOUT=0.1", ""): "MODEL.LORA.RANK 0",
     ("DIST.STRATEGY=fsdp2", "EVAL=true"): "EVAL",
-    ("COMPILE_SCOPE=blocks", ""): "COMPILE -compile",
     ("DATA.CACHE_SIDE=9 DATA.CACHE_PATH=x", ""): "DATA.CACHE none disk",
     ("DATA.SHUFFLE_BUFFER=9", ""): "DATA.DATASET shards parquet",
     ("DATA.SYNTHETIC_SIZE=9", ""): "DATA.DATASET synthetic fractals",

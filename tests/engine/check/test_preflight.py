@@ -169,16 +169,16 @@ def test_what_a_data_set_has_to_say_is_a_row(check, photos):
 
 
 def test_what_is_compiled_is_looked_for_in_the_model(check):
-    options = ["-opts", "COMPILE=true", "COMPILE_SCOPE=blocks"]
+    options = ["-opts", "COMPILE=blocks"]
     verdict, told = check(*options)["compile"]
     assert verdict == OK
-    assert_names(told, "COMPILE_SCOPE blocks", "COMPILE_MODE default", 2)
+    assert_names(told, "COMPILE blocks", 2)
     resnet = (
         "MODEL.TYPE=timm MODEL.NAME=resnet18 MODEL.PATCH_SIZE=16 MODEL.EMBED_DIM=768 MODEL.DEPTH=12 MODEL.NUM_HEADS=12"
     )
     verdict, told = check(*options, *resnet.split(), "DATA.IMAGE_SIZE=32")["compile"]
     assert verdict == WRONG
-    assert_names(told, "COMPILE_SCOPE", "blocks")
+    assert_names(told, "COMPILE", "blocks")
 
 
 def test_images_repeated_more_often_than_an_update_has_them(check):

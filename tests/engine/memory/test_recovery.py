@@ -184,11 +184,11 @@ def test_an_image_that_only_keeps_a_process_in_step_is_not_parted():
 
 def test_with_cuda_graphs_the_run_ends_with_flags_that_the_settings_allow(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: None)
-    options = ("COMPILE=true", "COMPILE_MODE=reduce-overhead")
+    options = ("COMPILE=reduce-overhead",)
     trainer = make_trainer(small_config(tmp_path, *options))
     run_out(trainer, fits=16, step=1)
-    with refused(ConfigError, "COMPILE_MODE", "reduce-overhead", "step 1", "-resume auto") as caught:
+    with refused(ConfigError, "COMPILE", "reduce-overhead", "step 1", "-resume auto") as caught:
         update(trainer, 2)
-    flags = "-batch_size 16 -accum_iter 2 -opts COMPILE_MODE=default RESUME.ALLOW_CHANGED=[COMPILE_MODE]"
+    flags = "-batch_size 16 -accum_iter 2 -compile -opts RESUME.ALLOW_CHANGED=[COMPILE]"
     assert str(caught.value).endswith(flags)
     load(["-cfg", str(tmp_path / "small.yaml"), "-compile", *flags.split()])

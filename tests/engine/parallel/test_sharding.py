@@ -176,14 +176,14 @@ def test_other_numbers_of_processes_go_on_from_it(runs, folder, world_size):
         "DATA.BATCH_SIZE=auto",
         "PRECISION.MODE=naive",
         "PRECISION.MODE=float8",
-        "COMPILE_SCOPE=model",
-        "COMPILE_MODE=max-autotune",
+        "COMPILE=true",
+        "COMPILE=max-autotune",
         "PRECISION.SHADOW_STEPS=5",
         "PRECISION.EXPLAIN=true",
     ],
 )
 def test_what_shards_cannot_do_is_refused(tmp_path, option):
-    config = small_config(tmp_path, "AMP=true", "COMPILE=true", "COMPILE_SCOPE=blocks", FSDP, option)
+    config = small_config(tmp_path, "AMP=true", "COMPILE=blocks", FSDP, option)
     name, _ = option.split("=")
     with refused(ConfigError, "DIST.STRATEGY", "fsdp2", name):
         check_strategy(config)

@@ -133,7 +133,7 @@ def test_after_the_run_nothing_is_listened_to(start):
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_process_0_of_several_measures_alone_and_compiles_nothing_more(small_yaml, tmp_path, strategy):
     flags = ["-cfg", str(small_yaml), "-compile", "-epochs", "2", "-batch_size", "180", "-output", str(tmp_path / "o")]
-    options = ["-opts", f"DIST.STRATEGY={strategy}", "COMPILE_SCOPE=blocks", "DATA.DROP_LAST=false"]
+    options = ["-opts", f"DIST.STRATEGY={strategy}", "COMPILE=blocks", "DATA.DROP_LAST=false"]
     faults = {"compile_without_code": [{"XDG_CACHE_HOME": str(tmp_path)}]}
     ended = run("main_multi_gpu.py", *flags, *options, processes=2, faults=faults)
     assert ended.codes == [0, 0], ended.stderr

@@ -1,25 +1,35 @@
-"""A run of -eval, in the order of execution: no training, one evaluation of each set of weights."""
+"""Evaluations of a run: -eval in the order of execution, those between epochs, and that of best.pth at the end."""
 
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
+from torch import nn
 
 from configs.load import LoadedConfig
-from datasets import BadImages, Normalize, build_eval_data
+from datasets import BadImages, EvalData, Normalize, build_eval_data
 from engine.build import load_cached_data, make_model
-from engine.evaluation.evaluate import Evaluation, evaluate, weights_to_score
+from engine.checkpoint.format import read_checkpoint
+from engine.checkpoint.resume import is_run
+from engine.evaluation.evaluate import Evaluation, evaluate
 from engine.evaluation.scores import Best, describe_scores
+from engine.evaluation.tally import ImageResults, LabelResults
 from engine.plan import Plan, begin, make_plan
 from engine.plan_lines import describe_evaluation
 from engine.precision.policy import set_matmul
 from engine.record.next_steps import after_evaluation
 from engine.record.result_files import ResultFiles
 from engine.session import Session
-from models import describe
+from engine.train.optim.schedule_free import averaged
+from engine.train.trainer import Trainer
+from models import build_model, describe
 from models.transforms import choose_transforms
 from models.weights.files import find_file
+from models.weights.load import load_exactly
+from models.weights.state import merged
 from utils.host import keep_freed_memory
 from utils.text import counted
 
@@ -74,3 +84,41 @@ def leave_results(session: Session, plan: Plan, found: dict[str, Evaluation]) ->
     if session.process.is_first:
         files = ResultFiles(session.path, plan.eval_set, session.log)
         files.write(images, Best.of(best, 0, "_ema" if name else ""), plan.config.REPORT)
+
+
+def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages) -> dict[str, Evaluation]:
+    """The raw weights, and the EMA weights if there are any."""
+    models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema else {})
+    normalize, metric = trainer.prepare.normalize, trainer.config.TRAIN.BEST_METRIC
+    with averaged(trainer.optimizer):
+        found = {
+            suffix: evaluate(model, data, normalize, trainer.precision, trainer.process, bad_images)
+            for suffix, model in models.items()
+        }
+    return {suffix: each._replace(scores=replace(each.scores, metric=metric)) for suffix, each in found.items()}
+
+
+def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: BadImages) -> ImageResults | LabelResults:
+    """Evaluate a best.pth again, as it was in its epoch. The training must be over: the trainer's model gets its weights."""
+    suffix = trainer.best.suffix
+    key, model = f"state_dict{suffix}", trainer.ema.model if suffix and trainer.ema else trainer.model
+    state = trainer.parallel.local_part({key: read_checkpoint(path, lazily=True)[key]})
+    trainer.parallel.load(model, state[key])
+    found = evaluate(model, data, trainer.prepare.normalize, trainer.precision, trainer.process, bad_images)
+    return found.images.gather(trainer.process)
+
+
+def weights_to_score(plan: Plan, make_model: Callable[[], nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """The model with each set of weights to evaluate, and a prefix for its figures.
+
+    `make_model`: builds the model with foreign weights.
+    """
+    state = plan.saved
+    if not is_run(state):
+        yield "", make_model()
+        return
+    model = build_model(plan.config, plan.num_classes)
+    for key, name in (("state_dict", ""), ("state_dict_ema", "EMA ")):
+        if state.get(key):
+            load_exactly(model, merged(state[key], state["config"]), plan.checkpoint)
+            yield name, model

@@ -18,8 +18,7 @@ from engine.checkpoint.format import held_by
 from engine.checkpoint.resume import is_run, refuse_changes
 from engine.checkpoint.sharded_saver import make_saver
 from engine.diagnose.explain import explain
-from engine.eval_run import run_evaluation
-from engine.evaluation.evaluate import evaluate_both, evaluate_saved
+from engine.eval_run import evaluate_both, evaluate_saved, run_evaluation
 from engine.evaluation.scores import Best
 from engine.plan import Plan, begin, make_plan
 from engine.plan_lines import describe_other_validation, describe_training

@@ -150,8 +150,8 @@ class Scorer:
 
     def __init__(self, part: Part, data_path: str | None):
         from datasets import BadImages, Kept, Normalize, build_eval_data, load_image_sets
-        from engine.evaluation.classifier import config_of
         from engine.precision.policy import Precision, set_matmul
+        from engine.predict.classifier import config_of
         from utils.distributed import Process, choose_device
 
         record = part.record

@@ -73,7 +73,7 @@ def export(source: str, target: Path, key: str | None = None, to: str | None = N
     if to == "safetensors":
         checked = write_safetensors(weights, facts, target)
     else:
-        from engine.evaluation.classifier import config_of
+        from engine.predict.classifier import config_of
         from models.export.formats import export as export_model
         from models.export.subject import Subject
 

@@ -36,7 +36,7 @@ IMAGES_A_PROCESS = 500  # fewer are classified before another process has starte
 
 def main(argv: list[str]) -> int:
     arguments = parse(argv)
-    from engine.evaluation.image_list import STDIN, find_images  # after the flags are checked: importing takes seconds
+    from engine.predict.image_list import STDIN, find_images  # after the flags are checked: importing takes seconds
     from utils.distributed import Process, choose_device, find_devices
 
     def images() -> list[str]:
@@ -118,7 +118,7 @@ def settings_flags(arguments: argparse.Namespace) -> list[str]:
 def check_outputs(arguments: argparse.Namespace, paths: list[str]) -> None:
     """Refuse what cannot be written, or would overwrite an image, before anything is computed."""
     from datasets.transforms.decode import KNOWN_ENDINGS
-    from engine.evaluation.output import SHEET_ENDINGS, Sheet, map_names
+    from engine.predict.output import SHEET_ENDINGS, Sheet, map_names
     from models.weights.files import find_checkpoint
 
     files = {"-csv": arguments.csv, "-json": arguments.json, "-sheet": arguments.sheet}
@@ -152,9 +152,9 @@ def check_outputs(arguments: argparse.Namespace, paths: list[str]) -> None:
 
 def predict(arguments: argparse.Namespace, paths: list[str], process: "Process") -> int:
     """Print, and write as the flags say, the most probable classes of each image. Returns the exit code."""
-    from engine.evaluation.classifier import load_classifier
-    from engine.evaluation.output import Maps, Output, thumbnails
-    from engine.evaluation.predictor import Predictor
+    from engine.predict.classifier import load_classifier
+    from engine.predict.output import Maps, Output, thumbnails
+    from engine.predict.predictor import Predictor
 
     given = (arguments.model, settings_flags(arguments), arguments.raw, arguments.classes)
     classifier = process.after_first(lambda: load_classifier(*given))

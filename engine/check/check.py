@@ -18,7 +18,7 @@ from engine.check.quick_checks import check_output, quick_checks
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import held_by
 from engine.checkpoint.resume import is_run, refuse_changes
-from engine.evaluation.evaluate import weights_to_score
+from engine.eval_run import weights_to_score
 from engine.evaluation.scores import Best
 from engine.memory.estimate import MORE, estimate, fixed_bytes, free_memory, trained_bytes
 from engine.parallel.fsdp import gathered_blocks

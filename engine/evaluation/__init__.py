@@ -1,1 +1,1 @@
-"""The evaluation of a run and its scores, and predictions for images of a user: classes, tables, pictures and maps."""
+"""The evaluation of a model: every image counts once; its scores, what each image got, and the best of a run."""

@@ -216,3 +216,13 @@ def average_precision(scores: np.ndarray, positives: np.ndarray) -> float:
     ends = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)  # the last image of each score
     right = np.cumsum(positives[order])[ends]
     return float(np.sum(np.diff(right, prepend=0) * right / (ends + 1)) / right[-1])
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """Convert half types to float32; float32 and float64 stay."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """float64, because sums over an epoch exceed float32's digits; float32 on MPS, which has nothing wider."""
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from engine.evaluation.scores import Scores
-from engine.evaluation.tally import ImageResults, LabelResults
+from engine.evaluation.tally import ImageResults, LabelResults, sum_dtype
 from utils.distributed import Process
 
 
@@ -96,8 +96,3 @@ class Counters:
         self.totals.zero_()
         if process.is_first:  # the saved sums cover all processes
             self.totals = state["totals"].to(self.totals)
-
-
-def sum_dtype(device: torch.device) -> torch.dtype:
-    """float64, because sums over an epoch exceed float32's digits; float32 on MPS, which has nothing wider."""
-    return torch.float32 if device.type == "mps" else torch.float64

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from configs.schema import Config, Train
 from datasets import Mixed, dominant_class
+from engine.evaluation.tally import widen
 
 Loss = Callable[[Tensor, Tensor | Mixed], Tensor]  # (logits [B, classes], targets) -> mean over the images
 
@@ -125,8 +126,3 @@ def hits(logits: Tensor | tuple[Tensor, Tensor], targets: Tensor | Mixed | Taugh
         targets = targets.labels
     best, classes = logits.argmax(1), dominant_class(targets)
     return best.eq(classes) if classes.ndim == 1 else classes.gather(1, best[:, None])[:, 0] > 0
-
-
-def widen(tensor: Tensor) -> Tensor:
-    """Convert half types to float32; float32 and float64 stay."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.evaluation.classifier import load_classifier
 from engine.evaluation.scores import Scores, confidence
+from engine.predict.classifier import load_classifier
 from scripts.export import export
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run, run_folder

@@ -7,10 +7,10 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, f1_score, recall_score
 
-from engine.evaluation.classifier import load_classifier
-from engine.evaluation.evaluate import tally as module
-from engine.evaluation.predictor import Predictor
+from engine.evaluation import tally as module
 from engine.evaluation.tally import Tally
+from engine.predict.classifier import load_classifier
+from engine.predict.predictor import Predictor
 from tests.support.configs import CPU
 from tests.support.runs import run, run_folder
 from tests.support.several_labels import write_digits

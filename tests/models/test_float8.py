@@ -17,8 +17,8 @@ from engine.diagnose.auto_doctor import make_case
 from engine.diagnose.explain import record_types
 from engine.diagnose.failing_batch import Batches, LastUpdate
 from engine.diagnose.fp32_compare import Float32Compare
-from engine.evaluation.classifier import config_of
 from engine.precision.policy import Precision
+from engine.predict.classifier import config_of
 from models import build_model
 from models.transforms import choose_transforms
 from models.transforms.float8 import check_float8

@@ -9,7 +9,7 @@ import timm
 import torch
 
 import main_single_gpu
-from engine.evaluation.classifier import load_classifier
+from engine.predict.classifier import load_classifier
 from models import adapt, build_model
 from models.weights.state import merged
 from scripts.export import export

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from datasets import load_image_sets
-from engine.evaluation.classifier import config_of
+from engine.predict.classifier import config_of
 from scripts import export, predict
 from tests.support.configs import small_config
 from tests.support.refusals import assert_names

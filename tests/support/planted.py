@@ -18,7 +18,6 @@ import engine.auto_batch_size
 import engine.build
 import engine.callback_list
 import engine.eval_run
-import engine.evaluation.evaluate
 import engine.memory.estimate
 import engine.record.trackers
 import engine.run
@@ -89,7 +88,7 @@ def score(*figures: list[float]) -> None:
         top1, loss = next(remaining)
         return Evaluation(Scores(loss, top1, 100.0, 359, 0), PerImage())
 
-    engine.evaluation.evaluate.evaluate = evaluate
+    engine.eval_run.evaluate = evaluate
 
 
 # What is called where a signal is to arrive, and at which call of it. An update has two micro-batches.
@@ -99,7 +98,7 @@ MOMENTS = {
     "start-up": (engine.run, "build_train_data", 1),
     "training": (Trainer, "update", 3),
     "accumulation": (Trainer, "to_device", 6),
-    "evaluation": (engine.evaluation, "evaluate", 1),
+    "evaluation": (engine.eval_run, "evaluate", 1),
 }
 
 

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from timm.data import ImageNetInfo
 
-from engine.evaluation.classifier import Classifier, load_classifier
-from engine.evaluation.output import Maps
+from engine.predict.classifier import Classifier, load_classifier
+from engine.predict.output import Maps
 from models.weights import load
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names

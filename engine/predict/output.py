@@ -15,9 +15,9 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from engine.evaluation.classifier import Classifier
-from engine.evaluation.maps import GradientMaps, Rollout
-from engine.evaluation.predictor import Guess, Look, Prediction
+from engine.predict.classifier import Classifier
+from engine.predict.maps import GradientMaps, Rollout
+from engine.predict.predictor import Guess, Look, Prediction
 from utils.contact_sheet import Tile, contact_sheet, fitted
 from utils.errors import ConfigError, DataError, cause_of
 from utils.files import replacing, write_text

@@ -11,9 +11,9 @@ from torch import Tensor
 from datasets import BadImages, Normalize, build_eval_data
 from datasets.sources.images import FileImages
 from datasets.transforms.decode import PixelRules
-from engine.evaluation.classifier import Classifier
+from engine.evaluation.tally import widen
 from engine.precision.policy import Precision, set_matmul
-from engine.train.loss import widen
+from engine.predict.classifier import Classifier
 from models.transforms import choose_transforms
 from utils.distributed import Process
 

@@ -6,7 +6,7 @@ import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from engine.evaluation.maps import GradientMaps, Rollout, attention_layers, watching_attention
+from engine.predict.maps import GradientMaps, Rollout, attention_layers, watching_attention
 
 SMALL = {"img_size": 16, "patch_size": 4, "in_chans": 1, "embed_dim": 12, "depth": 3, "num_heads": 3, "num_classes": 5}
 KINDS = {

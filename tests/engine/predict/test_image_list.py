@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from engine.evaluation.image_list import find_images
+from engine.predict.image_list import find_images
 from tests.support.refusals import assert_names
 from utils.errors import UserError
 

@@ -1,21 +1,44 @@
 """PaddleViT's other families: their files give timm's models, and are refused where they describe another one."""
 
+import json
+import re
+
 import pytest
 import timm
 
 from configs.load import load, to_yaml
-from scripts.maintenance.make_paddlevit_table import FILES, HEADER, PAGE, as_yaml, row
+from models import build_model
 from tests.support.configs import load_text, meta_device, write
+from tests.support.modules import ROOT
 from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("here")
 
-# Small ones that together have almost every field; scripts/make_paddlevit_table.py goes through all.
+# What each file sets of model and images, by family and name.
+FILES: dict[str, dict[str, str | list]] = json.loads((ROOT / "tests/data/paddlevit_families.json").read_text())
+REFUSED = dict(
+    re.findall(r"^\| (\w+/\S+\.yaml) \| (.*) \|$", (ROOT / "docs/from-paddlevit.md").read_text("utf-8"), re.M)
+)
+# Small ones that together have almost every field.
 SMALL = """CoaT/coat_lite_tiny ConvMixer/convmixer_768_32 DeiT/deit_tiny_patch16_224 MobileOne/mobileone_s1
 MobileViT/mobilevit_xxs PoolFormer/poolformer_s12 ResMLP/resmlp_12_224 SwinTransformer/swin_tiny_patch4_window7_224
 VOLO/volo_d1_224""".split()
 SWIN = FILES["SwinTransformer/swin_tiny_patch4_window7_224.yaml"]
+
+
+def as_yaml(settings: dict[str, str | list]) -> list[str]:
+    """The lines of a settings file with these values by full key."""
+    lines: list[str] = []
+    opened: list[str] = []
+    for key, value in sorted(settings.items(), key=lambda item: (item[0].rpartition(".")[0], item[0])):
+        *sections, name = key.split(".")
+        for depth, section in enumerate(sections):
+            if sections[: depth + 1] != opened[: depth + 1]:
+                lines.append(f"{'    ' * depth}{section}:")
+        opened = sections
+        lines.append(f"{'    ' * len(sections)}{name}: {json.dumps(value) if isinstance(value, list) else value}")
+    return lines
 
 
 def text_of(facts):
@@ -23,19 +46,18 @@ def text_of(facts):
 
 
 @pytest.mark.parametrize("file", SMALL, ids=lambda file: file.partition("/")[2])
-def test_file_of_each_family_gives_timms_model_and_the_row_of_the_table(file, tmp_path):
-    line = row(f"{file}.yaml", tmp_path)
-    name = FILES[f"{file}.yaml"]["MODEL.NAME"]
+def test_file_of_each_family_gives_timms_model(file):
+    config = load_text(text_of(FILES[f"{file}.yaml"])).config
     with meta_device():
-        parameters = sum(each.numel() for each in timm.create_model(name).parameters())
-    assert line == f"| {file}.yaml | {name} | {parameters:,} |\n"
-    assert line in PAGE.read_text(encoding="utf-8").partition(HEADER)[2]
+        ours, theirs = build_model(config, 1000), timm.create_model(FILES[f"{file}.yaml"]["MODEL.NAME"])
+    assert [each.shape for each in ours.parameters()] == [each.shape for each in theirs.parameters()]
 
 
-def test_table_has_the_106_files_once_each():
-    rows = PAGE.read_text(encoding="utf-8").partition(HEADER)[2].splitlines()
-    assert [line.split(" | ")[0].removeprefix("| ") for line in rows] == list(FILES) and len(rows) == 106
-    assert sum("refused" in line for line in rows) == 8  # their files contradict themselves, or are no classification
+def test_files_that_contradict_themselves_are_refused_with_the_reason_in_the_docs():
+    assert len(REFUSED) == 8 and REFUSED.keys() <= FILES.keys() and len(FILES) == 106
+    for file, reason in REFUSED.items():
+        with refused(ConfigError, reason):
+            load_text(text_of(FILES[file]))
 
 
 OTHER_VALUES = [

@@ -32,7 +32,9 @@ def load_image_sets(
     except OSError as error:
         raise DataError(f"DATA.DATA_PATH: {config.DATA.DATA_PATH} cannot be read ({error})") from error
     whole = train if val is None else val
-    assert whole.split.get("training") or config.START.EVAL, f"{name}: `split` of its sets must say where they come from"
+    assert whole.split.get("training") or config.START.EVAL, (
+        f"{name}: `split` of its sets must say where they come from"
+    )
     if val is None:
         train, val = split(config, train, kept)
     elif config.DATA.FOLD and not config.START.EVAL and "folds" not in val.split:

@@ -77,7 +77,6 @@ PACKAGES = {
         *(
             "transforms",
             "sources",
-            "sources.parquet",
             "sources.torchvision_sets",
         ),
         "loading",

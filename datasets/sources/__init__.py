@@ -18,7 +18,7 @@ SOURCES = {
     "imagefolder": "folder.read_image_folder",
     "csv": "csv_list.read_csv",
     "shards": "remote_shards.read_shards",
-    "parquet": "parquet.source.read_parquet",
+    "parquet": "parquet.read_parquet",
     "caltech101": "caltech.read_caltech",
     "caltech256": "caltech.read_caltech",
     "cifar10": "torchvision_sets.read_torchvision",

@@ -10,7 +10,7 @@ import pyarrow
 import pytest
 
 import main_single_gpu
-from datasets.sources.parquet.images import GroupCache
+from datasets.sources.parquet import GroupCache
 from scripts import make_shards
 from tests.support.image_sets import error_of, load, png, shades
 from tests.support.parquet_files import ANIMALS, make_parquet, rows, write_parquet
@@ -241,7 +241,7 @@ def test_rows_sorted_by_class_and_large_row_groups_are_warned_of(tmp_path, monke
     write_parquet(path, columns | {"label": sorted(columns["label"])})
     assert_names("\n".join(load("parquet", path, SHUFFLE_BUFFER=9)[1].notes), "warning", 9, "scripts/make_shards.py")
     write_parquet(path, columns)
-    monkeypatch.setattr("datasets.sources.parquet.source.LARGE_GROUP", 100)
+    monkeypatch.setattr("datasets.sources.parquet.LARGE_GROUP", 100)
     assert_names("\n".join(load("parquet", path)[1].notes), "warning", "192 MiB", "scripts/make_shards.py")
 
 

@@ -1,0 +1,554 @@
+"""`parquet`: images with labels in row groups, as data sets travel on Hugging Face. pyarrow reads one row group at a time."""
+
+import functools
+import json
+import os
+import re
+import threading
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from configs.schema import Config, Data
+from datasets.index import (
+    TEXT,
+    FileStamp,
+    Index,
+    IndexWriter,
+    Place,
+    changed_during_run,
+    index_paths,
+    note_of_memory,
+    open_or_build,
+    stamps_in,
+    stamps_of,
+)
+from datasets.shuffle import GroupedShuffle
+from datasets.sources.collect import RowHashes
+from datasets.sources.folder import subfolders
+from datasets.sources.images import EncodedImages
+from datasets.sources.labels import MAX_CLASSES, check_trained, numbered_classes
+from datasets.sources.root import (
+    TRAIN_NAMES,
+    VAL_NAMES,
+    Parts,
+    choose_parts,
+    data_root,
+    expected_layout,
+    own_split,
+)
+from datasets.transforms.decode import PixelRules
+from datasets.types import ImageSet
+from utils.bar import shown
+from utils.errors import DataError
+from utils.text import counted, first_of, format_bytes
+
+ENDING = ".parquet"
+EXPECTS = "train-00000-of-00002.parquet ... and validation-*.parquet, also in data/, or train/*.parquet"
+# train-00000-of-00294.parquet, train.parquet, imagenet-train-0.parquet
+OF_PART = re.compile(rf"(?:.+[-_.])?({'|'.join((*TRAIN_NAMES, *VAL_NAMES))})(?:[-_.\d].*)?", re.IGNORECASE)
+OF_COUNT = re.compile(r"(.*?)(\d+)-of-(\d+)(?:-\w+)?")  # at its end some have a checksum
+SAFE_VERSION = 15  # up to 14.0.0 types in a file could be pickles (CVE-2023-47248)
+DEPTH = 3  # levels of folders that are searched: data/, or default/train/
+IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "bytes", "image_bytes")
+LABEL_NAMES = ("label", "labels", "target", "class", "class_name", "category", "cls", "y")
+NUM_THREADS = 16  # which mostly wait for the disk
+INDEX_COLUMNS = {"label": "<i4", "name": TEXT, "group_file": "<i4", "group_number": "<i4", "group_rows": "<i8"}
+INDEX_COLUMNS |= {"group_bytes": "<i8", "file_rows": "<i8"}
+CACHE_BYTES = 192 << 20  # of row groups in each process
+WRITING_BYTES = 2 << 30  # of row groups where one process writes all images in another form
+LARGE_GROUP = 128 << 20  # bytes: of row groups of this size a process keeps more than other sets need
+MIN_GROUPS = 4  # kept even if they are larger: where one ends an epoch reads from two, with its batches ahead
+MAX_FOOTERS = 128  # of files that a process keeps
+NAME_COLUMNS = "name both columns with -opts DATA.COLUMNS=[IMAGES,CLASSES]"
+GET_AGAIN = "the file is damaged or incomplete; get it again"
+
+
+def pyarrow_parquet() -> ModuleType:
+    """pyarrow's module for parquet files."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError("DATA.DATASET: parquet needs the package pyarrow; pip install pyarrow") from error
+    if int(pyarrow.__version__.partition(".")[0]) < SAFE_VERSION:
+        raise DataError(
+            f"DATA.DATASET: pyarrow {pyarrow.__version__} may execute what a file contains; pip install -U pyarrow"
+        )
+    return pyarrow.parquet
+
+
+def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None, ImageSet | None]:
+    """Training and validation images, or all images and None."""
+    pyarrow_parquet()
+    root = data_root(config.DATA, EXPECTS)
+    files = {"train": [root]} if root.is_file() else find_files(root)
+    parts = choose_parts(files)
+    if not parts.train and len(files) == 1:  # one part, whatever it is called: some of it is held out
+        parts = Parts(next(iter(files)), None, [])
+    train_files, val_files = (files[name] if name else [] for name in (parts.train, parts.val))
+    if not train_files and not (config.START.EVAL and val_files):
+        raise DataError(f"DATA.DATA_PATH: {root} has no training files; {expected_layout(config.DATA, EXPECTS)}")
+    index = _open_index(config, root, [*train_files, *val_files])
+    num_train = int(index.column("file_rows")[: len(train_files)].sum())
+    parts_of_rows = (range(num_train), range(num_train, len(index.column("label"))))
+    for part_files, rows in zip((train_files, val_files), parts_of_rows, strict=True):
+        if part_files and not rows:
+            raise DataError(f"{part_files[0]}: there are no rows in it; get it again, or remove it")
+    train, val = (ParquetImages(config.DATA, index, rows) if rows else None for rows in parts_of_rows)
+    image_sets = [each for each in (train, val) if each is not None]
+    classes = index.facts["classes"] or numbered_classes(
+        config, [each.targets for each in image_sets], [each.name for each in image_sets]
+    )
+    notes = [*parts.notes(config, root, f"*{ENDING}"), *_missing_files([*train_files, *val_files])]
+    notes += note_of_memory(index, str(root))
+    titles = [str(root) if root.is_file() else f"{root / str(part)}*{ENDING}" for part in (parts.train, parts.val)]
+    for image_set in image_sets:
+        image_set.classes, image_set.notes, image_set.split = list(classes), tuple(notes), own_split(*titles)
+        image_set.labels_are_numbers = index.facts["classes"] is None
+        image_set.classes_are_names = index.facts["are_names"]
+    if train is not None and val is not None:
+        check_trained(train, val, "files")
+    if train is not None and not config.START.EVAL:
+        image_sets[-1].notes += tuple(_notes_of_groups(train))
+    return (None if config.START.EVAL and val is not None else train), val
+
+
+def find_files(root: Path) -> dict[str, list[Path]]:
+    """The sorted files of each part: PART-00000-of-00002.parquet, also in folders, or PART/*.parquet.
+
+    Others are parts of their own.
+    """
+    files = defaultdict(list)
+    for path in sorted(_files_below(root, DEPTH)):
+        by_name = OF_PART.fullmatch(path.stem)
+        is_in_part = path.parent != root and path.parent.name.lower() in (*TRAIN_NAMES, *VAL_NAMES)
+        files[path.parent.name if is_in_part else by_name[1] if by_name else path.stem].append(path)
+    return files
+
+
+def _files_below(folder: Path, depth: int) -> Iterable[Path]:
+    yield from (path for path in folder.glob(f"*{ENDING}") if not path.name.startswith(".") and path.is_file())
+    for name in subfolders(folder) if depth else ():
+        yield from _files_below(folder / name, depth - 1)
+
+
+def _missing_files(paths: list[Path]) -> list[str]:
+    """A warning of the files that their names count ("-00003-of-00294") but that are not there."""
+    found = defaultdict(set)
+    for path in paths:
+        if match := OF_COUNT.fullmatch(path.stem):
+            found[path.parent, match[1], match[3]].add(int(match[2]))
+    notes = []
+    for (folder, start, count), numbers in found.items():
+        if lacking := sorted(set(range(int(count))) - numbers):
+            names = [f"{start}{number:0{len(count)}d}-of-{count}{ENDING}" for number in lacking]
+            notes.append(f"warning: {folder}: {len(lacking)} of {int(count)} files are missing: {first_of(names)}")
+    return notes
+
+
+def _notes_of_groups(train: "ParquetImages") -> list[str]:
+    """Warnings of files that are read slowly, or in an order that mixes badly."""
+    notes, remedy = [], "scripts/make_shards.py makes shards that"
+    if (largest := train.largest_group) > LARGE_GROUP:
+        notes.append(
+            f"warning: the largest row group has {format_bytes(largest)} of images, of which each process keeps "
+            f"{format_bytes(train.limit)} in memory; {remedy} need none"
+        )
+    # Of rows in random order only one in as many as there are classes has the label of the row before.
+    is_sorted = np.count_nonzero(train.targets[1:] == train.targets[:-1]) > len(train) / 2
+    if is_sorted and train.reach < len(train) and len(train.classes) > 2:
+        notes.append(
+            f"warning: the rows are sorted by class, and an epoch moves them by at most {train.reach:,} places within "
+            f"shuffled row groups, so a batch has few classes; {remedy} are better mixed"
+        )
+    return notes
+
+
+# --- the columns ---
+
+
+class Columns(NamedTuple):
+    """Where to find image, file name and label of a row, in the dotted form of parquet."""
+
+    image: str
+    path: str | None  # the file name that travels with an image
+    label: str
+    are_names: bool  # the labels; else they are numbers
+    classes: tuple[str, ...] | None  # by number, as far as the file has them
+
+
+def choose_columns(file: Path, schema: Any, data: Data) -> Columns:
+    """The columns by DATA.COLUMNS, else by their types and usual names. `schema`: of pyarrow."""
+    columns = ", ".join(f"{field.name} {field.type}" for field in schema)
+    if missing := [name for name in data.COLUMNS if name not in schema.names]:
+        raise DataError(f"{file}: no column {missing[0]} (DATA.COLUMNS); it has {columns}")
+    images = [field for field in schema if _image_bytes(field)]
+    classes = _class_names(schema)
+    if data.COLUMNS:
+        image, label = (schema.field(name) for name in data.COLUMNS)
+    else:
+        usual = [field for field in images if field.name in IMAGE_NAMES]
+        image = _only(file, "images", images if len(images) == 1 else usual, columns)
+        labels = [field for field in schema if _is_label(field) and _is_called_label(field.name, classes)]
+        label = _only(file, "labels", labels, columns)
+    if image not in images or not _is_label(label):
+        raise DataError(
+            f"{file}: {image.name} has the type {image.type} and {label.name} {label.type}; images are stored as binary "
+            f"or as a struct with bytes, labels are whole numbers or names, so {NAME_COLUMNS}"
+        )
+    inside = {each.name for each in image.type} if str(image.type).startswith("struct<") else ()
+    path, are_names = f"{image.name}.path" if "path" in inside else None, not _is_whole(label)
+    names = None if are_names else classes.get(label.name)
+    return Columns(_image_bytes(image), path, label.name, are_names, names and _distinct(names))
+
+
+def _only(file: Path, kind: str, found: list, columns: str) -> Any:
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(field.name for field in found)
+    problem = f"any of these columns may hold the {kind}: {names}" if names else f"no column of {kind} is recognised"
+    raise DataError(f"{file}: {problem} (columns: {columns}); {NAME_COLUMNS}")
+
+
+def _is_called_label(name: str, classes: dict) -> bool:
+    return name in classes or name.lower() in LABEL_NAMES or name.lower().endswith(("_label", "_class"))
+
+
+def _image_bytes(field: Any) -> str | None:
+    """The column with the bytes, if this can be a column of images."""
+    binary = ("binary", "large_binary", "binary_view")
+    if str(field.type) in binary:
+        return field.name
+    inside = field.type if str(field.type).startswith("struct<") else ()
+    return f"{field.name}.bytes" if any(each.name == "bytes" and str(each.type) in binary for each in inside) else None
+
+
+def _is_label(field: Any) -> bool:
+    """Whether these are whole numbers, or names, also as a dictionary of names."""
+    return _is_whole(field) or str(_value_type(field.type)) in ("string", "large_string", "string_view")
+
+
+def _is_whole(field: Any) -> bool:
+    import pyarrow.types as types
+
+    return types.is_integer(_value_type(field.type))
+
+
+def _value_type(kind: Any) -> Any:
+    import pyarrow.types as types
+
+    return kind.value_type if types.is_dictionary(kind) else kind
+
+
+def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
+    """The names of the classes of each column that Hugging Face's metadata calls a ClassLabel."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return {
+            name: tuple(map(str, feature["names"]))
+            for name, feature in features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature.get("names")
+        }
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):  # absent, or of another program
+        return {}
+
+
+def _distinct(classes: tuple[str, ...]) -> tuple[str, ...]:
+    """The names, where one that repeats gets its number: ImageNet has two classes called crane."""
+    counts = Counter(classes)
+    return tuple(f"{name} ({number})" if counts[name] > 1 else name for number, name in enumerate(classes))
+
+
+# --- the index: row groups, and the label and name of each row, read by their columns alone ---
+
+
+def _open_index(config: Config, root: Path, files: Sequence[Path]) -> Index:
+    """The index of these files, built where there is none of them as they are now."""
+    made_of = {"files": stamps_of(files), "columns": list(config.DATA.COLUMNS)}
+    beside = root / "parquet.index" if root.is_dir() else root.with_suffix(".index")
+    return open_or_build(
+        index_paths(config, beside),
+        lambda index: index.facts.get("made_of") == made_of,
+        lambda place: _build(place, files, config.DATA, made_of),
+    )
+
+
+def _build(place: Place | None, files: Sequence[Path], data: Data, made_of: dict) -> Index:
+    with ThreadPoolExecutor(NUM_THREADS, "parquet") as pool:
+        columns = _common_columns(files, list(pool.map(lambda file: _columns_of(file, data), files)))
+        if columns.are_names:
+            found = pool.map(lambda file: set(_labels(file, columns).unique().to_pylist()), files)
+            columns = columns._replace(classes=tuple(sorted(set().union(*found) - {None})))
+        writer, hashes = IndexWriter(place, INDEX_COLUMNS), RowHashes()
+        rows = shown(pool.map(lambda file: _read_rows(file, columns), files), "index", len(files), unit="files")
+        for number, (groups, labels, names) in enumerate(rows):
+            groups = np.array(groups, np.int64).reshape(-1, 3)
+            writer.add("label", labels)
+            writer.add("name", names)
+            hashes.add(names)
+            writer.add("group_file", np.full(len(groups), number))
+            for column, values in zip(("group_number", "group_rows", "group_bytes"), groups.T, strict=True):
+                writer.add(column, values)
+            writer.add("file_rows", [len(labels)])
+    in_order = np.sort(hashes.take())
+    # Whether each image has a name of its own. A row without one has an empty name.
+    has_keys = not (in_order[1:] == in_order[:-1]).any() and hash(b"") not in in_order
+    facts = {"image": columns.image, "classes": columns.classes, "are_names": columns.are_names, "has_keys": has_keys}
+    return writer.finish({"made_of": made_of, **facts})
+
+
+def _common_columns(files: Sequence[Path], found: Sequence[Columns]) -> Columns:
+    """The columns of all files, which must be the same."""
+    first = found[0]
+    for file, columns in zip(files, found, strict=True):
+        for name in ("image", "label", "are_names", "classes"):
+            if getattr(columns, name) != getattr(first, name):
+                raise DataError(
+                    f"{file} and {files[0]} differ in their columns of images or labels or in the names of classes, so they "
+                    "are of different data sets; move one of them elsewhere"
+                )
+    return first if all(columns.path == first.path for columns in found) else first._replace(path=None)
+
+
+def _columns_of(file: Path, data: Data) -> Columns:
+    with opened(file) as content:
+        return choose_columns(file, content.schema_arrow, data)
+
+
+def opened(file: Path, **options: Any) -> Any:
+    """A pyarrow ParquetFile. DataError if this is none; OSError if the file system fails."""
+    module = pyarrow_parquet()
+    return _in_pyarrow(f"{file}: this is no parquet file", lambda: module.ParquetFile(file, **options))
+
+
+def read_columns(file: Path, columns: Sequence[str], group: int | None = None, **options: Any) -> Any:
+    """A pyarrow table of these columns, of one row group or of all. DataError if the file is damaged."""
+    with opened(file, **options) as content:
+        # Without threads of pyarrow, which would not survive the fork of a loader process.
+        read = content.read if group is None else functools.partial(content.read_row_group, group)
+        problem = f"{file}: {', '.join(columns)} cannot be read"
+        return _in_pyarrow(problem, lambda: read(columns=list(columns), use_threads=False))
+
+
+def _in_pyarrow(problem: str, task: Callable[[], Any]) -> Any:
+    import pyarrow
+
+    try:
+        return task()
+    except (pyarrow.ArrowException, OSError) as error:
+        if getattr(error, "errno", None):
+            raise
+        raise DataError(f"{problem} ({error}); {GET_AGAIN}") from error
+
+
+def _labels(file: Path, columns: Columns) -> Any:
+    """The labels of a file as whole numbers or texts, of which none may be missing."""
+    import pyarrow
+
+    column = read_columns(file, [columns.label]).column(0)
+    if column.null_count:
+        row = column.is_null().index(True).as_py()
+        raise DataError(f"{file}, row {row}: {columns.label} is missing; remove the row, or give it a label")
+    return column.cast(pyarrow.string() if columns.are_names else _value_type(column.type))
+
+
+def _read_rows(file: Path, columns: Columns) -> tuple[list[tuple[int, int, int]], np.ndarray, list[bytes]]:
+    """The row groups of a file, its labels as int32, and the names of its images, empty where they have none."""
+    labels, names = _labels(file, columns), []
+    if columns.are_names:
+        import pyarrow
+        import pyarrow.compute as compute
+
+        labels = compute.index_in(labels, value_set=pyarrow.array(columns.classes, pyarrow.string()))
+    numbers = labels.to_numpy()
+    _check_labels(file, numbers, columns)
+    if columns.path:
+        texts = read_columns(file, [columns.path]).column(0).flatten()[0]
+        names = [] if texts.null_count else [text.encode(errors="surrogateescape") for text in texts.to_pylist()]
+    return _row_groups(file, columns), numbers.astype(np.int32), names or [b""] * len(numbers)
+
+
+def _check_labels(file: Path, labels: np.ndarray, columns: Columns) -> None:
+    limit = MAX_CLASSES if columns.classes is None else len(columns.classes)
+    if not (wrong := (labels < 0) | (labels >= limit)).any():
+        return
+    row, count = int(wrong.argmax()), int(wrong.sum())
+    raise DataError(
+        f"{file}, row {row}: {columns.label} is {labels[row]}, which is not the number of a class from 0 to {limit - 1:,}, as "
+        f"in {counted(count, 'row')} of {len(labels):,}; a negative one means that the class is not known, as in test images "
+        "of a competition: move files without labels elsewhere, or choose the column with -opts DATA.COLUMNS=[IMAGES,CLASSES]"
+    )
+
+
+def _row_groups(file: Path, columns: Columns) -> list[tuple[int, int, int]]:
+    """Number, rows and bytes of the images of each row group that has rows, by the footer. Every row needs an image."""
+    with opened(file) as content:
+        metadata, groups = content.metadata, []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        chunks = (group.column(each) for each in range(group.num_columns))
+        chunk = next(each for each in chunks if each.path_in_schema == columns.image)
+        if chunk.statistics is not None and chunk.statistics.null_count:
+            _refuse_without_bytes(file, columns, number, sum(rows for _, rows, _ in groups))
+        if group.num_rows:
+            groups.append((number, group.num_rows, chunk.total_uncompressed_size))
+    return groups
+
+
+def _refuse_without_bytes(file: Path, columns: Columns, group: int, first: int) -> None:
+    wanted = [columns.image, *([columns.path] if columns.path else [])]
+    rows = read_columns(file, wanted, group).column(0).to_pylist()
+    row = next(row for row, value in enumerate(rows) if (value["bytes"] if isinstance(value, dict) else value) is None)
+    path = rows[row].get("path") if isinstance(rows[row], dict) else None
+    problem = "there is no image; remove the row"
+    if path:
+        problem = (
+            f"the image is only named ({path}), its bytes are not in the file; write the file anew with embedded images (in "
+            "Hugging Face's library: map with embed_table_storage), or use -dataset csv with the paths"
+        )
+    raise DataError(f"{file}, row {first + row}: {problem}")
+
+
+# --- the images ---
+
+
+class GroupCache:
+    """The row groups that were used last. Threads that want the same one at once read it once."""
+
+    def __init__(self):
+        self._lock, self._process = threading.Lock(), os.getpid()
+        self._groups: OrderedDict[Hashable, tuple[Future, int]] = OrderedDict()
+        self._num_bytes = 0
+
+    def get(self, key: Hashable, num_bytes: int, limit: int, read: Callable[[], Any]) -> Any:
+        """What `read` returns for this key, which has so many bytes. The oldest are dropped to keep to the limit."""
+        if self._process != os.getpid():
+            self.__init__()  # after a fork: a thread that is not here may hold the lock, and read for ever
+        with self._lock:
+            future, _ = self._groups.get(key, (None, 0))
+            is_first = future is None
+            if is_first:
+                future = Future()
+                self._groups[key] = future, num_bytes
+                self._num_bytes += num_bytes
+                while self._num_bytes > limit and len(self._groups) > 1:
+                    self._num_bytes -= self._groups.popitem(last=False)[1][1]
+            else:
+                self._groups.move_to_end(key)
+        if is_first:
+            try:
+                future.set_result(read())
+            except BaseException as error:
+                with self._lock:
+                    self._num_bytes -= self._groups.pop(key, (None, 0))[1]  # the next one tries again
+                future.set_exception(error)
+        return future.result()
+
+
+GROUPS = GroupCache()  # of this process, for all its image sets
+
+
+class ParquetImages(EncodedImages):
+    """The rows of parquet files from `first` on, one for each image."""
+
+    is_read_in_groups = True
+
+    def __init__(self, data: Data, index: Index, rows: range):
+        """`rows`: the part of the index that this set has, of whole files."""
+        super().__init__(index.column("label")[rows.start : rows.stop], [])
+        self.rules, self.first, self.column = PixelRules.of(data), rows.start, index.facts["image"]
+        self.files = stamps_in(index.facts["made_of"]["files"])
+        self.names, self.has_keys = index.text("name"), index.facts["has_keys"]
+        self.file_starts, self.group_starts = (
+            np.concatenate([[0], np.cumsum(index.column(name), dtype=np.int64)]) for name in ("file_rows", "group_rows")
+        )
+        self.groups = {name: index.column(f"group_{name}") for name in ("file", "number", "bytes")}
+        self.largest_group = int(self.groups["bytes"].max(initial=0))
+        self.limit = max(CACHE_BYTES, MIN_GROUPS * self.largest_group)
+        self.reach = min(data.SHUFFLE_BUFFER, self._within(self.limit))
+
+    def name(self, index: int) -> str:
+        file, row = self._place(index)
+        own = self._name(index)
+        return f"{file.path}, row {row}" + (f" ({own})" if own else "")
+
+    def key(self, index: int) -> str:
+        """The name that travels with the image, or where names are missing or repeated file and row."""
+        if self.has_keys:
+            return self._name(index)
+        file, row = self._place(index)
+        return f"{file.path.name}: {row}"
+
+    def split_keys(self) -> Iterable[list[bytes]]:
+        is_whole = self.rows is None and len(self) == len(self.names)
+        return self.names.chunks() if self.has_keys and is_whole else super().split_keys()
+
+    def stamp(self, index: int) -> str:
+        file, row = self._place(index)
+        return f"{file.path.name}\0{file.size}\0{file.mtime_ns}\0{row}"
+
+    def _name(self, index: int) -> str:
+        return os.fsdecode(self.names[self.first + self.row(index)])
+
+    def _place(self, index: int) -> tuple[FileStamp, int]:
+        """The file of an image, and its row there."""
+        row = self.first + self.row(index)
+        file = int(np.searchsorted(self.file_starts, row, "right")) - 1
+        return self.files[file], row - int(self.file_starts[file])
+
+    def open_file(self, index: int) -> tuple[str, bytes]:
+        row = self.first + self.row(index)
+        group = int(np.searchsorted(self.group_starts, row, "right")) - 1
+        file, number = self.files[self.groups["file"][group]], int(self.groups["number"][group])
+        images = GROUPS.get(
+            (file, number, self.column),
+            int(self.groups["bytes"][group]),
+            self.limit,
+            lambda: _read_group(file, number, self.column),
+        )
+        data = images[row - int(self.group_starts[group])].as_py()
+        if data is None:
+            raise DataError(f"{self.name(index)}: there is no image; remove the row")
+        return os.path.splitext(self._name(index))[1], data
+
+    def epoch_order(self, seed: int, epoch: int) -> GroupedShuffle:
+        """Shuffled row groups, then images moved by less than `reach` positions, so that each group is read once."""
+        return self._order(self.reach, seed, epoch)
+
+    def order_to_write(self, seed: int) -> GroupedShuffle:
+        """As that of an epoch, but mixed more widely, since only one process has to keep row groups."""
+        self.limit = max(self.limit, WRITING_BYTES)
+        return self._order(self._within(self.limit), seed, 0)
+
+    def _order(self, reach: int, seed: int, epoch: int) -> GroupedShuffle:
+        starts = np.clip(self.group_starts - self.first, 0, len(self) if self.rows is None else None)
+        starts = starts if self.rows is None else np.searchsorted(self.rows, starts)
+        return GroupedShuffle(starts, reach, seed, epoch)
+
+    def _within(self, num_bytes: int) -> int:
+        """How far an image may move without finding its row group dropped. A quarter is for batches read ahead."""
+        mean = max(int(self.groups["bytes"].sum()) // max(int(self.group_starts[-1]), 1), 1)
+        return max(num_bytes * 3 // 4 // mean, 1)
+
+
+def _read_group(file: FileStamp, number: int, column: str) -> Any:
+    """A pyarrow array of the bytes of a row group's images."""
+    stat = os.stat(file.path)
+    if (stat.st_size, stat.st_mtime_ns) != file[1:]:
+        raise changed_during_run(file.path)
+    images = read_columns(file.path, [column], number, metadata=_footer(file)).column(0)
+    images = images.flatten()[0] if "." in column else images
+    return images.combine_chunks() if images.num_chunks != 1 else images.chunk(0)
+
+
+@functools.lru_cache(MAX_FOOTERS)
+def _footer(file: FileStamp) -> Any:
+    """The footer of a file, which is read once: that of a large file takes milliseconds."""
+    with opened(file.path) as content:
+        return content.metadata

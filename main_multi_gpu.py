@@ -12,7 +12,7 @@ import sys
 from configs.load import LoadedConfig
 from engine.settings import load_settings
 from utils.errors import AlreadyReportedError, UserError
-from utils.launch.launch_env import LaunchedRank, LaunchOptions, count_local, find_launched_rank, rank_in_environment
+from utils.launch import LaunchedRank, LaunchOptions, count_local, find_launched_rank, rank_in_environment
 from utils.program import exit_code, exit_now, relax_gc
 
 
@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     from utils.distributed import Process, find_devices
 
     if launched is None:
-        from utils.launch.torchrun import launch
+        from utils.launch import launch
 
         return launch(__file__, arguments, start.NGPUS or find_devices(config.DEVICE)[1])
     from engine.run import run
@@ -39,7 +39,7 @@ def check_once(loaded: LoadedConfig, launched: LaunchedRank | None) -> int:
     if launched and launched.rank:
         return 0
     from engine.check.check import check
-    from utils.signals import die_with_parent
+    from utils.program import die_with_parent
 
     if launched is None:
         return check(loaded, loaded.config.START.NGPUS)

@@ -4,7 +4,8 @@ import contextlib
 import copy
 import math
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -15,7 +16,6 @@ from datasets import TrainData, build_train_data
 from datasets.sources.synthetic import read_synthetic
 from engine.build import build_trainer
 from engine.memory.estimate import estimate, free_memory
-from engine.memory.largest_batch import STEP, bisect
 from engine.memory.recovery import MemoryGuard, release, shortage
 from engine.plan import Beginning, plan_of
 from engine.precision.policy import Precision
@@ -26,12 +26,14 @@ from models.transforms import choose_transforms
 from utils.distributed import Process
 from utils.errors import ConfigError, StoppedBySignal
 from utils.log import Log
-from utils.signals import StopSignal
+from utils.program import StopSignal
 from utils.text import counted, format_bytes
 
 # Fractions of free memory kept in reserve: on a device for fragmentation and libraries; more on a host, where other
 # programs start and a batch that is too large gets the process killed without an error.
 DEVICE_MARGIN, HOST_MARGIN = 0.1, 0.2
+STEP = 8  # batches are multiples of it, for Tensor Cores
+CLOSE = 0.02  # relative difference that is not worth another run
 
 
 def find_batch_size(begun: Beginning, num_images: int, num_classes: int, stop: StopSignal) -> tuple[int, str]:
@@ -194,3 +196,29 @@ class ProbeOnly(MemoryGuard):
 
     def halve(self, step: int, reason: str | None) -> None:
         raise torch.OutOfMemoryError(reason)
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The result of a run at exactly this batch size; 0 if not even the smallest fits."""
+
+    batch_size: int
+    memory: int  # peak bytes
+    runs: int
+
+
+def bisect(peak: Callable[[int], int | None], start: int, max_size: int) -> Largest:
+    """Double the batch, then bisect. `peak` runs a batch and returns its bytes, or None when out of memory."""
+    fits, memory, runs = 0, 0, 0
+    too_large = max_size // STEP * STEP + STEP
+    size = max(STEP, min(start, max_size) // STEP * STEP)
+    while too_large - fits > max(STEP, CLOSE * fits):
+        runs += 1
+        found = peak(size)
+        if found is None:
+            too_large = size
+        else:
+            fits, memory = size, found
+        doubled, middle = 2 * fits, (fits + too_large) // 2 // STEP * STEP
+        size = max(STEP, doubled if doubled < too_large else middle)
+    return Largest(fits, memory, runs)

@@ -16,17 +16,17 @@ from datasets import (
     load_image_sets,
 )
 from engine.memory.recovery import MemoryGuard
-from engine.parallel.strategy import choose_parallel, is_sharded
+from engine.parallel import choose_parallel, is_sharded
 from engine.plan import ImageSets, Plan
+from engine.precision.loss_scale import Clipping
 from engine.precision.policy import set_matmul
 from engine.session import Session
 from engine.train.counters import Counters
 from engine.train.ema import Ema
 from engine.train.loss import DistillationLoss, build_loss
-from engine.train.optim.clipping import Clipping
-from engine.train.optim.factory import build_optimizer
+from engine.train.optimizers import build_optimizer
 from engine.train.schedule import Schedule
-from engine.train.teacher import TaughtPreparation, load_teacher
+from engine.train.teacher import TeacherPreparation, load_teacher
 from engine.train.trainer import Trainer
 from models import adapt, build_model
 from models.compilation import compile_model
@@ -96,7 +96,7 @@ def build_trainer(plan: Plan, model: nn.Module, data: TrainData, log: Log, teach
     prepare = build_preparation(config, normalize, is_compiled=config.COMPILE and process.device.type != "cpu")
     loss = build_loss(config, plan.class_weights, process.device)
     if teacher:
-        prepare, loss = TaughtPreparation(prepare, teacher, precision), DistillationLoss(loss, config.TRAIN)
+        prepare, loss = TeacherPreparation(prepare, teacher, precision), DistillationLoss(loss, config.TRAIN)
     trainer = Trainer(
         config,
         process,

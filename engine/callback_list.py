@@ -6,10 +6,9 @@ from configs.duration import to_seconds
 from datasets import BadImages
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.resume import bad_images_of
-from engine.diagnose.auto_doctor import AutoDoctor
-from engine.diagnose.failing_batch import LastUpdate
 from engine.diagnose.fp32_compare import Float32Compare
-from engine.parallel.strategy import is_sharded
+from engine.diagnose.overflow import AutoDoctor, LastUpdate
+from engine.parallel import is_sharded
 from engine.plan import Plan
 from engine.record.best_results import BestResults
 from engine.record.compile_report import CompileReport

@@ -23,7 +23,7 @@ from engine.precision.policy import set_matmul
 from engine.record.next_steps import after_evaluation
 from engine.record.result_files import ResultFiles
 from engine.session import Session
-from engine.train.optim.schedule_free import averaged
+from engine.train.skipping import averaged
 from engine.train.trainer import Trainer
 from models import build_model, describe
 from models.transforms import choose_transforms

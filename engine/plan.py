@@ -21,10 +21,10 @@ from engine.checkpoint.resume import (
     read_saved,
     run_folder_of,
 )
-from engine.parallel.strategy import check_strategy
+from engine.parallel import check_strategy
 from engine.precision.policy import Precision
 from engine.record.trackers import check_trackers
-from engine.train.optim.names import check_optimizer
+from engine.train.optimizers import check_optimizer
 from models.weights.files import find_file, read_record
 from models.weights.load import load_pretrained
 from models.weights.metadata import classes_of_weights

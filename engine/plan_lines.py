@@ -12,7 +12,7 @@ from configs.yaml_files import Layer
 from datasets import describe_balance, holds_out_no_more
 from engine.checkpoint.resume import is_run
 from engine.evaluation.scores import TITLES, Best, format_value
-from engine.parallel.strategy import is_sharded
+from engine.parallel import is_sharded
 from engine.plan import AS_BEGUN, Plan
 from engine.train.schedule import batch_factor
 from models.weights.load import differences

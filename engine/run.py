@@ -14,7 +14,7 @@ from engine.build import build_trainer, load_cached_data, make_model, make_teach
 from engine.callback_list import Watchers, choose_callbacks
 from engine.check.quick_checks import quick_checks
 from engine.checkpoint.async_saver import BEST
-from engine.checkpoint.format import held_by
+from engine.checkpoint.format import progress_in
 from engine.checkpoint.resume import is_run, refuse_changes
 from engine.checkpoint.sharded_saver import make_saver
 from engine.diagnose.explain import explain
@@ -39,9 +39,8 @@ from utils.errors import LostProcess
 from utils.findings import OK
 from utils.host import name_of
 from utils.log import Log
-from utils.program import judge
+from utils.program import StopSignal, judge
 from utils.seed import make_deterministic
-from utils.signals import StopSignal
 from utils.text import counted, format_time
 
 
@@ -309,7 +308,7 @@ def leave_finished(session: Session, plan: Plan, trainer: Trainer, eval_data: Ev
         results.complete(lambda: evaluate_saved(session.path / BEST, trainer, eval_data, bad_images))
         results.close()
         saved = {"epoch": trainer.epoch, "step": trainer.step}
-        best = Best(*held_by(session.path / BEST).get("best", ()))
+        best = Best(*progress_in(session.path / BEST).get("best", ()))
         progress = describe_progress(plan, trainer, session.path, saved, best)
         session.status("done", **progress, exit_code=0, reason=EARLY_STOP if is_early else None)
         if plan.config.REPORT and session.process.is_first:

@@ -7,15 +7,14 @@ from typing import Any
 from configs.values import flatten
 from datasets import BadImages
 from engine.checkpoint.async_saver import BEST, AsyncSaver
-from engine.checkpoint.format import read_checkpoint
+from engine.checkpoint.format import BAD_BATCHES_FILE, find_before, read_checkpoint, write_bad_batches
 from engine.checkpoint.resume import comparable
-from engine.checkpoint.rollback import BAD_BATCHES_FILE, find_before, write_bad_batches
 from engine.checkpoint.sharded_saver import PIECES
-from engine.diagnose.failing_batch import LastUpdate, save_overflow
+from engine.diagnose.overflow import LastUpdate, save_overflow
 from engine.evaluation.scores import Best, Scores
 from engine.plan import Plan
 from engine.session import Session
-from engine.train.optim.schedule_free import averaged
+from engine.train.skipping import averaged
 from engine.train.stop_conditions import NonFinite
 from engine.train.trainer import Trainer
 from utils import VERSION

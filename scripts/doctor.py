@@ -30,10 +30,8 @@ from datasets import (
     cache_image_sets,
     load_image_sets,
 )
-from engine.diagnose import auto_doctor, failing_batch
-from engine.diagnose.auto_doctor import make_case, prescribe
 from engine.diagnose.doctor import diagnose
-from engine.diagnose.failing_batch import Batches, read_overflow
+from engine.diagnose.overflow import DOCTOR_FILE, OVERFLOW_FILE, Batches, make_case, prescribe, read_overflow
 from engine.precision.policy import set_matmul
 from engine.train.loss import build_loss
 from models import build_model
@@ -74,7 +72,7 @@ def main(argv: list[str]) -> int:
     # A healthy run only has its next batch, and there is no setting to change.
     text = prescribe(found, config, folder) if found.first or batches else ""
     if text:
-        target = folder / auto_doctor.DOCTOR_FILE
+        target = folder / DOCTOR_FILE
         print(
             f"\n{text}\nwritten to {target}; a run with it: python main_single_gpu.py -cfg {shlex.quote(str(target))}"
         )
@@ -94,8 +92,7 @@ def find_run(source: str, batch: Path | None) -> tuple[Path, dict, list]:
         path = next((each for each in (folder / "last.pth", folder / "previous.pth") if each.is_file()), None)
         if path is None:
             raise ConfigError(
-                f"{folder} has neither {failing_batch.OVERFLOW_FILE} nor last.pth; give the folder of a run, or a "
-                "checkpoint"
+                f"{folder} has neither {OVERFLOW_FILE} nor last.pth; give the folder of a run, or a checkpoint"
             )
     _, state = read_checkpoint(path, {"state_dict", "config", "class_names"})
     return folder, state, batches

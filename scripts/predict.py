@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 from scripts.command_line import Parser, at_least, check_no_input, check_writable
 from utils.errors import ConfigError
-from utils.launch.launch_env import LaunchOptions, find_launched_rank
+from utils.launch import LaunchOptions, find_launched_rank
 from utils.program import exit_code, exit_now
 from utils.text import counted
 
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
         fits = 1 if STDIN in arguments.list else -(-len(paths) // IMAGES_A_PROCESS)
         number = number or (1 if kind == "cpu" else min(count, fits))
     if number > 1:
-        from utils.launch.torchrun import launch
+        from utils.launch import launch
 
         return launch(__file__, argv, number)
     return predict(arguments, paths, Process(choose_device(arguments.device, local_rank=0)))

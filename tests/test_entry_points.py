@@ -18,7 +18,7 @@ from tests.support.forks import MARK, ROOT, find_processes
 from tests.support.refusals import assert_names
 from tests.support.runs import Run, ending, run, run_folder, run_fresh, wait_until
 from utils import VERSION
-from utils.launch.torchrun import root_cause
+from utils.launch import root_cause
 
 LINE = re.compile(
     r"Epoch\[\d{3}/\d{3}\], Step\[\d{4}/\d{4}\], Lr: \d\.\d{6}, Loss: \d+\.\d{4} \(\d+\.\d{4}\), Avg Acc: [01]\.\d{4}$"

@@ -96,7 +96,6 @@ PACKAGES = {
     "engine": (
         *(
             "parallel",
-            "train.optim",
             "precision",
             "evaluation",
             "train",

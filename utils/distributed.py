@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 from utils.errors import AlreadyReportedError, ConfigError, LostProcess, UserError
 from utils.host import available_cores, bind_to, choose_cores, cores_near, count_cores, cpu_quota, share_of_cores
-from utils.launch.launch_env import LaunchOptions, find_launched_rank
-from utils.launch.rendezvous import Rendezvous, format_ranks
-from utils.signals import die_with_parent
+from utils.launch import LaunchOptions, find_launched_rank
+from utils.program import die_with_parent
+from utils.rendezvous import Rendezvous, format_ranks
 from utils.text import counted
 
 

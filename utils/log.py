@@ -51,7 +51,7 @@ class Log:
                 sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
     def detail(self, line: str) -> None:
-        """As `say`, but not on a terminal, where `show` says it in short."""
+        """Say a line in detail, except on a terminal, where `show` says it in short."""
         (self.note if self.on_terminal else self.say)(line)
 
     def show(self, line: str) -> None:
@@ -103,7 +103,7 @@ class Log:
             self._bar.move(count)
 
     def describe_bar(self, describe: Callable[[], str]) -> None:
-        """What stands at its end, each second when it is drawn."""
+        """Set the function that returns the end of the bar, asked each second when it is drawn."""
         if self._bar is not None:
             self._bar.describe = describe
 

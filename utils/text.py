@@ -68,7 +68,7 @@ def align(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def is_url(path: str) -> bool:
-    """Also a mistyped one (https:/server), which may contain a password and must not be taken for a folder."""
+    """Whether a path is a URL, mistyped ones (https:/server) included: they may contain a password, and are no folders."""
     return "://" in path or path.lower().startswith(tuple(f"{scheme}:" for scheme in SCHEMES))
 
 

@@ -47,13 +47,13 @@ def found_inf(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> Tensor:
 
 
 def set_found_inf(scaler: GradScaler, optimizer: torch.optim.Optimizer, found: Tensor) -> None:
-    """As if unscale_ had found this: step() then skips by it, and leaves unscaling to the optimizer's `grad_scale`."""
+    """Put this in place of what unscale_ would have found: step() then skips by it, and leaves unscaling to the optimizer's `grad_scale`."""
     state = scaler._per_optimizer_states[id(optimizer)]
     state.update(stage=OptState.UNSCALED, found_inf_per_device={found.device: found})
 
 
 def call_after_backward(function: Callable[[], None]) -> None:
-    """Only to be called within a backward; hooks of parameters run before DDP's own callback."""
+    """Call a function at the end of the backward that runs now; hooks of parameters run before DDP's own callback."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
 
 

@@ -28,7 +28,7 @@ from datasets.types import Batch, ImageSet
 from utils.distributed import Process
 from utils.errors import DataError, LostProcess
 from utils.host import SHARED_MEMORY, free_host_memory, has_streams
-from utils.signals import die_with_parent
+from utils.program import die_with_parent
 
 MAX_ON_CPU = 8
 ENOUGH_CORES = 4  # from here on one is left to the training thread

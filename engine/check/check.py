@@ -16,13 +16,12 @@ from engine.check.cache import check_cache
 from engine.check.images import check_images
 from engine.check.quick_checks import check_output, quick_checks
 from engine.checkpoint.async_saver import BEST
-from engine.checkpoint.format import held_by
+from engine.checkpoint.format import progress_in
 from engine.checkpoint.resume import is_run, refuse_changes
 from engine.eval_run import weights_to_score
 from engine.evaluation.scores import Best
 from engine.memory.estimate import MORE, estimate, fixed_bytes, free_memory, trained_bytes
-from engine.parallel.fsdp import gathered_blocks
-from engine.parallel.strategy import is_sharded
+from engine.parallel import gathered_blocks, is_sharded
 from engine.plan import Beginning, ImageSets, Plan, begin, make_plan
 from engine.plan_lines import (
     compare_with_weights,
@@ -218,7 +217,7 @@ def try_resume(plan: Plan, model: nn.Module, has_data: bool) -> list[str]:
         )
     load_exactly(model, state["state_dict"], path)
     best = Best(*state["progress"]["best"])
-    if best.epoch and not held_by(path.with_name(BEST)):
+    if best.epoch and not progress_in(path.with_name(BEST)):
         lines.append(
             f"the best epoch was {best.epoch}, but there is no {BEST}: the next evaluated one becomes the best"
         )

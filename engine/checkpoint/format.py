@@ -1,5 +1,6 @@
 """Checkpoint files: writing them so that none is lost, reading them, finding the newest valid one."""
 
+import json
 import os
 import re
 import shutil
@@ -11,12 +12,14 @@ import torch
 
 from configs.removed import REMOVED, not_translated
 from configs.values import SETTINGS, today
+from datasets import TrainData
 from models.weights.sharded import FOLDER, named_shards, read_index
 from models.weights.torch_files import read_torch
 from utils.errors import ConfigError
-from utils.files import replacing, sync
+from utils.files import replacing, sync, write_text
 
 WEIGHTS_ONLY = "weights_only"  # in a checkpoint of SAVE_WEIGHTS_ONLY, which no run can continue from
+BAD_BATCHES_FILE = "bad_batches.jsonl"
 
 
 def save_checkpoint(
@@ -55,8 +58,8 @@ def start_of_streak(state: dict) -> int:
     return state["step"] - int(state["progress"]["skips_in_a_row"]) if "progress" in state else state["step"]
 
 
-def held_by(path: Path) -> dict[str, Any]:
-    """Finished epochs and step of a checkpoint on the disk, and its record of the best epoch; empty if there is none."""
+def progress_in(path: Path) -> dict[str, Any]:
+    """The finished epochs and the step of a checkpoint on the disk, and its record of the best epoch; empty if there is none."""
     try:
         state = read_index(path)
         best = state.get("progress", {}).get("best", ())
@@ -149,6 +152,34 @@ def newest_in(run: Path, warn: Callable[[str], None], read: Callable[[Path], dic
             except ConfigError as error:
                 warn(f"{error}; trying the one before")
     return None
+
+
+def find_before(folder: Path, step: int, warn: Callable[[str], None]) -> Path | None:
+    """The newest valid checkpoint of a run from before this step."""
+    for path in (folder / "last.pth", folder / "previous.pth"):
+        if path.is_file():
+            try:
+                if read_checkpoint(path, lazily=True)["step"] <= step:
+                    return path
+            except ConfigError as error:
+                warn(f"{error}; trying the one before")
+    return None
+
+
+def write_bad_batches(folder: Path, data: TrainData, left_out: Iterable[range]) -> None:
+    """Write bad_batches.jsonl: the images of all updates that are left out, one line per update and process.
+
+    Always rewritten: a run that is killed now and rolls back again must not list them twice.
+    """
+    lines = []
+    for step in (step for each in left_out for step in each):
+        for rank in range(data.order.world_size):
+            indices = [int(i) for piece in data.order.pieces(step, rank) if piece.num_samples for i in piece.indices]
+            names = list(
+                dict.fromkeys(map(data.image_set.name, indices))
+            )  # repeated augmentation uses an image several times
+            lines.append(json.dumps({"step": step, "rank": rank, "names": names}) + "\n")
+    write_text(folder / BAD_BATCHES_FILE, "".join(lines))
 
 
 def changes(saved: dict, current: dict) -> dict[str, str]:

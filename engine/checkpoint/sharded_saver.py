@@ -6,21 +6,53 @@ them are on disk, process 0 writes the rest and the names of these files as last
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from configs.schema import Config
 from engine.checkpoint.async_saver import AsyncSaver
-from engine.checkpoint.channel import Channel
 from engine.checkpoint.format import save_checkpoint
-from engine.parallel.strategy import is_sharded
+from engine.parallel import is_sharded
 from models.weights.sharded import FOLDER, SHARDS
 from utils.distributed import Process
+from utils.errors import cause_of
 from utils.files import replacing, sync_folder
 from utils.log import Log
 
 PIECES = "pieces"  # key of a state to be saved: this process's rows, by the path of their tensor
+
+
+class Channel:
+    """A process group of its own, so that its messages never mix with those of the training. A collective to create."""
+
+    def __init__(self, process: Process):
+        self._rank, self._world_size = process.rank, process.world_size
+        # A slow disk may take longer than DIST.TIMEOUT; a process that dies is noticed at once.
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(days=1)) if self._world_size > 1 else None
+
+    def each(self, task: Callable[[], Any]) -> list:
+        """Run the task in every process. Returns all results; raises OSError if it failed in any of them."""
+        answers = [self._attempt(task)] * self._world_size
+        if self._group:
+            dist.all_gather_object(answers, answers[0], group=self._group)
+        for _, reason in answers:
+            if reason:
+                raise OSError(reason)
+        return [result for result, _ in answers]
+
+    def first(self, task: Callable[[], Any]) -> Any:
+        """Run the task in process 0. Returns its result everywhere; raises OSError if it failed."""
+        return self.each(lambda: task() if self._rank == 0 else None)[0]
+
+    def _attempt(self, task: Callable[[], Any]) -> tuple[Any, str]:
+        try:
+            return task(), ""
+        except (OSError, RuntimeError) as error:  # torch raises RuntimeError when a disk is full
+            return None, cause_of(error)
 
 
 class ShardedSaver(AsyncSaver):

@@ -1,1 +1,1 @@
-"""Finds where and why half precision breaks. The trainer does not import it."""
+"""Finds where and why half precision breaks."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from configs.schema import Precision as Settings
 from datasets import Batch
-from engine.diagnose.failing_batch import LastUpdate
+from engine.diagnose.overflow import LastUpdate
 from engine.train.trainer import Callback, Trainer
 from utils.log import Log
 from utils.seed import seed_update, unchanged_random_state

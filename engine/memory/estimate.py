@@ -13,7 +13,7 @@ from configs.schema import Config, Train
 from datasets import Normalize
 from engine.precision.policy import Precision
 from engine.train.loss import build_loss
-from engine.train.optim.factory import numbers_per_weight
+from engine.train.optimizers import numbers_per_weight
 from engine.train.teacher import random_teacher
 from models.transforms.base import has_blocks
 from utils.host import free_host_memory

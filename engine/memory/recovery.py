@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from configs.combinations import CUDA_GRAPH_MODES
 from configs.schema import Config
 from datasets import Batch, Window
-from engine.parallel.strategy import is_sharded
+from engine.parallel import is_sharded
 from engine.train.trainer import Guard, MicroBatches, Trainer, cut
 from models.parts import unchanged_buffers
 from utils.errors import OUT_OF_MEMORY, ConfigError

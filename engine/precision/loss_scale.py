@@ -1,18 +1,61 @@
-"""The loss scale: torch's GradScaler with the update rule of Paddle."""
+"""What is done to gradients before an update: unscaled, checked, clipped; the loss scale is torch's GradScaler with Paddle's rule."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.nn.utils import get_total_norm
+from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
-from configs.schema import Precision
-from engine.parallel.replicated import Parallel
-from engine.train.optim.clipping import Clipping
-from engine.train.optim.factory import AnyOptimizer
-from engine.train.optim.skipping import SkippingOptimizer
+from configs.schema import Precision, Train
+from engine.parallel import Parallel
 from utils.torch_internals import found_inf, found_infs, scale_and_growth, set_found_inf
+
+Optimizer = Any  # torch's own, or a SkippingOptimizer, which takes what was found
+SMALLEST_UNIT = 1e-3  # AGC takes the norm of a unit's weights as at least this, so that one of zeros can learn
+
+
+class Clipping:
+    """TRAIN.CLIP_MODE with TRAIN.GRAD_CLIP; nothing where that is not set."""
+
+    def __init__(self, settings: Train, model: nn.Module, own: dict[str, nn.Parameter] | None = None):
+        """`own`: this process's part of each parameter, if they are sharded."""
+        limit, own = settings.GRAD_CLIP, dict(model.named_parameters()) if own is None else own
+        self.max_norm = limit if settings.CLIP_MODE == "norm" else None
+        self.max_value = limit if settings.CLIP_MODE == "value" else None
+        self._factor = limit if settings.CLIP_MODE == "agc" else None
+        # As timm's --clip-mode agc: all but the weight and bias of the classifier, the last two parameters.
+        self._units = list(own.values())[:-2] if self._factor else []
+
+    @property
+    def is_by_norm(self) -> bool:
+        """Whether the norm of all gradients decides: a fused optimizer then clips while it updates."""
+        return not (self.max_value or self._factor)
+
+    @torch.no_grad()
+    def __call__(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
+        """Clip the gradients of `parameters`, whose norm is given."""
+        if self.max_norm:
+            clip_grads_with_norm_(parameters, self.max_norm, norm)
+        if self.max_value:
+            clip_grad_value_(parameters, self.max_value)
+        for each in self._units:
+            if each.grad is not None:
+                _clip_units(each, self._factor)
+
+
+def _clip_units(parameter: Tensor, factor: float) -> None:
+    """Adaptive gradient clipping (Brock et al., 2021): the norm of a unit's gradient is at most that of its weights x
+    `factor`. A unit is a row of a matrix, a filter, or a whole vector.
+    """
+    dims = tuple(range(1, parameter.ndim)) or None
+    largest, norm = (
+        torch.linalg.vector_norm(each, dim=dims, keepdim=True) for each in (parameter.detach(), parameter.grad)
+    )
+    largest = largest.clamp(min=SMALLEST_UNIT) * factor
+    scale = largest / norm.clamp(min=1e-6)
+    parameter.grad.copy_(torch.where(norm < largest, parameter.grad, parameter.grad * scale))
 
 
 class LossScaler(GradScaler):
@@ -54,7 +97,7 @@ class LossScaler(GradScaler):
 
     def unscale_and_clip(
         self,
-        optimizer: AnyOptimizer,
+        optimizer: Optimizer,
         parameters: Sequence[Tensor],
         parallel: Parallel,
         clipping: Clipping,
@@ -66,14 +109,14 @@ class LossScaler(GradScaler):
         clipping(parameters, norm)
         return norm
 
-    def step(self, optimizer: AnyOptimizer) -> None:
+    def step(self, optimizer: Optimizer) -> None:
         """Update the weights, unless a gradient is not finite; decided on the device."""
-        if isinstance(optimizer, SkippingOptimizer):
-            optimizer.step(self.found_inf(optimizer))
-        else:
+        if isinstance(optimizer, torch.optim.Optimizer):
             super().step(optimizer)
+        else:
+            optimizer.step(self.found_inf(optimizer))
 
-    def found_inf(self, optimizer: AnyOptimizer) -> Tensor:
+    def found_inf(self, optimizer: Optimizer) -> Tensor:
         """1.0 if a gradient is not finite, else 0.0, on the device; valid until update()."""
         return found_inf(self, optimizer)
 
@@ -96,7 +139,7 @@ class FusedLossScaler(LossScaler):
 
     def unscale_and_clip(
         self,
-        optimizer: AnyOptimizer,
+        optimizer: Optimizer,
         parameters: Sequence[Tensor],
         parallel: Parallel,
         clipping: Clipping,

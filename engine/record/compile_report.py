@@ -8,7 +8,7 @@ from torch import Tensor
 
 from datasets import Batch
 from engine.memory.recovery import probe_memory, release
-from engine.precision.speed import synchronize
+from engine.precision.policy import synchronize
 from engine.train.counters import EpochResult, Report
 from engine.train.trainer import Callback, Trainer
 from utils.log import Log

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import Train
-from engine.parallel.replicated import Parallel
+from engine.parallel import Parallel
 from utils.torch_internals import foreach_add_, foreach_mul_, foreach_sub
 
 WARM_UP = 9  # with the warm-up the average covers about the last ninth of all updates, until the decay is reached

@@ -87,8 +87,8 @@ class BinaryCrossEntropy:
         return torch.full_like(logits, low).scatter_(1, targets[:, None], 1 - smoothing + low)
 
 
-class Taught(NamedTuple):
-    """Targets, and what the teacher of a distillation says of the same images."""
+class DistillationTargets(NamedTuple):
+    """Targets of a distillation: the labels, and the logits that the teacher has for the images."""
 
     labels: Tensor | Mixed
     logits: Tensor  # [B, classes] of the teacher
@@ -106,7 +106,7 @@ class DistillationLoss:
         self._base, self._type = base, settings.DISTILLATION_TYPE
         self._alpha, self._tau = settings.DISTILLATION_ALPHA, settings.DISTILLATION_TAU
 
-    def __call__(self, outputs: Tensor | tuple[Tensor, Tensor], targets: Taught) -> Tensor:
+    def __call__(self, outputs: Tensor | tuple[Tensor, Tensor], targets: DistillationTargets) -> Tensor:
         first, second = outputs if isinstance(outputs, tuple) else (outputs, outputs)
         student, teacher = widen(second), widen(targets.logits)
         if self._type == "hard":
@@ -118,11 +118,11 @@ class DistillationLoss:
         return (1 - self._alpha) * self._base(first, targets.labels) + self._alpha * taught
 
 
-def hits(logits: Tensor | tuple[Tensor, Tensor], targets: Tensor | Mixed | Taught) -> Tensor:
+def hits(logits: Tensor | tuple[Tensor, Tensor], targets: Tensor | Mixed | DistillationTargets) -> Tensor:
     """bool [B]: whether the highest logit is that of the image's class; of several labels, of one of them."""
     if isinstance(logits, tuple):  # of two heads, whose mean classifies
         logits = logits[0] + logits[1]
-    if isinstance(targets, Taught):
+    if isinstance(targets, DistillationTargets):
         targets = targets.labels
     best, classes = logits.argmax(1), dominant_class(targets)
     return best.eq(classes) if classes.ndim == 1 else classes.gather(1, best[:, None])[:, 0] > 0

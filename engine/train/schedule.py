@@ -6,7 +6,7 @@ from configs.schema import Train
 
 
 def batch_factor(settings: Train, global_batch: int) -> float:
-    """What the three rates of the settings are multiplied by."""
+    """The factor of the three rates of the settings."""
     if not settings.LINEAR_SCALED_LR:
         return 1.0
     ratio = global_batch / settings.LINEAR_SCALED_LR

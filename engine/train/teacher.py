@@ -11,7 +11,7 @@ from configs.schema import Config, Model
 from configs.values import unflatten
 from datasets import Batch, Preparation
 from engine.precision.policy import Precision
-from engine.train.loss import Taught
+from engine.train.loss import DistillationTargets
 from models import build_model
 from models.parts import classifier_names
 from models.teacher import Teacher
@@ -24,8 +24,8 @@ KEY, WEIGHTS_KEY = "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PRETRAINED"
 REMEDY = f"train it on this data first, and name its checkpoint: -opts {KEY}=output/train-.../best.pth"
 
 
-class Found(NamedTuple):
-    """What the settings say of a teacher, before it is built."""
+class TeacherSource(NamedTuple):
+    """Model, weights and classes of a teacher as the settings name them, before it is built."""
 
     config: Config  # builds its model; how its images are normalized
     weights: str  # a file, or a name of timm's
@@ -49,7 +49,7 @@ def load_teacher(config: Config, classes: Sequence[str], num_classes: int) -> tu
 
 
 def random_teacher(config: Config, num_classes: int) -> Teacher | None:
-    """The same model with random weights, for trials of memory; None without a distillation."""
+    """A teacher with random weights, for trials of memory; None without a distillation."""
     if config.TRAIN.DISTILLATION_TYPE == "none":
         return None
     found = find_teacher(config)
@@ -57,7 +57,7 @@ def random_teacher(config: Config, num_classes: int) -> Teacher | None:
     return Teacher(model, config.DATA, found.config.DATA, side=found.side)
 
 
-def find_teacher(config: Config) -> Found:
+def find_teacher(config: Config) -> TeacherSource:
     """The teacher by its name in timm, or by the checkpoint of a run, whose settings say everything."""
     import timm
 
@@ -80,10 +80,10 @@ def find_teacher(config: Config) -> Found:
     built = replace(config, DATA=data, MODEL=Model(TYPE="timm", NAME=name), TRAIN=train)
     names = read_record(file).get("class_names") if file else None
     number = len(names) if names else None if file or cfg is None else cfg.num_classes
-    return Found(built, weights or name, names, number, side)
+    return TeacherSource(built, weights or name, names, number, side)
 
 
-def _of_run(config: Config, path: str, record: dict) -> Found:
+def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
     settings, names = record.get("config", {}), record.get("class_names")
     if "MODEL.TYPE" not in settings or not names:
         raise ConfigError(
@@ -98,10 +98,10 @@ def _of_run(config: Config, path: str, record: dict) -> Found:
             "another teacher"
         )
     then = replace(then, MODEL=replace(then.MODEL, FREEZE=()))
-    return Found(then, path, list(names), then.MODEL.NUM_CLASSES or len(names), then.DATA.IMAGE_SIZE)
+    return TeacherSource(then, path, list(names), then.MODEL.NUM_CLASSES or len(names), then.DATA.IMAGE_SIZE)
 
 
-def _outputs(found: Found, classes: list[str], num_classes: int) -> list[int]:
+def _outputs(found: TeacherSource, classes: list[str], num_classes: int) -> list[int]:
     """The teacher's outputs for the data's classes in their order; none: all, one for each class."""
     if found.classes and len(found.classes) == found.num_classes and num_classes == len(classes):
         unknown = [name for name in classes if name not in found.classes]
@@ -114,7 +114,7 @@ def _outputs(found: Found, classes: list[str], num_classes: int) -> list[int]:
 
 
 def _check_number(model: torch.nn.Module, file: str, num_classes: int) -> None:
-    """Of a file that says nothing of its classes: the rows of its classifier."""
+    """Refuse a file with another number of classes; its classifier has a row for each."""
     state = read_state_dict(file)
     for name in classifier_names(model):
         rows = len(state.get(f"{name}.weight", range(num_classes)))
@@ -122,15 +122,15 @@ def _check_number(model: torch.nn.Module, file: str, num_classes: int) -> None:
             raise ConfigError(f"{WEIGHTS_KEY}: {file} has {rows} classes, the data {num_classes}; {REMEDY}")
 
 
-class TaughtPreparation:
-    """A preparation that also asks the teacher: of the images as the student gets them, mixed and erased, as in DeiT."""
+class TeacherPreparation:
+    """A preparation that adds the teacher's logits for the images that the student gets, mixed and erased, as in DeiT."""
 
     def __init__(self, prepare: Preparation, teacher: Teacher, precision: Precision):
         self.prepare, self.normalize, self.precision = prepare, prepare.normalize, precision
         self.device, self.teacher = prepare.device, teacher.to(prepare.device)
         self.teacher.model.to(precision.half or self.normalize.dtype)
 
-    def __call__(self, batch: Batch, dtype: torch.dtype | None = None) -> tuple[Tensor, Taught]:
+    def __call__(self, batch: Batch, dtype: torch.dtype | None = None) -> tuple[Tensor, DistillationTargets]:
         images, targets = self.prepare(batch, dtype)
         with torch.no_grad(), self.precision.autocast():
-            return images, Taught(targets, self.teacher(images))
+            return images, DistillationTargets(targets, self.teacher(images))

@@ -11,15 +11,14 @@ from torch import Tensor, nn
 from configs.schema import Config
 from datasets import Batch, Mixed, Preparation, TrainData, Window
 from engine.evaluation.scores import Best
-from engine.parallel.replicated import Parallel
+from engine.parallel import Parallel
+from engine.precision.loss_scale import Clipping
 from engine.precision.master_weights import ComputingModel
 from engine.precision.policy import Precision
 from engine.train.counters import Counters, EpochResult, Report
 from engine.train.ema import Ema
 from engine.train.loss import Loss, hits
-from engine.train.optim.clipping import Clipping
-from engine.train.optim.factory import AnyOptimizer, load_state
-from engine.train.optim.groups import set_rates
+from engine.train.optimizers import AnyOptimizer, load_state, set_rates
 from engine.train.schedule import Schedule
 from models.transforms import ModelTransforms
 from models.weights.state import PREFERRED

@@ -25,7 +25,7 @@ from scripts.sweeping.results import (
     write_trials,
 )
 from utils.errors import ConfigError, cause_of
-from utils.signals import StopSignal, die_with_parent
+from utils.program import StopSignal, die_with_parent
 
 SECONDS_BETWEEN_LOOKS = 0.1
 SECONDS_BETWEEN_WARNINGS = 60

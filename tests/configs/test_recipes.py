@@ -18,8 +18,7 @@ from torch.testing import assert_close
 from configs.load import load
 from datasets import Mixed
 from engine.train.loss import build_loss
-from engine.train.optim.factory import build_optimizer
-from engine.train.optim.groups import parameter_groups
+from engine.train.optimizers import build_optimizer, parameter_groups
 from engine.train.schedule import Schedule
 from models import build_model
 from tests.support.configs import meta_device

@@ -13,7 +13,7 @@ from datasets.transforms.on_device.augmentation import carry_out
 from datasets.transforms.on_device.rows import OperationRows
 from datasets.transforms.pixels import OPERATIONS, Operation, Plan
 from datasets.types import ImageDraws
-from engine.diagnose.failing_batch import OVERFLOW_FILE, LastUpdate, read_overflow, save_overflow
+from engine.diagnose.overflow import OVERFLOW_FILE, LastUpdate, read_overflow, save_overflow
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.loading import settings, train_data
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits

@@ -10,9 +10,9 @@ import torch
 from datasets import build_train_data, load_image_sets
 from engine.auto_batch_size import Trial, search
 from engine.build import build_trainer
-from engine.checkpoint.host_copy import HostCopy
-from engine.diagnose.failing_batch import LastUpdate
+from engine.checkpoint.async_saver import HostCopy
 from engine.diagnose.fp32_compare import Float32Compare
+from engine.diagnose.overflow import LastUpdate
 from engine.memory.recovery import MemoryGuard, release
 from engine.plan import plan_of
 from engine.record.timing import Timing
@@ -24,7 +24,7 @@ from tests.support.runs import run, run_folder
 from tests.support.trainers import Reports, train
 from utils.distributed import Process
 from utils.log import Log
-from utils.signals import StopSignal
+from utils.program import StopSignal
 
 SYNTHETIC = "DATA.DATASET=synthetic DATA.IMAGE_SIZE=64 DATA.BATCH_SIZE=64 MODEL.EMBED_DIM=192 MODEL.DEPTH=4".split()
 
@@ -188,7 +188,7 @@ def test_shards_of_one_process_learn_as_the_whole_model_does_and_never_make_the_
     whole = cuda_trainer(small_config(tmp_path, *options))
     torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        monkeypatch.setattr("engine.parallel.strategy.is_sharded", lambda config, process: True)
+        monkeypatch.setattr("engine.parallel.is_sharded", lambda config, process: True)
         shards = cuda_trainer(small_config(tmp_path, *options, "DIST.STRATEGY=fsdp2"))
         for one, other in zip(whole.data.windows(0, 4), shards.data.windows(0, 4), strict=True):
             whole.update(one)

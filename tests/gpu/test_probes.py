@@ -19,7 +19,7 @@ from datasets.transforms.on_device.augmentation import carry_out
 from datasets.transforms.on_device.rows import OperationRows
 from datasets.transforms.preparation import copied
 from datasets.types import ImageDraws
-from engine.parallel.replicated import Replicated
+from engine.parallel import Replicated
 from models.transforms.class_token_block import ClassTokenBlock, ClassTokenVisionTransformer
 from tests.gpu.trainers import first_batches, relative_error, small_trainer, train
 

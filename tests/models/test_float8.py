@@ -13,10 +13,9 @@ import engine.precision.policy
 import main_single_gpu
 from configs.values import flatten
 from datasets import Normalize, build_preparation
-from engine.diagnose.auto_doctor import make_case
 from engine.diagnose.explain import record_types
-from engine.diagnose.failing_batch import Batches, LastUpdate
 from engine.diagnose.fp32_compare import Float32Compare
+from engine.diagnose.overflow import Batches, LastUpdate, make_case
 from engine.precision.policy import Precision
 from engine.predict.classifier import config_of
 from models import build_model

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from configs.schema import Optimizer, Train
-from engine.train.optim.factory import build_optimizer
-from engine.train.optim.names import SCHEDULE_FREE
-from engine.train.optim.skipping import SkippingOptimizer
+from engine.train.optimizers import SCHEDULE_FREE, build_optimizer
+from engine.train.skipping import SkippingOptimizer
 from tests.support.pretend_device import waits
 
 

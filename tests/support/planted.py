@@ -44,7 +44,7 @@ from tests.support.planted_in_saves import (  # noqa: F401
 )
 from tests.support.run_hash import state_hash
 from utils.bar import Bar
-from utils.signals import StopSignal
+from utils.program import StopSignal
 
 
 def jump(days: float) -> None:

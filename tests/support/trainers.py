@@ -16,7 +16,7 @@ from models import adapt, build_model
 from tests.support.configs import CPU
 from utils.distributed import Process
 from utils.log import Log
-from utils.signals import StopSignal
+from utils.program import StopSignal
 
 
 class Reports(Callback):

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.refusals import refused
 from utils.errors import ConfigError
-from utils.launch.launch_env import LaunchedRank, LaunchOptions, find_launched_rank, first_host
+from utils.launch import LaunchedRank, LaunchOptions, find_launched_rank, first_host
 
 SLURM = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "gpu[07-08,11],login"}
 SLURM_TASK = SLURM | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0"}

@@ -11,8 +11,8 @@ from tests.support.refusals import assert_names, refused
 from tests.support.runs import free_port
 from utils import distributed
 from utils.errors import ConfigError, LostProcess
-from utils.launch.launch_env import LaunchedRank
-from utils.launch.rendezvous import Rendezvous
+from utils.launch import LaunchedRank
+from utils.rendezvous import Rendezvous
 
 
 def test_a_process_that_is_shown_one_device_takes_it_unless_torchrun_showed_all(monkeypatch):

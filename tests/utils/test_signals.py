@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from utils.signals import StopSignal
+from utils.program import StopSignal
 
 
 @pytest.mark.usefixtures("signal_handlers")

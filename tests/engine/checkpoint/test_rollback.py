@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from engine.checkpoint.async_saver import AsyncSaver
-from engine.checkpoint.format import save_checkpoint
-from engine.checkpoint.rollback import find_before, write_bad_batches
+from engine.checkpoint.format import find_before, save_checkpoint, write_bad_batches
 from tests.support.configs import CPU, SMALL, small_config
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash

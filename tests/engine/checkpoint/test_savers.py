@@ -10,9 +10,8 @@ import torch
 
 from configs.schema import Config, Data, Model, Train
 from engine.checkpoint import format as checkpoint
-from engine.checkpoint.async_saver import AsyncSaver
+from engine.checkpoint.async_saver import AsyncSaver, HostCopy
 from engine.checkpoint.format import read_checkpoint
-from engine.checkpoint.host_copy import HostCopy
 from tests.support.configs import CPU
 from tests.support.refusals import assert_names
 from tests.support.run_hash import state_hash
@@ -192,7 +191,7 @@ def test_a_host_copy_is_equal_in_values_types_and_strides_and_uses_its_memory_ag
 
 
 def test_a_host_copy_of_more_tensors_than_before_is_as_right(monkeypatch):
-    monkeypatch.setattr("engine.checkpoint.host_copy.CHUNK", 256)
+    monkeypatch.setattr("engine.checkpoint.async_saver.CHUNK", 256)
     host_copy = HostCopy(CPU)
     for count in (1, 9, 2):
         state = {str(number): torch.randn(number * 20 + 1) for number in range(count)}

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from configs.load import load
-from engine.diagnose.auto_doctor import AutoDoctor
-from engine.diagnose.failing_batch import LastUpdate
+from engine.diagnose.overflow import AutoDoctor, LastUpdate
 from models import build_model
 from tests.support.configs import SMALL, replaced, small_config
 from tests.support.refusals import assert_names

@@ -11,11 +11,11 @@ import torch
 from configs.load import load
 from datasets import Normalize, Preparation, build_train_data, load_image_sets
 from engine.diagnose.doctor import Case, diagnose, replay
-from engine.diagnose.failing_batch import read_overflow
+from engine.diagnose.overflow import read_overflow
 from engine.diagnose.trace import larger
 from engine.precision.policy import Precision
 from engine.train.loss import CrossEntropy
-from engine.train.optim.factory import build_optimizer
+from engine.train.optimizers import build_optimizer
 from models import build_model
 from models.transforms import choose_transforms
 from scripts import doctor

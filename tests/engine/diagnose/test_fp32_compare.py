@@ -5,8 +5,8 @@ import csv
 import pytest
 import torch
 
-from engine.diagnose.failing_batch import LastUpdate
 from engine.diagnose.fp32_compare import Float32Compare
+from engine.diagnose.overflow import LastUpdate
 from tests.support.configs import SMALL, replaced, small_config
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash

@@ -17,7 +17,7 @@ from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import Ended, rows, run, run_folder
 from utils.distributed import Process
-from utils.signals import StopSignal
+from utils.program import StopSignal
 
 MIB = 2**20
 pytestmark = pytest.mark.usefixtures("signal_handlers")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine.parallel.strategy import choose_parallel
+from engine.parallel import choose_parallel
 from tests.support.configs import small_config
 from utils.distributed import Process
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from engine.parallel.strategy import check_strategy
+from engine.parallel import check_strategy
 from models.weights.sharded import Parts, span
 from models.weights.torch_files import read_torch
 from tests.support.configs import SMALL, small_config

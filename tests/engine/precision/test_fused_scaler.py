@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from configs.schema import Config
-from engine.parallel.replicated import Parallel
-from engine.precision.loss_scale import FusedLossScaler, LossScaler
-from engine.train.optim.clipping import Clipping
-from engine.train.optim.factory import build_optimizer
+from engine.parallel import Parallel
+from engine.precision.loss_scale import Clipping, FusedLossScaler, LossScaler
+from engine.train.optimizers import build_optimizer
 from tests.support.configs import replaced, small_config
 from tests.support.trainers import make_trainer, update
 

@@ -8,9 +8,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from configs.load import load
-from engine.precision.policy import Precision, choose_half, speed_advice
-from engine.precision.speed import half_speedup
-from engine.train.optim.factory import build_optimizer
+from engine.precision.policy import Precision, choose_half, half_speedup, speed_advice
+from engine.train.optimizers import build_optimizer
 from models.transforms import choose_transforms
 from models.transforms.blocks import HalfResidual
 from tests.support.configs import CPU, replaced, small_config

@@ -5,7 +5,7 @@ import torch
 from timm.utils import dispatch_clip_grad
 
 from configs.schema import Train
-from engine.train.optim.clipping import Clipping
+from engine.precision.loss_scale import Clipping
 from engine.train.trainer import Trainer
 from tests.support.configs import small_config
 from tests.support.trainers import make_trainer, update

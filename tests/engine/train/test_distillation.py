@@ -11,7 +11,7 @@ from configs.schema import Arguments, Config
 from configs.values import flatten
 from datasets.transforms.crop import Normalize
 from engine.checkpoint.resume import comparable
-from engine.train.loss import DistillationLoss, Taught
+from engine.train.loss import DistillationLoss, DistillationTargets
 from engine.train.teacher import load_teacher
 from models import build_model
 from models.teacher import Teacher
@@ -51,7 +51,7 @@ def answers() -> tuple[torch.Tensor, ...]:
 def ours(outputs, teacher, labels, kind) -> torch.Tensor:
     train = {"DISTILLATION_TYPE": kind, "DISTILLATION_ALPHA": ALPHA, "DISTILLATION_TAU": TAU}
     settings = replaced(Config(), TRAIN=train).TRAIN
-    return DistillationLoss(functional.cross_entropy, settings)(outputs, Taught(labels, teacher))
+    return DistillationLoss(functional.cross_entropy, settings)(outputs, DistillationTargets(labels, teacher))
 
 
 @pytest.mark.parametrize(("kind", "heads"), [("soft", 1), ("soft", 2), ("hard", 2)])

@@ -11,10 +11,9 @@ from configs.load import load
 from datasets import BadImages, build_eval_data, load_image_sets
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.format import read_checkpoint
-from engine.diagnose.auto_doctor import AutoDoctor
 from engine.diagnose.explain import explain
-from engine.diagnose.failing_batch import LastUpdate
 from engine.diagnose.fp32_compare import Float32Compare
+from engine.diagnose.overflow import AutoDoctor, LastUpdate
 from engine.evaluation.evaluate import evaluate
 from engine.precision.loss_scale import FusedLossScaler
 from engine.record.timing import Timing

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from engine.train.optim.groups import parameter_groups, set_rates
+from engine.train.optimizers import parameter_groups, set_rates
 from tests.support.configs import meta_device, small_config
 
 MODELS = ["vit_base_patch16_224", "swin_tiny_patch4_window7_224", "convnext_tiny", "xcit_nano_12_p16_224"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from configs.schema import Optimizer
-from engine.train.optim.factory import build_optimizer
+from engine.train.optimizers import build_optimizer
 from engine.train.schedule import Schedule
 from tests.support.configs import replaced, small_config
 

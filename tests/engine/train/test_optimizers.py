@@ -8,9 +8,8 @@ import torch
 
 from configs.schema import Arguments, Optimizer, Train
 from engine.checkpoint.resume import comparable, refuse_changes
-from engine.train.optim.factory import build_optimizer, numbers_per_weight
-from engine.train.optim.names import BY_ELEMENT, check_optimizer
-from engine.train.optim.schedule_free import averaged
+from engine.train.optimizers import BY_ELEMENT, build_optimizer, check_optimizer, numbers_per_weight
+from engine.train.skipping import averaged
 from tests.support.configs import small_config
 from tests.support.optimizers import Learner, on_host, one_of_each_class
 from tests.support.pretend_device import DEVICE, on_pretend_device

@@ -15,7 +15,7 @@ from tests.support.run_hash import run_hash
 from tests.support.runs import run, run_folder
 from tests.support.trainers import make_trainer, train, update
 from utils.errors import ConfigError
-from utils.signals import StopSignal
+from utils.program import StopSignal
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from utils.errors import ConfigError
-from utils.launch.launch_env import LaunchedRank
+from utils.launch import LaunchedRank
 
 
 class Rendezvous:
@@ -137,5 +137,5 @@ class Rendezvous:
 
 
 def format_ranks(ranks: list[int]) -> str:
-    """process 1, or processes 1, 2."""
+    """The ranks in words: process 1, or processes 1, 2."""
     return f"process{'es' * (len(ranks) > 1)} {', '.join(str(rank) for rank in ranks)}"

@@ -1,1 +1,0 @@
-"""How weights, gradients and optimizer are distributed over the processes of a run."""

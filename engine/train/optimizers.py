@@ -1,0 +1,251 @@
+"""Builds the optimizer of the settings, refuses those that cannot train here, and loads a saved one."""
+
+import contextlib
+import fnmatch
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NoReturn
+
+import torch
+from torch import nn
+
+from configs.schema import Config, Optimizer, Train
+from engine.train.skipping import ScheduleFreeOptimizer, SkippingOptimizer
+from models.parts import has_running_statistics
+from utils.errors import ConfigError, did_you_mean
+from utils.torch_internals import tree_leaves
+
+AnyOptimizer = torch.optim.Optimizer | SkippingOptimizer
+
+KEY = "TRAIN.OPTIMIZER"
+OURS = ("AdamW", "Adam", "SGD")  # torch's fused ones; the others are timm's and the package schedulefree's
+SCHEDULE_FREE = {name.lower(): name for name in ("AdamWScheduleFree", "RAdamScheduleFree", "SGDScheduleFree")}
+# What build_optimizer passes or what decides how a step is computed; the settings are the way to these.
+TAKEN = {
+    "params": None,
+    "lr": "TRAIN.BASE_LR",
+    "weight_decay": "TRAIN.WEIGHT_DECAY",
+    "warmup_steps": "TRAIN.WARMUP_EPOCHS",
+}
+NOT_TAKEN = ("fused", "capturable", "differentiable", "foreach", "maximize", "deterministic")
+# Each number of these changes by its own gradients alone, so a process can update its rows of a weight. The others take
+# norms or means over whole weights.
+BY_ELEMENT = """adabelief adadelta adagrad adamax adamc adamwlegacy adan adanw adopt adoptc adoptw laprop lapropc lion lionc
+madgrad madgradw momentum nadam nadamc nadamlegacy nadamw nesterov nesterovw radabelief radam radamlegacy radamw rmsprop
+rmsproptf rmsproptfc rmsproptfw sgdc sgdw""".split()
+NEEDS = {"bnb": "bitsandbytes", "fused": "apex"}
+
+
+def build_optimizer(
+    settings: Train, model: nn.Module, own: dict[str, nn.Parameter] | None = None, peak: float | None = None
+) -> AnyOptimizer:
+    """The optimizer of all trainable parameters; it can skip an update on the device.
+
+    `own`: this process's part of each parameter, if they are sharded. `peak`: the highest rate of the run, which some
+    optimizers scale the weight decay by; if not given, TRAIN.BASE_LR.
+    """
+    own = dict(model.named_parameters()) if own is None else own
+    groups = parameter_groups(settings, model, own)
+    if settings.OPTIMIZER.NAME not in OURS:
+        return _build_other(settings, model, groups, settings.BASE_LR if peak is None else peak)
+    # On MPS the fused kernels of older versions of torch ignore found_inf and grad_scale, so no update would be skipped.
+    is_fused = next(iter(own.values())).device.type != "mps"
+    optimizer = _build_ours(settings, groups, is_fused)
+    return optimizer if is_fused else SkippingOptimizer(optimizer)
+
+
+def _build_ours(settings: Train, groups: list[dict], is_fused: bool) -> torch.optim.Optimizer:
+    """One of torch's fused optimizers: they are faster, and their kernels skip an update."""
+    chosen = settings.OPTIMIZER
+    arguments = {"lr": settings.BASE_LR, "fused": is_fused} | dict(chosen.KWARGS)
+    with _refusing(settings):
+        if chosen.NAME != "SGD":
+            return find_class(chosen)(groups, **{"betas": chosen.BETAS, "eps": chosen.EPS} | arguments)
+        optimizer = find_class(chosen)(groups, **{"momentum": chosen.MOMENTUM} | arguments)
+    if optimizer.defaults["momentum"]:
+        for parameter in [each for group in groups for each in group["params"]]:
+            # torch allocates it in the first update, and leaves it uninitialised if that one is skipped.
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
+
+
+def _build_other(settings: Train, model: nn.Module, groups: list[dict], peak: float) -> SkippingOptimizer:
+    chosen = settings.OPTIMIZER
+    arguments = {"lr": peak} | changed_arguments(chosen) | dict(chosen.KWARGS)
+    with _refusing(settings):
+        if chosen.NAME in SCHEDULE_FREE:
+            if any(has_running_statistics(module) for module in model.modules()):
+                raise ConfigError(
+                    f"{KEY}.NAME is {chosen.NAME}, but the model has BatchNorm, whose running statistics are of other weights "
+                    "than those that are evaluated; use another optimizer"
+                )
+            return ScheduleFreeOptimizer(find_class(chosen)(groups, **arguments))
+        from timm.optim import create_optimizer_v2  # local: importing timm takes seconds
+
+        return SkippingOptimizer(create_optimizer_v2(groups, opt=chosen.NAME, **arguments))
+
+
+def parameter_groups(settings: Train, model: nn.Module, own: dict[str, nn.Parameter]) -> list[dict]:
+    """The groups of all trainable parameters, as timm makes them. `own`: this process's part of each parameter.
+
+    With TRAIN.LAYER_DECAY a group has an `lr_scale`, which its rate is multiplied by.
+    """
+    names = getattr(model, "no_weight_decay", set)()
+    if settings.LAYER_DECAY is not None:
+        from timm.optim import param_groups_layer_decay  # local: importing timm takes seconds
+
+        groups = param_groups_layer_decay(
+            model,
+            weight_decay=settings.WEIGHT_DECAY,
+            no_weight_decay_list=names,
+            weight_decay_exclude_1d=settings.WEIGHT_DECAY_EXCLUDE_1D,
+            layer_decay=settings.LAYER_DECAY,
+        )
+        mine = {id(parameter): own[name] for name, parameter in model.named_parameters()}
+        return [group | {"params": [mine[id(each)] for each in group["params"]]} for group in groups]
+    # Biases, norms, class token and position embedding are not decayed: pulling them to zero moves the function
+    # without simplifying it. Saved optimizers depend on the order: decayed ones first, not as timm.
+    decayed, kept = [], []
+    for name, parameter in own.items():
+        if parameter.requires_grad:
+            is_small = settings.WEIGHT_DECAY_EXCLUDE_1D and (parameter.ndim <= 1 or name.endswith(".bias"))
+            is_kept = is_small or any(fnmatch.fnmatch(name, pattern) for pattern in names)
+            (kept if is_kept else decayed).append(parameter)
+    groups = [{"params": decayed, "weight_decay": settings.WEIGHT_DECAY}, {"params": kept, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def set_rates(groups: list[dict], rate: float) -> None:
+    """Give each group its rate for the next update."""
+    for group in groups:
+        group["lr"] = rate * group.get("lr_scale", 1.0)
+
+
+def numbers_per_weight(settings: Train) -> float:
+    """What the optimizer keeps for each weight of a matrix, found by a step of a small one; schedulefree also saves the weight."""
+    weight = nn.Parameter(torch.zeros(64, 64))  # no random number is drawn
+    weight.grad = torch.zeros_like(weight)
+    optimizer = build_optimizer(replace(settings, LAYER_DECAY=None), nn.ParameterList([weight]))
+    with _refusing(settings):  # timm's constructors check few values
+        optimizer.step(*[torch.zeros(())] * isinstance(optimizer, SkippingOptimizer))
+    tensors = [each for each in tree_leaves(dict(optimizer.state)) if isinstance(each, torch.Tensor)]
+    kept = sum(each.numel() for each in tensors if each.ndim)
+    return kept / weight.numel() + (settings.OPTIMIZER.NAME in SCHEDULE_FREE)
+
+
+def load_state(optimizer: AnyOptimizer, state: dict) -> None:
+    """Load a saved optimizer; refuse one of other parameter groups, which torch tells apart by number and size alone."""
+    then, now = (
+        [len(group["params"]) for group in groups] for groups in (state["param_groups"], optimizer.param_groups)
+    )
+    if then != now:
+        raise ConfigError(
+            f"-resume: the optimizer of the checkpoint has {len(then)} groups of {then} parameters, this run {len(now)} of "
+            f"{now}; put back what decides on them (TRAIN.LAYER_DECAY, TRAIN.WEIGHT_DECAY_EXCLUDE_1D, MODEL.FREEZE), or "
+            "start a new run from its weights with -pretrained"
+        )
+    # torch takes the arguments of the saved groups; those of the settings count, where they were allowed to change.
+    taken = inspect.signature(type(getattr(optimizer, "inner", optimizer))).parameters.keys()
+    arguments = taken - {"params", "lr"} | {"lr_scale"}
+    own = [{name: group[name] for name in arguments & group.keys()} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, mine in zip(optimizer.param_groups, own, strict=True):
+        group.update(mine)
+
+
+def check_optimizer(config: Config) -> None:
+    """Refuse an optimizer that there is not, or that cannot do what the other settings ask for."""
+    chosen, train, strategy = config.TRAIN.OPTIMIZER, config.TRAIN, config.DIST.STRATEGY
+    check_arguments(chosen, find_class(chosen))
+    name = f"{KEY}.NAME is {chosen.NAME}"
+    if strategy == "fsdp2" and chosen.NAME not in (*OURS, *SCHEDULE_FREE, *BY_ELEMENT):
+        raise ConfigError(
+            f"{name} and DIST.STRATEGY is {strategy}, which do not go together: it takes norms or means of "
+            "whole weights, of which a process has some rows; use DIST.STRATEGY ddp, or AdamW"
+        )
+    if chosen.NAME in SCHEDULE_FREE and train.LR_SCHEDULER.NAME != "constant":
+        raise ConfigError(
+            f"TRAIN.LR_SCHEDULER.NAME is {train.LR_SCHEDULER.NAME}, but {name}, which takes the place of a schedule: "
+            "set TRAIN.LR_SCHEDULER.NAME=constant; the warm-up stays"
+        )
+    if chosen.NAME in SCHEDULE_FREE and train.MODEL_EMA:
+        raise ConfigError(f"TRAIN.MODEL_EMA is true, but {name}, which averages the weights itself; set it to false")
+
+
+def find_class(chosen: Optimizer) -> Callable:
+    """The class of this name; imports timm, which takes seconds, for those that are not ours."""
+    if chosen.NAME in OURS:
+        return getattr(torch.optim, chosen.NAME)
+    if chosen.NAME in SCHEDULE_FREE:
+        try:
+            import schedulefree
+        except ImportError:
+            _refuse(chosen.NAME, "needs the package schedulefree: pip install schedulefree")
+        return getattr(schedulefree, SCHEDULE_FREE[chosen.NAME])
+    from timm.optim import get_optimizer_class, get_optimizer_info, list_optimizers
+
+    known = list_optimizers()
+    if chosen.NAME not in known:
+        names = [*OURS, *SCHEDULE_FREE.values(), *known]
+        near = did_you_mean(chosen.NAME, [*map(str.lower, names)])
+        _refuse(chosen.NAME, f"is none of {', '.join(OURS)}, {', '.join(SCHEDULE_FREE.values())} and timm's{near}")
+    if getattr(get_optimizer_info(chosen.NAME), "second_order", False):
+        _refuse(chosen.NAME, "needs second derivatives, which are not computed here; lamb and adabelief do not")
+    if chosen.NAME.startswith("kron"):
+        # Its preconditioners are updated with random numbers of each process, so the weights of processes would part.
+        _refuse(chosen.NAME, "is not supported: it draws other random numbers in each process; muon is the nearest")
+    try:
+        return get_optimizer_class(chosen.NAME, bind_defaults=False)
+    except (ImportError, AssertionError):
+        package = next(each for start, each in NEEDS.items() if chosen.NAME.startswith(start))
+        _refuse(chosen.NAME, f"needs a CUDA device and the package {package}: pip install {package}")
+
+
+def check_arguments(chosen: Optimizer, cls: Callable) -> None:
+    """Refuse arguments that the optimizer's class does not take, and those that have a setting."""
+    taken = inspect.signature(cls).parameters
+    for name, value in chosen.KWARGS.items():
+        key = f"{KEY}.KWARGS.{name}: {value!r}"
+        if setting := TAKEN.get(name):
+            raise ConfigError(f"{key}; the setting for it is {setting}, use that instead")
+        if name in NOT_TAKEN:
+            raise ConfigError(f"{key} is not for the settings to choose; remove it")
+        if name not in taken or name == "params":
+            offered = [each for each in taken if each not in (*TAKEN, *NOT_TAKEN)]
+            near = did_you_mean(name, offered) or f"; it has {', '.join(offered)}"
+            raise ConfigError(f"{KEY}.KWARGS.{name}: {cls.__name__} has no such argument{near}")
+    for name in changed_arguments(chosen):
+        if name not in taken:
+            raise ConfigError(f"{KEY}.{name.upper()}: {cls.__name__} has no such argument; remove the setting")
+
+
+def changed_arguments(chosen: Optimizer) -> dict:
+    """The arguments that have settings, where these are not at their defaults: other optimizers have defaults of their own."""
+    default = Optimizer()
+    return {
+        name.lower(): getattr(chosen, name)
+        for name in ("EPS", "BETAS", "MOMENTUM")
+        if chosen.NAME not in OURS and getattr(chosen, name) != getattr(default, name)
+    }
+
+
+@contextlib.contextmanager
+def _refusing(settings: Train) -> Iterator[None]:
+    """A failure of the constructor or of a first step is the user's mistake if it got arguments from the settings."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        chosen = settings.OPTIMIZER
+        arguments = changed_arguments(chosen) | dict(chosen.KWARGS)
+        values = ", ".join(f"{name} {value!r}" for name, value in arguments.items())
+        if not values:
+            raise
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise ConfigError(f"{KEY}.KWARGS: {chosen.NAME} does not work with {values} ({reason})") from None
+
+
+def _refuse(name: str, why: str) -> NoReturn:
+    raise ConfigError(f"{KEY}.NAME: {name} {why}")

@@ -1,1 +1,0 @@
-"""How the processes of a run are started, and how they find each other."""

@@ -23,8 +23,8 @@ from engine.evaluation.scores import Best
 from engine.plan import Plan, begin, make_plan
 from engine.plan_lines import describe_other_validation, describe_training
 from engine.record.best_results import BestResults
-from engine.record.html_report import write_at_end
 from engine.record.next_steps import after_failure, after_training
+from engine.record.report import write_at_end
 from engine.record.trackers import tracking
 from engine.saves import Saves, describe_progress
 from engine.session import Session

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
-from engine.record.html_report import REPORT, write_report
+from engine.record.report import REPORT, write_report
 from engine.record.saved_run import SavedRun
 from scripts.command_line import Parser
 from utils.errors import ConfigError, cause_of

@@ -1,20 +1,70 @@
-"""The frame of a page: one file, no script, and nothing that a browser would fetch."""
+"""HTML elements, and the frame of a page: one file, no script, and nothing that a browser would fetch."""
 
 import base64
 import hashlib
+import html
 import io
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from engine.record.html import Markup, element, joined
+from PIL import Image
+
 from utils.files import write_text
 
+VOID = ("meta", "img", "source", "br")
 STYLE = Path(__file__).parent / "style.css"
 MOST_BYTES = 160_000  # of a picture that is embedded as it is
 MOST_JPEG_BYTES = 400_000  # of a recompressed one, where the lowest quality gets there
 QUALITIES = (80, 60, 40)  # of JPEG
 WIDTH = 1000  # pixels, of a larger one that is made smaller
+
+
+class Markup(str):
+    """Text that is HTML already."""
+
+
+def escaped(value: object) -> Markup:
+    """A value as text of a page. Halves of surrogate pairs, which names of files can have, become question marks."""
+    if isinstance(value, Markup):
+        return value
+    return Markup(html.escape(str(value).encode("utf-8", "replace").decode()))
+
+
+def joined(parts: Iterable[object], between: str = "") -> Markup:
+    return Markup(between.join(escaped(part) for part in parts if part is not None))
+
+
+def element(name: str, /, *children: object, **attributes: object) -> Markup:
+    """`class_` is the attribute class, `aria_label` aria-label; an attribute that is None is left out, so is such a child."""
+    words = [
+        f' {key.rstrip("_").replace("_", "-")}="{escaped(value)}"'
+        for key, value in attributes.items()
+        if value is not None
+    ]
+    start = f"<{name}{''.join(words)}>"
+    return Markup(start if name in VOID else f"{start}{joined(children)}</{name}>")
+
+
+def section(title: str, *children: object) -> Markup:
+    """A part of the page, with its heading."""
+    return element("section", element("h2", title), *children)
+
+
+def table(
+    columns: Iterable[object], rows: Iterable[Iterable[object]], label: str, numbers: Iterable[int] = ()
+) -> Markup:
+    """A table that scrolls inside itself where it is too wide. `numbers`: columns that are set flush right."""
+    right = set(numbers)
+    place = lambda index: "number" if index in right else None  # noqa: E731
+    head = [element("th", each, scope="col", class_=place(index)) for index, each in enumerate(columns)]
+    body = [element("tr", *(element("td", cell, class_=place(i)) for i, cell in enumerate(row))) for row in rows]
+    return scrolling(element("table", element("thead", element("tr", *head)), element("tbody", *body)), label)
+
+
+def scrolling(content: Markup, label: str) -> Markup:
+    """What is wider than the page moves inside its own frame, by keys too."""
+    return element("div", content, class_="scroll", tabindex="0", role="region", aria_label=label)
 
 
 @cache
@@ -46,8 +96,6 @@ def embedded(path: Path, alt: str, class_: str) -> Markup | None:
     """A picture of the run inside the page, recompressed if it is large; None if the file is no picture."""
     content, kind = path.read_bytes(), "png"
     if len(content) > MOST_BYTES or not content.startswith(b"\x89PNG"):
-        from PIL import Image
-
         try:
             with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
                 small = image.convert("RGB")

@@ -1,73 +1,84 @@
-"""Draws loss.png, accuracy.png and loss_scale.png."""
+"""Curves as PNG: those that a run draws into its folder, and the same and some more in its report."""
 
+import io
 import math
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from engine.evaluation.scores import TITLES, rank_of
 from utils.files import replacing
 
-# Fixed margins: a layout that looks for them draws each picture twice.
-SHAPE = {"figsize": (7, 4.2), "gridspec_kw": {"left": 0.12, "right": 0.97, "bottom": 0.12, "top": 0.92}}
+Rows = Sequence[Mapping[str, Any]]
+Point = tuple[float, float]
+
+# Small and sharp, so that its letters can be read on a phone. Fixed margins: a layout that looks for them draws twice.
+SIZE, DPI, MARGINS = (5, 3.3), 150, {"left": 0.15, "right": 0.97, "bottom": 0.15, "top": 0.9}
+MOST_MARKED = 40  # points of a curve with a mark each
+IN_THE_FOLDER = ("loss.png", "accuracy.png", "loss_scale.png")
 
 
-def plot_metrics(rows: list[dict], folder: Path, title: str, metric: str = "top1") -> None:
-    """Draw loss.png and accuracy.png of all epochs so far. `metric`: the one that decides which is best."""
-    import matplotlib
+class Plot(NamedTuple):
+    """One picture: curves over epochs or updates."""
 
-    matplotlib.use("Agg")  # a server has no screen
-    from matplotlib import pyplot
-    from matplotlib.ticker import MaxNLocator
+    file: str
+    title: str  # what its vertical axis shows
+    curves: Mapping[str, Sequence[Point]]
+    x: str = "epoch"
+    best: Point | None = None  # the best epoch
+    skipped: Sequence[Point] = ()  # updates
+    is_scale: bool = False  # steps between powers of two
 
-    for name, (label, curves) in choose_curves(rows, metric).items():
-        figure, axes = pyplot.subplots(**SHAPE)
-        for column, legend in curves.items():
-            points = points_of(rows, column)
-            if points:
-                axes.plot(*zip(*points, strict=True), label=legend, marker="." if len(points) < 40 else "")
-        epoch, suffix = find_best(rows, metric) or (0, "")
-        judged = next(each for each in (f"eval_{metric}", "eval_loss", "eval_top1") if each in curves)
-        if best := [point for point in points_of(rows, judged + suffix) if point[0] == epoch]:
-            axes.plot(*zip(*best, strict=True), "ko", fillstyle="none", label=f"best epoch, {epoch}")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        if len(rows) == 1:
-            axes.set_xlim(rows[0]["epoch"] + 0.5, rows[0]["epoch"] + 1.5)
-        axes.set(xlabel="epoch", ylabel=label, title=title)
-        axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
-        save(figure, folder / name)
+    @property
+    def text(self) -> str:
+        """The picture in words, for those who do not see it."""
+        ends = (f"{name} {points[0][1]:.4g} to {points[-1][1]:.4g}" for name, points in self.curves.items())
+        return f"{self.title} by {self.x}: {'; '.join(ends)}"
 
 
-def choose_curves(rows: list[dict], metric: str) -> dict[str, tuple[str, dict[str, str]]]:
+def plots_of(epochs: Rows, steps: Rows, metric: str) -> Iterator[Plot]:
+    """The pictures of a run, without those that have no curve. `metric`: the one that decides which epoch is best."""
+    epoch, suffix = find_best(epochs, metric) or (0, "")
+    for file, (title, columns) in choose_curves(epochs, metric).items():
+        curves = {name: points for column, name in columns.items() if (points := points_of(epochs, column))}
+        decides = next(each for each in (f"eval_{metric}", "eval_loss", "eval_top1") if each in columns)
+        best = next((point for point in points_of(epochs, decides + suffix) if point[0] == epoch), None)
+        yield from [Plot(file, title, curves, best=best)] if curves else []
+    for name, title in (("lr", "learning rate"), ("grad_norm", "gradient norm")):
+        points = points_of(steps, name, "step")
+        yield from [Plot(f"{name}.png", title, {title: points}, "update")] if len(points) > 1 else []
+    scales = [point for point in points_of(steps, "loss_scale", "step") if point[1] > 0]
+    if len({scale for _, scale in scales}) > 1:
+        pairs = zip(steps, steps[1:], strict=False)
+        later = [row for before, row in pairs if (row.get("skipped") or 0) > (before.get("skipped") or 0)]
+        skipped = points_of(later, "loss_scale", "step")
+        yield Plot("loss_scale.png", "loss scale", {"loss scale": scales}, "update", skipped=skipped, is_scale=True)
+
+
+def choose_curves(epochs: Rows, metric: str) -> dict[str, tuple[str, dict[str, str]]]:
     """{file: (what its axis shows, {column: what it is})}, without a top-5 that every image reaches."""
-    curves = {
-        "train_top1": "training, augmented",
-        "eval_top1": "validation top-1",
-        "eval_top5": "validation top-5",
-        "eval_top1_ema": "validation top-1, EMA",
-        "eval_map": "validation mAP",
-        "eval_map_ema": "validation mAP, EMA",
-    }
-    if metric != "loss" and f"eval_{metric}" not in curves:
-        curves |= {
-            f"eval_{metric}": f"validation {TITLES[metric]}",
-            f"eval_{metric}_ema": f"validation {TITLES[metric]}, EMA",
-        }
-    if all(value == 100 for _, value in points_of(rows, "eval_top5")):
-        del curves["eval_top5"]
+    names = {"top1": "top-1", "top5": "top-5", "map": "mAP"}
+    names |= {} if metric in ("loss", *names) else {metric: TITLES[metric]}
+    if all(value == 100 for _, value in points_of(epochs, "eval_top5")):
+        del names["top5"]
+    curves = {"train_top1": "training, augmented"}
+    for name, title in names.items():
+        curves |= {f"eval_{name}": f"validation {title}"}
+        curves |= {f"eval_{name}_ema": f"validation {title}, EMA"} if name != "top5" else {}
     losses = {"train_loss": "training", "eval_loss": "validation", "eval_loss_ema": "validation, EMA"}
     return {"loss.png": ("loss", losses), "accuracy.png": ("accuracy, %", curves)}
 
 
-def points_of(rows: list[dict], column: str) -> list[tuple[int, float]]:
-    """(epoch, counted from 1, and value) where it was measured."""
-    return [(row["epoch"] + 1, row[column]) for row in rows if row.get(column) is not None]
+def points_of(rows: Rows, column: str, x: str = "epoch") -> list[Point]:
+    """(epoch, counted from 1, or update; value) where it was measured."""
+    return [(row[x] + (x == "epoch"), row[column]) for row in rows if row.get(column) is not None]
 
 
-def find_best(rows: list[dict], metric: str) -> tuple[int, str] | None:
+def find_best(epochs: Rows, metric: str) -> tuple[int, str] | None:
     """The epoch, counted from 1, that scored best, and _ema where those weights did; of equal ones the first."""
     scored = []
-    for row in rows:
+    for row in epochs:
         for suffix in ("", "_ema"):
             value, loss = row.get(f"eval_{metric}{suffix}"), row.get(f"eval_loss{suffix}")
             if value is not None:
@@ -76,32 +87,37 @@ def find_best(rows: list[dict], metric: str) -> tuple[int, str] | None:
     return max(scored, key=lambda each: each[0])[1:] if scored else None
 
 
-def plot_loss_scale(rows: list[dict], folder: Path, title: str) -> None:
-    """Draw loss_scale.png: the scale over the updates, with marks where updates were skipped."""
-    import matplotlib
+def figure_of(plot: Plot, title: str):
+    """The matplotlib figure."""
+    from matplotlib.figure import Figure  # which needs no screen, other than pyplot
+    from matplotlib.ticker import MaxNLocator
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(**SHAPE)
-    axes.step([row["step"] for row in rows], [row["loss_scale"] for row in rows], where="post", label="loss scale")
-    skipped = [row for before, row in zip(rows, rows[1:], strict=False) if row["skipped"] > before["skipped"]]
-    axes.plot([row["step"] for row in skipped], [row["loss_scale"] for row in skipped], "rx", label="updates skipped")
-    axes.set_yscale("log", base=2)
-    axes.set(xlabel="update", ylabel="loss scale", title=title)
+    figure = Figure(figsize=SIZE)
+    axes = figure.subplots(gridspec_kw=MARGINS)
+    for name, points in plot.curves.items():
+        style = {"drawstyle": "steps-post"} if plot.is_scale else {"marker": "." if len(points) < MOST_MARKED else ""}
+        axes.plot(*zip(*points, strict=True), label=name, **style)
+    if plot.best:
+        axes.plot(*plot.best, "ko", fillstyle="none", label=f"best epoch, {plot.best[0]}")
+    if plot.skipped:
+        axes.plot(*zip(*plot.skipped, strict=True), "rx", label="updates skipped")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+    places = {place for points in plot.curves.values() for place, _ in points}
+    if len(places) == 1:
+        axes.set_xlim(min(places) - 0.5, min(places) + 0.5)
+    if plot.is_scale:
+        axes.set_yscale("log", base=2)
+    axes.set(xlabel=plot.x, ylabel=plot.title)
+    axes.set_title(title, fontsize="medium")
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    save(figure, folder / "loss_scale.png")
+    axes.legend(frameon=False, fontsize="small")
+    return figure
 
 
-def save(figure, path: Path) -> None:
-    from matplotlib import pyplot
-
-    try:
-        with replacing(path) as file:
-            figure.savefig(file, dpi=110, format="png")
-    finally:
-        pyplot.close(figure)
+def to_png(plot: Plot, title: str) -> bytes:
+    content = io.BytesIO()
+    figure_of(plot, title).savefig(content, dpi=DPI, format="png")
+    return content.getvalue()
 
 
 class Plotter:
@@ -112,10 +128,11 @@ class Plotter:
         self._folder, self._title, self._metric, self._between = folder, title, metric, seconds_between
         self._last = time.monotonic()
 
-    def draw(self, rows: list[dict], steps: list[dict], now: bool) -> None:
-        """`rows` of epochs, `steps` of single updates, drawn only if the loss scale changes."""
-        if rows and (now or time.monotonic() - self._last > self._between):
-            plot_metrics(rows, self._folder, self._title, self._metric)
-            if len({row["loss_scale"] for row in steps}) > 1:
-                plot_loss_scale(steps, self._folder, self._title)
+    def draw(self, epochs: Rows, steps: Rows, now: bool) -> None:
+        """Write the pictures of the rows so far."""
+        if epochs and (now or time.monotonic() - self._last > self._between):
+            for plot in plots_of(epochs, steps, self._metric):
+                if plot.file in IN_THE_FOLDER:
+                    with replacing(self._folder / plot.file) as file:
+                        file.write(to_png(plot, self._title))
             self._last = time.monotonic()

@@ -197,3 +197,8 @@ def to_time(text: object) -> float | None:
         return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%S%z").timestamp()
     except ValueError:
         return None
+
+
+def written_date(seconds: float | None) -> str:
+    """2026-01-02 03:04, of seconds since 1970."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else ""

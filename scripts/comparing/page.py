@@ -5,8 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.record.html import Markup, element, section, table
-from engine.record.page import picture, write_page
+from engine.record.page import Markup, element, picture, section, table, write_page
 from scripts.comparing.curves import columns_of, draw, title_of
 from scripts.comparing.tables import Comparison, Table
 

@@ -100,5 +100,5 @@ def write_results(folder: Path, names: Sequence[str], epoch: int) -> None:
         csv.writer(file).writerows([["label \\ prediction", *names], *cells])
     write_json(folder / "results.json", {"epoch": epoch, "weights": "raw"})
     sheet = Image.linear_gradient("L").resize((260, 300)).convert("RGB")
-    for name in ("mistakes.png", "train_batch.png"):
+    for name in ("confusion.png", "mistakes.png", "train_batch.png"):
         sheet.save(folder / name)

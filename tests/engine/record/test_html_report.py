@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from engine.record.html_report import write_at_end, write_report
 from engine.record.page import embedded
-from engine.record.page_chart import Curve, chart, epoch_axis, linear_axis, log_axis, thinned
+from engine.record.report import write_at_end, write_report
 from engine.record.saved_run import SavedRun
 from scripts import report
 from tests.support.configs import SMALL
@@ -125,8 +124,8 @@ def test_nothing_in_the_page_is_loaded_or_run(tmp_path):
     (policy,) = (each["content"] for each in page.all("meta") if each.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'; style-src 'sha256-") and "unsafe" not in policy
     sources = [attributes["src"] for _, attributes in page.elements if "src" in attributes]
-    assert len(sources) == 3 and all(source.startswith("data:image/") for source in sources)
-    assert all(each["alt"] for each in page.all("img")) and all(each["aria-label"] for each in page.all("svg"))
+    assert len(sources) == 8 and all(source.startswith("data:image/") for source in sources)
+    assert all(each["alt"] for each in page.all("img"))
     assert not {"script", "link", "iframe", "object", "base", "form", "a"} & {tag for tag, _ in page.elements}
     assert not re.search(r"url\(|@import", (tmp_path / "run" / "report.html").read_text())
 
@@ -134,8 +133,8 @@ def test_nothing_in_the_page_is_loaded_or_run(tmp_path):
 def test_sections_that_would_be_empty_are_left_out(tmp_path):
     full = page_of(write_run(tmp_path / "full", skipped=2))
     assert {"What is taken for what", "Classes, the worst first", "Precision"} <= set(full.headings)
-    assert "10 updates of 109 skipped" in full.text and "top-5" not in full.text, "of two classes"
-    for name in ("results.json", "mistakes.png", "train_batch.png", "steps.csv"):
+    assert "10 updates of 109 skipped" in full.text
+    for name in ("results.json", "train_batch.png", "steps.csv"):
         (tmp_path / "full" / name).unlink()
     rows = [{"epoch": 0, "train_loss": 1.0}]
     (tmp_path / "full" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -143,13 +142,10 @@ def test_sections_that_would_be_empty_are_left_out(tmp_path):
     assert few.headings == ["Course of training", "Settings", "How to repeat it"]
 
 
-def test_few_classes_are_a_table_and_many_a_picture_with_the_worst_pairs(tmp_path):
-    few = page_of(write_run(tmp_path / "few", names=[f"class {number}" for number in range(10)]))
-    assert [each["class"] for each in few.all("table") if "class" in each] == ["matrix"]
-    many = page_of(write_run(tmp_path / "many", names=[f"class {number}" for number in range(1000)]))
-    assert not [each for each in many.all("table") if "class" in each]
-    assert "Confused most often" in many.text and "class 3class 41020%" in many.text  # label, taken for, images, share
-    assert (tmp_path / "many" / "report.html").stat().st_size < 200_000
+def test_a_thousand_classes_are_a_short_table_and_a_page_to_send(tmp_path):
+    page = page_of(write_run(tmp_path, names=[f"class {number}" for number in range(1000)]))
+    assert "The worst classes" in page.headings and "class 3class 4" not in page.text
+    assert (tmp_path / "report.html").stat().st_size < 400_000
 
 
 def test_large_sheets_become_small_enough_to_send(tmp_path):
@@ -160,13 +156,6 @@ def test_large_sheets_become_small_enough_to_send(tmp_path):
     assert len(content) < 700_000 and Image.open(io.BytesIO(content)).size == (1000, 1000)
     (tmp_path / "mistakes.png").write_bytes(b"no picture")
     assert embedded(tmp_path / "mistakes.png", "none", "sheet") is None
-
-
-def test_a_list_of_cells_says_the_same_as_a_matrix(tmp_path):
-    folder = write_run(tmp_path / "run", names=["a", "b", "c"])
-    matrix = page_of(folder)
-    (folder / "confusion.csv").write_text("label,prediction,count\na,a,50\nb,b,43\nb,c,7\nc,c,47\nc,a,3\n")
-    assert page_of(folder).text == matrix.text
 
 
 def test_how_a_run_ended_is_said_unless_it_is_done(tmp_path):
@@ -238,31 +227,6 @@ def test_what_goes_wrong_with_the_report_is_a_warning_of_the_run(tmp_path, monke
     assert write_at_end(tmp_path, no_epoch := Mock()) is None
     no_epoch.warn.assert_not_called()
     assert not list(folder.glob(".*.tmp"))
-    monkeypatch.setattr("engine.record.html_report.curves", lambda run: 1 / 0)
+    monkeypatch.setattr("engine.record.report.curves", lambda run: 1 / 0)
     assert write_at_end(folder, ours := Mock()) is None
     ours.warn.assert_called_once()
-
-
-def test_ticks_of_epochs_are_whole_numbers():
-    for last in (1, 2, 3, 7, 40, 90, 1000):
-        ticks = epoch_axis(last).ticks
-        assert all(isinstance(tick, int) for tick in ticks) and 2 <= len(ticks) <= 9 and ticks[-1] <= last
-
-
-def test_axes_hold_all_values_and_curves_keep_their_peaks():
-    for values in ([0.1, 0.9], [5.0, 5.0], [0.0], [-1.0, 1e9], [99.7, 99.75]):
-        axis = linear_axis(values)
-        assert axis.low <= min(values) and max(values) <= axis.high and axis.low < axis.high and len(axis.ticks) <= 8
-    assert (
-        linear_axis([0.0, 0.0], smallest_step=1).ticks == [0, 1] and linear_axis([0, 3], smallest_step=1).ticks[1] == 1
-    )
-    assert log_axis([3.0, 70000.0]).low == 2 and log_axis([3.0, 70000.0]).high == 2**17
-    peaks = [(float(x), 100.0 if x == 4321 else -50.0 if x == 1234 else 0.0) for x in range(10_000)]
-    kept = thinned(peaks)
-    assert len(kept) < 500 and (4321.0, 100.0) in kept and (1234.0, -50.0) in kept and kept == sorted(kept)
-
-
-def test_a_single_epoch_is_a_point_that_is_seen():
-    figure = chart("Loss", [Curve("training", [(1, 2.5)], 1)], epoch_axis(1))
-    assert "<circle" in figure and "<path" not in figure
-    assert chart("Loss", [Curve("training", [], 1)], epoch_axis(1)) is None

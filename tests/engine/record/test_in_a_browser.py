@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.record.html_report import write_report
+from engine.record.report import write_report
 from engine.record.saved_run import SavedRun
 from tests.support.browser import Tab, browser
 from tests.support.saved_runs import write_run

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from engine.record.metrics import StepRows
-from engine.record.plot import plot_metrics
+from engine.record.plot import Plotter
 from scripts.maintenance import make_columns_table
 
 
@@ -24,7 +24,7 @@ def test_rows_of_a_run_from_before_there_were_these_columns_stay(tmp_path, monke
 
 
 def test_a_curve_that_finds_no_room_leaves_the_one_before(tmp_path, monkeypatch):
-    plot_metrics([{"epoch": 0, "train_loss": 2.0, "eval_top1": 10.0}], tmp_path, "before")
+    Plotter(tmp_path, "before", "top1").draw([{"epoch": 0, "train_loss": 2.0, "eval_top1": 10.0}], [], now=True)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     assert sorted(path.name for path in before) == ["accuracy.png", "loss.png"]
 
@@ -33,7 +33,7 @@ def test_a_curve_that_finds_no_room_leaves_the_one_before(tmp_path, monkeypatch)
 
     monkeypatch.setattr(os, "fsync", no_room)
     with pytest.raises(OSError, match="No space"):
-        plot_metrics([{"epoch": 0, "train_loss": 1.0, "eval_top1": 20.0}], tmp_path, "after")
+        Plotter(tmp_path, "after", "top1").draw([{"epoch": 0, "train_loss": 1.0}], [], now=True)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from configs.arguments import argument_to_text
 from configs.schema import RECORD
 from configs.values import of_role, to_text
-from engine.record.html import Markup, element, scrolling, section, table
-from engine.record.page_result import date
-from engine.record.saved_run import SavedRun
+from engine.record.page import Markup, element, scrolling, section, table
+from engine.record.saved_run import SavedRun, written_date
 from utils.text import redacted
 
 
@@ -95,7 +94,7 @@ def _versions(run: SavedRun) -> dict[str, str]:
         **{name: str(version) for name, version in versions.items() if version},
         "Python": about.get("python") or "",
         "host": status.get("host") or "",
-        "started": date(run.started),
-        "ended": date(run.ended),
+        "started": written_date(run.started),
+        "ended": written_date(run.ended),
         "folder": str(run.folder.resolve()),
     }

@@ -11,9 +11,8 @@ from configs.combinations import check_combinations, several_labels_key
 from configs.paddlevit.families import take_family
 from configs.paddlevit.translation import IGNORED, OLD_SECTION, RENAMED, refuse_ignored, translate
 from configs.removed import REMOVED, renewed, translate_removed
-from configs.schema import AUTO, VIT_FIELDS, Config
+from configs.schema import AUTO, VIT_FIELDS, Config, Only
 from configs.typed_names import suggest_key
-from configs.unused_settings import unused_settings
 from configs.values import (
     ALL_SETTINGS,
     OPEN_SECTIONS,
@@ -102,7 +101,7 @@ def load(
     if family:
         notes.insert(0, family.agree(values["MODEL.NAME"]))
     config = build(values)
-    return LoadedConfig(config, origins, [*notes, *unused_settings(config)], argv, weights=weights)
+    return LoadedConfig(config, origins, [*notes, *_without_effect(values, origins)], argv, weights=weights)
 
 
 def _files(cfg: str | None, needs_file: bool, beneath: Sequence[Layer], weights: Layer | None) -> list[Layer]:
@@ -119,7 +118,7 @@ def _without_removed(texts: dict[str, Text], former: dict[str, Text], origin: st
     `former`: the texts of the layers before, because a layer may have only one of several that go together.
     """
     former |= texts
-    today = translate_removed(former, origin) if REMOVED.keys() & texts.keys() else {}
+    today = translate_removed(texts, former, origin)
     return {key: text for key, text in texts.items() if key not in REMOVED} | today
 
 
@@ -154,6 +153,25 @@ def _why_no_setting(key: str, text: Text) -> str:
         allowed = describe_allowed(ALL_SETTINGS[parent])
         return f"{parent} is a section here, which contains {key}; it must be {allowed}"
     return f"unknown key {key}{suggest_key(key, [*ALL_SETTINGS, *RENAMED, 'BASE'])}"
+
+
+def _without_effect(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
+    """A note for each setting that others leave without effect; an error where somebody types one of another choice.
+
+    Files may have settings of several choices, as PaddleViT's have those of all schedules.
+    """
+    notes = []
+    for key, setting in SETTINGS.items():
+        section = key.rpartition(".")[0]
+        only = next((mark for mark in setting.marks if isinstance(mark, Only)), None)
+        if only is None or values[key] == setting.default or only.applies(values, section):
+            continue
+        found = " and ".join(f"{name} is {to_text(values[name])}" for name in only.keys(values, section))
+        wanted = f"; it is for {' or '.join(map(to_text, only.values))}" if only.values else ""
+        if only.key == "NAME" and origins[key].startswith(("flag ", "-opts")):
+            raise ConfigError(f"{origins[key]}: unknown key {key}, because {found}{wanted}")
+        notes.append(f"note: without effect: {key} {to_text(values[key])}, because {found}{wanted}")
+    return notes
 
 
 def _settle_optimizer(values: dict[str, Any]) -> None:

@@ -43,6 +43,18 @@ def _head_size(former: Texts) -> dict[str, Any] | None:
     return {} if are_whole and int(heads) * int(size) == int(width) else None
 
 
+def _rand_augment(former: Texts) -> dict[str, Any]:
+    """PaddleViT's RandAugment by the name of its policy."""
+    key, policy = "TRAIN.RAND_AUGMENT", former.get("TRAIN.AUTO_AUGMENT")
+    if key not in former or _plain(former[key]) != "true":
+        return {"TRAIN.AUTO_AUGMENT": "none" if policy is None else policy} if key in former else {}
+    magnitude, number = former.get(f"{key}_MAGNITUDE", 9), former.get(f"{key}_LAYERS", 2)
+    try:
+        return {"TRAIN.AUTO_AUGMENT": f"rand-m{float(magnitude):g}-n{int(number)}-mstd0.5-inc1"}
+    except (ValueError, TypeError):
+        raise ConfigError(f"{key}_MAGNITUDE is {magnitude!r}, and {key}_LAYERS {number!r}; both are numbers") from None
+
+
 REMOVED: dict[str, Removed] = {
     "MODEL.ATTN_HEAD_SIZE": Removed(
         "none",
@@ -54,6 +66,12 @@ REMOVED: dict[str, Removed] = {
     "COMPILE_MODE": Removed(
         "default", "write it as the value of COMPILE, such as -compile reduce-overhead", "machine", _compile
     ),
+    **dict.fromkeys(
+        ("TRAIN.RAND_AUGMENT", "TRAIN.RAND_AUGMENT_LAYERS", "TRAIN.RAND_AUGMENT_MAGNITUDE"),
+        Removed((), "set TRAIN.AUTO_AUGMENT=rand-m9-n2-mstd0.5-inc1", becomes=_rand_augment),
+    ),
+    "TRAIN.WEIGHT_DECAY_EXCLUDE_1D": Removed("true", "biases and norms are never decayed"),
+    "TRAIN.LR_SCHEDULER.DECAY_SHAPE": Removed("sqrt", "the rate of wsd falls as 1 - sqrt(the part that is done)"),
     "TRAIN.OPTIMIZER.FIRST_MOMENT": Removed(
         "float32",
         "the optimizer's state is always float32; to save memory use DIST.STRATEGY=fsdp2, TRAIN.GRAD_CHECKPOINTING=true"
@@ -119,13 +137,13 @@ REMOVED_VALUES = {
 }
 
 
-def translate_removed(former: Texts, origin: str) -> dict[str, Any]:
+def translate_removed(texts: Texts, former: Texts, origin: str) -> dict[str, Any]:
     """Return today's settings for the former ones of a file, a flag or -opts; refuse those that nothing stands for.
 
-    `former` may hold other settings beside them.
+    `former`: these texts, and those of the layers before.
     """
     translated: dict[str, Any] = {}
-    for key in REMOVED.keys() & former.keys():
+    for key in REMOVED.keys() & texts.keys():
         if (texts := _today(key, former)) is None:
             raise ConfigError(
                 f"{origin}: {key} is {former[key]!r}, but this setting was removed after version 0.1.0; "

@@ -33,6 +33,23 @@ class Bounds(NamedTuple):
     high: float
 
 
+class Only(NamedTuple):
+    """The setting beside it, or by its full name, without which a setting has no effect; several are divided by |."""
+
+    key: str
+    values: tuple = ()  # with which it has one; none: any that switches something on
+
+    def keys(self, values: Mapping[str, Any], section: str) -> list[str]:
+        """The full keys, of {full key: value}."""
+        beside = {name: f"{section}.{name}" for name in self.key.split("|")}
+        return [key if key in values else name for name, key in beside.items()]
+
+    def applies(self, values: Mapping[str, Any], section: str) -> bool:
+        """Whether the setting has an effect with these {full key: value}."""
+        found = [values[key] for key in self.keys(values, section)]
+        return any(value in self.values if self.values else bool(value) for value in found)
+
+
 class In(NamedTuple):
     """The section in which a setting of Start is written."""
 
@@ -107,7 +124,7 @@ class Data:
     """Interpolation for resizing images."""
     TRAIN_INTERPOLATION: Annotated[Literal["random", "nearest", "bilinear", "bicubic", "lanczos"] | None, RECIPE] = None
     """Interpolation of training images, also in rotations and shifts of a policy; random: bilinear or bicubic, drawn each time; not set: INTERPOLATION."""
-    AUGMENT_ON: Annotated[Literal["host", "device"], RECIPE] = "host"
+    AUGMENT_ON: Annotated[Literal["host", "device"], RECIPE, Only("TRAIN.AUTO_AUGMENT|TRAIN.COLOR_JITTER")] = "host"
     """Where policies and colour jitter are computed: in the loader's workers, or on the training device, so that workers only decode and crop. What is drawn is the same."""
     IMAGENET_MEAN: Annotated[tuple[float, ...], Bounds(-1_000.0, 1_000.0), MODEL] = (0.5, 0.5, 0.5)
     """Mean of each channel, in [0, 1], subtracted from every image."""
@@ -116,22 +133,22 @@ class Data:
     NUM_WORKERS: Annotated[int | None, Bounds(0, 1_000), MACHINE] = None
     """Loader threads or processes per training process; not set: its share of the cores, from 4 on less one; on CPUs at most 8, and 0 for data sets in memory. (PaddleViT: 1, which starves a GPU.)"""
     WORKERS: Annotated[Literal["auto", "threads", "processes"], MACHINE] = "auto"
-    """Kind of loader worker: threads share memory and cost less; processes help where Python's interpreter lock limits. auto: processes on GPUs from 5 workers on (with TRAIN.AUTO_AUGMENT, RAND_AUGMENT or COLOR_JITTER on the host from 3 on, for data sets in memory always), if shared memory has room; else threads."""
+    """Kind of loader worker: threads share memory and cost less; processes help where Python's interpreter lock limits. auto: processes on GPUs from 5 workers on (with TRAIN.AUTO_AUGMENT or COLOR_JITTER on the host from 3 on, for data sets in memory always), if shared memory has room; else threads."""
     DROP_LAST: Annotated[bool, RECIPE] = True
     """Drop an epoch's last images if they do not fill a whole update (never if that would leave no update)."""
     SAMPLER: Annotated[Literal["shuffle", "balanced"], RECIPE] = "shuffle"
     """What an epoch draws: shuffle, each image once; balanced, as many images, the same number of each class: images of rare classes several times, of common ones a part."""
-    VAL_FRACTION: Annotated[float, Bounds(0.0, 0.9)] = 0.1
+    VAL_FRACTION: Annotated[float, Bounds(0.0, 0.9), Only("FOLD", (None,))] = 0.1
     """Fraction of the images held out for validation, for data sets without a split."""
     FOLD: str | None = None
     """Cross-validation, for data sets without a split: 0/5 divides their images into five parts and holds out the first in place of VAL_FRACTION, 4/5 the last."""
-    GROUP_BY: str | None = None
+    GROUP_BY: Annotated[str | None, Only("DATASET", ("csv",))] = None
     """For csv: a column; images with the same value in it are held out together (those of one person, or one scene)."""
     CLASSES: Annotated[str | None, MAY_CHANGE] = None
     """Text file with a class name per line, the first that of class 0; it numbers the classes of the data. Not set: by name."""
     LABEL_SEPARATOR: str | None = None
     """For csv, several labels an image: what divides them in the column of classes, such as | in `cat|dog`; an empty cell is an image without labels. TRAIN.LOSS is bce then, and TRAIN.BEST_METRIC map."""
-    COLUMNS: tuple[str, ...] = ()
+    COLUMNS: Annotated[tuple[str, ...], Only("DATASET", ("csv", "parquet"))] = ()
     """For csv and parquet: the names of two columns, of the paths (in parquet of the images) and of their classes; empty: image_path and target (in parquet the columns whose type and name fit). For csv with several labels an image: the column of paths, and those of the classes, which have 1 (or true) for their images and 0 (or false) for others; *: all others."""
     DOWNLOAD: Annotated[bool, MACHINE] = True
     """Download CIFAR or a torchvision data set if it is not in DATA_PATH; one process does, the others wait."""
@@ -143,17 +160,17 @@ class Data:
     """Maximum tolerated fraction of unreadable images: above it the run stops, below it they are replaced and reported. Three are always tolerated, unless this is 0."""
     CACHE: Annotated[Literal["none", "disk"], MACHINE] = "none"
     """Cache decoded images on disk, also for later runs, so that reading them again is cheap."""
-    CACHE_SIDE: Annotated[int | None, Bounds(1, 100_000), RECIPE] = None
+    CACHE_SIDE: Annotated[int | None, Bounds(1, 100_000), RECIPE, Only("CACHE", ("disk",))] = None
     """Resize larger images to this short side before caching; not set: keep their size."""
     CACHE_PATH: Annotated[str | None, MACHINE] = None
     """Folder of the disk cache, of shards from a server, and of indexes of data in a read-only folder; not set: `cache` in SAVE."""
-    SHUFFLE_BUFFER: Annotated[int, Bounds(1, 2**31), RECIPE] = 8192
+    SHUFFLE_BUFFER: Annotated[int, Bounds(1, 2**31), RECIPE, Only("DATASET", ("shards", "parquet"))] = 8192
     """Shards (and row groups of parquet) are read in random order, and a sample moves by less than this many places; as many as there are images: any order."""
     REMOTE_CACHE_GB: Annotated[float | None, Bounds(0.001, 1e9), MACHINE] = None
     """For shards on a server: how much of them CACHE_PATH may hold, in 10^9 bytes; the tars used longest ago are dropped. Not set: all, or 80% of the disk's free space."""
     REMOTE_PATIENCE: Annotated[float, Bounds(0.0, 1e6), MACHINE] = 120.0
     """For shards on a server: seconds for which a request that fails is repeated before the run ends."""
-    SYNTHETIC_SIZE: Annotated[int, Bounds(1, 100_000_000)] = 1280
+    SYNTHETIC_SIZE: Annotated[int, Bounds(1, 100_000_000), Only("DATASET", ("synthetic", "fractals"))] = 1280
     """Images per epoch of the data sets synthetic and fractals, which are computed."""
 
     @property
@@ -189,11 +206,11 @@ class Lora:
 
     RANK: Annotated[int, Bounds(0, 100_000)] = 0
     """Rank of the adapters; 0: none, all weights are trained."""
-    ALPHA: Annotated[float, Bounds(1e-6, 1e6)] = 16.0
+    ALPHA: Annotated[float, Bounds(1e-6, 1e6), Only("RANK")] = 16.0
     """What an adapter adds is multiplied by ALPHA / RANK."""
-    DROPOUT: Annotated[float, Bounds(0.0, 0.99)] = 0.0
+    DROPOUT: Annotated[float, Bounds(0.0, 0.99), Only("RANK")] = 0.0
     """Dropout rate of the adapters' inputs."""
-    TARGETS: tuple[str, ...] = ("*.attn.qkv", "*.attn.proj", "*.mlp.fc1", "*.mlp.fc2")
+    TARGETS: Annotated[tuple[str, ...], Only("RANK")] = ("*.attn.qkv", "*.attn.proj", "*.mlp.fc1", "*.mlp.fc2")
     """Patterns of the linear layers that get one; all-linear: all but the classifier, which is trained whole."""
 
 
@@ -264,21 +281,19 @@ class LRScheduler:
 
     NAME: Literal["cosine", "paddlevit", "constant", "step", "wsd"] = "cosine"
     """cosine; paddlevit, PaddleViT's cosine, once per epoch; constant; step; wsd, constant until it decays in the last DECAY_FRACTION of the run."""
-    PER_EPOCH: bool = False
+    PER_EPOCH: Annotated[bool, Only("NAME", ("cosine", "constant", "step", "wsd"))] = False
     """Change the rate once per epoch, as timm does by default, and not at every update."""
-    AFTER_WARMUP: bool = True
+    AFTER_WARMUP: Annotated[bool, Only("NAME", ("cosine", "paddlevit"))] = True
     """For cosine: it begins where the warm-up ends; false: it covers all epochs, and the warm-up replaces its beginning, as timm's default does."""
-    COOLDOWN_EPOCHS: Annotated[int, Bounds(0, 1_000_000)] = 0
+    COOLDOWN_EPOCHS: Annotated[int, Bounds(0, 1_000_000), Only("NAME", ("cosine", "paddlevit", "wsd"))] = 0
     """For cosine and wsd: last epochs at END_LR, which NUM_EPOCHS includes."""
-    DECAY_FRACTION: Annotated[float, Bounds(0.0, 1.0)] = 0.2
+    DECAY_FRACTION: Annotated[float, Bounds(0.0, 1.0), Only("NAME", ("wsd",))] = 0.2
     """For wsd: part of NUM_EPOCHS in which the rate falls to END_LR."""
-    DECAY_SHAPE: Literal["linear", "sqrt"] = "sqrt"
-    """For wsd: how it falls; sqrt: as 1 - sqrt(the part that is done)."""
-    MILESTONES: Annotated[tuple[int, ...], Bounds(1, 1_000_000)] = ()
+    MILESTONES: Annotated[tuple[int, ...], Bounds(1, 1_000_000), Only("NAME", ("step",))] = ()
     """For step: epochs after which the rate is multiplied by DECAY_RATE; not set: every DECAY_EPOCHS."""
-    DECAY_EPOCHS: Annotated[int, Bounds(1, 1_000_000)] = 30
+    DECAY_EPOCHS: Annotated[int, Bounds(1, 1_000_000), Only("NAME", ("step",))] = 30
     """For step: epochs between two decays."""
-    DECAY_RATE: Annotated[float, Bounds(0.0, 1.0)] = 0.1
+    DECAY_RATE: Annotated[float, Bounds(0.0, 1.0), Only("NAME", ("step",))] = 0.1
     """For step: factor of a decay."""
 
 
@@ -298,21 +313,21 @@ class Train:
     """Peak learning rate."""
     WARMUP_START_LR: Annotated[float, Bounds(0.0, 1_000.0)] = 1e-6
     """Learning rate of the first update of the warm-up."""
-    END_LR: Annotated[float, Bounds(0.0, 1_000.0)] = 0.0
+    END_LR: Annotated[float, Bounds(0.0, 1_000.0), Only("TRAIN.LR_SCHEDULER.NAME", ("cosine", "paddlevit", "wsd"))] = (
+        0.0
+    )
     """Learning rate at the end of the schedule."""
     LINEAR_SCALED_LR: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
     """Batch size that the three rates above are meant for; they are multiplied by global batch / this (LR_SCALING)."""
-    LR_SCALING: Literal["linear", "sqrt"] = "linear"
+    LR_SCALING: Annotated[Literal["linear", "sqrt"], Only("LINEAR_SCALED_LR")] = "linear"
     """How LINEAR_SCALED_LR scales: by global batch / batch size, or by the square root of that, as timm does for Adam and its kin."""
     LAYER_DECAY: Annotated[float | None, Bounds(0.0001, 1.0)] = None
     """Layer-wise learning rates: each layer's is that of the layer above it times this, from the classifier down, as timm's --layer-decay; not set: one rate for all."""
     WEIGHT_DECAY: Annotated[float, Bounds(0.0, 1_000.0)] = 0.3
     """Weight decay of matrices; biases, norms, class token and position embedding are not decayed. (PaddleViT decays all.)"""
-    WEIGHT_DECAY_EXCLUDE_1D: bool = True
-    """Do not decay biases and norms; false: decay all that the model's own list (class token, position embedding) does not name."""
     GRAD_CLIP: Annotated[float | None, Bounds(0.0, 1e9)] = None
     """Limit of CLIP_MODE; not set: no clipping."""
-    CLIP_MODE: Literal["norm", "value", "agc"] = "norm"
+    CLIP_MODE: Annotated[Literal["norm", "value", "agc"], Only("GRAD_CLIP")] = "norm"
     """What GRAD_CLIP limits: norm, that of all gradients together; value, each gradient; agc, the norm of a unit's gradient as a fraction of its weights' norm (adaptive clipping, not of the classifier)."""
     EARLY_STOP: Annotated[int | None, Bounds(1, 1_000_000), MAY_CHANGE] = None
     """Evaluations in a row without a new best one (best.pth) after which the run ends; not set: it goes on to NUM_EPOCHS."""
@@ -324,61 +339,55 @@ class Train:
     """Label smoothing."""
     LOSS: Literal["cross_entropy", "bce"] = "cross_entropy"
     """Training loss: cross_entropy, of all classes together; bce, binary cross entropy: a yes or no for each class (timm's `--bce-loss`)."""
-    BCE_TARGET_THRESH: Annotated[float | None, Bounds(0.0, 1.0)] = None
+    BCE_TARGET_THRESH: Annotated[float | None, Bounds(0.0, 1.0), Only("LOSS", ("bce",))] = None
     """For bce: targets above this, after smoothing and mixing, become 1, the others 0; not set: they stay as they are."""
-    BCE_POS_WEIGHT: Annotated[float, Bounds(1e-6, 1e6)] = 1.0
+    BCE_POS_WEIGHT: Annotated[float, Bounds(1e-6, 1e6), Only("LOSS", ("bce",))] = 1.0
     """For bce: factor of the part of the loss that is about the classes that an image has."""
     CLASS_WEIGHTS: str | None = None
     """Weights of the classes in the training loss: auto, images / (classes x images of the class), so that the mean over the images is 1; or a CSV or YAML file with a class and its weight in each line; none: all 1."""
     DISTILLATION_TYPE: Literal["none", "soft", "hard"] = "none"
     """Learn from a teacher too: soft, its probabilities of the classes; hard, the class it chooses."""
-    DISTILLATION_ALPHA: Annotated[float, Bounds(0.0, 1.0)] = 0.5
+    DISTILLATION_ALPHA: Annotated[float, Bounds(0.0, 1.0), Only("DISTILLATION_TYPE", ("soft", "hard"))] = 0.5
     """Weight of the teacher in the loss; that of the labels is 1 - this."""
-    DISTILLATION_TAU: Annotated[float, Bounds(0.01, 1_000.0)] = 1.0
+    DISTILLATION_TAU: Annotated[float, Bounds(0.01, 1_000.0), Only("DISTILLATION_TYPE", ("soft",))] = 1.0
     """For soft: temperature that teacher's and student's logits are divided by."""
-    TEACHER_MODEL: str | None = "regnety_160.deit_in1k"
+    TEACHER_MODEL: Annotated[str | None, Only("DISTILLATION_TYPE", ("soft", "hard"))] = "regnety_160.deit_in1k"
     """The teacher: a timm model, or the checkpoint of a run, with the classes of the data. (PaddleViT: a file of RegNetY-16GF.)"""
-    TEACHER_PRETRAINED: str | None = None
+    TEACHER_PRETRAINED: Annotated[str | None, Only("DISTILLATION_TYPE", ("soft", "hard"))] = None
     """Weights of a teacher from timm: a file or a name; not set: timm's own of TEACHER_MODEL."""
     COLOR_JITTER: Annotated[float, Bounds(0.0, 100.0)] = 0.0
     """Brightness, contrast and saturation are multiplied by a factor in 1 +- this; no effect with a policy other than 3a. (PaddleViT's DeiT: 0.4.)"""
     AUTO_AUGMENT: str | None = None
     """Augmentation policy: original, v0, cifar10, svhn, rand-m9-mstd0.5-inc1, augmix-m3-w3, ta_wide or 3a; docs/augmentation.md explains them. (PaddleViT's true: original.)"""
-    RAND_AUGMENT: bool = False
-    """RandAugment instead of AUTO_AUGMENT: the policy rand-m9-n2-mstd0.5-inc1, with n and m from the next two settings."""
-    RAND_AUGMENT_LAYERS: Annotated[int, Bounds(1, 100)] = 2
-    """Operations of RAND_AUGMENT per image, each applied with probability 0.5."""
-    RAND_AUGMENT_MAGNITUDE: Annotated[float, Bounds(0.0, 1_000.0)] = 9
-    """Magnitude of RAND_AUGMENT's operations, on average; each is cut to 10."""
     MIXUP_ALPHA: Annotated[float, Bounds(0.0, 1_000.0)] = 0.0
     """Mixup: blend pairs of images, with a weight from Beta(alpha, alpha); 0: off. (PaddleViT's DeiT: 0.8.)"""
     CUTMIX_ALPHA: Annotated[float, Bounds(0.0, 1_000.0)] = 0.0
     """Cutmix: paste a box from the paired image, with an area from Beta(alpha, alpha); 0: off. (PaddleViT's DeiT: 1.0.)"""
     CUTMIX_MINMAX: Annotated[tuple[float, ...], Bounds(0.0, 1.0)] = ()
     """Cutmix with boxes of these sides instead, as fractions of the image's: min, max."""
-    MIXUP_PROB: Annotated[float, Bounds(0.0, 1.0)] = 1.0
+    MIXUP_PROB: Annotated[float, Bounds(0.0, 1.0), Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = 1.0
     """Probability that a batch, pair or image is mixed."""
-    MIXUP_SWITCH_PROB: Annotated[float, Bounds(0.0, 1.0)] = 0.5
+    MIXUP_SWITCH_PROB: Annotated[float, Bounds(0.0, 1.0), Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = 0.5
     """Probability of cutmix rather than mixup if both are on."""
-    MIXUP_MODE: Literal["batch", "pair", "elem"] = "batch"
+    MIXUP_MODE: Annotated[Literal["batch", "pair", "elem"], Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = "batch"
     """What shares one random draw of kind, weight and box: a batch (of MIXUP_GROUP images), a pair, or an elem (each image)."""
-    MIXUP_GROUP: Annotated[int | None, Bounds(2, 1_000_000)] = 128
+    MIXUP_GROUP: Annotated[int | None, Bounds(2, 1_000_000), Only("MIXUP_MODE", ("batch",))] = 128
     """For MIXUP_MODE batch: neighbouring images of an update that share a draw, however they are split over processes and micro-batches; an even number; not set: all of an update."""
-    MIXUP_OFF_EPOCH: Annotated[int, Bounds(0, 1_000_000)] = 0
+    MIXUP_OFF_EPOCH: Annotated[int, Bounds(0, 1_000_000), Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = 0
     """Epochs after which mixing stops; 0: never."""
     RANDOM_ERASE_PROB: Annotated[float, Bounds(0.0, 1.0)] = 0.0
     """Probability of random erasing of a training image. (PaddleViT's DeiT: 0.25.)"""
-    RANDOM_ERASE_MODE: Literal["pixel", "rand", "const"] = "pixel"
+    RANDOM_ERASE_MODE: Annotated[Literal["pixel", "rand", "const"], Only("RANDOM_ERASE_PROB")] = "pixel"
     """Fill of erased boxes: pixel, noise; rand, one random colour; const, the mean colour."""
-    RANDOM_ERASE_COUNT: Annotated[int, Bounds(1, 100)] = 1
+    RANDOM_ERASE_COUNT: Annotated[int, Bounds(1, 100), Only("RANDOM_ERASE_PROB")] = 1
     """Maximum number of boxes per image, which share the area."""
     REPEATED_AUG: Annotated[int, Bounds(1, 1_000)] = 1
     """Times that an update contains each of its images, each augmented differently; an epoch sees 1 / this of the images. (DeiT: 3.)"""
     MODEL_EMA: bool = False
     """Keep an exponential moving average (EMA) of the weights, and evaluate both."""
-    MODEL_EMA_DECAY: Annotated[float, Bounds(0.0, 1.0)] = 0.99996
+    MODEL_EMA_DECAY: Annotated[float, Bounds(0.0, 1.0), Only("MODEL_EMA")] = 0.99996
     """Decay of the EMA per update."""
-    MODEL_EMA_WARMUP: bool = True
+    MODEL_EMA_WARMUP: Annotated[bool, Only("MODEL_EMA")] = True
     """Begin with a smaller decay, updates / (updates + 9), so that short runs fill the EMA too; false: MODEL_EMA_DECAY from the first update on, as in PaddleViT."""
     BEST_METRIC: Annotated[
         Literal["top1", "top5", "loss", "macro_recall", "macro_f1", "micro_f1", "map"], MAY_CHANGE
@@ -390,7 +399,7 @@ class Train:
     @property
     def augments(self) -> bool:
         """Whether a policy or colour jitter changes training images."""
-        return bool(self.AUTO_AUGMENT or self.RAND_AUGMENT or self.COLOR_JITTER)
+        return bool(self.AUTO_AUGMENT or self.COLOR_JITTER)
 
     @property
     def mixes(self) -> bool:
@@ -404,13 +413,13 @@ class Precision:
 
     role: ClassVar[str] = RECIPE
 
-    DTYPE: Literal["float16", "bfloat16", "auto"] | None = None
+    DTYPE: Annotated[Literal["float16", "bfloat16", "auto"] | None, Only("AMP")] = None
     """Half type of AMP; auto: bfloat16 if the device supports it, else float16; not set: float16 on CUDA, bfloat16 elsewhere."""
-    MODE: Literal["autocast", "naive", "float8"] = "autocast"
+    MODE: Annotated[Literal["autocast", "naive", "float8"], Only("AMP")] = "autocast"
     """autocast: operations in half where that is safe, weights in float32; naive: weights and operations in half, and float32 master weights for the optimizer; float8: autocast in bfloat16, with the large Linear layers in float8 (torchao, on CUDA devices that support it)."""
-    RESIDUAL: Literal["auto", "float32", "half"] = AUTO
+    RESIDUAL: Annotated[Literal["auto", "float32", "half"], Only("AMP")] = AUTO
     """Type of the residual stream between transformer blocks under autocast: float32, or half, which is faster and needs less memory; auto: half for bfloat16 on GPUs, else float32."""
-    REDUCE: Literal["float32", "half"] = "float32"
+    REDUCE: Annotated[Literal["float32", "half"], Only("AMP")] = "float32"
     """Type of the gradient all-reduce: float32, or half, the half type of autocast, for half the traffic."""
     MATMUL: Literal["ieee", "tf32"] = "ieee"
     """float32 matrix multiplication on CUDA: ieee, or tf32, which is faster and less precise."""
@@ -436,11 +445,11 @@ class Precision:
     """How often a run rolls back to its last checkpoint before such a series of skipped updates, and leaves them out; 0: never."""
     DOCTOR_SKIPS: Annotated[int | None, Bounds(1, 1_000_000_000), RECORD] = 10
     """Consecutive skipped updates after which the run searches, once, for the module that overflows, and writes doctor.yaml; not set: never."""
-    CUSTOM_BLACK_LIST: tuple[str, ...] = ()
+    CUSTOM_BLACK_LIST: Annotated[tuple[str, ...], Only("AMP")] = ()
     """What AMP keeps in float32: module paths (blocks.7.*), classes (LayerNorm), operators (softmax)."""
-    CUSTOM_WHITE_LIST: tuple[str, ...] = ()
+    CUSTOM_WHITE_LIST: Annotated[tuple[str, ...], Only("AMP")] = ()
     """What AMP computes in half although autocast would not, in the same form."""
-    SHADOW_STEPS: Annotated[int | None, Bounds(1, 1_000_000_000), RECORD] = None
+    SHADOW_STEPS: Annotated[int | None, Bounds(1, 1_000_000_000), RECORD, Only("AMP")] = None
     """Updates between two comparisons of a batch with float32, including how many gradients underflow; not set: none."""
 
 

@@ -56,9 +56,6 @@ class Policy(NamedTuple):
 
 def parse_policy(train: Train) -> Policy | None:
     """The policy that the settings name: rand-m9-n3 gives rand and {"m": 9, "n": 3, "p": 0.5, ...}."""
-    if train.RAND_AUGMENT:
-        given = {"m": train.RAND_AUGMENT_MAGNITUDE, "n": train.RAND_AUGMENT_LAYERS, "mstd": 0.5, "inc": 1}
-        return Policy("rand", POLICIES["rand"] | given)
     if not train.AUTO_AUGMENT:
         return None
     name, *parts = train.AUTO_AUGMENT.lower().split("-")

@@ -9,7 +9,6 @@ from pathlib import Path
 from torch import nn
 
 from configs.schema import Config, Train
-from configs.unused_settings import OF_SCHEDULES
 from datasets import choose_workers
 from datasets.batch_order import Order
 from datasets.loading.workers import AHEAD_OF_PROCESS, shared_bytes
@@ -122,7 +121,7 @@ def check_warm_up(settings: Train) -> Finding:
     """Check that warm-up ends before training does, or before its cool-down."""
     found = f"{settings.WARMUP_EPOCHS:g} of {counted(settings.NUM_EPOCHS, 'epoch')}"
     chosen, key = settings.LR_SCHEDULER, "COOLDOWN_EPOCHS"
-    cooldown = chosen.COOLDOWN_EPOCHS if chosen.NAME in OF_SCHEDULES[key] else 0
+    cooldown = chosen.COOLDOWN_EPOCHS if chosen.NAME not in ("constant", "step") else 0
     if cooldown and settings.WARMUP_EPOCHS + cooldown >= settings.NUM_EPOCHS:
         remedy = f"set TRAIN.LR_SCHEDULER.{key} lower: the rate is never TRAIN.BASE_LR"
         return Finding("warm-up", f"{found}, and {cooldown} at TRAIN.END_LR", WARN, remedy)

@@ -99,7 +99,6 @@ def parameter_groups(settings: Train, model: nn.Module, own: dict[str, nn.Parame
             model,
             weight_decay=settings.WEIGHT_DECAY,
             no_weight_decay_list=names,
-            weight_decay_exclude_1d=settings.WEIGHT_DECAY_EXCLUDE_1D,
             layer_decay=settings.LAYER_DECAY,
         )
         mine = {id(parameter): own[name] for name, parameter in model.named_parameters()}
@@ -109,7 +108,7 @@ def parameter_groups(settings: Train, model: nn.Module, own: dict[str, nn.Parame
     decayed, kept = [], []
     for name, parameter in own.items():
         if parameter.requires_grad:
-            is_small = settings.WEIGHT_DECAY_EXCLUDE_1D and (parameter.ndim <= 1 or name.endswith(".bias"))
+            is_small = parameter.ndim <= 1 or name.endswith(".bias")
             is_kept = is_small or any(fnmatch.fnmatch(name, pattern) for pattern in names)
             (kept if is_kept else decayed).append(parameter)
     groups = [{"params": decayed, "weight_decay": settings.WEIGHT_DECAY}, {"params": kept, "weight_decay": 0.0}]
@@ -142,7 +141,7 @@ def load_state(optimizer: AnyOptimizer, state: dict) -> None:
     if then != now:
         raise ConfigError(
             f"-resume: the optimizer of the checkpoint has {len(then)} groups of {then} parameters, this run {len(now)} of "
-            f"{now}; put back what decides on them (TRAIN.LAYER_DECAY, TRAIN.WEIGHT_DECAY_EXCLUDE_1D, MODEL.FREEZE), or "
+            f"{now}; put back what decides on them (TRAIN.LAYER_DECAY, MODEL.FREEZE), or "
             "start a new run from its weights with -pretrained"
         )
     # torch takes the arguments of the saved groups; those of the settings count, where they were allowed to change.

@@ -49,8 +49,5 @@ class Schedule:
         if chosen.NAME == "wsd":
             first = max(settings.WARMUP_EPOCHS, last - chosen.DECAY_FRACTION * settings.NUM_EPOCHS)
         done = max(min((epoch - first) / max(last - first, 1e-9), 1.0), 0.0)
-        if chosen.NAME == "wsd":
-            left = 1 - (math.sqrt(done) if chosen.DECAY_SHAPE == "sqrt" else done)
-        else:
-            left = 0.5 * (1 + math.cos(math.pi * done))
+        left = 1 - math.sqrt(done) if chosen.NAME == "wsd" else 0.5 * (1 + math.cos(math.pi * done))
         return self.end + (self.base - self.end) * left

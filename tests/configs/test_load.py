@@ -12,6 +12,7 @@ from configs.values import SETTINGS, flatten, unflatten
 from engine.checkpoint.format import changes
 from models import build_model
 from tests.support.configs import load_text, write
+from tests.support.mistakes import OF_ANOTHER_CHOICE, WITHOUT_EFFECT
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT
 from utils.errors import ConfigError
@@ -122,6 +123,47 @@ def test_what_an_earlier_version_called_otherwise_is_read_in_files_and_checkpoin
     if isinstance(saved.get("DATA.LABEL_COLUMNS"), str):
         saved["DATA.LABEL_COLUMNS"] = ["*"]
     assert getattr(unflatten(saved).DATA, key) == value
+
+
+@pytest.mark.parametrize(("text", "names"), WITHOUT_EFFECT.items())
+def test_what_others_leave_without_effect_in_a_file_is_told_in_one_line(text, names):
+    (note,) = load_text(text).notes
+    assert_names(note, *names.split())
+
+
+@pytest.mark.parametrize(("words", "names"), OF_ANOTHER_CHOICE.items())
+def test_a_setting_of_another_schedule_is_unknown_to_this_one(words, names):
+    keys = [f"TRAIN.LR_SCHEDULER.{word}" for word in words.split()]
+    with refused(ConfigError, keys[0].partition("=")[0], "TRAIN.LR_SCHEDULER.NAME", *names.split()):
+        load_text("", "-opts", *keys)
+
+
+def test_what_takes_effect_is_not_told_of_and_a_saved_file_loads_without_a_note():
+    options = "AMP=true PRECISION.RESIDUAL=half PRECISION.SHADOW_STEPS=5 DATA.CACHE=disk DATA.CACHE_SIDE=9"
+    options += " TRAIN.COLOR_JITTER=0.1 DATA.AUGMENT_ON=device TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9"
+    options += " TRAIN.CUTMIX_MINMAX=0.2,0.8 TRAIN.MIXUP_MODE=elem TRAIN.LR_SCHEDULER.NAME=wsd"
+    loaded = load_text("", "-opts", *options.split(), "TRAIN.LR_SCHEDULER.DECAY_FRACTION=0.5")
+    again = load_text(to_yaml(loaded.config, loaded.origins))
+    assert (loaded.notes, again.notes, again.config) == ([], [], loaded.config)
+
+
+@pytest.mark.parametrize(
+    ("file", "words", "policy"),
+    [
+        ("RAND_AUGMENT: true", [], "rand-m9-n2-mstd0.5-inc1"),
+        ("{RAND_AUGMENT: true, AUTO_AUGMENT: true}", ["RAND_AUGMENT_MAGNITUDE=7"], "rand-m7-n2-mstd0.5-inc1"),
+        ("{RAND_AUGMENT: true, RAND_AUGMENT_LAYERS: 3}", ["RAND_AUGMENT_LAYERS=2"], "rand-m9-n2-mstd0.5-inc1"),
+        ("{RAND_AUGMENT: true, AUTO_AUGMENT: svhn}", ["RAND_AUGMENT=false"], "svhn"),
+        ("RAND_AUGMENT: true", ["AUTO_AUGMENT=ta_wide"], "ta_wide"),
+        ("RAND_AUGMENT_LAYERS: 3", [], None),
+    ],
+)
+def test_paddlevits_rand_augment_is_the_policy_of_that_name(file, words, policy):
+    words = ["-opts", *(f"TRAIN.{word}" for word in words)] if words else []
+    assert (
+        load_text(f"TRAIN: {file}" if file[0] == "{" else f"TRAIN: {{{file}}}", *words).config.TRAIN.AUTO_AUGMENT
+        == policy
+    )
 
 
 def test_fields_of_a_vit_in_a_file_have_no_effect_when_the_command_line_chooses_a_timm_model_and_are_named(here):

@@ -113,7 +113,8 @@ def test_what_the_file_leaves_out_is_the_familys_default_and_not_ours():
     loaded = load_text(text_of(SWIN) + "\nTRAIN: {WARMUP_EPOCHS: 7}", "-opts", "TRAIN.MIXUP_ALPHA=0.1")
     train = loaded.config.TRAIN
     assert (train.BASE_LR, train.WARMUP_START_LR, train.END_LR, train.LINEAR_SCALED_LR) == (5e-4, 5e-7, 5e-6, 512)
-    assert (train.GRAD_CLIP, train.RAND_AUGMENT, train.CUTMIX_ALPHA, train.RANDOM_ERASE_PROB) == (5, True, 1, 0.25)
+    assert (train.GRAD_CLIP, train.AUTO_AUGMENT) == (5, "rand-m9-n2-mstd0.5-inc1")
+    assert (train.CUTMIX_ALPHA, train.RANDOM_ERASE_PROB) == (1, 0.25)
     assert (train.WARMUP_EPOCHS, train.MIXUP_ALPHA) == (7, 0.1)
     assert loaded.config.MODEL.DROPPATH == 0.2  # the file's
     assert loaded.config.DATA.IMAGENET_MEAN == (0.485, 0.456, 0.406)

@@ -321,4 +321,4 @@ def test_an_odd_batch_and_a_range_that_is_none_are_refused(tmp_path):
         small_config(tmp_path, "DATA.BATCH_SIZE=7", "TRAIN.CUTMIX_ALPHA=1")
     with pytest.raises(ConfigError, match="TRAIN.CUTMIX_MINMAX, .* must be two numbers"):
         small_config(tmp_path, "TRAIN.CUTMIX_MINMAX=[0.8, 0.2]")
-    assert small_config(tmp_path, "DATA.BATCH_SIZE=7", "TRAIN.CUTMIX_ALPHA=1", "EVAL=true").EVAL
+    assert small_config(tmp_path, "DATA.BATCH_SIZE=7", "TRAIN.CUTMIX_ALPHA=1", "EVAL=true").START.EVAL

@@ -1,7 +1,4 @@
-"""Mistakes in settings files and on the command line, each with the names and values that its message must hold.
-
-Their full messages stand in tests/data/messages.json: see tests/test_wording.py.
-"""
+"""Mistakes in settings files and on the command line, each with the names and values that its message must hold."""
 
 # A file x.yaml with this text -> names, beside the file's own.
 IN_A_FILE = {
@@ -213,41 +210,28 @@ IN_A_RUN = {
     "-output /proc/halfstep": "SAVE /proc/halfstep",
 }
 
-# Settings without effect, -opts words beside them -> what the note names besides them: why.
+# Settings in a file that others leave without effect -> what the note names besides them.
 WITHOUT_EFFECT = {
-    ("PRECISION.RESIDUAL=half", ""): "AMP -amp",
-    ("PRECISION.MODE=float8", ""): "AMP -amp",
-    ("PRECISION.MODE=naive", ""): "AMP -amp",
-    ("PRECISION.CUSTOM_BLACK_LIST=[head]", ""): "AMP -amp",
-    ("PRECISION.REDUCE=half", ""): "AMP -amp",
-    ("PRECISION.RESIDUAL=half", "PRECISION.MODE=naive AMP=true"): "PRECISION.MODE naive",
-    ("TAG=a", "NAME=b"): "NAME",
-    ("MODEL.LORA.ALPHA=8 MODEL.LORA.DROPOUT=0.1", ""): "MODEL.LORA.RANK 0",
-    ("DIST.STRATEGY=fsdp2", "EVAL=true"): "EVAL",
-    ("DATA.CACHE_SIDE=9 DATA.CACHE_PATH=x", ""): "DATA.CACHE none disk",
-    ("DATA.SHUFFLE_BUFFER=9", ""): "DATA.DATASET shards parquet",
-    ("DATA.SYNTHETIC_SIZE=9", ""): "DATA.DATASET synthetic fractals",
-    ("DATA.EXIF=apply DATA.MAX_PIXELS=9", ""): "digits",
-    ("DATA.AUGMENT_ON=device", ""): "TRAIN",
-    ("TRAIN.RAND_AUGMENT_LAYERS=3", ""): "TRAIN.RAND_AUGMENT",
-    ("TRAIN.AUTO_AUGMENT=svhn", "TRAIN.RAND_AUGMENT=true"): "TRAIN.RAND_AUGMENT",
-    ("TRAIN.MIXUP_MODE=elem", ""): "TRAIN.MIXUP_ALPHA TRAIN.CUTMIX_ALPHA 0",
-    ("TRAIN.MIXUP_GROUP=32", "TRAIN.MIXUP_ALPHA=1 TRAIN.MIXUP_MODE=elem"): "TRAIN.MIXUP_MODE",
-    ("TRAIN.OPTIMIZER.EPS=0.1", "TRAIN.OPTIMIZER.NAME=sgd"): "TRAIN.OPTIMIZER.NAME SGD",
-    ("TRAIN.OPTIMIZER.MOMENTUM=0.8", ""): "TRAIN.OPTIMIZER.NAME AdamW",
-    ("TRAIN.CLIP_MODE=value", "TRAIN.GRAD_CLIP=null"): "TRAIN.GRAD_CLIP",
-    ("TRAIN.LR_SCALING=sqrt", ""): "TRAIN.LINEAR_SCALED_LR",
-    ("TRAIN.LR_SCHEDULER.DECAY_FRACTION=0.5", ""): "TRAIN.LR_SCHEDULER.NAME wsd",
-    ("TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS=3", "TRAIN.LR_SCHEDULER.NAME=constant"): "TRAIN.LR_SCHEDULER.NAME cosine wsd",
-    ("TRAIN.LR_SCHEDULER.AFTER_WARMUP=false", "TRAIN.LR_SCHEDULER.NAME=wsd"): "TRAIN.LR_SCHEDULER.NAME cosine",
-    ("TRAIN.LR_SCHEDULER.PER_EPOCH=true", "TRAIN.LR_SCHEDULER.NAME=paddlevit"): "paddlevit",
-    ("TRAIN.END_LR=0.1", "TRAIN.LR_SCHEDULER.NAME=constant"): "TRAIN.LR_SCHEDULER.NAME constant",
-    ("TRAIN.RANDOM_ERASE_COUNT=3", ""): "TRAIN.RANDOM_ERASE_PROB 0",
-    ("TRAIN.MODEL_EMA_DECAY=0.9", ""): "TRAIN.MODEL_EMA",
-    ("TRAIN.LR_SCHEDULER.NAME=step", "TRAIN.NUM_EPOCHS=3 TRAIN.LR_SCHEDULER.MILESTONES=[3]"): "MILESTONES DECAY_EPOCHS",
-    ("TRAIN.SMOOTHING=0.2", "TRAIN.DISTILLATION_TYPE=hard TRAIN.DISTILLATION_ALPHA=1"): "TRAIN.DISTILLATION_ALPHA 1",
-    ("TRAIN.DISTILLATION_TYPE=hard", "TRAIN.DISTILLATION_ALPHA=0"): "TRAIN.DISTILLATION_ALPHA 0",
-    ("TRAIN.EARLY_STOP=2", "TRAIN.NUM_EPOCHS=3 VALIDATE_FREQ=2"): "TRAIN.NUM_EPOCHS VALIDATE_FREQ",
-    ("TRAIN.BCE_POS_WEIGHT=2", ""): "TRAIN.LOSS bce",
-    ("TRAIN.LR_SCHEDULER.DECAY_EPOCHS=3", ""): "TRAIN.LR_SCHEDULER.NAME step",
+    "PRECISION: {MODE: naive}": "AMP",
+    "DATA: {CACHE_SIDE: 9}": "DATA.CACHE none disk",
+    "DATA: {SHUFFLE_BUFFER: 9}": "DATA.DATASET shards parquet",
+    "DATA: {AUGMENT_ON: device}": "TRAIN.AUTO_AUGMENT TRAIN.COLOR_JITTER",
+    "DATA: {VAL_FRACTION: 0.5, FOLD: 0/5}": "DATA.FOLD 0/5",
+    "MODEL: {LORA: {ALPHA: 8}}": "MODEL.LORA.RANK 0",
+    "TRAIN: {MIXUP_MODE: elem}": "TRAIN.MIXUP_ALPHA TRAIN.CUTMIX_ALPHA 0.0",
+    "TRAIN: {MIXUP_GROUP: 32, MIXUP_ALPHA: 1, MIXUP_MODE: elem}": "TRAIN.MIXUP_MODE",
+    "TRAIN: {CLIP_MODE: value}": "TRAIN.GRAD_CLIP",
+    "TRAIN: {MODEL_EMA_DECAY: 0.9}": "TRAIN.MODEL_EMA",
+    "TRAIN: {BCE_POS_WEIGHT: 2}": "TRAIN.LOSS bce",
+    "TRAIN: {END_LR: 0.1, LR_SCHEDULER: {NAME: constant}}": "TRAIN.LR_SCHEDULER.NAME constant",
+    "TRAIN: {LR_SCHEDULER: {MILESTONES: '30, 60'}}": "TRAIN.LR_SCHEDULER.NAME cosine step",
+}
+
+# Typed settings that only another schedule knows -> names.
+OF_ANOTHER_CHOICE = {
+    "DECAY_FRACTION=0.5": "cosine wsd",
+    "COOLDOWN_EPOCHS=3 NAME=constant": "constant cosine",
+    "AFTER_WARMUP=false NAME=wsd": "wsd cosine",
+    "PER_EPOCH=true NAME=paddlevit": "paddlevit",
+    "DECAY_EPOCHS=3": "cosine step",
 }

@@ -1,4 +1,4 @@
-"""What a test asserts of a mistake's message: the names and values in it. Its wording stands in tests/test_wording.py."""
+"""What a test asserts of a mistake's message: the names and values in it."""
 
 import contextlib
 import re

@@ -28,15 +28,13 @@ def described(model: torch.nn.Module, groups: list[dict]) -> dict[str, tuple[flo
     }
 
 
-@pytest.mark.parametrize("excludes_1d", [True, False])
 @pytest.mark.parametrize("name", MODELS)
-def test_groups_equal_timms_parameter_by_parameter(tmp_path, name, excludes_1d):
+def test_groups_equal_timms_parameter_by_parameter(tmp_path, name):
     from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
     model, train = on_meta(name), small_config(tmp_path).TRAIN
-    train = dataclasses.replace(train, WEIGHT_DECAY_EXCLUDE_1D=excludes_1d)
     options = {"no_weight_decay_list": model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()}
-    options |= {"weight_decay": train.WEIGHT_DECAY, "weight_decay_exclude_1d": excludes_1d}
+    options |= {"weight_decay": train.WEIGHT_DECAY}
     own = dict(model.named_parameters())
     plain = described(model, parameter_groups(train, model, own))
     assert plain == described(model, param_groups_weight_decay(model, **options))

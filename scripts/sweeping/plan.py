@@ -1,33 +1,98 @@
-"""The plan of a sweep: what it trains, kept in its folder as sweep.json, and the command line of each trial."""
+"""The plan of a sweep: what it trains, stored in its folder as sweep.json, and the command line of each trial."""
 
 import fcntl
 import itertools
 import json
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from configs.flags import parse
 from configs.load import LoadedConfig
 from configs.paddlevit.translation import RENAMED
+from configs.schema import Arguments
+from configs.typed_names import suggest_key
+from configs.values import OPEN_SECTIONS, SETTINGS, START_SETTINGS, convert
 from engine.settings import load_settings
-from scripts.sweeping.values import OF_THE_SWEEP, Range, choices_of, describe, range_or_choices
 from utils.errors import ConfigError, cause_of
 from utils.files import write_text
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-FILE, VERSION = "sweep.json", 1
-SHOWN = {
-    "flags": "flags of the runs",
-    "over": "-over",
-    "seeds": "-seeds",
-    "folds": "-folds",
-    "cwd": "folder it is started from",
-}
+FILE, VERSION = "sweep.json", 2
+RANGE = re.compile(r"(?P<low>[^.]+(?:\.[0-9]+[^.]*)?)\.\.(?P<high>[^:]+)(?::(?P<how>.+))?")
+SPLIT = re.compile(r"""(?:\[[^\]]*\]|\([^)]*\)|"[^"]*"|'[^']*'|[^,])+""")  # at commas outside of brackets and quotes
+# What the sweep itself decides: {setting: the flag for it}.
+DECIDED = {"SEED": "-seeds", "DATA.FOLD": "-folds", "SAVE": "-output", "NAME": "-output", "TAG": "-output"}
+
+
+class Range(NamedTuple):
+    """Numbers from which optuna chooses; `step`: between them, where there is one."""
+
+    low: float
+    high: float
+    is_whole: bool
+    is_log: bool
+    step: float | None
+
+
+def read_over(words: Sequence[str]) -> dict[str, str]:
+    """{setting: the text of its values} of KEY=VALUES words."""
+    over: dict[str, str] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not text.strip():
+            raise ConfigError(f"-over: {word!r} has no values; write KEY=VALUE,VALUE as in TRAIN.BASE_LR=1e-3,3e-3")
+        if key in over:
+            raise ConfigError(f"-over: {key} is given twice; write all its values behind one =")
+        if key in DECIDED:
+            raise ConfigError(f"-over: {key} is set by {DECIDED[key]}; leave it out here")
+        if key in START_SETTINGS:
+            raise ConfigError(f"-over: {key} does not change what is trained; leave it out, or give it to all trials")
+        is_argument = any(key.startswith(f"{section}.") for section in OPEN_SECTIONS)
+        if not is_argument and (key not in SETTINGS or SETTINGS[key].kind is Arguments):
+            raise ConfigError(f"-over: unknown setting {key}{suggest_key(key, SETTINGS)}")
+        over[key] = text
+    return over
+
+
+def choices_of(key: str, text: str) -> list[str]:
+    """The values of a setting as -opts takes them."""
+    setting = SETTINGS.get(key)
+    values = [value.strip() for value in SPLIT.findall(text)]
+    if len(values) != len(re.sub(SPLIT, "x", text).split(",")) or "" in values:
+        raise ConfigError(f"-over: {key}={text} has an empty value; none stands for a setting that is not set")
+    if setting and setting.is_list and any(value[0] not in "[(" and value.lower() != "none" for value in values):
+        raise ConfigError(f"-over: {key} is a list; write each of its values in brackets, as in {key}=[a,b],[c,d]")
+    if any(RANGE.fullmatch(value) for value in values if not setting or setting.kind in (int, float)):
+        raise ConfigError(f"-over: {key}={text} is a range, from which only -optuna N chooses; list its values")
+    values = [value[1:-1] if value[0] in "\"'" else value for value in values]
+    if len({convert(setting, value, "-over") if setting else value for value in values}) < len(values):
+        raise ConfigError(f"-over: {key}={text} has a value twice; leave one out")
+    return values
+
+
+def range_or_choices(key: str, text: str) -> Range | list[str]:
+    """For optuna: LOW..HIGH, with :log or :STEP behind it, or a list of values."""
+    setting, parts = SETTINGS.get(key), RANGE.fullmatch(text)
+    if not (parts and setting and setting.kind in (int, float) and not setting.is_list):
+        return choices_of(key, text)
+    low, high = (convert(setting, parts[name], "-over") for name in ("low", "high"))
+    is_log = parts["how"] == "log"
+    try:
+        step = setting.kind(parts["how"]) if parts["how"] and not is_log else None
+    except ValueError:
+        raise ConfigError(f"-over: {key}={text} must be LOW..HIGH, LOW..HIGH:log or LOW..HIGH:STEP") from None
+    is_ordered = None not in (low, high) and low < high and (low > 0 or not is_log)
+    if not is_ordered or (step is not None and not 0 < step < float("inf")):
+        raise ConfigError(
+            f"-over: {key}={text}: the first number must be the smaller one, above 0 for log, and the step above 0"
+        )
+    return Range(low, high, setting.kind is int, is_log, step)
 
 
 @dataclass(frozen=True)
@@ -36,31 +101,32 @@ class Trial:
 
     index: int
     point: int
-    settings: dict[str, str]
+    settings: Mapping[str, str]
     seed: int | None = None
     fold: int | None = None
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         return f"trial-{self.index:03d}"
 
-    @property
-    def title(self) -> str:
-        return f"trial {self.index}"
-
-    def describe(self) -> str:
-        """What tells it from the others."""
-        facts = [describe(self.settings)] if self.settings else []
+    def __str__(self) -> str:
+        facts = [each for each in (describe(self.settings),) if each]
         facts += [f"{name} {value}" for name, value in (("seed", self.seed), ("fold", self.fold)) if value is not None]
-        return f"{self.title} ({', '.join(facts)})"
+        return f"trial {self.index} ({', '.join(facts)})"
+
+
+def describe(settings: Mapping[str, str]) -> str:
+    """The settings of a trial in one line; sections are left out where the names alone tell them apart."""
+    names = [key.rpartition(".")[2] for key in settings]
+    short = len(set(names)) == len(names)
+    return " ".join(f"{name if short else key}={settings[key]}" for key, name in zip(settings, names, strict=True))
 
 
 @dataclass(frozen=True)
 class Plan:
     """`points`: the settings of each point of a grid, or those that optuna has proposed so far."""
 
-    folder: Path  # as typed, from `cwd`
     flags: list[str]  # of the runs, as typed
     over: dict[str, str]
     seeds: list[int]
@@ -70,9 +136,9 @@ class Plan:
     points: list[dict[str, str]] = field(default_factory=list)
 
     @classmethod
-    def new(cls, folder: Path, flags: list[str], over: dict[str, str], **options: Any) -> "Plan":
-        """Checked: a mistake in the settings of any point is a ConfigError now."""
-        plan = cls(folder, flags, over, **options)
+    def new(cls, flags: list[str], over: dict[str, str], **options: Any) -> "Plan":
+        """A plan that is checked: a mistake in the settings of any point is a ConfigError now."""
+        plan = cls(flags, over, **options)
         plan.check()
         if plan.optuna is None:
             choices = [choices_of(key, text) for key, text in over.items()]
@@ -90,165 +156,104 @@ class Plan:
         given = {RENAMED.get(key, key) for layer in parse(self.flags).layers for key in layer.texts}
         if twice := sorted(given & self.over.keys()):
             raise ConfigError(f"-over: {twice[0]} is also given to all trials; leave it out there or here")
-        ours = {key: flag for key, flag in OF_THE_SWEEP.items() if key in given}
-        ours = {key: flag for key, flag in ours.items() if flag not in ("-seeds", "-folds") or self._sets(flag)}
-        for key, flag in ours.items():
-            raise ConfigError(f"{key} is given to all trials, but {flag} sets it for each; leave it out")
-        config = self.load_point({}).config
-        for key, is_set in (
-            ("-eval", config.START.EVAL),
-            ("-check", config.START.CHECK),
-            ("-resume", config.START.RESUME),
-        ):
+        free = {flag for flag, values in (("-seeds", self.seeds), ("-folds", self.folds)) if not values}
+        for key, flag in DECIDED.items():
+            if key in given and flag not in free:
+                raise ConfigError(f"{key} is given to all trials, but {flag} sets it for each; leave it out")
+        start = self.load_point({}).config.START
+        for key, is_set in (("-eval", start.EVAL), ("-check", start.CHECK), ("-resume", start.RESUME)):
             if is_set:
                 raise ConfigError(f"{key}: a sweep trains, and goes on with its own trials; leave it out")
 
-    def _sets(self, flag: str) -> bool:
-        return bool(self.seeds if flag == "-seeds" else self.folds)
-
     def ends(self) -> list[dict[str, str]]:
         """Points at both ends of all that optuna chooses from: if these are right, most others are."""
-        found = {key: range_or_choices(key, text) for key, text in self.over.items()}
+        space = {key: range_or_choices(key, text) for key, text in self.over.items()}
         ends = {
-            key: [to_word(each.low), to_word(each.high)] if isinstance(each, Range) else each
-            for key, each in found.items()
+            key: [repr(each.low), repr(each.high)] if isinstance(each, Range) else each for key, each in space.items()
         }
         first = {key: values[0] for key, values in ends.items()}
-        return [first | {key: value} for key, values in ends.items() for value in values] or [first]
+        return [first | {key: value} for key, values in ends.items() for value in values]
 
     def load_point(self, point: Mapping[str, str]) -> LoadedConfig:
         """The settings of a trial of this point; what is wrong with them is a ConfigError."""
-        return load_settings(self.words(Trial(0, 0, dict(point), *self._first())))
-
-    def _first(self) -> tuple[int | None, int | None]:
-        return (self.seeds[0] if self.seeds else None), (0 if self.folds else None)
+        seed, fold = self.seeds[0] if self.seeds else None, 0 if self.folds else None
+        return load_settings(self.words(Trial(0, 0, point, seed, fold)))
 
     @cached_property
     def trials(self) -> list[Trial]:
         """In order: all seeds and folds of a point, then those of the next one."""
-        found = itertools.product(enumerate(self.points), self.seeds or [None], self._folds())
-        return [Trial(index, number, point, seed, fold) for index, ((number, point), seed, fold) in enumerate(found)]
+        folds = range(self.folds) if self.folds else [None]
+        products = itertools.product(enumerate(self.points), self.seeds or [None], folds)
+        return [Trial(index, number, point, seed, fold) for index, ((number, point), seed, fold) in enumerate(products)]
 
     @property
     def num_trials(self) -> int:
-        """Of all points, also of those that optuna has yet to propose."""
+        """The number of trials of all points, also of those that optuna has yet to propose."""
         return (self.optuna or len(self.points)) * max(len(self.seeds), 1) * (self.folds or 1)
-
-    def _folds(self) -> Sequence[int | None]:
-        return range(self.folds) if self.folds else [None]
-
-    @property
-    def program(self) -> str:
-        """The entry of the runs."""
-        return "main_multi_gpu.py" if self.num_devices > 1 else "main_single_gpu.py"
-
-    @cached_property
-    def num_devices(self) -> int:
-        """Devices of one trial (-ngpus)."""
-        return self.load_point({}).config.START.NGPUS or 1
 
     def words(self, trial: Trial) -> list[str]:
         """The flags of a trial without those of its folder."""
         options = [f"{key}={value}" for key, value in trial.settings.items()]
-        if trial.fold is not None:
-            options.append(f"DATA.FOLD={trial.fold}/{self.folds}")
+        options += [] if trial.fold is None else [f"DATA.FOLD={trial.fold}/{self.folds}"]
         seed = [] if trial.seed is None else ["-seed", str(trial.seed)]
         return [*self.flags, *seed, *(["-opts", *options] if options else [])]
 
-    def arguments(self, trial: Trial) -> list[str]:
-        """The command line of a trial, without the program: it begins the run, or goes on with it."""
-        return [*self.words(trial), "-output", str(self.folder), "-name", trial.name, "-resume", "auto"]
+    @cached_property
+    def program(self) -> Path:
+        """The entry of the runs."""
+        is_multi = (self.load_point({}).config.START.NGPUS or 1) > 1
+        return ROOT / ("main_multi_gpu.py" if is_multi else "main_single_gpu.py")
 
-    def command(self, trial: Trial) -> str:
-        """As a person types it."""
-        return shlex.join(["python", self._program_from_here(), *self.arguments(trial)])
+    def command(self, trial: Trial, folder: Path) -> list[str]:
+        """The command line of a trial, without the interpreter: it begins the run, or goes on with it."""
+        place = ["-output", str(folder), "-name", trial.name, "-resume", "auto"]
+        return [str(self.program), *self.words(trial), *place]
 
     def command_of_point(self, point: Mapping[str, str]) -> str:
         """The command of a run with these settings, outside of the sweep."""
-        return shlex.join(["python", self._program_from_here(), *self.words(Trial(0, 0, dict(point)))])
+        return shlex.join(["python", self.program.name, *self.words(Trial(0, 0, point))])
 
-    def _program_from_here(self) -> str:
-        return self.program if Path(self.cwd) == ROOT else str(ROOT / self.program)
-
-    @property
-    def path(self) -> Path:
-        """The folder, from wherever this start of the sweep is."""
-        return Path(self.cwd, self.folder)
-
-    def folder_of(self, trial: Trial) -> Path:
-        return self.path / trial.name
-
-    def output_of(self, trial: Trial) -> Path:
-        """What the run printed."""
-        return self.folder_of(trial).with_suffix(".txt")
-
-    def save(self) -> None:
-        """Write sweep.json and commands.sh."""
-        facts = {"version": VERSION, **asdict(self), "folder": str(self.folder)}
-        commands = [f"cd {shlex.quote(self.cwd)}", *map(self.command, self.trials)]
-        self.write(FILE, json.dumps(facts, indent=1) + "\n")
-        self.write("commands.sh", "\n".join([*commands, ""]))
-
-    def write(self, name: str, text: str) -> Path:
-        """A file in the folder of the sweep."""
+    def save(self, folder: Path) -> None:
         try:
-            write_text(self.path / name, text)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(folder / FILE, json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n")
         except OSError as error:
             raise ConfigError(
-                f"-output: cannot write to {self.folder} ({cause_of(error)}); choose another folder"
+                f"-output: cannot write to {folder} ({cause_of(error)}); choose another folder"
             ) from error
-        return self.path / name
 
+    def goes_on(self, former: "Plan", folder: Path) -> "Plan":
+        """The plan of the folder, if what is asked for now is the same; optuna may propose more points than before.
 
-def to_word(value: float) -> str:
-    """A number as a command line has it."""
-    return repr(value)
+        One that never came to train, because a setting was wrong, gives way.
+        """
+        if not any((folder / trial.name).exists() for trial in former.trials):
+            return self
+        names = ("flags", "over", "seeds", "folds", "cwd")
+        differences = [name for name in names if getattr(former, name) != getattr(self, name)]
+        if (former.optuna is None) != (self.optuna is None) or (self.optuna or 0) < len(former.points) * bool(
+            self.optuna
+        ):
+            differences.append("optuna")
+        if differences:
+            lines = (f"  {name}: {getattr(former, name)} -> {getattr(self, name)}" for name in differences)
+            raise ConfigError(
+                f"-output: {folder} holds another sweep; put that back, or name another:\n" + "\n".join(lines)
+            )
+        return replace(former, optuna=self.optuna)
 
 
 def read_plan(folder: Path) -> Plan | None:
     """The plan that a folder holds, if it is that of a sweep."""
-    file = folder / FILE
     try:
-        facts = json.loads(file.read_text(encoding="utf-8"))
-        if facts.pop("version") != VERSION:
-            raise ConfigError(f"{file} is of another version of halfstep; give -output another folder")
-        plan = Plan(**facts | {"folder": Path(facts["folder"])})
-        # A folder that was moved is not where the plan says.
-        return plan if plan.path.resolve() == folder.resolve() else replace(plan, folder=folder.resolve())
+        facts = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        if facts.pop("version") == 1:  # of halfstep 0.1.0, whose plan also names its folder
+            facts.pop("folder")
+        return Plan(**facts)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{file} cannot be read ({error}); give -output another folder") from error
-
-
-def continued(then: Plan, now: Plan) -> Plan:
-    """The plan of the folder, if what is asked for now is the same; optuna may propose more points than before.
-
-    One that never got to train, because a setting was wrong, gives way.
-    """
-    if not any(then.folder_of(trial).exists() for trial in then.trials):
-        return now
-    different = [
-        f"{title}: {_shown(getattr(then, name))} -> {_shown(getattr(now, name))}"
-        for name, title in SHOWN.items()
-        if getattr(then, name) != getattr(now, name)
-    ]
-    if (then.optuna is None) != (now.optuna is None) or (now.optuna or 0) < len(then.points) * (now.optuna is not None):
-        different.append(f"-optuna: {_shown(then.optuna)} -> {_shown(now.optuna)}")
-    if different:
-        raise ConfigError(
-            f"-output: {then.folder} holds another sweep:\n  " + "\n  ".join(different) + "\nput that back, "
-            "or give -output another folder"
-        )
-    return replace(then, optuna=now.optuna)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, dict):
-        return " ".join(f"{key}={text}" for key, text in value.items()) or "none"
-    if isinstance(value, list):
-        return shlex.join(map(str, value)) or "none"
-    return "none" if value is None else str(value)
+        raise ConfigError(f"{folder / FILE} cannot be read ({error}); give -output another folder") from error
 
 
 def lock(folder: Path) -> IO[str]:

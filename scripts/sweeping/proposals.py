@@ -1,4 +1,7 @@
-"""Points that optuna proposes. What it knows is rebuilt from the plan and the runs, so a kill loses none of it."""
+"""Points that optuna proposes. What it knows is rebuilt from the plan and the runs, so a kill loses none of it.
+
+optuna's own journal was tried: killed inside a write it cannot be read again (JSONDecodeError).
+"""
 
 import importlib.util
 import statistics
@@ -6,10 +9,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from scripts.sweeping.plan import Plan, Trial, to_word
+from scripts.sweeping.plan import Plan, Range, Trial, range_or_choices
 from scripts.sweeping.results import DONE, Result
 from scripts.sweeping.runner import Runner
-from scripts.sweeping.values import Range, range_or_choices
 from utils.errors import ConfigError
 
 ATTEMPTS = 100  # to find a point that was not tried yet
@@ -34,10 +36,10 @@ def proposed_trials(runner: Runner) -> Iterator[Trial]:
             return
         point = propose(runner.plan, runner.results)
         if point is None:
-            runner.show.say("optuna proposes only points that were tried already; the sweep ends")
+            print("optuna proposes only points that were tried already; the sweep ends")
             return
         runner.plan = replace(runner.plan, points=[*runner.plan.points, point])
-        runner.plan.save()
+        runner.plan.save(runner.folder)
 
 
 def propose(plan: Plan, results: dict[int, Result]) -> dict[str, str] | None:
@@ -53,23 +55,16 @@ def propose(plan: Plan, results: dict[int, Result]) -> dict[str, str] | None:
         # Seeded anew for each point, so that a sweep that was started again proposes as one that was not.
         sampler = optuna.samplers.TPESampler(seed=config.SEED + len(plan.points) + 1_000_000 * attempt)
         study = optuna.create_study(direction=direction, sampler=sampler)
-        for params, value in _tried(plan, results, space):
-            study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=value))
+        for number, point in enumerate(plan.points):
+            of_point = [results.get(trial.index) for trial in plan.trials if trial.point == number]
+            if all(each and each.state == DONE and each.best is not None for each in of_point):
+                params = {key: _param(space[key], word) for key, word in point.items()}
+                value = statistics.fmean(each.best for each in of_point)
+                study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=value))
         point = {key: _word(space[key], value) for key, value in study.ask(distributions).params.items()}
         if point not in plan.points:
             return point
     return None
-
-
-def _tried(plan: Plan, results: dict[int, Result], space: dict) -> Iterator[tuple[dict[str, Any], float]]:
-    """Points whose trials are all done, as optuna has them, and the mean of their best metrics."""
-    for number, point in enumerate(plan.points):
-        found = [results.get(trial.index) for trial in plan.trials if trial.point == number]
-        if all(each and each.state == DONE and each.best is not None for each in found):
-            yield (
-                {key: _param(space[key], word) for key, word in point.items()},
-                statistics.fmean(each.best for each in found),
-            )
 
 
 def _distribution(each: Range | list[str]):
@@ -83,13 +78,12 @@ def _distribution(each: Range | list[str]):
 
 
 def _word(each: Range | list[str], value: Any) -> str:
-    """As the command line has it; four digits say more than a trial can tell."""
+    """A value as the command line has it; four digits say more than a trial can tell."""
     if isinstance(each, Range) and not each.is_whole:
-        return to_word(min(max(float(f"{value:.4g}"), each.low), each.high))
+        return repr(min(max(float(f"{value:.4g}"), each.low), each.high))
     return str(value)
 
 
 def _param(each: Range | list[str], word: str) -> Any:
-    if not isinstance(each, Range):
-        return word
-    return int(word) if each.is_whole else float(word)
+    """The value of a word, as optuna has it."""
+    return word if not isinstance(each, Range) else int(word) if each.is_whole else float(word)

@@ -1,20 +1,19 @@
-"""What became of each trial, read from its folder: trials.csv, and the table at the end."""
+"""What became of each trial, read from its folder: trials.csv, and the table of the points."""
 
 import contextlib
 import csv
 import fcntl
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scripts.comparing.statistics import deviation, mean
-from scripts.sweeping.plan import Plan
-from scripts.sweeping.values import describe
+from scripts.sweeping.plan import Plan, describe
 from utils.errors import cause_of
-from utils.files import replacing
+from utils.files import write_text
 from utils.text import counted
 
 WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"
@@ -42,49 +41,37 @@ class Result:
 def read_result(folder: Path) -> Result:
     """What the folder of a run says; a run that was killed is to go on."""
     status = read_status(folder)
-    state = status.get("state")
-    if not state:
+    if not status.get("state"):
         return Result(WAITING)
     metric, best = status.get("best_metric"), status.get("best")
     if not (isinstance(metric, str) and isinstance(best, dict) and isinstance(best.get(metric), int | float)):
         metric, best = None, {}  # no epoch yet, or a file that was changed by hand
-    facts = {
-        "reason": str(status.get("reason") or ""),
-        "exit_code": status.get("exit_code"),
-        "metric": metric,
-        "best": best.get(metric),
-        "epoch": best.get("epoch"),
-        "seconds": _seconds(folder / "metrics.csv"),
-    }
-    if state == DONE:
-        return Result(DONE, **facts)
-    if is_locked(folder):
-        return Result(RUNNING, **facts | {"exit_code": None})
-    if facts["exit_code"] in (None, 0) or status.get("signal"):
-        return Result(STOPPED, **facts)
-    return Result(FAILED, **facts)
+    code = status.get("exit_code")
+    state = DONE if status["state"] == DONE else RUNNING if is_locked(folder) else FAILED
+    if state == FAILED and (code in (None, 0) or status.get("signal")):
+        state = STOPPED
+    reason = str(status.get("reason") or "")
+    return Result(state, reason, code, metric, best.get(metric), best.get("epoch"), _seconds(folder / "metrics.csv"))
 
 
 def is_locked(folder: Path) -> bool:
     """Whether a run is at work in the folder."""
     try:
-        file = open(folder / ".lock")  # noqa: SIM115
+        with open(folder / ".lock") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
     except OSError:  # none, or no folder, which the run will refuse
         return False
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
     return False
 
 
 def read_status(folder: Path) -> dict[str, Any]:
     """status.json of a run; {} if there is none."""
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads((folder / "status.json").read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            return found
+        status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+        if isinstance(status, dict):
+            return status
     return {}
 
 
@@ -95,12 +82,8 @@ def _seconds(file: Path) -> float | None:
     return None
 
 
-def is_better(metric: str | None, one: float, other: float) -> bool:
-    return one < other if metric == "loss" else one > other
-
-
-def write_trials(plan: Plan, results: Sequence[Result], warn: Callable[[str], None]) -> None:
-    """trials.csv; that it cannot be written harms no trial."""
+def write_trials(plan: Plan, folder: Path, results: Sequence[Result]) -> None:
+    """Write trials.csv; that it cannot be written harms no trial."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["index", *plan.over, "seed", "fold", "state", "metric", "best", "epoch", "seconds", "folder"])
@@ -109,72 +92,39 @@ def write_trials(plan: Plan, results: Sequence[Result], warn: Callable[[str], No
         facts = [trial.seed, trial.fold, result.state, result.metric, result.best, result.epoch, seconds]
         writer.writerow([trial.index, *trial.settings.values(), *facts, trial.name])
     try:
-        with replacing(plan.path / "trials.csv", shared=True) as file:
-            file.write(text.getvalue().encode(errors="surrogateescape"))
+        write_text(folder / "trials.csv", text.getvalue())
     except OSError as error:
-        warn(f"cannot write {plan.folder / 'trials.csv'} ({cause_of(error)}); the sweep goes on")
-
-
-@dataclass(frozen=True)
-class Point:
-    """The settings of several trials, and what these came to."""
-
-    settings: Mapping[str, str]
-    values: Sequence[float]  # best metric of each trial that is done
-    num_failed: int
-    num_trials: int
-    metric: str | None
-
-    @property
-    def mean(self) -> float:
-        return mean(self.values)
-
-    @property
-    def deviation(self) -> float | None:
-        """Of single trials, with n - 1."""
-        return deviation(self.values)
-
-
-def collect(plan: Plan, results: Sequence[Result]) -> list[Point]:
-    """The points that have a finished trial, the best mean first; those with failed trials behind the others."""
-    trials, points = plan.trials, []
-    for number, settings in enumerate(plan.points):
-        of_point = [result for trial, result in zip(trials, results, strict=True) if trial.point == number]
-        values = [each.best for each in of_point if each.state == DONE and each.best is not None]
-        failed = sum(each.state == FAILED for each in of_point)
-        metric = next((each.metric for each in of_point if each.metric), None)
-        points.append(Point(settings, values, failed, len(of_point), metric))
-    points = [point for point in points if point.values]
-    sign = 1 if points and points[0].metric == "loss" else -1
-    return sorted(points, key=lambda point: (len(point.values) < point.num_trials, sign * point.mean))
+        print(f"warning: cannot write {folder / 'trials.csv'} ({cause_of(error)}); the sweep goes on")
 
 
 def table(plan: Plan, results: Sequence[Result]) -> str:
-    """The points in Markdown, and the command line of the best one."""
-    points = collect(plan, results)
-    if not points:
-        return "no trial is done"
-    heads = ["settings", f"best {points[0].metric}", "+-", "trials", "failed"]
-    rows = [
-        [
-            describe(point.settings) or "as given",
-            f"{point.mean:.4g}" if point.metric == "loss" else f"{point.mean:.2f}",
-            "" if point.deviation is None else f"{point.deviation:.2g}",
-            f"{len(point.values)} of {point.num_trials}",
-            str(point.num_failed or ""),
-        ]
-        for point in points
-    ]
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in [heads, *rows]]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    over = [*["seeds"] * (len(plan.seeds) > 1), *["folds"] * bool(plan.folds)]
-    deviation = f"+-: standard deviation over {' and '.join(over)}. " if over else ""
-    return "\n".join([*lines, "", f"{deviation}Best settings:", "", f"    {plan.command_of_point(points[0].settings)}"])
-
-
-def summary(results: Sequence[Result]) -> str:
-    """How many trials are in each state."""
+    """The points in Markdown, the best mean first, those with missing trials last; and the command of the best one."""
     states = [each.state for each in results]
-    found = {state: states.count(state) for state in (DONE, FAILED, STOPPED, RUNNING, WAITING) if state in states}
-    return f"{counted(len(states), 'trial')}: " + ", ".join(f"{number} {state}" for state, number in found.items())
+    numbers = {state: states.count(state) for state in (DONE, FAILED, STOPPED, RUNNING, WAITING)}
+    summary = ", ".join(f"{number} {state}" for state, number in numbers.items() if number)
+    lines = [f"{counted(len(states), 'trial')}: {summary}", ""]
+    metric = next((each.metric for each in results if each.metric), None)
+    sign, digits = (1, 4) if metric == "loss" else (-1, 2)
+    points = []
+    for number, settings in enumerate(plan.points):
+        of_point = [result for trial, result in zip(plan.trials, results, strict=True) if trial.point == number]
+        values = [each.best for each in of_point if each.state == DONE and each.best is not None]
+        if values:
+            points.append((len(values) < len(of_point), sign * mean(values), number, settings, values, len(of_point)))
+    if not points:
+        return "\n".join([*lines, "no trial is done"])
+    lines += [f"| settings | best {metric} | +- | trials |", "|---|---|---|---|"]
+    for *_, settings, values, count in sorted(points, key=lambda point: point[:3]):
+        width = "" if (found := deviation(values)) is None else f"{found:.2g}"
+        figures = f"{mean(values):.{digits}f} | {width} | {len(values)} of {count}"
+        lines.append(f"| {describe(settings) or 'as given'} | {figures} |")
+    best = min(points, key=lambda point: point[:3])[3]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "+-: standard deviation over seeds and folds. Best settings:",
+            "",
+            f"    {plan.command_of_point(best)}",
+        ]
+    )

@@ -1,5 +1,6 @@
 """Runs the trials of a sweep: as many at a time as there are slots, each a program of its own."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,8 +11,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from scripts.sweeping.plan import ROOT, Plan, Trial
-from scripts.sweeping.progress import Progress
+from configs.schema import Config
+from scripts.sweeping.plan import Plan, Trial
 from scripts.sweeping.results import (
     DONE,
     FAILED,
@@ -19,16 +20,43 @@ from scripts.sweeping.results import (
     STOPPED,
     WAITING,
     Result,
-    is_better,
     is_locked,
     read_result,
     write_trials,
 )
 from utils.errors import ConfigError, cause_of
+from utils.host import available_cores
 from utils.program import StopSignal, die_with_parent
 
 SECONDS_BETWEEN_LOOKS = 0.1
-SECONDS_BETWEEN_WARNINGS = 60
+
+
+def choose_slots(config: Config, jobs: int, environment: Mapping[str, str]) -> list[dict[str, str]]:
+    """For each of the trials at a time its variables: a device of its own, or a share of the cores."""
+    if jobs == 1:
+        return [{}]
+    per_job = config.START.NGPUS or 1
+    devices = visible_devices(environment) if config.DEVICE in ("auto", "cuda") else []
+    if not devices:
+        threads = max(1, len(available_cores()) // (jobs * per_job))
+        return [{} if "OMP_NUM_THREADS" in environment else {"OMP_NUM_THREADS": str(threads)} for _ in range(jobs)]
+    if per_job > 1 and jobs * per_job > len(devices):
+        raise ConfigError(
+            f"-jobs: {jobs} trials of {per_job} devices each (-ngpus) need {jobs * per_job}, and there are {len(devices)}; "
+            f"set -jobs {max(1, len(devices) // per_job)}"
+        )
+    places = [[devices[(job * per_job + each) % len(devices)] for each in range(per_job)] for job in range(jobs)]
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(place)} for place in places]
+
+
+def visible_devices(environment: Mapping[str, str]) -> list[str]:
+    """CUDA devices by the names that CUDA_VISIBLE_DEVICES takes, without importing torch."""
+    if (names := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name.strip() for name in names.split(",") if name.strip() not in ("", "-1")]
+    command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split()
+    return []
 
 
 class Program:
@@ -59,60 +87,54 @@ class Program:
 class Runner:
     """Starts trials as slots get free, and notes what becomes of them."""
 
-    def __init__(self, plan: Plan, slots: list[dict[str, str]], show: Progress):
+    def __init__(self, plan: Plan, folder: Path, slots: list[dict[str, str]]):
         """`slots`: for each trial at a time its variables."""
-        self.plan, self.slots, self.show = plan, slots, show
-        self.results: dict[int, Result] = {}
+        self.plan, self.folder, self.slots = plan, folder, slots
+        self.results = {trial.index: read_result(folder / trial.name) for trial in plan.trials}
         self.running: dict[int, tuple[Trial, Program]] = {}  # by the number of the slot
         self.stop, self.refused = StopSignal(), ""
-        for trial in plan.trials:
-            self.results[trial.index] = read_result(plan.folder_of(trial))
 
     def run(self, trials: Iterator[Trial]) -> int:
         """Run those of these trials that are not finished. Returns the exit code."""
         self._note()
+        waiting = None
         while True:
             self._look()
             if self.stop.number or self.refused:
-                self._end()
                 break
             free = next((number for number in range(len(self.slots)) if number not in self.running), None)
-            trial = next(trials, None) if free is not None else None
-            if trial is not None and not self.results.get(trial.index, Result(WAITING)).is_final:
-                self._begin(trial, free)
-            elif trial is None:
-                if not self.running:
+            if free is not None and waiting is None:
+                waiting = next(trials, None)
+                if waiting is None and not self.running:
                     break
+            if waiting and self.results.get(waiting.index, Result(WAITING)).is_final:
+                waiting = None
+            elif free is not None and waiting and not is_locked(self.folder / waiting.name):
+                self._begin(waiting, free)
+                waiting = None
+            else:  # no slot is free, or a run that outlived its sweep is still at work in the folder
                 time.sleep(SECONDS_BETWEEN_LOOKS)
+        for _, program in self.running.values():
+            program.stop()
+        while self.running:
+            self._look()
+            time.sleep(SECONDS_BETWEEN_LOOKS)
         if self.refused:
             raise ConfigError(self.refused)
         return 128 + self.stop.number if self.stop.number else self._code()
 
     def _begin(self, trial: Trial, slot: int) -> None:
-        folder = self.plan.folder_of(trial)
-        if not self._wait_for(trial, folder):
-            return
-        program = [sys.executable, str(ROOT / self.plan.program), *self.plan.arguments(trial)]
+        command = [sys.executable, *self.plan.command(trial, self.folder)]
         try:
-            started = Program(program, self.plan.output_of(trial), self.slots[slot], self.plan.cwd)
+            program = Program(command, self._output(trial), self.slots[slot], self.plan.cwd)
         except OSError as error:
-            self.refused = f"-output: {trial.title} cannot be started in {folder.parent} ({cause_of(error)})"
-            return
-        self.running[slot] = trial, started
-        self.show.started(trial)
+            self.refused = f"-output: {trial} cannot be started in {self.folder} ({cause_of(error)})"
+        else:
+            self.running[slot] = trial, program
 
-    def _wait_for(self, trial: Trial, folder: Path) -> bool:
-        """Wait for a run in the folder, which outlived its sweep. False if the sweep is to stop."""
-        warned = -float("inf")
-        while is_locked(folder):
-            if time.monotonic() - warned > SECONDS_BETWEEN_WARNINGS:
-                self.show.say(f"{trial.title}: waiting for a run that is still at work in {folder}")
-                warned = time.monotonic()
-            if self.stop.number:
-                return False
-            self._look()
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-        return True
+    def _output(self, trial: Trial) -> Path:
+        """What the run prints."""
+        return self.folder / f"{trial.name}.txt"
 
     def _look(self) -> None:
         """Note the trials that have ended."""
@@ -120,43 +142,28 @@ class Runner:
             if (code := program.poll()) is not None:
                 del self.running[slot]
                 self._ended(trial, code)
-        self.show.tick([self.plan.folder_of(trial) for trial, _ in self.running.values()])
 
     def _ended(self, trial: Trial, code: int) -> None:
-        result = read_result(self.plan.folder_of(trial))
-        said = last_error(self.plan.output_of(trial))
+        result = read_result(self.folder / trial.name)
+        error = last_error(self._output(trial))
         if code == 2 and result.state == WAITING:  # it did not come to train: so it would be with all others too
-            self.refused = f"{trial.describe()}: {said}\nthe command: {self.plan.command(trial)}"
-        was_told = self.stop.number and code == 128 + signal.SIGTERM
-        if result.state != DONE and (code == 0 or was_told):
+            self.refused = f"{trial}: {error}\nits output: {self._output(trial)}"
+        was_stopped = self.stop.number and code == 128 + signal.SIGTERM
+        if result.state != DONE and (code == 0 or was_stopped):
             result = replace(result, state=STOPPED)
         elif result.state != DONE:
-            why = f"killed by signal {-code}" if code < 0 else result.reason or said
+            why = f"killed by signal {-code}" if code < 0 else result.reason or error
             result = replace(result, state=FAILED, exit_code=code, reason=why)
         self.results[trial.index] = result
         self._note()
-        self.show.ended(trial, result, self._best())
+        figure = f"{result.metric} {result.best:.4g} in epoch {result.epoch}" if result.best is not None else ""
+        number = sum(each.is_final for each in self.results.values())
+        what = figure if result.state == DONE else f"{result.state} {result.reason}".strip()
+        print(f"[{number}/{self.plan.num_trials}] {trial}: {what}", flush=True)
 
     def _note(self) -> None:
-        trials = self.plan.trials
-        write_trials(self.plan, [self.results.get(each.index, Result(WAITING)) for each in trials], self.show.warn)
-
-    def _best(self) -> tuple[int, Result] | None:
-        best = None
-        for index, result in self.results.items():
-            if result.state == DONE and result.best is not None:
-                best = (index, result) if best is None or is_better(result.metric, result.best, best[1].best) else best
-        return best
-
-    def _end(self) -> None:
-        """Tell all trials to save and end, and wait for them."""
-        for _, program in self.running.values():
-            program.stop()
-        if self.running:
-            self.show.say("stopping; the trials save")
-        while self.running:
-            self._look()
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+        results = [self.results.get(trial.index, Result(WAITING)) for trial in self.plan.trials]
+        write_trials(self.plan, self.folder, results)
 
     def _code(self) -> int:
         """0 if every trial is done, 3 if some ended with non-finite gradients and the others are done, else 1."""

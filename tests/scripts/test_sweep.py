@@ -3,9 +3,7 @@
 import csv
 import json
 import os
-import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -29,11 +27,13 @@ class Pretended:
 
     ends: dict = {}
     started: list = []  # (name, variables) of each
-    polls = 0
+    commands: dict = {}
+    polls, metric = 0, "top1"
 
     def __init__(self, arguments, output, environment, cwd):
         self.folder = Path(cwd, flag(arguments, "-output"), name := flag(arguments, "-name"))
         self.started.append((name, environment))
+        self.commands[name] = arguments
         self.code, self.options = self.ends.get(name, 0), dict(each.split("=") for each in arguments if "=" in each)
         output.write_text("error: no such data\n")
         if isinstance(self.code, BaseException):
@@ -46,9 +46,10 @@ class Pretended:
         self.folder.mkdir(exist_ok=True)
         rate = float(self.options.get("TRAIN.BASE_LR", 0))
         status = {"state": "done", "exit_code": 0} if self.code == 0 else {"state": "failed", "exit_code": self.code}
-        best = {"best": {"top1": 100 * rate, "epoch": 2}, "best_metric": "top1"}
+        best = {"best": {self.metric: 100 * rate, "epoch": 2}, "best_metric": self.metric}
         if self.code >= 0:  # a kill leaves no word
             (self.folder / "status.json").write_text(json.dumps({**status, **best}))
+            (self.folder / "metrics.csv").write_text("train_seconds,eval_seconds\n2,1\n2,\n")
         return self.code
 
     def stop(self):
@@ -72,7 +73,7 @@ def start(tmp_path, small_yaml, capsys):
         code = exit_code(sweep.main, ["-output", str(tmp_path / "sweep"), *words])
         return code, "".join(capsys.readouterr())
 
-    return lambda *words: call(*(["-cfg", str(small_yaml), *words] if words else []))
+    return lambda *words: call(*(["-cfg", str(small_yaml), *words] if words and words != ("-table",) else words))
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -88,12 +89,19 @@ def test_a_grid_has_a_trial_for_each_setting_seed_and_fold(tmp_path, start, pret
     found = rows(tmp_path / "sweep")
     assert code == 0 and len(pretended.started) == len(found) == 16
     assert len({tuple(row[key] for key in ("TRAIN.BASE_LR", "MODEL.DEPTH", "seed", "fold")) for row in found}) == 16
-    assert all(row["state"] == "done" and row["epoch"] == "2" for row in found)
+    assert all((row["state"], row["epoch"], row["seconds"]) == ("done", "2", "5.0") for row in found)
     # The best settings: a mean of 30, without deviation, of 4 trials.
-    best = next(line for line in printed.splitlines() if line.startswith("| BASE_LR=0.3"))
-    assert_names(best, "30.00", "0", "4 of 4")
-    commands = (tmp_path / "sweep" / "commands.sh").read_text().splitlines()
-    assert_names(commands[4], "TRAIN.BASE_LR=0.1", "MODEL.DEPTH=1", "-seed 1", "DATA.FOLD=1/2", "trial-003")
+    lines = printed.splitlines()
+    assert_names(lines[lines.index("|---|---|---|---|") + 1], "BASE_LR=0.3", "30.00", "0", "4 of 4")
+    words = pretended.commands["trial-003"]
+    assert {"TRAIN.BASE_LR=0.1", "MODEL.DEPTH=1", "DATA.FOLD=1/2"} <= set(words) and flag(words, "-seed") == "1"
+
+
+def test_of_losses_the_smallest_is_best(tmp_path, start, pretended, monkeypatch):
+    monkeypatch.setattr(pretended, "metric", "loss")
+    _, printed = start("-over", "TRAIN.BASE_LR=0.1,0.3")
+    lines = printed.splitlines()
+    assert "BASE_LR=0.1" in lines[lines.index("|---|---|---|---|") + 1] and "TRAIN.BASE_LR=0.1" in lines[-2]
 
 
 def test_what_is_finished_is_not_started_again_and_what_was_killed_is(tmp_path, start, pretended):
@@ -121,18 +129,9 @@ def test_a_trial_that_is_refused_stops_the_sweep_which_can_then_be_another(tmp_p
     pretended.ends |= {"trial-000": 2}
     code, printed = start(*GRID)
     assert code == 2 and len(pretended.started) == 1
-    assert_names(printed, "trial 0", "no such data", "main_single_gpu.py")
+    assert_names(printed, "trial 0", "no such data")
     pretended.ends.clear()
     assert start("-seeds", "4,5")[0] == 0
-
-
-def test_what_lies_in_the_place_of_a_trial_does_not_keep_the_sweep_waiting(tmp_path, start, pretended):
-    assert start(*GRID)[0] == 0
-    shutil.rmtree(tmp_path / "sweep" / "trial-001")
-    (tmp_path / "sweep" / "trial-001").write_text("a file")
-    pretended.ends |= {"trial-001": 2}
-    code, printed = start()
-    assert code == 2 and "no such data" in printed
 
 
 @pytest.mark.parametrize("best", ["x", {"top1": "x"}, []])
@@ -147,7 +146,7 @@ def test_another_sweep_in_its_folder_is_refused_and_names_what_differs(tmp_path,
     assert start(*GRID)[0] == 0
     code, printed = start(*GRID[:3], "-seeds", "0,2", "-epochs", "7")
     assert code == 2
-    assert_names(printed, "-seeds: 0 1 -> 0 2", "-folds: 2 -> none", "-epochs 7", "-output")
+    assert_names(printed, "seeds", "folds", "-epochs", "-output")
     assert start(*GRID)[0] == 0 and len(pretended.started) == 16
 
 
@@ -186,7 +185,7 @@ def test_trials_that_run_at_the_same_time_share_out_the_devices(start, pretended
 
 def test_cores_are_divided_where_there_are_no_devices(start, pretended, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(runner, "available_cores", lambda: range(8))
     assert start(*GRID, "-jobs", "3", "-opts", "DEVICE=cpu")[0] == 0
     assert {variables["OMP_NUM_THREADS"] for _, variables in pretended.started} == {"2"}
 
@@ -214,7 +213,8 @@ REFUSED = {
     "-seeds 1 -name x": ["NAME", "-output"],
     "-seeds 1 -bogus 3": ["-bogus"],
     "-epochs 3": ["-over", "-seeds", "-folds"],
-    "-seeds 1 -submit": ["-submit", "sbatch"],
+    "-seeds 1,2 -trial 2": ["-trial", "2"],
+    "-over TRAIN.BASE_LR=0.1..0.3 -optuna 3 -trial 0": ["-trial", "-optuna"],
 }
 
 
@@ -309,45 +309,26 @@ def test_a_trial_is_told_to_end_when_its_sweep_is_killed(tmp_path):
     assert (tmp_path / "out").read_text() == "told\n"
 
 
-def test_a_job_array_runs_each_trial_once_and_queues_again_what_was_told_to_stop(tmp_path, start, pretended):
-    tools = {
-        "sbatch": 'export SLURM_ARRAY_JOB_ID=17\nfor n in 0 1; do SLURM_ARRAY_TASK_ID=$n bash "$1" >> tasks; done',
-        "srun": 'echo "$*" >> calls; mkdir -p "${@: -2:1}/trial-000"\n'
-        'echo \'{"state": "stopped", "signal": 10}\' > "${@: -2:1}/trial-000/status.json"; exit 138',
-        "scontrol": 'echo "scontrol $*" >> calls',
-    }
-    for name, text in tools.items():
-        path = tmp_path / name
-        path.write_text(f"#!/bin/bash\ncd {tmp_path}\n{text}\n")
-        path.chmod(0o755)
-    assert start("-seeds", "0,1", "-slurm", "-jobs", "1")[0] == 0
-    script = tmp_path / "sweep" / "slurm.sh"
-    assert_names(script.read_text(), "#SBATCH --array=0-1%1", "#SBATCH --signal=USR1@120", "#SBATCH --requeue")
-    subprocess.run(["sbatch", script], env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, check=False)
-    calls = (tmp_path / "calls").read_text().splitlines()
-    assert [call.split()[-1] for call in calls if "-run_trial" in call] == ["0", "1"]
-    assert [call for call in calls if "scontrol" in call] == ["scontrol requeue 17_0"] and not pretended.started
-
-
-def test_a_task_becomes_the_run_of_its_trial(tmp_path, start, pretended, monkeypatch):
-    assert start("-seeds", "0,1", "-slurm")[0] == 0
-    called = []
-    monkeypatch.setattr(os, "execve", lambda program, words, environment: called.append((words, environment)))
-    monkeypatch.setattr(os, "chdir", lambda folder: None)
+def test_each_task_of_an_array_becomes_the_run_of_its_trial_and_the_table_has_all(tmp_path, start, monkeypatch):
+    became = []
+    monkeypatch.setattr(os, "execve", lambda program, words, environment: became.append((words, environment)))
     monkeypatch.setenv("SLURM_PROCID", "0")
-    exit_code(sweep.main, ["-run_trial", str(tmp_path / "sweep"), "1"])
-    words, environment = called[0]
-    assert flag(words, "-seed") == "1" and flag(words, "-name") == "trial-001" and "SLURM_PROCID" not in environment
-    assert exit_code(sweep.main, ["-run_trial", str(tmp_path / "sweep"), "2"]) == 2
-    assert exit_code(sweep.main, ["-run_trial", str(tmp_path / "sweep"), "x"]) == 2
-    assert start("-over", "TRAIN.BASE_LR=0.1..0.3", "-optuna", "3", "-slurm")[0] == 2
+    for index in ("0", "1"):
+        start("-seeds", "0,1", "-trial", index)
+    words, environment = became[1]
+    assert [flag(words, "-name") for words, _ in became] == ["trial-000", "trial-001"]
+    assert flag(words, "-seed") == "1" and "SLURM_PROCID" not in environment
+    (tmp_path / "sweep" / "trial-001").mkdir()
+    (tmp_path / "sweep" / "trial-001" / "status.json").write_text('{"state": "done"}')
+    assert start("-seeds", "0,1", "-trial", "1")[0] == 0 and len(became) == 2, "it is done already"
+    assert start("-table")[0] == 0 and [row["state"] for row in rows(tmp_path / "sweep")] == ["waiting", "done"]
 
 
 def test_a_full_disk_harms_no_trial(tmp_path, start, pretended, monkeypatch):
     def refuse(*arguments, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("scripts.sweeping.results.replacing", refuse)
+    monkeypatch.setattr("scripts.sweeping.results.write_text", refuse)
     code, printed = start("-seeds", "0,1")
     assert code == 0 and len(pretended.started) == 2 and "trials.csv" in printed
     pretended.ends["trial-001"] = OSError(28, "No space left on device")

@@ -1,9 +1,11 @@
-"""Writes a run's model in a format of other programs, loads it again there and compares its logits with the model's.
+"""Writes the model of a run in a format of other programs, loads it again there and compares its logits with the model's.
 
     python scripts/export.py output/train-20260102-03-04-05 -output vit.safetensors
-    python scripts/export.py output/train-20260102-03-04-05 -output vit.onnx
     python scripts/export.py output/train-20260102-03-04-05 -to hf -output vit_for_the_hub
     python scripts/export.py output/train-20260102-03-04-05/last.pth -output whole.pth
+    python scripts/export.py output/train-20260102-03-04-05 -last 5 -output mean.onnx
+    python scripts/export.py runA runB runC -greedy -output soup.safetensors
+    python scripts/export.py vit_base_patch16_224.pdparams -output vit.safetensors
 
 -to says the format; without it, the ending of the file does:
 
@@ -11,21 +13,29 @@
     onnx         .onnx         a graph for onnxruntime and others; pip install onnx onnxscript onnxruntime
     torch        .pt2          a graph for torch.export.load
     hf           a folder      for timm's local-dir: and hf-hub:, and of a plain ViT or DeiT also for transformers
-    torchvision  .pth          a state dict for torchvision's model, and a JSON that says which
     paddle       .pdparams     PaddleViT's ViT or DeiT, and a JSON with class names and preprocessing
 
 The weights are the raw ones or the EMA's, whichever scored better, with adapters (MODEL.LORA) merged into them. With a
-name that ends in .pth and without -to, the whole checkpoint is written; one that is sharded (DIST.STRATEGY fsdp2) is
-merged into one file.
+name that ends in .pth and without -to, the whole checkpoint is written; one that is sharded (DIST.CHECKPOINT sharded) is
+merged into one file, as DIST.CHECKPOINT single would have written it.
+
+Several checkpoints, of a run or of runs that began from the same weights, are averaged (a model soup). With -greedy each is
+evaluated on the validation images of the first; the others join the best one in the order of their scores, each only if the
+mean scores better with it. Weights of other programs, such as PaddleViT's, are converted to .safetensors, .pth or .pdparams.
 """
 
 import json
+import os
 import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from math import isinf
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
-from scripts.command_line import CHECKPOINT_HELP, Parser, check_no_input, read_checkpoint
+from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, check_no_input, read_checkpoint
 from utils.errors import ConfigError
 from utils.program import exit_code
 from utils.text import counted
@@ -37,79 +47,102 @@ BY_ENDING = {
     ".pt2": "torch",
     ".pdparams": "paddle",
 }
-FORMATS = ("safetensors", "onnx", "torch", "hf", "torchvision", "paddle")
-METADATA = ("arch", "class_names", "data", "config", "split", "validation", "step", "metric", "halfstep_version")
+FORMATS = ("safetensors", "onnx", "torch", "hf", "paddle")
+FACTS = ("arch", "class_names", "data", "config", "split", "validation", "step", "metric", "halfstep_version")
+NEEDED = {"config", "class_names", "data"}
+
+
+class Part(NamedTuple):
+    """A checkpoint whose model is written, or one of those that are averaged."""
+
+    path: Path
+    facts: dict  # what it says beside its weights; epochs count from 1 here, from 0 in a checkpoint
+    key: str  # of the weights that are taken
+    weights: dict
+    share: float = 1.0
 
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
-    parser.add_argument("checkpoint", help=CHECKPOINT_HELP)
+    parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=CHECKPOINT_HELP)
     parser.add_output("FILE", "the file to write")
     parser.add_argument("-to", choices=FORMATS, metavar="FORMAT", help="one of the above")
     parser.add_weights_choice("write")
+    mean = parser.add_argument_group("the mean of several checkpoints")
+    mean.add_argument("-last", type=at_least(2), metavar="N", help="the newest N checkpoint-*.pth of each run's folder")
+    mean.add_argument("-weights", nargs="+", type=float, metavar="W", help="a weight for each checkpoint [all equal]")
+    mean.add_argument("-greedy", action="store_true", help="only checkpoints that improve the mean")
+    mean.add_argument("-data_path", help="of the validation images, for -greedy [as the first was trained]")
     arguments = parser.parse_args(argv)
-    print(export(arguments.checkpoint, arguments.output, arguments.key, arguments.to))
+    target, to = arguments.output, arguments.to or BY_ENDING.get(arguments.output.suffix)
+    if not target.name:
+        raise ConfigError(f"-output: {target} names no file; add a name")
+    if to is None:
+        raise ConfigError(f"-output: {target} must end in one of {', '.join(BY_ENDING)}; or say the format with -to")
+    if arguments.data_path and not arguments.greedy:
+        raise ConfigError(
+            f"-data_path: {arguments.data_path} is of the images that -greedy evaluates on; add it, or leave this out"
+        )
+    sources = newest(arguments.checkpoints, arguments.last) if arguments.last else arguments.checkpoints
+    if len(sources) > 1:
+        shares = check_weights(arguments.weights, len(sources), arguments.greedy)
+        print(write_mean(sources, shares, arguments.key, target, to, arguments.greedy, arguments.data_path))
+    elif arguments.greedy or arguments.weights:
+        raise ConfigError(
+            f"there is one checkpoint, {sources[0]}; name more of them, or -last N with the folder of a run"
+        )
+    elif is_of_another_program(sources[0]):
+        print(convert(sources[0], target, arguments.key))
+    elif to == "checkpoint":
+        print(write_checkpoint(sources[0], target, arguments.key))
+    else:
+        part = read_part(sources[0], {"state_dict"} if to == "safetensors" else NEEDED, arguments.key)
+        check_no_input("-output", target, [part.path])
+        epoch = f", after epoch {part.facts['epoch']}" if "epoch" in part.facts else ""
+        name = f"{counted(len(part.weights), 'tensor')} of {part.facts.get('arch', 'the model')}{epoch}"
+        print(f"{target}: {name}, from {part.path} ({part.key}); {write(part, to, target)}")
     return 0
 
 
-def export(source: str, target: Path, key: str | None = None, to: str | None = None) -> str:
-    """Write the file and return a summary line. `key`: of the weights; those that scored better if not given."""
-    if not target.name:
-        raise ConfigError(f"-output: {target} names no file; add a name")
-    to = to or BY_ENDING.get(target.suffix)
-    if to is None:
-        raise ConfigError(f"-output: {target} must end in one of {', '.join(BY_ENDING)}; or say the format with -to")
-    if to == "checkpoint":
-        return write_checkpoint(source, target, key)
-    import torch  # takes seconds
-
+def read_part(source: str | Path, needed: set[str], key: str | None, share: float = 1.0) -> Part:
+    """A checkpoint of a run; `key`: of the weights, those that scored better if not given."""
     from models.weights.files import chosen_weights
 
-    needed = {"state_dict"} if to == "safetensors" else {"config", "class_names", "data"}
-    path, checkpoint = read_checkpoint(source, needed)
-    check_no_input("-output", target, [path])
-    key, weights = chosen_weights(checkpoint, path, key)
-    facts = facts_of(checkpoint) | {"weights": key}
-    if to == "safetensors":
-        checked = write_safetensors(weights, facts, target)
-    else:
-        from engine.predict.classifier import config_of
-        from models.export.formats import export as export_model
-        from models.export.subject import Subject
-
-        with torch.no_grad():
-            subject = Subject(weights, config_of(checkpoint), list(checkpoint["class_names"]), facts, path)
-            checked = export_model(subject, to, target)
-    epoch = f", after epoch {facts['epoch']}" if "epoch" in facts else ""
-    arch = checkpoint.get("arch", "the model")
-    return f"{target}: {counted(len(weights), 'tensor')} of {arch}{epoch}, from {path} ({key}); {checked}"
+    path, content = read_checkpoint(source, needed)
+    facts = {name: content[name] for name in FACTS if name in content}
+    facts |= {"epoch": content["epoch"] + 1} if "epoch" in content else {}
+    return Part(path, facts, *chosen_weights(content, path, key), share)
 
 
-def facts_of(checkpoint: dict) -> dict:
-    """What is written beside the weights. Epochs count from 1 there, from 0 in a checkpoint."""
-    facts = {name: checkpoint[name] for name in METADATA if name in checkpoint}
-    return facts | ({"epoch": checkpoint["epoch"] + 1} if "epoch" in checkpoint else {})
+def write(part: Part, to: str, target: Path) -> str:
+    """Write the weights in a format and return how that was checked, for the summary."""
+    import torch  # takes seconds
 
-
-def write_safetensors(weights: dict, facts: dict, target: Path) -> str:
-    import torch
-
-    from models.export.staging import staged
+    from models.export.formats import export, staged
     from models.weights.files import read_weights
     from models.weights.torch_files import to_safetensors
 
+    facts = part.facts | {"weights": part.key}
+    if to != "safetensors":
+        from engine.predict.classifier import config_of
+        from models.export.subject import Subject
+
+        with torch.no_grad():
+            subject = Subject(part.weights, config_of(facts), list(facts["class_names"]), facts, part.path)
+            return export(subject, to, target)
     metadata = {name: json.dumps(fact) for name, fact in facts.items()}
     with staged(target) as path:
-        path.write_bytes(to_safetensors(weights, {"format": "pt", **metadata}))
-        found = read_weights(path).state
-        assert found.keys() == weights.keys() and all(torch.equal(found[name], weights[name]) for name in found)
+        path.write_bytes(to_safetensors(part.weights, {"format": "pt", **metadata}))
+        again = read_weights(path).state
+        assert again.keys() == part.weights.keys() and all(again[name].equal(part.weights[name]) for name in again)
     return "read again, the same to the last bit"
 
 
 def write_checkpoint(source: str, target: Path, key: str | None) -> str:
+    """Write all of a checkpoint into one file."""
     import torch
 
-    from models.export.staging import staged
+    from models.export.formats import staged
 
     path, checkpoint = read_checkpoint(source, {"state_dict"})
     if key:
@@ -118,6 +151,169 @@ def write_checkpoint(source: str, target: Path, key: str | None) -> str:
     with staged(target) as place, open(place, "wb") as file:
         torch.save(checkpoint, file)
     return f"{target}: all of {path}, after epoch {checkpoint.get('epoch', -1) + 1}"
+
+
+def is_of_another_program(source: str | Path) -> bool:
+    """Whether this is a file of weights without the settings of a run of ours."""
+    from models.weights.files import find_checkpoint, read_record
+
+    path = find_checkpoint(source)
+    return path is not None and "config" not in read_record(path)
+
+
+def convert(source: str | Path, target: Path, key: str | None) -> str:
+    """Write the weights of another program under timm's names, or PaddleViT's."""
+    import pickle
+
+    import torch
+
+    from models.export.formats import staged
+    from models.weights.files import find_file, read_state_dict
+    from models.weights.paddle import to_paddle
+    from models.weights.torch_files import to_safetensors
+
+    writers = {
+        ".safetensors": lambda state, file: file.write(to_safetensors(state, {"format": "pt"})),
+        ".pth": torch.save,
+        ".pdparams": lambda state, file: pickle.dump(to_paddle(state), file, protocol=4),
+    }
+    if key or target.suffix not in writers:
+        raise ConfigError(
+            f"{'-ema, -raw' if key else '-output'}: {source} is no checkpoint of a run, but weights of another program; they "
+            f"are written as they are into {', '.join(writers)}"
+        )
+    check_no_input("-output", target, [find_file(source)])
+    state = read_state_dict(source)
+    with staged(target) as place, open(place, "wb") as file:
+        writers[target.suffix](state, file)
+    return f"{target}: {counted(len(state), 'tensor')}, {sum(tensor.numel() for tensor in state.values()):,} numbers"
+
+
+def newest(folders: list[str], count: int) -> list[Path]:
+    from engine.checkpoint.format import numbered
+
+    paths = []
+    for folder in folders:
+        inside = numbered(Path(folder)) if Path(folder).is_dir() else []
+        if len(inside) < count:
+            raise ConfigError(
+                f"-last {count}: {folder} has {counted(len(inside), 'file')} checkpoint-*.pth; lower it, or train with SAVE_FREQ "
+                f"1 and KEEP_CHECKPOINTS {count}"
+            )
+        paths += inside[:count]
+    return paths
+
+
+def check_weights(weights: list[float] | None, count: int, is_greedy: bool) -> list[float]:
+    if weights is None:
+        return [1.0] * count
+    if is_greedy:
+        raise ConfigError("-weights: -greedy weights all that it takes equally; leave one of them out")
+    if len(weights) != count or not all(weight > 0 for weight in weights) or isinf(sum(weights)):
+        raise ConfigError(f"-weights: {weights} are not {count} positive numbers, one for each checkpoint")
+    return weights
+
+
+def write_mean(
+    sources: list, shares: list[float], key: str | None, target: Path, to: str, is_greedy: bool, data_path: str | None
+) -> str:
+    """Write the mean with the facts of the latest epoch, except its score, which is not that of the mean."""
+    if to == "checkpoint":
+        raise ConfigError(f"-output: {target}: a mean has no optimizer to go on with; name a .safetensors")
+    parts = read_alike(sources, key, shares)
+    check_no_input("-output", target, [part.path for part in parts])
+    parts = greedy(parts, data_path) if is_greedy else parts
+    last = max(parts, key=lambda part: part.facts.get("epoch", 0))
+    facts = {name: value for name, value in last.facts.items() if name != "metric"}
+    facts["averaged"] = [{"file": os.fspath(part.path), "weights": part.key, "share": part.share} for part in parts]
+    checked = write(Part(last.path, facts, "state_dict", mean_of(parts)), to, target)
+    return f"{target}: the mean of {counted(len(parts), 'checkpoint')} ({', '.join(part.path.name for part in parts)}); {checked}"
+
+
+def read_alike(sources: Iterable, key: str | None, shares: Iterable[float]) -> list[Part]:
+    """The checkpoints; ConfigError unless they are of one architecture, with the same classes and preparation of images."""
+    from models.weights.metadata import ARCHITECTURE
+
+    def compared(part: Part) -> dict:
+        config = part.facts["config"]
+        return {
+            "architecture": [config.get(name) for name in ARCHITECTURE if name != "MODEL.NAME"],
+            "weights": {name: tuple(tensor.shape) for name, tensor in part.weights.items()},
+            "classes": list(part.facts["class_names"]),
+            "preparation of images": part.facts["data"],
+        }
+
+    parts = [read_part(source, NEEDED, key, share) for source, share in zip(sources, shares, strict=True)]
+    first = compared(parts[0])
+    for part in parts[1:]:
+        if differing := [what for what, value in compared(part).items() if value != first[what]]:
+            raise ConfigError(
+                f"{part.path} and {parts[0].path} differ in their {differing[0]}; only like models can be averaged"
+            )
+    return parts
+
+
+def mean_of(parts: list[Part]) -> dict:
+    from models.weights.state import average
+
+    return average([part.weights for part in parts], [part.share for part in parts])
+
+
+def greedy(parts: list[Part], data_path: str | None) -> list[Part]:
+    """The checkpoints whose mean scores best, found by adding one after the other."""
+    score = Scorer(parts[0], data_path)
+    scored = sorted(((score(part.weights), part) for part in parts), key=lambda each: each[0].rank, reverse=True)
+    best, taken = scored[0][0], [scored[0][1]]
+    say(f"{scored[0][1].path}: {best.describe('alone')}")
+    for alone, part in scored[1:]:
+        joined = score(mean_of([*taken, part]))
+        is_better = joined.rank > best.rank
+        verdict = "taken" if is_better else "left out"
+        say(f"{part.path}: {alone.describe('alone')}; {joined.describe('joined')}: {verdict}")
+        if is_better:
+            best, taken = joined, [*taken, part]
+    return taken
+
+
+class Scorer:
+    """Evaluates weights on the validation images of a checkpoint's run."""
+
+    def __init__(self, part: Part, data_path: str | None):
+        from configs.schema import Start
+        from datasets import BadImages, Kept, Normalize, build_eval_data, load_image_sets
+        from engine.precision.policy import Precision, set_matmul
+        from engine.predict.classifier import config_of
+        from utils.distributed import Process, choose_device
+
+        record = part.facts
+        config = replace(config_of(record), START=Start(EVAL=True))
+        config = replace(config, DATA=replace(config.DATA, DATA_PATH=data_path or config.DATA.DATA_PATH))
+        kept = Kept(list(record["class_names"]), record.get("split", {}), record.get("validation", {}))
+        _, images = load_image_sets(config, say, kept)
+        self.process = Process(choose_device(config.DEVICE, local_rank=0))
+        self.config, self.num_classes = config, config.MODEL.NUM_CLASSES or len(record["class_names"])
+        self.precision = Precision(config, self.process.device)
+        set_matmul(config.PRECISION.MATMUL)
+        self.data = build_eval_data(config, images, self.process)
+        self.normalize = Normalize(config.DATA).to(self.process.device)
+        self.bad_images, self.path = BadImages(images, config.DATA.MAX_BAD_FRACTION, say), part.path
+
+    def __call__(self, weights: dict):
+        from engine.evaluation.evaluate import evaluate
+        from models import build_model
+        from models.transforms import choose_transforms
+        from models.weights.load import load_exactly
+
+        model = build_model(self.config, self.num_classes)
+        load_exactly(model, weights, self.path)
+        device = self.process.device
+        choose_transforms(self.config, device, self.precision.half).apply(model.to(device))
+        found = evaluate(model, self.data, self.normalize, self.precision, self.process, self.bad_images)
+        return replace(found.scores, metric=self.config.TRAIN.BEST_METRIC)
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Models for other programs: a writer for each format, whose file is loaded again and compared before it gets its name."""
+"""Models for other programs: each file is loaded again and compared with its model before it gets its name."""

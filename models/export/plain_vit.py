@@ -1,18 +1,21 @@
-"""Whether a model is the ViT of the first paper, or DeiT's with a distillation token: what other systems call ViT and DeiT."""
+"""The ViT of the first paper and DeiT's distilled one, all that transformers and PaddleViT have; PaddleViT's .pdparams."""
 
 import math
+import pickle
 import re
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from models.export.check import WrongExport, largest_difference
-from models.export.subject import Subject
-from models.weights import names
+from models.export.subject import Format, Subject, WrongExport, largest_difference
+from models.weights.paddle import to_paddle
 from utils.errors import ConfigError
 
-EPS = 1e-6  # of LayerNorm, in torchvision and PaddleViT
+EPS = 1e-6  # of LayerNorm in PaddleViT
+PROTOCOL = 4  # paddle.save's own
 BLOCK = r"blocks\.\d+\.((norm[12]|attn\.proj|mlp\.fc[12])\.(weight|bias)|attn\.qkv\.(weight|bias))"
 AROUND = r"cls_token|dist_token|pos_embed|(patch_embed\.proj|norm|head|head_dist)\.(weight|bias)"
 
@@ -35,8 +38,8 @@ def plain_vit(subject: Subject, to: str) -> PlainVit:
     """Its measures; ConfigError if it is another model. `to`: the format, for the message."""
     try:
         vit = _measures(subject)
-        if not vit.is_distilled:  # torchvision has the one, whose logits would tell a difference that no name tells
-            largest_difference(subject, reference(subject, vit))
+        if not vit.is_distilled:  # the logits tell a difference that no name tells
+            largest_difference(subject, _reference(subject, vit))
         return vit
     except (KeyError, RuntimeError, ValueError, WrongExport) as error:
         raise ConfigError(
@@ -72,21 +75,41 @@ def _measures(subject: Subject) -> PlainVit:
     )
 
 
-def arguments(vit: PlainVit) -> dict[str, int]:
-    """Of torchvision's VisionTransformer."""
-    sizes = {"image_size": vit.side, "patch_size": vit.patch, "num_layers": vit.depth, "num_heads": vit.heads}
-    return sizes | {"hidden_dim": vit.width, "mlp_dim": vit.hidden, "num_classes": vit.num_classes}
-
-
-def reference(subject: Subject, vit: PlainVit) -> nn.Module:
-    """torchvision's ViT with these weights, widened to any number of channels and to queries without bias."""
-    from torchvision.models import VisionTransformer
+def _reference(subject: Subject, vit: PlainVit) -> nn.Module:
+    """timm's ViT as it is without any option, with these weights."""
+    from timm.models.vision_transformer import VisionTransformer
 
     with torch.random.fork_rng(devices=[]):
-        model = VisionTransformer(**arguments(vit), norm_layer=lambda width: nn.LayerNorm(width, eps=vit.eps))
-        model.conv_proj = nn.Conv2d(vit.channels, vit.width, vit.patch, stride=vit.patch)
-    state, theirs = subject.state, model.state_dict()
-    named = names.timm_names_of_torchvision(theirs)
-    zeros = {name: torch.zeros(3 * vit.width) for name in named.values() if name.endswith(".attn.qkv.bias")}
-    model.load_state_dict({name: (zeros | state)[named[name]] for name in theirs})
+        model = VisionTransformer(
+            img_size=vit.side,
+            patch_size=vit.patch,
+            in_chans=vit.channels,
+            num_classes=vit.num_classes,
+            embed_dim=vit.width,
+            depth=vit.depth,
+            num_heads=vit.heads,
+            mlp_ratio=vit.hidden / vit.width,
+            qkv_bias=vit.has_qkv_bias,
+            norm_layer=partial(nn.LayerNorm, eps=vit.eps),
+        )
+    model.load_state_dict(subject.state)
     return model.eval()
+
+
+def _refuse(subject: Subject) -> None:
+    vit = plain_vit(subject, "paddle")
+    if vit.eps != EPS:
+        raise ConfigError(
+            f"-to paddle: LayerNorm of {subject.name} has eps {vit.eps:g}, in PaddleViT {EPS:g}; use -to onnx"
+        )
+
+
+def _write(subject: Subject, path: Path) -> None:
+    with open(path, "wb") as file:
+        pickle.dump(to_paddle(subject.state), file, protocol=PROTOCOL)
+    subject.write_beside(path, {"format": "PaddleViT, names of 2022"})
+
+
+PADDLE = Format(
+    ".pdparams", "halfstep's reader of .pdparams", _write, lambda subject, path: subject.read_back(path).model, _refuse
+)

@@ -1,10 +1,11 @@
-"""What is exported: a trained model in float32, its classes, and how its images are prepared."""
+"""What is exported: a trained model in float32, its classes, how its images are prepared; and the comparison of its logits."""
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from configs.schema import Config
 from models import build_model
 from models.weights.files import RECORD_SUFFIX, read_weights
 from models.weights.load import load_exactly
-from utils.errors import ConfigError
+from utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,10 @@ class Subject:
     @property
     def facts(self) -> dict[str, str]:
         """What someone needs who has the graph alone: class names, preparation of images, meaning of the logits; as JSON."""
-        told = {key: self.record[key] for key in ("arch", "epoch", "halfstep_version") if key in self.record}
-        told |= {"class_names": self.labels, "data": self.data}
-        told["probabilities"] = "sigmoid" if self.has_several_labels else "softmax"
-        return {key: json.dumps(value) for key, value in told.items()}
+        facts = {key: self.record[key] for key in ("arch", "epoch", "halfstep_version") if key in self.record}
+        facts |= {"class_names": self.labels, "data": self.data}
+        facts["probabilities"] = "sigmoid" if self.has_several_labels else "softmax"
+        return {key: json.dumps(value) for key, value in facts.items()}
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -94,5 +95,50 @@ class Subject:
         return (images - mean) / std
 
 
-def need_package(name: str, install: str, error: ImportError) -> ConfigError:
-    return ConfigError(f"-to {name}: needs {install}, which is not installed: pip install {install} ({error})")
+class Format(NamedTuple):
+    """A format to write a model in."""
+
+    suffix: str  # of its files; '' for a folder
+    loaded_by: str
+    write: Callable[[Subject, Path], None]
+    load: Callable[[Subject, Path], Callable[[Tensor], Tensor]]  # what was written, as its users load it
+    refuse: Callable[[Subject], Any] = lambda subject: None  # raises ConfigError before anything is written
+
+
+BOUND = 1e-4  # of the largest logit, or of 1 where that is smaller; float32 in another order differs by less
+BATCHES = (1, 8)
+
+
+class WrongExport(UserError):
+    """An export computes something else than its model. No mistake of the user, who can only choose another format."""
+
+    code = 1
+
+
+def batches(subject: Subject) -> Iterator[Tensor]:
+    """Normalized images: random, black, white, and stripes of the two."""
+    size = subject.data["input_size"]
+    stripes = (torch.arange(size[-1]) % 2).float().expand(size)
+    extreme = subject.normalized(torch.stack([torch.zeros(size), torch.ones(size), stripes]))
+    for number, count in enumerate(BATCHES):
+        random = subject.images(count, seed=number)
+        yield random
+        yield torch.cat([extreme, random])[:count]
+
+
+@torch.no_grad()
+def largest_difference(subject: Subject, run: Callable[[Tensor], Tensor]) -> tuple[float, float]:
+    """Between the logits of the export and the model's, and the bound that applies; WrongExport beyond it."""
+    largest, bound = 0.0, BOUND
+    for images in batches(subject):
+        expected, found = subject.model(images), run(images)
+        if found.shape != expected.shape:
+            raise WrongExport(f"it gives logits of shape {list(found.shape)}, not {list(expected.shape)}")
+        difference = (found.double() - expected.double()).abs().max().item()
+        bound = max(bound, BOUND * expected.abs().max().item())
+        if not difference <= bound:  # also for NaN
+            raise WrongExport(
+                f"its logits for {len(images)} images differ by up to {difference:.1e}, above {bound:.1e}"
+            )
+        largest = max(largest, difference)
+    return largest, bound

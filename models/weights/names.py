@@ -59,16 +59,15 @@ def is_of_torchvision(state: Iterable[str]) -> bool:
     return not TABLES.keys().isdisjoint(state)
 
 
-def timm_names_of_torchvision(names: Iterable[str]) -> dict[str, str]:
-    """{torchvision's name: timm's}; without the buffers that timm computes anew. Other models have timm's names."""
-    table = next((TABLES[known] for known in TABLES if known in names), {})
-    return {name: rename(name, table) for name in names if not name.endswith(".relative_position_index")}
-
-
 def from_torchvision(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    names = timm_names_of_torchvision(state)
+    """Under timm's names, without the buffers that timm computes anew."""
+    table = next(TABLES[known] for known in TABLES if known in state)
     # ConvNeXt's layer_scale is [C, 1, 1] in torchvision.
-    return {new: state[old].flatten() if old.endswith(".layer_scale") else state[old] for old, new in names.items()}
+    return {
+        rename(name, table): tensor.flatten() if name.endswith(".layer_scale") else tensor
+        for name, tensor in state.items()
+        if not name.endswith(".relative_position_index")
+    }
 
 
 TRANSFORMERS_KINDS = ("vit", "deit")  # their model_type in config.json

@@ -9,10 +9,7 @@ from timm.layers import SwiGLU
 from timm.models.vision_transformer import Attention, Block, VisionTransformer
 from torch import nn
 
-from models import build_model
-from models.transforms import choose_transforms
 from models.transforms.class_token_block import ClassTokenBlock, ClassTokenVisionTransformer
-from tests.support.configs import CPU, small_config
 
 
 def make_vit(**fields) -> VisionTransformer:
@@ -69,22 +66,6 @@ def test_short_last_block_has_timms_logits_and_gradients(fields, fused, training
         )
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_short_last_block_drops_nothing_in_evaluation(fused):
-    chosen = with_short_last_block(
-        make_vit(attn_drop_rate=0.5, proj_drop_rate=0.5, pos_drop_rate=0.5, drop_path_rate=0.5)
-    )
-    for block in chosen.blocks:
-        block.attn.fused_attn = fused
-    images = torch.randn(2, 3, 32, 32)
-    assert not torch.equal(chosen.train()(images), chosen(images))
-    assert torch.equal(chosen.eval()(images), chosen(images))
-    only_attention = with_short_last_block(make_vit(attn_drop_rate=0.5)).eval()
-    for block in only_attention.blocks:
-        block.attn.fused_attn = fused
-    assert torch.equal(only_attention(images), only_attention(images))
-
-
 def test_short_last_block_keeps_names_copies_and_features():
     model = make_vit()
     chosen = with_short_last_block(model)
@@ -121,7 +102,7 @@ def test_short_last_block_drops_whole_branches_as_often_and_leaves_frozen_weight
     assert 0.43 < dropped < 0.57
 
 
-def test_short_last_block_compiles_without_a_break():
+def test_short_last_block_drops_nothing_in_evaluation_and_compiles_without_a_break():
     for fused in (True, False):
         chosen = with_short_last_block(make_vit()).train()
         for block in chosen.blocks:
@@ -129,6 +110,10 @@ def test_short_last_block_compiles_without_a_break():
         images = torch.randn(2, 3, 32, 32)
         compiled = torch.compile(chosen, backend="aot_eager", fullgraph=True)
         torch.testing.assert_close(compiled(images), chosen(images))
+        dropping = with_short_last_block(make_vit(attn_drop_rate=0.5))
+        dropping.blocks[-1].attn.fused_attn = fused
+        assert not torch.equal(dropping.train()(images), dropping(images))
+        assert torch.equal(dropping.eval()(images), dropping(images))
 
 
 class OtherBlock(Block):
@@ -139,57 +124,43 @@ class OtherAttention(Attention):
     pass
 
 
-def other_attention():
+def changed(name: str, change) -> VisionTransformer:
     model = make_vit()
-    model.blocks[-1].attn.__class__ = OtherAttention
+    change(model.get_submodule(name))
     return model
 
 
-def hooked(name):
-    model = make_vit()
-    model.get_submodule(name).register_forward_pre_hook(lambda module, inputs: None)
-    return model
+def hook(module: nn.Module) -> None:
+    module.register_forward_pre_hook(lambda module, inputs: None)
 
 
-def changed_forward(name):
-    model = make_vit()
-    module = model.get_submodule(name)
+def own_forward(module: nn.Module) -> None:
     module.forward = module.forward
-    return model
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: make_vit(global_pool="avg"),
-        lambda: make_vit(global_pool="map"),
-        lambda: make_vit(global_pool=""),
-        lambda: make_vit(block_fn=OtherBlock),
-        lambda: make_vit(mlp_layer=SwiGLU),
-        other_attention,
-        lambda: make_vit(norm_layer="batchnorm1d"),
-        lambda: timm.create_model("deit_tiny_distilled_patch16_224", depth=1, embed_dim=12),
-        lambda: timm.create_model("test_byobnet"),
-        lambda: nn.Sequential(nn.Linear(3, 2)),
-        lambda: hooked("blocks.2"),
-        lambda: hooked("blocks.2.attn.qkv"),
-        lambda: changed_forward("blocks.2.attn"),
-        lambda: changed_forward("blocks.2.mlp.fc1"),
-    ],
-)
+OTHERS = {
+    "mean of patches": lambda: make_vit(global_pool="avg"),
+    "pooling by attention": lambda: make_vit(global_pool="map"),
+    "no pooling": lambda: make_vit(global_pool=""),
+    "block": lambda: make_vit(block_fn=OtherBlock),
+    "MLP": lambda: make_vit(mlp_layer=SwiGLU),
+    "attention": lambda: changed("blocks.2.attn", lambda module: setattr(module, "__class__", OtherAttention)),
+    "norm": lambda: make_vit(norm_layer="batchnorm1d"),
+    "distilled": lambda: timm.create_model("deit_tiny_distilled_patch16_224", depth=1, embed_dim=12),
+    "no ViT": lambda: timm.create_model("test_byobnet"),
+    "hook on the block": lambda: changed("blocks.2", hook),
+    "hook on qkv": lambda: changed("blocks.2.attn.qkv", hook),
+    "forward of attention": lambda: changed("blocks.2.attn", own_forward),
+    "forward in the MLP": lambda: changed("blocks.2.mlp.fc1", own_forward),
+}
+
+
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
 def test_a_model_not_known_to_the_last_module_is_left_alone(make):
     model = make()
     before = type(model)
     ClassTokenBlock().apply(model)
     assert type(model) is before
-
-
-def test_the_last_block_is_short_on_every_device(tmp_path):
-    for device, half in ((CPU, None), (CPU, torch.bfloat16), (torch.device("cuda"), torch.float16)):
-        config = small_config(tmp_path)
-        model = build_model(config, 10)
-        choose_transforms(config, device, half, training=False).apply(model)
-        assert type(model) is ClassTokenVisionTransformer
 
 
 def test_the_single_query_of_the_last_block_runs_no_fused_kernel_beside_the_cpu(monkeypatch):

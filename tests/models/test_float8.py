@@ -23,6 +23,7 @@ from models.transforms import choose_transforms
 from models.transforms.float8 import check_float8
 from scripts.doctor import precision_of
 from tests.support.configs import CPU, SMALL, small_config
+from tests.support.refusals import refused
 from tests.support.runs import run_folder
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
@@ -67,24 +68,22 @@ def test_a_device_without_float8_is_refused_before_data_is_read(tmp_path, capsys
     assert "nowhere" not in error and not (tmp_path / "output").exists()
 
 
-def test_an_older_gpu_is_named(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+@pytest.mark.parametrize(("capability", "has_torchao"), [((8, 6), True), ((8, 9), True), ((8, 9), False)])
+def test_an_older_gpu_is_refused_and_so_is_an_environment_without_torchao(monkeypatch, capability, has_torchao):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Old")
-    with pytest.raises(ConfigError, match=r"this one is NVIDIA Old of 8\.6; use PRECISION.MODE autocast"):
+    if not has_torchao:
+        monkeypatch.setitem(sys.modules, "torchao", None)
+        monkeypatch.delitem(sys.modules, "torchao.float8", raising=False)
+    if has_torchao and capability == (8, 9):
         check_float8(CUDA)
-
-
-def test_without_torchao_it_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
-    check_float8(CUDA)
-    monkeypatch.setitem(sys.modules, "torchao", None)
-    monkeypatch.delitem(sys.modules, "torchao.float8", raising=False)
-    with pytest.raises(ConfigError, match="float8, which needs torchao: pip install torchao"):
-        check_float8(CUDA)
+    else:
+        with refused(ConfigError, "PRECISION.MODE", "NVIDIA Old" if has_torchao else "pip install torchao"):
+            check_float8(CUDA)
 
 
 def test_float16_and_float8_do_not_go_together(tmp_path):
-    with pytest.raises(ConfigError, match=r"PRECISION.DTYPE, float16 \(-opts\), must be bfloat16.*PRECISION.MODE, flo"):
+    with refused(ConfigError, "PRECISION.DTYPE", "float16", "PRECISION.MODE"):
         small_config(tmp_path, *FLOAT8, "PRECISION.DTYPE=float16")
 
 
@@ -121,7 +120,7 @@ def test_a_listed_layer_is_not_converted(tmp_path, entry, which):
     "option", ["MODEL.MLP_RATIO=64", "MODEL.MLP_RATIO=65.5", "PRECISION.CUSTOM_BLACK_LIST=[Linear]"]
 )
 def test_a_model_with_no_layer_to_convert_is_refused(tmp_path, option):
-    with pytest.raises(ConfigError, match="PRECISION.MODE is float8, but the model is too small: none of its 13 Lin"):
+    with refused(ConfigError, "PRECISION.MODE", "float8", 13):
         prepared(small_config(tmp_path, *FLOAT8, option))
 
 
@@ -147,36 +146,22 @@ def test_a_layer_computes_what_scaling_to_float8_gives(config):
     torch.testing.assert_close(layer.weight.grad, weight_gradient, rtol=0.02, atol=0.02)
 
 
-def test_names_and_values_of_the_weights_stay(config):
-    model, _, _ = prepared(config)
+def test_weights_and_logits_in_float32_are_the_plain_models_and_it_compiles_without_a_break(config):
+    model, precision, _ = prepared(config)
     torch.manual_seed(0)
-    plain = build_model(config, 10)
-    assert type(plain).__name__ == "VisionTransformer" and in_float8(copy.deepcopy(model)) == in_float8(model) != []
+    plain, images, exact = build_model(config, 10), torch.randn(3, 1, 8, 8), copy.deepcopy(model)
     for (name, mine), (plain_name, theirs) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
         assert name == plain_name and mine.dtype is torch.float32 and torch.equal(mine, theirs)
-
-
-def test_in_float32_it_is_the_plain_model(config):
-    model, precision, _ = prepared(config)
-    torch.manual_seed(0)
-    plain, images = build_model(config, 10), torch.randn(3, 1, 8, 8)
-    exact = copy.deepcopy(model)
     lowering = choose_transforms(config, CPU, precision.half).lowering_precision()
     lowering.revert(exact)
-    logits = exact(images)
-    torch.testing.assert_close(logits, plain(images))
-    with precision.autocast():
-        assert (model(images) - logits).abs().max() > 1e-4
-    lowering.apply(exact)
-    assert in_float8(exact) == in_float8(model)
-
-
-def test_it_compiles_without_a_break(config):
-    model, precision, _ = prepared(config)
-    images, compiled = torch.randn(3, 1, 8, 8), copy.deepcopy(model)
+    torch.testing.assert_close(exact(images), plain(images))
+    compiled = copy.deepcopy(model)
     compiled.compile(backend="aot_eager", fullgraph=True)
     with precision.autocast():
+        assert (model(images) - plain(images)).abs().max() > 1e-4
         torch.testing.assert_close(compiled(images), model(images))
+    lowering.apply(exact)
+    assert in_float8(exact) == in_float8(model) != []
 
 
 def test_explain_shows_it(config):

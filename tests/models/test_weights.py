@@ -17,7 +17,7 @@ from timm.models.vision_transformer import VisionTransformer
 from models.weights import load
 from models.weights.files import read_state_dict
 from models.weights.load import load_pretrained
-from scripts import convert_paddlevit, export
+from scripts import export
 from tests.support.refusals import assert_names, refused
 from tests.support.weight_files import (
     CLASSES,
@@ -293,12 +293,12 @@ def test_export_refuses_a_name_of_a_format_that_it_does_not_write(tmp_path, weig
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pdparams"])
 def test_paddlevits_weights_convert_and_come_back(tmp_path, weights, suffix):
     source = pickled(training_file(paddle_arrays(weights, PADDLE_OLDEST)), tmp_path / "x.pdparams", 2)
-    assert run_script(convert_paddlevit, source, "-o", tmp_path / f"y{suffix}") == 0
+    assert run_script(export, source, "-o", tmp_path / f"y{suffix}") == 0
     assert_same(read_state_dict(tmp_path / f"y{suffix}"), weights)
 
 
 def test_pdparams_are_written_under_the_names_of_2022(tmp_path, weights):
-    assert run_script(convert_paddlevit, saved(weights, tmp_path / "x.pth"), "-o", tmp_path / "y.pdparams") == 0
+    assert run_script(export, saved(weights, tmp_path / "x.pth"), "-o", tmp_path / "y.pdparams") == 0
     written = pickle.loads((tmp_path / "y.pdparams").read_bytes())
     assert set(written.pop("StructuredToParameterName@@")) == set(written)
     expected = paddle_arrays(weights, PADDLE_2022)
@@ -308,6 +308,6 @@ def test_pdparams_are_written_under_the_names_of_2022(tmp_path, weights):
 
 def test_what_paddlevit_has_no_name_for_is_not_converted(tmp_path, capsys):
     path = saved(timm_model("resnet18").state_dict(), tmp_path / "x.pth")
-    assert run_script(convert_paddlevit, path, "-o", tmp_path / "y.pdparams") == 2
+    assert run_script(export, path, "-o", tmp_path / "y.pdparams") == 2
     assert "conv1.weight has no place in PaddleViT's ViT" in capsys.readouterr().err
     assert not (tmp_path / "y.pdparams").exists()

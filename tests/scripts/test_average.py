@@ -1,4 +1,4 @@
-"""What scripts/average.py makes of checkpoints, and what it refuses."""
+"""What scripts/export.py makes of several checkpoints, and what it refuses."""
 
 import json
 
@@ -8,7 +8,7 @@ import torch
 
 from models.weights.files import read_state_dict
 from models.weights.state import average
-from scripts import average as script
+from scripts import export as script
 from tests.support.checkpoints import PLAIN, checkpoint
 from tests.support.refusals import assert_names
 from tests.support.weight_files import assert_same
@@ -95,7 +95,7 @@ def test_a_greedy_soup_scores_at_least_as_well_as_the_best_of_its_checkpoints(ru
     assert averaged(*paths, "-greedy", "-output", tmp_path / "soup.safetensors") == 0
     told = capsys.readouterr().err
     assert all(str(path) in told for path in paths)
-    score = script.Scorer(script.read(paths, None, [1.0] * 3)[0], None)
+    score = script.Scorer(script.read_alike(paths, None, [1.0] * 3)[0], None)
     alone = [score(weights_of(path)).rank for path in paths]
     assert score(read_state_dict(tmp_path / "soup.safetensors")).rank >= max(alone)
 
@@ -112,7 +112,7 @@ def test_unlike_models_and_wrong_flags_are_refused_and_nothing_is_written(run, t
         assert averaged(one, other, "-output", tmp_path / "x.safetensors") == 2
         assert_names(capsys.readouterr().err, one, other, what)
     for words, names in [
-        ([one], [one, "-last"]),
+        ([one, "-greedy"], [one, "-last"]),
         ([one, one, "-weights", 1], ["-weights"]),
         ([one, one, "-weights", 1, "-2"], ["-weights"]),
         ([one, one, "-weights", 1e308, 1e308], ["-weights"]),
@@ -122,5 +122,5 @@ def test_unlike_models_and_wrong_flags_are_refused_and_nothing_is_written(run, t
     ]:
         assert averaged(*words, "-output", tmp_path / "x.safetensors") == 2
         assert_names(capsys.readouterr().err, *names)
-    assert averaged(one, one, "-output", tmp_path / "x.onnx") == 2
+    assert averaged(one, one, "-output", tmp_path / "x.pth") == 2
     assert {each.suffix for each in tmp_path.iterdir()} == {".ckpt"}

@@ -2,15 +2,15 @@
 
     python scripts/compare.py output/train-20260102-03-04-05 output/train-20260102-06-07-08
     python scripts/compare.py output                                     # all runs in a folder
-    python scripts/compare.py 'output/lr-*' -output lr.md curves.png lr.html
+    python scripts/compare.py 'output/lr-*' -output lr.md curves.png
     python scripts/compare.py output -metric macro_f1
 
 Runs that differ only in their seed (or fold) are one group, with mean, standard deviation and number. Every group is compared
 with the first: the difference and its standard error, paired by seed where the seeds are the same. Repeat runs with
 -seed 1, -seed 2 ... to learn how much is noise; of single runs no program can tell.
 
-The comparison is printed as Markdown. -output writes it to files: .md, .png (the curves), .html (all on one page). Runs on
-different data, classes or validation images are refused; -any_data compares them all the same, under a warning.
+The comparison is printed as Markdown. -output writes it to files: .md and .png (the curves). Runs on different data, classes or
+validation images are refused; -any_data compares them all the same, under a warning.
 """
 
 import sys
@@ -22,33 +22,23 @@ from engine.evaluation.scores import TITLES
 from scripts.command_line import Parser, check_writable
 from scripts.comparing.curves import write_curves
 from scripts.comparing.groups import group_runs
-from scripts.comparing.markdown import to_markdown
-from scripts.comparing.page import write_comparison
 from scripts.comparing.runs import find_runs, refuse_other_data
-from scripts.comparing.tables import Comparison, compare
+from scripts.comparing.tables import Comparison, compare, to_markdown
 from utils.errors import ConfigError, cause_of
 from utils.files import write_text
 from utils.program import exit_code
 
-ENDINGS = (".md", ".png", ".html")
+ENDINGS = (".md", ".png")
 
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("runs", nargs="+", metavar="run", help="the folder of a run, a folder of runs, or a pattern")
     parser.add_argument(
-        "-output",
-        "-o",
-        nargs="+",
-        action="extend",
-        default=[],
-        type=Path,
-        metavar="FILE",
-        help=f"write files: {', '.join(ENDINGS)}",
+        "-output", "-o", nargs="+", action="extend", default=[], type=Path, metavar="FILE", help="write .md, .png"
     )
-    parser.add_argument(
-        "-metric", choices=TITLES, metavar="NAME", help=f"compare by {', '.join(TITLES)} [as the runs did]"
-    )
+    metric_help = f"compare by {', '.join(TITLES)} [as the runs did]"
+    parser.add_argument("-metric", choices=TITLES, metavar="NAME", help=metric_help)
     parser.add_argument("-any_data", action="store_true", help="compare runs on different data, under a warning")
     arguments = parser.parse_args(argv)
     for path in arguments.output:
@@ -71,8 +61,6 @@ def write(path: Path, comparison: Comparison, together: list[Path]) -> None:
     try:
         if path.suffix.lower() == ".png":
             write_curves(path, comparison.groups)
-        elif path.suffix.lower() == ".html":
-            write_comparison(path, comparison)
         else:
             beside = [each.name for each in together if each.suffix.lower() == ".png" and each.parent == path.parent]
             write_text(path, to_markdown(comparison, beside))

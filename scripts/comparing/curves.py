@@ -9,49 +9,38 @@ from scripts.comparing.groups import Group
 from utils.files import replacing
 
 PALETTE = ("#1f6fb4", "#c2541c", "#2b8653", "#8552a8", "#8a6a00", "#a83264", "#6b7280")
-DARK_PALETTE = ("#62aef0", "#f0935c", "#63c48d", "#c196e3", "#d8b44a", "#ee82ab", "#9aa3ae")
-DARK = {"axes.facecolor": "#16191d", "figure.facecolor": "#16191d", "savefig.facecolor": "#16191d"} | dict.fromkeys(
-    ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), "#e4e7ea"
-)
 STYLES = ("-", "--", ":")
 FEWEST_EPOCHS = 8  # of curves that are shown from their first quarter on
 FEW = 7  # groups whose legend has room inside the axes
 
 
-def draw(groups: Sequence[Group], columns: Sequence[str], dark: bool = False) -> bytes:
+def draw(groups: Sequence[Group], columns: Sequence[str]) -> bytes:
     """A PNG with a panel for each column of `metrics.jsonl` (`eval_top1`, `eval_loss`...)."""
     import matplotlib
 
     matplotlib.use("Agg")  # a server has no screen
     from matplotlib import pyplot
 
-    # A single panel is shown small on phones, so its letters are larger.
-    wide, across = (6.2, 3) if len(columns) > 1 else (4.8, 2)
+    wide, across = 6.2, 3
     rows = -(-len(groups) // across) if len(groups) > FEW else 0
-    with matplotlib.rc_context(DARK if dark else {}):
-        figure, panels = pyplot.subplots(
-            1,
-            len(columns),
-            figsize=(wide * len(columns), 0.61 * wide + 0.19 * rows),
-            layout="constrained",
-            squeeze=False,
-        )
-        for axes, column in zip(panels[0], columns, strict=True):
-            _draw(axes, groups, column, dark)
-        lines, names = panels[0][0].get_legend_handles_labels()
-        if rows:
-            figure.legend(lines, names, loc="outside lower center", ncols=across, fontsize=8, frameon=False)
-        elif lines:
-            panels[0][-1].legend(lines, names, frameon=False, fontsize=9)
-        target = io.BytesIO()
-        figure.savefig(target, dpi=130, format="png")
-        pyplot.close(figure)
+    size = (wide * len(columns), 0.61 * wide + 0.19 * rows)
+    figure, panels = pyplot.subplots(1, len(columns), figsize=size, layout="constrained", squeeze=False)
+    for axes, column in zip(panels[0], columns, strict=True):
+        _draw(axes, groups, column)
+    lines, names = panels[0][0].get_legend_handles_labels()
+    if rows:
+        figure.legend(lines, names, loc="outside lower center", ncols=across, fontsize=8, frameon=False)
+    elif lines:
+        panels[0][-1].legend(lines, names, frameon=False, fontsize=9)
+    target = io.BytesIO()
+    figure.savefig(target, dpi=130, format="png")
+    pyplot.close(figure)
     return target.getvalue()
 
 
-def _draw(axes, groups: Sequence[Group], column: str, dark: bool) -> None:
+def _draw(axes, groups: Sequence[Group], column: str) -> None:
     for index, group in enumerate(groups):
-        color, style = look(index, len(groups), dark)
+        color, style = look(index, len(groups))
         if len(group.runs) > 1:
             for run in group.runs:
                 points = group.curve(run, column)
@@ -79,11 +68,10 @@ def limits(groups: Sequence[Group], column: str) -> tuple[float, float] | None:
     return min(values) - margin, max(values) + margin
 
 
-def look(index: int, number: int, dark: bool) -> tuple[object, str]:
+def look(index: int, number: int) -> tuple[object, str]:
     """Colour and style of a line: one of the palette's, with other styles for more groups, else along a colour scale."""
-    palette = DARK_PALETTE if dark else PALETTE
-    if number <= len(palette) * len(STYLES):
-        return palette[index % len(palette)], STYLES[index // len(palette)]
+    if number <= len(PALETTE) * len(STYLES):
+        return PALETTE[index % len(PALETTE)], STYLES[index // len(PALETTE)]
     from matplotlib import colormaps
 
     return colormaps["turbo"](0.08 + 0.84 * index / (number - 1)), STYLES[index % len(STYLES)]

@@ -1,5 +1,6 @@
-"""What a comparison says, as tables and sentences that every form of it (Markdown, HTML) shows."""
+"""What a comparison says, as tables and sentences, and how they are written as Markdown."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -158,15 +159,8 @@ def _formatted(to_text: Callable[[float], str], value: float | None) -> str:
 
 
 def _settings(groups: Sequence[Group], keys: Sequence[str]) -> Table:
-    """One row for what there is more of: a group or a setting."""
-    if len(groups) >= len(keys):
-        return Table(
-            "Settings that differ",
-            ["group", *keys],
-            [[f"{group.number}", *(group.settings[key] for key in keys)] for group in groups],
-        )
-    rows = [[key, *(group.settings[key] for group in groups)] for key in keys]
-    return Table("Settings that differ", ["setting", *(f"group {group.number}" for group in groups)], rows)
+    rows = [[str(group.number), *(group.settings[key] for key in keys)] for group in groups]
+    return Table("Settings that differ", ["group", *keys], rows)
 
 
 def _runs(groups: Sequence[Group]) -> Table:
@@ -199,3 +193,32 @@ def _how_to_read(groups: Sequence[Group]) -> list[str]:
             "among many groups one in twenty seems better or worse by chance alone: repeat what looks best with new seeds"
         )
     return notes
+
+
+def to_markdown(comparison: Comparison, pictures: Sequence[str] = ()) -> str:
+    """`pictures`: files of the curves, as links."""
+    parts = [f"# {comparison.title}"]
+    if comparison.warning:
+        parts.append(f"**Warning: {_text(comparison.warning)}**")
+    parts.append(_text(comparison.result))
+    for number, table in enumerate(comparison.tables):
+        parts += [f"## {table.title}", _table(table)]
+        if number == 0 and comparison.notes:
+            parts.append("\n".join(f"- {_text(note)}" for note in comparison.notes))
+    parts += [f"![curves](<{picture}>)" for picture in pictures]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(table: Table) -> str:
+    rows = [[_text(cell) for cell in row] for row in table.rows]
+    rows = [[f"**{cell}**" if cell else "" for cell in row] if n in table.strong else row for n, row in enumerate(rows)]
+    header = [_text(cell) for cell in table.header]
+    widths = [max(3, *map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [header, ["-" * width for width in widths], *rows]
+    return "\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in lines)
+
+
+def _text(cell: str) -> str:
+    """Names of files and values may have anything in them; in a table it stays text in one cell."""
+    one_line = " ".join(str(cell).split())
+    return re.sub(r"([\\`*\[\]<>|]|(?<!\w)_|_(?!\w))", r"\\\1", one_line)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import shutil
 
 import numpy
@@ -14,10 +13,8 @@ from scripts import compare as script
 from scripts.comparing import statistics
 from scripts.comparing.curves import look
 from scripts.comparing.groups import group_runs
-from scripts.comparing.markdown import to_markdown
-from scripts.comparing.page import write_comparison
 from scripts.comparing.runs import find_runs, other_data
-from scripts.comparing.tables import compare
+from scripts.comparing.tables import compare, to_markdown
 from tests.support.compared_runs import make_run
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT
@@ -76,13 +73,6 @@ def test_runs_that_differ_in_seed_only_are_a_group_with_numpys_mean_and_deviatio
     assert "SAVE" not in out and "TAG" not in out
 
 
-def test_mean_and_deviation_are_numpys():
-    values = list(numpy.random.default_rng(0).normal(98, 3, 17))
-    assert statistics.mean(values) == pytest.approx(numpy.mean(values), rel=1e-14)
-    assert statistics.deviation(values) == pytest.approx(numpy.std(values, ddof=1), rel=1e-13)
-    assert statistics.mean([]) is None and statistics.deviation([1.0]) is None
-
-
 def test_differences_are_paired_by_seed_where_the_seeds_are_the_same():
     one, other = {0: 97.0, 1: 96.0, 2: 98.0}, {0: 90.0, 1: 91.0, 2: 95.0}
     gaps = numpy.array(list(other.values())) - numpy.array(list(one.values()))
@@ -126,14 +116,6 @@ def test_with_the_loss_as_metric_less_is_better(tmp_path, typed):
     code, out, _ = typed(tmp_path)
     assert code == 0 and table(out, "Results")[1]["against group 1"].startswith("-0.4000")
     assert "better" in table(out, "Results")[1]["against group 1"]
-
-
-def test_runs_of_one_group_alone_have_a_mean_and_no_comparison(tmp_path, typed):
-    for seed, value in enumerate((90.0, 92.0)):
-        make_run(tmp_path / f"{seed}", [value], f"SEED: {seed}")
-    code, out, _ = typed(tmp_path)
-    (row,) = table(out, "Results")
-    assert code == 0 and row["best top-1, %"] == "91.00 ± 1.41" and "against group 1" not in row
 
 
 def test_folds_are_repetitions_and_have_other_images_each(tmp_path):
@@ -244,12 +226,8 @@ def test_a_mistake_ends_with_exit_code_2_and_a_remedy(folder, typed, tmp_path, w
 
 
 def test_the_files_hold_the_table_and_the_curves(folder, typed, tmp_path):
-    code, out, err = typed(folder, "-output", tmp_path / "x.md", tmp_path / "x.png", "-output", tmp_path / "x.html")
+    code, out, err = typed(folder, "-output", tmp_path / "x.md", "-output", tmp_path / "x.png")
     assert code == 0
-    page = (tmp_path / "x.html").read_text()
-    assert page.count("data:image/png;base64,") == 4, "two pictures, each for light and for dark pages"
-    assert "<script" not in page and not re.search(r"(src|href|srcset)=\"(?!data:)", page)
-    assert all(f"{value:.2f}" in page for value in (numpy.mean(values) for values in OF_RATE.values()))
     written = (tmp_path / "x.md").read_text()
     assert written.startswith(out.rstrip()) and "(<x.png>)" in written
     with Image.open(tmp_path / "x.png") as picture:
@@ -263,14 +241,11 @@ def test_names_cannot_break_out_of_their_cell(tmp_path):
     text = to_markdown(compare(groups, keys, "", []))
     rows = table(text, "Runs")
     assert [len(row) for row in rows] == [6, 6] and "<i>" not in text.replace("\\<i\\>", "")
-    write_comparison(tmp_path / "x.html", compare(groups, keys, "<b>", []))
-    page = (tmp_path / "x.html").read_text()
-    assert "<i>" not in page and "<b>" not in page and "&lt;i&gt;" in page
 
 
 def test_forty_groups_have_forty_looks():
     for number in (3, 21, 40):
-        looks = {look(index, number, dark=False) for index in range(number)}
+        looks = {look(index, number) for index in range(number)}
         assert len(looks) == number
 
 

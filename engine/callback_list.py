@@ -10,16 +10,13 @@ from engine.diagnose.fp32_compare import Float32Compare
 from engine.diagnose.overflow import AutoDoctor, LastUpdate
 from engine.parallel import is_sharded
 from engine.plan import Plan
-from engine.record.best_results import BestResults
-from engine.record.compile_report import CompileReport
+from engine.record.advice import CompileReport, DataWaitAdvice
 from engine.record.console import Console
-from engine.record.data_wait_advice import DataWaitAdvice
-from engine.record.heartbeat import Heartbeat, Pace
+from engine.record.image_results import BestResults
+from engine.record.image_sheets import TrainBatch
 from engine.record.metrics import Recorder
-from engine.record.profiler import Profiler
-from engine.record.timing import Timing
+from engine.record.timing import Heartbeat, Pace, Profiler, Timing
 from engine.record.trackers import Trackers
-from engine.record.train_batch import TrainBatch
 from engine.session import Session
 from engine.train.stop_conditions import BadImageLimit, SkipLimit, TimeLimit
 from engine.train.trainer import Callback, Trainer

@@ -20,8 +20,8 @@ from engine.evaluation.tally import ImageResults, LabelResults
 from engine.plan import Plan, begin, make_plan
 from engine.plan_lines import describe_evaluation
 from engine.precision.policy import set_matmul
+from engine.record.image_results import ResultFiles
 from engine.record.next_steps import after_evaluation
-from engine.record.result_files import ResultFiles
 from engine.session import Session
 from engine.train.skipping import averaged
 from engine.train.trainer import Trainer

@@ -22,7 +22,7 @@ from engine.eval_run import evaluate_both, evaluate_saved, run_evaluation
 from engine.evaluation.scores import Best
 from engine.plan import Plan, begin, make_plan
 from engine.plan_lines import describe_other_validation, describe_training
-from engine.record.best_results import BestResults
+from engine.record.image_results import BestResults
 from engine.record.next_steps import after_failure, after_training
 from engine.record.report import write_at_end
 from engine.record.trackers import tracking

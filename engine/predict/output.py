@@ -18,9 +18,9 @@ from tqdm import tqdm
 from engine.predict.classifier import Classifier
 from engine.predict.maps import GradientMaps, Rollout
 from engine.predict.predictor import Guess, Look, Prediction
-from utils.contact_sheet import Tile, contact_sheet, fitted
 from utils.errors import ConfigError, DataError, cause_of
 from utils.files import replacing, write_text
+from utils.pictures import Tile, contact_sheet, fitted
 from utils.program import nobody_reads
 
 

@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 from configs.schema import Config
 from engine.evaluation.scores import TITLES, Best, Scores, format_value
-from engine.record.heartbeat import Pace
 from engine.record.metrics import COLUMNS, Epoch, Row, epoch_row, peak_memory
-from engine.record.timing import Timing, shares
+from engine.record.timing import Pace, Timing, shares
 from engine.train.counters import EpochResult, Report
 from engine.train.trainer import Callback, Trainer
 from utils.log import Log

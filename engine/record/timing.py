@@ -1,15 +1,18 @@
-"""Measures how long each phase of the updates takes."""
+"""How long each phase of the updates takes, how long the run has still to go, and a profiler's trace."""
 
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile, schedule
 
 from engine.train.counters import Report
 from engine.train.trainer import PHASES, Callback, Trainer
+from utils.errors import cause_of
 from utils.torch_internals import call_after_backward
 
 MAX_MARKS = 10_000  # between two reports: about 1200 updates of one micro-batch, a few MB
@@ -118,3 +121,85 @@ def shares(seconds: Mapping[str, float], device: torch.device) -> dict[str, floa
     total = max(sum(seconds.values()), 1e-9)
     known = PHASES[:1] if device.type == "mps" else PHASES
     return {name: round(100 * seconds[name] / total, 2) if name in known else None for name in PHASES}
+
+
+class Pace:
+    """How many seconds are left of the whole run, at its pace since the first update of this start."""
+
+    def __init__(self, num_updates: int, clock: Callable[[], float] = time.monotonic):
+        """`num_updates`: of the whole run."""
+        self._num_updates, self._clock = num_updates, clock
+        self._first: tuple[int, float] | None = None  # step and time of the first report
+
+    def note(self, step: int) -> None:
+        """So many updates are done; it counts from the first call on, because the first update takes longer."""
+        self._first = self._first or (step, self._clock())
+
+    def seconds_left(self, step: int) -> float | None:
+        first_step, first_time = self._first or (step, 0.0)
+        if step == first_step:
+            return None
+        return (self._num_updates - step) * (self._clock() - first_time) / (step - first_step)
+
+    def restart(self) -> None:
+        self._first = None
+
+
+class Heartbeat(Callback):
+    """Tells `beat` after each report how far the training is, and how many seconds are left."""
+
+    def __init__(self, pace: Pace, beat: Callable[..., None]):
+        self._pace, self._beat = pace, beat
+
+    def on_report(self, trainer: Trainer, report: Report) -> None:
+        self._pace.note(trainer.step)
+        left = self._pace.seconds_left(trainer.step)
+        position = {"epoch": trainer.epoch, "step": trainer.step}
+        self._beat(position=position, eta_seconds=None if left is None else round(left))
+
+    def on_rollback(self, trainer: Trainer) -> None:
+        self._pace.restart()
+
+
+WARM_UPDATES = 5  # before tracing: the first updates are not typical
+
+
+class Profiler(Callback):
+    """Traces `num_updates` updates of this process."""
+
+    def __init__(self, num_updates: int, path: Path, timing: Timing, say: Callable[[str], None]):
+        self._path, self._timing, self._say = path, timing, say
+        has_device = {
+            ProfilerActivity.CUDA: torch.cuda.is_available(),
+            ProfilerActivity.XPU: torch.xpu.is_available(),
+        }
+        self._profile = profile(
+            activities=[ProfilerActivity.CPU, *(activity for activity, there in has_device.items() if there)],
+            # One warm-up update is traced and discarded, because tracing starts slowly.
+            schedule=schedule(wait=WARM_UPDATES, warmup=1, active=num_updates, repeat=1),
+            on_trace_ready=self._write,
+            acc_events=True,
+        )
+        self._is_done = False
+        timing.shows_ranges = True
+        self._profile.start()
+
+    def on_update(self, trainer: Trainer) -> None:
+        if not self._is_done:
+            self._profile.step()
+
+    def close(self) -> None:
+        """Write the trace so far."""
+        if not self._is_done:
+            self._profile.stop()
+        if not self._is_done:
+            self._say(f"PROFILE: the run ended before its update {WARM_UPDATES + 2}, so there is no trace")
+
+    def _write(self, traced: profile) -> None:
+        self._is_done, self._timing.shows_ranges = True, False
+        try:
+            traced.export_chrome_trace(str(self._path))
+        except OSError as error:
+            self._say(f"warning: cannot write {self._path} ({cause_of(error)}); training continues")
+        else:
+            self._say(f"profile: {self._path}; open it at https://ui.perfetto.dev")

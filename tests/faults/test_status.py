@@ -6,7 +6,7 @@ import signal
 import threading
 
 from engine import session
-from engine.record.heartbeat import Heartbeat, Pace
+from engine.record.timing import Heartbeat, Pace
 from engine.session import Status
 from tests.support.configs import small_config
 from tests.support.runs import ROOT, run_folder

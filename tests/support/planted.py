@@ -28,9 +28,8 @@ from datasets.loading.readers import Reader, TrainReader
 from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Scores
 from engine.evaluation.tally import PerImage
-from engine.record.best_results import BestResults
+from engine.record.image_results import BestResults, ResultFiles
 from engine.record.plot import Plotter
-from engine.record.result_files import ResultFiles
 from engine.session import Status
 from engine.train.trainer import Callback, Trainer
 from tests.support.forked_children import ForkingPopen

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.memory.recovery import probe_memory
-from engine.record.compile_report import CompileReport
+from engine.record.advice import CompileReport
 from tests.support.compiling import compile_with
 from tests.support.configs import small_config
 from tests.support.planted import run_out
@@ -57,7 +57,7 @@ def test_the_first_epoch_ends_with_the_graphs_their_cost_and_a_measured_gain_and
     trainer, log = start("DATA.DROP_LAST=false")
     train(trainer)
     made, before = num_graphs(), len(COMPILED_FORWARDS)
-    with mock.patch("engine.record.compile_report.probe_memory", side_effect=probe_memory) as passes:
+    with mock.patch("engine.record.advice.probe_memory", side_effect=probe_memory) as passes:
         trainer.notify("on_epoch_end", None)
     assert passes.call_count == 2 * (len(COMPILED_FORWARDS) - before) > 0, "every other one is eager"
     assert num_graphs() == made, "measuring compiles nothing"
@@ -85,7 +85,7 @@ def test_what_cannot_be_measured_is_not_claimed(start, reason):
     is_short = reason == "without memory"
     trainer, log = start(can_measure=is_short)
     found = {"side_effect": [None, "out of memory"]} if is_short else {"return_value": None}
-    with mock.patch("engine.record.compile_report.probe_memory", **found):
+    with mock.patch("engine.record.advice.probe_memory", **found):
         epoch(trainer)
     (line,) = log.said
     assert "1 graph" in line and not re.search(r"\d ms|pays", line)

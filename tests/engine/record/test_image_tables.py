@@ -17,9 +17,8 @@ from engine.evaluation.evaluate import evaluate
 from engine.evaluation.tally import ImageResults, Tally
 from engine.precision.policy import Precision
 from engine.record import image_tables as module
-from engine.record.confusion import draw_confusion
+from engine.record.image_sheets import draw_confusion, draw_mistakes
 from engine.record.image_tables import Names, write_tables
-from engine.record.mistakes import draw_mistakes
 from tests.support.configs import CPU, small_config
 from tests.support.threads import Threads
 from utils.distributed import Process

@@ -1,23 +1,29 @@
-"""The tables and pictures of one evaluation in a folder, with a record of which weights they are of."""
+"""The tables and pictures of one evaluation in a folder, with a record of which weights they are of; and those of a run's best."""
 
 import json
 import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from PIL.Image import DecompressionBombError
 
+from configs.schema import Config
 from datasets import ImageSet
 from datasets.sources.synthetic import SyntheticImages
+from engine.checkpoint.async_saver import BEST
+from engine.checkpoint.format import read_checkpoint
 from engine.evaluation.scores import Best
 from engine.evaluation.tally import ImageResults
-from engine.record.confusion import draw_confusion
+from engine.record.image_sheets import draw_confusion, draw_mistakes
 from engine.record.image_tables import Names, Results, write_tables
-from engine.record.mistakes import draw_mistakes
-from utils.contact_sheet import write_picture
-from utils.errors import cause_of
+from engine.train.counters import EpochResult
+from engine.train.trainer import Callback, Trainer
+from utils.errors import ConfigError, cause_of
 from utils.files import write_text
 from utils.log import Log
+from utils.pictures import write_picture
 
 RECORD, CONFUSION_PICTURE, MISTAKES_PICTURE = "results.json", "confusion.png", "mistakes.png"
 
@@ -75,3 +81,51 @@ def record_of(best: Best) -> dict[str, Any]:
 
 def to_json(record: dict[str, Any]) -> str:
     return json.dumps({key: value for key, value in record.items() if value is not None}, indent=2) + "\n"
+
+
+SECONDS_BETWEEN = 60.0
+TIMES_ITS_SECONDS = 100  # from one write to the next, so that those of large sets take less than 1% of a run
+
+
+class BestResults(Callback):
+    """In every process; process 0 writes."""
+
+    def __init__(self, config: Config, folder: Path, image_set: ImageSet, log: Log, trainer: Trainer):
+        self._best_file, self._log, self._trainer = folder / BEST, log, trainer
+        self._files, self._draws = ResultFiles(folder, image_set, log), config.REPORT
+        # Of the newest best epoch and the one before, which is the best again if best.pth finds no room.
+        self._held: dict[Best, Results] = {}
+        self._next_write = time.monotonic() + SECONDS_BETWEEN
+
+    def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
+        if result.images is not None and trainer.process.is_first:
+            self._held = dict([*self._held.items(), (trainer.best, result.images)][-2:])
+        if time.monotonic() > self._next_write:
+            start = time.monotonic()
+            self._write(with_pictures=False)
+            took = time.monotonic() - start
+            self._next_write = time.monotonic() + max(SECONDS_BETWEEN, TIMES_ITS_SECONDS * took)
+
+    def complete(self, evaluate_best: Callable[[], Results]) -> None:
+        """At the end: if the folder has no results of best.pth, because the run was killed before it wrote them, have it
+        evaluated again. A collective."""
+        if self._trainer.process.first(self._are_missing):
+            self._held = {self._trainer.best: evaluate_best()}
+
+    def _are_missing(self) -> bool:
+        best = self._trainer.best
+        if not best.epoch or best in self._held or self._files.are_of(best, self._draws):
+            return False
+        try:
+            return Best(*read_checkpoint(self._best_file, lazily=True)["progress"]["best"]) == best
+        except (ConfigError, KeyError):
+            self._log.warn(f"{self._best_file} cannot be read, so there are no results of its images")
+            return False
+
+    def close(self) -> None:
+        self._write(with_pictures=self._draws)
+
+    def _write(self, with_pictures: bool) -> None:
+        best = self._trainer.best
+        if self._trainer.process.is_first and best in self._held and not self._files.are_of(best, with_pictures):
+            self._files.write(self._held[best], best, with_pictures)

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from utils import lettering as module
-from utils.contact_sheet import FRAME, GAP, Tile, contact_sheet, write_picture
-from utils.lettering import lettering
+from utils import pictures as module
+from utils.pictures import FRAME, GAP, Tile, contact_sheet, lettering, write_picture
 
 # Invalid bytes of a file name, letters of several alphabets, pictures, what breaks lines, nothing.
 TEXTS = ["plain", "photos/\udcff\udc80.jpg", "Katze 猫 кошка قطة", "🐈", "two\nlines\x00\t", "", "x" * 3000]

@@ -1,0 +1,226 @@
+"""Pictures of images and classes: confusion.png, mistakes.png, train_batch.png."""
+
+import functools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from configs.schema import Config
+from datasets import Batch, ImageSet, Mixed, Normalize, build_preparation
+from datasets.types import ImageReadError
+from engine.evaluation.tally import ImageResults, LabelResults
+from engine.record.image_tables import Names, Results, cells
+from engine.train.counters import Report
+from engine.train.trainer import Callback, Trainer
+from utils.errors import UserError, cause_of
+from utils.log import Log
+from utils.pictures import Lettering, Tile, contact_sheet, fitted, lettering, write_picture
+from utils.text import counted, first_of
+
+# 36 is even: neighbours of a training batch are mixed with each other.
+NUM_SHOWN, NUM_THREADS, SIDE = 36, 6, 150
+
+
+def draw_mistakes(results: Results, image_set: ImageSet) -> Image.Image:
+    """A sheet of the most certain errors, the most certain first. Reads their images again, and no others."""
+    names = Names(image_set.classes)
+    find = most_certain_errors if isinstance(results, ImageResults) else most_certain_label_errors
+    number, errors = find(results, names)
+    with ThreadPoolExecutor(NUM_THREADS) as pool:  # of a large file or a server each takes its time
+        pixels = pool.map(functools.partial(pixels_of, image_set), [index for index, _ in errors])
+        tiles = [
+            Tile(image, [*told, image_set.key(index)]) for image, (index, told) in zip(pixels, errors, strict=True)
+        ]
+    shown = f", the {len(tiles)} that the model was most certain of" if len(tiles) < number else ""
+    title = f"{counted(number, 'mistake')} in {counted(len(results.indices), 'validation image')}{shown}"
+    return contact_sheet(tiles, side=SIDE, title=title)
+
+
+def most_certain_errors(results: ImageResults, names: Names) -> tuple[int, list[tuple[int, list[str]]]]:
+    """How many errors there are; of the most certain ones the image's index and what is said of it."""
+    wrong = np.flatnonzero(results.labels != results.predictions)
+    chosen = wrong[np.argsort(-results.probabilities[wrong], kind="stable")][:NUM_SHOWN].tolist()
+
+    def told(row: int) -> list[str]:
+        label, prediction = names[results.labels[row]], names[results.predictions[row]]
+        certain, of_label = results.probabilities[row], results.label_probabilities[row]
+        return [f"label: {label} ({of_label:.1%})", f"model: {prediction} ({certain:.1%})"]
+
+    return len(wrong), [(int(results.indices[row]), told(row)) for row in chosen]
+
+
+def most_certain_label_errors(results: LabelResults, names: Names) -> tuple[int, list[tuple[int, list[str]]]]:
+    """The same where an image can have several labels: each that was missed, and each class too many, is an error."""
+    wrong = np.flatnonzero(results.are_labels != results.are_predicted)
+    certainty = np.where(results.are_predicted, results.probabilities, 1 - results.probabilities)
+    chosen = wrong[np.argsort(-certainty[wrong], kind="stable")][:NUM_SHOWN].tolist()
+
+    def told(row: int) -> list[str]:
+        how = "not a label" if results.are_predicted[row] else "a label"
+        return [f"{how}: {names[results.classes[row]]}", f"model: {results.probabilities[row]:.1%}"]
+
+    return len(wrong), [(int(results.images[row]), told(row)) for row in chosen]
+
+
+def pixels_of(image_set: ImageSet, index: int) -> np.ndarray | None:
+    """The image, small: 36 large photos would take a gigabyte. None if it cannot be read any more."""
+    try:
+        return np.asarray(fitted(image_set.read(index), SIDE))
+    except (ImageReadError, UserError):
+        return None
+
+
+MATRIX_SIDE, LARGEST_CELL, SMALLEST_MARK = 800, 48, 3  # pixels: of the matrix at least, of a cell at most, of a mark
+# Classes. With more only some are named, and the commonest mistakes are listed beside the matrix.
+MOST_WITH_NUMBERS = 40
+NUM_NAMED, NUM_LISTED = 25, 40
+NAMES_WIDTH, LIST_WIDTH, GAP = 130, 420, 12
+RIGHT, WRONG = (31, 119, 180), (214, 39, 40)  # colours of cells on the diagonal and beside it
+
+
+class Cell(NamedTuple):
+    """One that is not zero."""
+
+    row: int
+    column: int
+    count: int
+    share: float  # of the images of its row
+
+
+def draw_confusion(results: ImageResults, names: Names) -> Image.Image:
+    """Rows are labels, columns predictions; the darker a cell, the larger its share of the images of its row."""
+    letters, shown = lettering(11), names.shown(results)
+    titles, found = [names[number] for number in shown.tolist()], list(_cells(results, shown))
+    has_numbers = len(shown) <= MOST_WITH_NUMBERS
+    pitch = min(LARGEST_CELL, MATRIX_SIDE / len(shown)) if has_numbers else MATRIX_SIDE / len(shown)
+    side = round(pitch * len(shown))
+    every = 1 if has_numbers else -(-len(shown) // NUM_NAMED)
+    margin = GAP + round(min(NAMES_WIDTH, max(map(letters.width, titles[::every]))))
+    left, top = GAP + margin, 2 * GAP + letters.height
+    width = left + side + GAP + (0 if has_numbers else LIST_WIDTH)
+    title = f"{counted(len(results.indices), 'validation image')}: rows are labels, columns predictions"
+    size = max(width, GAP + round(letters.width(title)) + GAP), top + side + margin + GAP
+    picture = Image.new("RGB", size, "white")
+    draw = ImageDraw.Draw(picture)
+    letters.draw(draw, (GAP, GAP), title)
+    draw.rectangle((left - 1, top - 1, left + side, top + side), outline="grey")
+    for cell in sorted(found, key=lambda cell: cell.share):  # what overlaps is of the largest share
+        x, y, size = left + cell.column * pitch, top + cell.row * pitch, max(pitch, SMALLEST_MARK)
+        darkness = 0.15 + 0.85 * cell.share
+        base = RIGHT if cell.row == cell.column else WRONG
+        color = tuple(round(255 + darkness * (each - 255)) for each in base)
+        draw.rectangle((x, y, x + size - 1, y + size - 1), fill=color)
+        if has_numbers:
+            middle = (x + pitch / 2, y + pitch / 2)
+            letters.draw(draw, middle, str(cell.count), "white" if darkness > 0.5 else "black", anchor="mm")
+    _name_axes(picture, letters, titles[::every], (left, top, top + side + 6, every * pitch, pitch))
+    if not has_numbers:
+        _list_mistakes(draw, letters, titles, found, (left + side + 2 * GAP, top))
+    return picture
+
+
+def _cells(results: ImageResults, shown: np.ndarray) -> Iterator[Cell]:
+    labels, predictions, counts = cells(results)
+    shares = counts / np.maximum(results.counts[0][labels], 1)
+    rows, columns = (np.searchsorted(shown, each) for each in (labels, predictions))
+    return map(Cell._make, zip(*(each.tolist() for each in (rows, columns, counts, shares)), strict=True))
+
+
+def _name_axes(
+    picture: Image.Image, letters: Lettering, titles: list[str], matrix: tuple[int, int, int, float, float]
+) -> None:
+    """Names to the left of some rows and, turned, below these columns. `matrix`: its left and top, where
+    these begin, the distance of two names, and the size of a cell.
+    """
+    left, top, bottom, distance, pitch = matrix
+    draw = ImageDraw.Draw(picture)
+    for number, title in enumerate(titles):
+        text, middle = letters.fit(title, NAMES_WIDTH), number * distance + pitch / 2
+        letters.draw(draw, (left - 6, top + middle), text, anchor="rm")
+        turned = Image.new("RGB", (NAMES_WIDTH, letters.height), "white")
+        letters.draw(ImageDraw.Draw(turned), (NAMES_WIDTH, letters.height / 2), text, anchor="rm")
+        picture.paste(turned.transpose(Image.Transpose.ROTATE_90), (round(left + middle - letters.height / 2), bottom))
+
+
+def _list_mistakes(
+    draw: ImageDraw.ImageDraw, letters: Lettering, titles: list[str], found: list[Cell], place: tuple[int, int]
+) -> None:
+    """The commonest mistakes, which single marks in a large matrix do not tell."""
+    x, y = place
+    wrong = sorted((cell for cell in found if cell.row != cell.column), key=lambda cell: (-cell.count, -cell.share))
+    letters.draw(draw, (x, y), "label taken for prediction: images (of those with the label)")
+    for number, cell in enumerate(wrong[:NUM_LISTED], start=2):
+        numbers = f": {cell.count} ({cell.share:.0%})"
+        half = (LIST_WIDTH - 3 * GAP - letters.width(f" → {numbers}")) / 2
+        row, column = (letters.fit(titles[each], half) for each in (cell.row, cell.column))
+        letters.draw(draw, (x, y + number * letters.height), f"{row} → {column}{numbers}")
+
+
+TRAIN_BATCH = "train_batch.png"
+
+
+class TrainBatch(Callback):
+    """Draws the sheet at the first report of a new run.
+
+    The batch is prepared once more, on the host: the device computes nothing but a copy of some pixels, a compiled
+    preparation gets no batch of another size, and no generator is used that the run uses.
+    """
+
+    def __init__(self, config: Config, folder: Path, classes: list[str], log: Log):
+        self._config, self._path, self._log = config, folder / TRAIN_BATCH, log
+        self._names = Names(classes)
+        self._batch: Batch | None = None
+        self._is_taken = False
+
+    def on_micro_batch(self, trainer: Trainer, batch: Batch, share: float) -> None:
+        if trainer.step == 0 and not self._is_taken:
+            part = batch.parts(NUM_SHOWN)[0]
+            # Copies: a device may reuse the memory of a batch once the update has read it.
+            self._batch = part._replace(images=part.images.clone(), targets=part.targets.clone())
+            self._is_taken = True
+
+    def on_report(self, trainer: Trainer, report: Report) -> None:
+        if self._batch is None:
+            return
+        batch, self._batch = self._batch, None
+        try:
+            write_picture(self._draw(batch), self._path)
+        except (OSError, Image.DecompressionBombError) as error:  # as in ResultFiles
+            self._log.warn(f"cannot write {self._path} ({cause_of(error)}); training continues")
+
+    def _draw(self, batch: Batch) -> Image.Image:
+        pixels, targets = prepared(self._config, batch)
+        tiles = [
+            Tile(image.permute(1, 2, 0).numpy(), [caption])
+            for image, caption in zip(pixels, self._captions(targets), strict=True)
+        ]
+        return contact_sheet(tiles, title="images of the first update, as the model gets them")
+
+    def _captions(self, targets: Tensor | Mixed) -> list[str]:
+        if not isinstance(targets, Mixed):
+            return [self._name(target) for target in targets]
+        return [
+            self._name(first)
+            if share > 0.995
+            else f"{share:.0%} {self._name(first)}, {1 - share:.0%} {self._name(second)}"
+            for first, second, share in zip(targets.first, targets.second, targets.share.tolist(), strict=True)
+        ]
+
+    def _name(self, target: Tensor) -> str:
+        """Of a class number, or of all labels."""
+        numbers = target.nonzero()[:, 0].tolist() if target.ndim else [int(target)]
+        return first_of([self._names[number] for number in numbers]) or "no label"
+
+
+def prepared(config: Config, batch: Batch) -> tuple[Tensor, Tensor | Mixed]:
+    """A training batch as the model gets it, as uint8 [B, C, H, W] on the host, with its targets."""
+    batch = batch._replace(images=batch.images.cpu(), targets=batch.targets.cpu())
+    normalize = Normalize(config.DATA, torch.float32)
+    images, targets = build_preparation(config, normalize)(batch)
+    return ((images - normalize.shift) / normalize.scale).round().clamp(0, 255).to(torch.uint8), targets

@@ -24,6 +24,7 @@ OPTIONS = (
     "TRAIN.MIXUP_GROUP=8 DATA.TRAIN_CROP=rkrr DATA.VFLIP=0.5 "
     "TRAIN.ACCUM_ITER=2 SAVE_STEPS=10 TRAIN.NUM_EPOCHS=3"
 ).split()
+OTHERS = ("PRECISION.MODE=naive", "TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1", "DATA.AUGMENT_ON=device")
 
 
 @pytest.fixture
@@ -41,23 +42,24 @@ def arguments(settings, output, world_size, *more):
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory) -> Callable[[int], str]:
-    """By the number of processes, the hash of a run that nothing stopped."""
+def unbroken(tmp_path_factory) -> Callable[..., str]:
+    """The hash of a run that nothing stopped, by the number of processes and further settings."""
 
     @functools.cache
-    def train(world_size: int) -> str:
+    def train(world_size: int, *others: str) -> str:
         folder = tmp_path_factory.mktemp("unbroken")
         (folder / "settings.yaml").write_text(SMALL)
         script, flags = arguments(folder / "settings.yaml", folder / "o", world_size)
-        assert run(script, *flags, processes=world_size).returncode == 0
+        assert run(script, *flags, *others, processes=world_size).returncode == 0
         return run_hash(run_folder(folder / "o"))
 
     return train
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_kill_in_mid_epoch_and_resume_auto_gives_the_same_hash(tmp_path, settings, unbroken, world_size):
+@pytest.mark.parametrize(("world_size", "others"), [(1, ()), (2, ()), (1, OTHERS)])
+def test_kill_in_mid_epoch_and_resume_auto_gives_the_same_hash(tmp_path, settings, unbroken, world_size, others):
     script, flags = arguments(settings, tmp_path / "killed", world_size, "-resume", "auto")
+    flags += others
     faults = {"signal_at": [67, signal.SIGKILL, [0, 1]]}  # in the second of three epochs of 44
     killed = run(script, *flags, processes=world_size, faults=faults)
     assert -signal.SIGKILL in killed.codes, killed.stderr
@@ -66,22 +68,7 @@ def test_kill_in_mid_epoch_and_resume_auto_gives_the_same_hash(tmp_path, setting
     again = run(script, *flags, processes=world_size)
     assert again.returncode == 0, again.stderr
     assert_names(again.stdout, "resume", f"epoch {state['step'] // 44}", f"step {state['step']}")
-    assert run_hash(run_folder(tmp_path / "killed")) == unbroken(world_size)
-
-
-def test_told_to_stop_it_saves_and_ends_with_128_plus_the_signal_and_goes_on_later(tmp_path, settings):
-    others = ["PRECISION.MODE=naive", "TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1", "DATA.AUGMENT_ON=device"]
-    script, flags = arguments(settings, tmp_path / "unbroken", 1)
-    flags += others
-    assert run(script, *flags).returncode == 0
-    script, flags = arguments(settings, tmp_path / "stopped", 1, "-resume", "auto")
-    flags += others
-    stopped = run(script, *flags, faults={"signal_at": [20, signal.SIGUSR1, [0]]})
-    assert stopped.returncode == 128 + signal.SIGUSR1
-    folder = run_folder(tmp_path / "stopped")
-    assert '"state": "stopped"' in (folder / "status.json").read_text()
-    assert run(script, *flags).returncode == 0
-    assert run_hash(folder) == run_hash(run_folder(tmp_path / "unbroken"))
+    assert run_hash(run_folder(tmp_path / "killed")) == unbroken(world_size, *others)
 
 
 def test_resuming_a_finished_run_says_so_and_ends_with_0(tmp_path, settings):

@@ -9,6 +9,7 @@ import torch
 from configs.load import load
 from datasets import Batch
 from engine.memory.recovery import shortage
+from models.weights.torch_files import read_torch
 from tests.support.configs import SMALL, small_config
 from tests.support.planted import run_out
 from tests.support.refusals import assert_names, refused
@@ -163,7 +164,7 @@ def test_one_of_two_processes_that_runs_out_late_ends_both_with_the_command_that
     went_on = train_late(tmp_path, 8, *flags.split(), strategy=strategy)
     assert went_on.codes == [0, 0], went_on.stderr
     assert_names(went_on.stdout, "epoch 0", "step 4")
-    state = torch.load(run_folder(tmp_path / "output") / "last.pth", weights_only=True)
+    state = read_torch(run_folder(tmp_path / "output") / "last.pth")
     assert state["step"] == enough["step"] == 44
     for name, weight in enough["state_dict"].items():
         assert weight.dtype is torch.float64

@@ -42,20 +42,18 @@ def test_default_schedule_moves_every_step_and_ends_at_the_end_rate(train, end):
     assert rates[1660] == pytest.approx((3e-3 + end) / 2)  # half-way down a cosine
 
 
-def test_step_schedule_drops_at_its_milestones_or_every_so_many_epochs(train):
-    steps = Schedule(
-        with_scheduler(train, NAME="step", MILESTONES=(40, 60), DECAY_RATE=0.1), steps_per_epoch=10, global_batch=1
-    )
-    assert [steps(10 * epoch) for epoch in (39, 40, 60)] == pytest.approx([3e-3, 3e-4, 3e-5])
-    regular = Schedule(
-        with_scheduler(train, NAME="step", DECAY_EPOCHS=50, DECAY_RATE=0.5), steps_per_epoch=10, global_batch=1
-    )
-    assert [regular(10 * epoch) for epoch in (49, 50, 100)] == pytest.approx([3e-3, 1.5e-3, 7.5e-4])
-
-
-def test_constant_schedule_stays_after_warmup(train):
-    schedule = Schedule(with_scheduler(train, NAME="constant"), steps_per_epoch=10, global_batch=1)
-    assert schedule(320) == schedule(2999) == 3e-3
+@pytest.mark.parametrize(
+    ("name", "settings", "rates"),
+    [
+        ("step", {"MILESTONES": (40, 60), "DECAY_RATE": 0.1}, {39: 3e-3, 40: 3e-4, 60: 3e-5}),
+        ("step", {"DECAY_EPOCHS": 50, "DECAY_RATE": 0.5}, {49: 3e-3, 50: 1.5e-3, 100: 7.5e-4}),
+        ("constant", {}, {32: 3e-3, 299: 3e-3}),
+    ],
+)
+def test_rates_after_the_warm_up(train, name, settings, rates):
+    schedule = Schedule(with_scheduler(train, NAME=name, **settings), steps_per_epoch=10, global_batch=1)
+    assert {epoch: schedule(10 * epoch) for epoch in rates} == pytest.approx(rates)
+    assert Schedule(dataclasses.replace(train, WARMUP_EPOCHS=0), 10, global_batch=1)(0) == 3e-3
 
 
 @pytest.mark.parametrize("scaling, stated_for", [("linear", 512), ("sqrt", 256)])
@@ -63,12 +61,6 @@ def test_all_three_rates_are_scaled_by_the_ratio_of_batches_or_its_root(train, s
     train = dataclasses.replace(train, LINEAR_SCALED_LR=stated_for, LR_SCALING=scaling, END_LR=1e-5)
     scaled = Schedule(train, 10, global_batch=1024)
     assert (scaled.start, scaled.base, scaled.end) == pytest.approx((2e-6, 6e-3, 2e-5))
-
-
-def test_no_warmup_starts_at_the_base_rate(train):
-    schedule = Schedule(dataclasses.replace(train, WARMUP_EPOCHS=0), steps_per_epoch=10, global_batch=1)
-    assert schedule(0) == 3e-3
-    assert math.isfinite(schedule(2999))
 
 
 TIMMS = [  # arguments of timm's create_scheduler_v2, and our settings for the same rates
@@ -110,20 +102,6 @@ def test_wsd_warms_up_stays_and_decays_in_the_last_part(train):
     assert rates[1000] == pytest.approx(1e-5)
 
 
-def test_biases_norms_class_token_and_position_embedding_are_not_decayed(tmp_path):
-    from models import build_model
-
-    config = small_config(tmp_path)
-    model = build_model(config, 10)
-    optimizer = build_optimizer(config.TRAIN, model)
-    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
-    decayed = {name for name, p in model.named_parameters() if decay[id(p)] > 0}
-    kept = {name for name, p in model.named_parameters() if decay[id(p)] == 0}
-    assert {"cls_token", "pos_embed", "norm.weight", "blocks.0.attn.qkv.bias", "head.bias"} <= kept
-    assert {"patch_embed.proj.weight", "blocks.1.mlp.fc1.weight", "head.weight"} <= decayed
-    assert all(name.endswith("weight") and "norm" not in name for name in decayed)
-
-
 CASES = [  # values other than the default, and what the groups hold then
     ("AdamW", {"BETAS": (0.7, 0.8), "EPS": 1e-3}, {"betas": (0.7, 0.8), "eps": 1e-3}),
     ("Adam", {"BETAS": (0.7, 0.8), "EPS": 1e-3}, {"betas": (0.7, 0.8), "eps": 1e-3}),
@@ -140,12 +118,6 @@ def test_every_setting_of_the_optimizer_reaches_all_groups(train, name, values, 
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.07, 0.0]
     for group in optimizer.param_groups:
         assert {key: group[key] for key in expected} | {"lr": group["lr"]} == expected | {"lr": 0.02}
-
-
-def test_the_cases_above_have_every_setting_of_the_optimizer():
-    assert {"NAME", "KWARGS", *(key for _, values, _ in CASES for key in values)} == {
-        each.name for each in dataclasses.fields(Optimizer)
-    }
 
 
 def test_frozen_parameters_are_not_given_to_the_optimizer(tmp_path):
@@ -181,30 +153,21 @@ MOMENTS = {"AdamW": "exp_avg", "Adam": "exp_avg", "SGD": "momentum_buffer"}
 
 
 @pytest.mark.parametrize("name", MOMENTS)
-def test_every_optimizer_is_fused_moves_the_weights_and_has_its_state_in_float32(tmp_path, name):
+def test_our_optimizers_are_fused_keep_float32_and_go_on_from_what_they_saved_to_the_last_bit(tmp_path, name):
     model, optimizer = pair(tmp_path, name)
     assert optimizer.defaults["fused"]
-    before = model.weight.clone()
-    for number in range(3):
+    for number in range(4):
         step(model, optimizer, number)
-    for state in (*optimizer.state.values(), *optimizer.state_dict()["state"].values()):
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    for state in saved[1]["state"].values():
         assert {value.dtype for value in state.values()} == {torch.float32} and state[MOMENTS[name]].any()
-    assert not torch.equal(before, model.weight)
-
-
-def test_adamw_is_the_published_adamw(tmp_path):
-    model, optimizer = pair(tmp_path)
-    (group,) = [group for group in optimizer.param_groups if group["weight_decay"]]
-    expected = model.weight.detach().double().clone()
-    first, second = torch.zeros_like(expected), torch.zeros_like(expected)
-    rate, decay, (beta1, beta2) = group["lr"], group["weight_decay"], group["betas"]
-    for number in range(1, 11):
-        gradient = step(model, optimizer, number).double()
-        first = beta1 * first + (1 - beta1) * gradient
-        second = beta2 * second + (1 - beta2) * gradient**2
-        root = (second / (1 - beta2**number)).sqrt() + group["eps"]
-        expected = expected * (1 - rate * decay) - rate * first / (1 - beta1**number) / root
-    torch.testing.assert_close(model.weight.detach().double(), expected, rtol=0, atol=1e-6)
+    again, other = pair(tmp_path, name, seed=1)
+    again.load_state_dict(saved[0])
+    other.load_state_dict(saved[1])
+    for number in range(4, 8):
+        step(model, optimizer, number)
+        step(again, other, number)
+    assert torch.equal(model.weight, again.weight) and not torch.equal(model.weight, saved[0]["weight"])
 
 
 @pytest.mark.parametrize("name", MOMENTS)
@@ -221,21 +184,6 @@ def test_a_skipped_step_changes_nothing_to_the_last_bit(tmp_path, name, when):
     for number, state in optimizer.state_dict()["state"].items():
         for key, value in state.items():
             assert torch.equal(value, saved[number][key]) if when else not value.any()
-
-
-@pytest.mark.parametrize("name", MOMENTS)
-def test_an_optimizer_survives_saving_to_the_last_bit(tmp_path, name):
-    model, optimizer = pair(tmp_path, name)
-    for number in range(4):
-        step(model, optimizer, number)
-    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    again, other = pair(tmp_path, name, seed=1)
-    again.load_state_dict(saved[0])
-    other.load_state_dict(saved[1])
-    for number in range(4, 8):
-        step(model, optimizer, number)
-        step(again, other, number)
-    assert torch.equal(model.weight, again.weight) and torch.equal(model.bias, again.bias)
 
 
 @pytest.mark.parametrize("name", MOMENTS)

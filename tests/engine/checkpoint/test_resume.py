@@ -56,7 +56,7 @@ def unbroken(tmp_path_factory) -> Callable[..., str]:
     return train
 
 
-@pytest.mark.parametrize(("world_size", "others"), [(1, ()), (2, ()), (1, OTHERS)])
+@pytest.mark.parametrize(("world_size", "others"), [(1, ()), (2, ()), (1, OTHERS), (2, ("DIST.STRATEGY=fsdp2",))])
 def test_kill_in_mid_epoch_and_resume_auto_gives_the_same_hash(tmp_path, settings, unbroken, world_size, others):
     script, flags = arguments(settings, tmp_path / "killed", world_size, "-resume", "auto")
     flags += others

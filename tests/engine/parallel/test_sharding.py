@@ -1,18 +1,15 @@
 """A model in shards (FSDP2) learns as one that every process holds whole, and what it saves is read by any number."""
 
-import signal
-
 import pytest
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from engine.parallel import check_strategy
 from models.weights.sharded import Parts, span
-from models.weights.torch_files import read_torch
 from tests.support.configs import SMALL, small_config
 from tests.support.refusals import refused
-from tests.support.run_hash import run_hash, state_hash
-from tests.support.runs import launch, run, run_folder
+from tests.support.run_hash import state_hash
+from tests.support.runs import launch
 from utils.errors import ConfigError
 
 # With what remembers something, and a micro-batch that some updates have less of.
@@ -202,18 +199,3 @@ def test_shares_of_rows_are_those_of_fsdp2_and_any_rows_are_found_in_them(world_
         for start in range(length):
             for stop in range(start, length + 1):
                 assert torch.equal(parts.rows(start, stop), whole[start:stop])
-
-
-def test_kill_in_mid_epoch_and_resume_auto_gives_the_same_hash(tmp_path):
-    (tmp_path / "settings.yaml").write_text(SMALL)
-    flags = f"-cfg {tmp_path / 'settings.yaml'} -amp -batch_size 64 -resume auto -opts {COMMON} {FSDP} {AGAIN}".replace(
-        ",", " "
-    )
-    flags = [*flags.split(), "SAVE_STEPS=2"]  # two epochs of 5 updates
-    for name, killed_at, code in (("unbroken", -1, 0), ("killed", 7, -signal.SIGKILL), ("killed", -1, 0)):
-        faults = {"signal_at": [killed_at, signal.SIGKILL, [1]]}
-        codes = run("main_multi_gpu.py", *flags, f"SAVE={tmp_path / name}", processes=2, faults=faults).codes
-        assert codes[1] == code and bool(codes[0]) == bool(code)
-        if code:  # in the second epoch; the save after 6 updates may have been under way
-            assert read_torch(run_folder(tmp_path / name) / "last.pth")["step"] in (5, 6)
-    assert run_hash(run_folder(tmp_path / "killed")) == run_hash(run_folder(tmp_path / "unbroken"))

@@ -222,22 +222,6 @@ def test_torchs_own_saved_scaler_is_taken_up(tmp_path):
     assert precision.scaler.get_scale() == 512
 
 
-@pytest.mark.parametrize(
-    "option, told",
-    [
-        ("PRECISION.DECR_EVERY_N_NAN_OR_INF=0", "1"),
-        ("PRECISION.INCR_RATIO=0.5", "PRECISION.INCR_RATIO"),
-        ("PRECISION.DECR_RATIO=2", "PRECISION.DECR_RATIO"),
-        ("PRECISION.MIN_LOSS_SCALING=1e6", "PRECISION.INIT_LOSS_SCALING"),
-        ("PRECISION.MAX_LOSS_SCALING=2", "PRECISION.INIT_LOSS_SCALING"),
-        ("PRECISION.MODE=naif", "autocast"),
-    ],
-)
-def test_precision_settings_that_cannot_be_are_named(tmp_path, option, told):
-    with refused(ConfigError, option.split("=")[0], told):
-        small_config(tmp_path, "AMP=true", option)
-
-
 def test_apex_o1_is_another_name_of_autocast_and_says_so(tmp_path):
     (tmp_path / "apex.yaml").write_text("PRECISION: {MODE: apex_o1}")
     loaded = load(["-cfg", str(tmp_path / "apex.yaml")])

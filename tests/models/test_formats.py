@@ -3,6 +3,8 @@
 import argparse
 import codecs
 import pickle
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torchvision
 
 from models.weights.files import read_record, read_state_dict
 from models.weights.load import load_pretrained
+from tests.support.refusals import refused
 from tests.support.weight_files import (
     CLASSES,
     DEPTH,
@@ -31,7 +34,6 @@ from tests.support.weight_files import (
     random_weights,
     saved,
     timm_model,
-    training_file,
     vit,
 )
 from utils.errors import ConfigError
@@ -68,24 +70,16 @@ TORCH_LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", TORCH_LAYOUTS)
-@pytest.mark.parametrize("as_zip", [True, False], ids=["zip", "legacy"])
-def test_torch_files_of_every_layout_are_read(tmp_path, weights, layout, as_zip):
-    path = saved(TORCH_LAYOUTS[layout](weights), tmp_path / "x.pth", _use_new_zipfile_serialization=as_zip)
-    assert_same(read_state_dict(path), weights)
+def test_torch_files_of_every_layout_are_read(tmp_path, weights, layout):
+    for as_zip in (True, False):
+        path = saved(TORCH_LAYOUTS[layout](weights), tmp_path / "x.pth", _use_new_zipfile_serialization=as_zip)
+        assert_same(read_state_dict(path), weights)
 
 
-def test_safetensors_are_read(tmp_path, weights):
-    safetensors.torch.save_file(weights, tmp_path / "x.safetensors")
-    assert_same(read_state_dict(tmp_path / "x.safetensors"), weights)
-
-
-@pytest.mark.parametrize("suffix", [".pdparams", ".pth", ".safetensors", ".npz"])
-def test_a_file_is_found_without_its_suffix(tmp_path, weights, suffix):
-    saved(weights, tmp_path / f"Epoch-10-Loss-2.345{suffix}")
-    assert_same(read_state_dict(tmp_path / "Epoch-10-Loss-2.345"), weights)
-
-
-def test_a_wrong_suffix_does_not_matter(tmp_path, weights):
+def test_a_file_is_found_without_its_suffix_and_read_by_its_content(tmp_path, weights):
+    for suffix in (".pdparams", ".pth", ".safetensors", ".npz"):
+        saved(weights, tmp_path / f"Epoch{suffix}-2.345{suffix}")
+        assert_same(read_state_dict(tmp_path / f"Epoch{suffix}-2.345"), weights)
     safetensors.torch.save_file(weights, tmp_path / "x.pdparams")
     assert_same(read_state_dict(tmp_path / "x.pdparams"), weights)
 
@@ -129,19 +123,15 @@ def test_googles_npz_is_read_as_timm_reads_it(tmp_path, weights, prefix):
 
 
 @pytest.mark.parametrize("layout", PADDLE_LAYOUTS)
-@pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize("year", YEARS)
-def test_pdparams_of_every_year_layout_and_protocol_are_read(tmp_path, weights, year, protocol, layout):
-    arrays = paddle_arrays(weights, YEARS[year])
-    assert_same(read_state_dict(pickled(PADDLE_LAYOUTS[layout](arrays), tmp_path / "x.pdparams", protocol)), weights)
-
-
-@pytest.mark.parametrize("old_numpy", [b"numpy.core.", b"numpy._core."])
-def test_pdparams_of_old_and_new_numpy_are_read(tmp_path, weights, old_numpy):
-    path = pickled(training_file(paddle_arrays(weights, PADDLE_2022)), tmp_path / "x.pdparams", 2)
-    path.write_bytes(path.read_bytes().replace(b"numpy._core.", old_numpy).replace(b"numpy.core.", old_numpy))
-    assert old_numpy in path.read_bytes()
-    assert_same(read_state_dict(path), weights)
+def test_pdparams_of_every_year_layout_protocol_and_numpy_are_read(tmp_path, weights, year, layout):
+    content = PADDLE_LAYOUTS[layout](paddle_arrays(weights, YEARS[year]))
+    for protocol, numpy in ((4, None), (2, b"numpy.core."), (2, b"numpy._core.")):
+        path = pickled(content, tmp_path / "x.pdparams", protocol)
+        if numpy:
+            path.write_bytes(path.read_bytes().replace(b"numpy._core.", numpy).replace(b"numpy.core.", numpy))
+            assert numpy in path.read_bytes()
+        assert_same(read_state_dict(path), weights)
 
 
 def test_pdparams_written_by_python_2_are_read(tmp_path):
@@ -186,32 +176,32 @@ def test_a_two_layer_head_of_2021_is_dropped_and_said(tmp_path, weights):
 
 
 def test_another_model_of_paddlevit_is_refused_by_name(tmp_path):
-    with pytest.raises(ConfigError, match="stages.0.conv.weight is no weight of PaddleViT's ViT or DeiT"):
+    with refused(ConfigError, "stages.0.conv.weight"):
         read_state_dict(pickled({"stages.0.conv.weight": np.ones(2, "f4")}, tmp_path / "x.pdparams"))
 
 
 # --- what must never be run
 
 
-@pytest.mark.parametrize("protocol", [0, 2, 4])
-@pytest.mark.parametrize("kind", PAYLOADS)
-@pytest.mark.parametrize("suffix", [".pdparams", ".pth", ".npz"])
-def test_a_pickle_that_would_run_something_is_refused_and_does_not(tmp_path, kind, protocol, suffix):
-    marker = tmp_path / "marker"
-    path = pickled({"head.weight": payloads(marker)[kind]}, tmp_path / f"x{suffix}", protocol)
-    with pytest.raises(ConfigError, match="refused, because .* could run code.*save only the weights"):
-        read_state_dict(path)
-    assert not marker.exists()
+def in_pickles(content: dict, folder: Path) -> Iterator[Path]:
+    for suffix in (".pdparams", ".pth", ".npz"):
+        for protocol in (0, 2, 4):
+            yield pickled(content, folder / f"{protocol}{suffix}", protocol)
 
 
-@pytest.mark.parametrize("as_zip", [True, False], ids=["zip", "legacy"])
+def in_torch_files(content: dict, folder: Path) -> Iterator[Path]:
+    for as_zip in (True, False):
+        yield saved(content, folder / f"{as_zip}.pth", _use_new_zipfile_serialization=as_zip)
+
+
+@pytest.mark.parametrize("write", [in_pickles, in_torch_files])
 @pytest.mark.parametrize("kind", PAYLOADS)
-def test_a_torch_file_that_would_run_something_is_refused_and_does_not(tmp_path, kind, as_zip):
+def test_a_file_that_would_run_something_is_refused_and_does_not(tmp_path, kind, write):
     marker = tmp_path / "marker"
-    path = saved({"head.weight": payloads(marker)[kind]}, tmp_path / "x.pth", _use_new_zipfile_serialization=as_zip)
-    with pytest.raises(ConfigError, match=r"x.pth: refused, because .* could run code"):
-        read_state_dict(path)
-    assert not marker.exists()
+    for path in write({"head.weight": payloads(marker)[kind]}, tmp_path):
+        with refused(ConfigError, path, "refused", "code", ".safetensors"):
+            read_state_dict(path)
+        assert not marker.exists()
 
 
 @pytest.mark.parametrize("kind", ["system", "eval", "exec", "object_array"])
@@ -224,21 +214,21 @@ def test_these_payloads_do_run_where_a_reader_lets_them(tmp_path, kind):
 def test_a_pickle_inside_an_npz_is_refused_and_does_not_run(tmp_path):
     marker = tmp_path / "marker"
     np.savez(tmp_path / "x.npz", cls=payloads(marker)["object_array"])
-    with pytest.raises(ConfigError, match=r"x.npz: damaged, or not Google's ViT .*allow_pickle=False"):
+    with refused(ConfigError, tmp_path / "x.npz", "allow_pickle=False"):
         read_state_dict(tmp_path / "x.npz")
     assert not marker.exists()
 
 
-def test_only_the_codec_that_paddle_needs_is_looked_up(tmp_path):
-    path = pickled({"head.bias": Payload(codecs.encode, b"x", "zip")}, tmp_path / "x.pdparams")
-    with pytest.raises(ConfigError, match="refused, .*text in zip"):
-        read_state_dict(path)
-
-
-def test_an_array_layout_that_numpy_would_trust_is_refused(tmp_path):
-    path = pickled({"head.bias": np.zeros(2, dtype=[("a", "f4"), ("b", "O")])}, tmp_path / "x.pdparams")
-    with pytest.raises(ConfigError, match="numpy array of dtype 'V12'"):
-        read_state_dict(path)
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (Payload(codecs.encode, b"x", "zip"), "zip"),  # only the codec that Paddle needs is looked up
+        (np.zeros(2, dtype=[("a", "f4"), ("b", "O")]), "V12"),  # numpy would trust such a layout
+    ],
+)
+def test_what_paddle_does_not_write_is_refused(tmp_path, content, name):
+    with refused(ConfigError, "refused", name):
+        read_state_dict(pickled({"head.bias": content}, tmp_path / "x.pdparams"))
 
 
 # --- damaged, or not weights
@@ -259,45 +249,39 @@ def test_a_file_cut_off_anywhere_is_an_error_that_names_it(tmp_path, weights, ki
     whole = path.read_bytes()
     for part in range(10):
         (tmp_path / "cut").write_bytes(whole[: len(whole) * part // 10])
-        with pytest.raises(ConfigError, match=r"cut: (damaged|.*is not a tensor)"):
+        with refused(ConfigError, tmp_path / "cut"):
             read_state_dict(tmp_path / "cut")
-
-
-def test_what_a_damaged_safetensors_says_beside_its_weights_is_an_error_that_names_it(tmp_path, weights):
-    safetensors.torch.save_file(weights, tmp_path / "whole")
-    (tmp_path / "cut").write_bytes((tmp_path / "whole").read_bytes()[:-100])
-    with pytest.raises(ConfigError, match="cut: damaged"):
-        read_record(tmp_path / "cut")
+    if kind == "safetensors":
+        with refused(ConfigError, tmp_path / "cut"):
+            read_record(tmp_path / "cut")
 
 
 def test_a_flipped_bit_is_found_by_the_checksum(tmp_path, weights):
     content = bytearray(saved(weights, tmp_path / "x.pth").read_bytes())
     content[len(content) // 2] ^= 1
     (tmp_path / "x.pth").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"x.pth: damaged \(checksum of"):
+    with refused(ConfigError, tmp_path / "x.pth", "checksum"):
         read_state_dict(tmp_path / "x.pth")
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "names"),
     [
-        ({"state_dict": {"head.bias": torch.tensor([1.0, float("nan")])}}, "head.bias holds NaN or infinite"),
-        ({"head.bias": torch.tensor([float("inf")])}, "head.bias holds NaN or infinite"),
-        ({"epoch": 3, "head.bias": torch.ones(1)}, "epoch is not a tensor"),
-        ([torch.ones(1)], "no weights found"),
-        ({}, "holds no weights"),
+        ({"state_dict": {"head.bias": torch.tensor([1.0, float("nan")])}}, ["head.bias", "NaN"]),
+        ({"head.bias": torch.tensor([float("inf")])}, ["head.bias", "infinite"]),
+        ({"epoch": 3, "head.bias": torch.ones(1)}, ["epoch"]),
+        ([torch.ones(1)], ["state_dict"]),
+        ({}, []),
     ],
 )
-def test_a_file_without_usable_weights_says_why(tmp_path, content, message):
-    with pytest.raises(ConfigError, match=message):
+def test_a_file_without_usable_weights_says_why(tmp_path, content, names):
+    with refused(ConfigError, tmp_path / "x.pth", *names):
         read_state_dict(saved(content, tmp_path / "x.pth"))
 
 
 def test_files_that_cannot_be_meant_say_what_can(tmp_path, weights):
     saved(weights, tmp_path / "best.pth")
-    with pytest.raises(ConfigError, match=r"is a folder; name a file in it: best.pth"):
-        read_state_dict(tmp_path)
-    with pytest.raises(ConfigError, match=r"x.pdopt holds the state of an optimizer"):
-        read_state_dict(pickled({}, tmp_path / "x.pdopt"))
-    with pytest.raises(ConfigError, match=r"no file at .*nothing, nor with .pdparams, .pth"):
-        read_state_dict(tmp_path / "nothing")
+    pickled({}, tmp_path / "x.pdopt")
+    for name, word in ((".", "best.pth"), ("x.pdopt", ".pdparams"), ("nothing", ".pdparams")):
+        with refused(ConfigError, tmp_path / name, word):
+            read_state_dict(tmp_path / name)

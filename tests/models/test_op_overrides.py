@@ -9,6 +9,7 @@ from torch import nn
 from models import build_model
 from models.transforms.op_overrides import OpOverrides
 from tests.support.configs import replaced, small_config
+from tests.support.refusals import refused
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
 
@@ -182,29 +183,26 @@ def test_names_of_weights_stay(listed):
 
 
 @pytest.mark.parametrize(
-    "lists, told",
+    ("lists", "names"),
     [
-        ({"black": ("blocks.1.atn",)}, "CUSTOM_BLACK_LIST: blocks.1.atn names nothing.*did you mean.*blocks.1.attn"),
-        ({"white": ("blocks.7.*",)}, "CUSTOM_WHITE_LIST: blocks.7.* names nothing.*did you mean.*blocks.1"),
-        ({"white": ("LayerNrm",)}, "LayerNrm names nothing.*did you mean.*LayerNorm"),
-        ({"black": ("matmul",)}, "matmul names nothing.*did you mean.*matmul_v2"),
-        (
-            {"black": ("gelu", "head"), "white": ("head",)},
-            r"head \(PRECISION.CUSTOM_BLACK_LIST\) and head \(PRECISION.CUSTOM_WHITE_LIST\)",
-        ),
-        ({"black": ("layer_norm",), "white": ("LayerNorm",)}, "layer_norm has no effect"),
-        ({"black": ("blocks.*.attn",), "white": ("blocks.1.*",)}, "both name blocks.1.attn"),
-        ({"white": ("softmax_with_cross_entropy",)}, "CUSTOM_WHITE_LIST: softmax_with_cross_entropy.*always.*float32"),
+        ({"black": ("blocks.1.atn",)}, "PRECISION.CUSTOM_BLACK_LIST blocks.1.atn blocks.1.attn"),
+        ({"white": ("blocks.7.*",)}, "PRECISION.CUSTOM_WHITE_LIST blocks.7.* blocks.1"),
+        ({"white": ("LayerNrm",)}, "LayerNrm LayerNorm"),
+        ({"black": ("matmul",)}, "matmul matmul_v2"),
+        ({"black": ("gelu", "head"), "white": ("head",)}, "head CUSTOM_BLACK_LIST CUSTOM_WHITE_LIST"),
+        ({"black": ("layer_norm",), "white": ("LayerNorm",)}, "layer_norm effect"),
+        ({"black": ("blocks.*.attn",), "white": ("blocks.1.*",)}, "blocks.1.attn both"),
+        ({"white": ("softmax_with_cross_entropy",)}, "CUSTOM_WHITE_LIST softmax_with_cross_entropy float32"),
     ],
 )
-@pytest.mark.parametrize("half", [HALF, None], ids=["amp", "no amp"])
-def test_entries_that_cannot_be(listed, lists, told, half):
-    with pytest.raises(ConfigError, match=f"(?s){told}"):
-        listed(**lists, half=half)
+def test_entries_that_cannot_be_are_refused_with_and_without_amp(listed, lists, names):
+    for half in (HALF, None):
+        with refused(ConfigError, *names.split()):
+            listed(**lists, half=half)
 
 
 def test_an_operator_that_the_model_does_not_have():
-    with pytest.raises(ConfigError, match="gelu is an operator that this model has no module for"):
+    with refused(ConfigError, "gelu"):
         OpOverrides(("gelu",), (), "cpu", HALF).apply(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()))
 
 

@@ -3,18 +3,21 @@
 import os
 import pickle
 import shutil
-import tempfile
+import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from datasets import index as file
 from datasets.index import IndexWriter, Place, index_paths, open_index, open_or_build
-from datasets.sources import folder
-from datasets.sources import imagenet as source
+from datasets.sources import csv_list, folder, imagenet, parquet, shards
 from datasets.sources.images import FileImages
-from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades
+from tests.support.image_sets import draw, error_of, load, make_folders, make_set, samples, settings, shades, write_tar
+from tests.support.parquet_files import ANIMALS, make_parquet, rows, write_parquet
 from tests.support.refusals import assert_names
 from utils.errors import DataError
 
@@ -138,20 +141,7 @@ def lists(tmp_path, monkeypatch):
         draw(tmp_path / f"{number}.jpg", number)
     make_list(tmp_path, [f"{number}.jpg {number % 3}" for number in range(7)])
     make_list(tmp_path, [f"{number}.jpg {number % 3}" for number in range(7, 10)], "val_list.txt")
-    return tmp_path, reads(monkeypatch, "read_list_file", source)
-
-
-def test_lists_are_parsed_once_until_one_changes(lists):
-    root, parsed = lists
-    first = load("imagenet2012", root)
-    again = load("imagenet2012", root)
-    assert len(parsed) == 2 and (root / "train_list.txt.index").exists()
-    for before, after in zip(first, again, strict=True):
-        assert shades(before) == shades(after) and before.targets.tolist() == after.targets.tolist()
-        assert before.notes == after.notes and before.classes == after.classes
-    content = (root / "val_list.txt").read_text()
-    (root / "val_list.txt").write_text(content.replace("9.jpg", "8.jpg"))  # as long as before
-    assert shades(load("imagenet2012", root)[1]) == [7, 8, 8] and len(parsed) == 4
+    return tmp_path, reads(monkeypatch, "read_list_file", imagenet)
 
 
 @pytest.mark.parametrize("seconds", [0, 3600])
@@ -164,15 +154,6 @@ def test_a_change_that_leaves_size_and_date_as_they_were_is_seen(lists, seconds)
     (root / "train_list.txt").write_text(content.replace("0.jpg 0", "0.jpg 1"))
     os.utime(root / "train_list.txt", ns=(now, now))
     assert load("imagenet2012", root)[0].targets[0] == 1 and len(parsed) == 4
-
-
-def test_a_copy_of_lists_and_their_index_is_not_parsed_again(lists, tmp_path_factory):
-    root, parsed = lists
-    load("imagenet2012", root)
-    copied = tmp_path_factory.mktemp("copy") / "data"
-    shutil.copytree(root, copied, copy_function=shutil.copyfile)
-    train, _ = load("imagenet2012", copied)
-    assert len(parsed) == 2 and train.name(3) == str(copied / "3.jpg") and shades(train) == list(range(7))
 
 
 def test_what_depends_on_the_settings_is_checked_with_an_index_too(lists):
@@ -282,23 +263,123 @@ def test_a_set_sent_to_a_loader_process_takes_no_copy_of_its_columns_along(folde
         assert all(path.encode() not in sent for path in (train.key(0), val.key(0)))
 
 
-def test_data_that_cannot_be_written_to_has_its_index_elsewhere(folders, tmp_path, monkeypatch):
-    root, listed = folders
-    original = tempfile.TemporaryFile
-
-    def refuse(dir=None, **options):  # as a read-only disk does, even to the superuser who may run this test
-        if dir == root:
-            raise PermissionError(13, "Read-only file system")
-        return original(dir=dir, **options)
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    first, again = (load("imagefolder", root, CACHE_PATH=str(tmp_path / "cache"))[0] for _ in range(2))
-    assert len(listed) == 1 and shades(first) == shades(again)
-    assert not list(root.glob("*.index")) and len(list((tmp_path / "cache").glob("*.index"))) == 2
-
-
 def test_no_file_is_written_for_a_small_set(tmp_path):
     make_folders(tmp_path / "data", {"ant": 5, "bee": 5})
     before = sorted(tmp_path.rglob("*"))
     load("imagefolder", tmp_path / "data", CACHE_PATH=str(tmp_path / "cache"))
     assert sorted(tmp_path.rglob("*")) == before
+
+
+# --- the index of every kind of data ---
+
+
+def make_lists(root: Path) -> None:
+    for part, numbers in (("train", range(7)), ("val", range(7, 10))):
+        for number in numbers:
+            draw(root / f"{number}.jpg", number)
+        make_list(root, [f"{number}.jpg {number % 3}" for number in numbers], f"{part}_list.txt")
+
+
+def make_csv(root: Path) -> None:
+    for number in range(10):
+        draw(root / f"{number}.jpg", number)
+    make_list(root, ["image_path,target", *(f"{number}.jpg,{number % 3}" for number in range(10))], "train.csv")
+
+
+def make_classes(root: Path) -> None:
+    make_folders(root, {"ant": 5, "bee": 5})
+    age(*(path for path in root.rglob("*") if path.is_dir()))
+
+
+# {data set: (writes it, the module and function that reads its files again, a change of it)}
+KINDS = {
+    "imagenet2012": (make_lists, (imagenet, "read_list_file"), lambda root: make_list(root, ["8.jpg 2"], "val_list.txt")),
+    "csv": (make_csv, (csv_list, "read_csv_file"), lambda root: make_list(root, ["image_path,target", *(f"{number}.jpg,{number % 2}" for number in range(9))], "train.csv")),
+    "imagefolder": (make_classes, (folder, "FolderScan"), lambda root: draw(root / "ant" / "new.png")),
+    "shards": (make_set, (shards, "scan"), lambda root: write_tar(root / "train-000001.tar", samples(100, 4))),
+    "parquet": (make_parquet, (parquet, "_read_rows"), lambda root: write_parquet(root / "data" / "train-00001-of-00002.parquet", rows(range(3)), {"label": ANIMALS})),
+}  # fmt: skip
+
+
+def everything_of(dataset: str, root: Path, **data) -> list:
+    """What a run depends on."""
+    found = []
+    for part in load(dataset, root, VAL_FRACTION=0.3, **data):
+        keys = [part.key(index) for index in range(len(part))]
+        orders = [part.epoch_order(3, epoch)[: len(part)].tolist() for epoch in range(2)]
+        found.append((shades(part), part.targets.tolist(), part.classes, keys, orders))
+    return found
+
+
+@pytest.mark.parametrize("dataset", KINDS)
+def test_an_index_is_kept_until_its_data_changes_and_an_older_or_broken_one_is_made_anew(
+    tmp_path, monkeypatch, dataset
+):
+    make, (module, function), change = KINDS[dataset]
+    monkeypatch.setattr(file, "SMALL", 0)
+    make(tmp_path / "data")
+    calls = reads(monkeypatch, function, module)
+    first = everything_of(dataset, tmp_path / "data")
+    count = len(calls)
+    assert count and everything_of(dataset, tmp_path / "data") == first and len(calls) == count
+    for index in (tmp_path / "data").rglob("*.index"):
+        index.write_bytes(index.read_bytes().replace(file.MAGIC, b"halfstep index 1\n"))
+    assert everything_of(dataset, tmp_path / "data") == first and len(calls) == 2 * count
+    change(tmp_path / "data")
+    assert everything_of(dataset, tmp_path / "data") != first and len(calls) > 2 * count
+
+
+@pytest.mark.parametrize("dataset", KINDS)
+def test_where_the_data_cannot_be_written_to_the_index_lies_in_the_folder_of_caches(tmp_path, monkeypatch, dataset):
+    make, (module, function), _ = KINDS[dataset]
+    monkeypatch.setattr(file, "SMALL", 0)
+    make(tmp_path / "data")
+    locked = file.locked
+
+    def refuse(path, wait=None):  # as a read-only disk does, even to the superuser who may run this test
+        if tmp_path / "data" in path.parents:
+            raise PermissionError(13, "Read-only file system")
+        return locked(path, wait)
+
+    monkeypatch.setattr(file, "locked", refuse)
+    calls, before = reads(monkeypatch, function, module), sorted((tmp_path / "data").rglob("*"))
+    first = everything_of(dataset, tmp_path / "data", CACHE_PATH=str(tmp_path / "cache"))
+    count = len(calls)
+    assert everything_of(dataset, tmp_path / "data", CACHE_PATH=str(tmp_path / "cache")) == first
+    assert count == len(calls) and list((tmp_path / "cache").glob("*.index"))
+    assert sorted((tmp_path / "data").rglob("*")) == before
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_build_that_is_killed_leaves_nothing_that_a_next_start_reads(tmp_path, monkeypatch, call):
+    make_set(tmp_path)
+    wanted = everything_of("shards", tmp_path)
+    for index in tmp_path.glob("*.index"):
+        index.unlink()
+    pid = os.fork()
+    if not pid:
+        setattr(os, call, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        everything_of("shards", tmp_path)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert not list(tmp_path.glob("*.index")) and list(tmp_path.glob(".*.part"))
+    assert everything_of("shards", tmp_path) == wanted and not list(tmp_path.glob(".*.part"))
+
+
+def test_of_two_that_start_at_once_one_builds_and_the_other_waits_for_it(tmp_path, monkeypatch):
+    make_set(tmp_path)
+    begun, scan, calls = threading.Event(), shards.scan, []
+
+    def slow(tar):
+        begun.set()
+        calls.append(tar.title)
+        time.sleep(0.3)
+        return scan(tar)
+
+    monkeypatch.setattr(shards, "scan", slow)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(everything_of, "shards", tmp_path)
+        assert begun.wait(60)
+        second = pool.submit(everything_of, "shards", tmp_path)
+        assert first.result() == second.result()
+    assert len(calls) == len(set(calls)) == 4

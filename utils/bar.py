@@ -87,7 +87,7 @@ class Bar:
             self._ended.set()
 
     def line(self, width: int) -> str:
-        """In at most so many characters; where that is few, without the picture of a bar."""
+        """The bar in at most `width` characters; where that is few, without the picture of a bar."""
         share = self._done / max(self.total, 1)
         head = f"{self.title} {share:4.0%}"
         tail = f" {self._done:,}/{self.total:,} {self.unit}, {self.describe()}"

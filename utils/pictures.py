@@ -39,7 +39,7 @@ class Lettering(NamedTuple):
         draw.text(place, self._drawable(text), fill=color, font=self.font, anchor=anchor if has_outlines else None)
 
     def _drawable(self, text: str) -> str:
-        """In one line, without bytes of file names that are no text; Pillow's own font has the letters of Latin-1 only."""
+        """The text in one line, without bytes of file names that are no text; Pillow's own font has the letters of Latin-1 only."""
         text = " ".join(text.split()).encode("utf-8", "replace").decode()
         if isinstance(self.font, ImageFont.FreeTypeFont):
             return text
@@ -47,7 +47,7 @@ class Lettering(NamedTuple):
 
 
 def shortened(text: str, kept: int) -> str:
-    """So many characters of a text: a third of them from its beginning."""
+    """The text cut to this many characters, a third of them from its beginning."""
     first = kept // 3
     return f"{text[:first]}…{text[len(text) - (kept - first) :]}"
 
@@ -119,7 +119,7 @@ def fitted(pixels: np.ndarray, side: int) -> Image.Image:
 
 
 def write_picture(image: Image.Image, path: Path) -> None:
-    """As PNG, in place of a former one only once all of it is on the disk. OSError if there is no room."""
+    """Write a PNG, which takes the place of a former one only once all of it is on the disk. OSError if there is no room."""
     png = io.BytesIO()
     image.save(png, "PNG", compress_level=4)
     with replacing(path) as file:

@@ -29,7 +29,7 @@ RECORD, CONFUSION_PICTURE, MISTAKES_PICTURE = "results.json", "confusion.png", "
 
 
 class ResultFiles:
-    """What a full disk keeps from being written is said once, and missing."""
+    """Writes tables and pictures. The first one that a full disk refuses is a warning; the run goes on without."""
 
     def __init__(self, folder: Path, image_set: ImageSet, log: Log):
         self._folder, self._image_set, self._log = folder, image_set, log
@@ -88,7 +88,7 @@ TIMES_ITS_SECONDS = 100  # from one write to the next, so that those of large se
 
 
 class BestResults(Callback):
-    """In every process; process 0 writes."""
+    """Keeps the results of the best epoch in every process; process 0 writes them."""
 
     def __init__(self, config: Config, folder: Path, image_set: ImageSet, log: Log, trainer: Trainer):
         self._best_file, self._log, self._trainer = folder / BEST, log, trainer

@@ -35,7 +35,8 @@ def draw_mistakes(results: Results, image_set: ImageSet) -> Image.Image:
     with ThreadPoolExecutor(NUM_THREADS) as pool:  # of a large file or a server each takes its time
         pixels = pool.map(functools.partial(pixels_of, image_set), [index for index, _ in errors])
         tiles = [
-            Tile(image, [*told, image_set.key(index)]) for image, (index, told) in zip(pixels, errors, strict=True)
+            Tile(image, [*caption, image_set.key(index)])
+            for image, (index, caption) in zip(pixels, errors, strict=True)
         ]
     shown = f", the {len(tiles)} that the model was most certain of" if len(tiles) < number else ""
     title = f"{counted(number, 'mistake')} in {counted(len(results.indices), 'validation image')}{shown}"
@@ -43,29 +44,29 @@ def draw_mistakes(results: Results, image_set: ImageSet) -> Image.Image:
 
 
 def most_certain_errors(results: ImageResults, names: Names) -> tuple[int, list[tuple[int, list[str]]]]:
-    """How many errors there are; of the most certain ones the image's index and what is said of it."""
+    """How many errors there are; and of the most certain ones the image's index and its caption."""
     wrong = np.flatnonzero(results.labels != results.predictions)
     chosen = wrong[np.argsort(-results.probabilities[wrong], kind="stable")][:NUM_SHOWN].tolist()
 
-    def told(row: int) -> list[str]:
+    def caption_of(row: int) -> list[str]:
         label, prediction = names[results.labels[row]], names[results.predictions[row]]
         certain, of_label = results.probabilities[row], results.label_probabilities[row]
         return [f"label: {label} ({of_label:.1%})", f"model: {prediction} ({certain:.1%})"]
 
-    return len(wrong), [(int(results.indices[row]), told(row)) for row in chosen]
+    return len(wrong), [(int(results.indices[row]), caption_of(row)) for row in chosen]
 
 
 def most_certain_label_errors(results: LabelResults, names: Names) -> tuple[int, list[tuple[int, list[str]]]]:
-    """The same where an image can have several labels: each that was missed, and each class too many, is an error."""
+    """Errors where an image can have several labels: each label that was missed, and each class too many."""
     wrong = np.flatnonzero(results.are_labels != results.are_predicted)
     certainty = np.where(results.are_predicted, results.probabilities, 1 - results.probabilities)
     chosen = wrong[np.argsort(-certainty[wrong], kind="stable")][:NUM_SHOWN].tolist()
 
-    def told(row: int) -> list[str]:
+    def caption_of(row: int) -> list[str]:
         how = "not a label" if results.are_predicted[row] else "a label"
         return [f"{how}: {names[results.classes[row]]}", f"model: {results.probabilities[row]:.1%}"]
 
-    return len(wrong), [(int(results.images[row]), told(row)) for row in chosen]
+    return len(wrong), [(int(results.images[row]), caption_of(row)) for row in chosen]
 
 
 def pixels_of(image_set: ImageSet, index: int) -> np.ndarray | None:
@@ -213,7 +214,7 @@ class TrainBatch(Callback):
         ]
 
     def _name(self, target: Tensor) -> str:
-        """Of a class number, or of all labels."""
+        """The name of a class number, or of all labels."""
         numbers = target.nonzero()[:, 0].tolist() if target.ndim else [int(target)]
         return first_of([self._names[number] for number in numbers]) or "no label"
 

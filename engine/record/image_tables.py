@@ -102,7 +102,7 @@ def class_rows(results: Results, names: Names) -> Iterator[tuple]:
 
 
 def most_taken_for(results: ImageResults) -> dict[int, tuple[int, int]]:
-    """For each class with mistakes the other one that its images get most often, and how often; of equal ones the first."""
+    """{class with mistakes: the other one that its images get most often (of equal ones the first), and how often}"""
     labels, predictions, counts = cells(results)
     found: dict[int, tuple[int, int]] = {}
     for label, prediction, count in zip(labels.tolist(), predictions.tolist(), counts.tolist(), strict=True):

@@ -33,7 +33,7 @@ def after_training(config: Config, process: Process, folder: Path, eval_set: Ima
 
 
 def after_failure(process: Process, folder: Path) -> list[str]:
-    """For a run that an error ended which is not the user's."""
+    """The next step after an error that is not the user's."""
     return _lines([("go on", _resume(process, folder, []))] if (folder / "last.pth").exists() else [])
 
 

@@ -12,7 +12,7 @@ from utils.text import redacted
 
 
 def settings(run: SavedRun) -> Markup:
-    """Those whose origin is no file first: flags, -opts, and what followed from the data."""
+    """The settings whose origin is no file (flags, -opts, what followed from the data), and all of them."""
     origins = run.origins
     given = [key for key in run.settings if not _is_of_file(origins[key]) and key not in of_role(RECORD)]
     rows = [(element("code", key), element("code", written(run.settings[key])), origins[key]) for key in given]

@@ -19,7 +19,7 @@ MAX_MARKS = 10_000  # between two reports: about 1200 updates of one micro-batch
 
 
 class HostClock:
-    """For CPUs, where operations are synchronous."""
+    """The clock of CPUs, where operations are synchronous."""
 
     def now(self) -> float:
         return time.perf_counter()
@@ -32,7 +32,7 @@ class HostClock:
 
 
 class DeviceClock:
-    """For devices with a queue: a mark is an event in the queue.
+    """The clock of devices with a queue: a mark is an event in the queue.
 
     Never synchronises: event times are read after the host has waited for something later in the queue.
     """

@@ -271,7 +271,7 @@ def check_trackers(config: Config) -> None:
 
 
 def describe_trackers(config: Config) -> list[str]:
-    """For -check: the trackers of the run, with the versions of their packages."""
+    """The row of -check: the trackers of the run, with the versions of their packages."""
     check_trackers(config)
     distributions = importlib.metadata.packages_distributions()
     return [f"{name} {importlib.metadata.version(distributions[name][0])}" for name in dict.fromkeys(config.TRACK)]

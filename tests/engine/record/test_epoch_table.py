@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine.evaluation.scores import Best, Scores
+from engine.record import console, metrics
 from engine.record.console import LINES_BELOW_A_HEAD, EpochTable
 from engine.record.metrics import Epoch, epoch_row
 from engine.train.counters import EpochResult, Report
@@ -91,3 +92,16 @@ def test_on_a_narrow_terminal_columns_go_and_lines_do_not_break(tmp_path, width,
     lines = lines_of(table(tmp_path, has_ema=has_ema, width=width), 1, result(**scores), Best(90.0, 1), 90_000.0)
     assert all(len(line) < width for line in lines)
     assert {"epoch", "top-1", "best", "left"} <= set(lines[0].split())
+
+
+def test_a_figure_of_an_epoch_is_one_line_that_puts_it_into_the_table_and_on_the_terminal(tmp_path, monkeypatch):
+    columns = (
+        *metrics.COLUMNS,
+        metrics.Column("seven", "always 7", lambda epoch: 7.0, title="seven", text="{:.1f}".format),
+    )
+    for module in (metrics, console):
+        monkeypatch.setattr(module, "COLUMNS", columns)
+    lines = lines_of(table(tmp_path, width=100), 3, result(raw=SCORES), Best(90.0, 3), 200.0)
+    assert cells(lines)["seven"] == "7.0"
+    trainer = SimpleNamespace(epoch=2, step=0, process=Process(CPU))
+    assert epoch_row(Epoch(trainer, result(raw=SCORES), {"data": 0.0}))["seven"] == 7.0

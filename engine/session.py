@@ -58,8 +58,9 @@ class Session:
         self._folder = RunFolder.of(config, kind, existing)
         self._is_new = self._folder.is_new
         self._status = Status(self._folder.path, self.log.warn)
+        self._status.add(kind=kind)
         if self._is_new:  # a run that is to be resumed is left as it is until all checks have passed
-            self._status.set("starting", kind=kind)
+            self._status.set("starting")
         return self._folder.path
 
     def begin(self, loaded: LoadedConfig) -> None:

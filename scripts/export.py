@@ -74,11 +74,6 @@ def main(argv: list[str]) -> int:
     mean.add_argument("-greedy", action="store_true", help="only checkpoints that improve the mean")
     mean.add_argument("-data_path", help="of the validation images, for -greedy [as the first was trained]")
     arguments = parser.parse_args(argv)
-    target, to = arguments.output, arguments.to or BY_ENDING.get(arguments.output.suffix)
-    if not target.name:
-        raise ConfigError(f"-output: {target} names no file; add a name")
-    if to is None:
-        raise ConfigError(f"-output: {target} must end in one of {', '.join(BY_ENDING)}; or say the format with -to")
     if arguments.data_path and not arguments.greedy:
         raise ConfigError(
             f"-data_path: {arguments.data_path} is of the images that -greedy evaluates on; add it, or leave this out"
@@ -86,22 +81,38 @@ def main(argv: list[str]) -> int:
     sources = newest(arguments.checkpoints, arguments.last) if arguments.last else arguments.checkpoints
     if len(sources) > 1:
         shares = check_weights(arguments.weights, len(sources), arguments.greedy)
-        print(write_mean(sources, shares, arguments.key, target, to, arguments.greedy, arguments.data_path))
+        to = format_of(arguments.output, arguments.to)
+        print(write_mean(sources, shares, arguments.key, arguments.output, to, arguments.greedy, arguments.data_path))
     elif arguments.greedy or arguments.weights:
         raise ConfigError(
             f"there is one checkpoint, {sources[0]}; name more of them, or -last N with the folder of a run"
         )
-    elif is_of_another_program(sources[0]):
-        print(convert(sources[0], target, arguments.key))
-    elif to == "checkpoint":
-        print(write_checkpoint(sources[0], target, arguments.key))
     else:
-        part = read_part(sources[0], {"state_dict"} if to == "safetensors" else NEEDED, arguments.key)
-        check_no_input("-output", target, [part.path])
-        epoch = f", after epoch {part.facts['epoch']}" if "epoch" in part.facts else ""
-        name = f"{counted(len(part.weights), 'tensor')} of {part.facts.get('arch', 'the model')}{epoch}"
-        print(f"{target}: {name}, from {part.path} ({part.key}); {write(part, to, target)}")
+        print(export(sources[0], arguments.output, arguments.key, arguments.to))
     return 0
+
+
+def format_of(target: Path, to: str | None) -> str:
+    """The format that -to names, else the one that the name of the file ends in."""
+    if not target.name:
+        raise ConfigError(f"-output: {target} names no file; add a name")
+    if chosen := to or BY_ENDING.get(target.suffix):
+        return chosen
+    raise ConfigError(f"-output: {target} must end in one of {', '.join(BY_ENDING)}; or say the format with -to")
+
+
+def export(source: str | Path, target: Path, key: str | None = None, to: str | None = None) -> str:
+    """Write the model of one checkpoint, or the weights of another program; return a line for the summary."""
+    to = format_of(target, to)
+    if is_of_another_program(source):
+        return convert(source, target, key)
+    if to == "checkpoint":
+        return write_checkpoint(source, target, key)
+    part = read_part(source, {"state_dict"} if to == "safetensors" else NEEDED, key)
+    check_no_input("-output", target, [part.path])
+    epoch = f", after epoch {part.facts['epoch']}" if "epoch" in part.facts else ""
+    name = f"{counted(len(part.weights), 'tensor')} of {part.facts.get('arch', 'the model')}{epoch}"
+    return f"{target}: {name}, from {part.path} ({part.key}); {write(part, to, target)}"
 
 
 def read_part(source: str | Path, needed: set[str], key: str | None, share: float = 1.0) -> Part:
@@ -118,7 +129,7 @@ def write(part: Part, to: str, target: Path) -> str:
     """Write the weights in a format and return how that was checked, for the summary."""
     import torch  # takes seconds
 
-    from models.export.formats import export, staged
+    from models.export import formats
     from models.weights.files import read_weights
     from models.weights.torch_files import to_safetensors
 
@@ -129,9 +140,9 @@ def write(part: Part, to: str, target: Path) -> str:
 
         with torch.no_grad():
             subject = Subject(part.weights, config_of(facts), list(facts["class_names"]), facts, part.path)
-            return export(subject, to, target)
+            return formats.export(subject, to, target)
     metadata = {name: json.dumps(fact) for name, fact in facts.items()}
-    with staged(target) as path:
+    with formats.staged(target) as path:
         path.write_bytes(to_safetensors(part.weights, {"format": "pt", **metadata}))
         again = read_weights(path).state
         assert again.keys() == part.weights.keys() and all(again[name].equal(part.weights[name]) for name in again)

@@ -3,25 +3,17 @@
 # some runs at random moments. With pytest's arguments, only what they select.
 #
 #   bash scripts/test.sh            everything
-#   bash scripts/test.sh -quick     for every edit: at most 90 s on 2 cores; names the tests that it leaves out
+#   bash scripts/test.sh -quick     for every edit: what fits into 90 s, by the durations of the runs before
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
 enter_environment requirements.txt requirements-dev.txt
 
-# What -quick leaves out: runs that are killed, damaged, stopped, resumed, launched in several ways or compiled.
-SLOW=(tests/faults tests/kill tests/scripts/test_{benchmarks,gpu_session}.py tests/test_entry_points.py tests/utils/test_launchers.py
-    tests/engine/checkpoint/test_{resume,rollback}.py tests/engine/memory tests/engine/record
-    tests/engine/diagnose/test_{auto_doctor,explain,fp32_compare}.py tests/engine/parallel/test_sharding.py tests/engine/train/test_{elsewhere,step}.py
-    tests/models/test_{cpu_kernels,op_overrides}.py)
-
 is_quick=false options=()
 if [[ "${1:-}" =~ ^--?quick$ ]]; then
     is_quick=true
     shift
-    for each in "${SLOW[@]}"; do
-        options+=("--ignore=$each")
-    done
+    options+=(--quick)
 fi
 python -m ruff check .
 python -m ruff format --check .
@@ -31,7 +23,7 @@ export OMP_NUM_THREADS=1
 # because some tests wait for processes that end, or do not.
 python -m pytest -rs -n $(($(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile ${options[@]+"${options[@]}"} "$@"
 if $is_quick; then
-    echo "-quick left out: ${SLOW[*]}, and the killed runs of tests/kill/kill_runs.py"
+    echo "-quick left out the files that took longest in the runs before, and those that start programs and never ran here"
 elif [ $# -eq 0 ] && [ "$(uname)" = Linux ]; then
     python tests/kill/kill_runs.py -quick
 fi

@@ -14,7 +14,7 @@ from utils.errors import ConfigError, did_you_mean
 from utils.text import is_url, problem_of
 
 MAX_SECONDS = 1e9  # of RUN.MAX_TIME: 30 years
-MAX_TAG_BYTES = 200  # a folder's name has at most 255, and also contains a date
+MAX_NAME_BYTES = 200  # a folder's name has at most 255, and also contains a date
 # What a resumed run compares besides its settings.
 NO_SETTINGS = ("GLOBAL_BATCH", "NUM_IMAGES", "CLASS_NAMES", "SPLIT", "AUGMENTATION")
 CHANGEABLE = (*SETTINGS, *REMOVED, *NO_SETTINGS)
@@ -81,14 +81,9 @@ def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
     is_duration = values[key] is None or 0 < (to_seconds(values[key]) or 0) <= MAX_SECONDS
     allowed = f"must be a duration above 0, such as 3h30m, 90m or 5400 (seconds), of at most {MAX_SECONDS:g} s"
     yield not is_duration, key, allowed
-    allowed = (
-        f"becomes part of a folder's name: it must have at most {MAX_TAG_BYTES} bytes and no /; SAVE (-output) sets "
-        "where runs are written"
-    )
-    yield "/" in values["TAG"] or _is_long(values["TAG"]), "TAG", allowed
     name = values["NAME"]
     allowed = (
-        f"is the name of a folder in SAVE (-output): it must have at most {MAX_TAG_BYTES} bytes, no /, no control character "
+        f"is the name of a folder in SAVE (-output): it must have at most {MAX_NAME_BYTES} bytes, no /, no control character "
         "and no . at its start"
     )
     yield _is_long(name) or re.search(r"^\.|[/\x00-\x1f\x7f]", name) is not None, "NAME", allowed
@@ -115,7 +110,7 @@ def _rules(values: dict[str, Any], named: Callable[[str], str]) -> Rules:
 
 
 def _is_long(name: str) -> bool:
-    return len(name.encode(errors="surrogateescape")) > MAX_TAG_BYTES
+    return len(name.encode(errors="surrogateescape")) > MAX_NAME_BYTES
 
 
 def _is_fold(text: str) -> bool:

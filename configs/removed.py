@@ -72,6 +72,7 @@ REMOVED: dict[str, Removed] = {
     ),
     "TRAIN.WEIGHT_DECAY_EXCLUDE_1D": Removed("true", "biases and norms are never decayed"),
     "TRAIN.LR_SCHEDULER.DECAY_SHAPE": Removed("sqrt", "the rate of wsd falls as 1 - sqrt(the part that is done)"),
+    "TAG": Removed(("", "default"), "-name (NAME) gives the run's folder its whole name", role="record"),
     "TRAIN.OPTIMIZER.FIRST_MOMENT": Removed(
         "float32",
         "the optimizer's state is always float32; to save memory use DIST.STRATEGY=fsdp2, TRAIN.GRAD_CHECKPOINTING=true"

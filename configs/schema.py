@@ -476,7 +476,7 @@ class Start:
     EVAL: bool = False
     """Evaluate only."""
     RESUME: Annotated[str | None, In("MODEL")] = None
-    """Checkpoint to resume from; auto: the newest valid one of run NAME, or of the newest run under SAVE with this TAG."""
+    """Checkpoint to resume from; auto: the newest valid one of run NAME, or of the newest run under SAVE."""
     NAME: str = ""
     """Name of the run's folder in SAVE, without a date; it must be new, or with -resume auto that of the run to continue."""
     CHECK: bool = False
@@ -525,8 +525,6 @@ class Config:
     """Seed of weights, order, augmentation and dropout."""
     SAVE: Annotated[str, RECORD] = "./output"
     """Folder in which every run creates its own folder."""
-    TAG: Annotated[str, RECORD] = ""
-    """Suffix of the run folder's name, behind its date; not a path."""
     SAVE_FREQ: Annotated[int, Bounds(1, 1_000_000), RECORD] = 10
     """Epochs between two numbered checkpoints; last.pth is written after every epoch."""
     SAVE_STEPS: Annotated[int | None, Bounds(1, 1_000_000_000), RECORD] = None

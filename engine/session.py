@@ -123,8 +123,8 @@ class RunFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released by the system, even after kill -9
         except OSError as error:
             raise ConfigError(
-                f"SAVE: another run is writing to {path}; wait for it, stop it, or choose another folder with -output, -name "
-                "or -tag"
+                f"SAVE: another run is writing to {path}; wait for it, stop it, or choose another folder with -output or "
+                "-name"
             ) from error
 
     @classmethod
@@ -170,8 +170,7 @@ def new_folder(config: Config, kind: str) -> Path:
     """Where a new run is written to: SAVE/NAME, or SAVE/train-YYYYmmdd-HH-MM-SS."""
     if config.START.NAME and not _names_a_run_to_evaluate(config):
         return Path(config.SAVE, config.START.NAME)
-    name = config.START.NAME or config.TAG
-    return Path(config.SAVE, "-".join((kind, time.strftime("%Y%m%d-%H-%M-%S"), *([name] if name else []))))
+    return Path(config.SAVE, "-".join(filter(None, (kind, time.strftime("%Y%m%d-%H-%M-%S"), config.START.NAME))))
 
 
 def cannot_write(path: str, error: OSError) -> ConfigError:

@@ -17,7 +17,7 @@ from utils.errors import ConfigError
 
 # What is not taken over from a run: an evaluation, or a new run from its weights, has its own machine and folder, and a
 # new run its own classes and its own way to adapt the weights.
-OWN = {*of_role(MACHINE), "SAVE", "TAG", "MODEL.PRETRAINED"}
+OWN = {*of_role(MACHINE), "SAVE", "MODEL.PRETRAINED"}
 ADAPTED = {"MODEL.NUM_CLASSES", "MODEL.FREEZE", *(key for key in SETTINGS if key.startswith("MODEL.LORA."))}
 NOT_TAKEN = {"-resume": set(), "-eval": OWN, "-pretrained": OWN | ADAPTED}
 # Whoever sets one of these says which model it is.
@@ -54,7 +54,7 @@ def _checkpoint(given: dict[str, Text]) -> Path | None:
     from engine.checkpoint.resume import checkpoint_at
     from models.weights.sharded import read_index
 
-    where = (given.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME", "TAG"))
+    where = (given.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME"))
     return checkpoint_at(given["MODEL.RESUME"], *where, warn=lambda line: None, read=read_index)  # the run warns
 
 
@@ -125,10 +125,9 @@ def _load_without_file(arguments: list[str], given: dict[str, Text], checkpoint:
         note = f"settings: those of the run of {path}, except for what the command line says; -cfg would name others"
         return replace(loaded, notes=[note, *loaded.notes])
     if path is None and source == "auto":
-        folder, name, tag = (given.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME", "TAG"))
-        which = f"with -name {name}" if name else f"with -tag {tag}" if tag else "without a tag"
+        where = Path(*(given.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME")))
         raise ConfigError(
-            f"-resume auto: there is no run to continue under {folder} {which}; "
+            f"-resume auto: there is no run to continue in {where}; "
             "name another folder with -output, or a settings file with -cfg to start a run"
         )
     if not is_evaluated:

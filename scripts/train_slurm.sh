@@ -20,7 +20,7 @@ flags=(
     -cfg configs/vit_base_patch16_224.yaml
     -dataset imagenet2012
     -data_path "${DATA:-/dataset/imagenet}"
-    -tag "job$SLURM_JOB_ID"
+    -name "job$SLURM_JOB_ID"
     -resume auto
     -amp "$@"
 )
@@ -50,7 +50,7 @@ srun)
 esac
 code=$?
 # Launchers hide the workers' exit codes; status.json in the run's folder says what happened.
-if grep -qE '"signal":|"reason": "time limit"' output/train-*-job"$SLURM_JOB_ID"/status.json 2>/dev/null; then
+if grep -qE '"signal":|"reason": "time limit"' output/job"$SLURM_JOB_ID"/status.json 2>/dev/null; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

@@ -30,7 +30,7 @@ def finished(tmp_path_factory, small_yaml):
     """A finished run with everything on: its folder and what it said."""
     output = tmp_path_factory.mktemp("finished")
     options = ["TENSORBOARD=true", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "SAVE_FREQ=1"]
-    flags = ["-cfg", str(small_yaml), "-output", str(output), "-amp", "-epochs", "5", "-tag", "all"]
+    flags = ["-cfg", str(small_yaml), "-output", str(output), "-amp", "-epochs", "5", "-name", "all"]
     result = run("main_single_gpu.py", *flags, "-opts", *options, "KEEP_CHECKPOINTS=2")
     assert result.returncode == 0, result.stderr
     return run_folder(output), result.stdout

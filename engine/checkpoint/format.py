@@ -131,11 +131,9 @@ def read_lazily(path: Path) -> dict:
     return read_checkpoint(path, lazily=True)
 
 
-def find_newest(
-    save: str, tag: str, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily
-) -> Path | None:
-    """The newest valid checkpoint of the newest run with this tag, for `-resume auto`. `read` as in newest_in."""
-    name = re.compile(r"train-(\d{8}-\d\d-\d\d-\d\d)" + re.escape(f"-{tag}" if tag else "") + r"(?:\.(\d+))?")
+def find_newest(save: str, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily) -> Path | None:
+    """The newest valid checkpoint of the newest run, for `-resume auto`; earlier versions may have put a tag behind its date. `read` as in newest_in."""
+    name = re.compile(r"train-(\d{8}-\d\d-\d\d-\d\d)(?:-.+?)?(?:\.(\d+))?")
     matches = ((name.fullmatch(path.name), path) for path in Path(save).glob("train-*"))
     runs = sorted(((match[1], int(match[2] or 1), path) for match, path in matches if match), reverse=True)
     return next((found for _, _, run in runs if (found := newest_in(run, warn, read))), None)

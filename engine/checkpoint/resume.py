@@ -27,7 +27,7 @@ def find_checkpoint(config: Config, log: Log) -> Path | None:
     """The file to continue from, if any."""
     if config.START.RESUME is None:
         return None
-    found = checkpoint_at(config.START.RESUME, config.SAVE, config.START.NAME, config.TAG, log.warn)
+    found = checkpoint_at(config.START.RESUME, config.SAVE, config.START.NAME, log.warn)
     if found is None and config.START.RESUME != "auto":
         raise ConfigError(
             f"-resume: no checkpoint at {config.START.RESUME}; -resume auto looks for the newest run itself"
@@ -42,13 +42,12 @@ def checkpoint_at(
     resume: str,
     save: str,
     name: str,
-    tag: str,
     warn: Callable[[str], None],
     read: Callable[[Path], dict] = read_lazily,
 ) -> Path | None:
     """The file that -resume means: auto, the folder of a run, or a file. `read` as in newest_in."""
     if resume == "auto":
-        return newest_in(Path(save, name), warn, read) if name else find_newest(save, tag, warn, read)
+        return newest_in(Path(save, name), warn, read) if name else find_newest(save, warn, read)
     return newest_in(Path(resume), warn, read) if Path(resume).is_dir() else find_file(resume)
 
 

@@ -45,7 +45,7 @@ def compare(groups: Sequence[Group], keys: Sequence[str], warning: str, left_out
     tables.append(_runs(groups))
     notes = [*notes_on(groups), *_how_to_read(groups), *left_out]
     _, without = differing(runs)
-    if shown := [key for key in without if key not in ("SAVE", "TAG", "NAME", "DATA.DATA_PATH")]:
+    if shown := [key for key in without if key not in ("SAVE", "NAME", "DATA.DATA_PATH")]:
         values = (f"{key} ({first_of(sorted({value_of(run, key) for run in runs}), limit=3)})" for key in shown)
         notes.append(f"settings that also differ, without effect on what is learned: {', '.join(values)}")
     title = f"{counted(len(runs), 'run')} in {counted(len(groups), 'group')}"

@@ -27,7 +27,7 @@ FILE, VERSION = "sweep.json", 2
 RANGE = re.compile(r"(?P<low>[^.]+(?:\.[0-9]+[^.]*)?)\.\.(?P<high>[^:]+)(?::(?P<how>.+))?")
 SPLIT = re.compile(r"""(?:\[[^\]]*\]|\([^)]*\)|"[^"]*"|'[^']*'|[^,])+""")  # at commas outside of brackets and quotes
 # What the sweep itself decides: {setting: the flag for it}.
-DECIDED = {"SEED": "-seeds", "DATA.FOLD": "-folds", "SAVE": "-output", "NAME": "-output", "TAG": "-output"}
+DECIDED = {"SEED": "-seeds", "DATA.FOLD": "-folds", "SAVE": "-output", "NAME": "-output"}
 
 
 class Range(NamedTuple):

@@ -43,17 +43,17 @@ def test_every_flag_sets_its_setting_with_a_blank_or_an_equals_sign(flag, key):
 def test_the_flags_are_paddlevits_and_ours():
     paddlevits = """-dataset -data_path -output -batch_size -batch_size_eval -image_size -accum_iter -num_classes -ngpus
                     -pretrained -resume -last_epoch -eval -amp"""
-    ours = """-amp_dtype -check -check_images -explain_precision -epochs -seed -num_workers -compile -profile -name -tag
+    ours = """-amp_dtype -check -check_images -explain_precision -epochs -seed -num_workers -compile -profile -name
               -track -dist_url -world_size -rank"""
     assert {flag for group in FLAGS.values() for flag in group} == set(f"{paddlevits} {ours}".split())
 
 
 def test_flags_override_when_they_were_given_not_when_they_are_truthy():
-    text = "AMP: true\nTAG: a\nMODEL: {PRETRAINED: x.pth}\nTRAIN: {LAST_EPOCH: 5}\nDATA: {NUM_WORKERS: 4}"
-    argv = ["-last_epoch", "0", "-num_workers=0", "-pretrained", "", "-tag=", "-amp", "false"]
+    text = "AMP: true\nNAME: a\nMODEL: {PRETRAINED: x.pth}\nTRAIN: {LAST_EPOCH: 5}\nDATA: {NUM_WORKERS: 4}"
+    argv = ["-last_epoch", "0", "-num_workers=0", "-pretrained", "", "-name=", "-amp", "false"]
     config = load_text(text, *argv).config
     assert (config.START.LAST_EPOCH, config.DATA.NUM_WORKERS) == (0, 0)
-    assert (config.MODEL.PRETRAINED, config.TAG, config.AMP) == (None, "", False)
+    assert (config.MODEL.PRETRAINED, config.START.NAME, config.AMP) == (None, "", False)
 
 
 def test_a_switch_alone_switches_on_whatever_follows():
@@ -62,9 +62,9 @@ def test_a_switch_alone_switches_on_whatever_follows():
 
 
 def test_opts_may_come_several_times_and_anywhere():
-    argv = ["-opts", "TRAIN.BASE_LR=0.1", "TAG=a=b", "-amp", "-opts", "MODEL.FREEZE=[*, !fc.*]", "SEED=5"]
+    argv = ["-opts", "TRAIN.BASE_LR=0.1", "SAVE=a=b", "-amp", "-opts", "MODEL.FREEZE=[*, !fc.*]", "SEED=5"]
     config = load_text("", *argv).config
-    assert (config.TRAIN.BASE_LR, config.TAG, config.SEED, config.AMP) == (0.1, "a=b", 5, True)
+    assert (config.TRAIN.BASE_LR, config.SAVE, config.SEED, config.AMP) == (0.1, "a=b", 5, True)
     assert config.MODEL.FREEZE == ("*", "!fc.*")
 
 

@@ -36,9 +36,9 @@ pytestmark = pytest.mark.usefixtures("here")
         ("AMP", "on", True),
         ("AMP", "Yes", True),
         ("AMP", "FALSE", False),
-        ("TAG", "no", "no"),
-        ("TAG", "1e3", "1e3"),
-        ("TAG", "null", ""),
+        ("SAVE", "no", "no"),
+        ("SAVE", "1e3", "1e3"),
+        ("SAVE", "null", ""),
         ("DATA.CACHE", "none", "none"),
         ("DATA.CACHE", "null", "none"),
         ("SAVE", "2024-01-01", "2024-01-01"),
@@ -72,14 +72,14 @@ AWKWARD = "null, 'it''s' \"#1\": [a] {b} & *c !d %e @f\\n 日本 \U0001f600 \t\x
 
 @pytest.mark.parametrize("text", [AWKWARD, "true", "123", "-", "a: b", " spaces ", "line\nbreak", "x" * 200])
 def test_any_text_survives_being_saved(text):
-    loaded = load_text("", f"-tag={text}", f"-data_path={text}")
-    assert flatten(loaded.config)["TAG"] == text
+    loaded = load_text("", f"-output={text}", f"-data_path={text}")
+    assert flatten(loaded.config)["SAVE"] == text
     assert load_text(to_yaml(loaded.config, loaded.origins)).config == loaded.config
 
 
 def test_every_saved_value_has_its_origin_and_the_type_that_other_readers_take_it_for():
     loaded = load_text(
-        "TRAIN: {BASE_LR: 1e-6}\nMODEL: {FREEZE: ['*', '!fc.*']}", "-seed", "3", "-tag", "true", "-opts", "AMP=true"
+        "TRAIN: {BASE_LR: 1e-6}\nMODEL: {FREEZE: ['*', '!fc.*']}", "-seed", "3", "-output", "true", "-opts", "AMP=true"
     )
     saved = to_yaml(loaded.config, loaded.origins)
     origin = dict(re.findall(r"^ *(BASE_LR|FREEZE|SEED|AMP|DEPTH): .*  # (.*)$", saved, re.MULTILINE))

@@ -23,12 +23,12 @@ def test_a_file_that_sets_nothing_gives_the_defaults(text):
 
 
 def test_bases_are_read_depth_first_from_the_including_files_folder_and_own_keys_win():
-    write("SEED: 1\nTAG: a\nSAVE: one\nSAVE_FREQ: 1\n", "shared/one.yaml")
-    write("BASE: one.yaml\nSEED: 2\nTAG: b\nSAVE: two\n", "shared/two.yaml")
-    write("SEED: 3\nTAG: c\n", "three.yaml")
+    write("SEED: 1\nDEVICE: cpu\nSAVE: one\nSAVE_FREQ: 1\n", "shared/one.yaml")
+    write("BASE: one.yaml\nSEED: 2\nNAME: b\nSAVE: two\n", "shared/two.yaml")
+    write("SEED: 3\nNAME: c\n", "three.yaml")
     loaded = load_text("BASE: [shared/two.yaml, '', three.yaml]\nSEED: 4\n")
     config = loaded.config
-    assert (config.SEED, config.TAG, config.SAVE, config.SAVE_FREQ) == (4, "c", "two", 1)
+    assert (config.SEED, config.START.NAME, config.SAVE, config.SAVE_FREQ) == (4, "c", "two", 1)
     assert loaded.origins["SAVE_FREQ"] == "shared/one.yaml"
 
 
@@ -71,9 +71,9 @@ def test_a_file_of_another_kind_is_refused():
 
 
 def test_a_byte_order_mark_windows_line_ends_and_python_tags_do_no_harm():
-    Path("x.yaml").write_bytes("\ufeffSEED: 7\r\nTAG: !!python/object:os.system ä\r\n".encode())
+    Path("x.yaml").write_bytes("\ufeffSEED: 7\r\nNAME: !!python/object:os.system ä\r\n".encode())
     config = load(["-cfg", "x.yaml"]).config
-    assert (config.SEED, config.TAG) == (7, "ä")
+    assert (config.SEED, config.START.NAME) == (7, "ä")
 
 
 def test_without_cfg_the_shipped_files_are_offered():

@@ -391,6 +391,6 @@ def test_without_a_settings_file_weights_that_hold_no_settings_are_refused(tmp_p
 
 def test_resume_auto_without_a_run_names_the_folder_that_it_searched(tmp_path):
     for flags in (["-resume", "auto"], ["-eval", "-resume", "auto"]):
-        code, said = halfstep(*flags, "-output", tmp_path / "none", "-tag", "mine")
+        code, said = halfstep(*flags, "-output", tmp_path / "none", "-name", "mine")
         assert code == 2
-        assert_names(said, "-resume auto", tmp_path / "none", "-tag mine", "-cfg")
+        assert_names(said, "-resume auto", tmp_path / "none/mine", "-cfg")

@@ -36,7 +36,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("hostile", HOSTILE)
 @pytest.mark.parametrize(
-    "settings", ["TAG: {}", "DATA: {}", "TRAIN: {{NUM_EPOCHS: {}}}", "BASE: {}", "? {}\n: 1", "{}"]
+    "settings", ["NAME: {}", "DATA: {}", "TRAIN: {{NUM_EPOCHS: {}}}", "BASE: {}", "? {}\n: 1", "{}"]
 )
 def test_settings_that_ask_for_python_are_refused_and_run_nothing(tmp_path, hostile, settings):
     marker, path = tmp_path / "marker", tmp_path / "hostile.yaml"

@@ -50,7 +50,7 @@ def test_a_run_says_what_it_found_saves_it_and_never_searches_again(program, tmp
     assert torch.load(path / "last.pth", weights_only=True)["config"]["DATA.BATCH_SIZE"] == found
     saved = tmp_path / "saved.yaml"
     saved.write_text(text)
-    ended = program(cfg=saved, size=("-tag", "again"), free=1)
+    ended = program(cfg=saved, size=("-name", "again"), free=1)
     assert ended.returncode == 0 and "batch size: " not in ended.stdout, ended.stderr
     (other,) = (tmp_path / "output").glob("*-again")
     assert run_hash(other) == run_hash(path)

@@ -16,4 +16,4 @@ from datasets.transforms.crop import Normalize
 from datasets.transforms.mix import Mixed, dominant_class
 from datasets.transforms.on_device.augmentation import check_device
 from datasets.transforms.preparation import Preparation, SizedPreparation, build_preparation
-from datasets.types import Batch, Draws, ImageSet, Kept
+from datasets.types import Batch, Draws, ImageSet, SavedData

@@ -134,7 +134,7 @@ def choose_order(config: Config, image_set: ImageSet) -> Callable[[int, int], Ep
 
 
 class BalancedOrder(EpochOrder):
-    """As many places as images, shared among the classes in equal parts.
+    """An epoch of as many places as images, shared among the classes in equal parts.
 
     A class of fewer images than places repeats all of them equally often, but for a random part of them in the last round;
     of the others a random part occurs. Besides the targets, it takes 4 bytes of memory for each image.

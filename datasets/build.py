@@ -12,14 +12,14 @@ from datasets.loading.readers import EvalData, EvalReader, SizedReader, TrainDat
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.sources import find_source
 from datasets.split import describe_split, split, warn_of_other_parts
-from datasets.types import ImageSet, Kept
+from datasets.types import ImageSet, SavedData
 from utils.distributed import Process
 from utils.errors import ConfigError, DataError
 from utils.text import counted
 
 
 def load_image_sets(
-    config: Config, say: Callable[[str], None] = print, kept: Kept | None = None
+    config: Config, say: Callable[[str], None] = print, kept: SavedData | None = None
 ) -> tuple[ImageSet | None, ImageSet]:
     """Training set (None with EVAL) and validation set of DATA.DATASET, checked. `say` reports a download.
 

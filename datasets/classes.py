@@ -6,12 +6,12 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config
-from datasets.types import ImageSet, Kept
+from datasets.types import ImageSet, SavedData
 from utils.errors import ConfigError, DataError, did_you_mean, not_a_file
 from utils.text import counted, first_of
 
 
-def number_classes(config: Config, parts: list[ImageSet], kept: Kept | None) -> list[str]:
+def number_classes(config: Config, parts: list[ImageSet], kept: SavedData | None) -> list[str]:
     """Number the classes of all parts alike; returns lines for the log.
 
     Labels that are numbers keep them, and are given names. Classes with names get the number of their name: in

@@ -13,7 +13,7 @@ import numpy as np
 from configs.schema import Config, Fold
 from datasets.index import Index, IndexWriter, open_or_build
 from datasets.shuffle import shuffled
-from datasets.types import ImageSet, Kept, count_classes
+from datasets.types import ImageSet, SavedData, count_classes
 from utils.errors import ConfigError
 from utils.files import replacing
 from utils.text import counted, first_of
@@ -104,7 +104,7 @@ def _by_fold(image_set: ImageSet, rule: str, seed: int, fold: Fold) -> tuple[np.
     return held_out, notes
 
 
-def split(config: Config, image_set: ImageSet, kept: Kept | None) -> tuple[ImageSet | None, ImageSet]:
+def split(config: Config, image_set: ImageSet, kept: SavedData | None) -> tuple[ImageSet | None, ImageSet]:
     """Training and validation images of a set without a validation part; in evaluation all its images.
 
     `kept`: what the checkpoint that is continued or evaluated says. Before its version kept a record, images were
@@ -137,7 +137,7 @@ def _draw(
     return train, val
 
 
-def _held_out_then(config: Config, image_set: ImageSet, kept: Kept) -> tuple[ImageSet, ImageSet] | None:
+def _held_out_then(config: Config, image_set: ImageSet, kept: SavedData) -> tuple[ImageSet, ImageSet] | None:
     """What the run held out of the data that it was trained on, also where that is a copy; None of other data."""
     record, title = kept.split, image_set.split["training"]
     fold = Fold(record["fold"], record["folds"]) if "folds" in record else None
@@ -173,7 +173,7 @@ def holds_out_no_more(here: dict, there: dict) -> bool:
     return same and (here["fraction"] <= there["fraction"] if here["rule"] == "hash" else here == there)
 
 
-def warn_of_other_parts(val: ImageSet, kept: Kept | None) -> list[str]:
+def warn_of_other_parts(val: ImageSet, kept: SavedData | None) -> list[str]:
     """A warning where a set is scored that is always divided by position, and the run had another part of it."""
     here, there = val.split, kept.split if kept else {}
     keys = ("fraction", "seed", "folds", "fold")

@@ -38,7 +38,7 @@ class LabelSets:
         return len(self.starts) - 1
 
     def renumbered(self, lookup: np.ndarray) -> "LabelSets":
-        """The same sets with other numbers of the classes."""
+        """Copies of the sets with other numbers of the classes."""
         return LabelSets(self.starts, lookup[self.numbers])
 
     def count_classes(self, counts: np.ndarray, num_classes: int) -> np.ndarray:
@@ -58,7 +58,7 @@ NUM_PARAMETERS = 9
 
 
 class ImageDraws(NamedTuple):
-    """Of one image."""
+    """The draws for one image of a training batch."""
 
     boxes: list[tuple[int, ...]] = []  # that are erased: RANDOM_ERASE_COUNT rows of Boxes in mix.py, or none
     rows: list[tuple[float, ...]] = []  # operations on the device, of OperationRows in on_device/rows.py
@@ -66,7 +66,7 @@ class ImageDraws(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Of a batch; on the host, which knows from them what to start on the device."""
+    """The draws for a training batch; on the host, which knows from them what to start on the device."""
 
     boxes: np.ndarray  # int64 [B, RANDOM_ERASE_COUNT or 0, 6]
     rows: np.ndarray  # float64 [N, 4 columns and the parameters]
@@ -74,7 +74,7 @@ class Draws(NamedTuple):
 
     @classmethod
     def of(cls, images: list[ImageDraws]) -> "Draws":
-        """Those of all images of a batch."""
+        """Join the draws for all images of a batch."""
         rows = [row for each in images for row in each.rows]
         return cls(
             np.array([each.boxes for each in images], np.int64),
@@ -87,7 +87,7 @@ class Draws(NamedTuple):
         return len(self.rows) > 0 or self.weights.size > 0
 
     def part(self, start: int, end: int) -> "Draws":
-        """Those of the images at these positions."""
+        """The draws for the images at these positions."""
         rows = self.rows[(start <= self.rows[:, IMAGE]) & (self.rows[:, IMAGE] < end)].copy()
         rows[:, IMAGE] -= start
         return Draws(self.boxes[start:end], rows, self.weights[start:end])
@@ -218,7 +218,7 @@ def count_classes(targets: np.ndarray, at_least: int = 0) -> np.ndarray:
     return total
 
 
-class Kept(NamedTuple):
+class SavedData(NamedTuple):
     """What a checkpoint that is continued or evaluated says about its data."""
 
     classes: list[str]  # in the order of their numbers

@@ -8,8 +8,8 @@ from torch import nn
 from configs.schema import Config
 from datasets import (
     CacheProgress,
-    Kept,
     Normalize,
+    SavedData,
     TrainData,
     build_preparation,
     cache_image_sets,
@@ -37,7 +37,7 @@ from utils.log import Log
 
 
 def load_cached_data(
-    config: Config, kept: Kept | None, session: Session, signal: Callable[[], int] = lambda: 0
+    config: Config, kept: SavedData | None, session: Session, signal: Callable[[], int] = lambda: 0
 ) -> ImageSets:
     """The image sets, cached if DATA.CACHE is set. `signal`: number of a pending stop signal, or 0."""
     process, log = session.process, session.log

@@ -10,7 +10,7 @@ from torch import nn
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from configs.values import IMPLIED, flatten
-from datasets import ImageSet, Kept, build_order, check_device, class_weights, identity, parse_policy, renumber
+from datasets import ImageSet, SavedData, build_order, check_device, class_weights, identity, parse_policy, renumber
 from datasets.batch_order import Order
 from engine.checkpoint.format import WEIGHTS_ONLY
 from engine.checkpoint.resume import (
@@ -55,7 +55,7 @@ class Beginning:
     checkpoint: Path | None = None  # of -resume: to continue from or to evaluate
     saved: dict = field(default_factory=dict)  # the content of the checkpoint
     record: dict = field(default_factory=dict)  # what the file of the weights says beside them
-    kept: Kept | None = None  # classes and split of the run that is resumed or evaluated
+    kept: SavedData | None = None  # classes and split of the run that is resumed or evaluated
 
     @property
     def config(self) -> Config:
@@ -130,7 +130,7 @@ def refusals(config: Config, process: Process) -> Iterator[tuple[str, Callable[[
 
 def make_plan(
     begun: Beginning,
-    load_data: Callable[[Config, Kept | None], ImageSets],
+    load_data: Callable[[Config, SavedData | None], ImageSets],
     find_batch_size: Callable[[Beginning, int, int], tuple[int, str]] | None = None,
     step: Step = or_end,
 ) -> Plan:
@@ -197,10 +197,10 @@ def _record(source: str | None, saved: dict) -> dict:
     return read_record(path) if path else record_of(saved)
 
 
-def _kept(record: dict) -> Kept | None:
+def _kept(record: dict) -> SavedData | None:
     if "class_names" not in record:
         return None
-    return Kept(list(record["class_names"]), record.get("split", {}), record.get("validation", {}))
+    return SavedData(list(record["class_names"]), record.get("split", {}), record.get("validation", {}))
 
 
 def _as_begun(loaded: LoadedConfig, began: dict | None) -> LoadedConfig:
@@ -221,7 +221,7 @@ def _classes_of_weights(begun: Beginning) -> list[str]:
         return []
 
 
-def _load(begun: Beginning, load_data: Callable[[Config, Kept | None], ImageSets], names: list[str]) -> ImageSets:
+def _load(begun: Beginning, load_data: Callable[[Config, SavedData | None], ImageSets], names: list[str]) -> ImageSets:
     train, val = load_data(begun.config, begun.kept)
     if val.classes != names and set(val.classes) <= set(names):
         renumber([val], names)

@@ -23,8 +23,8 @@ from configs.schema import Config
 from configs.values import unflatten
 from datasets import (
     CacheProgress,
-    Kept,
     Normalize,
+    SavedData,
     build_preparation,
     build_train_data,
     cache_image_sets,
@@ -119,7 +119,7 @@ def precision_of(config: Config, state: dict, wanted: str | None) -> tuple[Confi
 
 def next_batch(config: Config, state: dict) -> Batches:
     """The next batch of the run, which is a function of seed and step."""
-    kept = Kept(state["class_names"], state.get("split", {}))
+    kept = SavedData(state["class_names"], state.get("split", {}))
     image_sets = load_image_sets(config, kept=kept)
     train_set, _ = cache_image_sets(config, image_sets, CacheProgress(print, print, may_build=False))
     per_process = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER

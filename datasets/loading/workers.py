@@ -105,7 +105,7 @@ def _kind_on_gpu(config: Config, image_set: ImageSet, process: Process, count: i
 
 
 def _ahead_of_threads(data: Data, process: Process) -> int:
-    """As many as memory allows: 16 batches of 256 bridge a file system that stands still for 0.8 s, at 5,000 images/s."""
+    """So many batches as memory allows: 16 batches of 256 bridge a file system that stands still for 0.8 s, at 5,000 images/s."""
     room = min(BYTES_AHEAD, MAX_FRACTION_AHEAD * free_host_memory() / process.local_size)
     pinned = 1 << (data.BATCH_SIZE * _image_bytes(data) - 1).bit_length()  # torch rounds up to a power of two
     return min(max(int(room / pinned), MIN_AHEAD), MAX_AHEAD)
@@ -187,7 +187,7 @@ def read_in_threads(
 def read_in_processes(
     pieces: Iterable[Piece], reader: Reader, num_processes: int, device: torch.device, ahead: int
 ) -> Iterator[Batch]:
-    """As read_in_threads, with worker processes. Without any, this process reads each batch when it is requested."""
+    """Batches by worker processes, as read_in_threads has them. Without any, this process reads each batch when it is requested."""
     # Fork where that is safe: a spawned worker would first import torch, for seconds.
     context = "fork" if num_processes and sys.platform == "linux" else None
     loader = DataLoader(

@@ -144,7 +144,7 @@ class _Values(NamedTuple):
     width: int
 
     def take(self, rows: Any) -> Rows | None:
-        """Of the next rows of a csv.reader; None after the last."""
+        """Paths, labels and groups of the next rows of a csv.reader; None after the last."""
         # Lists of strings: a tuple for each row would set off Python's garbage collector again and again.
         columns, lines = [[] for _ in self.places], array("Q")
         targets = [(column, place, values.append) for (column, place), values in zip(self.places, columns, strict=True)]

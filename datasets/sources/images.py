@@ -46,7 +46,7 @@ class EncodedImages(ImageSet):
             time.sleep(seconds)
 
     def open_file(self, index: int) -> tuple[str, bytes]:
-        """As `file`, in one attempt: OSError if the file system fails."""
+        """Read the file in one attempt; OSError if the file system fails."""
         raise NotImplementedError
 
 
@@ -140,7 +140,7 @@ def _normal(paths: list[bytes]) -> list[bytes]:
 
 
 class Inside:
-    """The folders that lie in `root`, after resolving links, given as paths below it. Cheap where there are no links."""
+    """The folders that lie in `root`, after resolving links, given as paths below it; quick where there are no links."""
 
     def __init__(self, root: Path):
         self.root, self._plain = root, {""}  # folders that are no links, nor are those above them

@@ -73,7 +73,7 @@ class Erasing(Boxes):
 
 
 class BatchedErasing(Erasing):
-    """The same pixels for a GPU, which computes a whole batch sooner than the host starts an operation for each box."""
+    """Erasing with the same pixels for a GPU, which computes a whole batch sooner than the host starts an operation for each box."""
 
     def __call__(self, images: Tensor, table: Tensor) -> Tensor:
         noise = self.noise.to(images.dtype)

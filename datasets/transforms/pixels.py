@@ -149,7 +149,7 @@ def carry_out(plan: Plan, pixels: np.ndarray, fill: Fill) -> np.ndarray:
 
 
 def _to_image(pixels: np.ndarray) -> Image.Image:
-    """Of uint8 [H, W, C]."""
+    """A Pillow image of uint8 [H, W, C]."""
     return Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0])
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from configs.values import to_text
-from datasets import ImageSet, Kept, describe_balance, load_image_sets
+from datasets import ImageSet, SavedData, describe_balance, load_image_sets
 from engine.auto_batch_size import calculate, max_images
 from engine.check.cache import check_cache
 from engine.check.images import check_images
@@ -96,7 +96,7 @@ def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | No
     for note in loaded.notes:
         log.say(note)
 
-    def load_data(config: Config, kept: Kept | None) -> ImageSets:
+    def load_data(config: Config, kept: SavedData | None) -> ImageSets:
         return load_image_sets(config, log.say, kept)
 
     process = rows.step("device", lambda: imagine(loaded.config.DEVICE, world_size, local_size))

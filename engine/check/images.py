@@ -4,12 +4,12 @@ import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from configs.schema import Config
 from datasets.bad_images import num_allowed
-from datasets.sources.synthetic import SyntheticImages
 from datasets.types import ImageReadError, ImageSet
 from engine.check.cache import suggest_cache
 from utils.bar import Bar
@@ -42,7 +42,7 @@ class ScanResult:
         return self.count < len(self.image_set)
 
     def index(self, number: int) -> int:
-        """Of the image with this number among those that are read."""
+        """The place in the set of the image with this number among those that are read."""
         return number * len(self.image_set) // self.count
 
     def name(self, number: int) -> str:
@@ -71,8 +71,6 @@ class ScanResult:
 
 def scan_images(scan: ScanResult, title: str) -> Counter[str]:
     """Read the images in threads, with a progress bar on a terminal. Returns what is unusual about their files."""
-    from concurrent.futures import ThreadPoolExecutor
-
     block = max(BLOCK, scan.count // MAX_BLOCKS)
     blocks = [range(start, min(start + block, scan.count)) for start in range(0, scan.count, block)]
     kinds: Counter[str] = Counter()
@@ -91,7 +89,7 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
     """All checks of a data set whose lists and folders are valid. `train` is None in evaluation."""
     counts = counted(len(val), "validation image")
     yield Finding("data", counts if train is None else f"{len(train):,} training and {counts}")
-    if isinstance(val, SyntheticImages):  # generated on the device, with random classes
+    if val.makes_batches:  # generated on the device, with random classes
         return
     yield check_classes(config, train, val)
     scans, kinds = [], Counter()

@@ -12,7 +12,6 @@ from configs.schema import Config, Train
 from datasets import choose_workers
 from datasets.batch_order import Order
 from datasets.loading.workers import AHEAD_OF_PROCESS, shared_bytes
-from datasets.sources.synthetic import SyntheticImages
 from engine.memory.estimate import checkpoint_bytes, weights_bytes
 from engine.plan import Plan
 from engine.train.ema import decay_at
@@ -193,7 +192,7 @@ def check_shared_memory(config: Config, num_workers: int) -> Finding:
 def loader_processes(config: Config, image_set, process: Process) -> int:
     """Loader processes of all training processes on this machine; threads need no shared memory."""
     workers = choose_workers(config, image_set, process)
-    if workers.kind == "threads" or isinstance(image_set, SyntheticImages):
+    if workers.kind == "threads" or image_set.makes_batches:
         return 0
     return workers.count * process.local_size
 

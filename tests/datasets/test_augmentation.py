@@ -19,14 +19,12 @@ from datasets.transforms.augment import build_augmentation, parse_policy
 from datasets.transforms.mix import Erasing, Mixing
 from engine.train.loss import CrossEntropy
 from tests.support.configs import CPU, replaced, small_config
-from tests.support.loading import folder_settings, make_folder, taken, train_data
+from tests.support.loading import folder_settings, make_folder
 from tests.support.loading import order as make_order
+from tests.support.refusals import refused
 from utils.errors import ConfigError
 
-POLICIES = (
-    "original originalr-mstd0.5 v0 cifar10 svhn rand-m9-mstd0.5-inc1 rand-m9-n3-p1-mstd101 rand-m15-mmax20-tweights "
-    "augmix-m3-w3 augmix-b1-d2 ta_wide 3a"
-).split()
+POLICIES = ("original svhn rand-m9-n3-p1-mstd101 rand-m15-mmax20-tweights augmix-b1-d2 ta_wide 3a").split()
 
 NO_POLICY = ({"COLOR_JITTER": 0.4},)
 
@@ -73,24 +71,6 @@ def test_a_policy_changes_images_by_its_generator_alone_in_threads_too(train, ch
     assert len(changed) > 8 and any(not torch.equal(changed[0], each) for each in changed)
 
 
-def test_images_are_the_same_for_any_number_and_kind_of_workers(tmp_path):
-    many = [(0, "threads"), (1, "threads"), (4, "threads"), (2, "processes")]
-    train = {"AUTO_AUGMENT": "augmix", "REPEATED_AUG": 2}
-    root = make_folder(tmp_path)
-    none, *others = (
-        taken(train_data(replaced(folder_settings(root, count, WORKERS=kind), TRAIN=train)).windows(3, 9))
-        for count, kind in many
-    )
-    assert all(each == none for each in others)
-    plain = replaced(folder_settings(root), TRAIN={"REPEATED_AUG": 2})
-    assert [batch[2] for batch in taken(train_data(plain).windows(3, 9))] != [batch[2] for batch in none]
-    windows = train_data(plain).windows(0, 1)
-    (batch,) = next(windows).batches
-    again = int(np.flatnonzero(batch.piece.repeats)[0])
-    first = batch.piece.indices.tolist().index(batch.piece.indices[again])
-    assert not torch.equal(batch.images[first], batch.images[again]), "a repeat is cropped as the first time"
-
-
 def test_an_image_is_augmented_anew_in_each_epoch(tmp_path):
     reader = TrainReader(load_image_sets(folder_settings(make_folder(tmp_path)))[0], folder_settings(tmp_path))
     first, second, again = (reader[piece(2, epoch=epoch)].images for epoch in (0, 1, 0))
@@ -121,28 +101,28 @@ def test_colour_jitter_is_left_out_beside_every_policy_but_3_augment():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "names"),
     [
-        ("orignal", "'orignal'.*did you mean original"),
-        ("rand-m9-tweight", "'tweight' in 'rand-m9-tweight'.* weights, 3a, 3aw"),
-        ("rand-m9-foo4", "'foo4' in 'rand-m9-foo4'.* m, n, p, mstd, mmax, inc"),
-        ("rand-m", "'m' in 'rand-m'"),
-        ("rand-m1001", "'rand-m1001'.* m from 0 to 1000"),
-        ("rand-n0", "n from 1 to 100"),
-        ("rand-n1000000000", "n from 1 to 100"),
-        ("rand-n15-t3aw", "n from 1 to 14"),
-        ("rand-n2.5", "'n2.5' .*whole"),
-        ("augmix-w1000000000", "w from 1 to 100"),
-        ("augmix-d1000000000", "d from 0 to 100"),
-        ("augmix-a1000000000", "a from 0.01 to 1000"),
-        ("rand-n1e9", "'n1e9' in 'rand-n1e9'"),
-        ("original-m9", "'m9'.*original"),
-        ("original-tweights", "'tweights'.*original"),
-        ("svhn-mstd0.5", "'mstd0.5'.*svhn takes no parameters"),
+        ("orignal", "'orignal' original"),
+        ("rand-m9-tweight", "'tweight' weights 3aw"),
+        ("rand-m9-foo4", "'foo4' mstd mmax"),
+        ("rand-m", "'m'"),
+        ("rand-m1001", "m 1000"),
+        ("rand-n0", "n 100"),
+        ("rand-n1000000000", "n 100"),
+        ("rand-n15-t3aw", "n 14"),
+        ("rand-n2.5", "'n2.5'"),
+        ("augmix-w1000000000", "w 100"),
+        ("augmix-d1000000000", "d 100"),
+        ("augmix-a1000000000", "a 0.01 1000"),
+        ("rand-n1e9", "'n1e9'"),
+        ("original-m9", "'m9' original"),
+        ("original-tweights", "'tweights' original"),
+        ("svhn-mstd0.5", "'mstd0.5' svhn"),
     ],
 )
-def test_a_mistake_in_a_policys_name_says_what_there_is(text, message):
-    with pytest.raises(ConfigError, match=f"TRAIN.AUTO_AUGMENT: .*{message}"):
+def test_a_mistake_in_a_policys_name_says_what_there_is(text, names):
+    with refused(ConfigError, "TRAIN.AUTO_AUGMENT", *names.split()):
         parse_policy(settings(AUTO_AUGMENT=text).TRAIN)
 
 
@@ -201,24 +181,6 @@ def test_an_image_holds_as_much_of_its_partner_as_its_target_says(mode, kind):
     assert num_draws - 1 <= max(len(each.unique()) for each in shares) <= num_draws  # two boxes may be alike
     assert len(torch.cat(shares).unique()) > 3 * num_draws
     assert torch.equal(shares[0], mixed(images, torch.arange(8), config)[1].share)
-
-
-def test_what_a_piece_of_a_window_gets_does_not_depend_on_where_it_was_cut():
-    for mode in ("batch", "pair", "elem"):
-        config = settings(8, MIXUP_ALPHA=0.8, CUTMIX_ALPHA=1.0, RANDOM_ERASE_PROB=0.5, MIXUP_MODE=mode)
-        prepare = Preparation(config, Normalize(config.DATA, torch.float64))
-        images, targets = torch.randint(256, (9, 3, 8, 8), dtype=torch.uint8), torch.arange(9)
-
-        def prepared(first, last, prepare=prepare, images=images, targets=targets):
-            of_it = piece(last - first, first, step=5, epoch=2)
-            return prepare(Batch(images[first:last], targets[first:last], last - first, [], of_it))
-
-        whole = prepared(0, 9)
-        parts = [prepared(0, 4), prepared(4, 6), prepared(6, 9)]
-        assert torch.equal(whole[0], torch.cat([part[0] for part in parts]))
-        for name in Mixed._fields:
-            assert torch.equal(getattr(whole[1], name), torch.cat([getattr(part[1], name) for part in parts]))
-        assert whole[1].share[8] == 1.0  # without a partner
 
 
 def test_probabilities_of_mixing_and_of_the_kinds_are_kept():
@@ -317,8 +279,8 @@ def test_paddlevits_deit_settings_take_effect(tmp_path):
 
 
 def test_an_odd_batch_and_a_range_that_is_none_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="DATA.BATCH_SIZE, 7 .* must be even.*TRAIN.CUTMIX_ALPHA, 1.0"):
+    with refused(ConfigError, "DATA.BATCH_SIZE, 7", "TRAIN.CUTMIX_ALPHA, 1.0"):
         small_config(tmp_path, "DATA.BATCH_SIZE=7", "TRAIN.CUTMIX_ALPHA=1")
-    with pytest.raises(ConfigError, match="TRAIN.CUTMIX_MINMAX, .* must be two numbers"):
+    with refused(ConfigError, "TRAIN.CUTMIX_MINMAX"):
         small_config(tmp_path, "TRAIN.CUTMIX_MINMAX=[0.8, 0.2]")
     assert small_config(tmp_path, "DATA.BATCH_SIZE=7", "TRAIN.CUTMIX_ALPHA=1", "EVAL=true").START.EVAL

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from datasets import Kept, load_image_sets
+from datasets import SavedData, load_image_sets
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, settings, shades
 from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError
@@ -39,7 +39,7 @@ def test_a_file_of_classes_names_labels_that_are_numbers(tmp_path):
     (tmp_path / "names.txt").write_text("dog\ncat\nbee\nant\n")
     train, _ = load("shards", tmp_path / "data", CLASSES=str(tmp_path / "names.txt"))
     assert train.targets.tolist() == [number % 3 for number in range(30)] and train.classes[2] == "bee"
-    kept = Kept(["bee", "cat", "dog", "ant"], {})
+    kept = SavedData(["bee", "cat", "dog", "ant"], {})
     config = settings("shards", tmp_path / "data", CLASSES=str(tmp_path / "names.txt"))
     assert names_of(load_image_sets(config, kept=kept)[0]) == names_of(train)
 
@@ -62,7 +62,7 @@ def test_folders_with_numbers_are_in_the_order_of_their_values_and_in_a_resumed_
     make_folders(tmp_path, {name: 10 for name in ("1", "2", "10")})
     train, val = load("imagefolder", tmp_path)
     assert train.classes == val.classes == ["1", "2", "10"]
-    by_letters = load_image_sets(settings("imagefolder", tmp_path), kept=Kept(["1", "10", "2"], val.split))[0]
+    by_letters = load_image_sets(settings("imagefolder", tmp_path), kept=SavedData(["1", "10", "2"], val.split))[0]
     assert by_letters.classes == ["1", "10", "2"] and names_of(by_letters) == names_of(train)
 
 
@@ -81,7 +81,7 @@ def test_images_of_one_group_are_held_out_together(tmp_path):
     train, val = load("csv", file, GROUP_BY="person", VAL_FRACTION=0.4)
     groups = [{shade // 2 for shade in shades(each)} for each in (train, val)]
     assert groups[1] and not groups[0] & groups[1] and len(val) == 2 * len(groups[1])
-    kept = Kept(val.classes, val.split)
+    kept = SavedData(val.classes, val.split)
     again = load_image_sets(settings("csv", file, evaluate=True, GROUP_BY="person"), kept=kept)[1]
     assert shades(again) == shades(val)
     assert_names(again.notes[0], "person")
@@ -105,7 +105,7 @@ def test_one_class_is_refused_in_training_and_without_a_checkpoint_that_knows_ot
     for evaluate in (False, True):
         assert_names(error_of("imagefolder", tmp_path, evaluate), "DATA.DATA_PATH", "ant")
     config = settings("imagefolder", tmp_path, evaluate=True)
-    assert np.all(load_image_sets(config, kept=Kept(["bee", "ant"], {}))[1].targets == 1)
+    assert np.all(load_image_sets(config, kept=SavedData(["bee", "ant"], {}))[1].targets == 1)
 
 
 def test_classes_whose_names_differ_only_in_how_they_are_written_are_warned_of(tmp_path):

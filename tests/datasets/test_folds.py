@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from configs.load import load as load_settings
-from datasets import Kept, holds_out_no_more, identity, load_image_sets
+from datasets import SavedData, holds_out_no_more, identity, load_image_sets
 from datasets import index as file
 from tests.support.image_sets import draw, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.imagenet_files import make_kaggle
@@ -131,14 +131,14 @@ def test_a_fold_that_there_is_not_is_refused(small_yaml, words, names):
 def test_evaluation_on_the_data_of_the_run_scores_its_fold(tmp_path):
     make_folders(tmp_path, {"ant": 20, "bee": 20})
     _, val = load("imagefolder", tmp_path, FOLD="2/4")
-    kept = Kept(val.classes, val.split, identity(val))
+    kept = SavedData(val.classes, val.split, identity(val))
     train, scored = load_image_sets(settings("imagefolder", tmp_path, evaluate=True), kept=kept)
     assert train is None and keys(scored) == keys(val)
 
 
 def test_evaluation_of_another_part_of_a_set_that_is_always_divided_is_warned_of():
     _, val = load("digits", FOLD="3/5")
-    kept = Kept(val.classes, val.split, identity(val))
+    kept = SavedData(val.classes, val.split, identity(val))
     for fold, is_warned in ((3, False), (0, True)):
         _, scored = load_image_sets(settings("digits", evaluate=True, FOLD=f"{fold}/5"), kept=kept)
         assert any("trained on" in note for note in scored.notes) is is_warned

@@ -36,7 +36,7 @@ from utils.errors import DataError
 
 def test_every_window_is_cut_exactly_whatever_the_sizes_and_mixed_pairs_are_never_parted():
     rng = random.Random(0)
-    for _ in range(300):
+    for _ in range(150):
         in_pairs = rng.random() < 0.5
         batch_size = 2 * rng.randint(1, 3) if in_pairs else rng.randint(1, 6)
         sizes = {"batch_size": batch_size, "world_size": rng.randint(1, 4), "num_accumulated": rng.randint(1, 3)}
@@ -112,30 +112,6 @@ def test_the_randomness_of_a_sample_is_its_own_and_the_same_in_every_version_of_
 # --- windows ---
 
 
-@pytest.mark.parametrize(("batch_size", "world_size", "accumulate"), [(50, 2, 1), (50, 1, 2), (20, 3, 2)])
-def test_however_a_window_is_shared_out_it_holds_the_same_images(batch_size, world_size, accumulate):
-    whole = train_data(settings(BATCH_SIZE=batch_size * world_size * accumulate, DROP_LAST=False))
-    config = settings(BATCH_SIZE=batch_size, accumulate=accumulate, DROP_LAST=False)
-    ranks = [train_data(config, rank, world_size) for rank in range(world_size)]
-    num_steps = 2 * whole.steps_per_epoch
-    shared_out = zip(*[data.windows(0, num_steps) for data in ranks], strict=True)
-    for wanted, windows in zip(whole.windows(0, num_steps), shared_out, strict=True):
-        batches = [batch for group in zip(*[window.batches for window in windows], strict=True) for batch in group]
-        (batch,) = wanted.batches
-        assert torch.equal(batch.images, torch.cat([each.images for each in batches]))
-        assert torch.equal(batch.targets, torch.cat([each.targets for each in batches]))
-        assert {window.num_samples for window in windows} == {wanted.num_samples} == {batch.num_samples}
-        assert {window.num_batches for window in windows} == {len(batches) // world_size}
-
-
-def test_a_run_that_starts_in_mid_epoch_sees_the_tail_of_the_whole_run():
-    config = settings(BATCH_SIZE=100, accumulate=2, DROP_LAST=False)
-    whole = taken(train_data(config).windows(0, 20))  # eight steps an epoch
-    resumed = taken(train_data(config).windows(11, 20))
-    assert resumed == [batch for batch in whole if batch[0] >= 11]
-    assert {batch[0] for batch in whole} == set(range(20))
-
-
 def test_what_nobody_took_from_a_window_does_not_turn_up_in_the_next():
     data = train_data(settings(BATCH_SIZE=100, accumulate=2))
     whole = taken(data.windows(0, 3))
@@ -167,7 +143,7 @@ def test_a_process_without_images_of_its_own_gets_one_that_does_not_count():
 # --- evaluation ---
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_evaluation_covers_every_image_once(world_size):
     config = settings(BATCH_SIZE=50, BATCH_SIZE_EVAL=32)
     _, val = load_image_sets(config)
@@ -175,6 +151,9 @@ def test_evaluation_covers_every_image_once(world_size):
     batches = [batch for share in shares for batch in share]
     assert {share.num_samples for share in shares} == {359} and sum(batch.num_samples for batch in batches) == 359
     assert max(len(batch.images) for batch in batches) == 32
+    assert len({len(list(share)) for share in shares}) == 1, (
+        "processes are in step, though the last batch may count nothing"
+    )
     shown = [
         (image, target)
         for batch in batches
@@ -196,7 +175,7 @@ def folder(tmp_path) -> Path:
 
 
 def test_images_and_replacements_are_the_same_for_any_number_of_workers(folder):
-    many = [(0, "threads"), (1, "threads"), (2, "threads"), (4, "threads"), (1, "processes"), (2, "processes")]
+    many = [(0, "threads"), (2, "threads"), (2, "processes")]
     none, *others = (
         taken(train_data(folder_settings(folder, count, WORKERS=kind)).windows(3, 13)) for count, kind in many
     )
@@ -204,14 +183,6 @@ def test_images_and_replacements_are_the_same_for_any_number_of_workers(folder):
     # Each epoch meets all five unreadable images.
     per_epoch = [{index for batch in none if batch[0] // 5 == epoch for index in batch[5]} for epoch in range(3)]
     assert per_epoch[1] == UNREADABLE
-
-
-def test_images_in_memory_are_the_same_for_any_workers():
-    none, *others = (
-        taken(train_data(settings(NUM_WORKERS=count, WORKERS=kind)).windows(12, 16))
-        for count, kind in ((0, "auto"), (2, "threads"), (2, "processes"))
-    )
-    assert all(each == none for each in others)
 
 
 def test_an_unreadable_image_is_replaced_by_one_of_its_class_or_where_there_is_none_by_any(folder):
@@ -227,16 +198,6 @@ def test_an_unreadable_image_is_replaced_by_one_of_its_class_or_where_there_is_n
         assert red == index or index in UNREADABLE
         assert target == index // 9 or index >= 18
     assert len(shown) == 21
-
-
-def test_every_process_gets_as_many_batches_to_evaluate_though_the_last_may_count_nothing():
-    config = settings(BATCH_SIZE_EVAL=119)
-    _, val = load_image_sets(config)
-    counts = [
-        [batch.num_samples for batch in build_eval_data(config, val, Process(CPU, rank, world_size=3))]
-        for rank in range(3)
-    ]
-    assert counts == [[119, 1], [119, 1], [119, 0]]
 
 
 def test_an_image_that_only_keeps_a_process_in_step_is_not_counted_though_it_cannot_be_read(folder):

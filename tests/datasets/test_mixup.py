@@ -13,7 +13,7 @@ from datasets.transforms.mix import Mixing
 from tests.support.configs import replaced
 from utils.seed import keyed_rng
 
-SIDE = 224
+SIDE = 96
 KINDS = {
     "mixup": {"MIXUP_ALPHA": 0.8},
     "cutmix": {"CUTMIX_ALPHA": 0.5},
@@ -66,7 +66,7 @@ def distance(one: np.ndarray, other: np.ndarray) -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_draws_are_distributed_as_timms(kind):
-    count = 1500
+    count = 1000
     (ours, our_cuts), (theirs, their_cuts) = (draws(count, **KINDS[kind]) for draws in (our_draws, timms_draws))
     # Five standard deviations of the difference, and the distance that 1 of 1,000 pairs of samples exceeds.
     assert abs(our_cuts.mean() - their_cuts.mean()) < 5 * np.sqrt(0.5 / count)

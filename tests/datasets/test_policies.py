@@ -100,17 +100,17 @@ def test_from_the_same_random_numbers_a_policy_makes_timms_pixels(
     num_channels = len(image.getbands())
     ours = augmentation(num_channels, interpolation, AUTO_AUGMENT=policy)
     theirs, num_changed = timms(policy, interpolation, mean=MEAN[:num_channels]), 0
-    for seed in range(40):
+    for seed in range(20):
         mine = changed(ours, ours.draw(random.Random(seed)), image)
         with monkeypatch.context() as patched:
             OneStream(seed).put_into_timm(patched)
             wanted = np.asarray(theirs(image))
         assert np.array_equal(mine, wanted), seed
         num_changed += (mine != np.asarray(image)).any()
-    assert num_changed > 20
+    assert num_changed > 10
 
 
-def names_drawn(policy: str, count: int = 4000) -> Counter:
+def names_drawn(policy: str, count: int = 2000) -> Counter:
     augment = augmentation(AUTO_AUGMENT=policy)
     return Counter(each.name for seed in range(count) for each in augment.draw(random.Random(seed)).operations)
 
@@ -118,7 +118,7 @@ def names_drawn(policy: str, count: int = 4000) -> Counter:
 def test_weighted_operations_come_as_often_as_numpy_draws_them():
     weights = auto_augment.rand_augment_choices("weights")
     shares = np.array([*weights.values()]) / sum(weights.values())
-    state, count = np.random.RandomState(0), 4000
+    state, count = np.random.RandomState(0), 2000
     wanted = Counter(name for _ in range(count) for name in state.choice([*weights], 3, replace=False, p=shares))
     drawn = names_drawn("rand-m9-n3-p1-tweights", count)
     for name, ours in (
@@ -133,8 +133,8 @@ def test_weighted_operations_come_as_often_as_numpy_draws_them():
 
 def test_each_operation_is_as_likely_as_another_and_applied_with_its_probability():
     drawn = names_drawn("rand-m9-n2-p0.4")
-    assert len(drawn) == 15 and abs(drawn.total() / 4000 - 0.8) < 0.03
-    assert all(abs(times / drawn.total() - 1 / 15) < 0.02 for times in drawn.values())
+    assert len(drawn) == 15 and abs(drawn.total() / 2000 - 0.8) < 0.04
+    assert all(abs(times / drawn.total() - 1 / 15) < 0.025 for times in drawn.values())
 
 
 class Scripted(random.Random):

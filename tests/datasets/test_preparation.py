@@ -60,10 +60,10 @@ def test_what_is_mixed_equals_a_plain_loop(count):
     assert torch.equal(got, mixed_one_by_one(images, of_it, config)) and torch.equal(got, images) == (count == 1)
 
 
-@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("kind", [Erasing, BatchedErasing])
+@pytest.mark.parametrize(
+    ("half", "kind", "channels"), [(torch.float16, Erasing, 3), (torch.bfloat16, BatchedErasing, 1)]
+)
 @pytest.mark.parametrize("train", [{}, ERASES, MIXES, ERASES | MIXES], ids=["plain", "erased", "mixed", "both"])
-@pytest.mark.parametrize("channels", [3, 1])
 def test_images_in_half_precision_are_those_in_float32_rounded_once(half, kind, train, channels):
     config, images = settings(channels, **train), batch(9, channels)
     prepare = Preparation(config, Normalize(config.DATA))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from datasets import Kept, build_eval_data, build_train_data, identity, load_image_sets
+from datasets import SavedData, build_eval_data, build_train_data, identity, load_image_sets
 from datasets.sources.images import FileImages
 from datasets.split import hold_out
 from datasets.transforms.decode import PixelRules
@@ -79,7 +79,7 @@ def test_the_classes_of_a_checkpoint_and_of_a_file_number_the_labels(tmp_path):
     write(tmp_path / "train.csv", separated())
     write(tmp_path / "val.csv", separated(of="v"))
     (tmp_path / "classes.txt").write_text("dog\ncat\nbird\n")
-    for given in ({"kept": Kept(["dog", "cat", "bird"], {})}, {"CLASSES": str(tmp_path / "classes.txt")}):
+    for given in ({"kept": SavedData(["dog", "cat", "bird"], {})}, {"CLASSES": str(tmp_path / "classes.txt")}):
         kept = given.pop("kept", None)
         train, val = load_image_sets(settings("csv", tmp_path, **SEPARATED, **given), kept=kept)
         assert train.classes == val.classes == ["dog", "cat", "bird"] and labels_of(train) == labels_of(val) == MEANT

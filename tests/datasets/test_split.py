@@ -8,7 +8,7 @@ import unicodedata
 import numpy as np
 import pytest
 
-from datasets import Kept, identity, load_image_sets
+from datasets import SavedData, identity, load_image_sets
 from tests.support.configs import SMALL
 from tests.support.image_sets import draw, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.refusals import assert_names, refused
@@ -79,14 +79,14 @@ def test_classes_without_validation_images_are_named_with_the_remedy(tmp_path):
 
 def test_a_run_of_a_version_without_a_record_keeps_its_split_by_position(tmp_path):
     make_folders(tmp_path, {"ant": 20, "bee": 20})
-    kept = Kept(["ant", "bee"], {})
+    kept = SavedData(["ant", "bee"], {})
     train, val = load_image_sets(settings("imagefolder", tmp_path), kept=kept)
     assert val.split["rule"] == "position" and shades(val) == [3, 11, 27, 30]
-    again = load_image_sets(settings("imagefolder", tmp_path), kept=Kept(["ant", "bee"], val.split))[1]
+    again = load_image_sets(settings("imagefolder", tmp_path), kept=SavedData(["ant", "bee"], val.split))[1]
     assert shades(again) == shades(val)
     _, by_hash = load("imagefolder", tmp_path)
     assert by_hash.split["rule"] == "hash"
-    assert shades(load_image_sets(settings("imagefolder", tmp_path), kept=Kept([], by_hash.split))[1]) == shades(
+    assert shades(load_image_sets(settings("imagefolder", tmp_path), kept=SavedData([], by_hash.split))[1]) == shades(
         by_hash
     )
 
@@ -102,9 +102,9 @@ def test_evaluation_scores_all_images_of_a_folder_without_parts(tmp_path, datase
     path = tmp_path / "train.csv" if dataset == "csv" else tmp_path
     train, val = load(dataset, path, evaluate=True)
     assert train is None and len(val) == 20 and not any("warning" in note for note in val.notes)
-    _, of_an_old_run = load_image_sets(settings(dataset, path, evaluate=True), kept=Kept(["0", "1"], {}))
+    _, of_an_old_run = load_image_sets(settings(dataset, path, evaluate=True), kept=SavedData(["0", "1"], {}))
     assert len(of_an_old_run) == 20 and any("warning" in note for note in of_an_old_run.notes)
-    another = Kept(["0", "1"], {"rule": "hash", "training": "elsewhere", "fraction": 0.1, "seed": 0})
+    another = SavedData(["0", "1"], {"rule": "hash", "training": "elsewhere", "fraction": 0.1, "seed": 0})
     assert len(load_image_sets(settings(dataset, path, evaluate=True), kept=another)[1]) == 20
 
 
@@ -112,14 +112,14 @@ def test_evaluation_on_the_data_of_the_run_scores_what_it_held_out(tmp_path):
     make_folders(tmp_path, {"ant": 20, "bee": 20})
     _, val = load("imagefolder", tmp_path, VAL_FRACTION=0.3)
     config = settings("imagefolder", f"{tmp_path}/", evaluate=True)  # VAL_FRACTION as at first
-    train, scored = load_image_sets(config, kept=Kept(val.classes, val.split))
+    train, scored = load_image_sets(config, kept=SavedData(val.classes, val.split))
     assert train is None and shades(scored) == shades(val)
 
 
 def test_evaluation_knows_a_copy_of_the_runs_data_and_names_the_risk_with_other_images(tmp_path):
     make_folders(tmp_path / "here", {"ant": 20, "bee": 20})
     _, val = load("imagefolder", tmp_path / "here", VAL_FRACTION=0.3)
-    kept = Kept(val.classes, val.split, identity(val))
+    kept = SavedData(val.classes, val.split, identity(val))
     shutil.copytree(tmp_path / "here", tmp_path / "copy")
     config = settings("imagefolder", tmp_path / "copy", evaluate=True)
     assert shades(load_image_sets(config, kept=kept)[1]) == shades(val)
@@ -132,7 +132,7 @@ def test_evaluation_knows_a_copy_of_the_runs_data_and_names_the_risk_with_other_
 
 def test_both_sets_get_the_classes_of_the_checkpoint_in_its_order(tmp_path):
     make_folders(tmp_path, {"ant": 20, "bee": 20, "cat": 20})
-    kept = Kept(["cat", "ant", "bee"], {"rule": "hash"})
+    kept = SavedData(["cat", "ant", "bee"], {"rule": "hash"})
     plain, mapped = load("imagefolder", tmp_path), load_image_sets(settings("imagefolder", tmp_path), kept=kept)
     for before, after in zip(plain, mapped, strict=True):
         assert after.classes == kept.classes
@@ -143,25 +143,27 @@ def test_both_sets_get_the_classes_of_the_checkpoint_in_its_order(tmp_path):
 def test_in_evaluation_classes_may_be_missing_but_none_may_be_new(tmp_path):
     make_folders(tmp_path, {"ant": 2, "cat": 2})
     config = settings("imagefolder", tmp_path, evaluate=True)
-    _, val = load_image_sets(config, kept=Kept(["ant", "bee", "cat"], {}))
+    _, val = load_image_sets(config, kept=SavedData(["ant", "bee", "cat"], {}))
     assert val.targets.tolist() == [0, 0, 2, 2] and val.classes == ["ant", "bee", "cat"]
     with refused(DataError, "DATA.DATA_PATH", "cat", tmp_path / "cat" / "00.JPEG"):
-        load_image_sets(config, kept=Kept(["ant", "bee"], {}))
+        load_image_sets(config, kept=SavedData(["ant", "bee"], {}))
     with refused(DataError, "DATA.DATA_PATH", "bee", "-pretrained"):
-        load_image_sets(settings("imagefolder", tmp_path), kept=Kept(["ant", "bee", "cat"], {}))
+        load_image_sets(settings("imagefolder", tmp_path), kept=SavedData(["ant", "bee", "cat"], {}))
 
 
 def test_labels_that_are_numbers_keep_them_under_the_names_of_the_checkpoint(tmp_path):
     make_set(tmp_path)
-    train, val = load_image_sets(settings("shards", tmp_path), kept=Kept(["c", "b", "a", "d"], {}))
+    train, val = load_image_sets(settings("shards", tmp_path), kept=SavedData(["c", "b", "a", "d"], {}))
     assert train.targets.tolist() == [number % 3 for number in range(30)] and val.classes == ["c", "b", "a", "d"]
     assert [note for note in val.notes if "0 is c" in note and "2 is a" in note]
-    renamed = load_image_sets(settings("shards", tmp_path), kept=Kept(["1", "2", "0"], {}))  # names that are numbers
+    renamed = load_image_sets(
+        settings("shards", tmp_path), kept=SavedData(["1", "2", "0"], {})
+    )  # names that are numbers
     assert not [note for note in renamed[1].notes if " is " in note]
     renamed = renamed[0]
     assert [renamed.classes[n] for n in renamed.targets] == [str(number % 3) for number in range(30)]
     with refused(DataError, "DATA.DATA_PATH", "2"):
-        load_image_sets(settings("shards", tmp_path), kept=Kept(["c", "b"], {}))
+        load_image_sets(settings("shards", tmp_path), kept=SavedData(["c", "b"], {}))
 
 
 def test_a_run_says_where_its_images_come_from_and_writes_the_part_of_each(tmp_path):
@@ -215,5 +217,5 @@ def test_evaluation_names_the_groups_that_were_held_out(tmp_path):
     (tmp_path / "a.csv").write_text("\n".join(["image_path,target,day", *rows, ""]))
     _, val = load("csv", tmp_path / "a.csv", GROUP_BY="day", VAL_FRACTION=0.4)
     config = settings("csv", tmp_path / "a.csv", evaluate=True, GROUP_BY="day")
-    _, scored = load_image_sets(config, kept=Kept(val.classes, val.split, identity(val)))
+    _, scored = load_image_sets(config, kept=SavedData(val.classes, val.split, identity(val)))
     assert scored.split == val.split and shades(scored) == shades(val)

@@ -38,7 +38,7 @@ def grey(pixels: Tensor) -> Tensor:
 
 
 def mask_of(bits: float) -> tuple[float, ...]:
-    """Of the highest bits; the parameter of posterize."""
+    """A mask of the highest bits; the parameter of posterize."""
     return (256 - 2 ** (8 - min(max(int(bits), 0), 8)),)
 
 

@@ -291,7 +291,7 @@ class Scorer:
 
     def __init__(self, part: Part, data_path: str | None):
         from configs.schema import Start
-        from datasets import BadImages, Kept, Normalize, build_eval_data, load_image_sets
+        from datasets import BadImages, Normalize, SavedData, build_eval_data, load_image_sets
         from engine.precision.policy import Precision, set_matmul
         from engine.predict.classifier import config_of
         from utils.distributed import Process, choose_device
@@ -299,7 +299,7 @@ class Scorer:
         record = part.facts
         config = replace(config_of(record), START=Start(EVAL=True))
         config = replace(config, DATA=replace(config.DATA, DATA_PATH=data_path or config.DATA.DATA_PATH))
-        kept = Kept(list(record["class_names"]), record.get("split", {}), record.get("validation", {}))
+        kept = SavedData(list(record["class_names"]), record.get("split", {}), record.get("validation", {}))
         _, images = load_image_sets(config, say, kept)
         self.process = Process(choose_device(config.DEVICE, local_rank=0))
         self.config, self.num_classes = config, config.MODEL.NUM_CLASSES or len(record["class_names"])

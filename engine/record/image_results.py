@@ -11,7 +11,6 @@ from PIL.Image import DecompressionBombError
 
 from configs.schema import Config
 from datasets import ImageSet
-from datasets.sources.synthetic import SyntheticImages
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import read_checkpoint
 from engine.evaluation.scores import Best
@@ -54,7 +53,7 @@ class ResultFiles:
         if isinstance(results, ImageResults):
             names = Names(self._image_set.classes)
             write_picture(draw_confusion(results, names), self._folder / CONFUSION_PICTURE)
-        if not isinstance(self._image_set, SyntheticImages):
+        if not self._image_set.makes_batches:
             write_picture(draw_mistakes(results, self._image_set), self._folder / MISTAKES_PICTURE)
 
     def are_of(self, best: Best, with_pictures: bool) -> bool:

@@ -16,8 +16,8 @@
     paddle       .pdparams     PaddleViT's ViT or DeiT, and a JSON with class names and preprocessing
 
 The weights are the raw ones or the EMA's, whichever scored better, with adapters (MODEL.LORA) merged into them. With a
-name that ends in .pth and without -to, the whole checkpoint is written; one that is sharded (DIST.CHECKPOINT sharded) is
-merged into one file, as DIST.CHECKPOINT single would have written it.
+name that ends in .pth and without -to, the whole checkpoint is written; one that is sharded (DIST.STRATEGY fsdp2) is
+merged into one file.
 
 Several checkpoints, of a run or of runs that began from the same weights, are averaged (a model soup). With -greedy each is
 evaluated on the validation images of the first; the others join the best one in the order of their scores, each only if the

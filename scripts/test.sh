@@ -3,17 +3,22 @@
 # some runs at random moments. With pytest's arguments, only what they select.
 #
 #   bash scripts/test.sh            everything
-#   bash scripts/test.sh -quick     for every edit: what fits into 90 s, by the durations of the runs before
+#   bash scripts/test.sh -quick     for every edit: at most 90 s on 2 cores; names the tests that it leaves out
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
 enter_environment requirements.txt requirements-dev.txt
 
+# What -quick leaves out: what starts programs, compiles, or takes its time for other reasons.
+SLOW=(tests/faults tests/kill tests/engine tests/scripts tests/test_{entry_points,saved_runs}.py tests/utils/test_launchers.py)
+
 is_quick=false options=()
 if [[ "${1:-}" =~ ^--?quick$ ]]; then
     is_quick=true
     shift
-    options+=(--quick)
+    for each in "${SLOW[@]}"; do
+        options+=("--ignore=$each")
+    done
 fi
 python -m ruff check .
 python -m ruff format --check .
@@ -23,7 +28,7 @@ export OMP_NUM_THREADS=1
 # because some tests wait for processes that end, or do not.
 python -m pytest -rs -n $(($(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile ${options[@]+"${options[@]}"} "$@"
 if $is_quick; then
-    echo "-quick left out the files that took longest in the runs before, and those that start programs and never ran here"
+    echo "-quick left out: ${SLOW[*]}, and the killed runs of tests/kill/kill_runs.py"
 elif [ $# -eq 0 ] && [ "$(uname)" = Linux ]; then
     python tests/kill/kill_runs.py -quick
 fi

@@ -9,8 +9,6 @@ import pytest
 from tests.support.configs import SMALL
 from tests.support.forks import end_server, kill_started
 
-pytest_plugins = ("tests.support.quick",)
-
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_left_running():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from configs.load import load
-from engine.auto_batch_size import Trial, calculate, find_batch_size, max_images, search
+from engine.auto_batch_size import Trial, bisect, calculate, find_batch_size, max_images, search
 from engine.memory.estimate import fixed_bytes
 from engine.precision.policy import Precision
 from models import build_model
@@ -205,3 +205,12 @@ def test_auto_is_read_in_any_case_from_a_file_a_flag_and_opts(tmp_path, text):
     (tmp_path / "y.yaml").write_text("TRAIN: {MIXUP_ALPHA: 0.8}")
     for argv in (["-batch_size", text], ["-opts", f"DATA.BATCH_SIZE={text}"]):
         assert load(["-cfg", str(tmp_path / "y.yaml"), *argv]).config.DATA.BATCH_SIZE == "auto"
+
+
+@pytest.mark.parametrize("start", [8, 100, 4096])
+@pytest.mark.parametrize("fits", [0, 7, 8, 100, 1000, 5000])
+def test_bisection_ends_just_below_the_first_batch_that_does_not_fit(fits, start):
+    found = bisect(lambda size: 1000 * size if size <= fits else None, start, max_size=4096)
+    assert found.batch_size % 8 == 0 and found.memory == 1000 * found.batch_size and found.runs < 20
+    largest = min(fits, 4096)
+    assert 0.98 * (largest - 8) <= found.batch_size <= largest

@@ -10,7 +10,7 @@ from configs.arguments import add_argument, argument_to_text
 from configs.combinations import check_combinations, several_labels_key
 from configs.paddlevit.families import take_family
 from configs.paddlevit.translation import IGNORED, OLD_SECTION, RENAMED, refuse_ignored, translate
-from configs.removed import REMOVED, renewed, translate_removed
+from configs.removed import REMOVED, translate_removed
 from configs.schema import AUTO, VIT_FIELDS, Config, Only
 from configs.typed_names import suggest_key
 from configs.values import (
@@ -77,9 +77,11 @@ def load(
     layers = [*files, *command_line.layers]
     former: dict[str, Text] = {}
     for layer in layers:
-        texts, lines = translate(renewed(layer.texts, layer.origin), layer.origin)
+        texts, lines = translate(layer.texts, layer.origin)
         notes += lines
-        texts = _without_removed(texts, former, layer.origin)
+        former |= texts  # a layer may have only one of several former settings that go together
+        today = translate_removed(texts, former, layer.origin)
+        texts = {key: text for key, text in texts.items() if key not in REMOVED} | today
         for key, text in texts.items():
             if section := next((each for each in OPEN_SECTIONS if key.startswith(f"{each}.")), None):
                 values[section] = add_argument(values[section], section, key, text, layer.origin)
@@ -110,16 +112,6 @@ def _files(cfg: str | None, needs_file: bool, beneath: Sequence[Layer], weights:
     if not beneath and (cfg or needs_file):
         files = read_layers(find_settings_file(cfg))
     return [*([weights] if weights else []), *files]
-
-
-def _without_removed(texts: dict[str, Text], former: dict[str, Text], origin: str) -> dict[str, Text]:
-    """The texts of a layer with today's settings in place of those that were removed.
-
-    `former`: the texts of the layers before, because a layer may have only one of several that go together.
-    """
-    former |= texts
-    today = translate_removed(texts, former, origin)
-    return {key: text for key, text in texts.items() if key not in REMOVED} | today
 
 
 def to_yaml(config: Config, origins: dict[str, str]) -> str:

@@ -11,7 +11,6 @@ from utils.errors import ConfigError
 Texts = Mapping[str, Any]  # {full key: text as in a settings file, or a list of texts}
 
 
-UNSET = ("", "none", "null", "~")
 PATHS_AND_CLASSES = ["image_path", "target"]  # the columns of a CSV file, where nothing else is said
 
 
@@ -55,7 +54,39 @@ def _rand_augment(former: Texts) -> dict[str, Any]:
         raise ConfigError(f"{key}_MAGNITUDE is {magnitude!r}, and {key}_LAYERS {number!r}; both are numbers") from None
 
 
+def _fold(former: Texts) -> dict[str, Any]:
+    """FOLD of two numbers, the parts and which of them is held out."""
+    total, number = _plain(former["DATA.FOLDS"]), former.get("DATA.FOLD", 0)
+    return {"DATA.FOLD": "none" if total == "none" else f"{number}/{total}"}
+
+
+def _columns(former: Texts) -> dict[str, Any] | None:
+    """COLUMNS of three settings: the pair of a CSV file, that of parquet, and a column for each label."""
+    here, pair, labels = (_names(former.get(f"DATA.{name}")) for name in ("COLUMNS", "CSV_COLUMNS", "LABEL_COLUMNS"))
+    if len(labels) == 1 and labels != ["*"]:  # in COLUMNS two names are those of paths and classes
+        return None
+    if labels:
+        return {"DATA.COLUMNS": [(here or pair or PATHS_AND_CLASSES)[0], *labels]}
+    is_read = pair != PATHS_AND_CLASSES and _plain(former.get("DATA.DATASET", "csv")) == "csv"
+    return {"DATA.COLUMNS": here or pair} if is_read else {}
+
+
+def _names(value: Any) -> list[str]:
+    """A list of names, which may be written as one text."""
+    if isinstance(value, str):
+        value = value.strip("[]() ").split(",")
+    names = [str(each).strip().strip("'\"") for each in value or ()]
+    return [each for each in names if _plain(each) != "none"]
+
+
 REMOVED: dict[str, Removed] = {
+    "DATA.FOLDS": Removed((), "write DATA.FOLD=0/5 for the first of five parts", "data", _fold),
+    **dict.fromkeys(
+        ("DATA.CSV_COLUMNS", "DATA.LABEL_COLUMNS"),
+        Removed(
+            (), "set DATA.COLUMNS: of paths and of classes, or of paths and of each label (or *)", "data", _columns
+        ),
+    ),
     "MODEL.ATTN_HEAD_SIZE": Removed(
         "none",
         "a head is MODEL.EMBED_DIM / MODEL.NUM_HEADS wide, the only size that timm's VisionTransformer has; change these",
@@ -138,32 +169,22 @@ REMOVED_VALUES = {
 }
 
 
-def translate_removed(texts: Texts, former: Texts, origin: str) -> dict[str, Any]:
-    """Return today's settings for the former ones of a file, a flag or -opts; refuse those that nothing stands for.
+def translate_removed(
+    texts: Texts, former: Texts, origin: str, roles: tuple[str, ...] = ("data", "model", "recipe", "machine", "record")
+) -> dict[str, Any]:
+    """Return today's settings for the former ones of a file, a flag, -opts or a run; refuse those that nothing stands for.
 
-    `former`: these texts, and those of the layers before.
+    `former`: these texts, and those of the layers before. `roles`: of the settings that are refused; others are dropped.
     """
     translated: dict[str, Any] = {}
     for key in REMOVED.keys() & texts.keys():
-        if (texts := _today(key, former)) is None:
+        today = _today(key, former)
+        if today is None and REMOVED[key].role in roles:
             raise ConfigError(
                 f"{origin}: {key} is {former[key]!r}, but this setting was removed after version 0.1.0; "
                 f"{REMOVED[key].remedy}, and remove this line"
             )
-        translated |= texts
-    return translated
-
-
-def translate_saved(saved: Texts, roles: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The same for all settings that a run saved, where only the former ones of these roles are refused."""
-    translated: dict[str, Any] = {}
-    for key in REMOVED.keys() & saved.keys():
-        texts = _today(key, saved)
-        if texts is None and REMOVED[key].role in roles:
-            raise ConfigError(
-                f"{key} is {saved[key]!r}, but this setting was removed after version 0.1.0; {REMOVED[key].remedy}"
-            )
-        translated |= texts or {}
+        translated |= today or {}
     return translated
 
 
@@ -197,40 +218,3 @@ def _plain(value: Any) -> str:
     word = "" if value is None else str(value).strip().strip("()[]").replace(" ", "").lower()
     words = {"": "none", "null": "none", "~": "none", "yes": "true", "on": "true", "no": "false", "off": "false"}
     return words.get(word, word)
-
-
-def renewed(settings: Mapping[str, Any], origin: str = "a run of an earlier version") -> dict[str, Any]:
-    """Settings by full key, as texts or values, with those under today's names that earlier versions called otherwise.
-
-    These are DATA.FOLDS and DATA.FOLD, now one text, and the columns of CSV files, which had three settings.
-    """
-    settings = dict(settings)
-    if "DATA.FOLDS" in settings:
-        total, number = settings.pop("DATA.FOLDS"), str(settings.get("DATA.FOLD", 0))
-        if "/" not in number:
-            is_unset = str(total).strip().lower() in UNSET
-            settings["DATA.FOLD"] = (None if total is None else "") if is_unset else f"{number}/{total}"
-    old = {key: _names(settings.pop(key)) for key in ("DATA.CSV_COLUMNS", "DATA.LABEL_COLUMNS") if key in settings}
-    pair, labels = _names(settings.get("DATA.COLUMNS")) or old.get("DATA.CSV_COLUMNS"), old.get("DATA.LABEL_COLUMNS")
-    if labels and len(labels) == 1 and labels != ["*"]:
-        raise ConfigError(
-            f"{origin}: DATA.LABEL_COLUMNS is {labels}, but was joined with DATA.COLUMNS, where two names are those of paths and "
-            "classes; set DATA.COLUMNS to the column of paths and *"
-        )
-    if labels:
-        settings["DATA.COLUMNS"] = [(pair or PATHS_AND_CLASSES)[0], *labels]
-    elif (
-        "DATA.CSV_COLUMNS" in old
-        and pair != PATHS_AND_CLASSES
-        and str(settings.get("DATA.DATASET", "csv")).lower() == "csv"
-    ):
-        settings["DATA.COLUMNS"] = pair
-    return settings
-
-
-def _names(value: Any) -> list[str]:
-    """A list of names, which may be written as one text."""
-    if isinstance(value, str):
-        value = value.strip("[]() ").split(",")
-    names = [str(each).strip().strip("'\"") for each in value or ()]
-    return [each for each in names if each.lower() not in UNSET]

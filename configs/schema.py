@@ -4,7 +4,8 @@ Names and defaults are PaddleViT's where it has the setting; a sentence says whe
 table and as long as there are settings: one place to look up any of them.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -31,6 +32,62 @@ class Bounds(NamedTuple):
 
     low: float
     high: float
+
+
+class Form(NamedTuple):
+    """What a text, a list or a number must be besides its type and bounds."""
+
+    fits: Callable[[Any], bool]
+    words: str  # the end of a sentence that starts with `it must be`
+
+
+def to_seconds(text: str) -> float | None:
+    """Seconds of "3h30m", "90m", "1.5h" or "5400"; None if the text is not a duration."""
+    text = text.strip().lower()
+    number, units = r"(\d+(?:\.\d+)?)", {"d": 86400, "h": 3600, "m": 60, "s": 1}
+    if re.fullmatch(number, text):
+        return float(text)
+    match = re.fullmatch("".join(f"(?:{number}{unit})?" for unit in units), text)
+    if not text or not match:
+        return None
+    return sum(float(part or 0) * unit for part, unit in zip(match.groups(), units.values(), strict=True))
+
+
+def _is_range(numbers: tuple[float, ...]) -> bool:
+    return len(numbers) == 2 and numbers[0] <= numbers[1]
+
+
+def _is_fold(text: str) -> bool:
+    match = re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", text)
+    return match is not None and 2 <= int(match[2]) <= 1000 and int(match[1]) < int(match[2])
+
+
+def _is_size_schedule(entries: tuple[str, ...]) -> bool:
+    if not all(re.fullmatch(r"\s*[0-9]{1,9}:[0-9]{1,4}\s*", each) for each in entries):
+        return False
+    starts, sides = ([int(each.split(":")[part]) for each in entries] for part in (0, 1))
+    return not entries or (starts == sorted({0, *starts}) and 0 < min(sides) and max(sides) <= 8_192)
+
+
+def _is_folder_name(text: str) -> bool:
+    """A file system allows 255 bytes."""
+    return len(text.encode(errors="surrogateescape")) <= 200 and not re.search(r"^\.|[/\x00-\x1f\x7f]", text)
+
+
+RANGE = Form(_is_range, "two numbers, min and max, such as [0.08, 1.0]")
+COLUMN_NAMES = Form(
+    lambda names: len(names) != 1 and len({*names}) == len(names),
+    "the names of two columns, of paths (or images) and of classes, or of more: each once",
+)
+SIZES = Form(_is_size_schedule, "a list such as 0:128, 60:160, the first with 0 epochs, each later one with more")
+FOLD_OF = Form(_is_fold, "a number from 0 and that of all folds, from 2 to 1000, such as 0/5")
+FOLDER_NAME = Form(
+    _is_folder_name,
+    "the name of a folder in SAVE (-output): at most 200 bytes, no /, no control character and no . at its start",
+)
+DURATION = Form(
+    lambda text: 0 < (to_seconds(text) or 0) <= 1e9, "a duration above 0, such as 3h30m, 90m or 5400 (seconds)"
+)
 
 
 class Only(NamedTuple):
@@ -110,9 +167,9 @@ class Data:
     """Evaluation resizes to IMAGE_SIZE / CROP_PCT and crops the centre; above 1 the image is framed in black."""
     CROP_MODE: Annotated[Literal["center", "squash", "border"], MODEL] = "center"
     """What evaluation resizes to that: the short side (center), both sides (squash), or the long side, framed in the mean (border); as timm's crop modes."""
-    CROP_SCALE: Annotated[tuple[float, ...], Bounds(0.0001, 1.0), RECIPE] = (0.08, 1.0)
+    CROP_SCALE: Annotated[tuple[float, ...], Bounds(0.0001, 1.0), RANGE, RECIPE] = (0.08, 1.0)
     """Area of a random training crop as a fraction of the image: min, max."""
-    CROP_RATIO: Annotated[tuple[float, ...], Bounds(0.01, 100.0), RECIPE] = (3 / 4, 4 / 3)
+    CROP_RATIO: Annotated[tuple[float, ...], Bounds(0.01, 100.0), RANGE, RECIPE] = (3 / 4, 4 / 3)
     """Aspect ratio (width / height) of a random training crop: min, max."""
     HFLIP: Annotated[float, Bounds(0.0, 1.0), RECIPE] = 0.5
     """Probability of a horizontal flip of a training image."""
@@ -140,7 +197,7 @@ class Data:
     """What an epoch draws: shuffle, each image once; balanced, as many images, the same number of each class: images of rare classes several times, of common ones a part."""
     VAL_FRACTION: Annotated[float, Bounds(0.0, 0.9), Only("FOLD", (None,))] = 0.1
     """Fraction of the images held out for validation, for data sets without a split."""
-    FOLD: str | None = None
+    FOLD: Annotated[str | None, FOLD_OF] = None
     """Cross-validation, for data sets without a split: 0/5 divides their images into five parts and holds out the first in place of VAL_FRACTION, 4/5 the last."""
     GROUP_BY: Annotated[str | None, Only("DATASET", ("csv",))] = None
     """For csv: a column; images with the same value in it are held out together (those of one person, or one scene)."""
@@ -148,7 +205,7 @@ class Data:
     """Text file with a class name per line, the first that of class 0; it numbers the classes of the data. Not set: by name."""
     LABEL_SEPARATOR: str | None = None
     """For csv, several labels an image: what divides them in the column of classes, such as | in `cat|dog`; an empty cell is an image without labels. TRAIN.LOSS is bce then, and TRAIN.BEST_METRIC map."""
-    COLUMNS: Annotated[tuple[str, ...], Only("DATASET", ("csv", "parquet"))] = ()
+    COLUMNS: Annotated[tuple[str, ...], COLUMN_NAMES, Only("DATASET", ("csv", "parquet"))] = ()
     """For csv and parquet: the names of two columns, of the paths (in parquet of the images) and of their classes; empty: image_path and target (in parquet the columns whose type and name fit). For csv with several labels an image: the column of paths, and those of the classes, which have 1 (or true) for their images and 0 (or false) for others; *: all others."""
     DOWNLOAD: Annotated[bool, MACHINE] = True
     """Download CIFAR or a torchvision data set if it is not in DATA_PATH; one process does, the others wait."""
@@ -265,7 +322,11 @@ class Optimizer:
     """AdamW, Adam and SGD (without Nesterov) are torch's, with fused kernels; also any name of timm.optim.list_optimizers(), such as lamb, lion, muon, nadamw or adafactor, and AdamWScheduleFree, SGDScheduleFree and RAdamScheduleFree of the package schedulefree. In any case of letters."""
     EPS: Annotated[float, Bounds(0.0, 1_000.0)] = 1e-8
     """Adam's epsilon. To timm's and schedulefree's optimizers this and the next two are passed if they are not at their defaults: each has its own."""
-    BETAS: Annotated[tuple[float, ...], Bounds(0.0, 0.999999)] = (0.9, 0.999)
+    BETAS: Annotated[
+        tuple[float, ...],
+        Bounds(0.0, 0.999999),
+        Form(lambda betas: len(betas) == 2, "two numbers, such as [0.9, 0.999]"),
+    ] = (0.9, 0.999)
     """Adam's betas."""
     MOMENTUM: Annotated[float, Bounds(0.0, 0.999999)] = 0.9
     """SGD's momentum."""
@@ -305,7 +366,7 @@ class Train:
 
     NUM_EPOCHS: Annotated[int, Bounds(1, 1_000_000), MAY_CHANGE] = 300
     """Passes over the training images."""
-    SIZE_SCHEDULE: tuple[str, ...] = ()
+    SIZE_SCHEDULE: Annotated[tuple[str, ...], SIZES] = ()
     """Sizes of training images, each as EPOCHS:PIXELS, the size after so many epochs: 0:128, 60:160, 80:224. Evaluation is at DATA.IMAGE_SIZE throughout; empty: training too."""
     WARMUP_EPOCHS: Annotated[float, Bounds(0.0, 1e6)] = 32
     """Epochs over which the learning rate rises from WARMUP_START_LR to BASE_LR."""
@@ -363,7 +424,9 @@ class Train:
     """Mixup: blend pairs of images, with a weight from Beta(alpha, alpha); 0: off. (PaddleViT's DeiT: 0.8.)"""
     CUTMIX_ALPHA: Annotated[float, Bounds(0.0, 1_000.0)] = 0.0
     """Cutmix: paste a box from the paired image, with an area from Beta(alpha, alpha); 0: off. (PaddleViT's DeiT: 1.0.)"""
-    CUTMIX_MINMAX: Annotated[tuple[float, ...], Bounds(0.0, 1.0)] = ()
+    CUTMIX_MINMAX: Annotated[
+        tuple[float, ...], Bounds(0.0, 1.0), Form(lambda sides: not sides or _is_range(sides), RANGE.words)
+    ] = ()
     """Cutmix with boxes of these sides instead, as fractions of the image's: min, max."""
     MIXUP_PROB: Annotated[float, Bounds(0.0, 1.0), Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = 1.0
     """Probability that a batch, pair or image is mixed."""
@@ -371,7 +434,12 @@ class Train:
     """Probability of cutmix rather than mixup if both are on."""
     MIXUP_MODE: Annotated[Literal["batch", "pair", "elem"], Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = "batch"
     """What shares one random draw of kind, weight and box: a batch (of MIXUP_GROUP images), a pair, or an elem (each image)."""
-    MIXUP_GROUP: Annotated[int | None, Bounds(2, 1_000_000), Only("MIXUP_MODE", ("batch",))] = 128
+    MIXUP_GROUP: Annotated[
+        int | None,
+        Bounds(2, 1_000_000),
+        Form(lambda number: number % 2 == 0, "an even number, because images are mixed in pairs, or None"),
+        Only("MIXUP_MODE", ("batch",)),
+    ] = 128
     """For MIXUP_MODE batch: neighbouring images of an update that share a draw, however they are split over processes and micro-batches; an even number; not set: all of an update."""
     MIXUP_OFF_EPOCH: Annotated[int, Bounds(0, 1_000_000), Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = 0
     """Epochs after which mixing stops; 0: never."""
@@ -477,7 +545,7 @@ class Start:
     """Evaluate only."""
     RESUME: Annotated[str | None, In("MODEL")] = None
     """Checkpoint to resume from; auto: the newest valid one of run NAME, or of the newest run under SAVE."""
-    NAME: str = ""
+    NAME: Annotated[str, FOLDER_NAME] = ""
     """Name of the run's folder in SAVE, without a date; it must be new, or with -resume auto that of the run to continue."""
     CHECK: bool = False
     """Check data, weights, memory and disk, print the findings and exit: no training, no run folder."""
@@ -487,7 +555,7 @@ class Start:
     """Before training, report the type in which each module computes, and write precision.csv."""
     PROFILE: Annotated[int | None, Bounds(1, 10_000)] = None
     """Updates to trace shortly after the start, into trace.json.gz for ui.perfetto.dev; not set: none."""
-    MAX_TIME: Annotated[str | None, In("RUN")] = None
+    MAX_TIME: Annotated[str | None, DURATION, In("RUN")] = None
     """Time limit since the program's start, such as 3h30m, 90m or 5400 (seconds): the run saves and ends before it; not set: none."""
     ALLOW_CHANGED: Annotated[tuple[str, ...], In("RESUME")] = ()
     """Names of settings that may differ from the checkpoint's; also GLOBAL_BATCH, NUM_IMAGES, CLASS_NAMES, SPLIT and AUGMENTATION. (Before lists: true, which allows all.)"""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import yaml
 
 from configs import schema
-from configs.removed import REMOVED, REMOVED_VALUES, not_translated, renewed, translate_saved
+from configs.removed import REMOVED, REMOVED_VALUES, not_translated, translate_removed
 from configs.schema import (
     DATA,
     MACHINE,
@@ -25,6 +25,7 @@ from configs.schema import (
     Arguments,
     Bounds,
     Config,
+    Form,
     In,
     Start,
 )
@@ -59,6 +60,7 @@ class Setting:
     help: str
     choices: tuple
     bounds: Bounds | None
+    form: Form | None
     special: tuple  # words that are allowed besides a number
     role: str  # what it is for: see schema.py
     marks: tuple = ()
@@ -97,6 +99,7 @@ def _settings(cls: type, prefix: str = "") -> Iterator[Setting]:
             help=_HELP[cls.__name__, each.name],
             choices=words if is_choice else (),
             bounds=next((mark for mark in marks if isinstance(mark, Bounds)), None),
+            form=next((mark for mark in marks if isinstance(mark, Form)), None),
             special=() if is_choice else words,
             role=next((mark for mark in marks if mark in ROLES), cls.role),
             marks=tuple(marks),
@@ -173,10 +176,7 @@ IMPLIED = {
 
 def today(saved: dict[str, Any], refused: tuple[str, ...] = ()) -> dict[str, Any]:
     """Saved settings with today's in place of those that were removed; `refused`: roles of those that must have one."""
-    saved = renewed(saved)
-    if saved.get("DATA.FOLD") == "":
-        saved["DATA.FOLD"] = None
-    translated = translate_saved(saved, refused)
+    translated = translate_removed(saved, saved, "the checkpoint", refused)
     left = {key: value for key, value in saved.items() if key not in REMOVED} | not_translated(saved)
     return left | {key: plain(convert(SETTINGS[key], text, "the checkpoint")) for key, text in translated.items()}
 
@@ -198,9 +198,13 @@ def of_role(*roles: str) -> tuple[str, ...]:
 def convert(setting: Setting, text: Text, origin: str) -> Any:
     """Convert `text` to the setting's type. `origin`: the file or flag, for error messages."""
     try:
-        if not setting.is_list:
-            return _convert_one(setting, text)
-        return tuple(_convert_one(setting, member) for member in _split_list(text))
+        if setting.is_list:
+            value = tuple(_convert_one(setting, member) for member in _split_list(text))
+        else:
+            value = _convert_one(setting, text)
+        if setting.form and value is not None and not setting.form.fits(value):
+            raise ValueError("another form")
+        return value
     except (ValueError, KeyError):
         if remedy := REMOVED_VALUES.get((setting.key, str(text))):
             raise ConfigError(
@@ -277,6 +281,8 @@ def quote(text: str) -> str:
 
 def describe_allowed(setting: Setting) -> str:
     """What a setting may be: the end of a sentence that starts with `it must be`."""
+    if setting.form:
+        return setting.form.words + (f", each{describe_bounds(setting)}" if setting.bounds else "")
     if setting.choices:
         words = [str(choice) for choice in setting.choices] + ["None"] * setting.optional
         return ", ".join(words[:-1]) + " or " + words[-1]

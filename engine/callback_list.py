@@ -2,7 +2,7 @@
 
 from typing import NamedTuple, TypeVar
 
-from configs.duration import to_seconds
+from configs.schema import to_seconds
 from datasets import BadImages
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.resume import bad_images_of

@@ -9,9 +9,9 @@ from configs.arguments import Quoted
 from configs.flags import parse
 from configs.load import LoadedConfig, load
 from configs.paddlevit.translation import RENAMED
-from configs.removed import REMOVED, renewed
+from configs.removed import REMOVED
 from configs.schema import MACHINE, VIT_FIELDS, Config
-from configs.values import ALL_SETTINGS, IMPLIED, SETTINGS, Text, convert, flatten, is_none, of_role, to_text
+from configs.values import ALL_SETTINGS, IMPLIED, SETTINGS, Text, convert, flatten, is_none, of_role, to_text, today
 from configs.yaml_files import Layer, find_settings_file, read_layers
 from utils.errors import ConfigError
 
@@ -116,7 +116,7 @@ def _load_without_file(arguments: list[str], given: dict[str, Text], checkpoint:
     is_evaluated = _is_on(given, "EVAL")
     if "MODEL.TYPE" in recorded:
         use = "-eval" if is_evaluated else "-resume" if "MODEL.RESUME" in given else "-pretrained"
-        saved = IMPLIED | renewed(recorded)
+        saved = IMPLIED | (today(recorded, ("model",)) if is_evaluated else recorded)
         former = [key for key, each in REMOVED.items() if each.role in ("data", "model", "recipe")]
         kept = SETTINGS if is_evaluated else {*SETTINGS, *former}
         taken = {key: saved[key] for key in saved if key in kept and key not in NOT_TAKEN[use]}

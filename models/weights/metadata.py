@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.removed import translate_saved
+from configs.removed import translate_removed
 from configs.schema import MODEL
 from configs.values import of_role
 from models.weights import hugging_face, timm_tags
@@ -43,7 +43,7 @@ def metadata_of_file(path: Path) -> WeightsMetadata:
     config = record.get("config", {})
     if "MODEL.TYPE" in config:  # of ours; before there was the setting, the centre was cropped
         config = {"DATA.CROP_MODE": "center"} | config
-        translate_saved(config, ("model",))  # a model that is built no more is refused
+        translate_removed(config, config, str(path), ("model",))  # a model that is built no more is refused
         images = {key: config[key] for key in PREPROCESSING if key in config}
         return WeightsMetadata(str(path), images, {key: config[key] for key in ARCHITECTURE if key in config})
     found = hugging_face.of_folder(path) or of_another_program(record, path) or of_vit(path)

@@ -52,7 +52,7 @@ def test_text_is_converted_by_the_schemas_type_in_files_and_in_opts(key, text, v
     *sections, name = key.split(".")
     lines = [f"{'  ' * depth}{section}:" for depth, section in enumerate(sections)]
     in_file = load_text("\n".join([*lines, f"{'  ' * len(sections)}{name}: {text}"])).config
-    in_opts = load_text("", "-opts", f"{key}={text}").config
+    in_opts = load_text("", "-opts", "TRAIN.LR_SCHEDULER.NAME=step", f"{key}={text}").config
     for config in (in_file, in_opts):
         found = config
         for part in key.split("."):

@@ -5,8 +5,7 @@ import signal
 
 import pytest
 
-from configs.duration import to_seconds
-from configs.load import load, to_yaml
+from configs.schema import to_seconds
 from engine.train.stop_conditions import TIME_IS_UP, Stopped, TimeLimit
 from engine.train.trainer import Callback
 from tests.support.configs import SMALL, small_config
@@ -31,11 +30,6 @@ def test_lengths_of_time(text, seconds):
 def test_a_limit_that_is_no_time_is_refused_with_its_name_and_an_example(tmp_path, text):
     with refused(ConfigError, "RUN.MAX_TIME", "-opts", "3h30m"):
         small_config(tmp_path, f"RUN.MAX_TIME={text}")
-
-
-def test_a_number_of_seconds_comes_back_from_the_runs_own_settings(tmp_path):
-    (tmp_path / "again.yaml").write_text(to_yaml(small_config(tmp_path, "RUN.MAX_TIME=5400"), {}))
-    assert load(["-cfg", str(tmp_path / "again.yaml")]).config.START.MAX_TIME == "5400"
 
 
 def first_stop(seconds: float, asked: list[tuple[float, int]], start: float = 0, save: float = 0) -> float | None:

@@ -101,6 +101,7 @@ REMOVED: dict[str, Removed] = {
         ("TRAIN.RAND_AUGMENT", "TRAIN.RAND_AUGMENT_LAYERS", "TRAIN.RAND_AUGMENT_MAGNITUDE"),
         Removed((), "set TRAIN.AUTO_AUGMENT=rand-m9-n2-mstd0.5-inc1", becomes=_rand_augment),
     ),
+    "MODEL.LORA.DROPOUT": Removed("0.0", "MODEL.DROPOUT and MODEL.DROPPATH act on the layers that have adapters"),
     "TRAIN.WEIGHT_DECAY_EXCLUDE_1D": Removed("true", "biases and norms are never decayed"),
     "TRAIN.LR_SCHEDULER.DECAY_SHAPE": Removed("sqrt", "the rate of wsd falls as 1 - sqrt(the part that is done)"),
     "TAG": Removed(("", "default"), "-name (NAME) gives the run's folder its whole name", role="record"),

@@ -265,8 +265,6 @@ class Lora:
     """Rank of the adapters; 0: none, all weights are trained."""
     ALPHA: Annotated[float, Bounds(1e-6, 1e6), Only("RANK")] = 16.0
     """What an adapter adds is multiplied by ALPHA / RANK."""
-    DROPOUT: Annotated[float, Bounds(0.0, 0.99), Only("RANK")] = 0.0
-    """Dropout rate of the adapters' inputs."""
     TARGETS: Annotated[tuple[str, ...], Only("RANK")] = ("*.attn.qkv", "*.attn.proj", "*.mlp.fc1", "*.mlp.fc2")
     """Patterns of the linear layers that get one; all-linear: all but the classifier, which is trained whole."""
 

@@ -39,9 +39,7 @@ def adapt(model: nn.Module, config: Config) -> nn.Module:
 
     freeze(model, ("*", "!classifier"))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    adapters = LoraConfig(
-        r=settings.RANK, lora_alpha=settings.ALPHA, lora_dropout=settings.DROPOUT, target_modules=list(layers)
-    )
+    adapters = LoraConfig(r=settings.RANK, lora_alpha=settings.ALPHA, target_modules=list(layers))
     inject_adapter_in_model(adapters, model)
     for parameter in trained:  # peft freezes all but its own
         parameter.requires_grad_(True)

@@ -48,10 +48,6 @@ def test_without_settings_the_shipped_ones_are_named(person, name):
     assert_names(person("-cfg", name), "-cfg", "configs/vit_digits.yaml")
 
 
-def test_a_mistake_in_settings_ends_the_program(person):
-    assert_names(person(settings="TRAIN: {BASE_LRR: 1}"), "TRAIN.BASE_LRR", "TRAIN.BASE_LR")
-
-
 @pytest.mark.parametrize(("words", "names"), IN_A_RUN.items())
 def test_a_mistake_that_only_a_run_can_see_is_named_with_the_remedy(person, here, words, names):
     (here / "file").write_text("")
@@ -96,12 +92,6 @@ def test_a_run_starts_with_what_is_doubtful_about_it_and_no_more(person):
     (line,) = [line for line in told if line.startswith("check: ")]
     assert_names(line, "warm-up", "TRAIN.WARMUP_EPOCHS", "TRAIN.BASE_LR")
     assert "check: " not in person(exit_with=0)
-
-
-def test_a_batch_larger_than_the_training_set_is_told_when_the_run_starts(person):
-    told = person("-batch_size", "1500", exit_with=0).splitlines()
-    (line,) = [line for line in told if line.startswith("check: updates")]
-    assert_names(line, "1,500 images", "1,438", "-batch_size")
 
 
 def test_a_device_that_is_not_there(person):

@@ -110,7 +110,7 @@ def test_what_is_no_file_is_refused_by_its_name_and_kind(tmp_path, name, kind):
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a socket", "a device"])
-@pytest.mark.parametrize("data_set", ["csv", "imagefolder", "imagenet2012", "shards"])
+@pytest.mark.parametrize("data_set", ["csv", "imagenet2012", "shards"])
 def test_a_data_path_that_is_neither_file_nor_folder_is_refused(tmp_path, data_set, kind):
     KINDS[kind](tmp_path / "data")
     assert_names(error_of(data_set, tmp_path / "data"), "DATA.DATA_PATH", tmp_path / "data", kind)
@@ -132,13 +132,6 @@ def test_what_is_no_checkpoint_is_passed_over_where_one_is_looked_for(tmp_path, 
     run.mkdir()
     KINDS[kind](run / "last.pth")
     assert find_newest(str(tmp_path), "", print) is None and find_before(run, 0, print) is None
-
-
-def test_a_pipe_in_place_of_an_index_is_replaced(tmp_path):
-    write_tar(tmp_path / "train-0.tar", samples(0, 6))
-    make_pipe(tmp_path / "train.index")
-    load_image_sets(settings("shards", tmp_path))
-    assert (tmp_path / "train.index").is_file()
 
 
 # --- data ---

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from configs.paddlevit.defaults import DEFAULTS
+from configs.paddlevit.fields import DEFAULTS, FIELDS
 from configs.values import BOOLS, Text, is_none, quoted
 from configs.yaml_files import Layer
 from utils.errors import ConfigError
@@ -26,8 +26,6 @@ class Family:
         """The line that timm's model of this name is what the file describes; an error if it is not."""
         import timm  # takes seconds, as torch, and only these files need it
         import torch
-
-        from configs.paddlevit.fields import FIELDS
 
         name = name.partition(".")[0]  # without the tag of its weights
         if not timm.is_model(name):
@@ -98,8 +96,6 @@ def take_family(files: list[Layer], command_line: list[Layer]) -> tuple[list[Lay
 
 def _field(key: str, kind: str) -> str | None:
     """The family's field that a key is, or None."""
-    from configs.paddlevit.fields import FIELDS  # imports torch
-
     for section in _SECTIONS:
         name = key.removeprefix(f"MODEL.{section}")
         name = _OLD_NAMES.get(name, name)

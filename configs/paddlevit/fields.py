@@ -1,57 +1,100 @@
-"""What the fields of PaddleViT's other families say of a model, read from timm's model."""
+"""PaddleViT's other families: what their config.py sets, and what the fields of their files say of timm's model."""
 
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+# One family a line. The last column: a, the augmentation that all but MAE have; i, ImageNet's mean and deviation.
+# Some config.py have a DROPPATH that their model does not read (ConvMixer, PoolFormer), and VOLO's END_LR is 53-4, which
+# Python reads as 49; taken for the 1e-5 of the others.
+_TABLE = """
+              NUM_EPOCHS WARMUP_EPOCHS WEIGHT_DECAY BASE_LR WARMUP_START_LR END_LR LINEAR_SCALED_LR MODEL_EMA_DECAY DROPPATH
+    beit        100        20            0.05         4e-3    0.0             1e-6   512              0.9999          0.1      a
+    cait        300        5             0.05         5e-4    1e-6            0.0    512              0.99996         0.1      ai
+    coat        300        20            0.05         4e-3    1e-6            1e-5   512              0.99996         -        ai
+    coat_lite   300        20            0.05         4e-3    1e-6            1e-5   512              0.99996         -        ai
+    convmixer   300        20            0.1          1e-3    1e-6            1e-5   512              -               -        ai
+    convnext    300        20            0.05         4e-3    1e-6            1e-5   512              0.9999          -        ai
+    deit        300        5             0.05         5e-4    1e-6            0.0    512              0.99996         -        ai
+    gatedmlp    300        20            0.1          1e-3    1e-6            1e-5   512              -               0.1      a
+    mae         800        40            0.05         1.5e-4  1e-6            0.0    256              -               -        i
+    mobileone   300        3             0.01         2e-3    2e-4            2e-4   None             0.9996          -        ai
+    mobilevit   300        3             0.01         2e-3    2e-4            2e-4   None             0.9996          -        ai
+    poolformer  300        5             0.05         1e-3    1e-6            1e-5   1024             -               -        ai
+    regnet      300        5             0.05         5e-4    1e-6            0.0    512              0.99996         -        ai
+    resmlp      300        20            0.1          1e-3    1e-6            1e-5   512              -               0.1      ai
+    swin        300        20            0.05         5e-4    5e-7            5e-6   512              -               0.1      ai
+    volo        300        3             0.05         1e-3    1e-6            1e-5   128              -               -        ai
+    xcit        300        5             0.05         5e-4    1e-6            1e-5   512              -               0.1      ai
+"""
+_AUGMENTATION = (
+    "SMOOTHING=0.1 COLOR_JITTER=0.4 RAND_AUGMENT=true MIXUP_ALPHA=0.8 CUTMIX_ALPHA=1.0 RANDOM_ERASE_PROB=0.25"
+)
+_OTHERS = {
+    "beit": "LAYER_DECAY=0.65",
+    "mae": "SMOOTHING=0.1 MIXUP_ALPHA=0.8 CUTMIX_ALPHA=1.0 OPTIMIZER.BETAS=[0.9,0.95]",
+    "mobileone": "RAND_AUGMENT=false AUTO_AUGMENT=original",
+    "swin": "GRAD_CLIP=5.0",
+}
 
-Reader = Callable[[nn.Module], Any]  # the value of one field, as PaddleViT's file would write it for this model
+
+def _defaults() -> dict[str, dict[str, str]]:
+    names, *rows = (line.split() for line in _TABLE.strip().splitlines())
+    families = {}
+    for family, *values, kinds in rows:
+        texts = {name: text for name, text in zip(names, values, strict=True) if text != "-"}
+        if "MODEL_EMA_DECAY" in texts:
+            texts["MODEL_EMA"] = "true"
+        for words in (_AUGMENTATION if "a" in kinds else "", _OTHERS.get(family, "")):
+            texts |= dict(word.split("=") for word in words.split())
+        found = {f"{'MODEL' if name == 'DROPPATH' else 'TRAIN'}.{name}": text for name, text in texts.items()}
+        if "i" in kinds:
+            found |= {"DATA.IMAGENET_MEAN": "[0.485, 0.456, 0.406]", "DATA.IMAGENET_STD": "[0.229, 0.224, 0.225]"}
+        families[family] = found
+    return families
 
 
-def _patch(model: nn.Module) -> int:
+DEFAULTS = _defaults()  # {MODEL.TYPE in lower case: {setting: text}}
+
+
+Module = Any  # a torch.nn.Module; torch takes seconds to import, and only these families' files need a model
+Reader = Callable[[Module], Any]  # the value of one field, as PaddleViT's file would write it for this model
+
+
+def _patch(model: Module) -> int:
     return model.patch_embed.patch_size[0]
 
 
-def _mlp_ratio(fc1: nn.Linear) -> float:
+def _mlp_ratio(fc1: Module) -> float:
     return fc1.out_features / fc1.in_features
 
 
-def _branches(block: nn.Module) -> int:
-    return len(block.conv_kxk)
-
-
-def _volo_stages(model: nn.Module) -> list[nn.Module]:
+def _volo_stages(model: Module) -> list[Module]:
     """The four stages; timm's list also has the downsampling after the first."""
-    return [each for each in model.network if isinstance(each, nn.Sequential)]
+    return [each for each in model.network if type(each).__name__ == "Sequential"]
 
 
-def _is_outlooker(stage: nn.Module) -> bool:
-    return type(stage[0]).__name__ == "Outlooker"
+def _has_attention(block: Module) -> bool:
+    return type(block.attn).__name__ != "Identity"
 
 
-_MOBILEONE_CHANNELS = (64, 64, 128, 256, 512)  # of the stem and the stages, before EXPANSIONS
-
-
-def _mobileone_stages(model: nn.Module) -> list[nn.Sequential]:
-    return [nn.Sequential(model.stem), *model.stages]
-
-
-def _out_channels(block: nn.Module) -> int:
-    return block.conv_kxk[0].conv.out_channels
+def _mobileone_firsts(model: Module) -> list[Module]:
+    """The first block of the stem and of each stage."""
+    return [model.stem, *(stage[0] for stage in model.stages)]
 
 
 # PaddleViT's MobileOne is a depthwise and a pointwise block in one; in timm they are two neighbours after the stem.
-_MOBILEONE: dict[str, Reader] = {
+_MOBILEONE: dict[str, Reader | None] = {
     "NUM_BLOCKS": lambda model: [1, *(len(stage) // 2 for stage in model.stages)],
-    "CHANNELS": lambda model: list(_MOBILEONE_CHANNELS),
     "EXPANSIONS": lambda model: [
-        _out_channels(stage[-1]) / channels
-        for stage, channels in zip(_mobileone_stages(model), _MOBILEONE_CHANNELS, strict=True)
+        block.conv_kxk[0].conv.out_channels / channels
+        for block, channels in zip(
+            [model.stem, *(stage[-1] for stage in model.stages)], (64, 64, 128, 256, 512), strict=True
+        )
     ],
-    "STRIDES": lambda model: [stage[0].conv_kxk[0].conv.stride[0] for stage in _mobileone_stages(model)],
-    "NUM_BRANCHES": lambda model: [_branches(stage[0]) for stage in _mobileone_stages(model)],
-    "USE_SE": lambda model: not all(isinstance(block.attn, nn.Identity) for stage in model.stages for block in stage),
-    "DEPLOY": lambda model: not hasattr(model.stem, "conv_kxk"),
+    "NUM_BRANCHES": lambda model: [len(block.conv_kxk) for block in _mobileone_firsts(model)],
+    "USE_SE": lambda model: any(_has_attention(block) for stage in model.stages for block in stage),
+    # The same in all of PaddleViT's files.
+    **dict.fromkeys(("CHANNELS", "STRIDES", "DEPLOY")),
 }
 
 _COLUMNAR: dict[str, Reader] = {  # a stack of equal blocks, as in ViT
@@ -140,11 +183,7 @@ FIELDS: dict[str, dict[str, Reader | None]] = {
         "EMBED_DIMS": lambda model: [stage[0].mlp.fc1.in_features for stage in _volo_stages(model)],
         "NUM_HEADS": lambda model: [stage[0].attn.num_heads for stage in _volo_stages(model)],
         "MLP_RATIOS": lambda model: [_mlp_ratio(stage[0].mlp.fc1) for stage in _volo_stages(model)],
-        "DOWNSAMPLES": lambda model: (
-            [type(each).__name__ == "Downsample" for each in model.network[1:2]]
-            + [False] * (len(_volo_stages(model)) - 1)
-        ),
-        "OUTLOOK_ATTENTION": lambda model: [_is_outlooker(stage) for stage in _volo_stages(model)],
+        **dict.fromkeys(("DOWNSAMPLES", "OUTLOOK_ATTENTION")),  # the same in all of PaddleViT's files
     },
     "xcit": {
         **_COLUMNAR,

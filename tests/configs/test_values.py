@@ -103,10 +103,12 @@ NUMBERS = [key for key, setting in SETTINGS.items() if setting.kind in (int, flo
 
 
 @pytest.mark.parametrize("key", [key for key in NUMBERS if key != "SEED"])
-def test_a_number_far_beyond_any_use_is_refused_with_its_name(key):
-    text = str(10**18) if SETTINGS[key].kind is int else "1e308"
-    with refused(ConfigError, "-opts", key, repr(text), describe_allowed(SETTINGS[key])):
-        convert(SETTINGS[key], text, "-opts")
+def test_a_number_outside_its_bounds_is_refused_with_its_name(key):
+    low, high = SETTINGS[key].bounds
+    beyond = (low - 1, high + 1) if SETTINGS[key].kind is int else (low - 1, 10 * high, "nan", "1e999")
+    for text in map(str, beyond):
+        with refused(ConfigError, "-opts", key, repr(text), describe_allowed(SETTINGS[key])):
+            convert(SETTINGS[key], text, "-opts")
 
 
 @pytest.mark.parametrize("key", NUMBERS)

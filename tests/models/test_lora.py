@@ -81,7 +81,7 @@ def test_before_the_first_update_the_adapted_model_is_the_plain_one(tmp_path):
         ["AMP=true"],
         ["AMP=true", "PRECISION.MODE=naive"],
         ["TRAIN.GRAD_CHECKPOINTING=true"],
-        ["TRAIN.MODEL_EMA=true", "MODEL.LORA.DROPOUT=0.5"],
+        ["TRAIN.MODEL_EMA=true", "MODEL.DROPOUT=0.5"],
     ],
 )
 def test_it_learns_with(tmp_path, options):
@@ -110,7 +110,7 @@ def test_without_peft_it_says_what_to_install(tmp_path, monkeypatch):
 def finished(tmp_path_factory, small_yaml):
     """The settings' flags, and the folder of a run with a running mean, saved after each epoch."""
     output = tmp_path_factory.mktemp("run")
-    options = ["MODEL.LORA.DROPOUT=0.2", "TRAIN.MODEL_EMA=true", "SAVE_FREQ=1", "KEEP_CHECKPOINTS=9"]
+    options = ["MODEL.DROPOUT=0.2", "TRAIN.MODEL_EMA=true", "SAVE_FREQ=1", "KEEP_CHECKPOINTS=9"]
     flags = ["-cfg", str(small_yaml), "-opts", RANK, *options]
     assert exit_code(main_single_gpu.main, [*flags, f"SAVE={output}"]) == 0
     return flags, run_folder(output)

@@ -21,11 +21,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
 from scripts.command_line import Parser, at_least
-from scripts.sweeping.plan import Plan, lock, read_over, read_plan
+from scripts.sweeping.plan import LOCK, Plan, make_folder, read_over, read_plan
 from scripts.sweeping.proposals import check_installed, proposed_trials
 from scripts.sweeping.results import DONE, read_result, table, write_trials
 from scripts.sweeping.runner import Runner, choose_slots
 from utils.errors import ConfigError
+from utils.files import locked
 from utils.program import exit_code
 
 OURS = "-h --help -output -over -seeds -folds -optuna -jobs -table -trial".split()
@@ -47,7 +48,10 @@ def main(argv: list[str]) -> int:
     if plan.optuna:
         check_installed()
     slots = choose_slots(plan.load_point({}).config, arguments.jobs, os.environ)
-    with lock(folder):
+    make_folder(folder)
+    with locked(folder / LOCK) as lock:
+        if lock is None:
+            raise ConfigError(f"-output: another sweep is at work in {folder}; wait for it or stop it")
         plan.save(folder)
         runner = Runner(plan, folder, slots)
         code = runner.run(proposed_trials(runner) if plan.optuna else iter(plan.trials))
@@ -71,7 +75,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = Parser(__doc__)
     add = parser.add_argument
     add("-output", type=Path, metavar="FOLDER", help="folder of the sweep; every trial has its own below it")
-    over_help = "settings to vary: KEY=A,B; for -optuna also KEY=LOW..HIGH, with :log or :STEP"
+    over_help = "settings to vary: KEY=A,B; for -optuna also KEY=LOW..HIGH, with :log or without"
     add("-over", nargs="+", default=[], metavar="KEY=VALUES", help=over_help)
     add("-seeds", type=seeds, default=[], metavar="N,N", help="seeds of the runs; each point is trained with each")
     add("-folds", type=at_least(2), metavar="K", help="cross-validation: each point is trained on each of K folds")
@@ -116,6 +120,7 @@ def run_trial(plan: Plan, folder: Path, index: int) -> int:
         raise ConfigError("-trial: the points of -optuna follow from those before; run the sweep itself in one job")
     if index >= len(plan.trials):
         raise ConfigError(f"-trial: {folder} has trials 0 to {len(plan.trials) - 1}, not {index}")
+    make_folder(folder)
     plan.save(folder)  # by each task of an array, the same
     trial = plan.trials[index]
     if read_result(folder / trial.name).state == DONE:

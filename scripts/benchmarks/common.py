@@ -17,7 +17,7 @@ from pathlib import Path
 
 from scripts.command_line import at_least
 from utils.errors import ConfigError, did_you_mean
-from utils.text import counted
+from utils.text import counted, markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
@@ -239,8 +239,7 @@ def spread(values: Sequence[float], digits: int = 1) -> str:
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Markdown for BENCHMARKS.md."""
-    lines = [f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows)]
-    return "\n".join([title, "", *lines]) + "\n"
+    return f"{title}\n\n{markdown_table(columns, rows)}\n"
 
 
 def speed_table(title: str, products: dict[str, str], measured: dict[str, Measured], reasons: dict[str, str]) -> str:

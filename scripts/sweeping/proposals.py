@@ -7,8 +7,8 @@ import importlib.util
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
+from configs.values import SETTINGS
 from scripts.sweeping.plan import Plan, Range, Trial, range_or_choices
 from scripts.sweeping.results import DONE, Result
 from scripts.sweeping.runner import Runner
@@ -47,8 +47,9 @@ def propose(plan: Plan, results: dict[int, Result]) -> dict[str, str] | None:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    space = {key: range_or_choices(key, text) for key, text in plan.over.items()}
-    distributions = {key: _distribution(each) for key, each in space.items()}
+    distributions = {key: _distribution(key, text) for key, text in plan.over.items()}
+    # A text is a choice; a number stands for itself.
+    kinds = {key: SETTINGS[key].kind if hasattr(each, "low") else str for key, each in distributions.items()}
     config = plan.load_point({}).config
     direction = "minimize" if config.TRAIN.BEST_METRIC == "loss" else "maximize"
     for attempt in range(ATTEMPTS):
@@ -58,32 +59,21 @@ def propose(plan: Plan, results: dict[int, Result]) -> dict[str, str] | None:
         for number, point in enumerate(plan.points):
             of_point = [results.get(trial.index) for trial in plan.trials if trial.point == number]
             if all(each and each.state == DONE and each.best is not None for each in of_point):
-                params = {key: _param(space[key], word) for key, word in point.items()}
+                params = {key: kinds[key](word) for key, word in point.items()}
                 value = statistics.fmean(each.best for each in of_point)
                 study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=value))
-        point = {key: _word(space[key], value) for key, value in study.ask(distributions).params.items()}
+        point = {key: str(value) for key, value in study.ask(distributions).params.items()}
         if point not in plan.points:
             return point
     return None
 
 
-def _distribution(each: Range | list[str]):
+def _distribution(key: str, text: str):
     import optuna
 
+    each = range_or_choices(key, text)
     if not isinstance(each, Range):
         return optuna.distributions.CategoricalDistribution(each)
-    if each.is_whole:
-        return optuna.distributions.IntDistribution(each.low, each.high, log=each.is_log, step=each.step or 1)
-    return optuna.distributions.FloatDistribution(each.low, each.high, log=each.is_log, step=each.step)
-
-
-def _word(each: Range | list[str], value: Any) -> str:
-    """A value as the command line has it; four digits say more than a trial can tell."""
-    if isinstance(each, Range) and not each.is_whole:
-        return repr(min(max(float(f"{value:.4g}"), each.low), each.high))
-    return str(value)
-
-
-def _param(each: Range | list[str], word: str) -> Any:
-    """The value of a word, as optuna has it."""
-    return word if not isinstance(each, Range) else int(word) if each.is_whole else float(word)
+    is_whole = SETTINGS[key].kind is int
+    kind = optuna.distributions.IntDistribution if is_whole else optuna.distributions.FloatDistribution
+    return kind(each.low, each.high, log=each.is_log)

@@ -2,19 +2,17 @@
 
 import contextlib
 import csv
-import fcntl
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from scripts.comparing.statistics import deviation, mean
+from engine.record.run_files import read_json, read_table
+from scripts.comparing.statistics import spread
 from scripts.sweeping.plan import Plan, describe
-from utils.errors import cause_of
-from utils.files import write_text
-from utils.text import counted
+from utils.errors import ConfigError, cause_of
+from utils.files import locked, write_text
+from utils.text import counted, markdown_table
 
 WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"
 NON_FINITE = 3  # exit code of a run
@@ -40,7 +38,10 @@ class Result:
 
 def read_result(folder: Path) -> Result:
     """What the folder of a run says; a run that was killed is to go on."""
-    status = read_status(folder)
+    try:
+        status = read_json(folder / "status.json")
+    except ConfigError:
+        status = {}
     if not status.get("state"):
         return Result(WAITING)
     metric, best = status.get("best_metric"), status.get("best")
@@ -50,36 +51,18 @@ def read_result(folder: Path) -> Result:
     state = DONE if status["state"] == DONE else RUNNING if is_locked(folder) else FAILED
     if state == FAILED and (code in (None, 0) or status.get("signal")):
         state = STOPPED
-    reason = str(status.get("reason") or "")
-    return Result(state, reason, code, metric, best.get(metric), best.get("epoch"), _seconds(folder / "metrics.csv"))
+    seconds = None
+    with contextlib.suppress(ConfigError, ValueError, KeyError):
+        rows = read_table(folder / "metrics.csv")
+        seconds = sum(float(row["train_seconds"]) + float(row["eval_seconds"] or 0) for row in rows)
+    return Result(state, str(status.get("reason") or ""), code, metric, best.get(metric), best.get("epoch"), seconds)
 
 
 def is_locked(folder: Path) -> bool:
     """Whether a run is at work in the folder."""
-    try:
-        with open(folder / ".lock") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # none, or no folder, which the run will refuse
-        return False
+    with contextlib.suppress(OSError), locked(folder / ".lock") as file:  # without a folder none is
+        return file is None
     return False
-
-
-def read_status(folder: Path) -> dict[str, Any]:
-    """status.json of a run; {} if there is none."""
-    with contextlib.suppress(OSError, ValueError):
-        status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
-        if isinstance(status, dict):
-            return status
-    return {}
-
-
-def _seconds(file: Path) -> float | None:
-    """Time of all epochs, also of those before the run was stopped."""
-    with contextlib.suppress(OSError, ValueError, KeyError), open(file, newline="") as rows:
-        return sum(float(row["train_seconds"]) + float(row["eval_seconds"] or 0) for row in csv.DictReader(rows))
-    return None
 
 
 def write_trials(plan: Plan, folder: Path, results: Sequence[Result]) -> None:
@@ -102,7 +85,7 @@ def table(plan: Plan, results: Sequence[Result]) -> str:
     states = [each.state for each in results]
     numbers = {state: states.count(state) for state in (DONE, FAILED, STOPPED, RUNNING, WAITING)}
     summary = ", ".join(f"{number} {state}" for state, number in numbers.items() if number)
-    lines = [f"{counted(len(states), 'trial')}: {summary}", ""]
+    summary = f"{counted(len(states), 'trial')}: {summary}\n\n"
     metric = next((each.metric for each in results if each.metric), None)
     sign, digits = (1, 4) if metric == "loss" else (-1, 2)
     points = []
@@ -110,21 +93,11 @@ def table(plan: Plan, results: Sequence[Result]) -> str:
         of_point = [result for trial, result in zip(plan.trials, results, strict=True) if trial.point == number]
         values = [each.best for each in of_point if each.state == DONE and each.best is not None]
         if values:
-            points.append((len(values) < len(of_point), sign * mean(values), number, settings, values, len(of_point)))
+            row = [describe(settings) or "as given", spread(values, digits), f"{len(values)} of {len(of_point)}"]
+            points.append((len(values) < len(of_point), sign * sum(values) / len(values), number, row))
     if not points:
-        return "\n".join([*lines, "no trial is done"])
-    lines += [f"| settings | best {metric} | +- | trials |", "|---|---|---|---|"]
-    for *_, settings, values, count in sorted(points, key=lambda point: point[:3]):
-        width = "" if (found := deviation(values)) is None else f"{found:.2g}"
-        figures = f"{mean(values):.{digits}f} | {width} | {len(values)} of {count}"
-        lines.append(f"| {describe(settings) or 'as given'} | {figures} |")
-    best = min(points, key=lambda point: point[:3])[3]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "+-: standard deviation over seeds and folds. Best settings:",
-            "",
-            f"    {plan.command_of_point(best)}",
-        ]
-    )
+        return f"{summary}no trial is done"
+    points.sort()
+    rows = markdown_table(["settings", f"best {metric}", "trials"], [row for *_, row in points])
+    command = plan.command_of_point(plan.points[points[0][2]])
+    return f"{summary}{rows}\n\n±: standard deviation over seeds and folds. Best settings:\n\n    {command}"

@@ -32,14 +32,14 @@ SECONDS_BETWEEN_LOOKS = 0.1
 
 
 def choose_slots(config: Config, jobs: int, environment: Mapping[str, str]) -> list[dict[str, str]]:
-    """For each of the trials at a time its variables: a device of its own, or a share of the cores."""
+    """For each of the trials at a time its variables: devices of its own, or a share of the cores."""
     if jobs == 1:
         return [{}]
     per_job = config.START.NGPUS or 1
     devices = visible_devices(environment) if config.DEVICE in ("auto", "cuda") else []
     if not devices:
         threads = max(1, len(available_cores()) // (jobs * per_job))
-        return [{} if "OMP_NUM_THREADS" in environment else {"OMP_NUM_THREADS": str(threads)} for _ in range(jobs)]
+        return [{"OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", str(threads))}] * jobs
     if per_job > 1 and jobs * per_job > len(devices):
         raise ConfigError(
             f"-jobs: {jobs} trials of {per_job} devices each (-ngpus) need {jobs * per_job}, and there are {len(devices)}; "
@@ -96,7 +96,6 @@ class Runner:
 
     def run(self, trials: Iterator[Trial]) -> int:
         """Run those of these trials that are not finished. Returns the exit code."""
-        self._note()
         waiting = None
         while True:
             self._look()
@@ -144,41 +143,36 @@ class Runner:
                 self._ended(trial, code)
 
     def _ended(self, trial: Trial, code: int) -> None:
-        result = read_result(self.folder / trial.name)
-        error = last_error(self._output(trial))
+        result, error = read_result(self.folder / trial.name), last_error(self._output(trial))
         if code == 2 and result.state == WAITING:  # it did not come to train: so it would be with all others too
             self.refused = f"{trial}: {error}\nits output: {self._output(trial)}"
-        was_stopped = self.stop.number and code == 128 + signal.SIGTERM
-        if result.state != DONE and (code == 0 or was_stopped):
-            result = replace(result, state=STOPPED)
-        elif result.state != DONE:
+        if result.state != DONE:
+            was_stopped = code == 0 or (self.stop.number and code == 128 + signal.SIGTERM)
             why = f"killed by signal {-code}" if code < 0 else result.reason or error
-            result = replace(result, state=FAILED, exit_code=code, reason=why)
+            changes = {"state": STOPPED} if was_stopped else {"state": FAILED, "exit_code": code, "reason": why}
+            result = replace(result, **changes)
         self.results[trial.index] = result
-        self._note()
-        figure = f"{result.metric} {result.best:.4g} in epoch {result.epoch}" if result.best is not None else ""
+        write_trials(self.plan, self.folder, self._in_order())
         number = sum(each.is_final for each in self.results.values())
-        what = figure if result.state == DONE else f"{result.state} {result.reason}".strip()
+        what = f"{result.state} {result.reason}".strip()
+        if result.state == DONE and result.best is not None:
+            what = f"{result.metric} {result.best:.4g} in epoch {result.epoch}"
         print(f"[{number}/{self.plan.num_trials}] {trial}: {what}", flush=True)
 
-    def _note(self) -> None:
-        results = [self.results.get(trial.index, Result(WAITING)) for trial in self.plan.trials]
-        write_trials(self.plan, self.folder, results)
+    def _in_order(self) -> list[Result]:
+        return [self.results.get(trial.index, Result(WAITING)) for trial in self.plan.trials]
 
     def _code(self) -> int:
         """0 if every trial is done, 3 if some ended with non-finite gradients and the others are done, else 1."""
-        codes = {each.exit_code for each in self.results.values() if each.state == FAILED}
-        unfinished = any(each.state not in (DONE, FAILED) for each in self.results.values())
-        if codes == {NON_FINITE} and not unfinished:
-            return NON_FINITE
-        return 1 if codes or unfinished else 0
+        codes = {0 if each.state == DONE else each.exit_code or 1 for each in self.results.values()}
+        return max(codes) if codes <= {0, NON_FINITE} else 1
 
 
 def last_error(output: Path) -> str:
     """The mistake that a run named last in what it printed."""
     try:
-        lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
+        printed = output.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return "see its output"
-    starts = [number for number, line in enumerate(lines) if line.startswith("error: ")]
-    return "\n".join(lines[starts[-1] :]).removeprefix("error: ") if starts else (lines or ["no output"])[-1]
+    _, found, error = f"\n{printed}".rpartition("\nerror: ")
+    return error.strip() if found else (printed.splitlines() or ["no output"])[-1]

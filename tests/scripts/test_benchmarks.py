@@ -18,7 +18,8 @@ from utils.errors import ConfigError
 
 def rows_of(printed: str) -> list[dict[str, str]]:
     """The table of a Markdown text, by its heads."""
-    heads, _, *rows = (line.strip("| ").split(" | ") for line in printed.splitlines() if line.startswith("|"))
+    lines = [line.strip("|").split("|") for line in printed.splitlines() if line.startswith("|")]
+    heads, _, *rows = [[cell.strip() for cell in line] for line in lines]
     return [dict(zip(heads, row, strict=True)) for row in rows]
 
 

@@ -23,7 +23,7 @@ from scripts.command_line import Parser, check_writable
 from scripts.comparing.curves import write_curves
 from scripts.comparing.groups import group_runs
 from scripts.comparing.runs import find_runs, refuse_other_data
-from scripts.comparing.tables import Comparison, compare, to_markdown
+from scripts.comparing.tables import to_markdown
 from utils.errors import ConfigError, cause_of
 from utils.files import write_text
 from utils.program import exit_code
@@ -47,25 +47,20 @@ def main(argv: list[str]) -> int:
         check_writable("-output", path)
     runs, left_out = find_runs(arguments.runs)
     warning = refuse_other_data(runs, arguments.any_data)
-    groups, keys = group_runs(runs, arguments.metric)
-    comparison = compare(groups, keys, warning, left_out)
-    print(to_markdown(comparison), end="")
+    groups = group_runs(runs, arguments.metric)
+    print(to_markdown(groups, warning, left_out), end="")
+    pictures = [path for path in arguments.output if path.suffix.lower() == ".png"]
     for path in arguments.output:
-        write(path, comparison, arguments.output)
+        try:
+            if path in pictures:
+                write_curves(path, groups)
+            else:  # it shows the pictures beside it
+                beside = [each.name for each in pictures if each.parent == path.parent]
+                write_text(path, to_markdown(groups, warning, left_out, beside))
+        except OSError as error:
+            raise ConfigError(f"-output: {path} cannot be written ({cause_of(error)}); choose another place") from None
         print(f"written: {path}", file=sys.stderr)
     return 0
-
-
-def write(path: Path, comparison: Comparison, together: list[Path]) -> None:
-    """`together`: all files that are written; a page of Markdown shows the picture beside it."""
-    try:
-        if path.suffix.lower() == ".png":
-            write_curves(path, comparison.groups)
-        else:
-            beside = [each.name for each in together if each.suffix.lower() == ".png" and each.parent == path.parent]
-            write_text(path, to_markdown(comparison, beside))
-    except OSError as error:
-        raise ConfigError(f"-output: {path} cannot be written ({cause_of(error)}); choose another place") from None
 
 
 if __name__ == "__main__":

@@ -13,11 +13,7 @@ from utils.errors import ConfigError
 from utils.text import first_of, redacted
 
 # Settings without influence on what a run learns; what differs of them is shown apart. Of the data that is where it lies.
-WITHOUT_EFFECT = {
-    *of_role(MACHINE, RECORD),
-    *(key for key in of_role(DATA) if SETTINGS[key].may_change),
-}
-REPETITION = ("SEED", "DATA.FOLD")  # runs that differ in nothing else are one group
+WITHOUT_EFFECT = {*of_role(MACHINE, RECORD), *(key for key in of_role(DATA) if SETTINGS[key].may_change)}
 # What tells data from other data, in the words of a message, for runs that noted it.
 NOTED = {
     "classes": "classes",
@@ -37,51 +33,29 @@ def find_runs(sources: Sequence[str]) -> tuple[list[SavedRun], list[str]]:
     runs, left_out = {}, []
     for source in sources:
         for folder, is_named in _folders(source):
-            key = folder.resolve()
-            if key in runs:
-                continue
             try:
-                runs[key] = SavedRun.open(folder)
+                runs.setdefault(folder.resolve(), SavedRun.open(folder))
             except ConfigError as error:
                 if is_named:
                     raise
                 left_out.append(f"left out: {error}")
     if len(runs) < 2:
-        more = f" ({'; '.join(left_out)})" if left_out else ""
-        found = next((str(run.folder) for run in runs.values()), None)
-        what = f"{found} is only one run" if found else "no run with a finished epoch"
-        raise ConfigError(
-            f"{' '.join(sources)}: {what}{more}; give two or more, or a folder that has them: python scripts/compare.py output"
-        )
+        what = "; ".join(["only one run" if runs else "no run with a finished epoch", *left_out])
+        raise ConfigError(f"{' '.join(sources)}: {what}; give two or more, or a folder that has them")
     return list(runs.values()), left_out
 
 
 def _folders(source: str) -> Iterator[tuple[Path, bool]]:
-    """Folders of runs, and whether each was named itself, rather than found."""
+    """Folders of runs, also of a sweep's trials, one folder further down; and whether each was named itself."""
     path = Path(source).expanduser()
-    if (path / "config.yaml").exists() or (path.exists() and not path.is_dir()):
-        yield path, True
-        return
-    if not path.exists():
-        found = sorted(glob.glob(str(path))) if glob.has_magic(source) else []
-        if not found:
-            raise ConfigError(f"{source}: no such folder; give folders of runs, or a folder that has them")
-        for each in map(Path, found):
-            if each.is_dir():
-                yield from ((folder, False) for folder in _runs_in(each))
-        return
-    inside = _runs_in(path)
-    if not inside:
-        yield path, True  # which says what is missing
-    yield from ((folder, False) for folder in inside)
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    """The folder itself, if it is of a run, else those of runs in it, also of a sweep's trials, one folder further down."""
-    for pattern in ("config.yaml", "*/config.yaml", "*/*/config.yaml"):
-        if found := sorted(folder.glob(pattern)):
-            return [each.parent for each in found]
-    return []
+    found = [path] if path.exists() else sorted(map(Path, glob.glob(str(path))))
+    if not found:
+        raise ConfigError(f"{source}: no such folder; give folders of runs, or a folder that has them")
+    for each in found:
+        patterns = ("config.yaml", "*/config.yaml", "*/*/config.yaml")
+        inside = next((files for pattern in patterns if (files := sorted(each.glob(pattern)))), [])
+        folders = [file.parent for file in inside] or [each] * (each == path)  # opening it says what is missing
+        yield from ((folder, folder == path) for folder in folders)
 
 
 def other_data(runs: Sequence[SavedRun]) -> list[str]:
@@ -116,13 +90,13 @@ def _data_of(run: SavedRun) -> Iterator[tuple[str, Any]]:
 
 def refuse_other_data(runs: Sequence[SavedRun], is_allowed: bool) -> str:
     """'' or, if it is allowed, a warning."""
-    found = other_data(runs)
+    found = first_of(other_data(runs), "; ", limit=4)
     if found and not is_allowed:
         raise ConfigError(
-            f"these runs were trained or evaluated on different data, so that their figures do not compare; they differ in "
-            f"{first_of(found, '; ', limit=4)}. Give runs on the same data, or compare all the same with -any_data"
+            f"these runs have different data, so that their figures do not compare; they differ in {found}. Give runs on the "
+            "same data, or compare all the same with -any_data"
         )
-    return f"different data, so the figures do not compare as such: {first_of(found, '; ', limit=4)}" if found else ""
+    return found and f"different data, so the figures do not compare as such: {found}"
 
 
 def differing(runs: Sequence[SavedRun]) -> tuple[list[str], list[str]]:

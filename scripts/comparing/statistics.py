@@ -50,7 +50,7 @@ def difference(values: Mapping, others: Mapping) -> Difference:
     one, other = list(values.values()), list(others.values())
     gap = float(np.mean(one) - np.mean(other))
     if set(values) == set(others) and len(one) > 1:
-        error = np.std([values[key] - others[key] for key in values], ddof=1) / math.sqrt(len(one))
+        error = float(np.std([values[key] - others[key] for key in values], ddof=1)) / math.sqrt(len(one))
         return Difference(gap, error, student(len(one) - 1) * error, is_paired=True)
     if len(one) < 2 or len(other) < 2:
         return Difference(gap, None, None, is_paired=False)

@@ -1,88 +1,61 @@
-"""What a comparison says, as tables and sentences, and how they are written as Markdown."""
+"""What a comparison says, as sentences and tables in Markdown."""
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+
+import numpy as np
 
 from engine.evaluation.scores import TITLES
 from engine.record.saved_run import SavedRun
-from scripts.comparing.groups import Group, final_loss, memory, notes_on, num_epochs, speed
+from scripts.comparing.groups import Group, final_loss, memory, num_epochs, speed
 from scripts.comparing.runs import differing, value_of
-from scripts.comparing.statistics import Difference, deviation, difference, mean
-from utils.text import counted, first_of, format_bytes, format_duration
+from scripts.comparing.statistics import Difference, difference, spread
+from utils.text import counted, first_of, format_bytes, format_duration, markdown_table
 
 MANY = 5  # comparisons, among which one may seem certain by chance
+ENDS = {"killed": "was killed", "running": "is still going", "stopped": "was stopped", "failed": "ended with an error"}
 
 
-@dataclass(frozen=True)
-class Table:
-    """Rows of text under a header; `strong`: the numbers of rows that stand out."""
-
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    strong: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """All of it, in the order of reading."""
-
-    title: str
-    groups: Sequence[Group]
-    warning: str  # of different data, '' if there is none
-    result: str  # the sentence that answers the question
-    tables: Sequence[Table] = field(default_factory=list)
-    notes: Sequence[str] = field(default_factory=list)
-
-
-def compare(groups: Sequence[Group], keys: Sequence[str], warning: str, left_out: Sequence[str]) -> Comparison:
-    """`keys`: the settings in which groups differ."""
+def to_markdown(groups: Sequence[Group], warning: str, left_out: Sequence[str], pictures: Sequence[str] = ()) -> str:
+    """`warning`: of different data. `left_out`: why other runs are not there. `pictures`: files of the curves."""
     runs = [run for group in groups for run in group.runs]
-    tables = [_results(groups)]
-    if keys:
-        tables.append(_settings(groups, keys))
-    tables.append(_runs(groups))
-    notes = [*notes_on(groups), *_how_to_read(groups), *left_out]
-    _, without = differing(runs)
-    if shown := [key for key in without if key not in ("SAVE", "NAME", "DATA.DATA_PATH")]:
-        values = (f"{key} ({first_of(sorted({value_of(run, key) for run in runs}), limit=3)})" for key in shown)
-        notes.append(f"settings that also differ, without effect on what is learned: {', '.join(values)}")
-    title = f"{counted(len(runs), 'run')} in {counted(len(groups), 'group')}"
-    return Comparison(title, groups, warning, _answer(groups), tables, notes)
-
-
-def _best_of(group: Group) -> dict:
-    return group.by_repetition(group.best)
+    notes = [*_notes(groups), *_how_to_read(groups), *left_out]
+    parts = [f"# {counted(len(runs), 'run')} in {counted(len(groups), 'group')}"]
+    parts += [f"**Warning: {_text(warning)}**"] if warning else []
+    parts += [_text(_answer(groups)), "## Results", _results(groups)]
+    parts += ["\n".join(f"- {_text(note)}" for note in notes)] if notes else []
+    if keys := list(groups[0].settings):
+        rows = [[str(group.number), *group.settings.values()] for group in groups]
+        parts += ["## Settings that differ", _table(["group", *keys], rows)]
+    parts += ["## Runs", _runs(groups), *(f"![curves](<{picture}>)" for picture in pictures)]
+    return "\n\n".join(parts) + "\n"
 
 
 def _against_first(groups: Sequence[Group]) -> dict[int, Difference]:
     """{number of the group: how its best metric differs from the first group's}."""
-    first = _best_of(groups[0])
-    return {each.number: difference(found, first) for each in groups[1:] if first and (found := _best_of(each))}
+    first = groups[0].best
+    return {each.number: difference(each.best, first) for each in groups[1:] if first and each.best}
 
 
-def _number_of_best(groups: Sequence[Group]) -> int:
+def _best_row(groups: Sequence[Group]) -> int:
     """The row of the best mean; -1 if nothing was measured."""
-    means = {row: mean(list(_best_of(group).values())) for row, group in enumerate(groups)}
-    means = {row: value for row, value in means.items() if value is not None}
+    means = {row: np.mean(list(group.best.values())) for row, group in enumerate(groups) if group.best}
     return (min if groups[0].metric == "loss" else max)(means, key=means.get, default=-1)
 
 
 def _answer(groups: Sequence[Group]) -> str:
     """Which group is best, and whether that is more than noise."""
-    row = _number_of_best(groups)
+    row, metric = _best_row(groups), groups[0].metric
     if row < 0:
         return "Nothing was evaluated yet."
     if len(groups) == 1:
         return "All runs have the same settings but for seed and fold."
-    best, metric, found = groups[row], groups[0].metric, _against_first(groups)
+    best, found = groups[row], _against_first(groups)
     start = f"Group {best.name} has the {'lowest' if metric == 'loss' else 'highest'} {TITLES[metric]}"
     rivals = found if row == 0 else {number: each for number, each in found.items() if number == best.number}
-    if near := [f"group {number}" for number, each in rivals.items() if each.is_noise]:
-        if row == 0:
-            return f"{start}; within the noise of the repetitions of it: {first_of(near, limit=6)}."
-        return f"{start}, by {_amount(found[best.number].value, metric)} before group 1, but that is within the noise of the repetitions."
+    if near := [number for number, each in rivals.items() if each.is_noise]:
+        names = [f"group {number}" for number in near] if row == 0 else ["group 1"]
+        return f"{start}; within the noise of the repetitions of it: {first_of(names, limit=6)}."
     if any(each.is_noise is None for each in rivals.values()):
         return (
             f"{start}; whether that is more than noise cannot be told from one run of a group: repeat them with -seed 1, "
@@ -90,135 +63,102 @@ def _answer(groups: Sequence[Group]) -> str:
         )
     if row == 0:
         return f"{start}; every other group is worse by more than the noise of the repetitions."
-    if not rivals:  # nothing was evaluated in the first group
-        return f"{start}."
-    gap = rivals[best.number]
-    return f"{start}, by {_amount(gap.value, metric)} ± {_amount(gap.error, metric)} before group 1: more than noise."
+    return f"{start}, by more than the noise of the repetitions." if rivals else f"{start}."
 
 
-def _amount(value: float, metric: str) -> str:
-    return f"{abs(value):.4f}" if metric == "loss" else f"{abs(value):.2f} points"
+def _results(groups: Sequence[Group]) -> str:
+    is_loss = groups[0].metric == "loss"
+    digits, best, differences = 4 if is_loss else 2, _best_row(groups), _against_first(groups)
+    title = f"best {TITLES[groups[0].metric]}{'' if is_loss else ', %'}"
+    header = ["group", "runs", title, "against group 1", "final loss", "epochs", "images/s", "time", "memory"]
+    rows = []
+    for row, group in enumerate(groups):
+        epochs = sorted({num_epochs(run) for run in group.runs})
+        cells = [group.name, str(len(group.runs)), spread(list(group.best.values()), digits)]
+        cells.append(_describe(differences.get(group.number), digits, is_loss) if row else "")
+        cells += [spread(group.values(final_loss), 4), " to ".join(map(str, dict.fromkeys((epochs[0], epochs[-1]))))]
+        cells += [spread(group.values(speed), 0), _mean(group, lambda run: run.seconds, format_duration)]
+        cells.append(_mean(group, memory, lambda megabytes: format_bytes(megabytes * 2**20)))
+        is_best = row == best and len(groups) > 1
+        rows.append([f"**{_text(cell)}**" if is_best and cell else _text(cell) for cell in cells])
+    shown = [column for column in range(len(header)) if column < 3 or any(row[column] not in ("", "-") for row in rows)]
+    return markdown_table([header[column] for column in shown], [[row[column] for column in shown] for row in rows])
 
 
-def _results(groups: Sequence[Group]) -> Table:
-    metric = groups[0].metric
-    digits = 4 if metric == "loss" else 2
-    unit = "" if metric == "loss" else ", %"
-    differences = _against_first(groups)
-    header = [
-        *("group", "runs", f"best {TITLES[metric]}{unit}", "against group 1", "final loss", "epochs"),
-        *("images/s", "time", "memory"),
-    ]
-    rows = [
-        [
-            group.name,
-            str(len(group.runs)),
-            spread(list(_best_of(group).values()), digits),
-            _describe(differences.get(group.number), digits, metric == "loss") if group is not groups[0] else "",
-            spread(group.values(final_loss), 4),
-            _range(group, num_epochs),
-            spread(group.values(speed), 0),
-            _formatted(format_duration, mean(group.values(lambda run: run.seconds))),
-            _formatted(lambda megabytes: format_bytes(megabytes * 2**20), mean(group.values(memory))),
-        ]
-        for group in groups
-    ]
-    shown = [
-        column for column, _ in enumerate(header) if column < 3 or any(row[column] not in ("", "-") for row in rows)
-    ]
-    rows = [[row[column] for column in shown] for row in rows]
-    best = _number_of_best(groups) if len(groups) > 1 else -1
-    return Table("Results", [header[column] for column in shown], rows, frozenset({best} - {-1}))
-
-
-def spread(values: Sequence[float], digits: int) -> str:
-    """98.50 ± 0.25, the mean and the standard deviation; '-' without values."""
-    if not values:
-        return "-"
-    width = deviation(values)
-    return f"{mean(values):,.{digits}f}" + ("" if width is None else f" ± {width:,.{digits}f}")
+def _mean(group: Group, figure: Callable[[SavedRun], float | None], to_text: Callable[[float], str]) -> str:
+    values = group.values(figure)
+    return to_text(float(np.mean(values))) if values else "-"
 
 
 def _describe(found: Difference | None, digits: int, is_loss: bool) -> str:
     if found is None:
         return "-"
-    value = f"{found.value:+.{digits}f}"
     if found.error is None:
-        return f"{value} (noise unknown)"
+        return f"{found.value:+.{digits}f} (noise unknown)"
     verdict = "within noise" if found.is_noise else "better" if (found.value < 0) == is_loss else "worse"
-    return f"{value} ± {found.error:.{digits}f} ({verdict}{', paired' if found.is_paired else ''})"
+    return f"{found.value:+.{digits}f} ± {found.error:.{digits}f} ({verdict}{', paired' if found.is_paired else ''})"
 
 
-def _range(group: Group, figure: Callable[[SavedRun], float | None]) -> str:
-    values = sorted({figure(run) for run in group.runs})
-    return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
-
-
-def _formatted(to_text: Callable[[float], str], value: float | None) -> str:
-    return "-" if value is None else to_text(value)
-
-
-def _settings(groups: Sequence[Group], keys: Sequence[str]) -> Table:
-    rows = [[str(group.number), *(group.settings[key] for key in keys)] for group in groups]
-    return Table("Settings that differ", ["group", *keys], rows)
-
-
-def _runs(groups: Sequence[Group]) -> Table:
+def _runs(groups: Sequence[Group]) -> str:
     rows = []
     for group in groups:
-        digits = 4 if group.metric == "loss" else 2
         for run in group.runs:
-            value = group.best(run)
-            seed = str(run.settings["SEED"])
-            fold = f", fold {fold}" if (fold := run.settings["DATA.FOLD"]) else ""
-            epoch = str(run.best.epoch) if run.metric == group.metric and run.best.epoch else "-"
-            row = [str(group.number), seed + fold, "-" if value is None else f"{value:.{digits}f}", epoch, run.state]
-            rows.append([*row, str(run.folder)])
-    header = ["group", "seed", f"best {TITLES[groups[0].metric]}", "in epoch", "state", "folder"]
-    return Table("Runs", header, rows)
+            seed, fold, value = run.settings["SEED"], run.settings["DATA.FOLD"], group.best_of(run)
+            figure = "-" if value is None else f"{value:.{4 if group.metric == 'loss' else 2}f}"
+            epoch = run.best.epoch if run.metric == group.metric and run.best.epoch else "-"
+            repetition = f"{seed}, fold {fold}" if fold else seed
+            rows.append([group.number, repetition, figure, epoch, run.state, run.folder])
+    return _table(["group", "seed", f"best {TITLES[groups[0].metric]}", "in epoch", "state", "folder"], rows)
+
+
+def _notes(groups: Sequence[Group]) -> list[str]:
+    """What a reader has to know of single runs: how they ended, and what makes them incomparable."""
+    runs = [run for group in groups for run in group.runs]
+    notes = []
+    if len({run.metric for run in runs}) > 1:
+        name = TITLES[groups[0].metric]
+        notes.append(f"the runs chose their best epoch by different metrics (TRAIN.BEST_METRIC); compared is {name}")
+    for run in runs:
+        planned, done = run.settings["TRAIN.NUM_EPOCHS"], num_epochs(run)
+        if done < planned and run.status.get("reason") != "early stop":
+            how = ENDS.get(run.state, "ended")
+            notes.append(f"{run.folder} {how} after epoch {done} of {planned}: it is compared up to there")
+    for group in groups:
+        if again := sum(len(key) > 2 for key in group.repetitions):
+            notes.append(
+                f"group {group.number}: {counted(again, 'run')} of a seed that is there already: a repetition says nothing of "
+                "the noise of seeds, and makes the deviation too small"
+            )
+    if len(devices := {str(run.about.get("device_name")) for run in runs}) > 1:
+        notes.append(f"speed, time and memory are of different devices: {', '.join(sorted(devices))}")
+    _, without = differing(runs)
+    if shown := [key for key in without if key not in ("SAVE", "NAME", "DATA.DATA_PATH")]:
+        values = (f"{key} ({first_of(sorted({value_of(run, key) for run in runs}), limit=3)})" for key in shown)
+        notes.append(f"settings that also differ, without effect on what is learned: {', '.join(values)}")
+    return notes
 
 
 def _how_to_read(groups: Sequence[Group]) -> list[str]:
     notes = []
     if any(len(group.runs) > 1 for group in groups):
         notes.append("± after a mean is the standard deviation over the runs of the group (its seeds and folds)")
-    found = _against_first(groups).values()
-    if any(each.error is not None for each in found):
+    certain = sum(each.error is not None for each in _against_first(groups).values())
+    if certain:
         notes.append(
             "against group 1: the difference of the means ± its standard error; within noise: 0 lies in its 95% interval (Student's "
             "t; paired by seed where the seeds are the same, else Welch's)"
         )
-    if sum(each.error is not None for each in found) > MANY:
+    if certain > MANY:
         notes.append(
             "among many groups one in twenty seems better or worse by chance alone: repeat what looks best with new seeds"
         )
     return notes
 
 
-def to_markdown(comparison: Comparison, pictures: Sequence[str] = ()) -> str:
-    """`pictures`: files of the curves, as links."""
-    parts = [f"# {comparison.title}"]
-    if comparison.warning:
-        parts.append(f"**Warning: {_text(comparison.warning)}**")
-    parts.append(_text(comparison.result))
-    for number, table in enumerate(comparison.tables):
-        parts += [f"## {table.title}", _table(table)]
-        if number == 0 and comparison.notes:
-            parts.append("\n".join(f"- {_text(note)}" for note in comparison.notes))
-    parts += [f"![curves](<{picture}>)" for picture in pictures]
-    return "\n\n".join(parts) + "\n"
+def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    return markdown_table([_text(cell) for cell in header], [[_text(cell) for cell in row] for row in rows])
 
 
-def _table(table: Table) -> str:
-    rows = [[_text(cell) for cell in row] for row in table.rows]
-    rows = [[f"**{cell}**" if cell else "" for cell in row] if n in table.strong else row for n, row in enumerate(rows)]
-    header = [_text(cell) for cell in table.header]
-    widths = [max(3, *map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = [header, ["-" * width for width in widths], *rows]
-    return "\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in lines)
-
-
-def _text(cell: str) -> str:
+def _text(cell: object) -> str:
     """Names of files and values may have anything in them; in a table it stays text in one cell."""
-    one_line = " ".join(str(cell).split())
-    return re.sub(r"([\\`*\[\]<>|]|(?<!\w)_|_(?!\w))", r"\\\1", one_line)
+    return re.sub(r"([\\`*\[\]<>|]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(str(cell).split()))

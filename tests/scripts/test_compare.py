@@ -11,10 +11,10 @@ from PIL import Image
 from engine.record.saved_run import SavedRun
 from scripts import compare as script
 from scripts.comparing import statistics
-from scripts.comparing.curves import look
+from scripts.comparing.curves import look_of
 from scripts.comparing.groups import group_runs
 from scripts.comparing.runs import find_runs, other_data
-from scripts.comparing.tables import compare, to_markdown
+from scripts.comparing.tables import to_markdown
 from tests.support.compared_runs import make_run
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT
@@ -58,8 +58,8 @@ def table(markdown: str, title: str) -> list[dict[str, str]]:
 
 
 def test_runs_that_differ_in_seed_only_are_a_group_with_numpys_mean_and_deviation(folder, typed):
-    groups, keys = groups_in(folder)
-    assert keys == ["TRAIN.BASE_LR"]
+    groups = groups_in(folder)
+    assert [list(group.settings) for group in groups] == [["TRAIN.BASE_LR"]] * 2
     assert [len(group.runs) for group in groups] == [3, 3]
     code, out, _ = typed(folder)
     assert code == 0
@@ -131,7 +131,7 @@ def test_folds_are_repetitions_and_have_other_images_each(tmp_path):
             make_run(tmp_path / f"{rate}-{fold}", [90.0 + fold], settings, {"about": about})
     runs, _ = find_runs([str(tmp_path)])
     assert other_data(runs) == []
-    groups, _ = group_runs(runs, None)
+    groups = group_runs(runs, None)
     assert [len(group.runs) for group in groups] == [2, 2]
 
 
@@ -237,22 +237,19 @@ def test_the_files_hold_the_table_and_the_curves(folder, typed, tmp_path):
 def test_names_cannot_break_out_of_their_cell(tmp_path):
     for name in ("a | b`<i>", "c\nd"):
         make_run(tmp_path / name, [90.0], f"TRAIN.SMOOTHING: 0.{len(name)}")
-    groups, keys = groups_in(tmp_path)
-    text = to_markdown(compare(groups, keys, "", []))
+    text = to_markdown(groups_in(tmp_path), "", [])
     rows = table(text, "Runs")
     assert [len(row) for row in rows] == [6, 6] and "<i>" not in text.replace("\\<i\\>", "")
 
 
 def test_forty_groups_have_forty_looks():
-    for number in (3, 21, 40):
-        looks = {look(index, number) for index in range(number)}
-        assert len(looks) == number
+    assert len({tuple(look_of(index).values()) for index in range(40)}) == 40
 
 
 def test_the_mean_curve_covers_the_epochs_that_all_runs_have(tmp_path):
     make_run(tmp_path / "a", [10.0, 20.0, 30.0], "SEED: 1")
     make_run(tmp_path / "b", [20.0, 40.0], "SEED: 2\nTRAIN.NUM_EPOCHS: 3")
-    (group,), _ = groups_in(tmp_path)
+    (group,) = groups_in(tmp_path)
     assert group.mean_curve("eval_top1") == [(1, 15.0), (2, 30.0)]
 
 
@@ -261,6 +258,6 @@ def test_weights_of_the_ema_count_where_they_are_better(tmp_path):
         run = make_run(tmp_path / f"{seed}", [50.0, 60.0], f"SEED: {seed}")
         rows = [row | {"eval_top1_ema": row["eval_top1"] + 5, "eval_loss_ema": 0.1} for row in run.epochs]
         (run.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (group,), _ = groups_in(tmp_path)
-    assert group.values(group.best) == [65.0, 65.0]
+    (group,) = groups_in(tmp_path)
+    assert list(group.best.values()) == [65.0, 65.0]
     assert group.curve(SavedRun.open(tmp_path / "0"), "eval_top1") == [(1, 55.0), (2, 65.0)]

@@ -2,7 +2,6 @@
 
 import difflib
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,13 +35,7 @@ def find_settings_file(cfg: str | None) -> str:
         raise ConfigError(f"-cfg is missing; it names the settings file, for example one of these:\n{names}")
     if os.path.exists(cfg):
         return cfg
-    in_repository = SHIPPED.parent / cfg
-    if in_repository.is_file():
-        raise ConfigError(
-            f"-cfg: no file {cfg} in the working directory {os.getcwd()}; if you mean halfstep's, give its full path, "
-            f"{in_repository}"
-        )
-    raise ConfigError(f"-cfg: no file {cfg}{_nearest_files(cfg)}")
+    raise ConfigError(f"-cfg: no file {cfg} in the working directory {os.getcwd()}{_nearest_files(cfg)}")
 
 
 def read_layers(path: str, chain: tuple[str, ...] = ()) -> list[Layer]:
@@ -115,17 +108,13 @@ def _flatten_mapping(node: yaml.MappingNode, origin: str, prefix: str = "") -> I
         if isinstance(value, yaml.MappingNode):
             yield from _flatten_mapping(value, origin, key + ".")
         else:
-            yield key, _text(value, key, origin)
-
-
-def _text(node: yaml.Node, key: str, origin: str) -> Text:
-    try:
-        return read_node(node)
-    except ValueError:
-        line = node.start_mark.line + 1
-        raise ConfigError(
-            f"{origin}: line {line}: {key} is a list of sections; it must be a value or a list of values"
-        ) from None
+            try:
+                yield key, read_node(value)
+            except ValueError:
+                line = value.start_mark.line + 1
+                raise ConfigError(
+                    f"{origin}: line {line}: {key} is a list of sections; it must be a list of values"
+                ) from None
 
 
 def _bases(text: Text, origin: str) -> list[str]:
@@ -138,9 +127,7 @@ def _bases(text: Text, origin: str) -> list[str]:
 def _nearest_files(path: str) -> str:
     """'; did you mean ...?' with settings files of a similar name, in the same folder or among the shipped ones."""
     files = [*sorted(Path(path).parent.glob("*.y*ml")), *shipped_files()]
-    words = set(re.split(r"[^a-z0-9]+", Path(path).stem.lower()))
-    near = [file.stem for file in files if words <= set(file.stem.lower().split("_"))]  # vit_base: vit_base_patch16_224
-    near = near or difflib.get_close_matches(Path(path).stem, [file.stem for file in files], n=1, cutoff=0.75)
+    near = difflib.get_close_matches(Path(path).stem, [file.stem for file in files], n=1, cutoff=0.75)
     names = dict.fromkeys(_relative_to_cwd(file) for file in files if file.stem in near)
     return f"; did you mean {' or '.join(names)}?" if names else ""
 

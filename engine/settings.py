@@ -131,17 +131,10 @@ def _load_without_file(arguments: list[str], given: dict[str, Text], checkpoint:
             "name another folder with -output, or a settings file with -cfg to start a run"
         )
     if not is_evaluated:
-        what = (
-            f"{path} does not hold the settings of its run"
-            if path
-            else f"there is no checkpoint {source} with settings"
+        raise ConfigError(
+            f"-cfg is missing, and {path or source} does not hold the settings of a run; name a settings file"
         )
-        raise ConfigError(f"-cfg is missing, and {what}; name a settings file")
-    try:
-        weights = _weights(given, checkpoint)
-    except ConfigError as error:
-        raise ConfigError(f"{error}; or name a settings file with -cfg") from None
-    return load(arguments, needs_file=False, weights=weights)
+    return load(arguments, needs_file=False, weights=_weights(given, checkpoint))
 
 
 def override(config: Config, arguments: Sequence[str]) -> Config:

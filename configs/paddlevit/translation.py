@@ -1,11 +1,10 @@
 """PaddleViT's names and values that differ from ours, translated when a file is read."""
 
-import difflib
 import math
 from dataclasses import replace
 
 from configs.values import SETTINGS, Text, convert, is_none, quoted
-from utils.errors import ConfigError
+from utils.errors import ConfigError, did_you_mean
 
 # The two formats of 2021 keep the model's fields one level down; the older one also has other names for three of them.
 OLD_SECTION = "MODEL.TRANS"
@@ -94,16 +93,10 @@ def _check_type(texts: dict[str, Text], origin: str) -> None:
     import timm  # takes seconds, and only this error needs it
 
     name = texts.get("MODEL.NAME", kind)
-    name = name.lower().replace("-", "_") if isinstance(name, str) else kind
-    models = timm.list_models()
-    near = difflib.get_close_matches(name, models, n=2, cutoff=0.7)
-    if name in models:
-        advice = f"{name}, and remove MODEL's keys that describe layers"
-    else:
-        advice = f"a name from timm.list_models(){': nearest are ' + ' and '.join(near) if near else ''}"
+    near = did_you_mean(name.replace("-", "_"), timm.list_models()) if isinstance(name, str) else ""
     raise ConfigError(
-        f"{origin}: MODEL.TYPE is {kind!r}; it must be vit or timm. For other models set MODEL.TYPE: timm and "
-        f"MODEL.NAME: {advice}"
+        f"{origin}: MODEL.TYPE is {kind!r}; it must be vit or timm. For other models set MODEL.TYPE: timm and MODEL.NAME to one "
+        f"of timm.list_models(), and remove MODEL's keys that describe layers{near}"
     )
 
 

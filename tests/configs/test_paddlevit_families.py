@@ -91,11 +91,6 @@ def test_command_line_cannot_make_another_kind_of_model_of_a_familys_file(words)
         load_text(text_of(SWIN), "-opts", words)
 
 
-def test_masked_pretraining_is_refused():
-    with refused(ConfigError, "MODEL.MAE_PRETRAIN"):
-        load_text(text_of(FILES["MAE/vit_base_patch16_224_pretrain.yaml"]))
-
-
 def test_field_that_the_model_does_not_show_is_named():
     loaded = load_text(text_of(FILES["CaiT/cait_xxs24_224.yaml"]))
     assert_names(loaded.notes[0], "cait_xxs24_224", "11,956,264", "INIT_VALUES")
@@ -119,11 +114,6 @@ def test_what_the_file_leaves_out_is_the_familys_default_and_not_ours():
     assert loaded.config.MODEL.DROPPATH == 0.2  # the file's
     assert loaded.config.DATA.IMAGENET_MEAN == (0.485, 0.456, 0.406)
     assert "swin" in loaded.origins["TRAIN.GRAD_CLIP"]
-
-
-def test_layer_decay_of_beit_takes_effect():
-    config = load_text(text_of(FILES["BEiT/beit_large_patch16_384.yaml"])).config
-    assert config.TRAIN.LAYER_DECAY == 0.65
 
 
 @pytest.mark.parametrize(("kind", "suffix"), [("hard", "_distilled"), ("none", "")])

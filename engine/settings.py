@@ -52,7 +52,7 @@ def _checkpoint(given: dict[str, Text]) -> Path | None:
     if "MODEL.RESUME" not in given:
         return None
     from engine.checkpoint.resume import checkpoint_at
-    from models.weights.sharded import read_index
+    from models.weights.torch_files import read_index
 
     where = (given.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME"))
     return checkpoint_at(given["MODEL.RESUME"], *where, warn=lambda line: None, read=read_index)  # the run warns
@@ -80,11 +80,9 @@ def _weights(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
         return None
     model = {} if names_model else said.model or ({"MODEL.TYPE": "timm"} if "MODEL.NAME" in given else {})
     if not (names_model or model):
-        example = said.likely or "vit_base_patch16_224"
-        likely = f"by its shapes probably {example}" if said.likely else "any of timm.list_models()"
         raise ConfigError(
-            f"MODEL.NAME: {said.by} does not say which model it is of; name timm's ({likely}), as in -opts "
-            f"MODEL.NAME={example}"
+            f"MODEL.NAME: {said.by} does not say which model it is of; name timm's (any of timm.list_models()), as in "
+            "-opts MODEL.NAME=vit_base_patch16_224"
         )
     if said.images and not {"DATA.IMAGE_SIZE"} & {*said.images, *given}:
         raise ConfigError(f"DATA.IMAGE_SIZE: {said.by} was trained on images that are not square; set one side")

@@ -48,28 +48,24 @@ def prepare_compiler(environment: MutableMapping[str, str], num_cores: int) -> l
     if FOLDER in environment:
         return []
     try:
-        folder = own_cache(environment) / "halfstep" / "compile"
-        make_private(folder)
+        # The user's folder for caches, as desktop systems define it; relative paths do not count.
+        cache = Path(environment.get("XDG_CACHE_HOME", ""))
+        folder = (cache if cache.is_absolute() else Path.home() / ".cache") / "halfstep" / "compile"
+        _make_private(folder)
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         return [f"compile: no folder of your own for kernels ({cause_of(error)}), so they may not last; set {FOLDER}"]
     environment[FOLDER] = str(folder)
     return [f"compile: kernels are kept in {folder}; made by {counted(int(environment[NUM_WORKERS]), 'process')}"]
 
 
-def own_cache(environment: MutableMapping[str, str]) -> Path:
-    """The user's folder for caches, as desktop systems define it; relative paths do not count."""
-    given = Path(environment.get("XDG_CACHE_HOME", ""))
-    return given if given.is_absolute() else Path.home() / ".cache"
-
-
-def make_private(folder: Path) -> None:
+def _make_private(folder: Path) -> None:
     """Create the folder for this user alone, because what lies in it is executed; an OSError if that cannot be."""
     for each in (folder.parent, folder):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = each.stat()
-        if found.st_uid != os.geteuid():
+        status = each.stat()
+        if status.st_uid != os.geteuid():
             raise PermissionError(f"{each} belongs to another user")
-        if found.st_mode & 0o077:
+        if status.st_mode & 0o077:
             each.chmod(0o700)
     with tempfile.TemporaryFile(dir=folder) as file:  # torch locks files here, which not every network drive can
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -54,15 +54,15 @@ def _layers(model: nn.Module, settings: Lora) -> dict[str, nn.Linear]:
         for name, module in model.named_modules()
         if type(module) is nn.Linear and not any(covers(head, name) for head in heads)
     }
-    found: dict[str, nn.Linear] = {}
+    layers: dict[str, nn.Linear] = {}
     for pattern in settings.TARGETS:
         matched = {name: linear[name] for name in linear if pattern == ALL_LINEAR or covers(pattern, name)}
         if not matched and settings.TARGETS != Lora.TARGETS:
             _refuse(pattern, linear)
-        found |= matched
-    if not found:
+        layers |= matched
+    if not layers:
         _refuse(", ".join(settings.TARGETS), linear)
-    return found
+    return layers
 
 
 def _refuse(patterns: str, linear: Iterable[str]) -> NoReturn:

@@ -31,7 +31,7 @@ class Teacher(nn.Module):
         self.register_buffer("outputs", torch.tensor(outputs, dtype=torch.int64))
 
     def describe(self) -> str:
-        """Its size, and what is done to the images of the student."""
+        """The number of parameters, and what is done to the images of the student."""
         count = sum(parameter.numel() for parameter in self.model.parameters())
         resized = f", images resized to {self.side} x {self.side}" if self.side else ""
         return f"{count:,} parameters{resized}{', images normalized as its weights expect' * self.renormalizes}"

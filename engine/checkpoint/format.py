@@ -13,8 +13,8 @@ import torch
 from configs.removed import REMOVED, not_translated
 from configs.values import SETTINGS, today
 from datasets import TrainData
-from models.weights.sharded import FOLDER, named_shards, read_index
-from models.weights.torch_files import read_torch
+from models.weights.sharded import FOLDER
+from models.weights.torch_files import named_shards, read_index, read_torch
 from utils.errors import ConfigError
 from utils.files import replacing, sync, write_text
 

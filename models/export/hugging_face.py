@@ -11,8 +11,7 @@ from torch import Tensor
 
 from models.export.plain_vit import PlainVit, plain_vit
 from models.export.subject import Format, Subject
-from models.weights.hugging_face import RESAMPLE
-from models.weights.metadata import USUAL
+from models.weights.metadata import RESAMPLE, USUAL
 from models.weights.names import TRANSFORMERS_KINDS, to_transformers
 from models.weights.torch_files import to_safetensors
 from utils.errors import ConfigError

@@ -26,9 +26,8 @@ class ActivationCheckpointing(ModelTransform):
             model.set_grad_checkpointing(True)
         except (AttributeError, AssertionError, NotImplementedError):  # timm: not supported by this model
             raise ConfigError(
-                f"TRAIN.GRAD_CHECKPOINTING is true, but MODEL.NAME {self.model_name} has no transformer blocks (.blocks), "
-                "and timm no activation checkpointing for it; set it to false and lower -batch_size with a higher "
-                "-accum_iter"
+                f"TRAIN.GRAD_CHECKPOINTING is true, but timm has no activation checkpointing for MODEL.NAME "
+                f"{self.model_name}; set it to false and lower -batch_size with a higher -accum_iter"
             ) from None
         return []
 
@@ -82,8 +81,8 @@ class HalfResidual(ModelTransform):
 
 @dataclass(frozen=True)
 class SharedDropPath(ModelTransform):
-    """As timm's DropPath, whose rate is a constant of the graph: 24 blocks of different rates would be 24 graphs, and
-    torch.compile gives up after 8.
+    """Makes the rate of timm's DropPath a tensor. As a constant of the graph it gave 24 blocks of different rates 24 graphs,
+    and torch.compile gives up after 8.
     """
 
     def apply(self, model: nn.Module) -> list[str]:

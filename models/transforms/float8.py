@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from models.parts import classifier_names
 from models.transforms.base import ModelTransform
 from utils.errors import ConfigError
 
@@ -19,7 +20,7 @@ def check_float8(device: torch.device) -> None:
     if not has_float8(device):
         raise ConfigError(
             "PRECISION.MODE is float8, which needs a CUDA device of compute capability 8.9 or newer; this one is "
-            f"{_name(device)}; use PRECISION.MODE autocast"
+            f"{device.type if device.type != 'cuda' else torch.cuda.get_device_name(device)}; use PRECISION.MODE autocast"
         )
     try:
         importlib.import_module("torchao.float8")
@@ -29,13 +30,6 @@ def check_float8(device: torch.device) -> None:
 
 def has_float8(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
-
-
-def _name(device: torch.device) -> str:
-    if device.type != "cuda":
-        return f"of kind {device.type}"
-    capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
-    return f"{torch.cuda.get_device_name(device)} of {capability}"
 
 
 @dataclass(frozen=True)
@@ -80,7 +74,6 @@ def _with_few_rows(model: nn.Module) -> set[nn.Module]:
     # Local: importing timm takes seconds.
     from models.transforms.class_token_block import ClassTokenVisionTransformer
 
-    found = model.get_classifier()
-    heads = found if isinstance(found, tuple) else (found,)
-    last = [model.blocks[-1]] if isinstance(model, ClassTokenVisionTransformer) else []
-    return {module for each in (*heads, *last) for module in each.modules()}
+    few = [model.get_submodule(name) for name in classifier_names(model)]
+    few += [model.blocks[-1]] if isinstance(model, ClassTokenVisionTransformer) else []
+    return {module for each in few for module in each.modules()}

@@ -41,8 +41,8 @@ def _weights_of_one(attention: Attention, q: Tensor, k: Tensor) -> Tensor:
 
 
 class QkvLayoutAttention(Attention):
-    """Computes the same numbers. Gradients of queries, keys and values are stacked directly in the layout of the qkv
-    layer; timm stacks them and then copies them into that layout.
+    """Attention whose gradients of queries, keys and values are stacked directly in the layout of the qkv layer; timm
+    stacks them and then copies them into that layout. The numbers are timm's.
     """
 
     def forward(self, x: Tensor, *masks, **named_masks) -> Tensor:

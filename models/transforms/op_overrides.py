@@ -81,8 +81,8 @@ class OpOverrides(ModelTransform):
                 wrap(node.module, self, dtypes[setting], weights, attention.get(node))
         counts = {each: sum(each == setting for setting in settings.values()) for each in (BLACK, WHITE)}
         names = {BLACK: "float32", WHITE: str(self.half).removeprefix("torch.")}
-        told = [f"modules and attention cores in {names[each]} ({each}): {n}" for each, n in counts.items() if n]
-        return [*lines, f"lists: {', '.join(told)}"]
+        changes = [f"modules and attention cores in {names[each]} ({each}): {n}" for each, n in counts.items() if n]
+        return [*lines, f"lists: {', '.join(changes)}"]
 
     def _choose(self, nodes: list[Node]) -> dict[Node, str | None]:
         """BLACK, WHITE or None for every node: from the most exact entry that names it, otherwise from its parent."""
@@ -98,7 +98,12 @@ class OpOverrides(ModelTransform):
             settings[node] = best[0][1] if best else settings.get(node.parent)
         for (text, setting), its_nodes in named.items():
             if not its_nodes:
-                raise ConfigError(f"{setting}: {text} {_nothing(text, nodes)}")
+                classes = frozenset().union(*(node.names for node in nodes))
+                known = [*OPERATORS, LOSS, *sorted(classes), *(node.path for node in nodes if node.path)]
+                raise ConfigError(
+                    f"{setting}: {text} names no module (blocks.0.attn, blocks.0.*) and no class (LayerNorm) of this model, and "
+                    f"no operator that it computes ({', '.join(OPERATORS)}){did_you_mean(text.strip('*.'), known)}"
+                )
             if setting not in {settings[node] for node in its_nodes}:
                 raise ConfigError(
                     f"{setting}: {text} has no effect, since everything it names is named more exactly by the other "
@@ -167,17 +172,6 @@ def _exactness(text: str, node: Node) -> tuple[bool, ...]:
     """Operators are the least exact, then classes, patterns and paths."""
     # In attention softmax decides over matmul_v2, since its products are what a softmax is listed for.
     return text not in OPERATORS, text == "softmax", text not in node.names, not set("*?[") & set(text)
-
-
-def _nothing(text: str, nodes: list[Node]) -> str:
-    if text in OPERATORS:
-        return "is an operator that this model has no module for; remove it"
-    classes = frozenset().union(*(node.names for node in nodes if node.module is not None))
-    known = [*OPERATORS, LOSS, *sorted(classes), *(node.path for node in nodes if node.path)]
-    return (
-        "names nothing: no module (blocks.0.attn, blocks.0.*), no class (LayerNorm) and no operator that can be listed "
-        f"({', '.join(OPERATORS)}){did_you_mean(text.strip('*.'), known)}"
-    )
 
 
 def _weights_to_cast(module: nn.Module) -> tuple[str, ...]:

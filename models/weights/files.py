@@ -46,8 +46,8 @@ def find_file(source: str | Path) -> Path | None:
         if candidate.is_file():
             return candidate
     if path.is_dir():
-        held = sorted(each.name for each in path.iterdir() if each.suffix in SUFFIXES)
-        raise ConfigError(f"{path} is a folder; name a file in it{': ' + ', '.join(held) if held else ''}")
+        names = sorted(each.name for each in path.iterdir() if each.suffix in SUFFIXES)
+        raise ConfigError(f"{path} is a folder; name a file in it{': ' + ', '.join(names) if names else ''}")
     if path.exists():
         raise ConfigError(f"{path} is {not_a_file(path)}; name a file")
     return None

@@ -46,87 +46,80 @@ def load_pretrained(
     try:
         path = find_file(source)
         weights = read_weights(path) if path else fetch(source)
-        if "class_names" not in weights.record and not is_imagenet_by_other_names(classes):
-            weights = weights._replace(record=weights.record | {"class_names": classes_of_weights(source)})
-        first = f"{setting}: weights of {path or source}{f' ({weights.key})' if weights.key else ''}"
-        return [first, *_load(model, weights, needs_head, classes, settings)]
+        lines = [f"{setting}: weights of {path or source}{f' ({weights.key})' if weights.key else ''}"]
+        theirs = weights.record.get("class_names")
+        if theirs is None and not is_imagenet_by_other_names(classes):
+            theirs = classes_of_weights(source)
+        # Resizing in the half precision of a file would round what the model keeps in fp32.
+        half = (torch.float16, torch.bfloat16)
+        state = {name: tensor.float() if tensor.dtype in half else tensor for name, tensor in weights.state.items()}
+        lines += _fit_heads(model, state, theirs or [], classes, needs_head)
+        state = _fit_image_size(model, state, lines)
+        _fit_channels(model, state, lines)
+        changed = differences(weights.record, settings, ARCHITECTURE) if settings else []
+        _check_same_architecture(model, state, classifier_names(model), changed)
     except ConfigError as error:
         raise ConfigError(f"{setting}: {error}") from None
-
-
-def _load(
-    model: nn.Module, weights: Weights, needs_head: bool, classes: Sequence[str], settings: dict | None
-) -> list[str]:
-    # Resizing in the half precision of a file would round what the model keeps in fp32.
-    half = (torch.float16, torch.bfloat16)
-    state = {name: tensor.float() if tensor.dtype in half else tensor for name, tensor in weights.state.items()}
-    heads = classifier_names(model)
-    by_name = [] if needs_head else _match_heads(model, state, heads, weights.record.get("class_names"), classes)
-    lines = _drop_heads(model, state, [head for head in heads if f"{head}.weight" in state or not by_name])
-    if lines and needs_head:
-        raise ConfigError(
-            f"there is nothing to evaluate: {lines[0].strip()}; set -num_classes to what the weights have"
-        )
-    lines += by_name
-    state = _fit_image_size(model, state, lines)
-    _fit_channels(model, state, lines)
-    changed = differences(weights.record, settings, ARCHITECTURE) if settings else []
-    _check_same_architecture(model, state, heads, changed)
     model.load_state_dict(state, strict=False)
     return lines
 
 
-def _match_heads(
-    model: nn.Module, state: dict[str, Tensor], heads: list[str], theirs: list[str] | None, mine: Sequence[str]
+def _fit_heads(
+    model: nn.Module, state: dict[str, Tensor], theirs: list[str], mine: Sequence[str], needs_head: bool
 ) -> list[str]:
-    """Order the rows of the classifiers by the names of the classes. Returns a line; none if the file names no classes.
-
-    A new class gets the mean of the rows that are taken over: its logit is then never the largest, so at the start the
-    model classifies images of the known classes as before. Without a known class the heads are dropped.
-    """
-    heads = [head for head in heads if f"{head}.weight" in state and len(state[f"{head}.weight"]) >= len(theirs or ())]
-    if not (theirs and mine and heads) or not all(isinstance(name, str) for name in theirs):
-        return []
-    theirs, mine = ([normalize("NFC", name) for name in names] for names in (theirs, mine))  # a Mac writes ä as two
-    number = {name: row for row, name in enumerate(theirs)}
-    known, new = [name for name in mine if name in number], [name for name in mine if name not in number]
-    in_heads = tuple(f"{head}." for head in heads)
-    for name, own in model.state_dict().items():
-        if name.startswith(in_heads) and name in state and (mine != theirs or len(state[name]) != len(own)):
-            rows = state.pop(name)
-            if known:
-                mean = rows[[number[each] for each in known]].mean(0, keepdim=True)
-                chosen = [number.get(each, -1) for each in mine] + [-1] * (len(own) - len(mine))
-                state[name] = torch.cat([rows, mean])[chosen]
-    if not known:
-        return [f"  head starts from random weights: the file has none of these classes (it has {first_of(theirs)})"]
-    gone = [name for name in theirs if name not in mine]
-    what = f"{len(known)} of {len(mine)}" if new else f"all {len(mine)}"
-    more = [f"; {title}: {first_of(names)}" for title, names in (("new", new), ("not used", gone)) if names]
-    return [f"  head: {what} classes by name{''.join(more)}"]
-
-
-def _drop_heads(model: nn.Module, state: dict[str, Tensor], heads: list[str]) -> list[str]:
-    """Remove heads that do not fit from the state. Returns a line for each."""
-    own = model.state_dict()
+    """Order the rows of the classifiers by the classes' names, and remove those that do not fit. Returns lines."""
+    heads, own = classifier_names(model), model.state_dict()
+    named = [head for head in heads if f"{head}.weight" in state and len(state[f"{head}.weight"]) >= len(theirs)]
+    by_name = []
+    if theirs and mine and named and not needs_head:
+        by_name = [_match_classes(own, state, tuple(f"{head}." for head in named), theirs, mine)]
     # Old ViTs have a hidden layer before the classifier and timm's have not; neither is of use without the other.
-    hidden = [name for name in state if name.startswith("pre_logits.") and name not in own]
+    dropped = [name for name in state if name.startswith("pre_logits.") and name not in own]
     lines = []
     for head in heads:
         key = f"{head}.weight"
         if key not in state:
-            reason = "the file has none"
-        elif hidden:
+            reason = "" if by_name else "the file has none"
+        elif dropped:
             reason = "the one in the file has a hidden layer, which timm's model has not"
         elif len(state[key]) != len(own[key]):
             reason = f"the one in the file has {counted(len(state[key]), 'class')}, this model has {len(own[key])}"
         else:
             continue
-        lines.append(f"  {head} starts from random weights: {reason}")
-        hidden += [name for name in state if name.startswith(f"{head}.")]
-    for name in hidden:
+        if reason:
+            lines.append(f"  {head} starts from random weights: {reason}")
+        dropped += [name for name in state if name.startswith(f"{head}.")]
+    if lines and needs_head:
+        raise ConfigError(f"there is nothing to evaluate: {lines[0].strip()}; set -num_classes to that of the weights")
+    for name in dropped:
         del state[name]
-    return lines
+    return lines + by_name
+
+
+def _match_classes(
+    own: dict[str, Tensor], state: dict[str, Tensor], heads: tuple[str, ...], theirs: list[str], mine: Sequence[str]
+) -> str:
+    """Order the rows of these classifiers as `mine`. Returns a line.
+
+    A new class gets the mean of the rows that are taken over: its logit is then never the largest, so at the start the
+    model classifies images of the known classes as before. Without a known class the heads are removed.
+    """
+    theirs, mine = ([normalize("NFC", name) for name in names] for names in (theirs, mine))  # a Mac writes ä as two
+    number = {name: row for row, name in enumerate(theirs)}
+    known, new = [name for name in mine if name in number], [name for name in mine if name not in number]
+    for name in [each for each in state if each.startswith(heads) and each in own]:
+        if mine != theirs or len(state[name]) != len(own[name]):
+            rows = state.pop(name)
+            if known:
+                mean = rows[[number[each] for each in known]].mean(0, keepdim=True)
+                chosen = [number.get(each, -1) for each in mine] + [-1] * (len(own[name]) - len(mine))
+                state[name] = torch.cat([rows, mean])[chosen]
+    if not known:
+        return f"  head starts from random weights: the file has none of these classes (it has {first_of(theirs)})"
+    unused = [name for name in theirs if name not in mine]
+    what = f"{len(known)} of {len(mine)}" if new else f"all {len(mine)}"
+    more = [f"; {title}: {first_of(names)}" for title, names in (("new", new), ("not used", unused)) if names]
+    return f"  head: {what} classes by name{''.join(more)}"
 
 
 def _fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str]) -> dict[str, Tensor]:
@@ -141,7 +134,7 @@ def _fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str]
         return state
     try:
         fitted = resize(dict(state), model)
-    except Exception:  # not made for weights of another architecture; what differs is said by the comparison below
+    except Exception:  # not made for weights of another architecture; the comparison below says what differs
         return state
     changed = [name for name in fitted if name in state and fitted[name].shape != state[name].shape]
     if changed:
@@ -154,45 +147,44 @@ def _fit_channels(model: nn.Module, state: dict[str, Tensor], lines: list[str]) 
     """Adapt the first convolution from RGB to this model's channels: for grey images the sum over the three."""
     from timm.models import adapt_input_conv
 
-    for name, module in model.named_modules():
-        kernel = state.get(f"{name}.weight")
-        if isinstance(module, nn.Conv2d) and kernel is not None and kernel.ndim == 4:
-            channels = module.weight.shape[1]
-            if kernel.shape[1] == 3 != channels:
-                state[f"{name}.weight"] = adapt_input_conv(channels, kernel)
-                lines.append(f"  {name} made from 3 channels to {channels}")
-            return
+    first = next(((name, each) for name, each in model.named_modules() if isinstance(each, nn.Conv2d)), None)
+    kernel = state.get(f"{first[0]}.weight") if first else None
+    if kernel is not None and kernel.ndim == 4 and kernel.shape[1] == 3 != first[1].weight.shape[1]:
+        channels = first[1].weight.shape[1]
+        state[f"{first[0]}.weight"] = adapt_input_conv(channels, kernel)
+        lines.append(f"  {first[0]} made from 3 channels to {channels}")
 
 
 def _check_same_architecture(
-    model: nn.Module, state: dict[str, Tensor], heads: list[str], changed: Sequence[str] = ()
+    model: nn.Module, state: dict[str, Tensor], heads: Sequence[str] = (), changed: Sequence[str] = ()
 ) -> None:
-    """`changed`: settings that differ from those of the file."""
+    """`heads`: modules that the state may lack; `changed`: settings that differ from those of the file."""
     own = model.state_dict()
     # Files from before torch 0.4.1 lack these counters, which nothing here reads.
     optional = tuple(f"{head}." for head in heads)
-    missing = [name for name in own if name not in state and not name.startswith(optional)]
-    missing = [name for name in missing if not name.endswith("num_batches_tracked")]
-    unexpected = [name for name in state if name not in own]
-    reshaped = [
-        f"{name} ({list(tensor.shape)} in the file, {list(own[name].shape)} in the model)"
-        for name, tensor in state.items()
-        if name in own and tensor.shape != own[name].shape
-    ]
-    whole = [
-        name
-        for name in own.keys() & state
-        if own[name].dtype.is_floating_point and not state[name].dtype.is_floating_point
-    ]
-    found = [("only in the file", unexpected), ("only in the model", missing), ("of another shape", reshaped)]
-    found.append(("not of floating-point numbers", whole))
-    if any(names for _, names in found):
-        found = "; ".join(f"{what}: {first_of(names, limit=3)}" for what, names in found if names)
-        remedy = "set MODEL to what the file was made with"
-        if "dist_token" in unexpected:
-            remedy = "it is a distilled DeiT: use MODEL.TYPE timm and, for instance, MODEL.NAME deit_base_distilled_patch16_224"
+    shared = [name for name in state if name in own]
+    kinds = {
+        "only in the file": [name for name in state if name not in own],
+        "only in the model": [
+            name
+            for name in own
+            if name not in state and not name.startswith(optional) and not name.endswith("num_batches_tracked")
+        ],
+        "of another shape": [
+            f"{name} ({list(state[name].shape)} in the file, {list(own[name].shape)} in the model)"
+            for name in shared
+            if state[name].shape != own[name].shape
+        ],
+        "not of floating-point numbers": [
+            name for name in shared if own[name].dtype.is_floating_point and not state[name].dtype.is_floating_point
+        ],
+    }
+    different = "; ".join(f"{what}: {first_of(names, limit=3)}" for what, names in kinds.items() if names)
+    if different:
         known = f" ({'; '.join(changed)})" if changed else ""
-        raise ConfigError(f"the weights are of another architecture{known}; {found}. Remedy: {remedy}")
+        raise ConfigError(
+            f"the weights are of another architecture{known}; {different}. Remedy: set MODEL to what the file was made with"
+        )
 
 
 def load_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
@@ -204,7 +196,7 @@ def load_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> None
 def check_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
     """Refuse weights that do not fit exactly."""
     try:
-        _check_same_architecture(model, state, heads=[])
+        _check_same_architecture(model, state)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
@@ -217,34 +209,32 @@ def fetch(source: str) -> Weights:
     import timm  # these two take seconds
     from huggingface_hub import constants
 
-    known, name = pretrained_cfg(source), timm_name(source)
+    name, repository = timm_name(source), pretrained_cfg(source).get("hf_hub_id")
     # timm reads some of its older files without weights_only; with this, torch does so nowhere in this process.
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
-    repository = known.get("hf_hub_id")
     try:
-        _check_network(repository)
+        if repository:
+            _check_network(repository)
         # Elsewhere than on the model's device, and without moving the random numbers on.
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):
-            state = timm.create_model(name, pretrained=True).state_dict()
+            return Weights(timm.create_model(name, pretrained=True).state_dict())
     except Exception as error:  # of whichever library downloads
         address = f" (from {constants.ENDPOINT}/{repository})" if repository else ""
         raise ConfigError(
             f"the weights of {name} could not be fetched ({type(error).__name__}: {str(error).splitlines()[0]}). "
             f"Without a network, fetch them on another machine{address} and give the file: -pretrained path/to/model.safetensors"
         ) from None
-    return Weights(state)
 
 
-def _check_network(repository: str | None) -> None:
+def _check_network(repository: str) -> None:
     """Raise the error of a server out of reach, unless the weights are cached: the hub would try again for a minute."""
-    if repository:
-        from huggingface_hub import constants, snapshot_download
-        from huggingface_hub.utils import get_session
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.utils import get_session
 
+    try:
+        get_session().head(constants.ENDPOINT, timeout=PATIENCE)
+    except Exception as error:  # of whichever library the hub uses
         try:
-            get_session().head(constants.ENDPOINT, timeout=PATIENCE)
-        except Exception as error:  # of whichever library the hub uses
-            try:
-                snapshot_download(repository, local_files_only=True)
-            except OSError:
-                raise error from None
+            snapshot_download(repository, local_files_only=True)
+        except OSError:
+            raise error from None

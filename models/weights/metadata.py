@@ -1,61 +1,151 @@
-"""What pretrained weights say of themselves: how their images were prepared, and their architecture."""
+"""What pretrained weights say of themselves: how their images were prepared, their model, their classes."""
 
+import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.removed import translate_removed
 from configs.schema import MODEL
 from configs.values import of_role
-from models.weights import hugging_face, timm_tags
+from models.kwargs import SETTING_OF
 from models.weights.files import find_file, format_of, read_record, shapes_in
+from models.weights.names import TRANSFORMERS_KINDS
+from models.weights.timm_tags import image_settings, model_settings, pretrained_cfg, timm_name
 from utils.errors import ConfigError
 
 # What an evaluation, or a run that starts from weights, takes over from them.
 ARCHITECTURE, PREPROCESSING = (
     tuple(key for key in of_role(MODEL) if key.startswith(section)) for section in ("MODEL.", "DATA.")
 )
+Settings = dict[str, Any]  # by their full names
 
 
 class WeightsMetadata(NamedTuple):
-    """The settings that follow from weights, by their full names."""
+    """The settings that follow from weights."""
 
     by: str  # a name of timm's weights, or a file
-    images: dict[str, Any]  # some of PREPROCESSING
-    model: dict[str, Any]  # some of ARCHITECTURE; empty where the weights do not say which model they are of
-    likely: str = ""  # names of models that they may be of, by their shapes
+    images: Settings = {}  # some of PREPROCESSING
+    model: Settings = {}  # some of ARCHITECTURE; empty where the weights do not say which model they are of
 
 
 def metadata_of(source: str) -> WeightsMetadata:
     """What the file, the folder or timm's weights of that name say; reads no tensors where shapes can be had without."""
     path = find_file(source)
     if path is None:
-        name = timm_tags.timm_name(source)
-        return WeightsMetadata(
-            f"{name} (timm)", timm_tags.images_of(timm_tags.pretrained_cfg(source)), timm_tags.model(name)
-        )
-    return metadata_of_file(path)
-
-
-def metadata_of_file(path: Path) -> WeightsMetadata:
+        name = timm_name(source)
+        return WeightsMetadata(f"{name} (timm)", image_settings(pretrained_cfg(source)), model_settings(name))
     record = read_record(path)
     config = record.get("config", {})
     if "MODEL.TYPE" in config:  # of ours; before there was the setting, the centre was cropped
         config = {"DATA.CROP_MODE": "center"} | config
         translate_removed(config, config, str(path), ("model",))  # a model that is built no more is refused
-        images = {key: config[key] for key in PREPROCESSING if key in config}
-        return WeightsMetadata(str(path), images, {key: config[key] for key in ARCHITECTURE if key in config})
-    found = hugging_face.of_folder(path) or of_another_program(record, path) or of_vit(path)
-    images, model = found or ({}, {})
-    return WeightsMetadata(str(path), images, model, "" if model else likely_names(path))
+        parts = ({key: config[key] for key in keys if key in config} for keys in (PREPROCESSING, ARCHITECTURE))
+        return WeightsMetadata(str(path), *parts)
+    try:
+        return WeightsMetadata(str(path), *(_from_folder(path) or _from_training(record) or _from_shapes(path) or ()))
+    except (ArithmeticError, AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"{path}: what its config.json or `args` say of images and model is not as timm, torchvision or transformers "
+            f"write it ({type(error).__name__}: {error}); save the weights alone"
+        ) from None
 
 
 def classes_of_weights(source: str) -> list[str]:
     """The names of the classes of their classifier, where weights of other programs say them."""
-    path = find_file(source)
-    return hugging_face.class_names(path) if path else timm_tags.classes_of(timm_tags.pretrained_cfg(source))
+    from timm.data import ImageNetInfo
 
+    path = find_file(source)
+    if path is None:
+        return ImageNetInfo().label_names() if pretrained_cfg(source).get("num_classes") == 1000 else []
+    config = _read_json(path.with_name("config.json"))
+    names = config.get("label_names", config.get("id2label"))
+    if isinstance(names, dict) and all(str(number).isdecimal() for number in names):
+        names = [names[number] for number in sorted(names, key=int)]
+    are_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return names if are_names and names != [f"LABEL_{number}" for number in range(len(names))] else []
+
+
+# --- the config.json in a folder as on the Hugging Face hub
+
+RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+LARGEST_EPS = 1e-5  # timm's ViTs have 1e-6; others of up to that give the same figures in fp32 and half types
+
+
+def _from_folder(path: Path) -> tuple[Settings, Settings] | None:
+    """Settings of images and of the model; None if there is no config.json, or it names no model."""
+    config = _read_json(path.with_name("config.json"))
+    if isinstance(config.get("architecture"), str):
+        return _from_timms_config(config)
+    if "model_type" not in config:
+        return None
+    if config["model_type"] not in TRANSFORMERS_KINDS:
+        raise ConfigError(
+            f"{path.parent}: its model is {config['model_type']!r} of transformers, of which only "
+            f"{' and '.join(TRANSFORMERS_KINDS)} are read; look for the same weights among timm's (timm.list_pretrained())"
+        )
+    return _transformers_images(path, config), _transformers_model(config)
+
+
+def _read_json(path: Path) -> dict:
+    """A JSON file with a dict; {} if there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict):
+            return content
+        error = "not a mapping of names to values"
+    except FileNotFoundError:
+        return {}
+    except (OSError, RecursionError, ValueError) as damage:
+        error = damage
+    raise ConfigError(f"{path}: damaged, or not JSON ({error}); fetch the folder again")
+
+
+def _from_timms_config(config: dict) -> tuple[Settings, Settings]:
+    """Size and channels among the model's arguments are settings of the images; others with a setting are of its training."""
+    # At first, timm wrote the facts of the weights beside the architecture.
+    facts, arguments = config.get("pretrained_cfg", config), dict(config.get("model_args") or {})
+    channels, *sides = facts.get("input_size") or (3, 224, 224)
+    size = arguments.get("img_size") or sides
+    given = {"input_size": [arguments.get("in_chans", channels), *(size if isinstance(size, list) else (size, size))]}
+    others = {name: value for name, value in arguments.items() if name not in SETTING_OF}
+    return image_settings(facts, given), model_settings(config["architecture"], others)
+
+
+def _transformers_images(path: Path, config: dict) -> Settings:
+    """Image processors resize to exactly `size`, whatever the shape of the image, and may cut out the centre then."""
+    known = _read_json(path.with_name("preprocessor_config.json"))
+    side = config["image_size"]
+    if not known:
+        return {"DATA.IMAGE_SIZE": side}
+    size, crop = _side(known.get("size", side)), _side(known.get("crop_size", side))
+    # An image processor of the first years crops only where it says so.
+    is_cropped = known.get("do_center_crop", False)
+    mode = "center" if isinstance(known.get("size"), dict) and "shortest_edge" in known["size"] else "squash"
+    facts = {"input_size": (config.get("num_channels", 3),) + (crop if is_cropped else size,) * 2, "crop_mode": mode}
+    facts |= {"mean": known["image_mean"], "std": known["image_std"], "interpolation": RESAMPLE[known["resample"]]}
+    return image_settings(facts | {"crop_pct": _crop_pct(crop, size) if is_cropped else 1.0})
+
+
+def _side(size: int | dict) -> int:
+    """18 of 18, {height: 18, width: 18} and {shortest_edge: 18}."""
+    sides = set(size.values()) if isinstance(size, dict) else {size}
+    if len(sides) != 1:
+        raise ValueError(f"images that are not square: {size}")
+    return sides.pop()
+
+
+def _transformers_model(config: dict) -> Settings:
+    if config.get("hidden_act", "gelu") != "gelu" or config.get("layer_norm_eps", 1e-12) > LARGEST_EPS:
+        raise ValueError("hidden_act is not gelu, or layer_norm_eps above 1e-5, as no ViT of timm has it")
+    width, patch = config["hidden_size"], config["patch_size"]
+    if config["model_type"] == "deit":
+        return model_settings(f"deit_{USUAL[width][0]}_distilled_patch{patch}_224")
+    depth, heads = config["num_hidden_layers"], config["num_attention_heads"]
+    return _vit_settings(patch, width, depth, heads, config["intermediate_size"], config.get("qkv_bias", True))
+
+
+# --- the command line that timm's and torchvision's training scripts save
 
 # Arguments of timm's train.py that decide how images are prepared for evaluation.
 TIMM_ARGUMENTS = ("in_chans", "input_size", "img_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
@@ -72,97 +162,64 @@ TORCHVISION_NAMES = {
 }
 
 
-def of_another_program(record: dict, path: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Settings of images and of the model; None if no such program wrote the file.
-
-    `record`: plain values of the file. Whoever writes `arch` alone does not say how images were prepared.
-    """
+def _from_training(record: dict) -> tuple[Settings, Settings] | None:
+    """Settings of images and of the model. `arch` alone does not say how images were prepared."""
     import timm
 
     arguments, name = record.get("args", {}), record.get("arch")
-    try:
-        if "val_crop_size" in arguments and isinstance(arguments.get("model"), str):
-            name = TORCHVISION_NAMES.get(arguments["model"], arguments["model"])
-            return _of_torchvision(arguments), timm_tags.model(name)
-        if not name or not timm.is_model(name):
-            return None
-        known = timm.get_pretrained_cfg(name)
-        given = {key: arguments.get(key) for key in TIMM_ARGUMENTS}
-        images = timm_tags.images_of(known.to_dict() if known else {}, given) if arguments else {}
-        return images, timm_tags.model(name)
-    except (ArithmeticError, AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"{path}: its `args` do not say how images were prepared ({type(error).__name__}: {error}); save the weights alone"
-        ) from None
+    if "val_crop_size" in arguments and isinstance(arguments.get("model"), str):
+        side, resized = int(arguments["val_crop_size"]), int(arguments["val_resize_size"])
+        facts = {"input_size": (3, side, side), "crop_pct": _crop_pct(side, resized)}
+        images = image_settings(facts | {"interpolation": arguments["interpolation"]})
+        return images, model_settings(TORCHVISION_NAMES.get(arguments["model"], arguments["model"]))
+    if not name or not timm.is_model(name):
+        return None
+    known = timm.get_pretrained_cfg(name)
+    given = {key: arguments.get(key) for key in TIMM_ARGUMENTS}
+    images = image_settings(known.to_dict() if known else {}, given) if arguments else {}
+    return images, model_settings(name)
 
 
-def _of_torchvision(arguments: dict[str, Any]) -> dict[str, Any]:
-    side, resized = int(arguments["val_crop_size"]), int(arguments["val_resize_size"])
-    known = {"input_size": (3, side, side), "crop_pct": timm_tags.crop_pct(side, resized)}
-    return timm_tags.images_of(known | {"interpolation": arguments["interpolation"]})
+def _crop_pct(side: int, resized: int) -> float:
+    """The fraction that timm and halfstep turn into exactly `resized`: they round side / crop_pct down."""
+    fraction = side / resized
+    return fraction if math.floor(side / fraction) == resized else math.nextafter(fraction, 0)
 
 
-Settings = dict[str, Any]
-Shapes = Mapping[str, tuple[int, ...]]
+# --- the shapes in Google's .npz and PaddleViT's .pdparams: both systems prepare images in one way for all their ViTs
+
 # Width -> timm's word and the number of heads, which no shape tells, of all ViTs of Google, of DeiT and of PaddleViT.
 USUAL = {192: ("tiny", 3), 384: ("small", 6), 768: ("base", 12), 1024: ("large", 16), 1280: ("huge", 16)}
 HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 
 
-def of_vit(path: Path) -> tuple[Settings, Settings] | None:
-    """Settings of images and of the model for Google's .npz and PaddleViT's .pdparams; None for other formats.
-
-    Both systems prepare images in one way for all their ViTs. PaddleViT's DeiTs have ImageNet's mean and deviation.
-    """
+def _from_shapes(path: Path) -> tuple[Settings, Settings] | None:
+    """Settings of images and of the model; None for other formats and models. PaddleViT's DeiTs have ImageNet's mean."""
     kind = format_of(path)
-    if kind not in ("google", "paddle") or not (found := _vit(shapes_in(path))):
-        return None
-    images, model, is_distilled = found
-    if kind == "google":
-        return images | {"DATA.IMAGENET_MEAN": HALF["mean"], "DATA.IMAGENET_STD": HALF["std"]}, model
-    crop = {"crop_pct": 1.0 if images["DATA.IMAGE_SIZE"] == 384 else 0.875}
-    is_deit = is_distilled or "deit" in path.name.lower()
-    return timm_tags.images_of(crop | ({} if is_deit else HALF)) | images, model
-
-
-def likely_names(path: Path) -> str:
-    """The name that timm's model with these shapes probably has; '' for anything but a ViT."""
-    import timm
-
-    found = _vit(shapes_in(path))
-    if not found:
-        return ""
-    images, model, is_distilled = found
-    name = model["MODEL.NAME"]
-    if not is_distilled:
-        word = USUAL.get(model["MODEL.EMBED_DIM"], [""])[0]
-        name = f"vit_{word}_patch{model['MODEL.PATCH_SIZE']}_{images['DATA.IMAGE_SIZE']}"
-    return name if timm.is_model(name) else ""
-
-
-def _vit(shapes: Shapes) -> tuple[Settings, Settings, bool] | None:
-    """Settings of images and of a ViT, and whether it is a distilled DeiT; None for another kind of model."""
+    shapes = shapes_in(path) if kind in ("google", "paddle") else {}
     kernel, hidden = shapes.get("patch_embed.proj.weight", ()), shapes.get("blocks.0.mlp.fc1.weight", ())
     tokens = [shapes[name][1] for name in ("pos_embed", "cls_token", "dist_token") if len(shapes.get(name, ())) == 3]
     if len(kernel) != 4 or len(hidden) != 2 or not tokens:
         return None
     width, channels, patch, _ = kernel
-    side = math.isqrt(tokens[0] - sum(tokens[1:]))
-    images = {"DATA.IMAGE_SIZE": side * patch, "DATA.IMAGE_CHANNELS": channels}
+    size = math.isqrt(tokens[0] - sum(tokens[1:])) * patch
     word, heads = USUAL.get(width, ("", 0))
-    if "dist_token" in shapes and word:
-        return images, timm_tags.model(f"deit_{word}_distilled_patch{patch}_{side * patch}"), True
-    heads = shapes.get("num_heads", (heads,))[0]
+    heads, is_distilled = shapes.get("num_heads", (heads,))[0], "dist_token" in shapes
     if not heads:
         return None
-    model = {
-        "MODEL.TYPE": "vit",
-        "MODEL.NAME": "vit",
-        "MODEL.PATCH_SIZE": patch,
-        "MODEL.EMBED_DIM": width,
-        "MODEL.DEPTH": sum(name.endswith(".norm1.weight") for name in shapes),
-        "MODEL.NUM_HEADS": heads,
-        "MODEL.MLP_RATIO": hidden[0] / width,
-        "MODEL.QKV_BIAS": "blocks.0.attn.qkv.bias" in shapes,
-    }
-    return images, model, False
+    images = {"DATA.IMAGE_SIZE": size, "DATA.IMAGE_CHANNELS": channels}
+    if kind == "google":
+        images |= {"DATA.IMAGENET_MEAN": HALF["mean"], "DATA.IMAGENET_STD": HALF["std"]}
+    else:
+        crop, is_deit = {"crop_pct": 1.0 if size == 384 else 0.875}, is_distilled or "deit" in path.name.lower()
+        images = image_settings(crop | ({} if is_deit else HALF)) | images
+    if is_distilled:
+        return images, model_settings(f"deit_{word}_distilled_patch{patch}_{size}")
+    depth = sum(name.endswith(".norm1.weight") for name in shapes)
+    return images, _vit_settings(patch, width, depth, heads, hidden[0], "blocks.0.attn.qkv.bias" in shapes)
+
+
+def _vit_settings(patch: int, width: int, depth: int, heads: int, hidden: int, qkv_bias: bool) -> Settings:
+    fields = {"PATCH_SIZE": patch, "EMBED_DIM": width, "DEPTH": depth, "NUM_HEADS": heads, "MLP_RATIO": hidden / width}
+    fields |= {"TYPE": "vit", "NAME": "vit", "QKV_BIAS": qkv_bias}
+    return {f"MODEL.{name}": value for name, value in fields.items()}

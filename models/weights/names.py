@@ -1,7 +1,7 @@
 """The names that torchvision and transformers give to weights, as timm's, and the other way round."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from torch import Tensor
 
@@ -71,23 +71,24 @@ def from_torchvision(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 TRANSFORMERS_KINDS = ("vit", "deit")  # their model_type in config.json
-TRANSFORMERS = {
-    r"^(vit|deit)\.": "",
-    r"^embeddings\.cls_token$": "cls_token",
-    r"^embeddings\.distillation_token$": "dist_token",
-    r"^embeddings\.position_embeddings$": "pos_embed",
-    r"^embeddings\.patch_embeddings\.projection\.": "patch_embed.proj.",
-    r"^encoder\.layer\.(\d+)\.": r"blocks.\1.",
-    r"\.layernorm_before\.": ".norm1.",
-    r"\.layernorm_after\.": ".norm2.",
-    r"\.attention\.attention\.": ".attn.",
-    r"\.attention\.output\.dense\.": ".attn.proj.",
-    r"\.intermediate\.dense\.": ".mlp.fc1.",
-    r"^(blocks\.\d+)\.output\.dense\.": r"\1.mlp.fc2.",
-    r"^layernorm\.": "norm.",
-    r"^(cls_)?classifier\.": "head.",
-    r"^distillation_classifier\.": "head_dist.",
-}
+# Replaced in this order in what transformers wrote, and in the other one in what it is to read.
+TRANSFORMERS = (
+    ("embeddings.cls_token", "cls_token"),
+    ("embeddings.distillation_token", "dist_token"),
+    ("embeddings.position_embeddings", "pos_embed"),
+    ("embeddings.patch_embeddings.projection.", "patch_embed.proj."),
+    ("encoder.layer.", "blocks."),
+    (".layernorm_before.", ".norm1."),
+    (".layernorm_after.", ".norm2."),
+    (".attention.attention.", ".attn."),
+    (".attention.output.dense.", ".attn.proj."),
+    (".intermediate.dense.", ".mlp.fc1."),
+    (".output.dense.", ".mlp.fc2."),
+    ("layernorm.", "norm."),
+    ("distillation_classifier.", "head_dist."),
+    ("cls_classifier.", "head."),
+    ("classifier.", "head."),
+)
 
 
 def is_of_transformers(state: dict) -> bool:
@@ -96,36 +97,28 @@ def is_of_transformers(state: dict) -> bool:
 
 def from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Under timm's names; the pooler, which only its own pretraining reads, is left out."""
-    return join_qkv({rename(name, TRANSFORMERS): tensor for name, tensor in state.items() if "pooler." not in name})
+    renamed = {}
+    for name, tensor in state.items():
+        for theirs, timm in TRANSFORMERS:
+            name = name.replace(theirs, timm)
+        renamed[re.sub(r"^(vit|deit)\.", "", name)] = tensor
+    return join_qkv({name: tensor for name, tensor in renamed.items() if "pooler." not in name})
 
 
 def to_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Under the names of ViTForImageClassification, or DeiTForImageClassificationWithTeacher where there is a distillation
     token, as their published files have them. Newer versions rename them when they load."""
-    apart = {}
-    for name, tensor in state.items():
-        parts = tensor.chunk(3) if ".attn.qkv." in name else [tensor]
-        words = ("query", "key", "value") if ".attn.qkv." in name else ("",)
-        apart |= {name.replace(".qkv.", f".{word}."): part for word, part in zip(words, parts, strict=True)}
-    depth = sum(name.endswith(".norm1.weight") for name in state)
-    theirs = {name: rename(name, TRANSFORMERS) for name in _names(depth, "dist_token" in state)}
-    return {name: apart[timm].clone() for name, timm in theirs.items() if timm in apart}
-
-
-def _names(depth: int, is_distilled: bool) -> Iterator[str]:
-    kind = TRANSFORMERS_KINDS[is_distilled]
-    for name in ("cls_token", "distillation_token", "position_embeddings"):
-        yield f"{kind}.embeddings.{name}"
-    attention = [f"attention.attention.{part}" for part in ("query", "key", "value")]
-    inner = [
-        "layernorm_before",
-        *attention,
-        "attention.output.dense",
-        "layernorm_after",
-        "intermediate.dense",
-        "output.dense",
+    is_distilled = "dist_token" in state
+    table = [
+        pair for pair in reversed(TRANSFORMERS) if pair[0] != ("classifier." if is_distilled else "cls_classifier.")
     ]
-    modules = [f"{kind}.encoder.layer.{number}.{name}" for number in range(depth) for name in inner]
-    heads = ["cls_classifier", "distillation_classifier"] if is_distilled else ["classifier"]
-    for module in (f"{kind}.embeddings.patch_embeddings.projection", *modules, f"{kind}.layernorm", *heads):
-        yield from (f"{module}.weight", f"{module}.bias")
+    renamed = {}
+    for name, tensor in state.items():
+        words = ("query", "key", "value") if ".qkv." in name else ("qkv",)
+        for word, part in zip(words, tensor.chunk(len(words)), strict=True):
+            full = name.replace(".qkv.", f".{word}.")
+            for theirs, timm in table:
+                full = full.replace(timm, theirs)
+            prefix = "" if name.startswith("head") else f"{TRANSFORMERS_KINDS[is_distilled]}."
+            renamed[prefix + full] = part.clone()
+    return renamed

@@ -124,7 +124,7 @@ def _plain(value):
     return plain
 
 
-# Newest name first: it is the one that to_paddle writes.
+# Newest name first: it is the one that to_paddle writes. `#` is the number of a block.
 NAMES = {
     "cls_token": ("cls_token", "patch_embedding.cls_token", "embeddings.cls_token", "class_token"),
     "dist_token": ("dist_token", "distill_token"),
@@ -135,44 +135,34 @@ NAMES = {
         "pos_embed",
     ),
     "patch_embed.proj": ("patch_embedding.patch_embedding", "embeddings.patch_embeddings", "patch_embed.proj"),
+    "blocks.#.norm1": ("encoder.layers.#.attn_norm", "encoder.layers.#.norm1"),
+    "blocks.#.attn.qkv": ("encoder.layers.#.attn.qkv",),
+    "blocks.#.attn.proj": ("encoder.layers.#.attn.out", "encoder.layers.#.attn.proj"),
+    "blocks.#.norm2": ("encoder.layers.#.mlp_norm", "encoder.layers.#.norm2"),
+    "blocks.#.mlp.fc1": ("encoder.layers.#.mlp.fc1",),
+    "blocks.#.mlp.fc2": ("encoder.layers.#.mlp.fc2",),
     "norm": ("encoder.encoder_norm", "norm"),
     "head": ("classifier", "classifier.3", "head"),
     "head_dist": ("classifier_dist", "head_distill"),
     "pre_logits.fc": ("classifier.0",),  # a hidden layer before classifier.3, in models trained from scratch in 2021
 }
-BLOCK_NAMES = {
-    "norm1": ("attn_norm", "norm1"),
-    "attn.qkv": ("attn.qkv",),
-    "attn.proj": ("attn.out", "attn.proj"),
-    "norm2": ("mlp_norm", "norm2"),
-    "mlp.fc1": ("mlp.fc1",),
-    "mlp.fc2": ("mlp.fc2",),
-}
-TIMM_NAMES = {paddle: timm for timm, names in NAMES.items() for paddle in names}
-TIMM_BLOCK_NAMES = {paddle: timm for timm, names in BLOCK_NAMES.items() for paddle in names}
+TO_PADDLE = {timm: names[0] for timm, names in NAMES.items()}
+TO_TIMM = {name.removeprefix("encoder."): timm for timm, names in NAMES.items() for name in names}
 # Paddle keeps the weight of a Linear as [in, out], torch as [out, in]. By name, since shape cannot tell where in = out.
 LINEAR = re.compile(r"(.*\.(attn\.qkv|attn\.proj|mlp\.fc1|mlp\.fc2)|head|head_dist|pre_logits\.fc)\.weight")
 
 
 def read_paddle_weights(path: Path) -> Weights:
-    arrays, key = weights_of(read_pdparams(path), path)
-    return Weights(to_timm(arrays, path), key)
-
-
-def to_timm(arrays: dict[str, np.ndarray], path: Path) -> dict[str, torch.Tensor]:
     """PaddleViT's weights of a ViT or DeiT, of any year, under timm's names."""
+    arrays, key = weights_of(read_pdparams(path), path)
     state = {}
     for paddle_name, array in arrays.items():
-        name = _timm_name(paddle_name)
-        if name is None:
-            raise ConfigError(
-                f"{path}: {paddle_name} is no weight of PaddleViT's ViT or DeiT; no other model is converted"
-            )
+        name = _translate(re.sub(r"^(transformer\.)?(encoder\.)?", "", paddle_name), TO_TIMM, path, paddle_name)
         if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
             raise ConfigError(f"{path}: {paddle_name} is not an array of floating point numbers")
         array = array.T if LINEAR.fullmatch(name) else array
         state[name] = torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
-    return state
+    return Weights(state, key)
 
 
 def to_paddle(state: dict[str, torch.Tensor]) -> dict:
@@ -180,29 +170,19 @@ def to_paddle(state: dict[str, torch.Tensor]) -> dict:
     arrays = {}
     for name, tensor in state.items():
         array = tensor.float().numpy()
-        arrays[_paddle_name(name)] = np.ascontiguousarray(array.T if LINEAR.fullmatch(name) else array)
+        array = np.ascontiguousarray(array.T if LINEAR.fullmatch(name) else array)
+        arrays[_translate(name, TO_PADDLE, "the model", name)] = array
     # paddle.load takes the file for a state dict when it has this table of inner names, which nothing reads.
     return arrays | {"StructuredToParameterName@@": {name: name for name in arrays}}
 
 
-def _timm_name(paddle_name: str) -> str | None:
-    paddle_name = paddle_name.removeprefix("transformer.")
-    if paddle_name in TIMM_NAMES:
-        return TIMM_NAMES[paddle_name]
-    module, _, leaf = paddle_name.rpartition(".")
-    block = re.fullmatch(r"(?:encoder\.)?layers\.(\d+)\.(.+)", module)
-    inner = TIMM_BLOCK_NAMES.get(block[2]) if block else TIMM_NAMES.get(module)
-    if inner is None or leaf not in ("weight", "bias"):
-        return None
-    return f"blocks.{block[1]}.{inner}.{leaf}" if block else f"{inner}.{leaf}"
-
-
-def _paddle_name(name: str) -> str:
-    if name in NAMES:
-        return NAMES[name][0]
-    module, _, leaf = name.rpartition(".")
-    block = re.fullmatch(r"blocks\.(\d+)\.(.+)", module)
-    names = BLOCK_NAMES.get(block[2]) if block else NAMES.get(module)
-    if names is None:
-        raise ConfigError(f"{name} has no place in PaddleViT's ViT or DeiT; no other model is converted")
-    return f"encoder.layers.{block[1]}.{names[0]}.{leaf}" if block else f"{names[0]}.{leaf}"
+def _translate(name: str, table: dict[str, str], where: Path | str, full_name: str) -> str:
+    """The other system's name of a tensor; `full_name`: how it is written in the file."""
+    number = re.search(r"(?<=^layers\.|^blocks\.)\d+", name)
+    general = name.replace(f".{number[0]}.", ".#.", 1) if number else name
+    module, _, leaf = general.rpartition(".")
+    if general in table:
+        return table[general]
+    if module not in table or leaf not in ("weight", "bias"):
+        raise ConfigError(f"{where}: {full_name} has no place in PaddleViT's ViT or DeiT; no other model is converted")
+    return f"{table[module]}.{leaf}".replace("#", number[0] if number else "")

@@ -33,11 +33,11 @@ class Parts:
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Read only these rows, from the files that have them."""
-        found, first = [self._parts[0][:0]], 0
+        pieces, first = [self._parts[0][:0]], 0
         for part in self._parts:
-            found.append(part[max(start - first, 0) : max(stop - first, 0)])
+            pieces.append(part[max(start - first, 0) : max(stop - first, 0)])
             first += len(part)
-        return torch.cat(found)
+        return torch.cat(pieces)
 
 
 def span(length: int, rank: int, world_size: int) -> tuple[int, int]:
@@ -58,7 +58,11 @@ def changed(value: Any, change: Callable[[str, Any], Any], place: str = "") -> A
 def join(index: dict, folder: Path, read: Callable[[Path], dict[str, Tensor]], lazily: bool) -> dict:
     """Join the index and the files that it names to what was saved. `lazily`: large tensors as Parts."""
     state = dict(index)
-    pieces = [_read(folder / name, read) for name in state.pop(SHARDS)]
+    files = [folder / name for name in state.pop(SHARDS)]
+    for file in files:
+        if not file.is_file():
+            raise ConfigError(f"{file}: missing; a checkpoint in shards needs the folder `{FOLDER}` beside it")
+    pieces = [read(file) for file in files]
 
     def find(place: str, value: Any) -> Any:
         if not isinstance(value, dict):
@@ -70,23 +74,3 @@ def join(index: dict, folder: Path, read: Callable[[Path], dict[str, Tensor]], l
         return parts if lazily else parts.whole()
 
     return changed(state, find)
-
-
-def _read(path: Path, read: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise ConfigError(f"{path}: missing; a checkpoint in shards needs the folder `{FOLDER}` beside it")
-    return read(path)
-
-
-def read_index(path: Path) -> dict:
-    """What a file of torch.save holds, without reading its tensors."""
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # as in models.weights.files: a damaged file can fail anywhere
-        raise ConfigError(f"{path}: damaged, or not of this program ({type(error).__name__})") from None
-    return content if isinstance(content, dict) else {}
-
-
-def named_shards(path: Path) -> list[str]:
-    """The files that a checkpoint consists of besides its index; empty for a single file."""
-    return read_index(path).get(SHARDS, [])

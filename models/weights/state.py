@@ -16,8 +16,8 @@ class Weights(NamedTuple):
     """The weights in a file, under timm's names."""
 
     state: dict[str, Tensor]
-    key: str = ""  # under which they were found; '' where the file has nothing but weights
-    record: dict = {}  # what a checkpoint of ours says beside its weights: those of RECORD
+    key: str = ""  # of the weights in the file; '' where it has nothing but weights
+    record: dict = {}  # values that RECORD names, of a checkpoint of ours
 
 
 # Plain values of our checkpoints, and of the files that scripts/export.py makes of them; other programs may have others.
@@ -88,7 +88,7 @@ BASE = ".base_layer."  # where peft keeps the layer beside an adapter
 
 
 def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
-    """The weights under timm's names, as they are if there are no adapters. `settings`: those of their run."""
+    """The weights with any adapters merged into them. `settings`: those of their run."""
     if not any(BASE in name for name in state):
         return state
     alpha = settings.get("MODEL.LORA.ALPHA")
@@ -107,8 +107,10 @@ def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
 
 
 def average(states: Sequence[dict[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
-    """In float64, rounded once to the type of the first. Also running statistics of BatchNorm, as timm's
-    avg_checkpoints.py does; of whole numbers, such as its counters, the largest is taken.
+    """The weighted mean in float64, rounded once to the type of the first state.
+
+    Running statistics of BatchNorm are averaged too, as by timm's avg_checkpoints.py; whole numbers, such as its counters,
+    become the largest.
     """
     total = sum(shares)
     mean = {}

@@ -59,8 +59,10 @@ def read_torch_weights(path: Path) -> Weights:
 
 
 def by_timms_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those of a wrapped model, and of torchvision's and transformers' models are renamed."""
-    state = {_without_wrappers(name): tensor for name, tensor in state.items() if name != "n_averaged"}
+    """The weights of a wrapped model, and of torchvision's and transformers' models, renamed."""
+    # DDP's and torch.compile's prefixes come in either order; torch's AveragedModel counts in n_averaged.
+    plain = {re.sub(r"^((module|_orig_mod)\.)+", "", name): tensor for name, tensor in state.items()}
+    state = {name: tensor for name, tensor in plain.items() if name != "n_averaged"}
     if is_of_transformers(state):
         return from_transformers(state)
     if is_of_torchvision(state):
@@ -69,26 +71,25 @@ def by_timms_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def record_in_torch_file(path: Path) -> dict:
-    """What a checkpoint says beside its weights, of which none is read."""
-    content = _unread(path)
-    return record_of(content) if isinstance(content, dict) else {}
+    """What a checkpoint says beside its weights, of which none is read; {} for a file of before 2020."""
+    return record_of(read_index(path)) if zipfile.is_zipfile(path) else {}
 
 
 def shapes_in_torch_file(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes by timm's names, without reading the tensors."""
-    content = _unread(path)
-    state = by_timms_names(weights_of(content, path)[0]) if isinstance(content, dict) else {}
+    """Shapes by timm's names, without reading the tensors; {} for a file of before 2020."""
+    state = by_timms_names(weights_of(read_index(path), path)[0]) if zipfile.is_zipfile(path) else {}
     return {name: tuple(tensor.shape) for name, tensor in state.items() if isinstance(tensor, Tensor)}
 
 
-def _unread(path: Path):
-    """The content of a file whose tensors are not read before they are used; None for a file of before 2020."""
-    return _read_torch_file(path, from_disk=True, compares=False) if zipfile.is_zipfile(path) else None
+def read_index(path: Path) -> dict:
+    """What a file of torch.save holds; its tensors are not read before they are used."""
+    content = _read_torch_file(path, from_disk=True, compares=False)
+    return content if isinstance(content, dict) else {}
 
 
-def _without_wrappers(name: str) -> str:
-    """The name without the prefixes of DDP and torch.compile, which come in either order."""
-    return re.sub(r"^((module|_orig_mod)\.)+", "", name)
+def named_shards(path: Path) -> list[str]:
+    """The files that a checkpoint consists of besides its index; empty for a single file."""
+    return read_index(path).get(SHARDS, [])
 
 
 def read_safetensors(path: Path) -> Weights:

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from engine.checkpoint.format import find_newest
-from models.weights.sharded import named_shards
-from models.weights.torch_files import read_torch
+from models.weights.torch_files import named_shards, read_torch
 from scripts.export import export
 from tests.support.run_hash import run_hash, state_hash
 from tests.support.runs import run_folder
@@ -79,6 +78,6 @@ def test_a_shard_that_is_damaged_or_missing_makes_auto_take_the_one_before(tmp_p
         (folder / shard).unlink()
         if damaged:
             (folder / shard).write_bytes(damaged)
-        assert find_newest(str(tmp_path), "", warned.append) == folder / "previous.pth"
+        assert find_newest(str(tmp_path), warned.append) == folder / "previous.pth"
         assert shard in warned.pop(0)
         warned.clear()

@@ -1,21 +1,37 @@
-"""torch.compile of the model or of its blocks gives the same gradients."""
+"""torch.compile: the numbers of an eager run, no graph too many, kernels in a folder of the user's own."""
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import os
+import stat
+from unittest import mock
 
 import pytest
 import torch
+import torch._dynamo.utils
 from timm.layers import DropPath
 from torch import nn
 
+from configs.load import load
+from configs.schema import Config, Train
 from engine.memory.estimate import saved_bytes
 from engine.precision.policy import Precision
 from models import build_model
-from models.compilation import compile_model
+from models.compilation import FOLDER, NUM_WORKERS, compile_model, prepare_compiler
 from models.transforms import choose_transforms
 from models.transforms.blocks import SharedDropPath
 from tests.support.compiling import compile_with, graphs_of_two_epochs
 from tests.support.configs import CPU, small_config
 from tests.support.planted import run_out
+from tests.support.refusals import assert_names, refused
+from tests.support.runs import ROOT, run
 from tests.support.trainers import Reports, make_trainer, train
 from utils.errors import ConfigError
+from utils.text import counted
+
+# --- numbers
 
 
 def compiled_gradients(tmp_path, monkeypatch, scope: str | None):
@@ -32,72 +48,21 @@ def compiled_gradients(tmp_path, monkeypatch, scope: str | None):
     model(torch.linspace(-1, 1, 128).view(2, 1, 8, 8)).sum().backward()
     assert list(model.state_dict()) == names
     monkeypatch.undo()
-    return {name: p.grad for name, p in model.named_parameters()}, torch._dynamo.utils.counters["stats"][
-        "unique_graphs"
-    ]
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return gradients, torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
 def test_blocks_alike_are_compiled_once_and_compute_the_same(tmp_path, monkeypatch):
-    import torch._dynamo.utils
-
     plain, none = compiled_gradients(tmp_path, monkeypatch, None)
-    whole, _ = compiled_gradients(tmp_path, monkeypatch, "model")
     blocks, graphs = compiled_gradients(tmp_path, monkeypatch, "blocks")
     assert none == 0 and graphs == 1
-    torch.testing.assert_close(whole, plain)
     torch.testing.assert_close(blocks, plain)
-
-
-COUNTED = {
-    "the model": (["COMPILE=true", "MODEL.DEPTH=4"], [2, 1, 0, 0, 0, 0]),
-    # The first block drops no path: it is of another kind than the others.
-    "blocks": (
-        ["COMPILE=blocks", "MODEL.DEPTH=12", "PRECISION.RESIDUAL=half", "TRAIN.GRAD_CHECKPOINTING=true"],
-        [4, 2, 0, 0, 0, 0],
-    ),
-    "copies in half": (["COMPILE=blocks", "MODEL.DEPTH=4", "PRECISION.MODE=naive"], [4, 2, 0, 0, 0, 0]),
-}
-
-
-@pytest.mark.parametrize("case", COUNTED)
-def test_nothing_is_compiled_twice_and_nothing_is_left_uncompiled(tmp_path, monkeypatch, case):
-    options, expected = COUNTED[case]
-    common = ["AMP=true", "MODEL.DROPPATH=0.1", "TRAIN.MODEL_EMA=true"]
-    config = small_config(tmp_path, *common, "DATA.DROP_LAST=false", *options)
-    assert graphs_of_two_epochs(config, monkeypatch) == expected
-
-
-def test_drop_path_with_its_rate_as_a_tensor_drops_as_many_and_keeps_the_mean(tmp_path):
-    model = nn.ModuleList([DropPath(0.25), DropPath(0.25, scale_by_keep=False), nn.Linear(1, 1)])
-    SharedDropPath().apply(model)
-    ones = torch.ones(10_000, 2, 3)
-    scaled, plain = (module(ones) for module in model[:2])
-    for dropped in (scaled, plain):
-        assert dropped.amax((1, 2)).equal(dropped.amin((1, 2)))  # whole images
-        assert abs((dropped[:, 0, 0] == 0).float().mean() - 0.25) < 0.02
-    assert scaled.max() == pytest.approx(1 / 0.75) and plain.max() == 1
-    assert all(module.eval()(ones).equal(ones) for module in model[:2])
-    SharedDropPath().revert(model)
-    assert all(type(module) is DropPath for module in model[:2])
-
-
-def test_the_rate_of_drop_path_is_on_the_models_device(tmp_path):
-    """Elsewhere DDP could not send it by NCCL."""
-    model = build_model(small_config(tmp_path, "MODEL.DROPPATH=0.1"), 10).to("meta")
-    SharedDropPath().apply(model)
-    devices = [each.device.type for each in model.buffers()]
-    assert devices and set(devices) == {"meta"}
-
-
-def test_compiling_blocks_of_a_model_without_any_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="COMPILE is blocks.*COMPILE true"):
-        compile_model(nn.Linear(1, 1), small_config(tmp_path, "COMPILE=blocks"))
 
 
 LISTS = "PRECISION.CUSTOM_BLACK_LIST=[blocks.0.mlp] PRECISION.CUSTOM_WHITE_LIST=[LayerNorm]"
 MODES = {  # the cases share out scopes and what else changes a forward
-    "float32, checkpointed blocks": "COMPILE=blocks TRAIN.GRAD_CHECKPOINTING=true MODEL.DEPTH=3",
-    "float32, halved for lack of memory": "COMPILE=true",
+    "float32, checkpointed blocks": "COMPILE=true TRAIN.GRAD_CHECKPOINTING=true",
+    "float32, halved for lack of memory": "COMPILE=blocks",
     "bfloat16 with lists": f"AMP=true PRECISION.DTYPE=bfloat16 COMPILE=true {LISTS}",
     "float16, residual in half": "AMP=true PRECISION.DTYPE=float16 PRECISION.RESIDUAL=half COMPILE=blocks",
     "naive": "AMP=true PRECISION.MODE=naive PRECISION.DTYPE=bfloat16 COMPILE=true",
@@ -120,9 +85,174 @@ def test_a_compiled_epoch_has_the_losses_of_an_eager_one(tmp_path, monkeypatch, 
     assert losses[True] == pytest.approx(losses[False], rel=1e-5 if "float32" in case else 5e-3)
 
 
+def test_drop_path_with_its_rate_as_a_tensor_drops_as_many_and_keeps_the_mean():
+    model = nn.ModuleList([DropPath(0.25), DropPath(0.25, scale_by_keep=False), nn.Linear(1, 1)])
+    SharedDropPath().apply(model)
+    ones = torch.ones(10_000, 2, 3)
+    scaled, plain = (module(ones) for module in model[:2])
+    for dropped in (scaled, plain):
+        assert dropped.amax((1, 2)).equal(dropped.amin((1, 2)))  # whole images
+        assert abs((dropped[:, 0, 0] == 0).float().mean() - 0.25) < 0.02
+    assert scaled.max() == pytest.approx(1 / 0.75) and plain.max() == 1
+    assert all(module.eval()(ones).equal(ones) for module in model[:2])
+    SharedDropPath().revert(model)
+    assert all(type(module) is DropPath for module in model[:2])
+
+
+def test_the_rate_of_drop_path_is_on_the_models_device(tmp_path):
+    """Elsewhere DDP could not send it by NCCL."""
+    model = build_model(small_config(tmp_path, "MODEL.DROPPATH=0.1"), 10).to("meta")
+    SharedDropPath().apply(model)
+    devices = [each.device.type for each in model.buffers()]
+    assert devices and set(devices) == {"meta"}
+
+
+def test_compiling_blocks_of_a_model_without_any_is_refused(tmp_path):
+    with refused(ConfigError, "COMPILE", "blocks", "true"):
+        compile_model(nn.Linear(1, 1), small_config(tmp_path, "COMPILE=blocks"))
+
+
 def test_what_is_not_training_compiles_no_copy(tmp_path, monkeypatch):
     """Estimates and predictions of a run that was compiled: it would take longer than they do."""
     monkeypatch.setattr(nn.Module, "compile", lambda self, **options: pytest.fail("compiled"))
     config = small_config(tmp_path, "AMP=true", "PRECISION.MODE=naive", "COMPILE=true")
-    precision = Precision(config, CPU)
-    assert saved_bytes(config, build_model(config, 10), precision, 2) > 0
+    assert saved_bytes(config, build_model(config, 10), Precision(config, CPU), 2) > 0
+
+
+# --- graphs: all in the first epoch. Training has two, of a whole batch and of the remainder; evaluation, which pads, one
+
+# A small size of each kind of model; what decides about graphs stays: dropout, drop path, EMA, accumulation, mixing.
+SMALLER = "AMP=true DATA.DATASET=digits DATA.IMAGE_CHANNELS=1 DATA.IMAGENET_MEAN=[0.5] DATA.IMAGENET_STD=[0.5]"
+SMALLER += " DATA.BATCH_SIZE=512 DATA.BATCH_SIZE_EVAL=200 DATA.NUM_WORKERS=0 DATA.DROP_LAST=false MODEL.PRETRAINED=None"
+OF_KIND = {
+    "vit": "DATA.IMAGE_SIZE=8 MODEL.PATCH_SIZE=4 MODEL.EMBED_DIM=16 MODEL.NUM_HEADS=2 MODEL.DEPTH=3",
+    "timm": "DATA.IMAGE_SIZE=16 MODEL.NAME=test_resnet",
+}
+PLAIN, WITH_EMA = [2, 1, 0, 0], [2, 1, 0, 0, 0, 0]
+MODEL = {"timm": WITH_EMA, "finetune": WITH_EMA, "lora": WITH_EMA}
+# The first block drops no path: it is of another kind than the others. The last computes the class token only, unless
+# adapters are in it.
+BLOCKS = {"vit_cifar10": [4, 2, 0, 0], "lora": [4, 1, 0, 0, 0, 0], "vit_digits": PLAIN}
+
+
+def small(stem: str, scope: str) -> Config:
+    flags = ["-cfg", str(ROOT / "configs" / f"{stem}.yaml")]
+    kind = load(flags).config.MODEL.TYPE
+    return load([*flags, "-opts", *SMALLER.split(), *OF_KIND[kind].split(), f"COMPILE={scope}"]).config
+
+
+def graph_settings(config: Config) -> str:
+    """The settings that graphs depend on."""
+    others = (
+        "OPTIMIZER BASE_LR WARMUP_START_LR END_LR WEIGHT_DECAY NUM_EPOCHS WARMUP_EPOCHS LR_SCHEDULER LINEAR_SCALED_LR"
+    )
+    train = dataclasses.replace(config.TRAIN, **{name: getattr(Train(), name) for name in others.split()})
+    return repr((config.COMPILE, dataclasses.replace(config.MODEL, NAME=""), train))
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, list[int]]:
+    return {}
+
+
+RECIPES = [path.stem for path in sorted((ROOT / "configs").glob("*.yaml"))]
+
+
+@pytest.mark.parametrize(
+    ("stem", "scope"), [(stem, "true") for stem in RECIPES] + [(stem, "blocks") for stem in BLOCKS]
+)
+def test_a_recipe_compiles_in_its_first_epoch_alone(stem, scope, known, monkeypatch):
+    config = small(stem, scope)
+    key = graph_settings(config)
+    if key not in known:
+        known[key] = graphs_of_two_epochs(config, monkeypatch)
+    assert known[key] == (BLOCKS[stem] if scope == "blocks" else MODEL.get(stem, PLAIN))
+
+
+@pytest.mark.parametrize(("stem", "scope"), [("vit_cifar10", "blocks"), ("timm", "true")])
+def test_with_what_gpus_compute_with_there_are_no_more(stem, scope, monkeypatch):
+    def choose(config, device, *others, **options):
+        return choose_transforms(config, torch.device("cuda"), *others, **options)
+
+    monkeypatch.setattr("engine.build.choose_transforms", choose)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    expected = BLOCKS[stem] if scope == "blocks" else MODEL[stem]
+    assert graphs_of_two_epochs(small(stem, scope), monkeypatch) == expected
+
+
+@pytest.mark.parametrize("options", ["PRECISION.RESIDUAL=half TRAIN.GRAD_CHECKPOINTING=true", "PRECISION.MODE=naive"])
+def test_blocks_that_compute_in_other_ways_are_compiled_no_more_often(tmp_path, monkeypatch, options):
+    common = "COMPILE=blocks MODEL.DEPTH=4 AMP=true MODEL.DROPPATH=0.1 TRAIN.MODEL_EMA=true DATA.DROP_LAST=false"
+    config = small_config(tmp_path, *common.split(), *options.split())
+    assert graphs_of_two_epochs(config, monkeypatch) == [4, 2, 0, 0, 0, 0]
+
+
+# --- the folder of kernels
+
+
+def mode(path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_folder_is_the_users_own_also_where_it_was_open_to_others(tmp_path):
+    for _ in range(2):
+        environment = {"XDG_CACHE_HOME": str(tmp_path)}
+        (line,) = prepare_compiler(environment, 4)
+        folder = tmp_path / "halfstep" / "compile"
+        assert environment[FOLDER] == str(folder)
+        assert_names(line, folder)
+        assert mode(folder) == mode(folder.parent) == 0o700
+        folder.chmod(0o777)
+        folder.parent.chmod(0o755)
+
+
+def test_without_a_cache_folder_in_the_environment_it_lies_in_the_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for others in ({}, {"XDG_CACHE_HOME": ""}, {"XDG_CACHE_HOME": "relative"}):
+        prepare_compiler(others, 4)
+        assert others[FOLDER] == str(tmp_path / ".cache/halfstep/compile")
+
+
+def test_what_the_user_set_stays(tmp_path):
+    environment = {"XDG_CACHE_HOME": str(tmp_path), FOLDER: "mine", NUM_WORKERS: "1"}
+    before = dict(environment)
+    assert prepare_compiler(environment, 4) == []
+    assert environment == before and not list(tmp_path.iterdir())
+
+
+UNUSABLE = {
+    "of another user": mock.patch("os.geteuid", return_value=os.geteuid() + 1),
+    "without locks": mock.patch.object(fcntl, "flock", side_effect=OSError(errno.ENOSYS, "not implemented")),
+    "in a home that nobody knows": mock.patch("pathlib.Path.home", side_effect=RuntimeError("no home")),
+    "below a file": contextlib.nullcontext(),
+}
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_a_folder_that_cannot_be_trusted_or_used_is_left_to_torch_in_one_line(tmp_path, case):
+    (tmp_path / "file").touch()
+    place = {"in a home that nobody knows": "", "below a file": str(tmp_path / "file")}.get(case, str(tmp_path))
+    environment = {"XDG_CACHE_HOME": place}
+    with UNUSABLE[case]:
+        (line,) = prepare_compiler(environment, 192)
+    assert FOLDER not in environment and environment[NUM_WORKERS] == "32"
+    assert_names(line, FOLDER)
+
+
+def test_processes_of_one_machine_share_its_cores_and_the_folder(small_yaml, tmp_path, monkeypatch):
+    for name in (FOLDER, NUM_WORKERS):  # torch sets the first when it compiles, in other tests of this process
+        monkeypatch.delenv(name, raising=False)
+    flags = ["-cfg", str(small_yaml), "-compile", "-dataset", "imagefolder", "-data_path", "nowhere"]  # ends there
+    flags += ["-output", str(tmp_path / "output")]
+    ended = run("main_multi_gpu.py", *flags, processes=2, environment={"XDG_CACHE_HOME": str(tmp_path)})
+    assert ended.codes == [2, 2]
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert_names(ended.stdout, tmp_path / "halfstep" / "compile", counted(share, "process"))
+
+
+def test_without_a_compiler_on_this_machine_a_line_says_what_to_install(small_yaml, tmp_path):
+    flags = ["-cfg", str(small_yaml), "-compile", "-output", str(tmp_path / "output")]
+    ended = run("main_single_gpu.py", *flags, environment={"PATH": str(tmp_path), "CXX": "g++", FOLDER: str(tmp_path)})
+    assert ended.returncode == 2
+    assert_names(ended.stderr, "-compile", "g++", "CXX")
+    assert "Traceback" not in ended.stderr

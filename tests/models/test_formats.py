@@ -14,7 +14,7 @@ import torchvision
 
 from models.weights.files import read_record, read_state_dict
 from models.weights.load import load_pretrained
-from tests.support.refusals import refused
+from tests.support.refusals import assert_names, refused
 from tests.support.weight_files import (
     CLASSES,
     DEPTH,
@@ -53,18 +53,15 @@ def prefixed(prefix: str, state: dict) -> dict:
 
 OTHER = {"head.bias": torch.zeros(CLASSES)}
 TORCH_LAYOUTS = {
-    "plain": lambda state: state,
     "ours": lambda state: {"epoch": 3, "arch": "vit", "state_dict": state, "state_dict_ema": None, "metric": 0.9},
     "ours_with_mean": lambda state: {"state_dict": OTHER, "state_dict_ema": state, "optimizer": {"state": {}}},
     "timm": lambda state: {"state_dict": state, "args": argparse.Namespace(lr=0.1, opt="sgd"), "version": 2},
     "deit": lambda state: {"model": state},
-    "torchvision": lambda state: {"model": state, "epoch": 1, "args": argparse.Namespace()},
     "torchvision_with_mean": lambda state: {
         "model": OTHER,
         "model_ema": {"n_averaged": torch.tensor(5), **prefixed("module.", state)},
     },
     "ddp": lambda state: prefixed("module.", state),
-    "compiled": lambda state: {"state_dict": prefixed("_orig_mod.", state)},
     "compiled_ddp": lambda state: {"state_dict": prefixed("_orig_mod.module.", state)},
 }
 
@@ -96,14 +93,6 @@ def test_torchvisions_vit_gives_torchvisions_logits(tmp_path):
         ours = vit().eval()
         load_pretrained(ours, str(saved({"model": state}, tmp_path / "tv.pth")))
         torch.testing.assert_close(ours(images), theirs(images), rtol=0, atol=1e-5)
-
-
-def test_torchvisions_resnet_gives_torchvisions_logits(tmp_path):
-    theirs = torchvision.models.resnet18(num_classes=CLASSES).eval()
-    ours = timm_model("resnet18").eval()
-    load_pretrained(ours, str(saved(theirs.state_dict(), tmp_path / "tv.pth")))
-    images = torch.randn(2, 3, 64, 64)
-    torch.testing.assert_close(ours(images), theirs(images), rtol=0, atol=1e-5)
 
 
 # --- Google's npz
@@ -160,17 +149,16 @@ def test_distilled_deit_of_paddlevit_is_read(tmp_path):
     assert_same(read_state_dict(pickled(arrays, tmp_path / "x.pdparams")), theirs)
 
 
-def test_a_two_layer_head_of_2021_is_dropped_and_said(tmp_path, weights):
-    arrays = paddle_arrays(weights, PADDLE_2021)
-    arrays["classifier.3.weight"], arrays["classifier.3.bias"] = (
-        arrays.pop("classifier.weight"),
-        arrays.pop("classifier.bias"),
-    )
-    arrays["classifier.0.weight"], arrays["classifier.0.bias"] = np.ones((WIDTH, WIDTH), "f4"), np.ones(WIDTH, "f4")
+def test_a_two_layer_head_of_2021_is_dropped(tmp_path, weights):
+    arrays = {
+        name.replace("classifier.", "classifier.3."): array
+        for name, array in paddle_arrays(weights, PADDLE_2021).items()
+    }
+    arrays |= {"classifier.0.weight": np.ones((WIDTH, WIDTH), "f4"), "classifier.0.bias": np.ones(WIDTH, "f4")}
     model = vit()
     head = model.head.weight.clone()
-    lines = load_pretrained(model, str(pickled(arrays, tmp_path / "x.pdparams")))
-    assert "head starts from random weights: the one in the file has a hidden layer" in lines[1]
+    _, line = load_pretrained(model, str(pickled(arrays, tmp_path / "x.pdparams")))
+    assert_names(line, "head")
     assert torch.equal(model.head.weight, head)
     assert torch.equal(model.blocks[1].mlp.fc2.weight, weights["blocks.1.mlp.fc2.weight"])
 
@@ -198,17 +186,13 @@ def in_torch_files(content: dict, folder: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("kind", PAYLOADS)
 def test_a_file_that_would_run_something_is_refused_and_does_not(tmp_path, kind, write):
     marker = tmp_path / "marker"
+    if kind in ("system", "eval", "exec", "object_array"):  # where a reader lets it, it does
+        pickle.loads(pickle.dumps(payloads(marker)[kind]))
+        marker.unlink()
     for path in write({"head.weight": payloads(marker)[kind]}, tmp_path):
         with refused(ConfigError, path, "refused", "code", ".safetensors"):
             read_state_dict(path)
         assert not marker.exists()
-
-
-@pytest.mark.parametrize("kind", ["system", "eval", "exec", "object_array"])
-def test_these_payloads_do_run_where_a_reader_lets_them(tmp_path, kind):
-    marker = tmp_path / "marker"
-    pickle.loads(pickle.dumps(payloads(marker)[kind]))
-    assert marker.exists()
 
 
 def test_a_pickle_inside_an_npz_is_refused_and_does_not_run(tmp_path):
@@ -247,8 +231,8 @@ def test_a_file_cut_off_anywhere_is_an_error_that_names_it(tmp_path, weights, ki
     else:
         pickled(paddle_arrays(weights, PADDLE_2022), path)
     whole = path.read_bytes()
-    for part in range(10):
-        (tmp_path / "cut").write_bytes(whole[: len(whole) * part // 10])
+    for part in range(5):
+        (tmp_path / "cut").write_bytes(whole[: len(whole) * part // 5])
         with refused(ConfigError, tmp_path / "cut"):
             read_state_dict(tmp_path / "cut")
     if kind == "safetensors":

@@ -1,7 +1,6 @@
 """Models: what is built from the settings, what timm says of it, and what is frozen."""
 
 import copy
-import dataclasses
 
 import pytest
 import timm
@@ -35,9 +34,7 @@ def shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
 @pytest.mark.parametrize("size", SIZES)
 def test_names_and_shapes_of_every_size_that_papers_name_are_timms(size):
     width, depth, heads = SIZES[size]
-    for patch, image in (
-        [(14, 224)] if size == "huge" else [(16, 224), (16, 384), (32, 224)][: 2 if size == "tiny" else 3]
-    ):
+    for patch, image in [(14, 224)] if size == "huge" else [(16, 224), (16, 384)]:
         config = config_of(image, PATCH_SIZE=patch, EMBED_DIM=width, DEPTH=depth, NUM_HEADS=heads, DROPPATH=0.1)
         with meta_device():
             ours = build_model(config, 1000)
@@ -56,22 +53,16 @@ def test_timm_loads_a_checkpoint_of_ours_and_gives_its_logits_to_the_last_bit(tm
         assert (ours(images) - theirs(images)).abs().max() == 0
 
 
-def test_dropout_goes_where_paddlevit_has_it():
+def test_dropout_norms_and_activation_are_paddlevits():
     model = build_model(config_of(DROPOUT=0.1, ATTENTION_DROPOUT=0.2, DROPPATH=0.3), 10)
     block = model.blocks[-1]
     assert (model.pos_drop.p, block.attn.proj_drop.p, block.mlp.drop1.p, block.mlp.drop2.p) == (0.1,) * 4
     assert block.attn.attn_drop.p == 0.2
     assert block.drop_path1.drop_prob == pytest.approx(0.3)
     assert model.head_drop.p == 0.0
-
-
-def test_norms_and_activation_are_paddlevits():
-    model = build_model(config_of(), 10)
     norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
-    assert len(norms) == 5
-    assert {norm.eps for norm in norms} == {1e-6}
-    assert type(model.blocks[0].mlp.act) is torch.nn.GELU
-    assert model.blocks[0].mlp.act.approximate == "none"
+    assert len(norms) == 5 and {norm.eps for norm in norms} == {1e-6}
+    assert type(block.mlp.act) is torch.nn.GELU and block.mlp.act.approximate == "none"
 
 
 def test_fields_reach_the_model():
@@ -125,15 +116,11 @@ def test_building_never_asks_the_network(monkeypatch):
         build_model(config_of(224, TYPE="timm", NAME="resnet18.a1_in1k"), 10)
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"])
-def test_a_timm_transformer_is_built_for_the_image_size(name):
+def test_timms_models_are_built_for_image_size_channels_and_dropout():
+    name = "swin_tiny_patch4_window7_224"
     with meta_device():
         model = build_model(config_of(256, TYPE="timm", NAME=name, DROPPATH=0.1, ATTENTION_DROPOUT=0.1), 10)
-    assert model.patch_embed.img_size == (256, 256)
-    assert model.num_classes == 10
-
-
-def test_a_timm_cnn_takes_dropout_channels_and_any_image_size():
+    assert model.patch_embed.img_size == (256, 256) and model.num_classes == 10
     model = build_model(config_of(50, channels=1, TYPE="timm", NAME="resnet18", DROPOUT=0.25), 10).eval()
     assert model.drop_rate == 0.25
     assert model(torch.zeros(1, 1, 50, 50)).shape == (1, 10)
@@ -191,9 +178,3 @@ def test_frozen_batch_norm_keeps_its_statistics_in_training(wrap):
 def test_batch_norm_with_one_trained_parameter_keeps_training():
     model = build_model(config_of(32, TYPE="timm", NAME="resnet18", FREEZE=("*.weight",)), 10).train()
     assert model.bn1.training
-
-
-def test_freezing_does_not_change_what_is_saved():
-    frozen = frozen_resnet()
-    free = build_model(dataclasses.replace(config_of(32, TYPE="timm", NAME="resnet18")), 10)
-    assert shapes(frozen) == shapes(free)

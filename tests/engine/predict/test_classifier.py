@@ -12,7 +12,6 @@ from timm.data import ImageNetInfo
 
 from engine.predict.classifier import Classifier, load_classifier
 from engine.predict.output import Maps
-from models.weights import load
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names
 from tests.support.weight_files import google_arrays, random_weights, vit
@@ -108,8 +107,8 @@ def test_names_that_need_a_network_that_is_not_there_end_with_what_to_do(monkeyp
     def unreachable(*_, **__):
         raise OSError("no route to host")
 
-    monkeypatch.setattr(load, "get_session", lambda: SimpleNamespace(head=unreachable))
-    monkeypatch.setattr(load, "snapshot_download", unreachable)
+    monkeypatch.setattr("huggingface_hub.utils.get_session", lambda: SimpleNamespace(head=unreachable))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
     with pytest.raises(ConfigError) as caught:
         load_classifier("resnet10t.c3_in1k")
     assert_names(str(caught.value), "resnet10t", "no route to host")

@@ -9,9 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from configs.schema import Config, Data, Model
 from engine.settings import load_settings
-from models import build_model
 from models.weights.files import read_state_dict, read_weights
 from models.weights.load import load_pretrained
 from models.weights.metadata import metadata_of
@@ -29,6 +27,7 @@ from tests.support.weight_files import (
     pickled,
     random_weights,
     saved,
+    timm_model,
     transformers_weights,
     vit,
 )
@@ -54,28 +53,22 @@ def folder(path, state, **files):
     return path
 
 
-def pairs(**values) -> dict:
-    return {f"DATA.{name}": value for name, value in values.items()}
-
-
-def assert_says(said: dict, **values) -> None:
-    wanted = pairs(**values)
-    assert {
-        key: list(value) if isinstance(value, tuple) else value for key, value in said.items() if key in wanted
-    } == wanted
+def assert_images(metadata, **values) -> None:
+    """The settings of the images that weights say are these, among others."""
+    images = {key.removeprefix("DATA."): value for key, value in metadata.images.items()}
+    assert {key: list(images[key]) if isinstance(images[key], tuple) else images[key] for key in values} == values
 
 
 def test_a_folder_of_timm_says_model_arguments_and_images(tmp_path):
     images = {"input_size": [3, 32, 32], "mean": [0.1, 0.2, 0.3], "std": HALF, "crop_pct": 0.8, "crop_mode": "border"}
     config = {"architecture": "resnet10t", "model_args": {"act_layer": "gelu"}, "pretrained_cfg": images}
     config |= {"num_classes": 2, "label_names": ["cat", "dog"]}
-    model = build_model(Config(DATA=Data(IMAGE_SIZE=32), MODEL=Model(TYPE="timm", NAME="resnet10t")), 2)
+    model, other = timm_model("resnet10t", 2), timm_model("resnet10t", 2)
     path = folder(tmp_path / "f", model.state_dict(), config=config)
-    loaded = load_settings(["-eval", "-pretrained", f"local-dir:{path}"])
-    data, chosen = loaded.config.DATA, loaded.config.MODEL
+    settings = load_settings(["-eval", "-pretrained", f"local-dir:{path}"]).config
+    data, chosen = settings.DATA, settings.MODEL
     assert (chosen.TYPE, chosen.NAME, dict(chosen.KWARGS)) == ("timm", "resnet10t", {"act_layer": "gelu"})
     assert (data.IMAGENET_MEAN, data.CROP_PCT, data.CROP_MODE) == ((0.1, 0.2, 0.3), 0.8, "border")
-    other = build_model(Config(DATA=Data(IMAGE_SIZE=32), MODEL=Model(TYPE="timm", NAME="resnet10t")), 2)
     assert len(load_pretrained(other, str(path), classes=["dog", "cat"])) == 2
     assert torch.equal(other.fc.bias, model.fc.bias[[1, 0]])
 
@@ -84,10 +77,9 @@ def test_arguments_of_a_folder_of_timm_that_have_settings_become_those(tmp_path)
     images = {"input_size": [3, 32, 32], "mean": [0.5], "std": [0.5]}
     arguments = {"img_size": 48, "in_chans": 1, "num_classes": 2, "drop_path_rate": 0.1, "global_pool": "avg"}
     config = {"architecture": "vit_tiny_patch16_224", "model_args": arguments, "pretrained_cfg": images}
-    path = folder(tmp_path / "f", {"a": torch.ones(1)}, config=config)
-    said = metadata_of(str(path))
-    assert_says(said.images, IMAGE_SIZE=48, IMAGE_CHANNELS=1)
-    assert said.model["MODEL.KWARGS"] == {"global_pool": "avg"}
+    metadata = metadata_of(str(folder(tmp_path / "f", {"a": torch.ones(1)}, config=config)))
+    assert_images(metadata, IMAGE_SIZE=48, IMAGE_CHANNELS=1)
+    assert metadata.model["MODEL.KWARGS"] == {"global_pool": "avg"}
 
 
 def test_a_vit_of_transformers_is_built_and_read(tmp_path, weights):
@@ -95,17 +87,16 @@ def test_a_vit_of_transformers_is_built_and_read(tmp_path, weights):
     config |= {"intermediate_size": 4 * WIDTH, "image_size": 32, "patch_size": 8, "id2label": {"0": "a", "1": "b"}}
     prepared = {"size": {"height": 32, "width": 32}, "resample": 2, "image_mean": HALF, "image_std": HALF}
     path = folder(tmp_path / "f", transformers_weights(weights), config=config, preprocessor_config=prepared)
-    said = metadata_of(str(path))
-    assert said.model == OUR_VIT
-    assert_says(
-        said.images, IMAGE_SIZE=32, CROP_MODE="squash", CROP_PCT=1.0, INTERPOLATION="bilinear", IMAGENET_MEAN=HALF
-    )
+    metadata = metadata_of(str(path))
+    assert metadata.model == OUR_VIT
+    expected = {"CROP_MODE": "squash", "CROP_PCT": 1.0, "INTERPOLATION": "bilinear", "IMAGENET_MEAN": HALF}
+    assert_images(metadata, IMAGE_SIZE=32, **expected)
     model = vit()
     assert len(load_pretrained(model, str(path))) == 1
     assert_same(model.state_dict(), weights)
     cropped = prepared | {"size": 36, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True}
     (path / "preprocessor_config.json").write_text(json.dumps(cropped))
-    assert_says(metadata_of(str(path)).images, IMAGE_SIZE=32, CROP_MODE="squash", CROP_PCT=32 / 36)
+    assert_images(metadata_of(str(path)), IMAGE_SIZE=32, CROP_MODE="squash", CROP_PCT=32 / 36)
 
 
 def test_a_vit_of_transformers_without_a_tensor_is_refused(tmp_path, weights):
@@ -116,67 +107,60 @@ def test_a_vit_of_transformers_without_a_tensor_is_refused(tmp_path, weights):
 
 
 def test_a_distilled_deit_of_transformers_gets_timms_names(tmp_path):
-    names = {"embeddings.distillation_token": "dist_token", "embeddings.cls_token": "cls_token"}
-    names |= {
-        f"embeddings.patch_embeddings.projection.{each}": f"patch_embed.proj.{each}" for each in ("weight", "bias")
-    }
-    state = {f"deit.{name}": torch.ones(1) for name in names} | {"deit.pooler.dense.weight": torch.ones(1)}
+    names = {"distillation_token": "dist_token", "cls_token": "cls_token"}
+    names |= {f"patch_embeddings.projection.{each}": f"patch_embed.proj.{each}" for each in ("weight", "bias")}
+    state = {f"deit.embeddings.{name}": torch.ones(1) for name in names} | {"deit.pooler.dense.weight": torch.ones(1)}
     state |= {"cls_classifier.bias": torch.ones(1), "distillation_classifier.bias": torch.ones(1)}
     config = {"model_type": "deit", "hidden_size": 192, "image_size": 224, "patch_size": 16}
     path = folder(tmp_path / "f", state, config=config)
     assert set(read_state_dict(path)) == {*names.values(), "head.bias", "head_dist.bias"}
-    said = metadata_of(str(path))
-    assert said.model == {"MODEL.TYPE": "timm", "MODEL.NAME": "deit_tiny_distilled_patch16_224"}
-    assert_says(said.images, IMAGE_SIZE=224)
+    metadata = metadata_of(str(path))
+    assert metadata.model == {"MODEL.TYPE": "timm", "MODEL.NAME": "deit_tiny_distilled_patch16_224"}
+    assert_images(metadata, IMAGE_SIZE=224)
 
 
 def test_checkpoints_of_training_scripts_say_the_model_and_its_images(tmp_path):
-    def says(**content):
-        return metadata_of(str(saved({"state_dict": {"fc.weight": torch.ones(2, 2)}} | content, tmp_path / "x.pth")))
+    def of_checkpoint(**content):
+        content = {"state_dict": {"fc.weight": torch.ones(2, 2)}} | content
+        return metadata_of(str(saved(content, tmp_path / "x.pth")))
 
     arguments = argparse.Namespace(model="resnet50", img_size=160, mean=[0.2] * 3, crop_pct=0.8, std=None, lr=0.1)
-    said = says(arch="resnet50", args=arguments)
-    assert said.model == {"MODEL.TYPE": "timm", "MODEL.NAME": "resnet50"}
-    assert_says(said.images, IMAGE_SIZE=160, IMAGENET_MEAN=[0.2] * 3, IMAGENET_STD=IMAGENET[1], CROP_PCT=0.8)
+    metadata = of_checkpoint(arch="resnet50", args=arguments)
+    assert metadata.model == {"MODEL.TYPE": "timm", "MODEL.NAME": "resnet50"}
+    assert_images(metadata, IMAGE_SIZE=160, IMAGENET_MEAN=[0.2] * 3, IMAGENET_STD=IMAGENET[1], CROP_PCT=0.8)
     arguments = argparse.Namespace(model="vit_b_32", val_crop_size=384, val_resize_size=450, interpolation="bilinear")
-    said = says(args=arguments)
-    assert said.model == {"MODEL.TYPE": "timm", "MODEL.NAME": "vit_base_patch32_224"}
-    assert_says(said.images, IMAGE_SIZE=384, IMAGENET_MEAN=IMAGENET[0], INTERPOLATION="bilinear")
-    assert int(384 / said.images["DATA.CROP_PCT"]) == 450
-    assert says(arch="resnet50").images == {}
-    with refused(ConfigError, tmp_path / "x.pth"):
-        says(arch="resnet50", args=argparse.Namespace(img_size="160"))
-    for wrong in ({"val_crop_size": 0, "val_resize_size": 0}, {"val_crop_size": math.inf, "val_resize_size": 1}):
+    metadata = of_checkpoint(args=arguments)
+    assert metadata.model == {"MODEL.TYPE": "timm", "MODEL.NAME": "vit_base_patch32_224"}
+    assert_images(metadata, IMAGE_SIZE=384, IMAGENET_MEAN=IMAGENET[0], INTERPOLATION="bilinear")
+    assert int(384 / metadata.images["DATA.CROP_PCT"]) == 450
+    assert of_checkpoint(arch="resnet50").images == {}
+    for wrong in ({"img_size": "160"}, {"val_crop_size": 0, "val_resize_size": 0}, {"val_crop_size": math.inf}):
         with refused(ConfigError, tmp_path / "x.pth"):
-            says(args=argparse.Namespace(model="resnet50", interpolation="bilinear", **wrong))
+            of_checkpoint(arch="resnet50", args=argparse.Namespace(model="resnet50", interpolation="bilinear", **wrong))
 
 
-def test_googles_and_paddlevits_files_say_their_vit_by_its_shapes(tmp_path, weights):
-    np.savez(tmp_path / "g.npz", **google_arrays(weights, ""))
-    said = metadata_of(str(tmp_path / "g.npz"))
-    assert said.model == OUR_VIT
-    assert {key: list(value) if isinstance(value, tuple) else value for key, value in said.images.items()} == pairs(
-        IMAGE_SIZE=32, IMAGE_CHANNELS=3, IMAGENET_MEAN=HALF, IMAGENET_STD=HALF
-    )
+def test_googles_and_paddlevits_files_say_their_vit_by_its_shapes(tmp_path):
     tiny = vit(EMBED_DIM=192, DEPTH=1, MLP_RATIO=0.5).state_dict()
+    model = OUR_VIT | {"MODEL.EMBED_DIM": 192, "MODEL.DEPTH": 1, "MODEL.MLP_RATIO": 0.5}
+    np.savez(tmp_path / "g.npz", **google_arrays(random_weights(), ""))
+    metadata = metadata_of(str(tmp_path / "g.npz"))
+    assert metadata.model == OUR_VIT
+    assert_images(metadata, IMAGE_SIZE=32, IMAGE_CHANNELS=3, IMAGENET_MEAN=HALF, IMAGENET_STD=HALF)
     for name, names, mean in (("v", PADDLE_2022, HALF), ("deit_x", DEIT_2021, IMAGENET[0])):
-        said = metadata_of(str(pickled(paddle_arrays(tiny, names), tmp_path / f"{name}.pdparams")))
-        assert said.model == OUR_VIT | {"MODEL.EMBED_DIM": 192, "MODEL.DEPTH": 1, "MODEL.MLP_RATIO": 0.5}
-        assert_says(said.images, IMAGE_SIZE=32, IMAGENET_MEAN=mean, CROP_PCT=0.875, CROP_MODE="center")
+        metadata = metadata_of(str(pickled(paddle_arrays(tiny, names), tmp_path / f"{name}.pdparams")))
+        assert metadata.model == model
+        assert_images(metadata, IMAGE_SIZE=32, IMAGENET_MEAN=mean, CROP_PCT=0.875, CROP_MODE="center")
 
 
-def test_grey_images_get_the_mean_over_the_channels(tmp_path):
-    loaded = load_settings(["-eval", "-pretrained", "resnet50", "-opts", "DATA.IMAGE_CHANNELS=1"])
-    assert loaded.config.DATA.IMAGENET_MEAN == (0.449,) and loaded.config.DATA.IMAGENET_STD == (0.226,)
+def test_grey_images_get_the_mean_over_the_channels():
+    settings = load_settings(["-eval", "-pretrained", "resnet50", "-opts", "DATA.IMAGE_CHANNELS=1"]).config
+    assert settings.DATA.IMAGENET_MEAN == (0.449,) and settings.DATA.IMAGENET_STD == (0.226,)
 
 
-def test_weights_that_do_not_say_their_model_ask_for_its_name_with_a_likely_one(tmp_path):
-    state = vit(EMBED_DIM=192, DEPTH=1, patch_size=16, image_size=224).state_dict()
-    path = str(saved(state, tmp_path / "x.pth"))
-    with refused(ConfigError, "MODEL.NAME", path, "vit_tiny_patch16_224"):
-        load_settings(["-eval", "-pretrained", path])
+def test_weights_that_do_not_say_their_model_ask_for_its_name(tmp_path):
+    path = str(saved({"a": torch.ones(1)}, tmp_path / "x.pth"))
     with refused(ConfigError, "MODEL.NAME", path):
-        load_settings(["-eval", "-pretrained", str(saved({"a": torch.ones(1)}, tmp_path / "x.pth"))])
+        load_settings(["-eval", "-pretrained", path])
     named = load_settings(["-eval", "-pretrained", path, "-opts", "MODEL.NAME=vit_tiny_patch16_224"]).config
     assert (named.MODEL.TYPE, named.MODEL.NAME) == ("timm", "vit_tiny_patch16_224")
 
@@ -205,10 +189,10 @@ def test_a_config_json_that_does_not_say_what_it_should_is_refused(tmp_path, con
 
 def test_damaged_and_malicious_weights_are_refused_before_anything_is_built(tmp_path, weights):
     np.savez(tmp_path / "whole.npz", **google_arrays(weights, ""))
-    (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:-300])
     np.savez(tmp_path / "pickled.npz", **google_arrays(weights, "") | {"cls": np.array([Payload(open, "x")], object)})
     safetensors.torch.save_file(weights, tmp_path / "whole.safetensors")
-    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "whole.safetensors").read_bytes()[:-300])
+    for suffix in (".npz", ".safetensors"):
+        (tmp_path / f"cut{suffix}").write_bytes((tmp_path / f"whole{suffix}").read_bytes()[:-300])
     for name in ("cut.npz", "cut.safetensors", "missing.npz"):
         with refused(ConfigError, "MODEL.PRETRAINED", tmp_path / name):
             load_settings(["-eval", "-pretrained", str(tmp_path / name)])

@@ -22,9 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 from scripts.command_line import Parser, at_least
 from scripts.sweeping.plan import LOCK, Plan, make_folder, read_over, read_plan
-from scripts.sweeping.proposals import check_installed, proposed_trials
 from scripts.sweeping.results import DONE, read_result, table, write_trials
-from scripts.sweeping.runner import Runner, choose_slots
+from scripts.sweeping.runner import Runner, check_installed, choose_slots, proposed_trials
 from utils.errors import ConfigError
 from utils.files import locked
 from utils.program import exit_code

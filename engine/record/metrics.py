@@ -1,6 +1,6 @@
 """The figures of a run: every column of metrics.csv and steps.csv with its meaning, and the callback that writes them.
 
-docs/tracking.md has the table of these columns; `python scripts/maintenance/make_columns_table.py` writes it.
+docs/tracking.md has the table of these columns; `python scripts/maintenance/make_settings_page.py` writes it.
 """
 
 import contextlib

@@ -1,6 +1,7 @@
-"""Write docs/settings.md from the schema:  python scripts/maintenance/make_settings_page.py"""
+"""Write docs/settings.md and the columns in docs/tracking.md:  python scripts/maintenance/make_settings_page.py"""
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,7 @@ from configs.flags import FLAGS  # noqa: E402
 from configs.paddlevit.translation import IGNORED  # noqa: E402
 from configs.schema import START, Arguments  # noqa: E402
 from configs.values import SETTINGS, START_SETTINGS, Setting, describe_bounds, to_text  # noqa: E402
+from engine.record.metrics import COLUMNS, STEP_COLUMNS  # noqa: E402
 
 INTRODUCTION = """\
 # Settings
@@ -63,6 +65,7 @@ On the command line they are refused, unless the value is the one that changes n
 
 """
 
+COLUMNS_PAGE = ROOT / "docs" / "tracking.md"
 _TYPES = {int: "whole number", float: "number", bool: "true or false", str: "text", Arguments: "arguments"}
 _FLAG_OF = {key: flag for group in FLAGS.values() for flag, (key, _) in group.items()}
 
@@ -74,6 +77,19 @@ def page() -> str:
     ignored = [f"- {', '.join(f'`{key}`' for key in IGNORED if IGNORED[key] == why)}: {why}.\n" for why in reasons]
     start = START_INTRODUCTION + _table(START_SETTINGS.values())
     return "".join([INTRODUCTION, *map(_section, sections), start, IGNORED_INTRODUCTION, *ignored])
+
+
+def columns_page() -> str:
+    """docs/tracking.md with the columns of metrics.csv and steps.csv."""
+    text = COLUMNS_PAGE.read_text(encoding="utf-8")
+    for file, columns in (
+        ("metrics.csv", {column.name.replace(", ", "`, `"): column.meaning for column in COLUMNS}),
+        ("steps.csv", STEP_COLUMNS),
+    ):
+        head = f"| column of `{file}` | |\n|---|---|\n"
+        rows = "".join(f"| `{name}` | {meaning} |\n" for name, meaning in columns.items())
+        text = re.sub(re.escape(head) + r"(\|.*\n)*", lambda found, new=head + rows: new, text)
+    return text
 
 
 def _section(section: str) -> str:
@@ -101,3 +117,4 @@ def _row(setting: Setting) -> str:
 if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__).parse_args()
     (ROOT / "docs" / "settings.md").write_text(page(), encoding="utf-8")
+    COLUMNS_PAGE.write_text(columns_page(), encoding="utf-8")

@@ -11,7 +11,6 @@ from PIL import Image
 from engine.record.saved_run import SavedRun
 from scripts import compare as script
 from scripts.comparing import statistics
-from scripts.comparing.curves import look_of
 from scripts.comparing.groups import group_runs
 from scripts.comparing.runs import find_runs, other_data
 from scripts.comparing.tables import to_markdown
@@ -240,10 +239,6 @@ def test_names_cannot_break_out_of_their_cell(tmp_path):
     text = to_markdown(groups_in(tmp_path), "", [])
     rows = table(text, "Runs")
     assert [len(row) for row in rows] == [6, 6] and "<i>" not in text.replace("\\<i\\>", "")
-
-
-def test_forty_groups_have_forty_looks():
-    assert len({tuple(look_of(index).values()) for index in range(40)}) == 40
 
 
 def test_the_mean_curve_covers_the_epochs_that_all_runs_have(tmp_path):

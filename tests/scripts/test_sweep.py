@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts import sweep
-from scripts.sweeping import plan, proposals, runner
+from scripts.sweeping import plan, runner
 from scripts.sweeping.results import read_result
 from tests.support.forks import start_fork
 from tests.support.refusals import assert_names
@@ -235,7 +235,7 @@ def test_a_folder_of_other_things_and_a_missing_package_are_refused(tmp_path, st
     code, printed = start(*GRID)
     assert code == 2 and os.listdir(tmp_path / "sweep") == ["photo.jpg"]
     assert_names(printed, "-output", tmp_path / "sweep")
-    monkeypatch.setattr(proposals.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(runner.importlib.util, "find_spec", lambda name: None)
     code, printed = start("-over", "TRAIN.BASE_LR=0.1..0.3", "-optuna", "3")
     assert code == 2
     assert_names(printed, "pip install optuna")

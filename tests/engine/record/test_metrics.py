@@ -7,7 +7,7 @@ import pytest
 
 from engine.record.metrics import StepRows
 from engine.record.plot import Plotter
-from scripts.maintenance import make_columns_table
+from scripts.maintenance import make_settings_page
 
 
 def test_rows_of_a_run_from_before_there_were_these_columns_stay(tmp_path, monkeypatch):
@@ -38,6 +38,6 @@ def test_a_curve_that_finds_no_room_leaves_the_one_before(tmp_path, monkeypatch)
 
 
 def test_the_table_of_columns_in_the_documentation_is_up_to_date():
-    assert make_columns_table.page() == make_columns_table.PAGE.read_text(encoding="utf-8"), (
-        "run python scripts/maintenance/make_columns_table.py"
+    assert make_settings_page.columns_page() == make_settings_page.COLUMNS_PAGE.read_text(encoding="utf-8"), (
+        "run python scripts/maintenance/make_settings_page.py"
     )

@@ -64,7 +64,7 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
         if not is_sharded(config, process):  # it needs a copy of the whole model
             doctor = add(AutoDoctor(config, session.path, log, last_update))
         if config.COMPILE:
-            add(CompileReport(log, can_measure=not is_sharded(config, process)))
+            add(CompileReport(log))
         if config.START.MAX_TIME:
             add(TimeLimit(to_seconds(config.START.MAX_TIME), plan.loaded.started, lambda: saver.longest))
     known = bad_images_of(plan.saved, len(plan.train_set))

@@ -1,8 +1,6 @@
 """What a run shows of its training: PaddleViT's lines, and on a terminal a bar and a line an epoch, in columns."""
 
-import shutil
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
 
 from configs.schema import Config
 from engine.evaluation.scores import TITLES, Best, Scores, format_value
@@ -81,64 +79,42 @@ def describe_times(times: Mapping[str, float | None]) -> str:
     )
 
 
-class Cell(NamedTuple):
-    """One column of an epoch's line."""
-
-    title: str
-    width: int
-    text: str
-    rank: int = 0  # where the terminal is too narrow, those of the highest rank go first
-
-
 class EpochTable:
     """Makes the lines; the head stands above the first one, and again where it has left the screen."""
 
-    def __init__(
-        self, config: Config, has_ema: bool, width: Callable[[], int] = lambda: shutil.get_terminal_size().columns
-    ):
-        self._num_epochs, self._has_ema, self._width = config.TRAIN.NUM_EPOCHS, has_ema, width
+    def __init__(self, config: Config, has_ema: bool):
+        self._num_epochs, self._has_ema = config.TRAIN.NUM_EPOCHS, has_ema
         # The one that decides which epoch is best; the loss has a column of its own.
         instead_of_loss = "map" if config.DATA.has_several_labels else "top1"
         self._metric = instead_of_loss if config.TRAIN.BEST_METRIC == "loss" else config.TRAIN.BEST_METRIC
-        self._head, self._lines_left = "", 0  # before the next head
+        self._num_lines = 0
 
     def lines(self, row: Row, scores: Mapping[str, Scores], best: Best, seconds_left: float | None) -> list[str]:
         """The line of an epoch, below a head where one is due. `row`: of metrics.csv; `best` includes this epoch."""
-        cells = self._cells(row, scores, best)
-        cells.append(Cell("left", 8, "-" if seconds_left is None else format_time(seconds_left)))
-        while len(join(cells, "title")) >= self._width() and any(each.rank for each in cells):
-            cells.remove(max(cells, key=lambda each: each.rank))
-        head, skipped = join(cells, "title"), row["skipped"]
-        is_due = head != self._head or not self._lines_left
-        self._head, self._lines_left = head, (LINES_BELOW_A_HEAD if is_due else self._lines_left) - 1
-        line = join(cells, "text") + (f"  {counted(skipped, 'update')} skipped" if skipped else "")
-        return [head, line] if is_due else [line]
+        columns = [*self._columns(row, scores, best)]
+        columns.append(("left", 8, "-" if seconds_left is None else format_time(seconds_left)))
+        head = "  ".join(title.rjust(width) for title, width, _ in columns)
+        line = "  ".join(text.rjust(width) for _, width, text in columns)
+        line += f"  {counted(row['skipped'], 'update')} skipped" if row["skipped"] else ""
+        self._num_lines += 1
+        return [head, line] if self._num_lines % LINES_BELOW_A_HEAD == 1 else [line]
 
-    def _cells(self, row: Row, scores: Mapping[str, Scores], best: Best) -> list[Cell]:
-        """The columns of metrics.csv that have a title; the score that decides stands in the place of top-1."""
-        cells = []
+    def _columns(self, row: Row, scores: Mapping[str, Scores], best: Best) -> Iterator[tuple[str, int, str]]:
+        """(title, width, text) of the columns of metrics.csv that have a title; the score that decides stands in the place of
+        top-1."""
         for column in COLUMNS:
             if column.name == "epoch":
-                text = f"{row['epoch'] + 1}/{self._num_epochs}"
-                cells.append(Cell("epoch", 2 * len(str(self._num_epochs)) + 3, text))
+                yield "epoch", 2 * len(str(self._num_epochs)) + 3, f"{row['epoch'] + 1}/{self._num_epochs}"
             elif column.name == "eval_top1":
-                cells += self._scores(scores, best, is_new=best.epoch == row["epoch"] + 1)
+                title, width = TITLES[self._metric], max(7, len(TITLES[self._metric]))
+                yield title, width, self._show(scores.get(""))
+                if self._has_ema:
+                    yield f"EMA {title}", 4 + width, self._show(scores.get("_ema"))
+                is_new = best.epoch == row["epoch"] + 1
+                yield "best", 8, f"{'*' * is_new}{format_value(best.metric, best.value)}" if best.epoch else "-"
             elif column.title:
                 value = row[column.name]
-                cells.append(
-                    Cell(column.title, column.width, "-" if value is None else column.text(value), column.rank)
-                )
-        return cells
-
-    def _scores(self, scores: Mapping[str, Scores], best: Best, is_new: bool) -> list[Cell]:
-        title, width = TITLES[self._metric], max(7, len(TITLES[self._metric]))
-        ema = [Cell(f"EMA {title}", 4 + width, self._show(scores.get("_ema")), rank=1)] if self._has_ema else []
-        text = f"{'*' * is_new}{format_value(best.metric, best.value)}" if best.epoch else "-"
-        return [Cell(title, width, self._show(scores.get(""))), *ema, Cell("best", 8, text)]
+                yield column.title, column.width, "-" if value is None else column.text(value)
 
     def _show(self, scores: Scores | None) -> str:
         return format_value(self._metric, getattr(scores, self._metric)) if scores else "-"
-
-
-def join(cells: list[Cell], part: str) -> str:
-    return "  ".join(getattr(each, part).rjust(each.width) for each in cells)

@@ -17,6 +17,7 @@ import torch
 
 from configs.schema import Config
 from engine.record.plot import Plotter
+from engine.record.saved_run import read_rows, read_table
 from engine.record.timing import Timing, shares
 from engine.record.trackers import Trackers
 from engine.train.counters import EpochResult, Report
@@ -60,11 +61,10 @@ class Column(NamedTuple):
     name: str
     meaning: str
     value: Callable[[Epoch], float | Row | None]  # a row: several columns at once
-    # On the line of an epoch on a terminal, if it has a title: of the columns of the highest rank there is no room first.
+    # On the line of an epoch on a terminal, if it has a title.
     title: str = ""
     text: Callable[[float], str] = "{:.4f}".format
     width: int = 8
-    rank: int = 5
 
 
 # The first six are those of timm's summary.csv; percent where nothing else is said.
@@ -72,9 +72,9 @@ COLUMNS = (
     Column("epoch", "number of the epoch, from 0", lambda epoch: epoch.trainer.epoch),
     Column(
         *("train_loss", "mean training loss", lambda epoch: finite(epoch.result.report.mean_loss)),
-        **{"title": "loss", "width": 6, "rank": 3},
+        **{"title": "loss", "width": 6},
     ),
-    Column("eval_loss", "validation loss", lambda epoch: epoch.score("loss", 6), title="val loss", rank=4),
+    Column("eval_loss", "validation loss", lambda epoch: epoch.score("loss", 6), title="val loss"),
     Column("eval_top1", "validation top-1 accuracy", lambda epoch: epoch.score("top1")),
     Column("eval_top5", "validation top-5 accuracy", lambda epoch: epoch.score("top5")),
     Column("lr", "learning rate of the last update", lambda epoch: epoch.result.report.lr),
@@ -91,7 +91,7 @@ COLUMNS = (
     Column("step", "updates until the end of the epoch", lambda epoch: epoch.trainer.step),
     Column(
         *("images_per_s", "training images per second", lambda epoch: round(epoch.images_per_s, 1)),
-        **{"title": "images/s", "text": lambda speed: f"{speed:,.0f}" if speed >= 10 else f"{speed:.2f}", "rank": 2},
+        **{"title": "images/s", "text": lambda speed: f"{speed:,.0f}" if speed >= 10 else f"{speed:.2f}"},
     ),
     Column("data_wait_pct", "share of the training time spent waiting for data", lambda epoch: epoch.times["data"]),
     Column(
@@ -153,12 +153,8 @@ class EpochRows:
     def __init__(self, folder: Path, first_epoch: int):
         """Keeps the rows before `first_epoch` of an earlier start of this run."""
         self._folder = folder
-        self.rows: list[Row] = []
+        self.rows: list[Row] = [row for row in read_rows(folder / "metrics.jsonl") if row["epoch"] < first_epoch]
         self.is_written = True
-        written = folder / "metrics.jsonl"
-        if written.exists():
-            rows = [json.loads(line) for line in written.read_text().splitlines()]
-            self.rows = [row for row in rows if row["epoch"] < first_epoch]
 
     def add(self, row: Row) -> None:
         """Add a row and write all, including those that found no room before."""
@@ -183,29 +179,21 @@ class StepRows:
     def __init__(self, folder: Path, first_step: int):
         """Keeps the rows before `first_step`, without a line that a kill cut off."""
         path = folder / "steps.csv"
-        self.rows: list[Row] = []
-        if path.exists():
-            with open(path, newline="") as file:
-                rows = [row for row in csv.DictReader(file) if None not in row.values()]
-            self.rows = [
-                {name: float(row[name]) if row.get(name) else None for name in STEP_COLUMNS}
-                for row in rows
-                if int(row["step"]) < first_step
-            ]
-        table = io.StringIO()
-        writer = csv.writer(table, lineterminator="\n")
-        writer.writerow(STEP_COLUMNS)
-        writer.writerows(self._texts(row) for row in self.rows)
-        write_text(path, table.getvalue())
+        self.rows: list[Row] = [
+            {name: float(row[name]) if row.get(name) else None for name in STEP_COLUMNS}
+            for row in read_table(path)
+            if int(row["step"]) < first_step
+        ]
+        write_text(path, "\n".join([",".join(STEP_COLUMNS), *map(self._line, self.rows), ""]))
         self._file = open(path, "a", buffering=1)  # noqa: SIM115
 
     def add(self, row: Row) -> None:
         self.rows.append(row)
-        print(",".join(self._texts(row)), file=self._file)
+        print(self._line(row), file=self._file)
 
-    def _texts(self, row: Row) -> list[str]:
+    def _line(self, row: Row) -> str:
         """Unknown values are empty."""
-        return ["" if row.get(name) is None else f"{row[name]:.10g}" for name in STEP_COLUMNS]
+        return ",".join("" if row.get(name) is None else f"{row[name]:.10g}" for name in STEP_COLUMNS)
 
     def close(self) -> None:
         self._file.close()

@@ -5,7 +5,6 @@ import hashlib
 import html
 import io
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 
 from PIL import Image
@@ -15,9 +14,7 @@ from utils.files import write_text
 VOID = ("meta", "img", "source", "br")
 STYLE = Path(__file__).parent / "style.css"
 MOST_BYTES = 160_000  # of a picture that is embedded as it is
-MOST_JPEG_BYTES = 400_000  # of a recompressed one, where the lowest quality gets there
-QUALITIES = (80, 60, 40)  # of JPEG
-WIDTH = 1000  # pixels, of a larger one that is made smaller
+WIDTH, QUALITY = 1000, 60  # pixels and JPEG's quality, of a larger one that is recompressed
 
 
 class Markup(str):
@@ -31,10 +28,6 @@ def escaped(value: object) -> Markup:
     return Markup(html.escape(str(value).encode("utf-8", "replace").decode()))
 
 
-def joined(parts: Iterable[object], between: str = "") -> Markup:
-    return Markup(between.join(escaped(part) for part in parts if part is not None))
-
-
 def element(name: str, /, *children: object, **attributes: object) -> Markup:
     """`class_` is the attribute class, `aria_label` aria-label; an attribute that is None is left out, so is such a child."""
     words = [
@@ -42,8 +35,9 @@ def element(name: str, /, *children: object, **attributes: object) -> Markup:
         for key, value in attributes.items()
         if value is not None
     ]
+    inside = "".join(escaped(child) for child in children if child is not None)
     start = f"<{name}{''.join(words)}>"
-    return Markup(start if name in VOID else f"{start}{joined(children)}</{name}>")
+    return Markup(start if name in VOID else f"{start}{inside}</{name}>")
 
 
 def section(title: str, *children: object) -> Markup:
@@ -55,10 +49,9 @@ def table(
     columns: Iterable[object], rows: Iterable[Iterable[object]], label: str, numbers: Iterable[int] = ()
 ) -> Markup:
     """A table that scrolls inside itself where it is too wide. `numbers`: columns that are set flush right."""
-    right = set(numbers)
-    place = lambda index: "number" if index in right else None  # noqa: E731
-    head = [element("th", each, scope="col", class_=place(index)) for index, each in enumerate(columns)]
-    body = [element("tr", *(element("td", cell, class_=place(i)) for i, cell in enumerate(row))) for row in rows]
+    place = dict.fromkeys(numbers, "number")
+    head = [element("th", each, scope="col", class_=place.get(index)) for index, each in enumerate(columns)]
+    body = [element("tr", *(element("td", cell, class_=place.get(i)) for i, cell in enumerate(row))) for row in rows]
     return scrolling(element("table", element("thead", element("tr", *head)), element("tbody", *body)), label)
 
 
@@ -67,14 +60,10 @@ def scrolling(content: Markup, label: str) -> Markup:
     return element("div", content, class_="scroll", tabindex="0", role="region", aria_label=label)
 
 
-@cache
-def style() -> str:
-    return STYLE.read_text(encoding="utf-8")
-
-
-def page(title: str, body: Iterable[object]) -> str:
-    """The whole page. Its security policy allows its own style sheet and pictures inside the file, nothing else."""
-    digest = base64.b64encode(hashlib.sha256(style().encode()).digest()).decode()
+def write_page(path: Path, title: str, body: Iterable[object]) -> None:
+    """Write the whole page. Its security policy allows its own style sheet and pictures inside the file, nothing else."""
+    style = STYLE.read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
     head = element(
         "head",
@@ -83,13 +72,9 @@ def page(title: str, body: Iterable[object]) -> str:
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="referrer", content="no-referrer"),
         element("title", title),
-        element("style", Markup(style())),
+        element("style", Markup(style)),
     )
-    return "<!doctype html>\n" + element("html", head, "\n", element("body", joined(body, "\n")), lang="en") + "\n"
-
-
-def write_page(path: Path, title: str, body: Iterable[object]) -> None:
-    write_text(path, page(title, body))
+    write_text(path, f"<!doctype html>\n{element('html', head, element('body', *body), lang='en')}\n")
 
 
 def embedded(path: Path, alt: str, class_: str) -> Markup | None:
@@ -102,11 +87,8 @@ def embedded(path: Path, alt: str, class_: str) -> Markup | None:
         except (OSError, ValueError, Image.DecompressionBombError):
             return None
         small.thumbnail((WIDTH, 4 * WIDTH))
-        for quality in QUALITIES:
-            target = io.BytesIO()
-            small.save(target, "JPEG", quality=quality)
-            if target.tell() <= MOST_JPEG_BYTES:
-                break
+        target = io.BytesIO()
+        small.save(target, "JPEG", quality=QUALITY)
         content, kind = target.getvalue(), "jpeg"
     return picture(content, kind, alt, class_)
 

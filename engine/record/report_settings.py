@@ -6,39 +6,30 @@ from collections.abc import Iterator
 from configs.arguments import argument_to_text
 from configs.schema import RECORD
 from configs.values import of_role, to_text
-from engine.record.page import Markup, element, scrolling, section, table
-from engine.record.saved_run import SavedRun, written_date
+from engine.record.page import Markup, element, section, table
+from engine.record.saved_run import SavedRun
 from utils.text import redacted
+
+COLUMNS = ("setting", "value", "from")
 
 
 def settings(run: SavedRun) -> Markup:
     """The settings whose origin is no file (flags, -opts, what followed from the data), and all of them."""
-    origins = run.origins
-    given = [key for key in run.settings if not _is_of_file(origins[key]) and key not in of_role(RECORD)]
-    rows = [(element("code", key), element("code", written(run.settings[key])), origins[key]) for key in given]
-    files = ", ".join(dict.fromkeys(each for each in origins.values() if _is_of_file(each) and each != "default"))
-    parts = []
-    if rows:
-        parts.append(element("p", f"Given beside {files or 'the defaults'}:"))
-        parts.append(table(("setting", "value", "from"), rows, "Settings given on the command line"))
-    elif files:
-        parts.append(element("p", f"As in {files}."))
-    body = [
-        element(
-            "tr",
-            element("td", element("code", key)),
-            element("td", element("code", written(value))),
-            element("td", origins[key], class_="soft"),
-            class_="chosen" if origins[key] != "default" else None,
-        )
+    rows = {
+        key: (element("code", key), element("code", written(value)), run.origins[key])
         for key, value in run.settings.items()
-    ]
-    everything = scrolling(element("table", element("tbody", *body)), "All settings")
-    return section("Settings", *parts, element("details", element("summary", f"All {len(body)} settings"), everything))
-
-
-def _is_of_file(origin: str) -> bool:
-    return origin == "default" or origin.endswith((".yaml", ".yml"))
+    }
+    origins = {key: row[2] for key, row in rows.items() if row[2] != "default"}
+    of_file = {key: origin for key, origin in origins.items() if origin.endswith((".yaml", ".yml"))}
+    given = [rows[key] for key in origins if key not in of_file and key not in of_role(RECORD)]
+    files = ", ".join(dict.fromkeys(of_file.values())) or "the defaults"
+    parts = [element("p", f"Given beside {files}:"), table(COLUMNS, given, "Settings given on the command line")]
+    everything = table(COLUMNS, rows.values(), "All settings")
+    return section(
+        "Settings",
+        *(parts if given else [element("p", f"As in {files}.")]),
+        element("details", element("summary", f"All {len(rows)} settings"), everything),
+    )
 
 
 def written(value: object) -> str:
@@ -50,51 +41,38 @@ def written(value: object) -> str:
 
 def repeat(run: SavedRun) -> Markup:
     """Command lines, and by which versions, where and when it ran."""
-    lines = [
-        element("div", element("h3", title), element("pre", element("code", line))) for title, line in _commands(run)
-    ]
-    rows = [
-        element("tr", element("th", name, scope="row"), element("td", value))
-        for name, value in _versions(run).items()
-        if value
-    ]
-    versions = scrolling(element("table", element("tbody", *rows)), "Versions, place and dates")
-    return section("How to repeat it", *lines, versions)
-
-
-def _commands(run: SavedRun) -> Iterator[tuple[str, str]]:
-    folder, about = str(run.folder), run.about
-    processes = about.get("processes")
-    several = isinstance(processes, int) and processes > 1
-    program = f"python main_multi_gpu.py -ngpus {processes}" if several else "python main_single_gpu.py"
-    quoted = shlex.quote(folder)
-    if isinstance(about.get("command"), list):
-        yield (
-            "It was started with",
-            f"{program.partition(' -ngpus')[0]} {redacted(shlex.join(map(str, about['command'])))}",
-        )
-    yield "Repeat it", f"{program} -cfg {shlex.quote(str(run.folder / 'config.yaml'))}"
-    if run.file("last.pth"):
-        more = run.settings["TRAIN.NUM_EPOCHS"] + (run.settings["TRAIN.NUM_EPOCHS"] + 1) // 2
-        is_done = run.epochs[-1]["epoch"] + 1 >= run.settings["TRAIN.NUM_EPOCHS"]
-        longer = f" -epochs {more}" if is_done else ""
-        yield "Train it longer" if is_done else "Go on with it", f"{program} -resume {quoted}{longer}"
-    if run.file("best.pth"):
-        best = shlex.quote(str(run.folder / "best.pth"))
-        weights = shlex.quote(str(run.folder / "best.safetensors"))
-        yield "Evaluate its best weights", f"python main_single_gpu.py -eval -pretrained {best}"
-        yield "Classify images", f"python scripts/predict.py {quoted} photo.jpg"
-        yield "Take the weights elsewhere", f"python scripts/export.py {best} -output {weights}"
-
-
-def _versions(run: SavedRun) -> dict[str, str]:
     about, status = run.about, run.status
-    versions = {"halfstep": about.get("halfstep"), "torch": about.get("torch"), "timm": about.get("timm")}
-    return {
-        **{name: str(version) for name, version in versions.items() if version},
-        "Python": about.get("python") or "",
-        "host": status.get("host") or "",
-        "started": written_date(run.started),
-        "ended": written_date(run.ended),
-        "folder": str(run.folder.resolve()),
-    }
+    facts = {name: about.get(name.lower()) for name in ("halfstep", "torch", "timm", "Python")}
+    facts |= {"host": status.get("host"), "started": written_date(status.get("started"))}
+    facts |= {"ended": written_date(status.get("time")), "folder": run.folder.resolve()}
+    lines = [
+        element("div", element("h3", title), element("pre", element("code", line))) for title, line in commands(run)
+    ]
+    rows = [(name, value) for name, value in facts.items() if value]
+    return section("How to repeat it", *lines, table(("version", ""), rows, "Versions, place and dates"))
+
+
+def commands(run: SavedRun) -> Iterator[tuple[str, str]]:
+    """(what it does, the line) of commands that go on from this run."""
+    folder, processes, epochs = run.folder, run.about.get("processes", 1), run.settings["TRAIN.NUM_EPOCHS"]
+    program = ["main_multi_gpu.py", "-ngpus", processes] if processes > 1 else ["main_single_gpu.py"]
+    if started := run.about.get("command"):
+        yield "It was started with", redacted(line(program[0], *started))
+    yield "Repeat it", line(*program, "-cfg", folder / "config.yaml")
+    if (folder / "last.pth").exists():
+        is_done = run.epochs[-1]["epoch"] + 1 >= epochs
+        longer = ["-epochs", epochs + (epochs + 1) // 2] if is_done else []
+        yield "Train it longer" if is_done else "Go on with it", line(*program, "-resume", folder, *longer)
+    if (best := folder / "best.pth").exists():
+        yield "Evaluate its best weights", line("main_single_gpu.py", "-eval", "-pretrained", best)
+        yield "Classify images", line("scripts/predict.py", folder, "photo.jpg")
+        yield "Take the weights elsewhere", line("scripts/export.py", best, "-output", best.with_suffix(".safetensors"))
+
+
+def line(*words: object) -> str:
+    return shlex.join(["python", *map(str, words)])
+
+
+def written_date(text: str | None) -> str:
+    """2026-01-02 03:04, of a date as in status.json."""
+    return (text or "")[:16].replace("T", " ")

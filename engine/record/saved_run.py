@@ -1,5 +1,10 @@
-"""A run as its folder describes it."""
+"""A run as its folder describes it: settings with their origins, state, figures, in tables that a kill may have cut off."""
 
+import csv
+import io
+import itertools
+import json
+import math
 import os
 import socket
 import time
@@ -10,10 +15,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from engine.evaluation.scores import Best, rank_of
-from engine.record.run_files import read_cells, read_json, read_rows, read_settings, read_table, read_text, to_numbers
-from utils.errors import ConfigError
+import yaml
 
+from configs.arguments import add_argument, read_node
+from configs.schema import Arguments
+from configs.values import IMPLIED, OPEN_SECTIONS, SETTINGS, START_SETTINGS, convert, plain, today
+from engine.evaluation.scores import Best, rank_of
+from utils.errors import ConfigError, cause_of, not_a_file
+
+# libyaml's loader where PyYAML has it: the report at the end of a run must not take time.
+LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 ENDS = ("done", "stopped", "save_failed", "failed")
 SILENT_SECONDS = 15 * 60  # a run on another host whose status.json is older than this is taken for dead
 SUFFIXES = ("", "_ema")  # of the columns of raw and EMA weights
@@ -59,52 +70,24 @@ class SavedRun:
             )
         return cls(folder, settings, origins, status, epochs)
 
-    def table(self, name: str) -> list[dict[str, str]]:
-        """The rows of a CSV file in the folder, as text; [] if it is not there."""
-        return read_table(self.folder / name)
-
-    def numbers(self, name: str) -> list[dict[str, float | None]]:
-        """The rows of a CSV file of figures; what is empty or not finite is None."""
-        return [to_numbers(row) for row in self.table(name)]
-
-    def cells(self, name: str) -> list[list[str]]:
-        """The cells of a CSV file in the folder, its header first; [] if it is not there."""
-        return read_cells(self.folder / name)
-
-    def json(self, name: str) -> dict[str, Any]:
-        """The object in a JSON file in the folder; {} if it is not there."""
-        return read_json(self.folder / name)
-
-    def text(self, name: str) -> str:
-        """The text of a file in the folder; empty if it is not there."""
-        path = self.folder / name
-        return read_text(path) if path.exists() else ""
-
-    def file(self, name: str) -> Path | None:
-        """The path of a file in the folder, if it is there."""
-        path = self.folder / name
-        return path if path.is_file() else None
-
     @cached_property
     def steps(self) -> list[dict[str, float | None]]:
         """steps.csv: figures of single updates, a row for each report."""
-        return [row for row in self.numbers("steps.csv") if row.get("step") is not None]
+        return read_numbers(self.folder / "steps.csv")
 
-    @cached_property
-    def skipped(self) -> dict[int, int]:
-        """{epoch from 0: updates that were skipped in it}, the unfinished last one too."""
-        rows = [(int(row.get("epoch") or 0), row.get("skipped")) for row in self.steps]
-        rows += [(row["epoch"], row.get("skipped")) for row in self.epochs]
-        found: dict[int, int] = {}
-        for epoch, number in rows:  # it grows within an epoch
-            found[epoch] = max(found.get(epoch, 0), int(number or 0))
-        return found
+    @property
+    def num_skipped(self) -> int:
+        """How many updates were skipped, those of the unfinished last epoch too."""
+        of_epochs: dict[int, int] = {}
+        for row in [*self.steps, *self.epochs]:  # the number grows within an epoch
+            epoch = int(row.get("epoch") or 0)
+            of_epochs[epoch] = max(of_epochs.get(epoch, 0), int(row.get("skipped") or 0))
+        return sum(of_epochs.values())
 
     @property
     def about(self) -> dict[str, Any]:
         """What the run noted of itself: device, versions, numbers of images. {} in older versions."""
-        about = self.status.get("about")
-        return about if isinstance(about, dict) else {}
+        return self.status.get("about") or {}
 
     @property
     def state(self) -> str:
@@ -121,10 +104,8 @@ class SavedRun:
         if self.status.get("host") == socket.gethostname() and isinstance(pid, int) and pid > 0:
             try:
                 os.kill(pid, 0)  # sends nothing
-            except PermissionError:  # it is somebody else's
-                return True
-            except (OSError, OverflowError):
-                return False
+            except (OSError, OverflowError) as error:
+                return isinstance(error, PermissionError)  # it is somebody else's
             return True
         return beat is not None and time.time() - beat < SILENT_SECONDS
 
@@ -132,10 +113,6 @@ class SavedRun:
     def metric(self) -> str:
         """The metric that decides which epoch is best."""
         return self.settings["TRAIN.BEST_METRIC"]
-
-    @property
-    def is_higher_better(self) -> bool:
-        return self.metric != "loss"
 
     @cached_property
     def suffixes(self) -> Sequence[str]:
@@ -145,50 +122,149 @@ class SavedRun:
     @cached_property
     def best(self) -> Best:
         """The best epoch, which counts from 1: that of best.pth, else of the figures. Its epoch is 0 without evaluations."""
-        held = self.status.get("best")
-        held = held.get("epoch") if isinstance(held, dict) else None
-        found = [each for row in self.epochs for each in self._evaluations(row)]
-        on_disk = [each for each in found if each.epoch == held]
-        candidates = on_disk or found
-        return max(candidates, key=lambda each: rank_of(each.metric, each.value, each.loss), default=Best())
-
-    def _evaluations(self, row: dict[str, Any]) -> list[Best]:
-        """What the epoch's evaluation found, for each kind of weights."""
-        images, metric = self.about.get("validation_images"), self.metric
-        found = []
-        for suffix in self.suffixes:
+        images, metric, found = self.about.get("validation_images") or 0, self.metric, []
+        for row, suffix in itertools.product(self.epochs, self.suffixes):
             value, loss = row.get(f"eval_{metric}{suffix}"), row.get(f"eval_loss{suffix}")
             if value is not None:
-                loss = float("nan") if loss is None else loss
-                found.append(Best(value, row["epoch"] + 1, loss, suffix, images or 0, metric))
-        return found
+                found.append(Best(value, row["epoch"] + 1, math.nan if loss is None else loss, suffix, images, metric))
+        number = (self.status.get("best") or {}).get("epoch")
+        on_disk = [each for each in found if each.epoch == number]
+        return max(on_disk or found, key=lambda each: rank_of(each.metric, each.value, each.loss), default=Best())
 
-    @cached_property
+    @property
     def seconds(self) -> float | None:
-        """How long its epochs took in all, in all starts together; None for a run of an older version that was resumed."""
+        """How long its epochs took in all, in all starts together; None for a run of a version that did not note it."""
         parts = [row.get(f"{part}_seconds") for row in self.epochs for part in ("train", "eval")]
-        if None not in parts:
-            return sum(parts)
-        start, end = (to_time(self.status.get(key)) for key in ("started", "time"))
-        is_one_start = self.origins.get("MODEL.RESUME", "default") == "default"
-        return end - start if start and end and is_one_start and self.state in ENDS else None
+        return None if None in parts else sum(parts)
 
     @property
     def left_out(self) -> list[tuple[int, int]]:
         """First and last of each series of updates that a rollback left out."""
-        spans = self.status.get("left_out")
-        found = [span for span in spans if isinstance(span, list)] if isinstance(spans, list) else []
-        return [(span[0], span[1]) for span in found if [type(each) for each in span] == [int, int]]
+        return [(int(first), int(last)) for first, last in self.status.get("left_out") or []]
 
-    @property
-    def ended(self) -> float | None:
-        """When it reached its state, in seconds since 1970."""
-        return to_time(self.status.get("time"))
 
-    @property
-    def started(self) -> float | None:
-        """When its last start began, in seconds since 1970."""
-        return to_time(self.status.get("started"))
+def read_text(path: Path) -> str:
+    """The text, empty without a file; bytes that are not UTF-8 (a damaged disk) become question marks."""
+    if not path.exists():
+        return ""
+    try:
+        if kind := not_a_file(path):
+            raise ConfigError(f"{path}: not a file of a run: it is {kind}")
+        return path.read_bytes().decode("utf-8", errors="replace")
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read ({cause_of(error)}); check that it is there and its permissions"
+        ) from None
+
+
+def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """{full key: value} of all settings, and {full key: origin}, from the config.yaml of a run of any version.
+
+    A setting that the file lacks is as runs of its version behaved; one that exists no more stays a text.
+    """
+    source = read_text(path)
+    try:
+        root = yaml.compose(source, Loader=LOADER)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1} " if mark else ""
+        raise ConfigError(f"{path}: {where}is not valid YAML; restore the file, which the run itself wrote") from None
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(f"{path}: has no settings; restore the file, which the run itself wrote")
+    values = {key: IMPLIED.get(key, plain(setting.default)) for key, setting in SETTINGS.items()}
+    origins = dict.fromkeys(values, "default")
+    lines = source.split("\n")
+    for key, node in _leaves(root):
+        if key in START_SETTINGS:  # which versions up to 0.1.0 saved; only what kind of run it was is of interest
+            if key == "EVAL" and isinstance(node, yaml.ScalarNode) and node.value == "true":
+                values[key] = True
+            continue
+        section = next((each for each in OPEN_SECTIONS if key.startswith(f"{each}.")), key)
+        try:
+            text = read_node(node)
+            if section != key:
+                arguments = Arguments(values[section])
+                values[section] = dict(add_argument(arguments, section, key, text, str(path)))
+            else:
+                values[key] = plain(convert(SETTINGS[key], text, str(path))) if key in SETTINGS else text
+        except (ValueError, ConfigError) as error:  # of another version, or edited by hand
+            if key in SETTINGS and SETTINGS[key].kind is not str:
+                raise ConfigError(f"{error}; restore the file, which the run itself wrote") from None
+            values[key] = node.value if isinstance(node, yaml.ScalarNode) else "?"
+        line = lines[node.end_mark.line] if node.end_mark.line < len(lines) else ""
+        comment = line[node.end_mark.column :].partition("# ")[2].strip()
+        origins[section] = comment or "config.yaml"
+    values = today(values)
+    return values, dict.fromkeys(values, "config.yaml") | origins
+
+
+def _leaves(node: yaml.MappingNode, prefix: str = ""):
+    """(full key, node) of all that is no section."""
+    for name, value in node.value:
+        key = f"{prefix}{name.value}"
+        if isinstance(value, yaml.MappingNode):
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; {} if there is none."""
+    try:
+        found = json.loads(read_text(path)) if path.exists() else {}
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: is damaged: not a JSON object; delete it, what is read from it is then left out")
+    return found
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON lines file, by epoch, without a last line that a kill cut off; [] if there is no file."""
+    lines = [line for line in read_text(path).split("\n") if line.strip()]
+    rows: dict[int, dict[str, Any]] = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        epoch = row.get("epoch") if isinstance(row, dict) else None
+        if not isinstance(epoch, int) or epoch < 0:
+            if number == len(lines):
+                break
+            raise ConfigError(f"{path}: line {number} is damaged: not a JSON object with an epoch; delete that line")
+        rows[epoch] = {key: value for key, value in row.items() if value is None or is_figure(value)}
+    return [rows[epoch] for epoch in sorted(rows)]
+
+
+def is_figure(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file by the names of their columns, without lines that a kill cut off; [] if there is no file."""
+    csv.field_size_limit(2**27)  # a cell may hold all labels of an image
+    rows = csv.reader(io.StringIO(read_text(path), newline=""))
+    try:
+        header = next(rows, [])
+        return [dict(zip(header, row, strict=True)) for row in rows if len(row) == len(header)]
+    except csv.Error as error:
+        raise ConfigError(f"{path}: is damaged ({error}); delete it, what is read from it is then left out") from None
+
+
+def read_numbers(path: Path) -> list[dict[str, float | None]]:
+    """The rows of a CSV file of figures of updates; what is empty or not finite is None."""
+    rows = [{key: to_number(text) for key, text in row.items()} for row in read_table(path)]
+    return [row for row in rows if row.get("step") is not None]
+
+
+def to_number(text: str) -> float | None:
+    """A figure; None if the text is empty or no finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def to_time(text: object) -> float | None:
@@ -197,8 +273,3 @@ def to_time(text: object) -> float | None:
         return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%S%z").timestamp()
     except ValueError:
         return None
-
-
-def written_date(seconds: float | None) -> str:
-    """2026-01-02 03:04, of seconds since 1970."""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else ""

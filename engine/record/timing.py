@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import profile, schedule, supported_activities
 
 from engine.train.counters import Report
 from engine.train.trainer import PHASES, Callback, Trainer
@@ -27,9 +27,6 @@ class HostClock:
     def seconds(self, start: float, end: float) -> float:
         return end - start
 
-    def recycle(self, marks: list) -> None:
-        pass
-
 
 class DeviceClock:
     """The clock of devices with a queue: a mark is an event in the queue.
@@ -40,18 +37,14 @@ class DeviceClock:
     def __init__(self, device: torch.device):
         self._module = getattr(torch, device.type)
         self._stream = self._module.current_stream(device)
-        self._free: list = []
 
     def now(self) -> Any:
-        event = self._free.pop() if self._free else self._module.Event(enable_timing=True)
+        event = self._module.Event(enable_timing=True)
         event.record(self._stream)
         return event
 
     def seconds(self, start: Any, end: Any) -> float:
         return start.elapsed_time(end) / 1000
-
-    def recycle(self, marks: list) -> None:
-        self._free += marks
 
 
 class Timing(Callback):
@@ -99,7 +92,6 @@ class Timing(Callback):
 
     def restart(self) -> None:
         """Discard the marks since the last lap and start a new one."""
-        self._clock.recycle([mark for _, mark in self._marks])
         self._marks = []
         self._range.close()
         self._mark("other")
@@ -110,9 +102,7 @@ class Timing(Callback):
         for (name, start), (_, end) in zip(self._marks, self._marks[1:], strict=False):
             seconds[name] += self._clock.seconds(start, end)
         # The current phase continues in the next lap, unless there was no space left for its end.
-        kept = self._marks[-1:] if len(self._marks) < MAX_MARKS else []
-        self._clock.recycle([mark for _, mark in self._marks[: len(self._marks) - len(kept)]])
-        self._marks = kept
+        self._marks = self._marks[-1:] if len(self._marks) < MAX_MARKS else []
         return seconds
 
 
@@ -169,12 +159,8 @@ class Profiler(Callback):
 
     def __init__(self, num_updates: int, path: Path, timing: Timing, say: Callable[[str], None]):
         self._path, self._timing, self._say = path, timing, say
-        has_device = {
-            ProfilerActivity.CUDA: torch.cuda.is_available(),
-            ProfilerActivity.XPU: torch.xpu.is_available(),
-        }
         self._profile = profile(
-            activities=[ProfilerActivity.CPU, *(activity for activity, there in has_device.items() if there)],
+            activities=supported_activities(),
             # One warm-up update is traced and discarded, because tracing starts slowly.
             schedule=schedule(wait=WARM_UPDATES, warmup=1, active=num_updates, repeat=1),
             on_trace_ready=self._write,

@@ -9,15 +9,14 @@ import os
 import queue
 import re
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.schema import DATA, MODEL, RECIPE, Config
-from configs.values import flatten, of_role, to_text
+from configs.schema import Config
+from configs.values import flatten
 from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.files import write_text
@@ -27,7 +26,7 @@ from utils.text import redacted
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}  # what pip installs
 PROJECT = "halfstep"
 PATIENCE = 10.0  # seconds without progress after which the end of a run drops a tracker
-LONGEST_END = 60.0  # seconds that the end of a run waits for one that still sends
+LONGEST_END = 60.0  # seconds that the end of a run waits for one that still opens or sends
 ROWS_AT_ONCE = 50
 STEP_GROUP = ("lr", "loss", "grad_norm", "loss_scale", "skipped")  # of steps.csv, beside the shares of time
 PICTURES = ("confusion.png", "mistakes.png", "train_batch.png")
@@ -52,17 +51,22 @@ class Ending(NamedTuple):
 
 
 class Tracker:
-    """Base class. A thread of its own opens it and calls its methods; what they raise is the end of this tracker."""
+    """Base class. A thread of its own opens it and calls its methods; what they raise is the end of this tracker.
 
-    seconds_to_open = PATIENCE
+    `tracking/NAME.json` in the run's folder holds the run's identity on the tracker and the last rows that were sent, from
+    which a resumed run goes on.
+    """
 
     def __init__(self, name: str, config: Config, folder: Path):
         self.name, self.folder = name, folder
         self.settings = {
             key: without_secrets(value) if isinstance(value, str) else value for key, value in flatten(config).items()
         }
-        self._file = folder / "tracking" / f"{name}.json"  # has the run's identity on the tracker
-        self.last = {"step": -1, "epoch": -1}  # numbers of the last rows that it has; others before are not sent again
+        self._file = folder / "tracking" / f"{name}.json"
+        saved = read_object(self._file)
+        self.identity: str | None = saved.get("id")
+        # Rows up to these numbers are not sent again. Of a run that an earlier version sent they are not known: None.
+        self.last = {axis: saved.get(axis, None if self.identity else -1) for axis in ("step", "epoch")}
 
     def open(self) -> str:
         """Import the library and connect. Returns where the run can be seen."""
@@ -72,39 +76,24 @@ class Tracker:
         raise NotImplementedError
 
     def go_back(self, step: int, epoch: int) -> None:
-        """A rollback repeats from this update on. Most trackers cannot take a figure back."""
+        """Begin at this update, or repeat from it on after a rollback. Most trackers cannot take a figure back."""
+        if None in self.last.values():
+            self.last = {"step": step - 1, "epoch": epoch - 1}
 
     def end(self, ending: Ending) -> None:
         raise NotImplementedError
 
-    @property
-    def identity(self) -> str | None:
-        """The run's identity on the tracker, from an earlier start."""
-        try:
-            return json.loads(self._file.read_text())["id"]
-        except (OSError, ValueError, KeyError):
-            return None
-
-    def keep_identity(self, identity: str) -> None:
-        self._file.parent.mkdir(exist_ok=True)
-        write_text(self._file, json.dumps({"id": identity}) + "\n")
+    def remember(self) -> None:
+        """Save what a resumed run has to know."""
+        if self.identity:
+            self._file.parent.mkdir(exist_ok=True)
+            write_text(self._file, json.dumps({"id": self.identity, **self.last}) + "\n")
 
 
 class TensorBoard(Tracker):
     """Files in the run's folder. Figures of earlier starts from the first update of this one on are dropped."""
 
-    seconds_to_open = LONGEST_END  # its import takes long on a busy machine, and waits for nobody
-
-    def __init__(self, name: str, config: Config, folder: Path):
-        super().__init__(name, config, folder)
-        defaults = flatten(Config())
-        changed = {key: self.settings[key] for key in of_role(DATA, MODEL, RECIPE)}
-        self._changed = {
-            key: value if isinstance(value, bool | int | float | str) else to_text_of_any(value)
-            for key, value in changed.items()
-            if value != defaults[key]
-        }
-        self._writer = None
+    _writer = None
 
     def open(self) -> str:
         from torch.utils.tensorboard import SummaryWriter
@@ -124,25 +113,17 @@ class TensorBoard(Tracker):
                 self._writer.add_scalar(name, value, row.number)
 
     def end(self, ending: Ending) -> None:
-        """Add the pictures, and a row of the tab HPARAMS, which compares runs by the settings that are not the defaults."""
         import numpy
         from PIL import Image
 
         for path in ending.pictures:
             with Image.open(path) as picture:
                 self._writer.add_image(path.stem, numpy.asarray(picture.convert("RGB")), dataformats="HWC")
-        if ending.best:
-            figures = {f"best/{name}": value for name, value in ending.best.items()}
-            self._writer.add_hparams(self._changed, figures, run_name=".", global_step=ending.best["epoch"])
         self._writer.close()
 
 
 class Wandb(Tracker):
-    """Weights & Biases; project, entity, mode and key are its own environment variables and files.
-
-    Its server says what it has already. Offline nothing does, so a resumed run writes a new file with all rows, and drops
-    the former one at its end.
-    """
+    """Weights & Biases; project, entity, mode and key are its own environment variables and files."""
 
     # Which figure is the horizontal axis of which; W&B's own count of calls would go on after a resume.
     AXES = {"epoch": ("train/*", "eval/*", "run/*"), "step": ("step/*", "time/*", "shadow/*")}
@@ -150,11 +131,11 @@ class Wandb(Tracker):
     def open(self) -> str:
         import wandb
 
-        self._wandb, identity = wandb, self.identity or secrets.token_hex(4)
-        self.keep_identity(identity)
+        self._wandb, self.identity = wandb, self.identity or secrets.token_hex(4)
+        self._file.parent.mkdir(exist_ok=True)
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
-            id=identity,
+            id=self.identity,
             resume="allow",
             name=os.environ.get("WANDB_NAME", self.folder.name),
             dir=str(self._file.parent),
@@ -166,11 +147,9 @@ class Wandb(Tracker):
             self._run.define_metric(axis, hidden=True)
             for name in names:
                 self._run.define_metric(name, step_metric=axis)
-        self._own = Path(self._run.dir).parent
-        if self._run.offline:
-            return f"offline; `wandb sync {self._own}` uploads the run"
-        self.last = {axis: int(self._run.summary.get(axis, -1)) for axis in self.AXES}
-        return self._run.url
+        if not self._run.offline:
+            return self._run.url
+        return f"offline; `wandb sync {Path(self._run.dir).parents[1]}/*-{self.identity}` uploads the run"
 
     def add(self, rows: Sequence[Row]) -> None:
         for row in rows:
@@ -181,20 +160,12 @@ class Wandb(Tracker):
             self._run.log({path.stem: self._wandb.Image(str(path))})
         self._run.summary.update({f"best/{name}": value for name, value in ending.best.items()})
         self._run.finish(exit_code=int(ending.state == "failed"))
-        if self._run.offline:
-            for former in self._own.parent.glob(f"offline-run-*-{self._run.id}"):
-                if former != self._own:
-                    shutil.rmtree(former, ignore_errors=True)
 
 
 class Mlflow(Tracker):
     """MLflow; server and experiment are its own environment variables, without them a folder beside the runs."""
 
-    seconds_to_open = LONGEST_END  # it may be migrating a database, which must not be cut
-    # The last figure of each row, the number of its epoch or update: where it is there, the row is whole.
-    MARKS = {"epoch": "epoch", "step": "update"}
     STATES = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
-    METRICS_AT_ONCE, PARAMS_AT_ONCE, LONGEST_PARAM = 1000, 100, 500  # what a server takes; characters
 
     def open(self) -> str:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 refuses a folder otherwise
@@ -205,58 +176,38 @@ class Mlflow(Tracker):
         logging.getLogger("urllib3").setLevel(logging.ERROR)  # each of its retries would be a warning
         self._entities = entities
         uri = os.environ.get("MLFLOW_TRACKING_URI") or (self.folder.absolute().parent / "mlruns").as_uri()
-        self._client, self._id, known = mlflow.MlflowClient(uri), self.identity, {}
-        if self._id is None:
-            self._id = self._create()
-            self.keep_identity(self._id)
+        self._client = mlflow.MlflowClient(uri)
+        if self.identity:
+            self._client.update_run(self.identity, status="RUNNING")
         else:
-            self._client.update_run(self._id, status="RUNNING")
-            found = self._client.get_run(self._id).data
-            known = found.params
-            self.last = {axis: int(found.metrics.get(mark, -1)) for axis, mark in self.MARKS.items()}
-        self._show_settings(known)
-        return f"run {self._id} in {uri}"
+            self.identity = self._create()
+        self._client.log_artifact(self.identity, str(self.folder / "config.yaml"))
+        return f"run {self.identity} in {uri}"
 
     def _create(self) -> str:
+        """Create the run with its settings, which cannot change later."""
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         experiment = self._client.get_experiment_by_name(name)
         number = experiment.experiment_id if experiment else self._client.create_experiment(name)
         tags = {"folder": str(self.folder.absolute())}
-        return self._client.create_run(number, run_name=self.folder.name, tags=tags).info.run_id
-
-    def _show_settings(self, known: Mapping[str, str]) -> None:
-        """Log the settings as parameters. One of an earlier start cannot change: its new value is a tag."""
-        texts = {
-            key: value if isinstance(value, str) and value else json.dumps(value)
-            for key, value in self.settings.items()
-        }
-        texts = {key: text[: self.LONGEST_PARAM] for key, text in texts.items()}
-        params = [self._entities.Param(key, text) for key, text in texts.items() if key not in known]
-        tags = [self._entities.RunTag(key, text) for key, text in texts.items() if known.get(key, text) != text]
-        for start in range(0, max(len(params), len(tags)), self.PARAMS_AT_ONCE):
-            part = slice(start, start + self.PARAMS_AT_ONCE)
-            self._client.log_batch(self._id, params=params[part], tags=tags[part])
-        self._client.log_artifact(self._id, str(self.folder / "config.yaml"))
+        identity = self._client.create_run(number, run_name=self.folder.name, tags=tags).info.run_id
+        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in self.settings.items()}
+        self._client.log_batch(identity, params=[self._entities.Param(*item) for item in texts.items()])
+        return identity
 
     def add(self, rows: Sequence[Row]) -> None:
-        marked = [
-            (row.number, row.figures | ({self.MARKS[row.axis]: row.number} if row.axis in self.MARKS else {}))
-            for row in rows
-        ]
-        self._log([(name, value, number) for number, figures in marked for name, value in figures.items()])
+        self._log((name, value, row.number) for row in rows for name, value in row.figures.items())
 
-    def _log(self, points: Sequence[tuple[str, float, int]]) -> None:
+    def _log(self, points: Iterable[tuple[str, float, int]]) -> None:
         now = int(1000 * time.time())
         metrics = [self._entities.Metric(name, float(value), now, number) for name, value, number in points]
-        for start in range(0, len(metrics), self.METRICS_AT_ONCE):
-            self._client.log_batch(self._id, metrics=metrics[start : start + self.METRICS_AT_ONCE])
+        self._client.log_batch(self.identity, metrics=metrics)
 
     def end(self, ending: Ending) -> None:
         for path in ending.pictures:
-            self._client.log_artifact(self._id, str(path))
-        best = {f"best/{name}": value for name, value in ending.best.items() if isinstance(value, int | float)}
-        self._log([(name, value, ending.best["epoch"]) for name, value in best.items()])
-        self._client.set_terminated(self._id, self.STATES[ending.state])
+            self._client.log_artifact(self.identity, str(path))
+        self._log((f"best/{name}", value, ending.best["epoch"]) for name, value in ending.best.items())
+        self._client.set_terminated(self.identity, self.STATES[ending.state])
 
 
 TRACKERS = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow}
@@ -297,40 +248,37 @@ class TrackerThread:
         try:
             if place := tracker.open():
                 self._log.say(f"{tracker.name}: {without_secrets(place)}")
+            tracker.remember()
             self._is_open = True
-            while self._handle(self._next()):
+            while self._handle():
                 self._moved = time.monotonic()
         except BaseException as error:  # libraries raise SystemExit, too
             reason = without_secrets(f"{type(error).__name__}: {error}".split("\n")[0])[:300]
             self._log.warn(f"{tracker.name}: {reason}; training continues without it")
 
-    def _next(self) -> list[Any]:
-        """What came next: several rows at once where they have gathered, or one thing else."""
-        items = [self._queue.get()]
-        while len(items) < ROWS_AT_ONCE and isinstance(items[-1], Row) and not self._queue.empty():
-            items.append(self._queue.get())
-        return items
-
-    def _handle(self, items: list[Any]) -> bool:
-        """Returns whether more is to come."""
-        tracker = self._tracker
-        rows = [each for each in items if isinstance(each, Row)]
-        if rows := [each for each in rows if each.number > tracker.last.get(each.axis, -1)]:
-            tracker.last |= {each.axis: each.number for each in rows if each.axis in tracker.last}
+    def _handle(self) -> bool:
+        """Send the rows that have gathered, or do what came instead. Returns whether more is to come."""
+        tracker, rows, item = self._tracker, [], self._queue.get()
+        while isinstance(item, Row):
+            if item.number > tracker.last.get(item.axis, -1):
+                rows.append(item)
+            item = None if self._queue.empty() or len(rows) == ROWS_AT_ONCE else self._queue.get()
+        if rows:
             tracker.add(rows)
-        if isinstance(last := items[-1], Row):
-            return True
-        if isinstance(last, Ending):
-            tracker.end(last)
-            return False
-        tracker.go_back(*last)
-        return True
+            tracker.last |= {row.axis: row.number for row in rows if row.axis in tracker.last}
+            tracker.remember()
+        if isinstance(item, Ending):
+            tracker.end(item)
+        elif item:
+            tracker.go_back(*item)
+        return not isinstance(item, Ending)
 
     def join(self, deadline: float) -> None:
         """Wait until everything is sent; drop what hangs."""
         asked = time.monotonic()
         while self._thread.is_alive():
-            patience = PATIENCE if self._is_open else max(PATIENCE, self._tracker.seconds_to_open)
+            # One that opens may be migrating a database, which must not be cut.
+            patience = PATIENCE if self._is_open else LONGEST_END
             if time.monotonic() > min(deadline, max(asked, self._moved) + patience):
                 self._log.warn(f"{self._tracker.name}: not everything was sent when the run ended")
                 return
@@ -383,10 +331,7 @@ def tracking(config: Config, folder: Path, process: Process, log: Log) -> Iterat
 
 def ending_of(folder: Path, has_failed: bool) -> Ending:
     """What status.json and the folder of the run say of its end."""
-    try:
-        status = json.loads((folder / "status.json").read_text())
-    except (OSError, ValueError):
-        status = {}
+    status = read_object(folder / "status.json")
     state = status.get("state")
     if has_failed or state in ("failed", "save_failed") or status.get("exit_code") == 3:
         state = "failed"
@@ -400,16 +345,19 @@ def figures_of(axis: str, row: Mapping[str, float | None]) -> dict[str, float]:
 
     In an epoch's row train_loss is train/loss, eval_top1_ema is eval/top1_ema, lr is run/lr.
     """
-    if axis == "step":
-        figures = {f"step/{name}": row.get(name) for name in STEP_GROUP}
-        figures |= {f"time/{name.removesuffix('_pct')}": value for name, value in row.items() if name.endswith("_pct")}
-    elif axis == "shadow":
-        figures = {f"shadow/{name}": value for name, value in row.items() if name != "step"}
-    else:
-        groups = {name: name.partition("_")[0] for name in row if name != "epoch"}
-        groups = {name: group if group in ("train", "eval") else "run" for name, group in groups.items()}
-        figures = {f"{group}/{name.removeprefix(f'{group}_')}": row[name] for name, group in groups.items()}
-    return {name: value for name, value in figures.items() if value is not None}
+    figures = {}
+    for name, value in row.items():
+        group, _, rest = name.partition("_")
+        if axis == "step":
+            place = f"time/{name.removesuffix('_pct')}" if name.endswith("_pct") else f"step/{name}"
+            is_shown = name in STEP_GROUP or name.endswith("_pct")
+        elif axis == "shadow":
+            place, is_shown = f"shadow/{name}", name != "step"
+        else:
+            place, is_shown = f"{group}/{rest}" if group in ("train", "eval") else f"run/{name}", name != "epoch"
+        if is_shown and value is not None:
+            figures[place] = value
+    return figures
 
 
 def without_secrets(text: str) -> str:
@@ -420,6 +368,9 @@ def without_secrets(text: str) -> str:
     return redacted(text)
 
 
-def to_text_of_any(value: Any) -> str:
-    """A setting as text; sections of arguments too."""
-    return str(value) if isinstance(value, dict) else to_text(value)
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; {} without one."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}

@@ -24,11 +24,11 @@ def wandb_records(path: Path) -> list:
     return found
 
 
-def wandb_rows(path: Path) -> list[dict]:
+def wandb_rows(records: list) -> list[dict]:
     """What was logged, in order."""
     return [
         {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-        for record in wandb_records(path)
+        for record in records
         if record.WhichOneof("record_type") == "history"
     ]
 

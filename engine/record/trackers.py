@@ -149,7 +149,10 @@ class Wandb(Tracker):
                 self._run.define_metric(name, step_metric=axis)
         if not self._run.offline:
             return self._run.url
-        return f"offline; `wandb sync {Path(self._run.dir).parents[1]}/*-{self.identity}` uploads the run"
+        self.last = dict.fromkeys(
+            self.last, -1
+        )  # kill -9 may lose the file of the start before, so this one has all rows
+        return f"offline; `wandb sync {Path(self._run.dir).parent}` uploads the run"
 
     def add(self, rows: Sequence[Row]) -> None:
         for row in rows:

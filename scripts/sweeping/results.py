@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.record.run_files import read_json, read_table
+from engine.record.saved_run import read_json, read_table
 from scripts.comparing.statistics import spread
 from scripts.sweeping.plan import Plan, describe
 from utils.errors import ConfigError, cause_of

@@ -195,7 +195,6 @@ def published_deit3(logits, soft):
 LOSSES = {
     "deit_tiny_patch16_224": (0.1, SoftTargetCrossEntropy()),
     "deit3_small_patch16_224": (0.0, published_deit3),
-    "deit3_base_patch16_224_finetune": (0.1, SoftTargetCrossEntropy()),
     "vit_small_patch16_224_90ep": (0.0, SoftTargetCrossEntropy()),
 }
 

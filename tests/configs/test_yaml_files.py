@@ -88,14 +88,12 @@ def test_a_cfg_that_is_not_there_brings_the_nearest_names(monkeypatch):
         load(["-cfg", "mine/flower.yaml"])
     with refused(ConfigError, "-cfg", "qqqqqqqq"):
         load(["-cfg", "qqqqqqqq"])
+    with refused(
+        ConfigError, "-cfg", Path.cwd(), ROOT / "configs" / "vit_digits.yaml"
+    ):  # not guessed from another folder
+        load(["-cfg", "./configs/vit_digits.yaml"])
     monkeypatch.chdir(ROOT)
     with refused(ConfigError, "-cfg", "vit_digit.yaml", "configs/vit_digits.yaml"):
         load(["-cfg", "vit_digit.yaml"])
     with refused(ConfigError, "configs/recipes/deit_tiny_patch16_224.yaml"):
         load(["-cfg", "configs/deit_tiny_patch16_224.yaml"])
-
-
-def test_a_cfg_of_the_repository_is_not_guessed_from_another_folder():
-    path = "configs/vit_digits.yaml"
-    with refused(ConfigError, "-cfg", Path.cwd(), ROOT / path):
-        load(["-cfg", f"./{path}"])

@@ -44,7 +44,7 @@ def output_types(model: nn.Module, compiled: bool = False, half: torch.dtype = H
                 types[path.replace("norm", "core")] = args[0].dtype
 
         handles.append(module.register_forward_hook(note))
-    run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+    run = torch.compile(model, fullgraph=True, backend="eager") if compiled else model
     with torch.autocast("cpu", dtype=half):
         run(IMAGES).float().sum().backward()
     for handle in handles:
@@ -136,8 +136,6 @@ def test_the_innermost_and_most_exact_entry_holds(listed, case):
 
 
 LISTS = {
-    "paths": {"black": ("blocks.1.mlp", "head"), "white": ("blocks.0",)},
-    "classes": {"black": ("Attention",), "white": ("LayerNorm",)},
     "operators": {"black": ("softmax", "conv2d", "gelu"), "white": ("layer_norm",)},
     "nested": {"black": ("blocks.1", "blocks.0.attn.proj"), "white": ("blocks.*.attn", "matmul_v2")},
 }
@@ -150,7 +148,7 @@ def test_compiled_and_copied_models_compute_alike_without_breaks(listed, lists):
     torch._dynamo.reset()
     assert output_types(copy.deepcopy(model)) == output_types(model) == output_types(model, compiled=True)
     copied = copy.deepcopy(model).eval()
-    copied.compile(fullgraph=True, backend="aot_eager")
+    copied.compile(fullgraph=True, backend="eager")
     with torch.autocast("cpu", dtype=HALF), torch.no_grad():
         torch.testing.assert_close(copied(IMAGES), model(IMAGES), rtol=0, atol=0)
 

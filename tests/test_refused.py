@@ -131,7 +131,7 @@ def test_what_is_no_checkpoint_is_passed_over_where_one_is_looked_for(tmp_path, 
     run = tmp_path / "train-20260102-03-04-05"
     run.mkdir()
     KINDS[kind](run / "last.pth")
-    assert find_newest(str(tmp_path), "", print) is None and find_before(run, 0, print) is None
+    assert find_newest(str(tmp_path), print) is None and find_before(run, 0, print) is None
 
 
 # --- data ---

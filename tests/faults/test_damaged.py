@@ -30,7 +30,7 @@ def take_up(run) -> tuple[int, list[str]]:
     right = {1: state_hash(read_checkpoint(run / "previous.pth"))}
     right[2] = state_hash(read_checkpoint(run / "whole.pth"))
     warned = []
-    state = read_checkpoint(find_newest(str(run.parent), "", warned.append))
+    state = read_checkpoint(find_newest(str(run.parent), warned.append))
     assert state_hash(state) == right[state["step"]]
     return state["step"], warned
 
@@ -74,5 +74,5 @@ def test_a_checkpoint_that_would_run_something_does_not_and_auto_takes_the_one_b
     with refused(ConfigError, "-resume", run / "last.pth"):
         read_checkpoint(run / "last.pth")
     warned = []
-    assert find_newest(str(run.parent), "", warned.append) == run / "previous.pth" and len(warned) == 1
+    assert find_newest(str(run.parent), warned.append) == run / "previous.pth" and len(warned) == 1
     assert not marker.exists()

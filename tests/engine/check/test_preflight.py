@@ -149,6 +149,27 @@ def test_the_command_ends_with_2_when_something_is_wrong(photos):
     assert_names(result.stdout.splitlines()[-1], "1 wrong", 0)
 
 
+def test_checkpoints_of_other_runs_are_not_taken_for_those_of_a_new_one(photos, tmp_path, capsys):
+    def disk() -> str:
+        flags = [
+            "-cfg",
+            str(tmp_path / "clean.yaml"),
+            "-data_path",
+            str(photos),
+            "-output",
+            str(tmp_path / "o"),
+            "-check",
+        ]
+        assert exit_code(main_single_gpu.main, flags) == 0
+        return rows(capsys.readouterr().out)["disk"][1].partition(" of ")[2].rpartition(" of ")[0]
+
+    (tmp_path / "clean.yaml").write_text(CLEAN)
+    (tmp_path / "o/train-20260102-03-04-05").mkdir(parents=True)
+    needed = disk()
+    (tmp_path / "o/train-20260102-03-04-05/last.pth").write_bytes(bytes(2**20))
+    assert disk() == needed and needed
+
+
 def test_a_misspelt_policy_of_augmentation_is_named(check):
     found = check("-opts", "TRAIN.AUTO_AUGMENT=rnd-m9")
     assert trouble(found) == {"augmentation": WRONG}

@@ -79,12 +79,13 @@ def test_settings_for_trained_weights_are_told_of_without_any(tmp_path, setting)
 
 
 @pytest.mark.parametrize(
-    ("name", "cooldown", "verdict"), [("cosine", 1, WARN), ("wsd", 9, WARN), ("step", 9, OK), ("cosine", 0, OK)]
+    ("schedule", "verdict"),
+    [("cosine COOLDOWN_EPOCHS=1", WARN), ("wsd COOLDOWN_EPOCHS=9", WARN), ("step", OK), ("cosine", OK)],
 )
-def test_a_cool_down_that_leaves_no_epoch_at_the_rate(tmp_path, name, cooldown, verdict):
-    words = f"TRAIN.LR_SCHEDULER.NAME={name} TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS={cooldown}"
-    words += " TRAIN.WARMUP_EPOCHS=2 TRAIN.NUM_EPOCHS=3"
-    assert check_warm_up(small_config(tmp_path, *words.split()).TRAIN).verdict == verdict
+def test_a_cool_down_that_leaves_no_epoch_at_the_rate(tmp_path, schedule, verdict):
+    words = [f"TRAIN.LR_SCHEDULER.{word}" for word in f"NAME={schedule}".split()]
+    config = small_config(tmp_path, *words, "TRAIN.WARMUP_EPOCHS=2", "TRAIN.NUM_EPOCHS=3")
+    assert check_warm_up(config.TRAIN).verdict == verdict
 
 
 def test_room_for_checkpoints(tmp_path, monkeypatch):
@@ -98,7 +99,9 @@ def test_room_for_checkpoints(tmp_path, monkeypatch):
     assert verdict(-1000, tmp_path) == WRONG, "logs and curves need room too"
     (tmp_path / "last.pth").write_bytes(bytes(1000))
     (tmp_path / "best.pth").hardlink_to(tmp_path / "last.pth")
-    assert [verdict(free, tmp_path) for free in (4999, 5000)] == [WRONG, WARN], "one of them lies there already"
+    (tmp_path / "shards/step-1").mkdir(parents=True)
+    (tmp_path / "shards/step-1/1-of-1.pth").write_bytes(bytes(500))
+    assert [verdict(free, tmp_path) for free in (4499, 4500)] == [WRONG, WARN], "one and a half lie there already"
 
 
 def test_weights_alone_take_less_room_than_checkpoints(tmp_path, monkeypatch):

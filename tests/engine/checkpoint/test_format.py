@@ -20,12 +20,14 @@ def test_numbered_checkpoints_are_ordered_by_their_number(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-10.pth", "checkpoint-11.pth"}
 
 
-def test_resume_auto_takes_the_newest_run_with_its_tag(tmp_path):
-    first, second, tagged = "train-20260101-23-59-59", "train-20260102-00-00-00", "train-20260103-00-00-00-mine"
-    for name in (second, first, f"{second}.2", tagged, "train-20260104-00-00-00-other", "eval-20260105-00-00-00"):
+def test_resume_auto_takes_the_newest_run_by_its_name(tmp_path):
+    """Clocks jump, so that dates of files say nothing. Runs of earlier versions have a tag behind their date."""
+    newest, tagged = "train-20260103-00-00-00", "train-20260104-00-00-00-mine"
+    for name in (newest, "train-20260102-23-59-59", "eval-20260105-00-00-00", "thesis"):
         save(tmp_path / name, "last.pth")
-    for number in (3, 10):  # as many runs as began in one second
-        save(tmp_path / f"{second}.{number}", "last.pth")
-    assert find_newest(str(tmp_path), "", pytest.fail) == tmp_path / f"{second}.10" / "last.pth"
-    assert find_newest(str(tmp_path), "mine", pytest.fail) == tmp_path / tagged / "last.pth"
-    assert find_newest(str(tmp_path), "nobody", pytest.fail) is None
+    for number in (2, 3, 10):  # as many runs as began in one second
+        save(tmp_path / f"{newest}.{number}", "last.pth")
+    assert find_newest(str(tmp_path), pytest.fail) == tmp_path / f"{newest}.10" / "last.pth"
+    save(tmp_path / tagged, "last.pth")
+    assert find_newest(str(tmp_path), pytest.fail) == tmp_path / tagged / "last.pth"
+    assert find_newest(str(tmp_path / "nothing"), pytest.fail) is None

@@ -17,6 +17,7 @@ from engine.session import Session
 from engine.train.skipping import averaged
 from engine.train.stop_conditions import NonFinite
 from engine.train.trainer import Trainer
+from models.weights.metadata import preprocessing_of
 from utils import VERSION
 from utils.errors import cause_of
 
@@ -136,7 +137,7 @@ class Saves:
 
 def describe_run(plan: Plan, trainer: Trainer, metric: float | None, bad_images: list[int]) -> dict[str, Any]:
     """Architecture, classes and preprocessing under timm's names, for other programs."""
-    config, data = plan.config, plan.config.DATA
+    config = plan.config
     return {
         "arch": config.MODEL.NAME,
         "metric": metric,
@@ -149,14 +150,7 @@ def describe_run(plan: Plan, trainer: Trainer, metric: float | None, bad_images:
         "validation": plan.validation,
         "split": plan.eval_set.split,
         "bad_images": bad_images,
-        "data": {
-            "mean": list(data.IMAGENET_MEAN),
-            "std": list(data.IMAGENET_STD),
-            "crop_pct": data.CROP_PCT,
-            "crop_mode": data.CROP_MODE,
-            "input_size": [data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE],
-            "interpolation": data.INTERPOLATION,
-        },
+        "data": preprocessing_of(config.DATA),
     }
 
 

@@ -27,7 +27,7 @@ mean scores better with it. Weights of other programs, such as PaddleViT's, are 
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from math import isinf
 from pathlib import Path
@@ -74,21 +74,27 @@ def main(argv: list[str]) -> int:
     mean.add_argument("-greedy", action="store_true", help="only checkpoints that improve the mean")
     mean.add_argument("-data_path", help="of the validation images, for -greedy [as the first was trained]")
     arguments = parser.parse_args(argv)
-    if arguments.data_path and not arguments.greedy:
-        raise ConfigError(
-            f"-data_path: {arguments.data_path} is of the images that -greedy evaluates on; add it, or leave this out"
-        )
+    weights, is_greedy = arguments.weights, arguments.greedy
     sources = newest(arguments.checkpoints, arguments.last) if arguments.last else arguments.checkpoints
-    if len(sources) > 1:
-        shares = check_weights(arguments.weights, len(sources), arguments.greedy)
-        to = format_of(arguments.output, arguments.to)
-        print(write_mean(sources, shares, arguments.key, arguments.output, to, arguments.greedy, arguments.data_path))
-    elif arguments.greedy or arguments.weights:
-        raise ConfigError(
-            f"there is one checkpoint, {sources[0]}; name more of them, or -last N with the folder of a run"
-        )
-    else:
+    if arguments.data_path and not is_greedy:
+        raise ConfigError(f"-data_path: {arguments.data_path} is of the images that -greedy evaluates on; add it")
+    if (weights or is_greedy) and len(sources) == 1:
+        raise ConfigError(f"there is one checkpoint, {sources[0]}; name more, or -last N with the folder of a run")
+    if weights and is_greedy:
+        raise ConfigError("-weights: -greedy weights all that it takes equally; leave one of them out")
+    if weights and (len(weights) != len(sources) or not all(each > 0 for each in weights) or isinf(sum(weights))):
+        raise ConfigError(f"-weights: {weights} are not {len(sources)} positive numbers, one for each checkpoint")
+    if len(sources) == 1:
         print(export(sources[0], arguments.output, arguments.key, arguments.to))
+        return 0
+    to = format_of(arguments.output, arguments.to)
+    if to == "checkpoint":
+        raise ConfigError(f"-output: {arguments.output}: a mean has no optimizer to go on with; name a .safetensors")
+    parts = read_alike(sources, arguments.key, weights or [1.0] * len(sources))
+    check_no_input("-output", arguments.output, [part.path for part in parts])
+    if is_greedy:
+        parts = choose_greedily(parts, scorer(parts[0], arguments.data_path))
+    print(write_mean(parts, to, arguments.output))
     return 0
 
 
@@ -103,8 +109,10 @@ def format_of(target: Path, to: str | None) -> str:
 
 def export(source: str | Path, target: Path, key: str | None = None, to: str | None = None) -> str:
     """Write the model of one checkpoint, or the weights of another program; return a line for the summary."""
-    to = format_of(target, to)
-    if is_of_another_program(source):
+    from models.weights.files import find_checkpoint, read_record
+
+    to, path = format_of(target, to), find_checkpoint(source)
+    if path and "config" not in read_record(path):  # no run of ours
         return convert(source, target, key)
     if to == "checkpoint":
         return write_checkpoint(source, target, key)
@@ -129,15 +137,14 @@ def write(part: Part, to: str, target: Path) -> str:
     """Write the weights in a format and return how that was checked, for the summary."""
     import torch  # takes seconds
 
+    from engine.predict.classifier import config_of
     from models.export import formats
+    from models.export.subject import Subject
     from models.weights.files import read_weights
     from models.weights.torch_files import to_safetensors
 
     facts = part.facts | {"weights": part.key}
     if to != "safetensors":
-        from engine.predict.classifier import config_of
-        from models.export.subject import Subject
-
         with torch.no_grad():
             subject = Subject(part.weights, config_of(facts), list(facts["class_names"]), facts, part.path)
             return formats.export(subject, to, target)
@@ -149,7 +156,7 @@ def write(part: Part, to: str, target: Path) -> str:
     return "read again, the same to the last bit"
 
 
-def write_checkpoint(source: str, target: Path, key: str | None) -> str:
+def write_checkpoint(source: str | Path, target: Path, key: str | None) -> str:
     """Write all of a checkpoint into one file."""
     import torch
 
@@ -162,14 +169,6 @@ def write_checkpoint(source: str, target: Path, key: str | None) -> str:
     with staged(target) as place, open(place, "wb") as file:
         torch.save(checkpoint, file)
     return f"{target}: all of {path}, after epoch {checkpoint.get('epoch', -1) + 1}"
-
-
-def is_of_another_program(source: str | Path) -> bool:
-    """Whether this is a file of weights without the settings of a run of ours."""
-    from models.weights.files import find_checkpoint, read_record
-
-    path = find_checkpoint(source)
-    return path is not None and "config" not in read_record(path)
 
 
 def convert(source: str | Path, target: Path, key: str | None) -> str:
@@ -215,33 +214,7 @@ def newest(folders: list[str], count: int) -> list[Path]:
     return paths
 
 
-def check_weights(weights: list[float] | None, count: int, is_greedy: bool) -> list[float]:
-    if weights is None:
-        return [1.0] * count
-    if is_greedy:
-        raise ConfigError("-weights: -greedy weights all that it takes equally; leave one of them out")
-    if len(weights) != count or not all(weight > 0 for weight in weights) or isinf(sum(weights)):
-        raise ConfigError(f"-weights: {weights} are not {count} positive numbers, one for each checkpoint")
-    return weights
-
-
-def write_mean(
-    sources: list, shares: list[float], key: str | None, target: Path, to: str, is_greedy: bool, data_path: str | None
-) -> str:
-    """Write the mean with the facts of the latest epoch, except its score, which is not that of the mean."""
-    if to == "checkpoint":
-        raise ConfigError(f"-output: {target}: a mean has no optimizer to go on with; name a .safetensors")
-    parts = read_alike(sources, key, shares)
-    check_no_input("-output", target, [part.path for part in parts])
-    parts = greedy(parts, data_path) if is_greedy else parts
-    last = max(parts, key=lambda part: part.facts.get("epoch", 0))
-    facts = {name: value for name, value in last.facts.items() if name != "metric"}
-    facts["averaged"] = [{"file": os.fspath(part.path), "weights": part.key, "share": part.share} for part in parts]
-    checked = write(Part(last.path, facts, "state_dict", mean_of(parts)), to, target)
-    return f"{target}: the mean of {counted(len(parts), 'checkpoint')} ({', '.join(part.path.name for part in parts)}); {checked}"
-
-
-def read_alike(sources: Iterable, key: str | None, shares: Iterable[float]) -> list[Part]:
+def read_alike(sources: list, key: str | None, shares: list[float]) -> list[Part]:
     """The checkpoints; ConfigError unless they are of one architecture, with the same classes and preparation of images."""
     from models.weights.metadata import ARCHITECTURE
 
@@ -264,15 +237,23 @@ def read_alike(sources: Iterable, key: str | None, shares: Iterable[float]) -> l
     return parts
 
 
+def write_mean(parts: list[Part], to: str, target: Path) -> str:
+    """Write the mean with the facts of the latest epoch, except its score, which is not that of the mean."""
+    last = max(parts, key=lambda part: part.facts.get("epoch", 0))
+    facts = {name: value for name, value in last.facts.items() if name != "metric"}
+    facts["averaged"] = [{"file": os.fspath(part.path), "weights": part.key, "share": part.share} for part in parts]
+    checked = write(Part(last.path, facts, "state_dict", mean_of(parts)), to, target)
+    return f"{target}: the mean of {counted(len(parts), 'checkpoint')} ({', '.join(part.path.name for part in parts)}); {checked}"
+
+
 def mean_of(parts: list[Part]) -> dict:
     from models.weights.state import average
 
     return average([part.weights for part in parts], [part.share for part in parts])
 
 
-def greedy(parts: list[Part], data_path: str | None) -> list[Part]:
+def choose_greedily(parts: list[Part], score: Callable) -> list[Part]:
     """The checkpoints whose mean scores best, found by adding one after the other."""
-    score = Scorer(parts[0], data_path)
     scored = sorted(((score(part.weights), part) for part in parts), key=lambda each: each[0].rank, reverse=True)
     best, taken = scored[0][0], [scored[0][1]]
     say(f"{scored[0][1].path}: {best.describe('alone')}")
@@ -286,41 +267,37 @@ def greedy(parts: list[Part], data_path: str | None) -> list[Part]:
     return taken
 
 
-class Scorer:
-    """Evaluates weights on the validation images of a checkpoint's run."""
+def scorer(part: Part, data_path: str | None) -> Callable:
+    """A function from weights to their scores on the validation images of a checkpoint's run."""
+    from configs.schema import Start
+    from datasets import BadImages, Normalize, SavedData, build_eval_data, load_image_sets
+    from engine.evaluation.evaluate import evaluate
+    from engine.precision.policy import Precision, set_matmul
+    from engine.predict.classifier import config_of
+    from models import build_model
+    from models.transforms import choose_transforms
+    from models.weights.load import load_exactly
+    from utils.distributed import Process, choose_device
 
-    def __init__(self, part: Part, data_path: str | None):
-        from configs.schema import Start
-        from datasets import BadImages, Normalize, SavedData, build_eval_data, load_image_sets
-        from engine.precision.policy import Precision, set_matmul
-        from engine.predict.classifier import config_of
-        from utils.distributed import Process, choose_device
+    record, config = part.facts, config_of(part.facts)
+    data = replace(config.DATA, DATA_PATH=data_path or config.DATA.DATA_PATH)
+    config = replace(config, START=Start(EVAL=True), DATA=data)
+    saved = SavedData(list(record["class_names"]), record.get("split", {}), record.get("validation", {}))
+    _, images = load_image_sets(config, say, saved)
+    process = Process(choose_device(config.DEVICE, local_rank=0))
+    precision = Precision(config, process.device)
+    set_matmul(config.PRECISION.MATMUL)
+    batches, normalize = build_eval_data(config, images, process), Normalize(data).to(process.device)
+    bad_images = BadImages(images, data.MAX_BAD_FRACTION, say)
 
-        record = part.facts
-        config = replace(config_of(record), START=Start(EVAL=True))
-        config = replace(config, DATA=replace(config.DATA, DATA_PATH=data_path or config.DATA.DATA_PATH))
-        kept = SavedData(list(record["class_names"]), record.get("split", {}), record.get("validation", {}))
-        _, images = load_image_sets(config, say, kept)
-        self.process = Process(choose_device(config.DEVICE, local_rank=0))
-        self.config, self.num_classes = config, config.MODEL.NUM_CLASSES or len(record["class_names"])
-        self.precision = Precision(config, self.process.device)
-        set_matmul(config.PRECISION.MATMUL)
-        self.data = build_eval_data(config, images, self.process)
-        self.normalize = Normalize(config.DATA).to(self.process.device)
-        self.bad_images, self.path = BadImages(images, config.DATA.MAX_BAD_FRACTION, say), part.path
+    def score(weights: dict):
+        model = build_model(config, config.MODEL.NUM_CLASSES or len(saved.classes))
+        load_exactly(model, weights, part.path)
+        choose_transforms(config, process.device, precision.half).apply(model.to(process.device))
+        found = evaluate(model, batches, normalize, precision, process, bad_images)
+        return replace(found.scores, metric=config.TRAIN.BEST_METRIC)
 
-    def __call__(self, weights: dict):
-        from engine.evaluation.evaluate import evaluate
-        from models import build_model
-        from models.transforms import choose_transforms
-        from models.weights.load import load_exactly
-
-        model = build_model(self.config, self.num_classes)
-        load_exactly(model, weights, self.path)
-        device = self.process.device
-        choose_transforms(self.config, device, self.precision.half).apply(model.to(device))
-        found = evaluate(model, self.data, self.normalize, self.precision, self.process, self.bad_images)
-        return replace(found.scores, metric=self.config.TRAIN.BEST_METRIC)
+    return score
 
 
 def say(line: str) -> None:

@@ -11,8 +11,10 @@ the others are classified, and the exit code is 2.
 """
 
 import argparse
+import glob
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +24,7 @@ from scripts.command_line import Parser, at_least, check_no_input, check_writabl
 from utils.errors import ConfigError
 from utils.launch import LaunchOptions, find_launched_rank
 from utils.program import exit_code, exit_now
-from utils.text import counted
+from utils.text import counted, first_of
 
 if TYPE_CHECKING:
     from utils.distributed import Process
@@ -32,15 +34,15 @@ MODEL_HELP = (
     "PaddleViT, Google or torchvision, a folder of the Hugging Face hub, or the name of a model of timm's"
 )
 IMAGES_A_PROCESS = 500  # fewer are classified before another process has started
+STDIN = "-"
 
 
 def main(argv: list[str]) -> int:
     arguments = parse(argv)
-    from engine.predict.image_list import STDIN, find_images  # after the flags are checked: importing takes seconds
-    from utils.distributed import Process, choose_device, find_devices
+    from utils.distributed import Process, choose_device, find_devices  # takes seconds
 
     def images() -> list[str]:
-        paths = find_images(arguments.images, arguments.list, report)
+        paths = find_images(arguments.images, arguments.list)
         check_outputs(arguments, paths)
         return paths
 
@@ -115,37 +117,93 @@ def settings_flags(arguments: argparse.Namespace) -> list[str]:
     return flags + (["-opts", *arguments.opts] if arguments.opts else [])
 
 
+def find_images(given: Iterable[str], lists: Iterable[str]) -> list[str]:
+    """The images that are `given` on the command line, where @FILE is a list, then those of `lists`."""
+    paths = []
+    for each in given:
+        paths += read_list(each[1:]) if each.startswith("@") and not os.path.exists(each) else expand(each)
+    for each in lists:
+        paths += read_list(each)
+    if not paths:
+        raise ConfigError(
+            "no images; name files, folders or patterns such as 'photos/*.jpg', or a list with -list FILE"
+        )
+    return paths
+
+
+def expand(given: str) -> list[str]:
+    """A file, the images of a folder and below it, or what a pattern matches, sorted."""
+    from datasets.sources.folder import FolderScan, describe_left_out
+
+    if os.path.isdir(given):
+        scan = FolderScan(Path(given), [])
+        images = scan.images_below("")
+        for line in describe_left_out(Path(given), scan.left_out):
+            report(line)
+        return [os.path.normpath(os.path.join(given, each)) for each in images]
+    if os.path.exists(given):  # also a file whose name looks like a pattern
+        return [given]
+    if not glob.has_magic(given):
+        raise ConfigError(f"{given}: no such image or folder")
+    matches = sorted(glob.glob(given, recursive=True))
+    if not matches:
+        raise ConfigError(f"{given}: no file matches this pattern; check the folder and the ending in it")
+    if "**" in given:  # matches folders beside the files in them
+        matches = [each for each in matches if not os.path.isdir(each)]
+    return [path for each in matches for path in expand(each)]
+
+
+def read_list(name: str) -> list[str]:
+    """The images that a file names, one path, folder or pattern a line, as if typed; `-` is the standard input."""
+    try:
+        text = sys.stdin.read() if name == STDIN else Path(name).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"-list: {name} cannot be read ({error}); it must be a text file with a path a line"
+        ) from None
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    missing = [line for line in lines if not os.path.exists(line) and not glob.has_magic(line)]
+    if missing:
+        raise ConfigError(
+            f"-list: {len(missing)} of {len(lines)} paths in {name} do not exist: {first_of(missing, limit=3)}; they count "
+            f"from the current folder, {os.getcwd()}"
+        )
+    if not lines:
+        raise ConfigError(f"-list: {name} names no images; it must have a path a line")
+    return [path for line in lines for path in expand(line)]
+
+
 def check_outputs(arguments: argparse.Namespace, paths: list[str]) -> None:
     """Refuse what cannot be written, or would overwrite an image, before anything is computed."""
     from datasets.transforms.decode import KNOWN_ENDINGS
-    from engine.predict.output import SHEET_ENDINGS, Sheet, map_names
+    from engine.predict.maps import map_names
+    from engine.predict.output import SHEET_ENDINGS, sheet_paths
     from models.weights.files import find_checkpoint
 
-    files = {"-csv": arguments.csv, "-json": arguments.json, "-sheet": arguments.sheet}
-    files = {flag: path for flag, path in files.items() if path}
-    read = [arguments.model, find_checkpoint(arguments.model), *arguments.list, arguments.classes, arguments.cfg]
-    written: dict[Path, str] = {}
-    for flag, path in files.items():
+    sources = [arguments.model, find_checkpoint(arguments.model), *arguments.list, arguments.classes, arguments.cfg]
+    outputs: dict[Path, str] = {}
+    for flag, path in (("-csv", arguments.csv), ("-json", arguments.json), ("-sheet", arguments.sheet)):
+        if not path:
+            continue
         check_writable(flag, path)
-        check_no_input(flag, path, filter(None, read))
+        check_no_input(flag, path, filter(None, sources))
         ending = path.suffix.lower()
         if flag != "-sheet" and ending in KNOWN_ENDINGS:
             raise ConfigError(f"{flag}: {path} has the name of an image; name the table that is to be written")
         if flag == "-sheet" and ending not in SHEET_ENDINGS:
             raise ConfigError(f"-sheet: {path} must end in {', '.join(SHEET_ENDINGS)}, the formats that are written")
-        if path in written:
-            raise ConfigError(f"{flag}: {path} is written by {written[path]} too; name another file")
-        written |= {each: flag for each in (Sheet(path).paths(len(paths)) if flag == "-sheet" else [path])}
+        if path in outputs:
+            raise ConfigError(f"{flag}: {path} is written by {outputs[path]} too; name another file")
+        outputs |= {each: flag for each in (sheet_paths(path, len(paths)) if flag == "-sheet" else [path])}
     if folder := arguments.attention:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"-attention: the folder {folder} cannot be made ({error}); choose another") from None
-        if not os.access(folder, os.W_OK):
-            raise ConfigError(f"-attention: cannot write to the folder {folder}; choose another")
-        written |= {folder / name: "-attention" for name in map_names(paths)}
-    images = {os.path.realpath(path) for path in paths} if written else set()
-    for path, flag in written.items():
+        check_writable("-attention", folder / "map.png")
+        outputs |= {folder / name: "-attention" for name in map_names(paths)}
+    images = {os.path.realpath(path) for path in paths} if outputs else set()
+    for path, flag in outputs.items():
         if os.path.realpath(path) in images:
             raise ConfigError(f"{flag}: {path} is one of the images and would be overwritten; choose another place")
 
@@ -153,7 +211,8 @@ def check_outputs(arguments: argparse.Namespace, paths: list[str]) -> None:
 def predict(arguments: argparse.Namespace, paths: list[str], process: "Process") -> int:
     """Print, and write as the flags say, the most probable classes of each image. Returns the exit code."""
     from engine.predict.classifier import load_classifier
-    from engine.predict.output import Maps, Output, thumbnails
+    from engine.predict.maps import Maps
+    from engine.predict.output import Output, thumbnails
     from engine.predict.predictor import Predictor
 
     given = (arguments.model, settings_flags(arguments), arguments.raw, arguments.classes)

@@ -15,7 +15,7 @@ from models import build_model
 from models.parts import classifier_names
 from models.weights.files import chosen_weights, find_checkpoint, read_checkpoint, read_record, shapes_in
 from models.weights.load import load_exactly, load_pretrained
-from models.weights.metadata import classes_of_weights
+from models.weights.metadata import classes_of_weights, preprocessing_of
 from models.weights.timm_tags import pretrained_cfg
 from utils.errors import ConfigError
 from utils.text import counted
@@ -42,7 +42,6 @@ class Classifier:
 
     def facts(self) -> dict[str, Any]:
         """The model and its preprocessing in plain values."""
-        data = self.config.DATA
         return {
             "model": {
                 "weights": self.source,
@@ -51,15 +50,8 @@ class Classifier:
                 "epoch": self.epoch,
                 "classes": self.classes,
             },
-            "preprocessing": {
-                "input_size": [data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE],
-                "interpolation": data.INTERPOLATION,
-                "crop_pct": data.CROP_PCT,
-                "crop_mode": data.CROP_MODE,
-                "mean": list(data.IMAGENET_MEAN),
-                "std": list(data.IMAGENET_STD),
-                "exif": "apply" if PixelRules.of(data).applies_exif else "ignore",
-            },
+            "preprocessing": preprocessing_of(self.config.DATA)
+            | {"exif": "apply" if PixelRules.of(self.config.DATA).applies_exif else "ignore"},
         }
 
 

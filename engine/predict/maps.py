@@ -1,11 +1,82 @@
 """Maps of what a model looked at: attention rollout of plain Vision Transformers, Grad-CAM of others."""
 
 import contextlib
+import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
+
+from engine.predict.classifier import Classifier
+from engine.predict.output import as_pictures, describe, write_picture
+from engine.predict.predictor import Look
+from utils.errors import ConfigError
+from utils.pictures import Tile, contact_sheet, fitted
+
+MAP_SIDE = 320  # pixels of each picture beside a map
+MAP_SHARE = 0.5  # of the map's colours over the photo
+
+
+class Maps(NamedTuple):
+    """Which kind of maps there is of a model, where they are written, and the name of each image's."""
+
+    source: "Rollout | GradientMaps"
+    folder: Path
+    names: list[str]
+
+    @classmethod
+    def of(cls, classifier: Classifier, device: torch.device, folder: Path, paths: Sequence[str]) -> "Maps":
+        """Attention rollout of a plain Vision Transformer, maps by gradients of others; before transforms change the model."""
+        model, data = copy.deepcopy(classifier.model).float().to(device), classifier.config.DATA
+        blank = torch.zeros(1, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE, device=device)
+        source = Rollout.of(model, blank) or GradientMaps.of(model, blank)
+        if source is None:
+            raise ConfigError(
+                f"-attention: {classifier.config.MODEL.NAME} has neither attention from each token to all others nor a map of "
+                f"features with more than one place in images of {data.IMAGE_SIZE}; leave it out"
+            )
+        return cls(source, folder, map_names(paths))
+
+    def write(self, batch: Look) -> None:
+        """A picture for each image of a batch: what the model saw, the map over it, and the classes."""
+        maps = self.source(batch.inputs, batch.best).cpu().numpy()
+        for number, pixels in enumerate(as_pictures(batch.pixels)):
+            photo = fitted(pixels, MAP_SIDE)
+            tiles = [
+                Tile(np.asarray(photo), describe(batch.guesses[number])),
+                Tile(np.asarray(overlaid(photo, maps[number])), [self.source.title]),
+            ]
+            path = self.folder / self.names[batch.indices[number]]
+            write_picture(contact_sheet(tiles, num_columns=2, side=MAP_SIDE), path)
+
+
+def map_names(paths: Sequence[str]) -> list[str]:
+    """photo.png for each photo.*, photo-2.png for the second of that name."""
+    names: dict[str, None] = {}
+    for path in paths:
+        stem, number = Path(path).stem, 1
+        name = f"{stem}.png"
+        while name in names:
+            number += 1
+            name = f"{stem}-{number}.png"
+        names[name] = None
+    return list(names)
+
+
+def overlaid(photo: Image.Image, values: np.ndarray) -> Image.Image:
+    """The photo below a map of any size: blue where its value is lowest, red where it is highest."""
+    import matplotlib
+
+    span = float(values.max() - values.min())
+    heat = Image.fromarray(((values - values.min()) / (span or 1.0)).astype(np.float32))
+    heat = heat.resize(photo.size, Image.Resampling.BILINEAR)
+    colours = matplotlib.colormaps["turbo"](np.asarray(heat), bytes=True)[..., :3]
+    return Image.blend(photo, Image.fromarray(np.ascontiguousarray(colours)), MAP_SHARE)
 
 
 def attention_layers(model: nn.Module) -> list[nn.Module]:
@@ -67,18 +138,15 @@ class Rollout:
 
         with watching_attention(self.model, see), watching_pool(self.model) as pooled:
             self.model(images)
-        read = self._rows(mixed) if not pooled else (pooled[0] @ self._taken_by_pool(mixed)).mean(1)
+        prefix = getattr(self.model, "num_prefix_tokens", 0)
+        pooled_rows = mixed[:, 0 if getattr(self.model, "pool_include_prefix", False) else prefix :]
+        if pooled:
+            read = (pooled[0] @ pooled_rows).mean(1)
+        elif getattr(self.model, "global_pool", "token") == "token" and prefix:
+            read = mixed[:, : 2 if hasattr(self.model, "head_dist") else 1].mean(1)
+        else:
+            read = pooled_rows.mean(1)
         return read[:, -self.grid[0] * self.grid[1] :].unflatten(1, self.grid)
-
-    def _rows(self, mixed: Tensor) -> Tensor:
-        """[B, N]: the mean over the tokens that the head reads."""
-        model, prefix = self.model, getattr(self.model, "num_prefix_tokens", 0)
-        if getattr(model, "global_pool", "token") == "token" and prefix:
-            return mixed[:, : 2 if hasattr(model, "head_dist") else 1].mean(1)
-        return mixed[:, 0 if getattr(model, "pool_include_prefix", False) else prefix :].mean(1)
-
-    def _taken_by_pool(self, mixed: Tensor) -> Tensor:
-        return mixed if getattr(self.model, "pool_include_prefix", False) else mixed[:, self.model.num_prefix_tokens :]
 
 
 @contextlib.contextmanager
@@ -133,25 +201,25 @@ class GradientMaps:
             if name not in modules:
                 continue
             maps = cls(model, modules[name], channels)
-            with torch.no_grad(), maps._watching(kept := []):
+            with torch.no_grad(), maps._watching(outputs := []):
                 model(image)
-            grid = maps._as_grid(kept[0]) if kept else None
+            grid = maps._as_grid(outputs[0]) if outputs else None
             if grid is not None and (side := min(grid.shape[1:3])) > 1:
                 found.append((side, maps))
         return max(reversed(found), key=lambda each: min(each[0], FINE_ENOUGH), default=(0, None))[1]
 
     def __call__(self, images: Tensor, classes: Tensor) -> Tensor:
         """[B, rows, columns]: how much each place speaks for the class of its image, at least 0."""
-        with torch.enable_grad(), self._watching(kept := []):
+        with torch.enable_grad(), self._watching(outputs := []):
             logits = self.model(images.detach().clone().requires_grad_())
-            (features,) = kept
+            (features,) = outputs
             (gradient,) = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), features)
         weights = self._as_grid(gradient).mean((1, 2), keepdim=True)
         return (self._as_grid(features) * weights).sum(-1).relu().detach()
 
     @contextlib.contextmanager
-    def _watching(self, kept: list[Tensor]) -> Iterator[None]:
-        hook = self.module.register_forward_hook(_keep_in(kept))
+    def _watching(self, outputs: list[Tensor]) -> Iterator[None]:
+        hook = self.module.register_forward_hook(lambda module, inputs, output: outputs.append(output))
         try:
             yield
         finally:
@@ -167,7 +235,3 @@ class GradientMaps:
             return features if is_last else features.permute(0, 2, 3, 1)
         side = math.isqrt(shape[1]) if features.ndim == 3 else 0
         return features[:, -side * side :].unflatten(1, (side, side)) if side else None
-
-
-def _keep_in(kept: list[Tensor]) -> Callable:
-    return lambda module, given, output: kept.append(output)

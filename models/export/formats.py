@@ -1,20 +1,108 @@
 """The formats by name, and how an export comes about: written beside its place, loaded again, compared, then renamed."""
 
 import contextlib
+import io
+import json
 import os
+import pickle
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from models.export.graphs import ONNX, TORCH
-from models.export.hugging_face import HUGGING_FACE
-from models.export.plain_vit import PADDLE
-from models.export.subject import Format, Subject, WrongExport, largest_difference
-from models.weights.files import RECORD_SUFFIX
+import torch
+from torch import Tensor
+
+from models.export import hugging_face
+from models.export.plain_vit import refuse_other_models
+from models.export.subject import Subject, WrongExport, largest_difference
+from models.weights.files import RECORD_SUFFIX, read_weights
+from models.weights.paddle import to_paddle
 from utils.errors import ConfigError, cause_of
 from utils.files import refuse_special, sync_folder
 
-FORMATS: dict[str, Format] = {"hf": HUGGING_FACE, "onnx": ONNX, "torch": TORCH, "paddle": PADDLE}
+
+class Format(NamedTuple):
+    """A format to write a model in."""
+
+    suffix: str  # of its files; '' for a folder
+    loaded_by: str
+    write: Callable[[Subject, Path], None]
+    load: Callable[[Subject, Path], Callable[[Tensor], Tensor]]  # what was written, as its users load it
+    refuse: Callable[[Subject], Any] = lambda subject: None  # raises ConfigError before anything is written
+
+
+def need_onnx(subject: Subject) -> None:
+    try:
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        packages = "onnx onnxscript onnxruntime"
+        raise ConfigError(
+            f"-to onnx: needs {packages}, which is not installed: pip install {packages} ({error})"
+        ) from error
+
+
+def write_onnx(subject: Subject, path: Path) -> None:
+    program = torch.onnx.export(
+        subject.model,
+        (subject.images(2, seed=0),),
+        dynamo=True,
+        dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+        input_names=["images"],
+        output_names=["logits"],
+        verbose=False,
+    )
+    program.model.metadata_props.update(subject.facts)
+    program.save(path)  # with a second file for the weights only where they are more than the 2 GB of a protobuf
+
+
+def load_onnx(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda images: torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
+
+
+def write_program(subject: Subject, path: Path) -> None:
+    batch = torch.export.Dim("batch", min=1)
+    program = torch.export.export(subject.model, (subject.images(2, seed=0),), dynamic_shapes=({0: batch},))
+    written = io.BytesIO()  # torch ends the process where a file cannot take what it writes at its end
+    torch.export.save(program, written, extra_files={f"{key}.json": value for key, value in subject.facts.items()})
+    path.write_bytes(written.getbuffer())
+
+
+def load_program(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
+    with open(path, "rb") as file:
+        return torch.export.load(file).module()
+
+
+def write_paddle(subject: Subject, path: Path) -> None:
+    """A pickle as paddle.save writes it, and a JSON beside it with what it has no place for."""
+    path.write_bytes(pickle.dumps(to_paddle(subject.state), protocol=4))
+    record = {"format": "PaddleViT, names of 2022"} | subject.record | {"data": subject.data}
+    text = json.dumps(record, indent=1, ensure_ascii=False)
+    path.with_suffix(RECORD_SUFFIX).write_text(text + "\n", encoding="utf-8")
+
+
+def load_paddle(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
+    return replace(subject, weights=read_weights(path).state, source=path).model
+
+
+FORMATS = {
+    "hf": Format("", "timm.create_model", hugging_face.write, hugging_face.load),
+    "onnx": Format(".onnx", "onnxruntime", write_onnx, load_onnx, need_onnx),
+    "torch": Format(".pt2", "torch.export.load", write_program, load_program),
+    "paddle": Format(
+        ".pdparams",
+        "halfstep's reader of .pdparams",
+        write_paddle,
+        load_paddle,
+        partial(refuse_other_models, to="paddle"),
+    ),
+}
 
 
 def export(subject: Subject, name: str, target: Path) -> str:
@@ -34,20 +122,17 @@ def export(subject: Subject, name: str, target: Path) -> str:
 
 
 def check_target(name: str, target: Path) -> None:
-    suffix = FORMATS[name].suffix
-    if suffix and target.suffix != suffix:
-        raise ConfigError(f"-output: {target} must end in {suffix}, as files of -to {name} do")
-    if suffix and target.is_dir():
-        raise ConfigError(f"-output: {target} is a folder; name a file that ends in {suffix}")
-    beside = target.with_suffix(RECORD_SUFFIX)
+    suffix, beside = FORMATS[name].suffix, target.with_suffix(RECORD_SUFFIX)
+    if suffix and (target.suffix != suffix or target.is_dir()):
+        raise ConfigError(f"-output: {target} must be a file that ends in {suffix}, as those of -to {name} do")
     if name == "paddle" and beside.exists() and not target.exists():
         raise ConfigError(
             f"-output: {beside} is there already, and what is written beside {target} has that name; name another"
         )
-    if not suffix and target.suffix in {".safetensors", ".pth", *(each.suffix for each in FORMATS.values())} - {""}:
-        raise ConfigError(f"-output: {target} has the name of a file; -to {name} writes a folder, name one")
-    if not suffix and target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise ConfigError(f"-output: {target} is there already; -to {name} writes a new folder, name another")
+    is_named_as_file = target.suffix in {".safetensors", ".pth", ".onnx", ".pt2", ".pdparams"}
+    is_taken = target.exists() and not (target.is_dir() and not any(target.iterdir()))
+    if not suffix and (is_named_as_file or is_taken):
+        raise ConfigError(f"-output: {target} is a file, or not empty; -to {name} writes a new folder, name another")
 
 
 @contextlib.contextmanager
@@ -65,7 +150,7 @@ def staged(target: Path) -> Iterator[Path]:
         try:
             yield folder / target.name
             for path in folder.rglob("*"):
-                _sync(path)
+                sync_folder(path)
             for path in sorted(folder.iterdir(), key=lambda each: each.name == target.name):
                 place = target.with_name(path.name)
                 if not path.is_dir():
@@ -78,11 +163,3 @@ def staged(target: Path) -> Iterator[Path]:
         if not isinstance(error, OSError) and not isinstance(error.__context__, OSError):
             raise
         raise ConfigError(f"-output: {target} cannot be written ({cause_of(error)})") from error
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.export.plain_vit import PlainVit, plain_vit
-from models.export.subject import Format, Subject
+from models.export.plain_vit import is_distilled, refuse_other_models
+from models.export.subject import Subject
+from models.weights.files import read_weights
 from models.weights.metadata import RESAMPLE, USUAL
 from models.weights.names import TRANSFORMERS_KINDS, to_transformers
 from models.weights.torch_files import to_safetensors
@@ -60,15 +61,17 @@ def write(subject: Subject, path: Path) -> None:
     path.mkdir()
     metadata = {"format": "pt"} | {name: json.dumps(fact) for name, fact in subject.record.items()}
     (path / "model.safetensors").write_bytes(to_safetensors(subject.state, metadata))
-    config, vit = timm_config(subject), _vit_of_transformers(subject)
-    if vit:
-        config |= transformers_config(subject, vit)
-        weights = to_safetensors(to_transformers(subject.state), {"format": "pt"})
-        (path / FOR_TRANSFORMERS).write_bytes(weights)
-        if processor := image_processor(subject):
-            _write_json(path / "preprocessor_config.json", processor)
-    _write_json(path / "config.json", config)
-    (path / "README.md").write_text(model_card(subject, has_transformers=vit is not None), encoding="utf-8")
+    contents = {"config.json": timm_config(subject)}
+    with contextlib.suppress(ConfigError):  # other models are read by timm alone
+        refuse_other_models(subject, "hf")
+        contents["config.json"] |= transformers_config(subject)
+        contents["preprocessor_config.json"] = image_processor(subject)
+        (path / FOR_TRANSFORMERS).write_bytes(to_safetensors(to_transformers(subject.state), {"format": "pt"}))
+    for name, content in contents.items():
+        if content:
+            text = json.dumps(content, indent=2, ensure_ascii=False)
+            (path / name).write_text(text + "\n", encoding="utf-8")
+    (path / "README.md").write_text(model_card(subject, (path / FOR_TRANSFORMERS).exists()), encoding="utf-8")
 
 
 def load(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
@@ -76,7 +79,7 @@ def load(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
     import timm
 
     if (path / FOR_TRANSFORMERS).exists():
-        found, expected = subject.read_back(path / FOR_TRANSFORMERS).weights, subject.state
+        found, expected = read_weights(path / FOR_TRANSFORMERS).state, subject.state
         assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
     with torch.random.fork_rng(devices=[]):
         return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
@@ -86,67 +89,59 @@ def timm_config(subject: Subject) -> dict[str, Any]:
     """config.json as timm reads it."""
     settings, model = subject.config.MODEL, subject.model
     known = getattr(model, "pretrained_cfg", None) or {"first_conv": "patch_embed.proj", "classifier": "head"}
-    kept = {name: known[name] for name in ("first_conv", "classifier", "pool_size") if known.get(name)}
-    channels, *sides = subject.data["input_size"]
+    layers = {name: known[name] for name in ("first_conv", "classifier", "pool_size") if known.get(name)}
+    channels, side, _ = subject.data["input_size"]
     has_fixed_size = settings.TYPE == "vit" or bool(known.get("fixed_input_size"))
-    given = dict(settings.KWARGS)
+    arguments = dict(settings.KWARGS)
     if has_fixed_size:
-        given["img_size"] = sides[0]
+        arguments["img_size"] = side
     if channels != 3:
-        given["in_chans"] = channels
+        arguments["in_chans"] = channels
     architecture = settings.NAME
     if settings.TYPE == "vit":
-        word = USUAL.get(settings.EMBED_DIM, ["base"])[0]
-        architecture = f"vit_{word}_patch16_224"
-        is_fixed = settings.POS_EMBED == "sincos2d"
-        given |= {
+        architecture = f"vit_{USUAL.get(settings.EMBED_DIM, ['base'])[0]}_patch16_224"
+        arguments |= {
             "patch_size": settings.PATCH_SIZE,
             "embed_dim": settings.EMBED_DIM,
             "depth": settings.DEPTH,
             "num_heads": settings.NUM_HEADS,
             "mlp_ratio": settings.MLP_RATIO,
             "qkv_bias": settings.QKV_BIAS,
-            "pos_embed": "learn" if is_fixed else settings.POS_EMBED,
+            "pos_embed": "learn" if settings.POS_EMBED == "sincos2d" else settings.POS_EMBED,
         }
-    facts = kept | subject.data | {"num_classes": subject.num_classes, "fixed_input_size": has_fixed_size}
+    facts = layers | subject.data | {"num_classes": model.num_classes, "fixed_input_size": has_fixed_size}
     return {
         "architecture": architecture,
-        "num_classes": subject.num_classes,
+        "num_classes": model.num_classes,
         "num_features": model.num_features,
         "label_names": subject.labels,
-        "model_args": given,
+        "model_args": arguments,
         "pretrained_cfg": facts | {"custom_load": False},
     }
 
 
-def _vit_of_transformers(subject: Subject) -> PlainVit | None:
-    """None if transformers has no such model, which only timm then reads."""
-    with contextlib.suppress(ConfigError):
-        return plain_vit(subject, "hf")
-    return None
-
-
-def transformers_config(subject: Subject, vit: PlainVit) -> dict[str, Any]:
+def transformers_config(subject: Subject) -> dict[str, Any]:
     """What config.json has for transformers (4.53 or newer, the first to read the name of the weights)."""
-    kind = TRANSFORMERS_KINDS[vit.is_distilled]
-    classes = ("ViTForImageClassification", "DeiTForImageClassificationWithTeacher")
+    model, distilled = subject.model, is_distilled(subject)
+    channels, side, _ = subject.data["input_size"]
+    has_several_labels = subject.config.DATA.has_several_labels
     return {
-        "model_type": kind,
-        "architectures": [classes[vit.is_distilled]],
+        "model_type": TRANSFORMERS_KINDS[distilled],
+        "architectures": [("ViTForImageClassification", "DeiTForImageClassificationWithTeacher")[distilled]],
         "transformers_weights": FOR_TRANSFORMERS,
-        "hidden_size": vit.width,
-        "num_hidden_layers": vit.depth,
-        "num_attention_heads": vit.heads,
-        "intermediate_size": vit.hidden,
+        "hidden_size": model.embed_dim,
+        "num_hidden_layers": len(model.blocks),
+        "num_attention_heads": model.blocks[0].attn.num_heads,
+        "intermediate_size": model.blocks[0].mlp.fc1.out_features,
         "hidden_act": "gelu",
-        "layer_norm_eps": vit.eps,
-        "image_size": vit.side,
-        "patch_size": vit.patch,
-        "num_channels": vit.channels,
-        "qkv_bias": vit.has_qkv_bias,
+        "layer_norm_eps": model.norm.eps,
+        "image_size": side,
+        "patch_size": model.patch_embed.patch_size[0],
+        "num_channels": channels,
+        "qkv_bias": "blocks.0.attn.qkv.bias" in subject.state,
         "id2label": {str(number): name for number, name in enumerate(subject.labels)},
         "label2id": {name: number for number, name in enumerate(subject.labels)},
-        "problem_type": f"{'multi' if subject.has_several_labels else 'single'}_label_classification",
+        "problem_type": f"{'multi' if has_several_labels else 'single'}_label_classification",
     }
 
 
@@ -175,24 +170,17 @@ def image_processor(subject: Subject) -> dict[str, Any] | None:
     }
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
 def model_card(subject: Subject, has_transformers: bool) -> str:
     record = subject.record
     metric = record.get("config", {}).get("TRAIN.BEST_METRIC")
     has_score = metric and isinstance(record.get("metric"), int | float)
     return CARD.format(
         name=json.dumps(subject.name)[1:-1],
-        num_classes=subject.num_classes,
+        num_classes=subject.model.num_classes,
         epoch=f" for {record['epoch']} epochs" if "epoch" in record else "",
-        activation="sigmoid" if subject.has_several_labels else "softmax",
+        activation=subject.activation,
         score=f" On its validation images: {metric} {record['metric']:.4g}." if has_score else "",
         transformers_tag="\n- transformers" if has_transformers else "",
         transformers=TRANSFORMERS if has_transformers else "",
         **subject.data,
     )
-
-
-HUGGING_FACE = Format("", "timm.create_model", write, load)

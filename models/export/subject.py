@@ -2,18 +2,18 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from configs.schema import Config
 from models import build_model
-from models.weights.files import RECORD_SUFFIX, read_weights
 from models.weights.load import load_exactly
+from models.weights.metadata import preprocessing_of
 from utils.errors import UserError
 
 
@@ -30,60 +30,38 @@ class Subject:
     @cached_property
     def model(self) -> nn.Module:
         """In evaluation, and in float32 in whichever type it was trained."""
-        model = build_model(self.config, self.num_classes)
+        model = build_model(self.config, self.config.MODEL.NUM_CLASSES or len(self.classes))
         load_exactly(model, self.weights, self.source)
         return model.float().eval()
 
-    @property
-    def num_classes(self) -> int:
-        return self.config.MODEL.NUM_CLASSES or len(self.classes)
-
-    @property
-    def labels(self) -> list[str]:
-        """A name for each logit."""
-        return [*self.classes, *(f"class {number}" for number in range(len(self.classes), self.num_classes))]
+    @cached_property
+    def state(self) -> dict[str, Tensor]:
+        return self.model.state_dict()
 
     @property
     def name(self) -> str:
         return self.config.MODEL.NAME
 
     @property
-    def has_several_labels(self) -> bool:
-        return self.config.DATA.has_several_labels
+    def labels(self) -> list[str]:
+        """A name for each logit."""
+        return [*self.classes, *(f"class {number}" for number in range(len(self.classes), self.model.num_classes))]
+
+    @property
+    def activation(self) -> str:
+        """Which function makes probabilities of the logits."""
+        return "sigmoid" if self.config.DATA.has_several_labels else "softmax"
 
     @property
     def data(self) -> dict[str, Any]:
-        """How images are prepared, under timm's names."""
-        data = self.config.DATA
-        return {
-            "input_size": [data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE],
-            "mean": list(data.IMAGENET_MEAN),
-            "std": list(data.IMAGENET_STD),
-            "crop_pct": data.CROP_PCT,
-            "crop_mode": data.CROP_MODE,
-            "interpolation": data.INTERPOLATION,
-        }
+        return preprocessing_of(self.config.DATA)
 
     @property
     def facts(self) -> dict[str, str]:
         """What someone needs who has the graph alone: class names, preparation of images, meaning of the logits; as JSON."""
         facts = {key: self.record[key] for key in ("arch", "epoch", "halfstep_version") if key in self.record}
-        facts |= {"class_names": self.labels, "data": self.data}
-        facts["probabilities"] = "sigmoid" if self.has_several_labels else "softmax"
+        facts |= {"class_names": self.labels, "data": self.data, "probabilities": self.activation}
         return {key: json.dumps(value) for key, value in facts.items()}
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        return self.model.state_dict()
-
-    def write_beside(self, path: Path, more: dict[str, Any]) -> None:
-        """The JSON beside a file of weights that has no place for what the record holds. `more`: what only its format needs."""
-        text = json.dumps(more | self.record | {"data": self.data}, indent=1, ensure_ascii=False)
-        path.with_suffix(RECORD_SUFFIX).write_text(text + "\n", encoding="utf-8")
-
-    def read_back(self, path: Path) -> "Subject":
-        """The same model with the weights that halfstep's own reader finds in a file."""
-        return replace(self, weights=read_weights(path).state, source=path)
 
     def images(self, count: int, seed: int) -> Tensor:
         """[count, C, H, W]: random images, normalized."""
@@ -93,16 +71,6 @@ class Subject:
     def normalized(self, images: Tensor) -> Tensor:
         mean, std = (torch.tensor(self.data[key], dtype=torch.float32)[:, None, None] for key in ("mean", "std"))
         return (images - mean) / std
-
-
-class Format(NamedTuple):
-    """A format to write a model in."""
-
-    suffix: str  # of its files; '' for a folder
-    loaded_by: str
-    write: Callable[[Subject, Path], None]
-    load: Callable[[Subject, Path], Callable[[Tensor], Tensor]]  # what was written, as its users load it
-    refuse: Callable[[Subject], Any] = lambda subject: None  # raises ConfigError before anything is written
 
 
 BOUND = 1e-4  # of the largest logit, or of 1 where that is smaller; float32 in another order differs by less

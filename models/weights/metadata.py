@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.removed import translate_removed
-from configs.schema import MODEL
+from configs.schema import MODEL, Data
 from configs.values import of_role
 from models.kwargs import SETTING_OF
 from models.weights.files import find_file, format_of, read_record, shapes_in
@@ -146,6 +146,18 @@ def _transformers_model(config: dict) -> Settings:
 
 
 # --- the command line that timm's and torchvision's training scripts save
+
+def preprocessing_of(data: Data) -> dict[str, Any]:
+    """How images are prepared for evaluation, under timm's names."""
+    return {
+        "mean": list(data.IMAGENET_MEAN),
+        "std": list(data.IMAGENET_STD),
+        "crop_pct": data.CROP_PCT,
+        "crop_mode": data.CROP_MODE,
+        "input_size": [data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE],
+        "interpolation": data.INTERPOLATION,
+    }
+
 
 # Arguments of timm's train.py that decide how images are prepared for evaluation.
 TIMM_ARGUMENTS = ("in_chans", "input_size", "img_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")

@@ -1,13 +1,17 @@
 """Which epoch and which weights a run calls its best."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 
+from configs.load import load
 from engine.evaluation.scores import Scores, confidence
 from engine.predict.classifier import load_classifier
+from models import build_model
+from models.weights.load import load_pretrained
 from scripts.export import export
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run, run_folder
@@ -48,30 +52,17 @@ def test_of_raw_weights_and_ema_the_better_ones_are_best_and_what_predict_export
         assert torch.equal(load_classifier(folder / "best.pth", raw=raw).model.norm.weight, best[taken]["norm.weight"])
     export(str(folder / "best.pth"), tmp_path / "best.safetensors")
     for source in (folder / "best.pth", tmp_path / "best.safetensors"):
-        assert_taken(small_yaml, source, best[key])
+        model = build_model(load(["-cfg", str(small_yaml)]).config, 10)
+        load_pretrained(model, str(source))
+        assert torch.equal(model.norm.weight, best[key]["norm.weight"])
 
 
-def assert_taken(small_yaml, source, weights):
-    from configs.load import load
-    from models import build_model
-    from models.weights.load import load_pretrained
-
-    model = build_model(load(["-cfg", str(small_yaml)]).config, 10)
-    load_pretrained(model, str(source))
-    assert torch.equal(model.norm.weight, weights["norm.weight"])
-
-
-def test_a_checkpoint_without_an_evaluation_of_its_own_keeps_the_choice_of_the_last_one(scored):
-    words = [*EMA, "VALIDATE_FREQ=2", "TRAIN.NUM_EPOCHS=4", "SAVE_FREQ=1"]
-    _, folder = scored([70, 1.0], [20, 2.0], [20, 1.0], [70, 2.0], words=words)
+def test_a_checkpoint_without_an_evaluation_of_its_own_keeps_the_choice_of_the_last_one_also_when_resumed(scored):
+    """As it stands in a checkpoint; of epochs 2 and 4 with and 3 without an evaluation, the first before a resumed run."""
+    words = [*EMA, "VALIDATE_FREQ=2", "SAVE_FREQ=1"]
+    scored([70, 1.0], [20, 2.0], words=[*words, "TRAIN.NUM_EPOCHS=2"])
+    _, folder = scored([20, 1.0], [70, 2.0], words=[*words, "TRAIN.NUM_EPOCHS=4"])
     preferred = [read(folder / f"checkpoint-{epoch}.pth")["preferred"] for epoch in (2, 3, 4)]
-    assert preferred == ["state_dict", "state_dict", "state_dict_ema"]
-
-
-def test_a_resumed_run_keeps_the_choice_until_its_next_evaluation(scored):
-    scored([70, 1.0], [20, 2.0], words=[*EMA, "TRAIN.NUM_EPOCHS=1"])
-    _, folder = scored([20, 1.0], [70, 2.0], words=[*EMA, "TRAIN.NUM_EPOCHS=3", "VALIDATE_FREQ=3", "SAVE_FREQ=1"])
-    preferred = [read(folder / f"checkpoint-{epoch}.pth")["preferred"] for epoch in (1, 2, 3)]
     assert preferred == ["state_dict", "state_dict", "state_dict_ema"]
 
 
@@ -79,10 +70,6 @@ def test_of_two_epochs_with_the_same_top1_the_one_with_the_smaller_loss_is_best(
     lines, folder = scored([100, 0.43], [100, 0.17], [100, 0.3], words=["TRAIN.NUM_EPOCHS=3"])
     assert_names(lines[-1], "100.00%", "epoch 2")
     assert read(folder / "best.pth")["epoch"] == 1
-
-
-def test_a_loss_that_is_no_number_loses_every_tie():
-    assert Scores(float("nan"), 50, 100, 9, 0).rank < Scores(1e9, 50, 100, 9, 0).rank < Scores(1, 51, 100, 9, 0).rank
 
 
 def test_by_loss_the_smallest_is_best_and_another_metric_starts_over(scored):
@@ -101,29 +88,31 @@ def test_the_metric_that_decides_ranks_scores():
     assert low.rank > high.rank
     assert replace(low, metric="macro_recall").rank < replace(high, metric="macro_recall").rank
     assert replace(low, metric="loss").rank > replace(high, metric="loss").rank
+    assert replace(low, loss=float("nan")).rank < replace(low, loss=1e9).rank < low.rank
 
 
-@pytest.mark.parametrize("part, epoch", [("DATA.FOLD=1/5", 2), ("DATA.FOLD=0/5", 1)])
-def test_the_best_epoch_counts_no_more_when_the_validation_images_change(scored, tmp_path, small_yaml, part, epoch):
-    given = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-resume", "auto"]
-    scored([90, 0.1], words=["TRAIN.NUM_EPOCHS=1"])
-    words = ["TRAIN.NUM_EPOCHS=2", "RESUME.ALLOW_CHANGED=true", part]
-    checked = run("main_single_gpu.py", *given, "-check", "-opts", *words)
-    assert ("best.pth" in rows(checked.stdout)["resume"][1]) is (epoch == 2)
-    lines, folder = scored([50, 1.0], words=words)
-    assert read(folder / "best.pth")["epoch"] == epoch - 1
-    said = [line for line in lines if "best.pth" in line and "90.00%" in line]
-    assert len(said) == (epoch == 2)
+def test_the_best_epoch_counts_no_more_when_the_validation_images_change(scored, tmp_path, small_yaml):
+    given = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-resume", "auto", "-check"]
 
+    def check(part):
+        words = [f"DATA.FOLD={part}", "TRAIN.NUM_EPOCHS=2", "RESUME.ALLOW_CHANGED=true"]
+        return rows(run("main_single_gpu.py", *given, "-opts", *words).stdout)["resume"][1]
 
-def test_before_the_first_evaluation_there_is_no_best_epoch_that_other_images_could_end(scored, tmp_path, small_yaml):
     _, folder = scored([90, 0.1], words=["TRAIN.NUM_EPOCHS=1"])
     state = read(folder / "last.pth")
-    state["progress"]["best"] = [-1.0, 0]
+    assert "best.pth" in check("1/5") and "best.pth" not in check("0/5")
+    # Before the first evaluation there is no best epoch that other images could end.
+    torch.save(state | {"progress": state["progress"] | {"best": [-1.0, 0]}}, folder / "last.pth")
+    assert "best" not in check("1/5")
     torch.save(state, folder / "last.pth")
-    words = ["RESUME.ALLOW_CHANGED=[DATA.FOLD]", "DATA.FOLD=1/5"]
-    flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-resume", "auto", "-check", "-opts", *words]
-    assert "best" not in rows(run("main_single_gpu.py", *flags).stdout)["resume"][1]
+    shutil.copytree(tmp_path / "o", tmp_path / "before")
+    for part, epoch in (("0/5", 1), ("1/5", 2)):
+        words = ["TRAIN.NUM_EPOCHS=2", "RESUME.ALLOW_CHANGED=true", f"DATA.FOLD={part}"]
+        shutil.rmtree(tmp_path / "o")
+        shutil.copytree(tmp_path / "before", tmp_path / "o")
+        lines, folder = scored([50, 1.0], words=words)
+        assert read(folder / "best.pth")["epoch"] == epoch - 1
+        assert len([line for line in lines if "best.pth" in line and "90.00%" in line]) == (epoch == 2)
 
 
 @pytest.mark.parametrize(

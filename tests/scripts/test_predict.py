@@ -1,4 +1,4 @@
-"""scripts/predict.py classifies as the evaluation of the run did, and says what it cannot read."""
+"""scripts/predict.py classifies the images that a command line means as the evaluation of the run did."""
 
 import csv
 import io
@@ -15,8 +15,9 @@ from datasets import load_image_sets
 from engine.predict.classifier import config_of
 from scripts import export, predict
 from tests.support.configs import small_config
-from tests.support.refusals import assert_names
+from tests.support.refusals import assert_names, refused
 from tests.support.runs import run, run_folder
+from utils.errors import UserError
 from utils.program import exit_code
 
 
@@ -55,37 +56,47 @@ def typed(capsys):
     return type_in
 
 
-@pytest.mark.parametrize(("flags", "columns"), [([], ["eval_top1", "eval_top1_ema"]), (["-raw"], ["eval_top1"])])
-def test_as_many_predictions_are_right_as_in_the_evaluation_of_the_run(trained, digits, typed, flags, columns):
-    code, lines, _ = typed(trained / "last.pth", *sorted(digits.glob("[0-9]")), *flags)
-    assert code == 0 and len(lines) == 359
-    right = sum(path.split("/")[-2] == name for path, name, _ in lines)
-    with open(trained / "metrics.csv") as file:
-        (row,) = csv.DictReader(file)
-    assert 100 * right / 359 == pytest.approx(max(float(row[name]) for name in columns), abs=1e-3)
-
-
-def test_top_names_the_most_probable_first_and_the_table_says_the_same(trained, digits, typed, tmp_path):
-    code, lines, _ = typed(trained / "last", digits / "3", "-top", 99, "-csv", tmp_path / "classes.csv")
-    assert code == 0
-    with open(tmp_path / "classes.csv") as file:
-        rows = list(csv.DictReader(file))
+def test_lines_tables_and_sheets_have_the_predictions_of_the_runs_own_table(trained, digits, typed, tmp_path):
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    images = sorted(digits.glob("*/*.png"), key=lambda path: int(path.stem))
+    files = ("-csv", tmp_path / "x.csv", "-json", tmp_path / "x.json", "-sheet", tmp_path / "x.jpg")
+    code, lines, err = typed(trained / "best.pth", *images, tmp_path / "broken.png", "-top", 99, *files)
+    assert code == 2 and len(lines) == 359
+    assert_names(err, tmp_path / "broken.png", "1 of 360 images")
+    table, own_table = read_csv(tmp_path / "x.csv"), read_csv(trained / "predictions.csv")
+    document = json.loads((tmp_path / "x.json").read_text())
+    assert len(own_table) == len(document["images"]) == 359 and document["unreadable"] == [str(tmp_path / "broken.png")]
     for number, (path, *guesses) in enumerate(lines):
         names, shares = guesses[::2], [float(share) for share in guesses[1::2]]
+        assert path == str(images[number]) and names[0] == own_table[number]["prediction"]
+        assert shares[0] == pytest.approx(float(own_table[number]["probability"]), abs=1e-4)
         assert sorted(names) == list("0123456789") and sum(shares) == pytest.approx(1, abs=1e-3)
         assert shares == sorted(shares, reverse=True)
-        of_image = rows[10 * number : 10 * number + 10]
-        assert {row["image_path"] for row in of_image} == {path}
-        assert [(row["rank"], row["class"]) for row in of_image] == [(str(n + 1), name) for n, name in enumerate(names)]
+        rows, listed = table[10 * number : 10 * number + 10], document["images"][number]
+        assert {row["image_path"] for row in rows} == {path} == {listed["image_path"]}
+        assert [(row["rank"], row["class"]) for row in rows] == [(str(n + 1), name) for n, name in enumerate(names)]
+        assert [each["class"] for each in listed["predictions"]] == names
+        assert [each["number"] for each in listed["predictions"]] == [int(name) for name in names]
+        assert [f"{each['probability']:.4f}" for each in listed["predictions"]] == guesses[1::2]
+    model, state = document["model"], torch.load(trained / "best.pth", weights_only=True)
+    assert (model["weights"], model["key"]) == (str(trained / "best.pth"), state["preferred"])
+    assert (model["classes"], model["epoch"]) == (list("0123456789"), 1)
+    assert document["preprocessing"] == state["data"] | {"exif": "ignore"}
+    with Image.open(tmp_path / "x.jpg") as first, Image.open(tmp_path / "x-4.jpg") as last:
+        assert first.format == "JPEG" and first.height > last.height and first.width == last.width
+    assert not (tmp_path / "x-5.jpg").exists()
 
 
-def test_an_unreadable_image_is_named_the_others_go_on_and_the_exit_code_is_2(trained, digits, typed, tmp_path):
-    broken = tmp_path / "broken.png"
-    broken.write_bytes(b"no picture")
-    good = sorted((digits / "5").iterdir())[:2]
-    code, lines, err = typed(trained / "best.pth", good[0], broken, good[1])
-    assert code == 2 and str(broken) in err and "1 of 3 images could not be read" in err
-    assert [path for path, _, _ in lines] == [str(path) for path in good]
+def read_csv(path):
+    with open(path) as file:
+        return list(csv.DictReader(file))
+
+
+def test_with_raw_as_many_predictions_are_right_as_in_the_evaluation_of_the_raw_weights(trained, digits, typed):
+    code, lines, _ = typed(trained / "last", *sorted(digits.glob("[0-9]")), "-raw")
+    right = sum(path.split("/")[-2] == name for path, name, _ in lines)
+    (row,) = read_csv(trained / "metrics.csv")
+    assert code == 0 and 100 * right / 359 == pytest.approx(float(row["eval_top1"]), abs=1e-3)
 
 
 def test_photos_are_turned_as_the_run_of_the_checkpoint_did(trained, digits, typed, tmp_path):
@@ -108,12 +119,15 @@ def test_photos_are_turned_as_the_run_of_the_checkpoint_did(trained, digits, typ
 
 
 def test_a_runs_folder_stands_for_its_best_checkpoint_else_its_last(trained, digits, typed, tmp_path):
-    image = digits / "3"
+    (tmp_path / "photos").mkdir()
+    shutil.copy(sorted((digits / "3").iterdir())[0], tmp_path / "photos")
+    for name in ("notes.txt", "more.txt", "raw.cr2"):
+        (tmp_path / "photos" / name).write_text("")
     shutil.copy(trained / "last.pth", tmp_path)
     for folder, name in ((trained, "best.pth"), (tmp_path, "last.pth")):
-        code, lines, err = typed(folder, image)
-        assert code == 0 and str(folder / name) in err
-        assert lines == typed(folder / name, image)[1]
+        code, lines, err = typed(folder, tmp_path / "photos")
+        assert code == 0 and len(lines) == 1
+        assert_names(err, folder / name, 3, ".txt", 2, ".cr2", 1)  # and what is no image is counted
 
 
 def test_predictions_crop_as_the_checkpoint_says_and_those_of_older_versions_the_centre(trained):
@@ -125,15 +139,14 @@ def test_predictions_crop_as_the_checkpoint_says_and_those_of_older_versions_the
 
 @pytest.mark.parametrize("key", [None, "state_dict_ema", "state_dict"])
 def test_an_exported_file_predicts_as_the_checkpoint_that_it_was_made_of(trained, digits, typed, tmp_path, key):
-    images = digits / "3", digits / "4"
+    image = digits / "3"
     state = torch.load(trained / "best.pth", weights_only=True)
     state["preferred"] = key or state["preferred"]
     torch.save(state, tmp_path / "best.pth")
     target = tmp_path / "vit.safetensors"
     export.export(str(trained), target, key)
-    expected = typed(tmp_path / "best.pth", *images)
-    assert typed(target, *images)[:2] == expected[:2]
-    assert typed(target, images[0], "-raw")[0] == (2 if key == "state_dict_ema" else 0)
+    assert typed(target, image)[:2] == typed(tmp_path / "best.pth", image)[:2]
+    assert typed(target, image, "-raw")[0] == (2 if key == "state_dict_ema" else 0)
 
 
 def test_head_ends_it_without_a_word_and_a_table_is_written_all_the_same(trained, digits, tmp_path, monkeypatch):
@@ -148,26 +161,6 @@ def test_head_ends_it_without_a_word_and_a_table_is_written_all_the_same(trained
             assert exit_code(predict.main, [str(trained), str(digits / "3"), *words]) == 0
             assert "rror" not in errors.getvalue()
     assert len(table.read_text().splitlines()) == 1 + len(list((digits / "3").iterdir()))
-
-
-def test_files_of_a_folder_that_are_no_images_are_counted_on_stderr(trained, digits, typed, tmp_path):
-    shutil.copytree(digits / "4", tmp_path / "photos")
-    for name in ("notes.txt", "more.txt", "raw.cr2"):
-        (tmp_path / "photos" / name).write_text("")
-    code, lines, err = typed(trained / "last.pth", tmp_path / "photos")
-    assert code == 0 and len(lines) == len(list((digits / "4").iterdir()))
-    assert_names(err, 3, ".txt", 2, ".cr2", 1)
-
-
-def test_each_image_is_predicted_as_the_table_of_the_run_says(trained, digits, typed):
-    images = sorted(digits.glob("*/*.png"), key=lambda path: int(path.stem))
-    _, lines, _ = typed(trained, *images)
-    with open(trained / "predictions.csv") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == len(lines) == 359
-    for (_, name, probability), row in zip(lines, rows, strict=True):
-        assert name == row["prediction"]
-        assert float(probability) == pytest.approx(float(row["probability"]), abs=1e-4)
 
 
 def test_two_processes_write_what_one_writes_in_the_same_order(trained, digits, typed, tmp_path):
@@ -190,33 +183,6 @@ def test_two_processes_write_what_one_writes_in_the_same_order(trained, digits, 
         assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "two" / path).read_bytes(), path
 
 
-def test_the_json_document_has_model_preprocessing_and_predictions(trained, digits, typed, tmp_path):
-    (tmp_path / "broken.png").write_bytes(b"")
-    image = sorted((digits / "3").iterdir())[0]
-    words = (trained / "best.pth", tmp_path / "broken.png", image, "-top", 3, "-json", tmp_path / "x.json")
-    _, ((path, *guesses),), _ = typed(*words)
-    found = json.loads((tmp_path / "x.json").read_text())
-    assert found["unreadable"] == [str(tmp_path / "broken.png")]
-    assert found["model"]["classes"] == list("0123456789") and found["model"]["epoch"] == 1
-    assert found["model"]["weights"] == str(trained / "best.pth")
-    state = torch.load(trained / "best.pth", weights_only=True)
-    assert found["model"]["key"] == state["preferred"]
-    assert found["preprocessing"] == state["data"] | {"exif": "ignore"}
-    ((listed),) = found["images"]
-    assert listed["image_path"] == path == str(image)
-    assert [each["class"] for each in listed["predictions"]] == guesses[::2]
-    assert [each["number"] for each in listed["predictions"]] == [int(name) for name in guesses[::2]]
-    assert [f"{each['probability']:.4f}" for each in listed["predictions"]] == guesses[1::2]
-
-
-def test_thumbnails_fill_one_sheet_after_another(trained, digits, typed, tmp_path):
-    images = sorted(digits.glob("[0-9]/*"))[:105]
-    assert typed(trained, *images, "-sheet", tmp_path / "sheet.jpg")[0] == 0
-    with Image.open(tmp_path / "sheet.jpg") as first, Image.open(tmp_path / "sheet-2.jpg") as second:
-        assert first.format == "JPEG" and first.height > 5 * second.height and first.width > second.width
-    assert not (tmp_path / "sheet-3.jpg").exists()
-
-
 def test_the_mean_with_the_mirror_image_is_the_same_for_both(trained, digits, typed, tmp_path):
     image = sorted((digits / "4").iterdir())[0]
     with Image.open(image) as upright:
@@ -237,48 +203,100 @@ def test_precision_batch_size_and_settings_are_those_of_the_command_line(trained
     assert cropped != lines[()]
 
 
-def test_a_bar_is_shown_on_a_terminal_only(trained, digits, typed, monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+def test_a_bar_is_shown_on_a_terminal_only(trained, digits, monkeypatch):
+    for is_terminal in (True, False):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", errors := io.StringIO())
+            patch.setattr(errors, "isatty", lambda shown=is_terminal: shown)
+            assert exit_code(predict.main, [str(trained), str(sorted((digits / "3").iterdir())[0])]) == 0
+            assert ("%|" in errors.getvalue()) is is_terminal
 
-    assert "%|" not in typed(trained, digits / "3")[2]
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stderr", Terminal())
-        assert exit_code(predict.main, [str(trained), str(digits / "3")]) == 0
-        assert "%|" in sys.stderr.getvalue()
+
+RUN, IMAGE = "{run}/last.pth", "{run}/loss.png"
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "names"),
     [
-        ([], "required: model"),
-        (["{run}/last.pth"], "no images"),
-        (["{run}/nothing.pth", "{run}/loss.png"], "no file at"),
-        (["{run}/log.txt", "{run}/loss.png"], "log.txt"),
-        (["{run}/last.pth", "nothing.png"], "nothing.png: no such image or folder"),
-        (["{run}/last.pth", "{empty}"], "no images in this folder"),
-        (["{run}/last.pth", "{run}/loss.png", "-top", "0"], "-top: 0"),
-        (["{run}/last.pth", "{run}/loss.png", "-csv", "{empty}/not/there.csv"], "-csv: cannot write"),
-        (["{run}/last.pth", "{run}/loss.png", "-csv", "{run}/loss.png"], "loss.png has the name of an image"),
-        (["{run}/last.pth", "{run}/loss.png", "-topp", "3"], "-topp"),
-        (["{run}/last.pth", "{run}/*.jpg"], "*.jpg"),
-        (["{run}/last.pth", "-list", "{empty}/none.txt"], "none.txt"),
-        (["vit_base_patch16_244", "{run}/loss.png"], "vit_base_patch16_224"),
-        (["{run}/last.pth", "{run}/loss.png", "-sheet", "{empty}/sheet.pdf"], "-sheet"),
-        (["{run}/last.pth", "{run}/loss.png", "-sheet", "{run}/loss.png"], "-sheet"),
-        (["{run}/last.pth", "{run}/loss.png", "-attention", "{run}"], "-attention"),
-        (["{run}/last.pth", "{run}/loss.png", "-attention", "{run}/log.txt"], "-attention"),
-        (["{run}/last.pth", "{run}/loss.png", "-json", "{empty}"], "-json"),
-        (["{run}/last.pth", "{run}/loss.png", "-opts", "MODEL.DEPTHS=3"], "MODEL.DEPTH"),
-        (["{run}/last.pth", "{run}/loss.png", "-classes", "{run}/log.txt"], "-classes"),
-        (["/", "{run}/loss.png"], "/ is a folder"),
-        (["{run}", "{run}/loss.png", "-csv", "{run}/best.pth"], "best.pth is read"),
-        (["{run}", "{run}/loss.png", "-cfg", "{run}/config.yaml", "-csv", "{run}/config.yaml"], "config.yaml is read"),
-        (["{run}", "{run}/loss.png", "-csv", "{empty}/x", "-json", "{empty}/x"], "-csv"),
-        (["{run}", "{run}/loss.png", "-csv", "/dev/stdout"], "a device"),
+        ("", "model"),
+        (RUN, "-list"),
+        (f"{{run}}/nothing.pth {IMAGE}", "{run}/nothing.pth"),
+        (f"{{run}}/log.txt {IMAGE}", "log.txt"),
+        (f"/ {IMAGE}", "/"),
+        (f"vit_base_patch16_244 {IMAGE}", "vit_base_patch16_224"),
+        (f"{RUN} {IMAGE} -opts MODEL.DEPTHS=3", "MODEL.DEPTH"),
+        (f"{RUN} {IMAGE} -classes {{run}}/log.txt", "-classes"),
+        (f"{RUN} {IMAGE} -top 0", "-top"),
+        (f"{RUN} {IMAGE} -topp 3", "-topp"),
+        (f"{RUN} {IMAGE} -csv {{empty}}/not/there.csv", "-csv {empty}/not"),
+        (f"{RUN} {IMAGE} -csv {IMAGE}", "-csv loss.png"),
+        (f"{RUN} {IMAGE} -csv {RUN}", "-csv last.pth"),
+        (f"{RUN} {IMAGE} -cfg {{run}}/config.yaml -csv {{run}}/config.yaml", "-csv config.yaml"),
+        (f"{RUN} {IMAGE} -csv {{empty}}/x -json {{empty}}/x", "-csv -json"),
+        (f"{RUN} {IMAGE} -csv /dev/stdout", "-csv /dev/stdout"),
+        (f"{RUN} {IMAGE} -json {{empty}}", "-json"),
+        (f"{RUN} {IMAGE} -sheet {{empty}}/sheet.pdf", "-sheet"),
+        (f"{RUN} {IMAGE} -sheet {IMAGE}", "-sheet loss.png"),
+        (f"{RUN} {IMAGE} -attention {{run}}", "-attention loss.png"),
+        (f"{RUN} {IMAGE} -attention {{run}}/log.txt", "-attention log.txt"),
     ],
 )
-def test_a_mistake_ends_with_exit_code_2_and_a_message(trained, typed, tmp_path, words, message):
-    code, lines, err = typed(*[word.format(run=trained, empty=tmp_path) for word in words])
-    assert code == 2 and not lines and err.startswith("error: ") and message in err
+def test_a_mistake_ends_with_exit_code_2_and_its_name(trained, typed, tmp_path, words, names):
+    code, lines, err = typed(*words.format(run=trained, empty=tmp_path).split())
+    assert code == 2 and not lines and err.startswith("error: ")
+    assert_names(err, *names.format(run=trained, empty=tmp_path).split())
+
+
+@pytest.fixture
+def photos(here):
+    for name in ("b.jpg", "a.png", "in/c.jpg", "in/deep/a.jpg", "in/notes.txt", "[1].jpg"):
+        (here / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / "photos" / name).touch()
+    return here
+
+
+def found(*given, lists=()):
+    return predict.find_images(given, lists)
+
+
+def test_patterns_folders_and_files_keep_the_order_in_which_they_are_given(photos):
+    assert found("photos/*.jpg") == ["photos/[1].jpg", "photos/b.jpg"]
+    assert found("photos/in", "photos/a.png", "photos/in") == [
+        *("photos/in/c.jpg", "photos/in/deep/a.jpg", "photos/a.png"),
+        *("photos/in/c.jpg", "photos/in/deep/a.jpg"),
+    ]
+    assert found("photos/**/*.jpg") == ["photos/[1].jpg", "photos/b.jpg", "photos/in/c.jpg", "photos/in/deep/a.jpg"]
+    assert found("photos/[1].jpg") == ["photos/[1].jpg"], "a file of that name is meant"
+    assert found("photos/i*") == ["photos/in/c.jpg", "photos/in/deep/a.jpg"]
+
+
+def test_a_list_has_paths_folders_and_patterns(photos, monkeypatch):
+    (photos / "files.txt").write_text("photos/b.jpg\n\n  photos/in\r\nphotos/b.jpg\nphotos/*.png\n")
+    expected = ["photos/b.jpg", "photos/in/c.jpg", "photos/in/deep/a.jpg", "photos/b.jpg", "photos/a.png"]
+    assert found("@files.txt") == found(lists=["files.txt"]) == expected
+    monkeypatch.setattr("sys.stdin", io.StringIO("photos/a.png\n"))
+    assert found("@files.txt", lists=["-"]) == [*expected, "photos/a.png"]
+    (photos / "@odd.jpg").touch()
+    assert found("@odd.jpg") == ["@odd.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("given", "lists", "names"),
+    [
+        ([], [], "-list"),
+        (["photos/x.jpg"], [], "photos/x.jpg"),
+        (["photos/*.gif"], [], "photos/*.gif"),
+        (["empty"], [], "empty"),
+        (["@none.txt"], [], "-list none.txt"),
+        ([], ["two.txt"], "-list 2 3 two.txt gone.jpg"),
+        ([], ["blank.txt"], "-list blank.txt"),
+        ([], ["binary.txt"], "-list binary.txt"),
+    ],
+)
+def test_images_that_are_not_there_are_named(photos, given, lists, names):
+    (photos / "empty").mkdir()
+    (photos / "two.txt").write_text("gone.jpg\nphotos/a.png\nlost.jpg\n")
+    (photos / "blank.txt").write_text("\n\n")
+    (photos / "binary.txt").write_bytes(b"\xff\xd8\xff\xe0")
+    with refused(UserError, *names.split()):
+        found(*given, lists=lists)

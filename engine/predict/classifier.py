@@ -65,13 +65,10 @@ def load_classifier(
     path = find_checkpoint(source)
     is_ours = path is not None and OURS <= read_record(path).keys()
     found = _load_ours(path, flags, raw) if is_ours else _load_other(source, path, flags, raw)
+    num_classes = found.model.eval().num_classes
     if names:
-        found.classes = _read_names(names, found.model.num_classes)
-    found.classes = [
-        *found.classes,
-        *(f"class {number}" for number in range(len(found.classes), found.model.num_classes)),
-    ]
-    found.model.eval()
+        found.classes = _read_names(names, num_classes)
+    found.classes += [f"class {number}" for number in range(len(found.classes), num_classes)]
     return found
 
 
@@ -140,15 +137,7 @@ def _load_other(source: str, path: Path | None, flags: Sequence[str], raw: bool)
         )
     if model is None or number != model.num_classes:
         model = build_model(config, number)
-    try:
-        load_pretrained(model, source, "weights", needs_head=True)
-    except ConfigError as error:
-        instead = (
-            str(error)
-            .removeprefix("weights: ")
-            .replace(": -pretrained path/to/model.safetensors", " in place of the name")
-        )
-        raise ConfigError(instead) from None
+    load_pretrained(model, source, "weights", needs_head=True)
     return Classifier(config, model, _class_names(source, number), str(path or source), "", None)
 
 

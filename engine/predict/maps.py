@@ -115,12 +115,13 @@ class Rollout:
 
     @classmethod
     def of(cls, model: nn.Module, image: Tensor) -> "Rollout | None":
-        """None for models that are no plain row of blocks, such as Swin with its windows. `image`: any, of the right size."""
+        """None for models that are no plain row of blocks up to a token or a mean, such as Swin. `image`: any, of the right size."""
         shapes: list[torch.Size] = []
         with torch.no_grad(), watching_attention(model, lambda weights: shapes.append(weights.shape)):
             model(image)
         grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
-        if not shapes or grid is None or len(shapes) != len(getattr(model, "blocks", ())):
+        pools_by_attention = getattr(model, "attn_pool", None) is not None
+        if not shapes or grid is None or pools_by_attention or len(shapes) != len(getattr(model, "blocks", ())):
             return None
         num_tokens = grid[0] * grid[1] + getattr(model, "num_prefix_tokens", 0)
         plain = all(len(each) == 4 and each[0] == 1 and each[2:] == (num_tokens, num_tokens) for each in shapes)
@@ -136,43 +137,14 @@ class Rollout:
             step = (weights.mean(1) + torch.eye(weights.shape[-1], device=weights.device)) / 2
             mixed = step if mixed is None else step @ mixed
 
-        with watching_attention(self.model, see), watching_pool(self.model) as pooled:
+        with watching_attention(self.model, see):
             self.model(images)
         prefix = getattr(self.model, "num_prefix_tokens", 0)
-        pooled_rows = mixed[:, 0 if getattr(self.model, "pool_include_prefix", False) else prefix :]
-        if pooled:
-            read = (pooled[0] @ pooled_rows).mean(1)
-        elif getattr(self.model, "global_pool", "token") == "token" and prefix:
+        if getattr(self.model, "global_pool", "token") == "token" and prefix:
             read = mixed[:, : 2 if hasattr(self.model, "head_dist") else 1].mean(1)
         else:
-            read = pooled_rows.mean(1)
+            read = mixed[:, 0 if getattr(self.model, "pool_include_prefix", False) else prefix :].mean(1)
         return read[:, -self.grid[0] * self.grid[1] :].unflatten(1, self.grid)
-
-
-@contextlib.contextmanager
-def watching_pool(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collects the weights [B, queries, N], the mean over the heads, with which a pooling by attention reads the tokens."""
-    pool, seen, weights = getattr(model, "attn_pool", None), {}, []
-    if not all(hasattr(pool, name) for name in ("q_norm", "k_norm", "scale", "proj")):
-        yield weights
-        return
-
-    def keep(name: str) -> Callable:
-        return lambda module, given, output: seen.update({name: output})
-
-    def compute(*_) -> None:
-        weights.append((seen["q"] * pool.scale @ seen["k"].transpose(-2, -1)).softmax(-1).mean(1))
-
-    hooks = [
-        pool.q_norm.register_forward_hook(keep("q")),
-        pool.k_norm.register_forward_hook(keep("k")),
-        pool.proj.register_forward_pre_hook(compute),
-    ]
-    try:
-        yield weights
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 FINE_ENOUGH = 7  # places a side: what most models have of an image of 224

@@ -222,7 +222,7 @@ def fetch(source: str) -> Weights:
         address = f" (from {constants.ENDPOINT}/{repository})" if repository else ""
         raise ConfigError(
             f"the weights of {name} could not be fetched ({type(error).__name__}: {str(error).splitlines()[0]}). "
-            f"Without a network, fetch them on another machine{address} and give the file: -pretrained path/to/model.safetensors"
+            f"Without a network, fetch them on another machine{address} and give their file in place of the name"
         ) from None
 
 

@@ -147,6 +147,7 @@ def _transformers_model(config: dict) -> Settings:
 
 # --- the command line that timm's and torchvision's training scripts save
 
+
 def preprocessing_of(data: Data) -> dict[str, Any]:
     """How images are prepared for evaluation, under timm's names."""
     return {

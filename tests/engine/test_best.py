@@ -103,7 +103,7 @@ def test_the_best_epoch_counts_no_more_when_the_validation_images_change(scored,
     assert "best.pth" in check("1/5") and "best.pth" not in check("0/5")
     # Before the first evaluation there is no best epoch that other images could end.
     torch.save(state | {"progress": state["progress"] | {"best": [-1.0, 0]}}, folder / "last.pth")
-    assert "best" not in check("1/5")
+    assert "best.pth" not in check("1/5")
     torch.save(state, folder / "last.pth")
     shutil.copytree(tmp_path / "o", tmp_path / "before")
     for part, epoch in (("0/5", 1), ("1/5", 2)):

@@ -145,9 +145,6 @@ def _transformers_model(config: dict) -> Settings:
     return _vit_settings(patch, width, depth, heads, config["intermediate_size"], config.get("qkv_bias", True))
 
 
-# --- the command line that timm's and torchvision's training scripts save
-
-
 def preprocessing_of(data: Data) -> dict[str, Any]:
     """How images are prepared for evaluation, under timm's names."""
     return {
@@ -159,6 +156,8 @@ def preprocessing_of(data: Data) -> dict[str, Any]:
         "interpolation": data.INTERPOLATION,
     }
 
+
+# --- the command line that timm's and torchvision's training scripts save
 
 # Arguments of timm's train.py that decide how images are prepared for evaluation.
 TIMM_ARGUMENTS = ("in_chans", "input_size", "img_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")

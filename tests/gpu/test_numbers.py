@@ -66,6 +66,8 @@ def test_the_average_in_one_kernel_is_that_of_three(device, skipped):
 
 def test_the_class_tokens_query_runs_no_fused_kernel(device):
     """Of three blocks the last has a single query: cuDNN's gradients for it were not finite on an H200."""
+    if device == "cpu":
+        pytest.skip("small models compute attention by products there")
     trainer = small_trainer(device, "AMP=true", "PRECISION.DTYPE=bfloat16")
     (batch,) = first_batches(trainer)
     images, _ = trainer.to_device(batch)

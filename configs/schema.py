@@ -206,7 +206,7 @@ class Data:
     LABEL_SEPARATOR: str | None = None
     """For csv, several labels an image: what divides them in the column of classes, such as | in `cat|dog`; an empty cell is an image without labels. TRAIN.LOSS is bce then, and TRAIN.BEST_METRIC map."""
     COLUMNS: Annotated[tuple[str, ...], COLUMN_NAMES, Only("DATASET", ("csv", "parquet"))] = ()
-    """For csv and parquet: the names of two columns, of the paths (in parquet of the images) and of their classes; empty: image_path and target (in parquet the columns whose type and name fit). For csv with several labels an image: the column of paths, and those of the classes, which have 1 (or true) for their images and 0 (or false) for others; *: all others."""
+    """For csv and parquet: the names of two columns, of the paths (in parquet of the images) and of their classes; empty: image_path and target (in parquet image and label). For csv with several labels an image: the column of paths, and those of the classes, which have 1 (or true) for their images and 0 (or false) for others; *: all others."""
     DOWNLOAD: Annotated[bool, MACHINE] = True
     """Download CIFAR or a torchvision data set if it is not in DATA_PATH; one process does, the others wait."""
     EXIF: Literal["apply", "ignore"] | None = None

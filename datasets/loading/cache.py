@@ -8,7 +8,6 @@ import hashlib
 import itertools
 import math
 import os
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from datasets.loading.cache_file import CacheFile, CacheLocation, CacheWriter, D
 from datasets.shuffle import EpochOrder
 from datasets.transforms.crop import resize
 from datasets.types import ImageReadError, ImageSet
-from utils.bar import is_terminal, shown
+from utils.bar import shown
 from utils.errors import StoppedBySignal
 from utils.files import free_bytes, locked
 from utils.host import count_cores
@@ -32,10 +31,8 @@ from utils.text import counted, format_bytes
 IS_REASON = 0  # the height of an unreadable image, of which the reason is stored
 NUM_SAMPLED = 64  # images from which the size of all is estimated
 IMAGES_AHEAD_PER_THREAD = 2  # decoded before they can be written
-SECONDS_BETWEEN_LINES = 30.0  # in the log, where there is no progress bar
 FILES_PER_TASK = 4096
-REMEDY_FOR_SPACE = "a smaller DATA.CACHE_SIDE takes less; DATA.CACHE_PATH sets another folder"
-REMEDY_FOR_FOLDER = "Set DATA.CACHE_PATH to a writable folder"
+REMEDY = "Set DATA.CACHE_PATH to a writable folder with room; a smaller DATA.CACHE_SIDE takes less"
 
 
 class CacheError(Exception):
@@ -61,7 +58,9 @@ def locate_cache(config: Config, part: str, image_set: ImageSet) -> CacheLocatio
     """The location of this set's cache, whether it exists or not."""
     root = hashlib.sha256(os.fsencode(os.path.realpath(image_set.root))).hexdigest()[:16]
     files = hash_files(image_set, count_threads(config))
-    key = {"files": files, "pixels": asdict(image_set.rules), **what_is_stored(config.DATA)}
+    key = {"files": files, "pixels": asdict(image_set.rules)}
+    if config.DATA.CACHE_SIDE:  # else the interpolation has no effect
+        key |= {"side": config.DATA.CACHE_SIDE, "interpolation": config.DATA.INTERPOLATION}
     name = f"{config.DATA.DATASET.replace('/', '-')}-{part}-{root}"
     return CacheLocation(caches_folder(config), name, key, len(image_set))
 
@@ -150,11 +149,7 @@ def _cache_image_set(config: Config, part: str, image_set: ImageSet, progress: C
         if cache is None and progress.may_build:
             cache = _build_or_wait(config, location, image_set, progress)
     except (CacheError, OSError) as error:
-        if isinstance(error, CacheError):
-            problem, remedy = str(error), REMEDY_FOR_SPACE
-        else:
-            problem, remedy = f"{location.folder} cannot be used ({error})", REMEDY_FOR_FOLDER
-        progress.warn(f"DATA.CACHE: {problem}; continuing without a cache of the {part} images. {remedy}")
+        progress.warn(f"DATA.CACHE: {error}; continuing without a cache of the {part} images. {REMEDY}")
         return image_set
     if cache is None:
         return image_set
@@ -172,11 +167,6 @@ def why_not_cacheable(image_set: ImageSet) -> str | None:
 
 
 # --- building ---
-
-
-def what_is_stored(data: Data) -> dict:
-    """The settings that the stored images depend on; those without effect are left out."""
-    return {"side": data.CACHE_SIDE, "interpolation": data.INTERPOLATION} if data.CACHE_SIDE else {}
 
 
 def encode(data: Data, image_set: ImageSet, index: int) -> tuple[int, int, bytes | np.ndarray]:
@@ -198,12 +188,12 @@ def _build_or_wait(
     config: Config, location: CacheLocation, image_set: ImageSet, progress: CacheProgress
 ) -> CacheFile | None:
     """The cache, built here or by another run that this one waits for."""
-    said = []
+    waits = []
 
     def wait() -> None:
-        if not said:
+        if not waits:
             progress.say(f"cache: another run is building {location.data_set}; waiting for it")
-        said.append(True)
+        waits.append(True)
         progress.check()
 
     location.folder.mkdir(parents=True, exist_ok=True)
@@ -217,8 +207,7 @@ def _build_or_wait(
                 build_cache(config, location, image_set, progress)
                 cache = open_cache(location, progress.warn)
         finally:
-            with contextlib.suppress(OSError):
-                location.lock.unlink()
+            location.lock.unlink(missing_ok=True)
     return cache
 
 
@@ -226,43 +215,26 @@ def build_cache(config: Config, location: CacheLocation, image_set: ImageSet, pr
     """Build or complete the cache. CacheError: that is impossible, and its files are removed."""
     num_threads = count_threads(config)
     with contextlib.closing(CacheWriter(location)) as writer, ThreadPoolExecutor(num_threads, "cache") as pool:
+        numbers = range(writer.num_done, location.num_images)
         try:
-            _check_free_space(config, image_set, writer, pool, progress)
-            numbers = range(writer.num_done, location.num_images)
+            needed, free = estimate_bytes(config.DATA, image_set, len(numbers), pool), free_bytes(location.folder)
+            sizes = f"{counted(len(numbers), 'image')}, about {format_bytes(needed)} in {location.folder}, where "
+            sizes += f"{format_bytes(free)} are free"
+            if needed > free:
+                raise CacheError(f"there is no room for {sizes}")
+            progress.say(f"cache: writing {sizes}")
             started = (pool.submit(encode, config.DATA, image_set, number) for number in numbers)
             waiting = deque(itertools.islice(started, num_threads * IMAGES_AHEAD_PER_THREAD))
-            last = time.monotonic()
-            for number in shown(numbers, "cache", len(numbers)):
+            for _ in shown(numbers, "cache", len(numbers)):
                 progress.check()
                 writer.add(*waiting.popleft().result())
                 waiting.extend(itertools.islice(started, 1))
-                if not is_terminal() and time.monotonic() - last >= SECONDS_BETWEEN_LINES:
-                    last = time.monotonic()
-                    progress.say(f"cache: {number + 1:,} of {counted(location.num_images, 'image')}")
             writer.finish()
-        except (OSError, IndexWriteError) as error:
-            sizes = f"{format_bytes(writer.end)} written, {format_bytes(free_bytes(location.folder))} free"
+        except (CacheError, OSError, IndexWriteError) as error:
             location.remove()
-            raise CacheError(f"{location.data} cannot be written ({error}; {sizes})") from error
-        except CacheError:
-            location.remove()
-            raise
+            raise CacheError(f"{location.data} cannot be written ({error})") from error
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _check_free_space(
-    config: Config, image_set: ImageSet, writer: CacheWriter, pool: ThreadPoolExecutor, progress: CacheProgress
-) -> None:
-    """Report how large the cache will be; CacheError when that does not fit."""
-    location, num_done = writer.location, writer.num_done
-    num_left = location.num_images - num_done
-    needed, free = estimate_bytes(config.DATA, image_set, num_left, pool), free_bytes(location.folder)
-    sizes = f"about {format_bytes(needed)} in {location.folder}, where {format_bytes(free)} are free"
-    if needed > free:
-        raise CacheError(f"there is no room for {counted(num_left, 'image')}, {sizes}")
-    before = f"; {num_done} of {location.num_images} were written by an earlier start" if num_done else ""
-    progress.say(f"cache: writing {counted(num_left, 'image')}, {sizes}{before}")
 
 
 def estimate_bytes(data: Data, image_set: ImageSet, count: int, pool: ThreadPoolExecutor) -> int:

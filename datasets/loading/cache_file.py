@@ -5,7 +5,6 @@ After a kill, what has no entry is cut off and written again.
 """
 
 import contextlib
-import fcntl
 import glob
 import hashlib
 import json
@@ -68,17 +67,12 @@ class CacheLocation:
             path.unlink(missing_ok=True)
 
     def remove_older(self) -> list[str]:
-        """Remove other caches of this data set, but no file that another run uses."""
-        removed = []
-        for data in sorted(self.folder.glob(f"{glob.escape(self.data_set)}-{'[0-9a-f]' * 16}.data")):
-            if data == self.data:
-                continue
-            with contextlib.suppress(BlockingIOError, FileNotFoundError), open(data, "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for ending in (ENDING, ".index.part", ".part", ".data"):  # .index.part: of version 0.1.0
-                    data.with_suffix(ending).unlink(missing_ok=True)
-                removed.append(data.name)
-        return removed
+        """Remove other caches of this data set. A run that reads one goes on with it: files stay as long as they are open."""
+        older = set(self.folder.glob(f"{glob.escape(self.data_set)}-{'[0-9a-f]' * 16}.data")) - {self.data}
+        for data in older:
+            for ending in (ENDING, ".part", ".data"):
+                data.with_suffix(ending).unlink(missing_ok=True)
+        return sorted(each.name for each in older)
 
 
 class CacheFile:
@@ -92,18 +86,14 @@ class CacheFile:
                 raise FileNotFoundError(location.index)
             raise DamagedCacheError(f"{location.index} is damaged")
         self.columns = [index.column(name) for name in ENTRY.names]
-        # A shared lock for as long as it is open, so that no other process removes it as an old cache.
-        self.locked_file = open(location.data, "rb")  # noqa: SIM115
-        fcntl.flock(self.locked_file, fcntl.LOCK_SH)
-        size, expected = os.fstat(self.locked_file.fileno()).st_size, index.facts["size"]
-        if size != expected:
-            raise DamagedCacheError(f"{location.data} has {size:,} bytes, not {expected:,}")
-        if not os.fstat(self.locked_file.fileno()).st_nlink:
-            raise FileNotFoundError(f"{location.data} was removed")
-        # Private and writable, or torch warns of every array; nothing writes to it. Without MAP_NORESERVE Linux refuses
-        # a private map that is larger than the memory.
-        flags, access = mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
-        self.data = np.frombuffer(mmap.mmap(self.locked_file.fileno(), size, flags=flags, prot=access), np.uint8)
+        with open(location.data, "rb") as file:
+            size, expected = os.fstat(file.fileno()).st_size, index.facts["size"]
+            if size != expected:
+                raise DamagedCacheError(f"{location.data} has {size:,} bytes, not {expected:,}")
+            # Private and writable, or torch warns of every array; nothing writes to it. Without MAP_NORESERVE Linux refuses
+            # a private map that is larger than the memory.
+            flags, access = mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+            self.data = np.frombuffer(mmap.mmap(file.fileno(), size, flags=flags, prot=access), np.uint8)
         self._is_checked = np.zeros(location.num_images, bool)
 
     def read(self, number: int) -> tuple[int, int, np.ndarray]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs.schema import Config, Data
-from datasets.sources.labels import shortened
+from datasets.labels import shortened
 from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, to_image_sets
 from datasets.sources.root import choose_parts, data_root, expected_layout
 from datasets.types import ImageSet

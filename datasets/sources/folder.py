@@ -10,6 +10,7 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config
+from datasets.collect import encoded
 from datasets.index import (
     ENDING,
     TEXT,
@@ -21,7 +22,6 @@ from datasets.index import (
     open_or_build,
     seconds_of_doubt,
 )
-from datasets.sources.collect import encoded
 from datasets.sources.images import FileImages, is_within
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
 from datasets.transforms.decode import IMAGE_ENDINGS, READ_BY, PixelRules

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.schema import Config
+from datasets.collect import Distinct, RowHashes, encoded, equal_rows
 from datasets.index import (
     ENDING,
     TEXT,
@@ -22,9 +23,8 @@ from datasets.index import (
     open_or_build,
     stamp_of_file,
 )
-from datasets.sources.collect import Distinct, RowHashes, encoded, equal_rows
+from datasets.labels import Labels, are_mostly_numbers, class_numbers, describe_labels, several_labels
 from datasets.sources.images import FileImages, Inside
-from datasets.sources.labels import Labels, are_mostly_numbers, class_numbers, describe_labels, several_labels
 from datasets.sources.root import own_split
 from datasets.transforms.decode import PixelRules
 from datasets.types import count_classes

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs.schema import Config, Data
+from datasets.collect import RowHashes
 from datasets.index import (
     TEXT,
     FileStamp,
@@ -28,11 +29,10 @@ from datasets.index import (
     stamps_in,
     stamps_of,
 )
+from datasets.labels import MAX_CLASSES, check_trained, numbered_classes
 from datasets.shuffle import GroupedShuffle
-from datasets.sources.collect import RowHashes
 from datasets.sources.folder import subfolders
 from datasets.sources.images import EncodedImages
-from datasets.sources.labels import MAX_CLASSES, check_trained, numbered_classes
 from datasets.sources.root import (
     TRAIN_NAMES,
     VAL_NAMES,
@@ -46,7 +46,7 @@ from datasets.transforms.decode import PixelRules
 from datasets.types import ImageSet
 from utils.bar import shown
 from utils.errors import DataError
-from utils.text import counted, first_of, format_bytes
+from utils.text import counted, first_of
 
 ENDING = ".parquet"
 EXPECTS = "train-00000-of-00002.parquet ... and validation-*.parquet, also in data/, or train/*.parquet"
@@ -55,18 +55,15 @@ OF_PART = re.compile(rf"(?:.+[-_.])?({'|'.join((*TRAIN_NAMES, *VAL_NAMES))})(?:[
 OF_COUNT = re.compile(r"(.*?)(\d+)-of-(\d+)(?:-\w+)?")  # at its end some have a checksum
 SAFE_VERSION = 15  # up to 14.0.0 types in a file could be pickles (CVE-2023-47248)
 DEPTH = 3  # levels of folders that are searched: data/, or default/train/
-IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "bytes", "image_bytes")
-LABEL_NAMES = ("label", "labels", "target", "class", "class_name", "category", "cls", "y")
+USUAL_COLUMNS = ("image", "label")  # on Hugging Face
 NUM_THREADS = 16  # which mostly wait for the disk
 INDEX_COLUMNS = {"label": "<i4", "name": TEXT, "group_file": "<i4", "group_number": "<i4", "group_rows": "<i8"}
 INDEX_COLUMNS |= {"group_bytes": "<i8", "file_rows": "<i8"}
 CACHE_BYTES = 192 << 20  # of row groups in each process
 WRITING_BYTES = 2 << 30  # of row groups where one process writes all images in another form
-LARGE_GROUP = 128 << 20  # bytes: of row groups of this size a process keeps more than other sets need
 MIN_GROUPS = 4  # kept even if they are larger: where one ends an epoch reads from two, with its batches ahead
 MAX_FOOTERS = 128  # of files that a process keeps
 NAME_COLUMNS = "name both columns with -opts DATA.COLUMNS=[IMAGES,CLASSES]"
-GET_AGAIN = "the file is damaged or incomplete; get it again"
 
 
 def pyarrow_parquet() -> ModuleType:
@@ -115,7 +112,7 @@ def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None
     if train is not None and val is not None:
         check_trained(train, val, "files")
     if train is not None and not config.START.EVAL:
-        image_sets[-1].notes += tuple(_notes_of_groups(train))
+        image_sets[-1].notes += tuple(_note_of_order(train))
     return (None if config.START.EVAL and val is not None else train), val
 
 
@@ -152,22 +149,16 @@ def _missing_files(paths: list[Path]) -> list[str]:
     return notes
 
 
-def _notes_of_groups(train: "ParquetImages") -> list[str]:
-    """Warnings of files that are read slowly, or in an order that mixes badly."""
-    notes, remedy = [], "scripts/make_shards.py makes shards that"
-    if (largest := train.largest_group) > LARGE_GROUP:
-        notes.append(
-            f"warning: the largest row group has {format_bytes(largest)} of images, of which each process keeps "
-            f"{format_bytes(train.limit)} in memory; {remedy} need none"
-        )
+def _note_of_order(train: "ParquetImages") -> list[str]:
+    """A warning of rows in an order that mixes badly."""
     # Of rows in random order only one in as many as there are classes has the label of the row before.
     is_sorted = np.count_nonzero(train.targets[1:] == train.targets[:-1]) > len(train) / 2
-    if is_sorted and train.reach < len(train) and len(train.classes) > 2:
-        notes.append(
-            f"warning: the rows are sorted by class, and an epoch moves them by at most {train.reach:,} places within "
-            f"shuffled row groups, so a batch has few classes; {remedy} are better mixed"
-        )
-    return notes
+    if not is_sorted or train.reach >= len(train) or len(train.classes) <= 2:
+        return []
+    return [
+        f"warning: the rows are sorted by class, and an epoch moves them by at most {train.reach:,} places within shuffled "
+        "row groups, so a batch has few classes; scripts/make_shards.py makes shards that are better mixed"
+    ]
 
 
 # --- the columns ---
@@ -184,66 +175,31 @@ class Columns(NamedTuple):
 
 
 def choose_columns(file: Path, schema: Any, data: Data) -> Columns:
-    """The columns by DATA.COLUMNS, else by their types and usual names. `schema`: of pyarrow."""
-    columns = ", ".join(f"{field.name} {field.type}" for field in schema)
-    if missing := [name for name in data.COLUMNS if name not in schema.names]:
-        raise DataError(f"{file}: no column {missing[0]} (DATA.COLUMNS); it has {columns}")
-    images = [field for field in schema if _image_bytes(field)]
-    classes = _class_names(schema)
-    if data.COLUMNS:
-        image, label = (schema.field(name) for name in data.COLUMNS)
-    else:
-        usual = [field for field in images if field.name in IMAGE_NAMES]
-        image = _only(file, "images", images if len(images) == 1 else usual, columns)
-        labels = [field for field in schema if _is_label(field) and _is_called_label(field.name, classes)]
-        label = _only(file, "labels", labels, columns)
-    if image not in images or not _is_label(label):
+    """The columns of DATA.COLUMNS, or those that Hugging Face's are usually called. `schema`: of pyarrow."""
+    import pyarrow.types as types
+
+    names = data.COLUMNS or USUAL_COLUMNS
+    if missing := [name for name in names if name not in schema.names]:
+        columns = ", ".join(f"{field.name} {field.type}" for field in schema)
+        raise DataError(f"{file}: no column {missing[0]}, but {columns}; {NAME_COLUMNS}")
+    image, label = (schema.field(name) for name in names)
+    inside = {field.name: field for field in image.type} if types.is_struct(image.type) else {}
+    content = inside.get("bytes", image).type
+    is_whole = types.is_integer(_value_type(label.type))
+    is_text = str(_value_type(label.type)) in ("string", "large_string", "string_view")
+    if not (is_whole or is_text) or str(content) not in ("binary", "large_binary", "binary_view"):
         raise DataError(
             f"{file}: {image.name} has the type {image.type} and {label.name} {label.type}; images are stored as binary "
             f"or as a struct with bytes, labels are whole numbers or names, so {NAME_COLUMNS}"
         )
-    inside = {each.name for each in image.type} if str(image.type).startswith("struct<") else ()
-    path, are_names = f"{image.name}.path" if "path" in inside else None, not _is_whole(label)
-    names = None if are_names else classes.get(label.name)
-    return Columns(_image_bytes(image), path, label.name, are_names, names and _distinct(names))
-
-
-def _only(file: Path, kind: str, found: list, columns: str) -> Any:
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(field.name for field in found)
-    problem = f"any of these columns may hold the {kind}: {names}" if names else f"no column of {kind} is recognised"
-    raise DataError(f"{file}: {problem} (columns: {columns}); {NAME_COLUMNS}")
-
-
-def _is_called_label(name: str, classes: dict) -> bool:
-    return name in classes or name.lower() in LABEL_NAMES or name.lower().endswith(("_label", "_class"))
-
-
-def _image_bytes(field: Any) -> str | None:
-    """The column with the bytes, if this can be a column of images."""
-    binary = ("binary", "large_binary", "binary_view")
-    if str(field.type) in binary:
-        return field.name
-    inside = field.type if str(field.type).startswith("struct<") else ()
-    return f"{field.name}.bytes" if any(each.name == "bytes" and str(each.type) in binary for each in inside) else None
-
-
-def _is_label(field: Any) -> bool:
-    """Whether these are whole numbers, or names, also as a dictionary of names."""
-    return _is_whole(field) or str(_value_type(field.type)) in ("string", "large_string", "string_view")
-
-
-def _is_whole(field: Any) -> bool:
-    import pyarrow.types as types
-
-    return types.is_integer(_value_type(field.type))
+    classes = None if is_text else _class_names(schema).get(label.name)
+    path = f"{image.name}.path" if "path" in inside else None
+    return Columns(f"{image.name}.bytes" if inside else image.name, path, label.name, is_text, classes)
 
 
 def _value_type(kind: Any) -> Any:
-    import pyarrow.types as types
-
-    return kind.value_type if types.is_dictionary(kind) else kind
+    """The type of the values, also where they are stored as a dictionary of the distinct ones."""
+    return getattr(kind, "value_type", kind)
 
 
 def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
@@ -251,7 +207,7 @@ def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         return {
-            name: tuple(map(str, feature["names"]))
+            name: _distinct(tuple(map(str, feature["names"])))
             for name, feature in features.items()
             if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature.get("names")
         }
@@ -344,7 +300,7 @@ def _in_pyarrow(problem: str, task: Callable[[], Any]) -> Any:
     except (pyarrow.ArrowException, OSError) as error:
         if getattr(error, "errno", None):
             raise
-        raise DataError(f"{problem} ({error}); {GET_AGAIN}") from error
+        raise DataError(f"{problem} ({error}); the file is damaged or incomplete; get it again") from error
 
 
 def _labels(file: Path, columns: Columns) -> Any:
@@ -367,27 +323,22 @@ def _read_rows(file: Path, columns: Columns) -> tuple[list[tuple[int, int, int]]
 
         labels = compute.index_in(labels, value_set=pyarrow.array(columns.classes, pyarrow.string()))
     numbers = labels.to_numpy()
-    _check_labels(file, numbers, columns)
+    limit = MAX_CLASSES if columns.classes is None else len(columns.classes)
+    if (wrong := (numbers < 0) | (numbers >= limit)).any():
+        row = int(wrong.argmax())
+        raise DataError(
+            f"{file}, row {row}: {columns.label} is {numbers[row]}, which is not the number of a class from 0 to "
+            f"{limit - 1:,}, as in {counted(int(wrong.sum()), 'row')} of {len(numbers):,}; test images of a competition have "
+            f"negative ones: move such files elsewhere, or {NAME_COLUMNS}"
+        )
     if columns.path:
         texts = read_columns(file, [columns.path]).column(0).flatten()[0]
         names = [] if texts.null_count else [text.encode(errors="surrogateescape") for text in texts.to_pylist()]
     return _row_groups(file, columns), numbers.astype(np.int32), names or [b""] * len(numbers)
 
 
-def _check_labels(file: Path, labels: np.ndarray, columns: Columns) -> None:
-    limit = MAX_CLASSES if columns.classes is None else len(columns.classes)
-    if not (wrong := (labels < 0) | (labels >= limit)).any():
-        return
-    row, count = int(wrong.argmax()), int(wrong.sum())
-    raise DataError(
-        f"{file}, row {row}: {columns.label} is {labels[row]}, which is not the number of a class from 0 to {limit - 1:,}, as "
-        f"in {counted(count, 'row')} of {len(labels):,}; a negative one means that the class is not known, as in test images "
-        "of a competition: move files without labels elsewhere, or choose the column with -opts DATA.COLUMNS=[IMAGES,CLASSES]"
-    )
-
-
 def _row_groups(file: Path, columns: Columns) -> list[tuple[int, int, int]]:
-    """Number, rows and bytes of the images of each row group that has rows, by the footer. Every row needs an image."""
+    """Number, rows and bytes of the images of each row group that has rows, by the footer."""
     with opened(file) as content:
         metadata, groups = content.metadata, []
     for number in range(metadata.num_row_groups):
@@ -395,24 +346,15 @@ def _row_groups(file: Path, columns: Columns) -> list[tuple[int, int, int]]:
         chunks = (group.column(each) for each in range(group.num_columns))
         chunk = next(each for each in chunks if each.path_in_schema == columns.image)
         if chunk.statistics is not None and chunk.statistics.null_count:
-            _refuse_without_bytes(file, columns, number, sum(rows for _, rows, _ in groups))
+            first = sum(rows for _, rows, _ in groups)
+            raise DataError(
+                f"{file}: {counted(chunk.statistics.null_count, 'row')} from row {first} on have no image, or only the path "
+                "of one; remove them, or write the file anew with embedded images (in Hugging Face's library: map with "
+                "embed_table_storage)"
+            )
         if group.num_rows:
             groups.append((number, group.num_rows, chunk.total_uncompressed_size))
     return groups
-
-
-def _refuse_without_bytes(file: Path, columns: Columns, group: int, first: int) -> None:
-    wanted = [columns.image, *([columns.path] if columns.path else [])]
-    rows = read_columns(file, wanted, group).column(0).to_pylist()
-    row = next(row for row, value in enumerate(rows) if (value["bytes"] if isinstance(value, dict) else value) is None)
-    path = rows[row].get("path") if isinstance(rows[row], dict) else None
-    problem = "there is no image; remove the row"
-    if path:
-        problem = (
-            f"the image is only named ({path}), its bytes are not in the file; write the file anew with embedded images (in "
-            "Hugging Face's library: map with embed_table_storage), or use -dataset csv with the paths"
-        )
-    raise DataError(f"{file}, row {first + row}: {problem}")
 
 
 # --- the images ---
@@ -423,30 +365,25 @@ class GroupCache:
 
     def __init__(self):
         self._lock, self._process = threading.Lock(), os.getpid()
-        self._groups: OrderedDict[Hashable, tuple[Future, int]] = OrderedDict()
-        self._num_bytes = 0
+        self._groups: OrderedDict[Hashable, Future] = OrderedDict()
 
-    def get(self, key: Hashable, num_bytes: int, limit: int, read: Callable[[], Any]) -> Any:
-        """What `read` returns for this key, which has so many bytes. The oldest are dropped to keep to the limit."""
+    def get(self, key: Hashable, limit: int, read: Callable[[], Any]) -> Any:
+        """What `read` returns for this key. The oldest are dropped to keep no more than `limit`."""
         if self._process != os.getpid():
             self.__init__()  # after a fork: a thread that is not here may hold the lock, and read for ever
         with self._lock:
-            future, _ = self._groups.get(key, (None, 0))
-            is_first = future is None
-            if is_first:
-                future = Future()
-                self._groups[key] = future, num_bytes
-                self._num_bytes += num_bytes
-                while self._num_bytes > limit and len(self._groups) > 1:
-                    self._num_bytes -= self._groups.popitem(last=False)[1][1]
-            else:
-                self._groups.move_to_end(key)
+            future = self._groups.get(key)
+            if is_first := future is None:
+                future = self._groups[key] = Future()
+            self._groups.move_to_end(key)
+            while len(self._groups) > limit:
+                self._groups.popitem(last=False)
         if is_first:
             try:
                 future.set_result(read())
             except BaseException as error:
                 with self._lock:
-                    self._num_bytes -= self._groups.pop(key, (None, 0))[1]  # the next one tries again
+                    self._groups.pop(key, None)  # the next one tries again
                 future.set_exception(error)
         return future.result()
 
@@ -469,8 +406,8 @@ class ParquetImages(EncodedImages):
             np.concatenate([[0], np.cumsum(index.column(name), dtype=np.int64)]) for name in ("file_rows", "group_rows")
         )
         self.groups = {name: index.column(f"group_{name}") for name in ("file", "number", "bytes")}
-        self.largest_group = int(self.groups["bytes"].max(initial=0))
-        self.limit = max(CACHE_BYTES, MIN_GROUPS * self.largest_group)
+        self.num_bytes = max(int(self.groups["bytes"].sum()), 1)
+        self.limit = max(CACHE_BYTES, MIN_GROUPS * int(self.groups["bytes"].max(initial=0)))
         self.reach = min(data.SHUFFLE_BUFFER, self._within(self.limit))
 
     def name(self, index: int) -> str:
@@ -506,12 +443,8 @@ class ParquetImages(EncodedImages):
         row = self.first + self.row(index)
         group = int(np.searchsorted(self.group_starts, row, "right")) - 1
         file, number = self.files[self.groups["file"][group]], int(self.groups["number"][group])
-        images = GROUPS.get(
-            (file, number, self.column),
-            int(self.groups["bytes"][group]),
-            self.limit,
-            lambda: _read_group(file, number, self.column),
-        )
+        num_kept = max(self.limit * len(self.groups["bytes"]) // self.num_bytes, MIN_GROUPS)
+        images = GROUPS.get((file, number, self.column), num_kept, lambda: _read_group(file, number, self.column))
         data = images[row - int(self.group_starts[group])].as_py()
         if data is None:
             raise DataError(f"{self.name(index)}: there is no image; remove the row")
@@ -533,7 +466,7 @@ class ParquetImages(EncodedImages):
 
     def _within(self, num_bytes: int) -> int:
         """How far an image may move without finding its row group dropped. A quarter is for batches read ahead."""
-        mean = max(int(self.groups["bytes"].sum()) // max(int(self.group_starts[-1]), 1), 1)
+        mean = max(self.num_bytes // max(int(self.group_starts[-1]), 1), 1)
         return max(num_bytes * 3 // 4 // mean, 1)
 
 

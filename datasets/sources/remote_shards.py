@@ -6,6 +6,7 @@ another drops it keeps reading, since it has opened it.
 """
 
 import contextlib
+import functools
 import hashlib
 import os
 import threading
@@ -20,7 +21,7 @@ from configs.schema import Config
 from datasets.index import ENDING, caches_folder
 from datasets.shuffle import GroupedShuffle
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts
-from datasets.sources.server import DeniedError, ListedFile, NotThereError, Server, parse_address
+from datasets.sources.server import ListedFile, NotThereError, Server, parse_address
 from datasets.sources.shards import (
     CLASSES_FILE,
     Shard,
@@ -151,47 +152,16 @@ class TarCache:
                     part.unlink()
 
 
-class Prefetcher:
-    """Threads of one process that pull the next tars of the epoch; nothing waits for them or depends on them.
-
-    Every process of a host has some. A tar that one is pulling is passed over by the others, so they share the work.
-    """
-
-    def __init__(self, cache: TarCache, pull: Callable[[ShardTar, bytes], object]):
-        """`pull` is given a tar and its checksum by the index."""
-        self._cache, self._pull = cache, pull
-        self._lock, self._num_threads = threading.Lock(), 0
-        self._next: list[tuple[ShardTar, bytes]] = []  # to be pulled, the last one first
-
-    def aim(self, tars: Sequence[tuple[ShardTar, bytes]]) -> None:
-        """Note which tars will be read, in their order. Returns at once."""
-        fitting = np.cumsum([tar.size for tar, _ in tars]) <= SHARE_AHEAD * self._cache.limit
-        ahead = [each for each, fits in zip(tars, fitting, strict=True) if fits][::-1]
-        for tar, _ in ahead:
-            self._cache.use(tar)  # so that none is dropped for another, and the last one rather than the next
-        with self._lock:
-            self._next = ahead
-            while self._num_threads < NUM_PULLERS:
-                self._num_threads += 1
-                # A daemon: the program's end does not wait for it.
-                threading.Thread(target=self._work, name="prefetch", daemon=True).start()
-
-    def _work(self) -> None:
-        while taken := self._take():
-            # Another process may be pulling it. If it cannot be pulled, the process that needs it says why.
-            with contextlib.suppress(DataError, OSError):
-                self._pull(*taken)
-
-    def _take(self) -> tuple[ShardTar, bytes] | None:
-        with self._lock:
-            if self._next:
-                return self._next.pop()
-            self._num_threads -= 1
-            return None
+@functools.lru_cache(2)
+def _order_of(images: ShardImages, seed: int, epoch: int) -> GroupedShuffle:
+    return images.epoch_order(seed, epoch)
 
 
 class ServerFolder(ShardFolder):
-    """A folder on a server."""
+    """A folder on a server. Threads of each process of a host pull the next tars of the epoch, and share the work:
+
+    a tar that another process is pulling is passed over. Nothing waits for these threads or depends on them.
+    """
 
     def __init__(self, config: Config, say: Callable[[str], None]):
         data = config.DATA
@@ -200,16 +170,16 @@ class ServerFolder(ShardFolder):
         known_by = hashlib.sha256(address.folder.encode()).hexdigest()[:16]
         super().__init__(caches_folder(config) / f"shards-{known_by}")
         self.title, self.cache = self.server.url, TarCache(self.root / "tars", self.server)
-        self._names, self._limit_gb, self._say = address.names, data.REMOTE_CACHE_GB, say
+        self._names, self._limit_gb = address.names, data.REMOTE_CACHE_GB
         self._listed: set[str] = set()
-        self._scans, self._has_scanned = threading.Semaphore(NUM_SCANS), False
-        self._prefetcher = Prefetcher(self.cache, lambda *tar: self._pull(*tar, waits=False))
+        self._scans = threading.Semaphore(NUM_SCANS)
+        self._lock, self._num_threads = threading.Lock(), 0
+        self._next: list[tuple[ShardTar, bytes]] = []  # to be pulled with their checksums, the last one first
         self._aim: tuple[int, int, int] | None = None
-        self._orders: dict[tuple[int, int], GroupedShuffle] = {}
 
     def __getstate__(self) -> dict:
         """The folder for a loader process, without what belongs to this one."""
-        return self.__dict__ | {"_say": None, "_scans": None, "_prefetcher": None}
+        return self.__dict__ | {"_scans": None, "_lock": None}
 
     # --- what is on the server ---
 
@@ -236,11 +206,9 @@ class ServerFolder(ShardFolder):
             here = self.server.listing()
             below = [each.name for each in here if each.is_folder and each.name.lower() in (*TRAIN_NAMES, *VAL_NAMES)]
             here += [each._replace(name=f"{name}/{each.name}") for name in below for each in self.server.listing(name)]
-        except (NotThereError, DeniedError) as error:
-            if self.server.scheme == "s3":
-                raise
+        except NotThereError as error:
             raise DataError(
-                f"{error}. Servers that list no folders need the names: -data_path "
+                f"{error}. A web server that lists no folders needs the names: -data_path "
                 f"'{self.title}/{{train-{{000000..000146}},val-{{000000..000006}}}}.tar'"
             ) from None
         self._listed = {each.name for each in here}
@@ -249,18 +217,14 @@ class ServerFolder(ShardFolder):
     def _make_room(self, tars: list[ShardTar]) -> None:
         """Settle how much the cache may hold: DATA.REMOTE_CACHE_GB, or not set all tars, if the disk has room for them."""
         self.cache.remove_left()
-        free, here = free_bytes(self.cache.folder), self.cache.size()
-        held, total = sum(tar.size for tar in tars if self.cache.holds(tar)), sum(tar.size for tar in tars)
-        limit = min(total / SHARE_AHEAD, SHARE_OF_DISK * (free + here))
+        free, total = free_bytes(self.cache.folder), sum(tar.size for tar in tars)
+        held = sum(tar.size for tar in tars if self.cache.holds(tar))
+        limit = min(total / SHARE_AHEAD, SHARE_OF_DISK * (free + self.cache.size()))
         self.cache.limit = int(limit if self._limit_gb is None else self._limit_gb * 1e9)
         self.notes = [
             f"{self.title}: {format_bytes(held)} of {format_bytes(total)} are in {self.cache.folder}, which may hold "
             f"{format_bytes(self.cache.limit)}; free there: {format_bytes(free)}"
         ]
-        if min(total - held, self.cache.limit - here) > free:
-            self.notes.append(
-                "warning: the disk has less room than DATA.REMOTE_CACHE_GB allows; lower it, or make room"
-            )
 
     def classes(self) -> str | None:
         content = self.server.read(CLASSES_FILE)
@@ -288,9 +252,6 @@ class ServerFolder(ShardFolder):
             if number is not None and (from_server or table.tar(number).version == tar.version):
                 return table.shard(number)
         with self._scans:
-            if not self._has_scanned:
-                self._has_scanned = True
-                self._say(f"index: {self.title} has tars without a valid index; each is read once to make it")
             return scan(self.open(tar))
 
     # --- reading ---
@@ -315,21 +276,37 @@ class ServerFolder(ShardFolder):
 
         self.cache.pull(tar, check, waits)
 
-    def will_read(self, images: ImageSet, seed: int, epoch: int, position: int) -> None:
+    def will_read(self, images: ShardImages, seed: int, epoch: int, position: int) -> None:
         """Pull the tars from this position on, and the first of the next epoch, each time that another one is begun."""
-        order = self._order_of(images, seed, epoch)
+        order = _order_of(images, seed, epoch)
         aim = (seed, epoch, int(order.groups_of(position, position + 1)[0]))
-        if aim != self._aim:
-            self._aim = aim
-            groups = order.groups_of(position, len(order))[:MOST_AHEAD].tolist()
-            groups += self._order_of(images, seed, epoch + 1).groups[: MOST_AHEAD - len(groups)].tolist()
-            self._prefetcher.aim([(images.table.tar(group), images.table.checksum(group)) for group in groups])
+        if aim == self._aim:
+            return
+        self._aim = aim
+        groups = order.groups_of(position, len(order))[:MOST_AHEAD].tolist()
+        groups += _order_of(images, seed, epoch + 1).groups[: MOST_AHEAD - len(groups)].tolist()
+        tars = [(images.table.tar(group), images.table.checksum(group)) for group in groups]
+        fitting = np.cumsum([tar.size for tar, _ in tars]) <= SHARE_AHEAD * self.cache.limit
+        ahead = [each for each, fits in zip(tars, fitting, strict=True) if fits][::-1]
+        for tar, _ in ahead:
+            self.cache.use(tar)  # so that none is dropped for another, and the last one rather than the next
+        with self._lock:
+            self._next = ahead
+            while self._num_threads < NUM_PULLERS:
+                self._num_threads += 1
+                # A daemon: the program's end does not wait for it.
+                threading.Thread(target=self._pull_ahead, name="prefetch", daemon=True).start()
 
-    def _order_of(self, images: ShardImages, seed: int, epoch: int) -> GroupedShuffle:
-        if (seed, epoch) not in self._orders:
-            self._orders = {key: self._orders[key] for key in list(self._orders)[-1:]}  # two at most
-            self._orders[seed, epoch] = images.epoch_order(seed, epoch)
-        return self._orders[seed, epoch]
+    def _pull_ahead(self) -> None:
+        while True:
+            with self._lock:
+                if not self._next:
+                    self._num_threads -= 1
+                    return
+                tar, checksum = self._next.pop()
+            # If it cannot be pulled, the process that needs it says why.
+            with contextlib.suppress(DataError, OSError):
+                self._pull(tar, checksum, waits=False)
 
     def check_limit(self, images: ShardImages) -> None:
         """ConfigError if the cache cannot hold the largest tars that DATA.SHUFFLE_BUFFER can mix at any time."""

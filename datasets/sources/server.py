@@ -15,26 +15,32 @@ from urllib.parse import unquote
 from utils.errors import DataError
 from utils.text import redacted
 
-MAX_TARS = 1_000_000
+MAX_TARS = 1_000_000  # of a range
+BRACES = re.compile(r"\{((?:[^{}]|\{[^{}]*\})*)\}")
 NUMBERS = re.compile(r"(\d+)\.\.(\d+)")
 BLOCK = 16 << 20  # bytes of a request: what is lost when a connection breaks
 SECONDS_TO_CONNECT, SECONDS_OF_SILENCE = 10.0, 30.0
 FIRST_WAIT, LONGEST_WAIT = 0.05, 15.0  # seconds between tries, doubled from one to the next
-SECONDS_TO_FIND = 3.0  # for which a server is looked for that has never answered
 PACKAGES = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs"}
 # Classes of aiohttp, botocore and ssl by their names: none of these is imported for the other.
 NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError"}
 NO_CREDENTIALS |= {"SSOError", "TokenRetrievalError", "ConfigParseError", "ConfigNotFound", "InvalidConfigError"}
-NO_CONNECTION = {"ClientConnectorError", "EndpointConnectionError", "gaierror", "ConnectionRefusedError"}
-NO_TRUST = {"ClientSSLError", "ClientConnectorCertificateError", "SSLError", "SSLCertVerificationError"}
-MALFORMED = {"ParamValidationError", "InvalidURL", "ValueError", "RecursionError"}  # the last: of endless redirects
+# Of certificates, malformed names, and endless redirects.
+LASTING = {"ClientSSLError", "ClientConnectorCertificateError", "SSLError", "SSLCertVerificationError"}
+LASTING |= {"ParamValidationError", "InvalidURL", "ValueError", "RecursionError"}
 TRANSIENT_STATUS = {408, 421, 425, 429}  # of those below 500
 # What s3fs makes of answers that no other try changes: another region, a malformed request or name.
 LASTING_ERRNO = {errno.EINVAL, errno.ENAMETOOLONG, errno.EPERM, getattr(errno, "EREMCHG", errno.EINVAL)}
+# What to do, over HTTP and for S3.
+CREDENTIALS = (
+    "if it needs a password, put it into the file ~/.netrc; if not, ask who runs the server",
+    "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for a public bucket FSSPEC_S3_ANON=true",
+)
+ADDRESS = (
+    "check the host in DATA.DATA_PATH, the network, HTTPS_PROXY behind a proxy, and SSL_CERT_FILE",
+    "check the bucket in DATA.DATA_PATH, AWS_DEFAULT_REGION, AWS_ENDPOINT_URL, and the network",
+)
 T = TypeVar("T")
-
-
-# --- the address ---
 
 
 class Address(NamedTuple):
@@ -51,43 +57,27 @@ def parse_address(url: str) -> Address:
         return Address(url.rstrip("/"), None)
     folder = before.rpartition("/")[0]
     names = sorted(set(expand(url[len(folder) + 1 :])))
-    if wrong := next((name for name in names if not name.lower().endswith(".tar") or ".." in name.split("/")), None):
-        raise DataError(f"DATA.DATA_PATH: {url} names {wrong!r}, which is no .tar below {folder}; correct it")
+    for name in names or [url]:
+        if not name.lower().endswith(".tar") or ".." in name.split("/") or set("{}") & set(name):
+            raise DataError(
+                f"DATA.DATA_PATH: {url} means {name!r}, which is no .tar below {folder}; write for example "
+                "train-{000000..000146}.tar"
+            )
     return Address(folder, names)
 
 
 def expand(pattern: str) -> list[str]:
-    """The texts that a pattern means: {000..146} is a range with leading zeros, {train,val} a choice; both may nest."""
-    start = pattern.find("{")
-    if start < 0:
+    """The texts that a pattern means: {000..146} is a range with leading zeros, {train,val} a choice that may hold ranges."""
+    braces = BRACES.search(pattern)
+    if braces is None:
         return [pattern]
-    depth, edges = 0, [start]
-    for end in range(start, len(pattern)):
-        depth += {"{": 1, "}": -1}.get(pattern[end], 0)
-        if depth == 1 and pattern[end] == "," or depth == 0:
-            edges.append(end)
-        if depth == 0:
-            break
-    else:
-        raise DataError(
-            f"DATA.DATA_PATH: a brace in {pattern!r} is not closed; write for example train-{{000000..000146}}.tar"
-        )
-    choices = [pattern[left + 1 : right] for left, right in zip(edges, edges[1:], strict=False)]
-    if len(choices) == 1 and (numbers := NUMBERS.fullmatch(choices[0])):
-        first, last = numbers.groups()
-        width = len(first) if first.startswith("0") else 0
-        _check_number(pattern, int(last) - int(first) + 1)
-        choices = [f"{number:0{width}d}" for number in range(int(first), int(last) + 1)]
-    else:
-        choices = [each for choice in choices for each in expand(choice)]
-    rest = expand(pattern[end + 1 :])
-    _check_number(pattern, len(choices) * len(rest))
-    return [f"{pattern[:start]}{choice}{each}" for choice in choices for each in rest]
-
-
-def _check_number(pattern: str, number: int) -> None:
-    if not 0 < number <= MAX_TARS:
-        raise DataError(f"DATA.DATA_PATH: {pattern!r} means {number:,} tars; write from 1 to {MAX_TARS:,} of them")
+    choices = braces[1].split(",")
+    if numbers := NUMBERS.fullmatch(braces[1]):
+        first, last = map(int, numbers.groups())
+        choices = [f"{number:0{len(numbers[1])}d}" for number in range(first, min(last + 1, first + MAX_TARS))]
+    return [
+        each for choice in choices for each in expand(f"{pattern[: braces.start()]}{choice}{pattern[braces.end() :]}")
+    ]
 
 
 # --- what goes wrong ---
@@ -98,20 +88,15 @@ class ShortAnswerError(Exception):
 
 
 class NotThereError(DataError):
-    """There is no such file or folder."""
-
-
-class DeniedError(DataError):
-    """It may not be read."""
+    """There is no such file or folder, or it may not be read."""
 
 
 class Trouble(NamedTuple):
-    """A failed request: what to tell the user, without credentials, and whether another try may help."""
+    """A failed request: what to tell the user, without credentials, and whether another try would fail as well."""
 
     words: str
     remedy: str
-    lasts: bool = True  # another try would fail as well
-    no_connection: bool = False
+    lasts: bool
     kind: type[DataError] = DataError  # to raise
 
 
@@ -122,26 +107,14 @@ def judge(error: BaseException, scheme: str) -> Trouble:
     names, status = {each.__name__ for each in type(error).__mro__}, _status_of(error)
     words = redacted(f"{type(error).__name__}: {error}".rstrip(": ").replace("\n", " "))
     if names & NO_CREDENTIALS or isinstance(error, PermissionError) or status in (401, 403):
-        remedy = "if it needs a password, put it into the file ~/.netrc; if not, ask who runs the server"
-        if scheme == "s3":
-            remedy = (
-                "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, of one who may list and read it; for "
-                "a public bucket FSSPEC_S3_ANON=true"
-            )
-        return Trouble(f"access is denied ({words})", remedy, kind=DeniedError)
+        return Trouble(f"access is denied ({words})", CREDENTIALS[scheme == "s3"], True, NotThereError)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
-        remedy = "check the names in DATA.DATA_PATH (-data_path), and that it is still there"
-        return Trouble(f"it is not there ({words})", remedy, kind=NotThereError)
-    if names & NO_TRUST:
-        remedy = "check the address, and SSL_CERT_FILE where a company has its own"
-        return Trouble(f"no secure connection ({words})", remedy)
-    if names & NO_CONNECTION:
-        remedy = "check the host in DATA.DATA_PATH (for S3 also AWS_ENDPOINT_URL), the network, and HTTPS_PROXY behind a proxy"
-        return Trouble(f"no connection ({words})", remedy, lasts=False, no_connection=True)
+        return Trouble(
+            f"it is not there ({words})", "check the names in DATA.DATA_PATH (-data_path)", True, NotThereError
+        )
     is_refused = status is not None and status < 500 and status not in TRANSIENT_STATUS
-    if is_refused or isinstance(error, OSError) and error.errno in LASTING_ERRNO or names & MALFORMED:
-        return Trouble(words, "check the address; of S3 the bucket's name, and its region in AWS_DEFAULT_REGION")
-    return Trouble(words, "check the server and the network", lasts=False)
+    lasts = is_refused or isinstance(error, OSError) and error.errno in LASTING_ERRNO or bool(names & LASTING)
+    return Trouble(words, ADDRESS[scheme == "s3"], lasts)
 
 
 def _status_of(error: BaseException) -> int | None:
@@ -171,7 +144,7 @@ class Server:
         """`patience`: seconds for which a request is repeated; `say` is told of the first failures."""
         self.url, self.patience, self.say = url.rstrip("/"), patience, say
         self.scheme = url.partition("://")[0]
-        self._has_answered, self._num_failed = False, 0
+        self._num_failed = 0
         self._options = self._make_options()
 
     def __getstate__(self) -> dict:
@@ -229,17 +202,11 @@ class Server:
         start, wait = time.monotonic(), FIRST_WAIT
         while True:
             try:
-                result = task(
-                    fsspec.filesystem(self.scheme, **self._options)
-                )  # of this process, made anew after a fork
-                self._has_answered = True
-                return result
+                return task(fsspec.filesystem(self.scheme, **self._options))  # of this process, made anew after a fork
             except Exception as error:
                 trouble = judge(error, self.scheme)
-            spent, patience = time.monotonic() - start, self.patience
-            if trouble.no_connection and not self._has_answered:
-                patience = min(patience, SECONDS_TO_FIND)
-            if trouble.lasts or spent + wait > patience:
+            spent = time.monotonic() - start
+            if trouble.lasts or spent + wait > self.patience:
                 tried = "" if trouble.lasts else f", tried for {spent:.0f} s (DATA.REMOTE_PATIENCE)"
                 raise trouble.kind(f"{url}: {trouble.words}{tried}; {trouble.remedy}")
             self._num_failed += 1

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -26,12 +26,12 @@ from datasets.index import (
     open_index,
     open_or_build,
 )
+from datasets.labels import MAX_CLASSES, MAX_DIGITS, check_trained, numbered_classes
 from datasets.shuffle import GroupedShuffle
 from datasets.sources.folder import subfolders
 from datasets.sources.images import EncodedImages
-from datasets.sources.labels import MAX_CLASSES, check_trained, numbered_classes
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
-from datasets.sources.tar import HeaderReader, Member, Tar
+from datasets.sources.tar import Member, Tar
 from datasets.transforms.decode import KNOWN_ENDINGS, PixelRules
 from datasets.types import ImageSet
 from utils.bar import shown
@@ -45,7 +45,6 @@ NUM_PIECES, PIECE = 64, 8192  # what is compared of a tar, pieces in bytes; of h
 MAX_LABEL_BYTES = 1 << 20  # a larger .json file is not a label
 MAX_OPEN_TARS = 128  # of one process, whose limit for open files may be 256
 NUM_THREADS = 16  # which mostly wait for the disk
-AT_ONCE = 256  # tars
 CLASSES_FILE = "classes.txt"
 EXPECTS = "train-000000.tar ... and val-000000.tar ..., or train/*.tar and val/*.tar"
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
@@ -90,7 +89,7 @@ class ShardFolder:
         return ShardTar(path.relative_to(self.root).as_posix(), stat.st_size, stat.st_mtime_ns)
 
     def title_of(self, tar: ShardTar) -> str:
-        """What messages call a tar."""
+        """The name of a tar in messages."""
         return f"{self.title}/{tar.name}"
 
     def open(self, tar: ShardTar, checksum: bytes = b"") -> Tar:
@@ -106,7 +105,7 @@ class ShardFolder:
         return file.read_text(encoding="utf-8", errors="surrogateescape") if file.is_file() else None
 
     def load(self, tar: ShardTar, known: Sequence["ShardTable"]) -> Shard:
-        """The samples of a tar: from an index of before if it has this tar, also under another date, or by reading it."""
+        """The samples of a tar: from an older index if it has this tar, also under another date, or by reading it."""
         for table in known:
             number = table.find(tar)
             if number is not None and (
@@ -125,20 +124,13 @@ class ShardFolder:
 
 def _find_tars(root: Path) -> dict[str, list[Path]]:
     """The sorted tars of each part: PART-000000.tar, also with a prefix, and PART/*.tar. Others are parts of their own."""
-    tars = defaultdict(list)
-    for path in sorted([*root.iterdir(), *(each for name in subfolders(root) for each in (root / name).iterdir())]):
-        packed = path.suffix if path.suffix in COMPRESSED else ""
-        name = path.name.removesuffix(packed)
-        if path.name.startswith(".") or not name.lower().endswith(".tar"):
-            continue
-        part = part_of(path.relative_to(root).with_name(name).as_posix())
-        if not packed:
-            tars[part].append(path)
-        elif part.lower() in (*TRAIN_NAMES, *VAL_NAMES) and not path.with_suffix("").exists():
-            raise DataError(
-                f"{path} is compressed, so it cannot be read by position; unpack it to {path.with_suffix('').name} "
-                "(images hardly shrink)"
-            )
+    folders, tars = [root, *(root / name for name in subfolders(root))], defaultdict(list)
+    for path in sorted(path for folder in folders for path in folder.iterdir()):
+        # A compressed tar is refused when it is read, unless it has been unpacked beside it.
+        is_packed = path.suffix in COMPRESSED and not path.with_suffix("").exists()
+        name = path.with_suffix("") if is_packed else path
+        if name.suffix.lower() == ".tar" and not name.name.startswith("."):
+            tars[part_of(name.relative_to(root).as_posix())].append(path)
     return tars
 
 
@@ -153,76 +145,58 @@ def part_of(name: str) -> str:
 
 
 def scan(tar: Tar) -> Shard:
-    """Read the headers and labels of a tar."""
-    samples, headers = _Samples(tar.title), HeaderReader(tar)
-    for member in headers.members():
-        samples.add(member, headers)
-    return samples.shard(checksum_of(tar))
-
-
-def checksum_of(tar: Tar) -> bytes:
-    """A checksum of pieces from all over the tar, by which an index recognises its copy, which has another date."""
-    starts = np.linspace(0, max(tar.size - PIECE, 0), NUM_PIECES, dtype=int).tolist()
-    return hashlib.blake2b(b"".join(tar.read(start, PIECE) for start in starts), digest_size=16).digest()
-
-
-class _Samples:
-    """The files of one tar, grouped into samples by their names up to the first dot."""
-
-    def __init__(self, title: str):
-        self.title = title
-        self.images: dict[str, Member] = {}
-        self.labels: dict[str, int] = {}  # of .cls files, which take precedence
-        self.json_labels: dict[str, int] = {}
-
-    def add(self, member: Member, headers: HeaderReader) -> None:
+    """Read the headers and labels of a tar: files are one sample if their names agree up to the first dot."""
+    images: dict[str, Member] = {}
+    labels: dict[str, int] = {}
+    for member in tar.members():
         folder, slash, file = member.name.rpartition("/")
         stem, _, ending = file.partition(".")
         key, ending = folder + slash + stem, ending.lower()
         if not stem:  # hidden files, such as macOS adds
-            return
+            continue
         if f".{ending}" in KNOWN_ENDINGS:
-            if key in self.images:
+            if key in images:
                 raise DataError(
-                    f"{self.title}: the sample {key!r} has two images, {self.images[key].name!r} and {member.name!r}; "
+                    f"{tar.title}: the sample {key!r} has two images, {images[key].name!r} and {member.name!r}; "
                     "each sample needs a name of its own"
                 )
-            self.images[key] = member
-        elif ending == "cls":
-            text = headers.read(member.offset, min(member.size, 64)).strip()
-            self.labels[key] = self._number(member, int(text) if text.isdigit() else text.decode(errors="replace"))
-        elif ending == "json" and member.size <= MAX_LABEL_BYTES:
-            label = _label_in(headers.read(member.offset, member.size))
+            images[key] = member
+        elif ending == "cls" or ending == "json" and member.size <= MAX_LABEL_BYTES and key not in labels:
+            label = _label_in(tar.read(member.offset, min(member.size, MAX_LABEL_BYTES)), ending)
             if label is not None:
-                self.json_labels[key] = self._number(member, label)
-
-    def _number(self, member: Member, label: int | str) -> int:
-        if not isinstance(label, int) or not 0 <= label < MAX_CLASSES:
-            raise DataError(f"{self.title}: {member.name!r} contains {label!r}, which is not a class number (from 0)")
-        return label
-
-    def shard(self, checksum: bytes) -> Shard:
-        """All samples. DataError if one has no image or no label."""
-        labels = self.json_labels | self.labels
-        lacking = next((key for key in labels | self.images if key not in labels or key not in self.images), None)
-        if lacking is not None:
-            lacks, endings = (
-                ("label", ".cls or .json") if lacking in self.images else ("image", " ".join(KNOWN_ENDINGS))
-            )
-            raise DataError(f"{self.title}: the sample {lacking!r} has no {lacks} ({endings}); complete or remove it")
-        numbers = [(labels[key], member.offset, member.size) for key, member in self.images.items()]
-        names = [os.fsencode(member.name) for member in self.images.values()]
-        return Shard(*np.array(numbers, np.int64).reshape(-1, 3).T, names, checksum)
+                labels[key] = _checked_label(tar, member, label)
+    lacking = next(iter(labels.keys() ^ images.keys()), None)
+    if lacking is not None:
+        lacks, endings = ("label", ".cls or .json") if lacking in images else ("image", " ".join(KNOWN_ENDINGS))
+        raise DataError(f"{tar.title}: the sample {lacking!r} has no {lacks} ({endings}); complete or remove it")
+    numbers = [(labels[key], member.offset, member.size) for key, member in images.items()]
+    names = [os.fsencode(member.name) for member in images.values()]
+    return Shard(*np.array(numbers, np.int64).reshape(-1, 3).T, names, checksum_of(tar))
 
 
-def _label_in(data: bytes) -> int | None:
-    """The label in {"label": 3} or {"cls": 3}; None in anything else."""
+def _label_in(data: bytes, ending: str) -> int | str | None:
+    """The text of a .cls file, a number if it is one, or the label in {"label": 3} or {"cls": 3}; None in anything else."""
+    if ending == "cls":
+        text = data.strip()[:MAX_DIGITS]
+        return int(text) if text.isdigit() else text.decode(errors="replace")
     try:
         content = json.loads(data)
     except (ValueError, RecursionError):
         return None
     label = content.get("label", content.get("cls")) if isinstance(content, dict) else None
     return label if type(label) is int else None  # True is an int too
+
+
+def _checked_label(tar: Tar, member: Member, label: int | str) -> int:
+    if not isinstance(label, int) or not 0 <= label < MAX_CLASSES:
+        raise DataError(f"{tar.title}: {member.name!r} contains {label!r}, which is not a class number (from 0)")
+    return label
+
+
+def checksum_of(tar: Tar) -> bytes:
+    """A checksum of pieces from all over the tar, by which an index recognises its copy, which has another date."""
+    starts = np.linspace(0, max(tar.size - PIECE, 0), NUM_PIECES, dtype=int).tolist()
+    return hashlib.blake2b(b"".join(tar.read(start, PIECE) for start in starts), digest_size=16).digest()
 
 
 # --- the index of a part ---
@@ -312,18 +286,15 @@ def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[Sh
 
     def build(place: Place | None) -> Index:
         known = folder.known_tables(paths, part)
-        found = _in_parallel(lambda tar: folder.load(tar, known), tars)
-        shards = shown(found, f"index of {folder.title}", len(tars), unit="tars")
+        shards = shown(load(known), f"index of {folder.title}", len(tars), unit="tars")
         return write_table(place, zip(tars, shards, strict=True))
 
+    def load(known: Sequence[ShardTable]) -> Iterator[Shard]:
+        # A generator, so that no tar is read before write_table has seen that no other process is building the index.
+        with ThreadPoolExecutor(NUM_THREADS, "shards") as pool:
+            yield from pool.map(lambda tar: folder.load(tar, known), tars)
+
     return ShardTable(open_or_build(paths, lambda index: _is_of_shards(index) and ShardTable(index).is_of(tars), build))
-
-
-def _in_parallel(task: Callable[[ShardTar], Shard], tars: Sequence[ShardTar]) -> Iterator[Shard]:
-    """The results in the order of the tars, a bounded number of which are held."""
-    with ThreadPoolExecutor(NUM_THREADS, "shards") as pool:
-        for first in range(0, len(tars), AT_ONCE):
-            yield from pool.map(task, tars[first : first + AT_ONCE])
 
 
 # --- the image sets ---

@@ -3,7 +3,7 @@
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -13,9 +13,9 @@ import torch
 from configs.schema import Config
 from datasets import ImageSet
 from datasets.batch_order import sample_rng
+from datasets.index import caches_folder
 from datasets.loading.cache import (
-    REMEDY_FOR_FOLDER,
-    REMEDY_FOR_SPACE,
+    REMEDY,
     count_threads,
     encode,
     estimate_bytes,
@@ -23,7 +23,7 @@ from datasets.loading.cache import (
     open_cache,
     why_not_cacheable,
 )
-from datasets.loading.cache_file import CacheLocation, find_resume_point
+from datasets.loading.cache_file import find_resume_point
 from datasets.transforms.crop import TrainTransform
 from engine.check.quick_checks import nearest_existing
 from utils.files import free_bytes
@@ -36,22 +36,36 @@ LEAST_GAIN = 1.5
 
 def check_cache(config: Config, parts: Iterable[tuple[str, ImageSet | None]]) -> Finding:
     """One row for both image sets, which share a folder. Never WRONG: a run without a cache continues without it."""
-    lines, needed = [], 0
-    for part, image_set in parts:
-        if image_set is None:
-            continue
-        reason = why_not_cacheable(image_set)
-        if reason:
-            lines.append(f"none of the {part} images, {reason}")
-            continue
-        location = locate_cache(config, part, image_set)
-        try:
-            size = describe_cache(config, part, image_set, location, lines)
-        except OSError as error:
-            return Finding("cache", f"{location.folder} cannot be used ({error})", WARN, REMEDY_FOR_FOLDER)
-        needed += size
-    found = "\n".join(lines)
-    return compare_with_free_space(found, needed, location) if needed else Finding("cache", found)
+    lines, needed, folder = [], 0, caches_folder(config)
+    try:
+        for part, image_set in parts:
+            if image_set is not None:
+                needed += _describe_cache(config, part, image_set, lines)
+        if needed:
+            nearest = nearest_existing(folder)
+            with tempfile.TemporaryFile(dir=nearest):
+                free = free_bytes(nearest)
+            lines.append(f"{format_bytes(free)} are free there")
+            return Finding("cache", "\n".join(lines), *((WARN, REMEDY) if needed > free else ()))
+    except OSError as error:
+        return Finding("cache", "\n".join([*lines, f"{folder} cannot be used ({error})"]), WARN, REMEDY)
+    return Finding("cache", "\n".join(lines))
+
+
+def _describe_cache(config: Config, part: str, image_set: ImageSet, lines: list[str]) -> int:
+    """Describe the cache of one image set. Returns the bytes still to be written."""
+    if reason := why_not_cacheable(image_set):
+        lines.append(f"none of the {part} images, {reason}")
+        return 0
+    location = locate_cache(config, part, image_set)
+    if file := open_cache(location, lines.append):
+        lines.append(f"{part} images: {format_bytes(len(file.data))} in {location.data}")
+        return 0
+    with ThreadPoolExecutor(count_threads(config), "cache") as pool:
+        num_left = len(image_set) - find_resume_point(location)[0]
+        size = estimate_bytes(config.DATA, image_set, num_left, pool)
+    lines.append(f"{part} images: about {format_bytes(size)} will be written to {location.folder}")
+    return size
 
 
 def suggest_cache(config: Config, image_set: ImageSet, short_side: int, indices: list[int]) -> str:
@@ -59,48 +73,15 @@ def suggest_cache(config: Config, image_set: ImageSet, short_side: int, indices:
     data, side = config.DATA, math.floor(config.DATA.IMAGE_SIZE / config.DATA.CROP_PCT)  # which evaluation resizes to
     if data.CACHE != "none" or short_side < LARGE * side or why_not_cacheable(image_set):
         return ""
-    smaller = replace(data, CACHE_SIDE=side)
+    smaller, seconds = replace(data, CACHE_SIDE=side), []
     cached = {index: encode(smaller, image_set, index)[2] for index in indices}
-
-    def read_cached(index: int) -> np.ndarray:
-        return np.array(cached[index])
-
-    _seconds_to_crop(config, read_cached, indices)  # the first call of a kernel takes longer
-    gain = _seconds_to_crop(config, image_set.read, indices) / _seconds_to_crop(config, read_cached, indices)
+    transform = TrainTransform(data)
+    out = torch.empty((data.IMAGE_SIZE, data.IMAGE_SIZE, data.IMAGE_CHANNELS), dtype=torch.uint8).permute(2, 0, 1)
+    # The first call of a kernel takes longer, so the first of these does not count.
+    for read in (cached.get, cached.get, image_set.read):
+        start = time.process_time()
+        for index in indices:
+            transform(np.array(read(index)), sample_rng(config.SEED, 0, index), out)
+        seconds.append(time.process_time() - start)
+    gain = seconds[2] / seconds[1]
     return f"; DATA.CACHE=disk DATA.CACHE_SIDE={side} reads {gain:.1f} times faster" if gain >= LEAST_GAIN else ""
-
-
-def _seconds_to_crop(config: Config, read: Callable[[int], np.ndarray], indices: list[int]) -> float:
-    """Of the processor."""
-    side, transform = config.DATA.IMAGE_SIZE, TrainTransform(config.DATA)
-    out = torch.empty((side, side, config.DATA.IMAGE_CHANNELS), dtype=torch.uint8).permute(2, 0, 1)
-    start = time.process_time()
-    for index in indices:
-        transform(read(index), sample_rng(config.SEED, 0, index), out)
-    return time.process_time() - start
-
-
-def describe_cache(config: Config, part: str, image_set: ImageSet, location: CacheLocation, lines: list[str]) -> int:
-    """Describe the cache of one image set. Returns the bytes still to be written."""
-    file = open_cache(location, lines.append)
-    if file:
-        lines.append(f"{part} images: {format_bytes(len(file.data))} in {location.data}")
-        return 0
-    num_done, _ = find_resume_point(location)
-    with ThreadPoolExecutor(count_threads(config), "cache") as pool:
-        size = estimate_bytes(config.DATA, image_set, len(image_set) - num_done, pool)
-    begun = f", {num_done:,} of {len(image_set):,} are there" if num_done else ""
-    lines.append(f"{part} images: about {format_bytes(size)} will be written to {location.folder}{begun}")
-    return size
-
-
-def compare_with_free_space(found: str, needed: int, location: CacheLocation) -> Finding:
-    """Check that `needed` bytes can be written there."""
-    nearest = nearest_existing(location.folder)
-    try:
-        with tempfile.TemporaryFile(dir=nearest):
-            free = free_bytes(nearest)
-    except OSError as error:
-        return Finding("cache", f"{found}\ncannot write to {nearest} ({error.strerror})", WARN, REMEDY_FOR_FOLDER)
-    found = f"{found}\n{format_bytes(free)} are free there"
-    return Finding("cache", found, WARN, REMEDY_FOR_SPACE) if needed > free else Finding("cache", found)

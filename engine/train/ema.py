@@ -37,7 +37,7 @@ class ForeachLerp:
 
 
 class FusedLerp:
-    """The same in one pass over memory, by the kernel of fused SGD, which `found_inf` on the device can skip.
+    """A move of the average in one pass over memory, by the kernel of fused SGD, which `found_inf` on the device can skip.
 
     With weight decay 1 and the values as gradients to maximize, it descends along mean - value. Rejected: _foreach_lerp_,
     which takes a scalar weight only from the host.

@@ -161,14 +161,14 @@ def test_checkpoints_of_other_runs_are_not_taken_for_those_of_a_new_one(photos, 
             str(tmp_path / "o"),
             "-check",
         ]
-        assert exit_code(main_single_gpu.main, flags) == 0
+        assert exit_code(main_single_gpu.main, [*flags, "-opts", "MODEL.EMBED_DIM=256"]) == 0  # for checkpoints of MiB
         return rows(capsys.readouterr().out)["disk"][1].partition(" of ")[2].rpartition(" of ")[0]
 
-    monkeypatch.setattr(quick_checks, "OTHER_FILES", 0)  # which a few checkpoints of so small a model do not change
+    monkeypatch.setattr(quick_checks, "OTHER_FILES", 0)
     (tmp_path / "clean.yaml").write_text(CLEAN)
     (tmp_path / "o/train-20260102-03-04-05").mkdir(parents=True)
     needed = disk()
-    (tmp_path / "o/train-20260102-03-04-05/last.pth").write_bytes(bytes(2**20))
+    (tmp_path / "o/train-20260102-03-04-05/last.pth").write_bytes(bytes(2**25))
     assert disk() == needed and needed
 
 

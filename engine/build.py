@@ -36,7 +36,7 @@ from utils.host import keep_freed_memory
 from utils.log import Log
 
 
-def load_cached_data(
+def load_data_sets(
     config: Config, kept: SavedData | None, session: Session, signal: Callable[[], int] = lambda: 0
 ) -> ImageSets:
     """The image sets, cached if DATA.CACHE is set. `signal`: number of a pending stop signal, or 0."""

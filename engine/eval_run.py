@@ -11,7 +11,7 @@ from torch import nn
 
 from configs.load import LoadedConfig
 from datasets import BadImages, EvalData, Normalize, build_eval_data
-from engine.build import load_cached_data, make_model
+from engine.build import load_data_sets, make_model
 from engine.checkpoint.format import read_checkpoint
 from engine.checkpoint.resume import is_run
 from engine.evaluation.evaluate import Evaluation, evaluate
@@ -39,7 +39,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     process, log = session.process, session.log
     begun = begin(loaded, process, log)
     session.open_folder("eval")
-    plan = make_plan(begun, partial(load_cached_data, session=session))
+    plan = make_plan(begun, partial(load_data_sets, session=session))
     config, eval_set, precision = plan.config, plan.eval_set, plan.precision
     for line in eval_set.notes:
         log.say(line)

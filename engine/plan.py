@@ -1,4 +1,7 @@
-"""The plan of a run: every fact that is settled before anything is built. A run executes it, -check prints it."""
+"""The plan of a run: every fact that is settled before anything is built.
+
+A run executes it; -check (engine/check/check.py, which the entries call in place of a run) prints its problems.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -164,7 +167,7 @@ def make_plan(
 
 
 def plan_of(config: Config, process: Process, train_set: ImageSet) -> Plan:
-    """The plan of settings alone, without checkpoint and validation images: for a trial or a measurement."""
+    """The plan of settings alone, without checkpoint and validation images: for the trials of a batch size, and benchmarks."""
     loaded = LoadedConfig(config, {}, [], [])
     precision, weights = Precision(config, process.device), class_weights(config, train_set)
     return Plan(loaded, process, precision, train_set=train_set, class_weights=weights)

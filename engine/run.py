@@ -10,7 +10,7 @@ from functools import partial
 from configs.load import LoadedConfig
 from datasets import BadImages, EvalData, Window, build_eval_data, build_train_data, write_split
 from engine.auto_batch_size import find_batch_size
-from engine.build import build_trainer, load_cached_data, make_model, make_teacher
+from engine.build import build_trainer, load_data_sets, make_model, make_teacher
 from engine.callback_list import Watchers, choose_callbacks
 from engine.check.quick_checks import quick_checks
 from engine.checkpoint.async_saver import BEST
@@ -75,7 +75,8 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     # Plan: every fact is settled before anything is built, and what can be refused is, before there is a folder.
     begun = begin(loaded, process, log)
     session.open_folder("train", existing=begun.folder)
-    load_data = partial(load_cached_data, session=session, signal=lambda: stop.number)
+    # Images come from the source that DATA.DATASET names: datasets/sources/__init__.py has one line for each.
+    load_data = partial(load_data_sets, session=session, signal=lambda: stop.number)
     plan = make_plan(begun, load_data, partial(find_batch_size, stop=stop))
     config = plan.config  # final; recovery from out-of-memory errors may still cut a batch into smaller micro-batches
     for line in plan.eval_set.notes:
@@ -151,6 +152,7 @@ def train_epochs(training: Training) -> tuple[int, str]:
                     while not training.why_finished:
                         one_epoch(training, windows, bad_images)
             except NonFinite as error:
+                # SkipLimit raised it at a report: back to last.pth or previous.pth, PRECISION.ROLLBACKS times at most.
                 if not saves.roll_back(error):
                     raise
         wait_for_disk(training)
@@ -158,7 +160,7 @@ def train_epochs(training: Training) -> tuple[int, str]:
         return save_and_stop(training, stopped.number)
     except NonFinite as error:
         wait_for_disk(training)
-        reason = f"{error}{saves.save_overflow(training.watchers.last_update)}"
+        reason = f"{error}{saves.keep_for_doctor(training.watchers.last_update)}"
         return end(training, "stopped", f"stopped: {reason}", 3, reason=reason)
     finally:
         saves.saver.wait()
@@ -251,7 +253,7 @@ def save_and_stop(training: Training, number: int) -> tuple[int, str]:
 
 
 def wait_for_disk(training: Training) -> None:
-    """Wait for the last save, and note for how long saving has blocked the training."""
+    """Wait for the last save (a best.pth that could not be written is taken back), and note how long saving blocked."""
     saves, session = training.saves, training.session
     saves.settle()
     if session.process.is_first:

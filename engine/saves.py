@@ -110,7 +110,7 @@ class Saves:
         self.save()
         return True
 
-    def save_overflow(self, last_update: LastUpdate) -> str:
+    def keep_for_doctor(self, last_update: LastUpdate) -> str:
         """Save the last update's batch for the doctor. Returns advice to append to the reason for stopping."""
         trainer, parallel = self.trainer, self.trainer.parallel
         facts = {

@@ -66,7 +66,7 @@ class Ema:
         """Let `update` follow this model."""
         pairs = list(zip(parallel.local_state(self.model).values(), parallel.local_state(model).values(), strict=True))
         means, values = zip(*[pair for pair in pairs if pair[0].is_floating_point()], strict=True)
-        lerp = ForeachLerp if means[0].device.type in ("cpu", "mps") else FusedLerp  # MPS: as in factory.py
+        lerp = ForeachLerp if means[0].device.type in ("cpu", "mps") else FusedLerp  # MPS: as in optimizers.py
         self._lerp = lerp(means, values)
         self._counts = [pair for pair in pairs if not pair[0].is_floating_point()]  # BatchNorm counts batches
 

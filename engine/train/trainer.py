@@ -25,8 +25,9 @@ from models.weights.state import PREFERRED
 from utils.distributed import Process
 from utils.seed import seed_update
 
-# The phases of an update, in order; "data" to "other" repeat for each micro-batch. "communication" is the part of the
-# backward that only waits for the all-reduce.
+# The phases of an update, in order; "data" to "other" repeat for each micro-batch. "copy" is what is left of the way to the
+# device (where it has streams, loading/workers.py has copied ahead), normalising and mixing; "communication" is the part of
+# the backward that only waits for the all-reduce.
 PHASES = ("data", "copy", "forward", "backward", "communication", "optimizer", "other")
 
 MicroBatches = Iterator[tuple[Batch, bool]]  # each with whether it is the last one of this process in the window
@@ -35,8 +36,9 @@ MicroBatches = Iterator[tuple[Batch, bool]]  # each with whether it is the last 
 class Callback:
     """Watches the training: it changes no weights, but may end the run. The base class ignores every event.
 
-    The trainer calls its callbacks in list order, in every process.
-    CONTRIBUTING.md shows how to write one. Read values of tensors only in `on_report`: reading them in every update would synchronise host and device.
+    The trainer calls its callbacks in list order. Each process has its own list, and most callbacks are in that of process 0
+    only (callback_list.py): they call no collective. Read values of tensors only in `on_report`: reading them in every
+    update would synchronise host and device.
     """
 
     def on_epoch_start(self, trainer: "Trainer") -> None:
@@ -96,8 +98,8 @@ def cut(window: Window, batches: Iterable[Batch], max_images: int | None = None)
 class Trainer:
     """Model, optimizer, precision, EMA and counters of one process; `update` is one training step.
 
-    build.py creates it. Callbacks observe an update. The guard may run it again with
-    smaller micro-batches, and then `on_window` is called twice.
+    build.py creates it; what to edit to add a loss, an optimizer, a callback and so on: CONTRIBUTING.md, "Adding". Callbacks
+    observe an update. The guard may run it again with smaller micro-batches, and then `on_window` is called twice.
     """
 
     config: Config
@@ -105,15 +107,17 @@ class Trainer:
     data: TrainData
     model: nn.Module  # the weights that are trained and saved
     computing: ComputingModel  # the model that computes: the same one, or a copy in half precision
-    replica: nn.Module  # the computing model, wrapped to average gradients over all processes
-    transforms: ModelTransforms  # how the model computes; reverted where something must see it plainly
+    replica: nn.Module  # the computing model, wrapped to average gradients (ddp; fsdp2 shards in Parallel.place)
+    transforms: (
+        ModelTransforms  # how the model computes, listed in choose_transforms; reverted where it must be seen plainly
+    )
     precision: Precision
     parallel: Parallel
-    optimizer: AnyOptimizer
+    optimizer: AnyOptimizer  # found by its name: optimizers.py, find_class
     parameters: list[nn.Parameter]  # those that this process's optimizer updates
     clipping: Clipping
-    schedule: Schedule
-    loss: Loss
+    schedule: Schedule  # of the step alone; scales TRAIN.BASE_LR by the global batch if that is set
+    loss: Loss  # a function of logits and targets; build_loss has the table
     prepare: Preparation
     ema: Ema | None
     counters: Counters
@@ -129,7 +133,9 @@ class Trainer:
     def update(self, window: Window) -> None:
         """One update from the images of a window; this process computes its share of them in micro-batches."""
         set_rates(self.optimizer.param_groups, self.schedule(self.step))
-        for attempt in self.guard.attempts(window):  # a second one only if the first ran out of memory
+        for attempt in self.guard.attempts(
+            window
+        ):  # a second one only if the first ran out of memory (with several processes: memory/recovery.py)
             with attempt as micro_batches:
                 seed_update(self.config.SEED, self.step, self.process.rank)
                 self.notify("on_window")

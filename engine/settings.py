@@ -132,7 +132,11 @@ def _load_without_file(arguments: list[str], given: dict[str, Text], checkpoint:
         raise ConfigError(
             f"-cfg is missing, and {path or source} does not hold the settings of a run; name a settings file"
         )
-    return load(arguments, needs_file=False, weights=_weights(given, checkpoint))
+    try:
+        weights = _weights(given, checkpoint)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or name a settings file with -cfg") from None
+    return load(arguments, needs_file=False, weights=weights)
 
 
 def override(config: Config, arguments: Sequence[str]) -> Config:

@@ -264,7 +264,7 @@ def test_a_server_out_of_reach_is_asked_once_and_only_for_weights_that_are_not_c
     monkeypatch.setattr(timm, "create_model", create_model)
     network.errors = [ConnectionError("no route")] if "server" in fails else []
     if fails in ("download", "server"):
-        with refused(ConfigError, "vit_tiny_patch16_224", "ConnectionError", "no route", "-pretrained"):
+        with refused(ConfigError, "vit_tiny_patch16_224", "ConnectionError", "no route", "MODEL.PRETRAINED"):
             load_pretrained(vit(), "vit_tiny_patch16_224")
     else:
         load_pretrained(vit(), "vit_tiny_patch16_224")

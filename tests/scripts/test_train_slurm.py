@@ -14,8 +14,8 @@ def cluster(tmp_path):
     tools = {
         "sbatch": "export SLURM_SUBMIT_DIR=$PWD SLURM_JOB_ID=17 SLURM_NNODES=2 SLURM_GPUS_ON_NODE=8\n"
         'export SLURM_CPUS_PER_TASK=64 SLURM_JOB_NODELIST="gpu[1-2]"; exec bash "$@"',
-        "srun": 'echo "srun $*" >> calls; mkdir -p output/train-1-job17\n'
-        'echo "$STATUS" > output/train-1-job17/status.json; exit "$CODE"',
+        "srun": 'echo "srun $*" >> calls; mkdir -p output/job17\n'
+        'echo "$STATUS" > output/job17/status.json; exit "$CODE"',
         "scontrol": 'echo "scontrol $*" >> calls; [ "$1" = requeue ] || printf "gpu1\\ngpu2\\n"',
     }
     (tmp_path / "bin").mkdir()

@@ -5,9 +5,10 @@ import re
 import pytest
 import torch
 
-from configs.load import load
+from configs.load import LoadedConfig, load
 from engine.auto_batch_size import Trial, bisect, calculate, find_batch_size, max_images, search
 from engine.memory.estimate import fixed_bytes
+from engine.plan import Beginning
 from engine.precision.policy import Precision
 from models import build_model
 from tests.support.configs import CPU, SMALL, small_config
@@ -52,7 +53,7 @@ def test_a_run_says_what_it_found_saves_it_and_never_searches_again(program, tmp
     saved.write_text(text)
     ended = program(cfg=saved, size=("-name", "again"), free=1)
     assert ended.returncode == 0 and "batch size: " not in ended.stdout, ended.stderr
-    (other,) = (tmp_path / "output").glob("*-again")
+    other = tmp_path / "output" / "again"
     assert run_hash(other) == run_hash(path)
     ended = program("-resume", "auto", *options, free=1)
     assert ended.returncode == 0 and "Epoch[" not in ended.stdout, ended.stderr
@@ -182,7 +183,8 @@ def test_where_not_one_image_fits_the_run_ends_with_2_and_says_what_to_lower(pro
 
 def test_of_torch_compile_it_is_said_that_it_was_left_out(tmp_path):
     config = small_config(tmp_path, "COMPILE=true")
-    assert_names(find_batch_size(config, 1000, 10, Process(CPU), StopSignal())[1], "torch.compile")
+    begun = Beginning(LoadedConfig(config, {}, [], []), Process(CPU), Precision(config, CPU))
+    assert_names(find_batch_size(begun, 1000, 10, StopSignal())[1], "torch.compile")
     assert not Trial(config, 10, Process(CPU), StopSignal()).config.COMPILE
 
 

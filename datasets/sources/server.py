@@ -20,11 +20,13 @@ BRACES = re.compile(r"\{((?:[^{}]|\{[^{}]*\})*)\}")
 NUMBERS = re.compile(r"(\d+)\.\.(\d+)")
 BLOCK = 16 << 20  # bytes of a request: what is lost when a connection breaks
 SECONDS_TO_CONNECT, SECONDS_OF_SILENCE = 10.0, 30.0
+SECONDS_TO_FIND = 3.0  # for which a server is looked for that has never answered: mostly its name is mistyped
 FIRST_WAIT, LONGEST_WAIT = 0.05, 15.0  # seconds between tries, doubled from one to the next
 PACKAGES = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs"}
 # Classes of aiohttp, botocore and ssl by their names: none of these is imported for the other.
 NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError"}
 NO_CREDENTIALS |= {"SSOError", "TokenRetrievalError", "ConfigParseError", "ConfigNotFound", "InvalidConfigError"}
+NO_CONNECTION = {"ClientConnectorError", "EndpointConnectionError", "gaierror", "ConnectionRefusedError"}
 # Of certificates, malformed names, and endless redirects.
 LASTING = {"ClientSSLError", "ClientConnectorCertificateError", "SSLError", "SSLCertVerificationError"}
 LASTING |= {"ParamValidationError", "InvalidURL", "ValueError", "RecursionError"}
@@ -144,7 +146,7 @@ class Server:
         """`patience`: seconds for which a request is repeated; `say` is told of the first failures."""
         self.url, self.patience, self.say = url.rstrip("/"), patience, say
         self.scheme = url.partition("://")[0]
-        self._num_failed = 0
+        self._num_failed, self._has_answered = 0, False
         self._options = self._make_options()
 
     def __getstate__(self) -> dict:
@@ -202,11 +204,15 @@ class Server:
         start, wait = time.monotonic(), FIRST_WAIT
         while True:
             try:
-                return task(fsspec.filesystem(self.scheme, **self._options))  # of this process, made anew after a fork
+                found = task(fsspec.filesystem(self.scheme, **self._options))  # of this process, made anew after a fork
+                self._has_answered = True
+                return found
             except Exception as error:
-                trouble = judge(error, self.scheme)
+                trouble, names = judge(error, self.scheme), {each.__name__ for each in type(error).__mro__}
+            is_found = self._has_answered or not names & NO_CONNECTION
+            patience = self.patience if is_found else min(self.patience, SECONDS_TO_FIND)
             spent = time.monotonic() - start
-            if trouble.lasts or spent + wait > self.patience:
+            if trouble.lasts or spent + wait > patience:
                 tried = "" if trouble.lasts else f", tried for {spent:.0f} s (DATA.REMOTE_PATIENCE)"
                 raise trouble.kind(f"{url}: {trouble.words}{tried}; {trouble.remedy}")
             self._num_failed += 1

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -248,11 +249,17 @@ def test_what_does_not_pass_in_time_ends_it_with_the_setting(root, tmp_path, fau
         assert len(server.paths) > 2
 
 
-def test_what_keeps_a_run_from_its_data_is_named(root, caches, tmp_path):
+def test_what_keeps_a_run_from_its_data_is_named(root, caches, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("no folder")
-    for url in ("http://127.0.0.1:1/set", "http://no-such-host.invalid/set"):
-        with refused(DataError, url, "DATA.DATA_PATH", "network"):
-            remote(url, caches, REMOTE_PATIENCE=0.2)
+    slept = []
+    with monkeypatch.context() as patched:
+        clock = SimpleNamespace(sleep=slept.append, monotonic=lambda: sum(slept))
+        patched.setattr("datasets.sources.server.time", clock)
+        for url in ("http://127.0.0.1:1/set", "http://no-such-host.invalid/set"):
+            slept.clear()
+            with refused(DataError, url, "DATA.DATA_PATH", "network"):
+                remote(url, caches)
+            assert 0 < sum(slept) <= 3, "not for the two minutes of REMOTE_PATIENCE: it has never answered"
     path = root / "train-000001.tar"
     path.write_bytes(path.read_bytes()[:5000])
     with HttpFolder(root) as server:

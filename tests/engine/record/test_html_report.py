@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from engine.record.page import embedded
+from engine.record.page import element, embedded
 from engine.record.report import write_at_end, write_report
 from engine.record.saved_run import SavedRun
 from scripts import report
@@ -117,6 +117,7 @@ def test_names_of_classes_and_files_and_settings_are_text(tmp_path):
     assert page.all("script") == [] and page.text.count(EVIL) >= 8
     names = {name for _, attributes in page.elements for name in attributes}
     assert not [name for name in names if name.startswith("on") or name in ("href", "srcset", "action")]
+    assert '" onload' not in element("img", alt='x" onload="x'), "a quote does not end an attribute"
 
 
 def test_nothing_in_the_page_is_loaded_or_run(tmp_path):

@@ -1,1 +1,1 @@
-"""Memory of a step: estimate, largest batch that fits, recovery from out-of-memory errors."""
+"""Memory of a step: its estimate, and recovery from running out of it."""

@@ -71,6 +71,13 @@ def _columns(former: Texts) -> dict[str, Any] | None:
     return {"DATA.COLUMNS": here or pair} if is_read else {}
 
 
+def _cache(former: Texts) -> dict[str, Any] | None:
+    """CACHE of two settings: whether there is one, which must stand beside the other or before it, and how large its images are."""
+    if "DATA.CACHE" not in former:
+        return None
+    return {} if _plain(former["DATA.CACHE"]) == "none" else {"DATA.CACHE": str(former["DATA.CACHE_SIDE"])}
+
+
 def _names(value: Any) -> list[str]:
     """A list of names, which may be written as one text."""
     if isinstance(value, str):
@@ -112,11 +119,17 @@ REMOVED: dict[str, Removed] = {
     ),
     "DATA.CACHE_FORM": Removed(
         "decoded",
-        "a cache holds decoded images; DATA.CACHE_SIDE makes it small",
+        "a cache holds decoded images; DATA.CACHE=256 makes it small",
         role="data",
         becomes=lambda former: {} if former.get("DATA.CACHE", "none") in ("none", "null") else None,
     ),
     "DATA.CACHE_QUALITY": Removed("90", "a cache holds decoded images", role="machine", becomes=lambda former: {}),
+    "DATA.CACHE_SIDE": Removed("none", "write it as the value of DATA.CACHE, such as DATA.CACHE=256", becomes=_cache),
+    "DATA.DOWNLOAD": Removed(
+        "true",
+        "put the files of the data set into DATA.DATA_PATH (-data_path): only what is not there is downloaded",
+        "machine",
+    ),
     "DATA.CUT_SHARDS": Removed(
         "refuse", "a truncated shard is refused by its name; restore it, or leave it out", role="data"
     ),

@@ -107,6 +107,12 @@ class Only(NamedTuple):
         return any(value in self.values if self.values else bool(value) for value in found)
 
 
+class Alike(NamedTuple):
+    """Values of a setting with the same result: a resumed run may go from one to another."""
+
+    values: tuple
+
+
 class In(NamedTuple):
     """The section in which a setting of Start is written."""
 
@@ -207,18 +213,14 @@ class Data:
     """For csv, several labels an image: what divides them in the column of classes, such as | in `cat|dog`; an empty cell is an image without labels. TRAIN.LOSS is bce then, and TRAIN.BEST_METRIC map."""
     COLUMNS: Annotated[tuple[str, ...], COLUMN_NAMES, Only("DATASET", ("csv", "parquet"))] = ()
     """For csv and parquet: the names of two columns, of the paths (in parquet of the images) and of their classes; empty: image_path and target (in parquet image and label). For csv with several labels an image: the column of paths, and those of the classes, which have 1 (or true) for their images and 0 (or false) for others; *: all others."""
-    DOWNLOAD: Annotated[bool, MACHINE] = True
-    """Download CIFAR or a torchvision data set if it is not in DATA_PATH; one process does, the others wait."""
     EXIF: Literal["apply", "ignore"] | None = None
     """Turn photos upright as their EXIF orientation says, or leave them as the camera wrote them; not set: apply for imagefolder, csv, shards and parquet, ignore for the data sets with published figures."""
     MAX_PIXELS: Annotated[int, Bounds(1, 2**40), MAY_CHANGE] = 200_000_000
     """Larger images count as unreadable: a small file can decompress to gigabytes."""
     MAX_BAD_FRACTION: Annotated[float, Bounds(0.0, 1.0), MAY_CHANGE] = 0.01
     """Maximum tolerated fraction of unreadable images: above it the run stops, below it they are replaced and reported. Three are always tolerated, unless this is 0."""
-    CACHE: Annotated[Literal["none", "disk"], MACHINE] = "none"
-    """Cache decoded images on disk, also for later runs, so that reading them again is cheap."""
-    CACHE_SIDE: Annotated[int | None, Bounds(1, 100_000), RECIPE, Only("CACHE", ("disk",))] = None
-    """Resize larger images to this short side before caching; not set: keep their size."""
+    CACHE: Annotated[int | Literal["none", "disk"], Bounds(1, 100_000), RECIPE, Alike(("none", "disk"))] = "none"
+    """Cache decoded images on disk, also for later runs, so that reading them again is cheap: disk, or a number of pixels, to which the short side of larger images is reduced before."""
     CACHE_PATH: Annotated[str | None, MACHINE] = None
     """Folder of the disk cache, of shards from a server, and of indexes of data in a read-only folder; not set: `cache` in SAVE."""
     SHUFFLE_BUFFER: Annotated[int, Bounds(1, 2**31), RECIPE, Only("DATASET", ("shards", "parquet"))] = 8192
@@ -234,6 +236,11 @@ class Data:
     def fold(self) -> Fold | None:
         """The part that is held out in cross-validation."""
         return Fold(*map(int, self.FOLD.split("/"))) if self.FOLD else None
+
+    @property
+    def cache_side(self) -> int | None:
+        """The short side to which a cache reduces larger images; None: they keep their size."""
+        return None if isinstance(self.CACHE, str) else self.CACHE
 
     @property
     def has_label_columns(self) -> bool:

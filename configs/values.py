@@ -22,6 +22,7 @@ from configs.schema import (
     RECIPE,
     RECORD,
     START,
+    Alike,
     Arguments,
     Bounds,
     Config,
@@ -69,6 +70,11 @@ class Setting:
     def may_change(self) -> bool:
         """Whether a resumed run may have another value."""
         return self.role in (START, MACHINE, RECORD) or MAY_CHANGE in self.marks
+
+    @property
+    def alike(self) -> tuple:
+        """Its values that have the same result."""
+        return next((mark.values for mark in self.marks if isinstance(mark, Alike)), ())
 
     @property
     def is_open(self) -> bool:
@@ -235,7 +241,7 @@ def _convert_one(setting: Setting, text: Text) -> Any:
         return Arguments()
     if not isinstance(text, str) or setting.is_open:
         raise ValueError("a list instead of one value, or a value in place of a section")
-    if is_none(text) and "none" in setting.choices:
+    if is_none(text) and "none" in (*setting.choices, *setting.special):
         return "none"
     is_blank = text.isspace() and setting.optional and setting.kind is str  # spaces can separate labels
     if is_none(text) and not is_blank and (setting.optional or setting.kind is str) and not setting.is_list:

@@ -32,7 +32,7 @@ IS_REASON = 0  # the height of an unreadable image, of which the reason is store
 NUM_SAMPLED = 64  # images from which the size of all is estimated
 IMAGES_AHEAD_PER_THREAD = 2  # decoded before they can be written
 FILES_PER_TASK = 4096
-REMEDY = "Set DATA.CACHE_PATH to a writable folder with room; a smaller DATA.CACHE_SIDE takes less"
+REMEDY = "Set DATA.CACHE_PATH to a writable folder with room; DATA.CACHE=256 takes less"
 
 
 class CacheError(Exception):
@@ -59,8 +59,8 @@ def locate_cache(config: Config, part: str, image_set: ImageSet) -> CacheLocatio
     root = hashlib.sha256(os.fsencode(os.path.realpath(image_set.root))).hexdigest()[:16]
     files = hash_files(image_set, count_threads(config))
     key = {"files": files, "pixels": asdict(image_set.rules)}
-    if config.DATA.CACHE_SIDE:  # else the interpolation has no effect
-        key |= {"side": config.DATA.CACHE_SIDE, "interpolation": config.DATA.INTERPOLATION}
+    if side := config.DATA.cache_side:  # else the interpolation has no effect
+        key |= {"side": side, "interpolation": config.DATA.INTERPOLATION}
     name = f"{config.DATA.DATASET.replace('/', '-')}-{part}-{root}"
     return CacheLocation(caches_folder(config), name, key, len(image_set))
 
@@ -129,10 +129,8 @@ def cache_image_sets(
     if config.DATA.CACHE == "none":
         return image_sets
     short_side = math.floor(config.DATA.IMAGE_SIZE / config.DATA.CROP_PCT)
-    if config.DATA.CACHE_SIDE and config.DATA.CACHE_SIDE < short_side:
-        progress.warn(
-            f"DATA.CACHE_SIDE is {config.DATA.CACHE_SIDE}; evaluation will enlarge these images to {short_side}"
-        )
+    if (side := config.DATA.cache_side) and side < short_side:
+        progress.warn(f"DATA.CACHE is {side}; evaluation will enlarge these images to {short_side}")
     train, val = image_sets
     train = None if train is None else _cache_image_set(config, "training", train, progress)
     return train, _cache_image_set(config, "validation", val, progress)
@@ -176,7 +174,7 @@ def encode(data: Data, image_set: ImageSet, index: int) -> tuple[int, int, bytes
     except ImageReadError as error:
         return IS_REASON, 0, os.fsencode(str(error))
     height, width, num_channels = pixels.shape
-    side, short = data.CACHE_SIDE, min(height, width)
+    side, short = data.cache_side, min(height, width)
     if side is not None and short > side:
         smaller = torch.empty((side * height // short, side * width // short, num_channels), dtype=torch.uint8)
         resize(pixels, data.INTERPOLATION, smaller.permute(2, 0, 1))

@@ -11,7 +11,7 @@ import hashlib
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -227,8 +227,18 @@ class ServerFolder(ShardFolder):
         ]
 
     def classes(self) -> str | None:
-        content = self.server.read(CLASSES_FILE)
-        return None if content is None else content.decode(errors="surrogateescape")
+        with self._unless_absent(CLASSES_FILE):
+            return self.server.read(CLASSES_FILE).decode(errors="surrogateescape")
+        return None
+
+    @contextlib.contextmanager
+    def _unless_absent(self, name: str) -> Iterator[None]:
+        """Pass over a file that is not there. S3 denies access to such a file; one that the server lists is there."""
+        try:
+            yield
+        except NotThereError:
+            if name in self._listed:
+                raise
 
     # --- the index ---
 
@@ -236,7 +246,7 @@ class ServerFolder(ShardFolder):
         """The indexes here, and that of the server, which knows its tars by size: they are compared when they are pulled."""
         known, name = super().known_tables(paths, part), f"{part}{ENDING}"
         if self._names or name in self._listed:
-            with contextlib.suppress(NotThereError):
+            with self._unless_absent(name):
                 copy = self.root / f"server-{name}"
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 with replacing(copy, shared=True) as file:

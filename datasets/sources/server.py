@@ -174,12 +174,9 @@ class Server:
             raise DataError(f"{self.url_of(name)}: the server does not tell its size; use another server")
         return ListedFile(name, False, info["size"], _version_of(info))
 
-    def read(self, name: str) -> bytes | None:
-        """A small file; None if it is not there."""
-        try:
-            return self._request(self.url_of(name), lambda files: files.cat_file(self.url_of(name)))
-        except NotThereError:
-            return None
+    def read(self, name: str) -> bytes:
+        """A small file."""
+        return self._request(self.url_of(name), lambda files: files.cat_file(self.url_of(name)))
 
     def copy(self, name: str, size: int, file: BinaryIO) -> None:
         """Write a file of this size, in requests of BLOCK bytes, which are repeated one by one."""

@@ -82,7 +82,7 @@ def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageS
 
 
 def _make(config: Config, name: str, arguments: dict, say: Callable[[str], None]) -> Any:
-    """torchvision's data set, downloaded if it is missing or damaged and DATA.DOWNLOAD allows that."""
+    """torchvision's data set, downloaded if it is missing or damaged."""
     import torchvision.datasets
 
     cls, root = getattr(torchvision.datasets, name), Path(config.DATA.DATA_PATH).expanduser()
@@ -91,12 +91,8 @@ def _make(config: Config, name: str, arguments: dict, say: Callable[[str], None]
     try:
         try:
             return cls(root, **arguments)
-        except (RuntimeError, OSError) as error:
-            if not config.DATA.DOWNLOAD:
-                raise DataError(
-                    f"DATA.DATA_PATH: {name} cannot be read from {root} ({error}), and DATA.DOWNLOAD is off; set it to "
-                    "true, or put the files where torchvision expects them (docs/data.md)"
-                ) from error
+        except (RuntimeError, OSError):
+            pass  # it is not there
         say(f"{name}: downloading it to {root}")
         root.mkdir(parents=True, exist_ok=True)
         return cls(root, **arguments, download=True)
@@ -106,8 +102,8 @@ def _make(config: Config, name: str, arguments: dict, say: Callable[[str], None]
         ) from error
     except (RuntimeError, OSError, ValueError) as error:
         raise DataError(
-            f"{config.DATA.DATASET}: the download to {root} failed ({error}); download it by other means and put it "
-            "where torchvision expects it (docs/data.md)"
+            f"DATA.DATA_PATH: {name} is not in {root}, and its download failed ({error}); put its files there, where "
+            "torchvision expects them (docs/data.md)"
         ) from error
 
 

@@ -73,7 +73,7 @@ def suggest_cache(config: Config, image_set: ImageSet, short_side: int, indices:
     data, side = config.DATA, math.floor(config.DATA.IMAGE_SIZE / config.DATA.CROP_PCT)  # which evaluation resizes to
     if data.CACHE != "none" or short_side < LARGE * side or why_not_cacheable(image_set):
         return ""
-    smaller, seconds = replace(data, CACHE_SIDE=side), []
+    smaller, seconds = replace(data, CACHE=side), []
     cached = {index: encode(smaller, image_set, index)[2] for index in indices}
     transform = TrainTransform(data)
     out = torch.empty((data.IMAGE_SIZE, data.IMAGE_SIZE, data.IMAGE_CHANNELS), dtype=torch.uint8).permute(2, 0, 1)
@@ -84,4 +84,4 @@ def suggest_cache(config: Config, image_set: ImageSet, short_side: int, indices:
             transform(np.array(read(index)), sample_rng(config.SEED, 0, index), out)
         seconds.append(time.process_time() - start)
     gain = seconds[2] / seconds[1]
-    return f"; DATA.CACHE=disk DATA.CACHE_SIDE={side} reads {gain:.1f} times faster" if gain >= LEAST_GAIN else ""
+    return f"; DATA.CACHE={side} reads {gain:.1f} times faster" if gain >= LEAST_GAIN else ""

@@ -186,7 +186,12 @@ def changes(saved: dict, current: dict) -> dict[str, str]:
     different = {
         key: f"{now[key]} -> {current[key]}"
         for key in current
-        if not (key in SETTINGS and SETTINGS[key].may_change) and key in now and now[key] != current[key]
+        if key in now and now[key] != current[key] and not _may_differ(key, now[key], current[key])
     }
     gone = {key: f"{value} -> removed; {REMOVED[key].remedy}" for key, value in not_translated(saved).items()}
     return different | gone
+
+
+def _may_differ(key: str, saved: Any, current: Any) -> bool:
+    setting = SETTINGS.get(key)  # none of GLOBAL_BATCH and the like
+    return setting is not None and (setting.may_change or saved in setting.alike and current in setting.alike)

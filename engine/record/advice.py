@@ -93,7 +93,7 @@ class DataWaitAdvice(Callback):
         if not self._image_set.in_memory and self._config.DATA.CACHE == "none":
             size = self._config.DATA.IMAGE_SIZE
             return (
-                "there is a worker for each core already; DATA.CACHE=disk keeps images decoded, with "
-                f"DATA.CACHE_SIDE={2 * size} no larger than IMAGE_SIZE {size} needs"
+                f"there is a worker for each core already; DATA.CACHE={2 * size} keeps images decoded, no larger than "
+                f"IMAGE_SIZE {size} needs"
             )
         return None

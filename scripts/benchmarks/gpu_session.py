@@ -44,7 +44,7 @@ PARTS = {
     "peer": (120, f"{BENCHMARKS}/step.py peer -rounds {{rounds}} -batch_size {{batch}} -opts {{compile}} {{tiny_timm}}"),
     "photos": (90, f"{BENCHMARKS}/photos.py -output {{folder}}/photos -train {{train}} -val {{val}} -drawn 510"),
     "loader": (90, f"{BENCHMARKS}/loader.py limits {PHOTOS} -amp -opts {{tiny}}"),
-    "cache": (90, f"{BENCHMARKS}/loader.py limits {PHOTOS} -amp -opts DATA.CACHE=disk DATA.CACHE_SIDE=256 {{tiny}}"),
+    "cache": (90, f"{BENCHMARKS}/loader.py limits {PHOTOS} -amp -opts DATA.CACHE=256 {{tiny}}"),
     "run": (150, f"{PYTHON} main_single_gpu.py {PHOTOS} -amp -epochs 3 -profile 3 -output {{folder}}/runs -opts {{compile}} {{tiny}}"),
 }  # fmt: skip
 REAL = {

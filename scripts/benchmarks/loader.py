@@ -37,7 +37,7 @@ BATCH_SIZE = 32  # on a CPU
 WARM_UP = 6  # batches: more than any of the loaders reads ahead with two workers
 FEWEST = 2 * BATCH_SIZE  # training images: with less than two batches there is nothing to time
 RAND_AUGMENT = "rand-m9-mstd0.5-inc1"
-SIDES = {"JPEG": [], "cache, decoded, short side 256": ["DATA.CACHE=disk", "DATA.CACHE_SIDE=256"]}
+SIDES = {"JPEG": [], "cache, decoded, short side 256": ["DATA.CACHE=256"]}
 
 
 def main(argv: list[str]) -> int:

@@ -97,6 +97,9 @@ FORMER = {
     "DATA: {DATASET: csv, CSV_COLUMNS: [a, b], LABEL_COLUMNS: [cat, dog]}": ("DATA.COLUMNS", ["a", "cat", "dog"]),
     "DATA: {DATASET: csv, LABEL_COLUMNS: ['*']}": ("DATA.COLUMNS", ["image_path", "*"]),
     "DATA: {DATASET: parquet, CSV_COLUMNS: [file, label]}": ("DATA.COLUMNS", []),
+    "DATA: {CACHE: disk, CACHE_SIDE: 256}": ("DATA.CACHE", 256),
+    "DATA: {CACHE: disk, CACHE_SIDE: null}": ("DATA.CACHE", "disk"),
+    "DATA: {CACHE: none, CACHE_SIDE: 256}": ("DATA.CACHE", "none"),
     "{COMPILE: true, COMPILE_SCOPE: blocks, COMPILE_MODE: default}": ("COMPILE", "blocks"),
     "{COMPILE: true, COMPILE_SCOPE: model, COMPILE_MODE: reduce-overhead}": ("COMPILE", "reduce-overhead"),
     "{COMPILE: false, COMPILE_SCOPE: blocks}": ("COMPILE", False),
@@ -111,6 +114,7 @@ FORMER_REFUSED = {
     "COMPILE_SCOPE: blocks": "COMPILE_SCOPE",
     "MODEL: {EMBED_DIM: 96, NUM_HEADS: 3, ATTN_HEAD_SIZE: 48}": "MODEL.ATTN_HEAD_SIZE",
     "DATA: {LABEL_COLUMNS: [a]}": "DATA.LABEL_COLUMNS",
+    "DATA: {CACHE_SIDE: 256}": "DATA.CACHE_SIDE",
 }
 
 
@@ -154,7 +158,7 @@ def test_a_setting_of_another_schedule_is_unknown_to_this_one(words, names):
 
 
 def test_what_takes_effect_is_not_told_of_and_a_saved_file_loads_without_a_note():
-    options = "AMP=true PRECISION.RESIDUAL=half PRECISION.SHADOW_STEPS=5 DATA.CACHE=disk DATA.CACHE_SIDE=9"
+    options = "AMP=true PRECISION.RESIDUAL=half PRECISION.SHADOW_STEPS=5 DATA.CACHE=9"
     options += " TRAIN.COLOR_JITTER=0.1 DATA.AUGMENT_ON=device TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9"
     options += " TRAIN.CUTMIX_MINMAX=0.2,0.8 TRAIN.MIXUP_MODE=elem TRAIN.LR_SCHEDULER.NAME=wsd"
     loaded = load_text("", "-opts", *options.split(), "TRAIN.LR_SCHEDULER.DECAY_FRACTION=0.5")

@@ -116,4 +116,4 @@ def test_the_default_of_a_number_is_within_its_bounds(key):
     setting = SETTINGS[key]
     values = setting.default if setting.is_list else [setting.default]
     low, high = setting.bounds
-    assert all(value is None or low <= value <= (high or float("inf")) for value in values)
+    assert all(value is None or value in setting.special or low <= value <= (high or float("inf")) for value in values)

@@ -135,11 +135,11 @@ def test_training_sees_the_same_with_and_without_a_cache_for_any_workers(photos,
 
 
 def test_images_are_shrunk_to_the_side_and_never_enlarged(photos):
-    config, messages = config_of(photos, CACHE_SIDE=24), Messages()
+    config, messages = config_of(photos, CACHE=24), Messages()
     files, images = load_image_sets(config)[0], cached(config, messages)
     assert not messages.warnings
-    cached(replaced(config, DATA={"CACHE_SIDE": 15}), messages)
-    assert len(messages.warnings) == 1 and "DATA.CACHE_SIDE" in messages.warnings[0]
+    cached(replaced(config, DATA={"CACHE": 15}), messages)
+    assert len(messages.warnings) == 1 and "DATA.CACHE" in messages.warnings[0]
     for index in set(range(NUM_IMAGES)) - set(BROKEN):
         before, after = files.read(index), images.read(index)
         short = min(before.shape[:2])
@@ -166,8 +166,8 @@ def test_shards_are_cached_too_and_keep_their_own_order(tmp_path):
 
 def test_a_cache_is_for_the_same_pixels_only(photos):
     """Not for those of other rules: of grey images, turned upright, or on another background."""
-    given = [{}, {}, {"EXIF": "ignore"}, {"IMAGENET_MEAN": (0.1, 0.1, 0.1)}, {"CACHE_SIDE": 9}]
-    given.append({"CACHE_SIDE": 9, "INTERPOLATION": "bilinear"})
+    given = [{}, {}, {"EXIF": "ignore"}, {"IMAGENET_MEAN": (0.1, 0.1, 0.1)}, {"CACHE": 9}]
+    given.append({"CACHE": 9, "INTERPOLATION": "bilinear"})
     configs = [config_of(photos, **data) for data in given]
     keys = [str(locate_cache(each, "training", load_image_sets(each)[0]).key) for each in configs]
     assert keys[0] == keys[1] and len(set(keys)) == len(given) - 1
@@ -300,8 +300,8 @@ def put_a_file_in_its_place(monkeypatch, photos):
 @pytest.mark.parametrize(
     ("fault", "names"),
     [
-        (fill_the_disk, ["No space left", "DATA.CACHE_SIDE"]),
-        (leave_no_room, ["21 images, about 1 MiB", "DATA.CACHE_SIDE"]),
+        (fill_the_disk, ["No space left", "DATA.CACHE=256"]),
+        (leave_no_room, ["21 images, about 1 MiB", "DATA.CACHE=256"]),
         (put_a_file_in_its_place, ["DATA.CACHE_PATH"]),
     ],
 )
@@ -363,7 +363,7 @@ def test_changed_files_or_settings_make_a_new_cache_and_only_the_old_one_goes(ph
     stranger = folder / older.name.replace("training", "training-x")
     stranger.write_bytes(b"not ours")
     os.utime(next((photos / "train").rglob("*.jpg")), ns=(1, 1))
-    for changed in (config, replaced(config, DATA={"CACHE_SIDE": 20})):
+    for changed in (config, replaced(config, DATA={"CACHE": 20})):
         cached(changed, messages := Messages())
         after = files_of(config) - {stranger.name}
         assert len(after) == 2 and not after & before and any("removed" in line for line in messages.lines)
@@ -375,7 +375,7 @@ def test_a_run_goes_on_with_a_cache_that_another_run_has_removed(photos):
     config = config_of(photos)
     images, before = cached(config), files_of(config)
     wanted = outcomes(images)
-    cached(replaced(config, DATA={"CACHE_SIDE": 20}))
+    cached(replaced(config, DATA={"CACHE": 20}))
     assert not files_of(config) & before and outcomes(images) == wanted
 
 

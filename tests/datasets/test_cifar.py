@@ -3,6 +3,7 @@
 import hashlib
 import pickle
 from pathlib import Path
+from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -46,15 +47,19 @@ def expect_these_files(monkeypatch, name: str, folder: Path) -> None:
 @pytest.mark.parametrize("name", CLASSES)
 def test_cifar_has_its_images_in_the_order_of_its_files_with_their_classes(tmp_path, monkeypatch, name):
     expect_these_files(monkeypatch, name, write_cifar(tmp_path, name))
-    train, val = load(name, tmp_path, DOWNLOAD=False)
+    train, val = load(name, tmp_path)
     num_files = len(CLASSES[name].train_list)
     assert train.targets.tolist() == shades(train) == [each for file in range(num_files) for each in (file, file + 1)]
     assert val.targets.tolist() == shades(val) == [num_files, num_files + 1]
     assert train.classes == val.classes == [f"class_{number}" for number in range(10)] and train.in_memory
     assert train.read(0).shape == (32, 32, 3) and train.read(0)[0, 1].tolist() == [0, 7, 0]
-    same = load(f"torchvision/{CLASSES[name].__name__}", tmp_path, DOWNLOAD=False)[0]
+    same = load(f"torchvision/{CLASSES[name].__name__}", tmp_path)[0]
     assert (same.images == train.images).all() and same.classes == train.classes
-    assert load(name, tmp_path, DOWNLOAD=False, evaluate=True)[0] is None
+    assert load(name, tmp_path, evaluate=True)[0] is None
+
+
+def no_network(data_set) -> None:
+    raise URLError("no network")
 
 
 class Payload:
@@ -85,5 +90,6 @@ def test_a_damaged_cifar_file_is_an_error_with_the_setting_and_the_folder_and_is
             "another pickle": pickle.dumps(Payload(tmp_path / "ran")),
         }
         (folder / file).write_bytes(contents[damage])
-    assert_names(error_of("cifar10", tmp_path, DOWNLOAD=False), "DATA.DATA_PATH", "DATA.DOWNLOAD", tmp_path)
+    monkeypatch.setattr(CLASSES["cifar10"], "download", no_network)
+    assert_names(error_of("cifar10", tmp_path), "DATA.DATA_PATH", tmp_path, "no network")
     assert not (tmp_path / "ran").exists()

@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -195,6 +197,16 @@ def test_the_next_tars_are_pulled_ahead_of_the_reader_as_many_as_fit(tmp_path, c
         assert len(held(caches)) <= 6
 
 
+def test_threads_that_want_the_same_tar_pull_it_once(root, caches):
+    load("shards", root)
+    with HttpFolder(root) as server, ThreadPoolExecutor(8) as pool:
+        train, _ = remote(server.url, caches)
+        server.paths.clear()
+        meet = threading.Barrier(8)
+        assert [*pool.map(lambda index: meet.wait() >= 0 and int(train.read(index)[0, 0, 0]), range(8))] == [*range(8)]
+        assert tars_asked(server) == ["/train-000000.tar"]
+
+
 def cache_of(server: HttpFolder, folder: Path, silence: float = 30.0) -> tuple[TarCache, ShardTar]:
     name = "train-000000.tar"
     client = Server(server.url, silence, lambda line: None)
@@ -237,6 +249,21 @@ def test_what_will_not_pass_ends_it_at_once(root, tmp_path, status, names):
         with refused(DataError, f"{server.url}/{tar.name}", *names.split()):
             cache.pull(tar)
         assert len(server.paths) == 1 and not cache.files()
+
+
+@pytest.mark.parametrize("name", ["classes.txt", "train.index"])
+def test_a_file_that_may_be_absent_is_refused_where_the_server_lists_but_denies_it(root, caches, name):
+    """S3 denies access to what is not there."""
+    (root / "classes.txt").write_text("ant\nbee\ncat\n")
+    load("shards", root)
+    with HttpFolder(root, fault=lambda number, path: 403 if path == f"/{name}" else None) as server:
+        with refused(DataError, f"{server.url}/{name}", "403", "~/.netrc"):
+            remote(server.url, caches)
+        server.lists = False
+        train, _ = remote(f"{server.url}/{{train-{{000000..000002}},val-000000}}.tar", caches)
+        assert len(train) == 30 and train.classes == (
+            ["0", "1", "2"] if name == "classes.txt" else ["ant", "bee", "cat"]
+        )
 
 
 @pytest.mark.parametrize("fault", [503, "empty"])

@@ -18,6 +18,7 @@ from datasets.sources.images import ArrayImages, FileImages
 from datasets.sources.torchvision_sets import OWN_READERS, SPLITS
 from scripts import make_shards
 from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades
+from tests.support.refusals import assert_names
 from tests.support.runs import ROOT
 from utils.distributed import Process
 from utils.errors import ConfigError
@@ -94,19 +95,19 @@ CLASSES = {
 def test_a_data_set_is_read_by_its_own_split(tmp_path, name):
     make, *wanted = LAYOUTS[name]
     make(tmp_path)
-    parts = load(f"torchvision/{name}", tmp_path, DOWNLOAD=False)
+    parts = load(f"torchvision/{name}", tmp_path)
     assert [(part.targets.tolist(), shades(part)) for part in parts] == wanted
     for part in parts:
         assert part.classes == CLASSES.get(name, part.classes) and len(part.classes) == len(parts[1].classes)
         with ThreadPoolExecutor(4) as pool:
             assert [int(image[0, 0, 0]) for image in pool.map(part.read, range(len(part)))] == shades(part)
-    only_val = load(f"torchvision/{name}", tmp_path, DOWNLOAD=False, evaluate=True)
+    only_val = load(f"torchvision/{name}", tmp_path, evaluate=True)
     assert only_val[0] is None and shades(only_val[1]) == wanted[1][1]
 
 
 def test_without_a_split_a_share_is_held_out(tmp_path):
     make_eurosat(tmp_path)
-    train, val = load("torchvision/EuroSAT", tmp_path, DOWNLOAD=False, VAL_FRACTION=0.2)
+    train, val = load("torchvision/EuroSAT", tmp_path, VAL_FRACTION=0.2)
     assert (len(train), len(val)) == (16, 4) and train.classes == ["Forest", "River"]
     assert sorted(shades(train) + shades(val)) == [*range(10), *range(50, 60)]
     assert [shade >= 50 for shade in shades(train)] == train.targets.tolist()
@@ -115,9 +116,9 @@ def test_without_a_split_a_share_is_held_out(tmp_path):
 def test_files_are_decoded_by_us_and_arrays_held_in_memory(tmp_path):
     make_dtd(tmp_path)
     make_mnist(tmp_path)
-    train, _ = load("torchvision/DTD", tmp_path, DOWNLOAD=False)
+    train, _ = load("torchvision/DTD", tmp_path)
     assert isinstance(train, FileImages) and train.name(0) == str(tmp_path / "dtd/dtd/images/banded/b_1.jpg")
-    assert isinstance(load("torchvision/MNIST", tmp_path, DOWNLOAD=False, IMAGE_CHANNELS=1)[0], ArrayImages)
+    assert isinstance(load("torchvision/MNIST", tmp_path, IMAGE_CHANNELS=1)[0], ArrayImages)
 
 
 def test_every_data_set_offered_is_one_of_torchvision_with_these_arguments():
@@ -133,7 +134,7 @@ def test_every_data_set_offered_is_one_of_torchvision_with_these_arguments():
 def test_pictures_that_torchvision_opens_can_be_trained_on_and_put_into_shards(tmp_path):
     make_pets(tmp_path)
     (tmp_path / "oxford-iiit-pet" / "images" / "great_dane_2.jpg").write_bytes(b"no image")
-    config = settings("torchvision/OxfordIIITPet", tmp_path, IMAGE_SIZE=4, BATCH_SIZE=2, DOWNLOAD=False, NUM_WORKERS=2)
+    config = settings("torchvision/OxfordIIITPet", tmp_path, IMAGE_SIZE=4, BATCH_SIZE=2, NUM_WORKERS=2)
     train, _ = load_image_sets(config)
     windows = build_train_data(config, train, Process(torch.device("cpu"))).windows(0, 1)
     (batch,) = next(windows).batches
@@ -167,12 +168,6 @@ def test_an_unknown_name_is_told_with_the_nearest(name, message):
         load(name)
 
 
-def test_what_is_not_there_and_may_not_be_fetched_is_an_error_with_the_remedy(tmp_path):
-    message = error_of("torchvision/EuroSAT", tmp_path / "none", DOWNLOAD=False)
-    assert f"EuroSAT cannot be read from {tmp_path / 'none'}" in message and "DATA.DOWNLOAD is off" in message
-    assert not (tmp_path / "none").exists()
-
-
 def test_what_is_not_there_is_fetched_once(tmp_path, monkeypatch):
     calls, lines = [], []
     monkeypatch.setattr(
@@ -191,7 +186,7 @@ def test_a_fetch_that_fails_is_told_without_a_traceback(tmp_path, monkeypatch, e
 
     monkeypatch.setattr(torchvision.datasets.DTD, "_download", fail)
     message = error_of("torchvision/DTD", tmp_path)
-    assert message.startswith("torchvision/DTD: ") and str(tmp_path) in message and str(error) in message
+    assert_names(message, "DATA.DATA_PATH", "DTD", tmp_path, error)
 
 
 def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
@@ -206,7 +201,7 @@ def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
 def test_parts_with_other_classes_are_an_error(tmp_path):
     make_dtd(tmp_path)
     write(tmp_path / "dtd" / "dtd" / "labels" / "val1.txt", "dotted/d_2.jpg")
-    assert "DATA.DATA_PATH" in error_of("torchvision/DTD", tmp_path, DOWNLOAD=False)
+    assert "DATA.DATA_PATH" in error_of("torchvision/DTD", tmp_path)
 
 
 def test_torchvision_is_imported_only_for_its_data_sets():

@@ -11,6 +11,7 @@ from configs.schema import Config
 from configs.values import SETTINGS
 from datasets.batch_order import Order
 from datasets.shuffle import shuffled
+from engine.checkpoint.format import changes
 from engine.checkpoint.resume import comparable, refuse_changes
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import run_folder
@@ -20,7 +21,7 @@ ORDER = Order(100, 32, 1, 1, True, 0, epoch_order=shuffled)
 # What a resumed run may have otherwise, written out: whoever adds a name must mean it. None of it moves the weights,
 # except by what the global batch, the number of images and the names of the classes stand for.
 MAY_CHANGE = {
-    "DATA": "DATA_PATH BATCH_SIZE BATCH_SIZE_EVAL NUM_WORKERS WORKERS CLASSES DOWNLOAD MAX_PIXELS MAX_BAD_FRACTION CACHE "
+    "DATA": "DATA_PATH BATCH_SIZE BATCH_SIZE_EVAL NUM_WORKERS WORKERS CLASSES MAX_PIXELS MAX_BAD_FRACTION "
     "CACHE_PATH REMOTE_CACHE_GB REMOTE_PATIENCE",
     "MODEL": "PRETRAINED",
     "TRAIN": "NUM_EPOCHS ACCUM_ITER GRAD_CHECKPOINTING EARLY_STOP BEST_METRIC",
@@ -49,6 +50,16 @@ def test_each_setting_that_moves_the_weights_is_refused_with_both_values(key):
     else:
         with refused(ConfigError, f"{key}: another"):
             resume(key)
+
+
+def test_a_cache_of_whole_images_is_made_or_left_out_at_will_and_one_of_reduced_images_is_not():
+    for saved, now, differs in (
+        ("none", "disk", False),
+        ("disk", "none", False),
+        (256, "disk", True),
+        ("disk", 256, True),
+    ):
+        assert ("DATA.CACHE" in changes({"DATA.CACHE": saved}, {"DATA.CACHE": now})) is differs
 
 
 def test_an_image_more_or_less_is_refused_and_allowed_on_request(tmp_path, start, photos):

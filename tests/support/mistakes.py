@@ -171,7 +171,6 @@ IN_A_RUN = {
 # Settings in a file that others leave without effect -> what the note names besides them.
 WITHOUT_EFFECT = {
     "PRECISION: {MODE: naive}": "AMP",
-    "DATA: {CACHE_SIDE: 9}": "DATA.CACHE none disk",
     "DATA: {AUGMENT_ON: device}": "TRAIN.AUTO_AUGMENT TRAIN.COLOR_JITTER",
     "DATA: {VAL_FRACTION: 0.5, FOLD: 0/5}": "DATA.FOLD 0/5",
     "MODEL: {LORA: {ALPHA: 8}}": "MODEL.LORA.RANK 0",

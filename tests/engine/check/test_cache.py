@@ -28,7 +28,7 @@ def test_a_cache_that_is_to_be_made_one_that_fits_and_one_that_cannot_be(check, 
     assert found[0] == WARN and "DATA.CACHE_PATH" in found[1]
     monkeypatch.setattr("engine.check.cache.free_bytes", lambda place: 100)
     found = check(*options)["cache"]
-    assert found[0] == WARN and "DATA.CACHE_SIDE" in found[1]
+    assert found[0] == WARN and "DATA.CACHE=256" in found[1]
 
 
 def test_sets_without_a_cache_are_named(tmp_path):

@@ -149,7 +149,7 @@ def test_for_large_photos_the_gain_of_a_cache_is_measured(check, photos):
     assert "DATA.CACHE" not in check()["training sizes"][1]
     for path in (photos / "train").rglob("*.png"):
         Image.open(path).resize((200, 150)).save(path)
-    (gain,) = re.findall(r"DATA\.CACHE_SIDE=9 reads ([0-9.]+) times faster", check()["training sizes"][1])
+    (gain,) = re.findall(r"DATA\.CACHE=9 reads ([0-9.]+) times faster", check()["training sizes"][1])
     assert float(gain) >= 1.5
-    assert "DATA.CACHE_SIDE" not in check("-opts", "DATA.CACHE=disk")["training sizes"][1]
-    assert "DATA.CACHE_SIDE" not in check("-opts", "DATA.CROP_PCT=0.1")["training sizes"][1], "80 of 150 pixels"
+    assert "DATA.CACHE=" not in check("-opts", "DATA.CACHE=disk")["training sizes"][1]
+    assert "DATA.CACHE=" not in check("-opts", "DATA.CROP_PCT=0.1")["training sizes"][1], "80 of 150 pixels"

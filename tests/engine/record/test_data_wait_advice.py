@@ -34,7 +34,7 @@ def advice_for(
         (4, 6, 90, ["90%", "-num_workers 6"]),
         (0, 8, 60, ["60%", "-num_workers 2"]),
         (0, 8, 100, ["100%", "-num_workers 8"]),
-        (8, 8, 50, ["50%", "DATA.CACHE=disk", "DATA.CACHE_SIDE=16"]),
+        (8, 8, 50, ["50%", "DATA.CACHE=16"]),
     ],
 )
 def test_advice_names_a_number(tmp_path, num_workers, num_cores, percent, names):
@@ -49,9 +49,9 @@ def test_beside_a_gpu_advice_leaves_a_core_to_the_training_and_knows_pythons_loc
     for num_workers, in_memory, remedy in ((15, False, "DATA.WORKERS=processes"), (7, True, "DATA.WORKERS=processes")):
         said = advice_for(tmp_path, num_workers, num_workers + 1, [50, 50], in_memory=in_memory, **gpu)
         assert_names(said[1], remedy, str(num_workers))
-    assert_names(advice_for(tmp_path, 3, 4, [50, 50], **gpu)[1], "DATA.CACHE=disk")
+    assert_names(advice_for(tmp_path, 3, 4, [50, 50], **gpu)[1], "DATA.CACHE")
     gpu["kind"] = "processes"
-    assert_names(advice_for(tmp_path, 15, 16, [50, 50], **gpu)[1], "DATA.CACHE=disk")
+    assert_names(advice_for(tmp_path, 15, 16, [50, 50], **gpu)[1], "DATA.CACHE")
 
 
 def test_advice_is_not_given_without_a_cause_a_remedy_or_enough_updates(tmp_path):

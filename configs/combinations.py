@@ -51,10 +51,7 @@ def _training_rules(values: Values, named: Callable[[str], str]) -> Rules:
     yield not low <= values[first] <= high, first, f"must lie between {named(lowest)}, and {named(highest)}"
     is_float16_in_float8 = (values["PRECISION.MODE"], values["PRECISION.DTYPE"]) == ("float8", "float16")
     yield is_float16_in_float8, "PRECISION.DTYPE", f"must be bfloat16 or not set with {named('PRECISION.MODE')}"
-    key, strategy = "SAVE_WEIGHTS_ONLY", "DIST.STRATEGY"
-    problem = f"must be false with {named(strategy)}: the parts of a checkpoint hold weights and optimizer together"
-    yield values[key] and values[strategy] == "fsdp2", key, problem
-    key = "TRAIN.CLIP_MODE"
+    key, strategy = "TRAIN.CLIP_MODE", "DIST.STRATEGY"
     problem = f"must be norm or value with {named(strategy)}: no process has a whole vector, whose norm agc needs"
     yield values[key] == "agc" and values["TRAIN.GRAD_CLIP"] and values[strategy] == "fsdp2", key, problem
     key = "TRAIN.TEACHER_MODEL"

@@ -155,6 +155,20 @@ REMOVED: dict[str, Removed] = {
         "false",
         "the loss is the mean over the classes; multiply TRAIN.BASE_LR where the optimizer follows the size of gradients",
     ),
+    "TRAIN.BCE_POS_WEIGHT": Removed("1.0", "name a file with a weight for each class in TRAIN.CLASS_WEIGHTS"),
+    "SAVE_WEIGHTS_ONLY": Removed(
+        "false",
+        "python scripts/export.py output/train-.../best.pth -output best.safetensors writes weights without the optimizer",
+        role="record",
+    ),
+    "PRECISION.ROLLBACKS": Removed(
+        "1", "a run rolls back once; PRECISION.MAX_CONSECUTIVE_SKIPS says after how many skipped updates", role="record"
+    ),
+    "PRECISION.DOCTOR_SKIPS": Removed(
+        "10",
+        "the doctor looks once, after 10 skipped updates in a row or PRECISION.MAX_CONSECUTIVE_SKIPS",
+        role="record",
+    ),
     "PRECISION.HYSTERESIS": Removed(
         "consecutive",
         "an update without overflow always resets the count of DECR_EVERY_N_NAN_OR_INF, as in Paddle",

@@ -407,8 +407,6 @@ class Train:
     """Training loss: cross_entropy, of all classes together; bce, binary cross entropy: a yes or no for each class (timm's `--bce-loss`)."""
     BCE_TARGET_THRESH: Annotated[float | None, Bounds(0.0, 1.0), Only("LOSS", ("bce",))] = None
     """For bce: targets above this, after smoothing and mixing, become 1, the others 0; not set: they stay as they are."""
-    BCE_POS_WEIGHT: Annotated[float, Bounds(1e-6, 1e6), Only("LOSS", ("bce",))] = 1.0
-    """For bce: factor of the part of the loss that is about the classes that an image has."""
     CLASS_WEIGHTS: str | None = None
     """Weights of the classes in the training loss: auto, images / (classes x images of the class), so that the mean over the images is 1; or a CSV or YAML file with a class and its weight in each line; none: all 1."""
     DISTILLATION_TYPE: Literal["none", "soft", "hard"] = "none"
@@ -514,10 +512,6 @@ class Precision:
     """Maximum loss scale; not set: no limit."""
     MAX_CONSECUTIVE_SKIPS: Annotated[int, Bounds(1, 1_000_000_000)] = 50
     """Consecutive updates skipped because of non-finite gradients after which the run rolls back, or stops with exit code 3."""
-    ROLLBACKS: Annotated[int, Bounds(0, 1_000), MAY_CHANGE] = 1
-    """How often a run rolls back to its last checkpoint before such a series of skipped updates, and leaves them out; 0: never."""
-    DOCTOR_SKIPS: Annotated[int | None, Bounds(1, 1_000_000_000), RECORD] = 10
-    """Consecutive skipped updates after which the run searches, once, for the module that overflows, and writes doctor.yaml; not set: never."""
     CUSTOM_BLACK_LIST: Annotated[tuple[str, ...], Only("AMP")] = ()
     """What AMP keeps in float32: module paths (blocks.7.*), classes (LayerNorm), operators (softmax)."""
     CUSTOM_WHITE_LIST: Annotated[tuple[str, ...], Only("AMP")] = ()
@@ -604,8 +598,6 @@ class Config:
     """Updates between two saves within an epoch; not set: none."""
     KEEP_CHECKPOINTS: Annotated[int, Bounds(0, 1_000_000), RECORD] = 3
     """How many numbered checkpoints to keep, besides last.pth, previous.pth and best.pth; 0: none is written."""
-    SAVE_WEIGHTS_ONLY: Annotated[bool, RECORD] = False
-    """best.pth and checkpoint-N.pth hold only the weights (and the EMA's), a third of the size with Adam: for everything but -resume, which takes last.pth."""
     REPORT_FREQ: Annotated[int, Bounds(1, 1_000_000_000), RECORD] = 20
     """Updates between two log lines."""
     VALIDATE_FREQ: Annotated[int, Bounds(1, 1_000_000), MAY_CHANGE] = 1

@@ -188,7 +188,7 @@ def _read(checkpoint: Path | None, config: Config) -> dict:
     saved = read_saved(checkpoint, lazily=not config.START.EVAL)
     if saved.get(WEIGHTS_ONLY) and not config.START.EVAL:
         raise ConfigError(
-            f"-resume: {checkpoint} holds weights only (SAVE_WEIGHTS_ONLY); resume from the last.pth of its run, "
+            f"-resume: {checkpoint} holds weights only; resume from the last.pth of its run, "
             "or start a new run from them with -pretrained"
         )
     return saved

@@ -152,7 +152,7 @@ def train_epochs(training: Training) -> tuple[int, str]:
                     while not training.why_finished:
                         one_epoch(training, windows, bad_images)
             except NonFinite as error:
-                # SkipLimit raised it at a report: back to last.pth or previous.pth, PRECISION.ROLLBACKS times at most.
+                # SkipLimit raised it at a report: back to last.pth or previous.pth, once in a run.
                 if not saves.roll_back(error):
                     raise
         wait_for_disk(training)

@@ -87,7 +87,7 @@ class Saves:
     def roll_back(self, error: NonFinite) -> bool:
         """Go back to the newest checkpoint before a streak of skipped updates. False if none is left."""
         trainer, streak = self.trainer, error.streak
-        if len(trainer.left_out) >= self.plan.config.PRECISION.ROLLBACKS:
+        if trainer.left_out:  # a second time it would not help
             return False
         self._wait()
         path = self.process.first(lambda: find_before(self.folder, streak.start, self.log.warn))

@@ -12,7 +12,7 @@ from configs.schema import Config, Train
 from datasets import choose_workers
 from datasets.batch_order import Order
 from datasets.loading.workers import AHEAD_OF_PROCESS, shared_bytes
-from engine.memory.estimate import checkpoint_bytes, weights_bytes
+from engine.memory.estimate import checkpoint_bytes
 from engine.plan import Plan
 from engine.train.ema import decay_at
 from engine.train.schedule import batch_factor
@@ -43,7 +43,7 @@ def quick_checks(plan: Plan, model: nn.Module | None, path: Path | None) -> Iter
     if len(image_set):
         yield check_shared_memory(config, loader_processes(config, image_set, plan.process))
     if path and model and not config.START.EVAL:
-        yield check_disk(config, path, checkpoint_bytes(config.TRAIN, model), weights_bytes(config.TRAIN, model))
+        yield check_disk(config, path, checkpoint_bytes(config.TRAIN, model))
 
 
 def check_schedule(settings: Train, order: Order) -> list[Finding]:
@@ -152,21 +152,19 @@ def check_output(save: str) -> Finding:
         return Finding("output", f"SAVE: cannot write to {save} ({error.strerror})", WRONG, remedy)
 
 
-def check_disk(config: Config, path: Path, each: int, weights: int) -> Finding:
-    """Check that all files of a run fit on the disk of `path`: checkpoints of `each` bytes (`weights` of weights alone)."""
-    kept = 1 + min(config.KEEP_CHECKPOINTS, math.ceil(config.TRAIN.NUM_EPOCHS / config.SAVE_FREQ))  # best, numbered
-    # Besides them last, previous and the one being written, of either kind.
-    count, alone = (3, kept + 1) if config.SAVE_WEIGHTS_ONLY else (kept + 3, 0)
+def check_disk(config: Config, path: Path, each: int) -> Finding:
+    """Check that all files of a run fit on the disk of `path`: checkpoints of `each` bytes."""
+    numbered = min(config.KEEP_CHECKPOINTS, math.ceil(config.TRAIN.NUM_EPOCHS / config.SAVE_FREQ))
+    count = numbered + 4  # best, last, previous, and the one being written
     # Checkpoints of a resumed run already occupy their space; a file with several names occupies it once.
     present = {status.st_ino: status.st_size for status in (file.stat() for file in path.rglob("*.pth"))}
-    need = max(count * each + alone * weights - sum(present.values()), 2 * each) + OTHER_FILES
+    need = max(count * each - sum(present.values()), 2 * each) + OTHER_FILES
     free = free_bytes(nearest_existing(path))
-    of_weights = f", and {alone} of weights alone of {format_bytes(weights)}" if alone else ""
     found = (
-        f"checkpoints of {format_bytes(each)}, up to {count} at once{of_weights}; with logs and curves {format_bytes(need)} of "
+        f"checkpoints of {format_bytes(each)}, up to {count} at once; with logs and curves {format_bytes(need)} of "
         f"{format_bytes(free)} free at {nearest_existing(path)}"
     )
-    remedy = "make room, set -output, SAVE_WEIGHTS_ONLY=true, or lower KEEP_CHECKPOINTS"
+    remedy = "make room, set -output, or lower KEEP_CHECKPOINTS"
     return Finding("disk", found, *verdict_on_space(need, free, remedy))
 
 

@@ -26,10 +26,8 @@ class AsyncSaver:
     Dropping the first instead could lose a best.pth or checkpoint-N.pth, and would need memory for two copies.
     """
 
-    def __init__(
-        self, folder: Path, keep: int, device: torch.device, warn: Callable[[str], None], weights_only: bool = False
-    ):
-        self._path, self._keep, self._warn, self._weights_only = folder / "last.pth", keep, warn, weights_only
+    def __init__(self, folder: Path, keep: int, device: torch.device, warn: Callable[[str], None]):
+        self._path, self._keep, self._warn = folder / "last.pth", keep, warn
         self._host_copy = HostCopy(device)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future | None = None
@@ -82,7 +80,7 @@ class AsyncSaver:
 
     def _put(self, state: dict, also: list[str], keeps_former: bool) -> None:
         """Write a state under its names."""
-        save_checkpoint(self._path, state, also, keeps_former, self._weights_only)
+        save_checkpoint(self._path, state, also, keeps_former)
 
     def _tidy(self) -> None:
         """Remove old checkpoints."""

@@ -18,39 +18,25 @@ from models.weights.torch_files import named_shards, read_index, read_torch
 from utils.errors import ConfigError
 from utils.files import replacing, sync, write_text
 
-WEIGHTS_ONLY = "weights_only"  # in a checkpoint of SAVE_WEIGHTS_ONLY, which no run can continue from
+WEIGHTS_ONLY = "weights_only"  # in a checkpoint of version 0.1.0 without the optimizer, which no run can continue from
 BAD_BATCHES_FILE = "bad_batches.jsonl"
 
 
-def save_checkpoint(
-    path: Path, state: dict, also: Iterable[str] = (), keeps_former: bool = True, weights_only: bool = False
-) -> None:
+def save_checkpoint(path: Path, state: dict, also: Iterable[str] = (), keeps_former: bool = True) -> None:
     """Write a checkpoint; the former `path` becomes previous.pth, and one of the two is always complete.
 
     `keeps_former`: if false, the former one is dropped and previous.pth stays as it is.
 
     `also`: further names of the file, created before `path`: a run killed in between resumes from the former `path`
-    and creates them again; the other way round a missing name would never be created. `weights_only`: they are names of
-    another file, without what only training needs.
+    and creates them again; the other way round a missing name would never be created.
     """
     with replacing(path) as file:
         torch.save(state, file)
         sync(file)
-        source, others = Path(file.name), [path.with_name(name) for name in also]
-        if weights_only and others:
-            source = others.pop(0)
-            save_weights(source, state)
-        for other in others:
-            keep_as(source, other)
+        for name in also:
+            keep_as(Path(file.name), path.with_name(name))
         if keeps_former and path.exists():
             keep_as(path, path.with_name("previous.pth"))
-
-
-def save_weights(path: Path, state: dict) -> None:
-    """Write a checkpoint without the state of optimizer and loss scale."""
-    kept = {key: value for key, value in state.items() if key not in ("optimizer", "amp_scaler")}
-    with replacing(path) as file:
-        torch.save(kept | {WEIGHTS_ONLY: True}, file)
 
 
 def start_of_streak(state: dict) -> int:

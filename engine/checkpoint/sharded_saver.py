@@ -107,4 +107,4 @@ def make_saver(config: Config, folder: Path, process: Process, log: Log) -> Asyn
     """The saver for DIST.STRATEGY. A collective."""
     if is_sharded(config, process):
         return ShardedSaver(folder, config.KEEP_CHECKPOINTS, process, log.warn if process.is_first else log.note)
-    return AsyncSaver(folder, config.KEEP_CHECKPOINTS, process.device, log.warn, config.SAVE_WEIGHTS_ONLY)
+    return AsyncSaver(folder, config.KEEP_CHECKPOINTS, process.device, log.warn)

@@ -157,7 +157,9 @@ def prescribe(found: Diagnosis, config: Config, folder: Path) -> str:
 
 
 class AutoDoctor(Callback):
-    """Examines the last update once, on a copy, after PRECISION.DOCTOR_SKIPS consecutive skipped updates."""
+    """Examines the last update once, on a copy, after `SKIPS` consecutive skipped updates."""
+
+    SKIPS = 10
 
     def __init__(self, config: Config, folder: Path, log: Log, last_update: LastUpdate):
         self._config, self._folder, self._log, self._last_update = config, folder, log, last_update
@@ -168,10 +170,8 @@ class AutoDoctor(Callback):
         return self._advice or ""
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
-        settings = self._config.PRECISION
-        if not settings.DOCTOR_SKIPS or self._advice is not None:
-            return
-        if report.skips_in_a_row >= min(settings.DOCTOR_SKIPS, settings.MAX_CONSECUTIVE_SKIPS):
+        enough = min(self.SKIPS, self._config.PRECISION.MAX_CONSECUTIVE_SKIPS)
+        if self._advice is None and report.skips_in_a_row >= enough:
             self._advice = self._examine(trainer)
 
     def on_rollback(self, trainer: Trainer) -> None:

@@ -145,12 +145,8 @@ class SavedTensors:
 
 def checkpoint_bytes(settings: Train, model: nn.Module) -> int:
     """Bytes of weights, EMA and optimizer."""
-    return weights_bytes(settings, model) + optimizer_bytes(settings, model)
-
-
-def weights_bytes(settings: Train, model: nn.Module) -> int:
-    """Bytes of weights and EMA."""
-    return sum(tensor.nbytes for tensor in model.state_dict().values()) * (2 if settings.MODEL_EMA else 1)
+    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
+    return weights * (2 if settings.MODEL_EMA else 1) + optimizer_bytes(settings, model)
 
 
 def optimizer_bytes(settings: Train, model: nn.Module) -> int:

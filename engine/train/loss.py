@@ -57,7 +57,7 @@ class BinaryCrossEntropy:
     """A yes or no for each class, as timm's BinaryCrossEntropy, in float32 or better.
 
     A class number is smoothed to 1 - s + s / classes, and s / classes for the others; a yes or no of several labels is moved
-    towards 0.5. Class weights multiply the part of the images that have the class, as TRAIN.BCE_POS_WEIGHT does for all.
+    towards 0.5. Class weights multiply the part of the images that have the class, as timm's pos_weight.
     """
 
     def __init__(self, settings: Train, class_weights: Tensor | None = None):
@@ -73,8 +73,7 @@ class BinaryCrossEntropy:
             soft = self._soft(targets, logits)
         if threshold is not None:
             soft = soft.gt(threshold).to(soft.dtype)
-        weights = torch.ones_like(logits[0]) if self._weights is None else self._weights.to(logits.dtype)
-        weights = self._settings.BCE_POS_WEIGHT * weights
+        weights = None if self._weights is None else self._weights.to(logits.dtype)
         losses = functional.binary_cross_entropy_with_logits(logits, soft, pos_weight=weights, reduction="none")
         return losses.mean(1).mean()
 

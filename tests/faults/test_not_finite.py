@@ -48,11 +48,11 @@ def test_both_processes_skip_the_update_count_it_and_stay_equal_to_the_last_bit(
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_after_so_many_in_a_row_both_stop_together_with_3(tmp_path, start, ranks):
-    options = ["PRECISION.MAX_CONSECUTIVE_SKIPS=3", "PRECISION.ROLLBACKS=0", "PRECISION.DOCTOR_SKIPS=null"]
+    options = ["PRECISION.MAX_CONSECUTIVE_SKIPS=3"]  # the first time, the run rolls back
     poisoned = start(
         tmp_path / "o", *FLAGS, *options, processes=2, poison=["gradient", RANKS[ranks], list(range(2, 8))]
     )
     assert poisoned.codes == [3, 3], poisoned.printed
     folder = run_folder(tmp_path / "o")
-    assert_names((folder / "status.json").read_text(), "3 updates", "step 5")
+    assert_names((folder / "status.json").read_text(), "3 updates", "step 8")
     check_files(folder)

@@ -27,7 +27,7 @@ def documented() -> dict[str, str]:
 def test_what_runs_write_into_it_is_what_the_table_in_the_docs_says(tmp_path, start):
     """Every key and state that is written is in the table, and every one in the table is written."""
     kept = tmp_path / "kept"
-    fast = ["-opts", "SAVE_STEPS=1", "PRECISION.MAX_CONSECUTIVE_SKIPS=2", "PRECISION.DOCTOR_SKIPS=null"]
+    fast = ["-opts", "SAVE_STEPS=1", "PRECISION.MAX_CONSECUTIVE_SKIPS=2"]
     ends = {
         "done": {},
         "stopped": {"signal_at": [3, signal.SIGTERM, [0]]},

@@ -113,6 +113,25 @@ def test_resume_auto_takes_the_checkpoint_before_a_damaged_one(tmp_path, setting
     assert run_hash(last.parent) == before
 
 
+def test_a_file_of_weights_alone_as_version_0_1_0_wrote_is_scored_but_not_continued(tmp_path, settings):
+    flags = ["-cfg", str(settings), "-output", str(tmp_path / "o"), "-epochs", "1", "-opts", "KEEP_CHECKPOINTS=0"]
+    assert run("main_single_gpu.py", *flags).returncode == 0
+    folder = run_folder(tmp_path / "o")
+    assert {path.name for path in folder.glob("*.pth")} == {"last.pth", "best.pth"}
+    state = torch.load(folder / "best.pth", weights_only=True)
+    del state["optimizer"]
+    torch.save(state | {"weights_only": True}, weights := tmp_path / "best.pth")
+    refused = run("main_single_gpu.py", "-resume", str(weights), *flags)
+    assert refused.returncode == 2
+    assert_names(refused.stderr, weights, "last.pth", "-pretrained")
+    assert run("main_single_gpu.py", "-eval", "-resume", str(weights), *flags).returncode == 0
+    (folder / "last.pth").unlink()
+    weights.rename(folder / "best.pth")
+    anew = run("main_single_gpu.py", "-resume", "auto", *flags)
+    assert anew.returncode == 0 and len(list((tmp_path / "o").iterdir())) == 3  # that of the evaluation too
+    assert_names(anew.stdout, folder / "best.pth")
+
+
 def test_changed_settings_are_refused_with_a_diff_unless_allowed(tmp_path, settings):
     flags = ["-cfg", str(settings), "-output", str(tmp_path / "o")]
     assert run("main_single_gpu.py", *flags, "-epochs", "1").returncode == 0

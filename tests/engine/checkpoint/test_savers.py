@@ -124,12 +124,9 @@ def test_a_save_that_fails_is_told_and_the_next_one_makes_it_good(tmp_path, save
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["", "without hard links"])
-@pytest.mark.parametrize("weights_only", [False, True], ids=["", "weights only"])
-def test_every_file_is_on_the_disk_before_its_name_and_the_folder_after_the_last(
-    tmp_path, monkeypatch, links, weights_only
-):
+def test_every_file_is_on_the_disk_before_its_name_and_the_folder_after_the_last(tmp_path, monkeypatch, links):
     """What a power cut leaves: `kill -9` cannot show it, as the system then still writes what it was given."""
-    saver = AsyncSaver(tmp_path, keep=1, device=CPU, warn=pytest.fail, weights_only=weights_only)
+    saver = AsyncSaver(tmp_path, keep=1, device=CPU, warn=pytest.fail)
     synced, names, after = {}, [], []
     fsync, replace = os.fsync, os.replace
 

@@ -18,12 +18,12 @@ from tests.support.trainers import Lines, big_logits, make_trainer, update
 OVERFLOWS = ["PRECISION.MAX_CONSECUTIVE_SKIPS=200", "SAVE_STEPS=50"]
 
 
-def start(folder, name: str, *options: str, flags: tuple = (), processes: int = 1, code: int = 0) -> tuple:
+def start(folder, name: str, *options: str, flags: tuple = (), processes: int = 1, code: int = 0, **more) -> tuple:
     """A run in float16: its folder, and what it printed."""
     (folder / "small.yaml").write_text(SMALL)
     script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
     words = ["-cfg", str(folder / "small.yaml"), "-output", str(folder / name), "-amp", "-amp_dtype", "float16", *flags]
-    result = run(script, *words, "-opts", "REPORT_FREQ=1", *options, processes=processes)
+    result = run(script, *words, "-opts", "REPORT_FREQ=1", *options, processes=processes, **more)
     assert result.returncode == code, result.printed
     return run_folder(folder / name), result.stdout
 
@@ -68,7 +68,7 @@ def test_200_overflows_of_the_forward_pass_on_two_processes_end_at_the_floor_of_
 def test_the_doctor_looks_once_and_changes_nothing_of_the_run(tmp_path):
     options = (f"PRECISION.INIT_LOSS_SCALING={2.0**34}", "MODEL.DROPOUT=0.1", "TRAIN.NUM_EPOCHS=1")
     with_doctor, said = start(tmp_path, "with", *options)
-    without, silent = start(tmp_path, "without", *options, "PRECISION.DOCTOR_SKIPS=null")
+    without, silent = start(tmp_path, "without", *options, faults={"call_no_doctor": []})
     assert run_hash(with_doctor) == run_hash(without)
     assert said.count("doctor: ") == 2
     assert_names(said, "step 9")
@@ -84,7 +84,7 @@ def test_a_scale_that_is_finding_its_level_does_not_call_the_doctor(tmp_path):
 
 def examined(folder, plant, *options, **precision) -> tuple[str, Lines]:
     """What a trainer with something planted is told after one update, and the log."""
-    config = replaced(small_config(folder, *options), PRECISION={"DOCTOR_SKIPS": 1, **precision})
+    config = replaced(small_config(folder, *options), PRECISION={"MAX_CONSECUTIVE_SKIPS": 1, **precision})
     log, last_update = Lines(), LastUpdate()
     trainer = make_trainer(config, callbacks=[last_update])
     plant(trainer.model)

@@ -211,7 +211,7 @@ def test_logits_beyond_float16_do_no_harm_in_the_last_block_either(tmp_path, mod
 
 @on_pretend_device
 def test_doctor_and_table_of_types_find_there_what_they_find_on_the_host(tmp_path):
-    config = small_config(tmp_path, HALF, "PRECISION.DTYPE=float16", "PRECISION.DOCTOR_SKIPS=1")
+    config = small_config(tmp_path, HALF, "PRECISION.DTYPE=float16", "PRECISION.MAX_CONSECUTIVE_SKIPS=1")
     said = {}
     for device in ("cpu", DEVICE):
         last_update, lines = LastUpdate(), Lines()

@@ -53,8 +53,8 @@ def test_cross_entropy_is_timms_with_smoothing_and_mixup(fixed):
 @pytest.mark.parametrize("threshold", [None, 0.5])
 def test_binary_cross_entropy_is_timms_for_classes_labels_and_mixtures_of_both(fixed, threshold):
     logits, targets, labels = fixed
-    here = {"LOSS": "bce", "BCE_TARGET_THRESH": threshold, "BCE_POS_WEIGHT": 2.5, "SMOOTHING": 0.1}
-    there = {"target_threshold": threshold, "pos_weight": 2.5}
+    here = {"LOSS": "bce", "BCE_TARGET_THRESH": threshold, "SMOOTHING": 0.1}
+    there = {"target_threshold": threshold}
     hard = BinaryCrossEntropy(smoothing=0.1, smooth_dense=True, **there)
     torch.testing.assert_close(loss_of(logits, targets, **here), hard(logits, targets))
     torch.testing.assert_close(loss_of(logits, labels, **here), hard(logits, labels.double()))

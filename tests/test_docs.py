@@ -6,9 +6,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from PIL import Image
 
-from scripts.maintenance import draw_architecture
 from tests.support.configs import small_config
 from tests.support.trainers import Reports, make_trainer, train
 
@@ -81,14 +79,3 @@ def test_the_callback_in_contributing_runs_as_printed(tmp_path):
     assert len(strict.warn.call_args_list) == len(reports.seen) > 0
     assert f"step {reports.seen[0].step}: loss {reports.seen[0].loss:.3f}" in strict.warn.call_args_list[0].args[0]
     lenient.warn.assert_not_called()
-
-
-def test_the_picture_of_the_architecture_is_up_to_date_and_shows_every_package(tmp_path):
-    rooms = ("configs", "datasets", "engine", "models", "utils")
-    packages = {f"{room}.{path.parent.name}" for room in rooms for path in (ROOT / room).glob("*/__init__.py")}
-    story = {f"engine.{path.stem}" for path in (ROOT / "engine").glob("*.py")} - {"engine.__init__"}
-    entries = {"main_single_gpu", "main_multi_gpu"}
-    assert set(draw_architecture.draw(tmp_path / "architecture.png")) == {*entries, *rooms, *packages, *story}
-    with Image.open(tmp_path / "architecture.png") as new, Image.open(ROOT / "docs/images/architecture.png") as shown:
-        assert new.text["Arrows"] == shown.text["Arrows"], "run scripts/maintenance/draw_architecture.py"
-        assert shown.width >= 1000

@@ -187,6 +187,12 @@ REMOVED: dict[str, Removed] = {
 }
 
 
+# Flags of scripts that are gone: what to do instead.
+REMOVED_FLAGS = {
+    "-greedy": "name the checkpoints to average, of those that scored best",
+    "-jobs": "start a sweep for each device with CUDA_VISIBLE_DEVICES set, each with a part of the grid and a folder of its own",
+}
+
 # Values that are gone of settings that stay: what to do instead.
 REMOVED_VALUES = {
     (

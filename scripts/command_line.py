@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from configs.removed import REMOVED_FLAGS
 from utils.errors import ConfigError, cause_of
 from utils.files import refuse_special
 
@@ -22,7 +23,12 @@ class Parser(argparse.ArgumentParser):
         super().__init__(description=description, formatter_class=form, allow_abbrev=False, **options)
 
     def error(self, message: str):
-        raise ConfigError(f"{message}; -h shows the flags of this script")
+        remedies = [
+            f"{flag} was removed after version 0.1.0; {REMOVED_FLAGS[flag]}"
+            for flag in REMOVED_FLAGS
+            if flag in message.split()
+        ]
+        raise ConfigError("; ".join(remedies) or f"{message}; -h shows the flags of this script")
 
     def add_output(self, metavar: str, help: str) -> None:
         """The required path that the script writes to. -o and -out are the names it had in earlier versions."""

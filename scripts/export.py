@@ -4,7 +4,7 @@
     python scripts/export.py output/train-20260102-03-04-05 -to hf -output vit_for_the_hub
     python scripts/export.py output/train-20260102-03-04-05/last.pth -output whole.pth
     python scripts/export.py output/train-20260102-03-04-05 -last 5 -output mean.onnx
-    python scripts/export.py runA runB runC -greedy -output soup.safetensors
+    python scripts/export.py runA runB runC -output soup.safetensors
     python scripts/export.py vit_base_patch16_224.pdparams -output vit.safetensors
 
 -to says the format; without it, the ending of the file does:
@@ -19,16 +19,13 @@ The weights are the raw ones or the EMA's, whichever scored better, with adapter
 name that ends in .pth and without -to, the whole checkpoint is written; one that is sharded (DIST.STRATEGY fsdp2) is
 merged into one file.
 
-Several checkpoints, of a run or of runs that began from the same weights, are averaged (a model soup). With -greedy each is
-evaluated on the validation images of the first; the others join the best one in the order of their scores, each only if the
-mean scores better with it. Weights of other programs, such as PaddleViT's, are converted to .safetensors, .pth or .pdparams.
+Several checkpoints, of a run or of runs that began from the same weights, are averaged (a model soup). Weights of other
+programs, such as PaddleViT's, are converted to .safetensors, .pth or .pdparams.
 """
 
 import json
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import replace
 from math import isinf
 from pathlib import Path
 from typing import NamedTuple
@@ -71,17 +68,9 @@ def main(argv: list[str]) -> int:
     mean = parser.add_argument_group("the mean of several checkpoints")
     mean.add_argument("-last", type=at_least(2), metavar="N", help="the newest N checkpoint-*.pth of each run's folder")
     mean.add_argument("-weights", nargs="+", type=float, metavar="W", help="a weight for each checkpoint [all equal]")
-    mean.add_argument("-greedy", action="store_true", help="only checkpoints that improve the mean")
-    mean.add_argument("-data_path", help="of the validation images, for -greedy [as the first was trained]")
     arguments = parser.parse_args(argv)
-    weights, is_greedy = arguments.weights, arguments.greedy
+    weights = arguments.weights
     sources = newest(arguments.checkpoints, arguments.last) if arguments.last else arguments.checkpoints
-    if arguments.data_path and not is_greedy:
-        raise ConfigError(f"-data_path: {arguments.data_path} is of the images that -greedy evaluates on; add it")
-    if (weights or is_greedy) and len(sources) == 1:
-        raise ConfigError(f"there is one checkpoint, {sources[0]}; name more, or -last N with the folder of a run")
-    if weights and is_greedy:
-        raise ConfigError("-weights: -greedy weights all that it takes equally; leave one of them out")
     if weights and (len(weights) != len(sources) or not all(each > 0 for each in weights) or isinf(sum(weights))):
         raise ConfigError(f"-weights: {weights} are not {len(sources)} positive numbers, one for each checkpoint")
     if len(sources) == 1:
@@ -92,8 +81,6 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"-output: {arguments.output}: a mean has no optimizer to go on with; name a .safetensors")
     parts = read_alike(sources, arguments.key, weights or [1.0] * len(sources))
     check_no_input("-output", arguments.output, [part.path for part in parts])
-    if is_greedy:
-        parts = choose_greedily(parts, scorer(parts[0], arguments.data_path))
     print(write_mean(parts, to, arguments.output))
     return 0
 
@@ -239,69 +226,14 @@ def read_alike(sources: list, key: str | None, shares: list[float]) -> list[Part
 
 def write_mean(parts: list[Part], to: str, target: Path) -> str:
     """Write the mean with the facts of the latest epoch, except its score, which is not that of the mean."""
+    from models.weights.state import average
+
     last = max(parts, key=lambda part: part.facts.get("epoch", 0))
     facts = {name: value for name, value in last.facts.items() if name != "metric"}
     facts["averaged"] = [{"file": os.fspath(part.path), "weights": part.key, "share": part.share} for part in parts]
-    checked = write(Part(last.path, facts, "state_dict", mean_of(parts)), to, target)
+    mean = average([part.weights for part in parts], [part.share for part in parts])
+    checked = write(Part(last.path, facts, "state_dict", mean), to, target)
     return f"{target}: the mean of {counted(len(parts), 'checkpoint')} ({', '.join(part.path.name for part in parts)}); {checked}"
-
-
-def mean_of(parts: list[Part]) -> dict:
-    from models.weights.state import average
-
-    return average([part.weights for part in parts], [part.share for part in parts])
-
-
-def choose_greedily(parts: list[Part], score: Callable) -> list[Part]:
-    """The checkpoints whose mean scores best, found by adding one after the other."""
-    scored = sorted(((score(part.weights), part) for part in parts), key=lambda each: each[0].rank, reverse=True)
-    best, taken = scored[0][0], [scored[0][1]]
-    say(f"{scored[0][1].path}: {best.describe('alone')}")
-    for alone, part in scored[1:]:
-        joined = score(mean_of([*taken, part]))
-        is_better = joined.rank > best.rank
-        verdict = "taken" if is_better else "left out"
-        say(f"{part.path}: {alone.describe('alone')}; {joined.describe('joined')}: {verdict}")
-        if is_better:
-            best, taken = joined, [*taken, part]
-    return taken
-
-
-def scorer(part: Part, data_path: str | None) -> Callable:
-    """A function from weights to their scores on the validation images of a checkpoint's run."""
-    from configs.schema import Start
-    from datasets import BadImages, Normalize, SavedData, build_eval_data, load_image_sets
-    from engine.evaluation.evaluate import evaluate
-    from engine.precision.policy import Precision, set_matmul
-    from engine.predict.classifier import config_of
-    from models import build_model
-    from models.transforms import choose_transforms
-    from models.weights.load import load_exactly
-    from utils.distributed import Process, choose_device
-
-    record, config = part.facts, config_of(part.facts)
-    data = replace(config.DATA, DATA_PATH=data_path or config.DATA.DATA_PATH)
-    config = replace(config, START=Start(EVAL=True), DATA=data)
-    saved = SavedData(list(record["class_names"]), record.get("split", {}), record.get("validation", {}))
-    _, images = load_image_sets(config, say, saved)
-    process = Process(choose_device(config.DEVICE, local_rank=0))
-    precision = Precision(config, process.device)
-    set_matmul(config.PRECISION.MATMUL)
-    batches, normalize = build_eval_data(config, images, process), Normalize(data).to(process.device)
-    bad_images = BadImages(images, data.MAX_BAD_FRACTION, say)
-
-    def score(weights: dict):
-        model = build_model(config, config.MODEL.NUM_CLASSES or len(saved.classes))
-        load_exactly(model, weights, part.path)
-        choose_transforms(config, process.device, precision.half).apply(model.to(process.device))
-        found = evaluate(model, batches, normalize, precision, process, bad_images)
-        return replace(found.scores, metric=config.TRAIN.BEST_METRIC)
-
-    return score
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 if __name__ == "__main__":

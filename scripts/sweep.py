@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 from scripts.command_line import Parser, at_least
 from scripts.sweeping.plan import LOCK, Plan, make_folder, read_over, read_plan
 from scripts.sweeping.results import DONE, read_result, table, write_trials
-from scripts.sweeping.runner import Runner, check_installed, choose_slots, proposed_trials
+from scripts.sweeping.runner import Runner, check_installed, proposed_trials
 from utils.errors import ConfigError
 from utils.files import locked
 from utils.program import exit_code
@@ -46,13 +46,12 @@ def main(argv: list[str]) -> int:
         return run_trial(plan, folder, arguments.trial)
     if plan.optuna:
         check_installed()
-    slots = choose_slots(plan.load_point({}).config, arguments.jobs, os.environ)
     make_folder(folder)
     with locked(folder / LOCK) as lock:
         if lock is None:
             raise ConfigError(f"-output: another sweep is at work in {folder}; wait for it or stop it")
         plan.save(folder)
-        runner = Runner(plan, folder, slots)
+        runner = Runner(plan, folder)
         code = runner.run(proposed_trials(runner) if plan.optuna else iter(plan.trials))
     print(report(runner.plan, folder))
     name = shlex.quote(str(arguments.output))
@@ -79,13 +78,6 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     add("-seeds", type=seeds, default=[], metavar="N,N", help="seeds of the runs; each point is trained with each")
     add("-folds", type=at_least(2), metavar="K", help="cross-validation: each point is trained on each of K folds")
     add("-optuna", type=at_least(1), metavar="N", help="N points that optuna proposes by the results so far")
-    add(
-        "-jobs",
-        type=at_least(1),
-        default=1,
-        metavar="N",
-        help="trials at a time, each with a device or share of the cores (1)",
-    )
     add("-table", action="store_true", help="print the table of the trials so far and start nothing")
     add("-trial", type=at_least(0), metavar="K", help="run the trial of this number only, of a grid")
     return parser.parse_args(ours), theirs

@@ -1,23 +1,20 @@
-"""Runs the trials of a sweep: as many at a time as there are slots, each a program of its own.
+"""Runs the trials of a sweep one after another, each a program of its own.
 
 What optuna knows is rebuilt from the plan and the runs, so a kill loses none of it. Its own journal was tried: killed inside a
 write it cannot be read again (JSONDecodeError).
 """
 
-import contextlib
 import importlib.util
-import os
 import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from configs.schema import Config
 from configs.values import SETTINGS
 from scripts.sweeping.plan import Plan, Range, Trial, range_or_choices
 from scripts.sweeping.results import (
@@ -32,54 +29,24 @@ from scripts.sweeping.results import (
     write_trials,
 )
 from utils.errors import ConfigError, cause_of
-from utils.host import available_cores
 from utils.program import StopSignal, die_with_parent
 
 SECONDS_BETWEEN_LOOKS = 0.1
 ATTEMPTS = 100  # to find a point that was not tried yet
 
 
-def choose_slots(config: Config, jobs: int, environment: Mapping[str, str]) -> list[dict[str, str]]:
-    """For each of the trials at a time its variables: devices of its own, or a share of the cores."""
-    if jobs == 1:
-        return [{}]
-    per_job = config.START.NGPUS or 1
-    devices = visible_devices(environment) if config.DEVICE in ("auto", "cuda") else []
-    if not devices:
-        threads = max(1, len(available_cores()) // (jobs * per_job))
-        return [{"OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", str(threads))}] * jobs
-    if per_job > 1 and jobs * per_job > len(devices):
-        raise ConfigError(
-            f"-jobs: {jobs} trials of {per_job} devices each (-ngpus) need {jobs * per_job}, and there are {len(devices)}; "
-            f"set -jobs {max(1, len(devices) // per_job)}"
-        )
-    places = [[devices[(job * per_job + each) % len(devices)] for each in range(per_job)] for job in range(jobs)]
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(place)} for place in places]
-
-
-def visible_devices(environment: Mapping[str, str]) -> list[str]:
-    """CUDA devices by the names that CUDA_VISIBLE_DEVICES takes, without importing torch."""
-    if (names := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [name.strip() for name in names.split(",") if name.strip() not in ("", "-1")]
-    command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split()
-    return []
-
-
 class Program:
     """A run that was started here."""
 
-    def __init__(self, arguments: list[str], output: Path, environment: Mapping[str, str], cwd: str):
+    def __init__(self, arguments: list[str], output: Path, cwd: str):
         with open(output, "ab") as file:
             self._process = subprocess.Popen(
                 arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env={**os.environ, **environment},
                 cwd=cwd,
-                process_group=0,  # so that Ctrl-C reaches the sweep alone, which tells its trials once
+                process_group=0,  # so that Ctrl-C reaches the sweep alone, which tells its trial once
                 preexec_fn=partial(die_with_parent, signal.SIGTERM),  # it saves then
             )
 
@@ -93,67 +60,47 @@ class Program:
 
 
 class Runner:
-    """Starts trials as slots get free, and notes what becomes of them."""
+    """Starts one trial after another, and notes what becomes of them."""
 
-    def __init__(self, plan: Plan, folder: Path, slots: list[dict[str, str]]):
-        """`slots`: for each trial at a time its variables."""
-        self.plan, self.folder, self.slots = plan, folder, slots
+    def __init__(self, plan: Plan, folder: Path):
+        self.plan, self.folder = plan, folder
         self.results = {trial.index: read_result(folder / trial.name) for trial in plan.trials}
-        self.running: dict[int, tuple[Trial, Program]] = {}  # by the number of the slot
-        self.stop, self.refused = StopSignal(), ""
+        self.stop = StopSignal()
 
     def run(self, trials: Iterator[Trial]) -> int:
         """Run those of these trials that are not finished. Returns the exit code."""
-        waiting = None
-        while True:
-            self._look()
-            if self.stop.number or self.refused:
+        for trial in trials:
+            while is_locked(self.folder / trial.name) and not self.stop.number:
+                time.sleep(SECONDS_BETWEEN_LOOKS)  # a run that outlived its sweep is still at work there
+            if self.stop.number:
                 break
-            free = next((number for number in range(len(self.slots)) if number not in self.running), None)
-            if free is not None and waiting is None:
-                waiting = next(trials, None)
-                if waiting is None and not self.running:
-                    break
-            if waiting and self.results.get(waiting.index, Result(WAITING)).is_final:
-                waiting = None
-            elif free is not None and waiting and not is_locked(self.folder / waiting.name):
-                self._begin(waiting, free)
-                waiting = None
-            else:  # no slot is free, or a run that outlived its sweep is still at work in the folder
-                time.sleep(SECONDS_BETWEEN_LOOKS)
-        for _, program in self.running.values():
-            program.stop()
-        while self.running:
-            self._look()
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-        if self.refused:
-            raise ConfigError(self.refused)
+            if not self.results.get(trial.index, Result(WAITING)).is_final:
+                self._ended(trial, self._run(trial))
         return 128 + self.stop.number if self.stop.number else self._code()
 
-    def _begin(self, trial: Trial, slot: int) -> None:
-        command = [sys.executable, *self.plan.command(trial, self.folder)]
+    def _run(self, trial: Trial) -> int:
+        """Run the trial and return its exit code; told to stop, it saves and ends."""
         try:
-            program = Program(command, self._output(trial), self.slots[slot], self.plan.cwd)
+            program = Program(
+                [sys.executable, *self.plan.command(trial, self.folder)], self._output(trial), self.plan.cwd
+            )
         except OSError as error:
-            self.refused = f"-output: {trial} cannot be started in {self.folder} ({cause_of(error)})"
-        else:
-            self.running[slot] = trial, program
+            raise ConfigError(f"-output: {trial} cannot be started in {self.folder} ({cause_of(error)})") from error
+        is_told = False
+        while (code := program.poll()) is None:
+            if self.stop.number and not is_told:
+                program.stop()
+                is_told = True
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        return code
 
     def _output(self, trial: Trial) -> Path:
         """What the run prints."""
         return self.folder / f"{trial.name}.txt"
 
-    def _look(self) -> None:
-        """Note the trials that have ended."""
-        for slot, (trial, program) in list(self.running.items()):
-            if (code := program.poll()) is not None:
-                del self.running[slot]
-                self._ended(trial, code)
-
     def _ended(self, trial: Trial, code: int) -> None:
         result, error = read_result(self.folder / trial.name), last_error(self._output(trial))
-        if code == 2 and result.state == WAITING:  # it did not come to train: so it would be with all others too
-            self.refused = f"{trial}: {error}\nits output: {self._output(trial)}"
+        is_refused = code == 2 and result.state == WAITING
         if result.state != DONE:
             was_stopped = code == 0 or (self.stop.number and code == 128 + signal.SIGTERM)
             why = f"killed by signal {-code}" if code < 0 else result.reason or error
@@ -166,6 +113,8 @@ class Runner:
         if result.state == DONE and result.best is not None:
             what = f"{result.metric} {result.best:.4g} in epoch {result.epoch}"
         print(f"[{number}/{self.plan.num_trials}] {trial}: {what}", flush=True)
+        if is_refused:  # it did not come to train: so it would be with all others too
+            raise ConfigError(f"{trial}: {error}\nits output: {self._output(trial)}")
 
     def _in_order(self) -> list[Result]:
         return [self.results.get(trial.index, Result(WAITING)) for trial in self.plan.trials]

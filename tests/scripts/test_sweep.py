@@ -27,13 +27,13 @@ class Pretended:
     """A run that ends after `polls`, as `ends` says by its name: an exit code, or KeyboardInterrupt that kills the sweep."""
 
     ends: dict = {}
-    started: list = []  # (name, variables) of each
+    started: list = []  # their names
     commands: dict = {}
     polls, metric = 0, "top1"
 
-    def __init__(self, arguments, output, environment, cwd):
+    def __init__(self, arguments, output, cwd):
         self.folder = Path(cwd, flag(arguments, "-output"), name := flag(arguments, "-name"))
-        self.started.append((name, environment))
+        self.started.append(name)
         self.commands[name] = arguments
         self.code, self.options = self.ends.get(name, 0), dict(each.split("=") for each in arguments if "=" in each)
         output.write_text("error: no such data\n")
@@ -110,11 +110,11 @@ def test_of_losses_the_smallest_is_best(tmp_path, start, pretended, monkeypatch)
 def test_what_is_finished_is_not_started_again_and_what_was_killed_is(tmp_path, start, pretended):
     pretended.ends |= {"trial-001": 3, "trial-002": -9, "trial-003": 1, "trial-004": KeyboardInterrupt()}
     assert start(*GRID)[0] == 130
-    assert [name for name, _ in pretended.started] == [f"trial-{number:03d}" for number in range(5)]
+    assert pretended.started == [f"trial-{number:03d}" for number in range(5)]
     pretended.ends.clear()
     pretended.started.clear()
     code, _ = start()
-    assert code == 3 and [name for name, _ in pretended.started] == [f"trial-{n:03d}" for n in range(2, 16)]
+    assert code == 3 and pretended.started == [f"trial-{number:03d}" for number in range(2, 16)]
     assert [row["state"] for row in rows(tmp_path / "sweep")] == ["done", "failed"] + ["done"] * 14
     assert start()[0] == 3 and len(pretended.started) == 14
 
@@ -166,7 +166,7 @@ def test_a_sweep_goes_on_from_another_folder_and_after_it_was_moved(tmp_path, sm
     (tmp_path / "a" / "sweep").rename(tmp_path / "moved")
     assert exit_code(sweep.main, ["-output", "../moved"]) == 0
     names = [f"trial-{number:03d}" for number in (0, 1, 2, 1, 1)]
-    assert [name for name, _ in pretended.started] == names and len(rows(tmp_path / "moved")) == 3
+    assert pretended.started == names and len(rows(tmp_path / "moved")) == 3
 
 
 def test_two_sweeps_do_not_work_in_one_folder(tmp_path, start, pretended):
@@ -175,23 +175,6 @@ def test_two_sweeps_do_not_work_in_one_folder(tmp_path, start, pretended):
         code, printed = start(*GRID)
     assert code == 2 and not pretended.started
     assert_names(printed, tmp_path / "sweep")
-
-
-def test_trials_that_run_at_the_same_time_share_out_the_devices(start, pretended, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    code, printed = start(*GRID, "-jobs", "2", "-ngpus", "2")
-    assert code == 2
-    assert_names(printed, "-jobs 1")
-    monkeypatch.setattr(pretended, "polls", 3)
-    assert start(*GRID, "-jobs", "2")[0] == 0
-    assert {variables["CUDA_VISIBLE_DEVICES"] for _, variables in pretended.started} == {"3", "5"}
-
-
-def test_cores_are_divided_where_there_are_no_devices(start, pretended, monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(runner, "available_cores", lambda: range(8))
-    assert start(*GRID, "-jobs", "3", "-opts", "DEVICE=cpu")[0] == 0
-    assert {variables["OMP_NUM_THREADS"] for _, variables in pretended.started} == {"2"}
 
 
 REFUSED = {
@@ -217,6 +200,7 @@ REFUSED = {
     "-seeds 1 -bogus 3": ["-bogus"],
     "-epochs 3": ["-over", "-seeds", "-folds"],
     "-seeds 1,2 -trial 2": ["-trial", "2"],
+    "-seeds 1,2 -jobs 2": ["-jobs", "CUDA_VISIBLE_DEVICES"],
     "-over TRAIN.BASE_LR=0.1..0.3 -optuna 3 -trial 0": ["-trial", "-optuna"],
 }
 
@@ -267,9 +251,9 @@ class Forked:
 
     faults: dict = {"draw_nothing": []}
 
-    def __init__(self, arguments, output, environment, cwd):
+    def __init__(self, arguments, output, cwd):
         output.touch()
-        self.process = start_fork(arguments[1], arguments[2:], [output, output], environment, faults=self.faults)
+        self.process = start_fork(arguments[1], arguments[2:], [output, output], {}, faults=self.faults)
 
     def poll(self):
         return self.process.exitcode
@@ -303,7 +287,7 @@ def test_a_trial_is_told_to_end_when_its_sweep_is_killed(tmp_path):
     read, write = os.pipe()
     if (parent := os.fork()) == 0:
         program = ["/bin/sh", "-c", "trap 'echo told; exit' TERM; for n in $(seq 6000); do sleep 0.1; done"]
-        started = runner.Program(program, tmp_path / "out", {}, str(tmp_path))
+        started = runner.Program(program, tmp_path / "out", str(tmp_path))
         os.write(write, str(started._process.pid).encode())
         os.kill(os.getpid(), signal.SIGKILL)
     pid = int(os.read(read, 20))

@@ -78,6 +78,13 @@ def _cache(former: Texts) -> dict[str, Any] | None:
     return {} if _plain(former["DATA.CACHE"]) == "none" else {"DATA.CACHE": str(former["DATA.CACHE_SIDE"])}
 
 
+def _tensorboard(former: Texts) -> dict[str, Any] | None:
+    """TRACK with tensorboard in front of the others, or without it."""
+    is_written = _plain(former["TENSORBOARD"])
+    others = [name for name in _names(former.get("TRACK")) if name != "tensorboard"]
+    return {"TRACK": ["tensorboard"] * (is_written == "true") + others} if is_written in ("true", "false") else None
+
+
 def _names(value: Any) -> list[str]:
     """A list of names, which may be written as one text."""
     if isinstance(value, str):
@@ -174,8 +181,15 @@ REMOVED: dict[str, Removed] = {
         "an update without overflow always resets the count of DECR_EVERY_N_NAN_OR_INF, as in Paddle",
         becomes=lambda saved: {} if _is_same(saved.get("PRECISION.DECR_EVERY_N_NAN_OR_INF"), "1") else None,
     ),
-    "PRECISION.SHADOW_COSINE": Removed("0.9", "a comparison always warns below 0.9", role="record"),
-    "PRECISION.SHADOW_LOSS": Removed("0.05", "a comparison always warns above 0.05", role="record"),
+    **{
+        f"PRECISION.SHADOW_{name}": Removed(
+            default,
+            "`python scripts/doctor.py` on the run's folder shows the underflow of each module's gradients",
+            role="record",
+        )
+        for name, default in (("STEPS", "none"), ("COSINE", "0.9"), ("LOSS", "0.05"))
+    },
+    "TENSORBOARD": Removed((), "set TRACK (-track): the names of all trackers", "record", _tensorboard),
     "DIST.CHECKPOINT": Removed(
         "single",
         "checkpoints follow DIST.STRATEGY: ddp writes one file, fsdp2 one for each process",

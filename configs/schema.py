@@ -516,8 +516,6 @@ class Precision:
     """What AMP keeps in float32: module paths (blocks.7.*), classes (LayerNorm), operators (softmax)."""
     CUSTOM_WHITE_LIST: Annotated[tuple[str, ...], Only("AMP")] = ()
     """What AMP computes in half although autocast would not, in the same form."""
-    SHADOW_STEPS: Annotated[int | None, Bounds(1, 1_000_000_000), RECORD, Only("AMP")] = None
-    """Updates between two comparisons of a batch with float32, including how many gradients underflow; not set: none."""
 
 
 @dataclass(frozen=True)
@@ -608,12 +606,10 @@ class Config:
     """Compile with torch.compile: faster on GPUs, after a minute or more; blocks: each block by itself, in less time."""
     DETERMINISTIC: bool = False
     """Use only deterministic kernels: slower on GPUs, where bit-identical resume needs it."""
-    TENSORBOARD: Annotated[bool, RECORD] = True
-    """Write TensorBoard files to the run folder."""
     REPORT: Annotated[bool, RECORD] = True
     """Draw what went wrong (confusion.png, mistakes.png) and what the model is trained on (train_batch.png), and write report.html; tables of the same are written in any case."""
-    TRACK: Annotated[tuple[Literal["wandb", "mlflow"], ...], RECORD] = ()
-    """Trackers that show the run: wandb (Weights & Biases), mlflow, or both; empty: none. docs/tracking.md"""
+    TRACK: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], RECORD] = ("tensorboard",)
+    """Trackers that show the run: tensorboard (files in the run folder), wandb (Weights & Biases), mlflow; empty: none. docs/tracking.md"""
 
     @property
     def train_sizes(self) -> dict[int, int]:

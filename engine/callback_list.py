@@ -6,7 +6,6 @@ from configs.schema import to_seconds
 from datasets import BadImages
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.resume import bad_images_of
-from engine.diagnose.fp32_compare import Float32Compare
 from engine.diagnose.overflow import AutoDoctor, LastUpdate
 from engine.parallel import is_sharded
 from engine.plan import Plan
@@ -54,8 +53,6 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
     if process.is_first:
         # Its last pictures are those of the callbacks above, which close before it does.
         recorder = Recorder(config, session.path, log, timing, trainer, trackers)
-        if config.PRECISION.SHADOW_STEPS and trainer.precision.half is not None:
-            add(Float32Compare(config.PRECISION, last_update, log, recorder.add_comparison))
     add(Console(config, log, timing, pace, has_ema=trainer.ema is not None))
     if process.is_first:
         add(recorder)

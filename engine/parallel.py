@@ -277,7 +277,6 @@ def check_strategy(config: Config) -> None:
         and "PRECISION.MODE autocast",
         # Weights are gathered block by block, and a CUDA graph would read them where they were when it was recorded.
         f"COMPILE is {config.COMPILE}": config.COMPILE not in (False, "blocks") and "COMPILE blocks",
-        "PRECISION.SHADOW_STEPS is set": precision.SHADOW_STEPS and "none, or DIST.STRATEGY ddp",
         "PRECISION.EXPLAIN is true": config.START.EXPLAIN and "-explain_precision with DIST.STRATEGY ddp",
     }
     for what, remedy in unfit.items():

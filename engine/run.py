@@ -12,7 +12,7 @@ from datasets import BadImages, EvalData, Window, build_eval_data, build_train_d
 from engine.auto_batch_size import find_batch_size
 from engine.build import build_trainer, load_data_sets, make_model, make_teacher
 from engine.callback_list import Watchers, choose_callbacks
-from engine.check.quick_checks import quick_checks
+from engine.check.quick_checks import OK, quick_checks
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import progress_in
 from engine.checkpoint.resume import is_run, refuse_changes
@@ -36,7 +36,6 @@ from models.compilation import prepare_compiler
 from models.weights.load import check_exactly
 from utils.distributed import Process
 from utils.errors import LostProcess
-from utils.findings import OK
 from utils.host import name_of
 from utils.log import Log
 from utils.program import StopSignal, judge

@@ -29,7 +29,7 @@ LINE = re.compile(
 def finished(tmp_path_factory, small_yaml):
     """A finished run with everything on: its folder and what it said."""
     output = tmp_path_factory.mktemp("finished")
-    options = ["TENSORBOARD=true", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "SAVE_FREQ=1"]
+    options = ["TRACK=tensorboard", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "SAVE_FREQ=1"]
     flags = ["-cfg", str(small_yaml), "-output", str(output), "-amp", "-epochs", "5"]
     result = run("main_single_gpu.py", *flags, "-opts", *options, "KEEP_CHECKPOINTS=2")
     assert result.returncode == 0, result.stderr
@@ -235,7 +235,7 @@ def test_batch_norm_is_evaluated_in_training_as_it_is_saved(tmp_path):
     """Each of the two processes collects running statistics of its own images."""
     output = tmp_path / "output"
     (tmp_path / "conv.yaml").write_text(
-        "DATA: {DATASET: digits, IMAGE_SIZE: 32, BATCH_SIZE: 64, NUM_WORKERS: 0}\nTENSORBOARD: false\n"
+        "DATA: {DATASET: digits, IMAGE_SIZE: 32, BATCH_SIZE: 64, NUM_WORKERS: 0}\nTRACK: []\n"
         "REPORT: false\nMODEL: {TYPE: timm, NAME: test_resnet}\nTRAIN: {NUM_EPOCHS: 1, WARMUP_EPOCHS: 0, MODEL_EMA: true}\n"
     )
     flags = ["-cfg", str(tmp_path / "conv.yaml"), "-output", str(output)]
@@ -328,7 +328,7 @@ def test_compiled_run_saves_clean_names_and_keeps_its_kernels(small_yaml, tmp_pa
 
 
 def test_a_compiled_run_with_all_that_watches_it_learns_as_an_eager_one(small_yaml, tmp_path):
-    watched = "-compile -explain_precision -profile 2 -opts PRECISION.SHADOW_STEPS=4 TRAIN.MODEL_EMA=true"
+    watched = "-compile -explain_precision -profile 2 -opts TRAIN.MODEL_EMA=true"
     losses = {}
     for name, words in {"eager": watched.replace("-compile ", ""), "compiled": watched}.items():
         flags = ["-cfg", str(small_yaml), "-amp", "-epochs", "2", "-batch_size", "120", "-output", str(tmp_path / name)]
@@ -337,7 +337,7 @@ def test_a_compiled_run_with_all_that_watches_it_learns_as_an_eager_one(small_ya
         assert result.returncode == 0, result.stderr
         lines = (run_folder(tmp_path / name) / "metrics.jsonl").read_text().splitlines()
         losses[name] = [json.loads(line)[key] for line in lines for key in ("train_loss", "eval_loss", "eval_loss_ema")]
-        assert {"trace.json.gz", "shadow.csv"} <= {path.name for path in run_folder(tmp_path / name).iterdir()}
+        assert (run_folder(tmp_path / name) / "trace.json.gz").is_file()
     assert losses["compiled"] == pytest.approx(losses["eager"], rel=5e-3)
     assert_names(result.stdout, "compile: 3 graphs")  # training, its smaller last batch, evaluation
     assert "warning: compile" not in result.printed

@@ -14,7 +14,7 @@ from datasets.sources.digits import read_digits
 from tests.support.runs import ROOT
 
 WEIGHTS = str(ROOT / "weights/vit_fractals.safetensors")
-QUICK = "TENSORBOARD=false DATA.NUM_WORKERS=0 DATA.BATCH_SIZE_EVAL=359 DEVICE=cpu"
+QUICK = "TRACK=none DATA.NUM_WORKERS=0 DATA.BATCH_SIZE_EVAL=359 DEVICE=cpu"
 
 
 @pytest.mark.usefixtures("signal_handlers")

@@ -25,9 +25,8 @@ from datasets.loading.cache import (
 )
 from datasets.loading.cache_file import find_resume_point
 from datasets.transforms.crop import TrainTransform
-from engine.check.quick_checks import nearest_existing
+from engine.check.quick_checks import WARN, Finding, nearest_existing
 from utils.files import free_bytes
-from utils.findings import WARN, Finding
 from utils.text import format_bytes
 
 LARGE = 2  # times the side of a cached image: photographs that a cache of smaller ones may be worth its space for

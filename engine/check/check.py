@@ -14,7 +14,7 @@ from datasets import ImageSet, SavedData, describe_balance, load_image_sets
 from engine.auto_batch_size import calculate, max_images
 from engine.check.cache import check_cache
 from engine.check.images import check_images
-from engine.check.quick_checks import check_output, quick_checks
+from engine.check.quick_checks import OK, WARN, WRONG, Finding, check_output, quick_checks
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import progress_in
 from engine.checkpoint.resume import is_run, refuse_changes
@@ -42,7 +42,6 @@ from models.transforms.blocks import ActivationCheckpointing
 from models.weights.load import load_exactly
 from utils.distributed import Process, choose_device, find_devices
 from utils.errors import ConfigError, UserError
-from utils.findings import OK, WARN, WRONG, Finding
 from utils.host import count_cores
 from utils.log import Log
 from utils.program import restore_gc

@@ -12,8 +12,8 @@ from configs.schema import Config
 from datasets.bad_images import num_allowed
 from datasets.types import ImageReadError, ImageSet
 from engine.check.cache import suggest_cache
+from engine.check.quick_checks import WARN, WRONG, Finding
 from utils.bar import Bar
-from utils.findings import WARN, WRONG, Finding
 from utils.text import counted, first_of
 
 LINE_EACH = ",\n"

@@ -4,6 +4,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
@@ -17,10 +18,10 @@ from engine.plan import Plan
 from engine.train.ema import decay_at
 from engine.train.schedule import batch_factor
 from utils.distributed import Process
-from utils.findings import OK, WARN, WRONG, Finding
 from utils.host import SHARED_MEMORY
 from utils.text import counted, format_bytes
 
+OK, WARN, WRONG = "ok", "WARN", "WRONG"
 # Usual learning rates per 256 images, from fine-tuning to training from scratch; rules of thumb.
 CUSTOMARY = {"AdamW": (1e-5, 1e-3), "Adam": (1e-5, 1e-3), "SGD": (1e-3, 1e-1)}
 FAR = 10  # factor beyond them that is reported
@@ -30,6 +31,22 @@ USUAL_LAYER_DECAY = 0.75
 MAX_INITIAL = 0.01  # of the EMA
 OTHER_FILES = 2**20  # bytes of a run's logs, tables and curves
 NEAR = 0.8  # fraction of the free space
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A row of the table that -check prints. More lines of `found` stand below the first."""
+
+    what: str
+    found: str
+    verdict: str = OK
+    remedy: str = ""
+
+    def lines(self) -> list[str]:
+        """The row as text."""
+        first, *more = self.found.split("\n")
+        more += [f"-> {self.remedy}"] if self.remedy else []
+        return [f"{self.what:<17}  {self.verdict:<5}  {first}", *(" " * 26 + line.strip() for line in more)]
 
 
 def quick_checks(plan: Plan, model: nn.Module | None, path: Path | None) -> Iterator[Finding]:

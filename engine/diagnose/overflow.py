@@ -40,10 +40,6 @@ class LastUpdate(Callback):
         self._batches.append(batch)
         self._shares.append(share)
 
-    @property
-    def last_batch(self) -> Batch:
-        return self._batches[-1]
-
     def batches(self, rank: int) -> "Batches":
         """Its batches, ready to be replayed."""
         return Batches(self.step, rank, list(zip(self._batches, self._shares, strict=True)))

@@ -223,16 +223,6 @@ class Recorder(Callback):
         with self._warn_on_os_error():
             self._steps.add(row)
 
-    def add_comparison(self, row: Row) -> None:
-        """Add a row to shadow.csv: how far half precision deviates."""
-        self._trackers.add("shadow", row)
-        path = self._folder / "shadow.csv"
-        is_new = not path.exists()
-        with self._warn_on_os_error(), open(path, "a") as file:
-            if is_new:
-                print(*row, sep=",", file=file)
-            print(*(f"{value:.10g}" for value in row.values()), sep=",", file=file)
-
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
         times = shares(self._timing.epoch_seconds, trainer.process.device)
         row = epoch_row(Epoch(trainer, result, times))

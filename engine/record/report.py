@@ -8,9 +8,9 @@ from pathlib import Path
 
 from engine.evaluation.scores import TITLES, confidence, format_value
 from engine.record.page import Markup, element, embedded, picture, scrolling, section, table, write_page
-from engine.record.plot import Plot, plots_of, points_of, to_png
+from engine.record.plot import Plot, plots_of, to_png
 from engine.record.report_settings import repeat, settings, written_date
-from engine.record.saved_run import SavedRun, read_json, read_numbers, read_table, read_text, to_number
+from engine.record.saved_run import SavedRun, read_json, read_table, read_text, to_number
 from utils import VERSION
 from utils.errors import ConfigError, cause_of
 from utils.log import Log
@@ -122,6 +122,7 @@ def facts(run: SavedRun) -> Markup:
     about, given = run.about, run.settings
     rates = sorted(row["images_per_s"] for row in run.epochs if row.get("images_per_s"))
     memory = max((row.get("memory_mb") or 0 for row in run.epochs), default=0)
+    rate = max(row.get("lr") or 0 for row in [*run.steps, *run.epochs])  # scaled by the batch, as BASE_LR is not
     parameters, processes = about.get("parameters"), about.get("processes", 1)
     found = {
         "Model": f"{given['MODEL.NAME']}, {counted(parameters, 'parameter')}" if parameters else "",
@@ -137,7 +138,7 @@ def facts(run: SavedRun) -> Markup:
             if about.get(key)
         },
         "Image size": f"{given['DATA.IMAGE_SIZE']} x {given['DATA.IMAGE_SIZE']}",
-        "Optimizer": f"{given['TRAIN.OPTIMIZER.NAME']}, rate {given['TRAIN.BASE_LR']:g}",
+        "Optimizer": f"{given['TRAIN.OPTIMIZER.NAME']}, learning rate up to {rate:.3g}",
         "Precision": about.get("precision") or ("-amp" if given["AMP"] else "float32"),
         "Device": f"{f'{processes} x ' if processes > 1 else ''}{about.get('device_name', '')}",
         "Time": format_duration(run.seconds) if run.seconds else "",
@@ -203,7 +204,7 @@ def class_table(run: SavedRun) -> Markup | None:
 
 def precision(run: SavedRun) -> Markup | None:
     """What became of half precision. None where nothing happened: the scale stayed and all updates counted."""
-    parts = [*scale(run), *doctor(run), *comparison(run)]
+    parts = [*scale(run), *doctor(run)]
     return section("Precision", *parts) if parts else None
 
 
@@ -227,16 +228,6 @@ def doctor(run: SavedRun) -> Iterator[Markup]:
     if written:
         yield element("p", "doctor.yaml, for -cfg:")
         yield element("pre", element("code", written))
-
-
-def comparison(run: SavedRun) -> Iterator[Markup]:
-    """The figures of shadow.csv."""
-    title = "smallest cosine similarity"
-    if points := points_of(read_numbers(run.folder / "shadow.csv"), "least_cosine", "step"):
-        yield element("h3", "Compared with float32")
-        text = "The gradient that is least alike in both precisions: 1 is the same direction, 0 an unrelated one."
-        yield element("p", text, class_="soft")
-        yield figure(Plot("shadow.png", title, {title: points}, "update"))
 
 
 def times(run: SavedRun) -> Markup | None:

@@ -23,7 +23,7 @@ from utils.files import write_text
 from utils.log import Log
 from utils.text import redacted
 
-PACKAGES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}  # what pip installs
+PACKAGES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}  # what pip installs beside requirements.txt
 PROJECT = "halfstep"
 PATIENCE = 10.0  # seconds without progress after which the end of a run drops a tracker
 LONGEST_END = 60.0  # seconds that the end of a run waits for one that still opens or sends
@@ -35,7 +35,7 @@ SHORTEST_SECRET = 6  # characters; a shorter value may be part of any word
 
 
 class Row(NamedTuple):
-    """Figures of one update ("step"), one epoch or one comparison with float32 ("shadow"), by their names on a tracker."""
+    """Figures of one update ("step") or one epoch, by their names on a tracker."""
 
     axis: str
     number: int  # of the update or epoch
@@ -126,7 +126,7 @@ class Wandb(Tracker):
     """Weights & Biases; project, entity, mode and key are its own environment variables and files."""
 
     # Which figure is the horizontal axis of which; W&B's own count of calls would go on after a resume.
-    AXES = {"epoch": ("train/*", "eval/*", "run/*"), "step": ("step/*", "time/*", "shadow/*")}
+    AXES = {"epoch": ("train/*", "eval/*", "run/*"), "step": ("step/*", "time/*")}
 
     def open(self) -> str:
         import wandb
@@ -218,7 +218,7 @@ TRACKERS = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow}
 
 def check_trackers(config: Config) -> None:
     """Refuse a tracker whose package is missing."""
-    for name in config.TRACK:
+    for name in PACKAGES.keys() & config.TRACK:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # without an origin it is a folder of that name
             raise ConfigError(f"TRACK: {name} needs the package {PACKAGES[name]}: pip install {PACKAGES[name]}")
@@ -228,7 +228,7 @@ def describe_trackers(config: Config) -> list[str]:
     """The row of -check: the trackers of the run, with the versions of their packages."""
     check_trackers(config)
     distributions = importlib.metadata.packages_distributions()
-    return [f"{name} {importlib.metadata.version(distributions[name][0])}" for name in dict.fromkeys(config.TRACK)]
+    return [f"{name} {importlib.metadata.version(distributions[name][0])}" for name in PACKAGES if name in config.TRACK]
 
 
 class TrackerThread:
@@ -305,7 +305,7 @@ class Trackers:
                 self.add(axis, row)
 
     def add(self, axis: str, row: Mapping[str, float | None]) -> None:
-        """A row of steps.csv ("step"), metrics.csv ("epoch") or shadow.csv."""
+        """A row of steps.csv ("step") or metrics.csv ("epoch")."""
         if self._threads:
             found = Row(axis, int(row["epoch" if axis == "epoch" else "step"]), figures_of(axis, row))
             for each in self._threads:
@@ -321,8 +321,8 @@ class Trackers:
 
 @contextlib.contextmanager
 def tracking(config: Config, folder: Path, process: Process, log: Log) -> Iterator[Trackers]:
-    """The trackers of TRACK and TENSORBOARD; at the end of the block they learn how the run ended."""
-    names = [*["tensorboard"] * config.TENSORBOARD, *dict.fromkeys(config.TRACK)] if process.is_first else []
+    """The trackers of TRACK; at the end of the block they learn how the run ended."""
+    names = dict.fromkeys(config.TRACK) if process.is_first else ()
     trackers = Trackers(TrackerThread(TRACKERS[name](name, config, folder), log) for name in names)
     has_failed = True
     try:
@@ -354,8 +354,6 @@ def figures_of(axis: str, row: Mapping[str, float | None]) -> dict[str, float]:
         if axis == "step":
             place = f"time/{name.removesuffix('_pct')}" if name.endswith("_pct") else f"step/{name}"
             is_shown = name in STEP_GROUP or name.endswith("_pct")
-        elif axis == "shadow":
-            place, is_shown = f"shadow/{name}", name != "step"
         else:
             place, is_shown = f"{group}/{rest}" if group in ("train", "eval") else f"run/{name}", name != "epoch"
         if is_shown and value is not None:

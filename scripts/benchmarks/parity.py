@@ -92,7 +92,7 @@ def train(arguments: argparse.Namespace, name: str, seed: int) -> Run:
     """Train one run by the entry script."""
     with tempfile.TemporaryDirectory() as output:
         command = [sys.executable, ROOT / "main_single_gpu.py", "-cfg", arguments.cfg, "-seed", seed, "-output", output]
-        command += ["-opts", "TENSORBOARD=false", *arguments.opts, *MODES[name].options]
+        command += ["-opts", "TRACK=none", *arguments.opts, *MODES[name].options]
         result = subprocess.run(list(map(str, command)), capture_output=True, text=True)
         if result.returncode == USER_ERROR:
             raise ConfigError(result.stderr.strip().splitlines()[-1].removeprefix("error: "))

@@ -88,6 +88,9 @@ def test_what_a_run_saved_of_a_removed_setting_is_refused_only_where_it_changed_
 
 # {settings of earlier versions: today's setting, and its value; None: refused}
 FORMER = {
+    "TENSORBOARD: false": ("TRACK", []),
+    "{TENSORBOARD: true, TRACK: [wandb]}": ("TRACK", ["tensorboard", "wandb"]),
+    "{TENSORBOARD: false, TRACK: [wandb]}": ("TRACK", ["wandb"]),
     "DATA: {FOLDS: null, FOLD: 0}": ("DATA.FOLD", None),
     "DATA: {FOLDS: 5, FOLD: 2}": ("DATA.FOLD", "2/5"),
     "DATA: {FOLDS: 5}": ("DATA.FOLD", "0/5"),
@@ -158,7 +161,7 @@ def test_a_setting_of_another_schedule_is_unknown_to_this_one(words, names):
 
 
 def test_what_takes_effect_is_not_told_of_and_a_saved_file_loads_without_a_note():
-    options = "AMP=true PRECISION.RESIDUAL=half PRECISION.SHADOW_STEPS=5 DATA.CACHE=9"
+    options = "AMP=true PRECISION.RESIDUAL=half DATA.CACHE=9"
     options += " TRAIN.COLOR_JITTER=0.1 DATA.AUGMENT_ON=device TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9"
     options += " TRAIN.CUTMIX_MINMAX=0.2,0.8 TRAIN.MIXUP_MODE=elem TRAIN.LR_SCHEDULER.NAME=wsd"
     loaded = load_text("", "-opts", *options.split(), "TRAIN.LR_SCHEDULER.DECAY_FRACTION=0.5")

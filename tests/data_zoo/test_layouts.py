@@ -7,12 +7,12 @@ from typing import NamedTuple
 import pytest
 
 import main_single_gpu
+from engine.check.quick_checks import OK, WARN, WRONG
 from tests.data_zoo import layouts as zoo
 from tests.support.configs import SMALL
 from tests.support.image_sets import error_of, load
 from tests.support.refusals import assert_names
 from tests.support.runs import rows
-from utils.findings import OK, WARN, WRONG
 from utils.program import exit_code
 
 

@@ -151,7 +151,7 @@ def test_a_batch_that_is_saved_to_be_replayed_keeps_what_was_drawn_for_it(tmp_pa
     update(trainer)
     save_overflow(tmp_path, 0, last, {})
     ((replayed, _),) = read_overflow(tmp_path / OVERFLOW_FILE).batches
-    assert torch.equal(trainer.to_device(replayed)[0], trainer.to_device(last.last_batch)[0])
+    assert torch.equal(trainer.to_device(replayed)[0], trainer.to_device(last.batches(0).batches[-1][0])[0])
     assert not torch.equal(trainer.to_device(replayed)[0], trainer.to_device(replayed._replace(draws=None))[0])
 
 

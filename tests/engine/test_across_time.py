@@ -16,13 +16,13 @@ from PIL import Image
 import main_single_gpu
 from configs.load import load as read_settings
 from datasets import holds_out_no_more
+from engine.check.quick_checks import OK, WARN
 from scripts import export
 from tests.engine.check.small_photos import CLEAN
 from tests.support.configs import replaced
 from tests.support.image_sets import draw, draw_photos, load, make_folders
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run_folder
-from utils.findings import OK, WARN
 from utils.program import exit_code
 
 pytestmark = pytest.mark.usefixtures("signal_handlers")

@@ -1,6 +1,5 @@
 """What can only be seen on a GPU: no host sync in a step, float16 by default, less memory, exact resume."""
 
-import dataclasses
 import json
 import time
 
@@ -11,8 +10,6 @@ from datasets import build_train_data, load_image_sets
 from engine.auto_batch_size import Trial, search
 from engine.build import build_trainer
 from engine.checkpoint.async_saver import HostCopy
-from engine.diagnose.fp32_compare import Float32Compare
-from engine.diagnose.overflow import LastUpdate
 from engine.memory.recovery import MemoryGuard, release
 from engine.plan import plan_of
 from engine.record.timing import Timing
@@ -21,7 +18,7 @@ from models import build_model
 from tests.support.configs import SMALL, replaced, small_config
 from tests.support.run_hash import run_hash
 from tests.support.runs import run, run_folder
-from tests.support.trainers import Reports, train
+from tests.support.trainers import Reports, cosines_to_float32, train, update
 from utils.distributed import Process
 from utils.log import Log
 from utils.program import StopSignal
@@ -88,15 +85,10 @@ def test_float8_computes_near_float32_at_any_batch_size(tmp_path):
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs compute capability 8.9")
     options = ("AMP=true", "PRECISION.MODE=float8", *SYNTHETIC, "MODEL.EMBED_DIM=384", "DATA.BATCH_SIZE=30")
-    trainer, found = cuda_trainer(small_config(tmp_path, *options)), []
-    last_update = LastUpdate()
-    settings = dataclasses.replace(trainer.config.PRECISION, SHADOW_STEPS=3)
-    trainer.callbacks = [last_update, Float32Compare(settings, last_update, Log(1), found.append)]
-    windows = trainer.data.windows(0, 3)
-    for _ in range(3):
-        trainer.update(next(windows))
+    trainer = cuda_trainer(small_config(tmp_path, *options))
+    update(trainer, 3)
     assert trainer.report().skipped == 0
-    assert found[0]["loss_share"] < 0.05 and 0.9 < found[0]["least_cosine"] < 0.9999
+    assert 0.9 < min(cosines_to_float32(trainer).values()) < 0.9999
 
 
 def test_a_non_finite_update_in_float16_is_skipped_and_the_scale_shrinks(tmp_path):

@@ -40,7 +40,7 @@ TRAIN:
 AMP: true
 PRECISION: {DTYPE: bfloat16}
 DEVICE: cpu
-TENSORBOARD: false
+TRACK: []
 REPORT: false
 SAVE_STEPS: 5
 SAVE_FREQ: 1

@@ -13,8 +13,7 @@ import engine.precision.policy
 import main_single_gpu
 from configs.values import flatten
 from datasets import Normalize, build_preparation
-from engine.diagnose.fp32_compare import Float32Compare
-from engine.diagnose.overflow import Batches, LastUpdate, make_case
+from engine.diagnose.overflow import Batches, make_case
 from engine.precision.policy import Precision
 from engine.predict.classifier import config_of
 from models import build_model
@@ -24,9 +23,8 @@ from scripts.doctor import precision_of
 from tests.support.configs import CPU, SMALL, small_config
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import run_folder
-from tests.support.trainers import make_trainer, update
+from tests.support.trainers import cosines_to_float32, make_trainer, update
 from utils.errors import ConfigError
-from utils.log import Log
 from utils.program import exit_code
 
 CUDA = torch.device("cuda")
@@ -154,16 +152,15 @@ def test_weights_and_logits_in_float32_are_the_plain_models_and_it_compiles_with
 
 
 def test_training_learns_near_float32_and_resumes_to_the_same_weights(tmp_path):
-    options = (*FLOAT8, "TRAIN.WARMUP_EPOCHS=0", "TRAIN.MODEL_EMA=true", "PRECISION.SHADOW_STEPS=24")
-    config, found, losses, last_update = small_config(tmp_path, *options), [], [], LastUpdate()
-    compare = Float32Compare(config.PRECISION, last_update, Log(1), found.append)
-    trainer = make_trainer(config, callbacks=[last_update, compare])
+    config = small_config(tmp_path, *FLOAT8, "TRAIN.WARMUP_EPOCHS=0", "TRAIN.MODEL_EMA=true")
+    trainer, losses = make_trainer(config), []
     while trainer.step < 24:
         if trainer.step == 12:
             state = copy.deepcopy(trainer.state_dict())
         losses.append(update(trainer).report().loss)
     assert sum(losses[-6:]) < sum(losses[:6]) and trainer.report().skipped == 0
-    assert 0.9 < found[0]["cosine/blocks.0.mlp.fc1"] < 0.9999 < found[0]["cosine/head"]
+    cosines = cosines_to_float32(trainer)
+    assert 0.9 < cosines["blocks.0.mlp.fc1.weight"] < 0.9999 < cosines["head.weight"]
     again = make_trainer(config)
     again.load_state_dict(state)
     update(again, 12)

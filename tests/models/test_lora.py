@@ -9,6 +9,7 @@ import timm
 import torch
 
 import main_single_gpu
+from engine.check.quick_checks import OK
 from engine.predict.classifier import load_classifier
 from models import adapt, build_model
 from models.weights.state import merged
@@ -19,7 +20,6 @@ from tests.support.run_hash import run_hash
 from tests.support.runs import rows, run_folder
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
-from utils.findings import OK
 from utils.program import exit_code
 
 RANK = "MODEL.LORA.RANK=4"

@@ -1,8 +1,11 @@
 """Trainers of small settings, without an entry script around them."""
 
+import contextlib
+import copy
 from collections.abc import Callable, Iterator
 
 import torch
+from torch.nn.functional import cosine_similarity
 
 from configs.schema import Config
 from datasets import Window, build_train_data, load_image_sets
@@ -61,6 +64,20 @@ def update(trainer: Trainer, times: int = 1) -> Trainer:
     for window in trainer.data.windows(trainer.step, trainer.step + times):
         trainer.update(window)
     return trainer
+
+
+def cosines_to_float32(trainer: Trainer) -> dict[str, float]:
+    """The cosine of the gradient of each weight and its gradient in float32, on the next batch."""
+    windows = trainer.data.windows(trainer.step, trainer.step + 1)
+    images, targets = trainer.prepare(next(iter(next(windows).batches)))
+    exact, gradients = copy.deepcopy(trainer.model), []
+    trainer.transforms.lowering_precision().revert(exact)
+    for model, precision in ((trainer.model, trainer.precision.autocast()), (exact, contextlib.nullcontext())):
+        with precision:
+            loss = trainer.loss(model(images), targets) * trainer.precision.scaler.get_scale()
+        gradients.append([each.flatten() for each in torch.autograd.grad(loss, list(model.parameters()))])
+    names = [name for name, _ in exact.named_parameters()]
+    return {name: cosine_similarity(*pair, dim=0).item() for name, *pair in zip(names, *gradients, strict=True)}
 
 
 def big_logits(model: torch.nn.Module, block: int = 1) -> None:

@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 import main_single_gpu
+from engine.check.quick_checks import WRONG
 from tests.engine.check.small_photos import CLEAN
 from tests.support.runs import rows
-from utils.findings import WRONG
 from utils.program import exit_code
 
 

@@ -2,8 +2,8 @@
 
 from configs.load import load
 from datasets import load_image_sets
+from engine.check.quick_checks import OK
 from tests.support.configs import SMALL
-from utils.findings import OK
 
 # Nothing is to be said about a run with these.
 CLEAN = SMALL.replace("digits", "imagefolder").replace("IMAGE_CHANNELS: 1", "IMAGE_CHANNELS: 3")

@@ -2,9 +2,9 @@
 
 from datasets import CacheProgress, cache_image_sets, load_image_sets
 from engine.check.cache import check_cache
+from engine.check.quick_checks import OK, WARN
 from tests.engine.check.small_photos import sets_of
 from tests.support.configs import small_config
-from utils.findings import OK, WARN
 
 
 def test_a_cache_that_is_to_be_made_one_that_fits_and_one_that_cannot_be(check, photos, tmp_path, monkeypatch):

@@ -13,13 +13,13 @@ from engine.check.images import (
     check_sizes,
     scan_images,
 )
+from engine.check.quick_checks import OK, WARN, WRONG
 from tests.data_zoo.files import animation, grey_16_bits, photo
 from tests.engine.check.small_photos import sets_of, trouble
 from tests.support.configs import replaced
 from tests.support.image_sets import noise
 from tests.support.refusals import assert_names, refused
 from utils.errors import DataError
-from utils.findings import OK, WARN, WRONG
 
 
 def scanned(image_set, most: int | None = None) -> ScanResult:

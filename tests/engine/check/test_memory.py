@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from engine.check.check import check_memory
+from engine.check.quick_checks import OK, WARN, WRONG
 from engine.memory.estimate import fixed_bytes, saved_bytes
 from engine.precision.policy import Precision
 from models import build_model
 from tests.support.configs import CPU, replaced, small_config
 from utils.distributed import Process
-from utils.findings import OK, WARN, WRONG
 
 
 def test_memory_is_weighed_against_what_is_free(tmp_path):

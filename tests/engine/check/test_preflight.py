@@ -13,6 +13,7 @@ import main_multi_gpu
 import main_single_gpu
 from configs.values import flatten
 from engine.check import quick_checks
+from engine.check.quick_checks import OK, WARN, WRONG
 from models import build_model
 from scripts import make_shards
 from tests.engine.check.small_photos import CLEAN, sets_of, trouble
@@ -20,7 +21,6 @@ from tests.support.configs import SMALL, replaced, small_config
 from tests.support.forks import DEADLINE
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, rows, run
-from utils.findings import OK, WARN, WRONG
 from utils.program import exit_code
 
 

@@ -7,6 +7,9 @@ import pytest
 from datasets import build_order
 from engine.check import quick_checks
 from engine.check.quick_checks import (
+    OK,
+    WARN,
+    WRONG,
     check_disk,
     check_ema,
     check_fine_tuning,
@@ -21,7 +24,6 @@ from tests.engine.check.small_photos import sets_of
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names
 from utils.distributed import Process
-from utils.findings import OK, WARN, WRONG
 
 
 @pytest.mark.parametrize(

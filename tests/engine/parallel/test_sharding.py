@@ -175,7 +175,6 @@ def test_other_numbers_of_processes_go_on_from_it(runs, folder, world_size):
         "PRECISION.MODE=float8",
         "COMPILE=true",
         "COMPILE=max-autotune",
-        "PRECISION.SHADOW_STEPS=5",
         "PRECISION.EXPLAIN=true",
     ],
 )

@@ -201,7 +201,6 @@ def test_what_the_script_cannot_do_is_refused_with_what_was_given(tmp_path, caps
 def test_whatever_is_damaged_in_a_folder_ends_in_a_report_or_a_remedy(tmp_path, capsys):
     folder = write_run(tmp_path, skipped=1)
     (folder / "log.txt").write_text("2026-01-02 03:04:05 doctor: found\n")
-    (folder / "shadow.csv").write_text("step,least_cosine\n20,0.99\n")
     (folder / "precision.csv").write_text("module,class,computes_in\nhead,Linear,bfloat16\n")
     for path in sorted(folder.iterdir()):
         whole = path.read_bytes()

@@ -253,7 +253,7 @@ def test_a_run_that_waits_says_so_once_and_one_that_does_not_is_silent(tmp_path)
     for name, seconds in (("slow", 9), ("fast", 0.1)):
         timing = PlannedTiming(data=seconds, forward=2, backward=4)
         with mock.patch("utils.distributed.count_cores", return_value=4):
-            folder = run_here(tmp_path / name, timing, "TENSORBOARD=true")
+            folder = run_here(tmp_path / name, timing, "TRACK=tensorboard")
         log = (folder / "log.txt").read_text()
         assert log.count("-num_workers 3") == (name == "slow")
         times = re.findall(r"time: ([\d.]+)% waiting for data, (?:.* )?([\d.]+)% forward, ([\d.]+)% backward", log)

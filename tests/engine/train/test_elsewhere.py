@@ -12,7 +12,6 @@ from datasets import BadImages, build_eval_data, load_image_sets
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.format import read_checkpoint
 from engine.diagnose.explain import explain
-from engine.diagnose.fp32_compare import Float32Compare
 from engine.diagnose.overflow import AutoDoctor, LastUpdate
 from engine.evaluation.evaluate import evaluate
 from engine.precision.loss_scale import FusedLossScaler
@@ -30,7 +29,6 @@ from utils.distributed import Process
 WAITS = {
     "update": {},
     "report": {"item": 1, "tolist": 1},  # the loss scale; all counters
-    "comparison with float32": {"item": 1, "tolist": 1},  # the loss scale; losses, cosines and underflow of all modules
     "evaluation": {"tolist": 1},  # the sums over all batches
     "evaluation of several labels": {"tolist": 1, "blocking copy": 2},  # and the scores and labels of all images
     "best epoch": {"blocking copy": 1},  # what each image got
@@ -145,15 +143,12 @@ def test_other_kernels_make_the_same_weights_and_average_there_also_after_a_skip
 
 @pytest.mark.parametrize("mode", ["autocast", "naive"])
 @on_pretend_device
-def test_comparisons_evaluations_and_saves_wait_as_often_as_they_must(tmp_path, mode):
-    options = (HALF, f"PRECISION.MODE={mode}", "PRECISION.SHADOW_STEPS=2", "TRAIN.MODEL_EMA=true")
-    config, last_update = small_config(tmp_path, *options), LastUpdate()
-    compare = Float32Compare(config.PRECISION, last_update, Lines(), lambda row: None)
-    trainer, process = trainer_there(config, [last_update, compare]), Process(torch.device(DEVICE))
-    for kind in ("update", "comparison with float32", "update"):
-        with waits() as seen:
-            update(trainer)
-        assert seen == WAITS[kind]
+def test_evaluations_and_saves_wait_as_often_as_they_must(tmp_path, mode):
+    config = small_config(tmp_path, HALF, f"PRECISION.MODE={mode}", "TRAIN.MODEL_EMA=true")
+    trainer, process = trainer_there(config, [LastUpdate()]), Process(torch.device(DEVICE))
+    with waits() as seen:
+        update(trainer, 3)
+    assert seen == WAITS["update"]
     eval_set = load_image_sets(config)[1]
     data, bad = build_eval_data(config, eval_set, process), BadImages(eval_set, 0.0, str)
     for model in (trainer.model, trainer.ema.model):

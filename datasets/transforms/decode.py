@@ -88,6 +88,8 @@ except ImportError:  # no wheel for this machine: Pillow reads everything, JPEGs
 # Endings that need a module, which not every installation has.
 READ_BY = {".avif": "PIL._avif", ".heic": "pillow_heif", ".heif": "pillow_heif", ".hif": "pillow_heif"}
 KNOWN_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", *READ_BY)
+# What Pillow may take a file for, whatever it is called: for EPS it would start a program with the file's own code.
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF", *(("AVIF",) if find_spec("PIL._avif") else ()))
 IMAGE_ENDINGS = tuple(each for each in KNOWN_ENDINGS if each not in READ_BY or find_spec(READ_BY[each]))
 # Conversions by libjpeg itself, exactly as when Pillow calls it. CMYK needs Pillow, which knows Adobe's inversion.
 LIBJPEG_CONVERSIONS = {3: {"YCbCr": "RGB", "RGB": "RGB", "Gray": "RGB"}, 1: {"Gray": "GRAY"}}
@@ -153,7 +155,7 @@ def _open(data: bytes, rules: PixelRules) -> Image.Image:
     """The image by Pillow, or a HEIF photo by pillow-heif."""
     Image.MAX_IMAGE_PIXELS = rules.max_pixels  # also for the parts of a file that Pillow checks itself
     try:
-        image = Image.open(io.BytesIO(data))
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
         if data[4:8] != b"ftyp" or data[8:11] == b"avi":  # a damaged AVIF file
             raise

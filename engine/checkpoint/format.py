@@ -20,6 +20,7 @@ from utils.files import replacing, sync, write_text
 
 WEIGHTS_ONLY = "weights_only"  # in a checkpoint of version 0.1.0 without the optimizer, which no run can continue from
 BAD_BATCHES_FILE = "bad_batches.jsonl"
+PARTS_NAME = re.compile(r"step-\d+(\.\d+)?")  # of a folder in shards/
 
 
 def save_checkpoint(path: Path, state: dict, also: Iterable[str] = (), keeps_former: bool = True) -> None:
@@ -77,16 +78,19 @@ def remove_old(folder: Path, keep: int) -> None:
 
 
 def remove_unused_parts(folder: Path) -> None:
-    """Remove checkpoint parts that no checkpoint of the run refers to: of older ones, and of killed saves."""
+    """Remove checkpoint parts that no checkpoint of the run refers to: of older ones, and of killed saves.
+
+    Only folders that a save has made, by their names, and nothing that a link leads to.
+    """
     shards = folder / FOLDER
-    if not shards.is_dir():
+    if shards.is_symlink() or not shards.is_dir():
         return
     try:
         named = {(folder / name).parent for path in folder.glob("*.pth") for name in named_shards(path)}
     except ConfigError:
         return  # an unreadable checkpoint may refer to any of them
     for each in shards.iterdir():
-        if each not in named:
+        if PARTS_NAME.fullmatch(each.name) and not each.is_symlink() and each not in named:
             shutil.rmtree(each, ignore_errors=True)
 
 

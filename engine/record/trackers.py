@@ -117,7 +117,7 @@ class TensorBoard(Tracker):
         from PIL import Image
 
         for path in ending.pictures:
-            with Image.open(path) as picture:
+            with Image.open(path, formats=("PNG",)) as picture:
                 self._writer.add_image(path.stem, numpy.asarray(picture.convert("RGB")), dataformats="HWC")
         self._writer.close()
 

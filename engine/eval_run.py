@@ -1,22 +1,25 @@
 """Evaluations of a run: -eval in the order of execution, those between epochs, and that of best.pth at the end."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from configs.load import LoadedConfig
 from datasets import BadImages, EvalData, Normalize, build_eval_data
 from engine.build import load_data_sets, make_model
 from engine.checkpoint.format import read_checkpoint
 from engine.checkpoint.resume import is_run
+from engine.diagnose.trace import refuse_not_finite
 from engine.evaluation.evaluate import Evaluation, evaluate
 from engine.evaluation.scores import Best, describe_scores
-from engine.evaluation.tally import ImageResults, LabelResults
+from engine.evaluation.tally import ImageResults, LabelResults, are_finite
 from engine.plan import Plan, begin, make_plan
 from engine.plan_lines import describe_evaluation
 from engine.precision.policy import set_matmul
@@ -26,7 +29,7 @@ from engine.session import Session
 from engine.train.skipping import averaged
 from engine.train.trainer import Trainer
 from models import build_model, describe
-from models.transforms import choose_transforms
+from models.transforms import ModelTransforms, choose_transforms
 from models.weights.files import find_file
 from models.weights.load import load_exactly
 from models.weights.state import merged
@@ -63,6 +66,8 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
             session.status("evaluating")
         start = time.perf_counter()
         found[name] = evaluate(model, data, normalize, precision, process, bad_images)
+        if not math.isfinite(found[name].scores.loss):
+            refuse_outputs(plan, model, transforms, data, normalize)
         for line in describe_scores(found[name].scores, name, time.perf_counter() - start):
             log.say(line)
         transforms.revert(model)  # the next weights may be loaded into it
@@ -73,6 +78,24 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     weights = find_file(plan.source[1]) if plan.kept else None
     session.advise(after_evaluation(weights, session.path, eval_set))
     return 0
+
+
+def refuse_outputs(
+    plan: Plan, model: nn.Module, transforms: ModelTransforms, data: EvalData, normalize: nn.Module
+) -> NoReturn:
+    """Raise ConfigError for a model whose outputs for some image are not finite."""
+    precision = plan.precision
+    model = precision.computing(model).eval()
+
+    def forward() -> Tensor:
+        with precision.autocast():
+            return model(images)
+
+    for batch in data:
+        images = normalize(batch.images.to(precision.device), precision.input_dtype(model))
+        if len(images) and not are_finite(forward()).all():
+            break
+    refuse_not_finite(str(plan.source[1]), model, transforms, forward)
 
 
 def leave_results(session: Session, plan: Plan, found: dict[str, Evaluation]) -> None:

@@ -29,7 +29,15 @@ from engine.record.trackers import tracking
 from engine.saves import Saves, describe_progress
 from engine.session import Session
 from engine.train.counters import EpochResult, Report
-from engine.train.stop_conditions import DONE, EARLY_STOP, TIME_IS_UP, NonFinite, Stopped, why_finished
+from engine.train.stop_conditions import (
+    DONE,
+    EARLY_STOP,
+    TIME_IS_UP,
+    NonFinite,
+    Stopped,
+    refuse_if_nothing_counted,
+    why_finished,
+)
 from engine.train.trainer import Trainer
 from models import describe
 from models.compilation import prepare_compiler
@@ -155,6 +163,7 @@ def train_epochs(training: Training) -> tuple[int, str]:
                 if not saves.roll_back(error):
                     raise
         wait_for_disk(training)
+        refuse_if_nothing_counted(trainer)
     except Stopped as stopped:
         return save_and_stop(training, stopped.number)
     except NonFinite as error:

@@ -3,12 +3,14 @@
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from models.transforms import ModelTransforms
+from utils.errors import ConfigError
 from utils.torch_internals import tree_leaves, tree_map
 
 # They compute no new numbers; their outputs were examined before.
@@ -177,6 +179,24 @@ class Trace(TorchFunctionMode):
         for place, largest in self.gradients.values():
             found[place] = larger(found[place], largest)
         return found
+
+
+def refuse_not_finite(
+    source: str, model: nn.Module, transforms: ModelTransforms, forward: Callable[[], Any]
+) -> NoReturn:
+    """Raise ConfigError for weights whose outputs are not finite, with the first place in the model where one is not.
+
+    `source`: where the weights are from; `transforms`: those of the model; `forward`: computes such outputs once more.
+    """
+    transforms.bypassing_modules().revert(model)
+    trace = Trace(model)
+    with torch.no_grad(), trace.watching():
+        forward()
+    where = f", first of {trace.first_forward}" if trace.first_forward else ""
+    raise ConfigError(
+        f"{source}: the model's outputs are not finite{where}, so they say nothing; the weights are damaged or from a "
+        "training that diverged, or too large for half precision: leave out -amp, or add -amp_dtype bfloat16"
+    )
 
 
 def is_finite(number: float) -> bool:

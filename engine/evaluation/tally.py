@@ -39,6 +39,7 @@ class Tally:
         """The losses [B], and whether each of the `best` classes is that of the image."""
         self.per_image.add(logits, targets, best[:, 0])
         are_right, ones = best.eq(targets[:, None]), torch.ones_like(targets, dtype=self.counts.dtype)
+        are_right &= are_finite(logits)[:, None]
         counted = ((targets, ones), (best[:, 0], ones), (targets, are_right[:, 0].to(ones)))
         for row, (classes, values) in zip(self.counts, counted, strict=True):
             row.index_add_(0, classes, values)  # bincount would make the host wait
@@ -51,7 +52,7 @@ class Tally:
         actual, predicted = targets.bool(), logits > 0
         self.counts += torch.stack([each.sum(0) for each in (actual, predicted, actual & predicted)])
         losses = functional.binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="none").mean(1)
-        return losses, targets.gather(1, best) > 0
+        return losses, (targets.gather(1, best) > 0) & are_finite(logits)[:, None]
 
     def result(self, process: Process) -> Scores:
         """The scores over the images of all processes. Waits for the device."""
@@ -63,6 +64,11 @@ class Tally:
             also |= {"micro_f1": micro_f1(*counts), "map": self.scores.mean_average_precision(process)}
         self.per_image.counts, self.per_image.scores = counts.astype(np.int64), self.scores
         return Scores(loss / total, 100 * top1 / total, 100 * top5 / total, int(count), int(excluded), **also)
+
+
+def are_finite(logits: Tensor) -> Tensor:
+    """Whether each image has an answer: of NaN and infinity, the largest would be any class. -inf excludes a class."""
+    return logits.amax(1).isfinite()
 
 
 def macro_scores(actual: np.ndarray, predicted: np.ndarray, right: np.ndarray) -> dict[str, float]:

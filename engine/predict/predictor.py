@@ -11,7 +11,8 @@ from torch import Tensor
 from datasets import BadImages, Normalize, build_eval_data
 from datasets.sources.images import FileImages
 from datasets.transforms.decode import PixelRules
-from engine.evaluation.tally import widen
+from engine.diagnose.trace import refuse_not_finite
+from engine.evaluation.tally import are_finite, widen
 from engine.precision.policy import Precision, set_matmul
 from engine.predict.classifier import Classifier
 from models.transforms import choose_transforms
@@ -58,7 +59,8 @@ class Predictor:
         config = classifier.config
         self.precision = Precision(config, process.device)
         set_matmul(config.PRECISION.MATMUL)
-        choose_transforms(config, process.device, self.precision.half).apply(classifier.model)
+        self.transforms = choose_transforms(config, process.device, self.precision.half)
+        self.transforms.apply(classifier.model)
         self.model = self.precision.computing(classifier.model.to(process.device)).eval()
         self.several = config.DATA.has_several_labels
 
@@ -95,9 +97,13 @@ class Predictor:
 
     @torch.no_grad()
     def _probabilities(self, images: Tensor) -> Tensor:
-        with self.precision.autocast():
-            logits = self.model(images)
-        logits = widen(logits)
+        def forward() -> Tensor:
+            with self.precision.autocast():
+                return self.model(images)
+
+        logits = widen(forward())
+        if not are_finite(logits).all():
+            refuse_not_finite(self.classifier.source, self.model, self.transforms, forward)
         if self.flip:
             with self.precision.autocast():
                 mirrored = self.model(images.flip(-1))

@@ -11,6 +11,7 @@ from utils.text import counted
 
 DONE = "done"  # why a run ends after its last epoch
 EARLY_STOP = "early stop"  # the reason in status.json
+ADVICE = "lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP, or in float16 try -amp_dtype bfloat16"
 TIME_IS_UP = 1  # exchanged like a signal's number, and lower than theirs, so that a signal has priority
 
 
@@ -20,6 +21,16 @@ class NonFinite(Exception):
     def __init__(self, message: str, streak: range):
         super().__init__(message)
         self.streak = streak  # the skipped updates
+
+
+def refuse_if_nothing_counted(trainer: Trainer) -> None:
+    """NonFinite at the end of a run of which every update was skipped: it is not done, its weights are those it began with."""
+    if 0 < trainer.step <= int(trainer.counters.skips_in_a_row):
+        raise NonFinite(
+            f"all {counted(trainer.step, 'update')} had a non-finite gradient, so nothing was learned; look at the weights of "
+            f"MODEL.PRETRAINED and at the images, or {ADVICE}",
+            range(trainer.step),
+        )
 
 
 class Stopped(Exception):
@@ -48,7 +59,7 @@ class SkipLimit(Callback):
     def on_report(self, trainer: Trainer, report: Report) -> None:
         skips = report.skips_in_a_row
         if skips >= self._max_skips:
-            advice = self._advice() or "lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP, or in float16 try -amp_dtype bfloat16"
+            advice = self._advice() or ADVICE
             raise NonFinite(
                 f"{counted(skips, 'update')} in a row had a non-finite gradient, up to step {trainer.step}; the weights are those "
                 f"before them; {advice}",

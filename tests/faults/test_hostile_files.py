@@ -1,13 +1,18 @@
 """Files that someone else made, or made to do harm: none is removed, executed, waited for without end, or believed."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from datasets.transforms.decode import FORMATS, PixelRules, decode
 from datasets.types import ImageReadError
 from engine.checkpoint.format import remove_unused_parts
+from tests.support.image_sets import make_folders
+from tests.support.refusals import assert_names
+from tests.support.runs import run, run_folder
 from tests.test_size import ROOMS, files
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(touched) (w) file closefile\nshowpage\n%%EOF\n"
@@ -50,3 +55,42 @@ def test_every_image_is_opened_with_the_formats_that_may_be_in_it():
     for path in files(*ROOMS):
         for call in re.findall(r"Image\.open\(.*", path.read_text(encoding="utf-8")):
             assert "formats=" in call, (path, call)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, start) -> Path:
+    """The weights of a run."""
+    output = tmp_path_factory.mktemp("trained")
+    assert start(output, "-opts", "TRAIN.NUM_EPOCHS=1").returncode == 0
+    return run_folder(output) / "last.pth"
+
+
+def scaled(path: Path, factor: float, into: Path) -> Path:
+    """The weights times a factor; they are finite still, or NaN."""
+    weights = torch.load(path, weights_only=True)["state_dict"]
+    torch.save({name: each * factor if "blocks" in name else each for name, each in weights.items()}, into)
+    return into
+
+
+def test_a_run_of_which_no_update_counted_is_not_done(tmp_path, start, trained):
+    too_large = scaled(trained, 1e30, tmp_path / "large.pth")
+    ended = start(tmp_path / "o", "-pretrained", str(too_large), "-opts", "VALIDATE_FREQ=1")
+    assert ended.returncode == 3, ended.printed
+    facts = json.loads((run_folder(tmp_path / "o") / "status.json").read_text())
+    assert facts["state"] == "stopped" and facts["exit_code"] == 3
+    assert "best validation top-1 0.00%" in ended.stdout
+
+
+@pytest.mark.parametrize("factor", [1e30, float("nan")])
+def test_weights_without_finite_outputs_are_named_with_the_first_layer_by_evaluation_and_prediction(
+    tmp_path, tiny, start, trained, factor
+):
+    bad = scaled(trained, factor, tmp_path / "bad.pth")
+    ended = start(tmp_path / "o", "-eval", "-pretrained", str(bad))
+    assert ended.returncode == 2 and "Validation" not in ended.stdout, ended.printed
+    assert_names(ended.stderr, str(bad), "blocks.0")
+    make_folders(tmp_path / "images", {"ant": 2})
+    output = ["-csv", str(tmp_path / "p.csv"), "-cfg", str(tiny)]
+    ended = run("scripts/predict.py", str(bad), str(tmp_path / "images"), *output)
+    assert ended.returncode == 2 and not (tmp_path / "p.csv").exists(), ended.printed
+    assert_names(ended.stderr, str(bad), "blocks.0")

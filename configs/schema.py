@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+from utils.text import is_url
+
 AUTO = "auto"  # of a number: find it out at the start
 MAX_INT = 2**63 - 1  # of torch's and numpy's integers
 
@@ -84,6 +86,10 @@ FOLD_OF = Form(_is_fold, "a number from 0 and that of all folds, from 2 to 1000,
 FOLDER_NAME = Form(
     _is_folder_name,
     "the name of a folder in SAVE (-output): at most 200 bytes, no /, no control character and no . at its start",
+)
+LOCAL = Form(
+    lambda text: not is_url(text),
+    "a folder of this machine, no URL; copy a run to a bucket when it is done, or mount one",
 )
 DURATION = Form(
     lambda text: 0 < (to_seconds(text) or 0) <= 1e9, "a duration above 0, such as 3h30m, 90m or 5400 (seconds)"
@@ -221,7 +227,7 @@ class Data:
     """Maximum tolerated fraction of unreadable images: above it the run stops, below it they are replaced and reported. Three are always tolerated, unless this is 0."""
     CACHE: Annotated[int | Literal["none", "disk"], Bounds(1, 100_000), RECIPE, Alike(("none", "disk"))] = "none"
     """Cache decoded images on disk, also for later runs, so that reading them again is cheap: disk, or a number of pixels, to which the short side of larger images is reduced before."""
-    CACHE_PATH: Annotated[str | None, MACHINE] = None
+    CACHE_PATH: Annotated[str | None, LOCAL, MACHINE] = None
     """Folder of the disk cache, of shards from a server, and of indexes of data in a read-only folder; not set: `cache` in SAVE."""
     SHUFFLE_BUFFER: Annotated[int, Bounds(1, 2**31), RECIPE, Only("DATASET", ("shards", "parquet"))] = 8192
     """Shards (and row groups of parquet) are read in random order, and a sample moves by less than this many places; as many as there are images: any order."""
@@ -588,7 +594,7 @@ class Config:
     """Mixed precision: autocast and a GradScaler, in training and evaluation."""
     SEED: Annotated[int, Bounds(0, MAX_INT)] = 0
     """Seed of weights, order, augmentation and dropout."""
-    SAVE: Annotated[str, RECORD] = "./output"
+    SAVE: Annotated[str, LOCAL, RECORD] = "./output"
     """Folder in which every run creates its own folder."""
     SAVE_FREQ: Annotated[int, Bounds(1, 1_000_000), RECORD] = 10
     """Epochs between two numbered checkpoints; last.pth is written after every epoch."""

@@ -24,6 +24,7 @@ from utils.errors import ConfigError, cause_of
 from utils.files import write_text
 from utils.log import Log
 from utils.program import judge, restore_gc, revision
+from utils.text import printable
 
 
 class Session:
@@ -101,7 +102,7 @@ class Session:
                 for folder in self._made:
                     folder.rmdir()
         elif error and self._has_begun and self._folder:
-            reason = f"{type(error).__name__}: {error}"
+            reason = printable(f"{type(error).__name__}: {error}")
             self.status("failed", reason=reason, exit_code=judge(error)[0], eta_seconds=None)
         self.log.close()
         if error is None:

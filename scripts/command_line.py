@@ -8,6 +8,7 @@ from pathlib import Path
 from configs.removed import REMOVED_FLAGS
 from utils.errors import ConfigError, cause_of
 from utils.files import refuse_special
+from utils.text import is_url
 
 CHECKPOINT_HELP = (
     "a run's folder (its best.pth, else last.pth), a checkpoint in it, or a .safetensors of scripts/export.py"
@@ -21,6 +22,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, description: str = "", **options):
         form = argparse.RawDescriptionHelpFormatter
         super().__init__(description=description, formatter_class=form, allow_abbrev=False, **options)
+        self.register("type", Path, local_path)
 
     def error(self, message: str):
         remedies = [
@@ -39,6 +41,13 @@ class Parser(argparse.ArgumentParser):
         kind = self.add_mutually_exclusive_group()
         for flag, key, name in (("-ema", "state_dict_ema", "EMA"), ("-raw", "state_dict", "raw")):
             kind.add_argument(flag, dest="key", action="store_const", const=key, help=f"{verb} the {name} weights")
+
+
+def local_path(text: str) -> Path:
+    """The argparse type of every path: of a URL, Path makes a folder called `s3:`."""
+    if is_url(text):
+        raise ConfigError(f"{text} is a URL; name a file or folder of this machine")
+    return Path(text)
 
 
 def at_least(low: int) -> Callable[[str], int]:

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
 SCHEMES = ("http", "https", "s3")
-# A terminal obeys the former, which file names can have; the latter, halves of surrogate pairs, stand for bytes that are no
-# UTF-8, and no text file takes them.
-UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]|[\ud800-\udfff]")
+# A terminal obeys the first, which file names can have; the second, marks of the direction of writing, show what follows as
+# what it is not; the third, halves of surrogate pairs, stand for bytes that are no UTF-8, and no text file takes them.
+UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]|[\u200e\u200f\u2028-\u202e\u2066-\u2069]|[\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """Safe to print: control characters but tab and newline are written as \\x1b, as Python does."""
-    return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    """Safe to print: control characters but tab and newline are written as \\x1b, as Python does; no credentials of URLs."""
+    return redacted(UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text))
 
 
 def format_bytes(count: float) -> str:
@@ -77,7 +77,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def is_url(path: str) -> bool:
     """Whether a path is a URL, mistyped ones (https:/server) included: they may contain a password, and are no folders."""
-    return "://" in path or path.lower().startswith(tuple(f"{scheme}:" for scheme in SCHEMES))
+    return re.match(rf"[a-z][a-z0-9+.-]+:/|({'|'.join(SCHEMES)}):", path, re.IGNORECASE) is not None
 
 
 def problem_of(url: str) -> str | None:

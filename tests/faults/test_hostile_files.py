@@ -62,6 +62,36 @@ def test_every_image_is_opened_with_the_formats_that_may_be_in_it():
             assert "formats=" in call, (path, call)
 
 
+URL = "s3://me:hunter2@bucket/runs"
+
+
+TRAIN = ["main_single_gpu.py", "-cfg", "TINY", "-output", "OUTPUT"]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ([*TRAIN, "-output", URL], "SAVE"),
+        ([*TRAIN, "-opts", f"DATA.CACHE_PATH={URL}"], "DATA.CACHE_PATH"),
+        ([*TRAIN, "-pretrained", URL], "MODEL.PRETRAINED"),
+        ([*TRAIN, "-resume", URL], "-resume"),
+        ([*TRAIN, "-opts", f"DATA.CLASSES={URL}"], "DATA.CLASSES"),
+        (["main_single_gpu.py", "-cfg", URL], "-cfg"),
+        (["scripts/predict.py", URL, "x.png"], "x.png"),
+        (["scripts/export.py", "x.pth", "-output", URL], "URL"),
+        (["scripts/models.py", "-csv", URL], "URL"),
+        (["scripts/sweep.py", "-output", URL], "URL"),
+    ],
+)
+def test_a_url_is_no_folder_and_its_password_is_shown_nowhere(tmp_path, tiny, words, named):
+    paths = {"TINY": str(tiny), "OUTPUT": str(tmp_path)}
+    ended = run(*(paths.get(word, word) for word in words))
+    assert ended.returncode == 2 and "hunter2" not in ended.printed and named in ended.stderr, ended.printed
+    assert not (ROOT / "s3:").exists()
+    for path in tmp_path.rglob("*"):
+        assert not (path.is_file() and b"hunter2" in path.read_bytes()), path
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, start) -> Path:
     """The weights of a run."""

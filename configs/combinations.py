@@ -47,7 +47,6 @@ def _check_url(values: Values, origins: dict[str, str]) -> None:
 def _training_rules(values: Values, named: Callable[[str], str]) -> Rules:
     lowest, first, highest = (f"PRECISION.{name}_LOSS_SCALING" for name in ("MIN", "INIT", "MAX"))
     low, high = values[lowest], values[highest] or math.inf
-    yield low > high, lowest, f"must not be larger than {named(highest)}"
     yield not low <= values[first] <= high, first, f"must lie between {named(lowest)}, and {named(highest)}"
     is_float16_in_float8 = (values["PRECISION.MODE"], values["PRECISION.DTYPE"]) == ("float8", "float16")
     yield is_float16_in_float8, "PRECISION.DTYPE", f"must be bfloat16 or not set with {named('PRECISION.MODE')}"

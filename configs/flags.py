@@ -53,7 +53,6 @@ FLAGS = {
     },
 }
 _SETTING_OF = {flag: key for group in FLAGS.values() for flag, (key, _) in group.items()}
-_REMOVED_FLAGS = {"-tag": "TAG"}  # still parsed, so that the refusal says what to do instead
 _HELP = ("-h", "--help", "-help")
 # torch.distributed.launch passes it, in either spelling; it is ignored, since LOCAL_RANK says the same.
 _LOCAL_RANK = ("--local-rank", "--local_rank")
@@ -115,9 +114,7 @@ def build_parser() -> argparse.ArgumentParser:
             setting = ALL_SETTINGS[key]
             # -amp alone switches it on; -amp false overrides a file with AMP: true.
             switch = {"nargs": "?", "const": "true"} if setting.kind is bool else {}
-            group.add_argument(flag, metavar=metavar, help=_help(setting), **switch)
-    for flag in _REMOVED_FLAGS:
-        parser.add_argument(flag, help=argparse.SUPPRESS)
+            group.add_argument(flag, dest=key, metavar=metavar, help=_help(setting), **switch)
     parser.add_argument(*_LOCAL_RANK, help=argparse.SUPPRESS)
     return parser
 
@@ -131,9 +128,8 @@ def parse(argv: list[str]) -> CommandLine:
         if rest[0].endswith((".yaml", ".yml")):
             hint = f"; give a settings file as -cfg {rest[0]}"
         raise ConfigError(f"{rest[0]!r} on the command line does not belong to a flag{hint}; -h lists the flags")
-    keys = _SETTING_OF | _REMOVED_FLAGS
-    given = {flag: getattr(known, flag[1:]) for flag in keys}
-    layers = [Layer(f"flag {flag}", {keys[flag]: text}) for flag, text in given.items() if text is not None]
+    given = ((flag, key, getattr(known, key)) for flag, key in _SETTING_OF.items())
+    layers = [Layer(f"flag {flag}", {key: text}) for flag, key, text in given if text is not None]
     return CommandLine(known.cfg, [*layers, Layer("-opts", dict(_pair(option) for option in known.opts))])
 
 
@@ -144,7 +140,7 @@ def _check_names(argv: list[str]) -> None:
     for argument in argv:
         name = argument.partition("=")[0]
         is_flag = name.startswith("-") and not re.match(r"-\.?[0-9]", name)
-        if is_flag and name not in (*flags, *_REMOVED_FLAGS, *_HELP, *_LOCAL_RANK):
+        if is_flag and name not in (*flags, *_HELP, *_LOCAL_RANK):
             raise ConfigError(f"unknown flag {name}{suggest_flag(name, flags)}; -h lists the flags")
 
 

@@ -9,7 +9,7 @@ from configs import flags
 from configs.arguments import add_argument, argument_to_text
 from configs.combinations import check_combinations, several_labels_key
 from configs.paddlevit.families import take_family
-from configs.paddlevit.translation import IGNORED, OLD_SECTION, RENAMED, refuse_ignored, translate
+from configs.paddlevit.translation import IGNORED, OLD_SECTION, RENAMED, translate
 from configs.removed import REMOVED, translate_removed
 from configs.schema import AUTO, VIT_FIELDS, Config, Only
 from configs.typed_names import suggest_key
@@ -90,8 +90,6 @@ def load(
                 values[key] = convert(ALL_SETTINGS[key], text, layer.origin)
                 origins[key] = layer.origin
             elif key in IGNORED:
-                if layer not in files:
-                    refuse_ignored(key, text, layer.origin)
                 notes.append(f"{layer.origin}: {key} is ignored: {IGNORED[key]}")
             elif key not in (*SECTIONS, OLD_SECTION) or not is_none(text):  # a section may be empty
                 raise ConfigError(f"{layer.origin}: {_why_no_setting(key, text)}")

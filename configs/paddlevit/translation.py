@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from configs.values import SETTINGS, Text, convert, is_none, quoted
+from configs.values import SETTINGS, Text, convert, is_none
 from utils.errors import ConfigError, did_you_mean
 
 # The two formats of 2021 keep the model's fields one level down; the older one also has other names for three of them.
@@ -18,7 +18,7 @@ RENAMED = {f"{OLD_SECTION}.{name}": f"MODEL.{name}" for name in _SAME_NAMES} | {
 
 # Values with another name here: {key: {PaddleViT's: (ours, reason)}}.
 _NO_CLIPPING = ("None", "no clipping")
-OTHER_WORDS = {
+_OTHER_WORDS = {
     "TRAIN.LR_SCHEDULER.NAME": {
         "warmupcosine": ("cosine", "the same schedule, moving every update; PaddleViT's own, once an epoch: paddlevit")
     },
@@ -45,19 +45,6 @@ IGNORED = {
     "TRAIN.RANDOM_ERASE_SPLIT": "random erasing handles each image separately, so there is nothing to split",
 }
 
-# Their other values that ask for what is done anyway, besides none; the command line may have only these.
-_NO_EFFECT = {
-    "LOCAL_RANK": ("0",),
-    "TRAIN.MODEL_EMA_FORCE_CPU": ("false", "no", "off"),
-    "TRAIN.RANDOM_ERASE_SPLIT": ("false", "no", "off"),
-}
-
-
-def refuse_ignored(key: str, text: Text, origin: str) -> None:
-    """Refuse an ignored key on the command line, unless its value asks for nothing: whoever types it means it."""
-    if not is_none(text) and text.strip().lower() not in _NO_EFFECT.get(key, ()):
-        raise ConfigError(f"{origin}: {key} is {quoted(text)}, but it is ignored: {IGNORED[key]}; leave it out")
-
 
 def translate(texts: dict[str, Text], origin: str) -> tuple[dict[str, Text], list[str]]:
     """Return the texts by today's names, and a note for each value that was translated."""
@@ -76,7 +63,7 @@ def translate(texts: dict[str, Text], origin: str) -> tuple[dict[str, Text], lis
             raise ConfigError(
                 f"{origin}: {written_as[name]} and {key} are names of the same setting; remove one of them"
             )
-        other = OTHER_WORDS.get(name, {}).get(text.strip().lower()) if isinstance(text, str) else None
+        other = _OTHER_WORDS.get(name, {}).get(text.strip().lower()) if isinstance(text, str) else None
         if other:
             notes.append(f"{origin}: {name} {text} is read as {other[0]}: {other[1]}")
             text = other[0]
@@ -86,9 +73,9 @@ def translate(texts: dict[str, Text], origin: str) -> tuple[dict[str, Text], lis
 
 
 def _check_type(texts: dict[str, Text], origin: str) -> None:
-    """Checked before anything else: otherwise the keys of another kind of model would be reported as unknown."""
-    kind, choices = texts.get("MODEL.TYPE", "vit"), SETTINGS["MODEL.TYPE"].choices
-    if not isinstance(kind, str) or kind.strip().lower() in choices:
+    """Refuse another kind of model before anything else: otherwise its keys would be reported as unknown."""
+    kind = texts.get("MODEL.TYPE", "vit")
+    if not isinstance(kind, str) or kind.strip().lower() in SETTINGS["MODEL.TYPE"].choices:
         return
     import timm  # takes seconds, and only this error needs it
 
@@ -114,9 +101,8 @@ def _mlp_ratio(texts: dict[str, Text], origin: str) -> str:
         raise ConfigError(
             f"{origin}: {_MLP_DIM} has no effect without {OLD_SECTION}.HIDDEN_SIZE; set both, or MLP_RATIO"
         )
-    width_setting = SETTINGS["MODEL.EMBED_DIM"]  # both widths have the same bounds
-    hidden = convert(replace(width_setting, key=_MLP_DIM), texts[_MLP_DIM], origin)
-    width = convert(replace(width_setting, key=width_key), texts[width_key], origin)
+    keys = (_MLP_DIM, width_key)  # which have the same bounds
+    hidden, width = (convert(replace(SETTINGS["MODEL.EMBED_DIM"], key=key), texts[key], origin) for key in keys)
     # A ViT's MLP has int(width * ratio) units: one too few if the quotient was rounded down.
     ratio = hidden / width
     return repr(ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf))

@@ -61,7 +61,6 @@ IGNORED_INTRODUCTION = """
 ## Accepted without effect
 
 Other keys of PaddleViT's files, so that they work unmodified. A run whose file sets one says so in one line.
-On the command line they are refused, unless the value is the one that changes nothing.
 
 """
 

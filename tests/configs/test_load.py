@@ -11,7 +11,7 @@ from configs.removed import REMOVED, Removed
 from configs.values import SETTINGS, flatten, unflatten
 from engine.checkpoint.format import changes
 from models import build_model
-from tests.support.configs import load_text, write
+from tests.support.configs import load_text, write, yaml_of
 from tests.support.mistakes import OF_ANOTHER_CHOICE, WITHOUT_EFFECT
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT
@@ -34,10 +34,6 @@ def test_later_sources_win_and_each_value_says_where_it_came_from():
     }
     values = flatten(loaded.config)
     assert {key: (values[key], loaded.origins[key]) for key in expected} == expected
-
-
-def test_what_only_a_vit_needs_is_not_asked_of_timms_models():
-    assert load_text("DATA: {IMAGE_SIZE: 8}\nMODEL: {TYPE: timm, EMBED_DIM: 100}").config.DATA.IMAGE_SIZE == 8
 
 
 def test_grey_images_take_one_entry_of_the_default_mean_and_deviation():
@@ -63,16 +59,11 @@ def test_the_settings_page_is_what_its_script_makes():
 def test_a_removed_setting_loads_with_values_that_mean_what_every_run_does_and_is_refused_with_the_remedy(key):
     accepted = REMOVED[key].accepted
     for text in [accepted] if isinstance(accepted, str) else accepted:
-        loaded = load_text(_nested(key, text))
+        loaded = load_text(yaml_of({key: text}))
         assert loaded.config == load_text("").config and key not in to_yaml(loaded.config, loaded.origins)
     if not REMOVED[key].becomes:
         with refused(ConfigError, key, "'other'", REMOVED[key].remedy):
-            load_text(_nested(key, "other"))
-
-
-def _nested(key: str, text: str) -> str:
-    *sections, name = key.split(".")
-    return "".join(f"{section}: {{" for section in sections) + f"{name}: {text}" + "}" * len(sections)
+            load_text(yaml_of({key: "other"}))
 
 
 @pytest.mark.parametrize(("role", "is_refused"), [("recipe", True), ("machine", False)])
@@ -113,7 +104,7 @@ FORMER = {
     "TRAIN: {RAND_AUGMENT_LAYERS: 3}": ("TRAIN.AUTO_AUGMENT", None),
 }
 FORMER_REFUSED = {
-    "{COMPILE: true, COMPILE_SCOPE: blocks, COMPILE_MODE: reduce-overhead}": "COMPILE_SCOPE",
+    "{COMPILE: true, COMPILE_SCOPE: blocks, COMPILE_MODE: reduce-overhead}": "0.1.0",
     "COMPILE_SCOPE: blocks": "COMPILE_SCOPE",
     "MODEL: {EMBED_DIM: 96, NUM_HEADS: 3, ATTN_HEAD_SIZE: 48}": "MODEL.ATTN_HEAD_SIZE",
     "DATA: {LABEL_COLUMNS: [a]}": "DATA.LABEL_COLUMNS",
@@ -126,15 +117,13 @@ def test_what_an_earlier_version_called_otherwise_is_read_in_files_and_checkpoin
     key, value = expected
     assert flatten(load_text(text).config)[key] == value
     (name, found), *others = yaml.safe_load(text).items()
-    saved = (
-        {f"{name}.{each}": found[each] for each in found} if isinstance(found, dict) else {name: found, **dict(others)}
-    )
-    assert flatten(unflatten(saved))[key] == value
+    inside = {f"{name}.{each}": found[each] for each in found} if isinstance(found, dict) else {name: found}
+    assert flatten(unflatten(inside | dict(others)))[key] == value
 
 
 @pytest.mark.parametrize(("text", "key"), FORMER_REFUSED.items())
 def test_what_nothing_of_today_stands_for_is_refused_with_the_last_version_that_had_it(text, key):
-    with refused(ConfigError, key.partition("_")[0] if key.startswith("COMPILE") else key, "0.1.0"):
+    with refused(ConfigError, key, "0.1.0"):
         load_text(text)
 
 
@@ -179,16 +168,15 @@ def test_fields_of_a_vit_in_a_file_have_no_effect_when_the_command_line_chooses_
     assert load_text(to_yaml(loaded.config, loaded.origins)).notes == []
 
 
-def test_fields_of_a_vit_beside_or_after_the_choice_of_a_timm_model_are_refused():
-    for text, words in (
-        ("MODEL: {TYPE: vit, NAME: resnet18}", ["MODEL.TYPE=timm", "MODEL.DEPTH=4"]),
-        ("MODEL: {TYPE: timm, NAME: resnet18, DEPTH: 4}", ["SEED=1"]),
-    ):
-        with refused(ConfigError, "MODEL.DEPTH: 4"):
-            build_model(load_text(text, "-opts", *words).config, 10)
-
-
-def test_a_timm_model_without_a_name_of_timms_is_refused_with_the_setting():
-    config = load_text("MODEL: {TYPE: vit, NAME: my_vit}", "-opts", "MODEL.TYPE=timm").config
-    with refused(ConfigError, "MODEL.NAME", "my_vit", "-opts"):
+@pytest.mark.parametrize(
+    ("text", "words", "names"),
+    [
+        ("MODEL: {TYPE: vit, NAME: resnet18}", ["MODEL.TYPE=timm", "MODEL.DEPTH=4"], ["MODEL.DEPTH: 4"]),
+        ("MODEL: {TYPE: timm, NAME: resnet18, DEPTH: 4}", ["SEED=1"], ["MODEL.DEPTH: 4"]),
+        ("MODEL: {TYPE: vit, NAME: my_vit}", ["MODEL.TYPE=timm"], ["MODEL.NAME", "my_vit", "-opts"]),
+    ],
+)
+def test_what_a_timm_model_cannot_be_is_refused_with_the_setting(text, words, names):
+    config = load_text(text, "-opts", *words).config
+    with refused(ConfigError, *names):
         build_model(config, 10)

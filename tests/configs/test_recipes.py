@@ -27,16 +27,7 @@ from tests.support.runs import ROOT
 DEFAULTS = {"batch": 256, "size": 224, "epochs": 300, "decay": 0.05, "drop_path": 0.1, "repeats": 3, "reprob": 0.25}
 DEFAULTS |= {"smoothing": 0.1, "aa": "rand-m9-mstd0.5-inc1", "color_jitter": 0.3, "crop_pct": 0.875}
 DEIT3 = {"gpus": 8, "epochs": 800, "reprob": 0.0, "smoothing": 0.0, "aa": "3a", "crop_pct": 1.0}
-FINETUNE = {
-    "gpus": 8,
-    "batch": 64,
-    "epochs": 20,
-    "decay": 0.1,
-    "drop_path": 0.2,
-    "repeats": 1,
-    "reprob": 0.0,
-    "crop_pct": 1.0,
-}
+FINETUNE = {"gpus": 8, "batch": 64, "epochs": 20, "decay": 0.1, "drop_path": 0.2, "repeats": 1, "reprob": 0.0}
 # lr: of the whole batch, so 5e-4 x batch / 512 without --unscale-lr.
 SCRIPTS = {
     "deit_tiny_patch16_224": {"gpus": 4, "lr": 5e-4 * 1024 / 512},
@@ -44,7 +35,7 @@ SCRIPTS = {
     "deit_base_patch16_224": {"gpus": 16, "batch": 64, "lr": 5e-4 * 1024 / 512},
     "deit3_small_patch16_224": DEIT3 | {"lr": 4e-3, "drop_path": 0.05},
     "deit3_base_patch16_192": DEIT3 | {"lr": 3e-3, "drop_path": 0.2, "size": 192},
-    "deit3_base_patch16_224_finetune": FINETUNE | {"lr": 1e-5},
+    "deit3_base_patch16_224_finetune": FINETUNE | {"lr": 1e-5, "crop_pct": 1.0},
 }
 DEIT = {name: SimpleNamespace(**(DEFAULTS | given)) for name, given in SCRIPTS.items()}
 IMAGENET, CIFAR = 1_281_167, 50_000
@@ -122,15 +113,8 @@ def test_plain_vit_decays_big_visions_kernels_and_nothing_else():
 @pytest.mark.parametrize("name", DEIT)
 def test_images_of_deit_are_augmented_as_by_timms_transform(name):
     config, script = recipe(name), DEIT[name]
-    train = create_transform(
-        script.size,
-        is_training=True,
-        color_jitter=script.color_jitter,
-        auto_augment=script.aa,
-        interpolation="bicubic",
-        re_prob=0.25,
-        re_mode="pixel",
-    ).transforms
+    given = {"color_jitter": script.color_jitter, "auto_augment": script.aa, "re_prob": 0.25, "re_mode": "pixel"}
+    train = create_transform(script.size, is_training=True, interpolation="bicubic", **given).transforms
     crop, erasing = train[0], train[-1]
     data, settings = config.DATA, config.TRAIN
     assert (data.CROP_SCALE, data.CROP_RATIO) == (tuple(crop.scale), tuple(crop.ratio))
@@ -141,38 +125,23 @@ def test_images_of_deit_are_augmented_as_by_timms_transform(name):
     assert settings.COLOR_JITTER == (script.color_jitter if jitters else 0)
     assert (settings.RANDOM_ERASE_PROB, settings.RANDOM_ERASE_MODE) == (script.reprob, "pixel")
     assert settings.RANDOM_ERASE_COUNT == erasing.max_count
-    assert (settings.MIXUP_ALPHA, settings.CUTMIX_ALPHA, settings.MIXUP_PROB, settings.MIXUP_SWITCH_PROB) == (
-        0.8,
-        1,
-        1,
-        0.5,
-    )
-    assert (settings.MIXUP_MODE, settings.MIXUP_GROUP) == ("batch", script.batch)
-    assert (settings.REPEATED_AUG, config.MODEL.DROPPATH, settings.GRAD_CLIP) == (
-        script.repeats,
-        script.drop_path,
-        None,
-    )
+    mixing = (settings.MIXUP_ALPHA, settings.CUTMIX_ALPHA, settings.MIXUP_PROB, settings.MIXUP_SWITCH_PROB)
+    assert mixing == (0.8, 1, 1, 0.5) and (settings.MIXUP_MODE, settings.MIXUP_GROUP) == ("batch", script.batch)
+    assert (settings.REPEATED_AUG, config.MODEL.DROPPATH) == (script.repeats, script.drop_path)
+    assert settings.GRAD_CLIP is None
     assert (settings.MODEL_EMA, settings.MODEL_EMA_DECAY, settings.MODEL_EMA_WARMUP) == (True, 0.99996, False)
     model_config = timm.get_pretrained_cfg(config.MODEL.NAME)
     assert (data.IMAGENET_MEAN, data.IMAGENET_STD) == (tuple(model_config.mean), tuple(model_config.std))
-    assert (data.CROP_PCT, settings.WEIGHT_DECAY, settings.SMOOTHING) == (
-        script.crop_pct,
-        script.decay,
-        script.smoothing,
-    )
+    assert (data.CROP_PCT, settings.WEIGHT_DECAY) == (script.crop_pct, script.decay)
+    assert settings.SMOOTHING == script.smoothing
 
 
 def test_plain_vit_is_augmented_as_big_vision_says():
     config = recipe("vit_small_patch16_224_90ep")
     data, train = config.DATA, config.TRAIN
     assert (data.CROP_SCALE, data.train_interpolation, data.CROP_PCT) == ((0.05, 1.0), "bilinear", 224 / 256)
-    assert (train.AUTO_AUGMENT, train.MIXUP_ALPHA, train.CUTMIX_ALPHA, train.MIXUP_GROUP) == (
-        "rand-m10-n2-p1",
-        0.2,
-        0,
-        None,
-    )
+    assert (train.AUTO_AUGMENT, train.MIXUP_ALPHA, train.CUTMIX_ALPHA) == ("rand-m10-n2-p1", 0.2, 0)
+    assert train.MIXUP_GROUP is None
     assert (train.GRAD_CLIP, train.SMOOTHING, train.RANDOM_ERASE_PROB, train.MODEL_EMA) == (1.0, 0, 0, False)
     assert train.WEIGHT_DECAY == pytest.approx(1e-4 / 1e-3)  # torch's AdamW multiplies it by the rate
 

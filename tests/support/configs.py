@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import torch
+import yaml
 
 from configs.load import LoadedConfig, load
 from configs.schema import Config
@@ -37,6 +38,18 @@ def write(text: str, name: str = "x.yaml") -> str:
 def load_text(text: str, *words: str) -> LoadedConfig:
     """The settings of a file x.yaml with this text, and these words behind it on the command line."""
     return load(["-cfg", write(text), *words])
+
+
+def yaml_of(values: dict[str, str | list]) -> str:
+    """A settings file with these texts by full key."""
+    sections: dict = {}
+    for key, value in values.items():
+        *path, name = key.split(".")
+        inner = sections
+        for each in path:
+            inner = inner.setdefault(each, {})
+        inner[name] = value
+    return yaml.safe_dump(sections)
 
 
 def replaced(config: Config, **sections: dict) -> Config:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from configs.schema import Config
-from datasets import Normalize, Piece, Preparation
+from datasets import Mixed, Normalize, Piece, Preparation
 from datasets.batch_order import sample_rng
 from datasets.transforms.mix import BatchedErasing, Erasing, Mixing, build_erasing
 from tests.support.batches import ERASES, MIXES, SIDE, batch, settings
@@ -74,8 +74,14 @@ def test_images_in_half_precision_are_those_in_float32_rounded_once(half, kind, 
     assert wanted.is_contiguous() and got.is_contiguous()
 
 
-def test_a_batch_without_a_piece_is_only_normalized():
-    """One made by hand, for scripts/doctor.py."""
+def test_mixing_stops_after_so_many_epochs():
+    config, one = settings(3, MIXUP_OFF_EPOCH=2, **MIXES), batch(4)
+    prepare = Preparation(config, Normalize(config.DATA))
+    targets = [prepare(one._replace(piece=one.piece._replace(epoch=epoch)))[1] for epoch in range(4)]
+    assert [isinstance(each, Mixed) for each in targets] == [True, True, False, False]
+
+
+def test_a_batch_without_a_piece_as_scripts_make_it_is_only_normalized():
     config, images = settings(3, MIXUP_OFF_EPOCH=5, **ERASES | MIXES), batch(4)._replace(piece=None)
     prepare = Preparation(config, Normalize(config.DATA))
     assert torch.equal(prepare(images)[0], prepare.normalize(images.images))

@@ -204,6 +204,8 @@ REMOVED: dict[str, Removed] = {
 # Flags of scripts that are gone: what to do instead.
 REMOVED_FLAGS = {
     "-greedy": "name the checkpoints to average, of those that scored best",
+    "-csv": "scripts/models.py prints its table, -all the whole of it",
+    "-without_weights": "models without weights are listed where no other has that name",
     "-jobs": "start a sweep for each device with CUDA_VISIBLE_DEVICES set, each with a part of the grid and a folder of its own",
 }
 

@@ -2,30 +2,26 @@
 
     python scripts/models.py dinov3                  # with this in their name
     python scripts/models.py vit_small in21k         # with all of these
-    python scripts/models.py 'convnext*' -csv convnext.csv
-    python scripts/models.py swin -without_weights   # also architectures that timm has no weights of
+    python scripts/models.py 'convnext*' -all        # a pattern of the whole name; all that match
 
-A pattern with * or ? is compared with the whole name. The name says which images the weights were trained with: in21k_ft_in1k
+Architectures that timm has no weights of are listed where no other has that name. The name says which images the weights were trained with: in21k_ft_in1k
 is ImageNet-21k, then ImageNet-1k. `mean, std` is how pixels are normalized: ImageNet, CLIP, 0.5, or the figures. Weights that
 may not be used commercially are marked; read the licence of each before you use it, also where timm does not know it.
 """
 
-import csv
 import fnmatch
-import io
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
-from scripts.command_line import Parser, check_writable
-from utils.errors import ConfigError, cause_of, did_you_mean
-from utils.files import write_text
+from scripts.command_line import Parser
+from utils.errors import ConfigError, did_you_mean
 from utils.program import exit_code
-from utils.text import align, counted
+from utils.text import align
 
 LIMIT = 60  # rows without -all: a few seconds
 HEADER = ("name", "parameters", "image", "mean, std", "classes", "licence")
@@ -41,42 +37,41 @@ WITHOUT_OWN_TERMS = {"apache-2.0", "bsd-3-clause", "cc-by-4.0", "mit", "unknown"
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("words", nargs="*", metavar="word", help="part of the name, or a pattern with * or ?")
-    parser.add_argument("-without_weights", action="store_true", help="also architectures that timm has no weights of")
     parser.add_argument("-all", action="store_true", help=f"list all that match, also more than {LIMIT}")
-    parser.add_argument("-csv", type=Path, metavar="FILE", help="write the table to a file, instead of printing it")
     arguments = parser.parse_args(argv)
-
-    if arguments.csv:
-        check_writable("-csv", arguments.csv)
-    names = find_names(arguments.words, arguments.without_weights)
+    names = find_names(arguments.words)
     models = describe_models(names if arguments.all else names[:LIMIT])
-    if arguments.csv:
-        write_csv(models, arguments.csv)
-        print(f"{counted(len(models), 'model')}: {arguments.csv}")
-    else:
-        print("\n".join(align([HEADER, *map(row_of, models)])))
+    print("\n".join(align([HEADER, *map(row_of, models)])))
     print("\n".join(notes(models, len(names) - len(models))))
     return 0
 
 
-def find_names(words: Sequence[str], without_weights: bool = False) -> list[str]:
-    """The names of timm's pretrained weights that match all of the words; ConfigError if there are none.
+class Model(NamedTuple):
+    """What timm knows of a model, or of pretrained weights."""
+
+    name: str
+    parameters: int
+    size: tuple[int, int]  # height and width of its images
+    normalization: str  # mean; standard deviation
+    classes: int  # 0: no classifier
+    licence: str  # '' if timm does not say
+    has_weights: bool
+
+    @property
+    def is_non_commercial(self) -> bool:
+        return bool(re.search(r"\bnc\b|noncommercial|non-commercial", self.licence)) or self.licence in RESEARCH_ONLY
+
+
+def find_names(words: Sequence[str]) -> list[str]:
+    """The names of timm's pretrained weights that match all of the words, else of its architectures without weights.
 
     A word is a part of the name, or a pattern with * or ? of the whole of it, with or without its tag.
-    `without_weights`: also architectures that timm has no weights of.
     """
     import timm
 
-    pretrained = timm.list_pretrained()
-    bare = sorted(set(timm.list_models()) - {name.partition(".")[0] for name in pretrained})
-    names = sorted([*pretrained, *bare] if without_weights else pretrained)
-    if found := matching(names, words):
+    names = sorted(timm.list_pretrained())
+    if found := matching(names, words) or matching(timm.list_models(), words):
         return found
-    if not without_weights and (others := matching(bare, words)):
-        raise ConfigError(
-            f"{' '.join(words)}: timm has no pretrained weights of this name, but {len(others)} without weights, such as "
-            f"{others[0]}; -without_weights lists them"
-        )
     for word in words:
         if not matching(names, [word]):
             parts = {part for name in names for part in (name.partition(".")[0], *re.split(r"[._]", name))}
@@ -96,32 +91,21 @@ def matching(names: Iterable[str], words: Sequence[str]) -> list[str]:
     return sorted(found, key=lambda name: not name.lower().startswith(words[0].lower())) if words else found
 
 
-def describe_models(names: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of the CSV file. Models are built for their shapes only, once for the weights that have the same."""
+def describe_models(names: Sequence[str]) -> list[Model]:
+    """The rows of the table. Models are built for their shapes only, once for the weights that have the same."""
     import timm
 
-    rows, counts = [], {}
+    models, counts = [], {}
     for name in names:
         known, has_weights = timm.get_pretrained_cfg(name), timm.models.is_model_pretrained(name)
         shape = (name.partition(".")[0], known.num_classes, known.input_size)
         if shape not in counts:
             counts[shape] = count_parameters(name)
+        normalization = "; ".join(" ".join(map(str, each)) for each in (known.mean, known.std))
         licence = (known.license or "") if has_weights else ""
-        rows.append(
-            {
-                "name": name,
-                "parameters": counts[shape],
-                "height": known.input_size[1],
-                "width": known.input_size[2],
-                "mean": " ".join(map(str, known.mean)),
-                "std": " ".join(map(str, known.std)),
-                "classes": known.num_classes,  # 0: no classifier
-                "licence": licence,  # "" if timm does not say
-                "non_commercial": is_non_commercial(licence),
-                "has_weights": has_weights,
-            }
-        )
-    return rows
+        facts = (known.input_size[1:], normalization, known.num_classes, licence, has_weights)
+        models.append(Model(name, counts[shape], *facts))
+    return models
 
 
 def count_parameters(name: str) -> int:
@@ -145,52 +129,35 @@ def count_parameters(name: str) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def is_non_commercial(licence: str) -> bool:
-    return bool(re.search(r"\bnc\b|noncommercial|non-commercial", licence)) or licence in RESEARCH_ONLY
-
-
-def row_of(model: dict[str, Any]) -> tuple[str, ...]:
+def row_of(model: Model) -> tuple[str, ...]:
     """The cells of HEADER."""
-    height, width = model["height"], model["width"]
-    normalization = f"{model['mean']}; {model['std']}"
-    mark = "  NON-COMMERCIAL" if model["non_commercial"] else ""
+    mark = "  NON-COMMERCIAL" if model.is_non_commercial else ""
     return (
-        model["name"],
-        f"{model['parameters'] / 1e6:,.1f} M",
-        f"{height}" if height == width else f"{height}x{width}",
-        USUAL.get(normalization, normalization),
-        f"{model['classes']:,}" if model["classes"] else "none",
-        f"{model['licence'] or 'unknown'}{mark}" if model["has_weights"] else "no weights",
+        model.name,
+        f"{model.parameters / 1e6:,.1f} M",
+        "x".join(map(str, dict.fromkeys(model.size))),
+        USUAL.get(model.normalization, model.normalization),
+        f"{model.classes:,}" if model.classes else "none",
+        f"{model.licence or 'unknown'}{mark}" if model.has_weights else "no weights",
     )
 
 
-def notes(models: list[dict[str, Any]], num_more: int) -> list[str]:
+def notes(models: list[Model], num_more: int) -> list[str]:
     """The lines below the table: what is not in it, licences, and the next command."""
     lines = ["", f"{num_more:,} more; be more specific, or -all"] if num_more else [""]
-    forbidden = {each["licence"] for each in models if each["non_commercial"]}
-    special = {each["licence"] for each in models} - forbidden - WITHOUT_OWN_TERMS
+    forbidden = {each.licence for each in models if each.is_non_commercial}
+    special = {each.licence for each in models} - forbidden - WITHOUT_OWN_TERMS
     if forbidden:
         lines.append(f"NON-COMMERCIAL: these may not be used commercially ({', '.join(sorted(forbidden))})")
     if special:
         lines.append(f"licences with terms of their own, read them before commercial use: {', '.join(sorted(special))}")
-    if chosen := next((each["name"] for each in models if each["has_weights"]), None):
+    if chosen := next((each.name for each in models if each.has_weights), None):
         command = f"python main_single_gpu.py -cfg configs/finetune.yaml -pretrained {chosen} -data_path FOLDER -amp"
     else:
         command = (
-            f"python main_single_gpu.py -cfg configs/timm.yaml -data_path FOLDER -opts MODEL.NAME={models[0]['name']}"
+            f"python main_single_gpu.py -cfg configs/timm.yaml -data_path FOLDER -opts MODEL.NAME={models[0].name}"
         )
     return [*lines, f"train one: {command}"]
-
-
-def write_csv(models: list[dict[str, Any]], path: Path) -> None:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, models[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(models)
-    try:
-        write_text(path, text.getvalue())
-    except OSError as error:
-        raise ConfigError(f"-csv: {path} cannot be written ({cause_of(error)}); choose another place") from None
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from utils.errors import AlreadyReportedError, ConfigError, LostProcess, UserError
-from utils.host import available_cores, bind_to, choose_cores, cores_near, count_cores, cpu_quota, share_of_cores
+from utils.host import available_cores, count_cores, cpu_quota, share_of_cores
 from utils.launch import LaunchOptions, find_launched_rank
 from utils.program import die_with_parent
 from utils.rendezvous import Rendezvous, format_ranks
@@ -61,7 +61,6 @@ class Process:
     launcher: str = "none"
     rendezvous: Rendezvous | None = None
     num_cores: int = field(default_factory=lambda: count_cores())  # its share of this machine's
-    is_bound: bool = False  # to the socket of its GPU
     _host_group: Any = None  # gloo: host-side collectives must not wait for a device
     _vote: tuple = field(default=(None, None))
 
@@ -104,16 +103,11 @@ class Process:
         )
 
     def _share_cores(self) -> None:
-        """Bind this process to the socket of its GPU where that costs no cores, and count those that are its share."""
-        hosts = self.rendezvous.hosts
-        found = zip(hosts, self.join([(available_cores(), cores_near(self.device))]), strict=True)
-        local, near = zip(*[cores for host, cores in found if host == hosts[self.rank]], strict=True)
-        cores = choose_cores(local, near)
-        index = hosts[: self.rank].count(hosts[self.rank])
-        self.num_cores = max(1, int(min(share_of_cores(cores[index], cores), cpu_quota() / len(cores))))
-        if cores[index] != local[index]:
-            bind_to(cores[index])
-            self.is_bound = available_cores() == cores[index]
+        """Count the cores of its machine that are this process's share."""
+        hosts, own = self.rendezvous.hosts, available_cores()
+        found = zip(hosts, self.join([own]), strict=True)
+        local = [cores for host, cores in found if host == hosts[self.rank]]
+        self.num_cores = max(1, int(min(share_of_cores(own, local), cpu_quota() / len(local))))
         if self.device.type != "cpu":  # torch would take all cores for the few operations of the host
             torch.set_num_threads(min(torch.get_num_threads(), self.num_cores))
 
@@ -122,7 +116,7 @@ class Process:
         hosts = list(dict.fromkeys(self.rendezvous.hosts))
         return (
             f"{counted(self.world_size, 'process')} on {counted(len(hosts), 'machine')}, started by {self.launcher}; "
-            f"process 0 is on {hosts[0]}{', bound to the socket of its GPU' if self.is_bound else ''}"
+            f"process 0 is on {hosts[0]}"
         )
 
     def name_lost_ranks(self, error: BaseException) -> BaseException:

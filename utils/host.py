@@ -1,11 +1,10 @@
 """What this machine, or the container that the program runs in, lets it use: processor cores and memory."""
 
-import contextlib
 import ctypes
 import math
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from fractions import Fraction
 from pathlib import Path
 
@@ -51,46 +50,6 @@ def share_of_cores(own: set[int], local: Collection[set[int]]) -> int:
     `local`: the cores of each training process of this machine, its own among them.
     """
     return max(1, int(sum(Fraction(1, sum(core in each for each in local)) for core in own)))
-
-
-def cores_near(device: torch.device, system: Path = Path("/sys")) -> set[int]:
-    """The cores of the socket that a GPU is attached to; none for other devices, or if the system does not say.
-
-    All of the socket and not of the NUMA node alone: a socket may be four nodes, with GPUs on two of them.
-    """
-    if device.type != "cuda":
-        return set()
-    gpu = torch.cuda.get_device_properties(device)
-    address = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
-    try:
-        near = _read_cores(system / "bus/pci/devices" / address / "local_cpulist")
-        topologies = (system / f"devices/system/cpu/cpu{core}/topology" for core in near)
-        return {core for each in topologies for core in _read_cores(each / "core_siblings_list")}
-    except OSError:
-        return set()
-
-
-def _read_cores(path: Path) -> set[int]:
-    """The cores of a list as in 0-7,64-71."""
-    spans = [[int(end) for end in span.split("-")] for span in path.read_text().strip().split(",") if span]
-    return {core for span in spans for core in range(span[0], span[-1] + 1)}
-
-
-def choose_cores(local: Sequence[set[int]], near: Sequence[set[int]]) -> Sequence[set[int]]:
-    """On which of the cores where each process of a machine may run it should: on those near its GPU.
-
-    All stay where they are if that would give one of them a smaller share, as where GPUs of one socket alone are used.
-    """
-    bound = [cores & each or cores for cores, each in zip(local, near, strict=True)]
-    shares = zip(bound, local, strict=True)
-    return local if any(share_of_cores(ours, bound) < share_of_cores(all_, local) for ours, all_ in shares) else bound
-
-
-def bind_to(cores: set[int]) -> None:
-    """Let this process's threads, present and future, run on these cores only."""
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError):  # it has ended, or the container forbids this
-            os.sched_setaffinity(int(thread), cores)
 
 
 def free_host_memory(

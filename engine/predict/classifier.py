@@ -13,7 +13,7 @@ from datasets.transforms.decode import PixelRules
 from engine.settings import load_settings, override
 from models import build_model
 from models.parts import classifier_names
-from models.weights.files import chosen_weights, find_checkpoint, read_checkpoint, read_record, shapes_in
+from models.weights.files import chosen_weights, find_checkpoint, read_checkpoint, read_record, read_state_dict
 from models.weights.load import load_exactly, load_pretrained
 from models.weights.metadata import classes_of_weights, preprocessing_of
 from models.weights.timm_tags import pretrained_cfg
@@ -125,8 +125,8 @@ def _load_other(source: str, path: Path | None, flags: Sequence[str], raw: bool)
         )
     config = _settings_of_other(source, flags)
     if path:
-        model, shapes = build_model(config, config.MODEL.NUM_CLASSES or USUAL_CLASSES), shapes_in(path)
-        heads = [shapes[f"{name}.weight"][0] for name in classifier_names(model) if f"{name}.weight" in shapes]
+        model, state = build_model(config, config.MODEL.NUM_CLASSES or USUAL_CLASSES), read_state_dict(path)
+        heads = [len(state[f"{name}.weight"]) for name in classifier_names(model) if f"{name}.weight" in state]
         number = heads[0] if heads else 0
     else:
         model, number = None, pretrained_cfg(source).get("num_classes")

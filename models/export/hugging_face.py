@@ -21,39 +21,21 @@ FOR_TRANSFORMERS = "transformers.safetensors"  # model.safetensors is timm's; co
 CARD = """---
 library_name: timm
 pipeline_tag: image-classification
-tags:
-- image-classification
-- timm{transformers_tag}
 ---
 
 # {name}
 
-A `{name}` with {num_classes} outputs, trained with halfstep{epoch}. Probabilities are the {activation} of its logits; the names
-of the classes are in `config.json`.{score}
+Trained with halfstep. Probabilities of its {num_classes} classes are the {activation} of the logits; their names, and how
+images are prepared, are in `config.json`.
 
 ```python
 import timm
 
 model = timm.create_model("local-dir:FOLDER", pretrained=True).eval()  # or hf-hub:OWNER/NAME
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
-names = model.pretrained_cfg["label_names"]
 ```
-{transformers}
-| preparation of images | |
-|---|---|
-| channels, height, width | {input_size} |
-| resized by | {interpolation}, {crop_mode}, crop fraction {crop_pct:g} |
-| mean | {mean} |
-| standard deviation | {std} |
-"""
-TRANSFORMERS = """
-With transformers 4.53 or newer (an older one ignores `transformers_weights` in `config.json` and starts from random weights):
 
-```python
-from transformers import AutoModelForImageClassification
-
-model = AutoModelForImageClassification.from_pretrained("FOLDER")
-```
+Where there is a `transformers.safetensors`, transformers 4.53 or newer reads the folder too.
 """
 
 
@@ -71,7 +53,8 @@ def write(subject: Subject, path: Path) -> None:
         if content:
             text = json.dumps(content, indent=2, ensure_ascii=False)
             (path / name).write_text(text + "\n", encoding="utf-8")
-    (path / "README.md").write_text(model_card(subject, (path / FOR_TRANSFORMERS).exists()), encoding="utf-8")
+    facts = {"num_classes": subject.model.num_classes, "activation": subject.activation}
+    (path / "README.md").write_text(CARD.format(name=json.dumps(subject.name)[1:-1], **facts), encoding="utf-8")
 
 
 def load(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
@@ -168,19 +151,3 @@ def image_processor(subject: Subject) -> dict[str, Any] | None:
         "image_std": data["std"],
         "do_convert_rgb": channels == 3,
     }
-
-
-def model_card(subject: Subject, has_transformers: bool) -> str:
-    record = subject.record
-    metric = record.get("config", {}).get("TRAIN.BEST_METRIC")
-    has_score = metric and isinstance(record.get("metric"), int | float)
-    return CARD.format(
-        name=json.dumps(subject.name)[1:-1],
-        num_classes=subject.model.num_classes,
-        epoch=f" for {record['epoch']} epochs" if "epoch" in record else "",
-        activation=subject.activation,
-        score=f" On its validation images: {metric} {record['metric']:.4g}." if has_score else "",
-        transformers_tag="\n- transformers" if has_transformers else "",
-        transformers=TRANSFORMERS if has_transformers else "",
-        **subject.data,
-    )

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models.weights.google import google_shapes, read_google
+from models.weights.google import read_google
 from models.weights.paddle import read_paddle_weights
 from models.weights.state import Weights, merged, record_of, weights_of
 from models.weights.torch_files import (
@@ -16,8 +16,6 @@ from models.weights.torch_files import (
     read_torch_weights,
     record_in_safetensors,
     record_in_torch_file,
-    shapes_in_safetensors,
-    shapes_in_torch_file,
 )
 from utils.errors import ConfigError, not_a_file
 
@@ -93,14 +91,6 @@ def _recorded_beside(path: Path) -> dict:
     except (OSError, RecursionError, ValueError):
         return {}
     return record_of(content) if isinstance(content, dict) and "halfstep_version" in content else {}
-
-
-def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors by timm's names; only a .pdparams has to be read as a whole for that."""
-    kind = format_of(path)
-    if kind == "paddle":
-        return {name: tuple(tensor.shape) for name, tensor in read_paddle_weights(path).state.items()}
-    return {"torch": shapes_in_torch_file, "safetensors": shapes_in_safetensors, "google": google_shapes}[kind](path)
 
 
 def format_of(path: Path) -> str:

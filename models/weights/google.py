@@ -1,12 +1,10 @@
 """The .npz files of Google's vision_transformer."""
 
 import re
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 
 from models.weights.state import Weights, join_qkv, rename
 from utils.errors import ConfigError
@@ -38,24 +36,6 @@ def read_google(path: Path) -> Weights:
         return Weights(join_qkv(state))
     except Exception as error:  # numpy raises what zip, a header or the refused pickle raised
         raise ConfigError(f"{path}: damaged, or not Google's ViT ({type(error).__name__}: {error})") from None
-
-
-def google_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes by timm's names, without reading the arrays; `num_heads`: (number of heads,)."""
-    shapes = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.namelist():
-                with archive.open(member) as file:
-                    read = {1: read_array_header_1_0, 2: read_array_header_2_0}[read_magic(file)[0]]
-                    name, shape = rename(member.removesuffix(".npy"), GOOGLE_VIT), read(file)[0]
-                if name.endswith("blocks.0.attn.query.weight"):
-                    shapes["num_heads"] = shape[1:2]  # [in, heads, D]
-                name = name.replace(".attn.query.", ".attn.qkv.")
-                shapes[name] = tuple(reversed(shape)) if len(shape) in (2, 4) else shape
-    except Exception as error:  # numpy and zipfile raise whatever a damaged header leads to
-        raise ConfigError(f"{path}: damaged, or not Google's ViT ({type(error).__name__}: {error})") from None
-    return shapes
 
 
 def _torch_layout(name: str, array: np.ndarray) -> np.ndarray:

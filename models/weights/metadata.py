@@ -9,7 +9,7 @@ from configs.removed import translate_removed
 from configs.schema import MODEL, Data
 from configs.values import of_role
 from models.kwargs import SETTING_OF
-from models.weights.files import find_file, format_of, read_record, shapes_in
+from models.weights.files import find_file, format_of, read_record, read_state_dict
 from models.weights.names import TRANSFORMERS_KINDS
 from models.weights.timm_tags import image_settings, model_settings, pretrained_cfg, timm_name
 from utils.errors import ConfigError
@@ -30,7 +30,7 @@ class WeightsMetadata(NamedTuple):
 
 
 def metadata_of(source: str) -> WeightsMetadata:
-    """What the file, the folder or timm's weights of that name say; reads no tensors where shapes can be had without."""
+    """What the file, the folder or timm's weights of that name say."""
     path = find_file(source)
     if path is None:
         name = timm_name(source)
@@ -46,8 +46,8 @@ def metadata_of(source: str) -> WeightsMetadata:
         return WeightsMetadata(str(path), *(_from_folder(path) or _from_training(record) or _from_shapes(path) or ()))
     except (ArithmeticError, AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"{path}: what its config.json or `args` say of images and model is not as timm, torchvision or transformers "
-            f"write it ({type(error).__name__}: {error}); save the weights alone"
+            f"{path}: what its config.json or `args` say of images and model is not as timm or transformers write "
+            f"it ({type(error).__name__}: {error}); save the weights alone"
         ) from None
 
 
@@ -157,21 +157,10 @@ def preprocessing_of(data: Data) -> dict[str, Any]:
     }
 
 
-# --- the command line that timm's and torchvision's training scripts save
+# --- the command line that timm's training script saves
 
 # Arguments of timm's train.py that decide how images are prepared for evaluation.
 TIMM_ARGUMENTS = ("in_chans", "input_size", "img_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
-# torchvision's names that differ from timm's.
-TORCHVISION_NAMES = {
-    "vit_b_16": "vit_base_patch16_224",
-    "vit_b_32": "vit_base_patch32_224",
-    "vit_l_16": "vit_large_patch16_224",
-    "vit_l_32": "vit_large_patch32_224",
-    "vit_h_14": "vit_huge_patch14_224",
-    "swin_t": "swin_tiny_patch4_window7_224",
-    "swin_s": "swin_small_patch4_window7_224",
-    "swin_b": "swin_base_patch4_window7_224",
-}
 
 
 def _from_training(record: dict) -> tuple[Settings, Settings] | None:
@@ -179,11 +168,6 @@ def _from_training(record: dict) -> tuple[Settings, Settings] | None:
     import timm
 
     arguments, name = record.get("args", {}), record.get("arch")
-    if "val_crop_size" in arguments and isinstance(arguments.get("model"), str):
-        side, resized = int(arguments["val_crop_size"]), int(arguments["val_resize_size"])
-        facts = {"input_size": (3, side, side), "crop_pct": _crop_pct(side, resized)}
-        images = image_settings(facts | {"interpolation": arguments["interpolation"]})
-        return images, model_settings(TORCHVISION_NAMES.get(arguments["model"], arguments["model"]))
     if not name or not timm.is_model(name):
         return None
     known = timm.get_pretrained_cfg(name)
@@ -208,17 +192,17 @@ HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 def _from_shapes(path: Path) -> tuple[Settings, Settings] | None:
     """Settings of images and of the model; None for other formats and models. PaddleViT's DeiTs have ImageNet's mean."""
     kind = format_of(path)
-    shapes = shapes_in(path) if kind in ("google", "paddle") else {}
+    state = read_state_dict(path) if kind in ("google", "paddle") else {}
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     kernel, hidden = shapes.get("patch_embed.proj.weight", ()), shapes.get("blocks.0.mlp.fc1.weight", ())
     tokens = [shapes[name][1] for name in ("pos_embed", "cls_token", "dist_token") if len(shapes.get(name, ())) == 3]
     if len(kernel) != 4 or len(hidden) != 2 or not tokens:
         return None
     width, channels, patch, _ = kernel
     size = math.isqrt(tokens[0] - sum(tokens[1:])) * patch
-    word, heads = USUAL.get(width, ("", 0))
-    heads, is_distilled = shapes.get("num_heads", (heads,))[0], "dist_token" in shapes
-    if not heads:
+    if width not in USUAL:
         return None
+    (word, heads), is_distilled = USUAL[width], "dist_token" in shapes
     images = {"DATA.IMAGE_SIZE": size, "DATA.IMAGE_CHANNELS": channels}
     if kind == "google":
         images |= {"DATA.IMAGENET_MEAN": HALF["mean"], "DATA.IMAGENET_STD": HALF["std"]}

@@ -1,4 +1,4 @@
-"""The names that torchvision and transformers give to weights, as timm's, and the other way round."""
+"""The names that torchvision and transformers give to the weights of a ViT, as timm's, and the other way round."""
 
 import re
 from collections.abc import Iterable
@@ -23,51 +23,13 @@ VIT = {
 }
 
 
-def _stages(blocks: str, downsample: str) -> dict[str, str]:
-    """In `features`, the stages of blocks have odd numbers and what lies between them even ones."""
-    odd = {rf"^features\.{2 * stage + 1}\.(\d+)\.": blocks.format(stage=stage) for stage in range(4)}
-    return odd | {rf"^features\.{2 * stage}\.": downsample.format(stage=stage) for stage in range(1, 4)}
-
-
-SWIN = {
-    r"^features\.0\.0\.": "patch_embed.proj.",
-    r"^features\.0\.2\.": "patch_embed.norm.",
-    **_stages(r"layers.{stage}.blocks.\1.", "layers.{stage}.downsample."),
-    r"\.mlp\.0\.": ".mlp.fc1.",
-    r"\.mlp\.3\.": ".mlp.fc2.",
-    r"^head\.": "head.fc.",
-}
-CONVNEXT = {
-    r"^features\.0\.": "stem.",
-    **_stages(r"stages.{stage}.blocks.\1.", "stages.{stage}.downsample."),
-    r"\.block\.0\.": ".conv_dw.",
-    r"\.block\.2\.": ".norm.",
-    r"\.block\.3\.": ".mlp.fc1.",
-    r"\.block\.5\.": ".mlp.fc2.",
-    r"\.layer_scale$": ".gamma",
-    r"^classifier\.0\.": "head.norm.",
-    r"^classifier\.2\.": "head.fc.",
-}
-TABLES = {
-    "conv_proj.weight": VIT,
-    "features.1.0.attn.qkv.weight": SWIN,
-    "features.1.0.block.0.weight": CONVNEXT,
-}  # by a name that only such a model has
-
-
 def is_of_torchvision(state: Iterable[str]) -> bool:
-    return not TABLES.keys().isdisjoint(state)
+    return "conv_proj.weight" in state
 
 
 def from_torchvision(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Under timm's names, without the buffers that timm computes anew."""
-    table = next(TABLES[known] for known in TABLES if known in state)
-    # ConvNeXt's layer_scale is [C, 1, 1] in torchvision.
-    return {
-        rename(name, table): tensor.flatten() if name.endswith(".layer_scale") else tensor
-        for name, tensor in state.items()
-        if not name.endswith(".relative_position_index")
-    }
+    """The weights of torchvision's ViT under timm's names."""
+    return {rename(name, VIT): tensor for name, tensor in state.items()}
 
 
 TRANSFORMERS_KINDS = ("vit", "deit")  # their model_type in config.json

@@ -75,12 +75,6 @@ def record_in_torch_file(path: Path) -> dict:
     return record_of(read_index(path)) if zipfile.is_zipfile(path) else {}
 
 
-def shapes_in_torch_file(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes by timm's names, without reading the tensors; {} for a file of before 2020."""
-    state = by_timms_names(weights_of(read_index(path), path)[0]) if zipfile.is_zipfile(path) else {}
-    return {name: tuple(tensor.shape) for name, tensor in state.items() if isinstance(tensor, Tensor)}
-
-
 def read_index(path: Path) -> dict:
     """What a file of torch.save holds; its tensors are not read before they are used."""
     content = _read_torch_file(path, from_disk=True, compares=False)
@@ -97,14 +91,6 @@ def read_safetensors(path: Path) -> Weights:
 
     with _naming_damage(path):
         return Weights(by_timms_names(safetensors.torch.load_file(path)), record=record_in_safetensors(path))
-
-
-def shapes_in_safetensors(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes by the names in the file, without reading the tensors."""
-    from safetensors import safe_open
-
-    with _naming_damage(path), safe_open(path, "pt") as file:
-        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118, it is no dict
 
 
 @contextlib.contextmanager

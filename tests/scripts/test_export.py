@@ -10,15 +10,12 @@ import numpy as np
 import pytest
 import timm
 import torch
-import torchvision
 
 from models.export.formats import FORMATS
 from models.weights.files import read_checkpoint, read_record, read_state_dict
 from models.weights.metadata import metadata_of
-from models.weights.torch_files import by_timms_names
 from scripts import export
 from tests.support.checkpoints import CLASSES, PLAIN, checkpoint
-from tests.support.configs import meta_device
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import run
 from tests.support.weight_files import assert_same, saved, vit
@@ -104,17 +101,6 @@ def test_transformers_loads_the_same_folder_and_gives_the_same_logits(plain, tmp
     processor = json.loads((tmp_path / "plain" / "preprocessor_config.json").read_text())
     assert processor["image_mean"] == [0.1, 0.2, 0.3] and processor["size"] == {"shortest_edge": 35}
     assert processor["resample"] == 3
-
-
-@pytest.mark.parametrize(
-    ("name", "theirs"), [("swin_tiny_patch4_window7_224", "swin_t"), ("convnext_tiny", "convnext_tiny")]
-)
-def test_names_of_torchvisions_other_models_are_timms_and_nothing_is_left_over(name, theirs):
-    with meta_device():
-        theirs = torchvision.models.get_model(theirs, num_classes=3)
-        ours = {key: tensor.numel() for key, tensor in timm.create_model(name, num_classes=3).state_dict().items()}
-    found = by_timms_names(theirs.state_dict())
-    assert {key: tensor.numel() for key, tensor in found.items()} == ours
 
 
 def test_paddle_load_would_find_an_array_for_each_name_of_its_table(plain, tmp_path):

@@ -55,15 +55,16 @@ def google_arrays(weights: dict, prefix: str) -> dict[str, np.ndarray]:
         "head/kernel": weights["head.weight"].T,
         "head/bias": weights["head.bias"],
     }
-    for block in range(DEPTH):
+    width, depth = len(weights["norm.bias"]), sum(name.endswith("norm1.bias") for name in weights)
+    for block in range(depth):
         ours, theirs = f"blocks.{block}.", f"Transformer/encoderblock_{block}/"
         attention = f"{theirs}MultiHeadDotProductAttention_1/"
         for number, part in enumerate(("query", "key", "value")):
-            rows = slice(number * WIDTH, (number + 1) * WIDTH)
+            rows = slice(number * width, (number + 1) * width)
             kernel = weights[f"{ours}attn.qkv.weight"][rows].T
-            arrays[f"{attention}{part}/kernel"] = kernel.reshape(WIDTH, HEADS, WIDTH // HEADS)
-            arrays[f"{attention}{part}/bias"] = weights[f"{ours}attn.qkv.bias"][rows].reshape(HEADS, WIDTH // HEADS)
-        arrays[f"{attention}out/kernel"] = weights[f"{ours}attn.proj.weight"].T.reshape(HEADS, WIDTH // HEADS, WIDTH)
+            arrays[f"{attention}{part}/kernel"] = kernel.reshape(width, HEADS, width // HEADS)
+            arrays[f"{attention}{part}/bias"] = weights[f"{ours}attn.qkv.bias"][rows].reshape(HEADS, width // HEADS)
+        arrays[f"{attention}out/kernel"] = weights[f"{ours}attn.proj.weight"].T.reshape(HEADS, width // HEADS, width)
         arrays[f"{attention}out/bias"] = weights[f"{ours}attn.proj.bias"]
         for norm, name in (("norm1", "LayerNorm_0"), ("norm2", "LayerNorm_2")):
             arrays[f"{theirs}{name}/scale"] = weights[f"{ours}{norm}.weight"]

@@ -3,15 +3,11 @@
 import math
 import subprocess
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 
-from tests.support.configs import CPU
 from tests.support.runs import ROOT, run
-from utils.host import choose_cores, cores_near, cpu_quota, free_host_memory, share_of_cores
+from utils.host import cpu_quota, free_host_memory, share_of_cores
 from utils.text import format_bytes
 
 
@@ -74,80 +70,6 @@ def test_cores_are_no_more_than_the_quota_of_the_container_or_of_the_job_in_it(t
     none = "max" if "cpu.max" in files else "-1"
     assert [quota("250000", none), quota(none, "800000"), quota("900000", "800000")] == [2.5, 8, 8]
     assert quota(none, none) == cpu_quota(tmp_path / "nowhere", tmp_path / "nothing") == math.inf
-
-
-TWO_SOCKETS = [{*range(8), *range(16, 24)}, {*range(8, 16), *range(24, 32)}]
-
-
-@pytest.fixture
-def sysfs(tmp_path) -> Path:
-    """A machine of two sockets with two NUMA nodes each, and the GPU c1:00.0 on the last node."""
-    for socket in TWO_SOCKETS:
-        for core in socket:
-            folder = tmp_path / f"devices/system/cpu/cpu{core}/topology"
-            folder.mkdir(parents=True)
-            (folder / "core_siblings_list").write_text("0-7,16-23\n" if core % 16 < 8 else "8-15,24-31\n")
-    gpu = tmp_path / "bus/pci/devices/0000:c1:00.0"
-    gpu.mkdir(parents=True)
-    (gpu / "local_cpulist").write_text("12-15,28-31\n")
-    return tmp_path
-
-
-def test_the_cores_near_a_gpu_are_those_of_its_socket(sysfs, monkeypatch):
-    buses = {0: 0xC1, 1: 0x07}
-    addresses = {
-        torch.device("cuda", index): SimpleNamespace(pci_domain_id=0, pci_bus_id=bus, pci_device_id=0)
-        for index, bus in buses.items()
-    }
-    monkeypatch.setattr(torch.cuda, "get_device_properties", addresses.get)
-    assert cores_near(torch.device("cuda", 0), sysfs) == TWO_SOCKETS[1]
-    assert cores_near(torch.device("cuda", 1), sysfs) == set(), "the system does not know this one"
-    (sysfs / "bus/pci/devices/0000:c1:00.0/local_cpulist").write_text("\n")
-    assert cores_near(torch.device("cuda", 0), sysfs) == cores_near(CPU, sysfs) == set()
-
-
-@pytest.mark.parametrize(
-    ("sockets", "is_bound"),
-    [
-        ([0, 0, 1, 1], True),
-        ([1, 0], True),
-        ([0], False),  # one process would lose the cores of the other socket
-        ([0, 0, 0, 1], False),
-    ],
-)
-def test_processes_are_bound_to_the_sockets_of_their_gpus_unless_that_takes_cores_from_one(sockets, is_bound):
-    everywhere, near = [set(range(32))] * len(sockets), [TWO_SOCKETS[number] for number in sockets]
-    assert choose_cores(everywhere, near) == (near if is_bound else everywhere)
-
-
-def test_who_is_bound_already_or_has_no_gpu_is_left_alone():
-    for local in ([{0}, {1}], [set(range(4)), set(range(4, 8))], [{0, 1, 8, 9}, {2, 3, 10, 11}]):  # the last: over both
-        for near in ([TWO_SOCKETS[0]] * 2, [TWO_SOCKETS[1]] * 2, [set()] * 2, [set(range(32))] * 2):
-            assert choose_cores(local, near) == local
-
-
-BOUND = """
-import os, threading
-from unittest import mock
-end = threading.Event()
-threading.Thread(target=end.wait, daemon=True).start()  # those that are there already are bound too
-all_cores, rank = sorted(os.sched_getaffinity(0)), int(os.environ["RANK"])
-near = set(all_cores[rank::2] or all_cores)
-from utils import distributed
-with mock.patch.object(distributed, "cores_near", return_value=near):
-    process = distributed.Process.start("cpu", os.environ)
-found = [os.sched_getaffinity(int(thread)) == near for thread in os.listdir("/proc/self/task")]
-found = process.join([len(found) > 1 and all(found)])
-print(found if process.is_first else "")
-process.close()
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux binds threads to cores")
-def test_all_threads_of_a_process_are_bound(tmp_path):
-    (tmp_path / "program.py").write_text(BOUND)
-    done = run(str(tmp_path / "program.py"), processes=2)
-    assert done.stdout.strip() == "[True, True]", done.printed
 
 
 def test_free_memory_is_a_containers_where_that_is_less(tmp_path):

@@ -2,7 +2,7 @@
 
 import os
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class RowHashes:
         return np.frombuffer(found, np.int64)
 
 
-def equal_rows(hashes: np.ndarray, text: Callable[[int], str]) -> Iterator[list[int]]:
+def equal_rows(hashes: np.ndarray, text: Callable[[int], Hashable]) -> Iterator[list[int]]:
     """The rows of each string that several rows have, ascending. `text(row)`: what was hashed."""
     in_order = np.sort(hashes)
     repeated = np.unique(in_order[1:][in_order[1:] == in_order[:-1]])
@@ -65,7 +65,7 @@ def equal_rows(hashes: np.ndarray, text: Callable[[int], str]) -> Iterator[list[
     ends = np.append(np.flatnonzero(np.diff(hashes[rows])) + 1, len(rows))
     start = 0
     for end in ends:
-        by_text: dict[str, list[int]] = {}
+        by_text: dict[Hashable, list[int]] = {}
         for row in rows[start:end].tolist():
             by_text.setdefault(text(row), []).append(row)
         yield from (each for each in by_text.values() if len(each) > 1)

@@ -23,7 +23,7 @@ import numpy as np
 
 from configs.schema import Config
 from utils.errors import DataError, cause_of
-from utils.files import file_clock_ns, locked, sync, sync_folder, without_waiting
+from utils.files import locked, sync, sync_folder, without_waiting
 from utils.text import format_bytes
 
 ENDING = ".index"
@@ -35,9 +35,6 @@ ALIGNMENT = 64
 NUMBER = 8  # bytes of the length and of the checksum of the description
 COPIED_AT_ONCE = 16 << 20
 CHUNK = 1 << 16  # rows of a column that are taken into memory at once
-# File systems note the time of a change in steps of up to 2 s (FAT). A change within the same step as one before is not
-# seen, so what was read so shortly after a change is not known by its date alone.
-NANOSECONDS_OF_DOUBT = 2_000_000_000
 
 
 class IndexWriteError(Exception):
@@ -274,10 +271,9 @@ def _description(kinds: dict[str, str], sizes: dict[str, int], facts: dict) -> b
 
 def _reopen(path: Path, identity: str, part: str) -> np.ndarray:
     index = open_index(path)
-    column = index.column(part) if index else None
-    if column is None or index.id != identity:
+    if index is None or index.id != identity:
         raise changed_during_run(path)
-    return column
+    return index.column(part)
 
 
 # --- where an index lies ---
@@ -338,11 +334,16 @@ def note_of_memory(index: Index, title: str) -> list[str]:
 
 
 class FileStamp(NamedTuple):
-    """Path, size and date of a file when it was indexed."""
+    """Path, size and date of a file: when it was indexed, or now."""
 
-    path: Path
+    path: str
     size: int
     mtime_ns: int
+
+    @classmethod
+    def of(cls, file: Path | str) -> "FileStamp":
+        status = os.stat(file)
+        return cls(str(file), status.st_size, status.st_mtime_ns)
 
 
 def changed_during_run(file: Path | str) -> DataError:
@@ -350,51 +351,5 @@ def changed_during_run(file: Path | str) -> DataError:
 
 
 def stamps_of(files: Iterable[Path]) -> list[list]:
-    """Their FileStamps in the plain values of an index's facts."""
-    stats = ((file, file.stat()) for file in files)
-    return [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
-
-
-def stamps_in(facts: list[list]) -> list[FileStamp]:
-    """The FileStamps of what `stamps_of` returned."""
-    return [FileStamp(Path(path), size, mtime_ns) for path, size, mtime_ns in facts]
-
-
-def stamp_of_file(file: Path) -> dict:
-    """What `is_same_file` needs, to be taken before the file is read."""
-    read, status = file_clock_ns(), file.stat()
-    # The date of the last change, which no program can set back, as it can the date of the content.
-    return {
-        "name": file.name,
-        "size": status.st_size,
-        "date": status.st_ctime_ns,
-        "read": read,
-        "checksum": _hash(file),
-    }
-
-
-def is_same_file(stamp: dict, file: Path) -> bool:
-    """Whether the file is as it was read then: by its date, and where that is another, as of a copy, by its bytes."""
-    status = file.stat()
-    if (file.name, status.st_size) != (stamp["name"], stamp["size"]):
-        return False
-    is_dated = status.st_ctime_ns == stamp["date"] < stamp["read"] - NANOSECONDS_OF_DOUBT
-    return is_dated or _hash(file) == stamp["checksum"]
-
-
-def _hash(file: Path) -> str:
-    with open(file, "rb") as content:
-        return hashlib.file_digest(content, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
-def dates_of_folders(root: Path, folders: Iterable[str]) -> list[int]:
-    """When anything was last added to each folder, renamed or removed in it, in nanoseconds."""
-    return [os.stat(os.path.join(root, folder)).st_mtime_ns for folder in folders]
-
-
-def seconds_of_doubt(dates: Iterable[int], started: int) -> float:
-    """How long to wait, before folders of these dates are listed again, until their dates tell every later change.
-
-    0 if they were listed from `started` on, long enough after their last change.
-    """
-    return min(max(max(dates, default=0) + NANOSECONDS_OF_DOUBT - started, 0), NANOSECONDS_OF_DOUBT) / 1e9
+    """The FileStamps of files, in the plain values of an index's facts."""
+    return [list(FileStamp.of(file)) for file in files]

@@ -57,9 +57,8 @@ def class_numbers(config: Config, lists: list[Labels], are_numbers: bool) -> tup
     """
     if are_numbers:
         targets = [_numbered_targets(config, labels) for labels in lists]
-        _refuse_high_label(config, lists, targets)
-        highest = max((int(each.max()) for each in targets if len(each)), default=-1)
-        classes = [str(number) for number in range(highest + 1)]
+        num_images = sum(int(each.counts.sum()) for each in lists)
+        classes = numbered_classes(config, targets, [each.where for each in lists], num_images)
     else:
         names = {label: normalize("NFC", label) for labels in lists for label in labels.written}
         classes = sorted(set(names.values()))
@@ -149,31 +148,25 @@ def shortened(label: str) -> str:
     return label if len(label) <= 40 else f"{label[:40]}... ({len(label):,} characters)"
 
 
-def _refuse_high_label(config: Config, lists: list[Labels], targets: list[np.ndarray]) -> None:
-    num_images, numbers = sum(int(each.counts.sum()) for each in lists), np.concatenate(targets)
-
-    def where(highest: int) -> str:
-        part = next(part for part, each in enumerate(targets) if highest in each)
-        return lists[part].where(int(targets[part].argmax()))
-
-    _refuse_label(config, int(numbers.max(initial=-1)), num_images, len(np.unique(numbers)), where)
-
-
-def numbered_classes(config: Config, targets: list[np.ndarray], where: list[Callable[[int], str]]) -> list[str]:
+def numbered_classes(
+    config: Config, targets: list[np.ndarray], where: list[Callable[[int], str]], num_images: int | None = None
+) -> list[str]:
     """The classes of labels that are numbers: these, up to the highest.
 
-    `targets`: of each part of a data set; `where`: for each part, the name of an image in messages.
+    DataError if it implies far more classes than there are images: a typing error, and a huge model. `targets`: of each
+    part of a data set; `where`: for each part, the name of an image or line in messages; `num_images`: if not all targets.
     """
-    counts = [count_classes(each) for each in targets]
+    counts, num_images = [count_classes(each) for each in targets], num_images or sum(map(len, targets))
     used = np.zeros(max(map(len, counts), default=0), bool)
     for each in counts:
         used[: len(each)] |= each > 0
-
-    def where_is(highest: int) -> str:
-        part = next(part for part, each in enumerate(counts) if len(each) == highest + 1)
-        return where[part](int(targets[part].argmax()))
-
-    _refuse_label(config, len(used) - 1, sum(map(len, targets)), int(used.sum()), where_is)
+    if config.MODEL.NUM_CLASSES is None and len(used) > max(USUAL_CLASSES, num_images, 2 * int(used.sum())):
+        part = next(part for part, each in enumerate(counts) if len(each) == len(used))
+        raise DataError(
+            f"{where[part](int(targets[part].argmax()))}: label {len(used) - 1} means {counted(len(used), 'class')}, but "
+            f"{counted(num_images, 'image')} use {int(used.sum()):,}; correct the label, or if right set "
+            f"-num_classes {len(used)}"
+        )
     return [str(number) for number in range(len(used))]
 
 
@@ -187,18 +180,6 @@ def check_trained(train: ImageSet, val: ImageSet, kind: str) -> None:
         raise DataError(
             f"{val.name(first)}: class {val.classes[val.targets[first]]} does not occur in the training {kind}, so it "
             "would never be trained; correct the label, or add training images"
-        )
-
-
-def _refuse_label(config: Config, highest: int, num_images: int, num_used: int, where: Callable[[int], str]) -> None:
-    """DataError if a label implies far more classes than there are images: a typing error, and a huge model.
-
-    `where`: the name of an image or line that has this label.
-    """
-    if config.MODEL.NUM_CLASSES is None and highest >= max(USUAL_CLASSES, num_images, 2 * num_used):
-        raise DataError(
-            f"{where(highest)}: label {highest} means {counted(highest + 1, 'class')}, but "
-            f"{counted(num_images, 'image')} use {num_used:,}; correct the label, or if right set -num_classes {highest + 1}"
         )
 
 

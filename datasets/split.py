@@ -1,6 +1,7 @@
 """Which images of a set without a validation part are held out, and the record of it that a checkpoint keeps."""
 
 import csv
+import functools
 import hashlib
 import io
 import os
@@ -32,26 +33,28 @@ def hold_out(
     if fold:
         record |= {"fraction": 1 / fold.total, "folds": fold.total, "fold": fold.number}
         return _parts(image_set, record, lambda: _by_fold(image_set, rule, seed, fold))
-    choose = _by_hash if rule == "hash" else _by_position
-    return _parts(image_set, record, lambda: choose(image_set, fraction, seed))
+    if rule == "hash":
+        return _parts(image_set, record, lambda: _by_hash(image_set, fraction, seed))
+    return _parts(image_set, record, lambda: (_by_position(image_set, seed, functools.partial(_share, fraction)), []))
 
 
-def _by_position(image_set: ImageSet, fraction: float, seed: int) -> tuple[np.ndarray, list[str]]:
-    """bool [N]: the images that are held out, the same fraction of each class by a seed; and lines for the log.
+def _by_position(image_set: ImageSet, seed: int, part: Callable[[int], tuple[int, int]]) -> np.ndarray:
+    """bool [N]: the images that are held out, which depend on the positions of each class and a seed.
 
-    Every class keeps an image for training, and gives one to validation if it has two and `fraction` is not 0. Which
-    ones depends on their positions: for sets to which nothing is ever added.
+    For sets to which nothing is ever added. `part`: the first and the last of so many images, in random order.
     """
-    targets = image_set.targets
-    held_out = np.zeros(len(targets), dtype=bool)
-    by_class = np.argsort(targets, kind="stable")
-    start = 0
-    for target, count in enumerate(count_classes(targets).tolist()):
-        num_held_out = min(max(round(count * fraction), 1), count - 1) if fraction else 0
-        if num_held_out > 0:
-            held_out[by_class[start + shuffled(count, seed, target)[:num_held_out]]] = True
+    held_out, start = np.zeros(len(image_set), dtype=bool), 0
+    by_class = np.argsort(image_set.targets, kind="stable")
+    for target, count in enumerate(count_classes(image_set.targets).tolist()):
+        first, end = part(count)
+        held_out[by_class[start + shuffled(count, seed, target)[first:end]]] = True
         start += count
-    return held_out, []
+    return held_out
+
+
+def _share(fraction: float, count: int) -> tuple[int, int]:
+    """Every class keeps an image for training, and gives one to validation if it has two and `fraction` is not 0."""
+    return 0, max(min(max(round(count * fraction), 1), count - 1), 0) if fraction else 0
 
 
 def _by_hash(image_set: ImageSet, fraction: float, seed: int) -> tuple[np.ndarray, list[str]]:
@@ -89,12 +92,8 @@ def _by_fold(image_set: ImageSet, rule: str, seed: int, fold: Fold) -> tuple[np.
         bounds = np.array([int(share * 2 ** (8 * HASH_BYTES)) for share in shares[1:-1]], np.uint64)
         held_out = np.searchsorted(bounds, _hashes(image_set.split_keys(), seed), side="right") == fold.number
     else:
-        held_out, start = np.zeros(len(image_set), dtype=bool), 0
-        by_class = np.argsort(image_set.targets, kind="stable")
-        for target, count in enumerate(count_classes(image_set.targets).tolist()):
-            first, end = (round(count * share) for share in shares[fold.number : fold.number + 2])
-            held_out[by_class[start + shuffled(count, seed, target)[first:end]]] = True
-            start += count
+        bounds = shares[fold.number : fold.number + 2]
+        held_out = _by_position(image_set, seed, lambda count: tuple(round(count * share) for share in bounds))
     notes, counts = [], image_set.count_classes()
     for chosen, lack in ((held_out, "validation"), (~held_out, "training")):
         without = np.flatnonzero((counts > 0) & (image_set.count_classes(chosen) == 0))

@@ -6,7 +6,6 @@ import fcntl
 import os
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -109,12 +108,6 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def file_clock_ns() -> int:
-    """The time in nanoseconds by the clock that dates files, to compare it with their dates."""
-    with tempfile.TemporaryFile() as file:
-        return os.fstat(file.fileno()).st_mtime_ns
 
 
 def free_bytes(folder: Path) -> int:

@@ -17,15 +17,9 @@ from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, to_image_sets
 from datasets.sources.root import choose_parts, data_root, expected_layout
 from datasets.types import ImageSet
 from utils.errors import DataError
-from utils.text import first_of
 
 SEPARATORS = ",;\t"
 UNUSUAL = {";": "semicolons", "\t": "tabs", "utf-16": "UTF-16"}  # what the log says of a separator or encoding
-# What others call the columns, for a suggestion.
-USUAL_COLUMNS = (
-    ("image_path", "path", "filepath", "file_path", "file", "filename", "file_name", "image", "img", "image_id", "id"),
-    ("target", "label", "class", "class_name", "category", "label_name", "labels", "y"),
-)
 USUAL = ("image_path", "target")
 BITS = {"0": "0", "0.0": "0", "false": "0", "1": "1", "1.0": "1", "true": "1"}
 EXPECTS = "a .csv file, or a folder with train.csv and val.csv, with the columns image_path,target (DATA.COLUMNS)"
@@ -130,8 +124,8 @@ def _find_separator(file: Path, header: str, columns: list[str]) -> str:
             return separator
         most = max(most, names, key=len)
     raise DataError(
-        f"{file}, line 1: the header must name the columns {','.join(columns)}, but has {','.join(most) or 'nothing'}"
-        f"{_suggestion(most, columns)}"
+        f"{file}, line 1: the header must name the columns {','.join(columns)}, but has {','.join(most) or 'nothing'}; "
+        "name those of the paths and of the classes with -opts DATA.COLUMNS=[PATHS,CLASSES] (that of groups is DATA.GROUP_BY)"
     )
 
 
@@ -201,15 +195,3 @@ def _encoding(file: Path) -> str:
     if b"\0" in start:
         raise DataError(f"{file}: zero bytes, so this is no text, or UTF-16 without its mark; save it as UTF-8")
     return "utf-8-sig"
-
-
-def _suggestion(header: list[str], columns: list[str]) -> str:
-    """The setting that names the columns of this header, as far as their names can be guessed."""
-    by_lower_case = {name.lower(): name for name in header}
-    found = [next((by_lower_case[name] for name in usual if name in by_lower_case), None) for usual in USUAL_COLUMNS]
-    if all(found):
-        return f"; -opts DATA.COLUMNS=[{','.join(found)}] reads these"
-    if columns[0] in header:
-        missing = first_of([name for name in columns if name not in header])
-        return f"; {missing} is not there: correct DATA.COLUMNS or DATA.GROUP_BY"
-    return "; name those of the paths and of the classes with -opts DATA.COLUMNS=[PATHS,CLASSES]"

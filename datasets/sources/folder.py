@@ -1,7 +1,6 @@
 """`imagefolder`: images in class folders, also for the other data sets with that layout."""
 
 import os
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,18 +15,16 @@ from datasets.index import (
     TEXT,
     Index,
     IndexWriter,
-    dates_of_folders,
+    Place,
     index_paths,
     note_of_memory,
     open_or_build,
-    seconds_of_doubt,
 )
 from datasets.sources.images import FileImages, is_within
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
 from datasets.transforms.decode import IMAGE_ENDINGS, READ_BY, PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError, did_you_mean
-from utils.files import file_clock_ns
 from utils.text import counted, first_of
 
 SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")  # of zip files made on a Mac, and of network disks: copies and thumbnails
@@ -133,7 +130,7 @@ def read_class_folders(
     index = open_or_build(
         index_paths(config, folder / INDEX_FILE),
         lambda index: index.facts.get("folders") == depends_on and _is_unchanged(index, folder),
-        lambda path: _build(path, folder, depends_on),
+        lambda place: _build(place, folder, depends_on),
     )
     left_out = Counter(index.facts["left_out"])
     if beside := _images_in(folder):
@@ -150,30 +147,27 @@ def read_class_folders(
 
 
 def _is_unchanged(index: Index, folder: Path) -> bool:
-    """Whether no image was added, renamed or removed since the folders were listed."""
+    """Whether no image was added, renamed or removed since the folders were listed: that would change a folder's date."""
+    folders = (os.fsdecode(each) for chunk in index.text("folder").chunks() for each in chunk)
+    dated = zip(folders, index.column("date").tolist(), strict=True)
     try:
-        dates = dates_of_folders(
-            folder, (os.fsdecode(each) for chunk in index.text("folder").chunks() for each in chunk)
-        )
+        return all(_date(folder, each) == date for each, date in dated)
     except OSError:
         return False
-    return np.array_equal(dates, index.column("date"))
 
 
-def _build(path: Path | None, folder: Path, depends_on: dict) -> Index:
-    """List the folders into an index. If one has changed just now, again: see `seconds_of_doubt`."""
-    for is_last in (False, True):
-        started = file_clock_ns()
-        writer = IndexWriter(path, {"path": TEXT, "target": "<i4", "folder": TEXT, "date": "<i8"})
-        scan = FolderScan(folder, depends_on["names"], depends_on["deep"])
-        for name, number in zip(depends_on["names"], depends_on["numbers"], strict=True):
-            paths = scan.images_below(name)
-            writer.add("path", encoded(paths))
-            writer.add("target", np.full(len(paths), number))
-        wait = seconds_of_doubt(scan.dates, started)
-        if is_last or writer.in_memory or not wait:
-            break
-        time.sleep(wait)
+def _date(root: Path, folder: str) -> int:
+    return os.stat(os.path.join(root, folder)).st_mtime_ns
+
+
+def _build(place: Place | None, folder: Path, depends_on: dict) -> Index:
+    """List the folders into an index."""
+    writer = IndexWriter(place, {"path": TEXT, "target": "<i4", "folder": TEXT, "date": "<i8"})
+    scan = FolderScan(folder, depends_on["names"], depends_on["deep"])
+    for name, number in zip(depends_on["names"], depends_on["numbers"], strict=True):
+        paths = scan.images_below(name)
+        writer.add("path", encoded(paths))
+        writer.add("target", np.full(len(paths), number))
     writer.add("folder", encoded(scan.folders))
     writer.add("date", np.array(scan.dates))
     return writer.finish({"folders": depends_on, "left_out": scan.left_out})
@@ -232,7 +226,7 @@ class FolderScan:
         """Sorted names of the folders in one, and the names of its other files."""
         folders, files, path = [], [], os.path.join(self.root, inside)
         self.folders.append(inside)
-        self.dates += dates_of_folders(self.root, [inside])
+        self.dates.append(_date(self.root, inside))
         with os.scandir(path) as entries:
             for entry in entries:
                 (folders if _is_folder(entry) else files).append(entry.name)

@@ -86,7 +86,7 @@ class FileImages(EncodedImages):
         return os.path.normpath(self._path(index))
 
     def all_keys(self) -> Iterator[list[bytes]]:
-        return map(_normal, self._in_chunks(self.paths))
+        return map(normal_paths, self._in_chunks(self.paths))
 
     def split_keys(self) -> Iterator[list[bytes]]:
         return self.all_keys() if self.groups is None else self._in_chunks(self.groups)
@@ -131,7 +131,7 @@ class ArrayImages(ImageSet):
         return to_array(Image.fromarray(pixels), self.rules)
 
 
-def _normal(paths: list[bytes]) -> list[bytes]:
+def normal_paths(paths: list[bytes]) -> list[bytes]:
     """The paths as FileImages.key has them. Those of most lists are so already, which is seen for all at once."""
     together = b"\n" + b"\n".join(paths) + b"\n"
     if any(each in together for each in (b"./", b"//", b"/\n", b"/.\n", b"/..\n", b"\n\n")):

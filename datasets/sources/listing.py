@@ -16,15 +16,15 @@ from datasets.index import (
     TEXT,
     Index,
     IndexWriter,
+    Place,
     Texts,
     index_paths,
-    is_same_file,
     note_of_memory,
     open_or_build,
-    stamp_of_file,
+    stamps_of,
 )
 from datasets.labels import Labels, are_mostly_numbers, class_numbers, describe_labels, several_labels
-from datasets.sources.images import FileImages, Inside
+from datasets.sources.images import FileImages, Inside, normal_paths
 from datasets.sources.root import own_split
 from datasets.transforms.decode import PixelRules
 from datasets.types import count_classes
@@ -67,10 +67,11 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
     Paths are relative to the folder of the list and must not lead out of it.
     """
     beside = lists.files[0].with_name(f"{lists.files[0].name}{ENDING}")
+    made_of = {"files": stamps_of(lists.files), "settings": lists.settings}
     index = open_or_build(
         index_paths(config, beside),
-        lambda index: _is_current(index, lists),
-        lambda path: _Builder(config, lists, path).build(),
+        lambda index: index.facts.get("made_of") == made_of,
+        lambda place: _Builder(config, lists, place).build({"made_of": made_of}),
     )
     labels = [_labels(index, lists, number) for number in range(len(lists.files))]
     are_numbers, label_sets = _are_numbers(lists, labels), [None] * len(labels)
@@ -96,16 +97,6 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
     return image_sets
 
 
-def _is_current(index: Index, lists: Lists) -> bool:
-    stamps, files = index.facts.get("lists"), lists.files
-    return (
-        stamps is not None
-        and index.facts["settings"] == lists.settings
-        and len(stamps) == len(files)
-        and all(is_same_file(stamp, file) for stamp, file in zip(stamps, files, strict=True))
-    )
-
-
 def _labels(index: Index | IndexWriter, lists: Lists, number: int) -> Labels:
     written = [os.fsdecode(each) for chunk in index.text(f"{number}.label").chunks() for each in chunk]
     lines, counts = (index.column(f"{number}.label_{name}") for name in ("line", "count"))
@@ -121,17 +112,16 @@ def _are_numbers(lists: Lists, labels: list[Labels]) -> bool:
 class _Builder:
     """Reads the lists into an index, without holding their lines in memory."""
 
-    def __init__(self, config: Config, lists: Lists, path: Path | None):
+    def __init__(self, config: Config, lists: Lists, place: Place | None):
         self.config, self.lists = config, lists
         columns = {f"{n}.{name}": kind for n in range(len(lists.files)) for name, kind in COLUMNS.items()}
-        self.writer = IndexWriter(path, columns)
+        self.writer = IndexWriter(place, columns)
         self.hashes, self.group_hashes = RowHashes(), RowHashes()
         self.first_lines: list[list[int]] = []  # of each list the lines of the files that must exist
 
-    def build(self) -> Index:
-        stamps, notes, labels, numbers = [], [], [], []
+    def build(self, facts: dict) -> Index:
+        notes, labels, numbers = [], [], []
         for number, file in enumerate(self.lists.files):
-            stamps.append(stamp_of_file(file))
             of_file, of_rows = self._read(number, file)
             notes += of_file
             numbers.append(of_rows)
@@ -143,8 +133,8 @@ class _Builder:
         for number, (of_labels, of_rows) in enumerate(zip(targets, numbers, strict=True)):
             for start in range(0, len(of_rows), ROWS_AT_ONCE):
                 self.writer.add(f"{number}.target", of_labels[of_rows[start : start + ROWS_AT_ONCE]])
-        facts = {"lists": stamps, "settings": self.lists.settings, "notes": notes, "first_lines": self.first_lines}
-        return self.writer.finish({**facts, **self._compare(numbers)})
+        facts |= {"notes": notes, "first_lines": self.first_lines}
+        return self.writer.finish(facts | self._compare(numbers))
 
     def _read(self, number: int, file: Path) -> tuple[list[str], np.ndarray]:
         """Lines for the log, and the number of each row's label."""
@@ -153,10 +143,10 @@ class _Builder:
 
         def add(rows: Rows) -> None:
             self.first_lines[-1] += rows.lines[: NUM_CHECKED - len(self.first_lines[-1])].tolist()
-            self.writer.add(f"{number}.path", encoded(rows.paths))
+            self.writer.add(f"{number}.path", paths := encoded(rows.paths))
             of_rows.frombytes(labels.add(rows.labels, rows.lines).tobytes())
             folders.add([path[: path.rfind("/") + 1] for path in rows.paths], rows.lines)
-            self.hashes.add(_plain_paths(rows.paths))
+            self.hashes.add(normal_paths(paths))
             if rows.groups:
                 self.writer.add(f"{number}.group", encoded(rows.groups))
                 self.group_hashes.add(rows.groups)
@@ -178,9 +168,9 @@ class _Builder:
         repeated: list[list[int]] = [[] for _ in labels]
         contrary, shared = [0] * len(labels), []
 
-        def path_of(row: int) -> str:
+        def path_of(row: int) -> bytes:
             part, index = (1, row - num_first) if row >= num_first else (0, row)
-            return _plain(os.fsdecode(texts[part][index]))
+            return normal_paths([texts[part][index]])[0]
 
         for rows in equal_rows(self.hashes.take(), path_of):
             parts = [[row for row in rows if row < num_first], [row - num_first for row in rows if row >= num_first]]
@@ -214,17 +204,7 @@ class _Builder:
 
 
 def _first_names(paths: Texts, rows: list[int]) -> list[str]:
-    return [_plain(os.fsdecode(paths[row])) for row in sorted(rows)[:NUM_NAMED]]
-
-
-def _plain_paths(paths: list[str]) -> list[str]:
-    together = "\n".join(paths)
-    return [_plain(path) for path in paths] if "./" in together or "//" in together else paths
-
-
-def _plain(path: str) -> str:
-    """The path without '.', '..' and double slashes."""
-    return os.path.normpath(path) if "./" in path or "//" in path else path
+    return [os.fsdecode(path) for path in normal_paths([paths[row] for row in sorted(rows)[:NUM_NAMED]])]
 
 
 def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:

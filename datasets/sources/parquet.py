@@ -26,7 +26,6 @@ from datasets.index import (
     index_paths,
     note_of_memory,
     open_or_build,
-    stamps_in,
     stamps_of,
 )
 from datasets.labels import MAX_CLASSES, check_trained, numbered_classes
@@ -400,7 +399,7 @@ class ParquetImages(EncodedImages):
         """`rows`: the part of the index that this set has, of whole files."""
         super().__init__(index.column("label")[rows.start : rows.stop], [])
         self.rules, self.first, self.column = PixelRules.of(data), rows.start, index.facts["image"]
-        self.files = stamps_in(index.facts["made_of"]["files"])
+        self.files = [FileStamp(*each) for each in index.facts["made_of"]["files"]]
         self.names, self.has_keys = index.text("name"), index.facts["has_keys"]
         self.file_starts, self.group_starts = (
             np.concatenate([[0], np.cumsum(index.column(name), dtype=np.int64)]) for name in ("file_rows", "group_rows")
@@ -420,7 +419,7 @@ class ParquetImages(EncodedImages):
         if self.has_keys:
             return self._name(index)
         file, row = self._place(index)
-        return f"{file.path.name}: {row}"
+        return f"{os.path.basename(file.path)}: {row}"
 
     def split_keys(self) -> Iterable[list[bytes]]:
         is_whole = self.rows is None and len(self) == len(self.names)
@@ -428,7 +427,7 @@ class ParquetImages(EncodedImages):
 
     def stamp(self, index: int) -> str:
         file, row = self._place(index)
-        return f"{file.path.name}\0{file.size}\0{file.mtime_ns}\0{row}"
+        return f"{os.path.basename(file.path)}\0{file.size}\0{file.mtime_ns}\0{row}"
 
     def _name(self, index: int) -> str:
         return os.fsdecode(self.names[self.first + self.row(index)])
@@ -472,8 +471,7 @@ class ParquetImages(EncodedImages):
 
 def _read_group(file: FileStamp, number: int, column: str) -> Any:
     """A pyarrow array of the bytes of a row group's images."""
-    stat = os.stat(file.path)
-    if (stat.st_size, stat.st_mtime_ns) != file[1:]:
+    if FileStamp.of(file.path) != file:
         raise changed_during_run(file.path)
     images = read_columns(file.path, [column], number, metadata=_footer(file)).column(0)
     images = images.flatten()[0] if "." in column else images

@@ -71,22 +71,27 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.make.__qualname__.partition(".")[0])
-def test_a_data_set_as_people_have_it_is_read_right_or_refused(tmp_path, case, capsys):
+def test_a_data_set_as_people_have_it_is_read_right_or_refused(tmp_path, case):
     path = case.make(tmp_path / "data")
-    (tmp_path / "small.yaml").write_text(SMALL.replace("IMAGE_CHANNELS: 1", "IMAGE_CHANNELS: 3"))
-    flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "out"), "-dataset", case.dataset]
-    code = exit_code(main_single_gpu.main, [*flags, "-data_path", str(path), "-check"])
-    found = rows(capsys.readouterr().out)
     if case.wrong:
-        assert code == 2 and found["data"][0] == WRONG
-        assert_names(found["data"][1], *case.names)
         assert_names(error_of(case.dataset, path), *case.names)
         return
-    assert code == 0 and found["data set"][0] == (WARN if case.warns else OK), found
-    assert_names(found["data set"][1], *case.names)
     train, val = load(case.dataset, path)
     assert_names("\n".join(val.notes), "training images", "validation", *case.names)
+    assert any(note.startswith("warning") for note in val.notes) == case.warns
     assert train.classes == val.classes == case.classes and len(train) + len(val) == case.count
     for image_set in (train, val):
         for index in range(len(image_set)):
             image_set.read(index)
+
+
+@pytest.mark.parametrize("make", [zoo.unpacked_twice, zoo.thumbnails, zoo.linked_class_twice])
+def test_check_says_of_it_what_a_run_says(tmp_path, make, capsys):
+    (case,) = (each for each in CASES if each.make == make)
+    (tmp_path / "small.yaml").write_text(SMALL.replace("IMAGE_CHANNELS: 1", "IMAGE_CHANNELS: 3"))
+    flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "out"), "-dataset", case.dataset]
+    code = exit_code(main_single_gpu.main, [*flags, "-data_path", str(make(tmp_path / "data")), "-check"])
+    row, verdict = ("data", WRONG) if case.wrong else ("data set", WARN if case.warns else OK)
+    found = rows(capsys.readouterr().out)[row]
+    assert found[0] == verdict and code == (2 if case.wrong else 0)
+    assert_names(found[1], *case.names)

@@ -9,12 +9,11 @@ from engine.checkpoint.resume import bad_images_of
 from engine.diagnose.overflow import AutoDoctor, LastUpdate
 from engine.parallel import is_sharded
 from engine.plan import Plan
-from engine.record.advice import CompileReport, DataWaitAdvice
-from engine.record.console import Console
+from engine.record.console import Console, DataWaitAdvice
 from engine.record.image_results import BestResults
 from engine.record.image_sheets import TrainBatch
 from engine.record.metrics import Recorder
-from engine.record.timing import Heartbeat, Pace, Profiler, Timing
+from engine.record.timing import Pace, Profiler, Timing
 from engine.record.trackers import Trackers
 from engine.session import Session
 from engine.train.stop_conditions import BadImageLimit, SkipLimit, TimeLimit
@@ -43,25 +42,21 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
         callbacks.append(callback)
         return callback
 
-    timing, last_update, pace = add(Timing.on(process.device)), add(LastUpdate()), Pace(plan.num_updates)
+    timing, last_update = add(Timing.on(process.device)), add(LastUpdate())
+    pace = add(Pace(plan.num_updates, session.beat))
     results = add(BestResults(config, session.path, plan.eval_set, log, trainer))
     if process.is_first and config.REPORT:
         add(TrainBatch(config, session.path, plan.classes, log))
     if process.is_first and config.START.PROFILE:
         add(Profiler(config.START.PROFILE, session.path / "trace.json.gz", timing, log.say))
+    add(Console(config, log, timing, pace, has_ema=trainer.ema is not None))
     doctor = None
     if process.is_first:
         # Its last pictures are those of the callbacks above, which close before it does.
-        recorder = Recorder(config, session.path, log, timing, trainer, trackers)
-    add(Console(config, log, timing, pace, has_ema=trainer.ema is not None))
-    if process.is_first:
-        add(recorder)
-        add(Heartbeat(pace, session.beat))
+        add(Recorder(config, session.path, log, timing, trainer, trackers))
         add(DataWaitAdvice(config, trainer.data.image_set, process, log.say))
         if not is_sharded(config, process):  # it needs a copy of the whole model
             doctor = add(AutoDoctor(config, session.path, log, last_update))
-        if config.COMPILE:
-            add(CompileReport(log))
         if config.START.MAX_TIME:
             add(TimeLimit(to_seconds(config.START.MAX_TIME), plan.loaded.started, lambda: saver.longest))
     known = bad_images_of(plan.saved, len(plan.train_set))

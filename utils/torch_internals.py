@@ -4,7 +4,6 @@ They exist in torch 2.11 to 2.15 and timm 1.0.20 to 1.0.31. Before requirements.
 tests/utils/test_torch_internals.py with it.
 """
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -60,33 +59,6 @@ def call_after_backward(function: Callable[[], None]) -> None:
 def allow_graphs(number: int) -> None:
     """Graphs that torch.compile makes of one function before it leaves the rest uncompiled; the default is 8."""
     torch._dynamo.config.recompile_limit = number
-
-
-def num_graphs() -> int:
-    """Graphs that torch.compile has made in this process."""
-    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
-
-
-def watch_compiler(
-    on_start: Callable[[], None], on_end: Callable[[], None], on_limit: Callable[[str], None]
-) -> Callable[[], None]:
-    """Call `on_start` and `on_end` around each compilation, and `on_limit` with torch's reason when it gives up, which torch
-    only logs. Returns a function that ends this.
-    """
-    from torch._dynamo.callback import callback_handler
-
-    logger, handler = logging.getLogger("torch._dynamo.convert_frame"), logging.Handler(logging.WARNING)
-    handler.emit = lambda record: on_limit(record.getMessage().split("\n")[0])
-    started = callback_handler.register_start_callback(lambda event: on_start())
-    ended = callback_handler.register_end_callback(lambda event: on_end())
-    logger.addHandler(handler)
-
-    def close() -> None:
-        logger.removeHandler(handler)
-        callback_handler.remove_start_callback(started)
-        callback_handler.remove_end_callback(ended)
-
-    return close
 
 
 def has_hooks(module: nn.Module) -> bool:

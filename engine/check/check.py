@@ -12,8 +12,7 @@ from configs.schema import AUTO, Config
 from configs.values import to_text
 from datasets import ImageSet, SavedData, describe_balance, load_image_sets
 from engine.auto_batch_size import calculate, max_images
-from engine.check.cache import check_cache
-from engine.check.images import check_images
+from engine.check.images import check_cache, check_images
 from engine.check.quick_checks import OK, WARN, WRONG, Finding, check_output, quick_checks
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import progress_in
@@ -140,8 +139,8 @@ def check_data(rows: Rows, config: Config, train_set: ImageSet | None, eval_set:
     rows.report("data set", lambda: eval_set.notes)
     rows.step("data", lambda: [rows.add(finding) for finding in check_images(config, train_set, eval_set)])
     if config.DATA.CACHE != "none":
-        parts = {"training": train_set, "validation": eval_set}
-        rows.step("cache", lambda: rows.add(check_cache(config, parts.items())))
+        sets = {"training": train_set, "validation": eval_set}
+        rows.step("cache", lambda: rows.add(check_cache(config, sets)))
 
 
 def check_plan(rows: Rows, plan: Plan, finds_batch_size: bool) -> None:

@@ -1,7 +1,8 @@
-"""Checks of a data set before a run, which read its images: classes, sizes, unreadable images, duplicates."""
+"""Checks of a data set before a run, which read its images: classes, sizes, unreadable images, duplicates, the cache."""
 
 import contextlib
 import hashlib
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,15 +11,24 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.bad_images import num_allowed
+from datasets.index import caches_folder
+from datasets.loading.cache import (
+    REMEDY,
+    count_threads,
+    estimate_bytes,
+    locate_cache,
+    open_cache,
+    why_not_cacheable,
+)
+from datasets.loading.cache_file import find_resume_point
 from datasets.types import ImageReadError, ImageSet
-from engine.check.cache import suggest_cache
-from engine.check.quick_checks import WARN, WRONG, Finding
+from engine.check.quick_checks import WARN, WRONG, Finding, nearest_existing
 from utils.bar import Bar
-from utils.text import counted, first_of
+from utils.files import free_bytes
+from utils.text import counted, first_of, format_bytes
 
 LINE_EACH = ",\n"
 BLOCK, MAX_BLOCKS = 64, 4096  # images per task of a thread, or more so that there are not too many tasks
-NUM_TIMED = 4  # images of about median size
 UNEVEN = 10  # ratio of largest to smallest class above which it is reported
 
 
@@ -145,7 +155,7 @@ def check_readable(part: str, scan: ScanResult, max_fraction: float) -> Finding:
 
 
 def check_sizes(part: str, scan: ScanResult, config: Config) -> Finding:
-    """Smallest, median and largest image, how many have to be enlarged, and whether a cache would help."""
+    """The smallest, median and largest image, and how many have to be enlarged."""
     what, sides, image_size = f"{part} sizes", scan.sides[scan.readable], config.DATA.IMAGE_SIZE
     if not len(sides):
         return Finding(what, "no image could be read")
@@ -154,9 +164,6 @@ def check_sizes(part: str, scan: ScanResult, config: Config) -> Finding:
     smallest, median, largest = (f"{width} x {height}" for height, width in three)
     smaller = (sides.min(axis=1) < image_size).mean()
     note = f"; {smaller:.1%} are smaller than DATA.IMAGE_SIZE {image_size}" if smaller else ""
-    if part == "training":
-        usual = np.flatnonzero(scan.readable)[by_area[len(sides) // 2 :][:NUM_TIMED]]
-        note += suggest_cache(config, scan.image_set, min(three[1]), [scan.index(number) for number in usual.tolist()])
     of = f" of {scan.describe_count()} images" * scan.is_sample
     return Finding(what, f"smallest {smallest}, median {median}, largest {largest}{of}{note}")
 
@@ -182,3 +189,34 @@ def check_duplicates(train: ScanResult, val: ScanResult) -> Finding:
         WARN,
         "remove them from one of the two sets: accuracy on them says nothing",
     )
+
+
+def check_cache(config: Config, sets: dict[str, ImageSet | None]) -> Finding:
+    """Whether DATA.CACHE is there, or has room. Never WRONG: a run without a cache continues without it.
+
+    `sets`: those of training and of validation, which share a folder.
+    """
+    lines, needed, folder = [], 0, caches_folder(config)
+    try:
+        for part, image_set in sets.items():
+            if image_set is None:
+                continue
+            if reason := why_not_cacheable(image_set):
+                lines.append(f"none of the {part} images, {reason}")
+                continue
+            location = locate_cache(config, part, image_set)
+            if file := open_cache(location, lines.append):
+                lines.append(f"{part} images: {format_bytes(len(file.data))} in {location.data}")
+                continue
+            with ThreadPoolExecutor(count_threads(config)) as pool:
+                num_left = len(image_set) - find_resume_point(location)[0]
+                size = estimate_bytes(config.DATA, image_set, num_left, pool)
+            lines.append(f"{part} images: about {format_bytes(size)} will be written to {location.folder}")
+            needed += size
+        nearest = nearest_existing(folder)
+        with tempfile.TemporaryFile(dir=nearest):
+            free = free_bytes(nearest)
+    except OSError as error:
+        return Finding("cache", "\n".join([*lines, f"{folder} cannot be used ({error})"]), WARN, REMEDY)
+    found = "\n".join([*lines, *[f"{format_bytes(free)} are free there"] * bool(needed)])
+    return Finding("cache", found, *((WARN, REMEDY) if needed > free else ()))

@@ -6,7 +6,7 @@ import signal
 import threading
 
 from engine import session
-from engine.record.timing import Heartbeat, Pace
+from engine.record.timing import Pace
 from engine.session import Status
 from tests.support.configs import small_config
 from tests.support.runs import ROOT, run_folder
@@ -95,12 +95,12 @@ def test_one_that_finds_no_room_is_said_with_what_it_should_say(tmp_path):
 def test_the_time_left_follows_from_the_pace_of_this_start(tmp_path):
     told, times = [], iter(range(0, 1000, 10))
     trainer = make_trainer(small_config(tmp_path, "REPORT_FREQ=1"))
-    heartbeat = Heartbeat(Pace(88, clock=times.__next__), lambda **facts: told.append(facts))
-    trainer.callbacks = [heartbeat]
+    pace = Pace(88, lambda **facts: told.append(facts), clock=times.__next__)
+    trainer.callbacks = [pace]
     train(trainer)
     assert [each["eta_seconds"] for each in told] == [None, *range(860, 430, -10)]
     assert told[-1]["position"] == {"epoch": 0, "step": 44}
     trainer.step = 20
     trainer.notify("on_rollback")
-    heartbeat.on_report(trainer, trainer.report())
+    pace.on_report(trainer, trainer.report())
     assert told[-1] == {"position": {"epoch": 0, "step": 20}, "eta_seconds": None}

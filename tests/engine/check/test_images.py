@@ -4,8 +4,10 @@ import re
 
 from PIL import Image
 
+from datasets import CacheProgress, cache_image_sets, load_image_sets
 from engine.check.images import (
     ScanResult,
+    check_cache,
     check_classes,
     check_duplicates,
     check_images,
@@ -13,10 +15,10 @@ from engine.check.images import (
     check_sizes,
     scan_images,
 )
-from engine.check.quick_checks import OK, WARN, WRONG
+from engine.check.quick_checks import OK, WARN, WRONG, Finding
 from tests.data_zoo.files import animation, grey_16_bits, photo
 from tests.engine.check.small_photos import sets_of, trouble
-from tests.support.configs import replaced
+from tests.support.configs import replaced, small_config
 from tests.support.image_sets import noise
 from tests.support.refusals import assert_names, refused
 from utils.errors import DataError
@@ -145,11 +147,28 @@ def test_of_a_sample_each_row_says_so(check, photos):
     assert "5 of 106 (4.72%)" in whole["training images"][1] and whole["validation images"][1] == "6, all readable"
 
 
-def test_for_large_photos_the_gain_of_a_cache_is_measured(check, photos):
-    assert "DATA.CACHE" not in check()["training sizes"][1]
-    for path in (photos / "train").rglob("*.png"):
-        Image.open(path).resize((200, 150)).save(path)
-    (gain,) = re.findall(r"DATA\.CACHE=9 reads ([0-9.]+) times faster", check()["training sizes"][1])
-    assert float(gain) >= 1.5
-    assert "DATA.CACHE=" not in check("-opts", "DATA.CACHE=disk")["training sizes"][1]
-    assert "DATA.CACHE=" not in check("-opts", "DATA.CROP_PCT=0.1")["training sizes"][1], "80 of 150 pixels"
+def test_a_cache_is_there_will_be_made_or_cannot_be(photos, tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    config, *sets = sets_of(photos, "DATA.CACHE=disk", f"DATA.CACHE_PATH={folder}")
+
+    def check(given=config, sets=sets) -> Finding:
+        return check_cache(given, dict(zip(("training", "validation"), sets, strict=True)))
+
+    found = check()
+    assert found.verdict == OK and not folder.exists()
+    assert "training images: about 1 MiB will be written to" in found.found and "iB are free" in found.found
+    monkeypatch.setattr("engine.check.images.free_bytes", lambda place: 100)
+    found = check()
+    assert found.verdict == WARN and "DATA.CACHE=256" in found.remedy
+    cache_image_sets(config, sets, CacheProgress(print, print))
+    found = check()
+    assert found.verdict == OK and f"training images: 1 MiB in {folder}" in found.found and "will be" not in found.found
+    (index,) = folder.glob("*training*.index")
+    index.write_bytes(b"")
+    found = check()
+    assert str(index) in found.found and "training images: about" in found.found
+    (tmp_path / "file").write_text("")
+    found = check(replaced(config, DATA={"CACHE_PATH": f"{tmp_path}/file/cache"}))
+    assert found.verdict == WARN and "DATA.CACHE_PATH" in found.remedy
+    digits = load_image_sets(small_config(tmp_path, "DATA.CACHE=disk"))
+    assert "none of the training images, which are in memory already" in check(sets=digits).found

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from datasets import load_image_sets
-from engine.record.advice import DataWaitAdvice
+from engine.record.console import DataWaitAdvice
 from tests.support.configs import CPU, small_config
 from tests.support.refusals import assert_names
 from utils.distributed import Process

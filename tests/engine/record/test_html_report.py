@@ -198,7 +198,8 @@ def test_what_the_script_cannot_do_is_refused_with_what_was_given(tmp_path, caps
     assert str(folder / "results.json") in capsys.readouterr().err
 
 
-def test_whatever_is_damaged_in_a_folder_ends_in_a_report_or_a_remedy(tmp_path, capsys):
+def test_whatever_is_damaged_in_a_folder_ends_in_a_report_or_a_remedy(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("engine.record.report.to_png", lambda plot, title: b"")  # the slow part
     folder = write_run(tmp_path, skipped=1)
     (folder / "log.txt").write_text("2026-01-02 03:04:05 doctor: found\n")
     (folder / "precision.csv").write_text("module,class,computes_in\nhead,Linear,bfloat16\n")

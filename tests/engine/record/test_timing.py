@@ -3,9 +3,7 @@
 import contextlib
 import csv
 import json
-import re
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -52,48 +50,31 @@ class PlannedTiming(Timing):
         self.clock.time += self._seconds.get(name, 0.0)
 
 
-def train_epochs(config: Config, timing: Timing, between=lambda: None, num_epochs: int = 1) -> list[Report]:
-    """The reports of whole epochs."""
+EVALUATION = 1000.0
+
+
+def train_epochs(config: Config, timing: PlannedTiming) -> list[Report]:
+    """The reports of two epochs, with an evaluation after each."""
     reports = Reports()
     trainer = make_trainer(config, callbacks=[timing, reports])
-    for _ in range(num_epochs):
+    for _ in range(2):
         train(trainer)
-        between()
+        timing.clock.time += EVALUATION
         trainer.end_epoch()
     return reports.seen
 
 
-def run_here(folder, timing: Timing, *options: str) -> Path:
-    """A whole run in this process, with this timing; returns its folder."""
-    folder.mkdir(exist_ok=True)
-    (folder / "settings.yaml").write_text(SMALL)
-    loaded = load(["-cfg", str(folder / "settings.yaml"), "-output", str(folder / "runs"), "-opts", *options])
-    with mock.patch.object(Timing, "on", return_value=timing):
-        assert run(loaded, Process(CPU)) == 0
-    return run_folder(folder / "runs")
-
-
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_phases_add_up_to_the_time_that_passed(tmp_path, accumulation):
+def test_phases_add_up_to_the_time_of_training_and_evaluation_is_in_none(tmp_path, accumulation):
     timing = PlannedTiming(data=0.5, copy=0.25, forward=2, backward=4, optimizer=1, other=0.125)
     reports = train_epochs(small_config(tmp_path, "REPORT_FREQ=7", f"TRAIN.ACCUM_ITER={accumulation}"), timing)
-    assert sum(report.seconds for report in reports) == pytest.approx(timing.clock.time - 0.125)  # of the last phase
+    assert sum(report.seconds for report in reports) == pytest.approx(timing.clock.time - 2 * (0.125 + EVALUATION))
+    assert sum(timing.epoch_seconds.values()) == pytest.approx(timing.clock.time / 2 - 0.125 - EVALUATION)
     for found in (report.shares for report in reports):
         assert sum(found.values()) == pytest.approx(100, abs=0.05)
         assert found["backward"] == pytest.approx(2 * found["forward"], abs=0.02)
         assert found["optimizer"] == pytest.approx(found["forward"] / 2 / accumulation, abs=0.02)
         assert found["communication"] == 0
-
-
-def test_what_happens_between_epochs_is_in_no_phase(tmp_path):
-    timing = PlannedTiming(forward=1)
-
-    def evaluate_for_long():
-        timing.clock.time += 1000
-
-    reports = train_epochs(small_config(tmp_path), timing, evaluate_for_long, num_epochs=2)
-    assert sum(report.seconds for report in reports) == 2 * 44
-    assert sum(timing.epoch_seconds.values()) == 44, "of the second epoch"
 
 
 def test_a_slow_loader_shows_as_waiting(tmp_path):
@@ -227,7 +208,7 @@ class Losses(Callback):
         self.is_last.append(is_last)
 
 
-def test_gradients_are_averaged_in_the_last_micro_batch_alone_where_communication_is_looked_for(tmp_path):
+def test_gradients_are_averaged_in_the_last_micro_batch_alone(tmp_path):
     losses, averaged = Losses(), set()
 
     def average(state, bucket):
@@ -249,27 +230,20 @@ def test_gradients_are_averaged_in_the_last_micro_batch_alone_where_communicatio
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_a_run_that_waits_says_so_once_and_one_that_does_not_is_silent(tmp_path):
-    for name, seconds in (("slow", 9), ("fast", 0.1)):
-        timing = PlannedTiming(data=seconds, forward=2, backward=4)
-        with mock.patch("utils.distributed.count_cores", return_value=4):
-            folder = run_here(tmp_path / name, timing, "TRACK=tensorboard")
-        log = (folder / "log.txt").read_text()
-        assert log.count("-num_workers 3") == (name == "slow")
-        times = re.findall(r"time: ([\d.]+)% waiting for data, (?:.* )?([\d.]+)% forward, ([\d.]+)% backward", log)
-        with open(folder / "steps.csv") as file:
-            steps = list(csv.DictReader(file))
-        metrics = (folder / "metrics.jsonl").read_text().splitlines()
-        expected = {"slow": 75.0, "fast": 3.23}[name]  # data is asked for twice: for the batch, and for one more
-        assert [json.loads(row)["data_wait_pct"] for row in metrics] == [expected] * 2
-        assert {float(row["data_pct"]) for row in steps} == {expected}
-        assert len(times) == 2 and float(times[0][2]) == pytest.approx(2 * float(times[0][1]), abs=0.2)
-    assert_board_has(folder / "tensorboard", len(steps))
-
-
-def assert_board_has(folder, num_reports):
+def test_a_run_that_waits_says_so_in_its_log_its_tables_and_on_tensorboard(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    board = EventAccumulator(str(folder))
+    (tmp_path / "settings.yaml").write_text(SMALL)
+    loaded = load(["-cfg", f"{tmp_path}/settings.yaml", "-output", f"{tmp_path}/o", "-opts", "TRACK=tensorboard"])
+    timing = mock.patch.object(Timing, "on", return_value=PlannedTiming(data=9, forward=2, backward=4))
+    with timing, mock.patch("utils.distributed.count_cores", return_value=4):
+        assert run(loaded, Process(CPU)) == 0
+    folder = run_folder(tmp_path / "o")
+    log, metrics = (folder / "log.txt").read_text(), (folder / "metrics.jsonl").read_text().splitlines()
+    assert log.count("-num_workers 3") == 1 and log.count("time: 75.0% waiting for data, ") == 2
+    with open(folder / "steps.csv") as file:
+        waits = [float(row["data_pct"]) for row in csv.DictReader(file)]
+    assert {*waits} == {75.0} == {json.loads(row)["data_wait_pct"] for row in metrics}  # for the batch, and one more
+    board = EventAccumulator(str(folder / "tensorboard"))
     board.Reload()
-    assert all(len(board.Scalars(f"time/{name}")) == num_reports for name in PHASES)
+    assert all(len(board.Scalars(f"time/{name}")) == len(waits) for name in PHASES)

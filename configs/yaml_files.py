@@ -11,8 +11,10 @@ import yaml
 from configs.arguments import read_node
 from configs.values import Text, is_none
 from utils.errors import ConfigError, not_a_file
+from utils.text import format_bytes
 
 SHIPPED = Path(__file__).resolve().parent
+MOST_BYTES, MOST_FILES, MOST_LEVELS = 2**20, 100, 16  # of a settings file; read for BASE; of sections and lists
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,35 @@ def find_settings_file(cfg: str | None) -> str:
     raise ConfigError(f"-cfg: no file {cfg} in the working directory {os.getcwd()}{_nearest_files(cfg)}")
 
 
-def read_layers(path: str, chain: tuple[str, ...] = ()) -> list[Layer]:
-    """The layers of a file: first those of its BASE files, then its own. `chain`: the files that led here."""
-    origin = os.path.normpath(path)
+class Loader(yaml.BaseLoader):
+    """Composes text values, and nothing whose size is out of proportion to the file's."""
+
+    level = 0
+
+    def compose_node(self, parent, index):
+        line = self.peek_event().start_mark.line + 1
+        if self.level >= MOST_LEVELS:
+            raise ConfigError(f"{self.name}: line {line}: more than {MOST_LEVELS} sections or lists in each other")
+        is_alias = self.check_event(yaml.AliasEvent)
+        self.level += 1
+        node = super().compose_node(parent, index)
+        self.level -= 1
+        if is_alias and not isinstance(node, yaml.ScalarNode):
+            raise ConfigError(
+                f"{self.name}: line {line}: an alias of a section or list (* or <<); write it out, or name a settings file under BASE"
+            )
+        return node
+
+
+def read_layers(path: str, chain: tuple[str, ...] = (), read: list[str] | None = None) -> list[Layer]:
+    """The layers of a file: first those of its BASE files, then its own.
+
+    `chain`: the files that led here; `read`: all that were read before.
+    """
+    origin, read = os.path.normpath(path), [] if read is None else read
+    read.append(origin)
+    if len(read) > MOST_FILES:
+        raise ConfigError(f"{read[0]}: BASE leads to more than {MOST_FILES} files; name each once")
     for position, earlier in enumerate(chain):
         if os.path.realpath(earlier) == os.path.realpath(path):
             loop = " -> ".join([*map(os.path.normpath, chain[position:]), origin])
@@ -55,7 +83,7 @@ def read_layers(path: str, chain: tuple[str, ...] = ()) -> list[Layer]:
                 f"{origin}: BASE names {base}, but there is no file {os.path.normpath(base_path)} (BASE is relative "
                 f"to the folder of the file that names it){near}"
             )
-        layers += read_layers(base_path, (*chain, path))
+        layers += read_layers(base_path, (*chain, path), read)
     return [*layers, Layer(origin, texts)]
 
 
@@ -66,7 +94,11 @@ def read_file(path: str) -> dict[str, Text]:
         kind = not_a_file(path)
         if kind:
             raise ConfigError(f"{origin}: not a settings file: it is {kind}")
-        source = Path(path).read_bytes().decode("utf-8-sig")
+        with open(path, "rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ConfigError(f"{origin}: not a settings file: it has more than {format_bytes(MOST_BYTES)}")
+        source = content.decode("utf-8-sig")
     except OSError as error:  # no permission
         raise ConfigError(f"{origin}: cannot be read as a settings file: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -75,7 +107,9 @@ def read_file(path: str) -> dict[str, Text]:
             "with -pretrained or -resume"
         ) from None
     try:
-        root = yaml.compose(source, Loader=yaml.BaseLoader)
+        loader = Loader(source)
+        loader.name = origin
+        root = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         line = (error.problem_mark or error.context_mark).line + 1
         tab = "; indent with spaces, not tabs" if "\\t" in str(error.problem) else ""

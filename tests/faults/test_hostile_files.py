@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from configs.yaml_files import read_layers
 from datasets.transforms.decode import FORMATS, PixelRules, decode
 from datasets.types import ImageReadError
 from engine.checkpoint.format import remove_unused_parts
@@ -14,6 +15,7 @@ from tests.support.image_sets import make_folders
 from tests.support.modules import ROOT
 from tests.support.refusals import assert_names
 from tests.support.runs import run, run_folder
+from utils.errors import ConfigError
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(touched) (w) file closefile\nshowpage\n%%EOF\n"
 
@@ -129,3 +131,33 @@ def test_weights_without_finite_outputs_are_named_with_the_first_layer_by_evalua
     ended = run("scripts/predict.py", str(bad), str(tmp_path / "images"), *output)
     assert ended.returncode == 2 and not (tmp_path / "p.csv").exists(), ended.printed
     assert_names(ended.stderr, str(bad), "blocks.0")
+
+
+ANCHORS = "\n".join(
+    ["A0: &a0 {X: x}", *(f"A{n}: &a{n} {{{', '.join(f'K{m}: *a{n - 1}' for m in range(9))}}}" for n in range(1, 12))]
+)
+FANNED = {f"{n}.yaml": f"BASE: [{', '.join(f'{m}.yaml' for m in range(n + 1, 9))}]" for n in range(9)}
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        {"0.yaml": ANCHORS},
+        {"0.yaml": "&d {X: *d}"},
+        {"0.yaml": "AMP: " + 20_000 * "["},
+        {"0.yaml": "".join(f"{' ' * n}a:\n" for n in range(5_000))},
+        {"0.yaml": "# " + "x" * 2**21},
+        FANNED,
+    ],
+    ids=["anchors", "itself", "lists", "sections", "large", "files"],
+)
+def test_settings_without_end_are_refused_at_once(tmp_path, texts):
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=r"0\.yaml"):
+        read_layers(str(tmp_path / "0.yaml"))
+
+
+def test_a_number_may_have_a_second_use(tmp_path):
+    (tmp_path / "0.yaml").write_text("TRAIN: {BASE_LR: &lr 1e-3, END_LR: *lr}")
+    assert read_layers(str(tmp_path / "0.yaml"))[0].texts == {"TRAIN.BASE_LR": "1e-3", "TRAIN.END_LR": "1e-3"}

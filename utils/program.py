@@ -16,7 +16,10 @@ from typing import NoReturn
 
 from utils import VERSION
 from utils.errors import NO_COMPILER, OUT_OF_MEMORY, AlreadyReportedError, LostProcess, UserError
-from utils.text import printable
+from utils.text import cut, printable
+
+
+MOST_READ = 100_000  # characters of an error's message, of which the first are shown
 
 
 def relax_gc() -> None:
@@ -37,7 +40,9 @@ def revision(folder: Path = Path(__file__).parent.parent) -> str:
         return VERSION
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        commit = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        # Without the lock: of the user's git commands beside this one, none shall fail.
+        options = {"env": os.environ | {"GIT_OPTIONAL_LOCKS": "0"}, "timeout": 10, "check": True}
+        commit = subprocess.run(command, capture_output=True, text=True, **options).stdout.strip()
     except (OSError, subprocess.SubprocessError):  # no git, or not the owner's folder
         return f"{VERSION}, commit unknown"
     return f"{VERSION}, commit {commit}"
@@ -57,7 +62,7 @@ def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
         if message is None:
             traceback.print_exc()
         elif message:
-            print(f"error: {printable(message)}", file=sys.stderr)
+            print(f"error: {cut(printable(message[:MOST_READ]))}", file=sys.stderr)
         return code
 
 

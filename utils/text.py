@@ -16,6 +16,11 @@ def printable(text: str) -> str:
     return redacted(UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text))
 
 
+def cut(text: str, limit: int = 8_000) -> str:
+    """A text that may hold someone's whole file, at a length that can be read."""
+    return text if len(text) <= limit else f"{text[:limit]} ... ({len(text) - limit:,} more characters)"
+
+
 def format_bytes(count: float) -> str:
     """1.5 GiB, 12 MiB; rounded up below a GiB."""
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{math.ceil(count / 2**20):,} MiB"
@@ -103,6 +108,6 @@ def problem_of(url: str) -> str | None:
 
 def redacted(text: str) -> str:
     """The text without what may be credentials in its URLs, or a key of AWS."""
-    text = re.sub(r"(\w+://)[^/\s'\"]*@", r"\1***@", text)
-    text = re.sub(r"(\w+://[^\s'\"?#]*)[?#][^\s'\")]*", r"\1?***", text)
+    text = re.sub(r"\b(\w{1,20}://)[^/\s'\"]*@", r"\1***@", text)
+    text = re.sub(r"\b(\w{1,20}://[^\s'\"?#]*)[?#][^\s'\")]*", r"\1?***", text)
     return re.sub(r"\b(AKIA|ASIA)[0-9A-Z]{12,}", r"\1***", text)

@@ -14,7 +14,9 @@ from datasets.transforms.decode import PixelRules, decode, kinds_of, to_array
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import DataError, not_a_file
 from utils.files import without_waiting
+from utils.text import format_bytes
 
+MOST_BYTES_PER_PIXEL = 8  # of a file without compression: four channels of 16 bits
 RETRY_AFTER = (0.5, 2.0)  # seconds: a network file system or a disk may answer again
 # Errors that another attempt would meet again: no such file, no permission, a folder or socket in its place.
 LASTING = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ELOOP}
@@ -106,9 +108,14 @@ class FileImages(EncodedImages):
         if self.confined and os.path.islink(path) and not is_within(self.root, path):
             raise DataError(f"{path}: this link leads out of {self.root}; a list may only name files inside it")
         with open(path, "rb", opener=without_waiting) as file:
-            if not (kind := not_a_file(file.fileno())):
-                return os.path.splitext(path)[1], file.read()
-        raise ImageReadError(f"it is {kind}")
+            if kind := not_a_file(file.fileno()):
+                raise ImageReadError(f"it is {kind}")
+            size = os.fstat(file.fileno()).st_size
+            if size > (most := MOST_BYTES_PER_PIXEL * self.rules.max_pixels + 2**20):
+                raise ImageReadError(
+                    f"it has {format_bytes(size)}, more than {format_bytes(most)}, which DATA.MAX_PIXELS can fill"
+                )
+            return os.path.splitext(path)[1], file.read()
 
 
 class ArrayImages(ImageSet):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from configs.yaml_files import read_layers
+from datasets.sources.images import FileImages
 from datasets.transforms.decode import FORMATS, PixelRules, decode
 from datasets.types import ImageReadError
 from engine.checkpoint.format import remove_unused_parts
@@ -16,6 +17,7 @@ from tests.support.modules import ROOT
 from tests.support.refusals import assert_names
 from tests.support.runs import run, run_folder
 from utils.errors import ConfigError
+from utils.program import exit_code
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(touched) (w) file closefile\nshowpage\n%%EOF\n"
 
@@ -161,3 +163,19 @@ def test_settings_without_end_are_refused_at_once(tmp_path, texts):
 def test_a_number_may_have_a_second_use(tmp_path):
     (tmp_path / "0.yaml").write_text("TRAIN: {BASE_LR: &lr 1e-3, END_LR: *lr}")
     assert read_layers(str(tmp_path / "0.yaml"))[0].texts == {"TRAIN.BASE_LR": "1e-3", "TRAIN.END_LR": "1e-3"}
+
+
+def test_a_file_too_large_for_any_image_is_unreadable_and_never_read(tmp_path):
+    with open(tmp_path / "large.jpg", "wb") as file:
+        file.truncate(2**40)
+    images = FileImages(tmp_path, ["large.jpg"], [0], ["a"], PixelRules(3))
+    with pytest.raises(ImageReadError, match="MAX_PIXELS"):
+        images.read(0)
+
+
+def test_an_error_that_quotes_a_whole_file_is_cut(capsys):
+    def program(arguments):
+        raise ConfigError("x" * 10**6)
+
+    assert exit_code(program, []) == 2
+    assert len(capsys.readouterr().err) < 10_000

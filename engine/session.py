@@ -76,7 +76,12 @@ class Session:
         if self._status:
             versions = {name: version(name) for name in ("torch", "timm")}
             python = sys.version.split()[0]
-            about = {"command": [*map(printable, self._loaded.arguments)], "halfstep": self._revision, **versions, "python": python}
+            about = {
+                "command": [*map(printable, self._loaded.arguments)],
+                "halfstep": self._revision,
+                **versions,
+                "python": python,
+            }
             self._status.add(about=about | facts)
 
     def status(self, state: str, **facts) -> None:

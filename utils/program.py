@@ -18,7 +18,6 @@ from utils import VERSION
 from utils.errors import NO_COMPILER, OUT_OF_MEMORY, AlreadyReportedError, LostProcess, UserError
 from utils.text import cut, printable
 
-
 MOST_READ = 100_000  # characters of an error's message, of which the first are shown
 
 

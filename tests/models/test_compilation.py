@@ -1,7 +1,6 @@
 """torch.compile: the numbers of an eager run, no graph too many, kernels in a folder of the user's own."""
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import os
@@ -10,12 +9,11 @@ from unittest import mock
 
 import pytest
 import torch
-import torch._dynamo.utils
 from timm.layers import DropPath
 from torch import nn
 
 from configs.load import load
-from configs.schema import Config, Train
+from configs.schema import Config
 from engine.memory.estimate import saved_bytes
 from engine.precision.policy import Precision
 from models import build_model
@@ -31,40 +29,10 @@ from tests.support.trainers import Reports, make_trainer, train
 from utils.errors import ConfigError
 from utils.text import counted
 
-# --- numbers
-
-
-def compiled_gradients(tmp_path, monkeypatch, scope: str | None):
-    """The gradients of a small ViT, and how many graphs were compiled for it."""
-    compile_with(monkeypatch, "aot_eager")
-    torch._dynamo.utils.counters.clear()
-    torch.manual_seed(0)
-    config = small_config(tmp_path, "MODEL.DEPTH=4")
-    model = build_model(config, 10)
-    choose_transforms(config, CPU, None, training=True).apply(model)
-    names = list(model.state_dict())
-    if scope:
-        compile_model(model, small_config(tmp_path, f"COMPILE={scope}"))
-    model(torch.linspace(-1, 1, 128).view(2, 1, 8, 8)).sum().backward()
-    assert list(model.state_dict()) == names
-    monkeypatch.undo()
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return gradients, torch._dynamo.utils.counters["stats"]["unique_graphs"]
-
-
-def test_blocks_alike_are_compiled_once_and_compute_the_same(tmp_path, monkeypatch):
-    plain, none = compiled_gradients(tmp_path, monkeypatch, None)
-    blocks, graphs = compiled_gradients(tmp_path, monkeypatch, "blocks")
-    assert none == 0 and graphs == 1
-    torch.testing.assert_close(blocks, plain)
-
-
 LISTS = "PRECISION.CUSTOM_BLACK_LIST=[blocks.0.mlp] PRECISION.CUSTOM_WHITE_LIST=[LayerNorm]"
 MODES = {  # the cases share out scopes and what else changes a forward
-    "float32, checkpointed blocks": "COMPILE=true TRAIN.GRAD_CHECKPOINTING=true",
-    "float32, halved for lack of memory": "COMPILE=blocks",
-    "bfloat16 with lists": f"AMP=true PRECISION.DTYPE=bfloat16 COMPILE=true {LISTS}",
-    "float16, residual in half": "AMP=true PRECISION.DTYPE=float16 PRECISION.RESIDUAL=half COMPILE=blocks",
+    "float32, checkpointed blocks, halved for lack of memory": "COMPILE=blocks TRAIN.GRAD_CHECKPOINTING=true",
+    "float16 with lists, residual in half": f"AMP=true PRECISION.DTYPE=float16 PRECISION.RESIDUAL=half COMPILE=true {LISTS}",
     "naive": "AMP=true PRECISION.MODE=naive PRECISION.DTYPE=bfloat16 COMPILE=true",
 }
 
@@ -85,7 +53,7 @@ def test_a_compiled_epoch_has_the_losses_of_an_eager_one(tmp_path, monkeypatch, 
     assert losses[True] == pytest.approx(losses[False], rel=1e-5 if "float32" in case else 5e-3)
 
 
-def test_drop_path_with_its_rate_as_a_tensor_drops_as_many_and_keeps_the_mean():
+def test_drop_path_with_its_rate_as_a_tensor_drops_as_many_and_keeps_the_mean(tmp_path):
     model = nn.ModuleList([DropPath(0.25), DropPath(0.25, scale_by_keep=False), nn.Linear(1, 1)])
     SharedDropPath().apply(model)
     ones = torch.ones(10_000, 2, 3)
@@ -95,16 +63,9 @@ def test_drop_path_with_its_rate_as_a_tensor_drops_as_many_and_keeps_the_mean():
         assert abs((dropped[:, 0, 0] == 0).float().mean() - 0.25) < 0.02
     assert scaled.max() == pytest.approx(1 / 0.75) and plain.max() == 1
     assert all(module.eval()(ones).equal(ones) for module in model[:2])
-    SharedDropPath().revert(model)
-    assert all(type(module) is DropPath for module in model[:2])
-
-
-def test_the_rate_of_drop_path_is_on_the_models_device(tmp_path):
-    """Elsewhere DDP could not send it by NCCL."""
-    model = build_model(small_config(tmp_path, "MODEL.DROPPATH=0.1"), 10).to("meta")
-    SharedDropPath().apply(model)
-    devices = [each.device.type for each in model.buffers()]
-    assert devices and set(devices) == {"meta"}
+    elsewhere = build_model(small_config(tmp_path, "MODEL.DROPPATH=0.1"), 10).to("meta")
+    SharedDropPath().apply(elsewhere)
+    assert {each.device.type for each in elsewhere.buffers()} == {"meta"}, "DDP could not send it by NCCL"
 
 
 def test_compiling_blocks_of_a_model_without_any_is_refused(tmp_path):
@@ -128,63 +89,37 @@ OF_KIND = {
     "vit": "DATA.IMAGE_SIZE=8 MODEL.PATCH_SIZE=4 MODEL.EMBED_DIM=16 MODEL.NUM_HEADS=2 MODEL.DEPTH=3",
     "timm": "DATA.IMAGE_SIZE=16 MODEL.NAME=test_resnet",
 }
-PLAIN, WITH_EMA = [2, 1, 0, 0], [2, 1, 0, 0, 0, 0]
-MODEL = {"timm": WITH_EMA, "finetune": WITH_EMA, "lora": WITH_EMA}
-# The first block drops no path: it is of another kind than the others. The last computes the class token only, unless
-# adapters are in it.
-BLOCKS = {"vit_cifar10": [4, 2, 0, 0], "lora": [4, 1, 0, 0, 0, 0], "vit_digits": PLAIN}
 
 
-def small(stem: str, scope: str) -> Config:
+def of_recipe(stem: str, scope: str) -> Config:
     flags = ["-cfg", str(ROOT / "configs" / f"{stem}.yaml")]
     kind = load(flags).config.MODEL.TYPE
     return load([*flags, "-opts", *SMALLER.split(), *OF_KIND[kind].split(), f"COMPILE={scope}"]).config
 
 
-def graph_settings(config: Config) -> str:
-    """The settings that graphs depend on."""
-    others = (
-        "OPTIMIZER BASE_LR WARMUP_START_LR END_LR WEIGHT_DECAY NUM_EPOCHS WARMUP_EPOCHS LR_SCHEDULER LINEAR_SCALED_LR"
-    )
-    train = dataclasses.replace(config.TRAIN, **{name: getattr(Train(), name) for name in others.split()})
-    return repr((config.COMPILE, dataclasses.replace(config.MODEL, NAME=""), train))
+COPIED = "COMPILE=blocks MODEL.DEPTH=4 AMP=true MODEL.DROPPATH=0.1 TRAIN.MODEL_EMA=true DATA.DROP_LAST=false"
+COPIED += " PRECISION.MODE=naive TRAIN.GRAD_CHECKPOINTING=true"
+# The first block drops no path: it is of another kind than the others. The last computes the class token only, unless
+# adapters are in it.
+GRAPHS = {
+    "vit_base_patch16_224": (lambda _: of_recipe("vit_base_patch16_224", "true"), [2, 1, 0, 0]),
+    "lora": (lambda _: of_recipe("lora", "true"), [2, 1, 0, 0, 0, 0]),
+    "blocks on a GPU": (lambda _: of_recipe("vit_cifar10", "blocks"), [4, 2, 0, 0]),
+    "convolutions on a GPU": (lambda _: of_recipe("timm", "true"), [2, 1, 0, 0, 0, 0]),
+    "blocks recomputed and copied": (lambda folder: small_config(folder, *COPIED.split()), [4, 2, 0, 0, 0, 0]),
+}
 
 
-@pytest.fixture(scope="module")
-def known() -> dict[str, list[int]]:
-    return {}
-
-
-RECIPES = [path.stem for path in sorted((ROOT / "configs").glob("*.yaml"))]
-
-
-@pytest.mark.parametrize(
-    ("stem", "scope"), [(stem, "true") for stem in RECIPES] + [(stem, "blocks") for stem in BLOCKS]
-)
-def test_a_recipe_compiles_in_its_first_epoch_alone(stem, scope, known, monkeypatch):
-    config = small(stem, scope)
-    key = graph_settings(config)
-    if key not in known:
-        known[key] = graphs_of_two_epochs(config, monkeypatch)
-    assert known[key] == (BLOCKS[stem] if scope == "blocks" else MODEL.get(stem, PLAIN))
-
-
-@pytest.mark.parametrize(("stem", "scope"), [("vit_cifar10", "blocks"), ("timm", "true")])
-def test_with_what_gpus_compute_with_there_are_no_more(stem, scope, monkeypatch):
+@pytest.mark.parametrize("case", GRAPHS)
+def test_a_run_compiles_in_its_first_epoch_alone(case, tmp_path, monkeypatch):
     def choose(config, device, *others, **options):
         return choose_transforms(config, torch.device("cuda"), *others, **options)
 
-    monkeypatch.setattr("engine.build.choose_transforms", choose)
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    expected = BLOCKS[stem] if scope == "blocks" else MODEL[stem]
-    assert graphs_of_two_epochs(small(stem, scope), monkeypatch) == expected
-
-
-def test_blocks_that_are_recomputed_and_copied_are_compiled_no_more_often(tmp_path, monkeypatch):
-    options = "COMPILE=blocks MODEL.DEPTH=4 AMP=true MODEL.DROPPATH=0.1 TRAIN.MODEL_EMA=true DATA.DROP_LAST=false"
-    options += " PRECISION.MODE=naive TRAIN.GRAD_CHECKPOINTING=true"
-    config = small_config(tmp_path, *options.split())
-    assert graphs_of_two_epochs(config, monkeypatch) == [4, 2, 0, 0, 0, 0]
+    if "GPU" in case:
+        monkeypatch.setattr("engine.build.choose_transforms", choose)
+        monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    make, expected = GRAPHS[case]
+    assert graphs_of_two_epochs(make(tmp_path), monkeypatch) == expected
 
 
 # --- the folder of kernels
@@ -206,18 +141,16 @@ def test_the_folder_is_the_users_own_also_where_it_was_open_to_others(tmp_path):
         folder.parent.chmod(0o755)
 
 
-def test_without_a_cache_folder_in_the_environment_it_lies_in_the_home(tmp_path, monkeypatch):
+def test_without_a_cache_folder_in_the_environment_it_lies_in_the_home_and_what_the_user_set_stays(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("HOME", str(tmp_path))
+    set_by_user = {FOLDER: "mine", NUM_WORKERS: "1"}
+    environment = dict(set_by_user)
+    assert prepare_compiler(environment, 4) == [] and environment == set_by_user and not list(tmp_path.iterdir())
     for others in ({}, {"XDG_CACHE_HOME": ""}, {"XDG_CACHE_HOME": "relative"}):
         prepare_compiler(others, 4)
         assert others[FOLDER] == str(tmp_path / ".cache/halfstep/compile")
-
-
-def test_what_the_user_set_stays(tmp_path):
-    environment = {"XDG_CACHE_HOME": str(tmp_path), FOLDER: "mine", NUM_WORKERS: "1"}
-    before = dict(environment)
-    assert prepare_compiler(environment, 4) == []
-    assert environment == before and not list(tmp_path.iterdir())
 
 
 UNUSABLE = {

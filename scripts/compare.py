@@ -14,21 +14,26 @@ validation images are refused; -any_data compares them all the same, under a war
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
 from engine.evaluation.scores import TITLES
 from scripts.command_line import Parser, check_writable
-from scripts.comparing.curves import write_curves
-from scripts.comparing.groups import group_runs
+from scripts.comparing.groups import Group, group_runs
 from scripts.comparing.runs import find_runs, refuse_other_data
 from scripts.comparing.tables import to_markdown
 from utils.errors import ConfigError, cause_of
-from utils.files import write_text
+from utils.files import replacing, write_text
 from utils.program import exit_code
 
 ENDINGS = (".md", ".png")
+STYLES = ("-", "--", ":", "-.")  # each for matplotlib's ten colours
+FEWEST_EPOCHS = (
+    8  # of curves that are shown from their first quarter on, where a rise from nothing hides how the ends differ
+)
+LONGEST_NAME = 44
 
 
 def main(argv: list[str]) -> int:
@@ -61,6 +66,42 @@ def main(argv: list[str]) -> int:
             raise ConfigError(f"-output: {path} cannot be written ({cause_of(error)}); choose another place") from None
         print(f"written: {path}", file=sys.stderr)
     return 0
+
+
+def write_curves(path: Path, groups: Sequence[Group]) -> None:
+    """Draw a PNG with a panel for the metric that is compared, and one for the loss: each run thin, the mean of a group thick."""
+    from matplotlib.figure import Figure  # which needs no screen, other than pyplot
+
+    metric = "top1" if groups[0].metric == "loss" else groups[0].metric
+    figure = Figure(figsize=(12.4, 3.8 + 0.19 * -(-len(groups) // 3)), layout="constrained")
+    panels = figure.subplots(1, 2)
+    for axes, column, title in zip(panels, (metric, "loss"), (f"{TITLES[metric]}, %", "loss"), strict=True):
+        _draw(axes, groups, f"eval_{column}")
+        axes.set(xlabel="epoch", ylabel=f"validation {title}")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(alpha=0.25)
+    lines, names = panels[0].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    with replacing(path) as file:
+        figure.savefig(file, dpi=130, format="png")
+
+
+def _draw(axes, groups: Sequence[Group], column: str) -> None:
+    shown = []
+    for index, group in enumerate(groups):
+        look = {"color": f"C{index % 10}", "linestyle": STYLES[index // 10 % len(STYLES)]}
+        curves = [group.curve(run, column) for run in group.runs]
+        for curve in curves if len(curves) > 1 else ():
+            axes.plot(*zip(*curve, strict=True), **look, linewidth=0.7, alpha=0.45)
+        points = tuple(zip(*group.mean_curve(column), strict=True)) or ([], [])  # so that each group is in the legend
+        mark, name = "o" if len(points[0]) == 1 else "", group.name[:LONGEST_NAME].replace("$", r"\$")  # no formula
+        axes.plot(*points, **look, linewidth=1.8, marker=mark, label=name)
+        shown += [point for curve in curves for point in curve]
+    last = max((epoch for epoch, _ in shown), default=0)
+    if last >= FEWEST_EPOCHS:
+        values = [value for epoch, value in shown if epoch > last / 4]
+        margin = 0.05 * (max(values) - min(values)) or 1e-3
+        axes.set_ylim(min(values) - margin, max(values) + margin)
 
 
 if __name__ == "__main__":

@@ -3,16 +3,13 @@
 import math
 import os
 import re
-import signal
-import sys
-import time
 
 import pytest
 
 from configs.load import load
-from scripts.benchmarks import gpu_session, loader, parity, step
+from scripts.benchmarks import gpu_session, loader, parity
 from scripts.benchmarks.common import Refused, Turns, take_turns
-from tests.support.runs import alive, run, wait_until
+from tests.support.runs import alive, run
 from utils.errors import ConfigError
 
 
@@ -36,12 +33,6 @@ def test_modes_show_one_speed_as_iterations_images_ratio_and_utilisation(small_y
     image = 3 * 2 * (4 * 16 * 16 + 2 * block + 16 * 1000) / 1e9
     peak = float(re.search(r"float32 ([0-9.e+]+)", ended.stdout)[1])
     assert float(fp32["FLOPs utilisation, %"]) == pytest.approx(100 * image * rates[0] / peak, rel=0.01)
-
-
-def test_the_linear_net_learns_the_same_in_every_case(capsys):
-    assert step.main("linear -rounds 1 -scale 0.02 -epochs 1 -opts DEVICE=cpu".split()) == 0
-    losses = [float(row["last loss"]) for row in rows_of(capsys.readouterr().out)]
-    assert len(losses) == 3 and losses == pytest.approx(losses[:1] * 3, rel=0.01)
 
 
 class FakeWorker:
@@ -79,21 +70,6 @@ def test_cases_take_turns_of_a_length_each_so_that_a_slower_machine_changes_no_r
     assert sorted(measured["slow"].ratios)[50] == pytest.approx(0.01)
 
 
-def test_limits_names_what_limits_and_measures_all_with_the_settings_of_the_run(monkeypatch, capsys, small_yaml):
-    flags_of = {}
-
-    def worker(flags, role="step"):
-        flags_of[role, "synthetic" in flags] = flags
-        return FakeWorker({"loader": 0.01, "step": 0.1}[role])
-
-    monkeypatch.setattr(loader, "StepWorker", worker)
-    assert loader.main(["limits", "-cfg", str(small_yaml), "-opts", "AMP=true"]) == 0
-    assert "the step limits" in capsys.readouterr().out
-    assert flags_of["loader", False] == flags_of["step", False] and "AMP=true" in flags_of["step", True]
-    assert loader.name_limit(100, 100, 95).startswith("the loader limits")  # the loader is cheaper to speed up
-    assert loader.name_limit(150, 100, 60).startswith("each slows the other")
-
-
 @pytest.mark.parametrize(("kind", "is_compiled"), [("cpu", False), ("cuda", True)])
 def test_a_whole_run_is_compared_on_this_device_with_the_same_workers_type_and_compiler(tmp_path, kind, is_compiled):
     setup = loader.Setup("vit_tiny_patch16_224", kind, 16, 256, is_compiled)
@@ -103,18 +79,6 @@ def test_a_whole_run_is_compared_on_this_device_with_the_same_workers_type_and_c
     assert (config.DATA.NUM_WORKERS, config.DATA.BATCH_SIZE, config.TRAIN.MODEL_EMA) == (16, 256, False)
     assert "--amp-dtype bfloat16" in timm and (config.AMP, config.PRECISION.DTYPE) == (True, "bfloat16")
     assert ("--torchcompile" in timm) is bool(config.COMPILE) is is_compiled
-
-
-LINES = "Train: 0 [   0/40]|Train: 0 [  10/40]|Train: 0 [  39/40]|*** Best metric: 61.5 (epoch 0)"
-
-
-def test_the_speed_of_a_run_is_that_between_the_lines_of_its_first_and_its_last_update(monkeypatch):
-    script = f"import time\nfor line in {LINES!r}.split('|'): print(line)"
-    clock = iter([0.0, 3.0, 4.0, 7.0, 9.0])
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    command = [sys.executable, "-c", script]
-    timed = loader.time_run(command, r"Train: 0 \[ *(\d+)/", r"Best metric: ([0-9.]+)", batch_size=8)
-    assert (timed.first_step, timed.images_per_second, timed.seconds, timed.top1) == (3.0, 8 * 39 / 4, 9.0, 61.5)
 
 
 FP32 = [97.2, 97.5, 96.9, 97.2, 97.2]  # deviation 0.21: 0.27 allowed
@@ -152,19 +116,6 @@ def test_a_part_of_a_gpu_session_over_its_limit_is_killed_with_all_it_started_an
     assert not alive(int((tmp_path / "hidden").read_text()))
     text = (tmp_path / "session.md").read_text()
     assert re.search("early.*slow: killed at its limit.*late.*failed: exit code 3", text, re.S)
-
-
-def test_a_gpu_session_that_is_stopped_keeps_what_was_printed(tmp_path):
-    parts = {"slow": (600, f"sh -c 'echo early; touch {tmp_path}/begun; sleep 1000'")}
-    if (child := os.fork()) == 0:
-        try:
-            gpu_session.run_session(tmp_path, parts, "dry")
-        finally:
-            os._exit(0)
-    wait_until((tmp_path / "begun").exists)
-    os.kill(child, signal.SIGTERM)
-    os.waitpid(child, 0)
-    assert "early\n" in (tmp_path / "session.md").read_text()
 
 
 def test_every_part_of_a_gpu_session_is_a_command_that_exists_and_wrong_ones_are_refused(monkeypatch, tmp_path):

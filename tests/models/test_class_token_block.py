@@ -55,7 +55,7 @@ def test_short_last_block_has_timms_logits_and_gradients(fields, fused):
     torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.1)
 
 
-def test_short_last_block_keeps_names_copies_and_features():
+def test_short_last_block_is_short_and_keeps_names_copies_and_features():
     model = make_vit()
     chosen = with_short_last_block(model)
     assert list(chosen.state_dict()) == list(model.state_dict())
@@ -63,18 +63,15 @@ def test_short_last_block_keeps_names_copies_and_features():
     assert torch.equal(chosen.forward_features(images), model.forward_features(images))
     mask = torch.ones(17, 17, dtype=torch.bool).tril()
     assert torch.equal(chosen(images, attn_mask=mask), model(images, attn_mask=mask))
+    shapes = []
+    for module in (chosen.blocks[-1].mlp, chosen.blocks[-1].attn.proj, chosen.norm):
+        module.register_forward_hook(lambda module, inputs, output: shapes.append(tuple(output.shape)))
+    chosen(images)
+    assert shapes == [(2, 1, 32)] * 3, "for one token"
     copied = copy.deepcopy(chosen)
     nn.init.zeros_(copied.blocks[-1].attn.qkv.weight)
     torch.testing.assert_close(chosen(images), model(images))
     assert not torch.allclose(copied(images), model(images))
-
-
-def test_short_last_block_computes_its_mlp_and_projection_for_one_token():
-    chosen, shapes = with_short_last_block(make_vit()), []
-    for module in (chosen.blocks[-1].mlp, chosen.blocks[-1].attn.proj, chosen.norm):
-        module.register_forward_hook(lambda module, inputs, output: shapes.append(tuple(output.shape)))
-    chosen(torch.randn(2, 3, 32, 32))
-    assert shapes == [(2, 1, 32)] * 3
 
 
 def test_short_last_block_drops_whole_branches_as_often_and_leaves_frozen_weights_alone():
@@ -91,11 +88,8 @@ def test_short_last_block_drops_whole_branches_as_often_and_leaves_frozen_weight
     assert 0.43 < dropped < 0.57
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_short_last_block_drops_nothing_in_evaluation_and_compiles_without_a_break(fused):
+def test_short_last_block_drops_nothing_in_evaluation_and_compiles_without_a_break():
     chosen, images = with_short_last_block(make_vit(attn_drop_rate=0.5)), torch.randn(2, 3, 32, 32)
-    for block in chosen.blocks:
-        block.attn.fused_attn = fused
     assert not torch.equal(chosen.train()(images), chosen(images))
     assert torch.equal(chosen.eval()(images), chosen(images))
     compiled = torch.compile(chosen, backend="eager", fullgraph=True)

@@ -1,12 +1,10 @@
 """PRECISION.MODE float8, with torchao's emulation where there is no such hardware: which layers, and how far it goes."""
 
 import copy
-import csv
 import sys
 
 import pytest
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import engine.precision.policy
@@ -22,7 +20,6 @@ from models.transforms.float8 import check_float8
 from scripts.doctor import precision_of
 from tests.support.configs import CPU, SMALL, small_config
 from tests.support.refusals import assert_names, refused
-from tests.support.runs import run_folder
 from tests.support.trainers import cosines_to_float32, make_trainer, update
 from utils.errors import ConfigError
 from utils.program import exit_code
@@ -77,17 +74,6 @@ def test_an_older_gpu_is_refused_and_so_is_an_environment_without_torchao(monkey
     else:
         with refused(ConfigError, "PRECISION.MODE", "NVIDIA Old" if has_torchao else "pip install torchao"):
             check_float8(CUDA)
-
-
-def test_float16_and_float8_do_not_go_together(tmp_path):
-    with refused(ConfigError, "PRECISION.DTYPE", "float16", "PRECISION.MODE"):
-        small_config(tmp_path, *FLOAT8, "PRECISION.DTYPE=float16")
-
-
-def test_without_amp_it_has_no_effect(tmp_path):
-    config = small_config(tmp_path, *FLOAT8, "AMP=false")
-    precision = Precision(config, CPU)
-    assert precision.half is None and not choose_transforms(config, CPU, None).apply(build_model(config, 10))
 
 
 def test_large_layers_alone_are_converted(tmp_path):
@@ -151,6 +137,11 @@ def test_weights_and_logits_in_float32_are_the_plain_models_and_it_compiles_with
     assert in_float8(exact) == in_float8(model) != []
 
 
+def test_float16_and_float8_do_not_go_together(tmp_path):
+    with refused(ConfigError, "PRECISION.DTYPE", "float16", "PRECISION.MODE"):
+        small_config(tmp_path, *FLOAT8, "PRECISION.DTYPE=float16")
+
+
 def test_training_learns_near_float32_and_resumes_to_the_same_weights(tmp_path):
     config = small_config(tmp_path, *FLOAT8, "TRAIN.WARMUP_EPOCHS=0", "TRAIN.MODEL_EMA=true")
     trainer, losses = make_trainer(config), []
@@ -166,25 +157,6 @@ def test_training_learns_near_float32_and_resumes_to_the_same_weights(tmp_path):
     update(again, 12)
     for mine, theirs in zip(trainer.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
-
-
-@pytest.mark.usefixtures("signal_handlers")
-def test_a_run_saves_what_timm_loads_and_evaluates_both_weights_as_in_training(tmp_path, capsys):
-    (tmp_path / "small.yaml").write_text(SMALL)
-    output = tmp_path / "output"
-    flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(output), "-epochs", "1", "-opts", *FLOAT8]
-    flags += ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.8", "DEVICE=cpu", "REPORT_FREQ=100"]
-    assert exit_code(main_single_gpu.main, flags) == 0
-    capsys.readouterr()
-    folder = run_folder(output)
-    state = torch.load(folder / "last.pth", weights_only=True)
-    sizes = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 16, "depth": 3, "num_heads": 2}
-    VisionTransformer(**sizes, num_classes=10, mlp_ratio=66).load_state_dict(state["state_dict"])
-    with open(folder / "metrics.csv") as file:
-        (row,) = csv.DictReader(file)
-    assert exit_code(main_single_gpu.main, [*flags, "EVAL=true", f"MODEL.RESUME={folder / 'last.pth'}"]) == 0
-    names = [f"top-1 {float(row['eval_top1']):.3f}%", f"EMA top-1 {float(row['eval_top1_ema']):.3f}%", "2 of 13"]
-    assert_names(capsys.readouterr().out, *(name.removesuffix("%") for name in names))
 
 
 def test_doctor_and_predict_need_no_float8(config):

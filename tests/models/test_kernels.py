@@ -57,14 +57,9 @@ def results(module: nn.Module, *size: int) -> list[torch.Tensor]:
 VIT = {"img_size": 8, "patch_size": 4, "embed_dim": 12, "depth": 2, "num_heads": 3, "num_classes": 5}
 PATCHES = {
     "plain": ({}, (2, 3, 8, 8)),
-    "one image of 5 channels": ({"in_chans": 5}, (1, 5, 8, 8)),
     "no bias": ({"bias": False}, (2, 3, 8, 8)),
     "patches that are not square": ({"patch_size": (4, 2), "img_size": (8, 6)}, (2, 3, 8, 6)),
-    "another norm": ({"norm_layer": nn.LayerNorm}, (2, 3, 8, 8)),
-    "not flattened": ({"flatten": False}, (2, 3, 8, 8)),
-    "channels last": ({"output_fmt": "NHWC"}, (2, 3, 8, 8)),
     "padded": ({"dynamic_img_pad": True, "img_size": None}, (2, 3, 9, 7)),
-    "images of any size": ({"img_size": None}, (2, 3, 12, 4)),
     "an edge that no patch covers": ({"img_size": None}, (2, 3, 9, 7)),
     "a whole model": (VIT, (2, 3, 8, 8)),
     "another model": (VIT | {"global_pool": "avg", "qk_norm": True, "reg_tokens": 2}, (2, 3, 8, 8)),
@@ -107,22 +102,17 @@ def test_other_layers_stay_as_they_are(layer):
     assert type(model[0]) is nn.Conv2d and embedding.proj is layer and type(layer) in (nn.Conv2d, OwnConv2d)
 
 
-def test_neither_convolution_nor_its_backward_is_left_also_compiled(tmp_path):
+def test_neither_convolution_nor_its_backward_is_left(tmp_path):
     model = build_model(small_config(tmp_path, "MODEL.DEPTH=1"), 10)
     GpuKernels(CPU).apply(model)
-    images = torch.randn(2, 1, 8, 8)
-    for run in (model, torch.compile(model, fullgraph=True, backend="eager", dynamic=False)):
-        run(images)
-        with torch.autograd.profiler.profile() as profile:
-            run(images).sum().backward()
-        names = {event.name for event in profile.function_events}
-        assert {"aten::linear", "aten::mm"} <= names and not [name for name in names if "conv" in name.lower()]
+    with torch.autograd.profiler.profile() as profile:
+        model(torch.randn(2, 1, 8, 8)).sum().backward()
+    names = {event.name for event in profile.function_events}
+    assert {"aten::linear", "aten::mm"} <= names and not [name for name in names if "conv" in name.lower()]
 
 
 LISTS = {
-    "none": ((), (), HALF),
     "conv2d black": (("conv2d",), (), torch.float32),
-    "patch_embed black": (("patch_embed",), (), torch.float32),
     "patch_embed.proj white, patch_embed black": (("patch_embed",), ("patch_embed.proj",), HALF),
     "matmul_v2 black": (("matmul_v2",), (), HALF),
 }
@@ -144,33 +134,24 @@ def test_lists_mean_what_they_say(tmp_path, lists, is_listed_first):
     assert dict(model.named_parameters())["patch_embed.proj.weight"].grad.dtype is torch.float32
 
 
-@pytest.mark.parametrize("name", ["test_vit", "test_resnet", "test_convnext", "test_maxvit"])
+@pytest.mark.parametrize("name", ["test_resnet", "test_maxvit"])
 def test_a_first_convolution_computes_the_same_from_images_that_are_rounded_already(name):
     model, images = timm.create_model(name).eval(), torch.randn(2, 3, 160, 160)
     assert starts_with_convolution(model)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(model(images), model(images.bfloat16()))
-
-
-def test_images_that_take_two_ways_are_not_rounded_before():
     with torch.device("meta"):
-        assert not starts_with_convolution(timm.create_model("crossvit_9_240"))
+        assert not starts_with_convolution(timm.create_model("crossvit_9_240")), "images take two ways there"
 
 
 # --- attention
 
 
-def test_chosen_attention_has_the_same_logits_and_gradients(tmp_path):
-    model = build_model(small_config(tmp_path), 10)
-    chosen = copy.deepcopy(model)
-    CpuKernels(in_half=True).apply(chosen)
-    for mine, theirs in zip(results(chosen, 3, 1, 8, 8), results(model, 3, 1, 8, 8), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("is_fused", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("fields", [{"qk_norm": True, "norm_layer": nn.LayerNorm}, {"qkv_bias": True}])
+@pytest.mark.parametrize(
+    ("dtype", "fields"),
+    [(torch.float32, {"qk_norm": True, "norm_layer": nn.LayerNorm}), (torch.bfloat16, {"qkv_bias": True})],
+)
 def test_attention_in_the_layout_of_qkv_is_timms_to_the_last_bit(dtype, fields, is_fused):
     torch.manual_seed(0)
     theirs = Attention(24, 3, **fields).to(dtype)
@@ -222,8 +203,7 @@ def test_the_log_names_the_kernel_of_attention_that_torch_takes(tmp_path, monkey
 # --- dropout
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("probability", [0.1, 0.9])
+@pytest.mark.parametrize(("dtype", "probability"), [(torch.float32, 0.1), (torch.bfloat16, 0.9)])
 def test_cpu_dropout_drops_its_share_and_keeps_the_mean(dtype, probability):
     torch.manual_seed(0)
     ones = torch.ones(301, 997, dtype=dtype)  # no multiple of 4
@@ -309,10 +289,8 @@ def test_channels_are_last_on_gpus_for_models_whose_convolutions_overlap(resnet,
     assert (type(model) is not cls) is ((kind, device) == ("resnet", "cuda"))
     ChannelsLast().revert(model)
     assert type(model) is cls
-
-
-@pytest.mark.parametrize("is_deterministic", [False, True])
-def test_kernels_are_benchmarked_unless_the_run_is_deterministic(resnet, is_deterministic):
-    with mock.patch("torch.are_deterministic_algorithms_enabled", return_value=is_deterministic):
-        ChannelsLast().apply(build_model(resnet, 10))
-    assert torch.backends.cudnn.benchmark is not is_deterministic
+    if (kind, device) == ("resnet", "cuda"):
+        for is_deterministic in (True, False):  # which of cuDNN's kernels is fastest is chance
+            with mock.patch("torch.are_deterministic_algorithms_enabled", return_value=is_deterministic):
+                ChannelsLast().apply(build_model(config, 10))
+            assert torch.backends.cudnn.benchmark is not is_deterministic

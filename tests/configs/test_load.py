@@ -41,6 +41,10 @@ def test_grey_images_take_one_entry_of_the_default_mean_and_deviation():
     assert (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD) == ((0.5,), (0.3,))
 
 
+def test_an_evaluation_may_have_an_odd_batch_with_a_recipe_that_mixes_pairs():
+    assert load_text("{DATA: {BATCH_SIZE: 7}, TRAIN: {CUTMIX_ALPHA: 1}}", "-eval").config.START.EVAL
+
+
 def test_the_config_cannot_be_written_to():
     config = load_text("").config
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -45,11 +45,13 @@ def test_keys_without_effect_are_accepted_with_one_line_each():
 
 
 def test_paddlevits_other_words_for_values_are_understood_and_named():
-    loaded = load_text("NGPUS: -1\nTRAIN: {GRAD_CLIP: 0, LR_SCHEDULER: {NAME: warmupcosine, MILESTONES: '30, 60, 90'}}")
+    train = "GRAD_CLIP: 0, AUTO_AUGMENT: True, LR_SCHEDULER: {NAME: warmupcosine, MILESTONES: '30, 60, 90'}"
+    loaded = load_text(f"NGPUS: -1\nTRAIN: {{{train}}}")
     assert (loaded.config.START.NGPUS, loaded.config.TRAIN.GRAD_CLIP) == (None, None)
+    assert loaded.config.TRAIN.AUTO_AUGMENT == "original"
     assert loaded.config.TRAIN.LR_SCHEDULER.NAME == "cosine"
     assert loaded.config.TRAIN.LR_SCHEDULER.MILESTONES == (30, 60, 90)
-    assert sum(" is read as " in note for note in loaded.notes) == 3
+    assert sum(" is read as " in note for note in loaded.notes) == 4
 
 
 def test_a_command_out_of_paddlevits_history_is_understood():

@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datasets import ImageSet, build_order, build_train_data, class_weights, load_image_sets
-from tests.support.configs import CPU, replaced
-from tests.support.loading import settings, taken
+from datasets import ImageSet, build_order, class_weights
+from tests.support.configs import replaced
+from tests.support.loading import settings
 from tests.support.refusals import refused
-from utils.distributed import Process
 from utils.errors import ConfigError, DataError
 
 COUNTS = [900, 60, 36, 4]  # images of the classes
@@ -66,25 +65,6 @@ def test_the_images_of_an_update_do_not_depend_on_its_split_and_none_is_augmente
             assert np.concatenate([getattr(each, name) for each in pieces]).tolist() == getattr(piece, name).tolist()
         seen.update((piece.epoch, *each) for each in zip(piece.indices.tolist(), piece.repeats.tolist(), strict=True))
     assert seen.total() == 2000 and set(seen.values()) == {1}
-
-
-def test_batches_have_the_repeated_images_augmented_differently_and_go_on_in_mid_epoch():
-    config = balanced(BATCH_SIZE=16)
-    digits = load_image_sets(config)[0]
-    rare = digits.take(
-        np.concatenate([np.flatnonzero(digits.targets == 1)[:60], np.flatnonzero(digits.targets == 0)[:1]])
-    )
-    rare.classes = ["0", "1"]
-    data = build_train_data(config, rare, Process(CPU))
-    batches = taken(data.windows(0, data.steps_per_epoch))
-    zeros = [
-        str(image)
-        for _, _, images, targets, *_ in batches
-        for image, target in zip(images, targets, strict=True)
-        if not target
-    ]
-    assert len(zeros) in (30, 31) and len(set(zeros)) > 25, "one image"
-    assert taken(data.windows(2, data.steps_per_epoch)) == batches[2:]
 
 
 def test_without_images_of_a_class_nothing_can_be_balanced():

@@ -6,6 +6,15 @@ import random
 import numpy as np
 import pytest
 import torch
+from torchvision.transforms import (
+    CenterCrop,
+    Compose,
+    InterpolationMode,
+    PILToTensor,
+    RandomResizedCrop,
+    Resize,
+    functional,
+)
 
 from configs.schema import Data
 from datasets.transforms.crop import EvalTransform, Normalize, crop_box
@@ -13,23 +22,16 @@ from datasets.transforms.decode import PixelRules, to_array
 from datasets.types import ImageReadError
 from tests.support.crops import SIZES, assert_alike, augmented
 from tests.support.image_sets import noise
-
-
-def torchvision_mode(name: str):
-    from torchvision.transforms import InterpolationMode
-
-    return InterpolationMode(name)
+from tests.support.refusals import refused
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "lanczos", "nearest"])
 def test_training_images_are_torchvisions(interpolation):
-    from torchvision.transforms import functional
-
     data = Data(INTERPOLATION=interpolation, IMAGE_SIZE=64)
     for seed, size in enumerate(SIZES):
         image, rng = noise(*size), random.Random(seed)
         left, top, width, height = crop_box(*size, (0.08, 1.0), (3 / 4, 4 / 3), rng)
-        wanted = functional.resized_crop(image, top, left, height, width, [64, 64], torchvision_mode(interpolation))
+        wanted = functional.resized_crop(image, top, left, height, width, [64, 64], InterpolationMode(interpolation))
         wanted = functional.hflip(wanted) if rng.random() < 0.5 else wanted
         assert_alike(augmented(data, image, seed), functional.pil_to_tensor(wanted), interpolation)
 
@@ -37,15 +39,8 @@ def test_training_images_are_torchvisions(interpolation):
 @pytest.mark.parametrize(("side", "crop_pct"), [(64, 0.875), (65, 0.9), (64, 1.0)])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_evaluation_images_are_torchvisions(side, crop_pct, mode):
-    from torchvision import transforms
-
-    chain = transforms.Compose(
-        [
-            transforms.Resize(math.floor(side / crop_pct), torchvision_mode("bicubic")),
-            transforms.CenterCrop(side),
-            transforms.PILToTensor(),
-        ]
-    )
+    resize = Resize(math.floor(side / crop_pct), InterpolationMode.BICUBIC)
+    chain = Compose([resize, CenterCrop(side), PILToTensor()])
     transform = EvalTransform(Data(IMAGE_SIZE=side, CROP_PCT=crop_pct))
     for size in SIZES:
         image = noise(*size, mode)
@@ -55,6 +50,7 @@ def test_evaluation_images_are_torchvisions(side, crop_pct, mode):
 
 
 def test_crops_have_the_areas_and_shapes_that_were_asked_for():
+    assert crop_box(500, 375, (0.08, 1.0), (3 / 4, 4 / 3), random.Random(0)) == (29, 1, 432, 372)  # in every Python
     rng = random.Random(0)
     boxes = [crop_box(400, 300, (0.25, 0.5), (0.5, 2.0), rng) for _ in range(2000)]
     areas = np.array([width * height / 120_000 for _, _, width, height in boxes])
@@ -66,30 +62,13 @@ def test_crops_have_the_areas_and_shapes_that_were_asked_for():
 
 
 def test_where_no_crop_fits_the_largest_in_the_centre_is_taken_as_in_torchvision():
-    from torchvision.transforms import RandomResizedCrop
-
     for size in [(1000, 10), (10, 1000), (1, 1), (7, 300)]:
         top, left, height, width = RandomResizedCrop.get_params(noise(*size), [0.9, 1.0], [3 / 4, 4 / 3])
         assert crop_box(*size, (0.9, 1.0), (3 / 4, 4 / 3), random.Random(0)) == (left, top, width, height)
 
 
-def test_a_crop_is_the_same_in_every_version_of_python():
-    assert crop_box(500, 375, (0.08, 1.0), (3 / 4, 4 / 3), random.Random(0)) == (29, 1, 432, 372)
-
-
-def test_hflip_is_a_probability():
-    image = noise(8, 8)
-    for hflip, expected in ((0.0, {False}), (1.0, {True}), (0.5, {True, False})):
-        data = Data(IMAGE_SIZE=8, CROP_SCALE=(1.0, 1.0), CROP_RATIO=(1.0, 1.0), HFLIP=hflip)
-        plain = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-        seen = {torch.equal(augmented(data, image, seed), plain.flip(2)) for seed in range(10)}
-        assert seen == expected
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_normalize_equals_torchvisions(dtype):
-    from torchvision.transforms import functional
-
     data = Data(IMAGENET_MEAN=(0.485, 0.456, 0.406), IMAGENET_STD=(0.229, 0.224, 0.225))
     images = torch.arange(2 * 3 * 16 * 16).reshape(2, 3, 16, 16).to(torch.uint8)
     wanted = functional.normalize(images.double() / 255, data.IMAGENET_MEAN, data.IMAGENET_STD)
@@ -98,11 +77,6 @@ def test_normalize_equals_torchvisions(dtype):
     torch.testing.assert_close(got, wanted.to(dtype))
 
 
-def test_the_default_mean_and_std_fit_grey_images_too():
-    images = torch.full((1, 1, 2, 2), 255, dtype=torch.uint8)
-    torch.testing.assert_close(Normalize(Data(IMAGE_CHANNELS=1))(images), torch.ones(1, 1, 2, 2))
-
-
 def test_a_line_of_pixels_that_would_be_enlarged_to_gigabytes_cannot_be_read():
-    with pytest.raises(ImageReadError, match="more than"):
+    with refused(ImageReadError, "DATA.MAX_PIXELS"):
         EvalTransform(Data())(np.zeros((1, 1_000_000, 3), np.uint8), torch.empty(3, 224, 224))

@@ -55,52 +55,33 @@ def test_every_window_is_cut_exactly_whatever_the_sizes_and_mixed_pairs_are_neve
             assert {piece.epoch for piece in in_order} == {epoch}
             counted = [index for piece in in_order for index in piece.indices[: piece.num_samples]]
             assert counted == window.tolist()
-            assert all(
-                piece.num_samples == len(piece.indices) <= cut.batch_size for piece in in_order if piece.num_samples
-            )
+            filled = [piece for piece in in_order if piece.num_samples]
+            assert all(piece.num_samples == len(piece.indices) <= cut.batch_size for piece in filled)
             assert all(piece.indices.tolist() == [window[0]] for piece in in_order if not piece.num_samples)
             if in_pairs:
-                assert all(piece.first % 2 == 0 for piece in in_order if piece.num_samples)
+                assert all(piece.first % 2 == 0 for piece in filled)
                 assert sum(piece.num_samples % 2 for piece in in_order) <= len(window) % 2
             seen += counted
         assert len(set(seen)) == len(seen)
-        left_out = cut.num_images - len(seen)
-        assert left_out == (
-            cut.num_images % cut.global_batch if cut.drop_last and cut.num_images >= cut.global_batch else 0
-        )
-
-
-def test_drop_last_never_leaves_an_epoch_without_a_step():
-    assert order(100, 8, drop_last=True).steps_per_epoch == 12
-    assert order(100, 8, drop_last=False).steps_per_epoch == 13
-    assert order(5, 8, drop_last=True).steps_per_epoch == 1
-    assert order(5, 8, drop_last=True).window_size(7) == 5
+        leaves_out = cut.drop_last and cut.num_images >= cut.global_batch
+        assert cut.num_images - len(seen) == (cut.num_images % cut.global_batch if leaves_out else 0)
 
 
 @pytest.mark.parametrize(
-    ("num_images", "drop_last", "said"),
+    ("num_images", "drop_last", "steps", "names"),
     [
-        (144, True, ["1 update", "144 images"]),
-        (1500, True, ["3 updates", "500 images"]),
-        (1501, True, ["3 updates", "500 images", "1 image", "DATA.DROP_LAST"]),
-        (501, False, ["1 update", "500 images", "1 image"]),
-        (500, False, ["1 update", "500 images", "250 x 1 process x 2 micro-batches"]),
+        (144, True, 1, ["1 update", "144 images"]),  # never an epoch without a step
+        (1500, True, 3, ["3 updates", "500 images"]),
+        (1501, True, 3, ["3 updates", "500 images", "1 image", "DATA.DROP_LAST"]),
+        (501, False, 2, ["1 update", "500 images", "1 image"]),
+        (500, False, 1, ["1 update", "500 images", "250 x 1 process x 2 micro-batches"]),
     ],
 )
-def test_an_epoch_is_described_as_it_is_trained(num_images, drop_last, said):
+def test_an_epoch_is_described_as_it_is_trained(num_images, drop_last, steps, names):
     cut = order(num_images, 250, num_accumulated=2, drop_last=drop_last)
-    assert_names(cut.describe_epoch(), *said)
-    assert ("DATA.DROP_LAST" in cut.describe_epoch()) is ("DATA.DROP_LAST" in said)
-
-
-def test_each_epoch_and_each_seed_has_an_order_of_its_own():
-    def epoch(number: int, seed: int) -> list[int]:
-        cut = order(96, 8, seed=seed)
-        return [index for step in range(12) for index in cut.window(12 * number + step).tolist()]
-
-    assert sorted(epoch(0, 0)) == sorted(epoch(3, 5)) == list(range(96))
-    orders = [epoch(0, 0), epoch(1, 0), epoch(0, 1), epoch(1, 1), list(range(96))]
-    assert all(first != second for first in orders for second in orders if first is not second)
+    assert cut.steps_per_epoch == steps
+    assert_names(cut.describe_epoch(), *names)
+    assert ("DATA.DROP_LAST" in cut.describe_epoch()) is ("DATA.DROP_LAST" in names)
 
 
 def test_the_randomness_of_a_sample_is_its_own_and_the_same_in_every_version_of_python():
@@ -120,24 +101,17 @@ def test_what_nobody_took_from_a_window_does_not_turn_up_in_the_next():
     assert taken(windows) == whole[2:]
 
 
-def test_loading_leaves_the_global_random_numbers_alone():
+def test_loading_leaves_the_global_random_numbers_and_what_is_frozen_alone():
     torch.manual_seed(1), random.seed(1), np.random.seed(1)
     states = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
     config = settings(BATCH_SIZE=700)
+    gc.freeze()
     taken(train_data(config).windows(0, 2))
+    assert gc.get_freeze_count(), "what utils/program.py froze stays so without worker processes"
+    gc.unfreeze()
     list(build_eval_data(config, load_image_sets(config)[1], Process(CPU)))
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1:] == (random.getstate(), repr(np.random.get_state()))
-
-
-def test_a_process_without_images_of_its_own_gets_one_that_does_not_count():
-    config = settings(BATCH_SIZE=479, DROP_LAST=False)  # of 1,438 images, three processes leave 1
-    runs = [train_data(config, rank, 3).windows(1, 2) for rank in range(3)]
-    windows = [next(run) for run in runs]
-    assert {(window.num_samples, window.num_batches) for window in windows} == {(1, 1)}
-    batches = [next(window.batches) for window in windows]
-    assert sorted(batch.num_samples for batch in batches) == [0, 0, 1]
-    assert all(torch.equal(batch.images, batches[0].images) and len(batch.images) == 1 for batch in batches)
 
 
 # --- evaluation ---
@@ -151,14 +125,8 @@ def test_evaluation_covers_every_image_once(world_size):
     batches = [batch for share in shares for batch in share]
     assert {share.num_samples for share in shares} == {359} and sum(batch.num_samples for batch in batches) == 359
     assert max(len(batch.images) for batch in batches) == 32
-    assert len({len(list(share)) for share in shares}) == 1, (
-        "processes are in step, though the last batch may count nothing"
-    )
-    shown = [
-        (image, target)
-        for batch in batches
-        for image, target in zip(batch.images.tolist(), batch.targets.tolist(), strict=True)
-    ]
+    assert len({len(list(share)) for share in shares}) == 1, "processes are in step; the last batch may count nothing"
+    shown = [pair for each in batches for pair in zip(each.images.tolist(), each.targets.tolist(), strict=True)]
     whole = [(image[None].tolist(), target) for image, target in zip(val.images, val.targets.tolist(), strict=True)]
     assert sorted(shown) == sorted(whole)
 
@@ -200,15 +168,6 @@ def test_an_unreadable_image_is_replaced_by_one_of_its_class_or_where_there_is_n
     assert len(shown) == 21
 
 
-def test_an_image_that_only_keeps_a_process_in_step_is_not_counted_though_it_cannot_be_read(folder):
-    (folder / "val" / "ant" / "0.png").write_bytes(b"")  # the first image is lent to whoever has none left
-    config = folder_settings(folder, BATCH_SIZE_EVAL=1)
-    _, val = load_image_sets(config)
-    shares = [list(build_eval_data(config, val, Process(CPU, rank, world_size=4))) for rank in range(4)]
-    assert sorted(index for batches in shares for batch in batches for index in batch.bad) == [0, 2, 5]
-    assert sum(batch.num_samples for batches in shares for batch in batches) == 3
-
-
 def test_evaluation_leaves_out_what_it_cannot_read_and_reports_it(folder):
     config = folder_settings(folder, BATCH_SIZE_EVAL=1)
     _, val = load_image_sets(config)
@@ -216,6 +175,10 @@ def test_evaluation_leaves_out_what_it_cannot_read_and_reports_it(folder):
     assert [batch.num_samples for batch in batches] == [len(batch.images) for batch in batches] == [1, 1, 0, 1, 1, 0]
     assert [batch.bad for batch in batches] == [[], [], [2], [], [], [5]]
     assert [target for batch in batches for target in batch.targets.tolist()] == [0, 0, 1, 1]
+    (folder / "val" / "ant" / "0.png").write_bytes(b"")  # lent to whoever has none left, and not counted for that
+    shares = [batch for rank in range(4) for batch in build_eval_data(config, val, Process(CPU, rank, world_size=4))]
+    assert sorted(index for batch in shares for index in batch.bad) == [0, 2, 5]
+    assert sum(batch.num_samples for batch in shares) == 3
 
 
 THREADS = """
@@ -246,10 +209,8 @@ def test_when_nothing_can_be_read_any_more_the_error_comes_through_the_worker_as
         file.unlink()
     with pytest.raises(DataError) as caught:
         taken(data.windows(0, 5))
-    assert "cannot be read, nor can 16 others (FileNotFoundError" in str(caught.value)
-    assert "Traceback" not in str(caught.value) and str(caught.value).endswith(
-        "check that DATA.DATA_PATH is still available"
-    )
+    assert_names(str(caught.value), "16 others", "FileNotFoundError", "DATA.DATA_PATH")
+    assert "Traceback" not in str(caught.value)
 
 
 def test_signals_to_all_processes_leave_the_workers_at_work_and_closing_ends_them(folder):
@@ -300,14 +261,6 @@ def test_threads_read_so_many_batches_ahead_and_none_where_the_cpu_computes(fold
         for _ in itertools.islice(batches, 3):
             seen.append(len(begun))
     assert seen == expected
-
-
-def test_without_workers_objects_that_garbage_collection_was_told_to_skip_are_still_skipped():
-    gc.freeze()
-    try:
-        assert taken(train_data(settings()).windows(0, 1)) and gc.get_freeze_count()
-    finally:
-        gc.unfreeze()
 
 
 GPU = torch.device("cuda", 0)

@@ -13,11 +13,11 @@ from tests.support.pretend_device import DEVICE, on_pretend_device, waits
 from tests.support.trainers import make_trainer
 
 
-def erased_one_by_one(images: torch.Tensor, of_it: Piece, config: Config) -> torch.Tensor:
-    """With each random number drawn where it is needed."""
+def erased_one_by_one(images: torch.Tensor, piece: Piece, config: Config) -> torch.Tensor:
+    """The images with each random number drawn where it is needed."""
     erasing, images, mode = Erasing(config, CPU), images.clone(), config.TRAIN.RANDOM_ERASE_MODE
-    for image, index, repeat in zip(images, of_it.indices.tolist(), of_it.repeats.tolist(), strict=True):
-        rng = sample_rng(config.SEED, of_it.epoch, index, "erasing", repeat)
+    for image, index, repeat in zip(images, piece.indices.tolist(), piece.repeats.tolist(), strict=True):
+        rng = sample_rng(config.SEED, piece.epoch, index, "erasing", repeat)
         if rng.random() >= config.TRAIN.RANDOM_ERASE_PROB:
             continue
         for left, top, width, height in erasing.boxes(rng):
@@ -31,8 +31,8 @@ def erased_one_by_one(images: torch.Tensor, of_it: Piece, config: Config) -> tor
     return images
 
 
-def mixed_one_by_one(images: torch.Tensor, of_it: Piece, config: Config) -> torch.Tensor:
-    rows = Mixing(config).rows(of_it)
+def mixed_one_by_one(images: torch.Tensor, piece: Piece, config: Config) -> torch.Tensor:
+    rows = Mixing(config).rows(piece)
     partners = images[[int(partner) for partner, *_ in rows]]
     weights = torch.stack([torch.full((1, SIDE, SIDE), factor) for _, factor, *_ in rows])
     for weight, (_, _, left, top, width, height) in zip(weights, rows, strict=True):
@@ -41,23 +41,22 @@ def mixed_one_by_one(images: torch.Tensor, of_it: Piece, config: Config) -> torc
 
 
 @pytest.mark.parametrize("kind", [Erasing, BatchedErasing])
-@pytest.mark.parametrize("mode", ["pixel", "rand", "const"])
-@pytest.mark.parametrize("channels", [3, 1])
+@pytest.mark.parametrize(("mode", "channels"), [("pixel", 3), ("rand", 1), ("const", 3)])
 def test_what_is_erased_equals_a_plain_loop(kind, mode, channels):
     config = settings(channels, RANDOM_ERASE_MODE=mode, **ERASES)
-    images, of_it = torch.randn(40, channels, SIDE, SIDE), batch(40).piece
-    wanted = erased_one_by_one(images, of_it, config)
+    images, piece = torch.randn(40, channels, SIDE, SIDE), batch(40).piece
+    wanted = erased_one_by_one(images, piece, config)
     erasing = kind(config, CPU)
-    assert torch.equal(erasing(images.clone(), torch.tensor(erasing.rows(of_it))), wanted)
+    assert torch.equal(erasing(images.clone(), torch.tensor(erasing.rows(piece))), wanted)
     assert 10 < (wanted != images).flatten(1).any(1).sum() < 40
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 8])
 def test_what_is_mixed_equals_a_plain_loop(count):
-    config, of_it = settings(**MIXES), batch(count).piece
+    config, piece = settings(**MIXES), batch(count).piece
     images, mixing = torch.randn(count, 3, SIDE, SIDE), Mixing(config)
-    got = mixing(images, torch.tensor(mixing.rows(of_it)), images.dtype)
-    assert torch.equal(got, mixed_one_by_one(images, of_it, config)) and torch.equal(got, images) == (count == 1)
+    got = mixing(images, torch.tensor(mixing.rows(piece)), images.dtype)
+    assert torch.equal(got, mixed_one_by_one(images, piece, config)) and torch.equal(got, images) == (count == 1)
 
 
 @pytest.mark.parametrize(
@@ -74,17 +73,15 @@ def test_images_in_half_precision_are_those_in_float32_rounded_once(half, kind, 
     assert wanted.is_contiguous() and got.is_contiguous()
 
 
-def test_mixing_stops_after_so_many_epochs():
+def test_mixing_stops_after_so_many_epochs_and_a_batch_without_a_piece_is_only_normalized():
     config, one = settings(3, MIXUP_OFF_EPOCH=2, **MIXES), batch(4)
     prepare = Preparation(config, Normalize(config.DATA))
-    targets = [prepare(one._replace(piece=one.piece._replace(epoch=epoch)))[1] for epoch in range(4)]
-    assert [isinstance(each, Mixed) for each in targets] == [True, True, False, False]
-
-
-def test_a_batch_without_a_piece_as_scripts_make_it_is_only_normalized():
-    config, images = settings(3, MIXUP_OFF_EPOCH=5, **ERASES | MIXES), batch(4)._replace(piece=None)
-    prepare = Preparation(config, Normalize(config.DATA))
-    assert torch.equal(prepare(images)[0], prepare.normalize(images.images))
+    prepared = [prepare(one._replace(piece=one.piece._replace(epoch=epoch))) for epoch in range(4)]
+    assert [isinstance(targets, Mixed) for _, targets in prepared] == [True, True, False, False]
+    plain = [torch.equal(images, prepare.normalize(one.images)) for images, _ in prepared]
+    assert plain == [False, False, True, True]
+    prepare = Preparation(config := settings(3, **ERASES | MIXES), Normalize(config.DATA))
+    assert torch.equal(prepare(one._replace(piece=None))[0], prepare.normalize(one.images))  # as scripts/doctor.py's
 
 
 def test_one_graph_for_each_size_computes_all_that_is_done_with_the_images(monkeypatch):
@@ -101,11 +98,7 @@ def test_one_graph_for_each_size_computes_all_that_is_done_with_the_images(monke
     for count in (8, 6, 4, 7):
         assert torch.equal(compiled(batch(count))[0], plain(batch(count))[0])
     assert len(graphs) == 4
-
-
-def test_a_gpu_erases_all_images_at_once_and_a_cpu_one_by_one():
-    config = settings(**ERASES)
-    assert type(build_erasing(config, CPU)) is Erasing
+    assert type(build_erasing(config, CPU)) is Erasing  # image by image
     assert type(build_erasing(config, torch.device("meta"))) is BatchedErasing
 
 
@@ -131,8 +124,7 @@ def test_images_reach_the_model_in_the_type_of_its_first_layer(tmp_path):
         ("AMP=true PRECISION.CUSTOM_BLACK_LIST=[patch_embed]", torch.float32),
         ("AMP=true PRECISION.MODE=naive", torch.bfloat16),
     ):
-        config = small_config(tmp_path, *options.split())
-        trainer = make_trainer(config, device=torch.device(DEVICE))
+        trainer = make_trainer(small_config(tmp_path, *options.split()), device=torch.device(DEVICE))
         windows = trainer.data.windows(0, 1)
         images, _ = trainer.to_device(next(next(windows).batches))
         assert images.dtype == dtype

@@ -69,10 +69,12 @@ def test_an_image_that_would_become_enormous_is_cropped_first(mode):
     assert torch.equal(augmented(data, image, 0), wanted) and wanted.float().std() > 10
 
 
-def test_vertical_flips_have_their_probability_and_change_no_other_draw():
+@pytest.mark.parametrize(("name", "dim"), [("HFLIP", 2), ("VFLIP", 1)])
+def test_flips_have_their_probability_and_change_no_other_draw(name, dim):
     image = noise(40, 30)
-    both = [[augmented(Data(IMAGE_SIZE=8, VFLIP=vflip), image, seed) for seed in range(200)] for vflip in (0.0, 0.3)]
-    flipped = [torch.equal(plain.flip(1), other) for plain, other in zip(*both, strict=True)]
+    given = [Data(IMAGE_SIZE=8, **{"HFLIP": 0.0} | {name: chance}) for chance in (0.0, 0.3)]
+    both = [[augmented(data, image, seed) for seed in range(200)] for data in given]
+    flipped = [torch.equal(plain.flip(dim), other) for plain, other in zip(*both, strict=True)]
     unchanged = [torch.equal(*pair) for pair in zip(*both, strict=True)]
     assert sum(flipped) + sum(unchanged) == 200 and abs(sum(flipped) / 200 - 0.3) < 0.1
 

@@ -57,6 +57,8 @@ IN_A_FILE = {
     "DATA: {DATASET: parquet, SAMPLER: balanced}": "DATA.SAMPLER balanced DATA.DATASET parquet TRAIN.CLASS_WEIGHTS=auto",
     "DATA: {CROP_RATIO: 1}": "DATA.CROP_RATIO '1' [0.08, 1.0]",
     "TRAIN: {MIXUP_GROUP: 7}": "TRAIN.MIXUP_GROUP 7",
+    "TRAIN: {CUTMIX_MINMAX: [0.8, 0.2]}": "TRAIN.CUTMIX_MINMAX",
+    "{DATA: {BATCH_SIZE: 7}, TRAIN: {CUTMIX_ALPHA: 1}}": "DATA.BATCH_SIZE 7 TRAIN.CUTMIX_ALPHA 1.0",
     "DATA: {IMAGENET_STD: 0.3}": "DATA.IMAGENET_STD [0.3] DATA.IMAGE_CHANNELS 3 (default)",
     "DATA: {IMAGE_CHANNELS: 1, IMAGENET_MEAN: [0.1, 0.2, 0.3]}": "DATA.IMAGENET_MEAN [0.1, 0.2, 0.3] DATA.IMAGE_CHANNELS 1",
     # PaddleViT's older dialects, named as they were written.
@@ -152,6 +154,8 @@ IN_A_RUN = {
     "-opts MODEL.LORA.RANK=4 MODEL.LORA.TARGETS=[blocks.7]": "MODEL.LORA.TARGETS blocks.7",
     "-opts MODEL.FREEZE=['*','!classifiers']": "MODEL.FREEZE classifiers",
     "-dataset cifar1": "cifar1 cifar10",
+    "-opts MODEL.TYPE=timm MODEL.NAME=resnet5O": "MODEL.NAME resnet5O resnet50",
+    "-opts DEVICE=xpu": "DEVICE xpu",
     "-amp -opts PRECISION.CUSTOM_WHITE_LIST=[LayerNrm]": "PRECISION.CUSTOM_WHITE_LIST LayerNrm LayerNorm",
     "-amp -opts PRECISION.CUSTOM_BLACK_LIST=[blocks.9.mlp]": "PRECISION.CUSTOM_BLACK_LIST blocks.9.mlp blocks.1.mlp",
     "-amp -opts PRECISION.CUSTOM_BLACK_LIST=[head] PRECISION.CUSTOM_WHITE_LIST=[head]": (

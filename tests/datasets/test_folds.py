@@ -8,8 +8,7 @@ import pytest
 
 from configs.load import load as load_settings
 from datasets import SavedData, holds_out_no_more, identity, load_image_sets
-from datasets import index as file
-from tests.support.image_sets import draw, load, make_folders, make_set, samples, settings, shades, write_tar
+from tests.support.image_sets import draw, load, make_folders, make_set, samples, settings, write_tar
 from tests.support.imagenet_files import make_kaggle
 from tests.support.parquet_files import rows, write_parquet
 from tests.support.refusals import refused
@@ -149,13 +148,3 @@ def test_the_images_of_another_fold_may_be_among_those_trained_on():
     fraction = {"rule": "hash", "fraction": 0.1, "seed": 0}
     assert holds_out_no_more(fold, fold) and not holds_out_no_more(fold, other)
     assert not holds_out_no_more(fraction, fold) and not holds_out_no_more(fold, fraction)
-
-
-def test_folds_of_a_large_set_have_a_file_each_so_that_their_runs_can_go_on_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(file, "SMALL", 0)
-    make_folders(tmp_path, {"ant": 10, "bee": 10})
-    first = load("imagefolder", tmp_path, FOLD="0/3")
-    wanted = [shades(each) for each in load("imagefolder", tmp_path, FOLD="1/3")]
-    assert len(list(tmp_path.glob("*.split-*.index"))) == 2
-    assert [shades(each) for each in load("imagefolder", tmp_path, FOLD="0/3")] == [shades(each) for each in first]
-    assert [shades(each) for each in load("imagefolder", tmp_path, FOLD="1/3")] == wanted

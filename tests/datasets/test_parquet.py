@@ -58,13 +58,14 @@ def test_of_one_file_images_are_held_out_by_their_names(tmp_path):
     assert set(shades(val)) <= set(shades(load("parquet", tmp_path / "more.parquet", VAL_FRACTION=0.3)[1]))
 
 
-def test_repeated_names_leave_file_and_row_as_the_key(tmp_path):
+def test_repeated_names_leave_file_and_row_as_the_key_and_repeated_classes_stay_apart(tmp_path):
     columns = rows(range(6))
     columns["image"][5]["path"] = "0000.png"
-    path = write_parquet(tmp_path / "train.parquet", columns)
+    path = write_parquet(tmp_path / "train.parquet", columns, {"label": ["crane", "cat", "crane"]})
     train, val = load("parquet", path, VAL_FRACTION=0.3)
     keys = [part.key(index) for part in (train, val) for index in range(len(part))]
     assert sorted(keys) == [f"train.parquet: {row}" for row in range(6)]
+    assert train.classes == ["crane (0)", "cat", "crane (2)"]
 
 
 def plain_binary() -> dict:
@@ -93,12 +94,6 @@ def test_images_and_labels_of_every_type_are_read(tmp_path, columns):
     train, _ = load("parquet", tmp_path)
     assert shades(train) == list(range(6)) and train.targets.tolist() == [0, 1, 2, 0, 1, 2]
     assert train.classes in (ANIMALS, ["0", "1", "2"])
-
-
-def test_names_of_classes_that_repeat_stay_classes_of_their_own(tmp_path):
-    write_parquet(tmp_path / "train.parquet", rows(range(6)), {"label": ["crane", "cat", "crane"]})
-    train, val = load("parquet", tmp_path, VAL_FRACTION=0.3)
-    assert train.classes == ["crane (0)", "cat", "crane (2)"]
 
 
 def test_a_setting_names_columns_that_are_called_otherwise(tmp_path):
@@ -133,25 +128,23 @@ def test_rows_and_columns_that_cannot_be_used_are_named(tmp_path, change, names)
     assert_names(error_of("parquet", path), str(path), *names)
 
 
-def test_labels_above_the_names_and_validation_classes_that_are_not_trained_are_refused(tmp_path):
+def test_parts_of_different_data_sets_and_files_without_rows_are_refused(tmp_path):
     path = write_parquet(tmp_path / "train.parquet", rows(range(6)), {"label": ["a", "b"]})
     assert_names(error_of("parquet", tmp_path), str(path), "row 2", 2)
     write_parquet(path, rows(range(6)))
     other = write_parquet(tmp_path / "val.parquet", rows(range(8), num_classes=4))
     assert_names(error_of("parquet", tmp_path), str(other), "row 3", 3)
-    write_parquet(path, rows(range(6)), {"label": ["a", "b", "c"]})
-    assert_names(error_of("parquet", tmp_path), str(other), str(path))
-
-
-def test_files_without_rows_and_files_with_other_types_of_labels_are_named(tmp_path):
-    path = write_parquet(tmp_path / "train.parquet", rows(range(6)))
-    other = write_parquet(tmp_path / "val.parquet", rows(range(6)) | {"label": list("abcabc")})
-    assert_names(error_of("parquet", tmp_path), str(path), str(other))
+    for columns, classes in (
+        (rows(range(6)), {"label": ["a", "b", "c"]}),
+        (rows(range(6)) | {"label": list("abcabc")}, None),
+    ):
+        write_parquet(path, columns, classes)
+        assert_names(error_of("parquet", tmp_path), str(other), str(path))
     empty = pyarrow.parquet.read_table(path).slice(0, 0)
-    pyarrow.parquet.write_table(empty, other)
-    assert_names(error_of("parquet", tmp_path), str(other))
-    pyarrow.parquet.write_table(empty, path)
-    assert_names(error_of("parquet", path), str(path))
+    for file, place in ((other, tmp_path), (path, path)):
+        pyarrow.parquet.write_table(empty, file)
+        assert_names(error_of("parquet", place), str(file))
+        other.unlink(missing_ok=True)
 
 
 def test_truncated_damaged_and_foreign_files_are_named(tmp_path):
@@ -174,8 +167,11 @@ def test_files_that_the_others_count_but_that_are_missing_are_named(tmp_path):
     assert_names("\n".join(val.notes), "warning", "train-00001-of-00003.parquet")
 
 
-def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):
+def test_without_pyarrow_or_with_one_that_would_load_pickles_the_error_says_what_to_install(tmp_path, monkeypatch):
     make_parquet(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(pyarrow, "__version__", "14.0.0")
+        assert_names(error_of("parquet", tmp_path), "14.0.0", "pip install -U pyarrow")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     assert_names(error_of("parquet", tmp_path), "pip install pyarrow")
 
@@ -191,13 +187,6 @@ def test_a_type_that_is_a_pickle_is_not_loaded(tmp_path):
     field = table.schema.field("label").with_metadata(hidden)
     pyarrow.parquet.write_table(table.cast(table.schema.set(1, field)), tmp_path / "train.parquet")
     assert sum(map(len, load("parquet", tmp_path))) == 6 and not marker.exists()
-
-
-@pytest.mark.usefixtures("signal_handlers")
-def test_a_pyarrow_that_would_load_it_is_refused(tmp_path, monkeypatch):
-    make_parquet(tmp_path)
-    monkeypatch.setattr(pyarrow, "__version__", "14.0.0")
-    assert_names(error_of("parquet", tmp_path), "14.0.0", "pip install -U pyarrow")
 
 
 # --- row groups ---

@@ -57,19 +57,13 @@ def png(shade: int) -> bytes:
     return content.getvalue()
 
 
-def tar_bytes(files: dict[str, bytes], tar_format: int = tarfile.USTAR_FORMAT) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tar_format) as tar:
+def write_tar(path: Path, files: dict[str, bytes]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-    return packed.getvalue()
-
-
-def write_tar(path: Path, files: dict[str, bytes], tar_format: int = tarfile.USTAR_FORMAT) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(tar_bytes(files, tar_format))
     return path
 
 

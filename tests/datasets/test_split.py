@@ -22,26 +22,31 @@ def parts_of(dataset: str, path, **options) -> dict[str, str]:
     return {each.key(index): part for part, each in zip("tv", (train, val), strict=True) for index in range(len(each))}
 
 
-def test_however_a_folder_grows_no_image_moves_between_training_and_validation(tmp_path):
+def folds_of(path, total: int = 4) -> dict[str, int]:
+    """{name of an image: the fold that holds it out}"""
+    held_out = {}
+    for fold in range(total):
+        held_out |= {
+            key: fold for key, part in parts_of("imagefolder", path, FOLD=f"{fold}/{total}").items() if part == "v"
+        }
+    return held_out
+
+
+def test_however_a_folder_grows_no_image_moves_between_training_and_validation_or_to_another_fold(tmp_path):
     random = np.random.default_rng(0)
     make_folders(tmp_path, {"bee": 20, "dog": 20, "fox": 20})
-    before = parts_of("imagefolder", tmp_path, VAL_FRACTION=0.2)
-    for addition in range(20):
+    before, folds = parts_of("imagefolder", tmp_path, VAL_FRACTION=0.2), folds_of(tmp_path)
+    for addition in range(10):
         name = random.choice(["ant", "bee", "cat", "dog", "fox", "gnu"]) if addition else "ant"
-        for number in range(random.integers(8, 15)):
+        for number in range(random.integers(12, 25)):
             draw(tmp_path / name / f"{random.integers(10**6)}-{number}.png")
         after = parts_of("imagefolder", tmp_path, VAL_FRACTION=0.2)
         assert len(after) > len(before) and all(after[name] == part for name, part in before.items())
         before = after
     assert 0.1 < list(before.values()).count("v") / len(before) < 0.3
-
-
-def test_a_larger_fraction_holds_out_more_and_nothing_else(tmp_path):
-    make_folders(tmp_path, {"ant": 60, "bee": 60})
-    few, more = (parts_of("imagefolder", tmp_path, VAL_FRACTION=fraction) for fraction in (0.1, 0.3))
-    assert {name for name, part in few.items() if part == "v"} < {name for name, part in more.items() if part == "v"}
-    assert few == parts_of("imagefolder", tmp_path, VAL_FRACTION=0.1)
-    assert few != parts_of("imagefolder", tmp_path, FOLD="1/10")
+    assert folds.items() <= folds_of(tmp_path).items()
+    more = parts_of("imagefolder", tmp_path, VAL_FRACTION=0.4)
+    assert {name for name, part in before.items() if part == "v"} < {name for name, part in more.items() if part == "v"}
 
 
 def test_a_name_is_in_the_same_part_as_folder_csv_file_and_shard_however_its_umlauts_are_written(tmp_path):
@@ -67,14 +72,9 @@ def test_few_images_are_still_split_and_what_the_hash_could_not_do_is_said(tmp_p
     train, val = load("imagefolder", tmp_path, VAL_FRACTION=1e-6)
     assert np.bincount(val.targets).tolist() == [1, 1] and np.bincount(train.targets).tolist() == [1, 1, 1]
     assert any("lowest hash" in note for note in val.notes)
+    assert [note for note in val.notes if "cat" in note and "DATA.VAL_FRACTION" in note]
     train, val = load("imagefolder", tmp_path, VAL_FRACTION=0.9)
     assert set(train.targets.tolist()) == {0, 1, 2} and "cat" in "".join(val.notes[1:])
-
-
-def test_classes_without_validation_images_are_named_with_the_remedy(tmp_path):
-    make_folders(tmp_path, {"ant": 60, "bee": 60, "cat": 1})
-    _, val = load("imagefolder", tmp_path)
-    assert [note for note in val.notes if "cat" in note and "DATA.VAL_FRACTION" in note]
 
 
 def test_a_run_of_a_version_without_a_record_keeps_its_split_by_position(tmp_path):
@@ -108,24 +108,21 @@ def test_evaluation_scores_all_images_of_a_folder_without_parts(tmp_path, datase
     assert len(load_image_sets(settings(dataset, path, evaluate=True), kept=another)[1]) == 20
 
 
-def test_evaluation_on_the_data_of_the_run_scores_what_it_held_out(tmp_path):
-    make_folders(tmp_path, {"ant": 20, "bee": 20})
-    _, val = load("imagefolder", tmp_path, VAL_FRACTION=0.3)
-    config = settings("imagefolder", f"{tmp_path}/", evaluate=True)  # VAL_FRACTION as at first
-    train, scored = load_image_sets(config, kept=SavedData(val.classes, val.split))
-    assert train is None and shades(scored) == shades(val)
-
-
-def test_evaluation_knows_a_copy_of_the_runs_data_and_names_the_risk_with_other_images(tmp_path):
+@pytest.mark.parametrize("given", [{"VAL_FRACTION": 0.3}, {"FOLD": "2/4"}, {"GROUP_BY": "day", "VAL_FRACTION": 0.4}])
+def test_evaluation_scores_what_the_run_held_out_also_of_a_copy_and_names_the_risk_with_other_images(tmp_path, given):
     make_folders(tmp_path / "here", {"ant": 20, "bee": 20})
-    _, val = load("imagefolder", tmp_path / "here", VAL_FRACTION=0.3)
+    rows = [f"{name}/{number:02d}.JPEG,{name},{number % 7}" for name in ("ant", "bee") for number in range(20)]
+    (tmp_path / "here" / "a.csv").write_text("\n".join(["image_path,target,day", *rows, ""]))
+    dataset, file, group = ("csv", "a.csv", {"GROUP_BY": "day"}) if "GROUP_BY" in given else ("imagefolder", "", {})
+    _, val = load(dataset, tmp_path / "here" / file, **given)
     kept = SavedData(val.classes, val.split, identity(val))
     shutil.copytree(tmp_path / "here", tmp_path / "copy")
-    config = settings("imagefolder", tmp_path / "copy", evaluate=True)
-    assert shades(load_image_sets(config, kept=kept)[1]) == shades(val)
+    for place in ("here", "copy"):  # with VAL_FRACTION and FOLD as at first
+        train, scored = load_image_sets(settings(dataset, tmp_path / place / file, evaluate=True, **group), kept=kept)
+        assert train is None and shades(scored) == shades(val) and scored.split["rule"] == "hash"
     for number in range(20):  # some of them would be held out
         draw(tmp_path / "copy" / "ant" / f"new-{number}.png")
-    _, scored = load_image_sets(config, kept=kept)
+    _, scored = load_image_sets(settings("imagefolder", tmp_path / "copy", evaluate=True), kept=kept)
     assert len(scored) == 60 and any("trained on" in note for note in scored.notes)
     assert not any("trained on" in note for note in load("imagefolder", tmp_path / "copy", evaluate=True)[1].notes)
 
@@ -209,13 +206,3 @@ def test_groups_that_are_the_classes_cannot_be_split_and_the_setting_is_named(tm
     (tmp_path / "a.csv").write_text("\n".join(["image_path,target", *rows, ""]))
     with refused(DataError, "DATA.GROUP_BY", "target", "validation"):
         load("csv", tmp_path / "a.csv", GROUP_BY="target")
-
-
-def test_evaluation_names_the_groups_that_were_held_out(tmp_path):
-    make_folders(tmp_path, {"ant": 20, "bee": 20})
-    rows = [f"{name}/{n:02d}.JPEG,{name},{n % 7}" for name in ("ant", "bee") for n in range(20)]
-    (tmp_path / "a.csv").write_text("\n".join(["image_path,target,day", *rows, ""]))
-    _, val = load("csv", tmp_path / "a.csv", GROUP_BY="day", VAL_FRACTION=0.4)
-    config = settings("csv", tmp_path / "a.csv", evaluate=True, GROUP_BY="day")
-    _, scored = load_image_sets(config, kept=SavedData(val.classes, val.split, identity(val)))
-    assert scored.split == val.split and shades(scored) == shades(val)

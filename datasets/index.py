@@ -24,7 +24,6 @@ import numpy as np
 from configs.schema import Config
 from utils.errors import DataError, cause_of
 from utils.files import locked, sync, sync_folder, without_waiting
-from utils.text import format_bytes
 
 ENDING = ".index"
 MAGIC = b"halfstep index 2\n"  # the number is the version of the format
@@ -285,18 +284,12 @@ def caches_folder(config: Config) -> Path:
 
 
 def index_paths(config: Config, beside: Path) -> list[Path]:
-    """Where an index may lie: `beside` the data, in the folder of caches, in the machine's folder of temporary files.
+    """Where an index may lie: `beside` the data, or where that is read-only in the folder of caches.
 
     A small one is written nowhere, and no folder is made for it.
     """
     known_by = hashlib.sha256(os.fsencode(os.path.realpath(beside))).hexdigest()[:16]
-    name = f"{beside.name.removesuffix(ENDING)}-{known_by}{ENDING}"
-    caches = caches_folder(config)
-    own = Path(tempfile.gettempdir()) / f"halfstep-{os.getuid()}"
-    with contextlib.suppress(FileNotFoundError):
-        if own.lstat().st_uid != os.getuid():  # made by another user, who could put a wrong index there
-            return [beside, caches / name]
-    return [beside, caches / name, own / name]
+    return [beside, caches_folder(config) / f"{beside.name.removesuffix(ENDING)}-{known_by}{ENDING}"]
 
 
 def open_or_build(
@@ -318,16 +311,6 @@ def open_or_build(
             return build(None)
         except BuiltElsewhereError:
             continue
-
-
-def note_of_memory(index: Index, title: str) -> list[str]:
-    """A line for the log where every process has to hold a large index itself."""
-    if index.path is not None or index.num_bytes <= SMALL:
-        return []
-    return [
-        f"warning: the index of {title} cannot be written anywhere, so each process builds it and holds its "
-        f"{format_bytes(index.num_bytes)}; set DATA.CACHE_PATH to a writable folder"
-    ]
 
 
 # --- whether it is still that of its files ---

@@ -76,16 +76,11 @@ def _numbered_targets(config: Config, labels: Labels) -> np.ndarray:
     for index, written in enumerate(labels.written):
         whole, _, decimals = written.partition(".")
         label = written if decimals.strip("0") else whole  # 3.0 is 3
-        if not (label.isascii() and label.isdecimal()):
-            problem = "is negative" if label.startswith("-") else "is not a whole number"
+        is_number = label.isascii() and label.isdecimal() and len(label) <= MAX_DIGITS
+        if not is_number or int(label) >= MAX_CLASSES:
             raise DataError(
-                f"{labels.where(index)}: label {shortened(written)!r} {problem}; labels count the classes from 0. Correct "
-                "it, or where labels are names of classes let less than half of them be numbers"
-            )
-        if len(label) > MAX_DIGITS or int(label) >= MAX_CLASSES:
-            raise DataError(
-                f"{labels.where(index)}: label {shortened(label)} is not a class number; labels count from 0, and at "
-                f"most {MAX_CLASSES:,} classes are supported"
+                f"{labels.where(index)}: label {shortened(written)!r} is not the number of a class, from 0 to "
+                f"{MAX_CLASSES - 1:,}. Correct it, or where labels are names of classes let less than half of them be numbers"
             )
         target = int(label)
         if num_classes is not None and target >= num_classes:

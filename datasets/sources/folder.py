@@ -17,7 +17,6 @@ from datasets.index import (
     IndexWriter,
     Place,
     index_paths,
-    note_of_memory,
     open_or_build,
 )
 from datasets.sources.images import FileImages, is_within
@@ -138,11 +137,7 @@ def read_class_folders(
     classes = [normalize("NFC", name) for name in classes]
     image_set = FileImages(folder, index.text("path"), index.column("target"), classes, PixelRules.of(config.DATA))
     image_set.index, image_set.classes_are_names = index, True
-    image_set.notes = (
-        *note_of_memory(index, str(folder)),
-        *_thumbnails(folder, names),
-        *describe_left_out(folder, left_out),
-    )
+    image_set.notes = (*_thumbnails(folder, names), *describe_left_out(folder, left_out))
     return image_set
 
 

@@ -26,7 +26,6 @@ EXPECTS = (
 SOLUTION = "LOC_val_solution.csv"
 COLUMNS = ["ImageId", "PredictionString"]
 OFFICIAL_TARS = re.compile(r"ILSVRC2012_img_(train|val)\.tar")
-CLASS_TAR = re.compile(r"n\d{8}\.tar")
 
 
 def read_imagenet(config: Config, say: Callable = print) -> tuple[ImageSet | None, ImageSet | None]:
@@ -57,12 +56,6 @@ def _refuse_tars(root: Path) -> None:
             f"DATA.DATA_PATH: {root} has the official tars of ImageNet, which are not read in place; unpack them with\n"
             f"  python -c \"from torchvision.datasets import ImageNet; [ImageNet('{root}', part) for part in ('train', 'val')]\"\n"
             "which needs the development kit ILSVRC2012_devkit_t12.tar.gz there, and pip install scipy"
-        )
-    if any(map(CLASS_TAR.fullmatch, names)) or root.suffix == ".tar":
-        raise DataError(
-            f"DATA.DATA_PATH: {root} has tars of classes, which are not read in place; unpack each into a folder of its name:\n"
-            '  for tar in n*.tar; do mkdir "${tar%.tar}" && tar -xf "$tar" -C "${tar%.tar}"; done\n'
-            "and read the folders with -dataset imagefolder"
         )
 
 

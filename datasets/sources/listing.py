@@ -19,7 +19,6 @@ from datasets.index import (
     Place,
     Texts,
     index_paths,
-    note_of_memory,
     open_or_build,
     stamps_of,
 )
@@ -210,7 +209,6 @@ def _first_names(paths: Texts, rows: list[int]) -> list[str]:
 def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
     """Lines for the log; DataError if all validation images are trained on."""
     facts, train, val = index.facts, lists.files[0], lists.files[-1]
-    yield from note_of_memory(index, str(train))
     yield from facts["notes"]
     for file, repeated in zip(lists.files, facts["repeated"], strict=True):
         if repeated["count"]:

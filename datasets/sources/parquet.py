@@ -24,7 +24,6 @@ from datasets.index import (
     Place,
     changed_during_run,
     index_paths,
-    note_of_memory,
     open_or_build,
     stamps_of,
 )
@@ -102,7 +101,6 @@ def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None
         config, [each.targets for each in image_sets], [each.name for each in image_sets]
     )
     notes = [*parts.notes(config, root, f"*{ENDING}"), *_missing_files([*train_files, *val_files])]
-    notes += note_of_memory(index, str(root))
     titles = [str(root) if root.is_file() else f"{root / str(part)}*{ENDING}" for part in (parts.train, parts.val)]
     for image_set in image_sets:
         image_set.classes, image_set.notes, image_set.split = list(classes), tuple(notes), own_split(*titles)

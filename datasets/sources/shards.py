@@ -22,7 +22,6 @@ from datasets.index import (
     Place,
     changed_during_run,
     index_paths,
-    note_of_memory,
     open_index,
     open_or_build,
 )
@@ -379,7 +378,6 @@ def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, Ima
     names = [parts.train] * bool(reads_train) + [parts.val] * bool(parts.val)
     tables = [open_table(config, folder, name, tars[name]) for name in names]
     notes = [*folder.notes, *parts.notes(config, folder.title, "*.tar")]
-    notes += [note for table in tables for note in note_of_memory(table.index, folder.title)]
     are_named, classes = _classes(config, folder, tables)
     sets = [_image_set(config, folder, table, classes) for table in tables]
     train, val = sets[0] if reads_train else None, sets[-1] if parts.val else None

@@ -57,17 +57,11 @@ def test_what_is_wrong_with_kaggles_table_is_named(tmp_path):
 # --- what is refused ---
 
 
-@pytest.mark.parametrize(
-    ("tar", "names"),
-    [
-        ("ILSVRC2012_img_train.tar", ["torchvision", "ILSVRC2012_devkit_t12.tar.gz", "scipy"]),
-        ("n01440764.tar", ["tar -xf", "-dataset imagefolder"]),
-    ],
-)
 @pytest.mark.parametrize("is_path", [True, False])
-def test_tars_are_refused_with_the_command_that_unpacks_them(tmp_path, tar, names, is_path):
-    (tmp_path / tar).touch()
-    assert_names(error_of("imagenet2012", tmp_path / tar if is_path else tmp_path), "DATA.DATA_PATH", *names)
+def test_tars_are_refused_with_the_command_that_unpacks_them(tmp_path, is_path):
+    (tar := tmp_path / "ILSVRC2012_img_train.tar").touch()
+    found = error_of("imagenet2012", tar if is_path else tmp_path)
+    assert_names(found, "DATA.DATA_PATH", "torchvision", "ILSVRC2012_devkit_t12.tar.gz", "scipy")
 
 
 @pytest.mark.usefixtures("signal_handlers")

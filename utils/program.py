@@ -2,6 +2,7 @@
 
 import atexit
 import ctypes
+import errno
 import gc
 import os
 import signal
@@ -15,10 +16,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from utils import VERSION
-from utils.errors import NO_COMPILER, OUT_OF_MEMORY, AlreadyReportedError, LostProcess, UserError
+from utils.errors import NO_COMPILER, OUT_OF_MEMORY, AlreadyReportedError, LostProcess, UserError, cause_of
 from utils.text import cut, printable
 
 MOST_READ = 100_000  # characters of an error's message, of which the first are shown
+
+
+# What a disk or its server does, and no program can help.
+OF_THE_DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EFBIG, errno.ETIMEDOUT}
 
 
 def relax_gc() -> None:
@@ -75,6 +80,9 @@ def judge(error: BaseException) -> tuple[int, str | None]:
         return 1, str(error)
     if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT, ""
+    if isinstance(error, OSError) and error.errno in OF_THE_DISK:
+        place = f"{error.filename}: " if error.filename else ""
+        return 1, f"{place}{cause_of(error)}; a file could not be read or written, start again when the disk can"
     message = _remedy_for(error)
     return UserError.code if message else 1, message
 

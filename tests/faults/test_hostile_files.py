@@ -179,3 +179,12 @@ def test_an_error_that_quotes_a_whole_file_is_cut(capsys):
 
     assert exit_code(program, []) == 2
     assert len(capsys.readouterr().err) < 10_000
+
+
+@pytest.mark.parametrize(
+    "what", ["open log.txt", "open .config.yaml.tmp", "fsync .config.yaml.tmp", "open .steps.csv.tmp", "open steps.csv"]
+)
+def test_a_disk_that_fails_at_the_start_is_one_line(tmp_path, start, what):
+    ended = start(tmp_path, find_no_room=[what, 1, True])
+    assert ended.returncode == 1 and "Traceback" not in ended.printed, ended.printed
+    assert "disk full" in ended.stderr

@@ -8,7 +8,7 @@ import numpy as np
 from datasets.types import ImageReadError, ImageSet
 from utils.distributed import Process
 from utils.errors import DataError
-from utils.text import counted
+from utils.text import counted, one_line
 
 ALWAYS_ALLOWED = 3  # one would be more than 1% of a small set
 NUM_SAMPLED = 128  # validation images that are read before training
@@ -38,7 +38,7 @@ class BadImages:
                 self._unshared.append(index)
                 so_far = f"{len(self.indices)} of {len(self.image_set)} so far"
                 reason = self._explain(index) if len(self.indices) <= NUM_EXPLAINED else ""
-                self.say(f"cannot read {self.image_set.name(index)}{reason}; {so_far}")
+                self.say(f"cannot read {self._name(index)}{reason}; {so_far}")
 
     def check(self, process: Process) -> None:
         """Add the images that other processes found; DataError in all of them when there are now too many."""
@@ -69,13 +69,16 @@ class BadImages:
 
     def _refuse(self, num_tried: int) -> None:
         first = next(iter(self.indices))
-        named = [f"{self.image_set.name(first)}{self._explain(first)}"]
-        named += [self.image_set.name(index) for index in list(self.indices)[1:NUM_NAMED]]
+        named = [f"{self._name(first)}{self._explain(first)}"]
+        named += [self._name(index) for index in list(self.indices)[1:NUM_NAMED]]
         more = ", ..." if len(self.indices) > NUM_NAMED else ""
         raise DataError(
             f"{len(self.indices)} of {counted(num_tried, 'image')} cannot be read, more than DATA.MAX_BAD_FRACTION "
             f"({self.max_fraction:g}) allows: {', '.join(named)}{more}; repair or remove them, or raise DATA.MAX_BAD_FRACTION"
         )
+
+    def _name(self, index: int) -> str:
+        return one_line(self.image_set.name(index))
 
     def _explain(self, index: int) -> str:
         return f" ({self._try(index) or 'but a second attempt succeeded'})"

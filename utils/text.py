@@ -16,6 +16,16 @@ def printable(text: str) -> str:
     return redacted(UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text))
 
 
+def one_line(name: str) -> str:
+    """A name as a line of output has it: printable, and no line or column of its own."""
+    return printable(name).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def csv_cell(value: object) -> object:
+    """A cell that a spreadsheet shows and does not compute: an apostrophe before a text that begins like a formula."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value
+
+
 def cut(text: str, limit: int = 8_000) -> str:
     """A text that may hold someone's whole file, at a length that can be read."""
     return text if len(text) <= limit else f"{text[:limit]} ... ({len(text) - limit:,} more characters)"

@@ -18,6 +18,7 @@ from utils.errors import DataError, cause_of
 from utils.files import replacing
 from utils.pictures import Tile, contact_sheet, fitted
 from utils.program import nobody_reads
+from utils.text import csv_cell, one_line
 
 COLUMNS = ("image_path", "rank", "class", "probability")
 SHEET_ENDINGS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
@@ -65,7 +66,7 @@ class Output:
         if self._tiles:
             self._write_sheet()
         if self.files["csv"]:
-            write(self.files["csv"], as_csv(self._predictions).encode())
+            write(self.files["csv"], as_csv(self._predictions).encode(errors="surrogateescape"))
         if self.files["json"]:
             unreadable = [path for path, is_read in zip(self.paths, self._is_read, strict=True) if not is_read]
             images = [as_json(each) for each in self._predictions]
@@ -73,7 +74,8 @@ class Output:
             write(self.files["json"], f"{text}\n".encode())
 
     def _print(self, prediction: Prediction) -> None:
-        line = "\t".join([prediction.path, *(f"{each.name}\t{each.probability:.4f}" for each in prediction.guesses)])
+        guesses = [f"{one_line(each.name)}\t{each.probability:.4f}" for each in prediction.guesses]
+        line = "\t".join([one_line(prediction.path), *guesses])
         try:
             # Above the bar, where stdout is the terminal too.
             print(line) if self._bar.disable or not sys.stdout.isatty() else self._bar.write(line)
@@ -102,7 +104,7 @@ def sheet_paths(path: Path, num_images: int) -> list[Path]:
 def as_csv(predictions: Sequence[Prediction]) -> str:
     lines = io.StringIO()
     rows = [
-        (each.path, rank, guess.name, f"{guess.probability:.6f}")
+        (csv_cell(each.path), rank, csv_cell(guess.name), f"{guess.probability:.6f}")
         for each in predictions
         for rank, guess in enumerate(each.guesses, start=1)
     ]

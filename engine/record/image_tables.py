@@ -11,6 +11,7 @@ import numpy as np
 from datasets import ImageSet
 from engine.evaluation.tally import ImageResults, LabelResults
 from utils.files import replacing
+from utils.text import csv_cell
 
 PREDICTIONS, PER_CLASS, CONFUSION = TABLES = ("predictions.csv", "per_class.csv", "confusion.csv")
 PREDICTION_COLUMNS = ("image", "label", "prediction", "probability", "label_probability")
@@ -55,8 +56,8 @@ def write_table(path: Path, columns: Iterable[str], rows: Iterable[Sequence]) ->
     # "\r\n" at the end of lines has it quote a cell with either, but it writes "\n".
     lines = SimpleNamespace(write=lambda line: text.write(line.removesuffix("\r\n") + "\n"))
     writer = csv.writer(lines, lineterminator="\r\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
+    writer.writerow(map(csv_cell, columns))
+    writer.writerows(map(csv_cell, row) for row in rows)
     with replacing(path) as file:
         file.write(text.getvalue().encode(errors="surrogateescape"))  # names of files may be no text
 

@@ -13,6 +13,7 @@ from engine.record.plot import Point, points_of
 from engine.record.saved_run import SavedRun
 from scripts.comparing.runs import differing, value_of
 from utils.errors import ConfigError
+from utils.text import one_line
 
 REPETITION = ("SEED", "DATA.FOLD")  # runs that differ in nothing else are one group
 LONGEST_NAME = 48  # of settings in the name of a group
@@ -31,7 +32,7 @@ class Group:
     def name(self) -> str:
         """Its settings if they are few and short, else the folder of its first run."""
         words = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in self.settings.items())
-        name = words if words and len(words) <= LONGEST_NAME else self.runs[0].folder.resolve().name
+        name = words if words and len(words) <= LONGEST_NAME else one_line(self.runs[0].folder.resolve().name)
         return f"{self.number}: {name}"
 
     @cached_property

@@ -10,7 +10,7 @@ from engine.record.saved_run import SavedRun
 from scripts.comparing.groups import Group, final_loss, memory, num_epochs, speed
 from scripts.comparing.runs import differing, value_of
 from scripts.comparing.statistics import Difference, difference, spread
-from utils.text import counted, first_of, format_bytes, format_duration, markdown_table
+from utils.text import counted, first_of, format_bytes, format_duration, markdown_table, one_line
 
 MANY = 5  # comparisons, among which one may seem certain by chance
 ENDS = {"killed": "was killed", "running": "is still going", "stopped": "was stopped", "failed": "ended with an error"}
@@ -107,7 +107,7 @@ def _runs(groups: Sequence[Group]) -> str:
             figure = "-" if value is None else f"{value:.{4 if group.metric == 'loss' else 2}f}"
             epoch = run.best.epoch if run.metric == group.metric and run.best.epoch else "-"
             repetition = f"{seed}, fold {fold}" if fold else seed
-            rows.append([group.number, repetition, figure, epoch, run.state, run.folder])
+            rows.append([group.number, repetition, figure, epoch, run.state, one_line(str(run.folder))])
     return _table(["group", "seed", f"best {TITLES[groups[0].metric]}", "in epoch", "state", "folder"], rows)
 
 
@@ -122,7 +122,9 @@ def _notes(groups: Sequence[Group]) -> list[str]:
         planned, done = run.settings["TRAIN.NUM_EPOCHS"], num_epochs(run)
         if done < planned and run.status.get("reason") != "early stop":
             how = ENDS.get(run.state, "ended")
-            notes.append(f"{run.folder} {how} after epoch {done} of {planned}: it is compared up to there")
+            notes.append(
+                f"{one_line(str(run.folder))} {how} after epoch {done} of {planned}: it is compared up to there"
+            )
     for group in groups:
         if again := sum(len(key) > 2 for key in group.repetitions):
             notes.append(

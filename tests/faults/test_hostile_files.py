@@ -1,17 +1,24 @@
 """Files that someone else made, or made to do harm: none is removed, executed, waited for without end, or believed."""
 
+import csv
 import json
+import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from configs.yaml_files import read_layers
-from datasets.sources.images import FileImages
+from datasets.sources.images import ArrayImages, FileImages
 from datasets.transforms.decode import FORMATS, PixelRules, decode
 from datasets.types import ImageReadError
 from engine.checkpoint.format import remove_unused_parts
+from engine.evaluation.tally import ImageResults
+from engine.predict.output import Output
+from engine.predict.predictor import Guess, Prediction
+from engine.record.image_tables import write_tables
 from tests.support.image_sets import make_folders
 from tests.support.modules import ROOT
 from tests.support.refusals import assert_names
@@ -83,7 +90,6 @@ TRAIN = ["main_single_gpu.py", "-cfg", "TINY", "-output", "OUTPUT"]
         (["main_single_gpu.py", "-cfg", URL], "-cfg"),
         (["scripts/predict.py", URL, "x.png"], "x.png"),
         (["scripts/export.py", "x.pth", "-output", URL], "URL"),
-        (["scripts/models.py", "-csv", URL], "URL"),
         (["scripts/sweep.py", "-output", URL], "URL"),
     ],
 )
@@ -188,3 +194,32 @@ def test_a_disk_that_fails_at_the_start_is_one_line(tmp_path, start, what):
     ended = start(tmp_path, find_no_room=[what, 1, True])
     assert ended.returncode == 1 and "Traceback" not in ended.printed, ended.printed
     assert "disk full" in ended.stderr
+
+
+STRANGE = "=1+1\n2026 forged\t\x1b[31m\u202e"
+
+
+def test_strange_names_are_one_line_of_the_terminal_and_no_formula_of_a_table(tmp_path, capfd):
+    path = os.fsdecode(b"\xff=.png")
+    found = Prediction(0, path, [Guess(0, STRANGE, 0.5)])
+    output = Output(
+        [path], is_first=True, may_stop=False, files={"csv": tmp_path / "p.csv", "json": None, "sheet": None}
+    )
+    output.add(found)
+    output.close({})
+    line = capfd.readouterr().out
+    assert line.count("\n") == 1 and line.count("\t") == 2 and "\x1b" not in line and "\u202e" not in line
+    content = (tmp_path / "p.csv").read_bytes()
+    assert os.fsencode(path) in content and b"\"'=1+1" in content
+
+
+def test_no_table_of_a_run_has_a_formula(tmp_path):
+    images = ArrayImages(np.zeros((2, 8, 8), np.uint8), np.array([0, 1]), ["=a()", "@b"], PixelRules(1), "-2+3 of")
+    numbers = np.array([0, 1])
+    shares = np.full(2, 0.5, np.float32)
+    write_tables(tmp_path, ImageResults(numbers, numbers, numbers[::-1], shares, shares, np.ones((3, 2), int)), images)
+    tables = list(tmp_path.glob("*.csv"))
+    assert len(tables) == 3
+    for table in tables:
+        with open(table, newline="") as file:
+            assert not [cell for row in csv.reader(file) for cell in row if cell[:1] in ("=", "+", "-", "@")], table

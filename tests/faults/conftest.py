@@ -1,12 +1,14 @@
 """What tests of faults share: runs that start at once, the settings of a run that is over in moments, some images."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.image_sets import make_folders
-from tests.support.runs import Ended, run
+from tests.support.run_hash import run_hash
+from tests.support.runs import Ended, run, run_folder
 
 # Four updates an epoch, with what draws random numbers or remembers something. The one evaluation is of the best epoch.
 TINY = """
@@ -42,6 +44,20 @@ def start(tiny) -> Start:
         return run(script, *flags, processes=processes, faults={"draw_nothing": []} | faults)
 
     return start
+
+
+@pytest.fixture(scope="session")
+def unbroken(tmp_path_factory, start) -> Callable[..., str]:
+    """The hash of a run of these flags that nothing stops."""
+
+    @functools.cache
+    def train(*flags: str, processes: int = 1) -> str:
+        output = tmp_path_factory.mktemp("unbroken")
+        ended = start(output, *flags, processes=processes)
+        assert ended.returncode == 0, ended.printed
+        return run_hash(run_folder(output))
+
+    return train
 
 
 @pytest.fixture

@@ -96,8 +96,7 @@ def fail_from(patched, operation: str, nth: int) -> list[int]:
     return calls
 
 
-def test_checkpoints_that_find_no_room_end_no_run_and_the_old_one_stays(tmp_path, start):
-    assert start(tmp_path / "unbroken").returncode == 0
+def test_checkpoints_that_find_no_room_end_no_run_and_the_old_one_stays(tmp_path, start, unbroken):
     assert start(tmp_path / "o", kill_at=[2, 0]).returncode == -signal.SIGKILL
     folder = run_folder(tmp_path / "o")
     before = (folder / "last.pth").read_bytes()
@@ -106,11 +105,10 @@ def test_checkpoints_that_find_no_room_end_no_run_and_the_old_one_stays(tmp_path
     assert "Epoch[002/002], Step[0003/0004]" in full.printed
     assert (folder / "last.pth").read_bytes() == before and not list(folder.glob(".*.tmp"))
     assert start(tmp_path / "o").returncode == 0
-    assert run_hash(folder) == run_hash(run_folder(tmp_path / "unbroken"))
+    assert run_hash(folder) == unbroken()
 
 
-def test_a_disk_that_is_full_to_the_last_byte_ends_no_run(tmp_path, small_disk, start):
-    assert start(tmp_path / "unbroken").returncode == 0
+def test_a_disk_that_is_full_to_the_last_byte_ends_no_run(small_disk, start, unbroken):
     full = start(small_disk / "o", "-opts", "SAVE_STEPS=2", fill_disk=[2, str(small_disk / "other")])
     folder, told = run_folder(small_disk / "o"), full.printed
     assert full.returncode == 1 and "Traceback" not in told, told
@@ -121,7 +119,7 @@ def test_a_disk_that_is_full_to_the_last_byte_ends_no_run(tmp_path, small_disk, 
     assert '"step": 2' in (folder / "status.json").read_text()
     (small_disk / "other").unlink()
     assert start(small_disk / "o").returncode == 0
-    assert run_hash(folder) == run_hash(run_folder(tmp_path / "unbroken"))
+    assert run_hash(folder) == unbroken()
 
 
 def test_a_log_that_finds_no_room_ends_no_run(tmp_path, capsys):

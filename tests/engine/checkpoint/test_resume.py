@@ -1,214 +1,140 @@
-"""A run that is killed and resumed ends as one that never stopped."""
+"""What -resume takes up: the newest whole checkpoint, with the settings that it was made with, or weights of others."""
 
-import functools
 import json
-import os
 import re
+import shutil
 import signal
-from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from configs.load import load
-from models import build_model
-from tests.support.configs import SMALL
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
-from tests.support.runs import Run, run, run_folder, stat, wait_until
-
-# With everything that draws random numbers or remembers something.
-OPTIONS = (
-    "TRAIN.SMOOTHING=0.1 MODEL.DROPPATH=0.2 MODEL.DROPOUT=0.1 TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9 "
-    "TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_PROB=0.25 TRAIN.REPEATED_AUG=3 "
-    "TRAIN.MIXUP_GROUP=8 DATA.TRAIN_CROP=rkrr DATA.VFLIP=0.5 "
-    "TRAIN.ACCUM_ITER=2 SAVE_STEPS=10 TRAIN.NUM_EPOCHS=3"
-).split()
-OTHERS = ("PRECISION.MODE=naive", "TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1", "DATA.AUGMENT_ON=device")
+from tests.support.runs import Ended, run, run_folder
 
 
-@pytest.fixture
-def settings(tmp_path):
-    path = tmp_path / "settings.yaml"
-    path.write_text(SMALL)
-    return path
-
-
-def arguments(settings, output, world_size, *more):
-    script = "main_single_gpu.py" if world_size == 1 else "main_multi_gpu.py"
-    flags = ["-cfg", str(settings), "-output", str(output), "-amp", *more]
-    batch = ["-batch_size", str(16 // world_size)]  # so that an epoch has 44 updates either way
-    return script, [*flags, *batch, "-opts", *OPTIONS]
+def start(output: Path, *words: str, **options) -> Ended:
+    """A run of two short epochs, in the folder of whose settings file the output is."""
+    return run(
+        "main_single_gpu.py", "-cfg", str(output.parent / "small.yaml"), "-output", str(output), *words, **options
+    )
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory) -> Callable[..., str]:
-    """The hash of a run that nothing stopped, by the number of processes and further settings."""
-
-    @functools.cache
-    def train(world_size: int, *others: str) -> str:
-        folder = tmp_path_factory.mktemp("unbroken")
-        (folder / "settings.yaml").write_text(SMALL)
-        script, flags = arguments(folder / "settings.yaml", folder / "o", world_size)
-        assert run(script, *flags, *others, processes=world_size).returncode == 0
-        return run_hash(run_folder(folder / "o"))
-
-    return train
+def trained(tmp_path_factory, small_yaml) -> Path:
+    """The output of a run of two epochs, each with a checkpoint of its own."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "small.yaml").write_text(small_yaml.read_text().replace("BATCH_SIZE: 32", "BATCH_SIZE: 160"))
+    ended = start(folder / "o", "-resume", "auto", "-opts", "SAVE_FREQ=1")
+    assert ended.returncode == 0, ended.stderr
+    assert_names(ended.stdout, "resume", folder / "o")  # there was nothing to go on with
+    return folder / "o"
 
 
-@pytest.mark.parametrize(("world_size", "others"), [(1, ()), (2, ()), (1, OTHERS), (2, ("DIST.STRATEGY=fsdp2",))])
-def test_kill_in_mid_epoch_and_resume_auto_gives_the_same_hash(tmp_path, settings, unbroken, world_size, others):
-    script, flags = arguments(settings, tmp_path / "killed", world_size, "-resume", "auto")
-    flags += others
-    faults = {"signal_at": [67, signal.SIGKILL, [0, 1]]}  # in the second of three epochs of 44
-    killed = run(script, *flags, processes=world_size, faults=faults)
-    assert -signal.SIGKILL in killed.codes, killed.stderr
-    state = torch.load(run_folder(tmp_path / "killed") / "last.pth", weights_only=True)
-    assert 44 < state["step"] <= 67
-    again = run(script, *flags, processes=world_size)
-    assert again.returncode == 0, again.stderr
-    assert_names(again.stdout, "resume", f"epoch {state['step'] // 44}", f"step {state['step']}")
-    assert run_hash(run_folder(tmp_path / "killed")) == unbroken(world_size, *others)
+@pytest.fixture
+def again(trained, tmp_path) -> Path:
+    """A copy of it, to be changed."""
+    shutil.copytree(trained.parent, tmp_path / "again")
+    return tmp_path / "again/o"
 
 
-def test_resuming_a_finished_run_says_so_and_ends_with_0(tmp_path, settings):
-    flags = ["-cfg", str(settings), "-output", str(tmp_path / "o"), "-epochs", "1"]
-    assert run("main_single_gpu.py", *flags).returncode == 0
-    folder = run_folder(tmp_path / "o")
+def read(path: Path) -> dict:
+    return torch.load(path, weights_only=True)
+
+
+def test_the_settings_of_a_run_begin_a_new_one_and_hold_nothing_of_its_start(trained):
+    assert load(["-cfg", str(run_folder(trained) / "config.yaml")]).config.START.RESUME is None
+    assert "-resume" not in (run_folder(trained) / "config.yaml").read_text()
+
+
+def test_a_finished_run_says_so_and_stays_as_it_is(again):
+    folder = run_folder(again)
 
     def left() -> tuple[str, dict]:
-        """The hash of the run, and what its status.json says but for which start wrote it and when."""
         status = json.loads((folder / "status.json").read_text())
-        return run_hash(folder), {
-            key: status[key] for key in status.keys() - {"pid", "started", "time", "heartbeat", "about"}
-        }
+        changing = {"pid", "started", "time", "heartbeat", "about"}
+        return run_hash(folder), {key: status[key] for key in status.keys() - changing}
 
     before = left()
-    again = run("main_single_gpu.py", *flags, "-resume", "auto")
-    assert again.returncode == 0 and "Epoch[" not in again.stdout and str(folder) in again.stdout
+    ended = start(again, "-resume", "auto")
+    assert ended.returncode == 0 and "Epoch[" not in ended.stdout and str(folder) in ended.stdout
     assert left() == before
 
 
-def test_resume_auto_with_nothing_there_starts_anew_and_says_so(tmp_path, settings):
-    flags = ["-cfg", str(settings), "-output", str(tmp_path / "o"), "-epochs", "1"]
-    result = run("main_single_gpu.py", *flags, "-resume", "auto")
-    assert result.returncode == 0
-    assert_names(result.stdout, "resume", tmp_path / "o")
-    # Whoever starts again from its settings wants a new run.
-    assert load(["-cfg", str(run_folder(tmp_path / "o") / "config.yaml")]).config.START.RESUME is None
-
-
-def test_resume_auto_takes_the_checkpoint_before_a_damaged_one(tmp_path, settings):
-    flags = ["-cfg", str(settings), "-output", str(tmp_path / "o"), "-epochs", "2", "-opts", "SAVE_FREQ=1"]
-    assert run("main_single_gpu.py", *flags).returncode == 0
-    last = run_folder(tmp_path / "o") / "last.pth"
-    before = run_hash(last.parent)
-    whole = last.read_bytes()
+def test_resume_auto_takes_the_checkpoint_before_a_damaged_one(again):
+    last = run_folder(again) / "last.pth"
+    before, whole = run_hash(last.parent), last.read_bytes()
     middle = len(whole) // 2
     last.unlink()  # not written over: other names of the file would be damaged with it
     last.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
-    again = run("main_single_gpu.py", "-resume", "auto", *flags)
-    assert again.returncode == 0
-    assert_names(again.stdout, last, "previous.pth", "epoch 1")
+    ended = start(again, "-resume", "auto")
+    assert ended.returncode == 0
+    assert_names(ended.stdout, last, "previous.pth", "epoch 1")
     assert run_hash(last.parent) == before
 
 
-def test_a_file_of_weights_alone_as_version_0_1_0_wrote_is_scored_but_not_continued(tmp_path, settings):
-    flags = ["-cfg", str(settings), "-output", str(tmp_path / "o"), "-epochs", "1", "-opts", "KEEP_CHECKPOINTS=0"]
-    assert run("main_single_gpu.py", *flags).returncode == 0
-    folder = run_folder(tmp_path / "o")
-    assert {path.name for path in folder.glob("*.pth")} == {"last.pth", "best.pth"}
-    state = torch.load(folder / "best.pth", weights_only=True)
+def test_a_file_of_weights_alone_as_version_0_1_0_wrote_is_scored_but_not_continued(again):
+    folder = run_folder(again)
+    state = read(folder / "best.pth")
     del state["optimizer"]
-    torch.save(state | {"weights_only": True}, weights := tmp_path / "best.pth")
-    refused = run("main_single_gpu.py", "-resume", str(weights), *flags)
+    torch.save(state | {"weights_only": True}, weights := again.parent / "best.pth")
+    refused = start(again, "-resume", str(weights))
     assert refused.returncode == 2
     assert_names(refused.stderr, weights, "last.pth", "-pretrained")
-    assert run("main_single_gpu.py", "-eval", "-resume", str(weights), *flags).returncode == 0
-    (folder / "last.pth").unlink()
+    assert start(again, "-eval", "-resume", str(weights)).returncode == 0
+    for path in folder.glob("*.pth"):
+        path.unlink()
     weights.rename(folder / "best.pth")
-    anew = run("main_single_gpu.py", "-resume", "auto", *flags)
-    assert anew.returncode == 0 and len(list((tmp_path / "o").iterdir())) == 3  # that of the evaluation too
+    anew = start(again, "-resume", "auto", "-opts", "KEEP_CHECKPOINTS=0")
+    assert anew.returncode == 0
     assert_names(anew.stdout, folder / "best.pth")
+    (new,) = set(again.glob("train-*")) - {folder}
+    assert {path.name for path in new.glob("*.pth")} == {"last.pth", "previous.pth", "best.pth"}
 
 
-def test_changed_settings_are_refused_with_a_diff_unless_allowed(tmp_path, settings):
-    flags = ["-cfg", str(settings), "-output", str(tmp_path / "o")]
-    assert run("main_single_gpu.py", *flags, "-epochs", "1").returncode == 0
-    folder = run_folder(tmp_path / "o")
+def test_changed_settings_are_refused_with_both_values_unless_allowed(again):
+    folder = run_folder(again)
     before = {name: (folder / name).read_text() for name in ("config.yaml", "status.json", "metrics.csv")}
-    flags += ["-epochs", "2", "-resume", "auto", "-opts", "TRAIN.BASE_LR=1e-4", "TRAIN.SMOOTHING=0.1"]
+    words = ["-epochs", "3", "-resume", "auto", "-opts", "TRAIN.BASE_LR=1e-4", "TRAIN.SMOOTHING=0.1"]
     for allowed in ([], ["RESUME.ALLOW_CHANGED=[TRAIN.BASE_LR]"]):
-        refused = run("main_single_gpu.py", *flags, *allowed)
+        refused = start(again, *words, *allowed)
         assert refused.returncode == 2
         assert_names(refused.stderr, "TRAIN.SMOOTHING: 0.0 -> 0.1")
         assert ("TRAIN.BASE_LR: 0.001 -> 0.0001" in refused.stderr) == (not allowed)
     assert {name: (folder / name).read_text() for name in before} == before, "the run it refused was touched"
     (pasted,) = re.findall(r"-opts (RESUME\.ALLOW_CHANGED=\S+)", refused.stderr)
-    allowed = run("main_single_gpu.py", *flags, pasted)
-    assert allowed.returncode == 0 and "Epoch[001/002]" not in allowed.stdout and "Epoch[002/002]" in allowed.stdout
+    allowed = start(again, *words, pasted)
+    assert allowed.returncode == 0 and "Epoch[002/003]" not in allowed.stdout and "Epoch[003/003]" in allowed.stdout
     assert_names(allowed.stdout, "TRAIN.BASE_LR: 0.001 -> 0.0001", "TRAIN.SMOOTHING: 0.0 -> 0.1")
 
 
-def test_weights_of_another_system_are_taken_up_after_their_last_epoch(tmp_path, settings):
-    """As PaddleViT's -resume weights -last_epoch N, here with a file that holds weights alone."""
-    from safetensors.torch import save_file
-
-    flags = ["-cfg", str(settings), "-epochs", "3"]
-    assert run("main_single_gpu.py", *flags, "-output", str(tmp_path / "first")).returncode == 0
-    trained = torch.load(run_folder(tmp_path / "first") / "last.pth", weights_only=True)["state_dict"]
-    save_file(trained, tmp_path / "weights.safetensors")
-    more = ["-resume", str(tmp_path / "weights"), "-last_epoch", "2", "-output", str(tmp_path / "second")]
-    result = run("main_single_gpu.py", *flags, *more)
-    assert result.returncode == 0, result.stderr
-    assert "Epoch[003/003]" in result.stdout and "Epoch[002/003]" not in result.stdout
-    assert_names(result.stdout, "epoch 3", "optimizer")
-
-
-def test_a_timm_checkpoint_says_itself_which_epoch_was_its_last(tmp_path, settings):
-    """timm counts them from 0."""
-    weights = build_model(load(["-cfg", str(settings)]).config, 10).state_dict()
-    torch.save({"epoch": 1, "arch": "vit", "state_dict": weights}, tmp_path / "timm.pth.tar")
-    flags = [
-        "-cfg",
-        str(settings),
-        "-epochs",
-        "3",
-        "-resume",
-        str(tmp_path / "timm.pth.tar"),
-        "-output",
-        str(tmp_path / "o"),
-    ]
-    result = run("main_single_gpu.py", *flags)
-    assert result.returncode == 0, result.stderr
-    assert "Epoch[003/003]" in result.stdout and "Epoch[002/003]" not in result.stdout
+@pytest.mark.parametrize(
+    ("name", "words"), [("weights.safetensors", ["weights", "-last_epoch", "2"]), ("timm.pth.tar", ["timm.pth.tar"])]
+)
+def test_weights_of_another_system_are_taken_up_after_their_last_epoch(again, name, words):
+    """As PaddleViT's -resume weights -last_epoch N; timm's say which epoch it was, counted from 0."""
+    weights, path = read(run_folder(again) / "last.pth")["state_dict"], again.parent / name
+    if name.endswith(".tar"):
+        torch.save({"epoch": 1, "arch": "vit", "state_dict": weights}, path)
+    else:
+        save_file(weights, path)
+    ended = start(again.parent / "other", "-epochs", "3", "-resume", str(again.parent / words[0]), *words[1:])
+    assert ended.returncode == 0, ended.stderr
+    assert "Epoch[003/003]" in ended.stdout and "Epoch[002/003]" not in ended.stdout
+    assert_names(ended.stdout, "epoch 3", "optimizer")
 
 
-def test_two_runs_never_share_a_folder(tmp_path, settings, unbroken):
-    """The second is refused, and the first ends as if there had been none."""
-    script, flags = arguments(settings, tmp_path / "o", 1, "-resume", "auto")
-    first = Run(script, *flags, faults={"signal_at": [20, signal.SIGSTOP, [0]]})
-    wait_until(lambda: stat(first.processes[0].pid)[0] == "T")
-    second = run(script, *flags)
-    os.kill(first.processes[0].pid, signal.SIGCONT)
-    assert second.returncode == 2
-    assert_names(second.stderr, run_folder(tmp_path / "o"))
-    assert first.wait().returncode == 0
-    assert run_hash(run_folder(tmp_path / "o")) == unbroken(1)
-
-
-def test_a_resumed_run_needs_its_pretrained_file_no_more_and_an_evaluation_no_setting_of_training(tmp_path, settings):
-    flags = ["-cfg", str(settings), "-epochs", "1"]
-    assert run("main_single_gpu.py", *flags, "-output", str(tmp_path / "first")).returncode == 0
-    weights = run_folder(tmp_path / "first") / "best.pth"
-    flags[-1] = "2"
-    second = ["-output", str(tmp_path / "second"), "-pretrained", str(weights)]
-    begun = run("main_single_gpu.py", *flags, *second, faults={"signal_at": [30, signal.SIGTERM, [0]]})
+def test_a_resumed_run_needs_its_pretrained_file_no_more_and_an_evaluation_no_setting_of_training(again):
+    weights, second = run_folder(again) / "best.pth", again.parent / "second"
+    words = ["-pretrained", str(weights)]
+    begun = start(second, *words, faults={"signal_at": [5, signal.SIGTERM, [0]]})
     assert begun.returncode == 128 + signal.SIGTERM, begun.stderr
     weights.unlink()
-    again = run("main_single_gpu.py", *flags, *second, "-resume", "auto")
-    assert again.returncode == 0, again.stderr
+    resumed = start(second, *words, "-resume", "auto")
+    assert resumed.returncode == 0, resumed.stderr
     training_only = ["-opts", "DIST.STRATEGY=fsdp2", "PRECISION.MODE=naive"]
-    checkpoint = run_folder(tmp_path / "second") / "last.pth"
-    scored = run("main_single_gpu.py", *flags, "-amp", "-eval", "-resume", str(checkpoint), *training_only)
+    scored = start(second, "-amp", "-eval", "-resume", str(run_folder(second) / "last.pth"), *training_only)
     assert scored.returncode == 0, scored.stderr

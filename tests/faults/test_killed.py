@@ -1,0 +1,100 @@
+"""A run that is killed or told to stop, wherever that happens, goes on to the end that it would have had."""
+
+import json
+import re
+import shutil
+import signal
+
+import pytest
+
+from engine.checkpoint.format import read_checkpoint
+from tests.support.run_hash import run_hash
+from tests.support.runs import run_folder
+
+# With everything that draws random numbers or remembers something; an epoch has four updates either way.
+ALL = "TRAIN.SMOOTHING=0.1 TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.MIXUP_GROUP=4 TRAIN.RANDOM_ERASE_PROB=0.25"
+ALL += " TRAIN.REPEATED_AUG=3 DATA.TRAIN_CROP=rkrr DATA.VFLIP=0.5 VALIDATE_FREQ=1 SAVE_STEPS=5"
+OTHERS = f"{ALL} PRECISION.MODE=naive TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1 DATA.AUGMENT_ON=device"
+CONFIGURATIONS = {  # number of processes, and settings
+    "plain": (1, ()),
+    "one": (1, ("-opts", *ALL.split())),
+    "naive": (1, ("-opts", *OTHERS.split())),
+    "two": (2, ("-batch_size", "4", "-opts", *ALL.split())),
+    "shards": (2, ("-batch_size", "4", "-opts", "DIST.STRATEGY=fsdp2", *ALL.split())),
+}
+KILLED, TERM, INT, USR1 = -signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
+IN_THE_SECOND_EPOCH = {"signal_at": [7, signal.SIGKILL, [0, 1]]}
+# What stops it, the exit code, and the updates that are saved then: all that were begun when a signal came.
+STOPS = [
+    *[(name, IN_THE_SECOND_EPOCH, KILLED, None) for name in ("one", "naive", "two", "shards")],
+    ("one", {"tell": [0, "start-up", TERM]}, 143, 0),
+    ("one", {"tell": [0, "training", INT]}, 130, 3),
+    ("one", {"tell": [0, "accumulation", USR1]}, 138, 3),
+    ("one", {"tell": [0, "evaluation", TERM]}, 143, 4),
+    ("two", {"tell": [1, "training", USR1]}, 138, 4),  # agreed on while the devices compute: one update later
+    ("one", {"count_seconds": []}, 0, 5),
+    ("plain", {"jump": [1]}, 0, 8),  # a clock that jumps a day to and fro stops nothing
+]
+
+
+@pytest.mark.parametrize(("name", "fault", "code", "step"), STOPS)
+def test_a_run_that_was_stopped_says_why_and_goes_on_to_the_same_end(
+    tmp_path, start, unbroken, name, fault, code, step
+):
+    processes, flags = CONFIGURATIONS[name]
+    limit = ["RUN.MAX_TIME=8s"] if "count_seconds" in fault else []
+    stopped = start(tmp_path, *flags, *limit, processes=processes, **fault)
+    assert set(stopped.codes) == {code}, stopped.printed
+    folder = run_folder(tmp_path)
+    saved, status = read_checkpoint(folder / "last.pth")["step"], json.loads((folder / "status.json").read_text())
+    if step is None:  # killed while that of step 5 is being written, or after that
+        assert status["state"] == "training" and status["step"] <= saved and saved in (4, 5)
+    else:
+        assert (status["state"], status["step"], saved) == ("done" if step == 8 else "stopped", step, step)
+    assert status.get("signal") == (code - 128 if code > 128 else None)
+    assert status.get("reason") == ("time limit" if limit else None)
+    assert all(0 <= float(each) < 3600 for each in re.findall(r"time: (-?[\d.]+)$", stopped.printed, re.M))
+    again = start(tmp_path, *flags, processes=processes)
+    assert again.returncode == 0, again.printed
+    assert run_hash(folder) == unbroken(*flags, processes=processes)
+
+
+def test_killed_at_any_point_of_a_save_a_checkpoint_loads_and_the_run_goes_on_to_the_same_end(
+    tmp_path, start, unbroken
+):
+    assert start(tmp_path / "listed", list_operations=[str(tmp_path / "listing")]).returncode == 0
+    places = [json.loads(line) for line in (tmp_path / "listing").read_text().splitlines()]
+    operations = [what for save, _, what in places if save == 2]
+    for kind in "open .last|write .last|fsync|best.pth|checkpoint-2|previous|.tmp last.pth|status".split("|"):
+        assert any(kind in what for what in operations)
+    assert operations[-1] == "unlink checkpoint-1.pth"
+    assert start(tmp_path / "before", kill_at=[2, 0]).returncode == KILLED
+    found = []
+    for number, what in enumerate(operations):
+        output = tmp_path / str(number)
+        shutil.copytree(tmp_path / "before", output)
+        assert start(output, kill_at=[1, number]).returncode == KILLED, what
+        folder = run_folder(output)
+        found.append(read_checkpoint(folder / "last.pth")["step"])
+        assert json.loads((folder / "status.json").read_text())["step"] <= found[-1], what
+        again = start(output)
+        assert again.returncode == 0, (what, again.printed)
+        assert run_hash(folder) == unbroken(), what
+        saved = {path.name for path in folder.glob("*.pth")}
+        assert {"best.pth", "checkpoint-2.pth", "last.pth", "previous.pth"} <= saved, what
+        assert read_checkpoint(folder / "best.pth")["step"] == 8, what
+    renamed = operations.index("replace .last.pth.tmp last.pth")
+    assert found == [4] * (renamed + 1) + [8] * (len(operations) - renamed - 1)
+
+
+@pytest.mark.parametrize("number", [TERM, INT, USR1])
+def test_told_to_stop_before_it_is_a_run_it_ends_and_leaves_nothing(tmp_path, start, number):
+    code = start(tmp_path / "o", tell=[0, "before the settings are read", number]).returncode
+    assert code in (-number, 128 + number)  # a shell calls both by the same number
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_second_signal_ends_it_at_once_without_a_save(tmp_path, start):
+    ended = start(tmp_path, take_at_once=[], tell=[0, "accumulation", TERM, INT])
+    assert ended.returncode == 128 + INT and "told to stop" not in ended.printed
+    assert not (run_folder(tmp_path) / "last.pth").exists()

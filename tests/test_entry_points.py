@@ -15,13 +15,18 @@ from PIL import Image
 
 from tests.support.configs import SMALL
 from tests.support.forks import MARK, ROOT, find_processes
-from tests.support.refusals import assert_names
 from tests.support.runs import Run, ending, run, run_folder, run_fresh, wait_until
 from utils import VERSION
 from utils.launch import root_cause
 
 LINE = re.compile(
     r"Epoch\[\d{3}/\d{3}\], Step\[\d{4}/\d{4}\], Lr: \d\.\d{6}, Loss: \d+\.\d{4} \(\d+\.\d{4}\), Avg Acc: [01]\.\d{4}$"
+)
+
+ENDS = (
+    r"----- Epoch\[\d{3}/005\], Train Loss: \d\.\d{4}, Train Acc: 0\.\d{4}, time: \d+\.\d\d",
+    r"----- Epoch\[\d{3}/005\], (EMA )?Validation Loss: \d\.\d{4}, (EMA )?Validation Acc@1: 0\.\d{4}, "
+    r"(EMA )?Validation Acc@5: [01]\.\d{4}, time: \d+\.\d\d",
 )
 
 
@@ -36,55 +41,34 @@ def finished(tmp_path_factory, small_yaml):
     return run_folder(output), result.stdout
 
 
-def test_run_folder_has_its_name_and_all_its_files(finished):
-    folder, said = finished
+def test_a_run_leaves_its_files_in_a_folder_with_its_date_and_the_readme_names_them(finished):
+    folder, _ = finished
     assert re.fullmatch(r"train-\d{8}-\d\d-\d\d-\d\d", folder.name)
-    for name in "config.yaml log.txt metrics.csv metrics.jsonl loss.png accuracy.png status.json".split():
-        assert (folder / name).stat().st_size > 0, name
-    assert sorted(path.name for path in folder.glob("*.pth")) == [
-        "best.pth", "checkpoint-4.pth", "checkpoint-5.pth", "last.pth", "previous.pth",
-    ]  # fmt: skip
-    assert not list(folder.glob(".*.tmp"))
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.yaml", "log.txt", "metrics.csv", "metrics.jsonl", "status.json"} <= names
+    weights = {"best.pth", "checkpoint-4.pth", "checkpoint-5.pth", "last.pth", "previous.pth"}
+    assert {name for name in names if name.endswith(".pth")} == weights
+    assert not [name for name in names if name.endswith(".tmp") or name.startswith("log_")]
     assert json.loads((folder / "status.json").read_text())["state"] == "done"
     for name in ("loss.png", "accuracy.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_readme_names_every_file_of_a_run(finished):
-    folder, _ = finished
     readme = (ROOT / "README.md").read_text().partition("What a run leaves")[2].partition("\n## ")[0]
-    names = {re.sub(r"checkpoint-\d+", "checkpoint-N", path.name) for path in folder.iterdir()} - {".lock"}
-    assert not [name for name in names if f"`{name}" not in readme]
+    known = {re.sub(r"checkpoint-\d+", "checkpoint-N", name) for name in names} - {".lock"}
+    assert not [name for name in known if f"`{name}" not in readme]
 
 
-def without_times(log: Path) -> tuple[str, list[str]]:
-    """The lines of a log, and the date and time of each."""
-    lines = log.read_text().splitlines(keepends=True)
-    return "".join(line[20:] for line in lines), [line[:20] for line in lines]
-
-
-def test_the_log_is_what_the_console_showed_with_times_and_says_which_halfstep_it_was(finished, tmp_path, small_yaml):
+def test_the_log_is_what_the_console_showed_with_times_in_paddlevits_lines(finished):
     folder, said = finished
-    log, stamps = without_times(folder / "log.txt")
-    assert not [stamp for stamp in stamps if not re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", stamp)]
-    lines = iter(log.splitlines())
+    dated = (folder / "log.txt").read_text().splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in dated)
+    log = [line[20:] for line in dated]
+    lines = iter(log)
     assert all(line in lines for line in said.splitlines()), "the same lines in the same order, with others between"
-    assert re.search(rf"^halfstep {re.escape(VERSION)}\b", log, re.M)
-    assert not list(folder.glob("log_*.txt")), "of one process there is one log"
-
-
-def test_log_has_paddlevits_lines(finished):
-    folder, said = finished
-    log, _ = without_times(folder / "log.txt")
-    lines = [line for line in log.splitlines() if line.startswith("Epoch[")]
-    assert len(lines) == 5 * 4 and all(LINE.match(line) for line in lines)  # steps 0, 20, 40 and the last of 44
-    assert re.search(
-        r"^----- Epoch\[005/005\], Train Loss: \d\.\d{4}, Train Acc: 0\.\d{4}, time: \d+\.\d\d$", log, re.M
-    )
-    validation = (
-        r"Validation Loss: \d\.\d{4}, Validation Acc@1: 0\.\d{4}, Validation Acc@5: [01]\.\d{4}, time: \d+\.\d\d$"
-    )
-    assert len(re.findall(r"^----- Epoch\[\d{3}/005\], " + validation, log, re.M)) == 5
+    assert any(re.match(rf"halfstep {re.escape(VERSION)}\b", line) for line in log)
+    steps = [line for line in log if line.startswith("Epoch[")]
+    assert len(steps) == 5 * 4 and all(LINE.match(line) for line in steps)  # steps 0, 20, 40 and the last of 44
+    epochs = [line for line in log if line.startswith("----- Epoch[")]
+    assert len(epochs) == 3 * 5 and all(any(map(re.fullmatch, ENDS, [line] * 2)) for line in epochs)
     done = ending(said)
     assert done.startswith("done; best validation top-1") and done.endswith(str(folder))
 
@@ -119,16 +103,6 @@ def test_tensorboard_reads_what_was_written(finished):
         assert [value for _, value in written] == pytest.approx([float(row[name]) for row in steps], rel=1e-6)
     read = [event.value for event in board.Scalars("eval/top1")]
     assert read == pytest.approx([row["eval_top1"] for row in rows])
-
-
-def test_saved_settings_reproduce_the_run(finished, tmp_path):
-    folder, _ = finished
-    again = run("main_single_gpu.py", "-cfg", str(folder / "config.yaml"), "-output", str(tmp_path))
-    assert again.returncode == 0, again.stderr
-    first, second = (
-        torch.load(each / "last.pth", weights_only=True)["state_dict"] for each in (folder, run_folder(tmp_path))
-    )
-    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_checkpoint_gives_the_same_logits_in_timm(finished):
@@ -259,7 +233,8 @@ def test_a_mistake_of_several_processes_is_told_once_and_ends_with_2(small_yaml)
 def long_run(small_yaml, tmp_path) -> Run:
     """A run that would take minutes, once it trains in the two processes that main_multi_gpu.py started."""
     flags = ["-cfg", str(small_yaml), "-ngpus", "2", "-epochs", "5000", "-output", str(tmp_path / "o")]
-    started = Run("main_multi_gpu.py", *flags, "-opts", "SAVE_STEPS=1", environment={MARK: str(tmp_path)})
+    forks = {"environment": {MARK: str(tmp_path)}, "faults": {"start_python_as_forks": []}}
+    started = Run("main_multi_gpu.py", *flags, "-opts", "SAVE_STEPS=1", **forks)
     wait_until(lambda: list((tmp_path / "o").glob("*/last.pth")))
     assert len(find_processes(tmp_path)) == 2
     return started
@@ -338,16 +313,3 @@ def test_a_compiled_run_with_all_that_watches_it_learns_as_an_eager_one(small_ya
         losses[name] = [json.loads(line)[key] for line in lines for key in ("train_loss", "eval_loss", "eval_loss_ema")]
         assert (run_folder(tmp_path / name) / "trace.json.gz").is_file()
     assert losses["compiled"] == pytest.approx(losses["eager"], rel=5e-3)
-
-
-def test_float16_with_gradscaler_trains_on_the_cpu(small_yaml, tmp_path):
-    flags = ["-cfg", str(small_yaml), "-amp", "-amp_dtype", "float16", "-epochs", "1", "-output", str(tmp_path)]
-    result = run("main_single_gpu.py", *flags, "-opts", "PRECISION.INCR_EVERY_N_STEPS=10")
-    assert result.returncode == 0
-    assert_names(result.stdout, "autocast float16", "GradScaler")
-    row = json.loads((run_folder(tmp_path) / "metrics.jsonl").read_text())
-    assert (run_folder(tmp_path) / "loss_scale.png").read_bytes().startswith(b"\x89PNG")
-    assert row["loss_scale"] >= 1 and row["train_loss"] < 2.4
-    state = torch.load(run_folder(tmp_path) / "last.pth", weights_only=True)
-    assert state["amp_scaler"]["scale"] == row["loss_scale"]
-    assert all(tensor.dtype is torch.float32 for tensor in state["state_dict"].values())

@@ -36,20 +36,12 @@ WAITS = {
 }
 HALF = "AMP=true"
 ALL = "TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.MODEL_EMA=true TRAIN.ACCUM_ITER=2"
-AUGMENT = "TRAIN.AUTO_AUGMENT=rand-m9-p1-mstd0.5 DATA.AUGMENT_ON=device"
+AUGMENT = "TRAIN.AUTO_AUGMENT=rand-m9-p1-mstd0.5 DATA.AUGMENT_ON=device TRAIN.COLOR_JITTER=0.3"
 MODES = {
     "float32": "",
-    "bfloat16": HALF,
     "float16": f"{HALF} PRECISION.DTYPE=float16",
     "float16 that overflows": f"{HALF} PRECISION.DTYPE=float16 PRECISION.INIT_LOSS_SCALING={2.0**32}",
-    "naive bfloat16": f"{HALF} PRECISION.MODE=naive",
-    "naive float16": f"{HALF} PRECISION.MODE=naive PRECISION.DTYPE=float16",
-    "mixup and cutmix": "TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1",
-    "erasing": "TRAIN.RANDOM_ERASE_PROB=0.5",
-    "augmentation": f"{AUGMENT} TRAIN.COLOR_JITTER=0.3",
-    "EMA": "TRAIN.MODEL_EMA=true",
     "LoRA": f"{HALF} MODEL.LORA.RANK=4",
-    "accumulation": "DATA.BATCH_SIZE=16 TRAIN.ACCUM_ITER=2",
     "no clipping": "TRAIN.GRAD_CLIP=null",
     "weighted classes": "TRAIN.CLASS_WEIGHTS=auto DATA.SAMPLER=balanced",
     "binary losses": f"{HALF} TRAIN.LOSS=bce TRAIN.CLASS_WEIGHTS=auto TRAIN.BCE_TARGET_THRESH=0.2 TRAIN.MIXUP_ALPHA=0.8",
@@ -59,7 +51,8 @@ MODES = {
     "half residual": f"{HALF} PRECISION.RESIDUAL=half",
     "distillation": f"{HALF} TRAIN.DISTILLATION_TYPE=soft TRAIN.TEACHER_MODEL=test_resnet DATA.IMAGENET_MEAN=[0.3]",
     "many at once": f"{HALF} {ALL} {AUGMENT} PRECISION.DTYPE=float16",
-    "many at once in naive mode": f"{HALF} {ALL} PRECISION.MODE=naive",
+    "many at once, naive": f"{HALF} {ALL} PRECISION.MODE=naive",
+    "many at once, naive float16": f"{HALF} {ALL} PRECISION.MODE=naive PRECISION.DTYPE=float16",
 }
 
 

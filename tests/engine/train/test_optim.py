@@ -10,7 +10,7 @@ import torch
 from configs.schema import Optimizer
 from engine.train.optimizers import build_optimizer
 from engine.train.schedule import Schedule
-from tests.support.configs import replaced, small_config
+from tests.support.configs import small_config
 
 
 @pytest.fixture
@@ -118,13 +118,6 @@ def test_every_setting_of_the_optimizer_reaches_all_groups(train, name, values, 
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.07, 0.0]
     for group in optimizer.param_groups:
         assert {key: group[key] for key in expected} | {"lr": group["lr"]} == expected | {"lr": 0.02}
-
-
-def test_frozen_parameters_are_not_given_to_the_optimizer(tmp_path):
-    model = torch.nn.Linear(3, 2)
-    model.bias.requires_grad_(False)
-    optimizer = build_optimizer(replaced(small_config(tmp_path), TRAIN={"WEIGHT_DECAY": 0.1}).TRAIN, model)
-    assert [id(p) for group in optimizer.param_groups for p in group["params"]] == [id(model.weight)]
 
 
 def pair(tmp_path, name="AdamW", seed=0):

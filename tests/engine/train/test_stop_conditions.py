@@ -1,6 +1,5 @@
 """RUN.MAX_TIME ends a run in time, with all it needs to go on."""
 
-import json
 import signal
 
 import pytest
@@ -8,10 +7,8 @@ import pytest
 from configs.schema import to_seconds
 from engine.train.stop_conditions import TIME_IS_UP, Stopped, TimeLimit
 from engine.train.trainer import Callback
-from tests.support.configs import SMALL, small_config
-from tests.support.refusals import assert_names, refused
-from tests.support.run_hash import run_hash
-from tests.support.runs import run, run_folder
+from tests.support.configs import small_config
+from tests.support.refusals import refused
 from tests.support.trainers import make_trainer, train, update
 from utils.errors import ConfigError
 from utils.program import StopSignal
@@ -53,24 +50,6 @@ def test_the_longest_update_so_far_is_reckoned_with():
 def test_the_evaluation_is_reckoned_with_where_an_epoch_ends_soon():
     asked = [(0, 2), (1, 1), (31, 3), (32, 2)]  # the last update and the evaluation took 30
     assert first_stop(60, asked) == 32
-
-
-def test_a_run_that_is_out_of_time_saves_ends_with_0_and_goes_on_to_the_same_end(tmp_path):
-    (tmp_path / "small.yaml").write_text(SMALL)
-
-    def start(name: str, *options: str, **faults) -> tuple:
-        flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / name), "-resume", "auto"]
-        ended = run("main_single_gpu.py", *flags, "-opts", "MODEL.DROPOUT=0.1", *options, faults=faults)
-        assert ended.returncode == 0, ended.stderr
-        folder = run_folder(tmp_path / name)
-        return folder, ended.stdout, json.loads((folder / "status.json").read_text())
-
-    unbroken, *_ = start("unbroken")
-    folder, said, told = start("limited", "RUN.MAX_TIME=30s", count_seconds=[])
-    assert_names(said, "RUN.MAX_TIME", "30s")
-    assert (told["state"], told["reason"]) == ("stopped", "time limit") and 0 < told["step"] <= 27
-    folder, _, told = start("limited")
-    assert told["state"] == "done" and run_hash(folder) == run_hash(unbroken)
 
 
 class UpdatesLeft(Callback):

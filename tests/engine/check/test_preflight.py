@@ -1,8 +1,6 @@
 """-check finds each mistake that is planted, in its own row, and leaves nothing behind."""
 
-import contextlib
 import dataclasses
-import io
 import subprocess
 import sys
 
@@ -50,6 +48,8 @@ def test_of_a_clean_run_nothing_is_said_but_ok(check):
         (["-amp", "-opts", "PRECISION.CUSTOM_BLACK_LIST=[nothing]"], {"precision": WRONG}),
         (["-opts", "MODEL.FREEZE=[nothing]"], {"model": WRONG, "fine-tuning": WARN, "weights, memory": WARN}),
         (["-output", "/proc/halfstep"], {"output": WRONG}),
+        (["-opts", "TRAIN.AUTO_AUGMENT=rnd-m9"], {"augmentation": WRONG}),
+        (["-opts", "TRAIN.REPEATED_AUG=64"], {"repeats": WRONG}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -87,34 +87,25 @@ def test_weights_to_start_from_are_tried(check, tmp_path):
     assert trouble(check("-resume", "auto")) == {}
 
 
-def test_a_run_to_go_on_with_is_compared_with_the_settings(tmp_path):
+def test_a_run_to_go_on_with_is_compared_with_the_settings(tmp_path, capsys):
     (tmp_path / "small.yaml").write_text(SMALL)
     flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "o")]
     assert run("main_single_gpu.py", *flags).returncode == 0
     before = sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*"))
-    found = rows(captured(*flags, "-resume", "auto", "-check"))
-    assert found["resume"][0] == OK
-    assert_names(found["resume"][1], "epoch 2", "step 88")
-    found = rows(captured(*flags, "-resume", "auto", "-check", "-pretrained", "nothing.pth"))
-    assert found["resume"][0] == OK and "pretrained" not in found, "a resumed run does not read it"
-    found = rows(captured(*flags, "-resume", "auto", "-check", "-epochs", "3"))
-    assert found["resume"][0] == OK and "3 epochs instead of 2" in found["resume"][1]
-    found = rows(captured(*flags, "-resume", "auto", "-check", "-opts", "SEED=3"))
-    assert found["resume"][0] == WRONG and "SEED: 0 -> 3" in found["resume"][1]
-    deeper = ["-opts", "MODEL.DEPTH=3", "RESUME.ALLOW_CHANGED=[MODEL.DEPTH]"]
-    found = rows(captured(*flags, "-resume", "auto", "-check", *deeper))
-    assert found["resume"][0] == WRONG and "blocks.2." in found["resume"][1]
-    found = rows(captured(*flags, "-resume", "auto", "-check", "-eval"))
-    assert found["weights"][0] == OK
-    assert_names(found["weights"][1], "raw")
+    deeper = "-opts MODEL.DEPTH=3 RESUME.ALLOW_CHANGED=[MODEL.DEPTH]"
+    for words, row, verdict, parts in (
+        ("", "resume", OK, ["epoch 2", "step 88"]),
+        ("-pretrained nothing.pth", "resume", OK, []),  # which a resumed run does not read
+        ("-epochs 3", "resume", OK, ["3 epochs instead of 2"]),
+        ("-opts SEED=3", "resume", WRONG, ["SEED: 0 -> 3"]),
+        (deeper, "resume", WRONG, ["blocks.2."]),
+        ("-eval", "weights", OK, ["raw"]),
+    ):
+        exit_code(main_single_gpu.main, [*flags, "-resume", "auto", "-check", *words.split()])
+        found = rows(capsys.readouterr().out)
+        assert found[row][0] == verdict and all(part in found[row][1] for part in parts), words
+        assert "pretrained" not in found
     assert sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*")) == before
-
-
-def captured(*flags: str) -> str:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        exit_code(main_single_gpu.main, list(flags))
-    return said.getvalue()
 
 
 def test_of_several_processes_one_looks_and_says_for_how_many(check):
@@ -127,55 +118,25 @@ def test_of_several_processes_one_looks_and_says_for_how_many(check):
 
 def test_under_torchrun_there_is_one_table_and_nobody_waits(photos):
     (photos.parent / "clean.yaml").write_text(CLEAN)
-    flags = ["-cfg", str(photos.parent / "clean.yaml"), "-data_path", str(photos), "-check"]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    result = subprocess.run(
-        [*launcher, str(ROOT / "main_multi_gpu.py"), *flags, "-output", str(photos / "o")],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-    )
+    flags = f"-cfg {photos.parent}/clean.yaml -data_path {photos} -check -output {photos}/o".split()
+    words = [*launcher, str(ROOT / "main_multi_gpu.py"), *flags]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE)
     assert result.returncode == 0, result.stderr
     assert_names(rows(result.stdout)["device"][1], "processes: 2")
     assert result.stdout.count("check: 0 wrong") == 1
 
 
-def test_the_command_ends_with_2_when_something_is_wrong(photos):
-    (photos / "val/cat/0.png").write_bytes(b"no picture")
-    (photos.parent / "clean.yaml").write_text(CLEAN)
-    flags = ["-cfg", str(photos.parent / "clean.yaml"), "-data_path", str(photos), "-output", str(photos / "o")]
-    result = run("main_single_gpu.py", *flags, "-check", "-opts", "DATA.MAX_BAD_FRACTION=0")
-    assert result.returncode == 2 and result.stderr == "" and not (photos / "o").exists()
-    assert trouble(rows(result.stdout)) == {"validation images": WRONG}
-    assert_names(result.stdout.splitlines()[-1], "1 wrong", 0)
-
-
-def test_checkpoints_of_other_runs_are_not_taken_for_those_of_a_new_one(photos, tmp_path, capsys, monkeypatch):
-    def disk() -> str:
-        flags = [
-            "-cfg",
-            str(tmp_path / "clean.yaml"),
-            "-data_path",
-            str(photos),
-            "-output",
-            str(tmp_path / "o"),
-            "-check",
-        ]
-        assert exit_code(main_single_gpu.main, [*flags, "-opts", "MODEL.EMBED_DIM=256"]) == 0  # for checkpoints of MiB
-        return rows(capsys.readouterr().out)["disk"][1].partition(" of ")[2].rpartition(" of ")[0]
+def test_checkpoints_of_other_runs_are_not_taken_for_those_of_a_new_one(check, tmp_path, monkeypatch):
+    def needed() -> str:
+        flags = ["-output", str(tmp_path / "o"), "-opts", "MODEL.EMBED_DIM=256"]  # for checkpoints of MiB
+        return check(*flags)["disk"][1].partition(" of ")[2].rpartition(" of ")[0]
 
     monkeypatch.setattr(quick_checks, "OTHER_FILES", 0)
-    (tmp_path / "clean.yaml").write_text(CLEAN)
     (tmp_path / "o/train-20260102-03-04-05").mkdir(parents=True)
-    needed = disk()
+    before = needed()
     (tmp_path / "o/train-20260102-03-04-05/last.pth").write_bytes(bytes(2**25))
-    assert disk() == needed and needed
-
-
-def test_a_misspelt_policy_of_augmentation_is_named(check):
-    found = check("-opts", "TRAIN.AUTO_AUGMENT=rnd-m9")
-    assert trouble(found) == {"augmentation": WRONG}
-    assert_names(found["augmentation"][1], "TRAIN.AUTO_AUGMENT", "rnd", "rand?")
+    assert needed() == before
 
 
 def test_what_a_data_set_has_to_say_is_a_row(check, photos):
@@ -204,10 +165,6 @@ def test_what_is_compiled_is_looked_for_in_the_model(check):
     assert_names(told, "COMPILE", "blocks")
 
 
-def test_images_repeated_more_often_than_an_update_has_them(check):
-    assert trouble(check("-opts", "TRAIN.REPEATED_AUG=64")) == {"repeats": WRONG}
-
-
 def test_preprocessing_that_contradicts_the_weights_comes_with_the_settings_that_follow_them(check, tmp_path):
     torch.save(weights_of_other_images(tmp_path), tmp_path / "other.pth")
     flags = ["-pretrained", str(tmp_path / "other.pth"), "-opts", "DATA.CROP_PCT=0.5"]
@@ -227,19 +184,9 @@ def weights_of_other_images(folder) -> dict:
 
 def test_a_run_warns_of_it_at_its_start(photos, tmp_path):
     (tmp_path / "clean.yaml").write_text(CLEAN)
-    flags = [
-        "-cfg",
-        str(tmp_path / "clean.yaml"),
-        "-data_path",
-        str(photos),
-        "-output",
-        str(tmp_path / "o"),
-        "-epochs",
-        "1",
-    ]
     torch.save(weights_of_other_images(tmp_path), tmp_path / "other.pth")
-    contradicting = ["-pretrained", str(tmp_path / "other.pth"), "-opts", "DATA.CROP_PCT=0.5"]
-    ended = run("main_single_gpu.py", *flags, *contradicting)
+    flags = f"-cfg {tmp_path}/clean.yaml -data_path {photos} -output {tmp_path}/o -epochs 1 -pretrained {tmp_path}/other.pth"
+    ended = run("main_single_gpu.py", *flags.split(), "-opts", "DATA.CROP_PCT=0.5")
     assert ended.returncode == 0, ended.stderr
     before, _, after = ended.stdout.partition("DATA.CROP_PCT=0.75")
     assert "Epoch[" not in before and after

@@ -25,7 +25,6 @@ import engine.session
 import engine.settings
 import utils.bar
 from datasets.loading.readers import Reader, TrainReader
-from engine.diagnose.overflow import AutoDoctor
 from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Scores
 from engine.evaluation.tally import PerImage
@@ -306,10 +305,6 @@ def compile_without_code(variables: dict[str, str]) -> None:
 
 def set_variables(variables: dict[str, str]) -> None:
     os.environ.update(variables)
-
-
-def call_no_doctor() -> None:
-    AutoDoctor.SKIPS = 1000
 
 
 def break_update(step: int) -> None:

@@ -2,14 +2,14 @@
 
 import csv
 
-import pytest
 import torch
 
-from engine.diagnose.explain import collapse, record_types
+from engine.diagnose.explain import collapse, explain, record_types
 from models import build_model
 from tests.support.configs import SMALL, small_config
 from tests.support.run_hash import run_hash
 from tests.support.runs import run, run_folder
+from tests.support.trainers import Lines, make_trainer
 
 
 def table(model, half) -> dict[str, tuple[str, str, str, str]]:
@@ -39,13 +39,8 @@ def test_a_module_kept_out_of_autocast_is_told_so(tmp_path):
     assert rows["blocks.0.mlp.fc1"][0] == "float32" and rows["blocks.1.mlp.fc1"][0] == "bfloat16"
     alike = [row[0] for row in collapse([(path, *kinds) for path, kinds in rows.items()])]
     assert "blocks.0-1.attn.qkv" in alike and "blocks.0.mlp.fc1" in alike and "blocks.1.mlp.fc1" in alike
-
-
-def test_alike_blocks_become_one_row_with_their_numbers():
-    rows = [(f"blocks.{n}.fc", "half" if n != 3 else "single") for n in range(12)] + [("stages.0.1.x", "half")]
-    assert [row[0] for row in collapse(rows)] == ["blocks.0-2,4-11.fc", "blocks.3.fc", "stages.0.1.x"]
-    nested = [(f"stages.{a}.blocks.{b}.x", "half") for a in range(2) for b in range(3)]
-    assert collapse(nested) == [("stages.0-1.blocks.0-2.x", "half")]
+    rows = [(f"stages.{a}.blocks.{b}.x", "half" if b != 3 else "single") for a in range(2) for b in range(12)]
+    assert [row[0] for row in collapse(rows)] == ["stages.0-1.blocks.0-2,4-11.x", "stages.0-1.blocks.3.x"]
 
 
 def test_watching_moves_neither_random_numbers_nor_statistics_nor_weights(tmp_path):
@@ -62,15 +57,13 @@ def test_watching_moves_neither_random_numbers_nor_statistics_nor_weights(tmp_pa
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("script", ["main_single_gpu.py", "main_multi_gpu.py"])
-def test_a_run_with_the_flag_has_the_hash_of_one_without_and_its_table(tmp_path, script):
+def test_a_run_of_two_processes_with_the_flag_has_the_hash_of_one_without_and_its_table(tmp_path):
     (tmp_path / "small.yaml").write_text(SMALL)
-    flags = ["-cfg", str(tmp_path / "small.yaml"), "-amp", "-epochs", "1"]
-    processes = 2 if "multi" in script else 1
-    options = ["-opts", "MODEL.DROPPATH=0.2", "MODEL.DROPOUT=0.1"]
-    hashes = []
-    for name, more in (("plain", []), ("told", ["-explain_precision"])):
-        result = run(script, *flags, *more, "-output", str(tmp_path / name), *options, processes=processes)
+    hashes, options = [], "-amp -epochs 1 -opts MODEL.DROPPATH=0.2 MODEL.DROPOUT=0.1"
+    for name in ("plain", "told"):
+        flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / name)]
+        flags += ["-explain_precision"] * (name == "told")
+        result = run("main_multi_gpu.py", *flags, *options.split(), processes=2)
         assert result.returncode == 0, result.stderr
         hashes.append(run_hash(run_folder(tmp_path / name)))
     assert hashes[0] == hashes[1]
@@ -82,11 +75,9 @@ def test_a_run_with_the_flag_has_the_hash_of_one_without_and_its_table(tmp_path,
 
 
 def test_in_naive_mode_everything_is_seen_in_half(tmp_path):
-    (tmp_path / "small.yaml").write_text(SMALL)
-    flags = ["-cfg", str(tmp_path / "small.yaml"), "-amp", "-explain_precision", "-epochs", "1"]
-    result = run("main_single_gpu.py", *flags, "-output", str(tmp_path / "o"), "-opts", "PRECISION.MODE=naive")
-    assert result.returncode == 0, result.stderr
-    with open(run_folder(tmp_path / "o") / "precision.csv") as file:
+    trainer = make_trainer(small_config(tmp_path, "AMP=true", "PRECISION.MODE=naive"))
+    explain(trainer, Lines(), tmp_path)
+    with open(tmp_path / "precision.csv") as file:
         rows = list(csv.DictReader(file))
     assert {row["computes_in"] for row in rows} == {row["returns"] for row in rows} == {"bfloat16"}
     assert {row["weights"] for row in rows} <= {"bfloat16", ""}

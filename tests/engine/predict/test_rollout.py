@@ -7,7 +7,7 @@ import torch
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 
-from engine.predict.maps import GradientMaps, Rollout, attention_layers, watching_attention
+from engine.predict.maps import GradientMaps, Rollout, attention_layers
 
 SMALL = {"img_size": 16, "patch_size": 4, "in_chans": 1, "embed_dim": 12, "depth": 3, "num_heads": 3, "num_classes": 5}
 KINDS = {
@@ -65,6 +65,8 @@ def array(tensor):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_map_is_the_rollout_that_numpy_computes(kind):
     model, images = random_model(**SMALL, **KINDS[kind]), torch.randn(2, 1, 16, 16)
+    with torch.no_grad():
+        before = model(images)
     maps = Rollout.of(model, images[:1])(images, torch.zeros(2, dtype=int)).numpy()
     mixed, prefix = rollout_in_numpy(model, images), model.num_prefix_tokens
     num_heads = 2 if kind == "distilled" else 1  # each reads a token of its own
@@ -72,25 +74,8 @@ def test_the_map_is_the_rollout_that_numpy_computes(kind):
     expected = rows.mean(1)[:, prefix:].reshape(2, 4, 4)
     np.testing.assert_allclose(maps, expected, rtol=1e-4)
     assert expected.max() > 1.05 * expected.min()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_weights_seen_are_those_of_timms_output_and_the_model_is_left_as_it_was(kind):
-    model, images = random_model(**SMALL, **KINDS[kind]), torch.randn(2, 1, 16, 16)
-    block, given, taken, seen = model.blocks[0].attn, [], [], []
-    block.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
-    block.register_forward_hook(lambda _, inputs, output: taken.append(output))
-    with torch.no_grad():
-        before = model(images)
-        with watching_attention(model, seen.append):
-            model(images)
-        B, N, _ = given[0].shape
-        values = block.qkv(given[0]).reshape(B, N, 3, 3, 4)[:, :, 2].permute(0, 2, 1, 3)
-        fused_output = block.proj((seen[0] @ values).transpose(1, 2).reshape(B, N, 12))
-        torch.testing.assert_close(fused_output, taken[0], rtol=1e-4, atol=1e-4)
-        seen.clear()
-        assert torch.equal(model(images), before) and not seen
     assert len(attention_layers(model)) == 3 and all(layer.fused_attn for layer in attention_layers(model))
+    assert torch.equal(model(images), before), "the model is as it was"
 
 
 TIMM = {  # at 64 pixels where that is possible

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from engine.record.timing import Timing
+from engine.record.timing import Profiler, Timing
 from tests.support.configs import CPU, SMALL, small_config
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
@@ -33,7 +33,7 @@ def trace(folder) -> list[dict]:
         return [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
 
 
-def test_profile_writes_a_trace_with_the_phases_and_the_run_goes_on(start):
+def test_profile_writes_a_trace_with_the_phases_and_changes_nothing_of_the_run(start):
     folder, said = start("o", "PROFILE=3", "TRAIN.ACCUM_ITER=2", "TRAIN.NUM_EPOCHS=1")
     assert_names(said, folder / "trace.json.gz")
     assert said.index("profile:") < said.index("Step[0020/") and ending(said).startswith("done;")
@@ -43,25 +43,26 @@ def test_profile_writes_a_trace_with_the_phases_and_the_run_goes_on(start):
     expected = {"data": 9, "copy": 6, "forward": 6, "backward": 6, "optimizer": 3, "other": 0, "communication": 0}
     assert {name: names.count(name) for name in expected} == expected
     forward = events[names.index("forward")]
+    plain, _ = start("plain", "TRAIN.ACCUM_ITER=2", "TRAIN.NUM_EPOCHS=1")
+    assert run_hash(folder) == run_hash(plain)
     inside = {e["name"] for e in events if forward["ts"] < e["ts"] < forward["ts"] + forward["dur"]}
     assert "aten::linear" in inside and "aten::_foreach_add_" not in inside
 
 
-def test_a_profiled_run_ends_as_one_without(start):
-    options = ("TRAIN.NUM_EPOCHS=1", "DATA.BATCH_SIZE=128")
-    (profiled, _), (plain, _) = start("profiled", "PROFILE=2", *options), start("plain", *options)
-    assert run_hash(profiled) == run_hash(plain)
-
-
-def test_a_run_too_short_for_a_trace_says_so(start):
-    folder, said = start("o", "PROFILE=3", "DATA.BATCH_SIZE=700", "TRAIN.NUM_EPOCHS=2")
-    assert_names(said, "PROFILE", "update 7")
-    assert not (folder / "trace.json.gz").exists()
-
-
-def test_a_run_that_ends_within_a_trace_keeps_what_there_is(start):
-    folder, _ = start("o", "PROFILE=100", "DATA.BATCH_SIZE=160", "TRAIN.NUM_EPOCHS=1")
-    assert [event["name"] for event in trace(folder)].count("optimizer") == 8 - 6
+@pytest.mark.parametrize(("batch_size", "num_traced"), [(359, None), (160, 8 - 6)])
+def test_a_run_that_ends_before_its_trace_says_so_and_one_within_it_keeps_what_there_is(
+    tmp_path, batch_size, num_traced
+):
+    said, timing, path = [], Timing.on(CPU), tmp_path / "trace.json.gz"
+    profiler = Profiler(100, path, timing, said.append)
+    update(
+        make_trainer(small_config(tmp_path, f"DATA.BATCH_SIZE={batch_size}"), callbacks=[timing, profiler]),
+        1438 // batch_size,
+    )
+    profiler.close()
+    assert_names(*said, *([path] if num_traced else ["PROFILE", "update 7"]))
+    assert path.exists() is bool(num_traced)
+    assert not num_traced or [event["name"] for event in trace(tmp_path)].count("optimizer") == num_traced
 
 
 def test_without_profile_no_range_is_opened(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.torch
+import timm
 import torch
 import torchvision
 
@@ -33,7 +34,6 @@ from tests.support.weight_files import (
     pickled,
     random_weights,
     saved,
-    timm_model,
     vit,
 )
 from utils.errors import ConfigError
@@ -115,7 +115,7 @@ def test_googles_npz_is_read_as_timm_reads_it(tmp_path, weights, prefix):
 @pytest.mark.parametrize("year", YEARS)
 def test_pdparams_of_every_year_layout_protocol_and_numpy_are_read(tmp_path, weights, year, layout):
     content = PADDLE_LAYOUTS[layout](paddle_arrays(weights, YEARS[year]))
-    for protocol, numpy in ((4, None), (2, b"numpy.core."), (2, b"numpy._core.")):
+    for protocol, numpy in ((4, None), (2, b"numpy.core.")):
         path = pickled(content, tmp_path / "x.pdparams", protocol)
         if numpy:
             path.write_bytes(path.read_bytes().replace(b"numpy._core.", numpy).replace(b"numpy.core.", numpy))
@@ -142,7 +142,9 @@ def test_split_arrays_are_put_together(tmp_path, weights):
 
 
 def test_distilled_deit_of_paddlevit_is_read(tmp_path):
-    theirs = timm_model("deit_tiny_distilled_patch16_224").state_dict()
+    theirs = timm.create_model(
+        "deit_tiny_distilled_patch16_224", depth=1, embed_dim=24, num_heads=3, img_size=32, num_classes=5
+    ).state_dict()
     names = PADDLE_2022 | {"dist_token": "dist_token", "head_dist": "classifier_dist"}
     arrays = paddle_arrays({name: tensor for name, tensor in theirs.items() if "head_dist.weight" not in name}, names)
     arrays["classifier_dist.weight"] = theirs["head_dist.weight"].T.numpy()
@@ -177,12 +179,19 @@ def in_pickles(content: dict, folder: Path) -> Iterator[Path]:
             yield pickled(content, folder / f"{protocol}{suffix}", protocol)
 
 
+def in_arrays(content: dict, folder: Path) -> Iterator[Path]:
+    objects = np.empty(1, dtype=object)
+    objects[0] = content["head.weight"]
+    np.savez(folder / "x.npz", cls=objects)
+    yield folder / "x.npz"
+
+
 def in_torch_files(content: dict, folder: Path) -> Iterator[Path]:
     for as_zip in (True, False):
         yield saved(content, folder / f"{as_zip}.pth", _use_new_zipfile_serialization=as_zip)
 
 
-@pytest.mark.parametrize("write", [in_pickles, in_torch_files])
+@pytest.mark.parametrize("write", [in_pickles, in_torch_files, in_arrays])
 @pytest.mark.parametrize("kind", PAYLOADS)
 def test_a_file_that_would_run_something_is_refused_and_does_not(tmp_path, kind, write):
     marker = tmp_path / "marker"
@@ -190,17 +199,10 @@ def test_a_file_that_would_run_something_is_refused_and_does_not(tmp_path, kind,
         pickle.loads(pickle.dumps(payloads(marker)[kind]))
         marker.unlink()
     for path in write({"head.weight": payloads(marker)[kind]}, tmp_path):
-        with refused(ConfigError, path, "refused", "code", ".safetensors"):
+        names = ("allow_pickle=False",) if write is in_arrays else ("refused", "code", ".safetensors")
+        with refused(ConfigError, path, *names):
             read_state_dict(path)
         assert not marker.exists()
-
-
-def test_a_pickle_inside_an_npz_is_refused_and_does_not_run(tmp_path):
-    marker = tmp_path / "marker"
-    np.savez(tmp_path / "x.npz", cls=payloads(marker)["object_array"])
-    with refused(ConfigError, tmp_path / "x.npz", "allow_pickle=False"):
-        read_state_dict(tmp_path / "x.npz")
-    assert not marker.exists()
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,8 @@ def loaded(model, content, tmp_path, **options) -> list[str]:
 
 # --- fitting a model
 
+DISTILLED = "deit_tiny_distilled_patch16_224"
+
 
 def test_a_file_that_fits_is_loaded_whole_and_named_with_what_was_taken_of_it(tmp_path, weights):
     model, path = vit(), tmp_path / "x.pth"
@@ -70,13 +72,14 @@ def test_a_head_that_does_not_fit_is_dropped_and_named(tmp_path, weights):
         (line,) = loaded(model, content, tmp_path)
         assert_names(line, *names)
         assert torch.equal(model.head.weight, head) and torch.equal(model.norm.weight, weights["norm.weight"])
-    distilled = "deit_tiny_distilled_patch16_224"
-    state = {"model": timm_model(distilled).state_dict()}
-    assert [line.split()[0] for line in loaded(timm_model(distilled, 3), state, tmp_path)] == ["head", "head_dist"]
-    assert loaded(timm_model(distilled), state, tmp_path) == []
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_both_heads_of_a_distilled_model_are_dropped(tmp_path):
+    state = {"model": timm_model(DISTILLED).state_dict()}
+    assert [line.split()[0] for line in loaded(timm_model(DISTILLED, 3), state, tmp_path)] == ["head", "head_dist"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_another_image_size_resizes_the_position_embedding_as_timm_does(tmp_path, weights, dtype):
     state, model = {name: tensor.to(dtype) for name, tensor in weights.items()}, vit(image_size=48)
     (line,) = loaded(model, state, tmp_path)
@@ -114,9 +117,10 @@ def test_a_tensor_is_fitted_as_timm_does(tmp_path, weights, case):
 
 @pytest.mark.filterwarnings("ignore:::timm.layers.interpolate")
 def test_a_swin_is_resized_too(tmp_path):
-    name = "swin_tiny_patch4_window7_224"
-    state = timm_model(name, image_size=224).state_dict()
-    assert "relative_position_bias_table" in loaded(timm_model(name, image_size=128), state, tmp_path)[0]
+    small = {"depths": (1,), "embed_dim": 24, "num_classes": 2}
+    sizes = (timm.create_model("swin_tiny_patch4_window7_224", img_size=side, **small) for side in (56, 16))
+    state, model = (each.state_dict() if number == 0 else each for number, each in enumerate(sizes))
+    assert "relative_position_bias_table" in loaded(model, state, tmp_path)[0]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +130,7 @@ def test_a_swin_is_resized_too(tmp_path):
         (lambda: vit(DEPTH=3), "blocks.2.norm1.weight"),
         (lambda: vit(DEPTH=1), "blocks.1.norm1.weight"),
         (lambda: timm_model("resnet18"), "cls_token conv1.weight"),
-        (lambda: timm_model("deit_tiny_distilled_patch16_224"), "dist_token"),
+        (lambda: timm_model(DISTILLED), "dist_token"),
     ],
 )
 def test_weights_of_another_architecture_are_refused_and_change_nothing(tmp_path, weights, model, names):
@@ -181,25 +185,14 @@ def test_the_same_classes_keep_their_rows_in_a_head_of_any_size(tmp_path, weight
 
 
 def test_without_a_common_class_the_head_begins_anew(tmp_path, weights):
-    model = vit(num_classes=3)
-    before = model.head.weight.clone()
-    content = {"state_dict": headed(weights), "class_names": THEIRS}
-    (line,) = loaded(model, content, tmp_path, classes=["x", "y", "z"])
-    assert torch.equal(model.head.weight, before)
-    assert_names(line, "cat")
+    _, (line,) = by_name(tmp_path, headed(weights), ["x", "y", "z"])
+    assert_names(line, "random", "cat")
 
 
 def test_a_name_is_the_same_in_either_spelling_of_an_umlaut(tmp_path, weights):
     state = headed(weights)
     model, _ = by_name(tmp_path, state, ["B\u00e4r", "a", "c"], theirs=["a", "Ba\u0308r", "c"])
     assert torch.equal(model.head.weight, state["head.weight"][[1, 0, 2]])
-
-
-def test_a_new_class_never_has_the_largest_logit(tmp_path, weights):
-    old, new = (by_name(tmp_path, headed(weights), classes)[0] for classes in (THEIRS, ["alpaca", *THEIRS]))
-    images = torch.randn(64, 3, 32, 32)
-    with torch.no_grad():
-        assert torch.equal(new.eval()(images).argmax(1) - 1, old.eval()(images).argmax(1))
 
 
 def test_for_evaluation_a_head_of_another_size_stays_refused(tmp_path, weights):
@@ -331,12 +324,9 @@ def test_paddlevits_weights_convert_and_come_back(tmp_path, weights, suffix):
     source = pickled(training_file(paddle_arrays(weights, PADDLE_OLDEST)), tmp_path / "x.pdparams", 2)
     assert exported(source, "-o", tmp_path / f"y{suffix}") == 0
     assert_same(read_state_dict(tmp_path / f"y{suffix}"), weights)
-
-
-def test_pdparams_are_written_under_the_names_of_2022(tmp_path, weights):
-    assert exported(saved(weights, tmp_path / "x.pth"), "-o", tmp_path / "y.pdparams") == 0
-    written = pickle.loads((tmp_path / "y.pdparams").read_bytes())
-    assert set(written.pop("StructuredToParameterName@@")) == set(written)
-    expected = paddle_arrays(weights, PADDLE_2022)
-    assert written.keys() == expected.keys()
-    assert all(np.array_equal(written[name], array) for name, array in expected.items())
+    if suffix == ".pdparams":
+        written = pickle.loads((tmp_path / "y.pdparams").read_bytes())
+        assert set(written.pop("StructuredToParameterName@@")) == set(written)
+        expected = paddle_arrays(weights, PADDLE_2022)
+        assert written.keys() == expected.keys()
+        assert all(np.array_equal(written[name], array) for name, array in expected.items())

@@ -203,6 +203,8 @@ REMOVED: dict[str, Removed] = {
 
 # Flags of scripts that are gone: what to do instead.
 REMOVED_FLAGS = {
+    "-last": "name the checkpoints to average, as in FOLDER/checkpoint-*.pth",
+    "-megabytes": "-samples_per_shard sets the size of a shard",
     "-greedy": "name the checkpoints to average, of those that scored best",
     "-csv": "scripts/models.py prints its table, -all the whole of it",
     "-without_weights": "models without weights are listed where no other has that name",

@@ -3,7 +3,7 @@
     python scripts/export.py output/train-20260102-03-04-05 -output vit.safetensors
     python scripts/export.py output/train-20260102-03-04-05 -to hf -output vit_for_the_hub
     python scripts/export.py output/train-20260102-03-04-05/last.pth -output whole.pth
-    python scripts/export.py output/train-20260102-03-04-05 -last 5 -output mean.onnx
+    python scripts/export.py output/train-20260102-03-04-05/checkpoint-*.pth -output mean.onnx
     python scripts/export.py runA runB runC -output soup.safetensors
     python scripts/export.py vit_base_patch16_224.pdparams -output vit.safetensors
 
@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
-from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, check_no_input, read_checkpoint
+from scripts.command_line import CHECKPOINT_HELP, Parser, check_no_input, read_checkpoint
 from utils.errors import ConfigError
 from utils.program import exit_code
 from utils.text import counted
@@ -66,11 +66,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("-to", choices=FORMATS, metavar="FORMAT", help="one of the above")
     parser.add_weights_choice("write")
     mean = parser.add_argument_group("the mean of several checkpoints")
-    mean.add_argument("-last", type=at_least(2), metavar="N", help="the newest N checkpoint-*.pth of each run's folder")
     mean.add_argument("-weights", nargs="+", type=float, metavar="W", help="a weight for each checkpoint [all equal]")
     arguments = parser.parse_args(argv)
     weights = arguments.weights
-    sources = newest(arguments.checkpoints, arguments.last) if arguments.last else arguments.checkpoints
+    sources = arguments.checkpoints
     if weights and (len(weights) != len(sources) or not all(each > 0 for each in weights) or isinf(sum(weights))):
         raise ConfigError(f"-weights: {weights} are not {len(sources)} positive numbers, one for each checkpoint")
     if len(sources) == 1:
@@ -184,21 +183,6 @@ def convert(source: str | Path, target: Path, key: str | None) -> str:
     with staged(target) as place, open(place, "wb") as file:
         writers[target.suffix](state, file)
     return f"{target}: {counted(len(state), 'tensor')}, {sum(tensor.numel() for tensor in state.values()):,} numbers"
-
-
-def newest(folders: list[str], count: int) -> list[Path]:
-    from engine.checkpoint.format import numbered
-
-    paths = []
-    for folder in folders:
-        inside = numbered(Path(folder)) if Path(folder).is_dir() else []
-        if len(inside) < count:
-            raise ConfigError(
-                f"-last {count}: {folder} has {counted(len(inside), 'file')} checkpoint-*.pth; lower it, or train with SAVE_FREQ "
-                f"1 and KEEP_CHECKPOINTS {count}"
-            )
-        paths += inside[:count]
-    return paths
 
 
 def read_alike(sources: list, key: str | None, shares: list[float]) -> list[Part]:

@@ -1,7 +1,7 @@
 """Writes a data set as tar shards, which -dataset shards and WebDataset's tools read sequentially.
 
     python scripts/make_shards.py -dataset imagenet2012 -data_path /dataset/imagenet -output /fast/imagenet-shards
-    python scripts/make_shards.py -dataset imagefolder -data_path photos -output photo-shards -megabytes 256 -shuffle_seed 1
+    python scripts/make_shards.py -dataset imagefolder -data_path photos -output photo-shards -samples_per_shard 500 -shuffle_seed 1
     python main_single_gpu.py -cfg configs/vit_base_patch16_224.yaml -dataset shards -data_path /fast/imagenet-shards
 
 A sample is the unchanged image file and KEY.cls, its class number; classes.txt has the class names. Images that are not
@@ -10,7 +10,6 @@ same command continues after the last complete shard.
 """
 
 import argparse
-import dataclasses
 import hashlib
 import io
 import itertools
@@ -50,29 +49,16 @@ def main(argv: list[str]) -> int:
     parser.add_argument("-dataset", required=True, metavar="NAME", help="any data set of docs/data.md with images")
     parser.add_argument("-data_path", metavar="PATH", help="its folder")
     parser.add_output("FOLDER", "folder of the shards")
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("-samples_per_shard", type=at_least(1), metavar="N", help="images per shard [1000]")
-    size.add_argument("-megabytes", type=at_least(1), metavar="N", help="or: million bytes per shard, approximately")
+    parser.add_argument(
+        "-samples_per_shard", type=at_least(1), default=1000, metavar="N", help="images per shard [1000]"
+    )
     parser.add_argument("-shuffle_seed", type=at_least(0), default=0, metavar="N", help="seed of the shuffle [0]")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="settings, as DATA.VAL_FRACTION=0.2")
-    arguments = parser.parse_args(argv)
-    if arguments.megabytes:
-        limit = Limit(num_bytes=arguments.megabytes * 1_000_000)
-    else:
-        limit = Limit(num_samples=arguments.samples_per_shard or 1000)
-    make_shards(arguments, limit)
+    make_shards(parser.parse_args(argv))
     return 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Limit:
-    """The size at which a shard ends: whichever is reached first."""
-
-    num_samples: int = sys.maxsize
-    num_bytes: int = sys.maxsize
-
-
-def make_shards(arguments: argparse.Namespace, limit: Limit) -> None:
+def make_shards(arguments: argparse.Namespace) -> None:
     """Write the shards of both parts, except those that an earlier call completed."""
     words = ["-dataset", arguments.dataset]
     words += ["-data_path", arguments.data_path] if arguments.data_path else []
@@ -92,7 +78,7 @@ def make_shards(arguments: argparse.Namespace, limit: Limit) -> None:
         "dataset": arguments.dataset,
         "data_path": arguments.data_path,
         "shuffle_seed": arguments.shuffle_seed,
-        "limit": dataclasses.asdict(limit),
+        "samples_per_shard": arguments.samples_per_shard,
         "classes": len(val.classes),
         **{
             part: hashlib.sha256(image_set.targets.astype(np.int64).tobytes()).hexdigest()
@@ -105,7 +91,7 @@ def make_shards(arguments: argparse.Namespace, limit: Limit) -> None:
             names = "".join(name.replace("\n", " ") + "\n" for name in val.classes)
             file.write(names.encode(errors="surrogateescape"))
         for part, (image_set, order) in parts.items():
-            num_shards, num_kept = write_part(arguments.output, part, image_set, order, limit)
+            num_shards, num_kept = write_part(arguments.output, part, image_set, order, arguments.samples_per_shard)
             kept = f", {num_kept} of them from an earlier call" if num_kept else ""
             print(f"{arguments.output}: {part} images: {len(order)}, shards: {num_shards}{kept}")
     except OSError as error:
@@ -127,7 +113,7 @@ def claim(folder: Path, manifest: str) -> None:
         write_text(file, manifest)
 
 
-def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, limit: Limit) -> tuple[int, int]:
+def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, size: int) -> tuple[int, int]:
     """Write the shards of one part that are missing, and its index. Returns the number of shards, and of those kept."""
     done, num_kept, shards = 0, 0, []
     with ThreadPoolExecutor(NUM_READERS, "files") as pool, tqdm(total=len(order), desc=part, disable=None) as bar:
@@ -138,7 +124,7 @@ def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, 
             if shard is None:
                 samples = samples or read_ahead(pool, image_set, map(int, order[done:]))
                 with replacing(path) as file:
-                    write_shard(file, done, samples, limit)
+                    write_shard(file, done, itertools.islice(samples, size))
                 shard = scan(Tar(path))
             else:
                 samples = None  # the next shard starts after this one
@@ -177,16 +163,14 @@ def read_ahead(
         waiting.extend(itertools.islice(started, 1))
 
 
-def write_shard(file: IO[bytes], first: int, samples: Iterator[tuple[str, bytes, int]], limit: Limit) -> None:
-    """Write samples until the shard is full. The same samples always give the same bytes."""
+def write_shard(file: IO[bytes], first: int, samples: Iterator[tuple[str, bytes, int]]) -> None:
+    """Write the samples of a shard, numbered from `first`. The same samples always give the same bytes."""
     with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for number, (ending, data, target) in enumerate(itertools.islice(samples, limit.num_samples), first):
+        for number, (ending, data, target) in enumerate(samples, first):
             for name, content in ((f"{number:08d}{ending}", data), (f"{number:08d}.cls", str(target).encode())):
                 member = tarfile.TarInfo(name)
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
-            if file.tell() >= limit.num_bytes:
-                return
 
 
 if __name__ == "__main__":

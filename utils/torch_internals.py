@@ -24,7 +24,6 @@ RESIZE_KERNELS = {
 # One kernel for all tensors of a model, as torch.optim does it; a loop starts hundreds.
 foreach_copy_, foreach_sub = torch._foreach_copy_, torch._foreach_sub
 foreach_mul_, foreach_add_ = torch._foreach_mul_, torch._foreach_add_
-sdpa_choice = torch._fused_sdp_choice  # scaled_dot_product_attention asks it too; public names tell what could be taken
 LABELS = ("targets", "labels", "_labels")  # where torchvision's data sets keep them; else every image has to be read
 
 

@@ -59,8 +59,7 @@ def choose_transforms(
     ]
     # After both: they replace layers of exactly timm's classes, and the class token needs timm's attention.
     on_cpu = CpuKernels(half is not None, is_compiled=training and bool(config.COMPILE))
-    elsewhere = GpuKernels(device, (half or torch.float32) if training else None)
-    transforms.append(on_cpu if device.type == "cpu" else elsewhere)
+    transforms.append(on_cpu if device.type == "cpu" else GpuKernels())
     if half is not None and settings.MODE == "float8":
         # After the overrides and the class token: it converts neither named layers nor those with few rows.
         transforms.append(Float8(device))

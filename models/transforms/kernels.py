@@ -6,10 +6,8 @@ import torch
 from timm.layers import Attention, PatchEmbed
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention import SDPBackend
 
 from models.transforms.base import ModelTransform, change_class, wrap
-from utils.torch_internals import sdpa_choice
 
 
 def attend(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -54,38 +52,15 @@ class QkvLayoutAttention(Attention):
         return attend(self, *(each.transpose(1, 2) for each in qkv.unbind(2)))
 
 
-def describe_kernels(model: nn.Module, device: torch.device, dtype: torch.dtype) -> list[str]:
-    """Lines for the log: which kernel torch chooses for attention in training; none if the device cannot tell."""
-    fused = [each for each in model.modules() if type(each) is QkvLayoutAttention and each.fused_attn]
-    lines = []
-    for heads, size, dropout in sorted({(each.num_heads, each.head_dim, each.attn_drop.p) for each in fused}):
-        try:
-            # Two images of 197 tokens: more of either get the same kernel.
-            qkv = torch.empty(2, 197, 3, heads, size, device=device, dtype=dtype, requires_grad=True)
-            q, k, v = (each.transpose(1, 2) for each in qkv.unbind(2))
-            backend = SDPBackend(sdpa_choice(q, k, v, dropout_p=dropout))
-        except RuntimeError:
-            return []
-        name = backend.name.removesuffix("_ATTENTION").lower()
-        lines.append(f"attention: {name} kernel ({heads} heads of {size}, dropout {dropout:g})")
-    return lines
-
-
 @dataclass(frozen=True)
 class GpuKernels(ModelTransform):
-    """Applied with -compile too: the number of graphs stays, and that of kernels nearly.
-
-    `trains_in`: the type of attention's inputs in training, to log which kernel computes it; None: nothing is logged.
-    """
-
-    device: torch.device
-    trains_in: torch.dtype | None = None
+    """Applied with -compile too: the number of graphs stays, and that of kernels nearly."""
 
     def apply(self, model: nn.Module) -> list[str]:
         change_class(model.modules(), {Attention: QkvLayoutAttention})
         embeddings = [module.proj for module in model.modules() if isinstance(module, PatchEmbed)]
         change_class(filter(_cuts_into_patches, embeddings), {nn.Conv2d: PatchConv2d})
-        return describe_kernels(model, self.device, self.trains_in) if self.trains_in else []
+        return []
 
     def revert(self, model: nn.Module) -> None:
         change_class(model.modules(), {QkvLayoutAttention: Attention, PatchConv2d: nn.Conv2d})

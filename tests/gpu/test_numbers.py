@@ -42,7 +42,7 @@ def test_the_patch_embedding_as_a_product_is_the_convolution(device, dtype, larg
     torch.manual_seed(0)
     exact, images = PatchEmbed(32, 16, 3, 24).double(), torch.randn(4, 3, 32, 32)
     ours = copy.deepcopy(exact).to(device, dtype)
-    GpuKernels(torch.device(device)).apply(ours)
+    GpuKernels().apply(ours)
     assert type(ours.proj) is not type(exact.proj)
     found = []
     for embed, inputs in ((ours, images.to(device, dtype)), (exact, images.double())):

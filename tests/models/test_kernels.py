@@ -13,11 +13,10 @@ from torch import nn
 from configs.load import load
 from models import build_model
 from models.parts import starts_with_convolution
-from models.transforms import ModelTransforms, choose_transforms, kernels
-from models.transforms.kernels import ChannelsLast, CpuDropout, CpuKernels, GpuKernels, PatchConv2d, QkvLayoutAttention
+from models.transforms import ModelTransforms, choose_transforms
+from models.transforms.kernels import ChannelsLast, CpuDropout, GpuKernels, PatchConv2d, QkvLayoutAttention
 from models.transforms.op_overrides import OpOverrides
-from tests.support.configs import CPU, small_config
-from tests.support.refusals import assert_names
+from tests.support.configs import small_config
 from tests.support.runs import ROOT
 from tests.support.trainers import make_trainer, update
 
@@ -73,7 +72,7 @@ def test_patches_are_embedded_as_timm_does_in_fp64(case):
     cls = VisionTransformer if "model" in case else PatchEmbed
     plain = cls(**{"img_size": 8, "patch_size": 4, "embed_dim": 6} | options).double()
     chosen = copy.deepcopy(plain)
-    GpuKernels(CPU).apply(chosen)
+    GpuKernels().apply(chosen)
     assert any(type(each) is PatchConv2d for each in chosen.modules())
     assert list(chosen.state_dict()) == list(plain.state_dict())
     for mine, theirs in zip(results(chosen, *size), results(plain, *size), strict=True):
@@ -98,13 +97,13 @@ def test_other_layers_stay_as_they_are(layer):
     embedding = PatchEmbed(img_size=8, patch_size=4, in_chans=4, embed_dim=6)
     embedding.proj = layer
     model = nn.Sequential(nn.Conv2d(4, 4, 2, stride=2), embedding)
-    GpuKernels(CPU).apply(model)
+    GpuKernels().apply(model)
     assert type(model[0]) is nn.Conv2d and embedding.proj is layer and type(layer) in (nn.Conv2d, OwnConv2d)
 
 
 def test_neither_convolution_nor_its_backward_is_left(tmp_path):
     model = build_model(small_config(tmp_path, "MODEL.DEPTH=1"), 10)
-    GpuKernels(CPU).apply(model)
+    GpuKernels().apply(model)
     with torch.autograd.profiler.profile() as profile:
         model(torch.randn(2, 1, 8, 8)).sum().backward()
     names = {event.name for event in profile.function_events}
@@ -124,7 +123,7 @@ def test_lists_mean_what_they_say(tmp_path, lists, is_listed_first):
     """Before, as in a run, or after, as the doctor tries black lists."""
     black, white, dtype = LISTS[lists]
     model = build_model(small_config(tmp_path), 10)
-    transforms = [OpOverrides(black, white, "cpu", HALF), GpuKernels(CPU)]
+    transforms = [OpOverrides(black, white, "cpu", HALF), GpuKernels()]
     ModelTransforms(tuple(transforms if is_listed_first else reversed(transforms))).apply(model)
     seen = []
     model.patch_embed.proj.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
@@ -169,35 +168,6 @@ def test_attention_in_the_layout_of_qkv_is_timms_to_the_last_bit(dtype, fields, 
             found.append((outputs, inputs.grad, *(parameter.grad for parameter in attention.parameters())))
             attention.zero_grad()
         assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
-
-
-def test_attention_in_the_layout_of_qkv_copies_once_less(tmp_path):
-    model = build_model(small_config(tmp_path), 10)
-    CpuKernels(in_half=True).apply(model)
-    mine = model.blocks[0].attn
-    theirs = copy.deepcopy(mine)
-    theirs.__class__ = Attention
-    copies = []
-    for attention in (mine, theirs):
-        with torch.autograd.profiler.profile() as profile:
-            attention(torch.randn(2, 5, 16, requires_grad=True)).sum().backward()
-        copies.append(sum(event.name == "aten::clone" for event in profile.function_events))
-    assert copies[0] == copies[1] - 1
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_the_log_names_the_kernel_of_attention_that_torch_takes(tmp_path, monkeypatch, dropout):
-    model = build_model(small_config(tmp_path, f"MODEL.ATTENTION_DROPOUT={dropout}"), 10)
-    (line,) = GpuKernels(CPU, torch.float32).apply(model)
-    assert_names(line, "flash" if dropout == 0 else "math", f"dropout {dropout:g}")  # the CPU's own choice
-    choose = mock.Mock(return_value=3)
-    monkeypatch.setattr(kernels, "sdpa_choice", choose)
-    (line,) = GpuKernels(CPU, HALF).apply(model)
-    assert_names(line, "cudnn")
-    assert all(each.dtype is HALF and each.requires_grad for each in choose.call_args.args)
-    assert GpuKernels(CPU).apply(model) == []
-    choose.side_effect = NotImplementedError  # a device that cannot tell
-    assert GpuKernels(CPU, HALF).apply(model) == []
 
 
 # --- dropout

@@ -61,7 +61,7 @@ def test_the_list_has_all_transforms_in_their_order(chosen):
 @pytest.mark.parametrize("name", [*NAMES, "GpuKernels", "all"])
 @pytest.mark.parametrize("is_copy", [False, True], ids=["itself", "copy"])
 def test_reverted_a_model_is_what_it_was(config, chosen, name, is_copy):
-    transforms = tuple(each for each in (*chosen.transforms, GpuKernels(CPU)) if name in ("all", type(each).__name__))
+    transforms = tuple(each for each in (*chosen.transforms, GpuKernels()) if name in ("all", type(each).__name__))
     transforms = ModelTransforms(transforms)
     torch.manual_seed(0)
     model = build_model(config, 10)

@@ -10,7 +10,6 @@ import pytest
 
 from scripts import sweep
 from scripts.sweeping import plan, runner
-from scripts.sweeping.results import read_result
 from tests.support.forks import start_fork
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
@@ -135,14 +134,6 @@ def test_a_trial_that_is_refused_stops_the_sweep_which_can_then_be_another(tmp_p
     assert_names(printed, "trial 0", "no such data")
     pretended.ends.clear()
     assert start("-seeds", "4,5")[0] == 0
-
-
-@pytest.mark.parametrize("best", ["x", {"top1": "x"}, []])
-def test_a_status_that_was_changed_by_hand_is_no_result(tmp_path, best):
-    status = {"state": "done", "best_metric": "top1", "best": best}
-    (tmp_path / "status.json").write_text(json.dumps(status))
-    found = read_result(tmp_path)
-    assert found.state == "done" and found.best is None
 
 
 def test_another_sweep_in_its_folder_is_refused_and_names_what_differs(tmp_path, start, pretended):

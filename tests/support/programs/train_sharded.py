@@ -74,7 +74,7 @@ def train(settings: str, options: list[str], process: Process) -> dict:
 
 @contextlib.contextmanager
 def as_on_gpus(model: torch.nn.Module) -> Iterator[None]:
-    GpuKernels(torch.device("cpu")).apply(model)
+    GpuKernels().apply(model)
     with (
         mock.patch("engine.precision.policy.LossScaler", FusedLossScaler),
         mock.patch("engine.train.ema.ForeachLerp", FusedLerp),

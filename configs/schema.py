@@ -414,7 +414,7 @@ class Train:
     BCE_TARGET_THRESH: Annotated[float | None, Bounds(0.0, 1.0), Only("LOSS", ("bce",))] = None
     """For bce: targets above this, after smoothing and mixing, become 1, the others 0; not set: they stay as they are."""
     CLASS_WEIGHTS: str | None = None
-    """Weights of the classes in the training loss: auto, images / (classes x images of the class), so that the mean over the images is 1; or a CSV or YAML file with a class and its weight in each line; none: all 1."""
+    """Weights of the classes in the training loss: auto, images / (classes x images of the class), so that the mean over the images is 1; or a CSV file with a class and its weight in each line; none: all 1."""
     DISTILLATION_TYPE: Literal["none", "soft", "hard"] = "none"
     """Learn from a teacher too: soft, its probabilities of the classes; hard, the class it chooses."""
     DISTILLATION_ALPHA: Annotated[float, Bounds(0.0, 1.0), Only("DISTILLATION_TYPE", ("soft", "hard"))] = 0.5
@@ -428,7 +428,7 @@ class Train:
     COLOR_JITTER: Annotated[float, Bounds(0.0, 100.0)] = 0.0
     """Brightness, contrast and saturation are multiplied by a factor in 1 +- this; no effect with a policy other than 3a. (PaddleViT's DeiT: 0.4.)"""
     AUTO_AUGMENT: str | None = None
-    """Augmentation policy: original, v0, cifar10, svhn, rand-m9-mstd0.5-inc1, augmix-m3-w3, ta_wide or 3a; docs/augmentation.md explains them. (PaddleViT's true: original.)"""
+    """Augmentation policy: original, v0, rand-m9-mstd0.5-inc1, augmix-m3-w3 or 3a; docs/augmentation.md explains them. (PaddleViT's true: original.)"""
     MIXUP_ALPHA: Annotated[float, Bounds(0.0, 1_000.0)] = 0.0
     """Mixup: blend pairs of images, with a weight from Beta(alpha, alpha); 0: off. (PaddleViT's DeiT: 0.8.)"""
     CUTMIX_ALPHA: Annotated[float, Bounds(0.0, 1_000.0)] = 0.0

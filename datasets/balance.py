@@ -8,7 +8,6 @@ from pathlib import Path
 from unicodedata import normalize
 
 import numpy as np
-import yaml
 
 from configs.schema import AUTO, Config
 from datasets.shuffle import EpochOrder, FullShuffle, draws
@@ -100,29 +99,22 @@ def _read_weights(file: Path, classes: list[str]) -> list[float]:
     return [weights[number] for number in range(len(classes))]
 
 
-def _read_rows(file: Path) -> list[tuple[str, str]]:
-    """(class, weight) of a YAML mapping, or of the lines of a CSV file, with or without a header."""
-    expects = (
-        "name a CSV or YAML file with a class and its weight in each line, such as `cat,2.5` or `cat: 2.5`, or auto"
-    )
+def _read_rows(file: Path) -> list[list[str]]:
+    """Class and weight of each line of a CSV file, with or without a header."""
+    setting = f"TRAIN.CLASS_WEIGHTS: {file}"
+    expects = "name a CSV file with a class and its weight in each line, such as `cat,2.5`, or auto"
     if kind := not_a_file(file) if file.exists() else "missing":
-        raise ConfigError(f"TRAIN.CLASS_WEIGHTS: {file} is {kind}; {expects}")
+        raise ConfigError(f"{setting} is {kind}; {expects}")
     try:
-        text = file.read_text(encoding="utf-8-sig")
-        if file.suffix.lower() in (".yaml", ".yml"):
-            # Not loaded: every value stays text, as a class may be called `no` or `010`, and a class that is there twice shows.
-            content = yaml.compose(text, yaml.BaseLoader)
-            pairs = content.value if isinstance(content, yaml.MappingNode) else [()]
-            rows = [[each.value for each in pair] for pair in pairs]
-        else:
-            rows = [[value.strip() for value in row] for row in csv.reader(text.splitlines()) if row]
-            has_header = bool(rows) and rows[0][-1].lower() in ("weight", "weights")
-            rows = rows[has_header:]
-    except (UnicodeError, yaml.YAMLError, csv.Error) as error:
-        raise ConfigError(f"TRAIN.CLASS_WEIGHTS: {file} cannot be read ({error}); {expects}") from error
-    if not rows or any(len(row) != 2 or not all(isinstance(value, str) for value in row) for row in rows):
-        raise ConfigError(f"TRAIN.CLASS_WEIGHTS: {file} has other lines than a class and its weight; {expects}")
-    return [(name, weight) for name, weight in rows]
+        lines = csv.reader(file.read_text(encoding="utf-8-sig").splitlines())
+        rows = [[value.strip() for value in row] for row in lines if row]
+    except (UnicodeError, csv.Error) as error:
+        raise ConfigError(f"{setting} cannot be read ({error}); {expects}") from error
+    has_header = bool(rows) and rows[0][-1].lower() in ("weight", "weights")
+    rows = rows[has_header:]
+    if not rows or any(len(row) != 2 for row in rows):
+        raise ConfigError(f"{setting} has other lines than a class and its weight; {expects}")
+    return rows
 
 
 def choose_order(config: Config, image_set: ImageSet) -> Callable[[int, int], EpochOrder]:

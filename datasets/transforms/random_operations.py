@@ -1,4 +1,4 @@
-"""Operations with a probability and a random magnitude, as timm and as torchvision mean them."""
+"""Operations with a probability and a random magnitude, as timm means them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,7 +9,6 @@ from datasets.transforms.pixels import Operation
 
 MOST = 10.0  # timm's magnitudes go from 0 to here, if not said otherwise
 GEOMETRIC = frozenset("rotate shear_x shear_y translate_x translate_y".split())
-FACTORS = frozenset("brightness contrast color sharpness".split())
 
 
 class Options(NamedTuple):
@@ -25,12 +24,7 @@ def choose(items: Sequence, rng: Random):
     return items[int(rng.random() * len(items))] if len(items) > 1 else items[0]
 
 
-def happens(probability: float, rng: Random) -> bool:
-    """Draws nothing where the answer is certain."""
-    return probability >= 1 or (probability > 0 and rng.random() < probability)
-
-
-class TimmOperation(NamedTuple):
+class RandomOperation(NamedTuple):
     """An operation by timm's name."""
 
     name: str
@@ -58,26 +52,6 @@ class TimmOperation(NamedTuple):
         elif deviation > 0:
             level = rng.gauss(level, deviation)
         return max(0.0, min(level, self.options.highest))
-
-
-class TorchvisionOperation(NamedTuple):
-    """An operation with one of torchvision's values."""
-
-    name: str | None  # None: nothing is done
-    probability: float
-    values: Sequence[float]  # one is drawn
-    is_signed: bool
-    resamples: tuple[int, ...]
-
-    def draw(self, rng: Random) -> tuple[Operation, ...]:
-        if self.name is None or not happens(self.probability, rng):
-            return ()
-        value = choose(self.values, rng)
-        if self.is_signed:
-            value = negate(value, rng)
-        if self.name in FACTORS:
-            value += 1.0
-        return (Operation(self.name, value, choose(self.resamples, rng) if self.name in GEOMETRIC else 0),)
 
 
 def negate(value: float, rng: Random) -> float:

@@ -104,7 +104,7 @@ FORMER = {
     "MODEL: {EMBED_DIM: 96, NUM_HEADS: 3, ATTN_HEAD_SIZE: 32}": ("MODEL.EMBED_DIM", 96),
     "TRAIN: {RAND_AUGMENT: true}": ("TRAIN.AUTO_AUGMENT", "rand-m9-n2-mstd0.5-inc1"),
     "TRAIN: {RAND_AUGMENT: true, RAND_AUGMENT_LAYERS: 3}": ("TRAIN.AUTO_AUGMENT", "rand-m9-n3-mstd0.5-inc1"),
-    "TRAIN: {RAND_AUGMENT: false, AUTO_AUGMENT: svhn}": ("TRAIN.AUTO_AUGMENT", "svhn"),
+    "TRAIN: {RAND_AUGMENT: false, AUTO_AUGMENT: v0}": ("TRAIN.AUTO_AUGMENT", "v0"),
     "TRAIN: {RAND_AUGMENT_LAYERS: 3}": ("TRAIN.AUTO_AUGMENT", None),
 }
 FORMER_REFUSED = {
@@ -135,7 +135,7 @@ def test_former_settings_of_a_file_and_of_the_command_line_are_read_together():
     for file, word, policy in (
         ("{RAND_AUGMENT: true, AUTO_AUGMENT: true}", "RAND_AUGMENT_MAGNITUDE=7", "rand-m7-n2-mstd0.5-inc1"),
         ("{RAND_AUGMENT: true, RAND_AUGMENT_LAYERS: 3}", "RAND_AUGMENT_LAYERS=2", "rand-m9-n2-mstd0.5-inc1"),
-        ("{RAND_AUGMENT: true}", "AUTO_AUGMENT=ta_wide", "ta_wide"),
+        ("{RAND_AUGMENT: true}", "AUTO_AUGMENT=3a", "3a"),
     ):
         assert load_text(f"TRAIN: {file}", "-opts", f"TRAIN.{word}").config.TRAIN.AUTO_AUGMENT == policy
 

@@ -21,7 +21,7 @@ from tests.support.loading import order as make_order
 from tests.support.refusals import refused
 from utils.errors import ConfigError
 
-POLICIES = "original svhn rand-m9-n3-p1-mstd101 rand-m15-mmax20-tweights augmix-b1-d2 ta_wide 3a".split()
+POLICIES = "original rand-m9-n3-p1-mstd101 rand-m15-mmax20-tweights augmix-b1-d2 3a".split()
 
 
 def settings(side: int = 16, **train) -> Config:
@@ -63,7 +63,7 @@ def test_an_image_is_augmented_anew_in_each_epoch(tmp_path):
 
 
 def test_colour_jitter_is_left_out_beside_every_policy_but_3_augment():
-    for policy, jitters in ((None, True), ("3a", True), ("rand-m9-t3a", True), ("rand-m9", False), ("ta_wide", False)):
+    for policy, jitters in ((None, True), ("3a", True), ("rand-m9-t3a", True), ("rand-m9", False), ("v0", False)):
         augment = build_augmentation(settings(AUTO_AUGMENT=policy, COLOR_JITTER=0.3))
         drawn = [[each.name for each in augment.draw(random.Random(seed)).operations] for seed in range(30)]
         assert all({"brightness", "contrast", "color"} <= set(each[-3:]) for each in drawn) == jitters
@@ -85,7 +85,7 @@ WRONG_POLICIES = {  # -> what the message names besides
     "augmix-a1000000000": "a 0.01 1000",
     "rand-n1e9": "'n1e9'",
     "original-m9": "'m9' original",
-    "svhn-mstd0.5": "'mstd0.5' svhn",
+    "ta_wide": "0.1.0 rand-m10-n1-p1-mstd101-inc1",
 }
 
 

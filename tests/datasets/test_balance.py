@@ -1,7 +1,6 @@
 """Classes of unequal size: what a balanced epoch draws, and the weights of the classes."""
 
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -89,16 +88,11 @@ def test_weights_by_frequency_have_a_mean_of_one_over_the_images():
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("w.csv", "class,weight\nclass 1,2.5\n0, 1\nclass 2,3e-1\n"),
-        ("w.csv", "class 0,1\nclass 2,0.3\nclass 1,2.5"),
-        ("w.yaml", "class 2: 0.3\nclass 0: 1\n1: 2.5\n"),
-    ],
+    "text", ["class,weight\nclass 1,2.5\n0, 1\nclass 2,3e-1\n", "class 0,1\nclass 2,0.3\nclass 1,2.5"]
 )
-def test_weights_of_a_file_belong_to_names_or_numbers(tmp_path, name, text):
-    (tmp_path / name).write_text(text)
-    assert class_weights(weighted(str(tmp_path / name)), uneven([3, 2, 1])) == [1.0, 2.5, 0.3]
+def test_weights_of_a_file_belong_to_names_or_numbers(tmp_path, text):
+    (tmp_path / "weights.csv").write_text(text)
+    assert class_weights(weighted(str(tmp_path / "weights.csv")), uneven([3, 2, 1])) == [1.0, 2.5, 0.3]
 
 
 @pytest.mark.parametrize(
@@ -111,14 +105,13 @@ def test_weights_of_a_file_belong_to_names_or_numbers(tmp_path, name, text):
         ("class 0,nan\nclass 1,1\n", "class 0 nan"),
         ("class 0,x2\nclass 1,1\n", "class 0 x2"),
         ("class 0,1\nclass 1,1e-50\n", "class 1 1e-50"),  # 0 in float32
-        ("class 0: 1\nclass 1: 1\nclass 0: 2\n", "class 0"),
         ("class 0,1\nclass 1,1\n0,1\n", "class 0"),
-        ("class 0 1\nclass 1 1\n", "cat,2.5"),
+        ("class 0: 1\nclass 1: 1\n", "cat,2.5"),
         ("", "cat,2.5"),
     ],
 )
 def test_a_file_of_weights_that_does_not_fit_the_classes_is_refused(tmp_path, text, names):
-    file = Path(tmp_path / ("w.yaml" if ": " in text else "w.csv"))
+    file = tmp_path / "weights.csv"
     file.write_text(text)
     with refused(ConfigError, "TRAIN.CLASS_WEIGHTS", str(file), *names.split()):
         class_weights(weighted(str(file)), uneven([3, 2]))

@@ -35,9 +35,7 @@ VALUES = {
     "translate_x": (0.0, 9.0, -0.5, 3.3, -7.45, 25.0),
     "translate_y": (0.0, 9.0, -0.5, 3.3, -7.45, 25.0),
 }
-POLICIES = (
-    "rand-m9-mstd0.5-inc1 rand-m15-mmax20-n4-mstd1 original v0 augmix-m5-w4-d2-mstd1 augmix-b1 cifar10 svhn ta_wide 3a"
-).split()
+POLICIES = ("rand-m9-mstd0.5-inc1 rand-m15-mmax20-n4-mstd1 original v0 augmix-m5-w4-d2-mstd1 augmix-b1 3a").split()
 
 
 def config_of(policy: str | None, channels: int = 3, jitter: float = 0.0, side: int = SIDE) -> Config:

@@ -100,8 +100,8 @@ def test_a_hit_is_the_class_of_the_larger_part_or_one_of_several_labels(fixed):
 
 
 def test_a_run_trains_with_the_loss_and_the_weights_of_its_settings(tmp_path):
-    (tmp_path / "weights.yaml").write_text("".join(f"{number}: 3\n" for number in range(10)))
-    weights = f"TRAIN.CLASS_WEIGHTS={tmp_path / 'weights.yaml'}"
+    (tmp_path / "weights.csv").write_text("".join(f"{number},3\n" for number in range(10)))
+    weights = f"TRAIN.CLASS_WEIGHTS={tmp_path / 'weights.csv'}"
     loss, weighted, binary = (
         update(make_trainer(small_config(tmp_path, *options))).report().loss
         for options in ([], [weights], ["TRAIN.LOSS=bce"])

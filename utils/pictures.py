@@ -15,9 +15,9 @@ from utils.files import replacing
 
 
 class Lettering(NamedTuple):
-    """A font, and what it can draw: any text, with a box for what it has no glyph for."""
+    """A font, which draws a box for what it has no glyph for."""
 
-    font: ImageFont.FreeTypeFont | ImageFont.ImageFont
+    font: ImageFont.FreeTypeFont
     height: int  # of a line, pixels
 
     def width(self, text: str) -> float:
@@ -34,16 +34,12 @@ class Lettering(NamedTuple):
     def draw(
         self, draw: ImageDraw.ImageDraw, place: tuple[float, float], text: str, color="black", anchor="la"
     ) -> None:
-        """`anchor` as in Pillow; only fonts with outlines follow it."""
-        has_outlines = isinstance(self.font, ImageFont.FreeTypeFont)
-        draw.text(place, self._drawable(text), fill=color, font=self.font, anchor=anchor if has_outlines else None)
+        """`anchor` as in Pillow."""
+        draw.text(place, self._drawable(text), fill=color, font=self.font, anchor=anchor)
 
     def _drawable(self, text: str) -> str:
-        """The text in one line, without bytes of file names that are no text; Pillow's own font has the letters of Latin-1 only."""
-        text = " ".join(text.split()).encode("utf-8", "replace").decode()
-        if isinstance(self.font, ImageFont.FreeTypeFont):
-            return text
-        return text.replace("…", "..").encode("latin-1", "replace").decode("latin-1")
+        """The text in one line, without bytes of file names that are no text."""
+        return " ".join(text.split()).encode("utf-8", "replace").decode()
 
 
 def shortened(text: str, kept: int) -> str:
@@ -54,15 +50,10 @@ def shortened(text: str, kept: int) -> str:
 
 @functools.cache
 def lettering(size: int) -> Lettering:
-    """DejaVu Sans, which has most alphabets; where matplotlib's copy is missing, the font in Pillow."""
-    try:
-        # Without importing matplotlib, which takes longer than drawing a sheet.
-        folder = Path(find_spec("matplotlib").submodule_search_locations[0])
-        path = folder / "mpl-data/fonts/ttf/DejaVuSans.ttf"
-        font = ImageFont.truetype(str(path), size, layout_engine=ImageFont.Layout.BASIC)
-    except (OSError, ImportError, AttributeError, TypeError, ValueError):
-        font = ImageFont.load_default(size)
-    return Lettering(font, round(size * 1.3))
+    """DejaVu Sans, which has most alphabets: matplotlib's copy, without importing it, which takes longer than drawing a sheet."""
+    folder = Path(find_spec("matplotlib").submodule_search_locations[0])
+    path = folder / "mpl-data/fonts/ttf/DejaVuSans.ttf"
+    return Lettering(ImageFont.truetype(str(path), size, layout_engine=ImageFont.Layout.BASIC), round(size * 1.3))
 
 
 FONT_SIZE, GAP, FRAME = 11, 8, 4  # pixels

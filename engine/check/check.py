@@ -30,7 +30,6 @@ from engine.plan_lines import (
     warn_of_overlap,
 )
 from engine.precision.policy import Precision
-from engine.record.trackers import describe_trackers
 from engine.session import check_name, new_folder
 from engine.train.stop_conditions import why_finished
 from engine.train.teacher import load_teacher
@@ -151,8 +150,6 @@ def check_plan(rows: Rows, plan: Plan, finds_batch_size: bool) -> None:
     if finds_batch_size and "batch size" not in rows.failed:
         how = describe_batch_size(plan)
         rows.add(Finding("batch size", how, *((WARN, "fix that first") if UNKNOWN in how else ())))
-    if not config.START.EVAL:
-        rows.report("tracking", lambda: describe_trackers(config))
     if plan.train_set:
         rows.report("balance", lambda: describe_balance(config, plan.train_set, plan.class_weights))
     folder = None if config.START.EVAL else plan.folder

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from configs.schema import Config
 from datasets import ImageSet, choose_workers
-from datasets.loading.workers import cores_to_read, saturate_gil
+from datasets.loading.workers import cores_to_read
 from engine.evaluation.scores import TITLES, Best, Scores, format_value
 from engine.record.metrics import COLUMNS, Epoch, Row, epoch_row, peak_memory
 from engine.record.timing import Pace, Timing, shares
@@ -156,17 +156,12 @@ class DataWaitAdvice(Callback):
     def _remedy(self, fraction: float) -> str | None:
         """The first remedy that applies."""
         # Throughput is proportional to the number of workers. 0 workers: the training process reads.
-        kind, count, _ = self._workers
+        count = self._workers.count
         needed = math.ceil(max(count, fraction) / max(1 - fraction, 1e-3))
-        most, on_gpu = cores_to_read(self._process), self._process.device.type != "cpu"
+        most = cores_to_read(self._process)
         if count < most:
             cores = counted(self._process.num_cores, "core")
             return f"try -num_workers {min(needed, most)} (now {count}; each process has {cores})"
-        if on_gpu and kind == "threads" and saturate_gil(count, self._config, self._image_set):
-            return (
-                f"{counted(count, 'loader thread')} take turns at Python's lock; try -opts DATA.WORKERS=processes, with "
-                "enough shared memory for their batches (-check tells how much)"
-            )
         if not self._image_set.in_memory and self._config.DATA.CACHE == "none":
             size = self._config.DATA.IMAGE_SIZE
             return (

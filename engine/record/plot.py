@@ -1,13 +1,13 @@
 """Curves as PNG: those that a run draws into its folder, and the same and some more in its report."""
 
 import io
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.evaluation.scores import TITLES, rank_of
+from engine.evaluation.scores import TITLES
+from engine.record.saved_run import best_of
 from utils.files import replacing
 
 Rows = Sequence[Mapping[str, Any]]
@@ -39,11 +39,11 @@ class Plot(NamedTuple):
 
 def plots_of(epochs: Rows, steps: Rows, metric: str) -> Iterator[Plot]:
     """The pictures of a run, without those that have no curve. `metric`: the one that decides which epoch is best."""
-    epoch, suffix = find_best(epochs, metric) or (0, "")
+    found = best_of(epochs, metric)
     for file, (title, columns) in choose_curves(epochs, metric).items():
         curves = {name: points for column, name in columns.items() if (points := points_of(epochs, column))}
         decides = next(each for each in (f"eval_{metric}", "eval_loss", "eval_top1") if each in columns)
-        best = next((point for point in points_of(epochs, decides + suffix) if point[0] == epoch), None)
+        best = next((point for point in points_of(epochs, decides + found.suffix) if point[0] == found.epoch), None)
         yield from [Plot(file, title, curves, best=best)] if curves else []
     for name, title in (("lr", "learning rate"), ("grad_norm", "gradient norm")):
         points = points_of(steps, name, "step")
@@ -73,18 +73,6 @@ def choose_curves(epochs: Rows, metric: str) -> dict[str, tuple[str, dict[str, s
 def points_of(rows: Rows, column: str, x: str = "epoch") -> list[Point]:
     """(epoch, counted from 1, or update; value) where it was measured."""
     return [(row[x] + (x == "epoch"), row[column]) for row in rows if row.get(column) is not None]
-
-
-def find_best(epochs: Rows, metric: str) -> tuple[int, str] | None:
-    """The epoch, counted from 1, that scored best, and _ema where those weights did; of equal ones the first."""
-    scored = []
-    for row in epochs:
-        for suffix in ("", "_ema"):
-            value, loss = row.get(f"eval_{metric}{suffix}"), row.get(f"eval_loss{suffix}")
-            if value is not None:
-                rank = rank_of(metric, value, math.inf if loss is None else loss)
-                scored.append((rank, row["epoch"] + 1, suffix))
-    return max(scored, key=lambda each: each[0])[1:] if scored else None
 
 
 def figure_of(plot: Plot, title: str):

@@ -8,7 +8,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -122,14 +122,10 @@ class SavedRun:
     @cached_property
     def best(self) -> Best:
         """The best epoch, which counts from 1: that of best.pth, else of the figures. Its epoch is 0 without evaluations."""
-        images, metric, found = self.about.get("validation_images") or 0, self.metric, []
-        for row, suffix in itertools.product(self.epochs, self.suffixes):
-            value, loss = row.get(f"eval_{metric}{suffix}"), row.get(f"eval_loss{suffix}")
-            if value is not None:
-                found.append(Best(value, row["epoch"] + 1, math.nan if loss is None else loss, suffix, images, metric))
         number = (self.status.get("best") or {}).get("epoch")
-        on_disk = [each for each in found if each.epoch == number]
-        return max(on_disk or found, key=lambda each: rank_of(each.metric, each.value, each.loss), default=Best())
+        on_disk = best_of([row for row in self.epochs if row["epoch"] + 1 == number], self.metric)
+        found = on_disk if on_disk.epoch else best_of(self.epochs, self.metric)
+        return found._replace(num_images=found.epoch and self.about.get("validation_images") or 0)
 
     @property
     def seconds(self) -> float | None:
@@ -141,6 +137,16 @@ class SavedRun:
     def left_out(self) -> list[tuple[int, int]]:
         """First and last of each series of updates that a rollback left out."""
         return [(int(first), int(last)) for first, last in self.status.get("left_out") or []]
+
+
+def best_of(epochs: Sequence[Mapping[str, Any]], metric: str) -> Best:
+    """The best evaluation in these rows of metrics.jsonl, of equal ones the first; its epoch is 0 if there is none."""
+    found = []
+    for row, suffix in itertools.product(epochs, SUFFIXES):
+        value, loss = row.get(f"eval_{metric}{suffix}"), row.get(f"eval_loss{suffix}")
+        if value is not None:
+            found.append(Best(value, row["epoch"] + 1, math.nan if loss is None else loss, suffix, metric=metric))
+    return max(found, key=lambda each: rank_of(each.metric, each.value, each.loss), default=Best())
 
 
 def read_text(path: Path) -> str:

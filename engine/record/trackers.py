@@ -1,7 +1,6 @@
 """TensorBoard, Weights & Biases, MLflow: a queue and a thread for each, so that none of them delays or ends a run."""
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import json
 import logging
@@ -222,13 +221,6 @@ def check_trackers(config: Config) -> None:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # without an origin it is a folder of that name
             raise ConfigError(f"TRACK: {name} needs the package {PACKAGES[name]}: pip install {PACKAGES[name]}")
-
-
-def describe_trackers(config: Config) -> list[str]:
-    """The row of -check: the trackers of the run, with the versions of their packages."""
-    check_trackers(config)
-    distributions = importlib.metadata.packages_distributions()
-    return [f"{name} {importlib.metadata.version(distributions[name][0])}" for name in PACKAGES if name in config.TRACK]
 
 
 class TrackerThread:

@@ -1,10 +1,8 @@
 """Sheets of images: what lies where, and text of any kind."""
 
 import numpy as np
-import pytest
 from PIL import Image
 
-from utils import pictures as module
 from utils.pictures import FRAME, GAP, Tile, contact_sheet, lettering, write_picture
 
 # Invalid bytes of a file name, letters of several alphabets, pictures, what breaks lines, nothing.
@@ -32,18 +30,13 @@ def test_a_tiny_image_is_enlarged_without_blur():
     assert set(np.unique(np.asarray(sheet))) == {0, 255}
 
 
-@pytest.mark.parametrize("has_font", [True, False])
-def test_any_text_is_drawn_with_and_without_the_font(monkeypatch, has_font):
-    if not has_font:
-        monkeypatch.setattr(module, "find_spec", lambda name: None)
-    lettering.cache_clear()
+def test_any_text_is_drawn():
     pixels = np.zeros((8, 8, 3), np.uint8)
     without = contact_sheet([Tile(pixels, [""])])
     for text in TEXTS:
         sheet = contact_sheet([Tile(pixels, [text])], title=text)
         is_seen = (np.asarray(sheet)[-GAP - 15 :] < 128).sum() > 5
         assert is_seen == bool(text), text
-    lettering.cache_clear()
     assert without.size == (158 + 2 * GAP, 158 + 2 * GAP + lettering(11).height)
 
 

@@ -12,11 +12,9 @@ from tests.support.refusals import assert_names
 from utils.distributed import Process
 
 
-def advice_for(
-    tmp_path, num_workers, num_cores, percents, updates=20, in_memory=False, device=CPU, kind="auto"
-) -> list[str]:
+def advice_for(tmp_path, num_workers, num_cores, percents, updates=20, in_memory=False, device=CPU) -> list[str]:
     """What is said at each of the reports of so many updates each."""
-    config, said = small_config(tmp_path, f"DATA.NUM_WORKERS={num_workers}", f"DATA.WORKERS={kind}"), []
+    config, said = small_config(tmp_path, f"DATA.NUM_WORKERS={num_workers}"), []
     image_set = load_image_sets(config)[0]
     image_set.in_memory = in_memory
     process = Process(device, num_cores=num_cores)
@@ -35,23 +33,14 @@ def advice_for(
         (0, 8, 60, ["60%", "-num_workers 2"]),
         (0, 8, 100, ["100%", "-num_workers 8"]),
         (8, 8, 50, ["50%", "DATA.CACHE=16"]),
+        (2, 16, 99, ["99%", "-num_workers 15"]),
     ],
 )
 def test_advice_names_a_number(tmp_path, num_workers, num_cores, percent, names):
-    first, second, third = advice_for(tmp_path, num_workers, num_cores, [percent] * 3)
+    device = torch.device("cuda", 0) if num_cores == 16 else CPU  # whose training takes a core
+    first, second, third = advice_for(tmp_path, num_workers, num_cores, [percent] * 3, device=device)
     assert first == third == "", "start-up does not count, and it is said once"
     assert_names(second, *names)
-
-
-def test_beside_a_gpu_advice_leaves_a_core_to_the_training_and_knows_pythons_lock(tmp_path):
-    gpu = {"device": torch.device("cuda", 0), "kind": "threads"}
-    assert_names(advice_for(tmp_path, 2, 16, [99, 99], **gpu)[1], "-num_workers 15")
-    for num_workers, in_memory, remedy in ((15, False, "DATA.WORKERS=processes"), (7, True, "DATA.WORKERS=processes")):
-        said = advice_for(tmp_path, num_workers, num_workers + 1, [50, 50], in_memory=in_memory, **gpu)
-        assert_names(said[1], remedy, str(num_workers))
-    assert_names(advice_for(tmp_path, 3, 4, [50, 50], **gpu)[1], "DATA.CACHE")
-    gpu["kind"] = "processes"
-    assert_names(advice_for(tmp_path, 15, 16, [50, 50], **gpu)[1], "DATA.CACHE")
 
 
 def test_advice_is_not_given_without_a_cause_a_remedy_or_enough_updates(tmp_path):

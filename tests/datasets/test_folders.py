@@ -32,32 +32,27 @@ def test_hidden_folders_and_files_that_are_no_images_are_ignored(tmp_path):
     assert train.classes == ["ant", "bee"] and train.targets.tolist() == [0, 1, 1]
 
 
-@pytest.mark.parametrize("part", ["train", "val"])
-def test_an_empty_class_folder_is_named(tmp_path, part):
-    make_folders(tmp_path / "train", {"ant": 1, "bee": 1})
-    make_folders(tmp_path / "val", {"ant": 1})
-    (tmp_path / part / "bee").mkdir(exist_ok=True)
-    (tmp_path / part / "bee" / "00.JPEG").unlink(missing_ok=True)
-    assert_names(error_of("imagefolder", tmp_path), tmp_path / part / "bee")
+def make_parts(root, val: dict[str, int]) -> None:
+    make_folders(root / "train", {"hornet": 1, "bee": 1})
+    make_folders(root / "val", val)
 
 
-def test_a_class_in_val_but_not_in_train_is_named_with_the_nearest(tmp_path):
-    make_folders(tmp_path / "train", {"hornet": 1, "bee": 1})
-    make_folders(tmp_path / "val", {"Hornets": 1})
-    message = error_of("imagefolder", tmp_path)
-    assert str(tmp_path / "val" / "Hornets") in message and message.endswith("did you mean hornet?")
+# {what is wrong: (makes it, names in the error)}
+WRONG = {
+    "an empty class": (lambda root: (make_parts(root, {"bee": 1}), (root / "train/bee/00.JPEG").unlink()), ["train/bee"]),
+    "an empty class in val": (lambda root: (make_parts(root, {"bee": 1}), (root / "val/bee/00.JPEG").unlink()), ["val/bee"]),
+    "a class in val alone": (lambda root: make_parts(root, {"Hornets": 1}), ["val/Hornets", "hornet"]),
+    "train without val": (lambda root: make_folders(root / "train", {"ant": 4}), ["DATA.DATA_PATH", "val/", "-data_path"]),
+    "val without train": (lambda root: make_folders(root / "val", {"ant": 4}), ["DATA.DATA_PATH", "train/"]),
+    "nothing to validate": (lambda root: make_folders(root, {"ant": 10, "bee": 20}), ["DATA.VAL_FRACTION", "0"]),
+}  # fmt: skip
 
 
-def test_train_without_val_is_an_error_that_says_how_to_split_it(tmp_path):
-    make_folders(tmp_path / "train", {"ant": 4})
-    assert_names(error_of("imagefolder", tmp_path), "DATA.DATA_PATH", "val/", f"-data_path {tmp_path / 'train'}")
-    make_folders(tmp_path / "only" / "val", {"ant": 4})
-    assert_names(error_of("imagefolder", tmp_path / "only"), "DATA.DATA_PATH", "train/")
-
-
-def test_one_folder_of_class_folders_without_validation_images_is_an_error(tmp_path):
-    make_folders(tmp_path, {"ant": 10, "bee": 20, "cat": 1})
-    assert_names(error_of("imagefolder", tmp_path, VAL_FRACTION=0.0), tmp_path, "DATA.VAL_FRACTION", "0")
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_folders_are_named(tmp_path, wrong):
+    make, names = WRONG[wrong]
+    make(tmp_path)
+    assert_names(error_of("imagefolder", tmp_path, VAL_FRACTION=0.0), *names)
 
 
 def test_a_folder_that_cannot_be_read_is_told(tmp_path, monkeypatch):

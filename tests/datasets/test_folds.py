@@ -8,7 +8,6 @@ import pytest
 from configs.load import load as load_settings
 from datasets import SavedData, holds_out_no_more, identity, load_image_sets
 from tests.support.image_sets import draw, load, make_folders, make_set, samples, settings, write_tar
-from tests.support.imagenet_files import make_kaggle
 from tests.support.parquet_files import rows, write_parquet
 from tests.support.refusals import refused
 from utils.errors import ConfigError, DataError
@@ -85,8 +84,7 @@ def test_data_with_validation_images_of_its_own_is_refused_and_one_part_of_it_is
     assert len(load("imagefolder", tmp_path / "train", FOLD="0/5")[1]) < 40
     assert len(load("imagefolder", tmp_path, FOLD="0/5", evaluate=True)[1]) == 4
     make_set(tmp_path / "shards")
-    make_kaggle(tmp_path / "imagenet")
-    for dataset, path in {"shards": "shards", "imagenet2012": "imagenet", "synthetic": "", "fractals": ""}.items():
+    for dataset, path in {"shards": "shards", "imagenet2012": "", "synthetic": "", "fractals": ""}.items():
         with refused(ConfigError, "DATA.FOLD", dataset):
             load(dataset, tmp_path / path, FOLD="0/5", SYNTHETIC_SIZE=20)
 

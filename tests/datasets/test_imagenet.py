@@ -1,60 +1,72 @@
 """ImageNet as Kaggle's archive unpacks, and its tars: labels, images, and what is refused."""
 
+from pathlib import Path
+
 import pytest
 
 import main_single_gpu
-from tests.support.image_sets import error_of, load, shades
-from tests.support.imagenet_files import SYNSETS, VAL_SYNSETS, make_kaggle, val_name, write_solution
+from tests.support.image_sets import draw, error_of, load, shades
+from tests.support.parquet_files import make_parquet
 from tests.support.refusals import assert_names
 from utils.program import exit_code
 
-WANTED_TARGETS = [2, 0, 1, 0]  # of the validation images, by the order of the names of their classes
+SYNSETS = ("n01440764", "n01443537", "n02108551")
+VAL_SYNSETS = ["n02108551", "n01440764", "n01443537", "n01440764"]  # of each validation image
+HEADER = "ImageId,PredictionString\n"
 
 
-def assert_is_imagenet(train, val) -> None:
-    assert train.classes == val.classes == sorted(SYNSETS)
-    assert shades(train) == list(range(12)) and train.targets.tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    assert shades(val) == [100, 101, 102, 103] and val.targets.tolist() == WANTED_TARGETS
+def val_name(number: int) -> str:
+    return f"ILSVRC2012_val_{number + 1:08d}.JPEG"
+
+
+def write_solution(file: Path, synsets: list[str] = VAL_SYNSETS) -> None:
+    """Not in the order of the images, and one of them with two boxes."""
+    boxes = [f"{synset} 1 2 3 4 " * (1 + (number == 1)) for number, synset in enumerate(synsets)]
+    lines = [f"{Path(val_name(number)).stem},{text}\n" for number, text in enumerate(boxes)]
+    file.write_text(HEADER + "".join(reversed(lines)))
+
+
+def make_kaggle(root: Path) -> Path:
+    """ILSVRC/ and the table beside it; shades of the validation images count from 100."""
+    images = root / "ILSVRC" / "Data" / "CLS-LOC"
+    for shade in range(12):
+        synset = SYNSETS[shade // 4]
+        draw(images / "train" / synset / f"{synset}_{shade % 4}.JPEG", shade)
+    for number in range(len(VAL_SYNSETS)):
+        draw(images / "val" / val_name(number), 100 + number)
+    write_solution(root / "LOC_val_solution.csv")
+    return images
 
 
 @pytest.mark.parametrize("folder", ["", "ILSVRC"])
-def test_kaggles_folders_are_read_where_they_lie(tmp_path, folder):
-    make_kaggle(tmp_path)
-    assert_is_imagenet(*load("imagenet2012", tmp_path / folder))
-
-
-def test_validation_images_in_class_folders_need_no_table(tmp_path):
-    make_kaggle(tmp_path)
+def test_kaggles_folders_are_read_where_they_lie_also_when_its_validation_images_are_in_class_folders(tmp_path, folder):
+    images = make_kaggle(tmp_path)
+    train, val = load("imagenet2012", tmp_path / folder)
+    assert train.classes == val.classes == sorted(SYNSETS)
+    assert shades(train) == list(range(12)) and train.targets.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert shades(val) == [100, 101, 102, 103] and val.targets.tolist() == [2, 0, 1, 0]
     (tmp_path / "LOC_val_solution.csv").unlink()
-    images = tmp_path / "ILSVRC" / "Data" / "CLS-LOC" / "val"
     for number, synset in enumerate(VAL_SYNSETS):
-        (images / synset).mkdir(exist_ok=True)
-        (images / val_name(number)).rename(images / synset / val_name(number))
+        (images / "val" / synset).mkdir(exist_ok=True)
+        (images / "val" / val_name(number)).rename(images / "val" / synset / val_name(number))
     _, val = load("imagenet2012", tmp_path)
     assert sorted(zip(shades(val), val.targets.tolist(), strict=True)) == [(100, 2), (101, 0), (102, 1), (103, 0)]
 
 
 def test_what_is_wrong_with_kaggles_table_is_named(tmp_path):
-    make_kaggle(tmp_path)
-    table, images = tmp_path / "LOC_val_solution.csv", tmp_path / "ILSVRC" / "Data" / "CLS-LOC"
-    write_solution(table, VAL_SYNSETS[:3])
-    said = error_of("imagenet2012", tmp_path)
-    assert_names(said, val_name(3), str(table))
-    assert "None" not in said
-    write_solution(table, [*VAL_SYNSETS[:3], "n99999999"])
-    assert_names(error_of("imagenet2012", tmp_path), val_name(3), "n99999999", str(table))
+    images, table = make_kaggle(tmp_path), tmp_path / "LOC_val_solution.csv"
     write_solution(table, [*VAL_SYNSETS, "n01440764"])
     _, val = load("imagenet2012", tmp_path)
     assert_names("\n".join(val.notes), "warning", val_name(4).removesuffix(".JPEG"))
-    table.write_text("ImageId,Label\n")
-    assert_names(error_of("imagenet2012", tmp_path), str(table), "line 1", "ImageId,PredictionString")
-    table.write_text("ImageId,PredictionString\nILSVRC2012_val_00000001,\n")
-    assert_names(error_of("imagenet2012", tmp_path), str(table), "line 2")
+    write_solution(table, VAL_SYNSETS[:3])
+    assert_names(error_of("imagenet2012", tmp_path), val_name(3), table)
+    write_solution(table, [*VAL_SYNSETS[:3], "n99999999"])
+    assert_names(error_of("imagenet2012", tmp_path), val_name(3), "n99999999", table)
+    for text, line in (("ImageId,Label\n", "line 1"), (f"{HEADER}ILSVRC2012_val_00000001,\n", "line 2")):
+        table.write_text(text)
+        assert_names(error_of("imagenet2012", tmp_path), table, line)
     table.unlink()
-    assert_names(error_of("imagenet2012", tmp_path), "DATA.DATA_PATH", "LOC_val_solution.csv", str(images / "val"))
-
-
-# --- what is refused ---
+    assert_names(error_of("imagenet2012", tmp_path), "DATA.DATA_PATH", "LOC_val_solution.csv", images / "val")
 
 
 @pytest.mark.parametrize("is_path", [True, False])
@@ -65,8 +77,9 @@ def test_tars_are_refused_with_the_command_that_unpacks_them(tmp_path, is_path):
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_a_run_trains_on_them(tmp_path, small_yaml, capsys):
-    make_kaggle(tmp_path / "data")
-    flags = ["-cfg", str(small_yaml), "-dataset", "imagenet2012", "-data_path", str(tmp_path / "data"), "-epochs", "1"]
+@pytest.mark.parametrize("dataset", ["imagenet2012", "parquet"])
+def test_a_run_trains_on_them_and_on_parquet_files(tmp_path, small_yaml, capsys, dataset):
+    make_kaggle(tmp_path / "data") if dataset == "imagenet2012" else make_parquet(tmp_path / "data")
+    flags = ["-cfg", str(small_yaml), "-dataset", dataset, "-data_path", str(tmp_path / "data"), "-epochs", "1"]
     flags += ["-output", str(tmp_path / "run"), "-opts", "DATA.IMAGE_CHANNELS=3", "DATA.BATCH_SIZE=4"]
     assert exit_code(main_single_gpu.main, flags) == 0, capsys.readouterr().err

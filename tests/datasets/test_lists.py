@@ -66,11 +66,6 @@ def test_a_linked_file_outside_the_root_is_refused_when_it_is_read_and_one_insid
         train.read(2)
 
 
-def test_a_validation_label_that_is_never_trained_is_refused(tmp_path):
-    make_lists(tmp_path, "a.jpg 0\na.jpg 2\n", "a.jpg 2\nn02/c.jpg 1\n")
-    assert_names(error_of("imagenet2012", tmp_path), "val_list.txt, line 2", "class 1", "train_list.txt")
-
-
 def test_evaluation_needs_only_the_validation_list_but_counts_the_classes_of_both(tmp_path):
     make_lists(tmp_path, "a.jpg 0\nmissing.jpg 7\n")
     train, val = load("imagenet2012", tmp_path, evaluate=True)
@@ -78,11 +73,16 @@ def test_evaluation_needs_only_the_validation_list_but_counts_the_classes_of_bot
     (tmp_path / "train_list.txt").unlink()
     assert len(load("imagenet2012", tmp_path, evaluate=True)[1].classes) == 1
     assert_names(error_of("imagenet2012", tmp_path), "DATA.DATA_PATH", "train_list.txt")
-
-
-def test_an_empty_list_is_an_error(tmp_path):
     make_lists(tmp_path, "a.jpg 0\n", "\n")
     assert_names(error_of("imagenet2012", tmp_path), tmp_path, "validation")
+
+
+def test_a_class_that_is_never_trained_is_refused_with_its_line_and_a_name_with_the_nearest(tmp_path):
+    make_lists(tmp_path, "a.jpg 0\na.jpg 2\n", "a.jpg 2\nn02/c.jpg 1\n")
+    assert_names(error_of("imagenet2012", tmp_path), "val_list.txt, line 2", "class 1", "train_list.txt")
+    make_csv(tmp_path / "train.csv", "images/1.jpg,dog\n")
+    make_csv(tmp_path / "val.csv", "images/1.jpg,Dogs\n")
+    assert_names(error_of("csv", tmp_path), "val.csv, line 2", "Dogs", "train.csv", "dog")
 
 
 def make_csv(file: Path, rows: str, header: str = "image_path,target", encoding: str = "utf-8") -> None:
@@ -91,22 +91,14 @@ def make_csv(file: Path, rows: str, header: str = "image_path,target", encoding:
         draw(file.parent / "images" / f"{shade}.jpg", shade)
 
 
-def test_csv_targets_may_be_names_and_other_columns_are_skipped(tmp_path):
-    header = "image_path,target,note"
-    rows = 'images/3.jpg,dog,x\n"images/4.jpg",cat,\n'
-    make_csv(tmp_path / "train.csv", rows, header, "utf-8-sig")
-    make_csv(tmp_path / "val.csv", 'images/5.jpg, "dog"\n')
+def test_csv_targets_may_be_names_and_are_all_names_if_most_are_and_other_columns_are_skipped(tmp_path):
+    rows = 'images/3.jpg,dog,x\n"images/4.jpg",cat,\nimages/2.jpg,7,\n'
+    make_csv(tmp_path / "train.csv", rows, "image_path,target,note", "utf-8-sig")
+    make_csv(tmp_path / "val.csv", 'images/5.jpg, "dog"\nimages/6.jpg,7\n')
     train, val = load("csv", tmp_path)
-    assert train.classes == val.classes == ["cat", "dog"]
-    assert train.targets.tolist() == [1, 0] and shades(train) == [3, 4]
-    assert val.targets.tolist() == [1] and shades(val) == [5]
-
-
-def test_csv_targets_that_are_mostly_names_are_all_names(tmp_path):
-    make_csv(tmp_path / "train.csv", "images/1.jpg,dog\nimages/2.jpg,7\nimages/3.jpg,cat\n")
-    make_csv(tmp_path / "val.csv", "images/4.jpg,7\n")
-    train, val = load("csv", tmp_path)
-    assert train.classes == ["7", "cat", "dog"] and train.targets.tolist() == [2, 0, 1] and val.targets.tolist() == [0]
+    assert train.classes == val.classes == ["7", "cat", "dog"]
+    assert train.targets.tolist() == [2, 1, 0] and shades(train) == [3, 4, 2]
+    assert val.targets.tolist() == [2, 0] and shades(val) == [5, 6]
 
 
 @pytest.mark.parametrize("as_file", [True, False])
@@ -147,11 +139,3 @@ def test_a_class_of_a_csv_file_that_is_not_utf_8_is_refused_and_the_name_of_a_fi
     more = "".join(f"images/{shade}.jpg;{'bee' if shade % 2 else 'dog'}\n" for shade in range(4, 10))
     make_csv(tmp_path / "train.csv", f"images/käfer.jpg;bee\n{more}", "image_path;target", "cp1252")
     assert sum(map(len, load("csv", tmp_path / "train.csv", VAL_FRACTION=0.3))) == 7
-
-
-def test_a_csv_class_that_is_never_trained_is_named_with_the_nearest(tmp_path):
-    make_csv(tmp_path / "train.csv", "images/1.jpg,dog\n")
-    make_csv(tmp_path / "val.csv", "images/1.jpg,Dogs\n")
-    message = error_of("csv", tmp_path)
-    assert_names(message, "val.csv, line 2", "Dogs", "train.csv")
-    assert message.endswith("did you mean dog?")

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow
 import pytest
 
-import main_single_gpu
 from datasets.sources.parquet import GroupCache
 from scripts import make_shards
 from tests.support.image_sets import error_of, load, png, shades
@@ -247,11 +246,3 @@ def test_threads_that_want_the_same_row_group_read_it_once_and_the_oldest_are_dr
     with pytest.raises(OSError, match="disk"):
         cache.get("x", 2, lambda: (_ for _ in ()).throw(OSError("disk")))
     assert cache.get("x", 2, lambda: "read again") == "read again"
-
-
-@pytest.mark.usefixtures("signal_handlers")
-def test_a_run_trains_on_parquet_files(tmp_path, small_yaml, capsys):
-    make_parquet(tmp_path / "data")
-    flags = ["-cfg", str(small_yaml), "-dataset", "parquet", "-data_path", str(tmp_path / "data"), "-epochs", "1"]
-    flags += ["-output", str(tmp_path / "run"), "-num_workers", "2"]
-    assert exit_code(main_single_gpu.main, flags) == 0, capsys.readouterr().err

@@ -105,6 +105,13 @@ def test_no_split_takes_all_training_images_of_a_class():
         assert len(train) + len(val) == 300 and len(val) > 30
 
 
+def test_a_separator_that_never_occurs_is_told(tmp_path):
+    write(tmp_path / "train.csv", separated())
+    for separator, is_told in ((";", True), ("|", False)):
+        notes = load("csv", tmp_path, LABEL_SEPARATOR=separator, VAL_FRACTION=0.3)[1].notes
+        assert any("warning" in line and "';'" in line for line in notes) is is_told
+
+
 def test_validation_images_with_other_labels_are_other_images(tmp_path):
     found = []
     for labels in (["cat|dog", "cat"], ["dog|cat", "cat"], ["dog", "cat"]):
@@ -143,10 +150,3 @@ def test_a_space_can_separate_labels(tmp_path, here):
     train = load_image_sets(small_config(tmp_path, *words))[0]
     assert labels_of(train) == [{"dog", "cat"}, set(), {"cat"}, {"bird", "cat"}, {"dog"}]
     assert load_text("DATA: {DATASET: csv, LABEL_SEPARATOR: ' '}").config.DATA.LABEL_SEPARATOR == " "
-
-
-def test_a_separator_that_never_occurs_is_told(tmp_path):
-    write(tmp_path / "train.csv", separated())
-    given = {"LABEL_SEPARATOR": ";", "VAL_FRACTION": 0.3}
-    assert any("warning" in line and "';'" in line for line in load("csv", tmp_path, **given)[1].notes)
-    assert not any("warning" in line for line in load("csv", tmp_path, VAL_FRACTION=0.3, **SEPARATED)[1].notes)

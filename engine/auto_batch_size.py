@@ -5,7 +5,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -118,7 +118,7 @@ def try_sizes(trial: "Trial", limit: int) -> tuple[int, str]:
 def search(trial: "Trial", withheld: int, limit: int) -> int:
     """The largest batch that fits while `withheld` bytes are allocated; 0 if none does."""
     memory = torch.empty(withheld, dtype=torch.uint8, device=trial.device)
-    found = bisect(lambda count: count if trial.fits(count) else None, STEP, limit).batch_size
+    found = bisect(trial.fits, limit)
     if not found:
         unit = unit_of(trial.config)
         fewer = [each for each in (limit, 4, 2, 1) if each <= limit and each < STEP and each % unit == 0]
@@ -198,27 +198,14 @@ class ProbeOnly(MemoryGuard):
         raise torch.OutOfMemoryError(reason)
 
 
-@dataclass(frozen=True)
-class Largest:
-    """The result of a run at exactly this batch size; 0 if not even the smallest fits."""
-
-    batch_size: int
-    memory: int  # peak bytes
-    runs: int
-
-
-def bisect(peak: Callable[[int], int | None], start: int, max_size: int) -> Largest:
-    """Double the batch, then bisect. `peak` runs a batch and returns its bytes, or None when out of memory."""
-    fits, memory, runs = 0, 0, 0
-    too_large = max_size // STEP * STEP + STEP
-    size = max(STEP, min(start, max_size) // STEP * STEP)
-    while too_large - fits > max(STEP, CLOSE * fits):
-        runs += 1
-        found = peak(size)
-        if found is None:
-            too_large = size
+def bisect(fits: Callable[[int], bool], max_size: int) -> int:
+    """The largest batch that fits, found by doubling and then bisecting; 0 if not even the smallest does."""
+    largest, too_large, size = 0, max_size // STEP * STEP + STEP, STEP
+    while too_large - largest > max(STEP, CLOSE * largest):
+        if fits(size):
+            largest = size
         else:
-            fits, memory = size, found
-        doubled, middle = 2 * fits, (fits + too_large) // 2 // STEP * STEP
+            too_large = size
+        doubled, middle = 2 * largest, (largest + too_large) // 2 // STEP * STEP
         size = max(STEP, doubled if doubled < too_large else middle)
-    return Largest(fits, memory, runs)
+    return largest

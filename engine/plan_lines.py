@@ -12,7 +12,6 @@ from configs.yaml_files import Layer
 from datasets import describe_balance, holds_out_no_more
 from engine.checkpoint.resume import is_run
 from engine.evaluation.scores import TITLES, Best, format_value
-from engine.parallel import is_sharded
 from engine.plan import AS_BEGUN, Plan
 from engine.train.schedule import batch_factor
 from models.weights.load import differences
@@ -28,16 +27,9 @@ def describe_training(plan: Plan, model: str) -> list[str]:
         lines.insert(0, f"batch size: {describe_batch_size(plan)}")
     if plan.config.TRAIN.SIZE_SCHEDULE:
         sizes = (f"{side} x {side} from epoch {start + 1} on" for start, side in plan.config.train_sizes.items())
-        again = "; each size is compiled anew" if plan.config.COMPILE else ""
-        lines.append(f"training images: {', '.join(sizes)}; evaluation at {plan.config.DATA.IMAGE_SIZE}{again}")
+        lines.append(f"training images: {', '.join(sizes)}; evaluation at {plan.config.DATA.IMAGE_SIZE}")
     lines += describe_balance(plan.config, plan.train_set, plan.class_weights) + _describe_as_begun(plan)
-    if is_sharded(plan.config, plan.process):
-        lines.append(
-            f"strategy: fsdp2; each of {plan.process.world_size} processes holds a part of weights, gradients and "
-            "optimizer"
-        )
-    advice = plan.precision.advise_on_sizes(plan.config, plan.num_classes)
-    return [*lines, *([advice] if advice else []), *compare_with_weights(plan), *warn_of_overlap(plan)]
+    return [*lines, *compare_with_weights(plan), *warn_of_overlap(plan)]
 
 
 def _most_important(plan: Plan, model: str) -> Iterator[tuple[str, str]]:
@@ -83,8 +75,7 @@ def describe_evaluation(plan: Plan) -> list[str]:
             f"warning: the weights have other classes ({first_of(names)}) than the data ({first_of(plan.classes)}); they "
             "are taken for the same in this order"
         )
-    different = differences(plan.record, flatten(plan.config), ARCHITECTURE)
-    lines += [f"warning: {each}" for each in different]
+    lines += [f"warning: {each}" for each in differences(plan.record, flatten(plan.config), ARCHITECTURE)]
     return [*lines, *compare_with_weights(plan), *(_warn_of_renamed_folders(plan) if plan.kept else [])]
 
 
@@ -122,14 +113,11 @@ def _warn_of_renamed_folders(plan: Plan) -> list[str]:
     gone, new = sorted(before - set(here.classes)), set(here.classes) - before
     if not gone or not new or here.split["rule"] != "hash" or "group_by" in here.split:
         return []
-    folders = {folder for index in range(len(here)) for folder in Path(here.key(index)).parts[:-1]}
-    if not (new := sorted(new & folders)):
-        return []
+    new = first_of(sorted(new & {folder for index in range(len(here)) for folder in Path(here.key(index)).parts[:-1]}))
     return [
-        f"warning: the checkpoint knows {first_of(gone)} and the data has {first_of(new)} instead; if a folder was "
-        f"renamed, the accuracy of {first_of(new)} is too good: images are held out by a hash of folder and name, so some "
-        "that are held out now were trained on"
-    ]
+        f"warning: the checkpoint knows {first_of(gone)} and the data has {new} instead; if a folder was renamed, the "
+        f"accuracy of {new} is too good: a hash of folder and name holds images out, so some were trained on before"
+    ] * bool(new)
 
 
 def describe_other_validation(plan: Plan) -> list[str]:
@@ -142,14 +130,14 @@ def describe_other_validation(plan: Plan) -> list[str]:
             f"resume: TRAIN.BEST_METRIC is {plan.config.TRAIN.BEST_METRIC}, so the best epoch so far, {best.epoch} by "
             f"{TITLES[best.metric]}, does not count: the next one becomes best.pth"
         ]
-    lines = _warn_of_renamed_folders(plan)
-    if best.epoch:
-        lines.insert(
-            0,
-            f"resume: other validation images ({then['num_images']} then, {now['num_images']} now), so the best epoch so "
-            f"far, {best.epoch} with {format_value(best.metric, best.value)}, does not count: the next one becomes best.pth",
-        )
-    return lines
+    renamed = _warn_of_renamed_folders(plan)
+    if not best.epoch:
+        return renamed
+    return [
+        f"resume: other validation images ({then['num_images']} then, {now['num_images']} now), so the best epoch so "
+        f"far, {best.epoch} with {format_value(best.metric, best.value)}, does not count: the next one becomes best.pth",
+        *renamed,
+    ]
 
 
 def compare_with_weights(plan: Plan) -> list[str]:

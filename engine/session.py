@@ -135,41 +135,25 @@ class RunFolder:
 
     @classmethod
     def of(cls, config: Config, kind: str, existing: Path | None) -> "RunFolder":
-        """The folder of the run that goes on, if it has one, or a new one."""
+        """The folder of the run that goes on, if it has one, or a new one: SAVE/NAME, or one with the date, and with a number
+        behind it where several runs start in one second. Of two that start at once with one name, one gets it."""
         check_name(config, existing)
         if existing:
             return cls(existing)
-        if config.START.NAME and not _names_a_run_to_evaluate(config):
-            return cls.named(config)
-        return cls.create(new_folder(config, kind))
-
-    @classmethod
-    def named(cls, config: Config) -> "RunFolder":
-        """SAVE/NAME; of two runs that start at once with the same name one gets it."""
-        path = new_folder(config, "")
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            check_name(config, None)
-            return cls(path)
-        except OSError as error:
-            raise cannot_write(config.SAVE, error) from error
-        return cls(path, is_new=True)
-
-    @classmethod
-    def create(cls, wanted: Path) -> "RunFolder":
-        """A new folder of this name, or with a number behind it: several runs may start in one second."""
-        save = str(wanted.parent)
+        wanted = new_folder(config, kind)
         for path in [wanted] + [wanted.with_name(f"{wanted.name}.{number}") for number in range(2, 100)]:
             try:
                 path.mkdir(parents=True)
                 return cls(path, is_new=True)
             except FileExistsError:
+                if path.name == config.START.NAME:
+                    check_name(config, None)
+                    return cls(path)
                 if not path.is_dir():
                     break
             except OSError as error:
-                raise cannot_write(save, error) from error
-        raise ConfigError(f"SAVE: cannot make a folder in {save}; choose another with -output")
+                raise cannot_write(config.SAVE, error) from error
+        raise ConfigError(f"SAVE: cannot make a folder in {config.SAVE}; choose another with -output")
 
 
 def new_folder(config: Config, kind: str) -> Path:
@@ -211,9 +195,6 @@ def _names_a_run_to_evaluate(config: Config) -> bool:
     return config.START.EVAL and config.START.RESUME == "auto"
 
 
-STATUS_VERSION = 1  # of the keys; changes only when one changes its meaning or goes
-
-
 class Status:
     """Writes status.json; a key keeps its value from one state to the next. What cannot be written is a warning."""
 
@@ -222,7 +203,7 @@ class Status:
     def __init__(self, folder: Path, warn: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
         self._path, self._warn, self._clock = folder / "status.json", warn, clock
         self._facts: dict[str, Any] = {
-            "version": STATUS_VERSION,
+            "version": 1,  # of the keys; changes only when one changes its meaning or goes
             "state": "",
             "host": socket.gethostname(),
             "pid": os.getpid(),

@@ -1,7 +1,6 @@
 """Finds the checkpoint that a run continues from, and refuses settings that do not match it."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from configs.schema import Config
@@ -9,7 +8,6 @@ from configs.values import IMPLIED, flatten
 from datasets.batch_order import Order
 from datasets.transforms.augment import REVISION
 from engine.checkpoint.format import changes, find_newest, newest_in, read_checkpoint, read_lazily
-from engine.train.schedule import Schedule
 from models.weights.files import find_file
 from utils.errors import ConfigError
 from utils.log import Log
@@ -126,19 +124,7 @@ def refuse_changes(config: Config, order: Order, split: dict, state: dict, path:
         lines.append(
             f"resume: its updates have other images, so epoch {state['epoch'] + 2} begins anew, at step {step}"
         )
-    return lines + _describe_length(config, order, state)
-
-
-def _describe_length(config: Config, order: Order, state: dict) -> list[str]:
-    """What another number of epochs does to the learning rate."""
     then, now = state["config"].get("TRAIN.NUM_EPOCHS"), config.TRAIN.NUM_EPOCHS
-    if then in (None, now) or now <= state["epoch"] + 1:
-        return []
-    before, after = (
-        Schedule(replace(config.TRAIN, NUM_EPOCHS=number), order.steps_per_epoch, order.global_batch)(state["step"])
-        for number in (then, now)
-    )
-    effect = f"goes from {before:.3g} to {after:.3g} here" if before != after else f"stays {after:.3g} here"
-    return [
-        f"resume: {counted(now, 'epoch')} instead of {then}: the learning rate {effect} and then follows the new schedule"
-    ]
+    if then not in (None, now) and now > state["epoch"] + 1:
+        lines.append(f"resume: {counted(now, 'epoch')} instead of {then}: the learning rate follows the new schedule")
+    return lines

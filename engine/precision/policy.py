@@ -103,16 +103,6 @@ class Precision:
             advice = "" if self._config.COMPILE else "; float8 gains time only with -compile"
         return f"{self.name}{scale}{origin}, {self.reason}{advice}"
 
-    def advise_on_sizes(self, config: Config, num_classes: int) -> str | None:
-        """Advice on sizes: Tensor Cores need multiples of 8."""
-        sizes = {"DATA.BATCH_SIZE": config.DATA.BATCH_SIZE, "the number of classes": num_classes}
-        if config.MODEL.TYPE == "vit":
-            sizes["MODEL.EMBED_DIM"] = config.MODEL.EMBED_DIM
-        odd = [f"{name} ({size})" for name, size in sizes.items() if size % 8]
-        if self.half is None or self.device.type != "cuda" or not odd:
-            return None
-        return f"-amp is fastest when sizes are multiples of 8: {', '.join(odd)}; -num_classes may exceed the data's"
-
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None and not self.is_naive)
 

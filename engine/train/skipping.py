@@ -55,12 +55,10 @@ class SkippingOptimizer:
         weights = [each.detach() for each in self._all_parameters() if each.grad is not None]
         former_weights, former = _copied(weights), _copied(self._contents())
         self.inner.step()
-        contents, is_skipped = self._contents(), skipped.reshape(()) > 0
+        is_skipped = skipped.reshape(()) > 0
         _put_back(weights, former_weights, is_skipped)
-        _put_back(contents, former, is_skipped)
-        on_host = _on_host(former)
-        if not _is_same(on_host, _on_host(contents)):
-            self._former = LateValue(skipped), on_host
+        _put_back(self._contents(), former, is_skipped)
+        self._former = LateValue(skipped), _on_host(former)
 
     def state_dict(self) -> dict:
         self._settle()
@@ -163,14 +161,6 @@ def _put_back(now: Any, former: Any, skipped: Tensor) -> None:
             _put_back(now[key], former[key], skipped)
     elif isinstance(now, Tensor) and now.device.type != "cpu":
         torch.where(skipped, former, now, out=now)
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    return torch.equal(one, other) if isinstance(one, Tensor) else one == other
 
 
 def _merged(now: Any, former: Any) -> Any:

@@ -229,16 +229,6 @@ def test_lists_are_refused_in_naive_mode(tmp_path):
         choose_transforms(config, CPU, torch.bfloat16)
 
 
-def test_sizes_that_tensor_cores_do_not_like_are_named_on_gpus(tmp_path):
-    config = replaced(make(tmp_path, True, "float16"), DATA={"BATCH_SIZE": 30}, MODEL={"EMBED_DIM": 18})
-    precision = Precision(config, CPU)
-    assert precision.advise_on_sizes(config, 10) is None
-    precision.device = torch.device("cuda")
-    assert_names(precision.advise_on_sizes(config, 10), "DATA.BATCH_SIZE (30)", "(10)", "MODEL.EMBED_DIM (18)")
-    good = replaced(config, DATA={"BATCH_SIZE": 32}, MODEL={"EMBED_DIM": 16})
-    assert precision.advise_on_sizes(good, 16) is None
-
-
 def types_between_blocks(config, compiled=False):
     """What the blocks of a model hand on in a training step, and its gradients."""
     from models import build_model

@@ -33,6 +33,26 @@ RECORD = {
 }
 
 
+# What our checkpoints hold besides; files of other programs may have other things under these names.
+CHECKPOINT = {name: kind for name, kind in RECORD.items() if name not in ("args", "split")} | {
+    "epoch": int,
+    "step": int,
+    "state_dict": dict,
+    "preferred": str,
+    "optimizer": dict,
+    "amp_scaler": dict,
+    "progress": dict,
+    "bad_images": list,
+}
+
+
+def check_kinds(content: dict, path: Path) -> None:
+    """ConfigError if a checkpoint of ours has something else in place of what its names say."""
+    for name, kind in CHECKPOINT.items() if "halfstep_version" in content else ():
+        if name in content and not isinstance(content[name], kind):
+            raise ConfigError(f"{path}: damaged ({name} is of type {type(content[name]).__name__})")
+
+
 def record_of(content: dict) -> dict:
     plain = {name: vars(value) if isinstance(value, Namespace) else value for name, value in content.items()}
     record = {name: plain[name] for name, kind in RECORD.items() if isinstance(plain.get(name), kind)}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from models.weights.names import from_torchvision, from_transformers, is_of_torchvision, is_of_transformers
 from models.weights.sharded import SHARDS, join
-from models.weights.state import RECORD, Weights, record_of, refusal, weights_of
+from models.weights.state import RECORD, Weights, check_kinds, record_of, refusal, weights_of
 from utils.errors import ConfigError
 
 
@@ -39,9 +39,13 @@ def _read_torch_file(path: Path, from_disk: bool = False, compares: bool = True)
         # timm, DeiT and torchvision save their command line beside the weights; it is plain data.
         with torch.serialization.safe_globals([argparse.Namespace]):
             if from_disk:
-                return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            with open(path, "rb") as file:  # for a path torch goes by the suffix
-                return torch.load(file, map_location="cpu", weights_only=True)
+                content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            else:
+                with open(path, "rb") as file:  # for a path torch goes by the suffix
+                    content = torch.load(file, map_location="cpu", weights_only=True)
+        if isinstance(content, dict):
+            check_kinds(content, path)
+        return content
     except ConfigError:
         raise
     except Exception as error:  # a damaged file can fail anywhere in zip or pickle

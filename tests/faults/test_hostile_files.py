@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -223,3 +224,24 @@ def test_no_table_of_a_run_has_a_formula(tmp_path):
     for table in tables:
         with open(table, newline="") as file:
             assert not [cell for row in csv.reader(file) for cell in row if cell[:1] in ("=", "+", "-", "@")], table
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("epoch", None), ("epoch", "9"), ("preferred", {}), ("progress", []), ("config", 3)]
+)
+def test_a_checkpoint_of_ours_with_something_else_under_a_name_is_damaged(tmp_path, start, trained, key, value):
+    folder = tmp_path / "o/train-20260102-03-04-05"
+    shutil.copytree(trained.parent, folder)
+    torch.save(torch.load(trained, weights_only=True) | {key: value}, folder / "last.pth")
+    for path in folder.glob("checkpoint-*.pth"):
+        path.unlink()
+    for words in (
+        ["scripts/predict.py", str(folder / "last.pth"), str(trained)],
+        ["scripts/export.py", str(folder / "last.pth"), "-output", str(tmp_path / "w.pth")],
+    ):
+        ended = run(*words)
+        assert ended.returncode == 2 and "Traceback" not in ended.printed, ended.printed
+        assert_names(ended.stderr, folder / "last.pth")
+    ended = start(tmp_path / "o", "-opts", "TRAIN.NUM_EPOCHS=1")
+    assert ended.returncode in (0, 2) and "Traceback" not in ended.printed, ended.printed
+    assert_names(ended.printed, folder / "last.pth")

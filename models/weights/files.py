@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models.weights.google import read_google
 from models.weights.paddle import read_paddle_weights
-from models.weights.state import Weights, merged, record_of, weights_of
+from models.weights.state import Weights, merged, record_of, refuse_bomb, weights_of
 from models.weights.torch_files import (
     read_safetensors,
     read_torch,
@@ -114,6 +114,7 @@ def format_of(path: Path) -> str:
 def _holds_arrays(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
+            refuse_bomb(archive, path)
             return all(name.endswith(".npy") for name in archive.namelist())
     except zipfile.BadZipFile:
         raise ConfigError(f"{path}: damaged or cut off") from None

@@ -5,11 +5,15 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+from zipfile import ZipFile
 
 import torch
 from torch import Tensor
 
 from utils.errors import ConfigError
+from utils.text import format_bytes
+
+MOST_UNPACKED = 20  # times the size of a compressed file
 
 
 class Weights(NamedTuple):
@@ -95,6 +99,15 @@ def join_qkv(state: dict[str, Tensor]) -> dict[str, Tensor]:
         elif not re.search(r"\.attn\.(key|value)\.", name):
             joined[name] = tensor
     return joined
+
+
+def refuse_bomb(archive: ZipFile, path: Path) -> None:
+    """ConfigError for a small file that would take minutes and all memory to unpack: weights hardly get smaller."""
+    size, unpacked = path.stat().st_size, sum(each.file_size for each in archive.infolist())
+    if unpacked > MOST_UNPACKED * size + 2**20:
+        raise ConfigError(
+            f"{path}: refused, because {format_bytes(size)} unpack to {format_bytes(unpacked)}: no weights do"
+        )
 
 
 def refusal(path: Path, what: str) -> ConfigError:

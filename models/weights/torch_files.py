@@ -13,7 +13,7 @@ from torch import Tensor
 
 from models.weights.names import from_torchvision, from_transformers, is_of_torchvision, is_of_transformers
 from models.weights.sharded import SHARDS, join
-from models.weights.state import RECORD, Weights, check_kinds, record_of, refusal, weights_of
+from models.weights.state import RECORD, Weights, check_kinds, record_of, refusal, refuse_bomb, weights_of
 from utils.errors import ConfigError
 
 
@@ -33,6 +33,7 @@ def _read_torch_file(path: Path, from_disk: bool = False, compares: bool = True)
     try:
         if compares and zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
+                refuse_bomb(archive, path)
                 broken = archive.testzip()  # torch.load does not compare the checksums that torch.save wrote
             if broken:
                 raise ConfigError(f"{path}: damaged (checksum of {broken})")

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,12 @@ from configs.yaml_files import read_layers
 from datasets.sources.images import ArrayImages, FileImages
 from datasets.transforms.decode import FORMATS, PixelRules, decode
 from datasets.types import ImageReadError
-from engine.checkpoint.format import remove_unused_parts
+from engine.checkpoint.format import read_checkpoint, remove_unused_parts
 from engine.evaluation.tally import ImageResults
 from engine.predict.output import Output
 from engine.predict.predictor import Guess, Prediction
 from engine.record.image_tables import write_tables
+from models.weights.files import read_record, read_weights
 from tests.support.image_sets import make_folders
 from tests.support.modules import ROOT
 from tests.support.refusals import assert_names
@@ -245,3 +247,15 @@ def test_a_checkpoint_of_ours_with_something_else_under_a_name_is_damaged(tmp_pa
     ended = start(tmp_path / "o", "-opts", "TRAIN.NUM_EPOCHS=1")
     assert ended.returncode in (0, 2) and "Traceback" not in ended.printed, ended.printed
     assert_names(ended.printed, folder / "last.pth")
+
+
+@pytest.mark.parametrize("ending", [".npz", ".pth"])
+@pytest.mark.parametrize("read", [read_weights, read_checkpoint, read_record])
+def test_a_small_file_that_unpacks_to_gigabytes_is_refused_unread(tmp_path, ending, read):
+    path = tmp_path / f"bomb{ending}"
+    member = "bomb/data.pkl" if ending == ".pth" else "cls.npy"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open(member, "w") as file:
+        for _ in range(200):
+            file.write(bytes(2**20))
+    with pytest.raises(ConfigError, match="unpack"):
+        read(path)

@@ -213,6 +213,10 @@ REMOVED_FLAGS = {
 
 # Values that are gone of settings that stay: what to do instead.
 REMOVED_VALUES = {
+    **dict.fromkeys(
+        (("DATA.TRAIN_CROP", "rkrc"), ("DATA.TRAIN_CROP", "rkrr")),
+        "set rrc, with DATA.CROP_SCALE=[0.8,1] for crops that keep most of an image",
+    ),
     (
         "TRAIN.LR_SCHEDULER.NAME",
         "plateau",

@@ -187,8 +187,8 @@ class Data:
     """Probability of a horizontal flip of a training image."""
     VFLIP: Annotated[float, Bounds(0.0, 1.0), RECIPE] = 0.0
     """Probability of a vertical flip of a training image."""
-    TRAIN_CROP: Annotated[Literal["rrc", "rkrc", "rkrr", "simple"], RECIPE] = "rrc"
-    """Crop of training images: rrc, a random part resized to the square; rkrc and rkrr, the image resized, then the centre or a random square (all as timm's --train-crop-mode); simple, DeiT III's random square of the resized image."""
+    TRAIN_CROP: Annotated[Literal["rrc", "simple"], RECIPE] = "rrc"
+    """Crop of training images: rrc, a random part resized to the square; simple, DeiT III's random square of the resized image."""
     INTERPOLATION: Annotated[Literal["nearest", "bilinear", "bicubic", "lanczos"], MODEL] = "bicubic"
     """Interpolation for resizing images."""
     TRAIN_INTERPOLATION: Annotated[Literal["random", "nearest", "bilinear", "bicubic", "lanczos"] | None, RECIPE] = None

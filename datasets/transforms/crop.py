@@ -64,35 +64,23 @@ class TrainTransform:
         resize(image[top : top + height, left : left + width], self._interpolation(rng), out)
 
     def _crop_of_resized(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
-        """Resize the whole image, and cut a square from it, reflected at its edges."""
-        height, width = self._size(*image.shape[:2], rng)
+        """Cut a square from the image resized to it, with a border of a few pixels reflected at the edges."""
+        side, (height, width, channels) = self.data.IMAGE_SIZE, image.shape
+        short = min(height, width)
+        height, width = side * height // short, side * width // short
         if height * width > self.data.MAX_PIXELS:  # an image one pixel high becomes one of any size
             return self._resized_crop(image, rng, out)
-        resized = torch.empty((height, width, image.shape[2]), dtype=torch.uint8)
+        resized = torch.empty((height, width, channels), dtype=torch.uint8)
         resize(image, self._interpolation(rng), resized.permute(2, 0, 1))
-        rows, columns = (reflected(self._start(length, rng), out.shape[1], length) for length in (height, width))
+        rows, columns = (self._reflected(length, rng) for length in (height, width))
         out.copy_(resized[rows][:, columns].permute(2, 0, 1))
 
-    def _size(self, height: int, width: int, rng: random.Random) -> tuple[int, int]:
-        """Height and width that the image is resized to: of `rkrc` and `rkrr` as in timm's ResizeKeepRatio."""
-        side, short = self.data.IMAGE_SIZE, min(height, width)
-        if self.data.TRAIN_CROP == "simple":
-            return side * height // short, side * width // short
-        zoom = stretch = 1.0
-        if rng.random() < 0.5:
-            zoom = 1 / math.sqrt(rng.uniform(*self.data.CROP_SCALE))
-        if rng.random() < 0.5:
-            stretch = math.sqrt(math.exp(rng.uniform(*map(math.log, self.data.CROP_RATIO))))
-        return tuple(max(1, round(side / short * zoom * each)) for each in (height / stretch, width * stretch))
-
-    def _start(self, length: int, rng: random.Random) -> int:
-        """Where the square begins along a side of this length; negative: before the image."""
-        mode, spare = self.data.TRAIN_CROP, length - self.data.IMAGE_SIZE
-        if mode == "rkrc":
-            return round(spare / 2) if spare > 0 else -(-spare // 2)
-        if mode == "rkrr":
-            return int(math.copysign(int(rng.random() * (abs(spare) + 1)), spare))
-        return int(rng.random() * (spare + 2 * PADDING + 1)) - PADDING
+    def _reflected(self, length: int, rng: random.Random) -> Tensor:
+        """The positions of the square along a side, reflected at its ends without repeating them."""
+        start = int(rng.random() * (length - self.data.IMAGE_SIZE + 2 * PADDING + 1)) - PADDING
+        period = max(2 * (length - 1), 1)
+        positions = torch.arange(start, start + self.data.IMAGE_SIZE) % period
+        return torch.minimum(positions, period - positions)
 
     def _interpolation(self, rng: random.Random) -> str:
         name = self.data.train_interpolation
@@ -177,13 +165,6 @@ def crop_box(
     crop_width = min(width, max(1, round(height * ratio[1])))
     crop_height = min(height, max(1, round(width / ratio[0])))
     return (width - crop_width) // 2, (height - crop_height) // 2, crop_width, crop_height
-
-
-def reflected(start: int, count: int, length: int) -> Tensor:
-    """The positions start, start + 1 ... of a line of pixels, reflected at its ends without repeating them."""
-    period = max(2 * (length - 1), 1)
-    positions = torch.arange(start, start + count) % period
-    return torch.minimum(positions, period - positions)
 
 
 def inside_box(left: Tensor, top: Tensor, width: Tensor, height: Tensor, side: int) -> Tensor:

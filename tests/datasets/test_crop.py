@@ -1,11 +1,13 @@
-"""Crops, resizing and normalization, compared with torchvision's."""
+"""Crops, flips, resizing and normalization, compared with torchvision's, timm's and DeiT III's transforms."""
 
+import dataclasses
 import math
 import random
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torchvision.transforms import (
     CenterCrop,
     Compose,
@@ -17,12 +19,28 @@ from torchvision.transforms import (
 )
 
 from configs.schema import Data
-from datasets.transforms.crop import EvalTransform, Normalize, crop_box
+from datasets.transforms.crop import EvalTransform, Normalize, TrainTransform, crop_box
 from datasets.transforms.decode import PixelRules, to_array
 from datasets.types import ImageReadError
-from tests.support.crops import SIZES, assert_alike, augmented
 from tests.support.image_sets import noise
 from tests.support.refusals import refused
+
+SIDE = 48
+SIZES = [(500, 375), (375, 500), (40, 30), (224, 224), (333, 257), (9, 61), (300, 7)]
+
+
+def augmented(data: Data, image: Image.Image, seed: int) -> torch.Tensor:
+    channels = len(image.getbands())
+    out = torch.empty(data.IMAGE_SIZE, data.IMAGE_SIZE, channels, dtype=torch.uint8).permute(2, 0, 1)
+    TrainTransform(data)(to_array(image, PixelRules(channels)), random.Random(seed), out)
+    return out
+
+
+def assert_alike(got: torch.Tensor, wanted: torch.Tensor, interpolation: str) -> None:
+    """Equal where Pillow resizes here too. torch's kernels take weights of 16 bits: a little noise, and no bias."""
+    difference = got.float() - wanted.float()
+    most = 0 if interpolation in ("nearest", "lanczos") else 3
+    assert difference.abs().max() <= most and difference.abs().mean() < 0.3 and difference.mean().abs() < 0.05
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "lanczos", "nearest"])
@@ -80,3 +98,46 @@ def test_normalize_equals_torchvisions(dtype):
 def test_a_line_of_pixels_that_would_be_enlarged_to_gigabytes_cannot_be_read():
     with refused(ImageReadError, "DATA.MAX_PIXELS"):
         EvalTransform(Data())(np.zeros((1, 1_000_000, 3), np.uint8), torch.empty(3, 224, 224))
+
+
+def test_the_simple_crop_is_deit_iiis():
+    data, starts = Data(IMAGE_SIZE=SIDE, HFLIP=0, TRAIN_CROP="simple"), set()
+    for seed, size in enumerate(SIZES * 3):
+        image, rng = noise(*size), random.Random(seed)
+        resized = functional.resize(image, SIDE, InterpolationMode.BICUBIC)
+        padded = functional.pad(resized, 4, padding_mode="reflect")
+        top, left = (int(rng.random() * (length - SIDE + 1)) for length in (padded.height, padded.width))
+        starts |= {top, left}
+        wanted = functional.pil_to_tensor(functional.crop(padded, top, left, SIDE, SIDE))
+        assert_alike(augmented(data, image, seed), wanted, "bicubic")
+    assert {0, 8} <= starts and max(starts) > 30
+
+
+def test_an_image_that_would_become_enormous_is_cropped_first():
+    data = Data(IMAGE_SIZE=SIDE, HFLIP=0, TRAIN_CROP="simple", MAX_PIXELS=2 * SIDE**2)
+    image = noise(2000, 2)
+    wanted = augmented(dataclasses.replace(data, TRAIN_CROP="rrc"), image, 0)
+    assert torch.equal(augmented(data, image, 0), wanted) and wanted.float().std() > 10
+
+
+@pytest.mark.parametrize(("name", "dim"), [("HFLIP", 2), ("VFLIP", 1)])
+def test_flips_have_their_probability_and_change_no_other_draw(name, dim):
+    image = noise(40, 30)
+    given = [Data(IMAGE_SIZE=8, **{"HFLIP": 0.0} | {name: chance}) for chance in (0.0, 0.3)]
+    both = [[augmented(data, image, seed) for seed in range(200)] for data in given]
+    flipped = [torch.equal(plain.flip(dim), other) for plain, other in zip(*both, strict=True)]
+    unchanged = [torch.equal(*pair) for pair in zip(*both, strict=True)]
+    assert sum(flipped) + sum(unchanged) == 200 and abs(sum(flipped) / 200 - 0.3) < 0.1
+
+
+def test_a_random_interpolation_is_bilinear_or_bicubic_half_of_the_time():
+    image, found = noise(40, 30), []
+    for seed in range(100):
+        one, other, drawn = (
+            augmented(Data(IMAGE_SIZE=8, HFLIP=0, TRAIN_INTERPOLATION=name), image, seed)
+            for name in ("bilinear", "bicubic", "random")
+        )
+        assert torch.equal(drawn, one) != torch.equal(drawn, other)
+        found.append(torch.equal(drawn, one))
+    assert abs(sum(found) - 50) < 4 * math.sqrt(25)
+    assert Data(INTERPOLATION="lanczos").train_interpolation == "lanczos"

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from configs.schema import Config
-from datasets import ImageSet, build_eval_data, build_order, load_image_sets
+from datasets import ImageSet, build_eval_data, build_order, build_train_data, load_image_sets
 from datasets.batch_order import sample_rng
 from datasets.loading import workers as loader_workers
 from datasets.loading.readers import TrainReader
@@ -26,6 +26,7 @@ from datasets.loading.workers import Workers, choose_workers, make_loader
 from tests.support.configs import CPU, replaced
 from tests.support.forks import DEADLINE, ROOT
 from tests.support.loading import folder_settings, make_folder, order, settings, taken, train_data
+from tests.support.pretend_device import DEVICE, on_pretend_device, pinned, waits
 from tests.support.refusals import assert_names
 from tests.support.runs import alive, run, wait_until
 from utils.distributed import Process
@@ -323,20 +324,41 @@ def test_threads_beside_a_gpu_read_ahead_as_far_as_memory_allows(monkeypatch):
     assert ahead(2**40, **photos | {"BATCH_SIZE": 2048}) == 2 and ahead(2**40, BATCH_SIZE=16) == 32
 
 
+@on_pretend_device
+def test_beside_a_device_threads_read_files_and_processes_images_in_memory(tmp_path, monkeypatch):
+    def batches(config, image_set: ImageSet, process: Process) -> list:
+        windows = build_train_data(config, image_set, process).windows(0, 6)
+        return list(itertools.chain.from_iterable(window.batches for window in windows))
+
+    # torch's own thread pins what comes from processes, and the pretend device is in this one alone.
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned(tensor.clone()))
+    beside = Process(torch.device(DEVICE), num_cores=3)
+    for config, kind in (
+        (folder_settings(make_folder(tmp_path), None), "threads"),
+        (settings(NUM_WORKERS=None), "processes"),
+    ):
+        image_set = load_image_sets(config)[0]
+        assert choose_workers(config, image_set, beside)[:2] == (kind, 3)
+        with waits() as seen:
+            ours = batches(config, image_set, beside)
+        assert not seen and not multiprocessing.active_children()
+        for batch, plain in zip(ours, batches(config, image_set, Process(CPU)), strict=True):
+            assert batch.images.device == batch.targets.device == beside.device
+            assert torch.equal(batch.images.cpu(), plain.images) and torch.equal(batch.targets.cpu(), plain.targets)
+
+
 # --- synthetic ---
 
 
 def test_synthetic_batches_lie_ready_and_follow_from_the_seed():
     config = settings("synthetic", BATCH_SIZE=16, BATCH_SIZE_EVAL=24, SYNTHETIC_SIZE=40, DROP_LAST=False)
     data = train_data(config)
-    assert (data.steps_per_epoch, data.global_batch, data.num_samples) == (3, 16, 40)
     batches = [batch for window in data.windows(0, 6) for batch in window.batches]
     assert [batch.num_samples for batch in batches] == [len(batch.images) for batch in batches] == [16, 16, 8] * 2
     assert len({batch.images.data_ptr() for batch in batches}) == 1
     assert batches[0].images.shape == (16, 1, 8, 8) and batches[0].images.dtype == torch.uint8
     assert taken(data.windows(0, 2)) == taken(train_data(config).windows(0, 2))
-    other_seed, other_rank = train_data(dataclasses.replace(config, SEED=1)), train_data(config, 1, 2)
-    for other in (other_seed, other_rank):
+    for other in (train_data(dataclasses.replace(config, SEED=1)), train_data(config, 1, 2)):
         (batch,) = [batch for window in other.windows(0, 1) for batch in window.batches]
         assert not torch.equal(batch.images, batches[0].images[: len(batch.images)])
     val = build_eval_data(config, load_image_sets(config)[1], Process(CPU, 1, world_size=2))

@@ -8,8 +8,7 @@ from configs.schema import Config
 from datasets.transforms.augment import POLICIES
 from tests.support.seen import NUM_IMAGES, SOURCES, WINDOW, seen, settings
 
-CROPS = [{"TRAIN_CROP": name} for name in ("rrc", "rkrc", "rkrr", "simple")]
-CROPS[2] |= {"TRAIN_INTERPOLATION": "random", "VFLIP": 0.5}
+CROPS = [{}, {"TRAIN_CROP": "simple"}, {"TRAIN_INTERPOLATION": "random", "VFLIP": 0.5}]
 MIXES = [
     {"MIXUP_ALPHA": 0.8, "CUTMIX_ALPHA": 1.0, "MIXUP_GROUP": 6},
     {"CUTMIX_MINMAX": (0.2, 0.8), "MIXUP_MODE": "pair", "RANDOM_ERASE_PROB": 0.5},

@@ -13,7 +13,7 @@ from tests.support.runs import run_folder
 
 # With everything that draws random numbers or remembers something; an epoch has four updates either way.
 ALL = "TRAIN.SMOOTHING=0.1 TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.MIXUP_GROUP=4 TRAIN.RANDOM_ERASE_PROB=0.25"
-ALL += " TRAIN.REPEATED_AUG=3 DATA.TRAIN_CROP=rkrr DATA.VFLIP=0.5 VALIDATE_FREQ=1 SAVE_STEPS=5"
+ALL += " TRAIN.REPEATED_AUG=3 DATA.TRAIN_CROP=simple DATA.VFLIP=0.5 VALIDATE_FREQ=1 SAVE_STEPS=5"
 OTHERS = f"{ALL} PRECISION.MODE=naive TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1 DATA.AUGMENT_ON=device"
 CONFIGURATIONS = {  # number of processes, and settings
     "plain": (1, ()),

@@ -69,9 +69,6 @@ IN_A_FILE = {
     "MODEL: {TRANS: {HYBRID: True, PATCH_SIZE: 32}}": "MODEL.TRANS.HYBRID 'True' MODEL.TYPE: timm MODEL.NAME vit_base_r50_s16_224",
     # Other models' keys are not called unknown: their type comes first.
     "MODEL:\n  DEPTHS: [2, 2]\n  TYPE: pvt\n  NAME: pvt_v2_b0": "MODEL.TYPE 'pvt' vit MODEL.TYPE: timm MODEL.NAME pvt_v2_b0",
-    # PaddleViT's other families: what a file says of a model must be true of timm's model of that name.
-    "MODEL: {TYPE: ConvNeXt, NAME: convnext_tiny, DEPTHS: [3, 3, 27, 3]}": "MODEL.DEPTHS convnext_tiny MODEL.NAME",
-    "MODEL: {TYPE: mae, NAME: vit_base_patch16_224, MAE_PRETRAIN: true}": "MODEL.MAE_PRETRAIN",
 }
 
 # Wrong values of a setting, and what its message says that it must be; key and value are named as well.

@@ -73,14 +73,6 @@ class Group:
         return [(epoch, float(np.mean([curve[epoch] for curve in curves]))) for epoch in common]
 
 
-def final_loss(run: SavedRun) -> float | None:
-    """The loss of the last evaluation, of raw weights or EMA, whichever is smaller."""
-    for row in reversed(run.epochs):
-        if found := [row[f"eval_loss{each}"] for each in run.suffixes if row.get(f"eval_loss{each}") is not None]:
-            return min(found)
-    return None
-
-
 def num_epochs(run: SavedRun) -> int:
     return run.epochs[-1]["epoch"] + 1
 
@@ -104,7 +96,7 @@ def group_runs(runs: Sequence[SavedRun], metric: str | None) -> list[Group]:
     if without and metric:
         name = f"{without[0].folder} has no {TITLES.get(metric, metric)}"
         raise ConfigError(f"-metric {metric}: {name}; choose another, or leave the run out")
-    keys, _ = differing(runs)
+    keys = differing(runs)
     members: dict[tuple[str, ...], list[SavedRun]] = {}
     for run in runs:
         members.setdefault(tuple(value_of(run, key) for key in keys), []).append(run)

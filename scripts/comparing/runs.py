@@ -99,17 +99,10 @@ def refuse_other_data(runs: Sequence[SavedRun], is_allowed: bool) -> str:
     return found and f"different data, so the figures do not compare as such: {found}"
 
 
-def differing(runs: Sequence[SavedRun]) -> tuple[list[str], list[str]]:
-    """The settings whose values differ: those with influence on the result, and those without."""
-    keys = dict.fromkeys(key for run in runs for key in run.settings)
-    keys = [key for key in keys if len({value_of(run, key) for run in runs}) > 1]
-    without = [key for key in keys if key in WITHOUT_EFFECT or _are_alike(runs, key)]
-    return [key for key in keys if key not in without and key != "SEED"], without
-
-
-def _are_alike(runs: Sequence[SavedRun], key: str) -> bool:
-    """Whether the values of a setting, which differ, have the same result."""
-    return key in SETTINGS and all(run.settings.get(key) in SETTINGS[key].alike for run in runs)
+def differing(runs: Sequence[SavedRun]) -> list[str]:
+    """The settings with influence on the result whose values differ."""
+    keys = dict.fromkeys(key for run in runs for key in run.settings if key not in WITHOUT_EFFECT and key != "SEED")
+    return [key for key in keys if len({value_of(run, key) for run in runs}) > 1]
 
 
 def value_of(run: SavedRun, key: str) -> str:

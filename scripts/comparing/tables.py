@@ -7,12 +7,10 @@ import numpy as np
 
 from engine.evaluation.scores import TITLES
 from engine.record.saved_run import SavedRun
-from scripts.comparing.groups import Group, final_loss, memory, num_epochs, speed
-from scripts.comparing.runs import differing, value_of
+from scripts.comparing.groups import Group, memory, num_epochs, speed
 from scripts.comparing.statistics import Difference, difference, spread
 from utils.text import counted, first_of, format_bytes, format_duration, markdown_table, one_line
 
-MANY = 5  # comparisons, among which one may seem certain by chance
 ENDS = {"killed": "was killed", "running": "is still going", "stopped": "was stopped", "failed": "ended with an error"}
 
 
@@ -70,13 +68,13 @@ def _results(groups: Sequence[Group]) -> str:
     is_loss = groups[0].metric == "loss"
     digits, best, differences = 4 if is_loss else 2, _best_row(groups), _against_first(groups)
     title = f"best {TITLES[groups[0].metric]}{'' if is_loss else ', %'}"
-    header = ["group", "runs", title, "against group 1", "final loss", "epochs", "images/s", "time", "memory"]
+    header = ["group", "runs", title, "against group 1", "epochs", "images/s", "time", "memory"]
     rows = []
     for row, group in enumerate(groups):
         epochs = sorted({num_epochs(run) for run in group.runs})
         cells = [group.name, str(len(group.runs)), spread(list(group.best.values()), digits)]
         cells.append(_describe(differences.get(group.number), digits, is_loss) if row else "")
-        cells += [spread(group.values(final_loss), 4), " to ".join(map(str, dict.fromkeys((epochs[0], epochs[-1]))))]
+        cells.append(" to ".join(map(str, dict.fromkeys((epochs[0], epochs[-1])))))
         cells += [spread(group.values(speed), 0), _mean(group, lambda run: run.seconds, format_duration)]
         cells.append(_mean(group, memory, lambda megabytes: format_bytes(megabytes * 2**20)))
         is_best = row == best and len(groups) > 1
@@ -133,10 +131,6 @@ def _notes(groups: Sequence[Group]) -> list[str]:
             )
     if len(devices := {str(run.about.get("device_name")) for run in runs}) > 1:
         notes.append(f"speed, time and memory are of different devices: {', '.join(sorted(devices))}")
-    _, without = differing(runs)
-    if shown := [key for key in without if key not in ("SAVE", "NAME", "DATA.DATA_PATH")]:
-        values = (f"{key} ({first_of(sorted({value_of(run, key) for run in runs}), limit=3)})" for key in shown)
-        notes.append(f"settings that also differ, without effect on what is learned: {', '.join(values)}")
     return notes
 
 
@@ -144,15 +138,10 @@ def _how_to_read(groups: Sequence[Group]) -> list[str]:
     notes = []
     if any(len(group.runs) > 1 for group in groups):
         notes.append("± after a mean is the standard deviation over the runs of the group (its seeds and folds)")
-    certain = sum(each.error is not None for each in _against_first(groups).values())
-    if certain:
+    if any(each.error is not None for each in _against_first(groups).values()):
         notes.append(
             "against group 1: the difference of the means ± its standard error; within noise: 0 lies in its 95% interval (Student's "
             "t; paired by seed where the seeds are the same, else Welch's)"
-        )
-    if certain > MANY:
-        notes.append(
-            "among many groups one in twenty seems better or worse by chance alone: repeat what looks best with new seeds"
         )
     return notes
 

@@ -4,9 +4,7 @@ import errno
 import importlib.util
 import json
 import os
-import pickle
 
-import numpy as np
 import pytest
 import timm
 import torch
@@ -101,14 +99,6 @@ def test_transformers_loads_the_same_folder_and_gives_the_same_logits(plain, tmp
     processor = json.loads((tmp_path / "plain" / "preprocessor_config.json").read_text())
     assert processor["image_mean"] == [0.1, 0.2, 0.3] and processor["size"] == {"shortest_edge": 35}
     assert processor["resample"] == 3
-
-
-def test_paddle_load_would_find_an_array_for_each_name_of_its_table(plain, tmp_path):
-    assert exported(plain, "paddle", tmp_path / "x.pdparams") == 0
-    found = pickle.loads((tmp_path / "x.pdparams").read_bytes(), encoding="latin1")  # as paddle.load reads it
-    table = found.pop("StructuredToParameterName@@")
-    assert table.keys() == found.keys() and all(type(array) is np.ndarray for array in found.values())
-    assert found["encoder.layers.0.attn.qkv.weight"].shape == (24, 72)  # a Linear is [in, out] there
 
 
 def test_graphs_give_the_models_logits_for_any_number_of_images_and_hold_class_names(tmp_path):

@@ -72,46 +72,31 @@ def test_cores_are_no_more_than_the_quota_of_the_container_or_of_the_job_in_it(t
     assert quota(none, none) == cpu_quota(tmp_path / "nowhere", tmp_path / "nothing") == math.inf
 
 
-def test_free_memory_is_a_containers_where_that_is_less(tmp_path):
-    meminfo, group = tmp_path / "meminfo", tmp_path / "cgroup"
-    meminfo.write_text("MemTotal: 9000 kB\nMemAvailable:    8000 kB\nHugePages_Total: 0\n")
-    assert free_host_memory(meminfo, group) == 8000 * 1024
-    group.mkdir()
-    (group / "memory.current").write_text("6000\n")
-    (group / "memory.stat").write_text("anon 5000\ninactive_file 900\n")
-    for limit, expected in (("max", 8000 * 1024), ("7000", 1900), ("99999999", 8000 * 1024), ("5000", 0)):
-        (group / "memory.max").write_text(f"{limit}\n")
-        assert free_host_memory(meminfo, group) == expected
-    (group / "memory.max").unlink()
-    first = group / "memory"
-    first.mkdir()
-    for name, text in (("limit_in_bytes", "9000"), ("usage_in_bytes", "6000"), ("stat", "total_inactive_file 500")):
-        (first / f"memory.{name}").write_text(f"{text}\n")
-    assert free_host_memory(meminfo, group) == 3500
-    assert free_host_memory(tmp_path / "none", group) > 2**28
-
-
 @pytest.mark.parametrize(
-    ("version", "line", "names"),
+    ("line", "base", "names"),
     [
-        (2, "0::/system.slice/job_7/step", ("memory.max", "memory.current", "inactive_file")),
+        ("0::/job/step", "", ("memory.max", "memory.current", "inactive_file")),
+        ("", "", ("memory.max", "memory.current", "inactive_file")),  # in a container, whose own group is the base
         (
-            1,
-            "4:cpu,memory:/system.slice/job_7/step",
+            "4:cpu,memory:/job/step",
+            "memory",
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ),
     ],
 )
-def test_the_limit_of_a_job_inside_the_machines_groups_counts_too(tmp_path, version, line, names):
-    (tmp_path / "meminfo").write_text("MemAvailable:    8000 kB\n")
-    (tmp_path / "membership").write_text(f"7:pids:/\n{line}\n")
-    base = tmp_path / "cgroup" / ("memory" if version == 1 else "")
-    (base / "system.slice/job_7/step").mkdir(parents=True)
-    for folder, limit in (("", "90000000"), ("system.slice/job_7", "9000"), ("system.slice/job_7/step", "8000000")):
-        for name, text in zip(names[:2], (limit, "1000"), strict=True):
-            (base / folder / name).write_text(f"{text}\n")
-        (base / folder / "memory.stat").write_text(f"{names[2]} 100\n")
-    assert free_host_memory(*(tmp_path / name for name in ("meminfo", "cgroup", "membership"))) == 8100
+def test_free_memory_is_a_containers_or_jobs_where_that_is_less(tmp_path, line, base, names):
+    meminfo, membership, groups = (tmp_path / name for name in ("meminfo", "membership", "cgroup"))
+    meminfo.write_text("MemTotal: 9000 kB\nMemAvailable:    8000 kB\nHugePages_Total: 0\n")
+    membership.write_text(f"7:pids:/\n{line}".strip())
+    assert free_host_memory(meminfo, groups, membership) == 8000 * 1024
+    job = groups / base / "job" if line else groups
+    job.mkdir(parents=True)
+    (job / names[1]).write_text("6000\n")
+    (job / "memory.stat").write_text(f"anon 5000\n{names[2]} 900\n")
+    for limit, expected in (("7000", 1900), ("99999999", 8000 * 1024), ("5000", 0)):
+        (job / names[0]).write_text(f"{limit}\n")
+        assert free_host_memory(meminfo, groups, membership) == expected
+    assert free_host_memory(tmp_path / "none", groups) > 2**28
 
 
 def test_bytes_are_written_in_binary_units_and_never_as_nothing():

@@ -80,7 +80,7 @@ def find_names(words: Sequence[str]) -> list[str]:
 
 
 def matching(names: Iterable[str], words: Sequence[str]) -> list[str]:
-    """Those that begin with the first word come first: vit_tiny_patch16_224 before crossvit_tiny_240."""
+    """The names that match; those that begin with the first word come first: vit_tiny_patch16_224 before crossvit_tiny_240."""
 
     def matches(name: str, word: str) -> bool:
         if not set(word) & set("*?["):

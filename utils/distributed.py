@@ -214,7 +214,7 @@ class Process:
                 dist.broadcast(tensor, src=0)
 
     def gather(self, rows: torch.Tensor, length: int) -> torch.Tensor | None:
-        """On rank 0: the `length` rows on the host, of which each rank has a shard; the last shards may be short."""
+        """Gather on rank 0 the `length` rows on the host, of which each rank has a shard; the last shards may be short."""
         padded = rows.new_zeros(-(-length // self.world_size), *rows.shape[1:])
         padded[: len(rows)] = rows
         sent = padded.view(-1).view(torch.uint8)  # as bytes: gloo does not support every type

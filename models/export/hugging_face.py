@@ -58,7 +58,7 @@ def write(subject: Subject, path: Path) -> None:
 
 
 def load(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
-    """By timm; what is for transformers by halfstep's reader: the library itself cannot be imported beside our `datasets`."""
+    """Load the folder by timm, and what is for transformers by halfstep's reader: the library itself cannot be imported beside our `datasets`."""
     import timm
 
     if (path / FOR_TRANSFORMERS).exists():

@@ -29,7 +29,7 @@ class Subject:
 
     @cached_property
     def model(self) -> nn.Module:
-        """In evaluation, and in float32 in whichever type it was trained."""
+        """The model in evaluation, in float32 in whichever type it was trained."""
         model = build_model(self.config, self.config.MODEL.NUM_CLASSES or len(self.classes))
         load_exactly(model, self.weights, self.source)
         return model.float().eval()
@@ -96,7 +96,7 @@ def batches(subject: Subject) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def largest_difference(subject: Subject, run: Callable[[Tensor], Tensor]) -> tuple[float, float]:
-    """Between the logits of the export and the model's, and the bound that applies; WrongExport beyond it."""
+    """The largest difference between the logits of the export and the model's, and the bound; WrongExport beyond it."""
     largest, bound = 0.0, BOUND
     for images in batches(subject):
         expected, found = subject.model(images), run(images)

@@ -26,7 +26,7 @@ class ModelTransform:
         unwrap(model, self)
 
     def subclass(self, cls: type, *variant: Hashable) -> type:
-        """For transforms that wrap modules: the subclass, for arguments given to wrap()."""
+        """The subclass of a transform that wraps modules, for arguments given to wrap()."""
         raise NotImplementedError
 
 

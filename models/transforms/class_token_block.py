@@ -22,7 +22,7 @@ KNOWN |= {nn.LayerNorm, nn.Linear, nn.Identity, nn.GELU, nn.Dropout}
 
 @dataclass(frozen=True)
 class ClassTokenBlock(ModelTransform):
-    """Only for models whose last block consists of known modules; others stay as they are."""
+    """Shortens the last block of models in which it consists of known modules; others stay as they are."""
 
     bypasses_modules = True
 

@@ -58,7 +58,7 @@ def is_of_transformers(state: dict) -> bool:
 
 
 def from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Under timm's names; the pooler, which only its own pretraining reads, is left out."""
+    """The weights under timm's names; the pooler, which only its own pretraining reads, is left out."""
     renamed = {}
     for name, tensor in state.items():
         for theirs, timm in TRANSFORMERS:
@@ -68,7 +68,7 @@ def from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def to_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Under the names of ViTForImageClassification, or DeiTForImageClassificationWithTeacher where there is a distillation
+    """The weights under the names of ViTForImageClassification, or DeiTForImageClassificationWithTeacher where there is a distillation
     token, as their published files have them. Newer versions rename them when they load."""
     is_distilled = "dist_token" in state
     table = [

@@ -59,7 +59,7 @@ def _folders(source: str) -> Iterator[tuple[Path, bool]]:
 
 
 def other_data(runs: Sequence[SavedRun]) -> list[str]:
-    """In which respects runs were trained or evaluated on different data, with the first two runs that differ.
+    """The respects in which runs were trained or evaluated on different data, with the first two runs that differ.
 
     Folds of one data set have different images in each part, and are compared fold by fold.
     """
@@ -106,7 +106,7 @@ def differing(runs: Sequence[SavedRun]) -> list[str]:
 
 
 def value_of(run: SavedRun, key: str) -> str:
-    """As in config.yaml, of DATA.FOLD the number of folds; '-' for a setting of another version. Without credentials."""
+    """The value as in config.yaml, of DATA.FOLD the number of folds; '-' for a setting of another version. Without credentials."""
     value = run.settings.get(key, "-")
     if key == "DATA.FOLD" and value:
         value = value.rpartition("/")[2]

@@ -158,7 +158,7 @@ class Plan:
 
     @cached_property
     def trials(self) -> list[Trial]:
-        """In order: all seeds and folds of a point, then those of the next one."""
+        """The trials in order: all seeds and folds of a point, then those of the next one."""
         folds = range(self.folds) if self.folds else [None]
         products = itertools.product(enumerate(self.points), self.seeds or [None], folds)
         return [Trial(index, number, point, seed, fold) for index, ((number, point), seed, fold) in enumerate(products)]

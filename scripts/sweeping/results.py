@@ -20,7 +20,7 @@ NON_FINITE = 3  # exit code of a run
 
 @dataclass(frozen=True)
 class Result:
-    """Where a trial is. `best`: of the metric that decides which epoch is best."""
+    """The state of a trial. `best`: of the metric that decides which epoch is best."""
 
     state: str
     reason: str = ""

@@ -51,7 +51,13 @@ def test_adapters_and_classifier_learn_and_nothing_else_moves(tmp_path):
     assert len([name for name in moved if ".lora_" in name]) == 2 * 2 * 4  # A and B, blocks, layers
 
 
-@pytest.mark.parametrize("options", [[], ["MODEL.LORA.TARGETS=[all-linear]", "MODEL.LORA.ALPHA=7"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["AMP=true", "TRAIN.GRAD_CHECKPOINTING=true"],
+        ["MODEL.LORA.TARGETS=[all-linear]", "MODEL.LORA.ALPHA=7", "AMP=true", "PRECISION.MODE=naive"],
+    ],
+)
 def test_merged_weights_give_the_same_logits(tmp_path, options):
     trainer = trained(tmp_path, *options)
     config = trainer.config
@@ -67,23 +73,6 @@ def test_merged_weights_give_the_same_logits(tmp_path, options):
         begun = plain(images)
         assert torch.equal(adapt(plain, config).eval()(images), begun)  # before the first update
     assert (ours - begun).abs().max() > 1e-2 * ours.abs().max()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["AMP=true", "TRAIN.GRAD_CHECKPOINTING=true"],
-        ["AMP=true", "PRECISION.MODE=naive", "TRAIN.MODEL_EMA=true", "MODEL.DROPOUT=0.5"],
-    ],
-)
-def test_it_learns_with(tmp_path, options):
-    begun = make_trainer(small_config(tmp_path, RANK, *options)).model.state_dict()
-    trainer = trained(tmp_path, *options)
-    ended = trainer.model.state_dict()
-    for name in ("blocks.0.attn.qkv.lora_B.default.weight", "blocks.1.mlp.fc2.lora_A.default.weight"):
-        assert not torch.equal(begun[name], ended[name])
-    assert torch.equal(begun["blocks.0.attn.qkv.base_layer.weight"], ended["blocks.0.attn.qkv.base_layer.weight"])
-    assert torch.isfinite(torch.tensor(trainer.report().mean_loss))
 
 
 def test_what_cannot_be_adapted_is_refused(tmp_path, monkeypatch):

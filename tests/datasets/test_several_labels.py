@@ -41,11 +41,13 @@ def labels_of(image_set):
     return [{image_set.classes[number] for number in image_set.label_sets[target]} for target in image_set.targets]
 
 
-@pytest.mark.parametrize("form", ["separator", "all columns", "named columns", "words"])
+@pytest.mark.parametrize("form", ["separator", "spaces", "all columns", "named columns", "words"])
 def test_an_image_has_the_labels_of_its_cell_or_of_its_columns(tmp_path, form):
     header, rows, given = "image_path,bird,cat,dog", in_columns(), IN_COLUMNS
     if form == "separator":
         header, rows, given = "image_path,target", separated(), SEPARATED
+    elif form == "spaces":
+        header, rows, given = "image_path,target", separated(" ".join(each) for each in MEANT), {"LABEL_SEPARATOR": " "}
     elif form == "named columns":
         given = {"COLUMNS": ("image_path", "dog", "cat", "bird")}
     elif form == "words":
@@ -56,6 +58,7 @@ def test_an_image_has_the_labels_of_its_cell_or_of_its_columns(tmp_path, form):
     order = ["dog", "cat", "bird"] if form == "named columns" else CLASSES
     assert train.classes == val.classes == order
     assert labels_of(train) == MEANT and labels_of(val) == MEANT[:3]
+    assert load_text("DATA: {DATASET: csv, LABEL_SEPARATOR: ' '}").config.DATA.LABEL_SEPARATOR == " "
     assert dict(zip(order, train.count_classes().tolist(), strict=True)) == {"bird": 2, "cat": 5, "dog": 3}
 
 
@@ -141,12 +144,3 @@ def test_a_label_of_validation_images_alone_is_refused(tmp_path):
     write(tmp_path / "train.csv", separated())
     write(tmp_path / "val.csv", separated(["cat", "cat|dgo"], of="v"))
     assert_names(error_of("csv", tmp_path, **SEPARATED), "val.csv, line 3", "dgo", "dog")
-
-
-def test_a_space_can_separate_labels(tmp_path, here):
-    write(tmp_path / "train.csv", separated(["dog cat", "", "cat", "bird  cat", "dog"]))
-    write(tmp_path / "val.csv", separated(["dog cat"], of="v"))
-    words = ["DATA.DATASET=csv", f"DATA.DATA_PATH={tmp_path}", "DATA.LABEL_SEPARATOR= "]
-    train = load_image_sets(small_config(tmp_path, *words))[0]
-    assert labels_of(train) == [{"dog", "cat"}, set(), {"cat"}, {"bird", "cat"}, {"dog"}]
-    assert load_text("DATA: {DATASET: csv, LABEL_SEPARATOR: ' '}").config.DATA.LABEL_SEPARATOR == " "

@@ -19,11 +19,11 @@ from utils.text import counted
 
 
 def load_image_sets(
-    config: Config, say: Callable[[str], None] = print, kept: SavedData | None = None
+    config: Config, say: Callable[[str], None] = print, saved: SavedData | None = None
 ) -> tuple[ImageSet | None, ImageSet]:
     """Training set (None with EVAL) and validation set of DATA.DATASET, checked. `say` reports a download.
 
-    `kept`: of the checkpoint that is continued or evaluated; both sets get its classes in its order.
+    `saved`: of the checkpoint that is continued or evaluated; both sets get its classes in its order.
     """
     name = config.DATA.DATASET
     read = find_source(name)
@@ -36,14 +36,14 @@ def load_image_sets(
         f"{name}: `split` of its sets must say where they come from"
     )
     if val is None:
-        train, val = split(config, train, kept)
+        train, val = split(config, train, saved)
     elif config.DATA.FOLD and not config.START.EVAL and "folds" not in val.split:
         raise ConfigError(
             f"DATA.FOLD is {config.DATA.FOLD}, but {name} has validation images of its own ({val.split['validation']}); "
             "leave it out, or divide one part with it: -data_path names the folder or file of that part alone"
         )
     if config.START.EVAL:
-        train, val.notes = None, (*val.notes, *warn_of_other_parts(val, kept))
+        train, val.notes = None, (*val.notes, *warn_of_other_parts(val, saved))
     parts = {part: each for part, each in (("training", train), ("validation", val)) if each is not None}
     for part, image_set in parts.items():
         if not len(image_set):
@@ -52,7 +52,7 @@ def load_image_sets(
                 f"{_share_held_out(config)} if it has no validation part of its own"
                 + (f"; each value of DATA.GROUP_BY ({group}) stays whole" if (group := config.DATA.GROUP_BY) else "")
             )
-    notes = number_classes(config, list(parts.values()), kept)
+    notes = number_classes(config, list(parts.values()), saved)
     _refuse_one_class(config, train, val)
     for image_set in parts.values():
         _check_num_classes(config, image_set)
@@ -94,7 +94,7 @@ def _check_num_classes(config: Config, image_set: ImageSet) -> None:
 
 
 def build_order(config: Config, image_set: ImageSet, world_size: int, resumed_global_batch: int | None = None) -> Order:
-    """Which training images each update sees. `resumed_global_batch`: their number, if not the one of the settings."""
+    """The order in which updates see the training images. `resumed_global_batch`: their number, if not the one of the settings."""
     data, train = config.DATA, config.TRAIN
     order = Order(
         num_images=len(image_set),

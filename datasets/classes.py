@@ -1,4 +1,4 @@
-"""Which number each class has: by DATA.CLASSES, by a checkpoint, or as the data has it."""
+"""The number of each class: by DATA.CLASSES, by a checkpoint, or as the data has it."""
 
 from pathlib import Path
 from unicodedata import normalize
@@ -11,7 +11,7 @@ from utils.errors import ConfigError, DataError, did_you_mean, not_a_file
 from utils.text import counted, first_of
 
 
-def number_classes(config: Config, parts: list[ImageSet], kept: SavedData | None) -> list[str]:
+def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | None) -> list[str]:
     """Number the classes of all parts alike; returns lines for the log.
 
     Labels that are numbers keep them, and are given names. Classes with names get the number of their name: in
@@ -26,13 +26,13 @@ def number_classes(config: Config, parts: list[ImageSet], kept: SavedData | None
         for part in parts:
             part.labels_are_numbers = False
         notes += _without_images(config, parts)
-    elif not kept and first.classes_are_names and all(name.isdecimal() for name in first.classes):
+    elif not saved and first.classes_are_names and all(name.isdecimal() for name in first.classes):
         by_value = sorted(first.classes, key=lambda name: (int(name), name))
         if by_value != first.classes:
             notes.append(f"class names are numbers, so they are in the order of their values: {first_of(by_value)}")
             renumber(parts, by_value)
-    if kept and kept.classes:
-        classes = kept.classes
+    if saved and saved.classes:
+        classes = saved.classes
         new, gone = _differences(parts, classes)
         is_renamed = len(new) == len(gone) == 1 and not first.labels_are_numbers
         if is_renamed and config.START.allows("CLASS_NAMES"):

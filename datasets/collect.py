@@ -8,7 +8,7 @@ import numpy as np
 
 
 def encoded(values: list[str]) -> list[bytes]:
-    """As file names are encoded; all at once, which is much faster."""
+    """Encode strings as file names are encoded; all at once, which is much faster."""
     together = os.fsencode("\n".join(values)).split(b"\n")
     return together if len(together) == len(values) else [os.fsencode(value) for value in values]
 
@@ -44,7 +44,7 @@ class RowHashes:
         self._all.frombytes(np.fromiter(map(hash, values), np.int64, len(values)).tobytes())
 
     def take(self) -> np.ndarray:
-        """All of them; this object forgets them."""
+        """Return all hashes, and forget them."""
         found, self._all = self._all, array("q")
         return np.frombuffer(found, np.int64)
 

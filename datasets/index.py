@@ -74,12 +74,12 @@ class Texts(Sequence):
         return self.blob[start:stop].tobytes()
 
     def chunk(self, start: int, stop: int) -> list[bytes]:
-        """Those of the range, much faster than one by one."""
+        """The strings of a range, much faster than one by one."""
         starts = self.starts[start : stop + 1]
         return self._cut(starts[:-1], starts[1:])
 
     def select(self, rows: np.ndarray) -> list[bytes]:
-        """Those of some rows, which best lie together."""
+        """The strings of some rows, which best lie together."""
         return self._cut(self.starts[rows], self.starts[rows.astype(np.int64) + 1])
 
     def _cut(self, starts: np.ndarray, ends: np.ndarray) -> list[bytes]:
@@ -91,7 +91,7 @@ class Texts(Sequence):
         return [bytes(content[start:stop]) for start, stop in places]
 
     def chunks(self, size: int = CHUNK) -> Iterator[list[bytes]]:
-        """All of them, `size` at a time."""
+        """The strings, `size` at a time."""
         return (self.chunk(start, min(start + size, len(self))) for start in range(0, len(self), size))
 
 
@@ -261,7 +261,7 @@ def open_index(path: Path) -> Index | None:
 
 
 def _description(kinds: dict[str, str], sizes: dict[str, int], facts: dict) -> bytes:
-    """What the file opens with, filled up with spaces so that the columns are aligned."""
+    """The description that the file opens with, filled up with spaces so that the columns are aligned."""
     columns = {part: [kinds[part], sizes[part]] for part in kinds}
     content = json.dumps({"id": secrets.token_hex(8), "columns": columns, "facts": facts}).encode()
     content += b" " * (-(len(MAGIC) + 2 * NUMBER + len(content)) % ALIGNMENT)
@@ -284,7 +284,7 @@ def caches_folder(config: Config) -> Path:
 
 
 def index_paths(config: Config, beside: Path) -> list[Path]:
-    """Where an index may lie: `beside` the data, or where that is read-only in the folder of caches.
+    """The places where an index may lie: `beside` the data, or where that is read-only in the folder of caches.
 
     A small one is written nowhere, and no folder is made for it.
     """

@@ -124,7 +124,7 @@ def several_labels(config: Config, lists: list[Labels], columns: Sequence[str]) 
 
 
 def describe_labels(config: Config, train: ImageSet) -> str:
-    """How many labels the images have, with a warning where DATA.LABEL_SEPARATOR seems to be another."""
+    """A line on the number of labels that images have, with a warning where DATA.LABEL_SEPARATOR seems to be another."""
     sizes = np.diff(train.label_sets.starts)[train.targets]
     empty = train.count_classes() == 0
     lines = [f"labels of an image: {sizes.mean():.2f} on average, {sizes.min()} to {sizes.max()}"]

@@ -1,4 +1,4 @@
-"""Which images of a set without a validation part are held out, and the record of it that a checkpoint keeps."""
+"""The images of a set without a validation part that are held out, and the record of it that a checkpoint keeps."""
 
 import csv
 import functools
@@ -22,7 +22,7 @@ from utils.text import counted, first_of
 SEED = 0  # that decides which images are held out; runs of earlier versions could have another
 DRAWN = ("hash", "position")  # rules of a split that is drawn here; "folders" and "none" are the data's own
 HASH_BYTES = 8
-PARTS, COLUMNS = ("train", "val"), {"row": "<u4", "target": "<i4"}  # of the index in which a split is kept
+PARTS, COLUMNS = ("train", "val"), {"row": "<u4", "target": "<i4"}  # of the index in which a split is stored
 
 
 def hold_out(
@@ -103,27 +103,27 @@ def _by_fold(image_set: ImageSet, rule: str, seed: int, fold: Fold) -> tuple[np.
     return held_out, notes
 
 
-def split(config: Config, image_set: ImageSet, kept: SavedData | None) -> tuple[ImageSet | None, ImageSet]:
+def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple[ImageSet | None, ImageSet]:
     """Training and validation images of a set without a validation part; in evaluation all its images.
 
-    `kept`: what the checkpoint that is continued or evaluated says. Before its version kept a record, images were
+    `saved`: what the checkpoint that is continued or evaluated says. Before its version had a record, images were
     drawn by position. Evaluation of a run on the data that it was trained on scores what that run held out.
     """
-    data, record = config.DATA, kept.split if kept else {}
+    data, record = config.DATA, saved.split if saved else {}
     title, drawn = image_set.split["training"], (data.VAL_FRACTION, SEED, data.fold)
     if config.START.EVAL:
-        if record.get("rule") in DRAWN and (parts := _held_out_then(config, image_set, kept)):
+        if record.get("rule") in DRAWN and (parts := _held_out_then(config, image_set, saved)):
             return parts
         image_set.split = {"rule": "none", "validation": title}
         if record:
             image_set.notes += ("accuracy on images that the run was trained on says nothing: leave those out",)
-        elif kept:
+        elif saved:
             image_set.notes += (
                 f"warning: the checkpoint is of a version that did not record its split; if it was trained on {title}, "
                 "most of these images are training images",
             )
         return None, image_set
-    rule = "hash" if kept is None else record.get("rule", "position")
+    rule = "hash" if saved is None else record.get("rule", "position")
     return _draw(config, image_set, "position" if rule == "position" else "hash", *drawn)
 
 
@@ -136,13 +136,13 @@ def _draw(
     return train, val
 
 
-def _held_out_then(config: Config, image_set: ImageSet, kept: SavedData) -> tuple[ImageSet, ImageSet] | None:
-    """What the run held out of the data that it was trained on, also where that is a copy; None of other data."""
-    record, title = kept.split, image_set.split["training"]
+def _held_out_then(config: Config, image_set: ImageSet, saved: SavedData) -> tuple[ImageSet, ImageSet] | None:
+    """Both parts as the run divided the data that it was trained on, also where that is a copy; None for other data."""
+    record, title = saved.split, image_set.split["training"]
     fold = Fold(record["fold"], record["folds"]) if "folds" in record else None
     parts = _draw(config, image_set, record["rule"], record["fraction"], record["seed"], fold)
     if os.path.realpath(record["training"]) != os.path.realpath(title):
-        return parts if identity(parts[1]) == kept.validation else None
+        return parts if identity(parts[1]) == saved.validation else None
     if record.get("group_by") != config.DATA.GROUP_BY:
         raise ConfigError(
             f"DATA.GROUP_BY is {config.DATA.GROUP_BY}, but the images of {title} were held out with "
@@ -152,7 +152,7 @@ def _held_out_then(config: Config, image_set: ImageSet, kept: SavedData) -> tupl
 
 
 def identity(image_set: ImageSet) -> dict[str, int | str]:
-    """What tells one validation set from another: its images' number, file names and classes, wherever they lie."""
+    """The facts that tell one validation set from another: its images' number, file names and classes, wherever they lie."""
     meanings = image_set.target_names()
     classes = [meanings[target] for target in image_set.targets.tolist()]
     names = [f"{os.path.basename(image_set.name(index))} {name}" for index, name in enumerate(classes)]
@@ -172,9 +172,9 @@ def holds_out_no_more(here: dict, there: dict) -> bool:
     return same and (here["fraction"] <= there["fraction"] if here["rule"] == "hash" else here == there)
 
 
-def warn_of_other_parts(val: ImageSet, kept: SavedData | None) -> list[str]:
+def warn_of_other_parts(val: ImageSet, saved: SavedData | None) -> list[str]:
     """A warning where a set is scored that is always divided by position, and the run had another part of it."""
-    here, there = val.split, kept.split if kept else {}
+    here, there = val.split, saved.split if saved else {}
     keys = ("fraction", "seed", "folds", "fold")
     if here["rule"] != "position" or not there or all(here.get(key) == there.get(key) for key in keys):
         return []

@@ -130,7 +130,7 @@ class ImageSet:
         raise NotImplementedError
 
     def kinds(self, index: int) -> Sequence[str]:
-        """What is unusual about the image's file, in the words of -check."""
+        """The unusual properties of the image's file, in the words of -check."""
         return ()
 
     def file(self, index: int) -> tuple[str, bytes]:
@@ -178,7 +178,7 @@ class ImageSet:
             yield [self.key(index).encode(errors="surrogateescape") for index in numbers]
 
     def split_keys(self) -> Iterable[list[bytes]]:
-        """What is hashed to decide whether each image is held out: its key."""
+        """The bytes whose hash decides whether each image is held out: its key."""
         return self.all_keys()
 
     def take(self, indices: np.ndarray) -> "ImageSet":
@@ -199,7 +199,7 @@ class ImageSet:
         return self.label_sets.with_any(classes)[self.targets] if self.label_sets else np.isin(self.targets, classes)
 
     def target_names(self) -> list[str]:
-        """What each of `targets` means: the name of its class, or those of all its classes."""
+        """The meaning of each of `targets`: the name of its class, or those of all its classes."""
         if self.label_sets is None:
             return self.classes
         return ["|".join(sorted(self.classes[number] for number in each)) for each in self.label_sets]
@@ -219,7 +219,7 @@ def count_classes(targets: np.ndarray, at_least: int = 0) -> np.ndarray:
 
 
 class SavedData(NamedTuple):
-    """What a checkpoint that is continued or evaluated says about its data."""
+    """The record of its data in a checkpoint that is continued or evaluated."""
 
     classes: list[str]  # in the order of their numbers
     split: dict  # ImageSet.split; empty in checkpoints of versions that kept none

@@ -120,7 +120,7 @@ def precision_of(config: Config, state: dict, wanted: str | None) -> tuple[Confi
 def next_batch(config: Config, state: dict) -> Batches:
     """The next batch of the run, which is a function of seed and step."""
     kept = SavedData(state["class_names"], state.get("split", {}))
-    image_sets = load_image_sets(config, kept=kept)
+    image_sets = load_image_sets(config, saved=kept)
     train_set, _ = cache_image_sets(config, image_sets, CacheProgress(print, print, may_build=False))
     per_process = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
     world_size = max(state["config"].get("GLOBAL_BATCH", per_process) // per_process, 1)

@@ -365,7 +365,7 @@ class GroupCache:
         self._groups: OrderedDict[Hashable, Future] = OrderedDict()
 
     def get(self, key: Hashable, limit: int, read: Callable[[], Any]) -> Any:
-        """What `read` returns for this key. The oldest are dropped to keep no more than `limit`."""
+        """Return what `read` returns for this key. The oldest are dropped to keep no more than `limit`."""
         if self._process != os.getpid():
             self.__init__()  # after a fork: a thread that is not here may hold the lock, and read for ever
         with self._lock:
@@ -452,7 +452,7 @@ class ParquetImages(EncodedImages):
         return self._order(self.reach, seed, epoch)
 
     def order_to_write(self, seed: int) -> GroupedShuffle:
-        """As that of an epoch, but mixed more widely, since only one process has to keep row groups."""
+        """The order of an epoch, but mixed more widely, since only one process has to keep row groups."""
         self.limit = max(self.limit, WRITING_BYTES)
         return self._order(self._within(self.limit), seed, 0)
 

@@ -21,7 +21,7 @@ class Parts(NamedTuple):
     unread: list[str]
 
     def notes(self, config: Config, root: Path | str, ending: str = "") -> tuple[str, ...]:
-        """What is not read, and a warning when the only images to validate on are the test images."""
+        """Lines for the log: what is not read, and a warning when the only images to validate on are the test images."""
         notes = []
         if self.unread:
             notes.append(f"not read: {first_of([f'{root}/{name}{ending}' for name in self.unread])}")

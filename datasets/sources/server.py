@@ -103,7 +103,7 @@ class Trouble(NamedTuple):
 
 
 def judge(error: BaseException, scheme: str) -> Trouble:
-    """What a library's error means."""
+    """Tell what a library's error means."""
     if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__  # fsspec calls each failure to get the size of a file this
     names, status = {each.__name__ for each in type(error).__mro__}, _status_of(error)

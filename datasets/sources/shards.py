@@ -118,7 +118,7 @@ class ShardFolder:
         return [ShardTable(index) for path in paths if (index := open_index(path)) and _is_of_shards(index)]
 
     def will_read(self, images: ImageSet, seed: int, epoch: int, position: int) -> None:
-        """As ImageSet.will_read."""
+        """Hears what is read next; see ImageSet.will_read."""
 
 
 def _find_tars(root: Path) -> dict[str, list[Path]]:

@@ -37,7 +37,7 @@ def test_a_file_of_classes_numbers_them_also_those_without_images(tmp_path, data
     assert by_number.targets.tolist() == [number % 3 for number in range(30)] and by_number.classes[2] == "bee"
     config = settings("shards", tmp_path / "data", CLASSES=str(tmp_path / "names.txt"))
     kept = SavedData(["bee", "cat", "dog", "ant"], {})
-    assert names_of(load_image_sets(config, kept=kept)[0]) == names_of(by_number)
+    assert names_of(load_image_sets(config, saved=kept)[0]) == names_of(by_number)
 
 
 def test_what_is_wrong_with_a_file_of_classes_is_named(tmp_path):
@@ -58,7 +58,7 @@ def test_folders_with_numbers_are_in_the_order_of_their_values_and_in_a_resumed_
     make_folders(tmp_path, {name: 10 for name in ("1", "2", "10")})
     train, val = load("imagefolder", tmp_path)
     assert train.classes == val.classes == ["1", "2", "10"]
-    by_letters = load_image_sets(settings("imagefolder", tmp_path), kept=SavedData(["1", "10", "2"], val.split))[0]
+    by_letters = load_image_sets(settings("imagefolder", tmp_path), saved=SavedData(["1", "10", "2"], val.split))[0]
     assert by_letters.classes == ["1", "10", "2"] and names_of(by_letters) == names_of(train)
 
 
@@ -76,10 +76,10 @@ def test_a_group_that_is_not_named_again_or_is_no_column_or_lies_in_both_parts_i
     _, val = load("csv", file, GROUP_BY="person", VAL_FRACTION=0.4)
     kept = SavedData(val.classes, val.split)
     assert_names(
-        load_image_sets(settings("csv", file, evaluate=True, GROUP_BY="person"), kept=kept)[1].notes[0], "person"
+        load_image_sets(settings("csv", file, evaluate=True, GROUP_BY="person"), saved=kept)[1].notes[0], "person"
     )
     with refused(ConfigError, "DATA.GROUP_BY", "person"):
-        load_image_sets(settings("csv", file, evaluate=True), kept=kept)
+        load_image_sets(settings("csv", file, evaluate=True), saved=kept)
     assert_names(error_of("csv", file, GROUP_BY="family"), "all.csv, line 1", "family")
     for part in ("train", "val"):
         header, *rows = make_csv(tmp_path / part, classes, "image_path,target,person").read_text().splitlines()
@@ -93,7 +93,7 @@ def test_one_class_is_refused_in_training_and_without_a_checkpoint_that_knows_ot
     for evaluate in (False, True):
         assert_names(error_of("imagefolder", tmp_path, evaluate), "DATA.DATA_PATH", "ant")
     config = settings("imagefolder", tmp_path, evaluate=True)
-    assert np.all(load_image_sets(config, kept=SavedData(["bee", "ant"], {}))[1].targets == 1)
+    assert np.all(load_image_sets(config, saved=SavedData(["bee", "ant"], {}))[1].targets == 1)
 
 
 def test_classes_whose_names_differ_only_in_how_they_are_written_are_warned_of(tmp_path):

@@ -107,5 +107,5 @@ def test_evaluation_of_another_part_of_a_set_that_is_always_divided_is_warned_of
     _, val = load("digits", FOLD="3/5")
     kept = SavedData(val.classes, val.split, identity(val))
     for fold, is_warned in ((3, False), (0, True)):
-        _, scored = load_image_sets(settings("digits", evaluate=True, FOLD=f"{fold}/5"), kept=kept)
+        _, scored = load_image_sets(settings("digits", evaluate=True, FOLD=f"{fold}/5"), saved=kept)
         assert any("trained on" in note for note in scored.notes) is is_warned

@@ -84,7 +84,7 @@ def test_the_classes_of_a_checkpoint_and_of_a_file_number_the_labels(tmp_path):
     (tmp_path / "classes.txt").write_text("dog\ncat\nbird\n")
     for given in ({"kept": SavedData(["dog", "cat", "bird"], {})}, {"CLASSES": str(tmp_path / "classes.txt")}):
         kept = given.pop("kept", None)
-        train, val = load_image_sets(settings("csv", tmp_path, **SEPARATED, **given), kept=kept)
+        train, val = load_image_sets(settings("csv", tmp_path, **SEPARATED, **given), saved=kept)
         assert train.classes == val.classes == ["dog", "cat", "bird"] and labels_of(train) == labels_of(val) == MEANT
 
 

@@ -80,13 +80,13 @@ def test_few_images_are_still_split_and_what_the_hash_could_not_do_is_said(tmp_p
 def test_a_run_of_a_version_without_a_record_keeps_its_split_by_position(tmp_path):
     make_folders(tmp_path, {"ant": 20, "bee": 20})
     kept = SavedData(["ant", "bee"], {})
-    train, val = load_image_sets(settings("imagefolder", tmp_path), kept=kept)
+    train, val = load_image_sets(settings("imagefolder", tmp_path), saved=kept)
     assert val.split["rule"] == "position" and shades(val) == [3, 11, 27, 30]
-    again = load_image_sets(settings("imagefolder", tmp_path), kept=SavedData(["ant", "bee"], val.split))[1]
+    again = load_image_sets(settings("imagefolder", tmp_path), saved=SavedData(["ant", "bee"], val.split))[1]
     assert shades(again) == shades(val)
     _, by_hash = load("imagefolder", tmp_path)
     assert by_hash.split["rule"] == "hash"
-    assert shades(load_image_sets(settings("imagefolder", tmp_path), kept=SavedData([], by_hash.split))[1]) == shades(
+    assert shades(load_image_sets(settings("imagefolder", tmp_path), saved=SavedData([], by_hash.split))[1]) == shades(
         by_hash
     )
 
@@ -102,10 +102,10 @@ def test_evaluation_scores_all_images_of_a_folder_without_parts(tmp_path, datase
     path = tmp_path / "train.csv" if dataset == "csv" else tmp_path
     train, val = load(dataset, path, evaluate=True)
     assert train is None and len(val) == 20 and not any("warning" in note for note in val.notes)
-    _, of_an_old_run = load_image_sets(settings(dataset, path, evaluate=True), kept=SavedData(["0", "1"], {}))
+    _, of_an_old_run = load_image_sets(settings(dataset, path, evaluate=True), saved=SavedData(["0", "1"], {}))
     assert len(of_an_old_run) == 20 and any("warning" in note for note in of_an_old_run.notes)
     another = SavedData(["0", "1"], {"rule": "hash", "training": "elsewhere", "fraction": 0.1, "seed": 0})
-    assert len(load_image_sets(settings(dataset, path, evaluate=True), kept=another)[1]) == 20
+    assert len(load_image_sets(settings(dataset, path, evaluate=True), saved=another)[1]) == 20
 
 
 @pytest.mark.parametrize("given", [{"VAL_FRACTION": 0.3}, {"FOLD": "2/4"}, {"GROUP_BY": "day", "VAL_FRACTION": 0.4}])
@@ -118,11 +118,11 @@ def test_evaluation_scores_what_the_run_held_out_also_of_a_copy_and_names_the_ri
     kept = SavedData(val.classes, val.split, identity(val))
     shutil.copytree(tmp_path / "here", tmp_path / "copy")
     for place in ("here", "copy"):  # with VAL_FRACTION and FOLD as at first
-        train, scored = load_image_sets(settings(dataset, tmp_path / place / file, evaluate=True, **group), kept=kept)
+        train, scored = load_image_sets(settings(dataset, tmp_path / place / file, evaluate=True, **group), saved=kept)
         assert train is None and shades(scored) == shades(val) and scored.split["rule"] == "hash"
     for number in range(20):  # some of them would be held out
         draw(tmp_path / "copy" / "ant" / f"new-{number}.png")
-    _, scored = load_image_sets(settings("imagefolder", tmp_path / "copy", evaluate=True), kept=kept)
+    _, scored = load_image_sets(settings("imagefolder", tmp_path / "copy", evaluate=True), saved=kept)
     assert len(scored) == 60 and any("trained on" in note for note in scored.notes)
     assert not any("trained on" in note for note in load("imagefolder", tmp_path / "copy", evaluate=True)[1].notes)
 
@@ -130,7 +130,7 @@ def test_evaluation_scores_what_the_run_held_out_also_of_a_copy_and_names_the_ri
 def test_both_sets_get_the_classes_of_the_checkpoint_in_its_order(tmp_path):
     make_folders(tmp_path, {"ant": 20, "bee": 20, "cat": 20})
     kept = SavedData(["cat", "ant", "bee"], {"rule": "hash"})
-    plain, mapped = load("imagefolder", tmp_path), load_image_sets(settings("imagefolder", tmp_path), kept=kept)
+    plain, mapped = load("imagefolder", tmp_path), load_image_sets(settings("imagefolder", tmp_path), saved=kept)
     for before, after in zip(plain, mapped, strict=True):
         assert after.classes == kept.classes
         assert [after.classes[n] for n in after.targets] == [before.classes[n] for n in before.targets]
@@ -140,27 +140,27 @@ def test_both_sets_get_the_classes_of_the_checkpoint_in_its_order(tmp_path):
 def test_in_evaluation_classes_may_be_missing_but_none_may_be_new(tmp_path):
     make_folders(tmp_path, {"ant": 2, "cat": 2})
     config = settings("imagefolder", tmp_path, evaluate=True)
-    _, val = load_image_sets(config, kept=SavedData(["ant", "bee", "cat"], {}))
+    _, val = load_image_sets(config, saved=SavedData(["ant", "bee", "cat"], {}))
     assert val.targets.tolist() == [0, 0, 2, 2] and val.classes == ["ant", "bee", "cat"]
     with refused(DataError, "DATA.DATA_PATH", "cat", tmp_path / "cat" / "00.JPEG"):
-        load_image_sets(config, kept=SavedData(["ant", "bee"], {}))
+        load_image_sets(config, saved=SavedData(["ant", "bee"], {}))
     with refused(DataError, "DATA.DATA_PATH", "bee", "-pretrained"):
-        load_image_sets(settings("imagefolder", tmp_path), kept=SavedData(["ant", "bee", "cat"], {}))
+        load_image_sets(settings("imagefolder", tmp_path), saved=SavedData(["ant", "bee", "cat"], {}))
 
 
 def test_labels_that_are_numbers_keep_them_under_the_names_of_the_checkpoint(tmp_path):
     make_set(tmp_path)
-    train, val = load_image_sets(settings("shards", tmp_path), kept=SavedData(["c", "b", "a", "d"], {}))
+    train, val = load_image_sets(settings("shards", tmp_path), saved=SavedData(["c", "b", "a", "d"], {}))
     assert train.targets.tolist() == [number % 3 for number in range(30)] and val.classes == ["c", "b", "a", "d"]
     assert [note for note in val.notes if "0 is c" in note and "2 is a" in note]
     renamed = load_image_sets(
-        settings("shards", tmp_path), kept=SavedData(["1", "2", "0"], {})
+        settings("shards", tmp_path), saved=SavedData(["1", "2", "0"], {})
     )  # names that are numbers
     assert not [note for note in renamed[1].notes if " is " in note]
     renamed = renamed[0]
     assert [renamed.classes[n] for n in renamed.targets] == [str(number % 3) for number in range(30)]
     with refused(DataError, "DATA.DATA_PATH", "2"):
-        load_image_sets(settings("shards", tmp_path), kept=SavedData(["c", "b"], {}))
+        load_image_sets(settings("shards", tmp_path), saved=SavedData(["c", "b"], {}))
 
 
 def test_a_run_says_where_its_images_come_from_and_writes_the_part_of_each(tmp_path):

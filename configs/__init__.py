@@ -1,1 +1,1 @@
-"""What can be set, where a setting comes from, and how one YAML file and the flags become a frozen Config."""
+"""The settings: what can be set, where a value comes from, and how one YAML file and the flags become a frozen Config."""

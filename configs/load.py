@@ -1,4 +1,4 @@
-"""From the command line to a frozen Config: defaults < BASE files < the -cfg file < flags < -opts KEY=VALUE."""
+"""Loads a frozen Config for a command line: defaults < BASE files < the -cfg file < flags < -opts KEY=VALUE."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What people type for a setting that has another name here: names of other trainers, short ones, misspelt ones."""
+"""Suggests the setting that people mean who type another name: names of other trainers, short ones, misspelt ones."""
 
 import difflib
 import re

@@ -286,7 +286,7 @@ def quote(text: str) -> str:
 
 
 def describe_allowed(setting: Setting) -> str:
-    """What a setting may be: the end of a sentence that starts with `it must be`."""
+    """Describe what a setting may be: the end of a sentence that starts with `it must be`."""
     if setting.form:
         return setting.form.words + (f", each{describe_bounds(setting)}" if setting.bounds else "")
     if setting.choices:

@@ -37,7 +37,7 @@ def class_weights(config: Config, image_set: ImageSet) -> list[float] | None:
 
 
 def describe_balance(config: Config, image_set: ImageSet, weights: list[float] | None) -> list[str]:
-    """What a run does about classes of unequal size: weights, and how often an epoch has each image."""
+    """Describe what a run does about classes of unequal size: weights, and how often an epoch has each image."""
     lines, classes = [], image_set.classes
     if weights:
         lines.append(f"class weights ({config.TRAIN.CLASS_WEIGHTS}): {_range(classes, weights[: len(classes)])}")

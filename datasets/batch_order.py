@@ -86,14 +86,14 @@ class Order:
         return math.ceil(self.window_size(step) / (self.batch_size * self.world_size))
 
     def describe_split(self) -> str:
-        """How a full update is split over processes and micro-batches."""
+        """Describe how a full update is split over processes and micro-batches."""
         num_micro_batches = math.ceil(self.global_batch / (self.batch_size * self.world_size))
         each, rest = divmod(self.global_batch, self.world_size * num_micro_batches)
         size = f"{each} or {each + 1}" if rest else f"{each}"
         return f"{size} x {counted(self.world_size, 'process')} x {counted(num_micro_batches, 'micro-batch')}"
 
     def describe_epoch(self) -> str:
-        """How many updates of how many images an epoch is, and what is left of its images."""
+        """Describe how many updates of how many images an epoch is, and what is left of its images."""
         num_full, rest = divmod(self.num_images, self.global_batch)
         if not num_full:
             return f"1 update of {counted(rest, 'image')}"

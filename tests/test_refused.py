@@ -1,4 +1,4 @@
-"""What a newcomer mistypes and an attacker sends is refused at once, in one message with name, value and remedy."""
+"""Input that a newcomer mistypes or an attacker sends is refused at once, in one message with name, value and remedy."""
 
 import csv
 import os

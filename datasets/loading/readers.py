@@ -1,4 +1,4 @@
-"""From the order of an epoch to batches of images: the pieces of a process, each filled image by image."""
+"""Makes batches of images from the order of an epoch: the pieces of a process, each filled image by image."""
 
 import contextlib
 import functools
@@ -25,7 +25,7 @@ NUM_REPLACEMENTS = 8  # images tried in place of an unreadable one: first of its
 
 
 class Buffers(NamedTuple):
-    """What the images of a batch are read into."""
+    """The memory that the images of a batch are read into."""
 
     images: Tensor  # as in Batch
     targets: Tensor

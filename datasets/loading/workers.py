@@ -64,7 +64,7 @@ def choose_workers(config: Config, image_set: ImageSet, process: Process) -> Wor
 
 
 def cores_to_read(process: Process) -> int:
-    """How many cores can be used for reading: on a CPU all, since it reads and computes in turn."""
+    """The number of cores that can be used for reading: on a CPU all, since it reads and computes in turn."""
     leaves_one = process.device.type != "cpu" and process.num_cores >= ENOUGH_CORES
     return process.num_cores - leaves_one
 
@@ -105,7 +105,7 @@ def _kind_on_gpu(config: Config, image_set: ImageSet, process: Process, count: i
 
 
 def _ahead_of_threads(data: Data, process: Process) -> int:
-    """So many batches as memory allows: 16 batches of 256 bridge a file system that stands still for 0.8 s, at 5,000 images/s."""
+    """The number of batches that memory allows: 16 batches of 256 bridge a file system that stands still for 0.8 s, at 5,000 images/s."""
     room = min(BYTES_AHEAD, MAX_FRACTION_AHEAD * free_host_memory() / process.local_size)
     pinned = 1 << (data.BATCH_SIZE * _image_bytes(data) - 1).bit_length()  # torch rounds up to a power of two
     return min(max(int(room / pinned), MIN_AHEAD), MAX_AHEAD)

@@ -1,4 +1,4 @@
-"""What an augmentation policy draws for an image: a plan, from the same laws as timm's policies.
+"""Draws what an augmentation policy does to an image: a plan, from the same laws as timm's policies.
 
 All random numbers come from the generator of the call, by methods that give the same in every version of Python.
 """
@@ -107,7 +107,7 @@ class SubPolicies(NamedTuple):
 
 
 class RandAugment(NamedTuple):
-    """So many random operations; with weights, none of them twice."""
+    """A number of random operations; with weights, none of them twice."""
 
     operations: list
     weights: list[float] | None
@@ -217,7 +217,7 @@ class Augmentation:
         self.fill = colour if len(colour) > 1 else colour[0]  # of what a rotation or shift uncovers, as in timm
 
     def draw(self, rng: Random) -> Plan:
-        """What is done to one image. All random numbers come from `rng`."""
+        """Draw what is done to one image. All random numbers come from `rng`."""
         plan = self.policy.draw(rng) if self.policy else Plan()
         return plan._replace(operations=(*plan.operations, *self._draw_jitter(rng)))
 

@@ -1,4 +1,4 @@
-"""From an image of any size to the square that the model takes: uint8 on the CPU, normalized on the device."""
+"""Makes the square that the model takes of an image of any size: uint8 on the CPU, normalized on the device."""
 
 import math
 import random
@@ -48,7 +48,7 @@ class TrainTransform:
         self.cut = self._resized_crop if data.TRAIN_CROP == "rrc" else self._crop_of_resized
 
     def __call__(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
-        """From uint8 [H, W, C] to uint8 [C, side, side]."""
+        """Write uint8 [C, side, side] of uint8 [H, W, C]."""
         self.cut(image, rng, out)
         if rng.random() < self.data.HFLIP:
             out.copy_(out.flip(2))
@@ -99,7 +99,7 @@ class EvalTransform:
         self.padding = torch.tensor([min(max(round(255 * each), 0), 255) for each in mean], dtype=torch.uint8)
 
     def __call__(self, image: np.ndarray, out: Tensor) -> None:
-        """From uint8 [H, W, C] to uint8 [C, side, side]."""
+        """Write uint8 [C, side, side] of uint8 [H, W, C]."""
         height, width = self._size(*image.shape[:2])
         if (height, width) == (self.side, self.side):
             resize(image, self.interpolation, out)
@@ -126,7 +126,7 @@ class EvalTransform:
         return self.resized_side * height // short, self.resized_side * width // short
 
     def _start(self, length: int) -> int:
-        """Where the square begins along a side of this length; negative: before the image."""
+        """The place where the square begins along a side of this length; negative: before the image."""
         spare = length - self.side
         return round(spare / 2) if spare > 0 else -(-spare // 2)
 
@@ -168,7 +168,7 @@ def crop_box(
 
 
 def inside_box(left: Tensor, top: Tensor, width: Tensor, height: Tensor, side: int) -> Tensor:
-    """Where the pixels of a box are in each image, from four tensors [B]: bool [B, 1, side, side]."""
+    """A mask of the pixels of a box in each image, from four tensors [B]: bool [B, 1, side, side]."""
     pixels = torch.arange(side, device=left.device)
     across = (pixels >= left[:, None]) & (pixels < (left + width)[:, None])  # [B, W]
     down = (pixels >= top[:, None]) & (pixels < (top + height)[:, None])  # [B, H]

@@ -1,4 +1,4 @@
-"""From the bytes of an image file to pixels: by libjpeg where that is faster and gives the pixels that Pillow gives."""
+"""Decodes the bytes of an image file to pixels: by libjpeg where that is faster and gives the pixels that Pillow gives."""
 
 import contextlib
 import io
@@ -21,7 +21,7 @@ TIFF_BITS = 258  # the tag of the bits per channel
 
 @dataclass(frozen=True)
 class PixelRules:
-    """How image files of one data set become pixels. A cache of pixels is valid for the same rules only."""
+    """The rules by which image files of one data set become pixels. A cache of pixels is valid for the same rules only."""
 
     num_channels: int
     applies_exif: bool = False
@@ -53,7 +53,7 @@ def to_array(image: Image.Image, rules: PixelRules) -> np.ndarray:
 
 
 def describe_kinds(image: Image.Image) -> list[str]:
-    """What is unusual about an opened image, in the words of -check."""
+    """List what is unusual about an opened image, in the words of -check."""
     kinds = {
         "16-bit": any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())) and not _has_32_bits(image),
         "32-bit (refused)": _has_32_bits(image),
@@ -71,7 +71,7 @@ def _has_32_bits(image: Image.Image) -> bool:
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
-    """From grey of 16 bits, or of a TIFF's 12."""
+    """Scale down grey of 16 bits, or of a TIFF's 12."""
     highest = 2 ** getattr(image, "tag_v2", {}).get(TIFF_BITS, (16,))[0] - 1
     pixels = np.asarray(image).astype(np.uint32)
     grey = Image.fromarray(((pixels * 255 + highest // 2) // highest).astype(np.uint8))
@@ -123,7 +123,7 @@ def decode(data: bytes, rules: PixelRules) -> np.ndarray:
 
 
 def kinds_of(data: bytes, rules: PixelRules) -> list[str]:
-    """What is unusual about an image file, in the words of -check; nothing of a file that is no image."""
+    """List what is unusual about an image file, in the words of -check; nothing of a file that is no image."""
     try:
         with _open(data, rules) as image:
             kinds = describe_kinds(image)
@@ -192,7 +192,7 @@ def _orientation(data: bytes, image: Image.Image | None = None) -> int:
 
 
 def _jpeg_exif(data: bytes) -> Image.Exif:
-    """From the segments before the image. Pillow would read the whole header again, where this costs 2 us."""
+    """Read the EXIF data from the segments before the image. Pillow would read the whole header again, where this costs 2 us."""
     exif, start = Image.Exif(), 2
     while data[start] == 0xFF and data[start + 1] != START_OF_SCAN:
         end = start + 2 + int.from_bytes(data[start + 2 : start + 4], "big")

@@ -47,7 +47,7 @@ class Boxes:
 
 
 class Erasing(Boxes):
-    """Box by box and in place, which on a CPU takes little time: the boxes are small."""
+    """Random erasing box by box and in place, which on a CPU takes little time: the boxes are small."""
 
     def __init__(self, config: Config, device: torch.device):
         super().__init__(config)

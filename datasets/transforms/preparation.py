@@ -19,7 +19,7 @@ from utils.host import has_streams
 
 
 class Preparation:
-    """From a batch of the loader to the inputs of model and loss, on the device of `normalize`."""
+    """Turns a batch of the loader into the inputs of model and loss, on the device of `normalize`."""
 
     def __init__(self, config: Config, normalize: Normalize, is_compiled: bool = False):
         """`is_compiled`: one kernel does what several would, with a graph for each batch size."""

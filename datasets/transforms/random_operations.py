@@ -12,7 +12,7 @@ GEOMETRIC = frozenset("rotate shear_x shear_y translate_x translate_y".split())
 
 
 class Options(NamedTuple):
-    """What all operations of a policy share."""
+    """The options that all operations of a policy share."""
 
     resamples: tuple[int, ...]  # Pillow's numbers of interpolations, one of which is drawn for each rotation or shift
     shift: float  # pixels of a translation with magnitude 10

@@ -1,4 +1,4 @@
-"""From the bytes of an image file to pixels."""
+"""Decoding of image files, compared with Pillow's."""
 
 import io
 from pathlib import Path

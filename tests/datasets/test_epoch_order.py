@@ -27,7 +27,7 @@ def big_set(num_shards: int = 20, per_shard: int = 50, buffer: int = 100):
 
 @pytest.mark.parametrize("images", [big_set(), big_set(buffer=1), ImageSet(np.zeros(1000), ["one"])], ids=str)
 def test_each_epoch_and_each_seed_has_every_sample_once_in_an_order_of_its_own(images):
-    """With a buffer of 1 all that moves is the tars."""
+    """A buffer of 1 moves nothing but the tars."""
     orders = [images.epoch_order(seed, epoch)[:].tolist() for seed in (0, 1) for epoch in range(3)]
     assert all(sorted(order) == list(range(1000)) for order in orders)
     assert len({tuple(order) for order in [*orders, range(1000)]}) == 7
@@ -69,7 +69,7 @@ def draws_of(count: int, *seeds: int) -> np.ndarray:
 
 
 def nearby_in_one_array(count: int, reach: int, *seeds: int) -> np.ndarray:
-    """As an array, as the orders of saved runs were computed."""
+    """The order computed as one array, as those of saved runs were."""
     if reach >= count:
         return np.argsort(draws_of(count, *seeds), kind="stable")
     fractions = (draws_of(count, *seeds) >> np.uint64(33)).astype(np.int64)
@@ -129,7 +129,7 @@ def test_windows_of_large_blocks_are_parts_of_the_epochs_whichever_comes_first()
 
 
 def test_an_epoch_begins_without_waiting_for_its_order():
-    """What takes long is done while the epoch before is under way, and not in the thread that trains."""
+    """A block is computed while the epoch before is under way, and not in the thread that trains."""
     computed_in = []
 
     class Slow(FullShuffle):

@@ -143,17 +143,6 @@ def folder(tmp_path) -> Path:
     return make_folder(tmp_path)
 
 
-def test_images_and_replacements_are_the_same_for_any_number_of_workers(folder):
-    many = [(0, "threads"), (2, "threads"), (2, "processes")]
-    none, *others = (
-        taken(train_data(folder_settings(folder, count, WORKERS=kind)).windows(3, 13)) for count, kind in many
-    )
-    assert all(each == none for each in others)  # five steps an epoch: from the middle of one into the next but one
-    # Each epoch meets all five unreadable images.
-    per_epoch = [{index for batch in none if batch[0] // 5 == epoch for index in batch[5]} for epoch in range(3)]
-    assert per_epoch[1] == UNREADABLE
-
-
 def test_an_unreadable_image_is_replaced_by_one_of_its_class_or_where_there_is_none_by_any(folder):
     data = train_data(folder_settings(folder))
     shown = {}

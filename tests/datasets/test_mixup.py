@@ -38,7 +38,7 @@ def timms(**train) -> mixup.Mixup:
 
 
 def our_draws(count: int, **train) -> tuple[np.ndarray, np.ndarray]:
-    """Of so many updates of two images: the own share of the first image, and whether it was cut."""
+    """For each of so many updates of two images, the own share of the first image, and whether it was cut."""
     it = mixing(**train)
     tables = [torch.tensor(it.rows(piece(2, step=step))) for step in range(count)]
     shares = [float(it.targets(torch.arange(2), table).share[0]) for table in tables]

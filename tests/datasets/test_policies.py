@@ -43,7 +43,7 @@ def changed(augment: Augmentation, plan: Plan, image: Image.Image) -> np.ndarray
 
 
 def timms(policy: str, interpolation: str = "bicubic", **options):
-    """What timm's transform does between crop and conversion."""
+    """The part of timm's transform between crop and conversion."""
     options = {"color_jitter": None, "auto_augment": policy, "interpolation": interpolation, "mean": MEAN} | options
     return transforms_imagenet_train(SIDE, separate=True, **options)[1]
 

@@ -1,4 +1,4 @@
-"""What a batch becomes on its device: the same pixels as from a plain loop, in each way of computing them."""
+"""Preparation of a batch on its device: the same pixels as from a plain loop, in each way of computing them."""
 
 import pytest
 import torch

@@ -23,19 +23,10 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path, capsys, script):
         assert "Traceback" not in printed
 
 
-@pytest.mark.parametrize("flag", ["-output", "-o", "-out"])
-def test_the_names_that_the_output_flag_had_are_still_accepted_and_photos_lie_in_folders_of_classes(tmp_path, flag):
-    assert photos.main([*WRITERS[photos], flag, str(tmp_path)]) == 0
+def test_photos_lie_in_folders_of_classes(tmp_path):
+    assert photos.main([*WRITERS[photos], "-output", str(tmp_path)]) == 0
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.jpg"))
     assert files == ["train/class0/00000.jpg", "train/class1/00001.jpg", "val/class0/00000.jpg"]
-
-
-def test_photos_beyond_those_that_are_drawn_are_links_to_one_of_their_class(tmp_path, monkeypatch):
-    monkeypatch.setattr(photos, "encode", lambda image: b"a JPEG")
-    monkeypatch.setattr(photos, "draw", lambda rng, target: None)
-    photos.make_photos(tmp_path, 12, 0, num_drawn=15)
-    first, link = (tmp_path / f"train/class1/{name}.jpg" for name in ("00001", "00011"))
-    assert link.samefile(first) and len({path.stat().st_ino for path in tmp_path.rglob("*.jpg")}) == 10
 
 
 SCRIPTS = [
@@ -62,7 +53,6 @@ def test_shards_that_are_there_already_are_counted(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        ("timm -photos /nowhere", "/nowhere/train 0 64"),
         ("timm -count 0", "-count 0 64"),
         (f"timm -rounds {'9' * 30}", f"-rounds {'9' * 30}"),
     ],

@@ -17,7 +17,7 @@ def settings(channels: int = 3, **train) -> Config:
 
 
 def batch(count: int, channels: int = 3) -> Batch:
-    """Of images that lie in memory as decoded pixels do."""
+    """A batch of images that lie in memory as decoded pixels do."""
     pixels = torch.from_numpy(
         np.random.default_rng(0).integers(256, size=(count, SIDE, SIDE, channels), dtype=np.uint8)
     )

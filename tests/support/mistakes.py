@@ -9,13 +9,10 @@ IN_A_FILE = {
     "lr: 0.1": "lr TRAIN.BASE_LR?",
     "optimizer:\n  lr: 1": "optimizer.lr TRAIN.BASE_LR?",
     "early-stopping:\n  patience: 3": "early-stopping.patience TRAIN.EARLY_STOP?",
-    "LOGGING: {WANDB: true}": "LOGGING.WANDB TRACK=wandb",
-    "TRAIN: {NESTEROV: true}": "TRAIN.NESTEROV docs/settings.md",
     "fp16: true": "fp16 AMP=true PRECISION.DTYPE=float16",
     "TRAIN: 5": "TRAIN '5' TRAIN.NUM_EPOCHS",
     "DATA: {BATCH_SIZE: {TRAIN: 5}}": "DATA.BATCH_SIZE DATA.BATCH_SIZE.TRAIN 1 1,000,000 auto",
     "SEED: 1\nNAME: a\nSEED: 2": "SEED 1 3",
-    "TRAIN:\n  OPTIMIZER:\n    EPS: 1\n    EPS: 1": "TRAIN.OPTIMIZER.EPS 3 4",
     "SEED: 1\nNAME: 'a": "2 YAML",
     "TRAIN:\n\tEND_LR: 1": "2 YAML spaces tabs",
     "SEED: 1\nNAME: \x07": "2 YAML",
@@ -32,12 +29,10 @@ IN_A_FILE = {
     "DATA: {DATASET: shards, DATA_PATH: 'https://me:secret@server/set'}": "DATA.DATA_PATH ~/.netrc",
     "DATA: {DATASET: shards, DATA_PATH: 's3://me:secret@bucket/set'}": "DATA.DATA_PATH AWS_PROFILE",
     "DATA: {DATASET: shards, DATA_PATH: 'https://server/set?X-Amz-Signature=secret'}": "DATA.DATA_PATH ~/.netrc",
-    "DATA: {DATASET: shards, DATA_PATH: 'https:/me:secret@server/set'}": "DATA.DATA_PATH https",
     "DATA: {DATASET: shards, DATA_PATH: 'ftp://server/set'}": "DATA.DATA_PATH https:// s3://",
     "DATA: {DATASET: csv, DATA_PATH: 'https://server/set'}": "DATA.DATA_PATH https://server/set -dataset shards",
     # A list where one value belongs, or lists in a list.
     "DATA: {BATCH_SIZE: [32, 64]}": "DATA.BATCH_SIZE [32, 64] 1 1,000,000 auto",
-    "NAME: [a, b]": "NAME [a, b]",
     "TRAIN: {OPTIMIZER: {BETAS: [[0.9, 0.99]]}}": "TRAIN.OPTIMIZER.BETAS [[0.9, 0.99]] 0 0.999999",
     'SAVE: "a\\0b"': "SAVE",
     "BASE: [[a.yaml]]": "BASE",
@@ -64,7 +59,6 @@ IN_A_FILE = {
     # PaddleViT's older dialects, named as they were written.
     "MODEL: {TRANS: {MLP_DIM: 192}}": "MODEL.TRANS.MLP_DIM MODEL.TRANS.HIDDEN_SIZE MLP_RATIO",
     "MODEL: {TRANS: {MLP_DIM: wide, HIDDEN_SIZE: 64}}": "MODEL.TRANS.MLP_DIM 'wide' 1 100,000",
-    "MODEL: {TRANS: {DEPHT: 5}}": "MODEL.TRANS.DEPHT MODEL.TRANS.DEPTH",
     "MODEL: {DEPTH: 4, TRANS: {NUM_LAYERS: 5}}": "MODEL.DEPTH MODEL.TRANS.NUM_LAYERS",
     "MODEL: {TRANS: {HYBRID: True, PATCH_SIZE: 32}}": "MODEL.TRANS.HYBRID 'True' MODEL.TYPE: timm MODEL.NAME vit_base_r50_s16_224",
     # Other models' keys are not called unknown: their type comes first.
@@ -90,7 +84,6 @@ IN_OPTS = {f"{key}={text}": names for key, names, texts in _WRONG_VALUES for tex
 
 # These words behind -cfg x.yaml -> names.
 ON_THE_COMMAND_LINE = {
-    f"-seed {2**63}": f"-seed SEED '{2**63}' 2**63",
     "-last_epoch -1": "-last_epoch TRAIN.LAST_EPOCH '-1' 0 1,000,000",
     "-amp maybe": "-amp AMP 'maybe' true false",
     "-batch_size": "-batch_size -h",
@@ -103,7 +96,6 @@ ON_THE_COMMAND_LINE = {
     "--fp16": "--fp16 -amp -amp_dtype float16? -h",
     "--no-cuda": "--no-cuda -opts DEVICE=cpu? -h",
     "--patience=3": "--patience -opts TRAIN.EARLY_STOP=... -h",
-    "--bce-loss": "--bce-loss -opts TRAIN.LOSS=bce? -h",
     "--jsd-loss": "--jsd-loss TRAIN.LOSS -h",
     "TRAIN.BASE_LR=1": "'TRAIN.BASE_LR=1' -opts",
     "-opts TRAIN.LAYER_DECAY=1.5": "-opts TRAIN.LAYER_DECAY '1.5' 0.0001 1 None",
@@ -112,7 +104,6 @@ ON_THE_COMMAND_LINE = {
     "-c=x.yaml": "-c -cfg? -h",
     "-seed 1 y.yaml": "'y.yaml' -cfg",
     "-opts SEED 1": "-opts 'SEED' KEY=VALUE TRAIN.BASE_LR=1e-3",
-    "-opts BASE=y.yaml": "-opts BASE -cfg",
     "-opts TRAIN=1": "-opts TRAIN '1'",
     "-opts MODEL.TRANS.DEPTH=0": "-opts MODEL.DEPTH '0' 1 1,000",
     "-opts MODEL.EMBED_DIM=96000 MODEL.DEPTH=1000": "MODEL.EMBED_DIM 96000 MODEL.DEPTH 1000 1e+11",
@@ -120,7 +111,6 @@ ON_THE_COMMAND_LINE = {
     "-tag a": "-tag -name",
     "-name ../x": "NAME ../x -name -output",
     "-name a\x1bb": "NAME -name -output",
-    "-name ..": "NAME .. -name",
     f"-name {'x' * 201}": "NAME 200",
     f"-opts RUN.MAX_TIME={'9' * 400}": "RUN.MAX_TIME 3h30m",
     "-compile reduce-overhead -accum_iter 2": "COMPILE reduce-overhead TRAIN.ACCUM_ITER 2",

@@ -1,4 +1,4 @@
-"""What a test asserts of a mistake's message: the names and values in it."""
+"""Asserts what a mistake's message names: the names and values in it."""
 
 import contextlib
 import re

@@ -1,4 +1,4 @@
-"""What a model sees of a data set, image by image, however the images of an update are split and read."""
+"""Collects what a model sees of a data set, image by image, however the images of an update are split and read."""
 
 import hashlib
 from collections.abc import Callable
@@ -92,7 +92,7 @@ def settings(data: dict, train: dict) -> Config:
 
 
 def seen(config: Config, world_size: int = 1, micro_batches: int = 1, first: int = 0, last: int = 3, **data) -> Seen:
-    """Of these steps by all processes, with so many micro-batches in each update; `data`: other settings of loading."""
+    """Collect the images of these steps by all processes, with so many micro-batches in each update; `data`: other settings of loading."""
     found: Seen = {}
     size = WINDOW // world_size // micro_batches
     config = replaced(config, DATA={**data, "BATCH_SIZE": size}, TRAIN={"ACCUM_ITER": micro_batches})

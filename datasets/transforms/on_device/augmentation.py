@@ -45,7 +45,7 @@ def in_turn(pixels: Tensor, rows: np.ndarray, table: Tensor) -> Tensor:
 
 
 def steps(rows: np.ndarray) -> Iterator[tuple[int, int]]:
-    """From where to where sorted rows have the same layer and kind, in parts of at most LARGEST_STEP."""
+    """Yield from where to where sorted rows have the same layer and kind, in parts of at most LARGEST_STEP."""
     keys = rows[:, (LAYER, KIND)]
     changes = np.flatnonzero((keys[1:] != keys[:-1]).any(1)) + 1
     for start, end in itertools.pairwise([0, *changes.tolist(), len(rows)]):

@@ -19,7 +19,7 @@ def column(parameters: Tensor, number: int = 0, dtype: torch.dtype = torch.float
 
 
 def blend(start: Tensor, end: Tensor, factor: Tensor) -> Tensor:
-    """From start (factor 0) to end (1) and beyond, truncated."""
+    """A blend from start (factor 0) to end (1) and beyond, truncated."""
     start = start.float()
     return (start + factor * (end.float() - start)).clamp_(0, 255).to(torch.uint8)
 

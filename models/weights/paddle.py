@@ -69,9 +69,8 @@ class _Array:
 
 
 def _from_buffer(data, dtype: _Dtype, shape: tuple, order: str) -> _Array:
-    if not isinstance(dtype, _Dtype) or not isinstance(data, (str, bytes, bytearray)):
+    if not isinstance(dtype, _Dtype) or not isinstance(data, (bytes, bytearray)):
         raise Refusal("a numpy array of objects")
-    data = data.encode("latin1") if isinstance(data, str) else data
     result = _Array()
     result.array = np.frombuffer(data, dtype.dtype).reshape(shape, order=order)
     return result

@@ -1,7 +1,6 @@
 """What compilers, kernels and NCCL compute on this GPU is what the plain way computes; updates never wait for the device."""
 
 import dataclasses
-import itertools
 import math
 import random
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from configs.schema import Config, Data, Train
 from datasets import Draws
@@ -52,59 +50,6 @@ def test_compiled_updates_come_to_the_weights_of_eager_ones(device, options):
     other_loss, other_weights = train(small_trainer(device, *BFLOAT16, *options), 5)
     # Adam's first steps are the signs of the gradients: the smallest of them round to either.
     assert abs(other_loss / loss - 1) < 0.01 and relative_error(other_weights, weights) < 0.02
-
-
-BACKENDS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "memory-efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cuDNN": SDPBackend.CUDNN_ATTENTION,
-}
-MAX_ERROR = 0.02  # of a tensor, relative to its norm: bfloat16 alone makes 0.002 to 0.008
-MAX_DROPOUT_ERROR = 0.1  # of a mean over at least 48 queries of 50 keys, whose standard deviation is 0.012
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_fused_attention_is_plain_attention_in_float32(device, backend, dropout):
-    """For 197 queries: a single one never gets to a fused kernel (test_numbers.py)."""
-    keys, shifts = (50, 128, 192, 197, 257, 577) if device == "cuda" else (50,), (0, -128)
-    errors = {}
-    for num_keys, shift in itertools.product(keys, shifts):  # a shift of all logits only changes what lies between
-        q, k, v = attention_inputs(device, 197, num_keys, shift)
-        try:
-            with sdpa_kernel(BACKENDS[backend]):
-                result = out_and_gradients(q, k, v, dropout)
-        except RuntimeError as error:
-            assert any(words in str(error) for words in ("No available kernel", "No viable backend"))
-            continue
-        with sdpa_kernel(SDPBackend.MATH):
-            expected = out_and_gradients(*(each.float() for each in (q, k, v)), 0.0)
-        if dropout:  # the mean of the sums of weights: each kernel draws its own random numbers
-            errors[num_keys, shift] = abs(result[0][..., 0].float().mean().item() - 1)
-        else:  # without the shifted component, which multiplies rounding errors by 32
-            pairs = [(got.float()[..., 1:], want[..., 1:]) for got, want in zip(result, expected, strict=True)]
-            errors[num_keys, shift] = max(((got - want).norm() / want.norm()).item() for got, want in pairs)
-        assert all(each.isfinite().all() for each in result), (num_keys, shift)
-    if not errors:
-        pytest.skip("torch refuses it here")
-    assert max(errors.values()) < (MAX_DROPOUT_ERROR if dropout else MAX_ERROR), errors
-
-
-def attention_inputs(device: str, num_queries: int, num_keys: int, shift: float) -> list[Tensor]:
-    """[8, 6 heads, tokens, 64] in bfloat16. The first component of queries and keys shifts all logits alike; the first
-    one of the values is 1, so that the first one of the output is the sum of the weights that dropout left.
-    """
-    torch.manual_seed(num_keys)
-    q, k, v = (torch.randn(8, 6, tokens, 64, device=device) for tokens in (num_queries, num_keys, num_keys))
-    q[..., 0], k[..., 0], v[..., 0] = 32.0, shift * math.sqrt(64) / 32, 1.0
-    return [each.bfloat16() for each in (q, k, v)]
-
-
-def out_and_gradients(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> list[Tensor]:
-    inputs = [each.detach().requires_grad_() for each in (q, k, v)]
-    out = functional.scaled_dot_product_attention(*inputs, dropout_p=dropout)
-    direction = torch.linspace(-1, 1, out.numel(), device=q.device).view(out.shape).cos().to(out.dtype)
-    return [out.detach(), *torch.autograd.grad(out, inputs, direction)]
 
 
 @pytest.mark.parametrize(("dtype", "largest"), [(torch.float32, 1e-4), (torch.bfloat16, 0.03)])

@@ -120,14 +120,10 @@ def own_forward(module: nn.Module) -> None:
 
 OTHERS = {
     "mean of patches": lambda: make_vit(global_pool="avg"),
-    "pooling by attention": lambda: make_vit(global_pool="map"),
-    "no pooling": lambda: make_vit(global_pool=""),
     "block": lambda: make_vit(block_fn=OtherBlock),
     "MLP": lambda: make_vit(mlp_layer=SwiGLU),
     "attention": lambda: changed("blocks.2.attn", lambda module: setattr(module, "__class__", OtherAttention)),
-    "norm": lambda: make_vit(norm_layer="batchnorm1d"),
     "distilled": lambda: timm.create_model("deit_tiny_distilled_patch16_224", depth=1, embed_dim=12),
-    "no ViT": lambda: timm.create_model("test_byobnet"),
     "hook on the block": lambda: changed("blocks.2", hook),
     "hook on qkv": lambda: changed("blocks.2.attn.qkv", hook),
     "forward of attention": lambda: changed("blocks.2.attn", own_forward),

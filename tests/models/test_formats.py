@@ -123,15 +123,6 @@ def test_pdparams_of_every_year_layout_protocol_and_numpy_are_read(tmp_path, wei
         assert_same(read_state_dict(path), weights)
 
 
-def test_pdparams_written_by_python_2_are_read(tmp_path):
-    """There, the values of an array are a plain string, of which latin1 makes the bytes."""
-    values = np.float32([1.5, -2.0]).tobytes()
-    array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR(K\x01(K\x02tcnumpy\ndtype\n(U\x02f4K\x00K\x01tR"
-    array += b"(K\x03U\x01<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89U\x08" + values + b"tb"
-    (tmp_path / "x.pdparams").write_bytes(b"\x80\x02}U\x0fclassifier.bias" + array + b"s.")
-    assert read_state_dict(tmp_path / "x.pdparams")["head.bias"].tolist() == [1.5, -2.0]
-
-
 def test_split_arrays_are_put_together(tmp_path, weights):
     content = paddle_arrays(weights, PADDLE_2022)
     name = "encoder.layers.0.mlp.fc1.weight"

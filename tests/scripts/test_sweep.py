@@ -118,15 +118,6 @@ def test_what_is_finished_is_not_started_again_and_what_was_killed_is(tmp_path, 
     assert start()[0] == 3 and len(pretended.started) == 14
 
 
-@pytest.mark.parametrize(
-    "ends, code", [({"trial-001": 1}, 1), ({"trial-001": 3}, 3), ({"trial-000": 1, "trial-001": 3}, 1)]
-)
-def test_trials_that_fail_are_noted_and_the_others_run(tmp_path, start, pretended, ends, code):
-    pretended.ends |= ends
-    assert start(*GRID)[0] == code
-    assert [row["state"] for row in rows(tmp_path / "sweep")].count("done") == 16 - len(ends)
-
-
 def test_a_trial_that_is_refused_stops_the_sweep_which_can_then_be_another(tmp_path, start, pretended):
     pretended.ends |= {"trial-000": 2}
     code, printed = start(*GRID)

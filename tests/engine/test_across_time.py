@@ -4,7 +4,6 @@ import contextlib
 import gc
 import io
 import json
-import random
 import re
 import shutil
 from pathlib import Path
@@ -20,7 +19,7 @@ from engine.check.quick_checks import OK, WARN
 from scripts import export
 from tests.engine.check.small_photos import CLEAN
 from tests.support.configs import replaced
-from tests.support.image_sets import draw, draw_photos, load, make_folders
+from tests.support.image_sets import draw_photos
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run_folder
 from utils.program import exit_code
@@ -77,23 +76,97 @@ def test_a_renamed_class_is_refused_on_resume_and_keeps_its_number_where_that_is
             said, "DATA.DATA_PATH", "new: zcat", "gone: cat", "-pretrained", "RESUME.ALLOW_CHANGED=[CLASS_NAMES]"
         )
     assert (run_folder(again / "output") / "last.pth").read_bytes() == before
-    code, said = halfstep(*resume, "-opts", "RESUME.ALLOW_CHANGED=[CLASS_NAMES]")
+    allowed = ["-opts", "RESUME.ALLOW_CHANGED=[CLASS_NAMES]"]
+    code, said = halfstep(*resume, *allowed, "TRAIN.SMOOTHING=0.1", "-check")
+    assert code == 2
+    assert_names(rows(said)["resume"][1], "RESUME.ALLOW_CHANGED=[CLASS_NAMES,TRAIN.SMOOTHING]")
+    code, said = halfstep(*resume, *allowed)
     assert code == 0, said
     state = torch.load(run_folder(again / "output") / "last.pth", weights_only=True)
     assert state["class_names"] == ["bird", "zcat", "dog"]
     assert state["progress"]["best"][0] == 100, "its labels were permuted"
 
 
-def test_the_remedy_for_changed_settings_keeps_what_is_allowed_of_the_classes(tmp_path):
-    draw_photos(tmp_path / "photos", "bird", "cat", "dog")
-    (tmp_path / "clean.yaml").write_text(CLEAN)
-    resume = [*settings(tmp_path), "-output", tmp_path / "output", "-epochs", "1", "-resume", "auto"]
-    assert halfstep(*resume)[0] == 0
-    (tmp_path / "photos" / "cat").rename(tmp_path / "photos" / "mew")
-    draw_photos(tmp_path / "photos", "dog", count=20)
-    code, said = halfstep(*resume, "-opts", "RESUME.ALLOW_CHANGED=[CLASS_NAMES]", "-check")
+CHANGED = [  # words behind -opts, more flags, and what the refusal names
+    ("MODEL.DEPTH=3", ["-resume", "auto"], "MODEL.DEPTH: 2"),
+    ("MODEL.DEPTH=3 RESUME.ALLOW_CHANGED=[MODEL.DEPTH]", ["-resume", "auto"], "MODEL.DEPTH: 2"),
+    ("MODEL.DEPTH=3", ["-pretrained", "last.pth"], "MODEL.DEPTH: 2"),
+    (
+        "TRAIN.SMOOTHING=0.1 RESUME.ALLOW_CHANGED=[TRAIN.SMOTHING]",
+        ["-resume", "auto"],
+        "TRAIN.SMOTHING TRAIN.SMOOTHING",
+    ),
+    ("TRAIN.SMOOTHING=0.1 RESUME.ALLOW_CHANGED=false", ["-resume", "auto"], "TRAIN.SMOOTHING: 0.0 -> 0.1"),
+]
+
+
+@pytest.mark.parametrize(("words", "flags", "names"), CHANGED)
+def test_what_does_not_fit_the_checkpoint_is_named_by_its_setting(trained, tmp_path, words, flags, names):
+    flags = [str(checkpoint(trained)) if each == "last.pth" else each for each in flags]
+    where = trained / "output" if "auto" in flags else tmp_path
+    code, said = halfstep(*settings(trained), *words.split(), "-output", where, "-epochs", "5", *flags)
     assert code == 2
-    assert_names(rows(said)["resume"][1], "NUM_IMAGES", "RESUME.ALLOW_CHANGED=[CLASS_NAMES,NUM_IMAGES]")
+    assert_names(said, *([names] if ":" in names else names.split()))
+
+
+def test_a_longer_run_needs_no_permission_goes_on_after_its_end_and_true_of_older_files_allows_all(again):
+    resume = [*settings(again), "-output", again / "output", "-resume", "auto"]
+    code, said = halfstep(*resume, "-epochs", "6")
+    assert code == 0 and "Epoch[004/006]" not in said and "Epoch[006/006]" in said
+    assert_names(said, "6 epochs instead of 4")
+    code, said = halfstep(*resume, "-epochs", "5", "-opts", "TRAIN.SMOOTHING=0.1", "RESUME.ALLOW_CHANGED=true")
+    assert code == 0 and "Epoch[" not in said
+    assert_names(said, "6 epochs", "TRAIN.SMOOTHING: 0.0 -> 0.1")
+
+
+def test_another_way_of_holding_images_out_is_refused_on_resume(again):
+    photos = again / "photos"
+    shutil.move(photos / "train", again / "flat")
+    shutil.rmtree(photos)
+    (again / "flat").rename(photos)
+    resume = [*settings(again), "-output", again / "output", "-resume", "auto"]
+    for words, names in (([], ["RESUME.ALLOW_CHANGED"]), (["DATA.VAL_FRACTION=0.2"], ["DATA.VAL_FRACTION: 0.1"])):
+        code, said = halfstep(*resume, "-opts", "DATA.CROP_PCT=0.875", *words, "-check")
+        assert code == 2
+        assert_names(said, "SPLIT: folders", *names)
+
+
+def test_without_a_settings_file_weights_must_hold_settings_and_auto_must_find_a_run(tmp_path):
+    foreign = {"state_dict": {"head.weight": torch.ones(2, 2)}, "config": {"depth": 2}, "class_names": {0: "cat"}}
+    torch.save(foreign, tmp_path / "foreign.pth")
+    for flags in (["-eval", "-pretrained"], ["-resume"], ["-pretrained"]):
+        for name in ("foreign.pth", "nothing.pth"):
+            code, said = halfstep(*flags, tmp_path / name)
+            assert code == 2
+            assert_names(said, "-cfg", tmp_path / name)
+    for flags in (["-resume", "auto"], ["-eval", "-resume", "auto"]):
+        code, said = halfstep(*flags, "-output", tmp_path / "none", "-name", "mine")
+        assert code == 2
+        assert_names(said, "-resume auto", tmp_path / "none/mine", "-cfg")
+
+
+def test_a_folder_that_was_renamed_where_a_hash_holds_images_out_is_warned_of(tmp_path):
+    draw_photos(tmp_path / "photos", "bird", "cat", "dog", count=20)
+    (tmp_path / "clean.yaml").write_text(CLEAN)
+    flags = [*settings(tmp_path), "DATA.VAL_FRACTION=0.3", "-output", tmp_path / "output", "-epochs", "1"]
+    assert halfstep(*flags)[0] == 0
+    best, allowed = checkpoint(tmp_path, "best.pth"), "RESUME.ALLOW_CHANGED=[CLASS_NAMES,NUM_IMAGES]"
+    starts = {
+        "pretrained": ["-pretrained", best, "-output", tmp_path / "new"],
+        "evaluation": ["-eval", "-pretrained", best, "-opts", allowed],
+        "resume": ["-resume", best.with_name("last.pth"), "-opts", allowed],
+    }
+
+    def verdict(row: str) -> tuple[str, str]:
+        return rows(halfstep(*flags, *starts[row], "-check")[1])[row]
+
+    draw_photos(tmp_path / "photos", "zebra", count=2)  # one more class is no cause for it
+    assert verdict("pretrained")[0] == OK
+    shutil.rmtree(tmp_path / "photos/zebra")
+    (tmp_path / "photos/cat").rename(tmp_path / "photos/tomcat")
+    for row in starts:
+        assert verdict(row)[0] == WARN
+        assert_names(verdict(row)[1], "warning", "cat", "tomcat")
 
 
 def checkpoint(folder: Path, name: str = "last.pth") -> Path:
@@ -150,33 +223,6 @@ def test_pretrained_weights_that_may_have_seen_the_validation_images_are_warned_
     assert_names(found, "MODEL.PRETRAINED", "val", "test")
 
 
-def test_a_renamed_folder_of_which_images_are_held_out_by_hash_is_warned_of(tmp_path):
-    draw_photos(tmp_path / "photos", "bird", "cat", "dog", count=20)
-    (tmp_path / "clean.yaml").write_text(CLEAN)
-    flags = [*settings(tmp_path), "DATA.VAL_FRACTION=0.3", "-output", tmp_path / "output", "-epochs", "1"]
-    assert halfstep(*flags)[0] == 0
-    best = checkpoint(tmp_path, "best.pth")
-    starts = {
-        "pretrained": ["-pretrained", best, "-output", tmp_path / "new"],
-        "evaluation": ["-eval", "-pretrained", best, "-opts", "RESUME.ALLOW_CHANGED=[CLASS_NAMES]"],
-        "resume": ["-resume", best.with_name("last.pth"), "-opts", "RESUME.ALLOW_CHANGED=[CLASS_NAMES,NUM_IMAGES]"],
-    }
-    draw_photos(tmp_path / "photos", "cat", count=2)  # more images alone are no cause for it
-    assert rows(halfstep(*flags, *starts["pretrained"], "-check")[1])["pretrained"][0] == OK
-    for number in (20, 21):
-        (tmp_path / "photos" / "cat" / f"{number}.png").unlink()
-    (tmp_path / "photos" / "cat").rename(tmp_path / "photos" / "tomcat")
-    for row, start in starts.items():
-        verdict, found = rows(halfstep(*flags, *start, "-check")[1])[row]
-        assert verdict == WARN, (row, found)
-        assert_names(found, "warning", "cat", "tomcat")
-    draw_photos(tmp_path / "photos", "cat", count=20)  # nothing is gone: one more class
-    assert rows(halfstep(*flags, *starts["pretrained"], "-check")[1])["pretrained"][0] == OK
-    for name in ("bird", "cat", "dog"):
-        (tmp_path / "photos" / name).rename(tmp_path / "photos" / f"{name}s")
-    assert rows(halfstep(*flags, *starts["pretrained"], "-check")[1])["pretrained"][0] == WARN
-
-
 @pytest.mark.parametrize(
     ("here", "there", "is_safe"),
     [
@@ -200,23 +246,11 @@ def test_what_one_split_holds_out_is_held_out_by_the_other(here, there, is_safe)
     assert holds_out_no_more(split | here, {}) == (here.get("rule") == "folders")
 
 
-def test_another_depth_is_named_by_its_setting(again):
-    deeper = [*settings(again), "MODEL.DEPTH=3", "-output", again / "output", "-epochs", "5"]
-    for start in ("-resume", "-pretrained"):
-        code, said = halfstep(*deeper, start, checkpoint(again))
-        assert code == 2
-        assert_names(said, "MODEL.DEPTH: 2")
-    code, said = halfstep(*deeper, "-resume", checkpoint(again), "-opts", "RESUME.ALLOW_CHANGED=[MODEL.DEPTH]")
-    assert code == 2
-    assert_names(said, "MODEL.DEPTH: 2")
-
-
-def test_an_evaluation_with_other_preprocessing_than_the_training_says_so(again):
-    flags = [*settings(again), "DATA.CROP_PCT=0.5", "-output", again / "o", "-eval", "-resume", checkpoint(again)]
-    for more in ((), ("-check",)):
-        code, said = halfstep(*flags, *more)
-        assert code == 0
-        assert_names(said, "DATA.CROP_PCT", "0.875", "0.5", "warning")
+def test_an_evaluation_with_other_preprocessing_than_the_training_says_so(trained, tmp_path):
+    flags = [*settings(trained), "DATA.CROP_PCT=0.5", "-output", tmp_path, "-eval", "-resume", checkpoint(trained)]
+    code, said = halfstep(*flags)
+    assert code == 0
+    assert_names(said, "DATA.CROP_PCT", "0.875", "0.5", "warning")
 
 
 def test_an_evaluation_prepares_photos_as_the_version_that_trained_on_them_did(again):
@@ -227,47 +261,8 @@ def test_an_evaluation_prepares_photos_as_the_version_that_trained_on_them_did(a
     code, said = halfstep(*settings(again), *flags)
     assert code == 0, said
     assert_names(said, "DATA.EXIF ignore")
-    assert "EXIF: ignore" in config_yaml(run_folder(again / "o"))
+    assert "EXIF: ignore" in (run_folder(again / "o") / "config.yaml").read_text()
     assert "DATA.EXIF" not in halfstep(*settings(again), "-opts", "DATA.EXIF=apply", *flags)[1]
-
-
-def test_no_image_moves_between_training_and_validation_while_a_folder_grows(tmp_path):
-    rng, where = random.Random(0), {}
-    make_folders(tmp_path, {name: 8 for name in "abc"})
-    for _ in range(20):
-        train, val = load("imagefolder", tmp_path, VAL_FRACTION=0.3)
-        found = {each.name(index): part for part, each in enumerate((train, val)) for index in range(len(each))}
-        assert {name: found[name] for name in where} == where
-        where = found
-        name = rng.choice("abcdefg")
-        draw(tmp_path / name / f"{rng.random()}.png", shade=rng.randrange(256))
-        draw(tmp_path / name / f"{rng.random()}.png", shade=rng.randrange(256))
-    assert set(where.values()) == {0, 1} and len(where) > 50
-
-
-def test_a_resumed_run_cannot_change_to_another_way_of_holding_images_out(again):
-    photos = again / "photos"
-    shutil.move(photos / "train", again / "flat")
-    shutil.rmtree(photos)
-    (again / "flat").rename(photos)
-    resume = [*settings(again), "-output", again / "output", "-resume", "auto"]
-    code, said = halfstep(*resume)
-    assert code == 2
-    assert_names(said, "SPLIT: folders", "RESUME.ALLOW_CHANGED")
-    changed = ["-opts", "DATA.VAL_FRACTION=0.2"]
-    code, said = halfstep(*resume, *changed, "-check")
-    assert code == 2
-    assert_names(said, "SPLIT: folders", "DATA.VAL_FRACTION: 0.1")
-
-
-def test_longer_training_needs_no_permission_says_the_jump_of_the_rate_and_goes_on_after_the_end(again):
-    resume = [*settings(again), "-output", again / "output", "-resume", "auto"]
-    code, said = halfstep(*resume, "-epochs", "6")
-    assert code == 0 and "Epoch[004/006]" not in said and "Epoch[006/006]" in said
-    assert_names(said, "6 epochs instead of 4")
-    code, said = halfstep(*resume, "-epochs", "5")
-    assert code == 0 and "Epoch[" not in said
-    assert_names(said, "6 epochs")
 
 
 def test_a_finished_run_that_was_killed_before_it_said_so_says_it_when_it_is_started_again(again):
@@ -318,21 +313,6 @@ def test_a_run_of_an_older_version_goes_on_as_it_began_however_often_it_is_resum
     assert_names(said, "DATA.EXIF: ignore -> apply")
 
 
-def test_names_in_allow_changed_are_checked_and_true_of_older_files_still_allows_all(again):
-    resume = [*settings(again), "TRAIN.SMOOTHING=0.1", "-output", again / "output", "-epochs", "4", "-resume", "auto"]
-    code, said = halfstep(*resume, "-opts", "RESUME.ALLOW_CHANGED=[TRAIN.SMOTHING]")
-    assert code == 2
-    assert_names(said, "RESUME.ALLOW_CHANGED", "TRAIN.SMOTHING", "TRAIN.SMOOTHING")
-    assert halfstep(*resume, "-opts", "RESUME.ALLOW_CHANGED=false")[0] == 2
-    code, said = halfstep(*resume, "-opts", "RESUME.ALLOW_CHANGED=true")
-    assert code == 0, said
-    assert_names(said, "TRAIN.SMOOTHING: 0.0 -> 0.1")
-
-
-def config_yaml(folder: Path) -> str:
-    return (folder / "config.yaml").read_text()
-
-
 @pytest.mark.parametrize("flag", ["-pretrained", "-resume"])
 def test_a_checkpoint_is_evaluated_without_a_settings_file_and_on_another_path(trained, tmp_path, flag, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -361,7 +341,7 @@ def test_a_run_is_resumed_by_its_folder_alone_with_its_own_settings(again):
     assert torch.load(folder / "last.pth", weights_only=True)["epoch"] == 4
     after = read_settings(["-cfg", str(folder / "config.yaml")]).config
     assert after == replaced(before, TRAIN={"NUM_EPOCHS": 5})
-    assert f"# checkpoint {folder}" in config_yaml(folder)
+    assert f"# checkpoint {folder}" in (folder / "config.yaml").read_text()
 
 
 def test_a_new_run_from_a_checkpoint_takes_its_recipe_but_neither_its_classes_nor_its_place(again, monkeypatch):
@@ -373,7 +353,7 @@ def test_a_new_run_from_a_checkpoint_takes_its_recipe_but_neither_its_classes_no
     code, said = halfstep("-pretrained", "three.pth", "-data_path", "photos", "-epochs", "1", "-output", "new")
     assert code == 0, said
     assert_names(said, "3 of 4 classes", "new: zebra")
-    made = config_yaml(run_folder(again / "new"))
+    made = (run_folder(again / "new") / "config.yaml").read_text()
     for line in (
         r"BATCH_SIZE: 6 +# checkpoint",
         r"NUM_EPOCHS: 1 +# flag -epochs",
@@ -381,20 +361,3 @@ def test_a_new_run_from_a_checkpoint_takes_its_recipe_but_neither_its_classes_no
         r"FREEZE: \[\]",
     ):
         assert re.search(line, made), made
-
-
-def test_without_a_settings_file_weights_that_hold_no_settings_are_refused(tmp_path):
-    foreign = {"state_dict": {"head.weight": torch.ones(2, 2)}, "config": {"depth": 2}, "class_names": {0: "cat"}}
-    torch.save(foreign, tmp_path / "foreign.pth")
-    for flags in (["-eval", "-pretrained"], ["-resume"], ["-pretrained"]):
-        for name in ("foreign.pth", "nothing.pth"):
-            code, said = halfstep(*flags, tmp_path / name)
-            assert code == 2
-            assert_names(said, "-cfg", tmp_path / name)
-
-
-def test_resume_auto_without_a_run_names_the_folder_that_it_searched(tmp_path):
-    for flags in (["-resume", "auto"], ["-eval", "-resume", "auto"]):
-        code, said = halfstep(*flags, "-output", tmp_path / "none", "-name", "mine")
-        assert code == 2
-        assert_names(said, "-resume auto", tmp_path / "none/mine", "-cfg")

@@ -24,7 +24,17 @@ def scored(tmp_path, small_yaml):
     """A run whose evaluations have these scores: its lines up to the one that ends it, and its folder."""
 
     def train(*scores, words=(), flags=()):
-        given = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-resume", "auto", *flags]
+        given = [
+            "-cfg",
+            str(small_yaml),
+            "-output",
+            str(tmp_path / "o"),
+            "-resume",
+            "auto",
+            "-batch_size",
+            "160",
+            *flags,
+        ]
         ended = run("main_single_gpu.py", *given, "-opts", *words, faults={"score": scores})
         assert ended.returncode == 0, ended.stderr
         return ended.stdout.partition("\nnext:")[0].splitlines(), run_folder(tmp_path / "o")
@@ -92,7 +102,7 @@ def test_the_metric_that_decides_ranks_scores():
 
 
 def test_the_best_epoch_counts_no_more_when_the_validation_images_change(scored, tmp_path, small_yaml):
-    given = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-resume", "auto", "-check"]
+    given = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-resume", "auto", "-batch_size", "160", "-check"]
 
     def check(part):
         words = [f"DATA.FOLD={part}", "TRAIN.NUM_EPOCHS=2", "RESUME.ALLOW_CHANGED=true"]

@@ -100,8 +100,17 @@ def test_with_raw_as_many_predictions_are_right_as_in_the_evaluation_of_the_raw_
     assert code == 0 and 100 * right / 359 == pytest.approx(float(row["eval_top1"]), abs=1e-3)
 
 
-def test_photos_are_turned_as_the_run_of_the_checkpoint_did(trained, digits, typed, tmp_path):
-    """Also those of older versions, which knew nothing of EXIF."""
+@pytest.mark.parametrize(
+    ("settings", "as_read", "crop_mode"),
+    [
+        ({"DATA.DATASET": "digits"}, "lying", None),  # of versions that knew nothing of EXIF nor of another crop
+        ({"DATA.DATASET": "imagefolder"}, "lying", "center"),
+        ({"DATA.DATASET": "imagefolder", "DATA.EXIF": None}, "upright", "squash"),
+    ],
+)
+def test_photos_are_turned_and_cropped_as_the_run_of_the_checkpoint_did(
+    trained, digits, typed, tmp_path, settings, as_read, crop_mode
+):
     state = torch.load(trained / "last.pth", weights_only=True)
     with Image.open(digits / "4" / sorted(path.name for path in (digits / "4").iterdir())[0]) as upright:
         stored, exif = upright.transpose(Image.Transpose.ROTATE_90), Image.Exif()
@@ -110,13 +119,13 @@ def test_photos_are_turned_as_the_run_of_the_checkpoint_did(trained, digits, typ
     stored.save(tmp_path / "tagged.png", exif=exif)
     upright.save(tmp_path / "upright.png")
     del state["config"]["DATA.EXIF"]
-    for dataset, as_read in (("digits", "lying"), ("imagefolder", "lying"), ("imagefolder", "upright")):
-        if as_read == "upright":
-            state["config"]["DATA.EXIF"] = None
-        state["config"]["DATA.DATASET"] = dataset
-        torch.save(state, tmp_path / "run.pth")
-        tagged, same = typed(tmp_path / "run.pth", tmp_path / "tagged.png", tmp_path / f"{as_read}.png", "-top", 3)[1]
-        assert tagged[1:] == same[1:]
+    del state["data"]["crop_mode"]
+    state["config"] |= settings
+    state["data"] |= {"crop_mode": crop_mode} if crop_mode else {}
+    torch.save(state, tmp_path / "run.pth")
+    tagged, same = typed(tmp_path / "run.pth", tmp_path / "tagged.png", tmp_path / f"{as_read}.png", "-top", 3)[1]
+    assert tagged[1:] == same[1:]
+    assert config_of(state).DATA.CROP_MODE == (crop_mode or "center")
 
 
 def test_a_runs_folder_stands_for_its_best_checkpoint_else_its_last(trained, digits, typed, tmp_path):
@@ -129,13 +138,6 @@ def test_a_runs_folder_stands_for_its_best_checkpoint_else_its_last(trained, dig
         code, lines, err = typed(folder, tmp_path / "photos")
         assert code == 0 and len(lines) == 1
         assert_names(err, folder / name, 3, ".txt", 2, ".cr2", 1)  # and what is no image is counted
-
-
-def test_predictions_crop_as_the_checkpoint_says_and_those_of_older_versions_the_centre(trained):
-    state = torch.load(trained / "best.pth", weights_only=True)
-    data = state["data"]
-    assert data.pop("crop_mode") == "center" == config_of({**state, "data": data}).DATA.CROP_MODE
-    assert config_of({**state, "data": data | {"crop_mode": "squash"}}).DATA.CROP_MODE == "squash"
 
 
 @pytest.mark.parametrize("key", [None, "state_dict_ema", "state_dict"])
@@ -195,22 +197,12 @@ def test_the_mean_with_the_mirror_image_is_the_same_for_both(trained, digits, ty
     assert flipped[0][1:] == flipped[1][1:]
 
 
-def test_precision_batch_size_and_settings_are_those_of_the_command_line(trained, digits, typed):
+def test_precision_and_settings_are_those_of_the_command_line(trained, digits, typed):
     image = sorted((digits / "4").iterdir())[0]
     words = ("-top", 10, "-device", "cpu", "-batch_size", 1)
-    lines = {more: typed(trained, image, *words, *more)[1] for more in ((), ("-amp",), ("-amp", "false"))}
-    assert lines[()] == lines["-amp",] != lines["-amp", "false"]
-    cropped = typed(trained, image, *words, "-opts", "DATA.CROP_PCT=0.5")[1]
-    assert cropped != lines[()]
-
-
-def test_a_bar_is_shown_on_a_terminal_only(trained, digits, monkeypatch):
-    for is_terminal in (True, False):
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stderr", errors := io.StringIO())
-            patch.setattr(errors, "isatty", lambda shown=is_terminal: shown)
-            assert exit_code(predict.main, [str(trained), str(sorted((digits / "3").iterdir())[0])]) == 0
-            assert ("%|" in errors.getvalue()) is is_terminal
+    more = ([], ["-amp"], ["-amp", "false"], ["-opts", "DATA.CROP_PCT=0.5"])
+    plain, with_amp, without, cropped = (typed(trained, image, *words, *each)[1] for each in more)
+    assert plain == with_amp != without and cropped != plain
 
 
 RUN, IMAGE = "{run}/last.pth", "{run}/loss.png"
@@ -256,29 +248,31 @@ def photos(here):
     return here
 
 
-def found(*given, lists=()):
-    return predict.find_images(given, lists)
+IN = ("photos/in/c.jpg", "photos/in/deep/a.jpg")
+OF_THE_LIST = ("photos/b.jpg", *IN, "photos/b.jpg", "photos/a.png")
 
 
-def test_patterns_folders_and_files_keep_the_order_in_which_they_are_given(photos):
-    assert found("photos/*.jpg") == ["photos/[1].jpg", "photos/b.jpg"]
-    assert found("photos/in", "photos/a.png", "photos/in") == [
-        *("photos/in/c.jpg", "photos/in/deep/a.jpg", "photos/a.png"),
-        *("photos/in/c.jpg", "photos/in/deep/a.jpg"),
-    ]
-    assert found("photos/**/*.jpg") == ["photos/[1].jpg", "photos/b.jpg", "photos/in/c.jpg", "photos/in/deep/a.jpg"]
-    assert found("photos/[1].jpg") == ["photos/[1].jpg"], "a file of that name is meant"
-    assert found("photos/i*") == ["photos/in/c.jpg", "photos/in/deep/a.jpg"]
-
-
-def test_a_list_has_paths_folders_and_patterns(photos, monkeypatch):
+@pytest.mark.parametrize(
+    ("given", "lists", "expected"),
+    [
+        (["photos/*.jpg"], [], ["photos/[1].jpg", "photos/b.jpg"]),
+        (["photos/in", "photos/a.png", "photos/in"], [], [*IN, "photos/a.png", *IN]),
+        (["photos/**/*.jpg"], [], ["photos/[1].jpg", "photos/b.jpg", *IN]),
+        (["photos/[1].jpg"], [], ["photos/[1].jpg"]),  # a file of that name is meant
+        (["photos/i*"], [], IN),
+        (["@files.txt"], [], OF_THE_LIST),
+        ([], ["files.txt"], OF_THE_LIST),
+        (["@files.txt"], ["-"], [*OF_THE_LIST, "photos/a.png"]),
+        (["@odd.jpg"], [], ["@odd.jpg"]),
+    ],
+)
+def test_patterns_folders_files_and_lists_keep_the_order_in_which_they_are_given(
+    photos, monkeypatch, given, lists, expected
+):
     (photos / "files.txt").write_text("photos/b.jpg\n\n  photos/in\r\nphotos/b.jpg\nphotos/*.png\n")
-    expected = ["photos/b.jpg", "photos/in/c.jpg", "photos/in/deep/a.jpg", "photos/b.jpg", "photos/a.png"]
-    assert found("@files.txt") == found(lists=["files.txt"]) == expected
-    monkeypatch.setattr("sys.stdin", io.StringIO("photos/a.png\n"))
-    assert found("@files.txt", lists=["-"]) == [*expected, "photos/a.png"]
     (photos / "@odd.jpg").touch()
-    assert found("@odd.jpg") == ["@odd.jpg"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("photos/a.png\n"))
+    assert predict.find_images(given, lists) == [*expected]
 
 
 @pytest.mark.parametrize(
@@ -300,4 +294,4 @@ def test_images_that_are_not_there_are_named(photos, given, lists, names):
     (photos / "blank.txt").write_text("\n\n")
     (photos / "binary.txt").write_bytes(b"\xff\xd8\xff\xe0")
     with refused(UserError, *names.split()):
-        found(*given, lists=lists)
+        predict.find_images(given, lists)

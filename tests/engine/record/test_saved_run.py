@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.record.saved_run import SavedRun
+from tests.support.refusals import refused
 from tests.support.runs import ROOT
 from utils.errors import ConfigError
 
@@ -83,28 +83,30 @@ def test_lines_that_a_kill_cut_off_are_left_out(folder):
     assert run.steps == [{"step": 0, "loss": 2.5}, {"step": 20, "loss": None}]
 
 
-def test_a_run_knows_whether_it_is_going_killed_or_done(folder):
-    here, elsewhere = socket.gethostname(), "some-other-machine"
-    beat, old = (time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(time.time() - age)) for age in (5, 7200))
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    cases = {
-        "running": [
-            {"state": "training", "host": here, "pid": os.getpid(), "heartbeat": old},
-            {"state": "training", "host": elsewhere, "pid": gone.pid, "heartbeat": beat},
-        ],
-        "killed": [
-            {"state": "training", "host": here, "pid": gone.pid, "heartbeat": beat},
-            {"state": "training", "host": elsewhere, "pid": os.getpid(), "heartbeat": old},
-            {"state": "training"},
-        ],
-        "done": [{"state": "done"}],
-        "unknown": [{}],
-    }
-    for expected, statuses in cases.items():
-        for status in statuses:
-            write_status(folder, **status)
-            assert SavedRun.open(folder).state == expected, status
+HERE, ELSEWHERE = {"host": socket.gethostname(), "state": "training"}, {"host": "another", "state": "training"}
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "is_alive", "age"),
+    [
+        ("running", HERE, True, 7200),
+        ("running", ELSEWHERE, False, 5),
+        ("killed", HERE, False, 5),
+        ("killed", ELSEWHERE, True, 7200),
+        ("killed", {"state": "training"}, None, None),
+        ("done", {"state": "done"}, None, None),
+        ("unknown", {}, None, None),
+    ],
+)
+def test_a_run_knows_whether_it_is_going_killed_or_done(folder, state, status, is_alive, age):
+    """`is_alive`: its process, if it was one of this machine. `age`: seconds since its last sign of life."""
+    if age:
+        gone = subprocess.Popen(["true"])
+        gone.wait()
+        beat = time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(time.time() - age))
+        status = status | {"pid": os.getpid() if is_alive else gone.pid, "heartbeat": beat}
+    write_status(folder, **status)
+    assert SavedRun.open(folder).state == state
 
 
 def test_seconds_are_those_of_the_epochs_of_all_starts(folder):
@@ -121,30 +123,26 @@ def test_folders_of_earlier_versions_are_read(kind):
     assert run.origins["TRAIN.NUM_EPOCHS"] == ("digits.yaml" if kind == "mixed" else "tiny.yaml")
 
 
-def test_what_is_no_run_with_an_epoch_is_refused(folder, tmp_path):
-    (unfinished,) = (SAVED / "augmented").iterdir()
-    refused = {
-        "no folder": tmp_path / "nothing",
-        "a file": folder / "config.yaml",
-        "no run": SAVED / "single",
-        "no epoch": unfinished,
-    }
-    damaged = {
-        "status.json": "{",
-        "metrics.jsonl": '{"epoch": 0}\nnonsense\n{"epoch": 1}\n',
-        "config.yaml": "TRAIN: [",
-    }
-    for name, text in damaged.items():
-        refused[f"damaged {name}"] = copy = tmp_path / f"with-{name}"
-        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("with-*"))
-        (copy / name).write_text(text)
-    refused["an evaluation"] = evaluation = tmp_path / "with-eval"
-    shutil.copytree(folder, evaluation, ignore=shutil.ignore_patterns("with-*"))
-    (evaluation / "config.yaml").write_text("EVAL: true\n")
-    for what, path in refused.items():
-        with pytest.raises(ConfigError) as error:
-            SavedRun.open(path)
-        assert str(path) in str(error.value), what
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("status.json", "{"),
+        ("metrics.jsonl", '{"epoch": 0}\nnonsense\n{"epoch": 1}\n'),
+        ("metrics.jsonl", ""),
+        ("config.yaml", "TRAIN: ["),
+        ("config.yaml", "EVAL: true\n"),
+    ],
+)
+def test_what_is_damaged_or_no_training_with_an_epoch_is_refused(folder, name, text):
+    (folder / name).write_text(text)
+    with refused(ConfigError, folder):
+        SavedRun.open(folder)
+
+
+@pytest.mark.parametrize("path", ["nothing", "config.yaml", ".."])
+def test_what_is_no_folder_of_a_run_is_refused(folder, path):
+    with refused(ConfigError, folder / path):
+        SavedRun.open(folder / path)
 
 
 def test_reading_a_run_imports_no_torch():

@@ -15,6 +15,7 @@ def test_rows_of_a_run_from_before_there_were_these_columns_stay(tmp_path, monke
     monkeypatch.setattr("engine.record.metrics.STEP_COLUMNS", dict.fromkeys(("step", "loss", "data_pct")))
     rows = StepRows(tmp_path, 20)
     rows.add({"step": 20, "loss": 2.0, "data_pct": 12.5})
+    assert (tmp_path / "steps.csv").read_text().endswith("20,2,12.5\n"), "a kill would take the row along"
     rows.add({"step": 40, "loss": 1.5, "data_pct": None})
     rows.close()
     written = (tmp_path / "steps.csv").read_text()

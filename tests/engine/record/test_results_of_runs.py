@@ -23,10 +23,9 @@ REPORT: false
 """
 
 
-def start(yaml, output, *options, script="main_single_gpu.py", **faults):
-    processes = faults.pop("processes", 1)
+def start(yaml, output, *options, **faults):
     words = ["-cfg", str(yaml), "-output", str(output), *options]
-    return run(script, *words, processes=processes, faults={"draw_no_curves": []} | faults)
+    return run("main_single_gpu.py", *words, faults={"draw_no_curves": []} | faults)
 
 
 def predictions(folder) -> list[dict[str, str]]:
@@ -70,22 +69,11 @@ def test_tables_and_record_are_of_the_weights_that_best_pth_is_of(mislabelled):
     assert all((mislabelled / name).exists() for name in PICTURES)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_an_evaluation_of_best_pth_leaves_the_same_tables_for_any_number_of_processes(mislabelled, tmp_path, processes):
-    script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
+def test_an_evaluation_of_best_pth_leaves_the_same_tables(mislabelled, tmp_path):
     flags = ["-eval", "-pretrained", str(mislabelled / "best.pth"), "-output", str(tmp_path / "o")]
-    ended = run(script, *flags, processes=processes, faults={"mislabel": list(WRONG_LABELS)})
-    assert ended.codes == [0] * processes, ended.printed
-    folder = run_folder(tmp_path / "o")
-    if processes == 1:
-        assert tables(folder) == tables(mislabelled)
-    for mine, theirs in zip(predictions(folder), predictions(mislabelled), strict=True):
-        assert (mine["image"], mine["label"], mine["prediction"]) == (
-            theirs["image"],
-            theirs["label"],
-            theirs["prediction"],
-        )
-        assert float(mine["probability"]) == pytest.approx(float(theirs["probability"]), abs=1e-4)
+    ended = run("main_single_gpu.py", *flags, faults={"mislabel": list(WRONG_LABELS)})
+    assert ended.returncode == 0, ended.printed
+    assert tables(run_folder(tmp_path / "o")) == tables(mislabelled)
 
 
 def test_a_run_killed_before_its_tables_ends_with_those_of_its_best_pth_and_pictures_change_no_weight(

@@ -100,7 +100,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
         log.say(line)
     for finding in quick_checks(plan, model, session.path):
         if finding.verdict != OK:
-            log.say(f"check: {finding.what}: {finding.found}; {finding.remedy}")
+            log.say(f"check: {finding.title}: {finding.text}; {finding.remedy}")
 
     # Continue where a checkpoint ends.
     if plan.checkpoint:

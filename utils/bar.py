@@ -105,7 +105,7 @@ class Bar:
 
 @contextlib.contextmanager
 def without_bar() -> Iterator[None]:
-    """What is printed inside stands on lines of its own, and a bar below it."""
+    """Print inside this on lines of its own, with the bar below them."""
     with _lock:
         if _bar:
             _bar.clear()

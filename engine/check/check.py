@@ -93,8 +93,8 @@ def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | No
     for note in loaded.notes:
         log.say(note)
 
-    def load_data(config: Config, kept: SavedData | None) -> ImageSets:
-        return load_image_sets(config, log.say, kept)
+    def load_data(config: Config, saved: SavedData | None) -> ImageSets:
+        return load_image_sets(config, log.say, saved)
 
     process = rows.step("device", lambda: imagine(loaded.config.DEVICE, world_size, local_size))
     if process is None:  # only the data can be looked at

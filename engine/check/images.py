@@ -140,14 +140,14 @@ def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Find
 
 def check_readable(part: str, scan: ScanResult, max_fraction: float) -> Finding:
     """Unreadable images by name. They are WRONG above `max_fraction`, DATA.MAX_BAD_FRACTION."""
-    what, bad = f"{part} images", sorted(scan.reasons)
+    title, bad = f"{part} images", sorted(scan.reasons)
     if not bad:
-        return Finding(what, f"{scan.describe_count()}{' read' * scan.is_sample}, all readable")
+        return Finding(title, f"{scan.describe_count()}{' read' * scan.is_sample}, all readable")
     named = [f"{scan.name(number)} ({scan.reasons[number]})" for number in bad]
     read = f"{scan.count:,}{' read' * scan.is_sample}"
     share = f"{len(bad):,} of {read} ({len(bad) / scan.count:.2%}) cannot be read"
     return Finding(
-        what,
+        title,
         f"{share}; DATA.MAX_BAD_FRACTION is {max_fraction:g}:\n{first_of(named, LINE_EACH)}",
         WRONG if len(bad) > num_allowed(max_fraction, scan.count) else WARN,
         "repair or remove them",
@@ -156,16 +156,16 @@ def check_readable(part: str, scan: ScanResult, max_fraction: float) -> Finding:
 
 def check_sizes(part: str, scan: ScanResult, config: Config) -> Finding:
     """The smallest, median and largest image, and how many have to be enlarged."""
-    what, sides, image_size = f"{part} sizes", scan.sides[scan.readable], config.DATA.IMAGE_SIZE
+    title, sides, image_size = f"{part} sizes", scan.sides[scan.readable], config.DATA.IMAGE_SIZE
     if not len(sides):
-        return Finding(what, "no image could be read")
+        return Finding(title, "no image could be read")
     by_area = np.argsort(sides.prod(axis=1, dtype=np.int64), kind="stable")
     three = sides[by_area[[0, len(sides) // 2, -1]]].tolist()
     smallest, median, largest = (f"{width} x {height}" for height, width in three)
     smaller = (sides.min(axis=1) < image_size).mean()
     note = f"; {smaller:.1%} are smaller than DATA.IMAGE_SIZE {image_size}" if smaller else ""
     of = f" of {scan.describe_count()} images" * scan.is_sample
-    return Finding(what, f"smallest {smallest}, median {median}, largest {largest}{of}{note}")
+    return Finding(title, f"smallest {smallest}, median {median}, largest {largest}{of}{note}")
 
 
 def check_duplicates(train: ScanResult, val: ScanResult) -> Finding:
@@ -175,8 +175,8 @@ def check_duplicates(train: ScanResult, val: ScanResult) -> Finding:
     of = f"{val.count:,} validation and {train.count:,} training images read"
     is_sample = train.is_sample or val.is_sample
     if not len(twins):
-        found = f"none among {of}; others may be" if is_sample else "no validation image is also a training image"
-        return Finding("duplicates", found)
+        text = f"none among {of}; others may be" if is_sample else "no validation image is also a training image"
+        return Finding("duplicates", text)
     origins = np.flatnonzero(train.readable)[first[np.searchsorted(known, val.digests[twins])]]
     pairs = [
         f"{val.name(twin)} = {train.name(origin)}"
@@ -218,5 +218,5 @@ def check_cache(config: Config, sets: dict[str, ImageSet | None]) -> Finding:
             free = free_bytes(nearest)
     except OSError as error:
         return Finding("cache", "\n".join([*lines, f"{folder} cannot be used ({error})"]), WARN, REMEDY)
-    found = "\n".join([*lines, *[f"{format_bytes(free)} are free there"] * bool(needed)])
-    return Finding("cache", found, *((WARN, REMEDY) if needed > free else ()))
+    text = "\n".join([*lines, *[f"{format_bytes(free)} are free there"] * bool(needed)])
+    return Finding("cache", text, *((WARN, REMEDY) if needed > free else ()))

@@ -35,18 +35,18 @@ NEAR = 0.8  # fraction of the free space
 
 @dataclass(frozen=True)
 class Finding:
-    """A row of the table that -check prints. More lines of `found` stand below the first."""
+    """A row of the table that -check prints. More lines of `text` stand below the first."""
 
-    what: str
-    found: str
+    title: str
+    text: str
     verdict: str = OK
     remedy: str = ""
 
     def lines(self) -> list[str]:
         """The row as text."""
-        first, *more = self.found.split("\n")
+        first, *more = self.text.split("\n")
         more += [f"-> {self.remedy}"] if self.remedy else []
-        return [f"{self.what:<17}  {self.verdict:<5}  {first}", *(" " * 26 + line.strip() for line in more)]
+        return [f"{self.title:<17}  {self.verdict:<5}  {first}", *(" " * 26 + line.strip() for line in more)]
 
 
 def quick_checks(plan: Plan, model: nn.Module | None, path: Path | None) -> Iterator[Finding]:
@@ -76,11 +76,11 @@ def check_updates(order: Order) -> Finding:
     """Compare the images of an update with those of an epoch."""
     if order.global_batch <= order.num_images:
         return Finding("updates", f"an epoch is {order.describe_epoch()}")
-    found = (
+    text = (
         f"an update has {counted(order.global_batch, 'image')} ({order.describe_split()}), but the training set only "
         f"{order.num_images:,}: an epoch is one update, with all of them"
     )
-    return Finding("updates", found, WARN, "lower -batch_size or -accum_iter, for more updates")
+    return Finding("updates", text, WARN, "lower -batch_size or -accum_iter, for more updates")
 
 
 def check_rate(settings: Train, global_batch: int) -> Finding:
@@ -89,15 +89,15 @@ def check_rate(settings: Train, global_batch: int) -> Finding:
     rate = settings.BASE_LR * batch_factor(settings, global_batch)
     per_256 = rate * 256 / global_batch
     origin = f" (TRAIN.BASE_LR {settings.BASE_LR:g}, scaled from {scaled_for} images)" if scaled_for else ""
-    found = f"{rate:.3g}{origin} for {counted(global_batch, 'image')} an update, {per_256:.3g} for each 256"
+    text = f"{rate:.3g}{origin} for {counted(global_batch, 'image')} an update, {per_256:.3g} for each 256"
     if name not in CUSTOMARY:
-        return Finding("learning rate", found)
+        return Finding("learning rate", text)
     low, high = CUSTOMARY[name]
-    found += f"; customary with {name}: {low:g} to {high:g}"
+    text += f"; customary with {name}: {low:g} to {high:g}"
     if low / FAR <= per_256 <= high * FAR:
-        return Finding("learning rate", found)
+        return Finding("learning rate", text)
     remedy = "set TRAIN.BASE_LR, or TRAIN.LINEAR_SCALED_LR to the images an update that it is meant for"
-    return Finding("learning rate", found, WARN, remedy)
+    return Finding("learning rate", text, WARN, remedy)
 
 
 def check_fine_tuning(config: Config, global_batch: int) -> list[Finding]:
@@ -110,8 +110,8 @@ def check_fine_tuning(config: Config, global_batch: int) -> list[Finding]:
     if not (model.PRETRAINED or config.START.RESUME):
         methods = {"MODEL.FREEZE": model.FREEZE, "MODEL.LORA": model.LORA.RANK, "TRAIN.LAYER_DECAY": has_decay}
         meant = [name for name, is_set in methods.items() if is_set]
-        found = f"{', '.join(meant)} keeps what weights know, but the run starts from random weights"
-        return [Finding("fine-tuning", found, WARN, "name trained weights with -pretrained")] if meant else []
+        text = f"{', '.join(meant)} keeps what weights know, but the run starts from random weights"
+        return [Finding("fine-tuning", text, WARN, "name trained weights with -pretrained")] if meant else []
     if config.START.RESUME or model.FREEZE or model.LORA.RANK or settings.OPTIMIZER.NAME not in CUSTOMARY:
         return []
     _, from_scratch = CUSTOMARY[settings.OPTIMIZER.NAME]
@@ -119,31 +119,31 @@ def check_fine_tuning(config: Config, global_batch: int) -> list[Finding]:
     scale = math.sqrt(global_batch / 256) * from_scratch
     limit = scale * (WITH_LAYER_DECAY if has_decay else OF_TRAINED)
     how = f"TRAIN.LAYER_DECAY {settings.LAYER_DECAY:g}" if has_decay else "without TRAIN.LAYER_DECAY"
-    found = (
+    text = (
         f"the learning rate is {rate:.3g} for {counted(global_batch, 'image')} an update; trained weights stand up to "
         f"{limit:.2g}, {how}"
     )
     if rate <= limit:
-        return [Finding("fine-tuning", found)]
+        return [Finding("fine-tuning", text)]
     base = settings.BASE_LR / rate * scale * OF_TRAINED
     remedy = (
         "a rate that is meant for training from scratch destroys what the weights know: -cfg configs/finetune.yaml, or "
         f"-opts TRAIN.BASE_LR={base:.1g} TRAIN.LAYER_DECAY={USUAL_LAYER_DECAY}"
     )
-    return [Finding("fine-tuning", found, WARN, remedy)]
+    return [Finding("fine-tuning", text, WARN, remedy)]
 
 
 def check_warm_up(settings: Train) -> Finding:
     """Check that warm-up ends before training does, or before its cool-down."""
-    found = f"{settings.WARMUP_EPOCHS:g} of {counted(settings.NUM_EPOCHS, 'epoch')}"
+    text = f"{settings.WARMUP_EPOCHS:g} of {counted(settings.NUM_EPOCHS, 'epoch')}"
     chosen, key = settings.LR_SCHEDULER, "COOLDOWN_EPOCHS"
     cooldown = chosen.COOLDOWN_EPOCHS if chosen.NAME not in ("constant", "step") else 0
     if cooldown and settings.WARMUP_EPOCHS + cooldown >= settings.NUM_EPOCHS:
         remedy = f"set TRAIN.LR_SCHEDULER.{key} lower: the rate is never TRAIN.BASE_LR"
-        return Finding("warm-up", f"{found}, and {cooldown} at TRAIN.END_LR", WARN, remedy)
+        return Finding("warm-up", f"{text}, and {cooldown} at TRAIN.END_LR", WARN, remedy)
     if settings.WARMUP_EPOCHS <= settings.NUM_EPOCHS:
-        return Finding("warm-up", found)
-    return Finding("warm-up", found, WARN, "set TRAIN.WARMUP_EPOCHS lower: the rate never gets to TRAIN.BASE_LR")
+        return Finding("warm-up", text)
+    return Finding("warm-up", text, WARN, "set TRAIN.WARMUP_EPOCHS lower: the rate never gets to TRAIN.BASE_LR")
 
 
 def check_ema(settings: Train, num_updates: int) -> Finding:
@@ -152,10 +152,10 @@ def check_ema(settings: Train, num_updates: int) -> Finding:
     if settings.MODEL_EMA_WARMUP:
         return Finding("EMA", f"its decay warms up to {decay_at(num_updates - 1, settings):.6g} in {updates}")
     share = decay**num_updates
-    found = f"after {updates} with decay {decay:g} it is still {share:.2%} initial weights"
+    text = f"after {updates} with decay {decay:g} it is still {share:.2%} initial weights"
     if share <= MAX_INITIAL:
-        return Finding("EMA", found)
-    return Finding("EMA", found, WARN, "set TRAIN.MODEL_EMA_WARMUP=true, or lower TRAIN.MODEL_EMA_DECAY")
+        return Finding("EMA", text)
+    return Finding("EMA", text, WARN, "set TRAIN.MODEL_EMA_WARMUP=true, or lower TRAIN.MODEL_EMA_DECAY")
 
 
 def check_output(save: str) -> Finding:
@@ -177,12 +177,12 @@ def check_disk(config: Config, path: Path, each: int) -> Finding:
     present = {status.st_ino: status.st_size for status in (file.stat() for file in path.rglob("*.pth"))}
     need = max(count * each - sum(present.values()), 2 * each) + OTHER_FILES
     free = free_bytes(nearest_existing(path))
-    found = (
+    text = (
         f"checkpoints of {format_bytes(each)}, up to {count} at once; with logs and curves {format_bytes(need)} of "
         f"{format_bytes(free)} free at {nearest_existing(path)}"
     )
     remedy = "make room, set -output, or lower KEEP_CHECKPOINTS"
-    return Finding("disk", found, *verdict_on_space(need, free, remedy))
+    return Finding("disk", text, *verdict_on_space(need, free, remedy))
 
 
 def nearest_existing(path: Path) -> Path:
@@ -192,16 +192,16 @@ def nearest_existing(path: Path) -> Path:
 
 def check_shared_memory(config: Config, num_workers: int) -> Finding:
     """Check that the batches that loader processes prefetch fit into shared memory; otherwise they die of SIGBUS."""
-    data, what = config.DATA, "shared memory"
+    data, title = config.DATA, "shared memory"
     if not num_workers or not SHARED_MEMORY.is_dir():
-        return Finding(what, "not needed")
+        return Finding(title, "not needed")
     need, free = shared_bytes(data, num_workers), free_bytes(SHARED_MEMORY)
-    found = (
+    text = (
         f"{counted(num_workers, 'loader process')} with {counted(AHEAD_OF_PROCESS, 'batch')} each: "
         f"{format_bytes(need)} of {format_bytes(free)} in {SHARED_MEMORY}"
     )
     remedy = "enlarge it (docker run --shm-size), or lower -num_workers or -batch_size"
-    return Finding(what, found, *verdict_on_space(need, free, remedy))
+    return Finding(title, text, *verdict_on_space(need, free, remedy))
 
 
 def loader_processes(config: Config, image_set, process: Process) -> int:

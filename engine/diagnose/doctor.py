@@ -62,7 +62,7 @@ class Vanishing:
 
 @dataclass
 class Diagnosis:
-    """What breaks, and the settings that help."""
+    """The first module that breaks, and the settings that help."""
 
     half: torch.dtype
     scale: float

@@ -24,7 +24,7 @@ FUSED = "scaled_dot_product_attention"
 
 
 class Location(NamedTuple):
-    """Where an operation happens: a leaf module, or (`part`) an operation of a module with submodules."""
+    """The place of an operation: a leaf module, or (`part`) an operation of a module with submodules."""
 
     path: str
     part: str = ""

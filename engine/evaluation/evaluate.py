@@ -15,7 +15,7 @@ from utils.distributed import Process
 
 
 class Evaluation(NamedTuple):
-    """What an evaluation found; `images.gather` has the results of each."""
+    """The outcome of an evaluation; `images.gather` has the results of each."""
 
     scores: Scores
     images: PerImage

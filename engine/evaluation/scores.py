@@ -54,7 +54,7 @@ class Scores:
 
     @property
     def value(self) -> float:
-        """Of the metric that decides."""
+        """The value of the metric that decides."""
         return getattr(self, self.metric)
 
     @property
@@ -102,7 +102,7 @@ class Best(NamedTuple):
 
 
 def confidence(top1: float, num_images: int) -> str:
-    """Of few images, the 95% interval of the accuracy on others like them (Wilson's, which holds near 0 and 100%)."""
+    """The 95% interval of an accuracy on few images, for others like them (Wilson's, which holds near 0 and 100%)."""
     if not 0 < num_images < 1000:
         return ""
     p, z2 = top1 / 100, 1.96**2 / num_images

@@ -46,7 +46,7 @@ class Tally:
         return functional.cross_entropy(logits, targets, reduction="none"), are_right
 
     def _add_labels(self, logits: Tensor, targets: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
-        """As `_add_classes`; a class is taken to be there if its probability is above 0.5."""
+        """The same two where an image can have several labels; a class is taken to be there if its probability is above 0.5."""
         self.scores = self.scores or AllScores()
         self.scores.add(logits, targets)
         actual, predicted = targets.bool(), logits > 0
@@ -105,7 +105,7 @@ class ImageResults:
 
 @dataclass(frozen=True)
 class LabelResults:
-    """The same where an image can have several labels: a row for each label, and for each class that is predicted."""
+    """The images that could be read, each with any number of labels: a row for each label, and for each class that is predicted."""
 
     indices: np.ndarray  # of all images that could be read
     images: np.ndarray  # the index of the image of each row; rows of an image stand together, the most probable first

@@ -108,7 +108,7 @@ def _load_ours(path: Path, flags: Sequence[str], raw: bool) -> Classifier:
 
 
 def _settings_of_other(source: str, flags: Sequence[str]) -> Config:
-    """Those with which -eval would evaluate these weights."""
+    """The settings with which -eval would evaluate these weights."""
     try:
         config = load_settings(["-eval", "-pretrained", source, *flags]).with_default_batch_size().config
     except ConfigError as error:
@@ -142,7 +142,7 @@ def _load_other(source: str, path: Path | None, flags: Sequence[str], raw: bool)
 
 
 def _class_names(source: str, number: int) -> list[str]:
-    """Those that the weights say; else, of a classifier as large as one of ImageNet's, the names of those classes."""
+    """The names that the weights say; else those of ImageNet's classes for a classifier of their number."""
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
     names, subset = classes_of_weights(source), infer_imagenet_subset({"num_classes": number})

@@ -1,4 +1,4 @@
-"""What becomes of predictions: lines on stdout, tables, and sheets of thumbnails."""
+"""The output of predictions: lines on stdout, tables, and sheets of thumbnails."""
 
 import csv
 import io

@@ -30,7 +30,7 @@ class Guess(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What a readable image shows."""
+    """The classes of a readable image."""
 
     index: int  # of the path among all
     path: str

@@ -67,7 +67,7 @@ class ResultFiles:
 
 
 def record_of(best: Best) -> dict[str, Any]:
-    """What results.json says."""
+    """The content of results.json."""
     return {
         "epoch": best.epoch,
         "weights": "ema" if best.suffix else "raw",

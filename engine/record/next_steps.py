@@ -86,5 +86,5 @@ def _short(path: str) -> str:
 
 
 def _path(path: Path) -> str:
-    """What no program takes for a flag."""
+    """The path as a word that no program takes for a flag."""
     return f"./{path}" if str(path).startswith("-") else str(path)

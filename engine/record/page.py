@@ -56,7 +56,7 @@ def table(
 
 
 def scrolling(content: Markup, label: str) -> Markup:
-    """What is wider than the page moves inside its own frame, by keys too."""
+    """A frame, inside which content that is wider than the page scrolls, by keys too."""
     return element("div", content, class_="scroll", tabindex="0", role="region", aria_label=label)
 
 

@@ -203,7 +203,7 @@ def class_table(run: SavedRun) -> Markup | None:
 
 
 def precision(run: SavedRun) -> Markup | None:
-    """What became of half precision. None where nothing happened: the scale stayed and all updates counted."""
+    """The section on half precision. None where nothing happened: the scale stayed and all updates counted."""
     parts = [*scale(run), *doctor(run)]
     return section("Precision", *parts) if parts else None
 

@@ -86,7 +86,7 @@ class SavedRun:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the run noted of itself: device, versions, numbers of images. {} in older versions."""
+        """The facts that the run noted of itself: device, versions, numbers of images. {} in older versions."""
         return self.status.get("about") or {}
 
     @property

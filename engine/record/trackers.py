@@ -325,7 +325,7 @@ def tracking(config: Config, folder: Path, process: Process, log: Log) -> Iterat
 
 
 def ending_of(folder: Path, has_failed: bool) -> Ending:
-    """What status.json and the folder of the run say of its end."""
+    """The end of a run, by its status.json and its folder."""
     status = read_object(folder / "status.json")
     state = status.get("state")
     if has_failed or state in ("failed", "save_failed") or status.get("exit_code") == 3:

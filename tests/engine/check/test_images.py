@@ -24,7 +24,7 @@ def found_in(photos, *options, most: int | None = None, data_set="imagefolder") 
     """{row: (verdict, its text)} of the images. `most`: as -check_images."""
     config, *sets = sets_of(photos, *options, data_set=data_set)
     findings = check_images(replace(config, START=Start(CHECK_IMAGES=most)), *sets)
-    return {each.what: (each.verdict, each.found) for each in findings}
+    return {each.title: (each.verdict, each.text) for each in findings}
 
 
 def test_unreadable_images_are_named_and_weighed_and_their_size_is_not_told(check, photos):
@@ -137,18 +137,18 @@ def test_a_cache_is_there_will_be_made_or_cannot_be(photos, tmp_path, monkeypatc
 
     before = found()
     assert before.verdict == OK and not folder.exists()
-    assert "training images: about 1 MiB will be written to" in before.found and "iB are free" in before.found
+    assert "training images: about 1 MiB will be written to" in before.text and "iB are free" in before.text
     with monkeypatch.context() as patch:
         patch.setattr("engine.check.images.free_bytes", lambda place: 100)
         assert found().verdict == WARN and "DATA.CACHE=256" in found().remedy
     cache_image_sets(config, sets, CacheProgress(print, print))
     after = found()
-    assert after.verdict == OK and f"training images: 1 MiB in {folder}" in after.found and "will be" not in after.found
+    assert after.verdict == OK and f"training images: 1 MiB in {folder}" in after.text and "will be" not in after.text
     (index,) = folder.glob("*training*.index")
     index.write_bytes(b"")
-    assert str(index) in found().found and "training images: about" in found().found
+    assert str(index) in found().text and "training images: about" in found().text
     (tmp_path / "file").write_text("")
     below_a_file = found(replaced(config, DATA={"CACHE_PATH": f"{tmp_path}/file/cache"}))
     assert below_a_file.verdict == WARN and "DATA.CACHE_PATH" in below_a_file.remedy
     digits = load_image_sets(small_config(tmp_path, "DATA.CACHE=disk"))
-    assert "none of the training images, which are in memory already" in found(sets=digits).found
+    assert "none of the training images, which are in memory already" in found(sets=digits).text

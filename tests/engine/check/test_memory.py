@@ -41,7 +41,7 @@ def test_memory_of_shards_is_a_part_of_the_weights_and_two_whole_blocks(tmp_path
     process = Process(CPU, world_size=4, local_size=1)
     for accumulated, need in ((1, weights + 4 * block), (2, 2 * weights + 4 * block)):  # 4 * weights / 4 processes
         options = replaced(config, TRAIN={"ACCUM_ITER": accumulated})
-        found = [check_memory(options, model, precision, int(need / 1.5) + one, process).found for one in (-1, 1)]
+        found = [check_memory(options, model, precision, int(need / 1.5) + one, process).text for one in (-1, 1)]
         assert ["without activations" in line for line in found] == [True, False]
 
 

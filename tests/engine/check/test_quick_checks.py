@@ -40,8 +40,8 @@ from utils.distributed import Process
 def test_a_learning_rate_far_from_what_is_customary(tmp_path, name, rate, batch, scaled_for, verdict):
     options = [f"TRAIN.BASE_LR={rate}", f"TRAIN.OPTIMIZER.NAME={name}", f"TRAIN.LINEAR_SCALED_LR={scaled_for}"]
     finding = check_rate(small_config(tmp_path, *options).TRAIN, batch)
-    assert finding.verdict == verdict and f"for {batch:,} images" in finding.found
-    assert (f"from {scaled_for} images" in finding.found) is bool(scaled_for)
+    assert finding.verdict == verdict and f"for {batch:,} images" in finding.text
+    assert (f"from {scaled_for} images" in finding.text) is bool(scaled_for)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_rate_from_scratch_is_told_of_trained_weights_and_what_it_advises_is_n
 def test_settings_for_trained_weights_are_told_of_without_any(tmp_path, setting):
     (finding,) = check_fine_tuning(small_config(tmp_path, setting), 256)
     assert finding.verdict == WARN
-    assert_names(finding.found, setting.partition("=")[0].removesuffix(".RANK"))
+    assert_names(finding.text, setting.partition("=")[0].removesuffix(".RANK"))
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,8 @@ def test_room_in_shared_memory(tmp_path, monkeypatch):
         monkeypatch.setattr(quick_checks, "free_bytes", lambda folder, free=free: free)
         verdicts.append(check_shared_memory(config, 3).verdict)
     assert verdicts == [WRONG, WARN, OK]
-    assert check_shared_memory(config, 0).found == "not needed"
-    assert_names(check_shared_memory(config, 3).found, "2 batches")
+    assert check_shared_memory(config, 0).text == "not needed"
+    assert_names(check_shared_memory(config, 3).text, "2 batches")
 
 
 def test_only_loader_processes_take_shared_memory_and_those_of_all_training_processes(photos):
@@ -149,4 +149,4 @@ def test_an_ema_that_the_updates_of_the_run_cannot_fill(tmp_path, warm_up, decay
 def test_the_decay_of_an_ema_is_of_interest_only_where_there_is_one(photos, is_kept):
     config, train, _ = sets_of(photos, "TRAIN.MODEL_EMA_WARMUP=false", f"TRAIN.MODEL_EMA={is_kept}")
     findings = check_schedule(config.TRAIN, build_order(config, train, world_size=1))
-    assert ("EMA" in [finding.what for finding in findings]) is is_kept
+    assert ("EMA" in [finding.title for finding in findings]) is is_kept

@@ -4,10 +4,11 @@ import json
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from models.weights.google import read_google
+from models.weights.names import from_google
 from models.weights.paddle import read_paddle_weights
 from models.weights.state import Weights, merged, record_of, refuse_bomb, weights_of
 from models.weights.torch_files import (
@@ -20,6 +21,17 @@ from models.weights.torch_files import (
 from utils.errors import ConfigError, not_a_file
 
 SUFFIXES = (".pdparams", ".pth", ".safetensors", ".npz")
+
+
+def read_google(path: Path) -> Weights:
+    """The weights in a .npz file of Google's vision_transformer."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return Weights(from_google({name: archive[name] for name in archive.files}))
+    except Exception as error:  # numpy raises what zip, a header or the refused pickle raised
+        raise ConfigError(f"{path}: damaged, or not Google's ViT ({type(error).__name__}: {error})") from None
+
+
 READERS = {
     "google": read_google,
     "torch": read_torch_weights,

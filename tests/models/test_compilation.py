@@ -7,6 +7,7 @@ import os
 import stat
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from timm.layers import DropPath
@@ -14,20 +15,53 @@ from torch import nn
 
 from configs.load import load
 from configs.schema import Config
+from datasets import BadImages, build_eval_data, load_image_sets
+from engine.evaluation.evaluate import evaluate
 from engine.memory.estimate import saved_bytes
 from engine.precision.policy import Precision
 from models import build_model
 from models.compilation import FOLDER, NUM_WORKERS, compile_model, prepare_compiler
 from models.transforms import choose_transforms
 from models.transforms.blocks import SharedDropPath
-from tests.support.compiling import compile_with, graphs_of_two_epochs
 from tests.support.configs import CPU, small_config
 from tests.support.planted import run_out
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT, run
 from tests.support.trainers import Reports, make_trainer, train
+from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.text import counted
+
+
+def compile_with(monkeypatch: pytest.MonkeyPatch, backend) -> None:
+    """Let this backend compile, and forget earlier graphs."""
+    compile_any = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **kw: compile_any(self, **kw | {"backend": backend}))
+    torch._dynamo.reset()
+
+
+def graphs_of_two_epochs(config: Config, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """New graphs of: an epoch, whose last batch is smaller; scoring its weights and the EMA; and the same again."""
+    graphs, found = [], []
+
+    def backend(graph, inputs):
+        assert not any(isinstance(each, torch.SymInt) for each in inputs), "a graph for all sizes is slower"
+        graphs.append(graph)
+        return graph.forward
+
+    compile_with(monkeypatch, backend)
+    trainer, (_, val) = make_trainer(config), load_image_sets(config)
+    data, bad = build_eval_data(config, val, Process(CPU)), BadImages(val, 0.0, print)
+    assert len(val) % data.batch_size and trainer.data.num_samples % trainer.data.global_batch
+    for _ in range(2):
+        train(trainer)
+        trainer.end_epoch()
+        found.append(len(graphs))
+        for model in [trainer.model, trainer.ema.model] if trainer.ema else [trainer.model]:
+            evaluate(model, data, trainer.prepare.normalize, trainer.precision, trainer.process, bad)
+            found.append(len(graphs))
+    return np.diff([0, *found]).tolist()
+
 
 LISTS = "PRECISION.CUSTOM_BLACK_LIST=[blocks.0.mlp] PRECISION.CUSTOM_WHITE_LIST=[LayerNorm]"
 MODES = {  # the cases share out scopes and what else changes a forward

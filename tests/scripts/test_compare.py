@@ -3,20 +3,54 @@
 import json
 import math
 import shutil
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy
 import pytest
 from PIL import Image
 
+from engine.record.saved_run import SavedRun
 from scripts import compare as script
 from scripts.comparing import statistics
 from scripts.comparing.groups import group_runs
 from scripts.comparing.runs import find_runs, other_data
 from scripts.comparing.tables import to_markdown
-from tests.support.compared_runs import make_run
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT
 from utils.program import exit_code
+
+
+def make_run(
+    folder: Path, values: Sequence[float], settings: str = "", status: dict | None = None, metric: str = "top1"
+) -> SavedRun:
+    """`values`: of the metric, one for each epoch. `settings`: lines of SECTION.KEY: value, besides those that all have."""
+    folder.mkdir(parents=True)
+    defaults = {"TRAIN.NUM_EPOCHS": len(values), "DATA.DATASET": "digits"}
+    given = dict(line.split(": ", 1) for line in settings.splitlines())
+    (folder / "config.yaml").write_text(nested(defaults | given))
+    rows = [
+        {"epoch": epoch, "train_loss": 2.0 - value / 100, "eval_loss": 1 - value / 100, f"eval_{metric}": value}
+        | {"images_per_s": 100.0 + epoch, "memory_mb": 500 + epoch, "train_seconds": 10.0, "eval_seconds": 1.0}
+        for epoch, value in enumerate(values)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    about = {"classes": 10, "training_images": 80, "validation_images": 20, "validation_digest": "aa"}
+    status = {"state": "done", "about": about} | (status or {})
+    (folder / "status.json").write_text(json.dumps(status))
+    return SavedRun.open(folder)
+
+
+def nested(settings: dict[str, object]) -> str:
+    """YAML of settings by their full names."""
+    lines = []
+    for section in dict.fromkeys(key.rpartition(".")[0] for key in settings):
+        inside = [
+            f"{key.rpartition('.')[2]}: {value}" for key, value in settings.items() if key.rpartition(".")[0] == section
+        ]
+        lines += [f"{section}:", *(f"    {line}" for line in inside)] if section else inside
+    return "\n".join(lines) + "\n"
+
 
 OF_RATE = {"1e-3": (97.0, 96.0, 98.0), "3e-3": (90.0, 91.0, 95.0)}  # best top-1 by seed
 

@@ -62,7 +62,7 @@ class ImageDraws(NamedTuple):
 
     boxes: list[tuple[int, ...]] = []  # that are erased: RANDOM_ERASE_COUNT rows of Boxes in mix.py, or none
     rows: list[tuple[float, ...]] = []  # operations on the device, of OperationRows in on_device/rows.py
-    weights: tuple[float, ...] = ()  # of AugMix's chains, and of their sum; NaN: they are blended one by one
+    weights: tuple[float, ...] = ()  # of AugMix's chains, and of their sum
 
 
 class Draws(NamedTuple):

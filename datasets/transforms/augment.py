@@ -23,7 +23,7 @@ REVISION = 2  # of what is drawn and done for given settings; 1: torchvision's o
 POLICIES: dict[str, dict[str, float]] = {
     **dict.fromkeys(("original", "originalr", "v0", "v0r", "3a"), {"mstd": 0.0}),
     "rand": {"m": 10, "n": 2, "p": 0.5, "mstd": 0, "mmax": 10, "inc": 0},
-    "augmix": {"m": 3, "w": 3, "d": 0, "a": 1.0, "b": 0, "mstd": math.inf},
+    "augmix": {"m": 3, "w": 3, "d": 0, "a": 1.0, "mstd": math.inf},
 }
 REMOVED_POLICIES = ("cifar10", "svhn", "ta_wide")
 # Behind rand's t: other sets of operations, with the largest n; with weights, each operation comes at most once.
@@ -31,9 +31,9 @@ CHOICES = {"weights": 15, "3a": 100, "3aw": 14}
 # Minimum and maximum: far larger values would take for ever per image.
 LIMITS = {
     "rand": {"m": (0, 1000), "n": (1, 100), "p": (0, 1), "mmax": (0, 1000), "inc": (0, 1)},
-    "augmix": {"m": (0, 1000), "w": (1, 100), "d": (0, 100), "a": (0.01, 1000), "b": (0, 1)},
+    "augmix": {"m": (0, 1000), "w": (1, 100), "d": (0, 100), "a": (0.01, 1000)},
 }
-WHOLE = ("n", "w", "d", "inc", "b")
+WHOLE = ("n", "w", "d", "inc")
 SHIFT, SHIFT_AUGMIX = 0.45, 0.3  # of the side, at magnitude 10
 RESAMPLE = {  # Pillow's numbers of the interpolations of rotations and shifts; it has no lanczos for them
     "nearest": (int(Image.Resampling.NEAREST),),
@@ -84,6 +84,7 @@ def _number(name: str, part: str, text: str) -> tuple[str, float]:
         also = f", or t with {', '.join(CHOICES)}" if name == "rand" else ""
         whole = ", ".join(key for key in WHOLE if key in known)
         also += f"; {whole} are whole numbers" if whole else ""
+        also += "; b was removed after version 0.1.0, leave it out" if part[0] == "b" else ""
         raise ConfigError(f"TRAIN.AUTO_AUGMENT: {part!r} in {text!r} is invalid; {name} {takes}{also}")
     return match[1], float(match[2])
 
@@ -131,7 +132,6 @@ class AugMix(NamedTuple):
     width: int
     depth: int  # 0: 1 to 3, drawn for each chain
     alpha: float
-    is_blended: bool  # timm's b1
 
     def draw(self, rng: Random) -> Plan:
         weights, blend = _dirichlet(self.alpha, self.width, rng), rng.betavariate(self.alpha, self.alpha)
@@ -139,8 +139,6 @@ class AugMix(NamedTuple):
         for _ in range(self.width):
             chain = [choose(self.operations, rng) for _ in range(self.depth or 1 + int(rng.random() * 3))]
             chains.append(_draw_each(chain, rng).operations)
-        if self.is_blended:
-            return Plan(chains=tuple(chains), weights=_blended_weights(weights, blend))
         return Plan(chains=tuple(chains), weights=tuple(weights), blend=blend)
 
 
@@ -153,7 +151,7 @@ def build_policy(policy: Policy, side: int, resamples: tuple[int, ...]) -> SubPo
     if policy.name == "augmix":
         options = Options(resamples, SHIFT_AUGMIX * side, deviation)
         operations = [RandomOperation(each.name, 1.0, numbers["m"], options) for each in timm.augmix_ops()]
-        return AugMix(operations, int(numbers["w"]), int(numbers["d"]), numbers["a"], bool(numbers["b"]))
+        return AugMix(operations, int(numbers["w"]), int(numbers["d"]), numbers["a"])
     if policy.name == "rand":
         deviation = math.inf if deviation > 100 else deviation  # timm's way to ask for a uniform magnitude
         options = Options(resamples, SHIFT * side, deviation, numbers["mmax"] or MOST)
@@ -189,15 +187,6 @@ def _dirichlet(alpha: float, count: int, rng: Random) -> list[float]:
     if total == 0:  # with a small alpha all can be too small for a float; one of them would have been all but 1
         return [1.0] + [0.0] * (count - 1)
     return [share / total for share in shares]
-
-
-def _blended_weights(weights: list[float], blend: float) -> tuple[float, ...]:
-    """Weights for blending one chain after the other that give almost the same as all at once."""
-    left, result = 1.0, []
-    for weight in reversed(weights):
-        result.append(weight * blend / left if left > 0 else 0.0)
-        left *= 1 - result[-1]
-    return tuple(reversed(result))
 
 
 def build_augmentation(config: Config) -> "Augmentation | None":

@@ -51,9 +51,7 @@ class Plan(NamedTuple):
     operations: tuple[Operation, ...] = ()
     chains: tuple[tuple[Operation, ...], ...] = ()  # each starts from the image
     weights: tuple[float, ...] = ()  # one for each chain
-    # The sum of the chains by their weights is blended with the image, with this weight. None: the chains are blended
-    # onto the image one by one, each with its own weight.
-    blend: float | None = None
+    blend: float = 0.0  # weight of their sum, with which the image is blended
 
 
 GREY = (19595, 38470, 7471)  # parts of red, green and blue in 65536; float32 holds these sums without rounding
@@ -171,16 +169,11 @@ def _in_turn(operations: tuple[Operation, ...], pixels: np.ndarray, fill: Fill) 
 
 def _mix(plan: Plan, pixels: np.ndarray, fill: Fill) -> np.ndarray:
     changed = (_in_turn(chain, pixels, fill) for chain in plan.chains)
-    if plan.blend is None:
-        mixed = _to_image(pixels)
-        for weight, each in zip(plan.weights, changed, strict=True):
-            mixed = Image.blend(mixed, _to_image(each), weight)
-    else:
-        total = sum(
-            weight * each.astype(np.float32) for weight, each in zip(np.float32(plan.weights), changed, strict=True)
-        )
-        total = np.clip(total, 0, 255).astype(np.uint8)
-        mixed = Image.blend(_to_image(pixels), _to_image(total), plan.blend)
+    total = sum(
+        weight * each.astype(np.float32) for weight, each in zip(np.float32(plan.weights), changed, strict=True)
+    )
+    total = np.clip(total, 0, 255).astype(np.uint8)
+    mixed = Image.blend(_to_image(pixels), _to_image(total), plan.blend)
     return np.array(mixed).reshape(pixels.shape)
 
 

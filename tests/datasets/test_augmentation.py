@@ -21,7 +21,7 @@ from tests.support.loading import order as make_order
 from tests.support.refusals import refused
 from utils.errors import ConfigError
 
-POLICIES = "original rand-m9-n3-p1-mstd101 rand-m15-mmax20-tweights augmix-b1-d2 3a".split()
+POLICIES = "original rand-m9-n3-p1-mstd101 rand-m15-mmax20-tweights augmix-d2 3a".split()
 
 
 def settings(side: int = 16, **train) -> Config:
@@ -84,6 +84,7 @@ WRONG_POLICIES = {  # -> what the message names besides
     "augmix-d1000000000": "d 100",
     "augmix-a1000000000": "a 0.01 1000",
     "rand-n1e9": "'n1e9'",
+    "augmix-b1": "'b1' augmix 0.1.0",
     "original-m9": "'m9' original",
     "ta_wide": "0.1.0 rand-m10-n1-p1-mstd101-inc1",
 }

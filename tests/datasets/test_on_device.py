@@ -35,7 +35,7 @@ VALUES = {
     "translate_x": (0.0, 9.0, -0.5, 3.3, -7.45, 25.0),
     "translate_y": (0.0, 9.0, -0.5, 3.3, -7.45, 25.0),
 }
-POLICIES = ("rand-m9-mstd0.5-inc1 rand-m15-mmax20-n4-mstd1 original v0 augmix-m5-w4-d2-mstd1 augmix-b1 3a").split()
+POLICIES = ("rand-m9-mstd0.5-inc1 rand-m15-mmax20-n4-mstd1 original v0 augmix-m5-w4-d2-mstd1 augmix 3a").split()
 
 
 def config_of(policy: str | None, channels: int = 3, jitter: float = 0.0, side: int = SIDE) -> Config:
@@ -120,7 +120,7 @@ def test_loaders_draw_for_the_device_what_they_do_on_the_host(policy):
 
 @on_pretend_device
 def test_a_device_augments_as_the_host_does_without_making_it_wait(tmp_path):
-    for policy, channels in (("rand-m9-n4-p1-mstd0.5-inc1", 3), ("augmix-b1", 1), ("augmix", 3), ("3a", 3)):
+    for policy, channels in (("rand-m9-n4-p1-mstd0.5-inc1", 3), ("augmix", 1), ("augmix", 3), ("3a", 3)):
         config = config_of(policy, channels, jitter=0.3)
         rows = OperationRows(build_augmentation(config), SIDE)
         draws = Draws.of([ImageDraws([], *rows.draw(random.Random(number), number)) for number in range(24)])

@@ -71,7 +71,7 @@ def test_the_last_block_for_the_class_token_alone_gives_the_logits_and_gradients
     assert relative_error(short, compute()) < largest
 
 
-POLICIES = "rand-m9-mstd0.5-inc1 rand-m15-n4-p1-mmax20-mstd1 original augmix augmix-b1 3a".split()
+POLICIES = "rand-m9-mstd0.5-inc1 rand-m15-n4-p1-mmax20-mstd1 original augmix 3a".split()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -1,7 +1,6 @@
 """Carries out the plans of a batch on its device, step by step for all images that have the same operation there."""
 
 import itertools
-import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -31,7 +30,7 @@ def carry_out(images: Tensor, draws: Draws, copy: Callable[[np.ndarray], Tensor]
     pixels = images.permute(0, 2, 3, 1)
     chains = (in_turn(pixels, rows[start:end], table[start:end]) for start, end in itertools.pairwise(edges[:-1]))
     if num_chains:
-        pixels = mix(pixels, chains, copy(draws.weights), is_summed=not math.isnan(draws.weights[0, -1]))
+        pixels = mix(pixels, chains, copy(draws.weights))
     return in_turn(pixels, rows[edges[-2] :], table[edges[-2] :]).permute(0, 3, 1, 2)
 
 
@@ -53,13 +52,9 @@ def steps(rows: np.ndarray) -> Iterator[tuple[int, int]]:
             yield first, min(first + LARGEST_STEP, end)
 
 
-def mix(pixels: Tensor, chains: Iterator[Tensor], weights: Tensor, is_summed: bool) -> Tensor:
+def mix(pixels: Tensor, chains: Iterator[Tensor], weights: Tensor) -> Tensor:
     """AugMix, with weights [B, chains + 1]: of each chain, and of their sum against the image."""
     weights = weights.float()[:, :, None, None, None].unbind(1)
-    if not is_summed:
-        for weight, chain in zip(weights, chains, strict=False):
-            pixels = blend(pixels, chain, weight)
-        return pixels
     total = torch.zeros_like(pixels, dtype=torch.float32)
     for weight, chain in zip(weights, chains, strict=False):
         total += weight * chain

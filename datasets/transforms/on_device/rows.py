@@ -1,6 +1,5 @@
 """The plan of an image as rows of numbers, which the device carries out for all images of a batch at once."""
 
-import math
 from collections.abc import Callable
 from random import Random
 
@@ -51,7 +50,7 @@ class OperationRows:
     def draw(self, rng: Random, image: int) -> tuple[list[tuple[float, ...]], tuple[float, ...]]:
         """ImageDraws.rows of the image at this position of the batch, and ImageDraws.weights."""
         plan = self.augmentation.draw(rng)
-        weights = (*plan.weights, math.nan if plan.blend is None else plan.blend) if plan.chains else ()
+        weights = (*plan.weights, plan.blend) if plan.chains else ()
         return self.encode(plan, image), weights
 
     def encode(self, plan: Plan, image: int) -> list[tuple[float, ...]]:

@@ -13,20 +13,12 @@ step = 3 if (folder / "train-a").exists() else 5
 (folder / "train-a/status.json").write_text(json.dumps({"pid": os.getpid(), "state": "training", "step": step}))
 time.sleep(60)
 """
-SAVING = """
-run = folder / "train-a"
-if run.exists():
-    sys.exit((run / "last.pth").touch())
-run.mkdir()
-(run / ".last.pth.tmp").touch()
-time.sleep(60)
-"""
 
 
-def kill_program(tmp_path, program: str, max_kills: int = 0, waits_for_save: bool = False) -> Outcome:
+def kill_program(tmp_path, program: str, max_kills: int = 0) -> Outcome:
     """Kill a Python program instead of a training run; it finds its output folder in `folder`."""
     run = KilledRun(StartMethod("program", ("-c", HEAD + program), 1), [], tmp_path / "o")
-    return run.kill_and_resume(lambda number: PlannedKill(0.0 if waits_for_save else 0.5, 0, waits_for_save), max_kills)
+    return run.kill_and_resume(lambda number: PlannedKill(0.5, 0), max_kills)
 
 
 @pytest.mark.parametrize(
@@ -50,11 +42,6 @@ def test_a_process_that_a_run_leaves_behind_is_counted_and_killed(tmp_path, monk
     program = "child = subprocess.Popen(['sleep', '60']); (folder / 'child').write_text(str(child.pid))"
     assert kill_program(tmp_path, program).orphans == 1
     wait_until(lambda: not alive(int((tmp_path / "o/child").read_text())))
-
-
-def test_a_kill_that_waits_for_a_save_hits_it(tmp_path):
-    found = kill_program(tmp_path, SAVING, max_kills=1, waits_for_save=True)
-    assert (found.lost, found.kills, found.aimed) == ("", 1, [True])
 
 
 def test_another_hash_a_lost_run_and_a_process_left_behind_are_each_wrong(tmp_path, monkeypatch):

@@ -5,10 +5,9 @@ import re
 import pytest
 import torch
 
-from configs.load import LoadedConfig, load
-from engine.auto_batch_size import Trial, bisect, calculate, find_batch_size, max_images, search
+from configs.load import load
+from engine.auto_batch_size import Trial, bisect, calculate, max_images, search
 from engine.memory.estimate import fixed_bytes
-from engine.plan import Beginning
 from engine.precision.policy import Precision
 from models import build_model
 from tests.support.configs import CPU, SMALL, small_config
@@ -151,12 +150,6 @@ def test_an_update_never_asks_for_more_images_than_there_are(tmp_path, num_image
     assert max_images(small_config(tmp_path, *options), num_images, world_size) == most
 
 
-def test_all_images_of_a_small_set_are_as_many_as_are_taken(program):
-    ended = program("-compile", "false", free=2**40)
-    assert ended.returncode == 0
-    assert_names(ended.stdout, "batch size: 1,432 images")  # of 1,438, a multiple of 8
-
-
 def test_evaluation_takes_the_default_and_says_so(program):
     ended = program("-eval")
     assert ended.returncode == 2
@@ -164,28 +157,18 @@ def test_evaluation_takes_the_default_and_says_so(program):
     assert_names(ended.stdout, "DATA.BATCH_SIZE auto", 256)
 
 
-def test_check_shows_the_estimate(program):
+def test_check_shows_the_estimate_and_where_no_image_fits_the_run_says_what_to_lower(program):
     found = rows(program("-check").stdout)
     verdict, told = found["batch size"]
     count = int(re.match(r"(\d+) images", told)[1])
     assert verdict == "ok" and count % 8 == 0 and f"for {count} images" in found["memory"][1]
     assert found["memory"][0] == "ok" and f"for {count} images an update" in found["learning rate"][1]
     assert rows(program("-check", free=1000).stdout)["batch size"][0] == "WRONG"
+    ended = program(free=1000)
+    assert ended.returncode == 2
+    assert_names(ended.stderr, "DATA.BATCH_SIZE", "DATA.IMAGE_SIZE (8)", "-amp")
     for wrong in ("MODEL.FREEZE=[nothing]", "PRECISION.CUSTOM_BLACK_LIST=[nothing]"):
         assert rows(program("-check", "-amp", "-opts", wrong).stdout)["batch size"][0] == "WARN"
-
-
-def test_where_not_one_image_fits_the_run_ends_with_2_and_says_what_to_lower(program):
-    ended = program(free=1000)
-    assert ended.returncode == 2 and ended.stderr.startswith("error: ")
-    assert_names(ended.stderr, "DATA.BATCH_SIZE", "DATA.IMAGE_SIZE (8)", "-amp")
-
-
-def test_of_torch_compile_it_is_said_that_it_was_left_out(tmp_path):
-    config = small_config(tmp_path, "COMPILE=true")
-    begun = Beginning(LoadedConfig(config, {}, [], []), Process(CPU), Precision(config, CPU))
-    assert_names(find_batch_size(begun, 1000, 10, StopSignal())[1], "torch.compile")
-    assert not Trial(config, 10, Process(CPU), StopSignal()).config.COMPILE
 
 
 def test_told_to_stop_while_it_looks_nothing_is_trained(program, tmp_path):
@@ -194,19 +177,10 @@ def test_told_to_stop_while_it_looks_nothing_is_trained(program, tmp_path):
     assert not (tmp_path / "output").exists()
 
 
-def test_a_trial_that_is_told_to_stop_tries_no_more(tmp_path):
-    trial = Limited(small_config(tmp_path), 1000)
-    trial.stop.number = 15
-    assert search(trial, withheld=0, limit=100) == 0 and not trial.forwards
-
-
-@pytest.mark.parametrize("text", ["auto", "AUTO", " Auto "])
-def test_auto_is_read_in_any_case_from_a_file_a_flag_and_opts(tmp_path, text):
-    (tmp_path / "x.yaml").write_text(f"DATA: {{BATCH_SIZE: '{text}'}}")
-    assert load(["-cfg", str(tmp_path / "x.yaml")]).config.DATA.BATCH_SIZE == "auto"
-    (tmp_path / "y.yaml").write_text("TRAIN: {MIXUP_ALPHA: 0.8}")
-    for argv in (["-batch_size", text], ["-opts", f"DATA.BATCH_SIZE={text}"]):
-        assert load(["-cfg", str(tmp_path / "y.yaml"), *argv]).config.DATA.BATCH_SIZE == "auto"
+def test_auto_is_read_in_any_case_from_a_file_a_flag_and_opts(tmp_path):
+    (tmp_path / "x.yaml").write_text("DATA: {BATCH_SIZE: ' Auto '}")
+    for words in ([], ["-batch_size", "AUTO"], ["-opts", "DATA.BATCH_SIZE=auto"]):
+        assert load(["-cfg", str(tmp_path / "x.yaml"), *words]).config.DATA.BATCH_SIZE == "auto"
 
 
 @pytest.mark.parametrize("fits", [0, 7, 8, 100, 1000, 5000])

@@ -6,9 +6,6 @@ from timm.utils import dispatch_clip_grad
 
 from configs.schema import Train
 from engine.precision.loss_scale import Clipping
-from engine.train.trainer import Trainer
-from tests.support.configs import small_config
-from tests.support.trainers import make_trainer, update
 
 
 def model_with_gradients() -> torch.nn.Module:
@@ -40,16 +37,3 @@ def test_without_a_limit_nothing_is_clipped():
     for mode in ("norm", "value", "agc"):
         Clipping(Train(CLIP_MODE=mode), model)(list(model.parameters()), torch.tensor(9.0))
     assert all(torch.equal(each.grad, former) for each, former in zip(model.parameters(), before, strict=True))
-
-
-@pytest.mark.parametrize("mode, limit", [("value", 0.01), ("agc", 0.01)])
-def test_clipping_is_the_same_for_any_number_of_micro_batches(tmp_path, mode, limit):
-    def weights(*options: str) -> Trainer:
-        words = (f"TRAIN.CLIP_MODE={mode}", f"TRAIN.GRAD_CLIP={limit}", "TRAIN.OPTIMIZER.NAME=SGD", "TRAIN.BASE_LR=1")
-        return update(make_trainer(small_config(tmp_path, *words, "TRAIN.WARMUP_EPOCHS=0", *options)), 2).model
-
-    whole, split = weights(), weights("DATA.BATCH_SIZE=16", "TRAIN.ACCUM_ITER=2")
-    for (name, one), other in zip(whole.named_parameters(), split.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
-    unclipped = weights("TRAIN.GRAD_CLIP=null")
-    assert not torch.allclose(unclipped.blocks[0].mlp.fc1.weight, whole.blocks[0].mlp.fc1.weight, atol=1e-4)

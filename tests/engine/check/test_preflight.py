@@ -1,8 +1,6 @@
 """-check finds each mistake that is planted, in its own row, and leaves nothing behind."""
 
 import dataclasses
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,9 +14,8 @@ from models import build_model
 from scripts import make_shards
 from tests.engine.check.small_photos import CLEAN, sets_of, trouble
 from tests.support.configs import SMALL, replaced, small_config
-from tests.support.forks import DEADLINE
 from tests.support.refusals import assert_names
-from tests.support.runs import ROOT, rows, run
+from tests.support.runs import rows, run
 from utils.program import exit_code
 
 
@@ -116,13 +113,11 @@ def test_of_several_processes_one_looks_and_says_for_how_many(check):
     assert_names(found["memory"][1], 3)
 
 
-def test_under_torchrun_there_is_one_table_and_nobody_waits(photos):
+def test_of_processes_that_a_launcher_started_one_prints_the_table_and_nobody_waits(photos):
     (photos.parent / "clean.yaml").write_text(CLEAN)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     flags = f"-cfg {photos.parent}/clean.yaml -data_path {photos} -check -output {photos}/o".split()
-    words = [*launcher, str(ROOT / "main_multi_gpu.py"), *flags]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE)
-    assert result.returncode == 0, result.stderr
+    result = run("main_multi_gpu.py", *flags, processes=2)
+    assert result.codes == [0, 0], result.stderr
     assert_names(rows(result.stdout)["device"][1], "processes: 2")
     assert result.stdout.count("check: 0 wrong") == 1
 

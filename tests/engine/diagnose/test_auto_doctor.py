@@ -115,8 +115,9 @@ def test_a_doctor_that_fails_does_not_end_the_run(tmp_path):
     assert told == ""
 
 
-def test_in_float32_it_names_the_module_and_prescribes_nothing(tmp_path):
-    told, log = examined(tmp_path, lambda model: model.blocks[1].norm1.weight.data.fill_(float("nan")))
+@pytest.mark.parametrize("options", [(), ("AMP=true",)])
+def test_of_what_breaks_in_float32_it_names_the_module_and_prescribes_nothing(tmp_path, options):
+    told, log = examined(tmp_path, lambda model: model.blocks[1].norm1.weight.data.fill_(float("nan")), *options)
     assert_names(told, "blocks.1.norm1", "float32", "TRAIN.BASE_LR")
     assert len(log.said) == 1 and not (tmp_path / "doctor.yaml").exists()
 

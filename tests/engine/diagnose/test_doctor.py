@@ -64,23 +64,17 @@ def big_gradient(model):
         (big_mlp, "blocks.7.mlp.fc1", True, ["blocks.7.mlp"]),
         (partial(big_logits, block=3), "blocks.3.attn logits (q·k)", True, ["blocks.3.attn"]),
         (big_gradient, "blocks.5.mlp.fc2", False, ["blocks.5.mlp"]),
-        (
-            partial(big_logits, block=7),
-            "blocks.7.attn logits (q·k)",
-            True,
-            ["blocks.7.attn"],
-        ),  # runs compute a part of it
+        # Of the last block a run computes only the class token.
+        (partial(big_logits, block=7), "blocks.7.attn logits (q·k)", True, ["blocks.7.attn"]),
     ],
 )
 def test_a_planted_overflow_is_named_and_training_goes_on_with_what_is_prescribed(
     tmp_path, plant, place, is_forward, black_list
 ):
     case = make_case(tmp_path, plant)
-    weights = {name: value.clone() for name, value in case.model.state_dict().items()}
     found = diagnose(case)
     assert (str(found.first), found.is_forward, found.black_list) == (place, is_forward, black_list)
     assert found.is_mended
-    assert all(torch.equal(value, weights[name]) for name, value in case.model.state_dict().items())
     assert skips(tmp_path, case, [], case.scale) == 3
     assert skips(tmp_path, case, found.black_list, found.best_scale) == 0
 
@@ -141,11 +135,6 @@ def test_constants_that_are_zero_in_float16_are_named(tmp_path):
     assert not found["blocks.2.norm1.eps"].in_half and again["blocks.5.mlp.act.eps"]
 
 
-def test_what_breaks_in_float32_too_is_said_not_to_be_a_matter_of_precision(tmp_path):
-    found = diagnose(make_case(tmp_path, lambda model: model.blocks[2].norm1.weight.fill_(float("nan"))))
-    assert str(found.first) == "blocks.2.norm1" and "even in float32" in found.finding() and not found.black_list
-
-
 def test_replaying_leaves_the_model_as_it_was(tmp_path):
     case = make_case(tmp_path, big_mlp)
     case.model.norm = torch.nn.Sequential(torch.nn.Flatten(1), torch.nn.BatchNorm1d(80), torch.nn.Unflatten(1, (5, 16)))
@@ -173,15 +162,8 @@ def test_what_is_prescribed_fits_the_bounds_and_the_mode_that_the_run_has(tmp_pa
 
 # The script, and the batch that a run leaves when it stops.
 
-POISONED = (
-    "AMP=true",
-    "PRECISION.DTYPE=float16",
-    "MODEL.DEPTH=3",
-    "PRECISION.MAX_CONSECUTIVE_SKIPS=3",
-    "TRAIN.MIXUP_ALPHA=0.8",
-    "TRAIN.RANDOM_ERASE_PROB=0.5",
-    "REPORT_FREQ=1",
-)
+POISONED = "AMP=true PRECISION.DTYPE=float16 MODEL.DEPTH=3 PRECISION.MAX_CONSECUTIVE_SKIPS=3 REPORT_FREQ=1"
+POISONED += " TRAIN.MIXUP_ALPHA=0.8 TRAIN.RANDOM_ERASE_PROB=0.5"
 
 
 @pytest.fixture(scope="module")
@@ -189,11 +171,11 @@ def stopped(tmp_path_factory):
     """The folder of a run that starts from weights with big logits, and what it said."""
     folder = tmp_path_factory.mktemp("stopped")
     torch.manual_seed(0)
-    model = build_model(small_config(folder, *POISONED), 10)
+    model = build_model(small_config(folder, *POISONED.split()), 10)
     big_logits(model)
     torch.save(model.state_dict(), folder / "weights.pth")
     flags = ["-cfg", str(folder / "small.yaml"), "-pretrained", str(folder / "weights.pth"), "-batch_size", "4"]
-    options = ["-opts", *POISONED, "TRAIN.ACCUM_ITER=2", "MODEL.DROPOUT=0.1"]
+    options = ["-opts", *POISONED.split(), "TRAIN.ACCUM_ITER=2", "MODEL.DROPOUT=0.1"]
     result = run("main_single_gpu.py", *flags, "-output", str(folder / "output"), *options)
     assert result.returncode == 3, result.stderr
     return run_folder(folder / "output"), result.stdout

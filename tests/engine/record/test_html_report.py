@@ -19,6 +19,7 @@ from engine.record.report import write_at_end, write_report
 from engine.record.saved_run import SavedRun
 from scripts import report
 from tests.support.configs import SMALL
+from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, run, run_folder
 from tests.support.saved_runs import write_json, write_run
 from utils.program import exit_code
@@ -183,28 +184,12 @@ def test_a_run_of_an_earlier_version_has_a_report(tmp_path):
     assert "Course of training" in Page(tmp_path / "x.html").headings
 
 
-def test_what_the_script_cannot_do_is_refused_with_what_was_given(tmp_path, capsys):
+@pytest.mark.parametrize("output", ["", "no/x.html", "config.yaml/x.html"])
+def test_an_output_that_cannot_be_written_is_refused(tmp_path, capsys, output):
     folder = write_run(tmp_path / "run")
-    for words in (
-        [tmp_path / "nothing"],
-        [folder / "config.yaml"],
-        [tmp_path],
-        [folder, "-output", folder],
-        [folder, "-output", tmp_path / "no" / "x.html"],
-        [folder, "-output", folder / "config.yaml" / "x.html"],
-    ):
-        assert exit_code(report.main, [str(word) for word in words]) == 2, words
-        error = capsys.readouterr().err
-        assert str(words[-1]) in error and "Traceback" not in error
-    (unfinished,) = (ROOT / "tests" / "data" / "saved_runs" / "augmented").iterdir()
-    evaluation = write_run(tmp_path / "evaluation")
-    (evaluation / "config.yaml").write_text("EVAL: true\n")
-    for path in (unfinished, evaluation):
-        assert exit_code(report.main, [str(path)]) == 2
-        assert str(path) in capsys.readouterr().err and not (path / "report.html").exists()
-    (folder / "results.json").write_text("[1]")
-    assert exit_code(report.main, [str(folder)]) == 2
-    assert str(folder / "results.json") in capsys.readouterr().err
+    assert exit_code(report.main, [str(folder), "-output", str(folder / output)]) == 2
+    assert_names(error := capsys.readouterr().err, folder / output)
+    assert "Traceback" not in error
 
 
 def test_whatever_is_damaged_in_a_folder_ends_in_a_report_or_a_remedy(tmp_path, capsys):

@@ -171,12 +171,10 @@ def test_the_sheet_shows_the_36_most_certain_mistakes_and_none_that_cannot_be_re
 
 
 def test_of_a_process_without_images_nothing_is_missing():
-    results = Threads(3).run(lambda process: empty(process))
-    assert all(len(each.indices) == 0 and each.counts.shape == (3, 4) for each in results)
+    def empty(process: Process) -> ImageResults:
+        tally = Tally(CPU, torch.float64)
+        tally.add(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0)
+        tally.result(process)
+        return tally.per_image.gather(process)
 
-
-def empty(process: Process) -> ImageResults:
-    tally = Tally(CPU, torch.float64)
-    tally.add(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0)
-    tally.result(process)
-    return tally.per_image.gather(process)
+    assert all(len(each.indices) == 0 and each.counts.shape == (3, 4) for each in Threads(3).run(empty))

@@ -4,11 +4,8 @@ from pathlib import Path
 
 import pytest
 
-import main_single_gpu
 from tests.support.image_sets import draw, error_of, load, shades
-from tests.support.parquet_files import make_parquet
 from tests.support.refusals import assert_names
-from utils.program import exit_code
 
 SYNSETS = ("n01440764", "n01443537", "n02108551")
 VAL_SYNSETS = ["n02108551", "n01440764", "n01443537", "n01440764"]  # of each validation image
@@ -74,12 +71,3 @@ def test_tars_are_refused_with_the_command_that_unpacks_them(tmp_path, is_path):
     (tar := tmp_path / "ILSVRC2012_img_train.tar").touch()
     found = error_of("imagenet2012", tar if is_path else tmp_path)
     assert_names(found, "DATA.DATA_PATH", "torchvision", "ILSVRC2012_devkit_t12.tar.gz", "scipy")
-
-
-@pytest.mark.usefixtures("signal_handlers")
-@pytest.mark.parametrize("dataset", ["imagenet2012", "parquet"])
-def test_a_run_trains_on_them_and_on_parquet_files(tmp_path, small_yaml, capsys, dataset):
-    make_kaggle(tmp_path / "data") if dataset == "imagenet2012" else make_parquet(tmp_path / "data")
-    flags = ["-cfg", str(small_yaml), "-dataset", dataset, "-data_path", str(tmp_path / "data"), "-epochs", "1"]
-    flags += ["-output", str(tmp_path / "run"), "-opts", "DATA.IMAGE_CHANNELS=3", "DATA.BATCH_SIZE=4"]
-    assert exit_code(main_single_gpu.main, flags) == 0, capsys.readouterr().err

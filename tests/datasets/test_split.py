@@ -8,12 +8,14 @@ import unicodedata
 import numpy as np
 import pytest
 
+import main_single_gpu
 from datasets import SavedData, identity, load_image_sets
 from tests.support.configs import SMALL
 from tests.support.image_sets import draw, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.refusals import assert_names, refused
-from tests.support.runs import run, run_folder
+from tests.support.runs import run_folder
 from utils.errors import DataError
+from utils.program import exit_code
 
 
 def parts_of(dataset: str, path, **options) -> dict[str, str]:
@@ -163,14 +165,15 @@ def test_labels_that_are_numbers_keep_them_under_the_names_of_the_checkpoint(tmp
         load_image_sets(settings("shards", tmp_path), saved=SavedData(["c", "b"], {}))
 
 
-def test_a_run_says_where_its_images_come_from_and_writes_the_part_of_each(tmp_path):
+@pytest.mark.usefixtures("signal_handlers")
+def test_a_run_says_where_its_images_come_from_and_writes_the_part_of_each(tmp_path, capsys):
     make_folders(tmp_path / "photos", {"ant": 20, "bee": 20})
     (tmp_path / "small.yaml").write_text(SMALL)
     flags = ["-cfg", str(tmp_path / "small.yaml"), "-dataset", "imagefolder", "-data_path", str(tmp_path / "photos")]
     flags += ["-output", str(tmp_path / "output"), "-epochs", "1", "-batch_size", "10"]
-    done = run("main_single_gpu.py", *flags)
-    assert done.returncode == 0, done.printed
-    assert_names(next(line for line in done.printed.splitlines() if "training images: " in line), tmp_path / "photos")
+    assert exit_code(main_single_gpu.main, flags) == 0
+    printed = capsys.readouterr().out
+    assert_names(next(line for line in printed.splitlines() if "training images: " in line), tmp_path / "photos")
     with open(run_folder(tmp_path / "output") / "split.csv", newline="") as file:
         found = {row["image"]: row["part"][0] for row in csv.DictReader(file)}
     assert found == parts_of("imagefolder", tmp_path / "photos")

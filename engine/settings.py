@@ -16,8 +16,8 @@ from configs.yaml_files import Layer, find_settings_file, read_layers
 from utils.errors import ConfigError
 
 # What is not taken over from a run: an evaluation, or a new run from its weights, has its own machine and folder, and a
-# new run its own classes and its own way to adapt the weights.
-OWN = {*of_role(MACHINE), "SAVE", "MODEL.PRETRAINED"}
+# new run its own classes and its own way to adapt the weights. A cache is the machine's too, whatever size its images have.
+OWN = {*of_role(MACHINE), "SAVE", "MODEL.PRETRAINED", "DATA.CACHE", "DATA.CACHE_SIDE"}
 ADAPTED = {"MODEL.NUM_CLASSES", "MODEL.FREEZE", *(key for key in SETTINGS if key.startswith("MODEL.LORA."))}
 NOT_TAKEN = {"-resume": set(), "-eval": OWN, "-pretrained": OWN | ADAPTED}
 # Whoever sets one of these says which model it is.

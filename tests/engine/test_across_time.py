@@ -16,6 +16,7 @@ import main_single_gpu
 from configs.load import load as read_settings
 from datasets import holds_out_no_more
 from engine.check.quick_checks import OK, WARN
+from engine.settings import load_settings
 from scripts import export
 from tests.engine.check.small_photos import CLEAN
 from tests.support.configs import replaced
@@ -361,3 +362,11 @@ def test_a_new_run_from_a_checkpoint_takes_its_recipe_but_neither_its_classes_no
         r"FREEZE: \[\]",
     ):
         assert re.search(line, made), made
+
+
+def test_of_caches_a_resumed_run_has_that_of_its_start_and_an_evaluation_or_a_new_run_its_own(again):
+    state = torch.load(checkpoint(again), weights_only=True)
+    for saved in ({"DATA.CACHE": 256}, {"DATA.CACHE": "disk", "DATA.CACHE_SIDE": 256}):
+        torch.save(state | {"config": state["config"] | saved}, path := again / "cached.pth")
+        for flags, cache in ((["-resume"], 256), (["-eval", "-pretrained"], "none"), (["-pretrained"], "none")):
+            assert load_settings([*flags, str(path), "-data_path", str(again / "photos")]).config.DATA.CACHE == cache

@@ -44,13 +44,6 @@ def make_pets(root: Path) -> None:
     write(folder / "annotations" / "test.txt", "Abyssinian_3 1 1 1", "great_dane_4 2 2 1")
 
 
-def make_traffic_signs(root: Path) -> None:
-    for shade, name in enumerate(["00000/a.ppm", "00001/b.ppm", "00002/c.ppm"]):
-        draw(root / "gtsrb" / "GTSRB" / "Training" / name, shade)
-    draw(root / "gtsrb" / "GTSRB" / "Final_Test" / "Images" / "x.ppm", 3)
-    write(root / "gtsrb" / "GT-final_test.csv", "Filename;ClassId", "x.ppm;1")
-
-
 def make_mnist(root: Path) -> None:
     raw = root / "MNIST" / "raw"
     raw.mkdir(parents=True)
@@ -64,7 +57,6 @@ def make_mnist(root: Path) -> None:
 LAYOUTS = {
     "DTD": (make_dtd, ([0, 1], [1, 0]), ([0, 1], [2, 3]), ["banded", "dotted"], FileImages),
     "OxfordIIITPet": (make_pets, ([0, 1], [0, 1]), ([0, 1], [2, 3]), ["Abyssinian", "Great Dane"], TorchvisionImages),
-    "GTSRB": (make_traffic_signs, ([0, 1, 2], [0, 1, 2]), ([1], [3]), ["0", "1", "2"], TorchvisionImages),
     "MNIST": (make_mnist, ([7, 2, 1], [0, 1, 2]), ([7, 2], [0, 1]), None, ArrayImages),
 }
 

@@ -28,10 +28,6 @@ class ModelTransforms:
         for each in reversed(self.transforms):
             each.revert(model)
 
-    def lowering_precision(self) -> "ModelTransforms":
-        """The transforms that make a model compute in a smaller type."""
-        return ModelTransforms(tuple(each for each in self.transforms if each.lowers_precision))
-
     def bypassing_modules(self) -> "ModelTransforms":
         """The transforms that compute without calling modules, so that hooks miss it."""
         return ModelTransforms(tuple(each for each in self.transforms if each.bypasses_modules))

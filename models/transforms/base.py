@@ -14,7 +14,6 @@ class ModelTransform:
     A frozen dataclass: equal transforms do the same, so that one can revert what another one applied.
     """
 
-    lowers_precision = False  # parts of the model compute in a smaller type
     bypasses_modules = False  # computes without calling some modules, so that hooks miss them
 
     def apply(self, model: nn.Module) -> list[str]:

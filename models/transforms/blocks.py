@@ -56,7 +56,6 @@ class HalfResidual(ModelTransform):
     device_type: str
     half: torch.dtype
     is_required: bool = True
-    lowers_precision = True
 
     def apply(self, model: nn.Module) -> list[str]:
         if not self.is_required and not has_blocks(model):

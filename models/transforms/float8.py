@@ -37,7 +37,6 @@ class Float8(ModelTransform):
     """Converts the large Linear layers. Weights stay float32 parameters with the same names."""
 
     device: torch.device
-    lowers_precision = True
 
     def apply(self, model: nn.Module) -> list[str]:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training

@@ -59,7 +59,6 @@ class OpOverrides(ModelTransform):
     white: tuple[str, ...]
     device_type: str
     half: torch.dtype | None
-    lowers_precision = True
 
     def apply(self, model: nn.Module) -> list[str]:
         if LOSS in self.white:

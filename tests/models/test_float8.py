@@ -103,15 +103,15 @@ def test_weights_and_logits_in_float32_are_the_plain_models_and_it_compiles_with
     plain, images, exact = build_model(config, 10), torch.randn(3, 1, 8, 8), copy.deepcopy(model)
     for (name, mine), (plain_name, theirs) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
         assert name == plain_name and mine.dtype is torch.float32 and torch.equal(mine, theirs)
-    lowering = choose_transforms(config, CPU, precision.half).lowering_precision()
-    lowering.revert(exact)
+    transforms = choose_transforms(config, CPU, precision.half)
+    transforms.revert(exact)
     torch.testing.assert_close(exact(images), plain(images))
     compiled = copy.deepcopy(model)
     compiled.compile(backend="aot_eager", fullgraph=True)
     with precision.autocast():
         assert (model(images) - plain(images)).abs().max() > 1e-4
         torch.testing.assert_close(compiled(images), model(images))
-    lowering.apply(exact)
+    transforms.apply(exact)
     assert in_float8(exact) == in_float8(model) != []
 
 

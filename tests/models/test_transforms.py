@@ -81,18 +81,6 @@ def test_reverted_a_model_is_what_it_was(config, chosen, name, is_copy):
         assert all(torch.equal(changed[each], before[each]) for each in before) is is_exact
 
 
-def test_what_lowers_precision_comes_off_from_below_the_others(config, chosen):
-    torch.manual_seed(0)
-    plain = build_model(config, 10)
-    model = copy.deepcopy(plain)
-    chosen.apply(model)
-    chosen.lowering_precision().revert(model)
-    images = torch.linspace(-1, 1, 128).view(2, 1, 8, 8)
-    torch.testing.assert_close(model.eval()(images), plain.eval()(images))
-    assert type(model.blocks[0]) is not type(plain.blocks[0])  # still checkpointed
-    assert type(model.blocks[0].mlp) is type(plain.blocks[0].mlp)
-
-
 def test_what_bypasses_modules_comes_off_from_below_channels_last(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     model = timm.create_model("vit_tiny_r_s16_p8_224", img_size=32, depth=1)  # convolutions before its blocks

@@ -71,7 +71,7 @@ def cosines_to_float32(trainer: Trainer) -> dict[str, float]:
     windows = trainer.data.windows(trainer.step, trainer.step + 1)
     images, targets = trainer.prepare(next(iter(next(windows).batches)))
     exact, gradients = copy.deepcopy(trainer.model), []
-    trainer.transforms.lowering_precision().revert(exact)
+    trainer.transforms.revert(exact)
     for model, precision in ((trainer.model, trainer.precision.autocast()), (exact, contextlib.nullcontext())):
         with precision:
             loss = trainer.loss(model(images), targets) * trainer.precision.scaler.get_scale()

@@ -1,14 +1,21 @@
-"""Which halfstep runs, and the exit code of what went wrong."""
+"""Which halfstep runs, the exit code of what went wrong, signals that stop a run, and files that are replaced."""
 
+import os
 import shutil
 import signal
+import stat
 import subprocess
+import time
+from pathlib import Path
 
 import pytest
+import torch
 
 from utils import VERSION
 from utils.errors import AlreadyReportedError, ConfigError, LostProcess, StoppedBySignal
-from utils.program import judge, revision
+from utils.files import refuse_special, replacing
+from utils.program import StopSignal, judge, revision
+from utils.seed import make_deterministic
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="no git")
@@ -51,3 +58,45 @@ def test_the_exit_code_of_an_error_and_whether_a_line_tells_of_it(error, code, i
 
 def test_a_mistake_of_ours_ends_with_1_and_needs_a_traceback():
     assert judge(AssertionError("ours")) == (1, None)
+
+
+@pytest.mark.usefixtures("signal_handlers")
+def test_a_signal_that_arrives_twice_within_seconds_is_one_and_a_later_one_ends_the_process(monkeypatch):
+    now, codes = [100.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(os, "_exit", codes.append)
+    stop = StopSignal()
+    assert stop.number == 0
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert (stop.number, codes) == (signal.SIGTERM, [])
+    for now[0], number in ((100.0, signal.SIGTERM), (102.9, signal.SIGINT)):
+        os.kill(os.getpid(), number)
+    assert (stop.number, codes) == (signal.SIGTERM, []), "Ctrl-C that torchrun passes on as well"
+    now[0] = 103.1
+    os.kill(os.getpid(), signal.SIGINT)
+    assert codes == [128 + signal.SIGINT]
+
+
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="pipe"), replacing(tmp_path / "pipe") as file:
+        file.write(b"text")
+    (left,) = tmp_path.iterdir()
+    assert stat.S_ISFIFO(left.stat().st_mode)
+
+
+@pytest.mark.parametrize("name", ["null", "stdout", "nothing"])
+def test_nothing_in_the_folder_of_devices_is_replaced(name):
+    with pytest.raises(OSError, match="device"):
+        refuse_special(Path("/dev", name))
+
+
+def test_deterministic_runs_spend_no_time_on_memory_that_is_written_anyway():
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        make_deterministic()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = filled

@@ -14,10 +14,7 @@ from tests.support.refusals import refused
 from utils.errors import ConfigError
 
 SIZES = {  # EMBED_DIM, DEPTH, NUM_HEADS
-    "tiny": (192, 12, 3),
-    "small": (384, 12, 6),
     "base": (768, 12, 12),
-    "large": (1024, 24, 16),
     "huge": (1280, 32, 16),
 }
 

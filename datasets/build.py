@@ -45,11 +45,14 @@ def load_image_sets(
     if config.START.EVAL:
         train, val.notes = None, (*val.notes, *warn_of_other_parts(val, saved))
     parts = {part: each for part, each in (("training", train), ("validation", val)) if each is not None}
+    held_out = (
+        f"DATA.FOLD ({config.DATA.FOLD})" if config.DATA.FOLD else f"DATA.VAL_FRACTION ({config.DATA.VAL_FRACTION:g})"
+    )
     for part, image_set in parts.items():
         if not len(image_set):
             raise DataError(
                 f"{name}: there are no {part} images in {config.DATA.DATA_PATH}; check the lists or folders there, and "
-                f"{_share_held_out(config)} if it has no validation part of its own"
+                f"{held_out} if it has no validation part of its own"
                 + (f"; each value of DATA.GROUP_BY ({group}) stays whole" if (group := config.DATA.GROUP_BY) else "")
             )
     notes = number_classes(config, list(parts.values()), saved)
@@ -58,11 +61,6 @@ def load_image_sets(
         _check_num_classes(config, image_set)
     val.notes = (describe_split(config, val), *notes, *val.notes)
     return train, val
-
-
-def _share_held_out(config: Config) -> str:
-    data = config.DATA
-    return f"DATA.FOLD ({data.FOLD})" if data.FOLD else f"DATA.VAL_FRACTION ({data.VAL_FRACTION:g})"
 
 
 def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> None:

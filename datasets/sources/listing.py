@@ -1,5 +1,6 @@
 """Images named by list files or CSV files: their index, and the checks of such lists."""
 
+import itertools
 import os
 from array import array
 from collections.abc import Callable, Iterator
@@ -115,7 +116,7 @@ class _Builder:
         self.config, self.lists = config, lists
         columns = {f"{n}.{name}": kind for n in range(len(lists.files)) for name, kind in COLUMNS.items()}
         self.writer = IndexWriter(place, columns)
-        self.hashes, self.group_hashes = RowHashes(), RowHashes()
+        self.hashes = RowHashes()
         self.first_lines: list[list[int]] = []  # of each list the lines of the files that must exist
 
     def build(self, facts: dict) -> Index:
@@ -148,7 +149,6 @@ class _Builder:
             self.hashes.add(normal_paths(paths))
             if rows.groups:
                 self.writer.add(f"{number}.group", encoded(rows.groups))
-                self.group_hashes.add(rows.groups)
 
         notes = self.lists.read(file, add)
         numbers = np.frombuffer(of_rows, np.uint32)
@@ -192,14 +192,9 @@ class _Builder:
         """The values of DATA.GROUP_BY that are in both lists."""
         if len(self.lists.files) < 2 or not self.lists.settings.get("group_by"):
             return []
-        texts = [self.writer.text(f"{number}.group") for number in range(2)]
-        hashes = self.group_hashes.take()
-        (first, of_first), (second, of_second) = (
-            np.unique(each, return_index=True) for each in (hashes[: len(texts[0])], hashes[len(texts[0]) :])
-        )
-        _, at_first, at_second = np.intersect1d(first, second, assume_unique=True, return_indices=True)
-        pairs = zip(of_first[at_first].tolist(), of_second[at_second].tolist(), strict=True)
-        return sorted(os.fsdecode(texts[0][one]) for one, other in pairs if texts[0][one] == texts[1][other])
+        texts = (self.writer.text(f"{number}.group") for number in range(2))
+        first, second = (set(itertools.chain.from_iterable(each.chunks())) for each in texts)
+        return sorted(map(os.fsdecode, first & second))
 
 
 def _first_names(paths: Texts, rows: list[int]) -> list[str]:

@@ -7,19 +7,19 @@ import torch
 from torch import nn
 
 from configs.schema import Optimizer, Train
-from engine.train.optimizers import SCHEDULE_FREE, build_optimizer
+from engine.train.optimizers import OURS, SCHEDULE_FREE, build_optimizer
 from engine.train.skipping import SkippingOptimizer
 from tests.support.pretend_device import waits
 
 
 @functools.cache
 def one_of_each_class() -> list[str]:
-    """A name for each class of timm's that is supported, and schedulefree's. Others only set arguments of these."""
+    """Ours, and a name for each class of timm's that is supported and of schedulefree's. Others only set arguments of these."""
     from timm.optim import get_optimizer_class, list_optimizers
 
     names = list_optimizers(exclude_filters=["bnb*", "fused*", "kron*", "adahessian"])
     others = [name for name in names if name not in ("adam", "adamw", "sgd", "nesterov")]
-    return [*{get_optimizer_class(name, bind_defaults=False): name for name in others}.values(), *SCHEDULE_FREE]
+    return [*OURS, *{get_optimizer_class(name, bind_defaults=False): name for name in others}.values(), *SCHEDULE_FREE]
 
 
 class Learner:
@@ -32,7 +32,6 @@ class Learner:
         train = Train(OPTIMIZER=Optimizer(NAME=name), BASE_LR=1e-2, WEIGHT_DECAY=0.1)
         self.optimizer = build_optimizer(dataclasses.replace(train, **settings), self.model)
         self.waits: dict[str, int] = {}  # of the last step, for the pretend device
-        assert isinstance(self.optimizer, SkippingOptimizer)
 
     def step(self, number: int, overflows: bool = False) -> "Learner":
         draws = torch.Generator().manual_seed(number)
@@ -43,7 +42,11 @@ class Learner:
             parameter.grad = gradient.to(self.device)
         skipped = torch.tensor([float(overflows)]).to(self.device)
         with waits() as self.waits:
-            self.optimizer.step(skipped)
+            if isinstance(self.optimizer, SkippingOptimizer):
+                self.optimizer.step(skipped)
+            else:
+                self.optimizer.found_inf = skipped.reshape(())  # as a GradScaler does
+                self.optimizer.step()
         return self
 
     def state(self) -> dict:

@@ -1,6 +1,5 @@
 """The learning rate and what is decayed."""
 
-import copy
 import dataclasses
 import math
 
@@ -11,6 +10,7 @@ from configs.schema import Optimizer
 from engine.train.optimizers import build_optimizer
 from engine.train.schedule import Schedule
 from tests.support.configs import small_config
+from tests.support.optimizers import Learner
 
 
 @pytest.fixture
@@ -120,74 +120,12 @@ def test_every_setting_of_the_optimizer_reaches_all_groups(train, name, values, 
         assert {key: group[key] for key in expected} | {"lr": group["lr"]} == expected | {"lr": 0.02}
 
 
-def pair(tmp_path, name="AdamW", seed=0):
-    """A linear model and its optimizer, which have made no update yet."""
-    torch.manual_seed(seed)
-    options = (f"TRAIN.OPTIMIZER.NAME={name}", "TRAIN.BASE_LR=0.01")
-    model = torch.nn.Linear(4, 2)
-    return model, build_optimizer(small_config(tmp_path, *options).TRAIN, model)
-
-
-def step(model, optimizer, number, overflows=False):
-    """One update, through a GradScaler as in training; the gradient is a function of its number."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
-    images = torch.randn(8, 4, generator=torch.Generator().manual_seed(number))
-    loss = model(images).square().mean()
-    scaler.scale(loss * float("inf") if overflows else loss).backward()
-    scaler.unscale_(optimizer)
-    gradient = model.weight.grad.clone()
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad()
-    return gradient
-
-
-MOMENTS = {"AdamW": "exp_avg", "Adam": "exp_avg", "SGD": "momentum_buffer"}
-
-
-@pytest.mark.parametrize("name", MOMENTS)
-def test_our_optimizers_are_fused_keep_float32_and_go_on_from_what_they_saved_to_the_last_bit(tmp_path, name):
-    model, optimizer = pair(tmp_path, name)
-    assert optimizer.defaults["fused"]
-    for number in range(4):
-        step(model, optimizer, number)
-    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    for state in saved[1]["state"].values():
-        assert {value.dtype for value in state.values()} == {torch.float32} and state[MOMENTS[name]].any()
-    again, other = pair(tmp_path, name, seed=1)
-    again.load_state_dict(saved[0])
-    other.load_state_dict(saved[1])
-    for number in range(4, 8):
-        step(model, optimizer, number)
-        step(again, other, number)
-    assert torch.equal(model.weight, again.weight) and not torch.equal(model.weight, saved[0]["weight"])
-
-
-@pytest.mark.parametrize("name", MOMENTS)
-@pytest.mark.parametrize("when", [0, 3])
-def test_a_skipped_step_changes_nothing_to_the_last_bit(tmp_path, name, when):
-    model, optimizer = pair(tmp_path, name)
-    for number in range(when):
-        step(model, optimizer, number)
-    weights, saved = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict()["state"])
-    rubbish = [torch.full((4, 2), 7.0) for _ in range(100)]  # what unwritten memory would hold
-    del rubbish
-    step(model, optimizer, 9, overflows=True)
-    assert all(torch.equal(weights[key], value) for key, value in model.state_dict().items())
-    for number, state in optimizer.state_dict()["state"].items():
-        for key, value in state.items():
-            assert torch.equal(value, saved[number][key]) if when else not value.any()
-
-
-@pytest.mark.parametrize("name", MOMENTS)
-def test_a_bfloat16_moment_of_an_earlier_version_loads_as_float32(tmp_path, name):
-    model, optimizer = pair(tmp_path, name)
-    step(model, optimizer, 0)
-    saved = copy.deepcopy(optimizer.state_dict())
+@pytest.mark.parametrize(("name", "moment"), [("AdamW", "exp_avg"), ("Adam", "exp_avg"), ("SGD", "momentum_buffer")])
+def test_our_optimizers_are_fused_and_a_bfloat16_moment_of_an_earlier_version_loads_as_float32(name, moment):
+    saved, loaded = Learner(name).step(0).state()["optimizer"], Learner(name)
+    assert loaded.optimizer.defaults["fused"]
     for state in saved["state"].values():
-        state[MOMENTS[name]] = state[MOMENTS[name]].bfloat16()
-    again, loaded = pair(tmp_path, name)
-    loaded.load_state_dict(saved)
-    step(again, loaded, 1)
-    for state in loaded.state.values():
-        assert state[MOMENTS[name]].dtype is torch.float32 and state[MOMENTS[name]].any()
+        state[moment] = state[moment].bfloat16()
+    loaded.optimizer.load_state_dict(saved)
+    for state in loaded.step(1).optimizer.state.values():
+        assert {value.dtype for value in state.values()} == {torch.float32} and state[moment].any()

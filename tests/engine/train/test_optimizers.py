@@ -41,7 +41,8 @@ def test_every_optimizer_skips_moves_the_weights_and_goes_on_from_its_saved_stat
         before = state_hash(straight.state()["weights"])
         straight.step(9, overflows=True)
         assert state_hash(straight.state()["weights"]) == before, name
-        straight.step(0).step(1)
+        after = state_hash(straight.step(0).step(1).state())
+        assert state_hash(straight.step(10, overflows=True).state()) == after, name
         moved = state_hash(straight.state()["weights"]) != before
         assert moved or name == "radamschedulefree", name  # which at first only learns how large the gradients are
         with averaged(straight.optimizer):

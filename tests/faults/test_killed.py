@@ -62,24 +62,25 @@ def test_a_run_that_was_stopped_says_why_and_goes_on_to_the_same_end(
 def test_killed_at_any_point_of_a_save_a_checkpoint_loads_and_the_run_goes_on_to_the_same_end(
     tmp_path, start, unbroken
 ):
-    assert start(tmp_path / "listed", list_operations=[str(tmp_path / "listing")]).returncode == 0
+    flags = ("-opts", "VALIDATE_FREQ=1", "TRAIN.BASE_LR=3e-2")  # so that each epoch is the best so far
+    assert start(tmp_path / "listed", *flags, list_operations=[str(tmp_path / "listing")]).returncode == 0
     places = [json.loads(line) for line in (tmp_path / "listing").read_text().splitlines()]
     operations = [what for save, _, what in places if save == 2]
     for kind in "open .last|write .last|fsync|best.pth|checkpoint-2|previous|.tmp last.pth|status".split("|"):
         assert any(kind in what for what in operations)
     assert operations[-1] == "unlink checkpoint-1.pth"
-    assert start(tmp_path / "before", kill_at=[2, 0]).returncode == KILLED
+    assert start(tmp_path / "before", *flags, kill_at=[2, 0]).returncode == KILLED
     found = []
     for number, what in enumerate(operations):
         output = tmp_path / str(number)
         shutil.copytree(tmp_path / "before", output)
-        assert start(output, kill_at=[1, number]).returncode == KILLED, what
+        assert start(output, *flags, kill_at=[1, number]).returncode == KILLED, what
         folder = run_folder(output)
         found.append(read_checkpoint(folder / "last.pth")["step"])
         assert json.loads((folder / "status.json").read_text())["step"] <= found[-1], what
-        again = start(output)
+        again = start(output, *flags)
         assert again.returncode == 0, (what, again.printed)
-        assert run_hash(folder) == unbroken(), what
+        assert run_hash(folder) == unbroken(*flags), what
         saved = {path.name for path in folder.glob("*.pth")}
         assert {"best.pth", "checkpoint-2.pth", "last.pth", "previous.pth"} <= saved, what
         assert read_checkpoint(folder / "best.pth")["step"] == 8, what

@@ -4,15 +4,13 @@
 
 A small ViT on the digits (-amp with bfloat16, drop path, label smoothing, mixup, EMA, accumulation) is trained once
 without interruption. Then it is killed at moments drawn uniformly from the duration of that run, start-up and saving
-included, and started again with -resume auto until it finishes; then the next run, until all kills are used up. One kill
-in five waits, from its random moment on, until the temporary file of last.pth exists. With two processes the killed one
-is drawn at random; half of the kills happen under main_multi_gpu.py's own launcher, which ends the run, and half under
+included, and started again with -resume auto until it finishes; then the next run, until all kills are used up. (Every
+moment of a save: tests/faults/test_killed.py.) With two processes the killed one is drawn at random; half of the kills happen under main_multi_gpu.py's own launcher, which ends the run, and half under
 torchrun --max-restarts, which restarts it. Prints a Markdown table. The exit code is 1 if a run was lost, ended with
 another hash, or left a process behind. Needs Linux.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import random
@@ -47,7 +45,6 @@ SAVE_FREQ: 1
 """
 KILLS, EPOCHS = {1: 100, 2: 50}, 8  # kills, by number of processes
 QUICK_KILLS, QUICK_EPOCHS = {1: 3, 2: 2}, 2
-SAVE_KILL_INTERVAL = 5  # one kill in this many waits for a save
 TIMEOUT = 300.0  # seconds after which a run counts as hung
 ORPHAN_TIMEOUT = 30.0  # seconds that the processes of a run may outlive the one that started them
 TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node 2 --max-restarts 1000 --monitor-interval 0.1".split()
@@ -70,21 +67,11 @@ START_METHODS = (
 )
 
 
-@dataclass(frozen=True)
-class PlannedKill:
-    """A kill that has not happened yet."""
-
-    seconds: float  # after a start
-    rank: int
-    waits_for_save: bool = False  # after these seconds, wait for the next save to begin
-
-
 @dataclass
 class Outcome:
     """The result of one run."""
 
     kills: int = 0
-    aimed: list[bool] = field(default_factory=list)  # for each kill that waited for a save, whether it hit one
     seconds: list[float] = field(default_factory=list)  # from each kill until it trained again
     orphans: int = 0
     lost: str = ""  # the reason, if the run was lost
@@ -104,17 +91,16 @@ class KilledRun:
         self._command = [sys.executable, *method.command, *flags, "-output", str(output), "-resume", "auto"]
         self._printed = output / "printed.txt"
         self._ranks: dict[int, int] = {}  # {rank: pid} since the last start
-        self._old_files: set[tuple] = set()  # temporary ones that an earlier kill left
         self._saved_step = 0  # before the last kill
         self._killed_at: float | None = None  # None: it has trained again since
         self._started_at = 0.0  # when all processes of the last start existed
         self.seconds = 0.0  # from there to the end of the last start
         self.outcome = Outcome()
 
-    def kill_and_resume(self, draw: Callable[[int], PlannedKill] | None, max_kills: int) -> Outcome:
-        """Kill it up to `max_kills` times, then let it end. `draw` returns the next kill, given the number so far."""
+    def kill_and_resume(self, draw: Callable[[], tuple[float, int]] | None, max_kills: int) -> Outcome:
+        """Kill it up to `max_kills` times, then let it end. `draw` returns seconds after a start, and a rank."""
         try:
-            while not self._run(draw(self.outcome.kills) if self.outcome.kills < max_kills else None):
+            while not self._run(*(draw() if self.outcome.kills < max_kills else (TIMEOUT, None))):
                 pass
             folders = [path.parent for path in self._output.glob("train-*/last.pth")]
             if len(folders) != 1:
@@ -126,9 +112,8 @@ class KilledRun:
             kill(find_processes(self._output))
         return self.outcome
 
-    def _run(self, planned: PlannedKill | None) -> bool:
-        """Start the run unless it is running, and kill one process as planned. Returns whether it finished instead."""
-        self._old_files = self._temporary_files()
+    def _run(self, seconds: float, rank: int | None) -> bool:
+        """Start the run unless it is running, and kill one process then, if any. Returns whether it finished instead."""
         if self._process is None:
             variables = os.environ | {"OMP_NUM_THREADS": "1", MARK: str(self._output)}
             with open(self._printed, "a") as file:
@@ -136,14 +121,11 @@ class KilledRun:
                     self._command, cwd=ROOT, env=variables, stdout=file, stderr=file, start_new_session=True
                 )
         self._wait_for_ranks()
-        is_alive = self._watch(planned.seconds if planned else TIMEOUT)
-        while is_alive and planned and planned.waits_for_save and not self._is_saving():
-            is_alive = self._watch(0.0005)
-        if not is_alive:
+        if not self._watch(seconds):
             return self._has_ended(by_kill=False)
-        if planned is None:
+        if rank is None:
             raise RunLost(f"it did not end within {TIMEOUT:g} s")
-        pid = self._ranks[planned.rank]
+        pid = self._ranks[rank]
         if not variables_of(pid, self._output):  # it has just ended
             return False
         kill([pid])
@@ -151,8 +133,6 @@ class KilledRun:
         while variables_of(pid, self._output):  # it is still running
             time.sleep(0.001)
         self.outcome.kills += 1
-        if planned.waits_for_save:
-            self.outcome.aimed.append(self._is_saving())
         self._saved_step = max(self._saved_step, self._status().get("step", 0))
         return False if self._method.restarts else self._has_ended(by_kill=True)
 
@@ -216,17 +196,6 @@ class KilledRun:
         path = max(self._output.glob("train-*/status.json"), default=None)
         return json.loads(path.read_text()) if path else {}
 
-    def _is_saving(self) -> bool:
-        """Whether the temporary file of last.pth is there, and no earlier kill left it."""
-        return bool(self._temporary_files() - self._old_files)
-
-    def _temporary_files(self) -> set[tuple]:
-        found = set()
-        for path in self._output.glob("train-*/.last.pth.tmp"):
-            with contextlib.suppress(OSError):
-                found.add((path, path.stat().st_ino, path.stat().st_mtime_ns))
-        return found
-
 
 def main(argv: list[str]) -> int:
     arguments = parse(argv)
@@ -276,11 +245,8 @@ def kill_runs(
     expected = hash_of(whole.kill_and_resume(None, 0))
     generator, done, found = random.Random(seed), 0, []
 
-    def draw(number: int) -> PlannedKill:
-        """The next kill, after `number` kills of this run."""
-        waits_for_save = (done + number) % SAVE_KILL_INTERVAL == 1
-        seconds, rank = generator.uniform(0, whole.seconds), generator.randrange(num_processes)
-        return PlannedKill(seconds, 0 if waits_for_save else rank, waits_for_save)  # process 0 is the one that saves
+    def draw() -> tuple[float, int]:
+        return generator.uniform(0, whole.seconds), generator.randrange(num_processes)
 
     for number, method in enumerate(methods):
         last = done + kills // len(methods) + (number < kills % len(methods))
@@ -303,13 +269,20 @@ def hash_of(outcome: Outcome) -> str:
     return f"lost: {outcome.lost}" if outcome.lost else run_hash(outcome.folder)
 
 
-COLUMNS = ["", "kills", "aimed at a save", "of these in a save", "runs", "lost", "other hash", "processes left"]
-COLUMNS += ["seconds until it trained again, median (spread)"]
+COLUMNS = [
+    "",
+    "kills",
+    "runs",
+    "lost",
+    "other hash",
+    "processes left",
+    "seconds until it trained again, median (spread)",
+]
 
 
 def judge(method: StartMethod, expected: str, outcomes: list[Outcome]) -> tuple[list[str], bool]:
     """The row of the table, and whether something is wrong."""
-    aimed, seconds = sum((each.aimed for each in outcomes), []), sum((each.seconds for each in outcomes), [])
+    seconds = sum((each.seconds for each in outcomes), [])
     lost = [each for each in outcomes if each.lost]
     differ = [each.folder for each in outcomes if not each.lost and hash_of(each) != expected]
     orphans = sum(each.orphans for each in outcomes)
@@ -317,7 +290,7 @@ def judge(method: StartMethod, expected: str, outcomes: list[Outcome]) -> tuple[
         print(f"{method.name}: LOST: {each.lost}", file=sys.stderr)
     for folder in differ:
         print(f"{method.name}: ANOTHER HASH: {folder}", file=sys.stderr)
-    numbers = [sum(each.kills for each in outcomes), len(aimed), sum(aimed), len(outcomes), len(lost), len(differ)]
+    numbers = [sum(each.kills for each in outcomes), len(outcomes), len(lost), len(differ)]
     spread = f"{statistics.median(seconds):.1f} ({min(seconds):.1f} to {max(seconds):.1f})" if seconds else "-"
     return [method.name, *map(str, [*numbers, orphans]), spread], bool(lost or differ or orphans)
 

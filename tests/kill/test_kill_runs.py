@@ -3,7 +3,7 @@
 import pytest
 
 from tests.kill import kill_runs
-from tests.kill.kill_runs import KilledRun, Outcome, PlannedKill, StartMethod
+from tests.kill.kill_runs import KilledRun, Outcome, StartMethod
 from tests.support.runs import alive, wait_until
 
 HEAD = "import json, os, pathlib, subprocess, sys, time; folder = pathlib.Path(sys.argv[2])\n"
@@ -18,7 +18,7 @@ time.sleep(60)
 def kill_program(tmp_path, program: str, max_kills: int = 0) -> Outcome:
     """Kill a Python program instead of a training run; it finds its output folder in `folder`."""
     run = KilledRun(StartMethod("program", ("-c", HEAD + program), 1), [], tmp_path / "o")
-    return run.kill_and_resume(lambda number: PlannedKill(0.5, 0), max_kills)
+    return run.kill_and_resume(lambda: (0.5, 0), max_kills)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from tests.support.forks import DEADLINE, ROOT
 from tests.support.loading import folder_settings, make_folder, order, settings, taken, train_data
 from tests.support.pretend_device import DEVICE, on_pretend_device, pinned, waits
 from tests.support.refusals import assert_names
-from tests.support.runs import alive, run, wait_until
+from tests.support.runs import alive, wait_until
 from utils.distributed import Process
 from utils.errors import DataError
 
@@ -171,27 +171,6 @@ def test_evaluation_leaves_out_what_it_cannot_read_and_reports_it(folder):
     assert sum(batch.num_samples for batch in shares) == 3
 
 
-THREADS = """
-import os, sys, torch
-from tests.support.loading import settings, train_data
-torch.set_num_threads(2)
-config = settings("imagefolder", sys.argv[1], NUM_WORKERS=2, IMAGE_CHANNELS=3, BATCH_SIZE=8, IMAGE_SIZE=224, HFLIP=1.0)
-before = len(os.listdir("/proc/self/task"))
-windows = train_data(config).windows(0, 50)
-for _ in range(20):
-    list(next(windows).batches)
-print(len(os.listdir("/proc/self/task")) - before, torch.get_num_threads())
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
-def test_loader_threads_bring_no_threads_of_their_own_and_leave_the_training_its(folder, tmp_path):
-    """Large enough that torch would share out the mirroring of an image."""
-    (tmp_path / "program.py").write_text(THREADS)
-    done = run(str(tmp_path / "program.py"), str(folder))
-    assert done.stdout.split() == ["2", "2"], done.printed
-
-
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 def test_when_nothing_can_be_read_any_more_the_error_comes_through_the_worker_as_it_is(folder, kind):
     data = train_data(folder_settings(folder, 1, WORKERS=kind))
@@ -219,22 +198,32 @@ def test_signals_to_all_processes_leave_the_workers_at_work_and_closing_ends_the
     assert multiprocessing.active_children() == []
 
 
-def test_a_program_that_ends_in_the_middle_of_an_epoch_ends_its_workers(folder):
-    program = f"""
-import multiprocessing, sys
+PROGRAM = """
+import multiprocessing, os, sys, torch
 from pathlib import Path
-from tests.support.loading import folder_settings, train_data
-windows = train_data(folder_settings(Path({str(folder)!r}), 2, WORKERS="processes")).windows(0, 100)
+from tests.support.loading import folder_settings, settings, train_data
+torch.set_num_threads(2)
+config = settings("imagefolder", sys.argv[1], NUM_WORKERS=2, IMAGE_CHANNELS=3, BATCH_SIZE=8, IMAGE_SIZE=224, HFLIP=1.0)
+before = len(os.listdir("/proc/self/task"))
+windows = train_data(config).windows(0, 50)
+for _ in range(20):
+    list(next(windows).batches)
+print(len(os.listdir("/proc/self/task")) - before, torch.get_num_threads())
+windows.close()
+sys.kept_to_the_end = windows = train_data(folder_settings(Path(sys.argv[1]), 2, WORKERS="processes")).windows(0, 100)
 next(next(windows).batches)
-sys.kept_to_the_end = windows
 print(*[child.pid for child in multiprocessing.active_children()], flush=True)
 """
-    # On a single core torch warns of two workers.
-    command = [sys.executable, "-W", "ignore::UserWarning", "-c", program]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_loader_threads_bring_no_threads_and_leave_the_training_its_and_a_program_that_ends_ends_its_workers(folder):
+    """The images are large enough that torch would share out the mirroring of one, and the end is in mid-epoch."""
+    command = [sys.executable, "-W", "ignore::UserWarning", "-c", PROGRAM, folder]  # torch warns of 2 workers on 1 core
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
-    workers = [int(pid) for pid in done.stdout.split()]
-    assert (done.returncode, done.stderr, len(workers)) == (0, "", 2)
-    wait_until(lambda: not any(alive(pid) for pid in workers))
+    threads, workers = (line.split() for line in done.stdout.splitlines())
+    assert (done.returncode, done.stderr, threads, len(workers)) == (0, "", ["2", "2"], 2)
+    wait_until(lambda: not any(alive(int(pid)) for pid in workers))
 
 
 @pytest.mark.parametrize("ahead, expected", [(0, [1, 2, 3]), (2, [3, 4, 5])])

@@ -213,9 +213,8 @@ def check_cache(config: Config, sets: dict[str, ImageSet | None]) -> Finding:
                 size = estimate_bytes(config.DATA, image_set, num_left, pool)
             lines.append(f"{part} images: about {format_bytes(size)} will be written to {location.folder}")
             needed += size
-        nearest = nearest_existing(folder)
-        with tempfile.TemporaryFile(dir=nearest):
-            free = free_bytes(nearest)
+        with tempfile.TemporaryFile(dir=nearest_existing(folder)):
+            free = free_bytes(folder)
     except OSError as error:
         return Finding("cache", "\n".join([*lines, f"{folder} cannot be used ({error})"]), WARN, REMEDY)
     text = "\n".join([*lines, *[f"{format_bytes(free)} are free there"] * bool(needed)])

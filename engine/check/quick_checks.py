@@ -1,7 +1,6 @@
 """Checks that cost almost nothing. -check makes each of them a row; a run logs those that fail (`quick_checks`)."""
 
 import math
-import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from engine.plan import Plan
 from engine.train.ema import decay_at
 from engine.train.schedule import batch_factor
 from utils.distributed import Process
+from utils.files import free_bytes
 from utils.host import SHARED_MEMORY
 from utils.text import counted, format_bytes
 
@@ -176,7 +176,7 @@ def check_disk(config: Config, path: Path, each: int) -> Finding:
     # Checkpoints of a resumed run already occupy their space; a file with several names occupies it once.
     present = {status.st_ino: status.st_size for status in (file.stat() for file in path.rglob("*.pth"))}
     need = max(count * each - sum(present.values()), 2 * each) + OTHER_FILES
-    free = free_bytes(nearest_existing(path))
+    free = free_bytes(path)
     text = (
         f"checkpoints of {format_bytes(each)}, up to {count} at once; with logs and curves {format_bytes(need)} of "
         f"{format_bytes(free)} free at {nearest_existing(path)}"
@@ -217,7 +217,3 @@ def verdict_on_space(need: float, free: float, remedy: str) -> tuple[str, str]:
     if need > NEAR * free:
         return WRONG if need > free else WARN, remedy
     return OK, ""
-
-
-def free_bytes(folder: Path) -> int:
-    return shutil.disk_usage(folder).free

@@ -140,7 +140,7 @@ def test_freeze_names_parameters_and_modules_and_later_patterns_win():
 
 
 def frozen_resnet() -> torch.nn.Module:
-    return build_model(config_of(32, TYPE="timm", NAME="resnet18", FREEZE=("*", "!fc", "!layer4")), 10)
+    return build_model(config_of(32, TYPE="timm", NAME="test_resnet", FREEZE=("*", "!fc", "!layer4")), 10)
 
 
 def running_means(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ from datasets.shuffle import shuffled
 from scripts import make_shards
 from tests.support.image_sets import draw, load, shades
 from tests.support.refusals import refused
-from utils.errors import ConfigError, DataError
+from utils.errors import ConfigError
 
 
 def call(*arguments) -> int:
@@ -47,20 +47,6 @@ def test_shards_hold_the_files_as_they_are_for_every_reader_of_tars(tmp_path, ph
     train, val = load("shards", tmp_path / "out")
     assert train.classes == ["ant", "bee"] and sorted(shades(train)) == [*range(7), *range(100, 107)]
     assert shades(train) != sorted(shades(train)) and shades(val) == [0, 1, 100, 101]
-
-
-def test_a_set_without_validation_images_is_refused(tmp_path, photos):
-    with refused(DataError, "DATA.VAL_FRACTION", photos / "train"):
-        call(
-            "-dataset",
-            "imagefolder",
-            "-data_path",
-            photos / "train",
-            "-out",
-            tmp_path / "out",
-            "-opts",
-            "DATA.VAL_FRACTION=0.0",
-        )
 
 
 def test_killed_and_called_again_it_keeps_whole_shards_and_ends_with_the_same_bytes(tmp_path, photos, monkeypatch):

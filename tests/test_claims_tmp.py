@@ -196,10 +196,10 @@ def test_several_labels_change_the_metric_only_where_none_was_typed(tmp_path, ty
 
 
 @pytest.mark.parametrize(("metric", "best"), [("loss", "1"), ("top1", "2")])
-def test_the_best_point_of_a_sweep_is_the_first_of_its_table(metric, best):
+def test_the_best_point_of_a_sweep_is_the_first_of_its_table(small_yaml, metric, best):
     from scripts.sweeping.plan import Plan
 
-    plan = Plan([], {"SEED": "1,2"}, [], points=[{"SEED": "1"}, {"SEED": "2"}])
+    plan = Plan(["-cfg", str(small_yaml)], {"SEED": "1,2"}, [], points=[{"SEED": "1"}, {"SEED": "2"}])
     results = [Result(DONE, metric=metric, best=value, epoch=1) for value in (0.25, 0.75)]
     lines = [line for line in table(plan, results).splitlines() if "SEED=" in line]
     assert f"SEED={best}" in lines[0]

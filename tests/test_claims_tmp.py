@@ -1,19 +1,22 @@
-import csv, gc, json, threading, time
-from pathlib import Path
+import gc
+import json
+import threading
+import time
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-import engine.session
 import engine.record.image_results
+import engine.session
 from configs.load import load
-from configs.schema import Config, Data, Model, Train
+from configs.schema import Data
 from datasets import BadImages, Normalize, build_eval_data
 from datasets.sources.images import ArrayImages
 from datasets.transforms.crop import EvalTransform
-from datasets.transforms.mix import ERASED_AREA, Boxes
 from datasets.transforms.decode import PixelRules
+from datasets.transforms.mix import ERASED_AREA, Boxes
 from engine.evaluation.evaluate import evaluate
 from engine.evaluation.scores import Best
 from engine.evaluation.tally import ImageResults
@@ -22,7 +25,6 @@ from engine.record.image_results import ResultFiles
 from engine.record.metrics import peak_memory
 from engine.session import Status
 from engine.train.loss import DistillationTargets, hits
-from models.weights.files import read_state_dict
 from models.weights.metadata import preprocessing_of
 from scripts.comparing.groups import speed
 from scripts.sweeping.results import DONE, Result, read_result, table
@@ -74,7 +76,9 @@ def test_running_statistics_are_those_of_process_0_before_anything_is_scored(tmp
 
     config = small_config(tmp_path)
     rng = np.random.default_rng(0)
-    images = ArrayImages(rng.integers(256, size=(9, 8, 8), dtype=np.uint8), rng.integers(2, size=9), ["a", "b"], PixelRules(1), "made up")
+    images = ArrayImages(
+        rng.integers(256, size=(9, 8, 8), dtype=np.uint8), rng.integers(2, size=9), ["a", "b"], PixelRules(1), "made up"
+    )
 
     def loss(process: Process, mean: float) -> float:
         model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 2))
@@ -100,13 +104,18 @@ def test_several_boxes_erase_as_much_together_as_one(tmp_path):
         import random
 
         rng = random.Random(0)
-        return float(np.mean([sum(width * height for *_, width, height in boxes.boxes(rng)) for _ in range(2000)])) / 224**2
+        return (
+            float(np.mean([sum(width * height for *_, width, height in boxes.boxes(rng)) for _ in range(2000)]))
+            / 224**2
+        )
 
     expected = sum(ERASED_AREA) / 2
     assert mean_area(1) == pytest.approx(expected, rel=0.05) and mean_area(3) == pytest.approx(expected, rel=0.05)
 
 
-@pytest.mark.parametrize(("side", "share", "resized"), [(384, 0.95, 404), (224, 0.875, 256), (224, 0.9, 248), (100, 0.6, 166)])
+@pytest.mark.parametrize(
+    ("side", "share", "resized"), [(384, 0.95, 404), (224, 0.875, 256), (224, 0.9, 248), (100, 0.6, 166)]
+)
 def test_evaluation_resizes_to_the_whole_pixels_below_as_timm_does(side, share, resized):
     assert EvalTransform(Data(IMAGE_SIZE=side, CROP_PCT=share)).resized_side == resized == int(side / share)
 
@@ -118,7 +127,9 @@ def test_standard_deviations_are_saved_as_such():
 
 
 def test_the_seconds_of_a_trial_are_those_of_training_and_evaluation(tmp_path):
-    (tmp_path / "status.json").write_text(json.dumps({"state": "done", "best_metric": "loss", "best": {"loss": 0.5, "epoch": 2}}))
+    (tmp_path / "status.json").write_text(
+        json.dumps({"state": "done", "best_metric": "loss", "best": {"loss": 0.5, "epoch": 2}})
+    )
     (tmp_path / "metrics.csv").write_text("epoch,train_seconds,eval_seconds\n0,10,1\n1,20,\n2,30,3\n")
     assert read_result(tmp_path).seconds == 64
 
@@ -172,8 +183,8 @@ def test_timm_loads_a_model_of_fixed_position_embeddings(tmp_path):
 
 
 def test_a_mean_has_the_facts_of_the_latest_epoch(tmp_path):
-    from scripts import export
     from models.weights.files import read_record
+    from scripts import export
     from tests.support.checkpoints import checkpoint
 
     paths = []

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import os
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -97,7 +98,7 @@ class TarCache:
 
         Unless it `waits`, returns False if another process is pulling it.
         """
-        path = self.path(tar)
+        path, since = self.path(tar), time.monotonic()
         part = path.with_name(f".{path.name}{PART}")
         try:
             while not self.holds(tar):
@@ -109,7 +110,7 @@ class TarCache:
                         file.truncate(tar.size)  # so that it counts as that for others who make room
                         self.make_room()
                         try:
-                            self.server.copy(tar.name, tar.size, file)
+                            self.server.copy(tar.name, tar.size, file, since)
                             sync(file)
                             check(part)
                         except BaseException:
@@ -162,6 +163,8 @@ class ServerFolder(ShardFolder):
 
     a tar that another process is pulling is passed over. Nothing waits for these threads or depends on them.
     """
+
+    drops_tars = True
 
     def __init__(self, config: Config, say: Callable[[str], None]):
         data = config.DATA

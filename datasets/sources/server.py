@@ -5,6 +5,7 @@ final name, so that a killed download counts as whole, and they know no limit.
 """
 
 import errno
+import functools
 import random
 import re
 import time
@@ -13,13 +14,15 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from utils.errors import DataError
-from utils.text import redacted
+from utils.text import format_bytes, redacted
 
 MAX_TARS = 1_000_000  # of a range
 BRACES = re.compile(r"\{((?:[^{}]|\{[^{}]*\})*)\}")
 NUMBERS = re.compile(r"(\d+)\.\.(\d+)")
 BLOCK = 16 << 20  # bytes of a request: what is lost when a connection breaks
 SECONDS_TO_CONNECT, SECONDS_OF_SILENCE = 10.0, 30.0
+SHORTEST_LIMIT = 60.0  # seconds
+MOST_OF_A_TAR, MOST_OF_ANOTHER = 2**32, 2**28  # bytes of an answer: some servers send without end
 SECONDS_TO_FIND = 3.0  # for which a server is looked for that has never answered: mostly its name is mistyped
 FIRST_WAIT, LONGEST_WAIT = 0.05, 15.0  # seconds between tries, doubled from one to the next
 PACKAGES = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs"}
@@ -178,8 +181,11 @@ class Server:
         """A small file."""
         return self._request(self.url_of(name), lambda files: files.cat_file(self.url_of(name)))
 
-    def copy(self, name: str, size: int, file: BinaryIO) -> None:
-        """Write a file of this size, in requests of BLOCK bytes, which are repeated one by one."""
+    def copy(self, name: str, size: int, file: BinaryIO, since: float | None = None) -> None:
+        """Write a file of this size, in requests of BLOCK bytes, which are repeated one by one.
+
+        `since`: when waiting for it began, by time.monotonic(): who has waited for another process has spent that patience.
+        """
         url = self.url_of(name)
         while (start := file.tell()) < size:
             end = min(start + BLOCK, size)
@@ -192,13 +198,14 @@ class Server:
                     raise ShortAnswerError(f"{len(data):,} of {end - start:,} bytes from byte {start:,} on")
                 return data
 
-            file.write(self._request(url, read))
+            file.write(self._request(url, read, since))
+            since = None
 
-    def _request(self, url: str, task: Callable[[Any], T]) -> T:
+    def _request(self, url: str, task: Callable[[Any], T], since: float | None = None) -> T:
         """The task's result, tried again while that may help; DataError with the URL and the remedy otherwise."""
         import fsspec
 
-        start, wait = time.monotonic(), FIRST_WAIT
+        start, wait = time.monotonic() if since is None else since, FIRST_WAIT
         while True:
             try:
                 found = task(fsspec.filesystem(self.scheme, **self._options))  # of this process, made anew after a fork
@@ -234,9 +241,40 @@ class Server:
             return {"config_kwargs": limits | {"retries": {"total_max_attempts": 1}}, "use_listings_cache": False}
         import aiohttp
 
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=SECONDS_TO_CONNECT, sock_read=silence)
+        most = max(self.patience, SHORTEST_LIMIT)  # of a request: some servers send a byte every few seconds
+        timeout = aiohttp.ClientTimeout(total=most, sock_connect=SECONDS_TO_CONNECT, sock_read=silence)
         headers = {"Accept-Encoding": "identity"}
-        return {"client_kwargs": {"timeout": timeout, "headers": headers, "trust_env": True}, "simple_links": False}
+        return {
+            "client_kwargs": {
+                "timeout": timeout,
+                "headers": headers,
+                "trust_env": True,
+                "response_class": response_class(),
+            },
+            "simple_links": False,
+        }
+
+
+@functools.lru_cache(1)
+def response_class() -> type:
+    """Make aiohttp's class of answers read no more than such an answer can have."""
+    import aiohttp
+
+    class Response(aiohttp.ClientResponse):
+        async def read(self) -> bytes:
+            most = MOST_OF_A_TAR if self.url.path.endswith(".tar") else MOST_OF_ANOTHER
+            content = bytearray()
+            async for chunk in self.content.iter_any():
+                content += chunk
+                if len(content) > most:
+                    self.close()
+                    raise ValueError(f"an answer of more than {format_bytes(most)}")
+            return bytes(content)
+
+        async def text(self, encoding: str | None = None, errors: str = "replace") -> str:
+            return (await self.read()).decode(encoding or "utf-8", errors)
+
+    return Response
 
 
 def _version_of(info: dict) -> str | None:

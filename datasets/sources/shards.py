@@ -73,6 +73,7 @@ class ShardFolder:
     """A folder of shards on a disk. One on a server overrides all of this, and keeps copies in `root`."""
 
     notes: Sequence[str] = ()  # lines for the log
+    drops_tars = False  # to make room for others
 
     def __init__(self, root: Path):
         self.root, self.title = root, str(root)
@@ -353,6 +354,8 @@ class ShardImages(EncodedImages):
 @functools.lru_cache(MAX_OPEN_TARS)
 def _opened(folder: ShardFolder, table: ShardTable, number: int) -> Tar:
     """An open tar. One that leaves the cache is closed when the last thread has finished reading from it."""
+    if folder.drops_tars:
+        _opened.cache_clear()  # what is dropped for this one would stay on the disk as long as it is open
     return folder.open(table.tar(number), table.checksum(number))
 
 

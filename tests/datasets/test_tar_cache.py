@@ -1,16 +1,24 @@
 """The cache of tars from a server: what is dropped, what is on the disk before it has a name, how long and often is asked."""
 
+import contextlib
 import os
 import socket
 import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from configs.load import load
+from datasets import load_image_sets
+from datasets.sources import remote_shards
 from datasets.sources import server as asked
 from datasets.sources.remote_shards import TarCache
 from datasets.sources.server import Server
 from datasets.sources.shards import ShardTar
+from tests.support.image_sets import make_set
+from tests.support.servers import HttpFolder
 from utils.errors import DataError
 
 SIZE = 1000
@@ -18,7 +26,7 @@ SIZE = 1000
 
 @pytest.fixture
 def cache(tmp_path) -> TarCache:
-    def copy(name, size, file):
+    def copy(name, size, file, since):
         file.write(bytes(size))
 
     return TarCache(tmp_path, SimpleNamespace(copy=copy, url_of=str), limit=10 * SIZE)
@@ -77,3 +85,73 @@ def test_waits_between_requests_grow(monkeypatch):
     with pytest.raises(DataError):
         server.read("classes.txt")
     assert waits[:4] == [0.05, 0.1, 0.2, 0.4] and sum(waits) <= 120
+
+
+def test_all_who_want_a_tar_that_never_comes_whole_wait_once(tmp_path, monkeypatch):
+    """Threads that read one image of it each."""
+    tries, now, lock = [], [0.0], threading.Lock()
+
+    def sleep(seconds):
+        with lock:
+            now[0] += seconds
+
+    monkeypatch.setattr(asked, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now[0]))
+    monkeypatch.setattr(remote_shards, "time", asked.time)
+    make_set(tmp_path / "set", num_shards=1)
+    with HttpFolder(tmp_path / "set", fault=lambda number, path: tries.append(path) or "cut") as server:
+        size = (tmp_path / "set/train-000000.tar").stat().st_size
+        cache = TarCache(tmp_path / "cache", Server(server.url, 60.0, str), limit=10 * size)
+        failed = []
+
+        def read():
+            try:
+                cache.pull(ShardTar("train-000000.tar", size, 1))
+            except DataError:
+                failed.append(now[0])
+
+        threads = [threading.Thread(target=read) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(failed) == 8 and max(failed) < 2 * 60
+
+
+@pytest.mark.parametrize("what", ["listing", "file"])
+def test_an_answer_without_end_is_given_up(monkeypatch, what):
+    monkeypatch.setattr(asked, "MOST_OF_ANOTHER", 2**20)
+
+    class Endless(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(b'<a href="x.tar">' * 4096)
+
+        def log_message(self, *words):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        asks = Server(f"http://127.0.0.1:{server.server_port}/set", 60.0, str)
+        with pytest.raises(DataError, match="more than"):
+            asks.listing() if what == "listing" else asks.read("classes.txt")
+        server.shutdown()
+
+
+def test_dropped_tars_are_closed(tmp_path):
+    make_set(tmp_path / "set", num_shards=12)
+    with HttpFolder(tmp_path / "set") as server:
+        words = [f"DATA.CACHE_PATH={tmp_path / 'c'}", "DATA.SHUFFLE_BUFFER=1", "DATA.REMOTE_CACHE_GB=0.001"]
+        config = load(["-dataset", "shards", "-data_path", server.url, "-opts", *words], needs_file=False).config
+        train, _ = load_image_sets(config)
+        for path in (tmp_path / "c").rglob("*.tar"):
+            path.unlink()
+        train.folder.cache.limit = 5 * (tmp_path / "set/train-000000.tar").stat().st_size
+        for index in range(len(train)):
+            train.read(index)
+        opened = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+        assert len([each for each in opened if str(tmp_path / "c") in each and each.endswith(".tar (deleted)")]) == 0

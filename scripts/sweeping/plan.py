@@ -132,6 +132,12 @@ class Plan:
             plan.load_point(point)
         return plan
 
+    def is_whole(self) -> bool:
+        """Whether all values are of the right types, in a plan that was read from a file."""
+        texts = [*self.flags, self.cwd, *(each for pairs in (self.over, *self.points) for pair in pairs.items() for each in pair)]
+        numbers = [*self.seeds, *(each for each in (self.folds, self.optuna) if each is not None)]
+        return all(isinstance(each, str) for each in texts) and all(type(each) is int for each in numbers)
+
     def check(self) -> None:
         if not (self.over or self.seeds or self.folds):
             raise ConfigError("nothing to sweep; give -over KEY=VALUE,VALUE, -seeds 0,1,2 or -folds 5")
@@ -234,8 +240,11 @@ def read_plan(folder: Path) -> Plan | None:
         facts = json.loads((folder / FILE).read_text(encoding="utf-8"))
         if facts.pop("version") == 1:  # of halfstep 0.1.0, whose plan also names its folder
             facts.pop("folder")
-        return Plan(**facts)
+        plan = Plan(**facts)
+        if not plan.is_whole():
+            raise ValueError("its values are not of a sweep")
+        return plan
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{folder / FILE} cannot be read ({error}); give -output another folder") from error

@@ -216,12 +216,29 @@ def test_the_best_point_of_a_sweep_is_the_first_of_its_table(small_yaml, metric,
     assert f"SEED={best}" in lines[0]
 
 
-@pytest.mark.parametrize("change", [{"flags": [3]}, {"over": ["a"]}, {"seeds": ["x"]}, {"points": [[1]]}, {"folds": "5"}, {"flags": 3}, {"cwd": None}, "deep"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"flags": [3]},
+        {"over": ["a"]},
+        {"seeds": ["x"]},
+        {"points": [[1]]},
+        {"folds": "5"},
+        {"flags": 3},
+        {"cwd": None},
+        "deep",
+    ],
+)
 def test_a_plan_of_a_sweep_with_other_values_is_one_line(tmp_path, small_yaml, capsys, change):
     from scripts import sweep
 
-    words = ["-over", "TRAIN.BASE_LR=1e-3,2e-3", "-output", str(tmp_path / "s"), "-dry", "--", "-cfg", str(small_yaml)]
-    plan = {"version": 2, "flags": ["-cfg", str(small_yaml)], "over": {"TRAIN.BASE_LR": "1e-3,2e-3"}, "seeds": [], "points": [{"TRAIN.BASE_LR": "1e-3"}]}
+    plan = {
+        "version": 2,
+        "flags": ["-cfg", str(small_yaml)],
+        "over": {"TRAIN.BASE_LR": "1e-3,2e-3"},
+        "seeds": [],
+        "points": [{"TRAIN.BASE_LR": "1e-3"}],
+    }
     (tmp_path / "s").mkdir()
     text = '{"version": ' + 20_000 * "[" if change == "deep" else json.dumps(plan | change)
     (tmp_path / "s/sweep.json").write_text(text)

@@ -15,7 +15,7 @@ from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, to_image_sets
 from datasets.sources.root import Parts, choose_parts, data_root, expected_layout, own_split
 from datasets.transforms.decode import IMAGE_ENDINGS, PixelRules
 from datasets.types import ImageSet
-from utils.errors import DataError
+from utils.errors import DataError, not_a_file
 from utils.text import first_of
 
 TRAIN_LIST, VAL_LIST = "train_list.txt", "val_list.txt"
@@ -32,7 +32,7 @@ def read_imagenet(config: Config, say: Callable = print) -> tuple[ImageSet | Non
     """Training and validation images below DATA_PATH, or all images and None."""
     root = data_root(config.DATA, EXPECTS)
     train_file, val_file = root / TRAIN_LIST, root / VAL_LIST
-    if not train_file.is_file() and not val_file.is_file():
+    if not train_file.exists() and not val_file.exists():
         parts = choose_parts(subfolders(root)) if root.is_dir() else Parts(None, None, [])
         if not (parts.train or parts.val):
             if ilsvrc := _find_kaggle(root):
@@ -42,7 +42,9 @@ def read_imagenet(config: Config, say: Callable = print) -> tuple[ImageSet | Non
     # Evaluation needs the training list only for its classes.
     files = [val_file] if config.START.EVAL and not train_file.is_file() else [train_file, val_file]
     for file in files:
-        if not file.is_file():
+        if file.exists() and (kind := not_a_file(file)):
+            raise DataError(f"{file} is {kind}, not a list of images; remove or rename it")
+        if not file.exists():
             raise DataError(f"DATA.DATA_PATH: {root} has no {file.name}; {expected_layout(config.DATA, EXPECTS)}")
     image_sets = to_image_sets(config, Lists(files, read_list_file, allow_names=False))
     return (None if config.START.EVAL else image_sets[0]), image_sets[-1]

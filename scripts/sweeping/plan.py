@@ -134,7 +134,11 @@ class Plan:
 
     def is_whole(self) -> bool:
         """Whether all values are of the right types, in a plan that was read from a file."""
-        texts = [*self.flags, self.cwd, *(each for pairs in (self.over, *self.points) for pair in pairs.items() for each in pair)]
+        texts = [
+            *self.flags,
+            self.cwd,
+            *(each for pairs in (self.over, *self.points) for pair in pairs.items() for each in pair),
+        ]
         numbers = [*self.seeds, *(each for each in (self.folds, self.optuna) if each is not None)]
         return all(isinstance(each, str) for each in texts) and all(type(each) is int for each in numbers)
 

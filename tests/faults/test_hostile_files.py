@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from configs.load import load
 from configs.yaml_files import read_layers
+from datasets import load_image_sets
 from datasets.sources.images import ArrayImages, FileImages
 from datasets.transforms.decode import FORMATS, PixelRules, decode
 from datasets.types import ImageReadError
@@ -26,7 +28,7 @@ from tests.support.image_sets import make_folders
 from tests.support.modules import ROOT
 from tests.support.refusals import assert_names
 from tests.support.runs import run, run_folder
-from utils.errors import ConfigError
+from utils.errors import ConfigError, DataError
 from utils.program import exit_code
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(touched) (w) file closefile\nshowpage\n%%EOF\n"
@@ -259,3 +261,12 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused_unread(tmp_path, endi
             file.write(bytes(2**20))
     with pytest.raises(ConfigError, match="unpack"):
         read(path)
+
+
+@pytest.mark.parametrize("name", ["train_list.txt", "val_list.txt"])
+def test_a_pipe_in_place_of_a_list_is_named(tmp_path, name):
+    make_folders(tmp_path / "train", {"ant": 2})
+    os.mkfifo(tmp_path / name)
+    config = load(["-dataset", "imagenet2012", "-data_path", str(tmp_path)], needs_file=False).config
+    with pytest.raises(DataError, match="pipe"):
+        load_image_sets(config)

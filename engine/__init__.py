@@ -1,1 +1,1 @@
-"""From settings to a finished run. Start reading at run.py, then trainer.py."""
+"""A run, from its settings to its result. Start reading at run.py, then trainer.py."""

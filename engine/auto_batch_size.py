@@ -37,7 +37,7 @@ CLOSE = 0.02  # relative difference that is not worth another run
 
 
 def find_batch_size(begun: Beginning, num_images: int, num_classes: int, stop: StopSignal) -> tuple[int, str]:
-    """The same number for all processes, and how it was found. `num_images`: training images."""
+    """Find one batch size for all processes. Returns it, and how it was found. `num_images`: training images."""
     config, process = begun.config, begun.process
     start, limit = time.perf_counter(), max_images(config, num_images, process.world_size)
     if can_run_out(process.device):

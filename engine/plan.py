@@ -122,7 +122,7 @@ def begin(loaded: LoadedConfig, process: Process, log: Log, step: Step = or_end)
 
 
 def refusals(config: Config, process: Process) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """What refuses settings that this device or strategy does not support, by the title of -check's row."""
+    """Checks that refuse settings that this device or strategy does not support, by the title of -check's row."""
     if not config.START.EVAL:
         yield "augmentation", lambda: parse_policy(config.TRAIN)
         yield "augmentation on the device", lambda: check_device(config.DATA, process.device)
@@ -207,7 +207,7 @@ def _kept(record: dict) -> SavedData | None:
 
 
 def _as_begun(loaded: LoadedConfig, began: dict | None) -> LoadedConfig:
-    """For a run of an older version, the settings that it began without are as it behaved then."""
+    """Set what a run of an older version began without as it behaved then."""
     for key, value in IMPLIED.items() if began else ():
         # A run that was resumed by a newer version has them in its checkpoint.
         if began.get(key, value) == value and loaded.origins[key] == "default":
@@ -216,7 +216,7 @@ def _as_begun(loaded: LoadedConfig, began: dict | None) -> LoadedConfig:
 
 
 def _classes_of_weights(begun: Beginning) -> list[str]:
-    """Those that weights of another program are evaluated on, where they say their names."""
+    """Class names of another program's weights that are evaluated, where these say them."""
     _, source = begun.source
     try:
         return classes_of_weights(source) if begun.config.START.EVAL and source and not begun.kept else []

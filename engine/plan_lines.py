@@ -1,4 +1,4 @@
-"""What a run and -check say about a plan: what is trained, and where it differs from the checkpoint that it begins with."""
+"""Lines of a run and of -check about a plan: what is trained, and where it differs from the checkpoint that it begins with."""
 
 import itertools
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def describe_training(plan: Plan, model: str) -> list[str]:
 
 
 def _most_important(plan: Plan, model: str) -> Iterator[tuple[str, str]]:
-    """What is trained on what and how, with where each value comes from: a file, a flag, weights, or the default."""
+    """The model, its data and its training, with where each value comes from: a file, a flag, weights, or the default."""
     config, order, origins = plan.config, plan.order, plan.loaded.origins
     sets = f"{len(plan.train_set):,} training and {counted(len(plan.eval_set), 'validation image')}"
     scale = batch_factor(config.TRAIN, order.global_batch)
@@ -65,7 +65,7 @@ def _origin(key: str, origins: dict[str, str]) -> str:
 
 
 def describe_evaluation(plan: Plan) -> list[str]:
-    """What to know about an evaluation: which classes occur, and settings that are not the checkpoint's."""
+    """Lines about an evaluation: which classes occur, and settings that are not the checkpoint's."""
     lines, number = _describe_as_begun(plan), np.count_nonzero(plan.eval_set.count_classes())
     names = plan.classes_of_weights
     if number < len(plan.classes) and (plan.kept or names == plan.classes):
@@ -147,15 +147,15 @@ def compare_with_weights(plan: Plan) -> list[str]:
         return []
     here = flatten(loaded.config)
     texts = {key: text for key, text in weights.texts.items() if key.startswith("DATA.")}
-    said = {key: convert(SETTINGS[key], text, weights.origin) for key, text in texts.items()}
-    said = {key: list(value) if isinstance(value, tuple) else value for key, value in said.items()}
+    theirs = {key: convert(SETTINGS[key], text, weights.origin) for key, text in texts.items()}
+    theirs = {key: list(value) if isinstance(value, tuple) else value for key, value in theirs.items()}
     lines = _describe_followed(loaded, weights)
     # Another size is a choice: the weights are resized, which is said where it happens.
     chosen = () if plan.config.START.EVAL else ("DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS")
-    different = [key for key in said if key not in chosen and said[key] != here[key]]
+    different = [key for key in theirs if key not in chosen and theirs[key] != here[key]]
     if different:
-        found = ", ".join(f"{key} {to_text(here[key])} ({to_text(said[key])} there)" for key in different)
-        words = " ".join(f"{key}={to_text(said[key]).replace(' ', '')}" for key in different)
+        found = ", ".join(f"{key} {to_text(here[key])} ({to_text(theirs[key])} there)" for key in different)
+        words = " ".join(f"{key}={to_text(theirs[key]).replace(' ', '')}" for key in different)
         lines.append(f"warning: images are not prepared as the {weights.origin} say: {found}; to do so: -opts {words}")
     return lines
 

@@ -291,7 +291,7 @@ def end(training: Training, state: str, what: str, code: int, **facts) -> tuple[
 
 
 def describe_setup(plan: Plan, trainer: Trainer) -> dict[str, str | int]:
-    """For status.json: on what and how large the run is. Collective."""
+    """Facts for status.json: on what and how large the run is. Collective."""
     process, model = trainer.process, trainer.model
     return {
         "device": process.device.type,

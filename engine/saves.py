@@ -1,4 +1,4 @@
-"""What a run saves, which epoch is its best, and the state it goes back to."""
+"""Checkpoints of a run: what is in them, which epoch is its best, and the state that a run goes back to."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -155,7 +155,7 @@ def describe_run(plan: Plan, trainer: Trainer, metric: float | None, bad_images:
 
 
 def describe_progress(plan: Plan, trainer: Trainer, folder: Path, saved: dict[str, int], best: Best) -> dict[str, Any]:
-    """For status.json: where the training is, and what is on the disk: `saved`, the last.pth, and `best`."""
+    """Facts for status.json: where the training is, and what is on the disk: `saved`, the last.pth, and `best`."""
     held = {best.metric: best.value, "epoch": best.epoch, "file": BEST} if best.epoch else None
     return {
         **saved,

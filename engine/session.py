@@ -157,7 +157,7 @@ class RunFolder:
 
 
 def new_folder(config: Config, kind: str) -> Path:
-    """Where a new run is written to: SAVE/NAME, or SAVE/train-YYYYmmdd-HH-MM-SS."""
+    """The folder of a new run: SAVE/NAME, or SAVE/train-YYYYmmdd-HH-MM-SS."""
     if config.START.NAME and not _names_a_run_to_evaluate(config):
         return Path(config.SAVE, config.START.NAME)
     return Path(config.SAVE, "-".join(filter(None, (kind, time.strftime("%Y%m%d-%H-%M-%S"), config.START.NAME))))

@@ -59,7 +59,7 @@ def _checkpoint(given: dict[str, Text]) -> Path | None:
 
 
 def _weights(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
-    """What follows from the weights that the run starts from or evaluates; a run that is continued keeps what it had."""
+    """Settings that follow from the weights that the run starts from or evaluates; a run that is continued keeps what it had."""
     from models.weights.files import read_record
     from models.weights.metadata import ARCHITECTURE, PREPROCESSING, metadata_of
 
@@ -71,22 +71,22 @@ def _weights(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
                 keys = (*PREPROCESSING, *(() if names_model else ARCHITECTURE)) if began.get("MODEL.PRETRAINED") else ()
                 return _layer(f"checkpoint {checkpoint}", {key: began[key] for key in keys if key in began})
         source = checkpoint or given.get("MODEL.PRETRAINED")
-        said = metadata_of(str(source)) if source else None
+        metadata = metadata_of(str(source)) if source else None
     except ConfigError as error:
         if checkpoint or (names_model and _is_on(given, "CHECK")):
             return None  # the run, or a row of -check, says why they cannot be read
         raise ConfigError(f"MODEL.PRETRAINED: {error}") from None
-    if said is None:
+    if metadata is None:
         return None
-    model = {} if names_model else said.model or ({"MODEL.TYPE": "timm"} if "MODEL.NAME" in given else {})
+    model = {} if names_model else metadata.model or ({"MODEL.TYPE": "timm"} if "MODEL.NAME" in given else {})
     if not (names_model or model):
         raise ConfigError(
-            f"MODEL.NAME: {said.by} does not say which model it is of; name timm's (any of timm.list_models()), as in "
+            f"MODEL.NAME: {metadata.by} does not say which model it is of; name timm's (any of timm.list_models()), as in "
             "-opts MODEL.NAME=vit_base_patch16_224"
         )
-    if said.images and not {"DATA.IMAGE_SIZE"} & {*said.images, *given}:
-        raise ConfigError(f"DATA.IMAGE_SIZE: {said.by} was trained on images that are not square; set one side")
-    return _layer(f"weights {said.by}", _for_channels(said.images, given) | model)
+    if metadata.images and not {"DATA.IMAGE_SIZE"} & {*metadata.images, *given}:
+        raise ConfigError(f"DATA.IMAGE_SIZE: {metadata.by} was trained on images that are not square; set one side")
+    return _layer(f"weights {metadata.by}", _for_channels(metadata.images, given) | model)
 
 
 def _for_channels(images: dict[str, Any], given: dict[str, Text]) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _for_channels(images: dict[str, Any], given: dict[str, Text]) -> dict[str, A
 
 
 def _load_without_file(arguments: list[str], given: dict[str, Text], checkpoint: Path | None) -> LoadedConfig:
-    """With the settings of the checkpoint's run in place of those of a file; an evaluation needs only the model's."""
+    """Load the settings of the checkpoint's run in place of those of a file; an evaluation needs only the model's."""
     from models.weights.files import find_file, read_record
 
     source = given.get("MODEL.RESUME", given.get("MODEL.PRETRAINED"))
@@ -154,7 +154,7 @@ def _layer(origin: str, settings: dict[str, Any]) -> Layer:
 
 
 def _texts(key: str, value: Any) -> Iterator[tuple[str, Text]]:
-    """What a settings file would have for a value; for an open section for each of its arguments."""
+    """Names and texts of a value as in a settings file; of an open section, one for each of its arguments."""
     if not isinstance(value, dict):
         yield key, _to_text(value)
         return
@@ -163,7 +163,7 @@ def _texts(key: str, value: Any) -> Iterator[tuple[str, Text]]:
 
 
 def _to_text(value: Any) -> Text:
-    """As read from a settings file."""
+    """A value as it is read from a settings file."""
     if isinstance(value, list | tuple):
         return [_to_text(each) for each in value]
     return Quoted(value) if isinstance(value, str) else to_text(value)

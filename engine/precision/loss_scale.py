@@ -1,4 +1,4 @@
-"""What is done to gradients before an update: unscaled, checked, clipped; the loss scale is torch's GradScaler with Paddle's rule."""
+"""Gradients before an update are unscaled, checked and clipped here; the loss scale is torch's GradScaler with Paddle's rule."""
 
 from collections.abc import Sequence
 from typing import Any

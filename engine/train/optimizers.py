@@ -122,7 +122,7 @@ def set_rates(groups: list[dict], rate: float) -> None:
 
 
 def numbers_per_weight(settings: Train) -> float:
-    """What the optimizer keeps for each weight of a matrix, found by a step of a small one; schedulefree also saves the weight."""
+    """Numbers that the optimizer keeps for each weight of a matrix, found by a step of a small one; schedulefree also saves the weight."""
     weight = nn.Parameter(torch.zeros(64, 64))  # no random number is drawn
     weight.grad = torch.zeros_like(weight)
     optimizer = build_optimizer(replace(settings, LAYER_DECAY=None), nn.ParameterList([weight]))

@@ -155,7 +155,7 @@ def _on_host(value: Any) -> Any:
 
 
 def _put_back(now: Any, former: Any, skipped: Tensor) -> None:
-    """Where the update was skipped, tensors of the device get their former values; those that are new stay."""
+    """Give tensors of the device their former values where the update was skipped; those that are new stay."""
     if isinstance(now, dict | list | tuple):
         for key in former if isinstance(former, dict) else range(len(former)):
             _put_back(now[key], former[key], skipped)

@@ -1,4 +1,4 @@
-"""What ends a run before its last epoch: no progress, a signal, the time limit, too many non-finite gradients or unreadable images."""
+"""Conditions that end a run before its last epoch: no progress, a signal, the time limit, too many non-finite gradients or unreadable images."""
 
 import time
 from collections.abc import Callable

@@ -68,7 +68,7 @@ def test_of_raw_weights_and_ema_the_better_ones_are_best_and_what_predict_export
 
 
 def test_a_checkpoint_without_an_evaluation_of_its_own_keeps_the_choice_of_the_last_one_also_when_resumed(scored):
-    """As it stands in a checkpoint; of epochs 2 and 4 with and 3 without an evaluation, the first before a resumed run."""
+    """The choice stands in a checkpoint: of epochs 2 and 4 with and 3 without an evaluation, the first before a resumed run."""
     words = [*EMA, "VALIDATE_FREQ=2", "SAVE_FREQ=1"]
     scored([70, 1.0], [20, 2.0], words=[*words, "TRAIN.NUM_EPOCHS=2"])
     _, folder = scored([20, 1.0], [70, 2.0], words=[*words, "TRAIN.NUM_EPOCHS=4"])

@@ -29,7 +29,7 @@ class MeanColourModel(torch.nn.Module):
 
 
 class HalfLogits(MeanColourModel):
-    """The same in bfloat16, as models return them under autocast."""
+    """Logits in bfloat16, as models return them under autocast."""
 
     def forward(self, images):
         return super().forward(images).bfloat16()

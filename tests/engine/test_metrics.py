@@ -31,7 +31,7 @@ def scored():
 
 
 def tally(process, logits, targets):
-    """As an evaluation does: each process has every so many images, in batches, at last perhaps an empty one."""
+    """Scores as an evaluation counts them: each process has every so many images, in batches, at last perhaps an empty one."""
     found, share = Tally(CPU, torch.float64), torch.arange(process.rank, len(logits), process.world_size)
     for start in range(0, max(1, -(-len(logits) // process.world_size)), 67):
         part = share[start : start + 67]

@@ -133,7 +133,7 @@ SECRETS = {
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_nothing_of_the_environment_is_written_into_a_run_folder(tmp_path, start, processes):
-    """Of a run that is done, and of one that fails with a traceback."""
+    """Two runs: one that is done, and of one that fails with a traceback."""
     flags = ["-batch_size", "4", "-profile", "1", "-opts", "TRACK=tensorboard", "DATA.SYNTHETIC_SIZE=256"]
     done = start(tmp_path / "done", *flags, processes=processes, set_variables=[SECRETS])
     failed = start(tmp_path / "failed", *flags, processes=processes, set_variables=[SECRETS], break_update=[3])

@@ -120,7 +120,7 @@ def run_to_the_end(
 
 
 def run_program(program: str, arguments: Sequence[str], faults: dict[str, list]) -> None:
-    """As `python FILE ARGUMENTS` or `python -m MODULE ARGUMENTS` does."""
+    """Run it as `python FILE ARGUMENTS` or `python -m MODULE ARGUMENTS`."""
     for name, values in faults.items():
         getattr(importlib.import_module("tests.support.planted"), name)(*values)
     sys.argv = [program, *arguments]

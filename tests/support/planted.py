@@ -65,7 +65,7 @@ def start_python_as_forks() -> None:
 
 
 def forget_our_modules() -> None:
-    """As in a new interpreter in another folder, which finds none of our modules before the program says where."""
+    """Make it as in a new interpreter in another folder, which finds none of our modules before the program says where."""
     root = Path(__file__).resolve().parents[2]
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None) or ""
@@ -75,7 +75,7 @@ def forget_our_modules() -> None:
 
 
 def limit_files(size: int) -> None:
-    """As if the disk were full behind so many bytes of a file."""
+    """Let the disk be full behind so many bytes of a file."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
@@ -131,7 +131,7 @@ def signal_at(step: int, number: int, ranks: list[int], nth: int = 1) -> None:
 
 
 def limit_free_memory(size: int) -> None:
-    """So many bytes are free."""
+    """Let so many bytes be free."""
     engine.memory.estimate.free_host_memory = lambda: size
 
 
@@ -150,7 +150,7 @@ def run_out(trainer: Trainer, fits: int, step: int) -> None:
 
 
 def run_out_of_memory(fits: int, step: int, rank: int) -> None:
-    """The same in the process of this rank."""
+    """Let memory run out in the process of this rank."""
     choose = engine.run.choose_callbacks
 
     def choose_and_limit(session, plan, trainer, *others):
@@ -350,7 +350,7 @@ def wait_for_drawings(step: int, count: int) -> None:
 
 
 def die_when_shown(step: int, *patterns: str) -> None:
-    """As this update begins, wait until there are such files in SAVE; then kill -9."""
+    """Wait as this update begins until there are such files in SAVE; then kill -9."""
     update = Trainer.update
 
     def watched(trainer, window):

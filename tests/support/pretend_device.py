@@ -175,7 +175,7 @@ def wait(kind: str) -> None:
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """The same tensor, from now on in page-locked memory."""
+    """This tensor, from now on in page-locked memory."""
     PINNED.append(tensor)
     return tensor
 

@@ -47,7 +47,7 @@ class Lines(Log):
 def make_trainer(
     config: Config, double: bool = False, callbacks: list[Callback] = (), device: torch.device = CPU
 ) -> Trainer:
-    """As a run makes it, of weights that are always the same."""
+    """A trainer as a run makes it, of weights that are always the same."""
     train_set, _ = load_image_sets(config)
     torch.manual_seed(0)
     model = adapt(build_model(config, 10), config)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("signal_handlers")
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """Of a run with its own mean and crop, that started from weights which are gone."""
+    """A checkpoint of a run with its own mean and crop, that started from weights which are gone."""
     config = small_config(tmp_path, "DATA.IMAGENET_MEAN=0.25", "DATA.CROP_PCT=0.75")
     config = replaced(config, MODEL={"PRETRAINED": str(tmp_path / "gone.pth")})
     state = {"state_dict": build_model(config, 10).state_dict(), "progress": {}, "config": flatten(config)}

@@ -33,7 +33,7 @@ def loss_of(logits, targets, weights=None, **train) -> torch.Tensor:
 
 
 def mixed(targets: torch.Tensor, share: float) -> Mixed:
-    """As timm mixes: each image with that at the same place from the end."""
+    """Targets as timm mixes them: each image with that at the same place from the end."""
     return Mixed(targets, targets.flip(0), torch.full((len(targets),), share))
 
 

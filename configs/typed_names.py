@@ -13,65 +13,65 @@ ALIASES = {
     "AMP": "mixed_precision use_amp native_amp half",
     "AMP=true PRECISION.DTYPE=bfloat16": "bf16 bfloat16",
     "AMP=true PRECISION.DTYPE=float16": "fp16 float16",
-    "CHECK": "dry_run",
     "DATA.BATCH_SIZE": "b bs batch per_device_train_batch_size",
     "DATA.BATCH_SIZE_EVAL": "vb validation_batch_size per_device_eval_batch_size",
+    "DATA.CROP_RATIO": "ratio",
+    "DATA.CROP_SCALE": "scale",
     "DATA.DATA_PATH": "data data_dir root train_dir",
-    "DATA.FOLD": "n_splits cv",
+    "DATA.IMAGENET_MEAN": "mean",
+    "DATA.IMAGENET_STD": "std",
     "DATA.IMAGE_CHANNELS": "in_chans channels",
     "DATA.IMAGE_SIZE": "imgsz input_size resolution",
     "DATA.NUM_WORKERS": "j workers dataloader_num_workers",
-    "DATA.SAMPLER=balanced": "weighted_sampler class_balanced oversample",
     "DATA.VAL_FRACTION": "validation_split val_size test_size",
     "DEVICE": "accelerator gpu cuda",
     "DEVICE=cpu": "cpu no_cuda use_cpu",
     "DIST.STRATEGY=fsdp2": "fsdp sharding zero deepspeed",
     "EVAL": "e evaluate eval_only test validate do_eval",
     "KEEP_CHECKPOINTS": "checkpoint_hist save_total_limit",
-    "MODEL.ATTENTION_DROPOUT": "attn_drop_rate",
     "MODEL.DROPOUT": "drop drop_rate",
     "MODEL.DROPPATH": "drop_path_rate stochastic_depth",
     "MODEL.KWARGS": "model_kwargs",
-    "MODEL.TYPE=timm MODEL.NAME": "model arch architecture backbone model_name model_name_or_path",
     "MODEL.NUM_CLASSES": "nc classes num_labels",
     "MODEL.PRETRAINED": "weights initial_checkpoint load_from finetune checkpoint ckpt",
     "MODEL.RESUME": "continue resume_from_checkpoint",
+    "MODEL.TYPE=timm MODEL.NAME": "model arch architecture backbone model_name model_name_or_path",
     "NAME": "experiment exp_name run_name",
     "NGPUS": "nproc_per_node devices",
-    "PRECISION.DTYPE": "precision torch_dtype model_dtype",
-    "PRECISION.MATMUL=tf32": "tf32 allow_tf32",
     "REPORT_FREQ": "print_freq log_interval logging_steps log_every_n_steps",
     "SAVE": "o out output_dir save_dir log_dir work_dir",
-    "SAVE_FREQ": "save_period save_interval",
+    "SAVE_STEPS": "recovery_interval",
     "TRACK": "logger report_to",
     "TRACK=mlflow": "mlflow log_mlflow",
-    "TRACK=wandb": "wandb use_wandb log_wandb",
+    "TRACK=wandb": "wandb use_wandb log_wandb wandb_project",
     "TRAIN.ACCUM_ITER": "grad_accum_steps gradient_accumulation_steps accumulate_grad_batches",
     "TRAIN.AUTO_AUGMENT": "aa policy randaugment",
-    "TRAIN.BASE_LR": "lr learning_rate lr0 init_lr max_lr blr",
+    "TRAIN.BASE_LR": "lr learning_rate lr0 init_lr max_lr blr lr_base",
     "TRAIN.BEST_METRIC": "eval_metric",
-    "TRAIN.CLASS_WEIGHTS": "pos_weight",
+    "TRAIN.CLASS_WEIGHTS": "pos_weight bce_pos_weight",
     "TRAIN.CUTMIX_ALPHA": "cutmix",
-    "TRAIN.DISTILLATION_TYPE": "kd distill distillation",
+    "TRAIN.DISTILLATION_ALPHA": "kd_alpha task_loss_weight",
+    "TRAIN.DISTILLATION_TAU": "temperature kd_temperature",
+    "TRAIN.DISTILLATION_TYPE": "kd distill distillation kd_token_distill_type",
     "TRAIN.EARLY_STOP": "patience early_stopping_patience",
     "TRAIN.END_LR": "min_lr lrf eta_min",
     "TRAIN.GRAD_CLIP": "clip_grad clip_grad_norm max_grad_norm",
-    "TRAIN.LOSS": "criterion",
+    "TRAIN.LINEAR_SCALED_LR": "lr_base_size",
     "TRAIN.LOSS=bce": "bce_loss",
     "TRAIN.LR_SCALING": "lr_base_scale",
     "TRAIN.LR_SCHEDULER.AFTER_WARMUP": "warmup_prefix",
-    "TRAIN.LR_SCHEDULER.DECAY_RATE": "gamma lr_gamma",
-    "TRAIN.LR_SCHEDULER.DECAY_EPOCHS": "step_size lr_step_size",
     "TRAIN.LR_SCHEDULER.NAME": "sched scheduler lr_scheduler_type",
     "TRAIN.LR_SCHEDULER.PER_EPOCH": "sched_on_updates",
     "TRAIN.MIXUP_ALPHA": "mixup",
     "TRAIN.MODEL_EMA": "ema use_ema",
+    "TRAIN.OPTIMIZER.BETAS": "opt_betas",
     "TRAIN.OPTIMIZER.KWARGS": "opt_kwargs optim_args",
     "TRAIN.OPTIMIZER.NAME": "opt optim adamw adam sgd",
     "TRAIN.RANDOM_ERASE_COUNT": "recount",
     "TRAIN.RANDOM_ERASE_MODE": "remode",
     "TRAIN.RANDOM_ERASE_PROB": "reprob",
     "TRAIN.REPEATED_AUG": "aug_repeats",
+    "TRAIN.TEACHER_MODEL": "teacher kd_model_name",
     "TRAIN.WARMUP_EPOCHS": "warmup warmup_ratio",
     "TRAIN.WEIGHT_DECAY": "wd decay l2",
     "VALIDATE_FREQ": "val_interval eval_steps check_val_every_n_epoch",
@@ -109,10 +109,15 @@ def suggest_flag(flag: str, settings: dict[str, str]) -> str:
         return f"; did you mean -{name}?"
     if name in _REASONS:
         return f"; {_REASONS[name]}"
-    target = _TARGETS.get(name) or next((key for key in ALL_SETTINGS if key.rpartition(".")[2].lower() == name), None)
+    leaves = {key.rpartition(".")[2].lower(): key for key in ALL_SETTINGS}
+    target = _TARGETS.get(name) or leaves.get(name)
     if target is None:
-        near = difflib.get_close_matches(f"-{name}", settings, n=1, cutoff=_CUTOFF)
-        return f"; did you mean {near[0]}?" if near else ""
+        if near := difflib.get_close_matches(f"-{name}", settings, n=1, cutoff=_CUTOFF):
+            return f"; did you mean {near[0]}?"
+        near = difflib.get_close_matches(name, leaves, n=1, cutoff=_CUTOFF)
+        if not near:
+            return ""
+        target = leaves[near[0]]
     flags = {key: each for each, key in settings.items()}
     words = []
     for word in target.split():

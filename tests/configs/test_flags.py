@@ -1,16 +1,18 @@
 """The command line: every flag, -opts, -h, and what is mistyped."""
 
+import re
 import shlex
 
 import pytest
 
 from configs.flags import FLAGS
 from configs.load import load
-from configs.typed_names import ALIASES, NOT_HERE
+from configs.typed_names import ALIASES, NOT_HERE, suggest_flag
 from configs.values import ALL_SETTINGS, START_SETTINGS, flatten, to_text
 from tests.support.configs import load_text
 from tests.support.mistakes import ON_THE_COMMAND_LINE
 from tests.support.refusals import refused
+from tests.support.runs import ROOT
 from utils.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -64,6 +66,15 @@ def test_names_of_other_trainers_lead_to_settings_that_exist():
         if not words.startswith("-"):
             load_text("", "-opts", "SEED=0", *(word for word in words.split() if "=" in word))
             assert {word.partition("=")[0] for word in words.split()} <= set(ALL_SETTINGS)
+
+
+def test_every_flag_of_timm_that_the_docs_map_to_a_setting_is_answered_with_a_hint():
+    page = (ROOT / "docs" / "from-timm.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`-.*?) \| (.*?) \|", page, re.MULTILINE)
+    mapped = [theirs for theirs, ours in rows if re.search(r"`[A-Z]+[._A-Z]*`|`-[a-z]", ours)]
+    for flag in re.findall(r"`(--?[a-z0-9-]+)", " ".join(mapped)):
+        assert flag in KEYS or suggest_flag(flag, KEYS | {"-cfg": "-cfg", "-opts": "-opts"}), flag
+    assert len(mapped) > 30
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help", "-help"])

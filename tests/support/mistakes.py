@@ -94,6 +94,7 @@ ON_THE_COMMAND_LINE = {
     "-out=here": "-out -output? -h",
     "-workers 2": "-workers -num_workers? -h",
     "-hflip 0": "-hflip -opts DATA.HFLIP=... -h",
+    "--label-smoothing 0.1": "--label-smoothing -opts TRAIN.SMOOTHING=... -h",
     "--warmup-epochs 3": "--warmup-epochs -opts TRAIN.WARMUP_EPOCHS=... -h",
     "--fp16": "--fp16 -amp -amp_dtype float16? -h",
     "--no-cuda": "--no-cuda -opts DEVICE=cpu? -h",

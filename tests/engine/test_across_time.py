@@ -247,13 +247,6 @@ def test_what_one_split_holds_out_is_held_out_by_the_other(here, there, is_safe)
     assert holds_out_no_more(split | here, {}) == (here.get("rule") == "folders")
 
 
-def test_an_evaluation_with_other_preprocessing_than_the_training_says_so(trained, tmp_path):
-    flags = [*settings(trained), "DATA.CROP_PCT=0.5", "-output", tmp_path, "-eval", "-resume", checkpoint(trained)]
-    code, said = halfstep(*flags)
-    assert code == 0
-    assert_names(said, "DATA.CROP_PCT", "0.875", "0.5", "warning")
-
-
 def test_an_evaluation_prepares_photos_as_the_version_that_trained_on_them_did(again):
     state = torch.load(checkpoint(again), weights_only=True)
     del state["config"]["DATA.EXIF"]

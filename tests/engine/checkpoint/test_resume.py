@@ -1,7 +1,5 @@
 """What -resume takes up: the newest whole checkpoint, with the settings that it was made with, or weights of others."""
 
-import json
-import re
 import shutil
 import signal
 from pathlib import Path
@@ -50,20 +48,6 @@ def test_the_settings_of_a_run_begin_a_new_one_and_hold_nothing_of_its_start(tra
     assert "-resume" not in (run_folder(trained) / "config.yaml").read_text()
 
 
-def test_a_finished_run_says_so_and_stays_as_it_is(again):
-    folder = run_folder(again)
-
-    def left() -> tuple[str, dict]:
-        status = json.loads((folder / "status.json").read_text())
-        changing = {"pid", "started", "time", "heartbeat", "about"}
-        return run_hash(folder), {key: status[key] for key in status.keys() - changing}
-
-    before = left()
-    ended = start(again, "-resume", "auto")
-    assert ended.returncode == 0 and "Epoch[" not in ended.stdout and str(folder) in ended.stdout
-    assert left() == before
-
-
 def test_resume_auto_takes_the_checkpoint_before_a_damaged_one(again):
     last = run_folder(again) / "last.pth"
     before, whole = run_hash(last.parent), last.read_bytes()
@@ -93,22 +77,6 @@ def test_a_file_of_weights_alone_as_version_0_1_0_wrote_is_scored_but_not_contin
     assert_names(anew.stdout, folder / "best.pth")
     (new,) = set(again.glob("train-*")) - {folder}
     assert {path.name for path in new.glob("*.pth")} == {"last.pth", "previous.pth", "best.pth"}
-
-
-def test_changed_settings_are_refused_with_both_values_unless_allowed(again):
-    folder = run_folder(again)
-    before = {name: (folder / name).read_text() for name in ("config.yaml", "status.json", "metrics.csv")}
-    words = ["-epochs", "3", "-resume", "auto", "-opts", "TRAIN.BASE_LR=1e-4", "TRAIN.SMOOTHING=0.1"]
-    for allowed in ([], ["RESUME.ALLOW_CHANGED=[TRAIN.BASE_LR]"]):
-        refused = start(again, *words, *allowed)
-        assert refused.returncode == 2
-        assert_names(refused.stderr, "TRAIN.SMOOTHING: 0.0 -> 0.1")
-        assert ("TRAIN.BASE_LR: 0.001 -> 0.0001" in refused.stderr) == (not allowed)
-    assert {name: (folder / name).read_text() for name in before} == before, "the run it refused was touched"
-    (pasted,) = re.findall(r"-opts (RESUME\.ALLOW_CHANGED=\S+)", refused.stderr)
-    allowed = start(again, *words, pasted)
-    assert allowed.returncode == 0 and "Epoch[002/003]" not in allowed.stdout and "Epoch[003/003]" in allowed.stdout
-    assert_names(allowed.stdout, "TRAIN.BASE_LR: 0.001 -> 0.0001", "TRAIN.SMOOTHING: 0.0 -> 0.1")
 
 
 @pytest.mark.parametrize(

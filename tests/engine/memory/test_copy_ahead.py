@@ -2,7 +2,6 @@
 
 from unittest import mock
 
-import pytest
 import torch
 
 from datasets import Batch
@@ -13,7 +12,7 @@ from tests.support.trainers import make_trainer, update
 from utils.torch_internals import TorchDispatchMode
 
 UPDATES = 3
-SPLITS = {"one micro-batch": "DATA.BATCH_SIZE=32", "two micro-batches": "DATA.BATCH_SIZE=16 TRAIN.ACCUM_ITER=2"}
+SPLIT = "DATA.BATCH_SIZE=16", "TRAIN.ACCUM_ITER=2", "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.WARMUP_EPOCHS=0"
 
 
 class NoRoom(TorchDispatchMode):
@@ -70,10 +69,9 @@ def test_before_a_batch_is_used_the_device_waits_for_its_copy_and_keeps_its_memo
     assert seen == {}
 
 
-@pytest.mark.parametrize("split", SPLITS)
 @on_pretend_device
-def test_a_copy_ahead_that_fails_once_is_made_up_for(tmp_path, split):
-    config = small_config(tmp_path, *SPLITS[split].split(), "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.WARMUP_EPOCHS=0")
+def test_a_copy_ahead_that_fails_once_is_made_up_for(tmp_path):
+    config = small_config(tmp_path, *SPLIT)
     undisturbed, forwards = trained(config, NoRoom())
     for number in (1, len(forwards) // 2, len(forwards)):
         trainer, seen = trained(config, no_room := NoRoom(number))
@@ -82,10 +80,9 @@ def test_a_copy_ahead_that_fails_once_is_made_up_for(tmp_path, split):
         assert_same_weights(trainer, undisturbed)
 
 
-@pytest.mark.parametrize("split", SPLITS)
 @on_pretend_device
-def test_where_no_whole_batch_fits_the_updates_go_on_with_halves_of_it(tmp_path, split):
-    config = small_config(tmp_path, *SPLITS[split].split(), "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.WARMUP_EPOCHS=0")
+def test_where_no_whole_batch_fits_the_updates_go_on_with_halves_of_it(tmp_path):
+    config = small_config(tmp_path, *SPLIT)
     undisturbed, forwards = trained(config, NoRoom())
     half = forwards[0] // 2
     trainer, seen = trained(config, NoRoom(fits=half))

@@ -26,6 +26,7 @@ PACKAGES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}  # what pip installs be
 PROJECT = "halfstep"
 PATIENCE = 10.0  # seconds without progress after which the end of a run drops a tracker
 LONGEST_END = 60.0  # seconds that the end of a run waits for one that still opens or sends
+SILENT_WAIT = 2.0  # seconds at the end of which nothing is said
 ROWS_AT_ONCE = 50
 STEP_GROUP = ("lr", "loss", "grad_norm", "loss_scale", "skipped")  # of steps.csv, beside the shares of time
 PICTURES = ("confusion.png", "mistakes.png", "train_batch.png")
@@ -270,8 +271,12 @@ class TrackerThread:
 
     def join(self, deadline: float) -> None:
         """Wait until everything is sent; drop what hangs."""
-        asked = time.monotonic()
+        asked, has_said = time.monotonic(), False
         while self._thread.is_alive():
+            if not has_said and time.monotonic() > asked + SILENT_WAIT:
+                what = "what is still to be sent" if self._is_open else "its start: it may be making a database's tables"
+                self._log.say(f"{self._tracker.name}: the run waits at most {LONGEST_END:g} s for {what}")
+                has_said = True
             # One that opens may be migrating a database, which must not be cut.
             patience = PATIENCE if self._is_open else LONGEST_END
             if time.monotonic() > min(deadline, max(asked, self._moved) + patience):

@@ -14,7 +14,7 @@ from engine.predict.classifier import Classifier, load_classifier
 from engine.predict.maps import Maps
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import refused
-from tests.support.weight_files import google_arrays, random_weights, vit
+from tests.support.weight_files import google_arrays, vit
 from utils.errors import ConfigError
 
 ARGUMENTS = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2}
@@ -78,11 +78,9 @@ def test_weights_that_do_not_say_their_model_need_its_name(tmp_path):
 
 
 def test_googles_file_is_read_with_its_preprocessing(tmp_path):
-    weights = random_weights()
-    np.savez(tmp_path / "vit.npz", **google_arrays(weights, ""))
+    ours = vit(EMBED_DIM=192, NUM_HEADS=3)
+    np.savez(tmp_path / "vit.npz", **google_arrays(ours.state_dict(), ""))
     found = load_classifier(tmp_path / "vit.npz")
-    ours = vit()
-    ours.load_state_dict(weights)
     images = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(found.model(images), ours.eval()(images))
     assert found.config.DATA.IMAGENET_MEAN == (0.5, 0.5, 0.5)

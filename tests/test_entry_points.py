@@ -305,7 +305,7 @@ def test_a_compiled_run_with_all_that_watches_it_learns_as_an_eager_one(small_ya
     watched = "-compile -explain_precision -profile 2 -opts TRAIN.MODEL_EMA=true"
     losses = {}
     for name, words in {"eager": watched.replace("-compile ", ""), "compiled": watched}.items():
-        flags = ["-cfg", str(small_yaml), "-amp", "-epochs", "2", "-batch_size", "120", "-output", str(tmp_path / name)]
+        flags = ["-cfg", str(small_yaml), "-amp", "-epochs", "1", "-batch_size", "120", "-output", str(tmp_path / name)]
         faults = {"compile_without_code": [{"XDG_CACHE_HOME": str(tmp_path)}]}
         result = run("main_single_gpu.py", *flags, *words.split(), "DATA.DROP_LAST=false", faults=faults)
         assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""Draws what an augmentation policy does to an image: a plan, from the same laws as timm's policies.
+"""Draws what an augmentation policy does to an image: a plan, from the same laws as timm's policies and torchvision's TrivialAugment.
 
 All random numbers come from the generator of the call, by methods that give the same in every version of Python.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from configs.schema import Config, Train
 from datasets.transforms.pixels import Operation, Plan, carry_out
-from datasets.transforms.random_operations import MOST, Options, RandomOperation, choose
+from datasets.transforms.random_operations import MOST, Options, RandomOperation, choose, trivial_augment
 from utils.errors import ConfigError, did_you_mean
 
 REVISION = 2  # of what is drawn and done for given settings; 1: torchvision's operations, with its own draws
@@ -24,8 +24,9 @@ POLICIES: dict[str, dict[str, float]] = {
     **dict.fromkeys(("original", "originalr", "v0", "v0r", "3a"), {"mstd": 0.0}),
     "rand": {"m": 10, "n": 2, "p": 0.5, "mstd": 0, "mmax": 10, "inc": 0},
     "augmix": {"m": 3, "w": 3, "d": 0, "a": 1.0, "mstd": math.inf},
+    "ta_wide": {},
 }
-REMOVED_POLICIES = ("cifar10", "svhn", "ta_wide")
+REMOVED_POLICIES = ("cifar10", "svhn")
 # Behind rand's t: other sets of operations, with the largest n; with weights, each operation comes at most once.
 CHOICES = {"weights": 15, "3a": 100, "3aw": 14}
 # Minimum and maximum: far larger values would take for ever per image.
@@ -59,8 +60,7 @@ def parse_policy(train: Train) -> Policy | None:
     name, *parts = train.AUTO_AUGMENT.lower().split("-")
     if name in REMOVED_POLICIES:  # refused here and not as text: an evaluation of such a run draws nothing
         raise ConfigError(
-            f"TRAIN.AUTO_AUGMENT is {name}, which was removed after version 0.1.0; set rand-m10-n1-p1-mstd101-inc1, which "
-            "draws one operation and its strength, as TrivialAugment does"
+            f"TRAIN.AUTO_AUGMENT is {name}, which was removed after version 0.1.0; set ta_wide, or original"
         )
     if name not in POLICIES:
         raise ConfigError(
@@ -80,7 +80,7 @@ def _number(name: str, part: str, text: str) -> tuple[str, float]:
     known = POLICIES[name]
     match = re.fullmatch(r"([a-z]+)(\d+\.?\d*)", part)
     if not match or match[1] not in known or (match[1] in WHOLE and float(match[2]) % 1):
-        takes = f"takes {', '.join(known)}, each with a number"
+        takes = f"takes {', '.join(known)}, each with a number" if known else "takes no parameters"
         also = f", or t with {', '.join(CHOICES)}" if name == "rand" else ""
         whole = ", ".join(key for key in WHOLE if key in known)
         also += f"; {whole} are whole numbers" if whole else ""
@@ -144,6 +144,8 @@ class AugMix(NamedTuple):
 
 def build_policy(policy: Policy, side: int, resamples: tuple[int, ...]) -> SubPolicies | RandAugment | AugMix:
     """A policy for square images, with these interpolations."""
+    if policy.name == "ta_wide":
+        return SubPolicies([[operation] for operation in trivial_augment(resamples)])
     from timm.data import auto_augment as timm  # imported here: it takes a second, and most runs do not need it
 
     numbers = policy.numbers

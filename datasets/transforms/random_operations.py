@@ -1,9 +1,11 @@
-"""Operations with a probability and a random magnitude, as timm means them."""
+"""Operations with a probability and a random magnitude, as timm means them; and those of torchvision's TrivialAugment."""
 
 import math
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
+
+import torch
 
 from datasets.transforms.pixels import Operation
 
@@ -99,3 +101,52 @@ TIMM_OPERATIONS: dict[str, tuple[str, Callable[[float, Random], float] | None]] 
     "GaussianBlur": ("gaussian_blur", lambda share, rng: min(2.0, 0.1 + 1.9 * share)),
     "GaussianBlurRand": ("gaussian_blur", lambda share, rng: rng.uniform(0.1, 2.0 * min(1.0, share))),
 }
+
+
+class OneOfMany(NamedTuple):
+    """An operation of TrivialAugment, with one of 31 values."""
+
+    name: str
+    values: Sequence[float]
+    is_signed: bool
+    resamples: tuple[int, ...]
+
+    def draw(self, rng: Random) -> tuple[Operation, ...]:
+        value = choose(self.values, rng)
+        if self.is_signed:
+            value = negate(value, rng)
+        if self.name in ("brightness", "contrast", "color", "sharpness"):
+            value += 1.0
+        return (Operation(self.name, value, choose(self.resamples, rng) if self.name in GEOMETRIC else 0),)
+
+
+class Nothing:
+    """The operation that leaves the image as it is."""
+
+    def draw(self, rng: Random) -> tuple[Operation, ...]:
+        return ()
+
+
+def trivial_augment(resamples: tuple[int, ...]) -> list[OneOfMany | Nothing]:
+    """The 14 operations of torchvision's TrivialAugmentWide."""
+
+    def up_to(limit: float) -> list[float]:
+        return torch.linspace(0.0, limit, 31).tolist()  # in float32, as torchvision's
+
+    shifts = [-int(value) for value in up_to(32.0)]  # they move the image, ours the place that is shown
+    signed = {
+        **dict.fromkeys(("shear_x", "shear_y"), up_to(0.99)),
+        **dict.fromkeys(("translate_x", "translate_y"), shifts),
+        "rotate": up_to(135.0),
+        **dict.fromkeys(("brightness", "color", "contrast", "sharpness"), up_to(0.99)),
+    }
+    unsigned = {
+        "posterize": [8 - round(level / 5) for level in range(31)],
+        "solarize": up_to(255.0)[::-1],
+        **dict.fromkeys(("autocontrast", "equalize"), [0.0]),
+    }
+    return [
+        Nothing(),
+        *(OneOfMany(name, values, True, resamples) for name, values in signed.items()),
+        *(OneOfMany(name, values, False, resamples) for name, values in unsigned.items()),
+    ]

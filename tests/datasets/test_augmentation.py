@@ -86,7 +86,7 @@ WRONG_POLICIES = {  # -> what the message names besides
     "rand-n1e9": "'n1e9'",
     "augmix-b1": "'b1' augmix 0.1.0",
     "original-m9": "'m9' original",
-    "ta_wide": "0.1.0 rand-m10-n1-p1-mstd101-inc1",
+    "svhn": "0.1.0 ta_wide",
 }
 
 

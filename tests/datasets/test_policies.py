@@ -5,9 +5,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from timm.data import auto_augment
 from timm.data.transforms_factory import transforms_imagenet_train
+from torchvision.transforms import InterpolationMode, TrivialAugmentWide
 from torchvision.transforms import functional as tv
 
 from configs.schema import Config
@@ -119,6 +121,29 @@ def test_weighted_operations_come_as_often_as_numpy_draws_them():
     for name, ours in names.items():
         assert abs(drawn[ours] - wanted[name]) < 0.03 * count, name
     assert drawn["rotate"] > 0.7 * count and drawn.total() == 3 * count
+
+
+class Scripted(random.Random):
+    """Gives these numbers in turn, the last one again and again."""
+
+    def __init__(self, *numbers: float):
+        super().__init__(0)
+        self.numbers = list(numbers)
+
+    def random(self) -> float:
+        return self.numbers.pop(0) if len(self.numbers) > 1 else self.numbers[0]
+
+
+def test_every_operation_and_level_of_trivialaugment_has_torchvisions_pixels(monkeypatch):
+    ours, image = augmentation(AUTO_AUGMENT="ta_wide"), picture()
+    theirs = TrivialAugmentWide(31, InterpolationMode.BICUBIC, fill=list(FILL))
+    for index in range(14):
+        for level in range(31):
+            for sign in (0, 1):
+                drawn = ours.draw(Scripted((index + 0.5) / 14, (level + 0.5) / 31, sign * 0.9))
+                numbers = iter((index, level, sign))
+                monkeypatch.setattr(torch, "randint", lambda *_, n=numbers, **__: torch.tensor(next(n)))
+                assert np.array_equal(changed(ours, drawn, image), theirs(image)), (index, level, sign, drawn)
 
 
 # Single operations: what timm or torchvision makes of the same value.

@@ -6,7 +6,7 @@ import runpy
 import pytest
 import yaml
 
-from configs.load import to_yaml
+from configs.load import load, to_yaml
 from configs.removed import REMOVED, Removed
 from configs.values import SETTINGS, flatten, unflatten
 from engine.checkpoint.format import changes
@@ -184,3 +184,10 @@ def test_what_a_timm_model_cannot_be_is_refused_with_the_setting(text, words, na
     config = load_text(text, "-opts", *words).config
     with refused(ConfigError, *names):
         build_model(config, 10)
+
+
+@pytest.mark.parametrize("typed", ["micro_f1", None])
+def test_several_labels_change_the_metric_only_where_none_was_typed(tmp_path, typed):
+    words = ["-dataset", "csv", "-opts", "DATA.LABEL_SEPARATOR=|"] + ([f"TRAIN.BEST_METRIC={typed}"] if typed else [])
+    config = load(words, needs_file=False).config
+    assert config.TRAIN.BEST_METRIC == (typed or "map") and config.TRAIN.LOSS == "bce"

@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from datasets import BadImages, Normalize, build_eval_data
 from datasets.sources.images import ArrayImages
@@ -110,3 +111,29 @@ def test_scores_without_images_are_zero():
     tally.add(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), num_excluded=2)
     scores = tally.result(Process(CPU))
     assert (scores.macro_recall, scores.macro_f1, scores.num_images, scores.num_excluded) == (0, 0, 0, 2)
+
+
+def test_running_statistics_are_those_of_process_0_before_anything_is_scored(tmp_path):
+    class Second(Process):
+        """Another process than that whose statistics are saved."""
+
+        def spread(self, tensors):
+            for tensor in tensors:
+                tensor.fill_(1.0)
+
+    config = small_config(tmp_path)
+    rng = np.random.default_rng(0)
+    images = ArrayImages(
+        rng.integers(256, size=(9, 8, 8), dtype=np.uint8), rng.integers(2, size=9), ["a", "b"], PixelRules(1), "made up"
+    )
+
+    def loss(process: Process, mean: float) -> float:
+        model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 2))
+        torch.manual_seed(0)
+        model[2].reset_parameters()
+        model[1].running_mean.fill_(mean)
+        data, normalize = build_eval_data(config, images, process), Normalize(config.DATA)
+        precision = Precision(config, CPU)
+        return evaluate(model, data, normalize, precision, process, BadImages(images, 1.0, pytest.fail)).scores.loss
+
+    assert loss(Second(CPU), 5.0) == loss(Process(CPU), 1.0) != loss(Process(CPU), 5.0)

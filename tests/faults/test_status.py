@@ -4,6 +4,9 @@ import json
 import re
 import signal
 import threading
+import time
+
+import pytest
 
 from engine import session
 from engine.record.timing import Pace
@@ -104,3 +107,15 @@ def test_the_time_left_follows_from_the_pace_of_this_start(tmp_path):
     trainer.notify("on_rollback")
     pace.on_report(trainer, trainer.report())
     assert told[-1] == {"position": {"epoch": 0, "step": 20}, "eta_seconds": None}
+
+
+def test_the_last_state_is_not_overwritten_by_a_sign_of_life_on_its_way(tmp_path, monkeypatch):
+    run = threading.Thread.run
+    monkeypatch.setattr(threading.Thread, "run", lambda thread: time.sleep(0.2) or run(thread))
+    seconds = iter(range(0, 1000, 100))
+    status = Status(tmp_path, pytest.fail, clock=lambda: next(seconds))
+    status.beat(step=5)
+    status.set("done", step=9)
+    time.sleep(0.4)
+    facts = json.loads((tmp_path / "status.json").read_text())
+    assert (facts["state"], facts["step"]) == ("done", 9)

@@ -15,6 +15,7 @@ import torchvision
 
 from models.weights.files import read_record, read_state_dict
 from models.weights.load import load_pretrained
+from models.weights.paddle import read_pdparams
 from tests.support.refusals import assert_names, refused
 from tests.support.weight_files import (
     CLASSES,
@@ -262,3 +263,9 @@ def test_files_that_cannot_be_meant_say_what_can(tmp_path, weights):
     for name, word in ((".", "best.pth"), ("x.pdopt", ".pdparams"), ("nothing", ".pdparams")):
         with refused(ConfigError, tmp_path / name, word):
             read_state_dict(tmp_path / name)
+
+
+def test_paddle_arrays_of_either_byte_order_are_the_same_numbers(tmp_path):
+    numbers = np.array([1.5, -2.0, 3e-5], ">f4")
+    found = read_pdparams(pickled({"x": numbers}, tmp_path / "x.pdparams"))["x"]
+    assert found.tolist() == numbers.tolist()

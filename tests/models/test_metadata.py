@@ -8,10 +8,11 @@ import pytest
 import safetensors.torch
 import torch
 
+from configs.schema import Data
 from engine.settings import load_settings
 from models.weights.files import read_state_dict, read_weights
 from models.weights.load import load_pretrained
-from models.weights.metadata import metadata_of
+from models.weights.metadata import metadata_of, preprocessing_of
 from tests.support.refusals import refused
 from tests.support.weight_files import (
     DEIT_2021,
@@ -205,3 +206,9 @@ def test_metadata_that_are_not_ours_are_ignored(tmp_path, weights):
     metadata = {"class_names": "[1, 2]", "arch": '"x"', "config": '{"a":' * 100_000}
     safetensors.torch.save_file(weights, path, metadata=metadata)
     assert read_weights(path).record == {"arch": "x"}
+
+
+def test_standard_deviations_are_saved_as_such():
+    data = Data(IMAGENET_MEAN=(0.1, 0.2, 0.3), IMAGENET_STD=(0.4, 0.5, 0.6))
+    said = preprocessing_of(data)
+    assert (said["mean"], said["std"]) == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])

@@ -6,12 +6,14 @@ import pytest
 import safetensors
 import torch
 
-from models.weights.files import read_state_dict
+from models.weights.files import read_record, read_state_dict
 from models.weights.state import average
+from scripts import export
 from scripts import export as script
 from tests.support.checkpoints import PLAIN, checkpoint
 from tests.support.refusals import assert_names
 from tests.support.weight_files import assert_same
+from utils import program
 from utils.program import exit_code
 
 MODEL = PLAIN | {"PATCH_SIZE": 4}
@@ -102,3 +104,16 @@ def test_unlike_models_and_wrong_flags_are_refused_and_nothing_is_written(run, t
         assert_names(capsys.readouterr().err, *names)
     assert averaged(one, one, "-output", tmp_path / "x.pth") == 2
     assert {each.suffix for each in tmp_path.iterdir()} == {".ckpt"}
+
+
+def test_a_mean_has_the_facts_of_the_latest_epoch(tmp_path):
+    paths = []
+    for epoch in (7, 3):
+        path = checkpoint(tmp_path / f"{epoch}.pth")
+        state = torch.load(path, weights_only=True)
+        torch.save(state | {"epoch": epoch, "split": {"training": f"after {epoch}"}}, path)
+        paths.append(str(path))
+    for number, order in enumerate((paths, paths[::-1])):
+        target = tmp_path / f"{number}.safetensors"
+        assert program.exit_code(export.main, [*order, "-output", str(target)]) == 0
+        assert read_record(target)["split"] == {"training": "after 7"}

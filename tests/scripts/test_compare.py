@@ -5,6 +5,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -13,7 +14,7 @@ from PIL import Image
 from engine.record.saved_run import SavedRun
 from scripts import compare as script
 from scripts.comparing import statistics
-from scripts.comparing.groups import group_runs
+from scripts.comparing.groups import group_runs, speed
 from scripts.comparing.runs import find_runs, other_data
 from scripts.comparing.tables import to_markdown
 from tests.support.refusals import assert_names
@@ -278,3 +279,7 @@ def test_curves_cover_the_epochs_that_all_runs_have_and_the_weights_that_are_bet
     (group,) = groups_in(tmp_path)
     assert list(group.best.values()) == [35.0, 45.0]
     assert group.mean_curve("eval_top1") == [(1, 20.0), (2, 35.0)]
+
+
+def test_the_speed_of_a_run_is_that_of_its_usual_epoch():
+    assert speed(SimpleNamespace(epochs=[{"images_per_s": each} for each in (1.0, 100.0, 100.0)])) == 100

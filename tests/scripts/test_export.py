@@ -17,6 +17,7 @@ from tests.support.checkpoints import CLASSES, PLAIN, checkpoint
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import run
 from tests.support.weight_files import assert_same, saved, vit
+from utils import program
 from utils.errors import ConfigError
 from utils.program import exit_code
 
@@ -198,3 +199,10 @@ def test_a_limit_for_files_ends_the_export_of_a_graph_as_any_other(plain, tmp_pa
     ended = run("scripts/export.py", str(plain), "-output", str(tmp_path / "x.pt2"), faults={"limit_files": [4000]})
     assert ended.returncode == 2 and "x.pt2" in ended.stderr
     assert not any(tmp_path.iterdir())
+
+
+def test_timm_loads_a_model_of_fixed_position_embeddings(tmp_path):
+
+    source = checkpoint(tmp_path / "best.pth", PLAIN | {"POS_EMBED": "sincos2d"})
+    assert program.exit_code(export.main, [str(source), "-to", "hf", "-output", str(tmp_path / "x")]) == 0
+    timm.create_model(f"local-dir:{tmp_path / 'x'}", pretrained=True)

@@ -10,10 +10,13 @@ import pytest
 
 from scripts import sweep
 from scripts.sweeping import plan, runner
+from scripts.sweeping.plan import Plan
+from scripts.sweeping.results import DONE, Result, read_result, table
 from tests.support.forks import start_fork
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import alive, run, wait_until
+from utils import program
 from utils.files import locked
 from utils.program import exit_code
 
@@ -310,3 +313,48 @@ def test_a_full_disk_harms_no_trial(tmp_path, start, pretended, monkeypatch):
     code, printed = start()
     assert code == 2
     assert_names(printed, "-output", tmp_path / "sweep")
+
+
+def test_the_seconds_of_a_trial_are_those_of_training_and_evaluation(tmp_path):
+    (tmp_path / "status.json").write_text(
+        json.dumps({"state": "done", "best_metric": "loss", "best": {"loss": 0.5, "epoch": 2}})
+    )
+    (tmp_path / "metrics.csv").write_text("epoch,train_seconds,eval_seconds\n0,10,1\n1,20,\n2,30,3\n")
+    assert read_result(tmp_path).seconds == 64
+
+
+@pytest.mark.parametrize(("metric", "best"), [("loss", "1"), ("top1", "2")])
+def test_the_best_point_of_a_sweep_is_the_first_of_its_table(small_yaml, metric, best):
+    plan = Plan(["-cfg", str(small_yaml)], {"SEED": "1,2"}, [], points=[{"SEED": "1"}, {"SEED": "2"}])
+    results = [Result(DONE, metric=metric, best=value, epoch=1) for value in (0.25, 0.75)]
+    lines = [line for line in table(plan, results).splitlines() if "SEED=" in line]
+    assert f"SEED={best}" in lines[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"flags": [3]},
+        {"over": ["a"]},
+        {"seeds": ["x"]},
+        {"points": [[1]]},
+        {"folds": "5"},
+        {"flags": 3},
+        {"cwd": None},
+        "deep",
+    ],
+)
+def test_a_plan_of_a_sweep_with_other_values_is_one_line(tmp_path, small_yaml, capsys, change):
+    plan = {
+        "version": 2,
+        "flags": ["-cfg", str(small_yaml)],
+        "over": {"TRAIN.BASE_LR": "1e-3,2e-3"},
+        "seeds": [],
+        "points": [{"TRAIN.BASE_LR": "1e-3"}],
+    }
+    (tmp_path / "s").mkdir()
+    text = '{"version": ' + 20_000 * "[" if change == "deep" else json.dumps(plan | change)
+    (tmp_path / "s/sweep.json").write_text(text)
+    assert program.exit_code(sweep.main, ["-output", str(tmp_path / "s")]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and str(tmp_path / "s/sweep.json") in told

@@ -1,5 +1,6 @@
 """Which halfstep runs, the exit code of what went wrong, signals that stop a run, and files that are replaced."""
 
+import gc
 import os
 import shutil
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from utils import VERSION
+from utils import VERSION, program
 from utils.errors import AlreadyReportedError, ConfigError, LostProcess, StoppedBySignal
 from utils.files import refuse_special, replacing
 from utils.program import StopSignal, judge, revision
@@ -100,3 +101,10 @@ def test_deterministic_runs_spend_no_time_on_memory_that_is_written_anyway():
     finally:
         torch.use_deterministic_algorithms(False)
         torch.utils.deterministic.fill_uninitialized_memory = filled
+
+
+def test_garbage_is_collected_again_after_the_start():
+    program.relax_gc()
+    assert not gc.isenabled()
+    program.restore_gc()
+    assert gc.isenabled()

@@ -11,6 +11,7 @@ from tests.support.forks import DEADLINE
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import free_port
 from utils import distributed
+from utils.distributed import Process
 from utils.errors import ConfigError, LostProcess
 from utils.launch import LaunchedRank
 from utils.rendezvous import Rendezvous
@@ -122,3 +123,18 @@ def test_while_one_process_is_slow_the_others_hear_from_it(monkeypatch):
     for thread in threads:
         thread.join()
     assert results == {0: "made by 0", 1: "made by 1"}
+
+
+def test_a_vote_is_read_only_when_it_has_arrived(monkeypatch):
+    class Work:
+        def __init__(self, vote):
+            self.vote = vote
+
+        def wait(self):
+            self.vote.fill_(15)
+
+    process = Process(CPU)
+    monkeypatch.setattr(process, "world_size", 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda vote, *arguments, **options: Work(vote))
+    assert process.delayed_max(0) == 0
+    assert process.delayed_max(0) == 15

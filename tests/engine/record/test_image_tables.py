@@ -9,18 +9,23 @@ import torch
 from PIL import Image
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
+import engine.record.image_results
+import engine.session
 from datasets import BadImages, Normalize, build_eval_data
 from datasets.sources.images import ArrayImages
 from datasets.transforms.decode import PixelRules
 from datasets.types import ImageReadError
 from engine.evaluation.evaluate import evaluate
+from engine.evaluation.scores import Best
 from engine.evaluation.tally import ImageResults, Tally
 from engine.precision.policy import Precision
 from engine.record import image_tables as module
+from engine.record.image_results import ResultFiles
 from engine.record.image_sheets import draw_confusion, draw_mistakes
 from engine.record.image_tables import Names, write_tables
 from tests.support.configs import CPU, small_config
 from tests.support.threads import Threads
+from tests.support.trainers import Lines
 from utils.distributed import Process
 
 CLASSES = ["ant\r", 'b"e,e', "猫\n", "dog|wolf", "empty", "never predicted"]
@@ -178,3 +183,19 @@ def test_of_a_process_without_images_nothing_is_missing():
         return tally.per_image.gather(process)
 
     assert all(len(each.indices) == 0 and each.counts.shape == (3, 4) for each in Threads(3).run(empty))
+
+
+def test_while_tables_are_written_no_record_says_whose_they_are(tmp_path, monkeypatch):
+    images = ArrayImages(np.zeros((2, 8, 8), np.uint8), np.array([0, 1]), ["a", "b"], PixelRules(1), "made up")
+    numbers, shares = np.array([0, 1]), np.full(2, 0.5, np.float32)
+    results = ImageResults(numbers, numbers, numbers, shares, shares, np.ones((3, 2), int))
+    files = ResultFiles(tmp_path, images, Lines())
+    files.write(results, Best(50.0, 1), with_pictures=False)
+    assert files.are_of(Best(50.0, 1), with_pictures=False)
+
+    def fails(*arguments):
+        raise OSError("no room")
+
+    monkeypatch.setattr(engine.record.image_results, "write_tables", fails)
+    files.write(results, Best(60.0, 2), with_pictures=False)
+    assert not files.are_of(Best(50.0, 1), with_pictures=False)

@@ -5,9 +5,10 @@ import os
 
 import pytest
 
-from engine.record.metrics import StepRows
+from engine.record.metrics import StepRows, peak_memory
 from engine.record.plot import Plotter
 from scripts.maintenance import make_settings_page
+from tests.support.configs import CPU
 
 
 def test_rows_of_a_run_from_before_there_were_these_columns_stay(tmp_path, monkeypatch):
@@ -42,3 +43,7 @@ def test_the_table_of_columns_in_the_documentation_is_up_to_date():
     assert make_settings_page.columns_page() == make_settings_page.COLUMNS_PAGE.read_text(encoding="utf-8"), (
         "run python scripts/maintenance/make_settings_page.py"
     )
+
+
+def test_the_memory_of_a_process_is_in_bytes():
+    assert 50 * 2**20 < peak_memory(CPU) < 2**40

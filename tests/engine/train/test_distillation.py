@@ -9,9 +9,9 @@ from torch.nn import functional
 
 from configs.schema import Arguments, Config
 from configs.values import flatten
-from datasets.transforms.crop import Normalize
+from datasets import Normalize
 from engine.checkpoint.resume import comparable
-from engine.train.loss import DistillationLoss, DistillationTargets
+from engine.train.loss import DistillationLoss, DistillationTargets, hits
 from engine.train.teacher import load_teacher
 from models import build_model
 from models.teacher import Teacher
@@ -160,3 +160,9 @@ def test_the_second_head_of_a_deit_learns_from_the_teacher_alone(tmp_path):
         assert moved == [first, second]
         images = torch.randn(2, 1, 8, 8)
         assert trainer.model.train()(images)[0].shape == (2, 10) and trainer.model.eval()(images).shape == (2, 10)
+
+
+def test_the_mean_of_two_heads_is_what_is_right_or_wrong():
+    heads = torch.tensor([[3.0, 0.0, 0.0], [2.0, 1.0, 0.0]]), torch.tensor([[0.0, 5.0, 0.0], [0.0, 0.5, 0.0]])
+    targets = DistillationTargets(torch.tensor([1, 0]), torch.zeros(2, 3))
+    assert hits(heads, targets).tolist() == [True, True]

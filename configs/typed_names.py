@@ -79,7 +79,7 @@ ALIASES = {
 # {what people call something that does not exist here: what comes nearest}
 NOT_HERE = {
     "max_steps num_steps iterations": "a run has a number of epochs, TRAIN.NUM_EPOCHS (-epochs), or a time limit, RUN.MAX_TIME",
-    "focal_loss jsd_loss": "TRAIN.LOSS is cross_entropy or bce; TRAIN.CLASS_WEIGHTS gives rare classes more weight",
+    "focal_loss jsd_loss": "see TRAIN.LOSS for the losses there are; TRAIN.CLASS_WEIGHTS gives rare classes more weight",
     "tag": "-name (NAME) gives the run's folder its whole name",
 }
 _TARGETS = {name: target for target, names in ALIASES.items() for name in names.split()}

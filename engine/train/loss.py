@@ -22,9 +22,8 @@ def build_loss(
     config: Config, class_weights: Sequence[float] | None = None, device: torch.device | None = None
 ) -> Loss:
     """`class_weights`: see datasets.balance; None: no class counts more than another. `device`: that of the logits."""
-    kinds = {"cross_entropy": CrossEntropy, "bce": BinaryCrossEntropy}
     weights = None if class_weights is None else torch.tensor(class_weights).to(device)
-    return kinds[config.TRAIN.LOSS](config.TRAIN, weights)
+    return LOSSES[config.TRAIN.LOSS](config.TRAIN, weights)
 
 
 class CrossEntropy:
@@ -84,6 +83,9 @@ class BinaryCrossEntropy:
             return targets.to(logits.dtype) * (1 - smoothing) + 0.5 * smoothing
         low = smoothing / logits.shape[1]
         return torch.full_like(logits, low).scatter_(1, targets[:, None], 1 - smoothing + low)
+
+
+LOSSES = {"cross_entropy": CrossEntropy, "bce": BinaryCrossEntropy}  # by TRAIN.LOSS
 
 
 class DistillationTargets(NamedTuple):

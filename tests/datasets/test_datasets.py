@@ -102,3 +102,11 @@ def test_hold_out_keeps_an_image_of_every_class_to_train_on():
     few = everything.take(np.concatenate([np.flatnonzero(everything.targets == digit)[:2] for digit in range(10)]))
     train, val = hold_out(few, 0.9, "digits")
     assert np.bincount(train.targets).tolist() == np.bincount(val.targets).tolist() == [1] * 10
+
+
+def test_every_function_that_reads_a_data_set_has_its_line():
+    for path in (ROOT / "datasets/sources").glob("*.py"):
+        for name in re.findall(r"^def (read_\w+)\(config: Config, say: ", path.read_text(encoding="utf-8"), re.M):
+            assert f"{path.stem}.{name}" in SOURCES.values(), (
+                f"datasets/sources/__init__.py: no line in SOURCES for {path.stem}.{name}"
+            )

@@ -1,16 +1,34 @@
-"""The order in which the callbacks of a run close."""
+"""Which callbacks a run has, and the order in which they close."""
 
+import importlib
+import pkgutil
 from unittest import mock
 
 import pytest
 
+import engine
 from configs.load import load
 from engine.record.image_results import BestResults
 from engine.record.image_sheets import TrainBatch
 from engine.record.metrics import Recorder
 from engine.run import run
+from engine.train.trainer import Callback
 from tests.support.configs import CPU, small_config
+from tests.support.modules import ROOT
 from utils.distributed import Process
+
+
+def test_every_callback_is_added_to_a_run():
+    for module in pkgutil.walk_packages(engine.__path__, "engine."):
+        importlib.import_module(module.name)
+    added, kinds = (ROOT / "engine/callback_list.py").read_text(encoding="utf-8"), [Callback]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    for kind in kinds[1:]:
+        is_ours = kind.__module__.startswith("engine.") and not kind.__subclasses__()
+        assert not is_ours or f"{kind.__name__}(" in added or f"{kind.__name__}.on(" in added, (
+            f"engine/callback_list.py: no line adds {kind.__name__} of {kind.__module__}"
+        )
 
 
 @pytest.mark.usefixtures("signal_handlers")

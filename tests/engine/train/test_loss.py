@@ -10,8 +10,9 @@ from timm.loss import BinaryCrossEntropy, LabelSmoothingCrossEntropy, SoftTarget
 from torch.nn import functional
 
 from configs.schema import Config
+from configs.values import SETTINGS
 from datasets import Mixed
-from engine.train.loss import build_loss, hits
+from engine.train.loss import LOSSES, build_loss, hits
 from tests.support.configs import replaced, small_config
 from tests.support.trainers import make_trainer, update
 
@@ -107,3 +108,9 @@ def test_a_run_trains_with_the_loss_and_the_weights_of_its_settings(tmp_path):
         for options in ([], [weights], ["TRAIN.LOSS=bce"])
     )
     assert weighted == pytest.approx(3 * loss) and binary == pytest.approx(math.log(2), rel=0.1)
+
+
+def test_every_loss_of_the_schema_is_there():
+    assert set(LOSSES) == set(SETTINGS["TRAIN.LOSS"].choices), (
+        "LOSSES in engine/train/loss.py, Train.LOSS in configs/schema.py"
+    )

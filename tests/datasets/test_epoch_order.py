@@ -25,7 +25,11 @@ def big_set(num_shards: int = 20, per_shard: int = 50, buffer: int = 100):
     return ShardImages(ShardFolder(Path()), ShardTable(write_table(None, shards)), ["a"], PixelRules(3), buffer)
 
 
-@pytest.mark.parametrize("images", [big_set(), big_set(buffer=1), ImageSet(np.zeros(1000), ["one"])], ids=str)
+@pytest.mark.parametrize(
+    "images",
+    [big_set(), big_set(buffer=1), ImageSet(np.zeros(1000), ["one"])],
+    ids=["shards", "one after the other", "any order"],
+)
 def test_each_epoch_and_each_seed_has_every_sample_once_in_an_order_of_its_own(images):
     """A buffer of 1 moves nothing but the tars."""
     orders = [images.epoch_order(seed, epoch)[:].tolist() for seed in (0, 1) for epoch in range(3)]

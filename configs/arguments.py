@@ -3,15 +3,10 @@
 import math
 from typing import Any
 
-import yaml
-
 from configs.schema import Arguments
 from configs.values import FLOAT, INT, Text, quote, quoted, to_text
+from configs.yaml_files import Quoted, compose, read_node
 from utils.errors import ConfigError
-
-
-class Quoted(str):
-    """A text that stands in quotes in its file: inside an open section never a number, a boolean or None."""
 
 
 def add_argument(arguments: Arguments, section: str, key: str, text: Text, origin: str) -> Arguments:
@@ -21,7 +16,7 @@ def add_argument(arguments: Arguments, section: str, key: str, text: Text, origi
         raise ConfigError(f"{origin}: {key}: an argument has a plain name, and one value or a list of values")
     try:
         return Arguments({**arguments, name: _argument(text)})
-    except (ValueError, yaml.YAMLError):
+    except (ValueError, ConfigError, RecursionError):
         raise ConfigError(
             f"{origin}: {key} is {quoted(text)}; it must be a number, true, false, null, text, or a list of these"
         ) from None
@@ -37,7 +32,7 @@ def _argument(text: Text) -> Any:
     if stripped[:1] + stripped[-1:] == "()":
         stripped = f"[{stripped[1:-1]}]"
     if stripped[:1] in ("[", "{", "'", '"'):  # typed behind -opts; in a file these are lists and quoted texts already
-        return _argument(read_node(yaml.compose(stripped, Loader=yaml.BaseLoader)))
+        return _argument(read_node(compose(stripped, "a value")))
     if stripped in ("", "~", "null", "Null", "NULL", "None"):
         return None
     if stripped.lower() in ("true", "false"):
@@ -49,15 +44,6 @@ def _argument(text: Text) -> Any:
     if math.isinf(float(stripped)):
         raise ValueError("out of bounds")
     return float(stripped)
-
-
-def read_node(node: yaml.Node) -> Text:
-    """The text or list of texts of a YAML node; a mapping is a ValueError."""
-    if isinstance(node, yaml.SequenceNode):
-        return [read_node(member) for member in node.value]
-    if not isinstance(node, yaml.ScalarNode):
-        raise ValueError("a mapping")
-    return Quoted(node.value) if node.style in ("'", '"') else node.value
 
 
 def argument_to_text(value: Any) -> str:

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import yaml
 
-from configs.arguments import read_node
 from configs.values import Text, is_none
 from utils.errors import ConfigError, not_a_file
 from utils.text import format_bytes
 
 SHIPPED = Path(__file__).resolve().parent
 MOST_BYTES, MOST_FILES, MOST_LEVELS = 2**20, 100, 16  # of a settings file; read for BASE; of sections and lists
+
+
+class Quoted(str):
+    """A text that stands in quotes in its file: inside an open section never a number, a boolean or None."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,6 @@ def read_file(path: str) -> dict[str, Text]:
             raise ConfigError(f"{origin}: not a settings file: it is {kind}")
         with open(path, "rb") as file:
             content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise ConfigError(f"{origin}: not a settings file: it has more than {format_bytes(MOST_BYTES)}")
         source = content.decode("utf-8-sig")
     except OSError as error:  # no permission
         raise ConfigError(f"{origin}: cannot be read as a settings file: {error.strerror}") from None
@@ -106,22 +107,40 @@ def read_file(path: str) -> dict[str, Text]:
             f"{origin}: not a UTF-8 text file (byte {error.start}); settings are YAML text; weights are given "
             "with -pretrained or -resume"
         ) from None
-    try:
-        loader = Loader(source)
-        loader.name = origin
-        root = loader.get_single_node()
-    except yaml.MarkedYAMLError as error:
-        line = (error.problem_mark or error.context_mark).line + 1
-        tab = "; indent with spaces, not tabs" if "\\t" in str(error.problem) else ""
-        raise ConfigError(f"{origin}: line {line} is not valid YAML: {error.problem}{tab}") from None
-    except yaml.reader.ReaderError as error:
-        line = source.count("\n", 0, error.position) + 1
-        raise ConfigError(f"{origin}: line {line} is not valid YAML: {error.reason}") from None
+    root = compose(source, origin)
     if root is None:
         return {}
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{origin}: not a settings file; it must consist of lines like `TRAIN:` and `NUM_EPOCHS: 5`")
     return dict(_flatten_mapping(root, origin))
+
+
+def compose(source: str, name: str) -> yaml.Node | None:
+    """The root of a YAML text. `name`: of its file, for a message."""
+    if len(source) > MOST_BYTES:
+        raise ConfigError(f"{name}: not a settings file: it has more than {format_bytes(MOST_BYTES)}")
+    try:
+        loader = Loader(source)
+        loader.name = name
+        return loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        line = (error.problem_mark or error.context_mark).line + 1
+        tab = "; indent with spaces, not tabs" if "\\t" in str(error.problem) else ""
+        raise ConfigError(f"{name}: line {line} is not valid YAML: {error.problem}{tab}") from None
+    except yaml.reader.ReaderError as error:
+        line = source.count("\n", 0, error.position) + 1
+        raise ConfigError(f"{name}: line {line} is not valid YAML: {error.reason}") from None
+    except (OverflowError, ValueError):
+        raise ConfigError(f"{name}: line {loader.line + 1} is not valid YAML: no character has this number") from None
+
+
+def read_node(node: yaml.Node) -> Text:
+    """The text or list of texts of a YAML node; a mapping is a ValueError."""
+    if isinstance(node, yaml.SequenceNode):
+        return [read_node(member) for member in node.value]
+    if not isinstance(node, yaml.ScalarNode):
+        raise ValueError("a mapping")
+    return Quoted(node.value) if node.style in ("'", '"') else node.value
 
 
 def _flatten_mapping(node: yaml.MappingNode, origin: str, prefix: str = "") -> Iterator[tuple[str, Text]]:

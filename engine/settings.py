@@ -5,14 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from configs.arguments import Quoted
 from configs.flags import parse
 from configs.load import LoadedConfig, load
 from configs.paddlevit.translation import RENAMED
 from configs.removed import REMOVED
 from configs.schema import MACHINE, VIT_FIELDS, Config
 from configs.values import ALL_SETTINGS, IMPLIED, SETTINGS, Text, convert, flatten, is_none, of_role, to_text, today
-from configs.yaml_files import Layer, find_settings_file, read_layers
+from configs.yaml_files import Layer, Quoted, find_settings_file, read_layers
 from utils.errors import ConfigError
 
 # What is not taken over from a run: an evaluation, or a new run from its weights, has its own machine and folder, and a

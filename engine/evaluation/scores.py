@@ -103,7 +103,7 @@ class Best(NamedTuple):
 
 def confidence(top1: float, num_images: int) -> str:
     """The 95% interval of an accuracy on few images, for others like them (Wilson's, which holds near 0 and 100%)."""
-    if not 0 < num_images < 1000:
+    if not (0 < num_images < 1000 and 0 <= top1 <= 100):
         return ""
     p, z2 = top1 / 100, 1.96**2 / num_images
     half = math.sqrt(z2 * (p * (1 - p) + z2 / 4))

@@ -120,7 +120,7 @@ def describe_end(run: SavedRun, last: int) -> str:
 
 def facts(run: SavedRun) -> Markup:
     about, given = run.about, run.settings
-    rates = sorted(row["images_per_s"] for row in run.epochs if row.get("images_per_s"))
+    rates = sorted(row["images_per_s"] for row in run.epochs if (row.get("images_per_s") or 0) > 0)
     memory = max((row.get("memory_mb") or 0 for row in run.epochs), default=0)
     rate = max(row.get("lr") or 0 for row in [*run.steps, *run.epochs])  # scaled by the batch, as BASE_LR is not
     parameters, processes = about.get("parameters"), about.get("processes", 1)
@@ -232,7 +232,7 @@ def doctor(run: SavedRun) -> Iterator[Markup]:
 
 def times(run: SavedRun) -> Markup | None:
     """The time of each phase over all reports of the run."""
-    rows = [row for row in run.steps if row.get("seconds")]
+    rows = [row for row in run.steps if (row.get("seconds") or 0) > 0]
     total = sum(row["seconds"] for row in rows)
     names = [name for name in (rows[-1] if rows else {}) if name.endswith("_pct")]
     shares = {name: sum(row["seconds"] * (row.get(name) or 0) for row in rows) / total for name in names}

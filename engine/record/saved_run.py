@@ -17,14 +17,24 @@ from typing import Any
 
 import yaml
 
-from configs.arguments import add_argument, read_node
+from configs.arguments import add_argument
 from configs.schema import Arguments
 from configs.values import IMPLIED, OPEN_SECTIONS, SETTINGS, START_SETTINGS, convert, plain, today
-from engine.evaluation.scores import Best, rank_of
+from configs.yaml_files import compose, read_node
+from engine.evaluation.scores import TITLES, Best, rank_of
 from utils.errors import ConfigError, cause_of, not_a_file
+from utils.text import printable
 
-# libyaml's loader where PyYAML has it: the report at the end of a run must not take time.
-LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+# What is used of status.json, by kind; what is of another kind is as if it were not there.
+TEXTS = "state reason kind host started time heartbeat best_metric halfstep torch timm python device_name precision"
+NUMBERS = "pid signal exit_code epoch processes parameters training_images validation_images classes images_per_update"
+KINDS = {
+    **dict.fromkeys([*TEXTS.split(), "validation_digest"], str),
+    **dict.fromkeys(NUMBERS.split(), int),
+    **dict.fromkeys(TITLES, int | float),
+    **{"about": dict, "best": dict, "command": list, "left_out": list},
+}
+LARGEST = 1e39  # above float32's largest number
 ENDS = ("done", "stopped", "save_failed", "failed")
 SILENT_SECONDS = 15 * 60  # a run on another host whose status.json is older than this is taken for dead
 SUFFIXES = ("", "_ema")  # of the columns of raw and EMA weights
@@ -58,7 +68,7 @@ class SavedRun:
             raise ConfigError(f"{folder}: not the folder of a run, without config.yaml{near}")
         settings, origins = read_settings(folder / "config.yaml")
         epochs = read_rows(folder / "metrics.jsonl")
-        status = read_json(folder / "status.json")
+        status = read_status(folder)
         if settings.pop("EVAL", False) or status.get("kind") == "eval":
             raise ConfigError(
                 f"{folder}: an evaluation (-eval), which has no epochs; give the folder of a training run"
@@ -87,7 +97,7 @@ class SavedRun:
     @property
     def about(self) -> dict[str, Any]:
         """The facts that the run noted of itself: device, versions, numbers of images. {} in older versions."""
-        return self.status.get("about") or {}
+        return self.status.get("about", {})
 
     @property
     def state(self) -> str:
@@ -122,7 +132,7 @@ class SavedRun:
     @cached_property
     def best(self) -> Best:
         """The best epoch, which counts from 1: that of best.pth, else of the figures. Its epoch is 0 without evaluations."""
-        number = (self.status.get("best") or {}).get("epoch")
+        number = self.status.get("best", {}).get("epoch")
         on_disk = best_of([row for row in self.epochs if row["epoch"] + 1 == number], self.metric)
         found = on_disk if on_disk.epoch else best_of(self.epochs, self.metric)
         return found._replace(num_images=found.epoch and self.about.get("validation_images") or 0)
@@ -136,7 +146,8 @@ class SavedRun:
     @property
     def left_out(self) -> list[tuple[int, int]]:
         """First and last of each series of updates that a rollback left out."""
-        return [(int(first), int(last)) for first, last in self.status.get("left_out") or []]
+        pairs = [each for each in self.status.get("left_out", []) if isinstance(each, list) and len(each) == 2]
+        return [(first, last) for first, last in pairs if isinstance(first, int) and isinstance(last, int)]
 
 
 def best_of(epochs: Sequence[Mapping[str, Any]], metric: str) -> Best:
@@ -170,11 +181,9 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """
     source = read_text(path)
     try:
-        root = yaml.compose(source, Loader=LOADER)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1} " if mark else ""
-        raise ConfigError(f"{path}: {where}is not valid YAML; restore the file, which the run itself wrote") from None
+        root = compose(source, str(path))
+    except ConfigError as error:
+        raise ConfigError(f"{error}; restore the file, which the run itself wrote") from None
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{path}: has no settings; restore the file, which the run itself wrote")
     values = {key: IMPLIED.get(key, plain(setting.default)) for key, setting in SETTINGS.items()}
@@ -225,6 +234,20 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
+def read_status(folder: Path) -> dict[str, Any]:
+    """status.json of a run, without what is not of its kind."""
+    status = _of_their_kinds(read_json(folder / "status.json"))
+    return status | {name: _of_their_kinds(status[name]) for name in ("about", "best") if name in status}
+
+
+def _of_their_kinds(facts: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in facts.items() if isinstance(value, KINDS.get(name, ()))}
+    if not all(isinstance(word, str) for word in kept.get("command", ())):
+        del kept["command"]
+    kept = {name: printable(value) if isinstance(value, str) else value for name, value in kept.items()}
+    return {name: value for name, value in kept.items() if not isinstance(value, int | float) or is_figure(value)}
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSON lines file, by epoch, without a last line that a kill cut off; [] if there is no file."""
     lines = [line for line in read_text(path).split("\n") if line.strip()]
@@ -235,7 +258,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             row = None
         epoch = row.get("epoch") if isinstance(row, dict) else None
-        if not isinstance(epoch, int) or epoch < 0:
+        if not isinstance(epoch, int) or not 0 <= epoch < 2**31:
             if number == len(lines):
                 break
             raise ConfigError(f"{path}: line {number} is damaged: not a JSON object with an epoch; delete that line")
@@ -244,7 +267,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def is_figure(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and abs(value) < LARGEST  # no NaN
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
@@ -270,7 +293,7 @@ def to_number(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    return value if is_figure(value) else None
 
 
 def to_time(text: object) -> float | None:

@@ -31,7 +31,7 @@ class Group:
     @cached_property
     def name(self) -> str:
         """Its settings if they are few and short, else the folder of its first run."""
-        words = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in self.settings.items())
+        words = one_line(", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in self.settings.items()))
         name = words if words and len(words) <= LONGEST_NAME else one_line(self.runs[0].folder.resolve().name)
         return f"{self.number}: {name}"
 

@@ -9,7 +9,7 @@ from engine.evaluation.scores import TITLES
 from engine.record.saved_run import SavedRun
 from scripts.comparing.groups import Group, memory, num_epochs, speed
 from scripts.comparing.statistics import Difference, difference, spread
-from utils.text import counted, first_of, format_bytes, format_duration, markdown_table, one_line
+from utils.text import counted, first_of, format_bytes, format_duration, markdown_table, one_line, printable
 
 ENDS = {"killed": "was killed", "running": "is still going", "stopped": "was stopped", "failed": "ended with an error"}
 
@@ -152,4 +152,4 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 def _text(cell: object) -> str:
     """Names of files and values may have anything in them; in a table it stays text in one cell."""
-    return re.sub(r"([\\`*\[\]<>|]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(str(cell).split()))
+    return re.sub(r"([\\`*\[\]<>|]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(printable(str(cell)).split()))

@@ -22,6 +22,7 @@ from utils.files import write_text
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FILE, LOCK, VERSION = "sweep.json", ".sweep.lock", 2
+MOST_TRIALS = 100_000
 RANGE = re.compile(r"(?P<low>[^.]+(?:\.[0-9]+[^.]*)?)\.\.(?P<high>[^:]+?)(?P<log>:log)?")
 SPLIT = re.compile(r"""(?:\[[^\]]*\]|\([^)]*\)|"[^"]*"|'[^']*'|[^,])+""")  # at commas outside of brackets and quotes
 # What the sweep itself decides: {setting: the flag for it}.
@@ -128,19 +129,24 @@ class Plan:
             choices = [choices_of(key, text) for key, text in over.items()]
             points = [dict(zip(over, values, strict=True)) for values in itertools.product(*choices)]
             plan = replace(plan, points=points)
+        if plan.num_trials > MOST_TRIALS:
+            raise ConfigError(
+                f"{plan.num_trials:,} trials; at most {MOST_TRIALS:,} in a sweep: give fewer values, seeds or folds"
+            )
         for point in points:
             plan.load_point(point)
         return plan
 
     def is_whole(self) -> bool:
-        """Whether all values are of the right types, in a plan that was read from a file."""
+        """Whether all values are of the right types and sizes, in a plan that was read from a file."""
         texts = [
             *self.flags,
             self.cwd,
             *(each for pairs in (self.over, *self.points) for pair in pairs.items() for each in pair),
         ]
         numbers = [*self.seeds, *(each for each in (self.folds, self.optuna) if each is not None)]
-        return all(isinstance(each, str) for each in texts) and all(type(each) is int for each in numbers)
+        are_right = all(isinstance(each, str) for each in texts) and all(type(each) is int for each in numbers)
+        return are_right and all(each > 0 for each in numbers[len(self.seeds) :]) and self.num_trials <= MOST_TRIALS
 
     def check(self) -> None:
         if not (self.over or self.seeds or self.folds):
@@ -242,8 +248,10 @@ def read_plan(folder: Path) -> Plan | None:
     """The plan that a folder holds, if it is that of a sweep."""
     try:
         facts = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        if facts.pop("version") == 1:  # of halfstep 0.1.0, whose plan also names its folder
+        if (version := facts.pop("version")) == 1:  # of halfstep 0.1.0, whose plan also names its folder
             facts.pop("folder")
+        elif version != VERSION:
+            raise ValueError("it is of another version of halfstep")
         plan = Plan(**facts)
         if not plan.is_whole():
             raise ValueError("its values are not of a sweep")

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.record.saved_run import read_json, read_table
+from engine.evaluation.scores import TITLES
+from engine.record.saved_run import read_status, read_table
 from scripts.comparing.statistics import spread
 from scripts.sweeping.plan import Plan, describe
 from utils.errors import ConfigError, cause_of
@@ -39,13 +40,13 @@ class Result:
 def read_result(folder: Path) -> Result:
     """What the folder of a run says; a run that was killed is to go on."""
     try:
-        status = read_json(folder / "status.json")
+        status = read_status(folder)
     except ConfigError:
         status = {}
     if not status.get("state"):
         return Result(WAITING)
-    metric, best = status.get("best_metric"), status.get("best")
-    if not (isinstance(metric, str) and isinstance(best, dict) and isinstance(best.get(metric), int | float)):
+    metric, best = status.get("best_metric"), status.get("best", {})
+    if metric not in TITLES or metric not in best:
         metric, best = None, {}  # no epoch yet, or a file that was changed by hand
     code = status.get("exit_code")
     state = DONE if status["state"] == DONE else RUNNING if is_locked(folder) else FAILED

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from configs.arguments import add_argument
 from configs.load import load
+from configs.schema import Arguments
 from configs.yaml_files import read_layers
 from datasets import load_image_sets
 from datasets.sources.images import ArrayImages, FileImages
@@ -23,7 +25,12 @@ from engine.evaluation.tally import ImageResults
 from engine.predict.output import Output
 from engine.predict.predictor import Guess, Prediction
 from engine.record.image_tables import write_tables
+from engine.record.report import write_report
+from engine.record.saved_run import KINDS, SavedRun, read_settings
 from models.weights.files import read_record, read_weights
+from scripts.comparing.groups import group_runs
+from scripts.comparing.tables import to_markdown
+from scripts.sweeping.results import read_result
 from tests.support.image_sets import make_folders
 from tests.support.modules import ROOT
 from tests.support.refusals import assert_names
@@ -156,19 +163,53 @@ FANNED = {f"{n}.yaml": f"BASE: [{', '.join(f'{m}.yaml' for m in range(n + 1, 9))
     "texts",
     [
         {"0.yaml": ANCHORS},
+        {"0.yaml": "a: &a [*a]"},
+        {"0.yaml": r'a: "\UFFFFFFFF"'},
         {"0.yaml": "&d {X: *d}"},
         {"0.yaml": "AMP: " + 20_000 * "["},
         {"0.yaml": "".join(f"{' ' * n}a:\n" for n in range(5_000))},
         {"0.yaml": "# " + "x" * 2**21},
         FANNED,
     ],
-    ids=["anchors", "itself", "lists", "sections", "large", "files"],
+    ids=["anchors", "list", "character", "itself", "lists", "sections", "large", "files"],
 )
 def test_settings_without_end_are_refused_at_once(tmp_path, texts):
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=r"0\.yaml"):
         read_layers(str(tmp_path / "0.yaml"))
+    if "BASE" not in texts["0.yaml"]:
+        with pytest.raises(ConfigError, match=r"0\.yaml"):
+            read_settings(tmp_path / "0.yaml")
+
+
+@pytest.mark.parametrize("text", ["[&a [*a]]", 9_000 * "[", 9_000 * "(" + 9_000 * ")"])
+def test_an_argument_without_end_is_refused(text):
+    with pytest.raises(ConfigError, match="MODEL.KWARGS.x"):
+        add_argument(Arguments({}), "MODEL.KWARGS", "MODEL.KWARGS.x", text, "-opts")
+
+
+@pytest.mark.parametrize(
+    "value", [None, [], {}, [[None]], [[1, 2, 3]], {"epoch": "x"}, "\ud800\x1b", -1, 1e308, 10**400, float("nan")]
+)
+def test_what_has_another_kind_in_the_files_of_a_run_is_as_if_it_were_not_there(tmp_path, value):
+    saved = ROOT / "tests/data/saved_runs/plateau/train-20261122-02-40-50"
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        shutil.copy(saved / "config.yaml", tmp_path / name)
+        row = dict.fromkeys(["eval_top1", "eval_loss", "images_per_s", "train_seconds", "memory_mb", "skipped"], value)
+        rows = [json.dumps({"epoch": epoch, "eval_top5": 50.0} | row) + "\n" for epoch in range(2)]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(rows))
+        facts = dict.fromkeys(KINDS, value)
+        (tmp_path / name / "status.json").write_text(json.dumps(facts))
+    nested = {"about": facts, "best": facts, "state": "stopped"}
+    (tmp_path / "b/status.json").write_text(json.dumps(facts | nested))
+    runs = [SavedRun.open(tmp_path / name) for name in ("a", "b")]
+    for each in runs:
+        write_report(each, tmp_path / "r.html")
+    text = to_markdown(group_runs(runs, None), "", [])
+    assert "\x1b" not in text and text.encode()
+    read_result(tmp_path / "b")
 
 
 def test_a_number_may_have_a_second_use(tmp_path):

@@ -339,6 +339,11 @@ def test_the_best_point_of_a_sweep_is_the_first_of_its_table(small_yaml, metric,
         {"seeds": ["x"]},
         {"points": [[1]]},
         {"folds": "5"},
+        {"folds": 10**30},
+        {"folds": -1},
+        {"version": None},
+        {"version": []},
+        {"version": 3},
         {"flags": 3},
         {"cwd": None},
         "deep",
@@ -355,6 +360,6 @@ def test_a_plan_of_a_sweep_with_other_values_is_one_line(tmp_path, small_yaml, c
     (tmp_path / "s").mkdir()
     text = '{"version": ' + 20_000 * "[" if change == "deep" else json.dumps(plan | change)
     (tmp_path / "s/sweep.json").write_text(text)
-    assert program.exit_code(sweep.main, ["-output", str(tmp_path / "s")]) == 2
+    assert program.exit_code(sweep.main, ["-output", str(tmp_path / "s"), "-table"]) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and str(tmp_path / "s/sweep.json") in told

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from configs.load import LoadedConfig, to_yaml
 from configs.schema import Config
 from utils.distributed import Process
 from utils.errors import ConfigError, cause_of
-from utils.files import write_text
+from utils.files import creating, write_text
 from utils.log import Log
-from utils.program import judge, restore_gc, revision
+from utils.program import OF_THE_DISK, judge, restore_gc, revision
 from utils.text import printable
 
 
@@ -46,7 +46,8 @@ class Session:
     def open_folder(self, kind: str, existing: Path | None = None) -> None:
         """Create the run folder, or continue in that of an earlier start."""
         self.path = self.process.first(lambda: self._open(kind, existing))
-        self.log.open(self.path)
+        with self._writing("log.txt"):
+            self.log.open(self.path)
         self.log.note(f"flags: {shlex.join(self._loaded.arguments)}")
         self._revision = revision()
         self.log.note(f"halfstep {self._revision}")
@@ -69,7 +70,16 @@ class Session:
         self._has_begun = True
         restore_gc()
         if self._folder:
-            write_text(self.path / "config.yaml", to_yaml(loaded.config, loaded.origins))
+            with self._writing("config.yaml"):
+                write_text(self.path / "config.yaml", to_yaml(loaded.config, loaded.origins))
+
+    @contextlib.contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
+        """ConfigError where something else has the name of a file without which there is no run."""
+        try:
+            yield
+        except OSError as error:
+            raise error if error.errno in OF_THE_DISK else cannot_write(str(self.path / name), error) from error
 
     def describe(self, **facts) -> None:
         """Note in status.json, from the next state on, what runs here and by which versions."""
@@ -122,7 +132,7 @@ class RunFolder:
         self.path, self.is_new = path, is_new
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(path / ".lock", "w")  # noqa: SIM115
+            self._lock = open(path / ".lock", "r+b", opener=creating)  # noqa: SIM115
         except OSError as error:
             raise cannot_write(str(path), error) from error
         try:
@@ -164,7 +174,7 @@ def new_folder(config: Config, kind: str) -> Path:
 
 
 def cannot_write(path: str, error: OSError) -> ConfigError:
-    return ConfigError(f"SAVE: cannot write to {path} ({error.strerror}); choose another folder with -output")
+    return ConfigError(f"SAVE: cannot write to {path} ({cause_of(error)}); choose another folder with -output")
 
 
 def check_name(config: Config, existing: Path | None) -> None:

@@ -21,13 +21,14 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[IO[bytes]]:
     """Write to the given file; it takes the place of `path` once all of it is on the disk, or not at all.
 
     `shared`: several processes may do so at once, so each writes under a name of its own. Otherwise the name is fixed:
-    the next attempt overwrites what a killed process left.
+    the next attempt replaces what a killed process left.
     """
     if not shared:  # not an index, which nobody named and which takes the place of whatever has its name
         refuse_special(path)
     temporary = path.with_name(f".{path.name}{'.' + secrets.token_hex(4) if shared else ''}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        temporary.unlink(missing_ok=True)  # it may be a link to someone's file
+        with open(temporary, "xb") as file:
             yield file
             sync(file)
         os.replace(temporary, path)
@@ -44,7 +45,7 @@ def locked(path: Path, wait: Callable[[], None] | None = None) -> Iterator[IO[by
     frees the lock even after kill -9.
     """
     while True:
-        with open(path, "r+b", opener=_creating) as file:
+        with open(path, "r+b", opener=creating) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -65,8 +66,9 @@ def locked(path: Path, wait: Callable[[], None] | None = None) -> Iterator[IO[by
                     fcntl.flock(file, fcntl.LOCK_UN)  # a process forked meanwhile would keep it
 
 
-def _creating(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o666)
+def creating(path: str, flags: int) -> int:
+    """An `opener` for `open` of a file that is made if it is not there; never of what a link leads to, or of a pipe."""
+    return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def _is_at(file: IO[bytes], path: Path) -> bool:

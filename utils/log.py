@@ -13,6 +13,7 @@ from pathlib import Path
 
 from utils.bar import Bar, is_terminal, without_bar
 from utils.errors import cause_of
+from utils.files import without_waiting
 from utils.text import printable
 
 
@@ -31,7 +32,9 @@ class Log:
     def open(self, folder: Path) -> None:
         """Write to files in this folder from here on, starting with the lines so far."""
         names = [f"log_{self._rank}.txt"] * (self._world_size > 1) + ["log.txt"] * (self._rank == 0)
-        self._files = [open(folder / name, "a", buffering=1, encoding="utf-8") for name in names]  # noqa: SIM115
+        self._files = [
+            open(folder / name, "a", buffering=1, encoding="utf-8", opener=without_waiting) for name in names
+        ]  # noqa: SIM115
         for text in self._early:
             self._write_stamped(text)
         self._early = []

@@ -14,7 +14,7 @@ from torch import Tensor
 from models.weights.names import from_torchvision, from_transformers, is_of_torchvision, is_of_transformers
 from models.weights.sharded import SHARDS, join
 from models.weights.state import RECORD, Weights, check_kinds, record_of, refusal, refuse_bomb, weights_of
-from utils.errors import ConfigError
+from utils.errors import ConfigError, not_a_file
 
 
 def read_torch(path: Path, lazily: bool = False):
@@ -31,6 +31,8 @@ def read_torch(path: Path, lazily: bool = False):
 def _read_torch_file(path: Path, from_disk: bool = False, compares: bool = True):
     """`from_disk`: map the file, so that tensors are read when they are used. `compares`: all of it with its checksums."""
     try:
+        if kind := not_a_file(path):
+            raise ConfigError(f"{path}: damaged: it is {kind}")
         if compares and zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 refuse_bomb(archive, path)

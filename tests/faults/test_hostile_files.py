@@ -311,3 +311,22 @@ def test_a_pipe_in_place_of_a_list_is_named(tmp_path, name):
     config = load(["-dataset", "imagenet2012", "-data_path", str(tmp_path)], needs_file=False).config
     with pytest.raises(DataError, match="pipe"):
         load_image_sets(config)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+@pytest.mark.parametrize(
+    "name", [".lock", "log.txt", "last.pth", ".last.pth.tmp", ".status.json.tmp", ".config.yaml.tmp", "config.yaml"]
+)
+def test_what_stands_in_a_runs_folder_in_place_of_its_files_is_no_way_out_of_it(tmp_path, start, trained, name, kind):
+    folder, precious = tmp_path / "o/train-20260102-03-04-05", tmp_path / "precious"
+    shutil.copytree(trained.parent, folder)
+    precious.write_text("precious")
+    (folder / name).unlink(missing_ok=True)
+    if kind == "link":
+        (folder / name).symlink_to(precious)
+    else:
+        (os.mkfifo if kind == "pipe" else os.mkdir)(folder / name)
+    ended = start(tmp_path / "o")
+    assert "Traceback" not in ended.printed and ended.returncode in (0, 1, 2), ended.printed
+    assert precious.read_text().startswith("precious") and (name == "log.txt" or precious.read_text() == "precious")
+    assert ended.returncode or not (folder / "last.pth").is_symlink()

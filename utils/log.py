@@ -32,9 +32,8 @@ class Log:
     def open(self, folder: Path) -> None:
         """Write to files in this folder from here on, starting with the lines so far."""
         names = [f"log_{self._rank}.txt"] * (self._world_size > 1) + ["log.txt"] * (self._rank == 0)
-        self._files = [
-            open(folder / name, "a", buffering=1, encoding="utf-8", opener=without_waiting) for name in names
-        ]  # noqa: SIM115
+        how = {"buffering": 1, "encoding": "utf-8", "opener": without_waiting}
+        self._files = [open(folder / name, "a", **how) for name in names]  # noqa: SIM115
         for text in self._early:
             self._write_stamped(text)
         self._early = []

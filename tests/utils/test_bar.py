@@ -2,6 +2,7 @@
 
 import io
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,6 +54,15 @@ def test_it_is_never_wider_than_the_terminal(width):
     assert len(line) <= width
     assert ("[" in line) == (width > 100) or 86 < width <= 100, "where there is no room, the picture goes first"
     assert width < 46 or "640,000/1,281,167 images" in line
+
+
+def test_the_time_left_is_that_of_what_was_done_since_the_start(monkeypatch):
+    clock = SimpleNamespace(monotonic=lambda: 0.0)
+    monkeypatch.setattr(utils.bar, "time", clock)
+    bar = Bar("epoch 2/3", 100, done=50)  # of a resumed run
+    bar.move(10)
+    clock.monotonic = lambda: 20.0
+    assert "0:20 so far, 1:20 left" in bar.line(100)
 
 
 def test_without_a_terminal_nothing_is_written(monkeypatch):

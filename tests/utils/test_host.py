@@ -37,16 +37,16 @@ socket.gethostname = lambda: host
 from utils import distributed
 distributed.cpu_quota = lambda: 10 if host == "one" else 20
 process = distributed.Process.start("cpu", os.environ)
-shares = process.join([process.num_cores])
+shares = process.join([(process.num_cores, process.local_size)])
 print(shares if process.is_first else "")
 process.close()
 """
 
 
-def test_a_process_counts_its_share_of_the_cores_and_of_the_quota_of_its_machine_alone(tmp_path):
+def test_a_process_counts_the_others_and_its_share_of_the_cores_and_of_the_quota_of_its_machine_alone(tmp_path):
     (tmp_path / "program.py").write_text(CORES)
     done = run(str(tmp_path / "program.py"), processes=3)
-    assert done.stdout.strip() == "[5, 5, 8]", done.printed
+    assert done.stdout.strip() == "[(5, 2), (5, 2), (8, 1)]", done.printed
 
 
 @pytest.mark.parametrize(

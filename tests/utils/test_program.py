@@ -92,14 +92,16 @@ def test_nothing_in_the_folder_of_devices_is_replaced(name):
         refuse_special(Path("/dev", name))
 
 
-def test_deterministic_runs_spend_no_time_on_memory_that_is_written_anyway():
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+def test_deterministic_runs_choose_no_kernel_by_its_speed_and_spend_no_time_on_memory_that_is_written_anyway():
+    filled, cudnn = torch.utils.deterministic.fill_uninitialized_memory, torch.backends.cudnn
+    chosen, cudnn.benchmark = cudnn.benchmark, True
     try:
         make_deterministic()
-        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.are_deterministic_algorithms_enabled() and not cudnn.benchmark
         assert not torch.utils.deterministic.fill_uninitialized_memory
     finally:
         torch.use_deterministic_algorithms(False)
+        cudnn.benchmark = chosen
         torch.utils.deterministic.fill_uninitialized_memory = filled
 
 

@@ -4,6 +4,7 @@ import errno
 import os
 import stat
 import threading
+import time
 
 import pytest
 import torch
@@ -123,6 +124,15 @@ def test_every_file_is_on_the_disk_before_its_name_and_the_folder_after_the_last
         saver.wait()
     assert names[3:] == ["best.pth", "checkpoint-2.pth", "previous.pth", "last.pth"]
     assert after == [], "names that a power cut may take"
+
+
+def test_of_all_saves_the_time_of_the_longest_is_known(saver, monkeypatch):
+    save = torch.save
+    monkeypatch.setattr(checkpoint.torch, "save", lambda state, file: [time.sleep(state["seconds"]), save(state, file)])
+    for step, seconds in enumerate((0.5, 0.0)):
+        saver.save(small_state(step) | {"seconds": seconds}, [])
+        saver.wait()
+    assert saver.longest >= 0.5
 
 
 def test_our_own_mistake_in_the_thread_comes_out_where_it_is_waited_for(saver):

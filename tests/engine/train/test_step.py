@@ -125,6 +125,8 @@ def test_naive_mode_computes_in_half_and_moves_float32_weights(tmp_path, dtype):
     assert any((weight != weight.to(half).float()).any() for weight in trainer.parameters), (
         "moves too small for half count"
     )
+    both = (*trainer.parameters, *trainer.replica.parameters())
+    assert all(each.grad is None for each in both), "no gradient is added to those of the next update"
     assert all(state["exp_avg_sq"].dtype is torch.float32 for state in trainer.optimizer.state.values())
 
 

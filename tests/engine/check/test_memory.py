@@ -20,6 +20,11 @@ def test_memory_is_weighed_against_what_is_free(tmp_path):
     weights = sum(parameter.nbytes for parameter in model.parameters())
     assert fixed_bytes(config, model, precision) == 4 * weights  # and gradients, and two of Adam's
     assert fixed_bytes(replaced(config, TRAIN={"MODEL_EMA": True}), model, precision) == 6 * weights
+    for parameter in model.blocks.parameters():
+        parameter.requires_grad_(False)
+    trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+    assert fixed_bytes(config, model, precision) == weights + 3 * trained
+    model.requires_grad_(True)
     few, more, most = (saved_bytes(config, model, precision, count) for count in (2, 4, 8))
     assert most - more == 2 * (more - few) > 0
     need = 4 * weights + 64 * 1.2 * (more - few) / 2

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -107,6 +108,14 @@ def test_a_run_knows_whether_it_is_going_killed_or_done(folder, state, status, i
         status = status | {"pid": os.getpid() if is_alive else gone.pid, "heartbeat": beat}
     write_status(folder, **status)
     assert SavedRun.open(folder).state == state
+
+
+def test_a_run_of_another_user_is_not_taken_for_dead(folder, monkeypatch):
+    write_status(folder, **HERE, pid=1)
+    monkeypatch.setattr(os, "kill", mock.Mock(side_effect=PermissionError))
+    assert SavedRun.open(folder).state == "running"
+    monkeypatch.setattr(os, "kill", mock.Mock(side_effect=ProcessLookupError))
+    assert SavedRun.open(folder).state == "killed"
 
 
 def test_seconds_are_those_of_the_epochs_of_all_starts(folder):

@@ -12,7 +12,7 @@ from configs.values import flatten
 from datasets import Normalize
 from engine.checkpoint.resume import comparable
 from engine.train.loss import DistillationLoss, DistillationTargets, hits
-from engine.train.teacher import load_teacher
+from engine.train.teacher import find_teacher, load_teacher
 from models import build_model
 from models.teacher import Teacher
 from tests.support.configs import replaced, small_config
@@ -85,6 +85,11 @@ def test_the_teacher_sees_images_normalized_and_sized_as_its_weights_expect():
     even = torch.full((B, 3, 4, 4), 100, dtype=torch.uint8)
     resized = Teacher(model, own, own, side=8)(Normalize(own)(even))
     torch.testing.assert_close(resized, model(Normalize(own)(even.new_full((B, 3, 8, 8), 100))), rtol=1e-4, atol=1e-4)
+
+
+def test_a_teacher_of_timms_has_the_mean_and_deviation_of_its_own_weights(tmp_path):
+    found = find_teacher(small_config(tmp_path, "DATA.IMAGE_CHANNELS=3", "TRAIN.TEACHER_MODEL=resnet18")).config.DATA
+    assert (found.IMAGENET_MEAN, found.IMAGENET_STD) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def run_of(config, classes, path) -> str:

@@ -8,15 +8,18 @@ import torch
 
 from configs.load import load
 from datasets import Batch
+from engine.memory import recovery
 from engine.memory.recovery import shortage
 from models.weights.torch_files import read_torch
-from tests.support.configs import SMALL, small_config
+from tests.support.configs import CPU, SMALL, small_config
 from tests.support.planted import run_out
 from tests.support.refusals import assert_names, refused
 from tests.support.run_hash import state_hash
 from tests.support.runs import Ended, fp64_weights, run, run_folder
 from tests.support.trainers import make_trainer, update
+from utils.distributed import Process
 from utils.errors import ConfigError
+from utils.log import Log
 
 IMAGES = "149,false,pair"  # mixed, and with a remainder
 # How the images of an update are shared out, and from which step on how many fit at once.
@@ -174,6 +177,18 @@ def test_the_size_that_is_proposed_leaves_the_images_of_an_update_as_they_are(tm
     run_out(trainer, fits=14, step=0)
     update(trainer)
     assert_names(capsys.readouterr().out, 14, "-batch_size 9 -accum_iter 3")
+
+
+@pytest.mark.parametrize(("accumulated", "passes"), [(1, 1), (2, 2)])
+def test_with_accumulation_a_probe_has_the_gradients_before_in_memory(tmp_path, monkeypatch, accumulated, passes):
+    seen, config = [], small_config(tmp_path, f"TRAIN.ACCUM_ITER={accumulated}")
+    monkeypatch.setattr(recovery, "probe_memory", lambda model, compute, passes: seen.append(passes))
+    trainer = make_trainer(config)
+    trainer.process = Process(CPU, world_size=2)
+    monkeypatch.setattr(trainer.process, "all_true", lambda flag: flag)
+    guard, windows = recovery.MemoryGuard(config, trainer, Log(1)), trainer.data.windows(0, 1)
+    next(guard.attempts(next(windows)))
+    assert seen == [passes]
 
 
 def test_an_image_that_only_keeps_a_process_in_step_is_not_parted():

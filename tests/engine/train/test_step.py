@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from configs.schema import Train
+from engine.train.counters import Counters
 from engine.train.ema import decay_at
-from tests.support.configs import replaced, small_config
+from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import refused
 from tests.support.runs import fp64_weights
+from tests.support.threads import Threads
 from tests.support.trainers import make_trainer, update
 
 # Images and whether the remainder is trained: one that two processes cannot share evenly, one smaller than them.
@@ -86,6 +88,18 @@ def test_a_good_update_ends_a_series_of_skipped_ones(tmp_path):
         in_a_row.append(update(trainer).report().skips_in_a_row)
         poison.remove()
     assert in_a_row == [1, 2, 0, 1]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_report_has_the_norm_of_the_update_for_any_number_of_processes(world_size):
+    def read(process):
+        counters = Counters(CPU)
+        for norm in (2.0, 6.0):  # of the whole gradient, in every process
+            counters.add(torch.ones(3), torch.tensor(norm), torch.tensor(0.0))
+        return counters.read(process)
+
+    for report in Threads(world_size).run(read):
+        assert (report["grad_norm"], report["mean_grad_norm"]) == (6, 4)
 
 
 @pytest.mark.parametrize("warm_up, decays", [("false", [0.15, 0.15, 0.15]), ("true", [0, 1 / 10, 0.15])])

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from configs.schema import Train
+from engine.parallel import Parallel
 from engine.train.counters import Counters
-from engine.train.ema import decay_at
+from engine.train.ema import Ema, decay_at
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import refused
 from tests.support.runs import fp64_weights
@@ -113,6 +114,16 @@ def test_running_mean_follows_the_weights_by_its_decay(tmp_path, warm_up, decays
         weights = trainer.model.state_dict()[name]
         assert (weights - before).abs().mean() > 0.05
         torch.testing.assert_close(trainer.ema.model.state_dict()[name], decay * before + (1 - decay) * weights)
+
+
+def test_the_average_has_the_count_of_batches_that_batch_norm_has():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    ema = Ema(model, Train())
+    ema.follow(model, Parallel())
+    for step in range(3):
+        model(torch.randn(4, 2))
+        ema.update(step, torch.zeros(()))
+    assert model[1].num_batches_tracked == ema.model[1].num_batches_tracked == 3
 
 
 def test_the_warm_up_reaches_deits_decay_within_its_300_epochs_and_never_exceeds_it():

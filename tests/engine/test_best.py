@@ -3,16 +3,20 @@
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from configs.load import load
-from engine.evaluation.scores import Scores, confidence
+from engine.eval_run import leave_results
+from engine.evaluation.evaluate import Evaluation
+from engine.evaluation.scores import Best, Scores, confidence
 from engine.predict.classifier import load_classifier
 from models import build_model
 from models.weights.load import load_pretrained
 from scripts.export import export
+from tests.support.configs import small_config
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run, run_folder
 
@@ -99,6 +103,23 @@ def test_the_metric_that_decides_ranks_scores():
     assert replace(low, metric="macro_recall").rank < replace(high, metric="macro_recall").rank
     assert replace(low, metric="loss").rank > replace(high, metric="loss").rank
     assert replace(low, loss=float("nan")).rank < replace(low, loss=1e9).rank < low.rank
+
+
+def test_of_two_epochs_with_the_same_scores_the_first_stays_best():
+    scores = Scores(1, 50, 100, 9, 0)
+    assert Best().is_worse_than(scores) and not Best.of(scores, 3, "").is_worse_than(scores)
+
+
+@pytest.mark.parametrize("metric, name", [("top1", "raw"), ("loss", "EMA")])
+def test_the_tables_of_an_evaluation_are_of_the_weights_that_the_metric_prefers(tmp_path, metric, name):
+    gathered = []
+    found = {
+        prefix: Evaluation(scores, SimpleNamespace(gather=lambda process, prefix=prefix: gathered.append(prefix)))
+        for prefix, scores in {"": Scores(2, 60, 100, 9, 0), "EMA ": Scores(1, 50, 100, 9, 0)}.items()
+    }
+    plan = SimpleNamespace(config=small_config(tmp_path, f"TRAIN.BEST_METRIC={metric}"))
+    leave_results(SimpleNamespace(process=SimpleNamespace(is_first=False)), plan, found)
+    assert [each.strip() or "raw" for each in gathered] == [name]
 
 
 def test_the_best_epoch_counts_no_more_when_the_validation_images_change(scored, tmp_path, small_yaml):

@@ -106,6 +106,14 @@ def test_macro_recall_and_f1_are_scikit_learns_over_the_classes_that_have_images
     assert scores.num_images == 300
 
 
+def test_an_image_without_a_finite_answer_is_not_right():
+    logits = torch.tensor([[0, float("inf"), 0], [0, float("nan"), 0], [0, 1, 0]])
+    tally = Tally(CPU, torch.float64)
+    tally.add(logits, torch.ones(3, dtype=torch.int64), num_excluded=0)
+    scores = tally.result(Process(CPU))
+    assert (scores.top1, scores.top5) == pytest.approx((100 / 3, 100 / 3))
+
+
 def test_scores_without_images_are_zero():
     tally = Tally(CPU, torch.float64)
     tally.add(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), num_excluded=2)

@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from configs.load import load
+from engine.checkpoint.format import numbered
+from engine.checkpoint.resume import bad_images_of
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import Ended, run, run_folder
@@ -93,6 +95,22 @@ def test_weights_of_another_system_are_taken_up_after_their_last_epoch(again, na
     assert ended.returncode == 0, ended.stderr
     assert "Epoch[003/003]" in ended.stdout and "Epoch[002/003]" not in ended.stdout
     assert_names(ended.stdout, "epoch 3", "optimizer")
+
+
+def test_the_epoch_that_a_whole_checkpoint_is_said_to_be_of_is_compared(again):
+    assert [start(again, "-resume", "auto", "-last_epoch", epoch).returncode for epoch in "12"] == [2, 0]
+
+
+def test_unreadable_images_are_remembered_for_the_same_images_alone():
+    saved = {"config": {"NUM_IMAGES": 5}, "bad_images": [3]}
+    assert [bad_images_of(saved, 5), bad_images_of(saved, 6), bad_images_of({}, 5)] == [[3], [], []]
+
+
+def test_the_last_epoch_has_a_checkpoint_of_its_own(again):
+    ended = start(again.parent / "other", "-epochs", "3", "-opts", "SAVE_FREQ=2")
+    assert ended.returncode == 0, ended.stderr
+    names = [path.name for path in numbered(run_folder(again.parent / "other"))]
+    assert names == ["checkpoint-3.pth", "checkpoint-2.pth"]
 
 
 def test_a_resumed_run_needs_its_pretrained_file_no_more_and_an_evaluation_no_setting_of_training(again):

@@ -12,7 +12,7 @@ import torch
 from configs.load import load
 from datasets import Normalize, Preparation, build_train_data, load_image_sets
 from engine.diagnose.doctor import Case, diagnose
-from engine.diagnose.overflow import read_overflow
+from engine.diagnose.overflow import LastUpdate, read_overflow, save_overflow
 from engine.precision.policy import Precision
 from engine.train.loss import CrossEntropy
 from engine.train.optimizers import build_optimizer
@@ -22,7 +22,7 @@ from scripts import doctor
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, run, run_folder
-from tests.support.trainers import big_logits
+from tests.support.trainers import big_logits, make_trainer, update
 from utils.distributed import Process
 from utils.program import exit_code
 
@@ -197,6 +197,14 @@ def test_a_run_that_stops_keeps_its_batch_and_says_what_to_type(stopped):
         (images, targets), (same_images, same_targets) = prepare(batch), prepare(again)
         assert torch.equal(images, same_images) and not torch.equal(images, prepare.normalize(batch.images))
         assert all(torch.equal(one, other) for one, other in zip(targets, same_targets, strict=True))
+
+
+def test_every_process_keeps_its_batch_in_a_file_of_its_own(tmp_path):
+    last = LastUpdate()
+    update(make_trainer(small_config(tmp_path), callbacks=[last]))
+    for rank in range(3):
+        save_overflow(tmp_path, rank, last, {})
+    assert {read_overflow(path).rank for path in tmp_path.glob("overflow-*.pth")} == {0, 1, 2}
 
 
 def test_the_script_names_the_module_and_writes_settings_for_the_run(stopped, capsys):

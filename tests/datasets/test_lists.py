@@ -139,3 +139,10 @@ def test_a_class_of_a_csv_file_that_is_not_utf_8_is_refused_and_the_name_of_a_fi
     more = "".join(f"images/{shade}.jpg;{'bee' if shade % 2 else 'dog'}\n" for shade in range(4, 10))
     make_csv(tmp_path / "train.csv", f"images/käfer.jpg;bee\n{more}", "image_path;target", "cp1252")
     assert sum(map(len, load("csv", tmp_path / "train.csv", VAL_FRACTION=0.3))) == 7
+
+
+def test_spaces_around_the_values_of_a_csv_file_do_not_count(tmp_path):
+    make_csv(tmp_path / "train.csv", "images/3.jpg , dog \nimages/4.jpg,cat\n", "image_path , target")
+    make_csv(tmp_path / "val.csv", "images/5.jpg,dog\t\n")
+    train, val = load("csv", tmp_path)
+    assert train.classes == ["cat", "dog"] and shades(train) == [3, 4] and val.targets.tolist() == [1]

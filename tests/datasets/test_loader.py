@@ -341,3 +341,9 @@ def test_synthetic_batches_lie_ready_and_follow_from_the_seed():
         assert not torch.equal(batch.images, batches[0].images[: len(batch.images)])
     val = build_eval_data(config, load_image_sets(config)[1], Process(CPU, 1, world_size=2))
     assert val.num_samples == 40 and [batch.num_samples for batch in val] == [20]
+
+
+def test_synthetic_images_have_the_size_of_their_epoch():
+    config = replaced(settings("synthetic", BATCH_SIZE=20, SYNTHETIC_SIZE=20), TRAIN={"SIZE_SCHEDULE": ("0:4", "1:6")})
+    windows = train_data(config).windows(0, 2)
+    assert [batch.images.shape for window in windows for batch in window.batches] == [(20, 1, 4, 4), (20, 1, 6, 6)]

@@ -211,3 +211,10 @@ def test_a_copy_with_another_date_keeps_its_index_and_a_changed_tar_does_not(tmp
     os.utime(copied, ns=(2, 2))
     train_only(tmp_path / "copy")
     assert scanned == ["train-0.tar"]
+
+
+def test_a_read_that_the_system_ends_early_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    path, pread = write_tar(tmp_path / "a.tar", samples(0, 3)), os.pread
+    monkeypatch.setattr(os, "pread", lambda descriptor, size, offset: pread(descriptor, min(size, 300), offset))
+    whole = path.read_bytes()
+    assert Tar(path).read(512, 1000) == whole[512:1512] and Tar(path).read(700, 10**6) == whole[700:]

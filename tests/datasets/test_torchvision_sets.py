@@ -6,6 +6,7 @@ import pickle
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.error import URLError
 
 import numpy as np
@@ -236,3 +237,10 @@ def test_parts_with_other_classes_are_an_error(tmp_path):
     make_dtd(tmp_path)
     write(tmp_path / "dtd" / "dtd" / "labels" / "val1.txt", "dotted/d_2.jpg")
     assert "DATA.DATA_PATH" in error_of("torchvision/DTD", tmp_path)
+
+
+def test_images_with_channels_first_come_upright():
+    pixels = np.arange(2 * 3 * 4 * 5, dtype=np.uint8).reshape(2, 3, 4, 5)
+    dataset = SimpleNamespace(data=pixels, labels=np.array([0, 1]))
+    image_set = torchvision_sets._to_image_set(settings("torchvision/SVHN"), dataset, "SVHN")
+    assert np.array_equal(image_set.read(1), np.moveaxis(pixels[1], 0, -1))

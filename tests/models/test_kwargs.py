@@ -71,3 +71,8 @@ def test_arguments_reach_timms_models_by_name(tmp_path):
     assert [each.shape for each in ours.parameters()] == [each.shape for each in theirs.parameters()]
     with refused(ConfigError, "MODEL.KWARGS.stem_typ", "stem_type"):
         build_model(replaced(config, MODEL={"KWARGS": Arguments({"stem_typ": "deep"})}), 5)
+
+
+def test_a_model_without_pooling_is_refused_for_it_is_no_classifier(tmp_path):
+    with refused(ConfigError, "MODEL.KWARGS.global_pool"):
+        build_model(replaced(small_config(tmp_path), MODEL={"KWARGS": Arguments({"global_pool": ""})}), 5)

@@ -9,6 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from configs.schema import Config, Data, Model
 from models import build_model, describe
+from models.freeze import freeze
 from tests.support.configs import meta_device
 from tests.support.refusals import refused
 from utils.errors import ConfigError
@@ -166,3 +167,10 @@ def test_frozen_batch_norm_keeps_its_statistics_in_training(wrap):
 def test_batch_norm_with_one_trained_parameter_keeps_training():
     model = build_model(config_of(32, TYPE="timm", NAME="resnet18", FREEZE=("*.weight",)), 10).train()
     assert model.bn1.training
+
+
+@pytest.mark.parametrize(("pattern", "trains"), [("0", True), ("1", False)])
+def test_batch_norm_without_parameters_is_frozen_by_its_own_name_only(pattern, trains):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2, affine=False), torch.nn.Linear(2, 2))
+    freeze(model, (pattern,))
+    assert model.train()[1].training is trains

@@ -229,3 +229,11 @@ def test_a_listed_last_block_is_not_shortened_past_its_list(tmp_path):
     with torch.autocast("cpu", dtype=HALF):
         model(torch.randn(2, 1, 8, 8))
     assert seen == [FLOAT]
+
+
+@pytest.mark.parametrize("lists", [(("Linear",), ()), ((), ("Linear",))])
+def test_float64_stays_as_under_autocast(lists):
+    model = nn.Sequential(nn.Linear(2, 3)).double()
+    OpOverrides(*lists, "cpu", HALF).apply(model)
+    with torch.autocast("cpu", dtype=HALF):
+        assert model(torch.zeros(1, 2, dtype=torch.float64)).dtype is torch.float64

@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+import timm
 import torch
 from torch import nn
 from torch.nn import functional
@@ -14,7 +15,7 @@ from engine.checkpoint.resume import comparable
 from engine.train.loss import DistillationLoss, DistillationTargets, hits
 from engine.train.teacher import find_teacher, load_teacher
 from models import build_model
-from models.teacher import Teacher
+from models.teacher import Teacher, use_both_heads
 from tests.support.configs import replaced, small_config
 from tests.support.refusals import refused
 from tests.support.trainers import make_trainer, update
@@ -171,3 +172,11 @@ def test_the_mean_of_two_heads_is_what_is_right_or_wrong():
     heads = torch.tensor([[3.0, 0.0, 0.0], [2.0, 1.0, 0.0]]), torch.tensor([[0.0, 5.0, 0.0], [0.0, 0.5, 0.0]])
     targets = DistillationTargets(torch.tensor([1, 0]), torch.zeros(2, 3))
     assert hits(heads, targets).tolist() == [True, True]
+
+
+def test_a_model_with_two_heads_returns_both_only_for_a_teacher():
+    model = timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, depth=1, num_classes=5)
+    for when, count in ((True, 2), (False, 1)):
+        use_both_heads(model.train(), when)
+        logits = model(torch.zeros(3, 3, 32, 32))
+        assert [tuple(each.shape) for each in (logits if when else [logits])] == [(3, 5)] * count

@@ -235,7 +235,7 @@ def test_runs_of_different_metrics_are_compared_by_top1_or_by_the_one_asked_for(
         (["{runs}/*-nothing"], ["nothing"]),
         (["{runs}/1e-3-0/config.yaml", "{runs}"], ["config.yaml", "a file"]),
         (["{runs}/1e-3-0"], ["1e-3-0", "one run"]),
-        (["{runs}/1e-3-0", "{runs}/1e-3-0/"], ["one run"]),
+        (["{runs}/1e-3-0", "{runs}/../runs/1e-3-0"], ["one run"]),
         (["{empty}"], ["config.yaml"]),
         (["{runs}", "-output", "x.pdf"], ["-output", "x.pdf", ".md"]),
         (["{runs}", "-output", "{runs}/not/there.md"], ["-output"]),
@@ -283,3 +283,15 @@ def test_curves_cover_the_epochs_that_all_runs_have_and_the_weights_that_are_bet
 
 def test_the_speed_of_a_run_is_that_of_its_usual_epoch():
     assert speed(SimpleNamespace(epochs=[{"images_per_s": each} for each in (1.0, 100.0, 100.0)])) == 100
+
+
+def test_quantiles_are_students_for_few_degrees_of_freedom_and_for_many():
+    expected = {1: 12.706, 1.9: 12.706, 2: 4.303, 30: 2.042, 31: 2.040, 100: 1.984}
+    assert {degrees: statistics.student(degrees) for degrees in expected} == pytest.approx(expected, abs=0.003)
+
+
+def test_credentials_in_a_setting_that_differs_are_not_shown(tmp_path, typed):
+    for name in "ab":
+        make_run(tmp_path / name, [90.0], f"MODEL.PRETRAINED: https://me:secret@server/{name}.pth")
+    code, out, err = typed(tmp_path)
+    assert code == 0 and "@server/b.pth" in out and "secret" not in out + err

@@ -9,7 +9,10 @@ import pytest
 import timm
 import torch
 
+from engine.predict.classifier import config_of
 from models.export.formats import FORMATS
+from models.export.plain_vit import refuse_other_models
+from models.export.subject import Subject
 from models.weights.files import read_checkpoint, read_record, read_state_dict
 from models.weights.metadata import metadata_of
 from scripts import export
@@ -161,12 +164,13 @@ def test_a_wrong_name_or_flag_is_refused(plain, words, names, capsys):
     assert_names(capsys.readouterr().err, *names)
 
 
-def test_an_export_that_computes_something_else_is_not_left_behind(plain, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("added", [1e-3, float("nan")])
+def test_an_export_that_computes_something_else_is_not_left_behind(plain, tmp_path, capsys, monkeypatch, added):
     def write(subject, path):
         torch.save({}, path)
 
     wrong = FORMATS["torch"]._replace(
-        write=write, load=lambda subject, path: lambda images: subject.model(images) + 1e-3
+        write=write, load=lambda subject, path: lambda images: subject.model(images) + added
     )
     monkeypatch.setitem(FORMATS, "torch", wrong)
     assert exported(plain, "torch", tmp_path / "x.pt2") == 1
@@ -206,3 +210,32 @@ def test_timm_loads_a_model_of_fixed_position_embeddings(tmp_path):
     source = checkpoint(tmp_path / "best.pth", PLAIN | {"POS_EMBED": "sincos2d"})
     assert program.exit_code(export.main, [str(source), "-to", "hf", "-output", str(tmp_path / "x")]) == 0
     timm.create_model(f"local-dir:{tmp_path / 'x'}", pretrained=True)
+
+
+def test_an_output_without_a_class_is_called_by_its_number(tmp_path):
+    source = checkpoint(tmp_path / "a.ckpt", PLAIN | {"NUM_CLASSES": 5}, classes=[*"abcde"], class_names=CLASSES)
+    assert exported(source, "hf", tmp_path / "x") == 0
+    names = json.loads((tmp_path / "x" / "config.json").read_text(encoding="utf-8"))["label_names"]
+    assert names == [*CLASSES, "class 3", "class 4"]
+
+
+def test_a_model_with_another_epsilon_than_paddlevits_is_not_written_for_it(plain):
+    part = export.read_part(plain, export.NEEDED, None)
+    subject = Subject(part.weights, config_of(part.facts), CLASSES, part.facts, part.path)
+    for norm in (each for each in subject.model.modules() if isinstance(each, torch.nn.LayerNorm)):
+        norm.eps = 1e-5
+    with refused(ConfigError, "-to paddle", "1e-05"):
+        refuse_other_models(subject, "paddle")
+
+
+def test_no_image_processor_is_written_for_images_that_are_framed(tmp_path):
+    assert exported(checkpoint(tmp_path / "a.ckpt", data={"CROP_PCT": 1.2}), "hf", tmp_path / "x") == 0
+    assert (tmp_path / "x" / "config.json").exists() and not (tmp_path / "x" / "preprocessor_config.json").exists()
+
+
+@pytest.mark.parametrize(("separator", "kind"), [("|", "multi"), (None, "single")])
+def test_a_model_of_several_labels_says_so_to_transformers(tmp_path, separator, kind):
+    source = checkpoint(tmp_path / "a.ckpt", data={"DATASET": "csv", "LABEL_SEPARATOR": separator})
+    assert exported(source, "hf", tmp_path / "x") == 0
+    config = json.loads((tmp_path / "x" / "config.json").read_text(encoding="utf-8"))
+    assert config["problem_type"] == f"{kind}_label_classification"

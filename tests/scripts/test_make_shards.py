@@ -106,3 +106,14 @@ def test_mistakes_on_its_command_line_are_told(tmp_path):
     ]:
         with refused(ConfigError, *names):
             call(*flags, "-out", tmp_path / "out")
+
+
+def test_what_follows_a_kept_shard_are_the_samples_behind_it(tmp_path, photos):
+    flags = ("-dataset", "imagefolder", "-data_path", photos, "-samples_per_shard", 4)
+    for name in ("whole", "out"):
+        call(*flags, "-out", tmp_path / name)
+    for number in (0, 2):
+        (tmp_path / "out" / f"train-{number:06d}.tar").unlink()
+    call(*flags, "-out", tmp_path / "out")
+    for path in (tmp_path / "whole").glob("*.tar"):
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()

@@ -9,6 +9,7 @@ import yaml
 from configs.load import load, to_yaml
 from configs.removed import REMOVED, Removed
 from configs.values import SETTINGS, flatten, unflatten
+from configs.yaml_files import Layer
 from engine.checkpoint.format import changes
 from models import build_model
 from tests.support.configs import load_text, write, yaml_of
@@ -191,3 +192,9 @@ def test_several_labels_change_the_metric_only_where_none_was_typed(tmp_path, ty
     words = ["-dataset", "csv", "-opts", "DATA.LABEL_SEPARATOR=|"] + ([f"TRAIN.BEST_METRIC={typed}"] if typed else [])
     config = load(words, needs_file=False).config
     assert config.TRAIN.BEST_METRIC == (typed or "map") and config.TRAIN.LOSS == "bce"
+
+
+def test_a_settings_file_decides_over_what_the_weights_say():
+    weights = Layer("the weights", {"MODEL.DROPOUT": "0.1", "MODEL.DROPPATH": "0.2"})
+    model = load(["-cfg", write("MODEL: {DROPOUT: 0.3}")], weights=weights).config.MODEL
+    assert (model.DROPOUT, model.DROPPATH) == (0.3, 0.2)

@@ -56,6 +56,7 @@ IN_A_FILE = {
     "TRAIN: {MIXUP_GROUP: 7}": "TRAIN.MIXUP_GROUP 7",
     "TRAIN: {CUTMIX_MINMAX: [0.8, 0.2]}": "TRAIN.CUTMIX_MINMAX",
     "{DATA: {BATCH_SIZE: 7}, TRAIN: {CUTMIX_ALPHA: 1}}": "DATA.BATCH_SIZE 7 TRAIN.CUTMIX_ALPHA 1.0",
+    "{DATA: {BATCH_SIZE: 7}, TRAIN: {CUTMIX_MINMAX: [0.2, 0.8]}}": "DATA.BATCH_SIZE 7 TRAIN.CUTMIX_MINMAX",
     "DATA: {IMAGENET_STD: 0.3}": "DATA.IMAGENET_STD [0.3] DATA.IMAGE_CHANNELS 3 (default)",
     "DATA: {IMAGE_CHANNELS: 1, IMAGENET_MEAN: [0.1, 0.2, 0.3]}": "DATA.IMAGENET_MEAN [0.1, 0.2, 0.3] DATA.IMAGE_CHANNELS 1",
     # PaddleViT's older dialects, named as they were written.
@@ -117,6 +118,7 @@ ON_THE_COMMAND_LINE = {
     f"-name {'x' * 201}": "NAME 200",
     f"-opts RUN.MAX_TIME={'9' * 400}": "RUN.MAX_TIME 3h30m",
     "-compile reduce-overhead -accum_iter 2": "COMPILE reduce-overhead TRAIN.ACCUM_ITER 2",
+    "-compile max-autotune -accum_iter 2": "COMPILE max-autotune TRAIN.ACCUM_ITER 2",
     "-amp -opts PRECISION.INIT_LOSS_SCALING=8 PRECISION.MAX_LOSS_SCALING=4": (
         "PRECISION.INIT_LOSS_SCALING 8 PRECISION.MAX_LOSS_SCALING 4"
     ),

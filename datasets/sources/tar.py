@@ -1,6 +1,7 @@
 """Tar files that are read in place: the position of each file, and bytes from any position. Nothing is unpacked."""
 
 import os
+import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import NamedTuple
 
 from utils.errors import DataError, not_a_file
 
+MOST_EXTENDED = 1 << 16  # bytes of what stands in front of a header, such as a long name
+TOO_MANY_DIGITS = re.compile(rb"\d{256}")  # more than a file's name has
 BLOCK = 512  # bytes; a block of zeros ends a tar
 
 
@@ -47,7 +50,7 @@ class Tar:
         """The files in their order. DataError where the tar is damaged, or its end is missing."""
         end, last, problem = 0, "nothing", None
         try:
-            with tarfile.open(self.path, "r:") as headers:
+            with tarfile.open(fileobj=_Headers(self), mode="r:") as headers:
                 for member in headers:
                     end = headers.offset
                     if end > self.size:
@@ -55,11 +58,11 @@ class Tar:
                     if member.isreg():
                         last = member.name
                         yield self._checked(member)
-        # The last three: of sizes and lengths that no tar has.
-        except (tarfile.TarError, ValueError, OverflowError, MemoryError) as error:
+        # The others: of sizes, lengths and rows of extended headers that no tar has.
+        except (tarfile.TarError, ValueError, OverflowError, MemoryError, RecursionError) as error:
             problem = error
         # tarfile ends silently at a damaged header, and what follows would be missing from the data.
-        if problem or self.read(end, BLOCK) != bytes(BLOCK):
+        if problem or end > self.size or self.read(end, BLOCK) != bytes(BLOCK):
             raise DataError(
                 f"{self.title}: no tar header at byte {end}, after {last}; the file is truncated, damaged or compressed: "
                 "restore or unpack it"
@@ -72,3 +75,25 @@ class Tar:
                 "names, without '..' and without --sparse"
             )
         return Member(member.name, member.offset_data, member.size)
+
+
+class _Headers:
+    """The headers of a tar as a file for `tarfile`, of which older versions need memory or time without end for some."""
+
+    def __init__(self, tar: Tar):
+        self.tar, self.position = tar, 0
+
+    def tell(self) -> int:
+        return self.position
+
+    def seek(self, position: int) -> None:
+        self.position = position
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= MOST_EXTENDED:
+            raise tarfile.ReadError(f"a header of {size} bytes")
+        content = self.tar.read(self.position, size)
+        self.position += len(content)
+        if size > BLOCK and TOO_MANY_DIGITS.search(content):
+            raise tarfile.ReadError("a header with a number without end")
+        return content

@@ -2,7 +2,8 @@
 
 import contextlib
 import io
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -94,6 +95,12 @@ IMAGE_ENDINGS = tuple(each for each in KNOWN_ENDINGS if each not in READ_BY or f
 # Conversions by libjpeg itself, exactly as when Pillow calls it. CMYK needs Pillow, which knows Adobe's inversion.
 LIBJPEG_CONVERSIONS = {3: {"YCbCr": "RGB", "RGB": "RGB", "Gray": "RGB"}, 1: {"Gray": "GRAY"}}
 JPEG_START, APP1, START_OF_SCAN, EXIF = b"\xff\xd8", 0xE1, 0xDA, b"Exif\0\0"
+SEQUENTIAL = (0xC0, 0xC1)  # frames that end with a scan of all their colours
+SEGMENTS = {*range(0xC0, 0xD0), *range(0xDB, 0xF0), 0xFE}  # what else has a length behind its marker
+# Each scan of a progressive JPEG goes through the whole image, so a small file could take minutes. Encoders write about 10;
+# in a phone's video behind the image each 65,536 bytes look like one.
+MOST_SCANS, BYTES_PER_SCAN, SCANS = 500, 2**15, re.compile(b"\xff\xda")
+QUICK = 2**34  # bytes x pixels of a JPEG that takes less than a second, whatever is in it: a scan has 10 bytes
 ORIENTATION = ExifTags.Base.Orientation
 # What makes an image of each EXIF orientation upright.
 TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
@@ -138,7 +145,7 @@ def _decode_jpeg(data: bytes, rules: PixelRules) -> np.ndarray | None:
     """None where Pillow has to decide: other colour spaces, and files with errors."""
     with contextlib.suppress(ValueError):
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        _refuse_bomb(width, height, rules)
+        _refuse_bomb(data, width, height, rules)
         if colours in LIBJPEG_CONVERSIONS[rules.num_channels]:
             pixels = simplejpeg.decode_jpeg(data, LIBJPEG_CONVERSIONS[rules.num_channels][colours])
             return _upright(pixels, _orientation(data)) if rules.applies_exif else pixels
@@ -160,7 +167,7 @@ def _open(data: bytes, rules: PixelRules) -> Image.Image:
         if data[4:8] != b"ftyp" or data[8:11] == b"avi":  # a damaged AVIF file
             raise
         image = _open_heif(data, rules)
-    _refuse_bomb(*image.size, rules)
+    _refuse_bomb(data, *image.size, rules)
     if 0 in image.size:
         raise ValueError("it has no pixels")
     return image
@@ -172,7 +179,7 @@ def _open_heif(data: bytes, rules: PixelRules) -> Image.Image:
     except ImportError as error:
         raise ImageReadError("a HEIF photo (.heic), which pillow-heif reads: pip install pillow-heif") from error
     photo = open_heif(data)
-    _refuse_bomb(*photo.size, rules)
+    _refuse_bomb(data, *photo.size, rules)
     return photo.to_pillow()
 
 
@@ -193,14 +200,36 @@ def _orientation(data: bytes, image: Image.Image | None = None) -> int:
 
 def _jpeg_exif(data: bytes) -> Image.Exif:
     """Read the EXIF data from the segments before the image. Pillow would read the whole header again, where this costs 2 us."""
-    exif, start = Image.Exif(), 2
-    while data[start] == 0xFF and data[start + 1] != START_OF_SCAN:
-        end = start + 2 + int.from_bytes(data[start + 2 : start + 4], "big")
-        if data[start + 1] == APP1 and data.startswith(EXIF, start + 4):
-            exif.load(data[start + 4 : end])
+    exif = Image.Exif()
+    for marker, start, end in _segments(data):
+        if marker == APP1 and data.startswith(EXIF, start):
+            exif.load(data[start:end])
             break
-        start = end
     return exif
+
+
+def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Marker, start and end of a JPEG's segments, up to that of the first scan."""
+    marker, end = 0, 2
+    while marker != START_OF_SCAN and data[end] == 0xFF:
+        marker, start = data[end + 1], end + 4
+        end += 2 + int.from_bytes(data[end + 2 : start], "big")
+        yield marker, start, end
+
+
+def _refuse_scans(data: bytes) -> None:
+    """Enforce the limit on scans. Most files have a single one, as their header says; only in others they are counted."""
+    num_colours = None
+    with contextlib.suppress(IndexError):  # a header that ends early
+        for marker, start, _ in _segments(data):
+            if marker in SEQUENTIAL:
+                num_colours = data[start + 5]
+            elif marker == START_OF_SCAN and data[start] == num_colours:
+                return
+            elif marker not in SEGMENTS:
+                break
+    if (count := len(SCANS.findall(data))) > MOST_SCANS + len(data) // BYTES_PER_SCAN:
+        raise ImageReadError(f"a JPEG of {count:,} scans, which could take minutes; save it anew")
 
 
 def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
@@ -210,7 +239,9 @@ def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
     return np.ascontiguousarray(TURNS[orientation](whole_pixels)).view(np.uint8)
 
 
-def _refuse_bomb(width: int, height: int, rules: PixelRules) -> None:
-    """Enforce the limit on decompressed pixels, of which up to twice the limit Pillow only warns."""
+def _refuse_bomb(data: bytes, width: int, height: int, rules: PixelRules) -> None:
+    """Enforce the limits on decompressed pixels, of which up to twice the limit Pillow only warns, and on scans."""
     if width * height > rules.max_pixels:
         raise Image.DecompressionBombError(f"{width} x {height} pixels")
+    if len(data) * width * height > QUICK and data[:2] == JPEG_START:
+        _refuse_scans(data)

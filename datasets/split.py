@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -278,13 +279,26 @@ def _composed(name: bytes) -> bytes:
 
 def _lowest_of_each_class(image_set: ImageSet, hashes: np.ndarray) -> np.ndarray:
     """bool [N]: the images with the lowest hash of each class, where no class loses all that it has to train on."""
-    chosen, left = np.zeros(len(image_set), dtype=bool), image_set.count_classes()
-    for number in range(len(left)):
-        members = image_set.with_any(np.array([number]))
-        for lowest in () if chosen[members].any() else np.unique(hashes[members]):
-            taken = image_set.count_classes(hashes == lowest)
-            if np.all((taken < left) | (taken == 0)):
-                chosen |= hashes == lowest
-                left -= taken
-                break
-    return chosen
+    labels, images = image_set.targets, np.arange(len(image_set))
+    if sets := image_set.label_sets:
+        images = np.repeat(images, np.diff(sets.starts)[labels])
+        labels = np.concatenate([np.empty(0, np.int32), *(sets[target] for target in labels.tolist())])
+    # Images with the same hash are one group. Each is looked at once: what a class cannot lose, it cannot lose later.
+    distinct, of_image = np.unique(hashes, return_inverse=True)
+    groups = of_image[images]
+    starts = [0, *np.cumsum(np.bincount(groups, minlength=len(distinct))).tolist()]
+    by_group = labels[np.argsort(groups, kind="stable")].tolist()
+    chosen, left = np.zeros(len(distinct), dtype=bool), image_set.count_classes().tolist()
+    seen, have_one = set(), set()
+    order = np.lexsort((groups, labels))
+    for label, group in zip(labels[order].tolist(), groups[order].tolist(), strict=True):
+        if label in have_one or group in seen:
+            continue
+        seen.add(group)
+        taken = Counter(by_group[starts[group] : starts[group + 1]])
+        if all(count < left[number] for number, count in taken.items()):
+            chosen[group] = True
+            have_one.update(taken)
+            for number, count in taken.items():
+                left[number] -= count
+    return chosen[of_image]

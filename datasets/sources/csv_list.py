@@ -1,11 +1,13 @@
 """`csv`: files with a column of paths and one of classes."""
 
 import codecs
+import contextlib
 import csv
 import functools
 import itertools
 from array import array
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,8 +71,9 @@ class Columns(NamedTuple):
         group = data.GROUP_BY
         if of_labels == ["*"]:
             found = [[name for name in _header(file, path) if name not in (path, group)] for file in files]
-            of_labels = found[0]
-            if unlike := [name for names in found for name in names if names.count(name) > 1 or name not in of_labels]:
+            of_labels, first = found[0], set(found[0])
+            counts = [each for names in found for each in Counter(names).items()]
+            if unlike := [name for name, count in counts if count > 1 or name not in first]:
                 raise DataError(
                     f"{files[-1]}, line 1: DATA.COLUMNS * means all columns but {path}, but {unlike[0]!r} is there twice "
                     f"or not in {files[0]}; name the columns of the labels, or give all files the same"
@@ -84,34 +87,38 @@ class Columns(NamedTuple):
 
 def _header(file: Path, path: str) -> list[str]:
     """The names of a file's columns, which must have that of the paths."""
-    with open(file, encoding=_encoding(file), errors="surrogateescape", newline="") as lines:
-        separator = _find_separator(file, line := lines.readline(), [path])
-    names = next(csv.reader([line], delimiter=separator, skipinitialspace=True))
-    return [name for each in names if (name := each.strip())]
+    with _opened(file, [path]) as (rows, _):
+        return [name for each in next(rows) if (name := each.strip())]
 
 
 def read_csv_file(file: Path, add: Callable[[Rows], None], columns: Columns) -> list[str]:
     """The rows; other columns are ignored."""
-    encoding = _encoding(file)
+    with _opened(file, columns.names) as (rows, notes):
+        names = [name.strip() for name in next(rows)]
+        places = {name: place for place, name in enumerate(names)}  # of columns with the same name the last one counts
+        values = _Values(file, columns, [(column, places[column]) for column in columns.names], len(names))
+        while found := values.take(rows):
+            add(found)
+    return notes
+
+
+@contextlib.contextmanager
+def _opened(file: Path, columns: list[str]) -> Iterator[tuple[Any, list[str]]]:
+    """A csv.reader of the file, which has these columns, and lines for the log. DataError where it is no such text."""
+    encoding, rows = _encoding(file), None
     with open(file, encoding=encoding, errors="surrogateescape", newline="") as lines:
         try:
-            separator = _find_separator(file, lines.readline(), columns.names)
+            separator = _find_separator(file, lines.readline(), columns)
             lines.seek(0)
             rows = csv.reader(lines, skipinitialspace=True, delimiter=separator)
-            names = [name.strip() for name in next(rows)]
-            # Of columns with the same name the last one counts.
-            places = {name: place for place, name in enumerate(names) if name in columns.names}
-            values = _Values(file, columns, [(column, places[column]) for column in columns.names], len(names))
-            while found := values.take(rows):
-                add(found)
+            found = [UNUSUAL[each] for each in (separator, encoding) if each in UNUSUAL]
+            yield rows, [f"{file}: read with {' and '.join(found)}"] * bool(found)
         except csv.Error as error:
             raise DataError(
-                f"{file}, line {rows.line_num}: {error}; look for an unclosed quote there, or correct the line"
+                f"{file}, line {rows.line_num if rows else 1}: {error}; look for an unclosed quote there, or correct the line"
             ) from error
         except UnicodeError as error:
             raise DataError(f"{file}: this is no text ({error}); save it as UTF-8") from error
-    found = [UNUSUAL[each] for each in (separator, encoding) if each in UNUSUAL]
-    return [f"{file}: read with {' and '.join(found)}"] * bool(found)
 
 
 def _find_separator(file: Path, header: str, columns: list[str]) -> str:

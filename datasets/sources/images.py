@@ -17,9 +17,11 @@ from utils.files import without_waiting
 from utils.text import format_bytes
 
 MOST_BYTES_PER_PIXEL = 8  # of a file without compression: four channels of 16 bits
+LONGEST = 4096  # characters of a path that a system opens
 RETRY_AFTER = (0.5, 2.0)  # seconds: a network file system or a disk may answer again
 # Errors that another attempt would meet again: no such file, no permission, a folder or socket in its place.
 LASTING = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ELOOP}
+LASTING |= {errno.ENAMETOOLONG}
 
 
 class EncodedImages(ImageSet):
@@ -153,15 +155,20 @@ class Inside:
         self.root, self._plain = root, {""}  # folders that are no links, nor are those above them
 
     def __contains__(self, folder: str) -> bool:
+        if len(folder) > LONGEST:
+            return True  # no file is there, so none outside
         is_below = not os.path.isabs(folder) and ".." not in folder.split("/")
         return is_below and self._is_plain(folder.rstrip("/")) or is_within(self.root, self.root / folder)
 
     def _is_plain(self, folder: str) -> bool:
-        if folder in self._plain:
-            return True
-        if not self._is_plain(os.path.dirname(folder)) or os.path.islink(os.path.join(self.root, folder)):
-            return False
-        self._plain.add(folder)
+        unknown = []
+        while folder not in self._plain:
+            unknown.append(folder)
+            folder = os.path.dirname(folder)
+        for each in reversed(unknown):
+            if os.path.islink(os.path.join(self.root, each)):
+                return False
+            self._plain.add(each)
         return True
 
 

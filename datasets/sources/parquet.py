@@ -6,7 +6,7 @@ import os
 import re
 import threading
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -183,20 +183,26 @@ def choose_columns(file: Path, schema: Any, data: Data) -> Columns:
     inside = {field.name: field for field in image.type} if types.is_struct(image.type) else {}
     content = inside.get("bytes", image).type
     is_whole = types.is_integer(_value_type(label.type))
-    is_text = str(_value_type(label.type)) in ("string", "large_string", "string_view")
+    is_text = _is_text(_value_type(label.type))
     if not (is_whole or is_text) or str(content) not in ("binary", "large_binary", "binary_view"):
         raise DataError(
             f"{file}: {image.name} has the type {image.type} and {label.name} {label.type}; images are stored as binary "
             f"or as a struct with bytes, labels are whole numbers or names, so {NAME_COLUMNS}"
         )
     classes = None if is_text else _class_names(schema).get(label.name)
-    path = f"{image.name}.path" if "path" in inside else None
+    path = f"{image.name}.path" if "path" in inside and _is_text(inside["path"].type) else None
     return Columns(f"{image.name}.bytes" if inside else image.name, path, label.name, is_text, classes)
 
 
 def _value_type(kind: Any) -> Any:
     """The type of the values, also where they are stored as a dictionary of the distinct ones."""
-    return getattr(kind, "value_type", kind)
+    import pyarrow.types as types
+
+    return kind.value_type if types.is_dictionary(kind) else kind
+
+
+def _is_text(kind: Any) -> bool:
+    return str(kind) in ("string", "large_string", "string_view")
 
 
 def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
@@ -234,12 +240,18 @@ def _open_index(config: Config, root: Path, files: Sequence[Path]) -> Index:
 
 def _build(place: Place | None, files: Sequence[Path], data: Data, made_of: dict) -> Index:
     with ThreadPoolExecutor(NUM_THREADS, "parquet") as pool:
-        columns = _common_columns(files, list(pool.map(lambda file: _columns_of(file, data), files)))
+
+        def each(task: Callable, *arguments: Any) -> Iterator:
+            return pool.map(
+                lambda file: _in_pyarrow(f"{file}: it cannot be read", lambda: task(file, *arguments)), files
+            )
+
+        columns = _common_columns(files, list(each(_columns_of, data)))
         if columns.are_names:
-            found = pool.map(lambda file: set(_labels(file, columns).unique().to_pylist()), files)
+            found = each(_distinct_labels, columns)
             columns = columns._replace(classes=tuple(sorted(set().union(*found) - {None})))
         writer, hashes = IndexWriter(place, INDEX_COLUMNS), RowHashes()
-        rows = shown(pool.map(lambda file: _read_rows(file, columns), files), "index", len(files), unit="files")
+        rows = shown(each(_read_rows, columns), "index", len(files), unit="files")
         for number, (groups, labels, names) in enumerate(rows):
             groups = np.array(groups, np.int64).reshape(-1, 3)
             writer.add("label", labels)
@@ -294,7 +306,8 @@ def _in_pyarrow(problem: str, task: Callable[[], Any]) -> Any:
 
     try:
         return task()
-    except (pyarrow.ArrowException, OSError) as error:
+    # The last two: names that are no text, and columns without data.
+    except (pyarrow.ArrowException, OSError, UnicodeError, StopIteration) as error:
         if getattr(error, "errno", None):
             raise
         raise DataError(f"{problem} ({error}); the file is damaged or incomplete; get it again") from error
@@ -309,6 +322,10 @@ def _labels(file: Path, columns: Columns) -> Any:
         row = column.is_null().index(True).as_py()
         raise DataError(f"{file}, row {row}: {columns.label} is missing; remove the row, or give it a label")
     return column.cast(pyarrow.string() if columns.are_names else _value_type(column.type))
+
+
+def _distinct_labels(file: Path, columns: Columns) -> set:
+    return set(_labels(file, columns).unique().to_pylist())
 
 
 def _read_rows(file: Path, columns: Columns) -> tuple[list[tuple[int, int, int]], np.ndarray, list[bytes]]:
@@ -331,7 +348,10 @@ def _read_rows(file: Path, columns: Columns) -> tuple[list[tuple[int, int, int]]
     if columns.path:
         texts = read_columns(file, [columns.path]).column(0).flatten()[0]
         names = [] if texts.null_count else [text.encode(errors="surrogateescape") for text in texts.to_pylist()]
-    return _row_groups(file, columns), numbers.astype(np.int32), names or [b""] * len(numbers)
+    groups = _row_groups(file, columns)
+    if not len(names or numbers) == len(numbers) == sum(rows for _, rows, _ in groups):
+        raise DataError(f"{file}: its columns have different numbers of rows; the file is damaged; get it again")
+    return groups, numbers.astype(np.int32), names or [b""] * len(numbers)
 
 
 def _row_groups(file: Path, columns: Columns) -> list[tuple[int, int, int]]:
@@ -442,7 +462,8 @@ class ParquetImages(EncodedImages):
         file, number = self.files[self.groups["file"][group]], int(self.groups["number"][group])
         num_kept = max(self.limit * len(self.groups["bytes"]) // self.num_bytes, MIN_GROUPS)
         images = GROUPS.get((file, number, self.column), num_kept, lambda: _read_group(file, number, self.column))
-        data = images[row - int(self.group_starts[group])].as_py()
+        place = row - int(self.group_starts[group])
+        data = images[place].as_py() if place < len(images) else None
         if data is None:
             raise DataError(f"{self.name(index)}: there is no image; remove the row")
         return os.path.splitext(self._name(index))[1], data

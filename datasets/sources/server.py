@@ -4,6 +4,7 @@ Each request is repeated while the server fails, for a limited time. fsspec's ow
 final name, so that a killed download counts as whole, and they know no limit.
 """
 
+import asyncio
 import errno
 import functools
 import random
@@ -30,9 +31,9 @@ PACKAGES = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs"}
 NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError"}
 NO_CREDENTIALS |= {"SSOError", "TokenRetrievalError", "ConfigParseError", "ConfigNotFound", "InvalidConfigError"}
 NO_CONNECTION = {"ClientConnectorError", "EndpointConnectionError", "gaierror", "ConnectionRefusedError"}
-# Of certificates, malformed names, and endless redirects.
+# Of certificates, malformed names, and redirects that lead elsewhere or have no end.
 LASTING = {"ClientSSLError", "ClientConnectorCertificateError", "SSLError", "SSLCertVerificationError"}
-LASTING |= {"ParamValidationError", "InvalidURL", "ValueError", "RecursionError"}
+LASTING |= {"ParamValidationError", "InvalidURL", "NonHttpUrlClientError", "ValueError", "RecursionError"}
 TRANSIENT_STATUS = {408, 421, 425, 429}  # of those below 500
 # What s3fs makes of answers that no other try changes: another region, a malformed request or name.
 LASTING_ERRNO = {errno.EINVAL, errno.ENAMETOOLONG, errno.EPERM, getattr(errno, "EREMCHG", errno.EINVAL)}
@@ -164,9 +165,9 @@ class Server:
         found = []
         for each in self._request(url, lambda files: files.ls(url, detail=True)):
             name = each["name"].rstrip("/").rpartition("/")[2]
-            name = name if self.scheme == "s3" else unquote(name)
+            name, no_file = (name, "/") if self.scheme == "s3" else (unquote(name), "/?#")
             # It becomes the name of a file here, and must not lead out of the cache.
-            if "/" not in name and not name.startswith("."):
+            if not name.startswith(".") and not set(no_file) & set(name):
                 found.append(ListedFile(name, each["type"] == "directory", each.get("size"), _version_of(each)))
         return found
 
@@ -249,18 +250,22 @@ class Server:
                 "timeout": timeout,
                 "headers": headers,
                 "trust_env": True,
-                "response_class": response_class(),
+                "response_class": response_class(silence),
             },
             "simple_links": False,
         }
 
 
-@functools.lru_cache(1)
-def response_class() -> type:
-    """Make aiohttp's class of answers read no more than such an answer can have."""
+@functools.lru_cache
+def response_class(seconds: float) -> type:
+    """Make aiohttp's class of answers wait so long for the headers, and read no more than such an answer can have."""
     import aiohttp
 
     class Response(aiohttp.ClientResponse):
+        async def start(self, connection: Any) -> aiohttp.ClientResponse:
+            async with asyncio.timeout(seconds):  # some servers send headers without end, so that none is silence
+                return await super().start(connection)
+
         async def read(self) -> bytes:
             most = MOST_OF_A_TAR if self.url.path.endswith(".tar") else MOST_OF_ANOTHER
             content = bytearray()

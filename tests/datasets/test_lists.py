@@ -125,6 +125,9 @@ def test_one_csv_file_alone_is_split(tmp_path, as_file):
         ("image_path,target", "../images/1.jpg,0\n", ["line 2", "../images/1.jpg"]),
         ("image_path,target", "images/none.jpg,0\n", ["line 2", "images/none.jpg"]),
         ("image_path,target", "images\\1.jpg,0\n", ["line 2", "images\\1.jpg", "Windows"]),
+        ("image_path,target", 1500 * "a/" + "1.jpg,0\n", ["line 2", "1.jpg"]),
+        ("image_path,target", 3000 * "a/" + "1.jpg,0\n", ["line 2", "1.jpg"]),
+        ("image_path,target," + 200_000 * "x", "images/1.jpg,0\n", ["line 1", "field"]),
     ],
 )
 def test_a_wrong_csv_row_is_told_with_its_line(tmp_path, header, rows, names):

@@ -112,6 +112,7 @@ def test_a_setting_names_columns_that_are_called_otherwise(tmp_path):
     [
         ({"image": [1] * 6}, ["DATA.COLUMNS", "image", "label"]),
         ({"label": [0.5] * 6}, ["DATA.COLUMNS"]),
+        ({"label": [[0]] * 6}, ["DATA.COLUMNS"]),
         ({"label": [0, 1, None, 0, 1, 2]}, ["row 2", "label"]),
         ({"label": [0, 1, -1, 0, 1, 2]}, ["row 2", "-1"]),
         ({"label": [0, 1, 2**40, 0, 1, 2]}, ["row 2", 2**40]),
@@ -149,7 +150,12 @@ def test_parts_of_different_data_sets_and_files_without_rows_are_refused(tmp_pat
 def test_truncated_damaged_and_foreign_files_are_named(tmp_path):
     path = write_parquet(tmp_path / "train.parquet", rows(range(40)))
     content = path.read_bytes()
-    for wrong in (content[: len(content) // 2], b"", b"PAR1 and more"):
+    names = [place for place in range(len(content)) if content.startswith(b"bytes", place)]  # of the column of images
+    no_text, no_column = (
+        bytes(each ^ flipped if place - 1 in names else each for place, each in enumerate(content))
+        for flipped in (128, 1)
+    )
+    for wrong in (content[: len(content) // 2], b"", b"PAR1 and more", no_text, no_column):
         path.write_bytes(wrong)
         assert_names(error_of("parquet", path), str(path))
     middle = len(content) // 4

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,6 +155,21 @@ def test_a_tar_that_is_not_that_of_its_index_is_refused_until_the_server_has_the
         assert remote(server.url, caches)[0].read(0) is not None
 
 
+def test_a_tar_that_changes_under_the_same_version_is_noticed_when_it_is_pulled_again(root, caches):
+    path = root / "train-000000.tar"
+    content, at = bytearray(path.read_bytes()), path.stat().st_mtime_ns
+    with HttpFolder(root) as server:
+        remote(server.url, caches)
+        content[3000] ^= 1
+        path.write_bytes(content)
+        os.utime(path, ns=(at, at))
+        for tar in Path(caches).rglob("*.tar"):
+            tar.unlink()
+        train, _ = remote(server.url, caches)
+        with refused(DataError, f"{server.url}/train-000000.tar"):
+            train.read(0)
+
+
 def test_the_cache_holds_no_more_than_its_limit_and_what_was_dropped_is_pulled_again(tmp_path, caches):
     for number in range(8):
         write_tar(tmp_path / "set" / f"train-{number}.tar", samples(10 * number, 10))
@@ -224,6 +240,7 @@ def test_what_may_pass_is_tried_again(root, tmp_path, fault):
         (401, "401 ~/.netrc"),
         (404, "not there"),
         (400, "400"),
+        ("elsewhere", "file:"),
         (503, "503 DATA.REMOTE_PATIENCE"),
         ("empty", "DATA.REMOTE_PATIENCE"),
     ],
@@ -235,6 +252,15 @@ def test_what_will_not_pass_ends_it_at_once_or_in_time(root, tmp_path, fault, na
         with refused(DataError, f"{server.url}/{tar.name}", *names.split()):
             cache.pull(tar)
         assert (len(server.paths) > 2) is ("PATIENCE" in names) and not cache.files()
+
+
+def test_headers_without_end_are_waited_for_as_long_as_silence(root, tmp_path):
+    with HttpFolder(root, fault=lambda number, path: "early") as server:
+        cache, tar = cache_of(server, tmp_path, silence=0.3)
+        cache.server.patience, start = 0.3, time.monotonic()
+        with refused(DataError, f"{server.url}/{tar.name}", "DATA.REMOTE_PATIENCE"):
+            cache.pull(tar)
+        assert time.monotonic() - start < 20
 
 
 @pytest.mark.parametrize("name", ["classes.txt", "train.index"])
@@ -299,7 +325,9 @@ def test_credentials_that_have_expired_or_cannot_be_read_are_not_waited_for(erro
 def test_a_server_cannot_name_a_file_outside_of_the_cache(root, caches, tmp_path):
     (root / "x.tar").write_bytes((root / "train-000000.tar").read_bytes())
     with HttpFolder(
-        root, links='<a href="..%2F..%2Ftrain-9.tar">x</a><a href="train-9%2F..%2F..%2Fx.tar">x</a>'
+        root,
+        links='<a href="..%2F..%2Ftrain-9.tar">x</a><a href="train-9%2F..%2F..%2Fx.tar">x</a>'
+        '<a href="?x=train-8.tar">x</a><a href="x#train-8.tar">x</a><a href="%3Ftrain-7.tar">x</a>',
     ) as server:
         assert_same(remote(server.url, caches), load("shards", root))
     assert not [path for path in server.paths if ".." in path]

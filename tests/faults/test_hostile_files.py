@@ -1,10 +1,13 @@
 """Files that someone else made, or made to do harm: none is removed, executed, waited for without end, or believed."""
 
 import csv
+import io
 import json
 import os
 import re
 import shutil
+import tarfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -18,6 +21,8 @@ from configs.schema import Arguments
 from configs.yaml_files import read_layers
 from datasets import load_image_sets
 from datasets.sources.images import ArrayImages, FileImages
+from datasets.sources.tar import Tar
+from datasets.split import hold_out
 from datasets.transforms.decode import FORMATS, PixelRules, decode
 from datasets.types import ImageReadError
 from engine.checkpoint.format import read_checkpoint, remove_unused_parts
@@ -31,7 +36,8 @@ from models.weights.files import read_record, read_weights
 from scripts.comparing.groups import group_runs
 from scripts.comparing.tables import to_markdown
 from scripts.sweeping.results import read_result
-from tests.support.image_sets import make_folders
+from tests.support.image_sets import load as load_images
+from tests.support.image_sets import make_folders, noise, samples, write_tar
 from tests.support.modules import ROOT
 from tests.support.refusals import assert_names
 from tests.support.runs import run, run_folder
@@ -223,6 +229,58 @@ def test_a_file_too_large_for_any_image_is_unreadable_and_never_read(tmp_path):
     images = FileImages(tmp_path, ["large.jpg"], [0], ["a"], PixelRules(3))
     with pytest.raises(ImageReadError, match="MAX_PIXELS"):
         images.read(0)
+
+
+def extended(kind: bytes, content: bytes) -> bytes:
+    """A header in front of that of a file, with its content."""
+    header = tarfile.TarInfo("x")
+    header.type, header.size = kind, len(content)
+    return header.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % 512)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        extended(b"x", b"1" * 60_000),
+        extended(b"x", b"1 " * 100_000),
+        extended(b"L", b"n" * 100_000),
+        extended(b"x", b"39 size=" + b"9" * 30 + b"\n"),
+        3000 * extended(b"L", b"n"),
+        3000 * extended(b"x", b"6 a=b\n"),
+    ],
+    ids=["digits", "large", "long name", "size", "names", "headers"],
+)
+def test_a_tar_with_headers_that_no_tar_has_is_damaged_at_once(tmp_path, start):
+    path = write_tar(tmp_path / "0.tar", samples(0, 2))
+    path.write_bytes(start + path.read_bytes())
+    began = time.process_time()
+    with pytest.raises(DataError, match=r"0\.tar.*damaged"):
+        list(Tar(path).members())
+    assert time.process_time() - began < 5
+
+
+def test_a_jpeg_of_thousands_of_scans_is_unreadable_before_they_are_decoded():
+    content = io.BytesIO()
+    noise(1000, 1000).save(content, "JPEG", progressive=True)
+    jpeg = content.getvalue()
+    scan = jpeg.rfind(b"\xff\xda")
+    assert decode(jpeg[:-2] + 20 * jpeg[scan : scan + 40] + jpeg[-2:], PixelRules(3)).shape == (1000, 1000, 3)
+    content = io.BytesIO()
+    noise(1000, 1000).save(content, "JPEG")  # whose one scan is all that is decoded, whatever follows
+    assert decode(content.getvalue() + 2000 * b"\xff\xda", PixelRules(3)).shape == (1000, 1000, 3)
+    with pytest.raises(ImageReadError, match="scans"):
+        decode(jpeg[:-2] + 5000 * jpeg[scan : scan + 40] + jpeg[-2:], PixelRules(3))
+
+
+def test_a_list_of_thousands_of_classes_or_columns_is_read_in_seconds(tmp_path):
+    (tmp_path / "columns.csv").write_text(f"image_path,{','.join(f'k{n}' for n in range(20_000))}\n")
+    began = time.process_time()
+    with pytest.raises(DataError):
+        load_images("csv", tmp_path / "columns.csv", COLUMNS=("image_path", "*"))
+    images = ArrayImages(np.zeros((50_000, 1, 1)), np.arange(50_000), ["x"] * 50_000, PixelRules(1), "x")
+    images.split_keys = lambda: [[b"%d.png" % (number % 2) for number in range(50_000)]]
+    assert len(hold_out(images, 1e-9, "x", rule="hash")[1]) == 0
+    assert time.process_time() - began < 5
 
 
 def test_an_error_that_quotes_a_whole_file_is_cut(capsys):

@@ -13,7 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-# A status to answer with; "cut": half of the body; "stall": half, then nothing; "empty": no body; "drop": no answer.
+# A status to answer with; "cut": half of the body; "stall": half, then nothing; "empty": no body; "drop": no answer;
+# "early": headers without end; "elsewhere": the address of a file.
 Fault = int | str | None
 AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "secret-of-the-test", "AWS_DEFAULT_REGION": "us-east-1"}
 BUCKET = "photos"
@@ -65,6 +66,14 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "drop":
             self.close_connection = True
             return None
+        if fault == "early":
+            self.close_connection = True
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(1000 * b"HTTP/1.1 103 Early Hints\r\n\r\n")
+            return None
+        if fault == "elsewhere":
+            return self._answer(302, b"", {"Location": "file:///etc/passwd"})
         if self.server.password and not self._is_known():
             return self._answer(401, b"")
         if isinstance(fault, int):

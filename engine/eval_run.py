@@ -33,6 +33,7 @@ from models.transforms import ModelTransforms, choose_transforms
 from models.weights.files import find_file
 from models.weights.load import load_exactly
 from models.weights.state import merged
+from utils.errors import naming_damage
 from utils.host import keep_freed_memory
 from utils.text import counted
 
@@ -143,5 +144,6 @@ def weights_to_score(plan: Plan, make_model: Callable[[], nn.Module]) -> Iterato
     model = build_model(plan.config, plan.num_classes)
     for key, name in (("state_dict", ""), ("state_dict_ema", "EMA ")):
         if state.get(key):
-            load_exactly(model, merged(state[key], state["config"]), plan.checkpoint)
+            with naming_damage(plan.checkpoint):
+                load_exactly(model, merged(state[key], state["config"]), plan.checkpoint)
             yield name, model

@@ -43,7 +43,7 @@ from models import describe
 from models.compilation import prepare_compiler
 from models.weights.load import check_exactly
 from utils.distributed import Process
-from utils.errors import LostProcess
+from utils.errors import LostProcess, naming_damage
 from utils.host import name_of
 from utils.log import Log
 from utils.program import StopSignal, judge
@@ -336,12 +336,14 @@ def restore(session: Session, plan: Plan, trainer: Trainer) -> None:
         trainer.step = trainer.epoch * trainer.data.steps_per_epoch
         session.log.say(f"resume: {path} has weights only; epoch {trainer.epoch + 1} starts with a fresh optimizer")
         return
-    for line in refuse_changes(config, plan.order, plan.eval_set.split, state, path):
-        session.log.say(line)
+    with naming_damage(path):
+        for line in refuse_changes(config, plan.order, plan.eval_set.split, state, path):
+            session.log.say(line)
     if state.get("class_weights") != plan.class_weights:
         session.log.warn("resume: TRAIN.CLASS_WEIGHTS: the weights are not those of the epochs before")
     check_exactly(trainer.model, state["state_dict"], path)
-    trainer.load_state_dict(state)
+    with naming_damage(path):
+        trainer.load_state_dict(state)
     for line in describe_other_validation(plan):
         session.log.say(line)
         trainer.best, trainer.not_better = Best(), 0

@@ -1,10 +1,11 @@
 """The errors that are reported without a traceback, and what their messages say about names and files."""
 
+import contextlib
 import difflib
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 # CUDA and XPU have an exception class; libraries, MPS and the CPU's allocator only say so in the message.
 OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "DefaultCPUAllocator")
@@ -69,6 +70,20 @@ def cause_of(error: BaseException | None) -> str:
     if beneath is None or beneath.strerror is None:
         return str(error) or type(error).__name__
     return "disk full; make room on it" if beneath.errno == errno.ENOSPC else beneath.strerror
+
+
+@contextlib.contextmanager
+def naming_damage(path: object) -> Iterator[None]:
+    """ConfigError for what Python or torch raises over values that a file should not hold, but not where memory runs out."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if any(each in str(error) for each in OUT_OF_MEMORY):
+            raise
+        first = next(iter(str(error).splitlines()), "")
+        raise ConfigError(
+            f"{path}: damaged ({type(error).__name__}: {first}); restore it, or use another file"
+        ) from error
 
 
 def not_a_file(path: str | os.PathLike | int) -> str | None:

@@ -39,7 +39,7 @@ from models.transforms import choose_transforms
 from models.transforms.blocks import ActivationCheckpointing
 from models.weights.load import load_exactly
 from utils.distributed import Process, choose_device, find_devices
-from utils.errors import ConfigError, UserError
+from utils.errors import ConfigError, UserError, naming_damage
 from utils.host import count_cores
 from utils.log import Log
 from utils.program import restore_gc
@@ -183,7 +183,7 @@ def check_model(rows: Rows, plan: Plan, model: nn.Module, has_data: bool) -> Non
         how = f"COMPILE {to_text(config.COMPILE)}"
         rows.report("compile", lambda: [f"{how}: {len(parts_to_compile(model, config))} to compile"])
     if is_run(plan.saved):
-        rows.report("resume", lambda: try_resume(plan, model, has_data))
+        rows.report("resume", lambda: naming_damage(plan.checkpoint)(try_resume)(plan, model, has_data))
     plain = build_model(config, plan.num_classes) if config.MODEL.LORA.RANK else model  # as before its adapters
     rows.report("pretrained", lambda: plan.load_weights(plain) + warn_of_overlap(plan))
     if config.TRAIN.DISTILLATION_TYPE != "none" and has_data:

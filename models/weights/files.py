@@ -5,12 +5,11 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from models.weights.names import from_google
 from models.weights.paddle import read_paddle_weights
-from models.weights.state import Weights, merged, record_of, refuse_bomb, weights_of
+from models.weights.state import Weights, check_tensors, merged, record_of, refuse_bomb, weights_of
 from models.weights.torch_files import (
     read_safetensors,
     read_torch,
@@ -18,7 +17,7 @@ from models.weights.torch_files import (
     record_in_safetensors,
     record_in_torch_file,
 )
-from utils.errors import ConfigError, not_a_file
+from utils.errors import ConfigError, naming_damage, not_a_file
 
 SUFFIXES = (".pdparams", ".pth", ".safetensors", ".npz")
 
@@ -75,20 +74,17 @@ def read_weights(source: str | Path) -> Weights:
         raise ConfigError(f"no file at {source}, nor with {', '.join(SUFFIXES)} added")
     if path.suffix == ".pdopt":
         raise ConfigError(f"{path} holds the state of an optimizer; the weights are in the .pdparams beside it")
-    weights = READERS[format_of(path)](path)
+    with naming_damage(path):  # names of another program's layers, with other shapes
+        weights = READERS[format_of(path)](path)
     weights = weights._replace(record=weights.record or _recorded_beside(path))
+    check_tensors(weights.state, path)
     for name, tensor in weights.state.items():
-        if not isinstance(tensor, Tensor):
-            raise ConfigError(f"{path}: {name} is not a tensor, so this is not a file of weights")
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-            raise ConfigError(
-                f"{path}: {name} is not of plain numbers, but sparse, quantized or without values; save it as float32"
-            )
-        if not torch.isfinite(tensor).all():
+        if not tensor.isfinite().all():
             raise ConfigError(f"{path}: {name} holds NaN or infinite values; use an earlier checkpoint")
     if not weights.state:
         raise ConfigError(f"{path} holds no weights")
-    return weights._replace(state=merged(weights.state, weights.record.get("config", {})))
+    with naming_damage(path):
+        return weights._replace(state=merged(weights.state, weights.record.get("config", {})))
 
 
 def read_record(path: Path) -> dict:
@@ -164,4 +160,6 @@ def chosen_weights(state: dict, path: Path, key: str | None = None) -> tuple[str
         is_ema = key == "state_dict_ema"
         has = "no moving average, because its run had TRAIN.MODEL_EMA off" if is_ema else "only the moving average"
         raise ConfigError(f"{'-ema' if is_ema else '-raw'}: {path} has {has}; leave the flag out")
-    return key, merged(state[key], state.get("config", {}))
+    with naming_damage(path):
+        check_tensors(state[key], path)
+        return key, merged(state[key], state.get("config", {}))

@@ -14,7 +14,7 @@ from models.weights.files import find_file, read_weights
 from models.weights.metadata import ARCHITECTURE, classes_of_weights
 from models.weights.state import Weights
 from models.weights.timm_tags import is_imagenet_by_other_names, pretrained_cfg, timm_name
-from utils.errors import ConfigError
+from utils.errors import ConfigError, naming_damage
 from utils.text import counted, first_of
 
 
@@ -53,7 +53,8 @@ def load_pretrained(
         # Resizing in the half precision of a file would round what the model keeps in fp32.
         half = (torch.float16, torch.bfloat16)
         state = {name: tensor.float() if tensor.dtype in half else tensor for name, tensor in weights.state.items()}
-        lines += _fit_heads(model, state, theirs or [], classes, needs_head)
+        with naming_damage(path or source):
+            lines += _fit_heads(model, state, theirs or [], classes, needs_head)
         state = _fit_image_size(model, state, lines)
         _fit_channels(model, state, lines)
         changed = differences(weights.record, settings, ARCHITECTURE) if settings else []
@@ -190,13 +191,15 @@ def _check_same_architecture(
 def load_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
     """Load weights that fit exactly: nothing is resized, dropped or left random."""
     check_exactly(model, state, path)
-    model.load_state_dict(state)
+    with naming_damage(path):
+        model.load_state_dict(state)
 
 
 def check_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
     """Refuse weights that do not fit exactly."""
     try:
-        _check_same_architecture(model, state)
+        with naming_damage("the weights"):
+            _check_same_architecture(model, state)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 

@@ -1,17 +1,22 @@
 """Sharded checkpoints: one file per process that wrote it. Which rows each holds, and how the tensors are joined."""
 
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from utils.errors import ConfigError
+from utils.errors import ConfigError, naming_damage
 
 ROWS = "rows_in_shards"  # in the index {ROWS: 12} replaces a tensor of 12 rows
 SHARDS = "shards"  # in the index: the files with its rows, in order
 FOLDER = "shards"  # of these files, beside the index
+
+NUMBERS = {
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+}
 
 
 class Parts:
@@ -55,10 +60,26 @@ def changed(value: Any, change: Callable[[str, Any], Any], place: str = "") -> A
     return change(place, value)
 
 
-def join(index: dict, folder: Path, read: Callable[[Path], dict[str, Tensor]], lazily: bool) -> dict:
-    """Join the index and the files that it names to what was saved. `lazily`: large tensors as Parts."""
-    state = dict(index)
-    files = [folder / name for name in state.pop(SHARDS)]
+def is_plain(value: object) -> bool:
+    """Whether this is a tensor of usual numbers, each of them in the file: a view may repeat one without end."""
+    is_usual = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+    return is_usual and value.dtype in NUMBERS and value.nbytes <= value.untyped_storage().nbytes()
+
+
+def shard_names(index: dict, path: Path) -> list[str]:
+    """The files that the index at `path` names, all of them below shards/ beside it; none for a single file."""
+    names = index.get(SHARDS, [])
+    for name in names if isinstance(names, list) else [names]:
+        parts = PurePosixPath(name).parts if isinstance(name, str) else ()
+        if parts[:1] != (FOLDER,) or ".." in parts:
+            raise ConfigError(f"{path}: damaged ({name!r} is no file below {FOLDER}/)")
+    return names
+
+
+def join(index: dict, path: Path, read: Callable[[Path], dict[str, Tensor]], lazily: bool) -> dict:
+    """Join the index at `path` and the files that it names to what was saved. `lazily`: large tensors as Parts."""
+    folder, files = path.parent, [path.parent / name for name in shard_names(index, path)]
+    state = {name: value for name, value in index.items() if name != SHARDS}
     for file in files:
         if not file.is_file():
             raise ConfigError(f"{file}: missing; a checkpoint in shards needs the folder `{FOLDER}` beside it")
@@ -67,10 +88,13 @@ def join(index: dict, folder: Path, read: Callable[[Path], dict[str, Tensor]], l
     def find(place: str, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        try:
-            parts = Parts([each[place] for each in pieces])
-        except KeyError:
-            raise ConfigError(f"{folder}: its shards are not those of its index ({place} is in none)") from None
+        found = [each.get(place) for each in pieces]
+        if not (found and all(is_plain(each) and each.shape[1:] == found[0].shape[1:] for each in found)):
+            raise ConfigError(f"{folder}: its shards are not those of its index ({place} is in none)")
+        if sum(map(len, found)) != value[ROWS]:
+            raise ConfigError(f"{folder}: its shards are not those of its index ({place} has other rows)")
+        parts = Parts(found)
         return parts if lazily else parts.whole()
 
-    return changed(state, find)
+    with naming_damage(path):
+        return changed(state, find)

@@ -10,6 +10,7 @@ from zipfile import ZipFile
 import torch
 from torch import Tensor
 
+from models.weights.sharded import is_plain
 from utils.errors import ConfigError
 from utils.text import format_bytes
 
@@ -50,11 +51,38 @@ CHECKPOINT = {name: kind for name, kind in RECORD.items() if name not in ("args"
 }
 
 
+# What a run needs to go on, and in its `progress`.
+OF_A_RUN = {"config", "epoch", "step", "state_dict", "optimizer", "amp_scaler"}
+PROGRESS = {"best": list, "skips_in_a_row": Tensor, "totals": Tensor}
+BEST = (float | int, int, float | int, str, int, str)  # engine.evaluation.scores.Best
+
+
 def check_kinds(content: dict, path: Path) -> None:
-    """ConfigError if a checkpoint of ours has something else in place of what its names say."""
-    for name, kind in CHECKPOINT.items() if "halfstep_version" in content else ():
+    """ConfigError if a checkpoint of ours has something else in place of what its names say, or lacks what a run needs."""
+    is_run = "progress" in content and not content.get("weights_only")
+    for name, kind in CHECKPOINT.items() if is_run or "halfstep_version" in content else ():
         if name in content and not isinstance(content[name], kind):
             raise ConfigError(f"{path}: damaged ({name} is of type {type(content[name]).__name__})")
+    if is_run:
+        wrong = OF_A_RUN - content.keys()
+        wrong |= {name for name, kind in PROGRESS.items() if not isinstance(content["progress"].get(name), kind)}
+        best = () if wrong else content["progress"]["best"]
+        if wrong or len(best) > len(BEST) or not all(map(isinstance, best, BEST)):
+            raise ConfigError(f"{path}: damaged (without {', '.join(sorted(wrong)) or 'its best epoch'})")
+
+
+def check_tensors(state: dict, path: Path) -> None:
+    """ConfigError for weights that are none, or not of plain numbers."""
+    for name, tensor in state.items():
+        if not isinstance(tensor, Tensor):
+            raise ConfigError(f"{path}: {name} is not a tensor, so this is not a file of weights")
+        if not is_plain(tensor):
+            raise ConfigError(
+                f"{path}: {name} is not of plain numbers, but sparse, quantized, repeated or without values; save it as "
+                "float32, contiguous"
+            )
+        if name.endswith(".weight") and not tensor.ndim:
+            raise ConfigError(f"{path}: {name} is a single number, which is no weight of a layer")
 
 
 def record_of(content: dict) -> dict:
@@ -132,6 +160,8 @@ def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
         layer = name.partition(BASE)[0]
         down, up = (state.get(f"{layer}.lora_{letter}.default.weight") for letter in "AB")
         if name == f"{layer}{BASE}weight" and down is not None and up is not None:
+            if (*up.shape[:-1], *down.shape[1:]) != tensor.shape:
+                raise ConfigError(f"{layer}: its adapter (LoRA) is not of its shape")
             product = up.double() @ down.double()
             tensor = (tensor.double() + alpha / len(down) * product).to(tensor.dtype)
         if ".lora_" not in name:

@@ -12,8 +12,17 @@ import torch
 from torch import Tensor
 
 from models.weights.names import from_torchvision, from_transformers, is_of_torchvision, is_of_transformers
-from models.weights.sharded import SHARDS, join
-from models.weights.state import RECORD, Weights, check_kinds, record_of, refusal, refuse_bomb, weights_of
+from models.weights.sharded import SHARDS, join, shard_names
+from models.weights.state import (
+    RECORD,
+    Weights,
+    check_kinds,
+    check_tensors,
+    record_of,
+    refusal,
+    refuse_bomb,
+    weights_of,
+)
 from utils.errors import ConfigError, not_a_file
 
 
@@ -24,7 +33,7 @@ def read_torch(path: Path, lazily: bool = False):
     """
     content = _read_torch_file(path)
     if isinstance(content, dict) and isinstance(content.get(SHARDS), list):
-        return join(content, path.parent, lambda part: _read_torch_file(part, from_disk=True), lazily)
+        return join(content, path, lambda part: _read_torch_file(part, from_disk=True), lazily)
     return content
 
 
@@ -62,6 +71,7 @@ def _read_torch_file(path: Path, from_disk: bool = False, compares: bool = True)
 def read_torch_weights(path: Path) -> Weights:
     content = read_torch(path)
     state, key = weights_of(content, path)
+    check_tensors(state, path)
     return Weights(by_timms_names(state), key, record_of(content) if key else {})
 
 
@@ -90,7 +100,7 @@ def read_index(path: Path) -> dict:
 
 def named_shards(path: Path) -> list[str]:
     """The files that a checkpoint consists of besides its index; empty for a single file."""
-    return read_index(path).get(SHARDS, [])
+    return shard_names(read_index(path), path)
 
 
 def read_safetensors(path: Path) -> Weights:

@@ -32,7 +32,8 @@ from engine.predict.predictor import Guess, Prediction
 from engine.record.image_tables import write_tables
 from engine.record.report import write_report
 from engine.record.saved_run import KINDS, SavedRun, read_settings
-from models.weights.files import read_record, read_weights
+from models.weights.files import chosen_weights, read_record, read_weights
+from models.weights.torch_files import named_shards
 from scripts.comparing.groups import group_runs
 from scripts.comparing.tables import to_markdown
 from scripts.sweeping.results import read_result
@@ -41,7 +42,7 @@ from tests.support.image_sets import make_folders, noise, samples, write_tar
 from tests.support.modules import ROOT
 from tests.support.refusals import assert_names
 from tests.support.runs import run, run_folder
-from utils.errors import ConfigError, DataError
+from utils.errors import ConfigError, DataError, naming_damage
 from utils.program import exit_code
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(touched) (w) file closefile\nshowpage\n%%EOF\n"
@@ -348,6 +349,87 @@ def test_a_checkpoint_of_ours_with_something_else_under_a_name_is_damaged(tmp_pa
     ended = start(tmp_path / "o", "-opts", "TRAIN.NUM_EPOCHS=1")
     assert ended.returncode in (0, 2) and "Traceback" not in ended.printed, ended.printed
     assert_names(ended.printed, folder / "last.pth")
+
+
+HEAD = {"head.bias": torch.zeros(2)}
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        torch.ones(1).expand(2**36),
+        torch.ones(2, 8).to(torch.float8_e4m3fn),
+        torch.tensor(1.0),
+        torch.ones(2, 8).to(torch.complex64),
+        None,
+    ],
+    ids=["repeated", "float8", "single", "complex", "none"],
+)
+def test_weights_that_are_no_matrices_of_numbers_are_named(tmp_path, head):
+    torch.save(HEAD | {"head.weight": head}, tmp_path / "w.pth")
+    with pytest.raises(ConfigError, match=r"w\.pth: head\.weight"):
+        read_weights(tmp_path / "w.pth")
+    with pytest.raises(ConfigError, match=r"w\.pth: head\.weight"):
+        chosen_weights({"state_dict": HEAD | {"head.weight": head}}, tmp_path / "w.pth")
+
+
+def test_weights_that_share_memory_are_read(tmp_path):
+    both = torch.ones(4, 8)
+    torch.save({"a.weight": both[:2], "b.weight": both, "c.weight": both.T}, tmp_path / "w.pth")
+    assert read_weights(tmp_path / "w.pth").state["b.weight"].equal(both)
+
+
+@pytest.mark.parametrize("names", [[1, None], ["/etc/passwd"], ["shards/../../x"], ["other/x"], 5])
+def test_parts_of_a_checkpoint_lie_in_its_shards(tmp_path, names):
+    torch.save({"shards": names, "state_dict": {}}, tmp_path / "last.pth")
+    with pytest.raises(ConfigError, match="last.pth"):
+        read_checkpoint(tmp_path / "last.pth") and named_shards(tmp_path / "last.pth")
+    remove_unused_parts(tmp_path)
+
+
+def test_parts_of_a_checkpoint_hold_the_rows_of_its_index(tmp_path):
+    (tmp_path / "shards/step-1").mkdir(parents=True)
+    index = {"shards": ["shards/step-1/1.pth"], "state_dict": {"a": {"rows_in_shards": 4}}}
+    torch.save(index, tmp_path / "last.pth")
+    for part in (
+        {"state_dict/a": torch.ones(3)},
+        {"state_dict/a": None},
+        [],
+        {"state_dict/a": torch.ones(1).expand(4)},
+    ):
+        torch.save(part, tmp_path / "shards/step-1/1.pth")
+        with pytest.raises(ConfigError):
+            read_checkpoint(tmp_path / "last.pth")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"optimizer": {}},
+        {"optimizer": {"param_groups": [{}]}},
+        {"amp_scaler": {}},
+        {"amp_scaler": {"scale": "x"}},
+        {"progress": {}},
+        {"progress": {"best": ["x"], "totals": torch.zeros(6), "skips_in_a_row": torch.zeros(())}},
+        {"config": {}},
+        {"state_dict": {"head.weight": None}},
+    ],
+    ids=lambda change: "-".join(f"{name} {list(value)}" for name, value in change.items()),
+)
+def test_a_checkpoint_from_which_nothing_can_be_restored_is_damaged(tmp_path, start, trained, change):
+    folder = tmp_path / "r"
+    folder.mkdir()
+    shutil.copy(trained.parent / "config.yaml", folder)
+    torch.save(torch.load(trained, weights_only=True) | change, folder / "last.pth")
+    ended = start(tmp_path / "o", "-resume", str(folder / "last.pth"), "-opts", "TRAIN.NUM_EPOCHS=2")
+    assert ended.returncode == 2 and "Traceback" not in ended.printed, ended.printed
+    assert_names(ended.stderr, folder / "last.pth")
+
+
+def test_running_out_of_memory_is_no_damage(tmp_path):
+    for error, kind in ((KeyError("a"), ConfigError), (RuntimeError("CUDA out of memory"), RuntimeError)):
+        with pytest.raises(kind), naming_damage(tmp_path):
+            raise error
 
 
 @pytest.mark.parametrize("ending", [".npz", ".pth"])

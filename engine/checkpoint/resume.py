@@ -66,7 +66,7 @@ def is_run(saved: dict) -> bool:
 
 def batch_size_of(saved: dict) -> int | None:
     """DATA.BATCH_SIZE of the checkpoint's run, if known."""
-    return saved["config"].get("DATA.BATCH_SIZE") if is_run(saved) else None
+    return saved.get("config", {}).get("DATA.BATCH_SIZE") if is_run(saved) else None
 
 
 def bad_images_of(saved: dict, num_images: int) -> list[int]:
@@ -81,7 +81,7 @@ def global_batch_to_keep(config: Config, saved: dict) -> int | None:
     """
     then = saved.get("config", {}) if is_run(saved) else {}
     as_then = (then.get("DATA.BATCH_SIZE"), then.get("TRAIN.ACCUM_ITER"))
-    return then["GLOBAL_BATCH"] if as_then == (config.DATA.BATCH_SIZE, config.TRAIN.ACCUM_ITER) else None
+    return then.get("GLOBAL_BATCH") if as_then == (config.DATA.BATCH_SIZE, config.TRAIN.ACCUM_ITER) else None
 
 
 def comparable(config: Config, order: Order) -> dict:

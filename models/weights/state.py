@@ -52,7 +52,7 @@ CHECKPOINT = {name: kind for name, kind in RECORD.items() if name not in ("args"
 
 
 # What a run needs to go on, and in its `progress`.
-OF_A_RUN = {"config", "epoch", "step", "state_dict", "optimizer", "amp_scaler"}
+OF_A_RUN = {"epoch", "step", "state_dict", "optimizer", "amp_scaler"}
 PROGRESS = {"best": list, "skips_in_a_row": Tensor, "totals": Tensor}
 BEST = (float | int, int, float | int, str, int, str)  # engine.evaluation.scores.Best
 

@@ -59,11 +59,11 @@ BEST = (float | int, int, float | int, str, int, str)  # engine.evaluation.score
 
 def check_kinds(content: dict, path: Path) -> None:
     """ConfigError if a checkpoint of ours has something else in place of what its names say, or lacks what a run needs."""
-    is_run = "progress" in content and not content.get("weights_only")
-    for name, kind in CHECKPOINT.items() if is_run or "halfstep_version" in content else ():
+    is_ours = "halfstep_version" in content
+    for name, kind in CHECKPOINT.items() if is_ours else ():
         if name in content and not isinstance(content[name], kind):
             raise ConfigError(f"{path}: damaged ({name} is of type {type(content[name]).__name__})")
-    if is_run:
+    if is_ours and "progress" in content and not content.get("weights_only"):
         wrong = OF_A_RUN - content.keys()
         wrong |= {name for name, kind in PROGRESS.items() if not isinstance(content["progress"].get(name), kind)}
         best = () if wrong else content["progress"]["best"]

@@ -272,13 +272,15 @@ def is_figure(value: Any) -> bool:
 
 def read_table(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file by the names of their columns, without lines that a kill cut off; [] if there is no file."""
-    csv.field_size_limit(2**27)  # a cell may hold all labels of an image
+    limit = csv.field_size_limit(2**27)  # of the process; a cell may hold all labels of an image
     rows = csv.reader(io.StringIO(read_text(path), newline=""))
     try:
         header = next(rows, [])
         return [dict(zip(header, row, strict=True)) for row in rows if len(row) == len(header)]
     except csv.Error as error:
         raise ConfigError(f"{path}: is damaged ({error}); delete it, what is read from it is then left out") from None
+    finally:
+        csv.field_size_limit(limit)
 
 
 def read_numbers(path: Path) -> list[dict[str, float | None]]:

@@ -154,7 +154,11 @@ class Server:
         self._options = self._make_options()
 
     def __getstate__(self) -> dict:
-        return self.__dict__ | {"say": str}  # in another process nothing is said
+        return self.__dict__ | {"say": str, "_options": None}  # in another process nothing is said
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self._options = self._make_options()  # which name a class that is made here
 
     def url_of(self, name: str) -> str:
         return f"{self.url}/{name}" if name else self.url

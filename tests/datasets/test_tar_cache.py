@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pickle
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -155,3 +156,9 @@ def test_dropped_tars_are_closed(tmp_path):
             train.read(index)
         opened = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
         assert len([each for each in opened if str(tmp_path / "c") in each and each.endswith(".tar (deleted)")]) == 0
+
+
+def test_a_spawned_loader_process_asks_as_the_training_does(tmp_path):
+    (tmp_path / "classes.txt").write_text("cat\ndog\n")
+    with HttpFolder(tmp_path) as folder:
+        assert pickle.loads(pickle.dumps(Server(folder.url, 3.0, str))).read("classes.txt") == b"cat\ndog\n"

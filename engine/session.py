@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -252,5 +253,5 @@ class Status:
 
 
 def now() -> str:
-    """Date and time with the time zone, as in 2026-01-02T03:04:05+0100."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    """Date and time with the time zone, as in 2026-01-02T03:04:05+01:00 (RFC 3339)."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")

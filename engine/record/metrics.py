@@ -67,6 +67,7 @@ class Column(NamedTuple):
     width: int = 8
 
 
+OF_LAYERS = "; with `TRAIN.LAYER_DECAY` that of the classifier, of which layers below have a part"
 # The first six are those of timm's summary.csv; percent where nothing else is said.
 COLUMNS = (
     Column("epoch", "number of the epoch, from 0", lambda epoch: epoch.trainer.epoch),
@@ -77,7 +78,7 @@ COLUMNS = (
     Column("eval_loss", "validation loss", lambda epoch: epoch.score("loss", 6), title="val loss"),
     Column("eval_top1", "validation top-1 accuracy", lambda epoch: epoch.score("top1")),
     Column("eval_top5", "validation top-5 accuracy", lambda epoch: epoch.score("top5")),
-    Column("lr", "learning rate of the last update", lambda epoch: epoch.result.report.lr),
+    Column("lr", f"learning rate of the last update{OF_LAYERS}", lambda epoch: epoch.result.report.lr),
     Column(
         "train_top1",
         "top-1 accuracy on augmented training images",
@@ -109,7 +110,7 @@ COLUMNS = (
 STEP_COLUMNS = {
     "step": "number of the update, from 0",
     "epoch": "number of its epoch, from 0",
-    "lr": "learning rate",
+    "lr": f"learning rate{OF_LAYERS}",
     "loss": "training loss of the update",
     "mean_loss": "mean training loss of the epoch so far",
     "grad_norm": "norm of the gradient",

@@ -31,7 +31,7 @@ NUMBERS = "pid signal exit_code epoch processes parameters training_images valid
 KINDS = {
     **dict.fromkeys([*TEXTS.split(), "validation_digest"], str),
     **dict.fromkeys(NUMBERS.split(), int),
-    **dict.fromkeys(TITLES, int | float),
+    **dict.fromkeys([*TITLES, "eta_seconds"], int | float),
     **{"about": dict, "best": dict, "command": list, "left_out": list},
 }
 LARGEST = 1e39  # above float32's largest number

@@ -35,7 +35,15 @@ model = timm.create_model("local-dir:FOLDER", pretrained=True).eval()  # or hf-h
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
 ```
 
-Where there is a `transformers.safetensors`, transformers 4.53 or newer reads the folder too.
+The transform does not turn photos upright. If the run did (`DATA.EXIF`), call `PIL.ImageOps.exif_transpose(image)` first.
+
+Where there is a `transformers.safetensors`, transformers 4.53 or newer reads the folder too. Its image processor can crop one
+pixel beside timm's, which moves probabilities by some hundredths. Prepare images with timm's transform in its place:
+
+```python
+inputs = transform(image)[None]
+logits = transformers_model(pixel_values=inputs).logits
+```
 """
 
 

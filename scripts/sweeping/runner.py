@@ -4,6 +4,7 @@ What optuna knows is rebuilt from the plan and the runs, so a kill loses none of
 write it cannot be read again (JSONDecodeError).
 """
 
+import contextlib
 import importlib.util
 import signal
 import statistics
@@ -16,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from configs.values import SETTINGS
+from engine.record.saved_run import read_status
 from scripts.sweeping.plan import Plan, Range, Trial, range_or_choices
 from scripts.sweeping.results import (
     DONE,
@@ -30,6 +32,7 @@ from scripts.sweeping.results import (
 )
 from utils.errors import ConfigError, cause_of
 from utils.program import StopSignal, die_with_parent
+from utils.text import counted, format_time
 
 SECONDS_BETWEEN_LOOKS = 0.1
 ATTEMPTS = 100  # to find a point that was not tried yet
@@ -66,9 +69,21 @@ class Runner:
         self.plan, self.folder = plan, folder
         self.results = {trial.index: read_result(folder / trial.name) for trial in plan.trials}
         self.stop = StopSignal()
+        self.seconds = [each.seconds for each in self.results.values() if each.seconds]  # of each trial that ended
+
+    @property
+    def num_left(self) -> int:
+        return self.plan.num_trials - sum(each.is_final for each in self.results.values())
+
+    def _time_left(self, of_running: float | None = None) -> str:
+        """How long the rest takes, once a trial has ended or the one that runs knows how long it takes."""
+        each = statistics.fmean(self.seconds) if self.seconds else of_running
+        return f", about {format_time(each * self.num_left)} left" if each and self.num_left else ""
 
     def run(self, trials: Iterator[Trial]) -> int:
         """Run those of these trials that are not finished. Returns the exit code."""
+        of, place = f"{self.num_left} of {counted(self.plan.num_trials, 'trial')}", self.folder / "trial-000.txt"
+        print(f"{of} to run, one after another{self._time_left()}; what each prints: {place} ...", flush=True)
         for trial in trials:
             while is_locked(self.folder / trial.name) and not self.stop.number:
                 time.sleep(SECONDS_BETWEEN_LOOKS)  # a run that outlived its sweep is still at work there
@@ -86,13 +101,24 @@ class Runner:
             )
         except OSError as error:
             raise ConfigError(f"-output: {trial} cannot be started in {self.folder} ({cause_of(error)})") from error
-        is_told = False
+        start, is_told, is_estimated = time.monotonic(), False, bool(self.seconds)
         while (code := program.poll()) is None:
+            if not is_estimated and (eta := self._eta(trial)):
+                left = self._time_left(time.monotonic() - start + eta)
+                print(f"{trial}: about {format_time(eta)} left of it{left} in all", flush=True)
+                is_estimated = True
             if self.stop.number and not is_told:
                 program.stop()
                 is_told = True
             time.sleep(SECONDS_BETWEEN_LOOKS)
+        self.seconds += [time.monotonic() - start] * (code == 0)
         return code
+
+    def _eta(self, trial: Trial) -> float | None:
+        """The seconds left that the run itself tells."""
+        with contextlib.suppress(ConfigError):
+            return read_status(self.folder / trial.name).get("eta_seconds")
+        return None
 
     def _output(self, trial: Trial) -> Path:
         """What the run prints."""
@@ -108,11 +134,11 @@ class Runner:
             result = replace(result, **changes)
         self.results[trial.index] = result
         write_trials(self.plan, self.folder, self._in_order())
-        number = sum(each.is_final for each in self.results.values())
+        number = self.plan.num_trials - self.num_left
         what = f"{result.state} {result.reason}".strip()
         if result.state == DONE and result.best is not None:
             what = f"{result.metric} {result.best:.4g} in epoch {result.epoch}"
-        print(f"[{number}/{self.plan.num_trials}] {trial}: {what}", flush=True)
+        print(f"[{number}/{self.plan.num_trials}] {trial}: {what}{self._time_left()}", flush=True)
         if is_refused:  # it did not come to train: so it would be with all others too
             raise ConfigError(f"{trial}: {error}\nits output: {self._output(trial)}")
 

@@ -99,6 +99,8 @@ def test_a_grid_has_a_trial_for_each_setting_seed_and_fold(tmp_path, start, pret
     assert all((row["state"], row["epoch"], row["seconds"]) == ("done", "2", "5.0") for row in found)
     # The best settings: a mean of 30, without deviation, of 4 trials.
     assert_names(best_row(printed), "BASE_LR=0.3", "30.00 ± 0.00", "4 of 4")
+    first, *others = printed.splitlines()
+    assert "16" in first and [line.split("]")[0] for line in others[:2]] == ["[1/16", "[2/16"], "told at once, and each"
     words = pretended.commands["trial-003"]
     assert {"TRAIN.BASE_LR=0.1", "MODEL.DEPTH=1", "DATA.FOLD=1/2"} <= set(words) and flag(words, "-seed") == "1"
 

@@ -49,6 +49,7 @@ from utils.log import Log
 from utils.program import StopSignal, judge
 from utils.seed import make_deterministic
 from utils.text import counted, format_time
+from utils.torch_internals import import_compiler
 
 
 def run(loaded: LoadedConfig, process: Process) -> int:
@@ -63,6 +64,7 @@ def run(loaded: LoadedConfig, process: Process) -> int:
     if loaded.config.COMPILE and not loaded.config.START.EVAL:
         for line in prepare_compiler(os.environ, process.num_cores):
             session.log.say(line)
+        import_compiler()
     try:
         code = run_evaluation(session, loaded) if loaded.config.START.EVAL else run_training(session, loaded)
     except BaseException as error:

@@ -7,10 +7,12 @@ from models.freeze import freeze
 from models.lora import adapt as adapt
 from models.timm_models import build_timm
 from models.vit import build_vit
+from utils.torch_internals import import_timm
 
 
 def build_model(config: Config, num_classes: int) -> nn.Module:
     """The model with random weights, drawn from torch's seed on torch's default device; MODEL.FREEZE is in force."""
+    import_timm()
     build = {"vit": build_vit, "timm": build_timm}[config.MODEL.TYPE]
     model = build(config, num_classes)
     freeze(model, config.MODEL.FREEZE)

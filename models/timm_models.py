@@ -10,11 +10,12 @@ from configs.schema import VIT_FIELDS, Config, Model
 from models.kwargs import check_kwargs, refuse_unknown, refusing_values
 from models.vit import check_patches, dynamic_size
 from utils.errors import ConfigError, did_you_mean
+from utils.torch_internals import import_timm
 
 
 def build_timm(config: Config, num_classes: int) -> nn.Module:
     """timm's model MODEL.NAME with random weights, without touching the network."""
-    import timm
+    timm = import_timm()
 
     name = config.MODEL.NAME
     # Also keeps out hf-hub:..., for which timm would ask the network even without pretrained weights.
@@ -64,7 +65,7 @@ def _check_sides(config: Config, model: nn.Module) -> None:
 
 def _create(settings: Model, num_classes: int, setting_of: dict[str, str], arguments: dict[str, Any]) -> nn.Module:
     """`setting_of`: the setting behind each of the arguments."""
-    import timm
+    timm = import_timm()
 
     name, kwargs = settings.NAME, settings.KWARGS
     with refusing_values(settings):

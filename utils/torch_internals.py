@@ -4,7 +4,11 @@ They exist in torch 2.11 to 2.15 and timm 1.0.20 to 1.0.31. Before requirements.
 tests/utils/test_torch_internals.py with it.
 """
 
+import importlib
+import inspect
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -25,6 +29,54 @@ RESIZE_KERNELS = {
 foreach_copy_, foreach_sub = torch._foreach_copy_, torch._foreach_sub
 foreach_mul_, foreach_add_ = torch._foreach_mul_, torch._foreach_add_
 LABELS = ("targets", "labels", "_labels")  # where torchvision's data sets keep them; else every image has to be read
+
+
+COMPILER, COMPILER_UTILITIES = "torch._dynamo", "torch._dynamo.utils"
+
+
+def import_compiler() -> None:
+    """Import torch's compiler, so that import_timm() leaves everything as it is."""
+    importlib.import_module(COMPILER)
+
+
+def import_timm() -> ModuleType:
+    """timm, imported with torchvision but without torch's compiler and without wandb: 2 s and 150 MB.
+
+    They import the compiler to ask it something, or to have it leave a function out; here that waits for the first such
+    call. wandb they import to see whether it is there.
+    """
+    if COMPILER in sys.modules or "timm" in sys.modules:
+        return importlib.import_module("timm")
+
+    def ask(name: str) -> Any:
+        if name.startswith("__"):  # whoever looks for a source file asks all modules
+            raise AttributeError(name)
+        if sys.modules.get(COMPILER_UTILITIES) is utilities:
+            del sys.modules[COMPILER_UTILITIES]
+        return getattr(importlib.import_module(COMPILER_UTILITIES), name)
+
+    utilities = ModuleType(COMPILER_UTILITIES)
+    utilities.__getattr__ = ask
+    utilities.is_compile_supported = lambda device: ask("is_compile_supported")(device)
+    hidden = {COMPILER_UTILITIES: utilities} | ({} if "wandb" in sys.modules else {"wandb": None})
+    disable = torch.compiler.disable
+    sys.modules.update(hidden)
+    torch.compiler.disable = lambda function=None, recursive=True, **_: torch._disable_dynamo(function, recursive)
+    try:
+        return importlib.import_module("timm")
+    finally:
+        torch.compiler.disable = disable
+        for name, module in hidden.items():
+            if sys.modules.get(name, module) is module:
+                sys.modules.pop(name, None)
+
+
+def without_compiler(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """An optimizer of torch whose methods do not import the compiler only to be left out by it."""
+    for method in vars(torch.optim.Optimizer).values():
+        if wrapped := getattr(method, "__wrapped__", None):
+            wrapped.__dynamo_disable = wrapped
+    return type(cls.__name__, (cls,), {"step": torch.no_grad()(inspect.unwrap(cls.step))})
 
 
 def scale_and_growth(scaler: GradScaler) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from configs.schema import Config, Optimizer, Train
 from engine.train.skipping import ScheduleFreeOptimizer, SkippingOptimizer
 from models.parts import has_running_statistics
 from utils.errors import ConfigError, did_you_mean
-from utils.torch_internals import tree_leaves
+from utils.torch_internals import import_timm, tree_leaves, without_compiler
 
 AnyOptimizer = torch.optim.Optimizer | SkippingOptimizer
 
@@ -175,13 +175,14 @@ def check_optimizer(config: Config) -> None:
 def find_class(chosen: Optimizer) -> Callable:
     """The class of this name; imports timm, which takes seconds, for those that are not ours."""
     if chosen.NAME in OURS:
-        return getattr(torch.optim, chosen.NAME)
+        return without_compiler(getattr(torch.optim, chosen.NAME))
     if chosen.NAME in SCHEDULE_FREE:
         try:
             import schedulefree
         except ImportError:
             _refuse(chosen.NAME, "needs the package schedulefree: pip install schedulefree")
         return getattr(schedulefree, SCHEDULE_FREE[chosen.NAME])
+    import_timm()
     from timm.optim import get_optimizer_class, get_optimizer_info, list_optimizers
 
     known = list_optimizers()

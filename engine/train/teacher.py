@@ -19,6 +19,7 @@ from models.weights.files import find_file, read_record, read_state_dict
 from models.weights.load import load_pretrained
 from utils.errors import ConfigError, did_you_mean
 from utils.text import first_of
+from utils.torch_internals import import_timm
 
 KEY, WEIGHTS_KEY = "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PRETRAINED"
 REMEDY = f"train it on this data first, and name its checkpoint: -opts {KEY}=output/train-.../best.pth"
@@ -59,8 +60,7 @@ def random_teacher(config: Config, num_classes: int) -> Teacher | None:
 
 def find_teacher(config: Config) -> TeacherSource:
     """The teacher by its name in timm, or by the checkpoint of a run, whose settings say everything."""
-    import timm
-
+    timm = import_timm()
     name, weights = config.TRAIN.TEACHER_MODEL, config.TRAIN.TEACHER_PRETRAINED
     path = find_file(name)
     if path:

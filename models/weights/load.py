@@ -16,6 +16,7 @@ from models.weights.state import Weights
 from models.weights.timm_tags import is_imagenet_by_other_names, pretrained_cfg, timm_name
 from utils.errors import ConfigError, naming_damage
 from utils.text import counted, first_of
+from utils.torch_internals import import_timm
 
 
 def differences(record: dict, settings: dict, keys: Sequence[str]) -> list[str]:
@@ -209,7 +210,7 @@ PATIENCE = 5.0  # seconds until a server counts as out of reach
 
 def fetch(source: str) -> Weights:
     """timm's pretrained weights of that name, loaded by timm from the network or its cache."""
-    import timm  # these two take seconds
+    timm = import_timm()
     from huggingface_hub import constants
 
     name, repository = timm_name(source), pretrained_cfg(source).get("hf_hub_id")

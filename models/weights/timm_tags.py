@@ -6,6 +6,7 @@ from typing import Any
 
 from models.weights.files import SUFFIXES
 from utils.errors import ConfigError, did_you_mean
+from utils.torch_internals import import_timm
 
 
 def timm_name(source: str) -> str:
@@ -21,8 +22,7 @@ def timm_name(source: str) -> str:
 
 def pretrained_cfg(source: str) -> dict[str, Any]:
     """What timm knows of its pretrained weights of that name; ConfigError if it has none."""
-    import timm
-
+    timm = import_timm()
     name = timm_name(source)
     if timm.models.is_model_pretrained(name):
         return timm.get_pretrained_cfg(name).to_dict()

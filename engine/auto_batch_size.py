@@ -34,6 +34,8 @@ from utils.text import counted, format_bytes
 DEVICE_MARGIN, HOST_MARGIN = 0.1, 0.2
 STEP = 8  # batches are multiples of it, for Tensor Cores
 CLOSE = 0.02  # relative difference that is not worth another run
+UPDATES = 10  # of an epoch, at least: with fewer a small set hardly trains, however much memory there is
+OF_SO_FEW = f"with more an epoch would have fewer than {UPDATES} updates"
 
 
 def find_batch_size(begun: Beginning, num_images: int, num_classes: int, stop: StopSignal) -> tuple[int, str]:
@@ -52,7 +54,7 @@ def find_batch_size(begun: Beginning, num_images: int, num_classes: int, stop: S
         process.first(lambda: refuse(config, how))
     notes = [how]
     if agreed == limit:
-        notes.append("all there are for an update")
+        notes.append(OF_SO_FEW)
     if process.world_size > 1:
         notes.append(f"in the one of {process.world_size} processes where the fewest fit")
     if config.COMPILE:
@@ -61,8 +63,8 @@ def find_batch_size(begun: Beginning, num_images: int, num_classes: int, stop: S
 
 
 def max_images(config: Config, num_images: int, world_size: int) -> int:
-    """The largest batch for which an update needs no more images than the training set has."""
-    limit = min(num_images // (world_size * config.TRAIN.ACCUM_ITER), SETTINGS["DATA.BATCH_SIZE"].bounds[1])
+    """The largest batch with which an epoch has enough updates, if there are images for that."""
+    limit = min(num_images // (UPDATES * world_size * config.TRAIN.ACCUM_ITER), SETTINGS["DATA.BATCH_SIZE"].bounds[1])
     return max(rounded(limit, config), unit_of(config))
 
 

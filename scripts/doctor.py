@@ -18,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 import torch
 
-from configs.load import load
 from configs.schema import Config
 from configs.values import unflatten
 from datasets import (
@@ -33,6 +32,7 @@ from datasets import (
 from engine.diagnose.doctor import diagnose
 from engine.diagnose.overflow import DOCTOR_FILE, OVERFLOW_FILE, Batches, make_case, prescribe, read_overflow
 from engine.precision.policy import set_matmul
+from engine.settings import load_settings
 from engine.train.loss import build_loss
 from models import build_model
 from models.weights.load import load_exactly
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     folder, state, batches = find_run(arguments.source, arguments.batch)
     config = unflatten(state["config"])
     if arguments.cfg:
-        config = load(["-cfg", arguments.cfg]).with_default_batch_size().config
+        config = load_settings(["-cfg", arguments.cfg]).with_default_batch_size().config
     config, scale = precision_of(config, state, arguments.amp_dtype)
     device = choose_device("auto", local_rank=0)
     set_matmul(config.PRECISION.MATMUL)

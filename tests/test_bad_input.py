@@ -10,6 +10,7 @@ from models import build_model
 from tests.support.configs import SMALL, small_config
 from tests.support.mistakes import IN_A_RUN
 from tests.support.refusals import assert_names
+from tests.support.runs import rows
 from utils.program import exit_code
 
 
@@ -27,6 +28,9 @@ def person(tmp_path, capsys, signal_handlers):
         captured = capsys.readouterr()
         assert code == exit_with, captured.err
         assert "Traceback" not in captured.err
+        if "-check" in flags:
+            assert captured.err == ""
+            return " ".join(text for verdict, text in rows(captured.out).values() if verdict == "WRONG")
         if exit_with == 2:
             assert captured.err.startswith("error: ") or "\nerror: " in captured.err
             assert set(tmp_path.rglob("*")) <= there, "only a run that began leaves a folder"
@@ -36,9 +40,10 @@ def person(tmp_path, capsys, signal_handlers):
 
 
 @pytest.mark.parametrize(("words", "names"), IN_A_RUN.items())
-def test_a_mistake_that_only_a_run_can_see_is_named_with_the_remedy(person, here, words, names):
+def test_a_mistake_that_only_a_run_can_see_is_named_with_the_remedy_also_by_check(person, here, words, names):
     (here / "file").write_text("")
-    assert_names(person(*words.split()), *names.split())
+    for told in (person(*words.split()), person(*words.split(), "-check")):
+        assert_names(told, *names.split())
 
 
 def test_float16_on_a_device_that_refuses_it(person, monkeypatch):
@@ -60,10 +65,10 @@ def test_weights_of_another_architecture_or_for_other_classes_are_refused_with_w
 
 
 def test_a_run_starts_with_what_is_doubtful_about_it_and_no_more(person):
-    told = person("-opts", "TRAIN.WARMUP_EPOCHS=2", exit_with=0).splitlines()
+    told = person(exit_with=0).splitlines()  # one epoch, and one of warm-up
     (line,) = [line for line in told if line.startswith("check: ")]
     assert_names(line, "warm-up", "TRAIN.WARMUP_EPOCHS", "TRAIN.BASE_LR")
-    assert "check: " not in person(exit_with=0)
+    assert "check: " not in person("-opts", "TRAIN.WARMUP_EPOCHS=0.5", exit_with=0)
 
 
 def test_torchvision_that_does_not_fit_torch_says_what_to_do(monkeypatch, capsys):

@@ -39,6 +39,13 @@ def test_nothing_that_imports_public_packages_of_our_names_is_used():
             assert not {name for name in imported(path, also_names=True) if allowed(name, banned)}, path
 
 
+def test_programs_read_the_settings_of_a_run_in_one_way():
+    """Which asks the pretrained weights too. What reads no settings of a run, or lies below, takes them as they are written."""
+    files = [*ROOT.glob("*.py"), *(path for room in (*ROOMS, "scripts") for path in (ROOT / room).rglob("*.py"))]
+    users = {path.name for path in files if "configs.load.load" in imported(path, also_names=True)}
+    assert users == {"settings.py", "make_shards.py"}
+
+
 def test_every_code_folder_is_a_package_and_every_file_opens_with_a_sentence():
     files = [*ROOT.glob("*.py"), *(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))]
     for path in [*files, *(path.parent / "__init__.py" for path in files if path.parent != ROOT)]:

@@ -11,7 +11,7 @@ from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from configs.values import to_text
 from datasets import ImageSet, SavedData, describe_balance, load_image_sets
-from engine.auto_batch_size import calculate, max_images
+from engine.auto_batch_size import OF_SO_FEW, calculate, max_images
 from engine.check.images import check_cache, check_images
 from engine.check.quick_checks import OK, WARN, WRONG, Finding, check_output, quick_checks
 from engine.checkpoint.async_saver import BEST
@@ -31,6 +31,7 @@ from engine.plan_lines import (
 )
 from engine.precision.policy import Precision
 from engine.session import check_name, new_folder
+from engine.train.optimizers import AnyOptimizer, build_optimizer, check_state
 from engine.train.stop_conditions import why_finished
 from engine.train.teacher import load_teacher
 from models import adapt, build_model, describe
@@ -131,7 +132,7 @@ def guess_batch_size(begun: Beginning, num_images: int, num_classes: int) -> tup
         return 1, UNKNOWN
     if not number:
         raise ConfigError(f"DATA.BATCH_SIZE is auto: not one image fits ({how}); choose a smaller model")
-    return number, f"{how}; a run tries it"
+    return number, "; ".join([how, *[OF_SO_FEW] * (number == limit), "a run tries it"])
 
 
 def check_data(rows: Rows, config: Config, train_set: ImageSet | None, eval_set: ImageSet) -> None:
@@ -157,7 +158,7 @@ def check_plan(rows: Rows, plan: Plan, finds_batch_size: bool) -> None:
     if "output" not in rows.failed:
         rows.add(found := check_output(str(folder or config.SAVE)))
         folder = (folder or new_folder(config, "train")) if found.verdict == OK else None
-    for finding in quick_checks(plan, model, folder):
+    for finding in quick_checks(plan, None if "optimizer" in rows.failed else model, folder):
         rows.add(finding)
     if not (plan.precision and model):
         found = "not checked, as they depend on the above"
@@ -182,14 +183,17 @@ def check_model(rows: Rows, plan: Plan, model: nn.Module, has_data: bool) -> Non
     if config.COMPILE:
         how = f"COMPILE {to_text(config.COMPILE)}"
         rows.report("compile", lambda: [f"{how}: {len(parts_to_compile(model, config))} to compile"])
+    optimizer = rows.step("optimizer", lambda: build_optimizer(config.TRAIN, model))
     if is_run(plan.saved):
-        rows.report("resume", lambda: naming_damage(plan.checkpoint)(try_resume)(plan, model, has_data))
+        rows.report("resume", lambda: naming_damage(plan.checkpoint)(try_resume)(plan, model, optimizer, has_data))
     plain = build_model(config, plan.num_classes) if config.MODEL.LORA.RANK else model  # as before its adapters
     rows.report("pretrained", lambda: plan.load_weights(plain) + warn_of_overlap(plan))
     if config.TRAIN.DISTILLATION_TYPE != "none" and has_data:
         rows.report("teacher", lambda: load_teacher(config, plan.classes, plan.num_classes)[1])
     rows.report("preprocessing", lambda: compare_with_weights(plan))
     rows.report("precision", lambda: describe_precision(plan, model))
+    if "optimizer" in rows.failed:
+        return
     if memory := rows.step("memory", lambda: check_memory(config, model, plan.precision, free, plan.process)):
         rows.add(memory)
 
@@ -200,8 +204,8 @@ def describe_precision(plan: Plan, model: nn.Module) -> list[str]:
     return [plan.precision.describe(), *transforms.apply(model)]
 
 
-def try_resume(plan: Plan, model: nn.Module, has_data: bool) -> list[str]:
-    """Read the checkpoint into the model, as a run would."""
+def try_resume(plan: Plan, model: nn.Module, optimizer: AnyOptimizer | None, has_data: bool) -> list[str]:
+    """Read the checkpoint into the model, as a run would; the optimizer's only has to fit."""
     path, state = plan.checkpoint, plan.saved
     lines = [f"{path}, after epoch {state['epoch'] + 1} and step {state['step']}"]
     if why := why_finished(plan.config.TRAIN, state["epoch"] + 1, state["progress"].get("not_better", 0)):
@@ -211,6 +215,8 @@ def try_resume(plan: Plan, model: nn.Module, has_data: bool) -> list[str]:
             plan
         )
     load_exactly(model, state["state_dict"], path)
+    if optimizer:
+        check_state(optimizer, state["optimizer"])
     best = Best(*state["progress"]["best"])
     if best.epoch and not progress_in(path.with_name(BEST)):
         lines.append(

@@ -141,7 +141,7 @@ def check_warm_up(settings: Train) -> Finding:
     if cooldown and settings.WARMUP_EPOCHS + cooldown >= settings.NUM_EPOCHS:
         remedy = f"set TRAIN.LR_SCHEDULER.{key} lower: the rate is never TRAIN.BASE_LR"
         return Finding("warm-up", f"{text}, and {cooldown} at TRAIN.END_LR", WARN, remedy)
-    if settings.WARMUP_EPOCHS <= settings.NUM_EPOCHS:
+    if settings.WARMUP_EPOCHS < settings.NUM_EPOCHS:
         return Finding("warm-up", text)
     return Finding("warm-up", text, WARN, "set TRAIN.WARMUP_EPOCHS lower: the rate never gets to TRAIN.BASE_LR")
 

@@ -73,6 +73,7 @@ def _build_ours(settings: Train, groups: list[dict], is_fused: bool) -> torch.op
 def _build_other(settings: Train, model: nn.Module, groups: list[dict], peak: float) -> SkippingOptimizer:
     chosen = settings.OPTIMIZER
     arguments = {"lr": peak} | changed_arguments(chosen) | dict(chosen.KWARGS)
+    of_this_name = find_class(chosen)
     with _refusing(settings):
         if chosen.NAME in SCHEDULE_FREE:
             if any(has_running_statistics(module) for module in model.modules()):
@@ -80,7 +81,7 @@ def _build_other(settings: Train, model: nn.Module, groups: list[dict], peak: fl
                     f"{KEY}.NAME is {chosen.NAME}, but the model has BatchNorm, whose running statistics are of other weights "
                     "than those that are evaluated; use another optimizer"
                 )
-            return ScheduleFreeOptimizer(find_class(chosen)(groups, **arguments))
+            return ScheduleFreeOptimizer(of_this_name(groups, **arguments))
         from timm.optim import create_optimizer_v2  # local: importing timm takes seconds
 
         return SkippingOptimizer(create_optimizer_v2(groups, opt=chosen.NAME, **arguments))
@@ -133,8 +134,8 @@ def numbers_per_weight(settings: Train) -> float:
     return kept / weight.numel() + (settings.OPTIMIZER.NAME in SCHEDULE_FREE)
 
 
-def load_state(optimizer: AnyOptimizer, state: dict) -> None:
-    """Load a saved optimizer; refuse one of other parameter groups, which torch tells apart by number and size alone."""
+def check_state(optimizer: AnyOptimizer, state: dict) -> None:
+    """Refuse a saved optimizer of other parameter groups, which torch tells apart by number and size alone."""
     then, now = (
         [len(group["params"]) for group in groups] for groups in (state["param_groups"], optimizer.param_groups)
     )
@@ -144,6 +145,11 @@ def load_state(optimizer: AnyOptimizer, state: dict) -> None:
             f"{now}; put back what decides on them (TRAIN.LAYER_DECAY, MODEL.FREEZE), or "
             "start a new run from its weights with -pretrained"
         )
+
+
+def load_state(optimizer: AnyOptimizer, state: dict) -> None:
+    """Load a saved optimizer."""
+    check_state(optimizer, state)
     # torch takes the arguments of the saved groups; those of the settings count, where they were allowed to change.
     taken = inspect.signature(type(getattr(optimizer, "inner", optimizer))).parameters.keys()
     arguments = taken - {"params", "lr"} | {"lr_scale"}
@@ -170,6 +176,7 @@ def check_optimizer(config: Config) -> None:
         )
     if chosen.NAME in SCHEDULE_FREE and train.MODEL_EMA:
         raise ConfigError(f"TRAIN.MODEL_EMA is true, but {name}, which averages the weights itself; set it to false")
+    numbers_per_weight(train)  # a first step, which few constructors' arguments are checked before
 
 
 def find_class(chosen: Optimizer) -> Callable:

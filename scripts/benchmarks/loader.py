@@ -102,8 +102,8 @@ def our_batches(flags: list, options: list[str], scratch: Path) -> Iterator[int]
     """Endless training batches of a run with these flags, as floats ready for the model; yields how many images."""
     import torch
 
-    from configs.load import load
     from datasets import CacheProgress, Normalize, build_train_data, cache_image_sets, load_image_sets
+    from engine.settings import load_settings
     from utils.distributed import Process
 
     def note(line: str) -> None:
@@ -112,7 +112,7 @@ def our_batches(flags: list, options: list[str], scratch: Path) -> Iterator[int]
     # A folder each: of one data set a folder keeps the newest cache alone.
     options = [*options, f"DATA.CACHE_PATH={scratch / ' '.join(options)}"]
     words = [*flags, *([] if "-opts" in flags else ["-opts"]), *options]
-    config = load([str(word) for word in words]).with_default_batch_size().config
+    config = load_settings([str(word) for word in words]).with_default_batch_size().config
     train_set, _ = cache_image_sets(config, load_image_sets(config), CacheProgress(note, note))
     data = build_train_data(config, train_set, Process(torch.device("cpu")))
     normalize = Normalize(config.DATA)
@@ -172,13 +172,13 @@ def cpu_seconds() -> float:
 
 def compare_limits(arguments: argparse.Namespace, scratch: Path) -> None:
     """Print the rates of the loader, the step and both together, in turn, on this run's device with its settings."""
-    from configs.load import load
+    from engine.settings import load_settings
 
     flags = arguments.flags
     where = flags.index("-opts") if "-opts" in flags else len(flags)
     # A cache of its own: of one data set a folder keeps the newest alone.
     flags, options = flags[:where], [*flags[where + 1 :], f"DATA.CACHE_PATH={scratch / 'cache'}", "DATA.DROP_LAST=true"]
-    config = load([*flags, "-opts", *options]).with_default_batch_size().config
+    config = load_settings([*flags, "-opts", *options]).with_default_batch_size().config
     classes, size = config.MODEL.NUM_CLASSES or 1000, 20 * config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
     synthetic = [*options, f"MODEL.NUM_CLASSES={classes}", f"DATA.SYNTHETIC_SIZE={size}"]
     sides = {

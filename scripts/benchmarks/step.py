@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
-from configs.load import load
+from engine.settings import load_settings
 from scripts.benchmarks.common import (
     MODES,
     ROOT,
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     options = ["-opts", *arguments.opts] if arguments.opts else []
     # Without a CUDA context, which would take memory from what is measured.
-    arguments.kind, _ = find_devices(load(["-cfg", recipe("vit_tiny"), *options]).config.DEVICE)
+    arguments.kind, _ = find_devices(load_settings(["-cfg", recipe("vit_tiny"), *options]).config.DEVICE)
     name, batch_size = ("vit_tiny", 32) if arguments.kind == "cpu" else ("vit_base", 128)
     arguments.cfg, arguments.batch_size = arguments.cfg or recipe(name), arguments.batch_size or batch_size
     print(arguments.measure(arguments))
@@ -159,7 +159,7 @@ def linear(arguments: argparse.Namespace) -> str:
     results: dict[str, list[tuple[float, float]]] = {name: [] for name in LINEAR}
     for round_number in range(-1, arguments.rounds):  # the first is to warm up
         for name, (option, accumulate) in LINEAR.items():
-            config = load(["-cfg", arguments.cfg, "-opts", *arguments.opts, option]).config
+            config = load_settings(["-cfg", arguments.cfg, "-opts", *arguments.opts, option]).config
             steps = 50 * epochs if round_number >= 0 else 10
             result = train_linear(config, arguments.kind, (width, batch), steps, accumulate)
             results[name] += [result] if round_number >= 0 else []

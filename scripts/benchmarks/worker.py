@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from configs.load import load
 from configs.schema import Config
+from engine.settings import load_settings
 from scripts.benchmarks.common import machine
 from utils.errors import ConfigError, UserError
 
@@ -62,7 +62,7 @@ class LoaderWorker:
         from datasets import CacheProgress, build_train_data, cache_image_sets, choose_workers, load_image_sets
         from utils.distributed import Process
 
-        self.config = config = load(argv).with_default_batch_size().config
+        self.config = config = load_settings(argv).with_default_batch_size().config
         self.process = Process.start(config.DEVICE, {})
         self.device = self.process.device
         train_set, _ = cache_image_sets(config, load_image_sets(config), CacheProgress(print, print))
@@ -142,7 +142,7 @@ class TimmWorker(LoaderWorker):
 
         from utils.distributed import choose_device
 
-        self.config = config = load(argv).with_default_batch_size().config
+        self.config = config = load_settings(argv).with_default_batch_size().config
         self.device, self.num_images, self.num_classes = choose_device(config.DEVICE, 0), config.DATA.BATCH_SIZE, 1000
         if self.device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.benchmark = True

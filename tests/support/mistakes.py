@@ -127,6 +127,8 @@ ON_THE_COMMAND_LINE = {
     ),
 }
 
+# Instead of the small ViT.
+RESNET = "MODEL.TYPE=timm MODEL.NAME=resnet18 MODEL.PATCH_SIZE=16 MODEL.EMBED_DIM=768 MODEL.DEPTH=12 MODEL.NUM_HEADS=12"
 # The whole program with these words behind the small settings, in an empty folder -> names.
 IN_A_RUN = {
     "-opts TRAIN.DISTILLATION_TYPE=soft TRAIN.TEACHER_MODEL=regnety_16": "TRAIN.TEACHER_MODEL regnety_16 regnety_160",
@@ -137,6 +139,13 @@ IN_A_RUN = {
     "-opts TRAIN.OPTIMIZER.NAME=adamx": "TRAIN.OPTIMIZER.NAME adamx adamax",
     "-opts TRAIN.OPTIMIZER.KWARGS.betaas=[0.9,0.99]": "TRAIN.OPTIMIZER.KWARGS.betaas betas",
     "-opts TRAIN.OPTIMIZER.NAME=sgdschedulefree": "TRAIN.LR_SCHEDULER.NAME cosine sgdschedulefree constant",
+    "-opts TRAIN.OPTIMIZER.NAME=sgdschedulefree TRAIN.LR_SCHEDULER.NAME=constant TRAIN.MODEL_EMA=true": "TRAIN.MODEL_EMA",
+    f"-opts TRAIN.OPTIMIZER.NAME=sgdschedulefree TRAIN.LR_SCHEDULER.NAME=constant {RESNET}": "sgdschedulefree BatchNorm",
+    "-opts TRAIN.OPTIMIZER.NAME=kron": "TRAIN.OPTIMIZER.NAME kron muon",
+    "-opts TRAIN.OPTIMIZER.NAME=lamb DIST.STRATEGY=fsdp2": "TRAIN.OPTIMIZER.NAME lamb DIST.STRATEGY fsdp2",
+    "-opts TRAIN.OPTIMIZER.NAME=lamb TRAIN.OPTIMIZER.KWARGS.eps=x": "TRAIN.OPTIMIZER.KWARGS lamb 'x'",
+    "-opts TRAIN.OPTIMIZER.NAME=SGD TRAIN.OPTIMIZER.KWARGS.nestrov=true": "TRAIN.OPTIMIZER.KWARGS.nestrov nesterov",
+    "-opts DATA.BATCH_SIZE=auto TRAIN.OPTIMIZER.NAME=adamm": "TRAIN.OPTIMIZER.NAME adamm adam",
     "-opts MODEL.KWARGS.global_pol=avg": "MODEL.KWARGS.global_pol global_pool",
     "-opts MODEL.KWARGS.zzz=1": "MODEL.KWARGS.zzz init_values",
     "-opts MODEL.KWARGS.img_size=8": "MODEL.KWARGS.img_size DATA.IMAGE_SIZE",

@@ -14,6 +14,7 @@ from models import build_model
 from scripts import make_shards
 from tests.engine.check.small_photos import CLEAN, sets_of, trouble
 from tests.support.configs import SMALL, replaced, small_config
+from tests.support.mistakes import RESNET
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run
 from utils.program import exit_code
@@ -36,7 +37,7 @@ def test_of_a_clean_run_nothing_is_said_but_ok(check):
         (["-pretrained", "nothing.pth"], {"pretrained": WRONG, "fine-tuning": WARN}),
         (["-resume", "nothing.pth"], {"resume": WRONG}),
         (["-eval"], {"weights": WRONG}),
-        (["-opts", "TRAIN.WARMUP_EPOCHS=3"], {"warm-up": WARN}),
+        (["-opts", "TRAIN.WARMUP_EPOCHS=2"], {"warm-up": WARN}),
         (["-opts", "TRAIN.BASE_LR=0.01"], {"learning rate": WARN}),
         (["-opts", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=false"], {"EMA": WARN}),
         (["-batch_size", "6", "-accum_iter", "2"], {}),
@@ -90,12 +91,14 @@ def test_a_run_to_go_on_with_is_compared_with_the_settings(tmp_path, capsys):
     assert run("main_single_gpu.py", *flags).returncode == 0
     before = sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*"))
     deeper = "-opts MODEL.DEPTH=3 RESUME.ALLOW_CHANGED=[MODEL.DEPTH]"
+    frozen = "-opts MODEL.FREEZE=[patch_embed] RESUME.ALLOW_CHANGED=[MODEL.FREEZE]"
     for words, row, verdict, parts in (
         ("", "resume", OK, ["epoch 2", "step 88"]),
         ("-pretrained nothing.pth", "resume", OK, []),  # which a resumed run does not read
         ("-epochs 3", "resume", OK, ["3 epochs instead of 2"]),
         ("-opts SEED=3", "resume", WRONG, ["SEED: 0 -> 3"]),
         (deeper, "resume", WRONG, ["blocks.2."]),
+        (frozen, "resume", WRONG, ["MODEL.FREEZE"]),
         ("-eval", "weights", OK, ["raw"]),
     ):
         exit_code(main_single_gpu.main, [*flags, "-resume", "auto", "-check", *words.split()])
@@ -152,10 +155,7 @@ def test_what_is_compiled_is_looked_for_in_the_model(check):
     verdict, told = check(*options)["compile"]
     assert verdict == OK
     assert_names(told, "COMPILE blocks", 2)
-    resnet = (
-        "MODEL.TYPE=timm MODEL.NAME=resnet18 MODEL.PATCH_SIZE=16 MODEL.EMBED_DIM=768 MODEL.DEPTH=12 MODEL.NUM_HEADS=12"
-    )
-    verdict, told = check(*options, *resnet.split(), "DATA.IMAGE_SIZE=32")["compile"]
+    verdict, told = check(*options, *RESNET.split(), "DATA.IMAGE_SIZE=32")["compile"]
     assert verdict == WRONG
     assert_names(told, "COMPILE", "blocks")
 

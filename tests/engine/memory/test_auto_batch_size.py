@@ -137,16 +137,18 @@ def test_an_error_that_is_about_something_else_ends_the_search(tmp_path):
 @pytest.mark.parametrize(
     ("num_images", "world_size", "options", "most"),
     [
-        (1000, 1, (), 1000),
-        (1001, 2, (), 496),
-        (10**8, 2, (), 10**6),
-        (1000, 1, ("TRAIN.ACCUM_ITER=4",), 248),
-        (7, 1, (), 7),
-        (7, 1, ("TRAIN.CUTMIX_ALPHA=1",), 6),
+        (10_000, 1, (), 1000),
+        (600, 1, (), 56),
+        (10_010, 2, (), 496),
+        (10**9, 2, (), 10**6),
+        (10_000, 1, ("TRAIN.ACCUM_ITER=4",), 248),
+        (70, 1, (), 7),
+        (70, 1, ("TRAIN.CUTMIX_ALPHA=1",), 6),
+        (7, 1, (), 1),
         (1, 2, ("TRAIN.CUTMIX_ALPHA=1",), 2),
     ],
 )
-def test_an_update_never_asks_for_more_images_than_there_are(tmp_path, num_images, world_size, options, most):
+def test_an_epoch_has_ten_updates_where_there_are_images_for_them(tmp_path, num_images, world_size, options, most):
     assert max_images(small_config(tmp_path, *options), num_images, world_size) == most
 
 

@@ -2,6 +2,7 @@
 
     python scripts/predict.py output/train-20260102-03-04-05 photo.jpg more_photos/ -top 3 -csv classes.csv
     python scripts/predict.py output/train-20260102-03-04-05 'photos/**/*.jpg' -sheet photos.png -attention maps
+    python scripts/predict.py output/train-20260102-03-04-05 new_photos -into sorted -unsure 0.6
     python scripts/predict.py vit_base_patch16_224 -list files.txt -json classes.json
 
 Prints a line for each image: its path, class and probability (0 to 1), and with -top the next classes, separated by
@@ -24,7 +25,7 @@ from scripts.command_line import Parser, at_least, check_no_input, check_writabl
 from utils.errors import ConfigError
 from utils.launch import LaunchOptions, find_launched_rank
 from utils.program import exit_code, exit_now
-from utils.text import counted, first_of
+from utils.text import counted, first_of, natural
 
 if TYPE_CHECKING:
     from utils.distributed import Process
@@ -73,7 +74,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("-top", type=at_least(1), metavar="N", help="classes to print for each image [1]")
     output = parser.add_argument_group("output")
-    output.add_argument("-csv", type=Path, metavar="FILE", help="also write a table: image_path,rank,class,probability")
+    output.add_argument("-csv", type=Path, metavar="FILE", help="also write a table, a row an image")
     output.add_argument(
         "-json", type=Path, metavar="FILE", help="also write this, the model and its preprocessing as JSON"
     )
@@ -83,6 +84,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     output.add_argument(
         "-attention", type=Path, metavar="FOLDER", help="also draw for each image where the model looks"
     )
+    output.add_argument(
+        "-into", type=Path, metavar="FOLDER", help="also copy each image into a folder of its class in this one"
+    )
+    output.add_argument("-unsure", type=float, metavar="P", help="mark images whose class has a probability below P")
     model = parser.add_argument_group("model")
     model.add_argument("-raw", action="store_true", help="use the raw weights even if the EMA scored better")
     model.add_argument("-classes", type=Path, metavar="FILE", help="names of the classes, one a line")
@@ -107,7 +112,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
         metavar="N",
         help=f"processes [one per GPU, where there are {IMAGES_A_PROCESS} images for each]",
     )
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.unsure is not None and not 0 <= arguments.unsure <= 1:
+        raise ConfigError(f"-unsure: {arguments.unsure} is no probability; give a number from 0 to 1")
+    return arguments
 
 
 def settings_flags(arguments: argparse.Namespace) -> list[str]:
@@ -132,12 +140,12 @@ def find_images(given: Iterable[str], lists: Iterable[str]) -> list[str]:
 
 
 def expand(given: str) -> list[str]:
-    """A file, the images of a folder and below it, or what a pattern matches, sorted."""
+    """A file, the images of a folder and below it, or what a pattern matches; 2.jpg before 10.jpg."""
     from datasets.sources.folder import FolderScan, describe_left_out
 
     if os.path.isdir(given):
         scan = FolderScan(Path(given), [])
-        images = scan.images_below("")
+        images = sorted(scan.images_below(""), key=natural)
         for line in describe_left_out(Path(given), scan.left_out):
             report(line)
         return [os.path.normpath(os.path.join(given, each)) for each in images]
@@ -145,7 +153,7 @@ def expand(given: str) -> list[str]:
         return [given]
     if not glob.has_magic(given):
         raise ConfigError(f"{given}: no such image or folder")
-    matches = sorted(glob.glob(given, recursive=True))
+    matches = sorted(glob.glob(given, recursive=True), key=natural)
     if not matches:
         raise ConfigError(f"{given}: no file matches this pattern; check the folder and the ending in it")
     if "**" in given:  # matches folders beside the files in them
@@ -195,13 +203,15 @@ def check_outputs(arguments: argparse.Namespace, paths: list[str]) -> None:
         if path in outputs:
             raise ConfigError(f"{flag}: {path} is written by {outputs[path]} too; name another file")
         outputs |= {each: flag for each in (sheet_paths(path, len(paths)) if flag == "-sheet" else [path])}
-    if folder := arguments.attention:
+    for flag, folder in (("-attention", arguments.attention), ("-into", arguments.into)):
+        if not folder:
+            continue
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"-attention: the folder {folder} cannot be made ({error}); choose another") from None
-        check_writable("-attention", folder / "map.png")
-        outputs |= {folder / name: "-attention" for name in map_names(paths)}
+            raise ConfigError(f"{flag}: the folder {folder} cannot be made ({error}); choose another") from None
+        check_writable(flag, folder / "map.png")
+        outputs |= {folder / name: flag for name in map_names(paths)} if flag == "-attention" else {}
     images = {os.path.realpath(path) for path in paths} if outputs else set()
     for path, flag in outputs.items():
         if os.path.realpath(path) in images:
@@ -212,14 +222,18 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
     """Print, and write as the flags say, the most probable classes of each image. Returns the exit code."""
     from engine.predict.classifier import load_classifier
     from engine.predict.maps import Maps
-    from engine.predict.output import Output, thumbnails
+    from engine.predict.output import ClassFolders, Output, thumbnails
     from engine.predict.predictor import Predictor
+    from utils.pictures import describe_missing
 
     given = (arguments.model, settings_flags(arguments), arguments.raw, arguments.classes)
     classifier = process.after_first(lambda: load_classifier(*given))
     maps = None
     if arguments.attention:
         maps = process.after_first(lambda: Maps.of(classifier, process.device, arguments.attention, paths))
+    for flag in ("into", "unsure"):
+        if classifier.config.DATA.has_several_labels and getattr(arguments, flag) is not None:
+            raise ConfigError(f"-{flag}: an image of this model can have several classes, or none; leave it out")
     predictor = Predictor(classifier, process, arguments.flip, report)
     if process.is_first:
         several = "" if process.world_size == 1 else f", {counted(process.world_size, 'process')}"
@@ -232,10 +246,15 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
 
     files = {"csv": arguments.csv, "json": arguments.json, "sheet": arguments.sheet}
     may_stop = process.world_size == 1 and not maps
-    output = Output(paths, is_first=process.is_first, may_stop=may_stop, files=files)
+    folders = ClassFolders(arguments.into, classifier.classes) if arguments.into else None
+    marks = {"unsure": arguments.unsure, "folders": folders}
+    output = Output(paths, is_first=process.is_first, may_stop=may_stop, files=files, **marks)
     for prediction in predictor(paths, arguments.top, look if maps or arguments.sheet else None):
         output.add(prediction)
     output.close(classifier.facts())
+    has_pictures = process.is_first and (arguments.sheet or arguments.attention)
+    if has_pictures and (missing := describe_missing(classifier.classes)):
+        report(missing)
     if output.num_unreadable and process.is_first:
         report(f"{output.num_unreadable} of {counted(len(paths), 'image')} could not be read")
     return 2 if output.num_unreadable else 0

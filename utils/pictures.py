@@ -1,9 +1,10 @@
 """Pictures that Pillow draws: sheets of small images with captions, and the text in them."""
 
 import bisect
+import contextlib
 import functools
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -12,34 +13,46 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from utils.files import replacing
+from utils.text import first_of
 
 
 class Lettering(NamedTuple):
-    """A font, which draws a box for what it has no glyph for."""
+    """A font, in whose place a text is drawn with another one of this machine that has more of its letters."""
 
     font: ImageFont.FreeTypeFont
     height: int  # of a line, pixels
 
     def width(self, text: str) -> float:
-        return self.font.getlength(self._drawable(text))
+        text = self._drawable(text)
+        return self._font_of(text).getlength(text)
 
     def fit(self, text: str, width: float) -> str:
         """The text, or its beginning and its end: of paths and of names that begin alike, the end tells more."""
         text = self._drawable(text)
-        if self.width(text) <= width:
+        font = self._font_of(text)
+        if font.getlength(text) <= width:
             return text
-        too_long = bisect.bisect_right(range(len(text)), width, key=lambda kept: self.width(shortened(text, kept)))
+        too_long = bisect.bisect_right(range(len(text)), width, key=lambda kept: font.getlength(shortened(text, kept)))
         return shortened(text, max(too_long - 1, 0))
 
     def draw(
         self, draw: ImageDraw.ImageDraw, place: tuple[float, float], text: str, color="black", anchor="la"
     ) -> None:
         """`anchor` as in Pillow."""
-        draw.text(place, self._drawable(text), fill=color, font=self.font, anchor=anchor)
+        text = self._drawable(text)
+        draw.text(place, text, fill=color, font=self._font_of(text), anchor=anchor)
 
     def _drawable(self, text: str) -> str:
         """The text in one line, without bytes of file names that are no text."""
         return " ".join(text.split()).encode("utf-8", "replace").decode()
+
+    def _font_of(self, text: str) -> ImageFont.FreeTypeFont:
+        missing = {letter for letter in text if not has_letter(self.font, letter)}
+        if not missing:
+            return self.font
+        return max(
+            [self.font, *other_fonts(self.font.size)], key=lambda font: sum(has_letter(font, x) for x in missing)
+        )
 
 
 def shortened(text: str, kept: int) -> str:
@@ -54,6 +67,33 @@ def lettering(size: int) -> Lettering:
     folder = Path(find_spec("matplotlib").submodule_search_locations[0])
     path = folder / "mpl-data/fonts/ttf/DejaVuSans.ttf"
     return Lettering(ImageFont.truetype(str(path), size, layout_engine=ImageFont.Layout.BASIC), round(size * 1.3))
+
+
+@functools.cache
+def other_fonts(size: int) -> list[ImageFont.FreeTypeFont]:
+    """The fonts of this machine, regular ones first; looked for when a text has a letter that DejaVu lacks, as in Chinese."""
+    from matplotlib.font_manager import findSystemFonts
+
+    found = []
+    for path in sorted(findSystemFonts(), key=lambda each: ("regular" not in each.lower(), each)):
+        with contextlib.suppress(OSError):  # of pictures in fixed sizes
+            found.append(ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC))
+    return [font for font in found if "LastResort" not in str(font.getname()[0])]  # Apple's, with a box for each letter
+
+
+@functools.cache
+def has_letter(font: ImageFont.FreeTypeFont, letter: str) -> bool:
+    """Whether the font draws something else than for what no font has."""
+    return letter.isascii() or bytes(font.getmask(letter)) != bytes(font.getmask("\U0010ffff"))
+
+
+def describe_missing(texts: Iterable[str]) -> str:
+    """A line if no font has some letter of these texts, which then are boxes in pictures; else nothing."""
+    font = lettering(FONT_SIZE).font
+    lacking = sorted({letter for text in texts for letter in text if letter.isalpha() and not has_letter(font, letter)})
+    boxes = [each for each in lacking if not any(has_letter(other, each) for other in other_fonts(FONT_SIZE))]
+    remedy = "install one that has them, such as fonts-noto-cjk for Chinese, Japanese and Korean"
+    return f"no font of this machine has {first_of(boxes)}, boxes in pictures; {remedy}" if boxes else ""
 
 
 FONT_SIZE, GAP, FRAME = 11, 8, 4  # pixels

@@ -21,6 +21,11 @@ def one_line(name: str) -> str:
     return printable(name).replace("\n", "\\n").replace("\t", "\\t")
 
 
+def natural(name: str) -> tuple[list[str | int], str]:
+    """The key by which names are sorted as people count: 2.jpg before 10.jpg."""
+    return [int(part) if number % 2 else part for number, part in enumerate(re.split("([0-9]+)", name))], name
+
+
 def csv_cell(value: object) -> object:
     """A cell that a spreadsheet shows and does not compute: an apostrophe before a text that begins like a formula."""
     return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from engine.predict.classifier import Classifier
-from engine.predict.output import as_pictures, describe, write_picture
+from engine.predict.output import as_pictures, describe, numbered, write_picture
 from engine.predict.predictor import Look
 from utils.errors import ConfigError
 from utils.pictures import Tile, contact_sheet, fitted
@@ -59,12 +59,7 @@ def map_names(paths: Sequence[str]) -> list[str]:
     """photo.png for each photo.*, photo-2.png for the second of that name."""
     names: dict[str, None] = {}
     for path in paths:
-        stem, number = Path(path).stem, 1
-        name = f"{stem}.png"
-        while name in names:
-            number += 1
-            name = f"{stem}-{number}.png"
-        names[name] = None
+        names[next(name for name in numbered(Path(path).stem, ".png") if name not in names)] = None
     return list(names)
 
 

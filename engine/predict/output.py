@@ -1,10 +1,15 @@
-"""The output of predictions: lines on stdout, tables, and sheets of thumbnails."""
+"""The output of predictions: lines on stdout, tables, sheets of thumbnails, and copies of images by their classes."""
 
 import csv
+import filecmp
 import io
+import itertools
 import json
+import re
+import shutil
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +25,8 @@ from utils.pictures import Tile, contact_sheet, fitted
 from utils.program import nobody_reads
 from utils.text import csv_cell, one_line
 
-COLUMNS = ("image_path", "rank", "class", "probability")
+UNSURE = "unsure"
+PER_CLASS = ("class", "probability")  # columns of the table
 SHEET_ENDINGS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
 PER_SHEET, THUMBNAIL, NUM_COLUMNS = 100, 150, 10
 
@@ -28,16 +34,26 @@ PER_SHEET, THUMBNAIL, NUM_COLUMNS = 100, 150, 10
 class Output:
     """Takes the predictions one by one, and writes tables at the end."""
 
-    def __init__(self, paths: Sequence[str], *, is_first: bool, may_stop: bool, files: dict[str, Path | None]):
+    def __init__(
+        self,
+        paths: Sequence[str],
+        *,
+        is_first: bool,
+        may_stop: bool,
+        files: dict[str, Path | None],
+        unsure: float | None = None,
+        folders: "ClassFolders | None" = None,
+    ):
         """`may_stop`: end with BrokenPipeError once nobody reads stdout, as in `| head`, unless a file is to be written;
-        `files`: those of csv, json and sheet, None for those that are not wanted.
+        `files`: those of csv, json and sheet, None for those that are not wanted; `unsure`: the probability below which an
+        image is marked; `folders`: which take copies.
         """
-        self.paths, self.is_first, self.files = paths, is_first, files
-        self._may_stop = may_stop and not any(files.values())
+        self.paths, self.is_first, self.files, self._unsure, self._folders = paths, is_first, files, unsure, folders
+        self._may_stop = may_stop and not any((*files.values(), folders))
         self._predictions: list[Prediction] = []  # for the tables
         self._is_read = bytearray(len(paths))
         self._tiles: list[Tile] = []  # of the sheet that is not yet full
-        self._num_sheets = 0
+        self._sheets = numbered(files["sheet"].stem, files["sheet"].suffix) if files["sheet"] else None
         self._bar = tqdm(total=len(paths), unit="image", file=sys.stderr, disable=None if is_first else True)
 
     @property
@@ -48,10 +64,15 @@ class Output:
         self._is_read[prediction.index] = 1
         if not self.is_first:
             return
+        if self._unsure is not None and prediction.guesses[0].probability < self._unsure:
+            prediction = prediction._replace(mark=UNSURE)
         self._print(prediction)
         self._bar.update()
+        if self._folders:
+            self._folders.add(prediction.path, prediction.mark or prediction.guesses[0].name)
         if self.files["sheet"]:
-            caption = [*describe(prediction.guesses[:1]), Path(prediction.path).name]
+            words = filter(None, [prediction.mark, *describe(prediction.guesses[:1])])
+            caption = [": ".join(words), Path(prediction.path).name]
             self._tiles.append(Tile(prediction.picture, caption))
             if len(self._tiles) == PER_SHEET:
                 self._write_sheet()
@@ -66,16 +87,17 @@ class Output:
         if self._tiles:
             self._write_sheet()
         if self.files["csv"]:
-            write(self.files["csv"], as_csv(self._predictions).encode(errors="surrogateescape"))
+            table = as_csv(self._predictions, self._unsure is not None)
+            write(self.files["csv"], table.encode("utf-8-sig", errors="surrogateescape"))  # with Excel's mark of UTF-8
         if self.files["json"]:
             unreadable = [path for path, is_read in zip(self.paths, self._is_read, strict=True) if not is_read]
             images = [as_json(each) for each in self._predictions]
-            text = json.dumps(facts | {"images": images, "unreadable": unreadable}, indent=1)
-            write(self.files["json"], f"{text}\n".encode())
+            text = json.dumps(facts | {"images": images, "unreadable": unreadable}, indent=1, ensure_ascii=False)
+            write(self.files["json"], f"{text}\n".encode(errors="backslashreplace"))  # names of files may be no text
 
     def _print(self, prediction: Prediction) -> None:
         guesses = [f"{one_line(each.name)}\t{each.probability:.4f}" for each in prediction.guesses]
-        line = "\t".join([one_line(prediction.path), *guesses])
+        line = "\t".join([one_line(prediction.path), *guesses, *filter(None, [prediction.mark])])
         try:
             # Above the bar, where stdout is the terminal too.
             print(line) if self._bar.disable or not sys.stdout.isatty() else self._bar.write(line)
@@ -84,31 +106,76 @@ class Output:
                 raise
 
     def _write_sheet(self) -> None:
-        self._num_sheets += 1
-        write_picture(
-            contact_sheet(self._tiles, NUM_COLUMNS, THUMBNAIL), sheet_path(self.files["sheet"], self._num_sheets)
-        )
+        sheet = contact_sheet(self._tiles, NUM_COLUMNS, THUMBNAIL)
+        write_picture(sheet, self.files["sheet"].with_name(next(self._sheets)))
         self._tiles = []
 
 
-def sheet_path(path: Path, number: int) -> Path:
-    """The second sheet is NAME-2.png."""
-    return path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
+class ClassFolders:
+    """Copies of images, in a folder for each class. No file that is there is replaced, and no link followed."""
+
+    def __init__(self, folder: Path, classes: Sequence[str]):
+        self._folder, self._names, self._numbers = folder, folder_names([*classes, UNSURE]), Counter()
+
+    def add(self, path: str, name: str) -> None:
+        """Copy an image, unless its copy is there already."""
+        folder, source = self._folder / self._names[name], Path(path)
+        try:
+            if folder.is_symlink():
+                raise DataError(f"-into: {folder} is a link; remove it, or choose another folder")
+            folder.mkdir(exist_ok=True)
+            self._numbers[folder / source.name] += 1
+            for copy in numbered(source.stem, source.suffix, self._numbers[folder / source.name]):
+                try:
+                    self._copy(source, folder / copy)
+                    return
+                except FileExistsError:
+                    if not (folder / copy).is_symlink() and filecmp.cmp(source, folder / copy, shallow=False):
+                        return
+        except OSError as error:
+            raise DataError(f"-into: {path} cannot be copied to {folder} ({cause_of(error)})") from None
+
+    def _copy(self, source: Path, copy: Path) -> None:
+        with open(source, "rb") as read, open(copy, "xb") as written:
+            try:
+                shutil.copyfileobj(read, written)
+            except OSError:
+                copy.unlink()
+                raise
+
+
+def folder_names(classes: Sequence[str]) -> dict[str, str]:
+    """{class: its folder}, without what a file system refuses or obeys; each another, also where upper case does not count."""
+    names, taken = {}, set()
+    for each in dict.fromkeys(classes):
+        stem = re.sub(r'[<>:"/\\|?*\x00-\x1f\x7f\ud800-\udfff]', "_", each)[:80].strip(" .") or "_"
+        names[each] = next(name for name in numbered(stem) if name.casefold() not in taken)
+        taken.add(names[each].casefold())
+    return names
+
+
+def numbered(stem: str, suffix: str = "", first: int = 1) -> Iterator[str]:
+    """photo.png, photo-2.png, photo-3.png ..."""
+    return (f"{stem}{suffix}" if number == 1 else f"{stem}-{number}{suffix}" for number in itertools.count(first))
 
 
 def sheet_paths(path: Path, num_images: int) -> list[Path]:
     """The sheets that so many images need."""
-    return [sheet_path(path, number) for number in range(1, -(-num_images // PER_SHEET) + 1)]
+    names = numbered(path.stem, path.suffix)
+    return [path.with_name(name) for name in itertools.islice(names, -(-num_images // PER_SHEET))]
 
 
-def as_csv(predictions: Sequence[Prediction]) -> str:
+def as_csv(predictions: Sequence[Prediction], has_marks: bool) -> str:
+    """A row for each image, with two columns for each of its classes."""
+    width = max([1, *(len(each.guesses) for each in predictions)])
+    titles = [f"{name}{'' if number == 1 else f'_{number}'}" for number in range(1, width + 1) for name in PER_CLASS]
+    rows = [["image_path", *titles, *[UNSURE] * has_marks]]
+    for each in predictions:
+        cells = [cell for guess in each.guesses for cell in (csv_cell(guess.name), f"{guess.probability:.6f}")]
+        cells += [""] * (2 * width - len(cells))
+        rows.append([csv_cell(each.path), *cells, *[each.mark] * has_marks])
     lines = io.StringIO()
-    rows = [
-        (csv_cell(each.path), rank, csv_cell(guess.name), f"{guess.probability:.6f}")
-        for each in predictions
-        for rank, guess in enumerate(each.guesses, start=1)
-    ]
-    csv.writer(lines, lineterminator="\n").writerows([COLUMNS, *rows])
+    csv.writer(lines, lineterminator="\n").writerows(rows)
     return lines.getvalue()
 
 
@@ -117,7 +184,7 @@ def as_json(prediction: Prediction) -> dict[str, Any]:
         {"class": each.name, "number": each.number, "probability": round(each.probability, 6)}
         for each in prediction.guesses
     ]
-    return {"image_path": prediction.path, "predictions": guesses}
+    return {"image_path": prediction.path, "predictions": guesses} | ({UNSURE: True} if prediction.mark else {})
 
 
 def describe(guesses: Sequence[Guess]) -> list[str]:

@@ -36,6 +36,7 @@ class Prediction(NamedTuple):
     path: str
     guesses: list[Guess]  # the most probable first
     picture: Any = None  # what `look` made of it
+    mark: str = ""  # "unsure" of one whose probability is too small
 
 
 class Look(NamedTuple):

@@ -22,7 +22,7 @@ from engine.train.trainer import Callback, Trainer
 from utils.errors import ConfigError, cause_of
 from utils.files import write_text
 from utils.log import Log
-from utils.pictures import write_picture
+from utils.pictures import describe_missing, write_picture
 
 RECORD, CONFUSION_PICTURE, MISTAKES_PICTURE = "results.json", "confusion.png", "mistakes.png"
 
@@ -43,6 +43,8 @@ class ResultFiles:
             write_text(record, to_json(record_of(best)))
             if with_pictures:
                 self._draw(results)
+                if missing := describe_missing(self._image_set.classes):
+                    self._log.say(missing)
                 write_text(record, to_json(record_of(best) | {"pictures": True}))
         except (OSError, DecompressionBombError) as error:  # the latter if DATA.MAX_PIXELS is below that of a caption
             if not self._has_failed:

@@ -13,6 +13,7 @@ from PIL import Image
 
 from datasets import load_image_sets
 from engine.predict.classifier import config_of
+from engine.predict.output import folder_names
 from scripts import export, predict
 from tests.support.configs import small_config
 from tests.support.refusals import assert_names, refused
@@ -73,9 +74,9 @@ def test_lines_tables_and_sheets_have_the_predictions_of_the_runs_own_table(trai
         assert [shares[0], shares[names.index(own["prediction"])]] == pytest.approx(most_probable, abs=1e-4)
         assert sorted(names) == list("0123456789") and sum(shares) == pytest.approx(1, abs=1e-3)
         assert shares == sorted(shares, reverse=True)
-        rows, listed = table[10 * number : 10 * number + 10], document["images"][number]
-        assert {row["image_path"] for row in rows} == {path} == {listed["image_path"]} == {str(images[number])}
-        assert [(row["rank"], row["class"]) for row in rows] == [(str(n + 1), name) for n, name in enumerate(names)]
+        (image, *cells), listed = table[number].values(), document["images"][number]
+        assert image == path == listed["image_path"] == str(images[number])
+        assert cells[::2] == names and [float(each) for each in cells[1::2]] == pytest.approx(shares, abs=1e-4)
         assert [each["class"] for each in listed["predictions"]] == names
         assert [each["number"] for each in listed["predictions"]] == [int(name) for name in names]
         assert [each["probability"] for each in listed["predictions"]] == pytest.approx(shares, abs=1e-4)
@@ -89,8 +90,50 @@ def test_lines_tables_and_sheets_have_the_predictions_of_the_runs_own_table(trai
 
 
 def read_csv(path):
-    with open(path) as file:
+    with open(path, encoding="utf-8-sig") as file:
         return list(csv.DictReader(file))
+
+
+def test_a_row_an_image_in_utf8_and_copies_in_folders_of_the_classes_that_replace_nothing(
+    trained, digits, typed, tmp_path
+):
+    names = ["猫", "../x", "a/b", "A_B", "d", "", "Ä", ".", "x y", "n"]
+    (tmp_path / "names.txt").write_text("\n".join(names), encoding="utf-8")
+    for number, image in enumerate(sorted(digits.glob("[0-9]/*.png"))[::12]):
+        shutil.copy(image, tmp_path / "photos" / f"{number}.png") if number else (tmp_path / "photos").mkdir()
+    shares = [float(line[2]) for line in typed(trained, tmp_path / "photos")[1]]
+    limit = sorted(shares)[len(shares) // 2]
+    words = [trained, tmp_path / "photos", "-classes", tmp_path / "names.txt", "-unsure", limit, "-top", 2]
+    files = ["-csv", tmp_path / "x.csv", "-json", tmp_path / "x.json", "-into", tmp_path / "sorted"]
+    (tmp_path / "sorted" / "unsure").mkdir(parents=True)
+    (tmp_path / "sorted" / "unsure" / "1.png").write_text("a user's")
+    code, lines, _ = typed(*words, *files)
+    table = read_csv(tmp_path / "x.csv")
+    assert code == 0 and (tmp_path / "x.csv").read_bytes().startswith(b"\xef\xbb\xbfimage_path,class,")
+    paths = [row["image_path"] for row in table]
+    assert [int(os.path.basename(path)[:-4]) for path in paths] == list(range(1, len(paths) + 1)), "2 before 10"
+    assert "猫" in (tmp_path / "x.json").read_text(encoding="utf-8")
+    is_unsure = [float(row["probability"]) < limit for row in table]
+    assert set(is_unsure) == {True, False}
+    for found in ([row["unsure"] for row in table], [(line[5:] or [""])[0] for line in lines]):
+        assert found == ["unsure" * each for each in is_unsure]
+    listed = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["images"]
+    assert [each.get("unsure", False) for each in listed] == is_unsure
+    copies = [path for path in (tmp_path / "sorted").rglob("*.*") if path.is_file()]
+    assert len(copies) == len(table) + 1 and {path.parent.parent for path in copies} == {tmp_path / "sorted"}
+    assert len(list((tmp_path / "sorted" / "unsure").iterdir())) == sum(is_unsure) + 1
+    assert (tmp_path / "sorted" / "unsure" / "1.png").read_text() == "a user's"
+    typed(*words, *files)
+    assert len([path for path in (tmp_path / "sorted").rglob("*.*") if path.is_file()]) == len(copies), "once"
+    shutil.rmtree(tmp_path / "sorted" / "unsure")
+    (tmp_path / "sorted" / "unsure").symlink_to(tmp_path / "photos")
+    assert typed(*words, *files)[0] == 2, "nothing goes through a link"
+
+
+def test_each_class_has_a_folder_of_its_own_whose_name_any_system_takes():
+    names = folder_names(["cat", "Cat", "../cat", "a/b", "a:b", "..", "", "x" * 300, "x" * 299, "猫", "nul\0"])
+    assert list(names.values())[:7] == ["cat", "Cat-2", "_cat", "a_b", "a_b-2", "_", "_-2"]
+    assert len({name.casefold() for name in names.values()}) == len(names) and max(map(len, names.values())) < 90
 
 
 def test_with_raw_as_many_predictions_are_right_as_in_the_evaluation_of_the_raw_weights(trained, digits, typed):
@@ -221,6 +264,8 @@ RUN, IMAGE = "{run}/last.pth", "{run}/loss.png"
         (f"{RUN} {IMAGE} -classes {{run}}/log.txt", "-classes"),
         (f"{RUN} {IMAGE} -top 0", "-top"),
         (f"{RUN} {IMAGE} -topp 3", "-topp"),
+        (f"{RUN} {IMAGE} -unsure 60", "-unsure"),
+        (f"{RUN} {IMAGE} -into {{run}}/log.txt", "-into log.txt"),
         (f"{RUN} {IMAGE} -csv {{empty}}/not/there.csv", "-csv {empty}/not"),
         (f"{RUN} {IMAGE} -csv {IMAGE}", "-csv loss.png"),
         (f"{RUN} {IMAGE} -csv {RUN}", "-csv last.pth"),

@@ -1,9 +1,11 @@
 """Sheets of images: what lies where, and text of any kind."""
 
+from importlib.util import find_spec
+
 import numpy as np
 from PIL import Image
 
-from utils.pictures import FRAME, GAP, Tile, contact_sheet, lettering, write_picture
+from utils.pictures import FRAME, GAP, Tile, contact_sheet, describe_missing, lettering, other_fonts, write_picture
 
 # Invalid bytes of a file name, letters of several alphabets, pictures, what breaks lines, nothing.
 TEXTS = ["plain", "photos/\udcff\udc80.jpg", "Katze 猫 кошка قطة", "🐈", "two\nlines\x00\t", "", "x" * 3000]
@@ -38,6 +40,18 @@ def test_any_text_is_drawn():
         is_seen = (np.asarray(sheet)[-GAP - 15 :] < 128).sum() > 5
         assert is_seen == bool(text), text
     assert without.size == (158 + 2 * GAP, 158 + 2 * GAP + lettering(11).height)
+
+
+def test_letters_that_dejavu_lacks_are_drawn_with_a_font_that_has_them_and_named_if_none_has(monkeypatch):
+    fonts = find_spec("matplotlib").submodule_search_locations[0] + "/mpl-data/fonts/ttf/"
+    letters, name = lettering(11), "cat \u1d81"  # which STIX has
+    for found, is_drawn in (([fonts + "cmr10.ttf", fonts + "STIXGeneral.ttf", __file__], True), ([], False)):
+        monkeypatch.setattr("matplotlib.font_manager.findSystemFonts", lambda found=found: found)
+        other_fonts.cache_clear()
+        pictures = [np.asarray(contact_sheet([], title=text)) for text in (name, "cat \U0010ffff")]
+        assert np.array_equal(*pictures) != is_drawn and letters.fit(name, 200) == name
+        assert ("\u1d81" in describe_missing(["cat", name])) != is_drawn and not describe_missing(["cat", "кот"])
+    other_fonts.cache_clear()
 
 
 def test_a_line_that_is_too_long_keeps_its_beginning_and_its_end():

@@ -114,7 +114,7 @@ CASES = [  # values other than the default, and what the groups hold then
 def test_every_setting_of_the_optimizer_reaches_all_groups(train, name, values, expected):
     settings = dataclasses.replace(train, OPTIMIZER=Optimizer(NAME=name, **values), WEIGHT_DECAY=0.07, BASE_LR=0.02)
     optimizer = build_optimizer(settings, torch.nn.Linear(3, 2))
-    assert type(optimizer) is getattr(torch.optim, name)
+    assert isinstance(optimizer, getattr(torch.optim, name))
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.07, 0.0]
     for group in optimizer.param_groups:
         assert {key: group[key] for key in expected} | {"lr": group["lr"]} == expected | {"lr": 0.02}

@@ -24,6 +24,7 @@ from configs.values import (
     describe_allowed,
     flatten,
     is_none,
+    of_optimizer,
     quoted,
     to_text,
     unflatten,
@@ -95,7 +96,7 @@ def load(
                 raise ConfigError(f"{layer.origin}: {_why_no_setting(key, text)}")
     _fit_channels(values)
     _fit_labels(values, origins)
-    _settle_optimizer(values)
+    _settle_optimizer(values, origins)
     notes += _drop_vit_fields(values, origins, [layer.origin for layer in layers])
     check_combinations(values, origins)
     if family:
@@ -164,10 +165,14 @@ def _without_effect(values: dict[str, Any], origins: dict[str, str]) -> list[str
     return notes
 
 
-def _settle_optimizer(values: dict[str, Any]) -> None:
-    """One spelling for each optimizer, whatever case it was typed in: torch's own, small letters for the others."""
+def _settle_optimizer(values: dict[str, Any], origins: dict[str, str]) -> None:
+    """One spelling for each optimizer, whatever case it was typed in: torch's own, small letters for the others. Where nobody
+    says it, what it uses, and when step begins."""
     key = "TRAIN.OPTIMIZER.NAME"
     values[key] = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}.get(values[key].lower(), values[key].lower())
+    values |= of_optimizer(values, origins) if values[key].islower() else {}
+    if values["TRAIN.LR_SCHEDULER.NAME"] == "step" and origins["TRAIN.LR_SCHEDULER.AFTER_WARMUP"] == "default":
+        values["TRAIN.LR_SCHEDULER.AFTER_WARMUP"] = False
 
 
 def _fit_channels(values: dict[str, Any]) -> None:

@@ -233,6 +233,12 @@ def translate_removed(
     `former`: these texts, and those of the layers before. `roles`: of the settings that are refused; others are dropped.
     """
     translated: dict[str, Any] = {}
+    schedule = "TRAIN.LR_SCHEDULER."
+    is_record = {f"{schedule}NAME", f"{schedule}DECAY_RATE", "TRAIN.OPTIMIZER.MOMENTUM"} <= texts.keys()
+    if is_record and texts[f"{schedule}NAME"] == "step" and "." not in str(texts[f"{schedule}DECAY_EPOCHS"]):
+        translated[f"{schedule}AFTER_WARMUP"] = (
+            "false"  # while DECAY_EPOCHS was whole it had no effect, and was saved as true
+        )
     for key in REMOVED.keys() & texts.keys():
         today = _today(key, former)
         if today is None and REMOVED[key].role in roles:

@@ -331,16 +331,16 @@ class Optimizer:
 
     NAME: str = "AdamW"
     """AdamW, Adam and SGD (without Nesterov) are torch's, with fused kernels; also any name of timm.optim.list_optimizers(), such as lamb, lion, muon, nadamw or adafactor, and AdamWScheduleFree, SGDScheduleFree and RAdamScheduleFree of the package schedulefree. In any case of letters."""
-    EPS: Annotated[float, Bounds(0.0, 1_000.0)] = 1e-8
-    """Adam's epsilon. To timm's and schedulefree's optimizers this and the next two are passed if they are not at their defaults: each has its own."""
+    EPS: Annotated[float | None, Bounds(0.0, 1_000.0)] = None
+    """Adam's epsilon; not set, of this and the next two: what the optimizer has by itself (AdamW and Adam 1e-8)."""
     BETAS: Annotated[
         tuple[float, ...],
         Bounds(0.0, 0.999999),
-        Form(lambda betas: len(betas) == 2, "two numbers, such as [0.9, 0.999]"),
-    ] = (0.9, 0.999)
-    """Adam's betas."""
-    MOMENTUM: Annotated[float, Bounds(0.0, 0.999999)] = 0.9
-    """SGD's momentum."""
+        Form(lambda betas: len(betas) in (0, 2), "two numbers, such as [0.9, 0.999]"),
+    ] = ()
+    """Adam's betas; not set: the optimizer's own (AdamW and Adam [0.9, 0.999])."""
+    MOMENTUM: Annotated[float | None, Bounds(0.0, 0.999999)] = None
+    """SGD's momentum; not set: the optimizer's own (SGD 0.9)."""
     KWARGS: Arguments = Arguments()
     """Further arguments of the optimizer's constructor, such as nesterov: true for SGD; what has a setting of its own is refused."""
 
@@ -355,15 +355,15 @@ class LRScheduler:
     """cosine; paddlevit, PaddleViT's cosine, once per epoch; constant; step; wsd, constant until it decays in the last DECAY_FRACTION of the run."""
     PER_EPOCH: Annotated[bool, Only("NAME", ("cosine", "constant", "step", "wsd"))] = False
     """Change the rate once per epoch, as timm does by default, and not at every update."""
-    AFTER_WARMUP: Annotated[bool, Only("NAME", ("cosine", "paddlevit"))] = True
-    """For cosine: it begins where the warm-up ends; false: it covers all epochs, and the warm-up replaces its beginning, as timm's default does."""
+    AFTER_WARMUP: Annotated[bool, Only("NAME", ("cosine", "paddlevit", "step"))] = True
+    """For cosine and step: it begins where the warm-up ends; false (and not set, for step): it covers all epochs, and the warm-up replaces its beginning, as timm's default does."""
     COOLDOWN_EPOCHS: Annotated[int, Bounds(0, 1_000_000), Only("NAME", ("cosine", "paddlevit", "wsd"))] = 0
     """For cosine and wsd: last epochs at END_LR, which NUM_EPOCHS includes."""
     DECAY_FRACTION: Annotated[float, Bounds(0.0, 1.0), Only("NAME", ("wsd",))] = 0.2
     """For wsd: part of NUM_EPOCHS in which the rate falls to END_LR."""
-    MILESTONES: Annotated[tuple[int, ...], Bounds(1, 1_000_000), Only("NAME", ("step",))] = ()
+    MILESTONES: Annotated[tuple[int, ...], Bounds(0, 1_000_000), Only("NAME", ("step",))] = ()
     """For step: epochs after which the rate is multiplied by DECAY_RATE; not set: every DECAY_EPOCHS."""
-    DECAY_EPOCHS: Annotated[int, Bounds(1, 1_000_000), Only("NAME", ("step",))] = 30
+    DECAY_EPOCHS: Annotated[float, Bounds(0.001, 1_000_000), Only("NAME", ("step",))] = 30.0
     """For step: epochs between two decays."""
     DECAY_RATE: Annotated[float, Bounds(0.0, 1.0), Only("NAME", ("step",))] = 0.1
     """For step: factor of a decay."""
@@ -465,7 +465,7 @@ class Train:
     MODEL_EMA_DECAY: Annotated[float, Bounds(0.0, 1.0), Only("MODEL_EMA")] = 0.99996
     """Decay of the EMA per update."""
     MODEL_EMA_WARMUP: Annotated[bool, Only("MODEL_EMA")] = True
-    """Begin with a smaller decay, updates / (updates + 9), so that short runs fill the EMA too; false: MODEL_EMA_DECAY from the first update on, as in PaddleViT."""
+    """Begin with a smaller decay, updates / (updates + 9), so that short runs fill the EMA too; false: MODEL_EMA_DECAY from the second update on. The first update's weights are where it begins."""
     BEST_METRIC: Annotated[
         Literal["top1", "top5", "loss", "macro_recall", "macro_f1", "micro_f1", "map"], MAY_CHANGE
     ] = "top1"

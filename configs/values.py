@@ -4,9 +4,10 @@ import ast
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
@@ -184,7 +185,23 @@ def today(saved: dict[str, Any], refused: tuple[str, ...] = ()) -> dict[str, Any
     """Saved settings with today's in place of those that were removed; `refused`: roles of those that must have one."""
     translated = translate_removed(saved, saved, "the checkpoint", refused)
     left = {key: value for key, value in saved.items() if key not in REMOVED} | not_translated(saved)
-    return left | {key: plain(convert(SETTINGS[key], text, "the checkpoint")) for key, text in translated.items()}
+    left |= {key: plain(convert(SETTINGS[key], text, "the checkpoint")) for key, text in translated.items()}
+    return left | {key: plain(value) for key, value in of_optimizer(left).items()}
+
+
+def of_optimizer(values: Mapping[str, Any], origins: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+    """EPS, BETAS and MOMENTUM that are not what they seem in settings or in what a run saved: {full key: not set}.
+
+    For torch's optimizers their own values mean nothing else. For others, who wrote down all three at once meant none of
+    them: runs did, whatever the optimizer, and PaddleViT's files do.
+    """
+    own = {"TRAIN.OPTIMIZER.EPS": 1e-8, "TRAIN.OPTIMIZER.BETAS": (0.9, 0.999), "TRAIN.OPTIMIZER.MOMENTUM": 0.9}
+    is_torchs = values.get("TRAIN.OPTIMIZER.NAME") in ("AdamW", "Adam", "SGD")
+    is_all = all(values.get(key) not in (None, (), []) for key in own) and len({origins.get(key) for key in own}) == 1
+    unset = (
+        [key for key in own if key in values and plain(values[key]) == plain(own[key])] if is_torchs or is_all else []
+    )
+    return {key: SETTINGS[key].default for key in unset}
 
 
 def unflatten(saved: dict[str, Any]) -> Config:

@@ -172,7 +172,7 @@ def write_bad_batches(folder: Path, data: TrainData, left_out: Iterable[range]) 
 
 def changes(saved: dict, current: dict) -> dict[str, str]:
     """Settings that differ between a checkpoint and this run and that would change its course: {key: both values}."""
-    now = today(saved)
+    now, current = today(saved), today(current)
     different = {
         key: f"{now[key]} -> {current[key]}"
         for key in current

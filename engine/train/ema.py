@@ -14,14 +14,15 @@ WARM_UP = 9  # with the warm-up the average covers about the last ninth of all u
 
 
 def decay_at(step: int, settings: Train) -> float:
-    """The decay of the update after `step` others.
+    """The decay of the update after `step` others. The average begins with the weights after the first update, as in timm.
 
     timm's warm-up, 1 - (1 + step / gamma) ** -power, with gamma 9 and power 1. timm's powers below 1 never reach DeiT's
     0.99996 in the 375,000 updates of 300 epochs; this does in 225,000 (epoch 180), and a run of 18 updates averages its
     last few.
     """
     limit = settings.MODEL_EMA_DECAY
-    return min(step / (step + WARM_UP), limit) if settings.MODEL_EMA_WARMUP else limit
+    warmed = step / (step + WARM_UP) if settings.MODEL_EMA_WARMUP else limit
+    return min(warmed, limit) if step else 0.0
 
 
 class ForeachLerp:

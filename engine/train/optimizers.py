@@ -61,8 +61,8 @@ def _build_ours(settings: Train, groups: list[dict], is_fused: bool) -> torch.op
     arguments = {"lr": settings.BASE_LR, "fused": is_fused} | dict(chosen.KWARGS)
     with _refusing(settings):
         if chosen.NAME != "SGD":
-            return find_class(chosen)(groups, **{"betas": chosen.BETAS, "eps": chosen.EPS} | arguments)
-        optimizer = find_class(chosen)(groups, **{"momentum": chosen.MOMENTUM} | arguments)
+            return find_class(chosen)(groups, **set_arguments(chosen, "EPS", "BETAS") | arguments)
+        optimizer = find_class(chosen)(groups, **{"momentum": 0.9} | set_arguments(chosen, "MOMENTUM") | arguments)
     if optimizer.defaults["momentum"]:
         for parameter in [each for group in groups for each in group["params"]]:
             # torch allocates it in the first update, and leaves it uninitialised if that one is skipped.
@@ -72,8 +72,8 @@ def _build_ours(settings: Train, groups: list[dict], is_fused: bool) -> torch.op
 
 def _build_other(settings: Train, model: nn.Module, groups: list[dict], peak: float) -> SkippingOptimizer:
     chosen = settings.OPTIMIZER
-    arguments = {"lr": peak} | changed_arguments(chosen) | dict(chosen.KWARGS)
     of_this_name = find_class(chosen)
+    arguments = {"lr": peak} | set_arguments(chosen) | dict(chosen.KWARGS)
     with _refusing(settings):
         if chosen.NAME in SCHEDULE_FREE:
             if any(has_running_statistics(module) for module in model.modules()):
@@ -222,19 +222,15 @@ def check_arguments(chosen: Optimizer, cls: Callable) -> None:
             offered = [each for each in taken if each not in (*TAKEN, *NOT_TAKEN)]
             near = did_you_mean(name, offered) or f"; it has {', '.join(offered)}"
             raise ConfigError(f"{KEY}.KWARGS.{name}: {cls.__name__} has no such argument{near}")
-    for name in changed_arguments(chosen):
+    for name in set_arguments(chosen) if chosen.NAME not in OURS else ():
         if name not in taken:
             raise ConfigError(f"{KEY}.{name.upper()}: {cls.__name__} has no such argument; remove the setting")
 
 
-def changed_arguments(chosen: Optimizer) -> dict:
-    """The arguments that have settings, where these are not at their defaults: other optimizers have defaults of their own."""
-    default = Optimizer()
-    return {
-        name.lower(): getattr(chosen, name)
-        for name in ("EPS", "BETAS", "MOMENTUM")
-        if chosen.NAME not in OURS and getattr(chosen, name) != getattr(default, name)
-    }
+def set_arguments(chosen: Optimizer, *names: str) -> dict:
+    """The arguments that have settings, of which these, where they are set: each optimizer has defaults of its own."""
+    values = {name: getattr(chosen, name) for name in names or ("EPS", "BETAS", "MOMENTUM")}
+    return {name.lower(): value for name, value in values.items() if value not in (None, ())}
 
 
 @contextlib.contextmanager
@@ -246,7 +242,8 @@ def _refusing(settings: Train) -> Iterator[None]:
         raise
     except Exception as error:
         chosen = settings.OPTIMIZER
-        arguments = changed_arguments(chosen) | dict(chosen.KWARGS)
+        arguments = {} if chosen.NAME in OURS else set_arguments(chosen)
+        arguments |= dict(chosen.KWARGS)
         values = ", ".join(f"{name} {value!r}" for name, value in arguments.items())
         if not values:
             raise

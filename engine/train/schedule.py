@@ -26,26 +26,29 @@ class Schedule:
 
     def __call__(self, step: int) -> float:
         settings = self._settings
-        epoch = step / self._steps_per_epoch
+        time, per_epoch = step, self._steps_per_epoch
         if settings.LR_SCHEDULER.NAME == "paddlevit":  # changes once per epoch, counted from 1
-            epoch = step // self._steps_per_epoch + 1
+            time, per_epoch = step // self._steps_per_epoch + 1, 1
         elif settings.LR_SCHEDULER.PER_EPOCH:
-            epoch = step // self._steps_per_epoch
+            time, per_epoch = step // self._steps_per_epoch, 1
+        epoch = time / per_epoch
         if epoch < settings.WARMUP_EPOCHS:
             return self.start + (self.base - self.start) * epoch / settings.WARMUP_EPOCHS
-        return self._after_warmup(epoch)
+        return self._after_warmup(time, per_epoch)
 
-    def _after_warmup(self, epoch: float) -> float:
+    def _after_warmup(self, time: int, per_epoch: int) -> float:
+        """The rate at a time that has `per_epoch` units in an epoch."""
         settings, chosen = self._settings, self._settings.LR_SCHEDULER
         if chosen.NAME == "constant":
             return self.base
-        if chosen.NAME == "step":
-            drops = int(epoch // chosen.DECAY_EPOCHS)
-            if chosen.MILESTONES:
-                drops = sum(epoch >= milestone for milestone in chosen.MILESTONES)
-            return self.base * chosen.DECAY_RATE**drops
-        last = settings.NUM_EPOCHS - chosen.COOLDOWN_EPOCHS
         first = settings.WARMUP_EPOCHS if chosen.AFTER_WARMUP else 0
+        if chosen.NAME == "step":
+            since = time - first * per_epoch
+            drops = int(since // (chosen.DECAY_EPOCHS * per_epoch))  # rounded as timm's, which counts in these units
+            if chosen.MILESTONES:
+                drops = sum(since >= milestone * per_epoch for milestone in chosen.MILESTONES)
+            return self.base * chosen.DECAY_RATE**drops
+        epoch, last = time / per_epoch, settings.NUM_EPOCHS - chosen.COOLDOWN_EPOCHS
         if chosen.NAME == "wsd":
             first = max(settings.WARMUP_EPOCHS, last - chosen.DECAY_FRACTION * settings.NUM_EPOCHS)
         done = max(min((epoch - first) / max(last - first, 1e-9), 1.0), 0.0)

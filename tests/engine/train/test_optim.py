@@ -45,8 +45,9 @@ def test_default_schedule_moves_every_step_and_ends_at_the_end_rate(train, end):
 @pytest.mark.parametrize(
     ("name", "settings", "rates"),
     [
-        ("step", {"MILESTONES": (40, 60), "DECAY_RATE": 0.1}, {39: 3e-3, 40: 3e-4, 60: 3e-5}),
-        ("step", {"DECAY_EPOCHS": 50, "DECAY_RATE": 0.5}, {49: 3e-3, 50: 1.5e-3, 100: 7.5e-4}),
+        ("step", {"MILESTONES": (8, 28)}, {39: 3e-3, 40: 3e-4, 60: 3e-5}),
+        ("step", {"MILESTONES": (40, 60), "AFTER_WARMUP": False}, {39: 3e-3, 40: 3e-4, 60: 3e-5}),
+        ("step", {"DECAY_EPOCHS": 50, "DECAY_RATE": 0.5}, {81: 3e-3, 82: 1.5e-3, 132: 7.5e-4}),
         ("constant", {}, {32: 3e-3, 299: 3e-3}),
     ],
 )
@@ -70,7 +71,18 @@ TIMMS = [  # arguments of timm's create_scheduler_v2, and our settings for the s
         {"warmup_epochs": 5, "min_lr": 1e-5, "cooldown_epochs": 10},
         {"AFTER_WARMUP": False, "PER_EPOCH": True, "COOLDOWN_EPOCHS": 10},
     ),
-    ({"sched": "step", "decay_epochs": 7, "decay_rate": 0.5, "warmup_epochs": 5}, {"NAME": "step", "PER_EPOCH": True}),
+    *(
+        (
+            {"sched": name, "warmup_epochs": 5, "step_on_epochs": is_per_epoch, "warmup_prefix": is_after} | timms,
+            {"NAME": "step", "PER_EPOCH": is_per_epoch, "AFTER_WARMUP": is_after} | ours,
+        )
+        for name, timms, ours, kinds in (
+            ("step", {"decay_epochs": 2.4, "decay_rate": 0.9}, {"DECAY_EPOCHS": 2.4, "DECAY_RATE": 0.9}, (True, False)),
+            ("multistep", {"decay_milestones": [1, 9]}, {"MILESTONES": (0, 8), "DECAY_RATE": 0.1}, (True,)),
+        )
+        for is_per_epoch in kinds
+        for is_after in (True, False)
+    ),
 ]
 
 
@@ -78,13 +90,14 @@ TIMMS = [  # arguments of timm's create_scheduler_v2, and our settings for the s
 def test_rates_are_timms_in_every_update(train, timms, ours):
     from timm.scheduler import create_scheduler_v2
 
-    length, per_epoch = 40, 4
+    length, per_epoch = 40, 5
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=3e-3)
-    chosen = {"num_epochs": length - ours.get("COOLDOWN_EPOCHS", 0), "warmup_lr": 1e-6, "updates_per_epoch": per_epoch}
+    epochs = length - ours.get("COOLDOWN_EPOCHS", 0) - 5 * timms.get("warmup_prefix", False)
+    chosen = {"num_epochs": epochs, "warmup_lr": 1e-6, "updates_per_epoch": per_epoch}
     scheduler, num_epochs = create_scheduler_v2(optimizer, **chosen, **timms)
     assert num_epochs == length
     settings = dataclasses.replace(train, NUM_EPOCHS=length, WARMUP_EPOCHS=5, END_LR=timms.get("min_lr", 0.0))
-    schedule = Schedule(with_scheduler(settings, DECAY_EPOCHS=7, DECAY_RATE=0.5, **ours), per_epoch, global_batch=1)
+    schedule = Schedule(with_scheduler(settings, **ours), per_epoch, global_batch=1)
     for step in range(length * per_epoch):
         scheduler.step(step // per_epoch)
         scheduler.step_update(step)

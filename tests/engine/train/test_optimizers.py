@@ -5,8 +5,12 @@ import io
 
 import pytest
 import torch
+import yaml
 
+from configs.load import load
 from configs.schema import Arguments, Optimizer, Train
+from configs.values import flatten, unflatten
+from engine.checkpoint.format import changes
 from engine.checkpoint.resume import comparable, refuse_changes
 from engine.train.optimizers import BY_ELEMENT, build_optimizer, check_optimizer, numbers_per_weight
 from engine.train.skipping import averaged
@@ -111,6 +115,9 @@ def test_arguments_reach_the_optimizer_and_its_own_defaults_stay(tmp_path):
     words = ("TRAIN.OPTIMIZER.NAME=lion", "TRAIN.OPTIMIZER.BETAS=[0.8, 0.9]")
     (group, _) = build_optimizer(small_config(tmp_path, *words).TRAIN, torch.nn.Linear(2, 2)).param_groups
     assert group["betas"] == (0.8, 0.9)
+    words = ("TRAIN.OPTIMIZER.NAME=lamb", "TRAIN.OPTIMIZER.EPS=1e-8")  # AdamW's, not lamb's own
+    (group, _) = build_optimizer(small_config(tmp_path, *words).TRAIN, torch.nn.Linear(2, 2)).param_groups
+    assert group["eps"] == 1e-8
     words = ("TRAIN.OPTIMIZER.NAME=sgd", "TRAIN.OPTIMIZER.KWARGS.nesterov=true")
     (group, _) = build_optimizer(small_config(tmp_path, *words).TRAIN, torch.nn.Linear(2, 2)).param_groups
     assert group["nesterov"] and group["fused"]
@@ -176,3 +183,32 @@ def test_arguments_of_the_settings_count_not_those_of_the_checkpoint(tmp_path, n
     trainer.load_state_dict(saved)
     decayed = trainer.optimizer.param_groups[0]
     assert decayed["weight_decay"] == 0.7 and tuple(decayed["betas"]) == (0.8, 0.9)
+
+
+@pytest.mark.parametrize("name", ["lamb", "AdamW"])
+def test_what_an_earlier_version_wrote_down_means_what_it_meant(tmp_path, name):
+    """AdamW's values beside any optimizer, and AFTER_WARMUP beside step, where both had no effect."""
+    now = load(
+        ["-cfg", "configs/vit_digits.yaml", "-opts", f"TRAIN.OPTIMIZER.NAME={name}", "TRAIN.LR_SCHEDULER.NAME=step"]
+    )
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        f"TRAIN: {{OPTIMIZER: {{NAME: {name}, EPS: 1e-8, BETAS: [0.9, 0.999], MOMENTUM: 0.9}},\n"
+        "  LR_SCHEDULER: {NAME: step, AFTER_WARMUP: true, DECAY_EPOCHS: 30, DECAY_RATE: 0.1}}"
+    )
+    assert load(["-cfg", str(file)]).config.TRAIN.LR_SCHEDULER == now.config.TRAIN.LR_SCHEDULER
+    made = [
+        build_optimizer(each.TRAIN, torch.nn.Linear(2, 2)) for each in (now.config, load(["-cfg", str(file)]).config)
+    ]
+    groups = [{key: each.param_groups[0][key] for key in ("betas", "eps")} for each in made]
+    assert groups[0] == groups[1]
+    then = flatten(now.config) | yaml_values(file)
+    assert not changes(then, flatten(now.config)) and unflatten(then).TRAIN == now.config.TRAIN
+    lion = load(["-cfg", str(file), "-opts", "TRAIN.OPTIMIZER.NAME=lion"]).config.TRAIN.OPTIMIZER
+    assert (lion.EPS, lion.BETAS, lion.MOMENTUM) == (None, (), None)
+
+
+def yaml_values(file) -> dict:
+    """{full key: value} of two levels below TRAIN, as a run saved them."""
+    sections = yaml.safe_load(file.read_text().replace("1e-8", "1.0e-8"))["TRAIN"]
+    return {f"TRAIN.{part}.{key}": value for part in sections for key, value in sections[part].items()}

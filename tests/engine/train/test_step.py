@@ -103,7 +103,7 @@ def test_a_report_has_the_norm_of_the_update_for_any_number_of_processes(world_s
         assert (report["grad_norm"], report["mean_grad_norm"]) == (6, 4)
 
 
-@pytest.mark.parametrize("warm_up, decays", [("false", [0.15, 0.15, 0.15]), ("true", [0, 1 / 10, 0.15])])
+@pytest.mark.parametrize("warm_up, decays", [("false", [0, 0.15, 0.15]), ("true", [0, 1 / 10, 0.15])])
 def test_running_mean_follows_the_weights_by_its_decay(tmp_path, warm_up, decays):
     ema = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.15", f"TRAIN.MODEL_EMA_WARMUP={warm_up}"]
     trainer = make_trainer(small_config(tmp_path, *ema, "TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=0.1"))

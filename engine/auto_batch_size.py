@@ -112,6 +112,7 @@ def try_sizes(trial: "Trial", limit: int) -> tuple[int, str]:
     device, free = trial.device, free_memory(trial.device)
     module = getattr(torch, device.type)
     found = search(trial, int(DEVICE_MARGIN * free), limit)
+    trial.trainer = None  # nothing of it lives while the run trains
     release(device)
     module.reset_peak_memory_stats(device)  # the run reports its own peak
     return found, f"tried on {module.get_device_name(device)} with {DEVICE_MARGIN:.0%} of {format_bytes(free)} withheld"

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from configs.combinations import CUDA_GRAPH_MODES
 from configs.schema import Config
 from datasets import (
     CacheProgress,
@@ -32,6 +33,7 @@ from models import adapt, build_model
 from models.compilation import compile_model
 from models.teacher import Teacher, use_both_heads
 from models.transforms import choose_transforms
+from utils.errors import ConfigError
 from utils.host import keep_freed_memory
 from utils.log import Log
 
@@ -86,7 +88,13 @@ def build_trainer(plan: Plan, model: nn.Module, data: TrainData, log: Log, teach
     if config.COMPILE:
         for each in [compute_model, ema.model] if ema else [compute_model]:  # which share their graphs
             compile_model(each, config)
-    replica = parallel.wrap(compute_model, accumulates=data.order.num_micro_batches(0) > 1)
+    accumulates = data.order.num_micro_batches(0) > 1
+    if accumulates and config.COMPILE in CUDA_GRAPH_MODES:
+        raise ConfigError(
+            f"COMPILE is {config.COMPILE}, whose CUDA graphs do not add gradients, and an update is "
+            f"{data.order.describe_split()}: use -compile true, or as many processes as before"
+        )
+    replica = parallel.wrap(compute_model, accumulates)
     local = parallel.parameters(model)
     parameters = [parameter for parameter in local.values() if parameter.requires_grad]
     schedule = Schedule(config.TRAIN, data.steps_per_epoch, data.global_batch)

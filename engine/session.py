@@ -60,6 +60,10 @@ class Session:
         self._made = [folder for folder in (save, *save.parents) if not folder.exists()]
         self._folder = RunFolder.of(config, kind, existing)
         self._is_new = self._folder.is_new
+        if not self._folder.has_lock:
+            self.log.warn(
+                f"SAVE: {save} is on a file system without locks, so that a second start of this run is not refused"
+            )
         self._status = Status(self._folder.path, self.log.warn)
         self._status.add(kind=kind)
         if self._is_new:  # a run that is to be resumed is left as it is until all checks have passed
@@ -130,7 +134,7 @@ class RunFolder:
 
     def __init__(self, path: Path, is_new: bool = False):
         """`is_new`: it was made for this run."""
-        self.path, self.is_new = path, is_new
+        self.path, self.is_new, self.has_lock = path, is_new, True
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = open(path / ".lock", "r+b", opener=creating)  # noqa: SIM115
@@ -138,11 +142,13 @@ class RunFolder:
             raise cannot_write(str(path), error) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released by the system, even after kill -9
-        except OSError as error:
+        except (BlockingIOError, PermissionError) as error:
             raise ConfigError(
                 f"SAVE: another run is writing to {path}; wait for it, stop it, or choose another folder with -output or "
                 "-name"
             ) from error
+        except OSError:
+            self.has_lock = False
 
     @classmethod
     def of(cls, config: Config, kind: str, existing: Path | None) -> "RunFolder":

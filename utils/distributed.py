@@ -28,6 +28,11 @@ def find_devices(setting: str) -> tuple[str, int]:
     counts = {"cuda": torch.cuda.device_count, "xpu": torch.xpu.device_count, "mps": torch.mps.device_count}
     for kind, count in counts.items():
         if setting in ("auto", kind) and count():
+            if kind == "cuda" and not torch.cuda.is_available():
+                raise ConfigError(
+                    f"DEVICE is {setting}: there is a GPU, but its driver cannot run this torch (made for CUDA {torch.version.cuda}): "
+                    "install a newer driver or a torch for an older CUDA, or use DEVICE=cpu"
+                )
             return kind, count()
     if setting not in ("auto", "cpu"):
         raise ConfigError(f"DEVICE is {setting}, but this machine or this build of torch has none; use DEVICE=auto")

@@ -1,5 +1,7 @@
 """The folder of a run that has a name: whose it is, and who goes on in it."""
 
+import errno
+import fcntl
 import json
 import signal
 from pathlib import Path
@@ -117,3 +119,16 @@ def test_a_resumed_run_keeps_its_folder(tmp_path):
     with refused(ConfigError, "NAME", tmp_path / "other", "mine"):
         RunFolder.of(config_of(tmp_path), "train", tmp_path / "other")
     assert RunFolder.of(config_of(tmp_path), "train", tmp_path / "elsewhere/mine").path == tmp_path / "elsewhere/mine"
+
+
+@pytest.mark.parametrize(("number", "has_lock"), [(errno.ENOSYS, False), (errno.ENOTSUP, False), (errno.EACCES, None)])
+def test_a_file_system_without_locks_is_no_rival(tmp_path, monkeypatch, number, has_lock):
+    def flock(file, operation):
+        raise OSError(number, "planted")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    if has_lock is None:
+        with refused(ConfigError, "SAVE", tmp_path):
+            RunFolder(tmp_path)
+    else:
+        assert RunFolder(tmp_path).has_lock is has_lock

@@ -24,6 +24,13 @@ def test_a_process_that_is_shown_one_device_takes_it_unless_torchrun_showed_all(
         distributed.choose_device("auto", 3, "torchrun")
 
 
+def test_a_driver_that_cannot_run_this_torch_is_named_and_the_cpu_is_not_taken_instead(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with refused(ConfigError, "DEVICE is auto", "driver", "DEVICE=cpu"):
+        distributed.find_devices("auto")
+
+
 @pytest.mark.parametrize(("rank", "names"), [(0, ["-world_size", "process 1 of 2"]), (1, ["-dist_url", "process 0"])])
 def test_a_process_that_does_not_come_is_named_in_time(rank, names):
     port = free_port()

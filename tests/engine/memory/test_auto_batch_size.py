@@ -1,12 +1,13 @@
 """-batch_size auto: the largest batch that fits, told and saved with the run, and taken again when it goes on."""
 
 import re
+import weakref
 
 import pytest
 import torch
 
 from configs.load import load
-from engine.auto_batch_size import Trial, bisect, calculate, max_images, search
+from engine.auto_batch_size import Trial, bisect, calculate, max_images, search, try_sizes
 from engine.memory.estimate import fixed_bytes
 from engine.precision.policy import Precision
 from models import build_model
@@ -109,6 +110,15 @@ def test_the_search_ends_at_the_largest_multiple_of_8_that_fits_or_below_8_with_
     trial = Limited(small_config(tmp_path, "TRAIN.ACCUM_ITER=3"), fits)
     assert search(trial, withheld=100, limit=200) == found
     assert not trial.trainer or trial.trainer.data.order.num_accumulated == 2, "the second meets gradients"
+
+
+def test_nothing_of_the_search_lives_on(tmp_path, monkeypatch):
+    for name in ("get_device_name", "reset_peak_memory_stats", "empty_cache"):
+        monkeypatch.setattr(torch.cpu, name, lambda *_: "pretended", raising=False)
+    trial, trainers = Limited(small_config(tmp_path), 16, Process(CPU, world_size=2)), []
+    trial.begin = lambda *given: (Limited.begin(trial, *given), trainers.append(weakref.ref(trial.trainer)))
+    assert try_sizes(trial, 32)[0] == 16
+    assert trainers and not any(each() for each in trainers)
 
 
 @pytest.mark.parametrize(("fits", "found"), [(17, 16), (7, 4), (2, 2), (1, 0)])

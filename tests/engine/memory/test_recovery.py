@@ -206,3 +206,9 @@ def test_with_cuda_graphs_the_run_ends_with_flags_that_the_settings_allow(tmp_pa
     flags = "-batch_size 16 -accum_iter 2 -compile -opts RESUME.ALLOW_CHANGED=[COMPILE]"
     assert str(caught.value).endswith(flags)
     load(["-cfg", str(tmp_path / "small.yaml"), "-compile", *flags.split()])
+
+
+def test_cuda_graphs_are_refused_where_fewer_processes_split_an_update(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.batch_order.Order.num_micro_batches", lambda self, step: 2)  # of half the processes
+    with refused(ConfigError, "COMPILE", "reduce-overhead"):
+        make_trainer(small_config(tmp_path, "COMPILE=reduce-overhead"))

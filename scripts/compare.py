@@ -9,24 +9,32 @@ Runs that differ only in their seed (or fold) are one group, with mean, standard
 with the first: the difference and its standard error, paired by seed where the seeds are the same. Repeat runs with
 -seed 1, -seed 2 ... to learn how much is noise; of single runs no program can tell.
 
-The comparison is printed as Markdown. -output writes it to files: .md and .png (the curves). Runs on different data, classes or
-validation images are refused; -any_data compares them all the same, under a warning.
+The comparison is printed as Markdown. -output writes it to files: .md and .png (the curves). Runs on different data are compared by
+top-1 on the validation images that all of them scored, and refused if there are none; -any_data compares their own figures, under
+a warning. -json prints the verdict on the second against the first for a script; the exit code is then 0 for better, 4 for
+worse, 5 where they cannot be told apart.
 """
 
+import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
 from engine.evaluation.scores import TITLES
 from scripts.command_line import Parser, check_writable
 from scripts.comparing.groups import Group, group_runs
-from scripts.comparing.runs import find_runs, refuse_other_data
+from scripts.comparing.runs import check_data, differing, find_runs, image_test
+from scripts.comparing.statistics import BETTER, EQUAL, WORSE, difference, verdict
 from scripts.comparing.tables import to_markdown
 from utils.errors import ConfigError, cause_of
 from utils.files import replacing, write_text
 from utils.program import exit_code
+from utils.text import first_of
 
 ENDINGS = (".md", ".png")
 STYLES = ("-", "--", ":", "-.")  # each for matplotlib's ten colours
@@ -34,6 +42,7 @@ FEWEST_EPOCHS = (
     8  # of curves that are shown from their first quarter on, where a rise from nothing hides how the ends differ
 )
 LONGEST_NAME = 44
+EXIT_CODES = {BETTER: 0, WORSE: 4, EQUAL: 5}  # with -json
 
 
 def main(argv: list[str]) -> int:
@@ -45,14 +54,18 @@ def main(argv: list[str]) -> int:
     metric_help = f"compare by {', '.join(TITLES)} [as the runs did]"
     parser.add_argument("-metric", choices=TITLES, metavar="NAME", help=metric_help)
     parser.add_argument("-any_data", action="store_true", help="compare runs on different data, under a warning")
+    json_help = "print what the second run (or pattern) is against the first as JSON, and end with its exit code"
+    parser.add_argument("-json", action="store_true", help=json_help)
     arguments = parser.parse_args(argv)
     for path in arguments.output:
         if path.suffix.lower() not in ENDINGS:
             raise ConfigError(f"-output: {path} must end in {', '.join(ENDINGS)}, the formats that are written")
         check_writable("-output", path)
+    if arguments.json:
+        return print_verdict(arguments)
     runs, left_out = find_runs(arguments.runs)
-    warning = refuse_other_data(runs, arguments.any_data)
-    groups = group_runs(runs, arguments.metric)
+    warning, common = check_data(runs, arguments.any_data)
+    groups = group_runs(runs, arguments.metric, common)
     print(to_markdown(groups, warning, left_out), end="")
     pictures = [path for path in arguments.output if path.suffix.lower() == ".png"]
     for path in arguments.output:
@@ -66,6 +79,43 @@ def main(argv: list[str]) -> int:
             raise ConfigError(f"-output: {path} cannot be written ({cause_of(error)}); choose another place") from None
         print(f"written: {path}", file=sys.stderr)
     return 0
+
+
+def print_verdict(arguments: argparse.Namespace) -> int:
+    """Print how the second of two runs, or groups over seeds, compares with the first. Returns the exit code."""
+    if len(arguments.runs) != 2 or arguments.output:
+        raise ConfigError("-json: give two runs, or for several seeds of each two patterns in quotes, and no -output")
+    sides = [find_runs([each], fewest=1)[0] for each in arguments.runs]
+    warning, common = check_data([*sides[0], *sides[1]], arguments.any_data)
+    for runs, source in zip(sides, arguments.runs, strict=True):
+        if len(group_runs(runs, arguments.metric, common)) > 1:
+            raise ConfigError(
+                f"-json: the runs of {source} differ in {first_of(differing(runs))}; give repetitions of one"
+            )
+    metric = group_runs([*sides[0], *sides[1]], arguments.metric, common)[0].metric
+    one, two = (Group(number, {}, runs, metric, common) for number, runs in enumerate(sides, start=1))
+    if not (one.best and two.best):
+        raise ConfigError(f"-json: {arguments.runs[not one.best]} was never evaluated")
+    found, is_loss = difference(two.best, one.best), metric == "loss"
+    test = image_test(one.runs[0], two.runs[0]) if metric == "top1" else None
+    word, facts = verdict(found.value, found.is_noise, is_loss), {"difference": found.value, "interval": None}
+    if found.half_width is not None:
+        facts["interval"] = [found.value - found.half_width, found.value + found.half_width]
+        facts["test"] = "paired t, over seeds" if found.is_paired else "Welch's t, over seeds"
+    elif test:
+        word = verdict(test.value, test.p >= 0.05, is_loss)
+        facts = {
+            "difference": test.value,
+            "interval": test.interval,
+            "test": "McNemar's, exact, over images",
+            "p": test.p,
+        }
+    if test:
+        facts |= {"images": test.num_images, "first_alone": test.only_first, "second_alone": test.only_second}
+    deviations = [float(np.std([*each.best.values()], ddof=1)) if len(each.best) > 1 else None for each in (one, two)]
+    facts |= {"seeds": [len(one.best), len(two.best)], "deviation_of_seeds": deviations, "note": warning or None}
+    print(json.dumps({"verdict": word, "metric": metric} | facts, indent=1, ensure_ascii=False))
+    return EXIT_CODES[word]
 
 
 def write_curves(path: Path, groups: Sequence[Group]) -> None:

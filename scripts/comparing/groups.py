@@ -1,7 +1,7 @@
 """Runs that are repetitions of each other, as one group, and the figures of a group."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 from engine.evaluation.scores import TITLES, rank_of
 from engine.record.plot import Point, points_of
 from engine.record.saved_run import SavedRun
-from scripts.comparing.runs import differing, value_of
+from scripts.comparing.runs import differing, scored, value_of
 from utils.errors import ConfigError
 from utils.text import one_line
 
@@ -27,6 +27,7 @@ class Group:
     settings: dict[str, str]  # those in which groups differ, as written
     runs: list[SavedRun]
     metric: str
+    common: Set[tuple[str, str]] | None = None  # the images that are compared; None: all
 
     @cached_property
     def name(self) -> str:
@@ -52,6 +53,8 @@ class Group:
 
     def best_of(self, run: SavedRun) -> float | None:
         """The value of the metric in the run's best epoch; None if it was never measured."""
+        if self.common is not None:
+            return 100 * float(np.mean([scored(run.folder)[image] for image in self.common]))
         if run.metric == self.metric:
             return run.best.value if run.best.epoch else None
         names = [f"eval_{self.metric}{suffix}" for suffix in run.suffixes]
@@ -88,10 +91,15 @@ def memory(run: SavedRun) -> float | None:
     return max((row["memory_mb"] for row in run.epochs if row.get("memory_mb")), default=None)
 
 
-def group_runs(runs: Sequence[SavedRun], metric: str | None) -> list[Group]:
-    """The groups in the order of their first runs. `metric`: if none, that of all runs, else top-1."""
-    chosen = {run.metric for run in runs}
+def group_runs(runs: Sequence[SavedRun], metric: str | None, common: Set[tuple[str, str]] | None = None) -> list[Group]:
+    """The groups in the order of their first runs. `metric`: if none, that of all runs, else top-1; of some `common` images
+    only top-1 is known."""
+    chosen = {run.metric for run in runs} if common is None else {"top1"}
     compared = metric or (chosen.pop() if len(chosen) == 1 else "top1")
+    if common is not None and compared != "top1":
+        raise ConfigError(
+            f"-metric {metric}: on the images that runs on different data have in common only top1 is known"
+        )
     without = [run for run in runs if not any(f"eval_{compared}" in row for row in run.epochs)]
     if without and metric:
         name = f"{without[0].folder} has no {TITLES.get(metric, metric)}"
@@ -101,6 +109,6 @@ def group_runs(runs: Sequence[SavedRun], metric: str | None) -> list[Group]:
     for run in runs:
         members.setdefault(tuple(value_of(run, key) for key in keys), []).append(run)
     return [
-        Group(number, dict(zip(keys, values, strict=True)), each, compared)
+        Group(number, dict(zip(keys, values, strict=True)), each, compared, common)
         for number, (values, each) in enumerate(members.items(), start=1)
     ]

@@ -1,5 +1,6 @@
 """Finds the runs to compare, and what of their data and settings differs."""
 
+import functools
 import glob
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any
 from configs.arguments import argument_to_text
 from configs.schema import DATA, MACHINE, RECORD
 from configs.values import SETTINGS, of_role, to_text
-from engine.record.saved_run import SavedRun
+from engine.record.saved_run import SavedRun, read_table
+from scripts.comparing.statistics import ImageTest
 from utils.errors import ConfigError
 from utils.text import first_of, redacted
 
@@ -25,7 +27,7 @@ NOTED = {
 DATA_SETTINGS = [key for key in of_role(DATA) if key not in (*WITHOUT_EFFECT, "DATA.FOLD")]
 
 
-def find_runs(sources: Sequence[str]) -> tuple[list[SavedRun], list[str]]:
+def find_runs(sources: Sequence[str], fewest: int = 2) -> tuple[list[SavedRun], list[str]]:
     """The runs in these folders, folders of runs and patterns, and why others in them are left out.
 
     What is named itself has to be a run; in a folder of runs, those without a finished epoch and evaluations are left out.
@@ -39,7 +41,7 @@ def find_runs(sources: Sequence[str]) -> tuple[list[SavedRun], list[str]]:
                 if is_named:
                     raise
                 left_out.append(f"left out: {error}")
-    if len(runs) < 2:
+    if len(runs) < fewest:
         what = "; ".join(["only one run" if runs else "no run with a finished epoch", *left_out])
         raise ConfigError(f"{' '.join(sources)}: {what}; give two or more, or a folder that has them")
     return list(runs.values()), left_out
@@ -88,26 +90,57 @@ def _data_of(run: SavedRun) -> Iterator[tuple[str, Any]]:
         yield "the name of DATA.DATA_PATH", Path(str(settings["DATA.DATA_PATH"])).name
 
 
-def refuse_other_data(runs: Sequence[SavedRun], is_allowed: bool) -> str:
-    """'' or, if it is allowed, a warning."""
+@functools.cache
+def scored(folder: Path) -> dict[tuple[str, str], bool]:
+    """{image and its label: whether the best weights are right}; {} without a whole table of images of one label each."""
+    rows = read_table(folder / "predictions.csv") if (folder / "results.json").exists() else []
+    if any("|" in row["probability"] or not row["probability"] for row in rows):
+        return {}
+    return {(row["image"], row["label"]): row["label"] == row["prediction"] for row in rows}
+
+
+def common_images(runs: Sequence[SavedRun]) -> set[tuple[str, str]]:
+    """The images that all runs have scored, with the same label in all."""
+    return set.intersection(*(set(scored(run.folder)) for run in runs))
+
+
+def image_test(run: SavedRun, other: SavedRun) -> ImageTest | None:
+    """How the second run differs from the first on the images that both have scored; None if there are none."""
+    common, one, two = common_images([run, other]), scored(run.folder), scored(other.folder)
+    only_first, only_second = (
+        sum(mine[each] > theirs[each] for each in common) for mine, theirs in ((one, two), (two, one))
+    )
+    return ImageTest(len(common), only_first, only_second) if common else None
+
+
+def check_data(runs: Sequence[SavedRun], is_allowed: bool) -> tuple[str, set[tuple[str, str]] | None]:
+    """What to say of different data, and the images on which to compare, where all of them have some in common; None: on all."""
     found = first_of(other_data(runs), "; ", limit=4)
-    if found and not is_allowed:
+    if not found or is_allowed:
+        return found and f"different data, so the figures do not compare as such: {found}", None
+    common = common_images(runs) if len({run.settings["DATA.DATASET"] for run in runs}) == 1 else None
+    if not common:
         raise ConfigError(
-            f"these runs have different data, so that their figures do not compare; they differ in {found}. Give runs on the "
-            "same data, or compare all the same with -any_data"
+            f"these runs have different data and no validation images in common, so that their figures do not compare; they "
+            f"differ in {found}. Give runs on the same data, or compare all the same with -any_data"
         )
-    return found and f"different data, so the figures do not compare as such: {found}"
+    most = max(len(scored(run.folder)) for run in runs)
+    return (
+        f"different data, so compared on the {len(common):,} of {most:,} images that all have scored: {found}",
+        common,
+    )
 
 
 def differing(runs: Sequence[SavedRun]) -> list[str]:
-    """The settings with influence on the result whose values differ."""
+    """The settings with influence on the result, and the facts of the data, whose values differ."""
     keys = dict.fromkeys(key for run in runs for key in run.settings if key not in WITHOUT_EFFECT and key != "SEED")
+    keys |= {} if any(run.settings["DATA.FOLD"] for run in runs) else dict.fromkeys(NOTED)
     return [key for key in keys if len({value_of(run, key) for run in runs}) > 1]
 
 
 def value_of(run: SavedRun, key: str) -> str:
     """The value as in config.yaml, of DATA.FOLD the number of folds; '-' for a setting of another version. Without credentials."""
-    value = run.settings.get(key, "-")
+    value = run.settings.get(key, run.about.get(key, "-"))
     if key == "DATA.FOLD" and value:
         value = value.rpartition("/")[2]
     if isinstance(value, dict):

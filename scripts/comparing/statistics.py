@@ -1,4 +1,4 @@
-"""Mean, deviation, and whether two groups differ by more than their noise."""
+"""Mean, deviation, and whether two groups differ by more than their noise, of seeds or of images."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -59,3 +59,41 @@ def difference(values: Mapping, others: Mapping) -> Difference:
     below = sum(part**2 / (len(each) - 1) for part, each in zip(parts, (one, other), strict=True))
     degrees = error**4 / below if below else len(one) + len(other) - 2
     return Difference(gap, error, student(degrees) * error, is_paired=False)
+
+
+@dataclass(frozen=True)
+class ImageTest:
+    """McNemar's exact test of two runs on the images that both have scored: only those of which one alone is right count."""
+
+    num_images: int
+    only_first: int  # right in the first run alone
+    only_second: int
+
+    @property
+    def value(self) -> float:
+        """The second run's accuracy less the first's, in percent."""
+        return 100 * (self.only_second - self.only_first) / self.num_images
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95% interval of it, by Wald with half an image added to each of the four counts (Agresti and Min)."""
+        gap, total = self.only_second - self.only_first, self.num_images + 2
+        half = 1.96 * math.sqrt(self.only_first + self.only_second + 1 - gap**2 / total)
+        return 100 * (gap - half) / total, 100 * (gap + half) / total
+
+    @property
+    def p(self) -> float:
+        """The probability of counts as unequal as these or more, if both runs were equally good."""
+        number, ways, total = self.only_first + self.only_second, 1, 0
+        for count in range(min(self.only_first, self.only_second) + 1):
+            total += ways
+            ways = ways * (number - count) // (count + 1)
+        return min(1.0, 2 * total / 2**number)
+
+
+EQUAL, BETTER, WORSE = "not to be told apart", "better", "worse"
+
+
+def verdict(value: float, is_noise: bool | None, is_loss: bool) -> str:
+    """What a difference means for the second of two groups. `is_noise`: None if that is not known."""
+    return EQUAL if is_noise in (True, None) else BETTER if (value < 0) == is_loss else WORSE

@@ -8,7 +8,8 @@ import numpy as np
 from engine.evaluation.scores import TITLES
 from engine.record.saved_run import SavedRun
 from scripts.comparing.groups import Group, memory, num_epochs, speed
-from scripts.comparing.statistics import Difference, difference, spread
+from scripts.comparing.runs import image_test
+from scripts.comparing.statistics import Difference, difference, spread, verdict
 from utils.text import counted, first_of, format_bytes, format_duration, markdown_table, one_line, printable
 
 ENDS = {"killed": "was killed", "running": "is still going", "stopped": "was stopped", "failed": "ended with an error"}
@@ -67,13 +68,16 @@ def _answer(groups: Sequence[Group]) -> str:
 def _results(groups: Sequence[Group]) -> str:
     is_loss = groups[0].metric == "loss"
     digits, best, differences = 4 if is_loss else 2, _best_row(groups), _against_first(groups)
-    title = f"best {TITLES[groups[0].metric]}{'' if is_loss else ', %'}"
+    shared = "" if groups[0].common is None else " of common images"
+    title = f"best {TITLES[groups[0].metric]}{shared}{'' if is_loss else ', %'}"
     header = ["group", "runs", title, "against group 1", "epochs", "images/s", "time", "memory"]
     rows = []
     for row, group in enumerate(groups):
         epochs = sorted({num_epochs(run) for run in group.runs})
         cells = [group.name, str(len(group.runs)), spread(list(group.best.values()), digits)]
-        cells.append(_describe(differences.get(group.number), digits, is_loss) if row else "")
+        cells.append(
+            _describe(differences.get(group.number), digits, is_loss) + _of_images(groups, group) if row else ""
+        )
         cells.append(" to ".join(map(str, dict.fromkeys((epochs[0], epochs[-1])))))
         cells += [spread(group.values(speed), 0), _mean(group, lambda run: run.seconds, format_duration)]
         cells.append(_mean(group, memory, lambda megabytes: format_bytes(megabytes * 2**20)))
@@ -88,13 +92,21 @@ def _mean(group: Group, figure: Callable[[SavedRun], float | None], to_text: Cal
     return to_text(float(np.mean(values))) if values else "-"
 
 
+def _of_images(groups: Sequence[Group], group: Group) -> str:
+    """What the images say where single runs say nothing of the noise of seeds."""
+    if groups[0].metric != "top1" or min(len(groups[0].best), len(group.best)) > 1:
+        return ""
+    test = image_test(groups[0].runs[0], group.runs[0])
+    return f"; {test.only_second} : {test.only_first} images, p {test.p:.2g}" if test else ""
+
+
 def _describe(found: Difference | None, digits: int, is_loss: bool) -> str:
     if found is None:
         return "-"
     if found.error is None:
         return f"{found.value:+.{digits}f} (noise unknown)"
-    verdict = "within noise" if found.is_noise else "better" if (found.value < 0) == is_loss else "worse"
-    return f"{found.value:+.{digits}f} ± {found.error:.{digits}f} ({verdict}{', paired' if found.is_paired else ''})"
+    word = "within noise" if found.is_noise else verdict(found.value, False, is_loss)
+    return f"{found.value:+.{digits}f} ± {found.error:.{digits}f} ({word}{', paired' if found.is_paired else ''})"
 
 
 def _runs(groups: Sequence[Group]) -> str:
@@ -142,6 +154,11 @@ def _how_to_read(groups: Sequence[Group]) -> list[str]:
         notes.append(
             "against group 1: the difference of the means ± its standard error; within noise: 0 lies in its 95% interval (Student's "
             "t; paired by seed where the seeds are the same, else Welch's)"
+        )
+    if any(_of_images(groups, group) for group in groups[1:]):
+        notes.append(
+            "images, p: how many the first run of the group alone has right, and how many that of group 1, of those that both scored; "
+            "McNemar's exact test. A small p says that these two runs differ on images like these; that of other seeds is not known"
         )
     return notes
 

@@ -181,6 +181,60 @@ def test_runs_on_different_data_are_refused_and_compared_only_if_asked(tmp_path,
     assert code == 0 and out.index("Warning") < out.index("## Results")
 
 
+def write_predictions(run: SavedRun, right: dict[str, bool]) -> SavedRun:
+    """`right`: by the names of the images, all of one label."""
+    rows = "".join(f"{name},cat,{'cat' if is_right else 'dog'},0.9,0.1\n" for name, is_right in right.items())
+    (run.folder / "predictions.csv").write_text(f"image,label,prediction,probability,label_probability\n{rows}")
+    (run.folder / "results.json").write_text("{}")
+    return run
+
+
+def test_runs_of_two_weeks_are_compared_on_the_images_that_both_scored(tmp_path, typed):
+    both = {f"{number}.jpg": number >= 12 for number in range(40)}
+    write_predictions(make_run(tmp_path / "a", [70.0]), both | {f"old {number}": True for number in range(90)})
+    better = {name: is_right or int(name[:-4]) > 1 for name, is_right in both.items()} | {"12.jpg": False}
+    about = {"classes": 11, "training_images": 99, "validation_images": 41, "validation_digest": "bb"}
+    write_predictions(make_run(tmp_path / "b", [60.0], "", {"about": about}), better | {"new": False})
+    code, out, _ = typed(tmp_path / "a", tmp_path / "b")
+    one, two = table(out, "Results")
+    assert code == 0 and out.index("40 of 130 images") < out.index("## Results")
+    assert [one["best top-1 of common images, %"], two["best top-1 of common images, %"]] == ["70.00", "92.50"]
+    assert "noise unknown" in two["against group 1"] and "10 : 1 images, p 0.012" in two["against group 1"]
+    code, out, _ = typed(tmp_path / "a", tmp_path / "b", "-json")
+    found = json.loads(out)
+    # scipy.stats.binomtest(1, 11).pvalue
+    assert (code, found["verdict"], found["seeds"], found["images"]) == (0, "better", [1, 1], 40)
+    assert found["p"] == pytest.approx(0.01171875) and found["difference"] == pytest.approx(22.5)
+    assert found["interval"][0] > 0 and found["deviation_of_seeds"] == [None, None]
+    assert typed(tmp_path / "b", tmp_path / "a", "-json")[0] == 4, "worse"
+    assert typed(tmp_path / "a", tmp_path / "a", "-json")[0] == 5, "not to be told apart"
+    shutil.copytree(tmp_path / "b", tmp_path / "c", ignore=shutil.ignore_patterns("results.json"))
+    code, _, err = typed(tmp_path / "a", tmp_path / "c")
+    assert code == 2 and "-any_data" in err, "its table may be of another epoch"
+
+
+def test_the_verdict_on_several_seeds_is_by_their_spread(folder, typed, tmp_path):
+    code, out, _ = typed(folder / "1e-3-*", folder / "3e-3-*", "-json")
+    found, gap = json.loads(out), statistics.difference(*(dict(enumerate(OF_RATE[rate])) for rate in ("3e-3", "1e-3")))
+    assert (code, found["verdict"], found["seeds"], "images" in found) == (4, "worse", [3, 3], False)
+    assert found["interval"] == pytest.approx([gap.value - gap.half_width, gap.value + gap.half_width])
+    assert found["deviation_of_seeds"] == pytest.approx([numpy.std(OF_RATE[rate], ddof=1) for rate in OF_RATE])
+    for words in ([folder, "-json"], [folder, folder / "1e-3-0", "-json"], [*folder.glob("1e-3-*"), "-json"]):
+        code, out, err = typed(*words)
+        assert code == 2 and not out and "-json" in err
+
+
+def test_mcnemars_probability_is_that_of_the_binomial_distribution():
+    for counts, p in {
+        (0, 0): 1,
+        (3, 3): 1,
+        (0, 6): 0.03125,
+        (5, 15): 0.04138946533203125,
+        (2500, 2600): 0.1656,
+    }.items():
+        assert statistics.ImageTest(10_000, *counts).p == pytest.approx(p, rel=2e-3)
+
+
 def test_runs_of_earlier_versions_are_told_apart_by_their_settings(tmp_path, typed):
     for kind in ("single", "mixed"):
         shutil.copytree(ROOT / "tests/data/saved_runs" / kind, tmp_path / kind)

@@ -17,6 +17,8 @@ from utils.distributed import Process
 from utils.errors import ConfigError, DataError
 from utils.text import counted
 
+NUM_SMALLEST = 3  # classes that are named
+
 
 def load_image_sets(
     config: Config, say: Callable[[str], None] = print, saved: SavedData | None = None
@@ -59,8 +61,18 @@ def load_image_sets(
     _refuse_one_class(config, train, val)
     for image_set in parts.values():
         _check_num_classes(config, image_set)
-    val.notes = (describe_split(config, val), *notes, *val.notes)
+    val.notes = (describe_split(config, val), *_describe_smallest(train, val), *notes, *val.notes)
     return train, val
+
+
+def _describe_smallest(train: ImageSet | None, val: ImageSet) -> list[str]:
+    """A line on the classes with the fewest images, of which least is learned and measured."""
+    if train is None or val.makes_batches:
+        return []
+    counts = train.count_classes(), val.count_classes()
+    smallest = sorted(np.flatnonzero(total := sum(counts)).tolist(), key=lambda number: total[number])[:NUM_SMALLEST]
+    found = (f"{val.classes[each]} {counts[0][each]:,} and {counts[1][each]:,}" for each in smallest)
+    return [f"training and validation images of the smallest classes: {', '.join(found)}"]
 
 
 def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> None:

@@ -1,13 +1,12 @@
 """The images of a set without a validation part that are held out, and the record of it that a checkpoint keeps."""
 
 import csv
-import functools
 import hashlib
 import io
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,27 +21,34 @@ from utils.text import counted, first_of
 
 SEED = 0  # that decides which images are held out; runs of earlier versions could have another
 DRAWN = ("hash", "position")  # rules of a split that is drawn here; "folders" and "none" are the data's own
+EACH_CLASS = "each_class"  # of a record by hash: each class has validation images; runs of before go on without
 HASH_BYTES = 8
 PARTS, COLUMNS = ("train", "val"), {"row": "<u4", "target": "<i4"}  # of the index in which a split is stored
 
 
-def hold_out(
-    image_set: ImageSet, fraction: float, title: str, fold: Fold | None = None, rule: str = "position", seed: int = SEED
-) -> tuple[ImageSet, ImageSet]:
-    """Training and validation images by a rule of DRAWN, both in the order of the set. A `fold` overrides `fraction`."""
-    record = {"rule": rule, "training": title, "validation": title, "fraction": fraction, "seed": seed}
+def hold_out(image_set: ImageSet, fraction: float, title: str, fold: Fold | None = None) -> tuple[ImageSet, ImageSet]:
+    """Training and validation images by position, for a set to which nothing is ever added."""
+    return divide(image_set, new_record("position", title, fraction, fold))
+
+
+def new_record(rule: str, title: str, fraction: float, fold: Fold | None) -> dict:
+    """The record of a split by a rule of DRAWN. A `fold` overrides `fraction`."""
+    record = {"rule": rule, "training": title, "validation": title, "fraction": fraction, "seed": SEED}
     if fold:
-        record |= {"fraction": 1 / fold.total, "folds": fold.total, "fold": fold.number}
-        return _parts(image_set, record, lambda: _by_fold(image_set, rule, seed, fold))
-    if rule == "hash":
-        return _parts(image_set, record, lambda: _by_hash(image_set, fraction, seed))
-    return _parts(image_set, record, lambda: (_by_position(image_set, seed, functools.partial(_share, fraction)), []))
+        return record | {"fraction": 1 / fold.total, "folds": fold.total, "fold": fold.number}
+    return record | ({EACH_CLASS: True} if rule == "hash" else {})
+
+
+def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
+    """Training and validation images by a record, both in the order of the set."""
+    choose = _by_fold if "folds" in record else _by_hash if record["rule"] == "hash" else _by_fraction
+    return _parts(image_set, record, lambda: choose(image_set, record))
 
 
 def _by_position(image_set: ImageSet, seed: int, part: Callable[[int], tuple[int, int]]) -> np.ndarray:
     """bool [N]: the images that are held out, which depend on the positions of each class and a seed.
 
-    For sets to which nothing is ever added. `part`: the first and the last of so many images, in random order.
+    `part`: the first and the last of so many images, in random order.
     """
     held_out, start = np.zeros(len(image_set), dtype=bool), 0
     by_class = np.argsort(image_set.targets, kind="stable")
@@ -53,54 +59,67 @@ def _by_position(image_set: ImageSet, seed: int, part: Callable[[int], tuple[int
     return held_out
 
 
-def _share(fraction: float, count: int) -> tuple[int, int]:
-    """Every class keeps an image for training, and gives one to validation if it has two and `fraction` is not 0."""
-    return 0, max(min(max(round(count * fraction), 1), count - 1), 0) if fraction else 0
+def _by_fraction(image_set: ImageSet, record: dict) -> tuple[np.ndarray, list[str]]:
+    """bool [N]: of each class the fraction by position; no lines for the log.
 
-
-def _by_hash(image_set: ImageSet, fraction: float, seed: int) -> tuple[np.ndarray, list[str]]:
-    """bool [N]: the images that are held out, by a hash of each name, so that more images or classes never move one.
-
-    Only where that would leave a class nothing to train on, or no image at all to validate on, is it overruled. Images
-    with the same key, such as those of one group of DATA.GROUP_BY, are always in the same part. Also lines for the log.
+    Every class keeps an image for training, and gives one to validation if it has two and the fraction is not 0.
     """
-    notes = []
-    hashes = _hashes(image_set.split_keys(), seed)
+
+    def share(count: int) -> tuple[int, int]:
+        return 0, max(min(max(round(count * record["fraction"]), 1), count - 1), 0) if record["fraction"] else 0
+
+    return _by_position(image_set, record["seed"], share), []
+
+
+def _by_hash(image_set: ImageSet, record: dict) -> tuple[np.ndarray, list[str]]:
+    """bool [N]: the images whose name has a hash below the fraction, and the one with the lowest hash of each class.
+
+    So an image that was trained on stays in training, whatever is added: one with a lower hash only sends the former
+    lowest back there. Where all images of a class would be held out, the one with the highest hash stays in training.
+    Images with the same key, such as those of one group of DATA.GROUP_BY, are always in the same part. Also lines for
+    the log.
+    """
+    notes, fraction = [], record["fraction"]
+    hashes = _hashes(image_set.split_keys(), record["seed"])
     held_out = hashes < int(fraction * 2 ** (8 * HASH_BYTES))
     counts = image_set.count_classes()
     kept_whole = np.flatnonzero((counts > 0) & (image_set.count_classes(held_out) == counts))
     if len(kept_whole):
         held_out &= ~np.isin(hashes, hashes[image_set.with_any(kept_whole)])
         names = first_of([image_set.classes[number] for number in kept_whole])
-        notes.append(f"all images of these classes would be held out, so they stay in training: {names}")
-    if fraction and not held_out.any():
-        held_out = _lowest_of_each_class(image_set, hashes)
-        notes.append("the hash holds out no image, so those with the lowest hash of each class are held out")
+        notes.append(f"all images of these classes would be held out, so some stay in training: {names}")
+    if record.get(EACH_CLASS):
+        held_out |= fraction > 0 and _lowest_of_each_class(image_set, hashes, held_out, kept_whole)
+    elif fraction and not held_out.any():  # as before there was the key in a record
+        held_out = _lowest_of_each_class(image_set, hashes, held_out)
     without = np.flatnonzero((counts > 0) & (image_set.count_classes(held_out) == 0))
     if len(without):
         names = first_of([image_set.classes[number] for number in without])
-        notes.append(f"classes without validation images: {names}; raise DATA.VAL_FRACTION ({fraction:g}) for some")
+        notes.append(f"warning: classes without validation images, so that nothing is measured of them: {names}")
     return held_out, notes
 
 
-def _by_fold(image_set: ImageSet, rule: str, seed: int, fold: Fold) -> tuple[np.ndarray, list[str]]:
+def _by_fold(image_set: ImageSet, record: dict) -> tuple[np.ndarray, list[str]]:
     """bool [N]: the images of this fold; and lines for the log. Each image is in one fold, whatever a class lacks then.
 
     Fold 0 holds out what a fraction of 1 / folds does, but for classes of a few images.
     """
-    shares = [number / fold.total for number in range(fold.total + 1)]
-    if rule == "hash":
+    number, total = record["fold"], record["folds"]
+    shares = [each / total for each in range(total + 1)]
+    if record["rule"] == "hash":
         bounds = np.array([int(share * 2 ** (8 * HASH_BYTES)) for share in shares[1:-1]], np.uint64)
-        held_out = np.searchsorted(bounds, _hashes(image_set.split_keys(), seed), side="right") == fold.number
+        held_out = np.searchsorted(bounds, _hashes(image_set.split_keys(), record["seed"]), side="right") == number
     else:
-        bounds = shares[fold.number : fold.number + 2]
-        held_out = _by_position(image_set, seed, lambda count: tuple(round(count * share) for share in bounds))
+        bounds = shares[number : number + 2]
+        held_out = _by_position(
+            image_set, record["seed"], lambda count: tuple(round(count * share) for share in bounds)
+        )
     notes, counts = [], image_set.count_classes()
     for chosen, lack in ((held_out, "validation"), (~held_out, "training")):
         without = np.flatnonzero((counts > 0) & (image_set.count_classes(chosen) == 0))
         if len(without):
-            names = first_of([image_set.classes[number] for number in without])
-            notes.append(f"warning: classes without {lack} images in fold {fold.number} of {fold.total}: {names}")
+            names = first_of([image_set.classes[each] for each in without])
+            notes.append(f"warning: classes without {lack} images in fold {number} of {total}: {names}")
     return held_out, notes
 
 
@@ -110,8 +129,7 @@ def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple
     `saved`: what the checkpoint that is continued or evaluated says. Before its version had a record, images were
     drawn by position. Evaluation of a run on the data that it was trained on scores what that run held out.
     """
-    data, record = config.DATA, saved.split if saved else {}
-    title, drawn = image_set.split["training"], (data.VAL_FRACTION, SEED, data.fold)
+    record, title = saved.split if saved else {}, image_set.split["training"]
     if config.START.EVAL:
         if record.get("rule") in DRAWN and (parts := _held_out_then(config, image_set, saved)):
             return parts
@@ -124,30 +142,25 @@ def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple
                 "most of these images are training images",
             )
         return None, image_set
-    rule = "hash" if saved is None else record.get("rule", "position")
-    return _draw(config, image_set, "position" if rule == "position" else "hash", *drawn)
-
-
-def _draw(
-    config: Config, image_set: ImageSet, rule: str, fraction: float, seed: int, fold: Fold | None
-) -> tuple[ImageSet, ImageSet]:
-    train, val = hold_out(image_set, fraction, image_set.split["training"], fold, rule, seed)
+    rule = "position" if saved and record.get("rule", "position") == "position" else "hash"
+    drawn = new_record(rule, title, config.DATA.VAL_FRACTION, config.DATA.fold)
+    if saved and EACH_CLASS not in record:  # a run goes on with the images of its version
+        drawn.pop(EACH_CLASS, None)
     if rule == "hash" and config.DATA.GROUP_BY:
-        val.split["group_by"] = config.DATA.GROUP_BY  # the record is of both parts
-    return train, val
+        drawn["group_by"] = config.DATA.GROUP_BY
+    return divide(image_set, drawn)
 
 
 def _held_out_then(config: Config, image_set: ImageSet, saved: SavedData) -> tuple[ImageSet, ImageSet] | None:
     """Both parts as the run divided the data that it was trained on, also where that is a copy; None for other data."""
-    record, title = saved.split, image_set.split["training"]
-    fold = Fold(record["fold"], record["folds"]) if "folds" in record else None
-    parts = _draw(config, image_set, record["rule"], record["fraction"], record["seed"], fold)
+    record, title, group = saved.split, image_set.split["training"], config.DATA.GROUP_BY
+    here = {key: value for key, value in record.items() if key != "group_by"} | {"training": title, "validation": title}
+    parts = divide(image_set, here | ({"group_by": group} if group and record["rule"] == "hash" else {}))
     if os.path.realpath(record["training"]) != os.path.realpath(title):
         return parts if identity(parts[1]) == saved.validation else None
-    if record.get("group_by") != config.DATA.GROUP_BY:
+    if record.get("group_by") != group:
         raise ConfigError(
-            f"DATA.GROUP_BY is {config.DATA.GROUP_BY}, but the images of {title} were held out with "
-            f"{record.get('group_by')}; set it to that"
+            f"DATA.GROUP_BY is {group}, but the images of {title} were held out with {record.get('group_by')}; set it to that"
         )
     return parts
 
@@ -192,7 +205,7 @@ def describe_split(config: Config, val: ImageSet) -> str:
     rule, validation = record["rule"], record["validation"]
     if rule in DRAWN:
         how = f"a hash of each {record.get('group_by', 'name')}" if rule == "hash" else "position in each class"
-        share = f"DATA.VAL_FRACTION {record['fraction']:g}"
+        share = f"DATA.VAL_FRACTION {record['fraction']:g}" + ", and the lowest of each class" * (EACH_CLASS in record)
         if "folds" in record:
             share = f"DATA.FOLD {record['fold']}/{record['folds']}"
         validation = f"held out of {validation} by {how} ({share})"
@@ -241,7 +254,7 @@ def _parts(
         return writer.finish({"of": known_by, "notes": notes})
 
     index, whole = image_set.index, image_set.rows is None
-    known_by = [index.id if index else "", *(record[each] for each in ("rule", "fraction", "seed"))]
+    known_by = [index.id if index else "", *(record.get(each) for each in ("rule", "fraction", "seed", EACH_CLASS))]
     ending = "split"
     if "folds" in record:  # each fold has a file, since runs of several folds may go on at once
         known_by += [record["folds"], record["fold"]]
@@ -277,8 +290,15 @@ def _composed(name: bytes) -> bytes:
     return text.encode(errors="surrogateescape")
 
 
-def _lowest_of_each_class(image_set: ImageSet, hashes: np.ndarray) -> np.ndarray:
-    """bool [N]: the images with the lowest hash of each class, where no class loses all that it has to train on."""
+def _lowest_of_each_class(
+    image_set: ImageSet, hashes: np.ndarray, held_out: np.ndarray, kept_whole: Sequence[int] = ()
+) -> np.ndarray:
+    """bool [N]: for each class of which no image is held out the one with the lowest hash, where no class loses all that
+    it has to train on; of the classes `kept_whole` as many as that allows."""
+    counts, num_held_out = image_set.count_classes(), image_set.count_classes(held_out)
+    lacking = np.flatnonzero((counts > 1) & (num_held_out == 0))
+    if not len(lacking):
+        return np.zeros_like(held_out)
     labels, images = image_set.targets, np.arange(len(image_set))
     if sets := image_set.label_sets:
         images = np.repeat(images, np.diff(sets.starts)[labels])
@@ -287,15 +307,16 @@ def _lowest_of_each_class(image_set: ImageSet, hashes: np.ndarray) -> np.ndarray
     distinct, of_image = np.unique(hashes, return_inverse=True)
     groups = of_image[images]
     starts = [0, *np.cumsum(np.bincount(groups, minlength=len(distinct))).tolist()]
-    by_group = labels[np.argsort(groups, kind="stable")].tolist()
-    chosen, left = np.zeros(len(distinct), dtype=bool), image_set.count_classes().tolist()
-    seen, have_one = set(), set()
+    by_group = labels[np.argsort(groups, kind="stable")]
+    chosen, left = np.zeros(len(distinct), dtype=bool), (counts - num_held_out).tolist()
+    seen, have_one, take_more = set(), set(), {*map(int, kept_whole)}
     order = np.lexsort((groups, labels))
+    order = order[np.isin(labels[order], lacking)]
     for label, group in zip(labels[order].tolist(), groups[order].tolist(), strict=True):
-        if label in have_one or group in seen:
+        if group in seen or (label in have_one and label not in take_more):
             continue
         seen.add(group)
-        taken = Counter(by_group[starts[group] : starts[group + 1]])
+        taken = Counter(by_group[starts[group] : starts[group + 1]].tolist())
         if all(count < left[number] for number, count in taken.items()):
             chosen[group] = True
             have_one.update(taken)

@@ -21,7 +21,7 @@ from engine.evaluation.evaluate import Evaluation, evaluate
 from engine.evaluation.scores import Best, describe_scores
 from engine.evaluation.tally import ImageResults, LabelResults, are_finite
 from engine.plan import Plan, begin, make_plan
-from engine.plan_lines import describe_evaluation
+from engine.plan_lines import describe_evaluation, measured_classes
 from engine.precision.policy import set_matmul
 from engine.record.image_results import ResultFiles
 from engine.record.next_steps import after_evaluation
@@ -69,7 +69,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         found[name] = evaluate(model, data, normalize, precision, process, bad_images)
         if not math.isfinite(found[name].scores.loss):
             refuse_outputs(plan, model, transforms, data, normalize)
-        for line in describe_scores(found[name].scores, name, time.perf_counter() - start):
+        for line in describe_scores(found[name].scores, name, measured_classes(plan), time.perf_counter() - start):
             log.say(line)
         transforms.revert(model)  # the next weights may be loaded into it
     leave_results(session, plan, found)

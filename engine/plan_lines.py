@@ -79,6 +79,12 @@ def describe_evaluation(plan: Plan) -> list[str]:
     return [*lines, *compare_with_weights(plan), *(_warn_of_renamed_folders(plan) if plan.kept else [])]
 
 
+def measured_classes(plan: Plan) -> str:
+    """'5 classes', or '3 of 5 classes' where the validation images lack some, of which nothing is measured."""
+    number, total = np.count_nonzero(plan.eval_set.count_classes()), counted(len(plan.classes), "class")
+    return total if number == len(plan.classes) else f"{number} of {total}"
+
+
 def describe_batch_size(plan: Plan) -> str:
     how = plan.loaded.origins["DATA.BATCH_SIZE"].partition(": ")[2]
     return f"{counted(plan.config.DATA.BATCH_SIZE, 'image')}, {how}"

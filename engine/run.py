@@ -21,7 +21,7 @@ from engine.diagnose.explain import explain
 from engine.eval_run import evaluate_both, evaluate_saved, run_evaluation
 from engine.evaluation.scores import Best
 from engine.plan import Plan, begin, make_plan
-from engine.plan_lines import describe_other_validation, describe_training
+from engine.plan_lines import describe_other_validation, describe_training, measured_classes
 from engine.record.image_results import BestResults
 from engine.record.next_steps import after_failure, after_training
 from engine.record.report import write_at_end
@@ -288,7 +288,8 @@ def end(training: Training, state: str, what: str, code: int, **facts) -> tuple[
     lasted = f"{seconds:.1f} s" if seconds < 60 else format_time(seconds)
     files = {"weights": "last.pth", "curves": "loss.png", "logs": "log.txt"}
     things = ", ".join(name for name, file in files.items() if (folder / file).exists())
-    training.session.log.say(f"{what}; {saves.describe_best()}; {lasted}; {things}: {folder}")
+    best = f"{saves.describe_best()}{f', over {measured_classes(training.plan)}' * bool(training.trainer.best.epoch)}"
+    training.session.log.say(f"{what}; {best}; {lasted}; {things}: {folder}")
     return code, EARLY_STOP if facts.get("reason") == EARLY_STOP else "failed" if code == 3 else state
 
 

@@ -112,12 +112,12 @@ def confidence(top1: float, num_images: int) -> str:
     return f"95%: {low:.{digits}f} to {high:.{digits}f}%, {counted(num_images, 'image')}"
 
 
-def describe_scores(scores: Scores, name: str, seconds: float) -> list[str]:
-    """Lines about one evaluation of -eval. `name`: of the weights, before their figures."""
+def describe_scores(scores: Scores, name: str, classes: str, seconds: float) -> list[str]:
+    """Lines about one evaluation of -eval. `name`: of the weights, before their figures; `classes`: how many have images."""
     excluded = f"; {scores.num_excluded} unreadable ones left out" if scores.num_excluded else ""
     interval = confidence(scores.top1, scores.num_images)
     return [
         f"----- {scores.describe(f'{name}Validation')}, time: {seconds:.2f}",
         f"{name}top-1 {scores.top1:.3f}%{interval and f' ({interval})'}, top-5 {scores.top5:.3f}% of "
-        f"{counted(scores.num_images, 'image')}{excluded}; {scores.describe_more()}",
+        f"{counted(scores.num_images, 'image')} of {classes}{excluded}; {scores.describe_more()}",
     ]

@@ -6,7 +6,7 @@ import torch
 
 from datasets import SavedData, build_eval_data, build_train_data, identity, load_image_sets
 from datasets.sources.images import FileImages
-from datasets.split import hold_out
+from datasets.split import divide, new_record
 from datasets.transforms.decode import PixelRules
 from datasets.types import LabelSets
 from tests.support.configs import CPU, load_text, replaced, small_config
@@ -102,7 +102,7 @@ def test_no_split_takes_all_training_images_of_a_class():
     images = FileImages("/", [f"{number}.png" for number in range(300)], targets, list("abcd"), PixelRules(3))
     images.label_sets = LabelSets.of([[0], [0, 1], [1, 2], [], [1, 3]])
     for seed in range(20):
-        train, val = hold_out(images, 0.2, "here", rule="hash", seed=seed)
+        train, val = divide(images, new_record("hash", "here", 0.2, None) | {"seed": seed})
         assert train.count_classes().all() and val.count_classes()[:3].all()
         assert (train.count_classes() + val.count_classes()).tolist() == images.count_classes().tolist()
         assert len(train) + len(val) == 300 and len(val) > 30

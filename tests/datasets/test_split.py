@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 import main_single_gpu
-from datasets import SavedData, identity, load_image_sets
+from configs.schema import Fold
+from datasets import SavedData, holds_out_no_more, identity, load_image_sets
+from datasets.sources.images import FileImages
+from datasets.split import divide, new_record
+from datasets.transforms.decode import PixelRules
 from tests.support.configs import SMALL
 from tests.support.image_sets import draw, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.parquet_files import rows, write_parquet
@@ -18,6 +22,8 @@ from tests.support.runs import run_folder
 from utils.errors import ConfigError, DataError
 from utils.program import exit_code
 
+RULES = PixelRules(3)
+
 
 def parts_of(dataset: str, path, **options) -> dict[str, str]:
     """{name of an image: the part that it is in}"""
@@ -25,31 +31,32 @@ def parts_of(dataset: str, path, **options) -> dict[str, str]:
     return {each.key(index): part for part, each in zip("tv", (train, val), strict=True) for index in range(len(each))}
 
 
-def folds_of(path, total: int = 4) -> dict[str, int]:
-    """{name of an image: the fold that holds it out}"""
-    held_out = {}
-    for fold in range(total):
-        held_out |= {
-            key: fold for key, part in parts_of("imagefolder", path, FOLD=f"{fold}/{total}").items() if part == "v"
-        }
-    return held_out
-
-
-def test_however_a_folder_grows_no_image_moves_between_training_and_validation_or_to_another_fold(tmp_path):
-    random = np.random.default_rng(0)
-    make_folders(tmp_path, {"bee": 20, "dog": 20, "fox": 20})
-    before, folds = parts_of("imagefolder", tmp_path, VAL_FRACTION=0.2), folds_of(tmp_path)
-    for addition in range(10):
-        name = random.choice(["ant", "bee", "cat", "dog", "fox", "gnu"]) if addition else "ant"
-        for number in range(random.integers(12, 25)):
-            draw(tmp_path / name / f"{random.integers(10**6)}-{number}.png")
-        after = parts_of("imagefolder", tmp_path, VAL_FRACTION=0.2)
-        assert len(after) > len(before) and all(after[name] == part for name, part in before.items())
-        before = after
-    assert 0.1 < list(before.values()).count("v") / len(before) < 0.3
-    assert folds.items() <= folds_of(tmp_path).items()
-    more = parts_of("imagefolder", tmp_path, VAL_FRACTION=0.4)
-    assert {name for name, part in before.items() if part == "v"} < {name for name, part in more.items() if part == "v"}
+def test_however_a_folder_grows_every_class_is_measured_and_no_image_moves_from_training_to_validation():
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        limit, classes = random.integers(3, 31, 6), ["ant", "bee", "cat", "dog", "fox", "gnu"]
+        names = [f"{name}/{number}.png" for name, most in zip(classes, limit, strict=True) for number in range(most)]
+        first = [name for name in names if int(name[4:-4]) < 3]
+        later = [name for name in random.permutation(names).tolist() if name not in first]
+        before, folds = {}, {}
+        for size in range(0, len(later) + 1, 7):
+            images = FileImages(
+                "/", names := first + later[:size], [classes.index(n[:3]) for n in names], classes, RULES
+            )
+            after = {}
+            for fraction in (0.4, 0.1):  # a larger one holds out all that a smaller one does
+                train, val = divide(images, new_record("hash", "here", fraction, None))
+                wider, after = after, {key: part for part, each in (("t", train), ("v", val)) for key in keys(each)}
+                assert train.count_classes().all() and val.count_classes().all()
+            assert len(after) == len(names) and all(wider[key] == "v" for key, part in after.items() if part == "v")
+            assert not [key for key, part in before.items() if (part, after[key]) == ("t", "v")]
+            held_out = {
+                key: number
+                for number in range(4)
+                for key in keys(divide(images, new_record("hash", "here", 0.1, Fold(number, 4)))[1])
+            }
+            assert folds.items() <= held_out.items()
+            before, folds = after, held_out
 
 
 def test_a_name_is_in_the_same_part_as_folder_csv_file_and_shard_however_its_umlauts_are_written(tmp_path):
@@ -70,14 +77,25 @@ def test_a_name_is_in_the_same_part_as_folder_csv_file_and_shard_however_its_uml
     assert {unicodedata.normalize("NFC", name): part for name, part in decomposed.items()} == wanted
 
 
-def test_few_images_are_still_split_and_what_the_hash_could_not_do_is_said(tmp_path):
-    make_folders(tmp_path, {"ant": 2, "bee": 2, "cat": 1})
-    train, val = load("imagefolder", tmp_path, VAL_FRACTION=1e-6)
-    assert np.bincount(val.targets).tolist() == [1, 1] and np.bincount(train.targets).tolist() == [1, 1, 1]
-    assert any("lowest hash" in note for note in val.notes)
-    assert [note for note in val.notes if "cat" in note and "DATA.VAL_FRACTION" in note]
-    train, val = load("imagefolder", tmp_path, VAL_FRACTION=0.9)
-    assert set(train.targets.tolist()) == {0, 1, 2} and "cat" in "".join(val.notes[1:])
+def test_a_class_without_validation_images_is_named_and_the_start_shows_the_smallest(tmp_path):
+    make_folders(tmp_path, {"ant": 2, "bee": 2, "cat": 1, "dog": 9})
+    for fraction in (1e-6, 0.9):
+        train, val = load("imagefolder", tmp_path, VAL_FRACTION=fraction)
+        assert train.count_classes()[:3].tolist() == [1, 1, 1] and train.count_classes()[3]
+        assert val.count_classes()[:3].tolist() == [1, 1, 0] and val.count_classes()[3]
+        assert [note for note in val.notes if note.startswith("warning") and note.endswith(": cat")]
+        assert any("cat 1 and 0, ant 1 and 1, bee 1 and 1" in note for note in val.notes)
+
+
+def test_a_run_of_a_version_that_left_classes_without_validation_images_keeps_its_split(tmp_path):
+    make_folders(tmp_path, {"ant": 24, "bee": 4, "cat": 2, "dog": 3})
+    then = {"rule": "hash", "training": str(tmp_path), "validation": str(tmp_path), "fraction": 0.1, "seed": 0}
+    for evaluate in (False, True):
+        kept = SavedData(["ant", "bee", "cat", "dog"], then)
+        _, val = load_image_sets(settings("imagefolder", tmp_path, evaluate=evaluate), saved=kept)
+        assert val.split == then and shades(val) == [0, 26, 28]
+    _, now = load("imagefolder", tmp_path)
+    assert now.count_classes().all() and not holds_out_no_more(now.split, then)
 
 
 def test_a_run_of_a_version_without_a_record_keeps_its_split_by_position(tmp_path):

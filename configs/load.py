@@ -31,6 +31,9 @@ from configs.values import (
 )
 from configs.yaml_files import Layer, find_settings_file, read_layers
 from utils.errors import ConfigError
+from utils.runs import LATEST, without_latest
+
+NAME_RUNS = ("MODEL.RESUME", "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL")  # settings whose value may be a run
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ def load(
                 notes.append(f"{layer.origin}: {key} is ignored: {IGNORED[key]}")
             elif key not in (*SECTIONS, OLD_SECTION) or not is_none(text):  # a section may be empty
                 raise ConfigError(f"{layer.origin}: {_why_no_setting(key, text)}")
+    values |= name_runs(values)
     _fit_channels(values)
     _fit_labels(values, origins)
     _settle_optimizer(values, origins)
@@ -103,6 +107,12 @@ def load(
         notes.insert(0, family.agree(values["MODEL.NAME"]))
     config = build(values)
     return LoadedConfig(config, origins, [*notes, *_without_effect(values, origins)], argv, weights=weights)
+
+
+def name_runs(values: dict[str, Any]) -> dict[str, str]:
+    """The folder of the newest run in SAVE where a setting is the word latest."""
+    save = values.get("SAVE", SETTINGS["SAVE"].default)
+    return {key: without_latest(values[key], save) for key in NAME_RUNS if values.get(key) == LATEST}
 
 
 def _files(cfg: str | None, needs_file: bool, beneath: Sequence[Layer], weights: Layer | None) -> list[Layer]:

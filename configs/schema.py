@@ -315,7 +315,7 @@ class Model:
     DROPPATH: Annotated[float, Bounds(0.0, 0.99), RECIPE] = 0.0
     """Drop path rate of the last block; it rises linearly from 0 at the first."""
     PRETRAINED: Annotated[str | None, RECIPE, MAY_CHANGE] = None
-    """Weights to start from: a file (.pth, .safetensors, .npz, .pdparams) or a timm model name to download."""
+    """Weights to start from: a file (.pth, .safetensors, .npz, .pdparams), a run (its folder, or latest), or a timm model name to download."""
     FREEZE: Annotated[tuple[str, ...], RECIPE] = ()
     """Patterns of parameters or modules that are not trained (blocks.0.*); a leading ! exempts; classifier: whatever it is called in this model."""
     KWARGS: Arguments = Arguments()
@@ -547,7 +547,7 @@ class Start:
     EVAL: bool = False
     """Evaluate only."""
     RESUME: Annotated[str | None, In("MODEL")] = None
-    """Checkpoint to resume from; auto: the newest valid one of run NAME, or of the newest run under SAVE."""
+    """Checkpoint or run (its folder, or latest, the newest) to resume; auto: the newest valid one of run NAME, or of the newest run under SAVE."""
     NAME: Annotated[str, FOLDER_NAME] = ""
     """Name of the run's folder in SAVE, without a date; it must be new, or with -resume auto that of the run to continue."""
     CHECK: bool = False

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.flags import parse
-from configs.load import LoadedConfig, load
+from configs.load import LoadedConfig, load, name_runs
 from configs.paddlevit.translation import RENAMED
 from configs.removed import REMOVED
 from configs.schema import MACHINE, VIT_FIELDS, Config
@@ -39,7 +39,8 @@ def load_settings(arguments: list[str]) -> LoadedConfig:
 def _given(layers: Sequence[Layer]) -> dict[str, Text]:
     """The texts of what files and flags set, by today's names."""
     last = {RENAMED.get(key, key): text for layer in layers for key, text in layer.texts.items()}
-    return {key: text for key, text in last.items() if not is_none(text)}
+    given = {key: text for key, text in last.items() if not is_none(text)}
+    return given | name_runs(given)
 
 
 def _is_on(given: dict[str, Text], key: str) -> bool:
@@ -54,7 +55,8 @@ def _checkpoint(given: dict[str, Text]) -> Path | None:
     from models.weights.torch_files import read_index
 
     where = (given.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME"))
-    return checkpoint_at(given["MODEL.RESUME"], *where, warn=lambda line: None, read=read_index)  # the run warns
+    is_evaluated = _is_on(given, "EVAL")
+    return checkpoint_at(given["MODEL.RESUME"], *where, is_evaluated, lambda line: None, read_index)  # the run warns
 
 
 def _weights(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:

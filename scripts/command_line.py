@@ -10,9 +10,8 @@ from utils.errors import ConfigError, cause_of
 from utils.files import refuse_special
 from utils.text import is_url
 
-CHECKPOINT_HELP = (
-    "a run's folder (its best.pth, else last.pth), a checkpoint in it, or a .safetensors of scripts/export.py"
-)
+RUN_HELP = "a run's folder (its best weights), a checkpoint in it, or latest, the newest run in output"
+CHECKPOINT_HELP = f"{RUN_HELP}; or a .safetensors of scripts/export.py"
 MAX_NUMBER = 10**12
 
 

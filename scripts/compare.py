@@ -26,7 +26,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
 from engine.evaluation.scores import TITLES
-from scripts.command_line import Parser, check_writable
+from scripts.command_line import RUN_HELP, Parser, check_writable
 from scripts.comparing.groups import Group, group_runs
 from scripts.comparing.runs import check_data, differing, find_runs, image_test
 from scripts.comparing.statistics import BETTER, EQUAL, WORSE, difference, verdict
@@ -47,7 +47,7 @@ EXIT_CODES = {BETTER: 0, WORSE: 4, EQUAL: 5}  # with -json
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
-    parser.add_argument("runs", nargs="+", metavar="run", help="the folder of a run, a folder of runs, or a pattern")
+    parser.add_argument("runs", nargs="+", metavar="run", help=f"{RUN_HELP}; a folder of runs; or a pattern")
     parser.add_argument(
         "-output", "-o", nargs="+", action="extend", default=[], type=Path, metavar="FILE", help="write .md, .png"
     )

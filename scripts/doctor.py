@@ -37,16 +37,17 @@ from engine.train.loss import build_loss
 from models import build_model
 from models.weights.load import load_exactly
 from models.weights.state import merged
-from scripts.command_line import Parser, read_checkpoint
+from scripts.command_line import RUN_HELP, Parser, read_checkpoint
 from utils.distributed import Process, choose_device
 from utils.errors import ConfigError
 from utils.program import exit_code
+from utils.runs import weights_in, without_latest
 from utils.text import counted
 
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
-    parser.add_argument("source", metavar="run", help="the folder of a run, or a checkpoint of it")
+    parser.add_argument("source", metavar="run", help=RUN_HELP)
     parser.add_argument("-cfg", metavar="FILE", help="settings in place of those saved with the run")
     parser.add_argument("-batch", metavar="FILE", type=Path, help="the batch to replay, as in overflow-batch.pth")
     parser.add_argument(
@@ -81,7 +82,7 @@ def main(argv: list[str]) -> int:
 
 def find_run(source: str, batch: Path | None) -> tuple[Path, dict, list]:
     """Find the run's folder, the checkpoint to replay with, and the saved batches (one per process), if any."""
-    path = Path(source).expanduser()
+    path = Path(without_latest(source)).expanduser()
     folder = path if path.is_dir() else path.parent
     files = [batch] if batch else sorted(folder.glob("overflow-batch*.pth"))
     batches = [read_overflow(file) for file in files]
@@ -89,10 +90,10 @@ def find_run(source: str, batch: Path | None) -> tuple[Path, dict, list]:
         # The weights at the overflow are newer than the last checkpoint.
         if batches and "state_dict" in batches[0].state:
             return folder, batches[0].state, batches
-        path = next((each for each in (folder / "last.pth", folder / "previous.pth") if each.is_file()), None)
+        path = weights_in(folder)
         if path is None:
             raise ConfigError(
-                f"{folder} has neither {OVERFLOW_FILE} nor last.pth; give the folder of a run, or a checkpoint"
+                f"{folder} has neither {OVERFLOW_FILE} nor best.pth or last.pth; give the folder of a run, or a checkpoint"
             )
     _, state = read_checkpoint(path, {"state_dict", "config", "class_names"})
     return folder, state, batches

@@ -95,9 +95,9 @@ def format_of(target: Path, to: str | None) -> str:
 
 def export(source: str | Path, target: Path, key: str | None = None, to: str | None = None) -> str:
     """Write the model of one checkpoint, or the weights of another program; return a line for the summary."""
-    from models.weights.files import find_checkpoint, read_record
+    from models.weights.files import find_file, read_record
 
-    to, path = format_of(target, to), find_checkpoint(source)
+    to, path = format_of(target, to), find_file(source)
     if path and "config" not in read_record(path):  # no run of ours
         return convert(source, target, key)
     if to == "checkpoint":

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
-from scripts.command_line import Parser, at_least, check_no_input, check_writable
+from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, check_no_input, check_writable
 from utils.errors import ConfigError
 from utils.launch import LaunchOptions, find_launched_rank
 from utils.program import exit_code, exit_now
@@ -30,10 +30,7 @@ from utils.text import counted, first_of, natural
 if TYPE_CHECKING:
     from utils.distributed import Process
 
-MODEL_HELP = (
-    "a run's folder (its best.pth, else last.pth), a checkpoint, a .safetensors of scripts/export.py, weights of timm, "
-    "PaddleViT, Google or torchvision, a folder of the Hugging Face hub, or the name of a model of timm's"
-)
+MODEL_HELP = f"{CHECKPOINT_HELP}, weights of timm, PaddleViT, Google or torchvision, a folder of the Hugging Face hub, or the name of a model of timm's"
 IMAGES_A_PROCESS = 500  # fewer are classified before another process has started
 STDIN = "-"
 
@@ -186,9 +183,9 @@ def check_outputs(arguments: argparse.Namespace, paths: list[str]) -> None:
     from datasets.transforms.decode import KNOWN_ENDINGS
     from engine.predict.maps import map_names
     from engine.predict.output import SHEET_ENDINGS, sheet_paths
-    from models.weights.files import find_checkpoint
+    from models.weights.files import find_file
 
-    sources = [arguments.model, find_checkpoint(arguments.model), *arguments.list, arguments.classes, arguments.cfg]
+    sources = [arguments.model, find_file(arguments.model), *arguments.list, arguments.classes, arguments.cfg]
     outputs: dict[Path, str] = {}
     for flag, path in (("-csv", arguments.csv), ("-json", arguments.json), ("-sheet", arguments.sheet)):
         if not path:

@@ -14,18 +14,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 from engine.record.report import REPORT, write_report
 from engine.record.saved_run import SavedRun
-from scripts.command_line import Parser
+from scripts.command_line import RUN_HELP, Parser
 from utils.errors import ConfigError, cause_of
 from utils.program import exit_code
 
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
-    parser.add_argument("run", type=Path, help="the folder of a run")
+    parser.add_argument("run", type=Path, help=RUN_HELP)
     parser.add_argument("-output", type=Path, metavar="FILE", help=f"the file to write [{REPORT} in the run's folder]")
     arguments = parser.parse_args(argv)
     run = SavedRun.open(arguments.run)
-    path = arguments.output or arguments.run / REPORT
+    path = arguments.output or run.folder / REPORT
     if path.is_dir():
         raise ConfigError(f"-output: {path} is a folder; name a file in it, such as {path / REPORT}")
     try:

@@ -11,6 +11,7 @@ from engine.checkpoint.format import changes, find_newest, newest_in, read_check
 from models.weights.files import find_file
 from utils.errors import ConfigError
 from utils.log import Log
+from utils.runs import weights_in
 from utils.text import counted
 
 # What a new revision of policies and colour jitter means for a run. Before the second, checkpoints held none.
@@ -25,7 +26,7 @@ def find_checkpoint(config: Config, log: Log) -> Path | None:
     """The file to continue from, if any."""
     if config.START.RESUME is None:
         return None
-    found = checkpoint_at(config.START.RESUME, config.SAVE, config.START.NAME, log.warn)
+    found = checkpoint_at(config.START.RESUME, config.SAVE, config.START.NAME, config.START.EVAL, log.warn)
     if found is None and config.START.RESUME != "auto":
         raise ConfigError(
             f"-resume: no checkpoint at {config.START.RESUME}; -resume auto looks for the newest run itself"
@@ -40,13 +41,19 @@ def checkpoint_at(
     resume: str,
     save: str,
     name: str,
+    is_evaluated: bool,
     warn: Callable[[str], None],
     read: Callable[[Path], dict] = read_lazily,
 ) -> Path | None:
-    """The file that -resume means: auto, the folder of a run, or a file. `read` as in newest_in."""
-    if resume == "auto":
-        return newest_in(Path(save, name), warn, read) if name else find_newest(save, warn, read)
-    return newest_in(Path(resume), warn, read) if Path(resume).is_dir() else find_file(resume)
+    """The file that -resume means: auto, the folder of a run, or a file. `read` as in newest_in.
+
+    A run goes on from its newest checkpoint; what is evaluated are its best weights.
+    """
+    if resume != "auto" and (is_evaluated or not Path(resume).is_dir()):
+        return find_file(resume)
+    run = Path(resume) if resume != "auto" else Path(save, name) if name else None
+    found = newest_in(run, warn, read) if run else find_newest(save, warn, read)
+    return weights_in(found.parent) if found and is_evaluated else found
 
 
 def run_folder_of(checkpoint: Path | None) -> Path | None:

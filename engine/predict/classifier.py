@@ -13,7 +13,7 @@ from datasets.transforms.decode import PixelRules
 from engine.settings import load_settings, override
 from models import build_model
 from models.parts import classifier_names
-from models.weights.files import chosen_weights, find_checkpoint, read_checkpoint, read_record, read_state_dict
+from models.weights.files import chosen_weights, find_file, read_checkpoint, read_record, read_state_dict
 from models.weights.load import load_exactly, load_pretrained
 from models.weights.metadata import classes_of_weights, preprocessing_of
 from models.weights.timm_tags import pretrained_cfg
@@ -62,7 +62,7 @@ def load_classifier(
     `raw`: the raw weights of a checkpoint, also where the EMA scored better; `names`: a file with a class a line.
     """
     source = str(source)
-    path = find_checkpoint(source)
+    path = find_file(source)
     is_ours = path is not None and OURS <= read_record(path).keys()
     found = _load_ours(path, flags, raw) if is_ours else _load_other(source, path, flags, raw)
     num_classes = found.model.eval().num_classes

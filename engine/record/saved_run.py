@@ -23,6 +23,7 @@ from configs.values import IMPLIED, OPEN_SECTIONS, SETTINGS, START_SETTINGS, con
 from configs.yaml_files import compose, read_node
 from engine.evaluation.scores import TITLES, Best, rank_of
 from utils.errors import ConfigError, cause_of, not_a_file
+from utils.runs import folder_of
 from utils.text import printable
 
 # What is used of status.json, by kind; what is of another kind is as if it were not there.
@@ -57,8 +58,8 @@ class SavedRun:
 
     @classmethod
     def open(cls, folder: str | os.PathLike) -> "SavedRun":
-        """Read a run's folder. A folder that has no finished epoch of a training run is a ConfigError."""
-        folder = Path(folder)
+        """Read the run that this names. A folder that has no finished epoch of a training run is a ConfigError."""
+        folder = folder_of(folder)
         if not folder.is_dir():
             what = "a file; give the folder that it is in" if folder.exists() else "no such folder; give that of a run"
             raise ConfigError(f"{folder}: {what}, for example output/train-20260102-03-04-05")

@@ -18,6 +18,7 @@ from models.weights.torch_files import (
     record_in_torch_file,
 )
 from utils.errors import ConfigError, naming_damage, not_a_file
+from utils.runs import weights_in, without_latest
 
 SUFFIXES = (".pdparams", ".pth", ".safetensors", ".npz")
 
@@ -45,11 +46,13 @@ IN_A_FOLDER = ("model.safetensors", "pytorch_model.bin")  # as the Hugging Face 
 def find_file(source: str | Path) -> Path | None:
     """The file of that name, with or without its suffix: PaddleViT once forbade the suffix and later required it.
 
-    In a folder as the Hugging Face hub has them, the weights beside its config.json.
+    Of a run, which `latest` or its folder names, the best weights; in a folder as the Hugging Face hub has them, those
+    beside its config.json.
     """
-    path = Path(str(source).removeprefix("local-dir:")).expanduser()
+    path = Path(without_latest(source).removeprefix("local-dir:")).expanduser()
     names = IN_A_FOLDER if (path / "config.json").is_file() else ()
-    if inside := next((path / name for name in names if (path / name).is_file()), None):
+    inside = next((path / name for name in names if (path / name).is_file()), None)
+    if inside := inside or weights_in(path):
         return inside
     for candidate in (path, *(path.with_name(path.name + suffix) for suffix in SUFFIXES if path.name)):
         if candidate.is_file():
@@ -128,15 +131,9 @@ def _holds_arrays(path: Path) -> bool:
         raise ConfigError(f"{path}: damaged or cut off") from None
 
 
-def find_checkpoint(source: str | Path) -> Path | None:
-    """The best.pth of a run's folder, else its last.pth; otherwise the file of that name."""
-    inside = [Path(source) / name for name in ("best.pth", "last.pth")]
-    return next((each for each in inside if each.is_file()), None) or find_file(source)
-
-
 def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
     """A checkpoint of one of our runs, and its path; `needed`: what is used of it."""
-    path = find_checkpoint(source)
+    path = find_file(source)
     if path is None:
         raise ConfigError(
             f"no checkpoint at {source}; give the folder of a run, or its best.pth, last.pth or checkpoint-N.pth"

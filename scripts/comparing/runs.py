@@ -12,6 +12,7 @@ from configs.values import SETTINGS, of_role, to_text
 from engine.record.saved_run import SavedRun, read_table
 from scripts.comparing.statistics import ImageTest
 from utils.errors import ConfigError
+from utils.runs import folder_of
 from utils.text import first_of, redacted
 
 # Settings without influence on what a run learns; what differs of them is shown apart. Of the data that is where it lies.
@@ -49,7 +50,7 @@ def find_runs(sources: Sequence[str], fewest: int = 2) -> tuple[list[SavedRun], 
 
 def _folders(source: str) -> Iterator[tuple[Path, bool]]:
     """Folders of runs, also of a sweep's trials, one folder further down; and whether each was named itself."""
-    path = Path(source).expanduser()
+    path = folder_of(source)
     found = [path] if path.exists() else sorted(map(Path, glob.glob(str(path))))
     if not found:
         raise ConfigError(f"{source}: no such folder; give folders of runs, or a folder that has them")

@@ -54,6 +54,7 @@ FLAGS = {
 }
 _SETTING_OF = {flag: key for group in FLAGS.values() for flag, (key, _) in group.items()}
 _HELP = ("-h", "--help", "-help")
+_VERSION = "-version"  # answered for all programs by utils/program.py
 # torch.distributed.launch passes it, in either spelling; it is ignored, since LOCAL_RANK says the same.
 _LOCAL_RANK = ("--local-rank", "--local_rank")
 
@@ -94,6 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     settings = parser.add_argument_group("settings")
     settings.add_argument(*_HELP, action="help", help="Show this and exit.")
+    settings.add_argument(_VERSION, action="store_true", help="Show versions, device and processor, and exit.")
     settings.add_argument(
         "-cfg",
         metavar="FILE",

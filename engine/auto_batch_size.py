@@ -18,7 +18,7 @@ from engine.build import build_trainer
 from engine.memory.estimate import estimate, free_memory
 from engine.memory.recovery import MemoryGuard, release, shortage
 from engine.plan import Beginning, plan_of
-from engine.precision.policy import Precision
+from engine.precision.policy import Precision, or_amp
 from engine.train.teacher import random_teacher
 from engine.train.trainer import Guard, Trainer
 from models import adapt, build_model
@@ -51,7 +51,7 @@ def find_batch_size(begun: Beginning, num_images: int, num_classes: int, stop: S
     if agreed < 0:
         raise StoppedBySignal(-agreed, "while the largest batch was looked for")
     if agreed == 0:
-        process.first(lambda: refuse(config, how))
+        process.first(lambda: refuse(config, how, process.device))
     notes = [how]
     if agreed == limit:
         notes.append(OF_SO_FEW)
@@ -83,11 +83,10 @@ def can_run_out(device: torch.device) -> bool:
     return device.type in ("cuda", "xpu")
 
 
-def refuse(config: Config, how: str) -> None:
-    amp = "" if config.AMP else ", or use -amp"
+def refuse(config: Config, how: str, device: torch.device) -> None:
     raise ConfigError(
         f"DATA.BATCH_SIZE is auto, but no batch fits, not even of {counted(unit_of(config), 'image')} ({how}); lower DATA.IMAGE_SIZE "
-        f"({config.DATA.IMAGE_SIZE}), choose a smaller model (MODEL.NAME is {config.MODEL.NAME}){amp}, or end what else "
+        f"({config.DATA.IMAGE_SIZE}), choose a smaller model (MODEL.NAME is {config.MODEL.NAME}){or_amp(config.AMP, device)}, or end what else "
         "uses the memory"
     )
 

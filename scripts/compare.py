@@ -21,9 +21,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
+
+from utils.program import exit_code
+
+# isort: split
+import numpy as np
 
 from engine.evaluation.scores import TITLES
 from scripts.command_line import RUN_HELP, Parser, check_writable
@@ -33,7 +36,6 @@ from scripts.comparing.statistics import BETTER, EQUAL, WORSE, difference, verdi
 from scripts.comparing.tables import to_markdown
 from utils.errors import ConfigError, cause_of
 from utils.files import replacing, write_text
-from utils.program import exit_code
 from utils.text import first_of
 
 ENDINGS = (".md", ".png")

@@ -16,6 +16,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
+from utils.program import exit_code
+
+# isort: split
 import torch
 
 from configs.schema import Config
@@ -40,7 +43,6 @@ from models.weights.state import merged
 from scripts.command_line import RUN_HELP, Parser, read_checkpoint
 from utils.distributed import Process, choose_device
 from utils.errors import ConfigError
-from utils.program import exit_code
 from utils.runs import weights_in, without_latest
 from utils.text import counted
 

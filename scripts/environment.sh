@@ -1,16 +1,18 @@
 # Sourced by the other scripts: `enter_environment FILE...` makes .venv if need be, installs the requirements, activates it.
 enter_environment() {
-    if [ ! -x .venv/bin/python ]; then
-        local python="${PYTHON:-python3}"
-        "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-            echo "error: $python is older than Python 3.11; name another one: PYTHON=python3.12 bash $0" >&2
+    local file python pythons=("${PYTHON:-python3}")
+    if [ ! -e .venv/bin/activate ]; then # which is made last
+        [ -n "${PYTHON:-}" ] || pythons+=(python3.14 python3.13 python3.12 python3.11)
+        for python in "${pythons[@]}"; do
+            "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break
+        done || {
+            echo "error: no Python 3.11 or newer (tried ${pythons[*]}); install one, or name it: PYTHON=python3.12 bash $0" >&2
             exit 2
         }
-        echo "making .venv ..."
+        echo "making .venv with $python ..."
         "$python" -m venv .venv
     fi
     source .venv/bin/activate
-    local file
     for file in "$@"; do
         cmp --silent "$file" ".venv/$file" && continue
         echo "installing $file (torch is several GB: the first time takes minutes) ..."

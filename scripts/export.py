@@ -32,9 +32,11 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
+from utils.program import exit_code
+
+# isort: split
 from scripts.command_line import CHECKPOINT_HELP, Parser, check_no_input, read_checkpoint
 from utils.errors import ConfigError
-from utils.program import exit_code
 from utils.text import counted
 
 BY_ENDING = {

@@ -24,6 +24,9 @@ from typing import IO
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
+from utils.program import exit_code
+
+# isort: split
 import numpy as np
 from tqdm import tqdm
 
@@ -37,7 +40,6 @@ from datasets.types import ImageReadError
 from scripts.command_line import Parser, at_least
 from utils.errors import ConfigError, DataError
 from utils.files import replacing, write_text
-from utils.program import exit_code
 
 NUM_READERS = 8
 FILES_AHEAD = 64

@@ -18,9 +18,11 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
+from utils.program import exit_code
+
+# isort: split
 from scripts.command_line import Parser
 from utils.errors import ConfigError, did_you_mean
-from utils.program import exit_code
 from utils.text import align
 
 LIMIT = 60  # rows without -all: a few seconds

@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
+from utils.program import exit_code, exit_now
+
+# isort: split
 from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, check_no_input, check_writable
 from utils.errors import ConfigError
 from utils.launch import LaunchOptions, find_launched_rank
-from utils.program import exit_code, exit_now
 from utils.text import counted, first_of, natural
 
 if TYPE_CHECKING:

@@ -2,6 +2,19 @@
 # From a fresh clone to a trained Vision Transformer: installs, trains on handwritten digits, shows where the plots are.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+before=${VIRTUAL_ENV:-}
 source scripts/environment.sh
 enter_environment requirements.txt
-python main_single_gpu.py -cfg configs/vit_digits.yaml -amp "$@"
+about=$(python main_single_gpu.py -version)
+echo "$about"
+amp=(-amp)
+if [[ $about == *"leave -amp out"* ]]; then
+    echo "training in float32, because half precision is slower here"
+    amp=()
+fi
+python main_single_gpu.py -cfg configs/vit_digits.yaml ${amp[@]+"${amp[@]}"} "$@"
+if [ "$before" != "$VIRTUAL_ENV" ]; then
+    echo "first, to go on in this shell:"
+    [ "$OLDPWD" = "$PWD" ] || echo "  cd $(printf %q "$PWD")"
+    echo "  source .venv/bin/activate"
+fi

@@ -12,11 +12,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
+from utils.program import exit_code
+
+# isort: split
 from engine.record.report import REPORT, write_report
 from engine.record.saved_run import SavedRun
 from scripts.command_line import RUN_HELP, Parser
 from utils.errors import ConfigError, cause_of
-from utils.program import exit_code
 
 
 def main(argv: list[str]) -> int:

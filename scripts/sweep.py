@@ -20,13 +20,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
+from utils.program import exit_code
+
+# isort: split
 from scripts.command_line import Parser, at_least
 from scripts.sweeping.plan import LOCK, Plan, make_folder, read_over, read_plan
 from scripts.sweeping.results import DONE, read_result, table, write_trials
 from scripts.sweeping.runner import Runner, check_installed, proposed_trials
 from utils.errors import ConfigError
 from utils.files import locked
-from utils.program import exit_code
 
 OURS = "-h --help -output -over -seeds -folds -optuna -jobs -table -trial".split()
 # Of a task of srun: they would be taken for the ranks of a run that starts its processes itself (-ngpus).

@@ -1,23 +1,29 @@
 """Both entries, typed as people type them, and everything that a run leaves behind."""
 
+import ast
 import csv
 import json
 import os
 import re
+import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 
-from tests.support.configs import SMALL
+from tests.support.configs import CPU, SMALL
 from tests.support.forks import MARK, ROOT, find_processes
 from tests.support.runs import Run, ending, run, run_folder, run_fresh, wait_until
-from utils import VERSION
+from utils import VERSION, host
 from utils.launch import root_cause
+from utils.program import describe_environment
 
 LINE = re.compile(
     r"Epoch\[\d{3}/\d{3}\], Step\[\d{4}/\d{4}\], Lr: \d\.\d{6}, Loss: \d+\.\d{4} \(\d+\.\d{4}\), Avg Acc: [01]\.\d{4}$"
@@ -285,6 +291,58 @@ def test_help_names_every_flag_without_importing_torch(script):
     for flag in "cfg dataset data_path output batch_size image_size accum_iter amp amp_dtype resume eval opts".split():
         assert f"-{flag} " in result.stdout or f"-{flag}\n" in result.stdout, flag
     assert not re.search(r"\btorch$", result.stderr, re.M)
+
+
+RUN_EACH = """
+import runpy, sys
+sys.version_info = {version}
+for program in sys.argv[1:]:
+    try:
+        runpy.run_path(program, run_name="__main__")
+    except SystemExit as end:
+        print(end.code)
+"""
+
+
+@pytest.mark.parametrize("version", [(3, 8, 0), (3, 10, 9), (3, 99, 0)])
+def test_every_program_tells_a_python_that_is_too_old_or_lacks_packages_in_one_line_what_to_run(version):
+    """Without site-packages (-S) there is no torch either."""
+    scripts = [*ROOT.glob("*.py"), *ROOT.glob("scripts/*.py"), *ROOT.glob("scripts/benchmarks/*.py")]
+    programs = [path for path in scripts if "if __name__" in path.read_text() and path.stem not in ("common", "worker")]
+    command = [sys.executable, "-S", "-c", RUN_EACH.format(version=version), *map(str, programs)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["2"] * len(programs) and len(programs) > 10, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(programs) and all(line.startswith("error: ") for line in lines)
+    remedies = r"run: (source .venv/bin/activate|bash scripts/quickstart.sh)"
+    assert all(re.search(remedies, line) and ("torch" in line) == (version > (3, 11)) for line in lines), lines
+    for path in [*programs, ROOT / "utils/__init__.py"]:
+        ast.parse(path.read_text(), feature_version=(3, 8))
+
+
+@pytest.mark.parametrize(("speedup", "is_used"), [(2.6, True), (0.2, False)])
+def test_quickstart_uses_half_precision_where_it_is_faster_and_says_how_to_go_on(
+    tmp_path, monkeypatch, speedup, is_used
+):
+    monkeypatch.setattr(host, "half_speedup", lambda device, half: speedup)
+    about = describe_environment()
+    assert all(name in about for name in (VERSION, torch.__version__, timm.__version__, host.name_of(CPU)))
+    (tmp_path / "about").write_text(about)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    for folder in (tmp_path, tmp_path / ".venv"):
+        (folder / "requirements.txt").touch()
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("*.py"))
+    (tmp_path / ".venv/bin/activate").write_text("VIRTUAL_ENV=$PWD/.venv PATH=$PWD/.venv/bin:$PATH")
+    python = tmp_path / ".venv/bin/python"
+    python.write_text('#!/bin/sh\ncase "$*" in *-version) cat about;; *) echo "typed: $*";; esac')
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "scripts/quickstart.sh", "-epochs", "1"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (typed,) = [line for line in done.stdout.splitlines() if line.startswith("typed: ")]
+    assert ("-amp" in typed.split(), "-epochs 1" in typed) == (is_used, True)
+    assert done.stdout.splitlines()[-1].strip() == "source .venv/bin/activate"
 
 
 def test_compiled_run_saves_clean_names_and_keeps_its_kernels(small_yaml, tmp_path, monkeypatch):

@@ -1,3 +1,40 @@
-"""What every room may use: processes, errors, log, files, seeds, units; and the version of halfstep."""
+"""What every room may use: processes, errors, log, files, seeds, units; the version of halfstep, and what it needs.
+
+Each program imports this room first: on a Python that is too old the others could not even be read. What is read until then
+(the beginning of a program, this file) is written so that Python 3.8 reads it.
+"""
+
+import importlib.util
+import os
+import shlex
+import sys
 
 VERSION = "0.1.0"  # the coming one while CHANGELOG.md opens with "Unreleased"
+PYTHON = (3, 11)
+PACKAGES = ("numpy", "PIL", "yaml", "torch", "torchvision", "timm", "tqdm", "matplotlib")
+
+
+def find_lack():
+    """What this Python lacks to run halfstep, and the command that helps; None if nothing."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if sys.version_info < PYTHON:
+        lack = f"Python {PYTHON[0]}.{PYTHON[1]} or newer is needed, this is"
+    elif missing:
+        lack = f"{', '.join(missing)} not installed in"
+    else:
+        return None
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    activate = os.path.join(root, ".venv", "bin", "activate")
+    is_active = os.path.realpath(sys.prefix) == os.path.realpath(os.path.join(root, ".venv"))
+    remedy = "bash " + shlex.quote(os.path.relpath(os.path.join(root, "scripts", "quickstart.sh")))
+    if os.path.exists(activate) and not is_active:
+        remedy = "source " + shlex.quote(os.path.relpath(activate))
+    elif sys.version_info >= PYTHON:
+        remedy += ", or pip install -r " + shlex.quote(os.path.relpath(os.path.join(root, "requirements.txt")))
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    return f"{lack} Python {version} ({sys.executable}); run: {remedy}"
+
+
+if _lack := find_lack():
+    sys.stderr.write(f"error: {_lack}\n")
+    sys.exit(2)

@@ -29,7 +29,7 @@ from engine.plan_lines import (
     describe_other_validation,
     warn_of_overlap,
 )
-from engine.precision.policy import Precision
+from engine.precision.policy import Precision, or_amp
 from engine.session import check_name, new_folder
 from engine.train.optimizers import AnyOptimizer, build_optimizer, check_state
 from engine.train.stop_conditions import why_finished
@@ -247,7 +247,7 @@ def check_memory(config: Config, model: nn.Module, precision: Precision, free: i
         fixed = fixed // process.world_size + 4 * largest
         if config.TRAIN.ACCUM_ITER > 1:  # gradients are reduced and scattered only after the last micro-batch
             fixed += trained_bytes(model)
-    advice = "lower -batch_size and raise -accum_iter alike" + (", or use -amp" if precision.half is None else "")
+    advice = "lower -batch_size and raise -accum_iter alike" + or_amp(config.AMP, process.device)
     if num_sharing * fixed > FAR * free:
         return _finding(f"{format_bytes(num_sharing * fixed)} without activations", num_sharing * fixed, free, advice)
     try:

@@ -5,8 +5,6 @@ and float32 the scale is 1 and it only skips non-finite updates.
 """
 
 import contextlib
-import functools
-import time
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -19,9 +17,7 @@ from models.parts import starts_with_convolution
 from models.transforms.float8 import check_float8
 from models.transforms.op_overrides import OpOverrides
 from utils.errors import ConfigError
-
-MAX_SECONDS = 0.1
-ROWS, WIDTH = 512, 768  # tokens and width of a ViT-Base's Linear layer
+from utils.host import half_speedup
 
 
 def choose_half(
@@ -165,6 +161,11 @@ def speed_advice(device: torch.device, half: torch.dtype | None, speedup: float)
     return ""
 
 
+def or_amp(amp: bool, device: torch.device) -> str:
+    """The end of advice on a lack of memory: not where half precision would make a run slower."""
+    return "" if amp or half_speedup(device, torch.bfloat16) < 1 else ", or use -amp"
+
+
 def check_matmul(mode: str, device: torch.device) -> None:
     """Refuse tf32 on a device that does not have it."""
     if mode == "tf32" and not (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)):
@@ -175,33 +176,3 @@ def set_matmul(mode: str) -> None:
     """Multiply float32 matrices in ieee precision or in tf32, in the whole process."""
     torch.set_float32_matmul_precision("high" if mode == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = mode == "tf32"
-
-
-@functools.cache
-def half_speedup(device: torch.device, half: torch.dtype) -> float:
-    """The speed of a Linear layer in half precision relative to float32."""
-    with torch.random.fork_rng([]), torch.no_grad():
-        x, weight = (torch.randn(size, WIDTH, device=device) for size in (ROWS, WIDTH))
-    pairs = {dtype: (x.to(dtype), weight.to(dtype)) for dtype in (torch.float32, half)}
-    best = dict.fromkeys(pairs, float("inf"))
-    start, num_rounds = time.perf_counter(), 0
-    # The first round is slower: it prepares the kernels.
-    while num_rounds < 2 or (num_rounds < 6 and time.perf_counter() - start < MAX_SECONDS):
-        for dtype, pair in pairs.items():
-            seconds = time_product(device, *pair)
-            best[dtype] = seconds if num_rounds == 0 else min(best[dtype], seconds)
-        num_rounds += 1
-    return best[torch.float32] / best[half]
-
-
-def time_product(device: torch.device, x: torch.Tensor, weight: torch.Tensor) -> float:
-    synchronize(device)
-    start = time.perf_counter()
-    torch.nn.functional.linear(x, weight)
-    synchronize(device)
-    return time.perf_counter() - start
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        getattr(torch, device.type).synchronize()

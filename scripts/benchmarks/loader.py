@@ -25,12 +25,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
+from utils.program import exit_code
+
+# isort: split
 from scripts.benchmarks.common import ROOT, Refused, StepWorker, Turns, machine, refuse, spread, table, take_turns
 from scripts.benchmarks.photos import make_photos
 from scripts.command_line import Parser, at_least
 from utils.distributed import find_devices
 from utils.host import available_cores
-from utils.program import exit_code
 from utils.text import counted
 
 BATCH_SIZE = 32  # on a CPU

@@ -12,12 +12,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
+from utils.program import exit_code
+
+# isort: split
 import numpy as np
 from PIL import Image
 
 from scripts.command_line import Parser, at_least
 from utils.errors import ConfigError
-from utils.program import exit_code
 
 WIDTH, HEIGHT, KILOBYTES = 500, 375, 100
 NUM_CLASSES = 10

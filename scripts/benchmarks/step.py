@@ -22,6 +22,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
+from utils.program import exit_code
+
+# isort: split
 from engine.settings import load_settings
 from scripts.benchmarks.common import (
     MODES,
@@ -41,7 +44,6 @@ from scripts.benchmarks.common import (
 )
 from scripts.command_line import Parser, at_least
 from utils.distributed import find_devices
-from utils.program import exit_code
 
 NO_DROPOUT = ["MODEL.DROPOUT=0", "MODEL.ATTENTION_DROPOUT=0", "MODEL.DROPPATH=0"]  # as timm's models come
 AT_ONCE = 4  # processes: while one waits it keeps its weights and its context on the device

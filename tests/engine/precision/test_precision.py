@@ -7,7 +7,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from configs.load import load
-from engine.precision.policy import Precision, choose_half, half_speedup, speed_advice
+from engine.precision import policy
+from engine.precision.policy import Precision, choose_half, half_speedup, or_amp, speed_advice
 from engine.train.optimizers import build_optimizer
 from models.transforms import choose_transforms
 from models.transforms.blocks import HalfResidual
@@ -85,6 +86,14 @@ def test_the_start_says_what_half_precision_costs_or_gains_here(half, speedup, n
     advice = speed_advice(CPU, half, speedup)
     assert all(name in advice for name in names)
     assert speed_advice(CPU, torch.bfloat16, 2.7) == speed_advice(CPU, None, 1.1) == ""
+
+
+@pytest.mark.parametrize(
+    ("amp", "speedup", "advice"), [(False, 2.0, ", or use -amp"), (False, 0.5, ""), (True, 2.0, "")]
+)
+def test_a_lack_of_memory_is_no_reason_for_half_precision_where_it_is_slower(amp, speedup, advice, monkeypatch):
+    monkeypatch.setattr(policy, "half_speedup", lambda device, half: speedup)
+    assert or_amp(amp, CPU) == advice
 
 
 def test_the_speed_of_half_precision_is_measured():

@@ -17,7 +17,7 @@ from engine.build import load_data_sets, make_model
 from engine.checkpoint.format import read_checkpoint
 from engine.checkpoint.resume import is_run
 from engine.diagnose.trace import refuse_not_finite
-from engine.evaluation.evaluate import Evaluation, evaluate
+from engine.evaluation.evaluate import Evaluation, evaluate, evaluate_each
 from engine.evaluation.scores import Best, describe_scores
 from engine.evaluation.tally import ImageResults, LabelResults, are_finite
 from engine.plan import Plan, begin, make_plan
@@ -115,11 +115,9 @@ def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages) -> di
     models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema else {})
     normalize, metric = trainer.prepare.normalize, trainer.config.TRAIN.BEST_METRIC
     with averaged(trainer.optimizer):
-        found = {
-            suffix: evaluate(model, data, normalize, trainer.precision, trainer.process, bad_images)
-            for suffix, model in models.items()
-        }
-    return {suffix: each._replace(scores=replace(each.scores, metric=metric)) for suffix, each in found.items()}
+        found = evaluate_each(list(models.values()), data, normalize, trainer.precision, trainer.process, bad_images)
+    found = [each._replace(scores=replace(each.scores, metric=metric)) for each in found]
+    return dict(zip(models, found, strict=True))
 
 
 def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: BadImages) -> ImageResults | LabelResults:

@@ -1,5 +1,6 @@
 """Exact evaluation: every image counts once for any number of processes."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,6 @@ class Evaluation(NamedTuple):
     images: PerImage
 
 
-@torch.no_grad()
 def evaluate(
     model: nn.Module,
     data: EvalData,
@@ -31,12 +31,26 @@ def evaluate(
     bad_images: BadImages,
 ) -> Evaluation:
     """Evaluate the model in the precision of its training. With fewer than 5 classes, top-5 is top-k of all classes."""
-    model = precision.computing(model, in_training=True)
-    was_training = model.training
-    model.eval()
-    process.spread(statistics_of(model))  # each rank collected its own in training; rank 0's are saved
-    tally = Tally(process.device, sum_dtype(process.device))
-    input_dtype, bad = precision.input_dtype(model), []
+    return evaluate_each([model], data, normalize, precision, process, bad_images)[0]
+
+
+@torch.no_grad()
+def evaluate_each(
+    models: Sequence[nn.Module],
+    data: EvalData,
+    normalize: nn.Module,
+    precision: Precision,
+    process: Process,
+    bad_images: BadImages,
+) -> list[Evaluation]:
+    """Evaluate models in one pass over the images: reading them takes longer than most forwards."""
+    models = [precision.computing(each, in_training=True) for each in models]
+    were_training = [each.training for each in models]
+    for model in models:
+        model.eval()
+        process.spread(statistics_of(model))  # each rank collected its own in training; rank 0's are saved
+    tallies = [Tally(process.device, sum_dtype(process.device)) for _ in models]
+    input_dtype, bad = precision.input_dtype(models[0]), []
     num_rows = 1  # a forward even without images: FSDP's all-gather needs every rank
     for batch in data:
         bad_images.note(batch.bad)
@@ -48,13 +62,16 @@ def evaluate(
             pixels = torch.cat((pixels, pixels.new_zeros(missing, *pixels.shape[1:])))
         num_rows = len(pixels) if data.is_padded else 1
         images = normalize(pixels, input_dtype)
-        with precision.autocast():
-            logits = model(images)[: batch.num_samples]
-        targets = batch.targets.to(process.device, non_blocking=True)
-        tally.add(widen(logits), targets[: batch.num_samples], len(batch.bad))
+        targets = batch.targets.to(process.device, non_blocking=True)[: batch.num_samples]
+        for model, tally in zip(models, tallies, strict=True):
+            with precision.autocast():
+                logits = model(images)[: batch.num_samples]
+            tally.add(widen(logits), targets, len(batch.bad))
     bad_images.check(process)
-    model.train(was_training)
-    scores = tally.result(process)
-    assert scores.num_images + scores.num_excluded == data.num_samples, (scores, data.num_samples)
-    tally.per_image.indices = data.share[~np.isin(data.share, bad)]
-    return Evaluation(scores, tally.per_image)
+    for model, was_training in zip(models, were_training, strict=True):
+        model.train(was_training)
+    found = [Evaluation(tally.result(process), tally.per_image) for tally in tallies]
+    for scores, images in found:
+        assert scores.num_images + scores.num_excluded == data.num_samples, (scores, data.num_samples)
+        images.indices = data.share[~np.isin(data.share, bad)]
+    return found

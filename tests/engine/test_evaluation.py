@@ -7,14 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from datasets import BadImages, Normalize, build_eval_data
+from datasets import BadImages, Normalize, build_eval_data, load_image_sets
 from datasets.sources.images import ArrayImages
 from datasets.transforms.decode import PixelRules
 from datasets.types import ImageReadError
+from engine.eval_run import evaluate_both
 from engine.evaluation.evaluate import evaluate
 from engine.evaluation.tally import Tally
 from engine.precision.policy import Precision
 from tests.support.configs import CPU, small_config
+from tests.support.trainers import make_trainer, train
 from utils.distributed import Process
 
 
@@ -85,6 +87,21 @@ def test_a_model_is_in_evaluation_mode_while_it_is_scored_and_then_as_before(tmp
     model.register_forward_pre_hook(lambda module, inputs: modes.append(module.training))
     score(tmp_path, 10, kind=lambda num_classes: model)
     assert set(modes[:5]) == {False} and model.training is training
+
+
+def test_weights_and_their_mean_are_scored_in_one_pass_over_the_images(tmp_path, monkeypatch):
+    trainer, passes = make_trainer(small_config(tmp_path, "TRAIN.MODEL_EMA=true")), []
+    eval_set = load_image_sets(trainer.config)[1]
+    data, bad_images = build_eval_data(trainer.config, eval_set, Process(CPU)), BadImages(eval_set, 0.0, print)
+    train(trainer)
+    read = type(data).__iter__
+    monkeypatch.setattr(type(data), "__iter__", lambda self: (passes.append(1), read(self))[1])
+    both = evaluate_both(trainer, data, bad_images)
+    assert len(passes) == 1
+    for model, found in zip((trainer.model, trainer.ema.model), both.values(), strict=True):
+        alone = evaluate(model, data, trainer.prepare.normalize, trainer.precision, Process(CPU), bad_images)
+        assert alone.scores.loss == found.scores.loss
+    assert both[""].scores.loss != both["_ema"].scores.loss
 
 
 def test_macro_recall_and_f1_are_scikit_learns_over_the_classes_that_have_images():

@@ -14,6 +14,7 @@ from utils.text import is_url, problem_of
 # What a resumed run compares besides its settings.
 NO_SETTINGS = ("GLOBAL_BATCH", "NUM_IMAGES", "CLASS_NAMES", "SPLIT", "AUGMENTATION")
 CHANGEABLE = (*SETTINGS, *REMOVED, *NO_SETTINGS)
+WITHOUT_FILES = ("digits", "fractals", "synthetic")  # values of DATA.DATASET
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 MAX_WEIGHTS = 1e11  # of all blocks; the largest Vision Transformer so far has a fifth of that
 Values = dict[str, Any]  # {full key: value}
@@ -27,6 +28,7 @@ def check_combinations(values: Values, origins: dict[str, str]) -> None:
         return f"{key}, {to_text(values[key])} ({origins[key]})"
 
     _check_url(values, origins)
+    _check_typed(values, origins)
     rules = [_training_rules, _image_rules, _label_rules, _vit_rules]
     for is_wrong, key, problem in itertools.chain.from_iterable(rule(values, named) for rule in rules):
         if is_wrong:
@@ -41,6 +43,22 @@ def _check_url(values: Values, origins: dict[str, str]) -> None:
     if is_url(url) and values["DATA.DATASET"] != "shards":
         raise ConfigError(
             f"{key}, {url} ({origins[key]}): only -dataset shards is read from a server, not {values['DATA.DATASET']}"
+        )
+
+
+def _check_typed(values: Values, origins: dict[str, str]) -> None:
+    """Refuse what somebody types that nothing would read."""
+    path, data_set = "DATA.DATA_PATH", "DATA.DATASET"
+    if origins[path].startswith(("flag ", "-opts")) and values[data_set] in WITHOUT_FILES:
+        raise ConfigError(
+            f"{path}, {values[path]} ({origins[path]}): {data_set} {values[data_set]} ({origins[data_set]}) reads no files; "
+            "add -dataset imagefolder (docs/data.md names the others)"
+        )
+    name, kind = "MODEL.NAME", "MODEL.TYPE"
+    if values[kind] == "vit" and origins[name] == "-opts" != origins[kind]:
+        raise ConfigError(
+            f"{name}, {values[name]} (-opts): it is only a label with {kind} vit ({origins[kind]}), whose fields say the model; "
+            f"add {kind}=timm to train timm's model of that name, or {kind}=vit beside the label"
         )
 
 

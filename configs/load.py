@@ -16,6 +16,7 @@ from configs.typed_names import suggest_key
 from configs.values import (
     ALL_SETTINGS,
     OPEN_SECTIONS,
+    RATES,
     SECTIONS,
     SETTINGS,
     Text,
@@ -102,6 +103,8 @@ def load(
     _fit_labels(values, origins)
     _settle_optimizer(values, origins)
     notes += _drop_vit_fields(values, origins, [layer.origin for layer in layers])
+    if values["MODEL.TYPE"] == "vit":
+        values |= {key: values[key] or 0.0 for key in RATES}
     check_combinations(values, origins)
     if family:
         notes.insert(0, family.agree(values["MODEL.NAME"]))

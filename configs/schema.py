@@ -308,11 +308,11 @@ class Model:
     """Use biases for queries, keys and values."""
     POS_EMBED: Literal["learn", "sincos2d", "none"] = "learn"
     """Position embedding: learned; sincos2d, fixed sines and cosines of row and column, as in the plain ViT; or none."""
-    DROPOUT: Annotated[float, Bounds(0.0, 0.99), RECIPE] = 0.0
-    """Dropout rate after position embedding, attention projection and MLP."""
-    ATTENTION_DROPOUT: Annotated[float, Bounds(0.0, 0.99), RECIPE] = 0.0
+    DROPOUT: Annotated[float | None, Bounds(0.0, 0.99), RECIPE] = None
+    """Dropout rate after position embedding, attention projection and MLP; of a timm model before the classifier. Not set, as the next two: a timm model's own, 0 with TYPE vit."""
+    ATTENTION_DROPOUT: Annotated[float | None, Bounds(0.0, 0.99), RECIPE] = None
     """Dropout rate of attention weights."""
-    DROPPATH: Annotated[float, Bounds(0.0, 0.99), RECIPE] = 0.0
+    DROPPATH: Annotated[float | None, Bounds(0.0, 0.99), RECIPE] = None
     """Drop path rate of the last block; it rises linearly from 0 at the first."""
     PRETRAINED: Annotated[str | None, RECIPE, MAY_CHANGE] = None
     """Weights to start from: a file (.pth, .safetensors, .npz, .pdparams), a run (its folder, or latest), or a timm model name to download."""

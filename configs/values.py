@@ -172,6 +172,17 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
+# The rates that a timm model may have of its own, and what marks saved settings in which 0 means 0.
+RATES, ZERO_IS_ZERO = ("MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH"), "ZERO_IS_ZERO"
+
+
+def as_trained(saved: dict[str, Any]) -> dict[str, Any]:
+    """Saved settings of a run that began when a rate of 0 still meant that of the timm model, in today's words."""
+    if saved.get("MODEL.TYPE") != "timm" or ZERO_IS_ZERO in saved:
+        return saved
+    return {key: None if key in RATES and value == 0 else value for key, value in saved.items()}
+
+
 # What runs did before there was the setting, where that is not its default.
 IMPLIED = {
     "DATA.EXIF": "ignore",

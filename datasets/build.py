@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from configs.schema import Config
+from configs.schema import Config, Data
 from datasets.balance import choose_order
 from datasets.batch_order import Order
 from datasets.classes import number_classes
@@ -27,7 +27,7 @@ def load_image_sets(
 
     `saved`: of the checkpoint that is continued or evaluated; both sets get its classes in its order.
     """
-    name = config.DATA.DATASET
+    data, name = config.DATA, config.DATA.DATASET
     read = find_source(name)
     try:
         train, val = read(config, say)
@@ -44,6 +44,11 @@ def load_image_sets(
             f"DATA.FOLD is {config.DATA.FOLD}, but {name} has validation images of its own ({val.split['validation']}); "
             "leave it out, or divide one part with it: -data_path names the folder or file of that part alone"
         )
+    elif data.VAL_FRACTION not in (Data.VAL_FRACTION, val.split.get("fraction")) and not (
+        data.FOLD or config.START.EVAL
+    ):
+        text = f"DATA.VAL_FRACTION {data.VAL_FRACTION:g}, because {name} has parts of its own ({describe_split(config, val)})"
+        val.notes = (f"warning: without effect: {text}", *val.notes)
     if config.START.EVAL:
         train, val.notes = None, (*val.notes, *warn_of_other_parts(val, saved))
     parts = {part: each for part, each in (("training", train), ("validation", val)) if each is not None}

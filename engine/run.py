@@ -93,7 +93,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
 
     # Build.
     model = make_model(session, plan)
-    about_model = describe(model)
+    about_model = describe(model, config.MODEL)
     train_data = build_train_data(config, plan.train_set, process, plan.order)
     eval_data = build_eval_data(config, plan.eval_set, process)
     BadImages(plan.eval_set, config.DATA.MAX_BAD_FRACTION, log.note).check_sample(process)

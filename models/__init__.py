@@ -2,10 +2,10 @@
 
 from torch import nn
 
-from configs.schema import Config
+from configs.schema import Config, Model
 from models.freeze import freeze
 from models.lora import adapt as adapt
-from models.timm_models import build_timm
+from models.timm_models import build_timm, describe_own_rates
 from models.vit import build_vit
 from utils.torch_internals import import_timm
 
@@ -19,8 +19,9 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
     return model
 
 
-def describe(model: nn.Module) -> str:
-    """'86,567,656 parameters, all trainable'"""
+def describe(model: nn.Module, trained: Model | None = None) -> str:
+    """'86,567,656 parameters, all trainable'; `trained`: its settings, for the rates of a model that is trained."""
     total = sum(parameter.numel() for parameter in model.parameters())
     trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    return f"{total:,} parameters, " + ("all trainable" if trainable == total else f"{trainable:,} trainable")
+    rates = describe_own_rates(model, trained) if trained else ""
+    return f"{total:,} parameters, {'all' if trainable == total else f'{trainable:,}'} trainable{rates}"

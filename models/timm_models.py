@@ -78,6 +78,9 @@ def _create(settings: Model, num_classes: int, setting_of: dict[str, str], argum
                     f"TRAIN.SIZE_SCHEDULE: {name} takes images of one size only; remove it, or choose a ViT or a "
                     "convolutional network"
                 ) from None
+            if refused in arguments and arguments[refused] == 0:  # what it cannot switch on it has not
+                rest = {argument: value for argument, value in arguments.items() if argument != refused}
+                return _create(settings, num_classes, setting_of, rest)
             if refused in arguments:
                 raise ConfigError(f"{setting_of[refused]}: {name} has no such setting; set it to 0") from None
             if refused and "unexpected" in str(error):
@@ -96,9 +99,9 @@ def _arguments(config: Config, takes_size: bool) -> tuple[dict[str, str], dict]:
     data, model = config.DATA, config.MODEL
     candidates = [
         # timm's own meaning of dropout for these models: before the classifier.
-        ("drop_rate", "MODEL.DROPOUT", model.DROPOUT, model.DROPOUT > 0),
-        ("attn_drop_rate", "MODEL.ATTENTION_DROPOUT", model.ATTENTION_DROPOUT, model.ATTENTION_DROPOUT > 0),
-        ("drop_path_rate", "MODEL.DROPPATH", model.DROPPATH, model.DROPPATH > 0),
+        ("drop_rate", "MODEL.DROPOUT", model.DROPOUT, model.DROPOUT is not None),
+        ("attn_drop_rate", "MODEL.ATTENTION_DROPOUT", model.ATTENTION_DROPOUT, model.ATTENTION_DROPOUT is not None),
+        ("drop_path_rate", "MODEL.DROPPATH", model.DROPPATH, model.DROPPATH is not None),
         ("in_chans", "DATA.IMAGE_CHANNELS", data.IMAGE_CHANNELS, data.IMAGE_CHANNELS != 3),
         # A convolutional network takes images of any size; a ViT or Swin is built for one.
         ("img_size", "DATA.IMAGE_SIZE", data.IMAGE_SIZE, takes_size),
@@ -106,6 +109,18 @@ def _arguments(config: Config, takes_size: bool) -> tuple[dict[str, str], dict]:
     ]
     settings = {argument: setting for argument, setting, _, wanted in candidates if wanted}
     return settings, {argument: value for argument, _, value, wanted in candidates if wanted}
+
+
+def describe_own_rates(model: nn.Module, settings: Model) -> str:
+    """', drop path 0.1 (the model's own)': what a timm model has where MODEL.DROPPATH and MODEL.DROPOUT are not set."""
+    from timm.layers import DropPath
+
+    modules = list(model.modules())
+    dropouts = [each.p for each in modules if isinstance(each, nn.Dropout)] + [getattr(model, "drop_rate", 0.0)]
+    paths = [each.drop_prob or 0.0 for each in modules if isinstance(each, DropPath)]
+    rates = {"drop path": (settings.DROPPATH, paths), "dropout": (settings.DROPOUT, dropouts)}
+    own = [f"{name} {max(found):g}" for name, (given, found) in rates.items() if given is None and any(found)]
+    return f", {' and '.join(own)} (the model's own)" if own and settings.TYPE == "timm" else ""
 
 
 def _refuse_vit_fields(model: Model) -> None:

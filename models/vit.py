@@ -34,10 +34,10 @@ def build_vit(config: Config, num_classes: int) -> nn.Module:
             qkv_bias=model.QKV_BIAS,
             pos_embed="learn" if is_fixed else model.POS_EMBED,
             # timm's drop_rate would be dropout before the classifier, which PaddleViT does not have.
-            pos_drop_rate=model.DROPOUT,
-            proj_drop_rate=model.DROPOUT,
-            attn_drop_rate=model.ATTENTION_DROPOUT,
-            drop_path_rate=model.DROPPATH,
+            pos_drop_rate=model.DROPOUT or 0.0,
+            proj_drop_rate=model.DROPOUT or 0.0,
+            attn_drop_rate=model.ATTENTION_DROPOUT or 0.0,
+            drop_path_rate=model.DROPPATH or 0.0,
             **dynamic_size(config),
             **model.KWARGS,
         )

@@ -11,7 +11,9 @@ import main_single_gpu
 from configs.schema import Config
 from datasets.shuffle import shuffled
 from datasets.sources.digits import read_digits
+from tests.support.refusals import refused
 from tests.support.runs import ROOT
+from utils.errors import ConfigError
 
 WEIGHTS = str(ROOT / "weights/vit_fractals.safetensors")
 QUICK = "TRACK=none DATA.NUM_WORKERS=0 DATA.BATCH_SIZE_EVAL=359 DEVICE=cpu"
@@ -23,6 +25,8 @@ def test_the_weights_know_other_pictures_of_the_classes_that_they_were_trained_o
     assert main_single_gpu.main([*words, "-opts", *QUICK.split(), "DATA.SYNTHETIC_SIZE=200"]) == 0
     status = json.loads(next(Path("output").glob("*/status.json")).read_text())
     assert status["raw"]["num_images"] == 200 and status["raw"]["top1"] > 95
+    with refused(ConfigError, "DATA.DATA_PATH", "photos", "fractals", "-dataset imagefolder"):
+        main_single_gpu.main(["-pretrained", WEIGHTS, "-data_path", "photos"])
 
 
 @pytest.mark.usefixtures("signal_handlers")

@@ -164,7 +164,7 @@ def check_plan(rows: Rows, plan: Plan, finds_batch_size: bool) -> None:
         found = "not checked, as they depend on the above"
         rows.add(Finding("weights, memory", found, WARN, "fix the error above first"))
         return
-    rows.add(Finding("model", f"{config.MODEL.NAME}, {describe(model)}"))
+    rows.add(Finding("model", f"{config.MODEL.NAME}, {describe(model, None if config.START.EVAL else config.MODEL)}"))
     if not config.START.EVAL:
         check_model(rows, plan, model, has_data)
         return

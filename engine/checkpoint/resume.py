@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from configs.schema import Config
-from configs.values import IMPLIED, flatten
+from configs.values import IMPLIED, ZERO_IS_ZERO, flatten
 from datasets.batch_order import Order
 from datasets.transforms.augment import REVISION
 from engine.checkpoint.format import changes, find_newest, newest_in, read_checkpoint, read_lazily
@@ -94,6 +94,7 @@ def global_batch_to_keep(config: Config, saved: dict) -> int | None:
 def comparable(config: Config, order: Order) -> dict:
     """The settings as a checkpoint stores them, with the global batch, the number of images and AUGMENTATION."""
     also = {"GLOBAL_BATCH": order.global_batch, "NUM_IMAGES": order.num_images, "AUGMENTATION": REVISION}
+    also[ZERO_IS_ZERO] = True
     return flatten(config) | also
 
 

@@ -10,6 +10,7 @@ from zipfile import ZipFile
 import torch
 from torch import Tensor
 
+from configs.values import as_trained
 from models.weights.sharded import is_plain
 from utils.errors import ConfigError
 from utils.text import format_bytes
@@ -90,7 +91,7 @@ def record_of(content: dict) -> dict:
     record = {name: plain[name] for name, kind in RECORD.items() if isinstance(plain.get(name), kind)}
     if not all(isinstance(name, str) for name in record.get("class_names", ())):
         del record["class_names"]
-    return record
+    return record | ({"config": as_trained(record["config"])} if "config" in record else {})
 
 
 # A checkpoint's weights, best first: timm, PaddleViT and torchvision evaluate and fine-tune the running mean too.

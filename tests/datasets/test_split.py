@@ -308,6 +308,20 @@ def test_data_with_validation_images_of_its_own_is_refused_and_one_part_of_it_is
             load(dataset, tmp_path / path, FOLD="0/5", SYNTHETIC_SIZE=20)
 
 
+def test_a_fraction_that_data_with_parts_of_its_own_does_not_use_is_told(tmp_path):
+    make_folders(tmp_path / "train", {"ant": 20, "bee": 20})
+    make_folders(tmp_path / "val", {"ant": 2, "bee": 2})
+    for dataset, path, fraction, is_told in (
+        ("imagefolder", "", 0.3, True),
+        ("imagefolder", "", 0.1, False),  # which nobody set
+        ("imagefolder", "train", 0.3, False),
+        ("digits", "", 0.3, True),
+        ("digits", "", 0.2, False),
+    ):
+        notes = load(dataset, tmp_path / path, VAL_FRACTION=fraction)[1].notes
+        assert any(note.startswith("warning") and "DATA.VAL_FRACTION 0.3" in note for note in notes) is is_told
+
+
 def test_evaluation_of_another_part_of_a_set_that_is_always_divided_is_warned_of():
     _, val = load("digits", FOLD="3/5")
     kept = SavedData(val.classes, val.split, identity(val))

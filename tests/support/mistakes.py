@@ -119,6 +119,9 @@ ON_THE_COMMAND_LINE = {
     f"-opts RUN.MAX_TIME={'9' * 400}": "RUN.MAX_TIME 3h30m",
     "-compile reduce-overhead -accum_iter 2": "COMPILE reduce-overhead TRAIN.ACCUM_ITER 2",
     "-compile max-autotune -accum_iter 2": "COMPILE max-autotune TRAIN.ACCUM_ITER 2",
+    "-dataset digits -data_path photos": "DATA.DATA_PATH photos -data_path digits -dataset imagefolder",
+    "-opts DATA.DATASET=fractals DATA.DATA_PATH=photos": "DATA.DATA_PATH photos fractals -dataset imagefolder",
+    "-opts MODEL.NAME=resnet18": "MODEL.NAME resnet18 MODEL.TYPE=timm",
     "-amp -opts PRECISION.INIT_LOSS_SCALING=8 PRECISION.MAX_LOSS_SCALING=4": (
         "PRECISION.INIT_LOSS_SCALING 8 PRECISION.MAX_LOSS_SCALING 4"
     ),

@@ -7,7 +7,7 @@ import numpy as np
 from configs.schema import Config, Data
 from datasets.balance import choose_order
 from datasets.batch_order import Order
-from datasets.classes import number_classes
+from datasets.classes import number_classes, without_new_classes
 from datasets.loading.readers import EvalData, EvalReader, SizedReader, TrainData, TrainReader
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.sources import find_source
@@ -50,7 +50,8 @@ def load_image_sets(
         text = f"DATA.VAL_FRACTION {data.VAL_FRACTION:g}, because {name} has parts of its own ({describe_split(config, val)})"
         val.notes = (f"warning: without effect: {text}", *val.notes)
     if config.START.EVAL:
-        train, val.notes = None, (*val.notes, *warn_of_other_parts(val, saved))
+        val.notes = (*val.notes, *warn_of_other_parts(val, saved))
+        train, val = None, val if config.DATA.CLASSES else without_new_classes(val, saved)
     parts = {part: each for part, each in (("training", train), ("validation", val)) if each is not None}
     held_out = (
         f"DATA.FOLD ({config.DATA.FOLD})" if config.DATA.FOLD else f"DATA.VAL_FRACTION ({config.DATA.VAL_FRACTION:g})"

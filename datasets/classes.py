@@ -40,6 +40,10 @@ def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | Non
             notes.append(f"class {gone[0]} is called {new[0]} from here on (RESUME.ALLOW_CHANGED)")
         where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the classes of the checkpoint"
         remedy = "start a new run from its weights with -pretrained"
+        if config.START.EVAL:
+            remedy = (
+                "evaluate images of its classes alone; added classes are left out only where none of its own is missing"
+            )
         remedy += "; if a class was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]" if is_renamed else ""
         _refuse_others(parts, classes, where, remedy, may_lack=config.START.EVAL or first.labels_are_numbers)
         if first.labels_are_numbers and not _are_numbers(classes):
@@ -47,6 +51,28 @@ def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | Non
             notes.append(f"the labels are numbers, taken for those of the checkpoint's classes: {meaning}")
         renumber(parts, classes)
     return [*notes, *(_name_alike(first.classes) if first.classes_are_names else [])]
+
+
+def without_new_classes(part: ImageSet, saved: SavedData | None) -> ImageSet:
+    """The images to evaluate without those of classes that were added since the checkpoint, which are counted.
+
+    Where a class of the checkpoint is missing, an added one may be that class by another name: then all stay, to be refused.
+    """
+    if not (saved and saved.classes) or part.label_sets or part.labels_are_numbers:
+        return part
+    new, gone = _differences([part], saved.classes)
+    counts = dict(zip(part.classes, part.count_classes().tolist(), strict=True))
+    left_out = {name: counts[name] for name in new if counts[name]}
+    if gone or not left_out:
+        return part
+    kept = part.take(np.flatnonzero(~part.with_any(np.array([part.classes.index(name) for name in left_out]))))
+    kept.left_out = left_out
+    names = first_of([f"{name} ({count:,})" for name, count in left_out.items()])
+    images = counted(sum(left_out.values()), "image")
+    kept.notes += (
+        f"warning: {images} of classes that the checkpoint does not know are left out, none of them scored: {names}",
+    )
+    return kept
 
 
 def _without_images(config: Config, parts: list[ImageSet]) -> list[str]:

@@ -113,6 +113,7 @@ class ImageSet:
     notes: tuple[str, ...] = ()  # lines for the log; those of the validation set are about both sets
     label_sets: LabelSets | None = None
     labels_are_numbers = False  # the data has class numbers; names, if any, were given to them
+    left_out: dict[str, int] = {}  # images of classes that an evaluated checkpoint does not know
     classes_are_names = False  # the data has class names, and their order gives the numbers
 
     def __init__(self, targets: Sequence[int] | np.ndarray, classes: list[str]):

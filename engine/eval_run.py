@@ -111,8 +111,8 @@ def leave_results(session: Session, plan: Plan, found: dict[str, Evaluation]) ->
 
 
 def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages) -> dict[str, Evaluation]:
-    """The raw weights, and the EMA weights if there are any."""
-    models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema else {})
+    """The raw weights, and the EMA weights if there are any, which before the first update are the same."""
+    models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema and trainer.step else {})
     normalize, metric = trainer.prepare.normalize, trainer.config.TRAIN.BEST_METRIC
     with averaged(trainer.optimizer):
         found = evaluate_each(list(models.values()), data, normalize, trainer.precision, trainer.process, bad_images)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+from unicodedata import normalize
 
 from torch import nn
 
@@ -93,6 +94,14 @@ class Plan(Beginning):
     @property
     def num_classes(self) -> int:
         return self.config.MODEL.NUM_CLASSES or len(self.classes)
+
+    @property
+    def starts_from_its_classes(self) -> bool:
+        """Whether a new run starts from weights that know all its classes, so that its first evaluation tells something."""
+        here, there = (
+            {normalize("NFC", name) for name in each} for each in (self.classes, self.record.get("class_names", ()))
+        )
+        return not self.checkpoint and here <= there
 
     @property
     def num_updates(self) -> int:

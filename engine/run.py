@@ -19,7 +19,7 @@ from engine.checkpoint.resume import is_run, refuse_changes
 from engine.checkpoint.sharded_saver import make_saver
 from engine.diagnose.explain import explain
 from engine.eval_run import evaluate_both, evaluate_saved, run_evaluation
-from engine.evaluation.scores import Best
+from engine.evaluation.scores import Best, rank_of
 from engine.plan import Plan, begin, make_plan
 from engine.plan_lines import describe_other_validation, describe_training, measured_classes
 from engine.record.image_results import BestResults
@@ -154,6 +154,8 @@ def train_epochs(training: Training) -> tuple[int, str]:
     """Train to the last epoch, or until something stops the run. Returns the exit code, and how the run ended."""
     saves, trainer, bad_images = training.saves, training.trainer, bad_eval_images(training)
     try:
+        if not trainer.step and training.plan.starts_from_its_classes:
+            score_start(training, bad_images)
         while not training.why_finished:
             try:
                 windows = trainer.data.windows(trainer.step, training.plan.num_updates, trainer.left_out)
@@ -183,6 +185,15 @@ def train_epochs(training: Training) -> tuple[int, str]:
 def bad_eval_images(training: Training) -> BadImages:
     """The unreadable validation images, each reported once in a run."""
     return BadImages(training.plan.eval_set, training.plan.config.DATA.MAX_BAD_FRACTION, training.session.log.warn)
+
+
+def score_start(training: Training, bad_images: BadImages) -> None:
+    """Score the weights that the run starts from, as its epoch 0: what training has to make better."""
+    start, saves = time.perf_counter(), training.saves
+    saves.before = evaluate_both(training.trainer, training.eval_data, bad_images)[""].scores
+    training.trainer.notify("on_start_scored", saves.before, time.perf_counter() - start)
+    training.session.log.say(f"before training: {saves.before.describe_short()}")
+    saves.show("training", before=saves.before.figures())
 
 
 def one_epoch(training: Training, windows: Iterator[Window], bad_images: BadImages) -> None:
@@ -288,8 +299,15 @@ def end(training: Training, state: str, what: str, code: int, **facts) -> tuple[
     lasted = f"{seconds:.1f} s" if seconds < 60 else format_time(seconds)
     files = {"weights": "last.pth", "curves": "loss.png", "logs": "log.txt"}
     things = ", ".join(name for name, file in files.items() if (folder / file).exists())
-    best = f"{saves.describe_best()}{f', over {measured_classes(training.plan)}' * bool(training.trainer.best.epoch)}"
-    training.session.log.say(f"{what}; {best}; {lasted}; {things}: {folder}")
+    described = (
+        f"{saves.describe_best()}{f', over {measured_classes(training.plan)}' * bool(training.trainer.best.epoch)}"
+    )
+    training.session.log.say(f"{what}; {described}; {lasted}; {things}: {folder}")
+    best = training.trainer.best
+    if saves.before and best.epoch and not rank_of(best.metric, best.value, best.loss) > saves.before.rank:
+        training.session.log.warn(
+            f"no epoch was better than the start; before training: {saves.before.describe_short()}"
+        )
     return code, EARLY_STOP if facts.get("reason") == EARLY_STOP else "failed" if code == 3 else state
 
 

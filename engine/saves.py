@@ -34,6 +34,7 @@ class Saves:
         self.session, self.plan, self.trainer, self.saver, self.bad_images = session, plan, trainer, saver, bad_images
         self.process, self.log, self.folder = session.process, session.log, session.path
         self.failure = ""  # why the last save failed, in every process
+        self.before: Scores | None = None  # of the weights that the run starts from
         self.look()
         saver.newest = {"epoch": trainer.epoch, "step": trainer.step}
         saver.on_saved = lambda: self.show("training")

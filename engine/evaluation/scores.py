@@ -40,6 +40,9 @@ class Scores:
             return line
         return f"{line}, {name} {TITLES[self.metric]}: {self.value / 100:.4f}"
 
+    def describe_short(self) -> str:
+        return f"{TITLES[self.metric]} {format_value(self.metric, self.value)}, loss {self.loss:.4f}"
+
     def more(self) -> dict[str, float]:
         """The metrics besides loss, top-1 and top-5 that were measured."""
         found = {name: getattr(self, name) for name in ("macro_recall", "macro_f1", "micro_f1", "map")}

@@ -40,12 +40,13 @@ class ResultFiles:
         try:
             record.unlink(missing_ok=True)  # until the tables belong together again
             write_tables(self._folder, results, self._image_set)
-            write_text(record, to_json(record_of(best)))
+            facts = record_of(best) | ({"left_out": left_out} if (left_out := self._image_set.left_out) else {})
+            write_text(record, to_json(facts))
             if with_pictures:
                 self._draw(results)
                 if missing := describe_missing(self._image_set.classes):
                     self._log.say(missing)
-                write_text(record, to_json(record_of(best) | {"pictures": True}))
+                write_text(record, to_json(facts | {"pictures": True}))
         except (OSError, DecompressionBombError) as error:  # the latter if DATA.MAX_PIXELS is below that of a caption
             if not self._has_failed:
                 self._log.warn(f"cannot write the results of images in {self._folder} ({cause_of(error)})")

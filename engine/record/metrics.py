@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from configs.schema import Config
+from engine.evaluation.scores import Scores
 from engine.record.plot import Plotter
 from engine.record.saved_run import read_rows, read_table
 from engine.record.timing import Timing, shares
@@ -70,7 +71,11 @@ class Column(NamedTuple):
 OF_LAYERS = "; with `TRAIN.LAYER_DECAY` that of the classifier, of which layers below have a part"
 # The first six are those of timm's summary.csv; percent where nothing else is said.
 COLUMNS = (
-    Column("epoch", "number of the epoch, from 0", lambda epoch: epoch.trainer.epoch),
+    Column(
+        "epoch",
+        "number of the epoch, from 0; -1: the weights that the run started from, before training",
+        lambda epoch: epoch.trainer.epoch,
+    ),
     Column(
         *("train_loss", "mean training loss", lambda epoch: finite(epoch.result.report.mean_loss)),
         **{"title": "loss", "width": 6},
@@ -128,6 +133,15 @@ def epoch_row(epoch: Epoch) -> Row:
         value = column.value(epoch)
         row |= value if isinstance(value, dict) else {column.name: value}
     return row
+
+
+def start_row(trainer: Trainer, scores: Scores, seconds: float) -> Row:
+    """The row of metrics.csv before the first epoch: what was not measured is empty."""
+    nothing = Report(*[math.nan] * 11)
+    row = epoch_row(Epoch(trainer, EpochResult(nothing, {"": scores}, 0, 0.0, seconds), {"data": None}))
+    return {key: value if value is not None and math.isfinite(value) else None for key, value in row.items()} | {
+        "epoch": -1
+    }
 
 
 def step_row(report: Report) -> Row:
@@ -210,13 +224,17 @@ class Recorder(Callback):
         self._open(trainer)
 
     def _open(self, trainer: Trainer) -> None:
-        self._epochs = EpochRows(self._folder, trainer.epoch)
+        self._epochs = EpochRows(self._folder, trainer.epoch if trainer.step else -1)
         self._steps = StepRows(self._folder, trainer.step)
         self._trackers.begin(trainer.step, trainer.epoch, self._steps.rows, self._epochs.rows)
 
     def on_rollback(self, trainer: Trainer) -> None:
         self.close()
         self._open(trainer)
+
+    def on_start_scored(self, trainer: Trainer, scores: Scores, seconds: float) -> None:
+        with self._warn_on_os_error():
+            self._epochs.add(start_row(trainer, scores, seconds))
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
         row = step_row(report)

@@ -87,6 +87,8 @@ def result(run: SavedRun) -> Iterator[Markup]:
             text += f", with the {'EMA' if best.suffix else 'raw'} weights"
         if best.num_images:
             text += f", on {counted(best.num_images, 'validation image')}"
+        if (before := run.before.get(f"eval_{best.metric}")) is not None:
+            text += f". Before training it was {format_value(best.metric, before)}"
         interval = confidence(best.value, best.num_images) if best.metric == "top1" else ""
         if interval:
             text += f". On other images like these, expect {interval.removeprefix('95%: ').partition(',')[0]} (95% interval)"

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -55,6 +55,9 @@ class SavedRun:
     epochs: list[
         dict[str, Any]
     ]  # metrics.jsonl, a row for each epoch; `epoch` counts from 0, accuracies are in percent
+    before: dict[str, Any] = field(
+        default_factory=dict
+    )  # such a row of the weights that it started from, if they were scored
 
     @classmethod
     def open(cls, folder: str | os.PathLike) -> "SavedRun":
@@ -68,7 +71,8 @@ class SavedRun:
             near = f"; it contains runs, give one of them: {', '.join(inside[:5])}" if inside else ""
             raise ConfigError(f"{folder}: not the folder of a run, without config.yaml{near}")
         settings, origins = read_settings(folder / "config.yaml")
-        epochs = read_rows(folder / "metrics.jsonl")
+        rows = read_rows(folder / "metrics.jsonl")
+        epochs = [row for row in rows if row["epoch"] >= 0]
         status = read_status(folder)
         if settings.pop("EVAL", False) or status.get("kind") == "eval":
             raise ConfigError(
@@ -79,7 +83,7 @@ class SavedRun:
             raise ConfigError(
                 f"{folder}: this run has not finished an epoch yet{reason}; wait for it, or go on with it: -resume {folder}"
             )
-        return cls(folder, settings, origins, status, epochs)
+        return cls(folder, settings, origins, status, epochs, next((row for row in rows if row["epoch"] < 0), {}))
 
     @cached_property
     def steps(self) -> list[dict[str, float | None]]:
@@ -156,7 +160,7 @@ def best_of(epochs: Sequence[Mapping[str, Any]], metric: str) -> Best:
     found = []
     for row, suffix in itertools.product(epochs, SUFFIXES):
         value, loss = row.get(f"eval_{metric}{suffix}"), row.get(f"eval_loss{suffix}")
-        if value is not None:
+        if value is not None and row["epoch"] >= 0:
             found.append(Best(value, row["epoch"] + 1, math.nan if loss is None else loss, suffix, metric=metric))
     return max(found, key=lambda each: rank_of(each.metric, each.value, each.loss), default=Best())
 
@@ -259,7 +263,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             row = None
         epoch = row.get("epoch") if isinstance(row, dict) else None
-        if not isinstance(epoch, int) or not 0 <= epoch < 2**31:
+        if not isinstance(epoch, int) or not -1 <= epoch < 2**31:
             if number == len(lines):
                 break
             raise ConfigError(f"{path}: line {number} is damaged: not a JSON object with an epoch; delete that line")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from configs.schema import Config
 from datasets import Batch, Mixed, Preparation, TrainData, Window
-from engine.evaluation.scores import Best
+from engine.evaluation.scores import Best, Scores
 from engine.parallel import Parallel
 from engine.precision.loss_scale import Clipping
 from engine.precision.master_weights import ComputingModel
@@ -40,6 +40,9 @@ class Callback:
     only (callback_list.py): they call no collective. Read values of tensors only in `on_report`: reading them in every
     update would synchronise host and device.
     """
+
+    def on_start_scored(self, trainer: "Trainer", scores: Scores, seconds: float) -> None:
+        """Before the first update, where the weights know all classes: they were evaluated, which took so long."""
 
     def on_epoch_start(self, trainer: "Trainer") -> None:
         """Epoch `trainer.epoch` begins, or continues after a resume."""

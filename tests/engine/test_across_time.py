@@ -16,6 +16,8 @@ import main_single_gpu
 from configs.load import load as read_settings
 from datasets import holds_out_no_more
 from engine.check.quick_checks import OK, WARN
+from engine.plan import Plan
+from engine.record.saved_run import SavedRun, read_table
 from engine.settings import load_settings
 from scripts import export
 from tests.engine.check.small_photos import CLEAN
@@ -182,6 +184,12 @@ def top1(said: str) -> float:
 def test_evaluation_takes_the_checkpoints_classes_for_a_subset_and_for_lists_in_another_order(again):
     code, said = halfstep(*settings(again), "-output", again / "o", "-eval", "-resume", checkpoint(again))
     assert code == 0 and top1(said) == 100
+    for number, part in enumerate(("val", "train")):  # in a class that was added since
+        draw_photos(again / "photos" / part, "zebra", count=5 + number)
+    code, said = halfstep(*settings(again), "-output", again / "more", "-eval", "-pretrained", checkpoint(again))
+    assert code == 0 and top1(said) == 100 and "warning: 5 images" in said and "zebra" in said
+    assert json.loads((run_folder(again / "more") / "results.json").read_text())["left_out"] == {"zebra": 5}
+    shutil.rmtree(again / "photos" / "val" / "zebra")
     shutil.rmtree(again / "photos" / "train")
     shutil.rmtree(again / "photos" / "val" / "bird")
     code, said = halfstep(*settings(again), "-output", again / "o", "-eval", "-pretrained", checkpoint(again))
@@ -211,6 +219,31 @@ def test_a_run_with_one_more_class_starts_from_pretrained_weights_with_the_accur
     state = torch.load(run_folder(again / "new") / "last.pth", weights_only=True)
     assert state["class_names"] == ["bird", "cat", "dog", "zebra"]
     assert 0 < state["metric"] < 100 and f"{state['metric']:.3f}" == f"{top1(halfstep(*old)[1]):.3f}"
+
+
+def test_weights_that_know_all_classes_are_scored_before_training_which_stays_the_same_to_the_bit(again, monkeypatch):
+    old = top1(halfstep(*settings(again), "-output", again / "o", "-eval", "-pretrained", checkpoint(again))[1])
+    more = ["-epochs", "1", "-pretrained", checkpoint(again), "-opts", "TRAIN.BASE_LR=2"]  # so that it gets worse
+    more += ["MODEL.DROPOUT=0.1", "TRAIN.MODEL_EMA=true"]
+    states = []
+    for name in ("scored", "not"):
+        code, said = halfstep(*settings(again), "-output", again / name, *more)
+        run = run_folder(again / name)
+        saved, status = SavedRun.open(run), json.loads((run / "status.json").read_text())
+        states.append(torch.load(run / "last.pth", weights_only=True)["state_dict"])
+        assert code == 0 and [row["epoch"] for row in saved.epochs] == [0]
+        if name == "scored":
+            assert saved.before["eval_top1"] == pytest.approx(old) and status["before"]["top1"] == pytest.approx(old)
+            assert saved.best.value < old and said.count("before training") == 2, (
+                "told at the start, and that it got worse"
+            )
+            assert read_table(run / "metrics.csv")[0]["epoch"] == "-1"
+            code, said = halfstep("-resume", run, "-epochs", "2", "-opts", "RESUME.ALLOW_CHANGED=[TRAIN.NUM_EPOCHS]")
+            assert code == 0 and "before training" not in said and SavedRun.open(run).before == saved.before
+        else:
+            assert not saved.before and "before" not in status
+        monkeypatch.setattr(Plan, "starts_from_its_classes", False)
+    assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
 
 
 def test_pretrained_weights_that_may_have_seen_the_validation_images_are_warned_of(again):

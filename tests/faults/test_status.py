@@ -43,6 +43,7 @@ def test_what_runs_write_into_it_is_what_the_table_in_the_docs_says(tmp_path, st
         assert contents(kept)[-1]["exit_code"] == ended.returncode, ended.printed
     weights = run_folder(tmp_path / "done") / "best.pth"
     assert start(tmp_path / "eval", "-eval", "-resume", str(weights), keep_statuses=[str(kept)]).returncode == 0
+    assert start(tmp_path / "again", "-pretrained", str(weights), keep_statuses=[str(kept)]).returncode == 0
     written, told = contents(kept), documented()
     assert {key for each in written for key in each} == set(told)
     states = {each["state"] for each in written}
@@ -54,7 +55,7 @@ def test_what_runs_write_into_it_is_what_the_table_in_the_docs_says(tmp_path, st
     positions = [each["position"]["step"] for each in written if each["state"] == "training"]
     assert set(range(1, 8)) <= set(positions), "a report does not write"
     of_done = [each for each in written if each["state"] == "done" and "step" in each]
-    assert [(each["epoch"], each["step"], each["total_steps"]) for each in of_done] == [(2, 8, 8)]
+    assert [(each["epoch"], each["step"], each["total_steps"]) for each in of_done] == [(2, 8, 8)] * 2
 
 
 def test_a_resume_that_is_refused_leaves_that_of_the_killed_run_as_it_is(tmp_path, start):

@@ -132,7 +132,7 @@ def search(trial: "Trial", withheld: int, limit: int) -> int:
 class Trial:
     """A throw-away trainer like that of the run, with random weights and images."""
 
-    def __init__(self, config: Config, num_classes: int, process: Process, stop: StopSignal):
+    def __init__(self, config: Config, num_classes: int, process: Process, stop: StopSignal | None = None):
         # The second micro-batch runs with the gradients of the first in memory; a third would not need more.
         train = replace(config.TRAIN, ACCUM_ITER=min(config.TRAIN.ACCUM_ITER, 2), REPEATED_AUG=1)
         if config.TRAIN.SIZE_SCHEDULE:
@@ -146,7 +146,7 @@ class Trial:
 
     def fits(self, count: int) -> bool:
         """Whether updates with micro-batches of this size fit. After a signal it tries nothing."""
-        if self.stop.number:
+        if self.stop and self.stop.number:
             return False
         try:
             self.update(count, times=2)  # the optimizer's state exists only from the second on

@@ -43,7 +43,7 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
         return callback
 
     timing, last_update = add(Timing.on(process.device)), add(LastUpdate())
-    pace = add(Pace(plan.num_updates, session.beat))
+    pace = add(Pace(config, plan.order, len(plan.eval_set), plan.loaded.started, session.beat, log.say))
     results = add(BestResults(config, session.path, plan.eval_set, log, trainer))
     if process.is_first and config.REPORT:
         add(TrainBatch(config, session.path, plan.classes, log))

@@ -32,6 +32,7 @@ from engine.train.counters import EpochResult, Report
 from engine.train.stop_conditions import (
     DONE,
     EARLY_STOP,
+    NO_PROGRESS,
     TIME_IS_UP,
     NonFinite,
     Stopped,
@@ -54,7 +55,7 @@ from utils.torch_internals import import_compiler
 
 def run(loaded: LoadedConfig, process: Process) -> int:
     """Train or evaluate as the settings say. Returns the exit code: 0, 1 (the last save failed),
-    3 (too many updates with non-finite gradients) or 128 + signal."""
+    3 (too many updates with non-finite gradients), 4 (no time for an update) or 128 + signal."""
     loaded = loaded.with_default_batch_size() if loaded.config.START.EVAL else loaded
     session = Session(loaded, process)
     if process.world_size > 1:
@@ -153,6 +154,7 @@ class Training:
 def train_epochs(training: Training) -> tuple[int, str]:
     """Train to the last epoch, or until something stops the run. Returns the exit code, and how the run ended."""
     saves, trainer, bad_images = training.saves, training.trainer, bad_eval_images(training)
+    first_step = trainer.step
     try:
         if not trainer.step and training.plan.starts_from_its_classes:
             score_start(training, bad_images)
@@ -169,6 +171,10 @@ def train_epochs(training: Training) -> tuple[int, str]:
         wait_for_disk(training)
         refuse_if_nothing_counted(trainer)
     except Stopped as stopped:
+        if stopped.number == TIME_IS_UP and trainer.step == first_step:
+            limit = training.plan.config.START.MAX_TIME
+            reason = f"not one update fits into RUN.MAX_TIME, {limit}; raise it"
+            return end(training, "stopped", f"stopped: {reason}", NO_PROGRESS, reason=reason)
         return save_and_stop(training, stopped.number)
     except NonFinite as error:
         wait_for_disk(training)
@@ -308,7 +314,7 @@ def end(training: Training, state: str, what: str, code: int, **facts) -> tuple[
         training.session.log.warn(
             f"no epoch was better than the start; before training: {saves.before.describe_short()}"
         )
-    return code, EARLY_STOP if facts.get("reason") == EARLY_STOP else "failed" if code == 3 else state
+    return code, EARLY_STOP if facts.get("reason") == EARLY_STOP else "failed" if code in (3, NO_PROGRESS) else state
 
 
 def describe_setup(plan: Plan, trainer: Trainer) -> dict[str, str | int]:

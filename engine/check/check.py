@@ -1,7 +1,10 @@
 """-check: makes the plan of a run, prints a row for each finding and each problem, and starts nothing."""
 
+import contextlib
 import copy
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -10,8 +13,8 @@ from torch import nn
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from configs.values import to_text
-from datasets import ImageSet, SavedData, describe_balance, load_image_sets
-from engine.auto_batch_size import OF_SO_FEW, calculate, max_images
+from datasets import ImageSet, SavedData, build_train_data, describe_balance, load_image_sets
+from engine.auto_batch_size import OF_SO_FEW, Trial, calculate, max_images
 from engine.check.images import check_cache, check_images
 from engine.check.quick_checks import OK, WARN, WRONG, Finding, check_output, quick_checks
 from engine.checkpoint.async_saver import BEST
@@ -19,7 +22,7 @@ from engine.checkpoint.format import progress_in
 from engine.checkpoint.resume import is_run, refuse_changes
 from engine.eval_run import weights_to_score
 from engine.evaluation.scores import Best
-from engine.memory.estimate import MORE, estimate, fixed_bytes, free_memory, trained_bytes
+from engine.memory.estimate import FEW, MORE, estimate, fixed_bytes, free_memory, record_forward, trained_bytes
 from engine.parallel import gathered_blocks, is_sharded
 from engine.plan import Beginning, ImageSets, Plan, begin, make_plan
 from engine.plan_lines import (
@@ -30,6 +33,7 @@ from engine.plan_lines import (
     warn_of_overlap,
 )
 from engine.precision.policy import Precision, or_amp
+from engine.record.timing import Pace
 from engine.session import check_name, new_folder
 from engine.train.optimizers import AnyOptimizer, build_optimizer, check_state
 from engine.train.stop_conditions import why_finished
@@ -48,6 +52,7 @@ from utils.text import counted, format_bytes
 
 T = TypeVar("T")
 NEAR, FAR = 0.9, 1.5  # fractions of free memory; the need is only estimated
+SECONDS, MOST_UPDATES = 3.0, 21  # for which updates are timed; for one of them, and in all
 UNKNOWN = "not checked, as it depends on what is wrong"
 
 
@@ -196,6 +201,8 @@ def check_model(rows: Rows, plan: Plan, model: nn.Module, has_data: bool) -> Non
         return
     if memory := rows.step("memory", lambda: check_memory(config, model, plan.precision, free, plan.process)):
         rows.add(memory)
+        if has_data and memory.verdict == OK and not rows.failed:
+            rows.step("time", lambda: rows.add(Finding("time", estimate_time(plan, model))))
 
 
 def describe_precision(plan: Plan, model: nn.Module) -> list[str]:
@@ -264,6 +271,32 @@ def check_memory(config: Config, model: nn.Module, precision: Precision, free: i
     remedy = f"{advice}; there is room for about {counted(fitting, 'image')}" if fitting else advice
     shared = f", in each of {num_sharing} processes" if num_sharing > 1 else ""
     return _finding(f"about {format_bytes(total)} ({parts}{shared})", total, free, remedy)
+
+
+def estimate_time(plan: Plan, model: nn.Module) -> str:
+    """Train on some batches, with weights that are thrown away, and say how long all of them take."""
+    config, process = plan.config, replace(plan.process, world_size=1, local_size=1)
+    start = time.perf_counter()
+    record_forward(config, plan.precision.computing(model).train(), plan.precision, FEW)
+    most = FEW * int(SECONDS / (3 * (time.perf_counter() - start)))  # images of a step that is not too long
+    trial = Trial(replace(config, TRAIN=replace(config.TRAIN, ACCUM_ITER=1)), plan.num_classes, process)
+    data = replace(config.DATA, BATCH_SIZE=max(FEW, min(config.DATA.BATCH_SIZE, most) // FEW * FEW))
+    train_data = build_train_data(replace(trial.config, DATA=data), plan.train_set, process)
+    trial.begin(replace(trial.config, DATA=data), train_data)
+    trainer, num_images = trial.trainer, 0
+    with contextlib.closing(train_data.windows(0, MOST_UPDATES)) as windows:
+        trainer.update(next(windows))  # the first takes longer
+        trainer.report()
+        start = time.perf_counter()
+        while trainer.step < MOST_UPDATES and time.perf_counter() < start + SECONDS:
+            window = next(windows)
+            trainer.update(window)
+            num_images += window.num_samples
+        trainer.report()
+    order, step = plan.order, plan.saved.get("step", 0) if is_run(plan.saved) else 0
+    each = (time.perf_counter() - start) / num_images * order.global_batch / order.world_size
+    pace = Pace(config, order, len(plan.eval_set), time.monotonic(), num_done=step // order.steps_per_epoch)
+    return f"{pace.describe(step, pace.predict(step, each))}; {each:.3g} s an update, measured with {counted(num_images, 'image')}"
 
 
 def _finding(needs: str, need: float, free: int, remedy: str) -> Finding:

@@ -1,7 +1,9 @@
 """What a run shows of its training: PaddleViT's lines, on a terminal a bar and a line an epoch, and what to do where it waits."""
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from configs.schema import Config
 from datasets import ImageSet, choose_workers
@@ -11,6 +13,7 @@ from engine.record.metrics import COLUMNS, Epoch, Row, epoch_row, peak_memory
 from engine.record.timing import Pace, Timing, shares
 from engine.train.counters import EpochResult, Report
 from engine.train.trainer import Callback, Trainer
+from utils.bar import SECONDS
 from utils.distributed import Process
 from utils.log import Log
 from utils.text import counted, format_time
@@ -21,17 +24,35 @@ LINES_BELOW_A_HEAD = 40
 class Console(Callback):
     """Shows how the training goes on. Accuracies in PaddleViT's format are fractions in [0, 1]."""
 
-    def __init__(self, config: Config, log: Log, timing: Timing, pace: Pace, has_ema: bool):
-        self._config, self._log, self._timing, self._pace = config, log, timing, pace
+    def __init__(
+        self,
+        config: Config,
+        log: Log,
+        timing: Timing,
+        pace: Pace,
+        has_ema: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._config, self._log, self._timing, self._pace, self._clock = config, log, timing, pace, clock
         self._table = EpochTable(config, has_ema)
         self._report: Report | None = None  # the last of this epoch
+        self._read = 0.0  # when its figures were read
 
     def on_epoch_start(self, trainer: Trainer) -> None:
         self._report = None
         self._log.describe_bar(lambda: self._describe(trainer))
 
+    def on_update(self, trainer: Trainer) -> None:
+        """Read the figures anew for the bar where a person sees it, at most once a second: the host waits for the device then.
+
+        They are those of this process's images until the next report, since the others do not take part.
+        """
+        if self._report and self._log.on_terminal and self._clock() >= self._read + SECONDS:
+            self._report = replace(self._report, **trainer.counters.read(Process(trainer.process.device)))
+            self._read = self._clock()
+
     def on_report(self, trainer: Trainer, report: Report) -> None:
-        self._report = report
+        self._report, self._read = report, self._clock()
         steps_per_epoch = trainer.data.steps_per_epoch
         self._log.detail(
             f"Epoch[{report.epoch + 1:03d}/{self._config.TRAIN.NUM_EPOCHS:03d}], "

@@ -1,18 +1,23 @@
 """How long each phase of the updates takes, how long the run has still to go, and a profiler's trace."""
 
 import contextlib
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
 from torch.profiler import profile, schedule, supported_activities
 
-from engine.train.counters import Report
+from configs.schema import Config, to_seconds
+from datasets.batch_order import Order
+from engine.train.counters import EpochResult, Report
 from engine.train.trainer import PHASES, Callback, Trainer
 from utils.errors import cause_of
+from utils.text import counted, format_duration
 from utils.torch_internals import call_after_backward
 
 MAX_MARKS = 10_000  # between two reports: about 1200 updates of one micro-batch, a few MB
@@ -113,28 +118,96 @@ def shares(seconds: Mapping[str, float], device: torch.device) -> dict[str, floa
     return {name: round(100 * seconds[name] / total, 2) if name in known else None for name in PHASES}
 
 
-class Pace(Callback):
-    """How many seconds are left of the whole run, at its pace since the first report of this start."""
+ENOUGH = 5.0  # seconds of updates by which the whole run is judged
 
-    def __init__(self, num_updates: int, beat: Callable[..., None], clock: Callable[[], float] = time.monotonic):
-        """`num_updates`: of the whole run. `beat`: takes after each report how far the training is."""
-        self._num_updates, self._beat, self._clock = num_updates, beat, clock
+
+class Pace(Callback):
+    """How many seconds are left of the whole run: of updates, evaluations, and of what else lies between two epochs.
+
+    Until one was seen, an evaluation is taken for a forward of its images, a third of a training step.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        order: Order,
+        num_evaluated: int,
+        start: float,
+        beat: Callable[..., None] = dict,
+        say: Callable[[str], None] = print,
+        clock: Callable[[], float] = time.monotonic,
+        num_done: int = 0,
+    ):
+        """`num_evaluated`: validation images. `beat`: takes after each report how far the training is. `start`: of the program."""
+        self._config, self._order, self._beat, self._say, self._clock = config, order, beat, say, clock
+        self._limit = start + to_seconds(config.START.MAX_TIME) if config.START.MAX_TIME else math.inf
+        self._evaluation = num_evaluated * order.steps_per_epoch / order.num_images / 3  # in updates
+        self._evaluation *= 1 + config.TRAIN.MODEL_EMA
         self._first: tuple[int, float] | None = None  # step and time of the first report: the first update takes longer
+        self._last = self._paused = (
+            0.0  # time of the last report or pause; seconds since the first report without updates
+        )
+        self._evaluations: list[float] = []  # seconds of each
+        self._rests: list[float] = []  # seconds of what else lay between two epochs
+        self._num_done = num_done  # epochs
+        self._is_told = False
+
+    def on_epoch_start(self, trainer: Trainer) -> None:
+        self._num_done = trainer.epoch
+        if self._first:
+            self._rests.append(self._pause())
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
-        self._first = self._first or (trainer.step, self._clock())
+        self._last = self._clock()
+        self._first = self._first or (trainer.step, self._last)
         left = self.seconds_left(trainer.step)
         position = {"epoch": trainer.epoch, "step": trainer.step}
         self._beat(position=position, eta_seconds=None if left is None else round(left))
+        if left is not None and not self._is_told and self._last - self._first[1] >= ENOUGH:
+            self._is_told = True
+            self._say(f"time: {self.describe(trainer.step, left)}")
+
+    def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
+        seconds = self._pause()
+        self._evaluations += [seconds] if result.scores else []
+        self._num_done = trainer.epoch + 1
 
     def on_rollback(self, trainer: Trainer) -> None:
-        self._first = None
+        self._first, self._paused = None, 0.0
+
+    def _pause(self) -> float:
+        """The seconds since the last report or pause."""
+        last, self._last = self._last, self._clock()
+        self._paused += self._last - last
+        return self._last - last
 
     def seconds_left(self, step: int) -> float | None:
         first_step, first_time = self._first or (step, 0.0)
         if step == first_step:
             return None
-        return (self._num_updates - step) * (self._clock() - first_time) / (step - first_step)
+        return self.predict(step, (self._clock() - first_time - self._paused) / (step - first_step))
+
+    def predict(self, step: int, each: float) -> float:
+        """The seconds that are left from this step on, if an update takes `each`."""
+        num_epochs, frequency = self._config.TRAIN.NUM_EPOCHS, self._config.VALIDATE_FREQ
+        left = range(self._num_done + 1, num_epochs + 1)
+        num_evaluations = sum(number % frequency == 0 or number == num_epochs for number in left)
+        evaluation = mean(self._evaluations) if self._evaluations else self._evaluation * each
+        rest = mean(self._rests) if self._rests else 0.0
+        num_updates = num_epochs * self._order.steps_per_epoch
+        return (num_updates - step) * each + num_evaluations * evaluation + len(left) * rest
+
+    def describe(self, step: int, left: float) -> str:
+        """How long the run still takes, when that is over, and how far it gets before RUN.MAX_TIME."""
+        end, allowed = time.localtime(time.time() + left), self._limit - self._clock()
+        about = f"{left / 60:.0f} min" if 100 <= left < 3600 else format_duration(round(left))
+        text = f"about {about}, until {time.strftime('%H:%M' if left < 20 * 3600 else '%Y-%m-%d %H:%M', end)}"
+        if left <= allowed:
+            return text
+        num_epochs, num_steps = self._config.TRAIN.NUM_EPOCHS, self._order.steps_per_epoch
+        reached = (step + (num_epochs * num_steps - step) * max(allowed, 0) / left) / num_steps
+        limit = f"RUN.MAX_TIME, {self._config.START.MAX_TIME}, ends this start before that"
+        return f"{text}; {limit}, after about {reached:.1f} of {counted(num_epochs, 'epoch')}"
 
 
 WARM_UPDATES = 5  # before tracing: the first updates are not typical

@@ -12,6 +12,7 @@ from utils.text import counted
 DONE = "done"  # why a run ends after its last epoch
 EARLY_STOP = "early stop"  # the reason in status.json
 ADVICE = "lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP, or in float16 try -amp_dtype bfloat16"
+NO_PROGRESS = 4  # the exit code where RUN.MAX_TIME was up before an update: the same start again would end so too
 TIME_IS_UP = 1  # exchanged like a signal's number, and lower than theirs, so that a signal has priority
 
 

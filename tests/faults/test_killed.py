@@ -88,6 +88,13 @@ def test_killed_at_any_point_of_a_save_a_checkpoint_loads_and_the_run_goes_on_to
     assert found == [4] * (renamed + 1) + [8] * (len(operations) - renamed - 1)
 
 
+def test_a_start_without_time_for_one_update_ends_with_a_code_of_its_own_and_says_nothing_of_going_on(tmp_path, start):
+    ended = start(tmp_path, "-opts", "RUN.MAX_TIME=1s", count_seconds=[])
+    status = json.loads((run_folder(tmp_path) / "status.json").read_text())
+    assert ended.returncode == status["exit_code"] == 4 and status["state"] == "stopped"
+    assert "RUN.MAX_TIME" in status["reason"] and "next:" not in ended.printed
+
+
 @pytest.mark.parametrize("number", [TERM, INT, USR1])
 def test_told_to_stop_before_it_is_a_run_it_ends_and_leaves_nothing(tmp_path, start, number):
     code = start(tmp_path / "o", tell=[0, "before the settings are read", number]).returncode

@@ -9,11 +9,8 @@ import time
 import pytest
 
 from engine import session
-from engine.record.timing import Pace
 from engine.session import Status
-from tests.support.configs import small_config
 from tests.support.runs import ROOT, run_folder
-from tests.support.trainers import make_trainer, train
 
 
 def contents(path) -> list[dict]:
@@ -95,20 +92,6 @@ def test_one_that_finds_no_room_is_said_with_what_it_should_say(tmp_path):
     warned = []
     Status(tmp_path / "gone", warned.append).set("stopped")
     assert len(warned) == 1 and "stopped" in warned[0] and str(tmp_path / "gone/status.json") in warned[0]
-
-
-def test_the_time_left_follows_from_the_pace_of_this_start(tmp_path):
-    told, times = [], iter(range(0, 1000, 10))
-    trainer = make_trainer(small_config(tmp_path, "REPORT_FREQ=1"))
-    pace = Pace(88, lambda **facts: told.append(facts), clock=times.__next__)
-    trainer.callbacks = [pace]
-    train(trainer)
-    assert [each["eta_seconds"] for each in told] == [None, *range(860, 430, -10)]
-    assert told[-1]["position"] == {"epoch": 0, "step": 44}
-    trainer.step = 20
-    trainer.notify("on_rollback")
-    pace.on_report(trainer, trainer.report())
-    assert told[-1] == {"position": {"epoch": 0, "step": 20}, "eta_seconds": None}
 
 
 def test_the_last_state_is_not_overwritten_by_a_sign_of_life_on_its_way(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ def test_of_a_clean_run_nothing_is_said_but_ok(check):
     found = check()
     assert trouble(found) == {}
     names = "device,data set,data,classes,training images,training sizes,validation images,validation sizes,duplicates"
-    names += ",updates,learning rate,warm-up,shared memory,output,model,precision,memory,disk"
+    names += ",updates,learning rate,warm-up,shared memory,output,model,precision,memory,time,disk"
     assert set(found) == set(names.split(","))
     assert_names(found["data"][1], "12 training", "6 validation")
 

@@ -1,12 +1,13 @@
-"""Lists timm's models: parameters, image size, preparation of images and licence of their weights. Needs no network.
+"""Lists timm's models: parameters, image size and licence of their weights. Needs no network.
 
+    python scripts/models.py                         # six to choose from, with accuracy and speed
     python scripts/models.py dinov3                  # with this in their name
     python scripts/models.py vit_small in21k         # with all of these
     python scripts/models.py 'convnext*' -all        # a pattern of the whole name; all that match
 
 Architectures that timm has no weights of are listed where no other has that name. The name says which images the weights were trained with: in21k_ft_in1k
-is ImageNet-21k, then ImageNet-1k. `mean, std` is how pixels are normalized: ImageNet, CLIP, 0.5, or the figures. Weights that
-may not be used commercially are marked; read the licence of each before you use it, also where timm does not know it.
+is ImageNet-21k, then ImageNet-1k. Weights that may not be used commercially are marked; read the licence of each before you use
+it, also where timm does not know it.
 """
 
 import fnmatch
@@ -26,12 +27,18 @@ from utils.errors import ConfigError, did_you_mean
 from utils.text import align
 
 LIMIT = 60  # rows without -all: a few seconds
-HEADER = ("name", "parameters", "image", "mean, std", "classes", "licence")
-USUAL = {
-    "0.485 0.456 0.406; 0.229 0.224 0.225": "ImageNet",
-    "0.48145466 0.4578275 0.40821073; 0.26862954 0.26130258 0.27577711": "CLIP",
-    "0.5 0.5 0.5; 0.5 0.5 0.5": "0.5",
+HEADER = ("name", "parameters", "image", "classes", "licence")
+# What to begin with, all under apache-2.0: parameters, accuracy on ImageNet in percent (timm's results/results-imagenet.csv), and images
+# a second of a training step (its results/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv).
+FIRST = {
+    "vit_tiny_patch16_224.augreg_in21k_ft_in1k": ("5.7 M", "75.5%", "2,300"),
+    "vit_small_patch32_224.augreg_in21k_ft_in1k": ("22.9 M", "76.0%", "4,400"),
+    "vit_base_patch32_224.augreg_in21k_ft_in1k": ("88.2 M", "80.7%", "1,700"),
+    "vit_small_patch16_224.augreg_in21k_ft_in1k": ("22.1 M", "81.4%", "1,100"),
+    "vit_base_patch16_224.augreg2_in21k_ft_in1k": ("86.6 M", "85.1%", "390"),
+    "vit_large_patch16_224.augreg_in21k_ft_in1k": ("304.3 M", "85.9%", "120"),
 }
+MIDDLE = "vit_small_patch16_224.augreg_in21k_ft_in1k"  # accurate, and trained on a processor if need be
 RESEARCH_ONLY = {"apple-amlr", "seer-license"}  # beside those with "nc" or "noncommercial" in their name
 WITHOUT_OWN_TERMS = {"apache-2.0", "bsd-3-clause", "cc-by-4.0", "mit", "unknown", ""}
 
@@ -39,8 +46,14 @@ WITHOUT_OWN_TERMS = {"apache-2.0", "bsd-3-clause", "cc-by-4.0", "mit", "unknown"
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("words", nargs="*", metavar="word", help="part of the name, or a pattern with * or ?")
-    parser.add_argument("-all", action="store_true", help=f"list all that match, also more than {LIMIT}")
+    parser.add_argument("-all", action="store_true", help=f"list all that match, A to Z, also more than {LIMIT}")
     arguments = parser.parse_args(argv)
+    if not (arguments.words or arguments.all):
+        rows = [(name, *figures) for name, figures in FIRST.items()]
+        print("\n".join(align([("name", "parameters", "ImageNet top-1", "images/s"), *rows])))
+        print("\nas timm measured them; images/s: training in half precision on an RTX 3090, to compare them by")
+        print(f"others: words of their names, or -all; see -h\n{train(MIDDLE)}")
+        return 0
     names = find_names(arguments.words)
     models = describe_models(names if arguments.all else names[:LIMIT])
     print("\n".join(align([HEADER, *map(row_of, models)])))
@@ -54,7 +67,6 @@ class Model(NamedTuple):
     name: str
     parameters: int
     size: tuple[int, int]  # height and width of its images
-    normalization: str  # mean; standard deviation
     classes: int  # 0: no classifier
     licence: str  # '' if timm does not say
     has_weights: bool
@@ -103,9 +115,8 @@ def describe_models(names: Sequence[str]) -> list[Model]:
         shape = (name.partition(".")[0], known.num_classes, known.input_size)
         if shape not in counts:
             counts[shape] = count_parameters(name)
-        normalization = "; ".join(" ".join(map(str, each)) for each in (known.mean, known.std))
         licence = (known.license or "") if has_weights else ""
-        facts = (known.input_size[1:], normalization, known.num_classes, licence, has_weights)
+        facts = (known.input_size[1:], known.num_classes, licence, has_weights)
         models.append(Model(name, counts[shape], *facts))
     return models
 
@@ -138,7 +149,6 @@ def row_of(model: Model) -> tuple[str, ...]:
         model.name,
         f"{model.parameters / 1e6:,.1f} M",
         "x".join(map(str, dict.fromkeys(model.size))),
-        USUAL.get(model.normalization, model.normalization),
         f"{model.classes:,}" if model.classes else "none",
         f"{model.licence or 'unknown'}{mark}" if model.has_weights else "no weights",
     )
@@ -153,13 +163,17 @@ def notes(models: list[Model], num_more: int) -> list[str]:
         lines.append(f"NON-COMMERCIAL: these may not be used commercially ({', '.join(sorted(forbidden))})")
     if special:
         lines.append(f"licences with terms of their own, read them before commercial use: {', '.join(sorted(special))}")
-    if chosen := next((each.name for each in models if each.has_weights), None):
-        command = f"python main_single_gpu.py -cfg configs/finetune.yaml -pretrained {chosen} -data_path FOLDER -amp"
-    else:
-        command = (
-            f"python main_single_gpu.py -cfg configs/timm.yaml -data_path FOLDER -opts MODEL.NAME={models[0].name}"
-        )
+    with_weights = [each for each in models if each.has_weights]
+    if with_weights:  # the smallest, as whoever has to ask should not begin with a billion parameters
+        return [*lines, train(min(with_weights, key=lambda each: (each.is_non_commercial, each.parameters)).name)]
+    command = f"python main_single_gpu.py -cfg configs/timm.yaml -data_path FOLDER -opts MODEL.NAME={models[0].name}"
     return [*lines, f"train one: {command}"]
+
+
+def train(weights: str) -> str:
+    """The next command."""
+    command = f"python main_single_gpu.py -cfg configs/finetune.yaml -pretrained {weights} -data_path FOLDER -amp"
+    return f"train one: {command}"
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from torch.profiler import profile, schedule, supported_activities
 
 from configs.schema import Config, to_seconds
 from datasets.batch_order import Order
+from engine.evaluation.scores import Scores
 from engine.train.counters import EpochResult, Report
 from engine.train.trainer import PHASES, Callback, Trainer
 from utils.errors import cause_of
@@ -166,6 +167,9 @@ class Pace(Callback):
         if left is not None and not self._is_told and self._last - self._first[1] >= ENOUGH:
             self._is_told = True
             self._say(f"time: {self.describe(trainer.step, left)}")
+
+    def on_start_scored(self, trainer: Trainer, scores: Scores, seconds: float) -> None:
+        self._evaluations.append(seconds)
 
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
         seconds = self._pause()

@@ -26,7 +26,17 @@ def test_the_row_of_a_model_says_its_size_and_how_its_images_are_prepared():
     found = {model.name: model for model in describe_models(find_names(["vit_tiny_patch16_224", "in21k"]))}
     assert set(found) == {f"vit_tiny_patch16_224.{tag}" for tag in ("augreg_in21k", "augreg_in21k_ft_in1k")}
     cells = script.row_of(found["vit_tiny_patch16_224.augreg_in21k_ft_in1k"])
-    assert cells[1:] == ("5.7 M", "224", "0.5", "1,000", "apache-2.0")
+    assert cells[1:] == ("5.7 M", "224", "1,000", "apache-2.0")
+
+
+def test_without_a_word_six_sizes_are_shown_with_what_timm_says_of_them_and_a_middle_one_is_advised(typed):
+    code, lines, _ = typed()
+    rows = {row.split()[0]: row for row in lines[1:7]}
+    assert code == 0 and lines[7] == "" and not set(rows) - set(timm.list_pretrained())
+    for model in describe_models(list(rows)):
+        assert_names(rows[model.name], script.row_of(model)[1])
+        assert (model.licence, model.size) == ("apache-2.0", (224, 224))
+    assert_names(lines[-1], script.MIDDLE)
 
 
 def test_all_words_are_required_and_a_pattern_is_of_the_whole_name_with_or_without_its_tag():
@@ -49,7 +59,8 @@ def test_more_than_the_limit_are_counted_below_the_table_and_the_next_command_is
     assert code == 0 and lines.index("") == 1 + 2 < number
     assert lines[1].startswith("vit_tiny"), "not one of which it is a part further on, as of crossvit_tiny_240"
     assert_names("\n".join(lines), number - 2, "-all", "configs/finetune.yaml")
-    assert lines[1].split()[0] in lines[-1]
+    smallest = min(describe_models(find_names(["vit_tiny"])[:2]), key=lambda model: model.parameters)
+    assert_names(lines[-1], smallest.name)
 
 
 @pytest.mark.parametrize(

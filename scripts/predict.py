@@ -221,7 +221,7 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
     """Print, and write as the flags say, the most probable classes of each image. Returns the exit code."""
     from engine.predict.classifier import load_classifier
     from engine.predict.maps import Maps
-    from engine.predict.output import ClassFolders, Output, thumbnails
+    from engine.predict.output import Output, thumbnails
     from engine.predict.predictor import Predictor
     from utils.pictures import describe_missing
 
@@ -243,11 +243,8 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
             maps.write(batch)
         return thumbnails(batch) if arguments.sheet else [None] * len(batch.indices)
 
-    files = {"csv": arguments.csv, "json": arguments.json, "sheet": arguments.sheet}
     may_stop = process.world_size == 1 and not maps
-    folders = ClassFolders(arguments.into, classifier.classes) if arguments.into else None
-    marks = {"unsure": arguments.unsure, "folders": folders}
-    output = Output(paths, is_first=process.is_first, may_stop=may_stop, files=files, **marks)
+    output = Output(paths, arguments, classifier.classes, process.is_first, may_stop)
     for prediction in predictor(paths, arguments.top, look if maps or arguments.sheet else None):
         output.add(prediction)
     output.close(classifier.facts())

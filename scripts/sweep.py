@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
     if code >= 128:
         print(f"stopped; python scripts/sweep.py -output {name} goes on")
     else:
-        print(f"python scripts/compare.py {name} shows their curves, and which differences are noise")
+        print(f"python scripts/compare.py {name} shows which differences are noise")
     return code
 
 

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import sys
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,26 +35,18 @@ PER_SHEET, THUMBNAIL, NUM_COLUMNS = 100, 150, 10
 class Output:
     """Takes the predictions one by one, and writes tables at the end."""
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        *,
-        is_first: bool,
-        may_stop: bool,
-        files: dict[str, Path | None],
-        unsure: float | None = None,
-        folders: "ClassFolders | None" = None,
-    ):
-        """`may_stop`: end with BrokenPipeError once nobody reads stdout, as in `| head`, unless a file is to be written;
-        `files`: those of csv, json and sheet, None for those that are not wanted; `unsure`: the probability below which an
-        image is marked; `folders`: which take copies.
+    def __init__(self, paths: Sequence[str], given: Namespace, classes: Sequence[str], is_first: bool, may_stop: bool):
+        """`given`: the paths of csv, json, sheet and `into`, None for those that are not wanted, and the probability below
+        which an image is `unsure`; `may_stop`: end with BrokenPipeError once nobody reads stdout, as in `| head`, unless a
+        file is to be written.
         """
-        self.paths, self.is_first, self.files, self._unsure, self._folders = paths, is_first, files, unsure, folders
-        self._may_stop = may_stop and not any((*files.values(), folders))
+        self.paths, self.is_first, self._given = paths, is_first, given
+        self._folders = ClassFolders(given.into, classes) if given.into else None
+        self._may_stop = may_stop and not any((given.csv, given.json, given.sheet, given.into))
         self._predictions: list[Prediction] = []  # for the tables
         self._is_read = bytearray(len(paths))
         self._tiles: list[Tile] = []  # of the sheet that is not yet full
-        self._sheets = numbered(files["sheet"].stem, files["sheet"].suffix) if files["sheet"] else None
+        self._sheets = numbered(given.sheet.stem, given.sheet.suffix) if given.sheet else None
         self._bar = tqdm(total=len(paths), unit="image", file=sys.stderr, disable=None if is_first else True)
 
     @property
@@ -64,19 +57,19 @@ class Output:
         self._is_read[prediction.index] = 1
         if not self.is_first:
             return
-        if self._unsure is not None and prediction.guesses[0].probability < self._unsure:
+        if prediction.guesses and prediction.guesses[0].probability < (self._given.unsure or 0):
             prediction = prediction._replace(mark=UNSURE)
         self._print(prediction)
         self._bar.update()
         if self._folders:
             self._folders.add(prediction.path, prediction.mark or prediction.guesses[0].name)
-        if self.files["sheet"]:
+        if self._given.sheet:
             words = filter(None, [prediction.mark, *describe(prediction.guesses[:1])])
             caption = [": ".join(words), Path(prediction.path).name]
             self._tiles.append(Tile(prediction.picture, caption))
             if len(self._tiles) == PER_SHEET:
                 self._write_sheet()
-        if self.files["csv"] or self.files["json"]:
+        if self._given.csv or self._given.json:
             self._predictions.append(prediction._replace(picture=None))
 
     def close(self, facts: dict[str, Any]) -> None:
@@ -86,14 +79,14 @@ class Output:
             return
         if self._tiles:
             self._write_sheet()
-        if self.files["csv"]:
-            table = as_csv(self._predictions, self._unsure is not None)
-            write(self.files["csv"], table.encode("utf-8-sig", errors="surrogateescape"))  # with Excel's mark of UTF-8
-        if self.files["json"]:
+        if self._given.csv:
+            table = as_csv(self._predictions, self._given.unsure is not None)
+            write(self._given.csv, table.encode("utf-8-sig", errors="surrogateescape"))  # with Excel's mark of UTF-8
+        if self._given.json:
             unreadable = [path for path, is_read in zip(self.paths, self._is_read, strict=True) if not is_read]
             images = [as_json(each) for each in self._predictions]
             text = json.dumps(facts | {"images": images, "unreadable": unreadable}, indent=1, ensure_ascii=False)
-            write(self.files["json"], f"{text}\n".encode(errors="backslashreplace"))  # names of files may be no text
+            write(self._given.json, f"{text}\n".encode(errors="backslashreplace"))  # names of files may be no text
 
     def _print(self, prediction: Prediction) -> None:
         guesses = [f"{one_line(each.name)}\t{each.probability:.4f}" for each in prediction.guesses]
@@ -107,7 +100,7 @@ class Output:
 
     def _write_sheet(self) -> None:
         sheet = contact_sheet(self._tiles, NUM_COLUMNS, THUMBNAIL)
-        write_picture(sheet, self.files["sheet"].with_name(next(self._sheets)))
+        write_picture(sheet, self._given.sheet.with_name(next(self._sheets)))
         self._tiles = []
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from engine.evaluation.scores import TITLES, rank_of
-from engine.record.plot import Point, points_of
 from engine.record.saved_run import SavedRun
 from scripts.comparing.runs import differing, scored, value_of
 from utils.errors import ConfigError
@@ -63,17 +62,6 @@ class Group:
 
     def values(self, figure: Callable[[SavedRun], float | None]) -> list[float]:
         return [value for run in self.runs if (value := figure(run)) is not None]
-
-    def curve(self, run: SavedRun, column: str) -> list[Point]:
-        """`eval_loss`, `eval_top1`... by epoch, of the weights that were best in most of the runs: raw or EMA."""
-        suffix = statistics.mode(each.best.suffix for each in self.runs)
-        return points_of(run.epochs, column + (suffix if suffix in run.suffixes else ""))
-
-    def mean_curve(self, column: str) -> list[Point]:
-        """The mean of the runs, over the epochs that all of them have."""
-        curves = [dict(curve) for run in self.runs if (curve := self.curve(run, column))]
-        common = sorted(set.intersection(*map(set, curves))) if curves else []
-        return [(epoch, float(np.mean([curve[epoch] for curve in curves]))) for epoch in common]
 
 
 def num_epochs(run: SavedRun) -> int:

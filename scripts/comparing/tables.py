@@ -15,8 +15,8 @@ from utils.text import counted, first_of, format_bytes, format_duration, markdow
 ENDS = {"killed": "was killed", "running": "is still going", "stopped": "was stopped", "failed": "ended with an error"}
 
 
-def to_markdown(groups: Sequence[Group], warning: str, left_out: Sequence[str], pictures: Sequence[str] = ()) -> str:
-    """`warning`: of different data. `left_out`: why other runs are not there. `pictures`: files of the curves."""
+def to_markdown(groups: Sequence[Group], warning: str, left_out: Sequence[str]) -> str:
+    """`warning`: of different data. `left_out`: why other runs are not there."""
     runs = [run for group in groups for run in group.runs]
     notes = [*_notes(groups), *_how_to_read(groups), *left_out]
     parts = [f"# {counted(len(runs), 'run')} in {counted(len(groups), 'group')}"]
@@ -26,7 +26,7 @@ def to_markdown(groups: Sequence[Group], warning: str, left_out: Sequence[str], 
     if keys := list(groups[0].settings):
         rows = [[str(group.number), *group.settings.values()] for group in groups]
         parts += ["## Settings that differ", _table(["group", *keys], rows)]
-    parts += ["## Runs", _runs(groups), *(f"![curves](<{picture}>)" for picture in pictures)]
+    parts += ["## Runs", _runs(groups)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -9,6 +9,7 @@ import shutil
 import tarfile
 import time
 import zipfile
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -307,9 +308,8 @@ STRANGE = "=1+1\n2026 forged\t\x1b[31m\u202e"
 def test_strange_names_are_one_line_of_the_terminal_and_no_formula_of_a_table(tmp_path, capfd):
     path = os.fsdecode(b"\xff=.png")
     found = Prediction(0, path, [Guess(0, STRANGE, 0.5)])
-    output = Output(
-        [path], is_first=True, may_stop=False, files={"csv": tmp_path / "p.csv", "json": None, "sheet": None}
-    )
+    given = Namespace(csv=tmp_path / "p.csv", json=None, sheet=None, into=None, unsure=None)
+    output = Output([path], given, [STRANGE], is_first=True, may_stop=False)
     output.add(found)
     output.close({})
     line = capfd.readouterr().out

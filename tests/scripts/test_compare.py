@@ -1,4 +1,4 @@
-"""scripts/compare.py: groups over seeds with numpy's figures, what is noise, what is refused, and the files it writes."""
+"""scripts/compare.py: groups over seeds with numpy's figures, what is noise, and what is refused."""
 
 import json
 import math
@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import numpy
 import pytest
-from PIL import Image
 
 from engine.record.saved_run import SavedRun
 from scripts import compare as script
@@ -291,9 +290,6 @@ def test_runs_of_different_metrics_are_compared_by_top1_or_by_the_one_asked_for(
         (["{runs}/1e-3-0"], ["1e-3-0", "one run"]),
         (["{runs}/1e-3-0", "{runs}/../runs/1e-3-0"], ["one run"]),
         (["{empty}"], ["config.yaml"]),
-        (["{runs}", "-output", "x.pdf"], ["-output", "x.pdf", ".md"]),
-        (["{runs}", "-output", "{runs}/not/there.md"], ["-output"]),
-        (["{runs}", "-output", "{empty}.md/x.png"], ["-output"]),
         (["{runs}", "-metric", "speed"], ["-metric", "top1"]),
         ([], ["run"]),
     ],
@@ -305,34 +301,12 @@ def test_a_mistake_ends_with_exit_code_2_and_a_remedy(folder, typed, tmp_path, w
     assert_names(err, *names)
 
 
-def test_the_files_hold_the_table_and_the_curves(folder, typed, tmp_path):
-    code, out, err = typed(folder, "-output", tmp_path / "x.md", "-output", tmp_path / "x.png")
-    assert code == 0
-    written = (tmp_path / "x.md").read_text()
-    assert written.startswith(out.rstrip()) and "(<x.png>)" in written
-    with Image.open(tmp_path / "x.png") as picture:
-        assert picture.format == "PNG" and picture.width > 1000
-
-
 def test_names_cannot_break_out_of_their_cell(tmp_path):
     for name in ("a | b`<i>", "c\nd"):
         make_run(tmp_path / name, [90.0], f"TRAIN.SMOOTHING: 0.{len(name)}")
     text = to_markdown(groups_in(tmp_path), "", [])
     rows = table(text, "Runs")
     assert [len(row) for row in rows] == [6, 6] and "<i>" not in text.replace("\\<i\\>", "")
-
-
-def test_curves_cover_the_epochs_that_all_runs_have_and_the_weights_that_are_better(tmp_path):
-    make_run(tmp_path / "a", [10.0, 20.0, 30.0], "SEED: 1")
-    make_run(tmp_path / "b", [20.0, 40.0], "SEED: 2\nTRAIN.NUM_EPOCHS: 3")
-    (group,) = groups_in(tmp_path)
-    assert group.mean_curve("eval_top1") == [(1, 15.0), (2, 30.0)]
-    for run in group.runs:
-        rows = [row | {"eval_top1_ema": row["eval_top1"] + 5, "eval_loss_ema": 0.1} for row in run.epochs]
-        (run.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (group,) = groups_in(tmp_path)
-    assert list(group.best.values()) == [35.0, 45.0]
-    assert group.mean_curve("eval_top1") == [(1, 20.0), (2, 35.0)]
 
 
 def test_the_speed_of_a_run_is_that_of_its_usual_epoch():

@@ -137,7 +137,7 @@ def weights_to_score(plan: Plan, make_model: Callable[[], nn.Module]) -> Iterato
     """
     state = plan.saved
     if not is_run(state):
-        yield "", make_model()
+        yield "EMA " if plan.record.get("weights", "").endswith("_ema") else "", make_model()
         return
     model = build_model(plan.config, plan.num_classes)
     for key, name in (("state_dict", ""), ("state_dict_ema", "EMA ")):

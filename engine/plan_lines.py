@@ -16,7 +16,7 @@ from engine.plan import AS_BEGUN, Plan
 from engine.train.schedule import batch_factor
 from models.weights.load import differences
 from models.weights.metadata import ARCHITECTURE
-from models.weights.timm_tags import is_imagenet_by_other_names
+from models.weights.timm_tags import is_imagenet_by_other_names, usual_images
 from utils.text import align, counted, first_of
 
 
@@ -149,6 +149,8 @@ def describe_other_validation(plan: Plan) -> list[str]:
 def compare_with_weights(plan: Plan) -> list[str]:
     """Which settings follow the weights, and a warning of those that contradict them, with how to undo that."""
     loaded, weights = plan.loaded, plan.loaded.weights
+    if weights is None and not (plan.checkpoint or plan.config.MODEL.PRETRAINED):
+        return _compare_with_timm(plan)
     if weights is None or (is_run(plan.saved) and not plan.config.START.EVAL):  # a run that is continued is as it began
         return []
     here = flatten(loaded.config)
@@ -164,6 +166,18 @@ def compare_with_weights(plan: Plan) -> list[str]:
         words = " ".join(f"{key}={to_text(theirs[key]).replace(' ', '')}" for key in different)
         lines.append(f"warning: images are not prepared as the {weights.origin} say: {found}; to do so: -opts {words}")
     return lines
+
+
+def _compare_with_timm(plan: Plan) -> list[str]:
+    """What timm would prepare otherwise for a model of its own that is trained from scratch, where nobody has set it."""
+    here, origins = flatten(plan.config), plan.loaded.origins
+    theirs = usual_images(plan.config.MODEL.NAME) if plan.config.MODEL.TYPE == "timm" else {}
+    size, channels = "DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS"
+    if theirs.get(channels) != here[channels]:
+        return []
+    different = [key for key in theirs if key != size and theirs[key] != here[key] and origins[key] == "default"]
+    words = " ".join(f"{key}={to_text(theirs[key]).replace(' ', '')}" for key in different)
+    return [f"images are not prepared as by timm for {plan.config.MODEL.NAME}; to do so: -opts {words}"] * bool(words)
 
 
 def _describe_followed(loaded: LoadedConfig, weights: Layer) -> list[str]:

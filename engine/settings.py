@@ -63,6 +63,7 @@ def _weights(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
     """Settings that follow from the weights that the run starts from or evaluates; a run that is continued keeps what it had."""
     from models.weights.files import read_record
     from models.weights.metadata import ARCHITECTURE, PREPROCESSING, metadata_of
+    from models.weights.timm_tags import usual_images
 
     names_model = any(key in given for key in MODEL_SETTINGS)
     try:
@@ -79,15 +80,22 @@ def _weights(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
         raise ConfigError(f"MODEL.PRETRAINED: {error}") from None
     if metadata is None:
         return None
-    model = {} if names_model else metadata.model or ({"MODEL.TYPE": "timm"} if "MODEL.NAME" in given else {})
+    model, images = metadata.model or ({"MODEL.TYPE": "timm"} if "MODEL.NAME" in given else {}), metadata.images
+    named = {key: str(given.get(key, model.get(key, ""))) for key in ("MODEL.TYPE", "MODEL.NAME")}
+    origin = f"weights {metadata.by}"
+    if names_model:  # of the same model timm's arguments are still theirs
+        is_same = named["MODEL.NAME"].partition(".")[0] == metadata.model.get("MODEL.NAME", "").partition(".")[0]
+        model = {key: model[key] for key in ("MODEL.KWARGS",) if key in model and is_same}
+    if not images and named["MODEL.TYPE"].lower() == "timm" and (images := usual_images(named["MODEL.NAME"])):
+        origin += f" (timm's {named['MODEL.NAME']})"
     if not (names_model or model):
         raise ConfigError(
             f"MODEL.NAME: {metadata.by} does not say which model it is of; name timm's (any of timm.list_models()), as in "
             "-opts MODEL.NAME=vit_base_patch16_224"
         )
-    if metadata.images and not {"DATA.IMAGE_SIZE"} & {*metadata.images, *given}:
+    if images and not {"DATA.IMAGE_SIZE"} & {*images, *given}:
         raise ConfigError(f"DATA.IMAGE_SIZE: {metadata.by} was trained on images that are not square; set one side")
-    return _layer(f"weights {metadata.by}", _for_channels(metadata.images, given) | model)
+    return _layer(origin, _for_channels(images, given) | model)
 
 
 def _for_channels(images: dict[str, Any], given: dict[str, Text]) -> dict[str, Any]:

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 from configs.removed import translate_removed
 from configs.schema import MODEL, Data
 from configs.values import of_role
-from models.kwargs import SETTING_OF
+from models.kwargs import SETTING_BY_TYPE, SETTING_OF
 from models.weights.files import find_file, format_of, read_record, read_state_dict
 from models.weights.names import TRANSFORMERS_KINDS
 from models.weights.timm_tags import image_settings, model_settings, pretrained_cfg, timm_name
 from utils.errors import ConfigError
-from utils.torch_internals import import_timm
 
 # What an evaluation, or a run that starts from weights, takes over from them.
 ARCHITECTURE, PREPROCESSING = (
@@ -160,20 +159,29 @@ def preprocessing_of(data: Data) -> dict[str, Any]:
 
 # --- the command line that timm's training script saves
 
-# Arguments of timm's train.py that decide how images are prepared for evaluation.
+# Arguments of timm's train.py that decide how images are prepared for evaluation, and those of the model besides
+# --model-kwargs, under the names that its constructor has for them.
 TIMM_ARGUMENTS = ("in_chans", "input_size", "img_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
+OF_THE_MODEL = {"gp": "global_pool", "bn_eps": "bn_eps", "bn_momentum": "bn_momentum"}
 
 
 def _from_training(record: dict) -> tuple[Settings, Settings] | None:
-    """Settings of images and of the model. `arch` alone does not say how images were prepared."""
-    timm = import_timm()
+    """Settings of images and of the model."""
+    import timm
+
     arguments, name = record.get("args", {}), record.get("arch")
     if not name or not timm.is_model(name):
         return None
     known = timm.get_pretrained_cfg(name)
-    given = {key: arguments.get(key) for key in TIMM_ARGUMENTS}
-    images = image_settings(known.to_dict() if known else {}, given) if arguments else {}
-    return images, model_settings(name)
+    built = {theirs: arguments[key] for key, theirs in OF_THE_MODEL.items() if arguments.get(key) is not None}
+    built |= arguments.get("model_kwargs") or {}
+    given = {key: built.get(key) if arguments.get(key) is None else arguments[key] for key in TIMM_ARGUMENTS}
+    if wrong := [key for key, value in built.items() if isinstance(value, dict)]:
+        raise ValueError(f"--model-kwargs {wrong[0]} is a mapping, which MODEL.KWARGS cannot hold")
+    of_its_training = SETTING_OF.keys() | SETTING_BY_TYPE["timm"].keys()
+    kwargs = {key: value for key, value in built.items() if key not in of_its_training}
+    images = image_settings(known.to_dict() if known else {}, given) if arguments or known else {}
+    return images, model_settings(name, kwargs)
 
 
 def _crop_pct(side: int, resized: int) -> float:

@@ -1,5 +1,6 @@
 """timm's pretrained weights by name: whether there are any, how their images were prepared, which classes they know."""
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -48,6 +49,16 @@ def image_settings(known: Mapping[str, Any], trained_with: Mapping[str, Any] | N
         "DATA.IMAGENET_STD": list(facts["std"]),
     }
     return images | ({"DATA.IMAGE_SIZE": height} if height == width else {})
+
+
+def usual_images(name: str) -> dict[str, Any]:
+    """How images of timm's weights of the model of that name are prepared; {} where timm has none."""
+    import timm
+
+    with contextlib.suppress(RuntimeError):  # of a tag that there is not, which building the model names
+        known = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
+        return image_settings(known.to_dict()) if known else {}
+    return {}
 
 
 def model_settings(name: str, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -91,7 +91,10 @@ def by_timms_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def record_in_torch_file(path: Path) -> dict:
     """What a checkpoint says beside its weights, of which none is read; {} for a file of before 2020."""
-    return record_of(read_index(path)) if zipfile.is_zipfile(path) else {}
+    content = read_index(path) if zipfile.is_zipfile(path) else {}
+    with contextlib.suppress(ConfigError):  # of a file without weights, as whoever reads them says
+        content = content | {"weights": weights_of(content, path)[1]}
+    return record_of(content)
 
 
 def read_index(path: Path) -> dict:

@@ -9,16 +9,18 @@ import pytest
 import torch
 
 from configs.load import load
-from engine.eval_run import leave_results
+from engine.eval_run import leave_results, weights_to_score
 from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Best, Scores, confidence
 from engine.predict.classifier import load_classifier
 from models import build_model
+from models.weights.files import read_record
 from models.weights.load import load_pretrained
 from scripts.export import export
 from tests.support.configs import small_config
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run, run_folder
+from tests.support.weight_files import saved
 
 EMA = ("TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=false", "TRAIN.MODEL_EMA_DECAY=0.99996")
 
@@ -120,6 +122,14 @@ def test_the_tables_of_an_evaluation_are_of_the_weights_that_the_metric_prefers(
     plan = SimpleNamespace(config=small_config(tmp_path, f"TRAIN.BEST_METRIC={metric}"))
     leave_results(SimpleNamespace(process=SimpleNamespace(is_first=False)), plan, found)
     assert [each.strip() or "raw" for each in gathered] == [name]
+
+
+@pytest.mark.parametrize("names", [["state_dict"], ["state_dict", "state_dict_ema"], ["model", "model_ema"]])
+def test_weights_of_other_programs_are_scored_by_the_name_of_those_that_are_taken(tmp_path, names):
+    path = saved({name: {"head.weight": torch.ones(2, 2)} for name in names}, tmp_path / "x.pth")
+    plan = SimpleNamespace(saved={}, record=read_record(path))
+    ((name, _),) = weights_to_score(plan, lambda: None)
+    assert name.strip() == ("EMA" if len(names) == 2 else "")
 
 
 def test_the_best_epoch_counts_no_more_when_the_validation_images_change(scored, tmp_path, small_yaml):

@@ -258,9 +258,9 @@ def test_a_file_without_usable_weights_says_why(tmp_path, content, names):
 
 
 def test_files_that_cannot_be_meant_say_what_can(tmp_path, weights):
-    saved(weights, tmp_path / "best.pth")
+    saved(weights, tmp_path / "vit.pth")
     pickled({}, tmp_path / "x.pdopt")
-    for name, word in ((".", "best.pth"), ("x.pdopt", ".pdparams"), ("nothing", ".pdparams")):
+    for name, word in ((".", "vit.pth"), ("x.pdopt", ".pdparams"), ("nothing", ".pdparams")):
         with refused(ConfigError, tmp_path / name, word):
             read_state_dict(tmp_path / name)
 

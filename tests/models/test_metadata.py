@@ -8,12 +8,14 @@ import pytest
 import safetensors.torch
 import torch
 
+import main_single_gpu
 from configs.schema import Data
 from engine.settings import load_settings
 from models.weights.files import read_state_dict, read_weights
 from models.weights.load import load_pretrained
 from models.weights.metadata import metadata_of, preprocessing_of
-from tests.support.refusals import refused
+from tests.support.refusals import assert_names, refused
+from tests.support.runs import ROOT
 from tests.support.weight_files import (
     DEIT_2021,
     DEPTH,
@@ -127,7 +129,17 @@ def test_checkpoints_of_timms_training_script_say_the_model_and_its_images(tmp_p
     metadata = of_checkpoint(arch="resnet50", args=arguments)
     assert metadata.model == {"MODEL.TYPE": "timm", "MODEL.NAME": "resnet50"}
     assert_images(metadata, IMAGE_SIZE=160, IMAGENET_MEAN=[0.2] * 3, IMAGENET_STD=IMAGENET[1], CROP_PCT=0.8)
-    assert of_checkpoint(arch="resnet50").images == {}
+    assert_images(of_checkpoint(arch="resnet50"), IMAGENET_MEAN=IMAGENET[0], CROP_PCT=0.95)  # as timm without arguments
+    kwargs = {"stem_type": "deep", "drop_rate": 0.2, "img_size": 96}
+    trained = argparse.Namespace(gp="max", img_size=None, bn_eps=1e-3, bn_momentum=None, model_kwargs=kwargs)
+    metadata = of_checkpoint(arch="resnet50", args=trained)
+    assert metadata.model["MODEL.KWARGS"] == {"global_pool": "max", "bn_eps": 1e-3, "stem_type": "deep"}
+    assert_images(metadata, IMAGE_SIZE=96)
+    for words in ([], ["MODEL.TYPE=timm", "MODEL.NAME=resnet50.a1_in1k"]):
+        loaded = load_settings(["-eval", "-pretrained", str(tmp_path / "x.pth"), "-opts", "SEED=1", *words])
+        assert loaded.config.MODEL.KWARGS["global_pool"] == "max"
+    with refused(ConfigError, tmp_path / "x.pth", "layers"):
+        of_checkpoint(arch="resnet50", args=argparse.Namespace(model_kwargs={"layers": {"a": 1}}))
     with refused(ConfigError, tmp_path / "x.pth"):
         of_checkpoint(arch="resnet50", args=argparse.Namespace(model="resnet50", img_size="160"))
 
@@ -156,6 +168,19 @@ def test_weights_that_do_not_say_their_model_ask_for_its_name(tmp_path):
         load_settings(["-eval", "-pretrained", path])
     named = load_settings(["-eval", "-pretrained", path, "-opts", "MODEL.NAME=vit_tiny_patch16_224"]).config
     assert (named.MODEL.TYPE, named.MODEL.NAME) == ("timm", "vit_tiny_patch16_224")
+    for words in (["MODEL.NAME=resnet18.a1_in1k"], ["MODEL.TYPE=timm", "MODEL.NAME=resnet18.a1_in1k"]):
+        images = load_settings(["-eval", "-pretrained", path, "-opts", "DATA.CROP_MODE=squash", *words]).config.DATA
+        assert (images.IMAGENET_MEAN, images.CROP_PCT, images.CROP_MODE) == (tuple(IMAGENET[0]), 0.95, "squash")
+
+
+@pytest.mark.usefixtures("here")
+def test_a_model_of_timms_from_scratch_says_what_timm_would_prepare_otherwise(capfd):
+    flags = ["-dataset", "digits", "-cfg", str(ROOT / "configs/finetune.yaml"), "-check", "-opts", "MODEL.TYPE=timm"]
+    for words, is_told in (([], True), (["DATA.IMAGENET_MEAN=[0.5,0.5,0.5]"], False)):
+        main_single_gpu.main([*flags, "MODEL.NAME=resnet18", "DATA.IMAGE_SIZE=32", *words])
+        said = capfd.readouterr().out
+        assert_names(said, "DATA.CROP_PCT=0.95")
+        assert ("DATA.IMAGENET_MEAN=[0.485,0.456,0.406]" in said) is is_told
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Loads a frozen Config for a command line: defaults < BASE files < the -cfg file < flags < -opts KEY=VALUE."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -126,12 +126,14 @@ def _files(cfg: str | None, needs_file: bool, beneath: Sequence[Layer], weights:
     return [*([weights] if weights else []), *files]
 
 
-def to_yaml(config: Config, origins: dict[str, str]) -> str:
-    """Write the YAML that reproduces this config as the -cfg file; each line says where its value came from."""
+def to_yaml(config: Config, origins: dict[str, str], only: Collection[str] = SETTINGS) -> str:
+    """Write the YAML that reproduces this config, or of it only these settings, as the -cfg file; each line says where its
+    value came from.
+    """
     lines: list[str] = []
     section: list[str] = []
     # The schema keeps subsections last: a setting written after a subsection would become part of it.
-    for key, value in flatten(config).items():
+    for key, value in ((key, value) for key, value in flatten(config).items() if key in only):
         *path, name = key.split(".")
         for depth, part in enumerate(path):
             if path[: depth + 1] != section[: depth + 1]:

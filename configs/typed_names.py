@@ -3,87 +3,164 @@
 import difflib
 import re
 from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import yaml
 
 from configs.values import ALL_SETTINGS
 
 # {setting (or setting=value, or a flag that sets none): what timm, Hugging Face and others call it}; in lower case, with _ for - and .
-# Names that resemble the setting's own are not here: difflib finds those.
+# Words with dashes are the arguments of timm's train.py, all of them, with their defaults there (false: a switch; []: several
+# values) and behind | a short name. Names that resemble the setting's own are not here: difflib finds those.
 ALIASES = {
     "-cfg": "c config config_file settings",
-    "AMP": "mixed_precision use_amp native_amp half",
+    "AMP": "--amp=false mixed_precision use_amp native_amp half",
     "AMP=true PRECISION.DTYPE=bfloat16": "bf16 bfloat16",
     "AMP=true PRECISION.DTYPE=float16": "fp16 float16",
-    "DATA.BATCH_SIZE": "b bs batch per_device_train_batch_size",
-    "DATA.BATCH_SIZE_EVAL": "vb validation_batch_size per_device_eval_batch_size",
-    "DATA.CROP_RATIO": "ratio",
-    "DATA.CROP_SCALE": "scale",
-    "DATA.DATA_PATH": "data data_dir root train_dir",
-    "DATA.IMAGENET_MEAN": "mean",
-    "DATA.IMAGENET_STD": "std",
-    "DATA.IMAGE_CHANNELS": "in_chans channels",
-    "DATA.IMAGE_SIZE": "imgsz input_size resolution",
-    "DATA.NUM_WORKERS": "j workers dataloader_num_workers",
+    "COMPILE": "--torchcompile --torchcompile-mode",
+    "DATA.BATCH_SIZE": "--batch-size|b=128 bs batch per_device_train_batch_size",
+    "DATA.BATCH_SIZE_EVAL": "--validation-batch-size|vb per_device_eval_batch_size",
+    "DATA.CLASSES": "--class-map",
+    "DATA.CROP_PCT": "--crop-pct",
+    "DATA.CROP_RATIO": "--ratio=[0.75,1.3333333333333333]",
+    "DATA.CROP_SCALE": "--scale=[0.08,1.0]",
+    "DATA.DATASET": "--dataset",
+    "DATA.DATA_PATH": "--data-dir --data root train_dir",
+    "DATA.HFLIP": "--hflip=0.5",
+    "DATA.IMAGENET_MEAN": "--mean=[]",
+    "DATA.IMAGENET_STD": "--std=[]",
+    "DATA.IMAGE_CHANNELS": "--in-chans --input-img-mode channels",
+    "DATA.IMAGE_SIZE": "--img-size --input-size=[] imgsz resolution",
+    "DATA.INTERPOLATION": "--interpolation",
+    "DATA.NUM_WORKERS": "--workers|j=4 dataloader_num_workers",
+    "DATA.TRAIN_CROP": "--train-crop-mode",
+    "DATA.TRAIN_INTERPOLATION": "--train-interpolation=random",
     "DATA.VAL_FRACTION": "validation_split val_size test_size",
-    "DEVICE": "accelerator gpu cuda",
+    "DATA.VFLIP": "--vflip=0",
+    "DEVICE": "--device=cuda accelerator gpu cuda",
     "DEVICE=cpu": "cpu no_cuda use_cpu",
     "DIST.STRATEGY=fsdp2": "fsdp sharding zero deepspeed",
     "EVAL": "e evaluate eval_only test validate do_eval",
-    "KEEP_CHECKPOINTS": "checkpoint_hist save_total_limit",
-    "MODEL.DROPOUT": "drop drop_rate",
-    "MODEL.DROPPATH": "drop_path_rate stochastic_depth",
-    "MODEL.KWARGS": "model_kwargs",
-    "MODEL.NUM_CLASSES": "nc classes num_labels",
-    "MODEL.PRETRAINED": "weights initial_checkpoint load_from finetune checkpoint ckpt",
-    "MODEL.RESUME": "continue resume_from_checkpoint",
-    "MODEL.TYPE=timm MODEL.NAME": "model arch architecture backbone model_name model_name_or_path",
-    "NAME": "experiment exp_name run_name",
+    "KEEP_CHECKPOINTS": "--checkpoint-hist=10 save_total_limit",
+    "MODEL.DROPOUT": "--drop=0 drop_rate",
+    "MODEL.DROPPATH": "--drop-path drop_path_rate stochastic_depth",
+    "MODEL.KWARGS": "--model-kwargs=[]",
+    "MODEL.KWARGS.bn_eps": "--bn-eps",
+    "MODEL.KWARGS.bn_momentum": "--bn-momentum",
+    "MODEL.KWARGS.drop_block_rate": "--drop-block",
+    "MODEL.KWARGS.global_pool": "--gp",
+    "MODEL.NUM_CLASSES": "--num-classes nc classes num_labels",
+    "MODEL.PRETRAINED": "--pretrained=false --pretrained-path --initial-checkpoint weights load_from finetune checkpoint ckpt",
+    "MODEL.RESUME": "--resume continue resume_from_checkpoint",
+    "MODEL.TYPE=timm MODEL.NAME": "--model=resnet50 arch architecture backbone model_name model_name_or_path",
+    "NAME": "--experiment exp_name run_name",
     "NGPUS": "nproc_per_node devices",
-    "REPORT_FREQ": "print_freq log_interval logging_steps log_every_n_steps",
-    "SAVE": "o out output_dir save_dir log_dir work_dir",
-    "SAVE_STEPS": "recovery_interval",
+    "PRECISION.DTYPE": "--amp-dtype=float16",
+    "REPORT_FREQ": "--log-interval=50 print_freq logging_steps log_every_n_steps",
+    "SAVE": "--output o out output_dir save_dir log_dir work_dir",
+    "SAVE_STEPS": "--recovery-interval=0",
+    "SEED": "--seed=42",
     "TRACK": "logger report_to",
     "TRACK=mlflow": "mlflow log_mlflow",
-    "TRACK=wandb": "wandb use_wandb log_wandb wandb_project",
-    "TRAIN.ACCUM_ITER": "grad_accum_steps gradient_accumulation_steps accumulate_grad_batches",
-    "TRAIN.AUTO_AUGMENT": "aa policy randaugment",
-    "TRAIN.BASE_LR": "lr learning_rate lr0 init_lr max_lr blr lr_base",
-    "TRAIN.BEST_METRIC": "eval_metric",
-    "TRAIN.CLASS_WEIGHTS": "pos_weight bce_pos_weight",
-    "TRAIN.CUTMIX_ALPHA": "cutmix",
-    "TRAIN.DISTILLATION_ALPHA": "kd_alpha task_loss_weight",
-    "TRAIN.DISTILLATION_TAU": "temperature kd_temperature",
-    "TRAIN.DISTILLATION_TYPE": "kd distill distillation kd_token_distill_type",
+    "TRACK=wandb": "--log-wandb=false wandb use_wandb",
+    "TRAIN.ACCUM_ITER": "--grad-accum-steps=1 gradient_accumulation_steps accumulate_grad_batches",
+    "TRAIN.AUTO_AUGMENT": "--aa policy randaugment",
+    "TRAIN.BASE_LR": "--lr --lr-base=0.1 learning_rate lr0 init_lr max_lr blr",
+    "TRAIN.BCE_TARGET_THRESH": "--bce-target-thresh",
+    "TRAIN.BEST_METRIC": "--eval-metric=top1",
+    "TRAIN.CLASS_WEIGHTS": "--bce-pos-weight pos_weight",
+    "TRAIN.CLIP_MODE": "--clip-mode=norm",
+    "TRAIN.COLOR_JITTER": "--color-jitter=0.4",
+    "TRAIN.CUTMIX_ALPHA": "--cutmix=0",
+    "TRAIN.CUTMIX_MINMAX": "--cutmix-minmax=[]",
+    "TRAIN.DISTILLATION_ALPHA": "--task-loss-weight --distill-loss-weight kd_alpha",
+    "TRAIN.DISTILLATION_TAU": "--kd-temperature=4 temperature",
+    "TRAIN.DISTILLATION_TYPE": "--kd-distill-type=logit --kd-token-distill-type=soft --kd-loss-type=kl kd distill distillation",
     "TRAIN.EARLY_STOP": "patience early_stopping_patience",
-    "TRAIN.END_LR": "min_lr lrf eta_min",
-    "TRAIN.GRAD_CLIP": "clip_grad clip_grad_norm max_grad_norm",
-    "TRAIN.LINEAR_SCALED_LR": "lr_base_size",
-    "TRAIN.LOSS=bce": "bce_loss",
-    "TRAIN.LR_SCALING": "lr_base_scale",
-    "TRAIN.LR_SCHEDULER.AFTER_WARMUP": "warmup_prefix",
-    "TRAIN.LR_SCHEDULER.NAME": "sched scheduler lr_scheduler_type",
-    "TRAIN.LR_SCHEDULER.PER_EPOCH": "sched_on_updates",
-    "TRAIN.MIXUP_ALPHA": "mixup",
-    "TRAIN.MODEL_EMA": "ema use_ema",
-    "TRAIN.OPTIMIZER.BETAS": "opt_betas",
-    "TRAIN.OPTIMIZER.KWARGS": "opt_kwargs optim_args",
-    "TRAIN.OPTIMIZER.NAME": "opt optim adamw adam sgd",
-    "TRAIN.RANDOM_ERASE_COUNT": "recount",
-    "TRAIN.RANDOM_ERASE_MODE": "remode",
-    "TRAIN.RANDOM_ERASE_PROB": "reprob",
-    "TRAIN.REPEATED_AUG": "aug_repeats",
-    "TRAIN.TEACHER_MODEL": "teacher kd_model_name",
-    "TRAIN.WARMUP_EPOCHS": "warmup warmup_ratio",
-    "TRAIN.WEIGHT_DECAY": "wd decay l2",
-    "VALIDATE_FREQ": "val_interval eval_steps check_val_every_n_epoch",
+    "TRAIN.END_LR": "--min-lr=0 lrf eta_min",
+    "TRAIN.GRAD_CHECKPOINTING": "--grad-checkpointing=false",
+    "TRAIN.GRAD_CLIP": "--clip-grad clip_grad_norm max_grad_norm",
+    "TRAIN.LAST_EPOCH": "--start-epoch",
+    "TRAIN.LAYER_DECAY": "--layer-decay",
+    "TRAIN.LINEAR_SCALED_LR": "--lr-base-size=256",
+    "TRAIN.LOSS=bce": "--bce-loss=false",
+    "TRAIN.LR_SCALING": "--lr-base-scale",
+    "TRAIN.LR_SCHEDULER.AFTER_WARMUP": "--warmup-prefix=false",
+    "TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS": "--cooldown-epochs=0",
+    "TRAIN.LR_SCHEDULER.DECAY_EPOCHS": "--decay-epochs=90",
+    "TRAIN.LR_SCHEDULER.DECAY_RATE": "--decay-rate|dr=0.1",
+    "TRAIN.LR_SCHEDULER.MILESTONES": "--decay-milestones=[90,180,270]",
+    "TRAIN.LR_SCHEDULER.NAME": "--sched=cosine scheduler lr_scheduler_type",
+    "TRAIN.LR_SCHEDULER.PER_EPOCH": "--sched-on-updates=false",
+    "TRAIN.MIXUP_ALPHA": "--mixup=0",
+    "TRAIN.MIXUP_MODE": "--mixup-mode=batch",
+    "TRAIN.MIXUP_OFF_EPOCH": "--mixup-off-epoch=0",
+    "TRAIN.MIXUP_PROB": "--mixup-prob=1",
+    "TRAIN.MIXUP_SWITCH_PROB": "--mixup-switch-prob=0.5",
+    "TRAIN.MODEL_EMA": "--model-ema=false ema use_ema",
+    "TRAIN.MODEL_EMA_DECAY": "--model-ema-decay=0.9998",
+    "TRAIN.MODEL_EMA_WARMUP": "--model-ema-warmup=false",
+    "TRAIN.NUM_EPOCHS": "--epochs=300",
+    "TRAIN.OPTIMIZER.BETAS": "--opt-betas=[]",
+    "TRAIN.OPTIMIZER.EPS": "--opt-eps",
+    "TRAIN.OPTIMIZER.KWARGS": "--opt-kwargs=[] optim_args",
+    "TRAIN.OPTIMIZER.MOMENTUM": "--momentum=0.9",
+    "TRAIN.OPTIMIZER.NAME": "--opt=sgd optim adamw adam sgd",
+    "TRAIN.RANDOM_ERASE_COUNT": "--recount=1",
+    "TRAIN.RANDOM_ERASE_MODE": "--remode=pixel",
+    "TRAIN.RANDOM_ERASE_PROB": "--reprob=0",
+    "TRAIN.REPEATED_AUG": "--aug-repeats=0",
+    "TRAIN.SMOOTHING": "--smoothing=0.1",
+    "TRAIN.TEACHER_MODEL": "--kd-model-name teacher",
+    "TRAIN.WARMUP_EPOCHS": "--warmup-epochs=5 warmup warmup_ratio",
+    "TRAIN.WARMUP_START_LR": "--warmup-lr=0.00001",
+    "TRAIN.WEIGHT_DECAY": "--weight-decay=0.00002 wd decay l2",
+    "VALIDATE_FREQ": "--val-interval=1 eval_steps check_val_every_n_epoch",
 }
-# {what people call something that does not exist here: what comes nearest}
+# {why there is no such thing, or what comes nearest: what people call it}; words with dashes as above
 NOT_HERE = {
-    "max_steps num_steps iterations": "a run has a number of epochs, TRAIN.NUM_EPOCHS (-epochs), or a time limit, RUN.MAX_TIME",
-    "focal_loss jsd_loss": "see TRAIN.LOSS for the losses there are; TRAIN.CLASS_WEIGHTS gives rare classes more weight",
-    "tag": "-name (NAME) gives the run's folder its whole name",
+    "a run has a number of epochs, TRAIN.NUM_EPOCHS (-epochs), or a time limit, RUN.MAX_TIME": "max_steps num_steps iterations",
+    "see TRAIN.LOSS for the losses there are; TRAIN.CLASS_WEIGHTS gives rare classes more weight": "focal_loss --jsd-loss=false",
+    "-name (NAME) gives the run's folder its whole name": "tag",
+    "training and validation images are found by the names of their folders": "--train-split=train --val-split=validation",
+    "the data set says how many images it has": "--train-num-samples --val-num-samples",
+    "what is missing of a data set that can be downloaded is downloaded": "--dataset-download=false",
+    "DATA.COLUMNS names the columns": "--input-key --target-key",
+    "code of a data set is never executed": "--dataset-trust-remote-code=false",
+    "-resume goes on with the optimizer too; -pretrained takes the weights alone": "--no-resume-opt=false",
+    "it changes the speed, not the result, and there is none": "--channels-last=false --fuser --fast-norm=false --torchscript=false --no-ddp-bb=false --synchronize-step=false --device-modules=[] --local_rank=0 --pin-mem=false --no-prefetcher=false --use-multi-epochs-loader=false --worker-seeding=all",
+    "the classifier starts as timm's default starts it": "--head-init-scale --head-init-bias",
+    "AMP with PRECISION.MODE=naive computes in half precision, with float32 master weights": "--model-dtype",
+    "there is no smallest factor of TRAIN.LAYER_DECAY": "--layer-decay-min-scale=0 --layer-decay-no-opt-scale",
+    "rates have no noise": "--lr-noise=[] --lr-noise-pct=0.67 --lr-noise-std=1",
+    "the schedule is not repeated": "--lr-cycle-mul=1 --lr-cycle-decay=0.5 --lr-cycle-limit=1",
+    "the cosine has no exponent": "--lr-k-decay=1",
+    "there is no schedule plateau; TRAIN.EARLY_STOP ends a run that gets no better": "--patience-epochs=10",
+    "multiply TRAIN.NUM_EPOCHS": "--epoch-repeats=0",
+    "TRAIN.AUTO_AUGMENT=none, TRAIN.COLOR_JITTER=0, DATA.HFLIP=0 and DATA.TRAIN_CROP=simple come nearest": "--no-aug=false",
+    "the policy TRAIN.AUTO_AUGMENT=3a has greyscale and blur": "--color-jitter-prob --grayscale-prob --gaussian-blur-prob",
+    "an image is not augmented into several splits": "--aug-splits=0 --resplit=false --split-bn=false",
+    "the loss is the mean over the classes; multiply TRAIN.BASE_LR where the optimizer follows the size of gradients": "--bce-sum=false",
+    "train.py ignores it; --drop-path is MODEL.DROPPATH": "--drop-connect",
+    "BatchNorm's statistics are each process's, and those of process 0 are saved": "--sync-bn=false --dist-bn=reduce",
+    "the EMA is on the device": "--model-ema-force-cpu=false",
+    "train_batch.png shows images of each run": "--save-images=false",
+    "an image is evaluated once; scripts/predict.py has -flip": "--tta=0",
+    "the variables WANDB_PROJECT and WANDB_TAGS, and a resumed run goes on by itself": "--wandb-project --wandb-tags=[] --wandb-resume-id",
+    "TRAIN.SIZE_SCHEDULE changes the size with the epoch": "--train-img-sizes=[] --train-batch-sizes=[] --train-size-probs=[] --train-size-schedule=constant --train-size-schedule-spread=0.65 --train-size-random-mix=0.1 --variable-batch-loss-scale=none",
+    "an epoch is all images": "--train-batches-per-epoch|train-steps-per-epoch",
+    "there is no NaFlex loader": "--naflex-loader=false --naflex-train-seq-lens=[128,256,576,784,1024] --naflex-max-seq-len=576 --naflex-patch-sizes=[] --naflex-patch-size-probs=[] --naflex-loss-scale=linear --naflex-patchify-channels-first=false",
+    "features are not distilled": "--kd-student-feature-dim --kd-teacher-feature-dim",
 }
-_TARGETS = {name: target for target, names in ALIASES.items() for name in names.split()}
-_REASONS = {name: reason for names, reason in NOT_HERE.items() for name in names.split()}
+
+
+def _names(table: dict[str, str]) -> dict[str, str]:
+    """{each name in a table, with _ for -: its row}"""
+    words = ((word.partition("=")[0], row) for row, words in table.items() for word in words.split())
+    return {each.strip("-").replace("-", "_"): row for names, row in words for each in names.split("|")}
+
+
+_TARGETS, _REASONS = _names(ALIASES), _names(NOT_HERE)
 _CUTOFF = 0.75  # of the similarity of spelling; below it guesses mislead
 
 
@@ -124,3 +201,24 @@ def suggest_flag(flag: str, settings: dict[str, str]) -> str:
         key, _, value = word.partition("=")
         words.append(f"{flags[key]} {value}" if key in flags else f"-opts {key}={value or '...'}")
     return f"; did you mean {' '.join(words).replace(' true', '').strip()}?"
+
+
+class Argument(NamedTuple):
+    """An argument of timm's train.py."""
+
+    short: str  # another name without dashes; '' for none
+    default: Any
+    setting: str  # its row in ALIASES; '' if there is none
+    reason: str  # its row in NOT_HERE; '' if there is none
+
+
+def timm_arguments() -> dict[str, Argument]:
+    """{name without dashes: argument}"""
+    found = {}
+    for row in (*ALIASES, *NOT_HERE):
+        for word in (ALIASES.get(row) or NOT_HERE[row]).split():
+            names, _, default = word.partition("=")
+            name, _, short = names.removeprefix("--").partition("|")
+            if names.startswith("--"):
+                found[name] = Argument(short, yaml.safe_load(default), *((row, "") if row in ALIASES else ("", row)))
+    return found

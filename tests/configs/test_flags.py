@@ -7,7 +7,7 @@ import pytest
 
 from configs.flags import FLAGS
 from configs.load import load
-from configs.typed_names import ALIASES, NOT_HERE, suggest_flag
+from configs.typed_names import ALIASES, NOT_HERE, suggest_flag, timm_arguments
 from configs.values import ALL_SETTINGS, START_SETTINGS, flatten, to_text
 from tests.support.configs import load_text
 from tests.support.mistakes import ON_THE_COMMAND_LINE
@@ -60,21 +60,29 @@ def test_a_mistake_on_the_command_line_is_named_with_the_remedy(words, names):
 
 
 def test_names_of_other_trainers_lead_to_settings_that_exist():
-    typed = [name for names in (*ALIASES.values(), *NOT_HERE) for name in names.split()]
+    tables = (*ALIASES.values(), *NOT_HERE.values())
+    typed = [
+        name for words in tables for word in words.split() for name in word.partition("=")[0].strip("-").split("|")
+    ]
     assert len(typed) == len(set(typed)), "one name, one answer"
     for words in ALIASES:
         if not words.startswith("-"):
             load_text("", "-opts", "SEED=0", *(word for word in words.split() if "=" in word))
-            assert {word.partition("=")[0] for word in words.split()} <= set(ALL_SETTINGS)
+            assert {re.split("=|(?<=KWARGS)[.]", word)[0] for word in words.split()} <= set(ALL_SETTINGS)
 
 
-def test_every_flag_of_timm_that_the_docs_map_to_a_setting_is_answered_with_a_hint():
+def test_every_argument_of_timms_train_py_has_a_place_in_the_docs_beside_its_setting_and_is_answered_with_a_hint():
     page = (ROOT / "docs" / "from-timm.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (`-.*?) \| (.*?) \|", page, re.MULTILINE)
-    mapped = [theirs for theirs, ours in rows if re.search(r"`[A-Z]+[._A-Z]*`|`-[a-z]", ours)]
-    for flag in re.findall(r"`(--?[a-z0-9-]+)", " ".join(mapped)):
-        assert flag in KEYS or suggest_flag(flag, KEYS | {"-cfg": "-cfg", "-opts": "-opts"}), flag
-    assert len(mapped) > 30
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    arguments = timm_arguments()
+    assert len(arguments) == 172
+    for name, argument in arguments.items():
+        flag = name if name == "data" else f"--{name}"
+        ours = [row[1] for row in rows if f"`{flag}`" in row[0]] or [row[2] for row in rows if f"`{flag}`" in row[2]]
+        setting = argument.setting.partition("=bce")[0].split(".")
+        leaf = setting[1] if "KWARGS" in setting else setting[-1]
+        assert len(ours) == 1 and leaf.split("_")[-1].split("=")[-1] in ours[0], flag
+        assert suggest_flag(f"--{name}", KEYS | {"-cfg": "-cfg", "-opts": "-opts"}), flag
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help", "-help"])

@@ -1,0 +1,190 @@
+"""from_timm.py: what it writes for published recipes trains as timm's own objects do, and it names what differs."""
+
+import contextlib
+import io
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from configs.load import load
+from datasets.batch_order import Order
+from datasets.transforms.augment import Augmentation
+from engine.train.optimizers import build_optimizer, parameter_groups
+from engine.train.schedule import Schedule
+from models import build_model
+from scripts import from_timm
+from tests.support.configs import meta_device
+from tests.support.refusals import assert_names, refused
+from utils.errors import ConfigError
+from utils.program import exit_code
+
+EFFICIENTNET = """--sched step --epochs 450 --decay-epochs 2.4 --decay-rate .97 --opt rmsproptf --opt-eps .001 -j 8 --warmup-lr 1e-6
+--weight-decay 1e-5 --aa rand-m9-mstd0.5 --remode pixel --reprob 0.2 --amp"""
+A1 = "--opt lamb --lr 5e-3 --weight-decay .01 --bce-loss --aa rand-m7-mstd0.5-inc1 --mixup .2 --cutmix 1 --warmup-lr 1e-6"
+VIT = """--opt adamw --weight-decay .05 --aa rand-m9-mstd0.5-inc1 --reprob .25 --mixup .8 --cutmix 1 --warmup-lr 1e-6 --min-lr 1e-5
+--drop-path .1 --lr 1e-3"""
+# {model: arguments}: the first nine from timm's documentation of train.py, the others as the papers of the models have them.
+RECIPES = {
+    "seresnet34": "4 --sched cosine --epochs 150 --warmup-epochs 5 --lr 0.4 --reprob 0.5 --remode pixel --batch-size 256 --amp -j 4",
+    "efficientnet_b2": f"2 -b 128 {EFFICIENTNET} --drop 0.3 --drop-path 0.2 --model-ema --model-ema-decay 0.9999 --lr .016",
+    "mixnet_xl": f"2 -b 128 {EFFICIENTNET} --decay-rate .969 --drop 0.3 --reprob .3 --lr .016 --dist-bn reduce",
+    "seresnext26t_32x4d": "2 --lr 0.1 --warmup-epochs 5 --epochs 160 --weight-decay 1e-4 --sched cosine --reprob 0.4 -b 112",
+    "efficientnet_b0": f"2 -b 384 {EFFICIENTNET} --drop 0.2 --drop-path 0.2 --model-ema --model-ema-decay 0.9999 --lr .048",
+    "resnet50": "2 -b 64 --sched cosine --epochs 200 --lr 0.05 --amp --reprob 0.6 --aa rand-m9-mstd0.5-inc1 --resplit --jsd",
+    "efficientnet_es": f"8 -b 128 {EFFICIENTNET} --drop 0.2 --drop-path 0.2 --lr .064",
+    "mobilenetv3_large_100": f"2 -b 512 {EFFICIENTNET} --epochs 600 --decay-rate .973 --drop 0.2 --lr .064",
+    "resnext50_32x4d": "8 --lr 0.6 --epochs 240 --weight-decay 1e-4 --reprob 0.4 --recount 3 --aa rand-m7-mstd0.5-inc1 -b 192",
+    "resnet50d": f"8 -b 256 --epochs 600 {A1} --drop-path .05 --smoothing 0 --model-kwargs zero_init_last=False",
+    "deit_small_patch16_224": f"8 -b 128 --epochs 300 {VIT} --aug-repeats 3",
+    "convnext_tiny": f"8 -b 128 --epochs 300 --warmup-epochs 20 --grad-accum-steps 4 {VIT} --model-ema --layer-decay .8",
+    "swin_tiny_patch4_window7_224": f"8 -b 128 --epochs 300 --warmup-epochs 20 --clip-grad 5 {VIT}",
+    "vit_tiny_patch16_224": f"4 -b 256 --epochs 90 --warmup-prefix --cooldown-epochs 5 --sched-on-updates {VIT}",
+}
+NUM_IMAGES = 53_248  # 13 updates of 4,096, as many of each smaller batch, and of timm's rounds for repeated images
+
+
+def written(*words: str) -> tuple[str, str]:
+    """What the script prints, and what it says beside it."""
+    printed, said = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
+        assert exit_code(from_timm.main, list(words)) == 0, said.getvalue()
+    return printed.getvalue(), said.getvalue()
+
+
+def described(model: torch.nn.Module, groups: list[dict]) -> dict[str, tuple[float, float]]:
+    """{parameter: weight decay and factor of the rate}"""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    factors = ((group, (group["weight_decay"], group.get("lr_scale", 1.0))) for group in groups)
+    return {names[id(each)]: factor for group, factor in factors for each in group["params"]}
+
+
+def timms_augmentation(args: SimpleNamespace, model: torch.nn.Module) -> dict:
+    from timm.data import create_transform, resolve_data_config
+
+    data, names = resolve_data_config(vars(args), model=model), ("scale", "ratio", "hflip", "vflip", "color_jitter")
+    chosen = {name: getattr(args, name) for name in names} | {"interpolation": args.train_interpolation}
+    chosen |= {"re_prob": args.reprob, "re_mode": args.remode, "re_count": args.recount, "auto_augment": args.aa}
+    chosen |= {name: data[name] for name in ("input_size", "mean", "std")}
+    steps = {type(step).__name__: step for step in create_transform(is_training=True, **chosen).transforms}
+    crop, policy, jitter = (
+        steps.get(name) for name in ("RandomResizedCropAndInterpolation", "RandAugment", "ColorJitter")
+    )
+    erasing = steps.get("RandomErasing")
+    return {
+        "crop": (tuple(crop.scale), tuple(crop.ratio), crop.size, steps["RandomHorizontalFlip"].p),
+        "policy": policy
+        and [(op.name, op.prob, op.magnitude, op.magnitude_std) for op in policy.ops] * policy.num_layers,
+        "jitter": jitter and dict.fromkeys(("brightness", "contrast", "color"), jitter.brightness),
+        "erasing": erasing and (erasing.probability, erasing.per_pixel, erasing.max_count),
+        "normalized": (tuple(data["mean"]), tuple(data["std"])),
+    }
+
+
+def our_augmentation(config) -> dict:
+    data, train, drawn = config.DATA, config.TRAIN, Augmentation(config)
+    policy = drawn.policy
+    erasing = (train.RANDOM_ERASE_PROB, train.RANDOM_ERASE_MODE == "pixel", train.RANDOM_ERASE_COUNT)
+    each = [(op.name, op.probability, op.magnitude, op.options.deviation) for op in policy.operations] if policy else []
+    return {
+        "crop": (data.CROP_SCALE, data.CROP_RATIO, (data.IMAGE_SIZE,) * 2, data.HFLIP),
+        "policy": each * policy.count if policy else None,
+        "jitter": drawn.jitter or None,
+        "erasing": erasing if train.RANDOM_ERASE_PROB else None,
+        "normalized": (data.IMAGENET_MEAN, data.IMAGENET_STD),
+    }
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_published_recipe_has_timms_updates_rates_groups_and_augmentation(tmp_path, name):
+    import timm
+    from timm.optim import create_optimizer_v2, optimizer_kwargs
+    from timm.scheduler import create_scheduler_v2, scheduler_kwargs
+
+    words = ["./distributed_train.sh", *f"{RECIPES[name]} --data-dir /imagenet --model {name}".split()]
+    (tmp_path / "my.yaml").write_text(written(*words)[0])
+    config = load(["-cfg", str(tmp_path / "my.yaml")]).config
+    given, processes = from_timm.read_arguments(words)
+    found = from_timm.Translation(given, processes).args.items()
+    args = SimpleNamespace(**{key.replace("-", "_"): None if value == [] else value for key, value in found})
+    order = Order(
+        NUM_IMAGES,
+        config.DATA.BATCH_SIZE,
+        processes,
+        config.TRAIN.ACCUM_ITER,
+        config.DATA.DROP_LAST,
+        0,
+        lambda *each: None,
+    )
+    batches = NUM_IMAGES // processes // args.batch_size
+    per_epoch = -(-batches // args.grad_accum_steps)
+    assert order.steps_per_epoch == per_epoch
+    with meta_device():
+        theirs = timm.create_model(
+            name, num_classes=args.num_classes, drop_rate=args.drop, drop_path_rate=args.drop_path
+        )
+        ours = build_model(config, 1000)
+    optimizer = create_optimizer_v2(theirs, **optimizer_kwargs(args))
+    own = dict(ours.named_parameters())
+    assert described(ours, parameter_groups(config.TRAIN, ours, own)) == described(theirs, optimizer.param_groups)
+    built = build_optimizer(config.TRAIN, torch.nn.Linear(2, 2))
+    settings = {key: (value, optimizer.defaults.get(key)) for key, value in built.param_groups[0].items()}
+    for key in {"betas", "eps", "momentum", "nesterov", "alpha"} & optimizer.defaults.keys():
+        assert tuple(map(str, settings[key]))[0] == str(settings[key][1]), key
+    scheduler, epochs = create_scheduler_v2(optimizer, **scheduler_kwargs(args), updates_per_epoch=per_epoch)
+    assert config.TRAIN.NUM_EPOCHS == epochs
+    schedule = Schedule(config.TRAIN, per_epoch, order.global_batch)
+    base = optimizer.param_groups[-1].get("lr_scale", 1.0)
+    for step in range(epochs * per_epoch):
+        scheduler.step(step // per_epoch)
+        scheduler.step_update(step)
+        assert schedule(step) == pytest.approx(optimizer.param_groups[-1]["lr"] / base, abs=1e-9), step
+    assert our_augmentation(config) == timms_augmentation(args, theirs)
+
+
+def test_what_has_no_counterpart_or_differs_is_named(tmp_path):
+    words = "train.py --data-dir x --sched tanh --lr-noise .4 .9 --fuser nvfuser --grad-accum-steps 2 --train-crop-mode rkrc"
+    _, said = written(*words.split(), "--bce-loss", "--smoothing", "0", "--lr-base", ".2", "--no-aug")
+    assert_names(said, "--sched tanh", "--lr-noise 0.4 0.9", "--fuser nvfuser", "--grad-accum-steps 2", "--no-aug")
+    assert_names(said, "--train-crop-mode rkrc", "--bce-loss", "--lr-base", "--lr 0.2", "main_single_gpu.py")
+
+
+def test_an_args_yaml_means_what_its_command_line_does(tmp_path):
+    words = (
+        "--model resnet50 --opt sgd --momentum .8 --cutmix-minmax .2 .8 --gp max --model-kwargs act_layer=silu --amp"
+    )
+    typed, _ = written(
+        *words.split(), "--initial-checkpoint", "x.pth", "--decay-milestones", "3", "5", "--sched", "multistep"
+    )
+    lines = [
+        "model: resnet50",
+        "opt: sgd",
+        "momentum: 0.8",
+        "cutmix_minmax: [0.2, 0.8]",
+        "gp: max",
+        "amp: true",
+        "lr: null",
+    ]
+    lines += [
+        "model_kwargs: {act_layer: silu}",
+        "initial_checkpoint: x.pth",
+        "decay_milestones: [3, 5]",
+        "opt_kwargs: {}",
+    ]
+    (tmp_path / "args.yaml").write_text("\n".join([*lines, "sched: multistep", "local_rank: 0", "wandb_tags: []"]))
+    assert written(str(tmp_path / "args.yaml"))[0] == typed
+    (tmp_path / "my.yaml").write_text(typed)
+    config = load(["-cfg", str(tmp_path / "my.yaml")]).config
+    assert config.TRAIN.LR_SCHEDULER.MILESTONES == (2, 4) and config.MODEL.PRETRAINED == "x.pth"
+    assert dict(config.MODEL.KWARGS) == {"act_layer": "silu", "global_pool": "max"}
+    assert dict(config.TRAIN.OPTIMIZER.KWARGS) == {"nesterov": True} and config.TRAIN.OPTIMIZER.MOMENTUM == 0.8
+
+
+@pytest.mark.parametrize(
+    "words", ["--modle x", "--model resnet5000", "--aa rand-m9 extra more", "--epochs many", "args.yaml"]
+)
+def test_an_unknown_argument_or_value_is_named_with_exit_code_2(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "args.yaml").write_text("modle: x\n")
+    with refused(ConfigError):
+        from_timm.main(words.split())

@@ -5,6 +5,7 @@ A run executes it; -check (engine/check/check.py, which the entries call in plac
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from unicodedata import normalize
@@ -123,7 +124,8 @@ def begin(loaded: LoadedConfig, process: Process, log: Log, step: Step = or_end)
     for title, refuse in refusals(config, process):
         step(title, refuse, None)
     checkpoint = step(what, lambda: process.first(lambda: _find(config, log)), None)
-    saved = step(what, lambda: _read(checkpoint, config), {})
+    read = partial(_read, checkpoint, config, compares=process.local_rank == 0)  # once on each machine
+    saved = step(what, lambda: process.after_first(read), {})
     record = step(what, lambda: _record(source_of(config, checkpoint)[1], saved), {})
     kept = _kept(record) if is_run(saved) or config.START.EVAL else None
     loaded = _as_begun(loaded, record.get("config") if kept else None)
@@ -193,8 +195,8 @@ def _find(config: Config, log: Log) -> Path | None:
     return found
 
 
-def _read(checkpoint: Path | None, config: Config) -> dict:
-    saved = read_saved(checkpoint, lazily=not config.START.EVAL)
+def _read(checkpoint: Path | None, config: Config, compares: bool) -> dict:
+    saved = read_saved(checkpoint, not config.START.EVAL, compares)
     if saved.get(WEIGHTS_ONLY) and not config.START.EVAL:
         raise ConfigError(
             f"-resume: {checkpoint} holds weights only; resume from the last.pth of its run, "

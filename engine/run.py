@@ -15,7 +15,7 @@ from engine.callback_list import Watchers, choose_callbacks
 from engine.check.quick_checks import OK, quick_checks
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import progress_in
-from engine.checkpoint.resume import is_run, refuse_changes
+from engine.checkpoint.resume import drop_tensors, is_run, refuse_changes
 from engine.checkpoint.sharded_saver import make_saver
 from engine.diagnose.explain import explain
 from engine.eval_run import evaluate_both, evaluate_saved, run_evaluation
@@ -371,6 +371,7 @@ def restore(session: Session, plan: Plan, trainer: Trainer) -> None:
     check_exactly(trainer.model, state["state_dict"], path)
     with naming_damage(path):
         trainer.load_state_dict(state)
+    drop_tensors(state)
     for line in describe_other_validation(plan):
         session.log.say(line)
         trainer.best, trainer.not_better = Best(), 0

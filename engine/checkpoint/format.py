@@ -104,13 +104,13 @@ def numbered(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def read_checkpoint(path: Path, lazily: bool = False) -> dict:
+def read_checkpoint(path: Path, lazily: bool = False, compares: bool = True) -> dict:
     """Read a checkpoint of this or another system; ConfigError if the file is damaged. Never executes its content.
 
-    `lazily` as in read_torch.
+    `lazily`, `compares` as in read_torch.
     """
     try:
-        state = read_torch(path, lazily)
+        state = read_torch(path, lazily, compares)
     except ConfigError as error:
         raise ConfigError(f"-resume: {error}; use an older checkpoint beside it") from error
     return state if isinstance(state, dict) else {}

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from torch import Tensor
+
 from configs.schema import Config
 from configs.values import IMPLIED, ZERO_IS_ZERO, flatten
 from datasets.batch_order import Order
@@ -61,9 +63,16 @@ def run_folder_of(checkpoint: Path | None) -> Path | None:
     return checkpoint.parent if checkpoint and (checkpoint.parent / "config.yaml").exists() else None
 
 
-def read_saved(path: Path | None, lazily: bool = False) -> dict:
-    """The checkpoint's state; empty without a checkpoint, or for a file of weights. `lazily` as in read_torch."""
-    return {} if path is None or path.suffix in WITHOUT_STATE else read_checkpoint(path, lazily)
+def read_saved(path: Path | None, lazily: bool = False, compares: bool = True) -> dict:
+    """The checkpoint's state; empty without a checkpoint, or for a file of weights. The others as in read_torch."""
+    return {} if path is None or path.suffix in WITHOUT_STATE else read_checkpoint(path, lazily, compares)
+
+
+def drop_tensors(saved: dict) -> None:
+    """Free the memory of a state that is loaded. What it says of the run stays."""
+    for key in ("state_dict", "state_dict_ema", "optimizer"):
+        saved.pop(key, None)
+    saved["progress"] = {name: each for name, each in saved["progress"].items() if not isinstance(each, Tensor)}
 
 
 def is_run(saved: dict) -> bool:

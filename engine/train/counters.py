@@ -92,7 +92,7 @@ class Counters:
         return {"totals": process.sum(self.totals.clone()), "skips_in_a_row": self.skips_in_a_row}
 
     def load_state_dict(self, state: dict[str, Tensor], process: Process) -> None:
-        self.skips_in_a_row = state["skips_in_a_row"].to(self.skips_in_a_row)
+        self.skips_in_a_row = state["skips_in_a_row"].to(self.skips_in_a_row, copy=True)
         self.totals.zero_()
         if process.is_first:  # the saved sums cover all processes
-            self.totals = state["totals"].to(self.totals)
+            self.totals = state["totals"].to(self.totals, copy=True)

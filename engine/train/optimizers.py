@@ -157,6 +157,8 @@ def load_state(optimizer: AnyOptimizer, state: dict) -> None:
     optimizer.load_state_dict(state)
     for group, mine in zip(optimizer.param_groups, own, strict=True):
         group.update(mine)
+    for values in optimizer.state.values():  # torch takes a host's tensors as they are, here those of a mapped file
+        values.update({name: each.clone() for name, each in values.items() if isinstance(each, torch.Tensor)})
 
 
 def check_optimizer(config: Config) -> None:

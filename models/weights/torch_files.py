@@ -27,12 +27,13 @@ from models.weights.state import (
 from utils.errors import ConfigError, not_a_file
 
 
-def read_torch(path: Path, lazily: bool = False):
+def read_torch(path: Path, lazily: bool = False, compares: bool = True):
     """Read a file of torch.save: tensors and plain values only, nothing in it is run.
 
-    A sharded checkpoint is joined; `lazily`: its large tensors as Parts.
+    `lazily`: tensors are read when they are used. A sharded checkpoint is joined; its large tensors are then Parts.
+    `compares`: with the file's checksums, which reads all of it.
     """
-    content = _read_torch_file(path)
+    content = _read_torch_file(path, lazily, compares)
     if isinstance(content, dict) and isinstance(content.get(SHARDS), list):
         return join(content, path, lambda part: _read_torch_file(part, from_disk=True), lazily)
     return content

@@ -1,9 +1,14 @@
 """Which of several checkpoints, and of several runs, is the newest."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from engine.checkpoint.format import find_newest, newest_in, remove_old
+from engine.checkpoint.format import find_newest, newest_in, read_checkpoint, remove_old, save_checkpoint
+from engine.checkpoint.resume import drop_tensors
+from tests.support.configs import small_config
+from tests.support.trainers import make_trainer, update
 
 
 def save(folder, *names):
@@ -31,3 +36,16 @@ def test_resume_auto_takes_the_newest_run_by_its_name(tmp_path):
     save(tmp_path / tagged, "last.pth")
     assert find_newest(str(tmp_path), pytest.fail) == tmp_path / tagged / "last.pth"
     assert find_newest(str(tmp_path / "nothing"), pytest.fail) is None
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "lamb"])
+def test_of_a_checkpoint_that_is_loaded_nothing_stays_in_memory(tmp_path, name):
+    trainer = make_trainer(small_config(tmp_path, "TRAIN.MODEL_EMA=true", f"TRAIN.OPTIMIZER.NAME={name}"))
+    update(trainer, 2)
+    save_checkpoint(tmp_path / "last.pth", trainer.state_dict())
+    is_mapped = lambda: str(tmp_path / "last.pth") in Path("/proc/self/maps").read_text()  # noqa: E731
+    state = read_checkpoint(tmp_path / "last.pth", lazily=True)
+    assert is_mapped(), "processes of a machine share its pages"
+    trainer.load_state_dict(state)
+    drop_tensors(state)
+    assert not is_mapped()

@@ -99,7 +99,8 @@ def build_parser() -> argparse.ArgumentParser:
     settings.add_argument(
         "-cfg",
         metavar="FILE",
-        help="YAML file of settings; configs/ has one per recipe. Without it, -resume and -pretrained take those of the checkpoint.",
+        help="YAML file of settings, or the name of one in configs/. Without it, -resume and -pretrained take those of the checkpoint; "
+        "other weights are fine-tuned (configs/finetune.yaml).",
     )
     settings.add_argument(
         "-opts",

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ import yaml
 
 from configs.values import Text, is_none
 from utils.errors import ConfigError, not_a_file
-from utils.text import format_bytes
+from utils.text import align, format_bytes
 
 SHIPPED = Path(__file__).resolve().parent
 MOST_BYTES, MOST_FILES, MOST_LEVELS = 2**20, 100, 16  # of a settings file; read for BASE; of sections and lists
@@ -36,11 +37,27 @@ def shipped_files() -> list[Path]:
 def find_settings_file(cfg: str | None) -> str:
     """Return the path given with -cfg, or raise an error that lists the alternatives."""
     if not cfg:
-        names = "\n".join(f"  {_relative_to_cwd(path)}" for path in shipped_files())
-        raise ConfigError(f"-cfg is missing; it names the settings file, for example one of these:\n{names}")
+        raise ConfigError(
+            "-cfg is missing; it names the settings file, or one of these without its folder and ending, as in -cfg "
+            f"vit_digits; weights are fine-tuned without it: -pretrained NAME -data_path FOLDER\n{_list_shipped_files()}"
+        )
+    shipped = {name: path for path in shipped_files() for name in (path.stem, path.name)}
+    if cfg in shipped and not os.path.isfile(cfg):
+        return _relative_to_cwd(shipped[cfg])
     if os.path.exists(cfg):
         return cfg
     raise ConfigError(f"-cfg: no file {cfg} in the working directory {os.getcwd()}{_nearest_files(cfg)}")
+
+
+def _list_shipped_files() -> str:
+    """The shipped files, each with how its first comment begins."""
+    rows = []
+    for path in shipped_files():
+        with open(path, encoding="utf-8") as file:
+            rows.append(
+                (f"  {_relative_to_cwd(path)}", textwrap.shorten(file.readline().strip("# \n"), 90, placeholder=" ..."))
+            )
+    return "\n".join(align(rows))
 
 
 class Loader(yaml.BaseLoader):

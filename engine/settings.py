@@ -137,10 +137,15 @@ def _load_without_file(arguments: list[str], given: dict[str, Text], checkpoint:
             f"-resume auto: there is no run to continue in {where}; "
             "name another folder with -output, or a settings file with -cfg to start a run"
         )
-    if not is_evaluated:
+    if not is_evaluated and "MODEL.RESUME" in given:
         raise ConfigError(
             f"-cfg is missing, and {path or source} does not hold the settings of a run; name a settings file"
         )
+    if not is_evaluated:
+        file = find_settings_file("finetune")
+        loaded = load_settings(["-cfg", file, *arguments])
+        note = f"settings: {file} (fine-tuning, DATA.DATASET {loaded.config.DATA.DATASET}); -cfg would name others"
+        return replace(loaded, notes=[note, *loaded.notes], arguments=arguments)
     try:
         weights = _weights(given, checkpoint)
     except ConfigError as error:

@@ -172,7 +172,7 @@ def notes(models: list[Model], num_more: int) -> list[str]:
 
 def train(weights: str) -> str:
     """The next command."""
-    command = f"python main_single_gpu.py -cfg configs/finetune.yaml -pretrained {weights} -data_path FOLDER -amp"
+    command = f"python main_single_gpu.py -cfg configs/finetune.yaml -pretrained {weights} -data_path FOLDER"
     return f"train one: {command}"
 
 

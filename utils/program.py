@@ -6,6 +6,8 @@ import errno
 import gc
 import os
 import platform
+import re
+import select
 import signal
 import subprocess
 import sys
@@ -82,7 +84,8 @@ def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
     """Run a program and return its exit code: its own, 2 for a user's mistake, reported without a traceback, or 1. 0 if
     the reader of its output has seen enough (`| head`)."""
     try:
-        if {"-version", "--version"} & {*arguments}:
+        arguments = with_one_dash(arguments)
+        if "-version" in arguments:
             print(describe_environment())
             return 0
         code = program(arguments)
@@ -97,6 +100,16 @@ def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
         elif message:
             print(f"error: {cut(printable(message[:MOST_READ]))}", file=sys.stderr)
         return code
+
+
+def with_one_dash(arguments: list[str]) -> list[str]:
+    """Flags as halfstep writes them: -batch_size for --batch-size; not what torch's launcher passes, nor what follows --."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    flag = re.compile(r"--(?!help$|local.rank)([A-Za-z][\w-]*)")
+    return [
+        flag.sub(lambda found: f"-{found[1].replace('-', '_')}", each, 1) if flag.match(each) else each
+        for each in arguments[:end]
+    ] + arguments[end:]
 
 
 def judge(error: BaseException) -> tuple[int, str | None]:
@@ -118,12 +131,12 @@ def judge(error: BaseException) -> tuple[int, str | None]:
 
 def nobody_reads() -> bool:
     """Whether the reader of what is printed has gone, as in `| head`. Then all the rest goes nowhere."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), select.POLLOUT)
+    has_gone = any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    if has_gone:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # also for the interpreter's flush at its end
-        return True
-    return False
+    return has_gone
 
 
 def exit_now(code: int) -> NoReturn:

@@ -1,5 +1,6 @@
 """Settings files: which BASE wins, and files that are not what they should be."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,16 @@ def test_without_cfg_the_shipped_files_are_offered():
     for argv in ([], ["-cfg", ""], ["-amp"]):
         with refused(ConfigError, "-cfg", ROOT / "configs" / "vit_digits.yaml"):
             load(argv)
+
+
+@pytest.mark.parametrize("name", ["finetune", "finetune.yaml", "vit_small_patch16_224_90ep"])
+def test_a_shipped_file_is_found_by_its_name_alone_unless_there_is_a_file_of_this_name(name):
+    Path("finetune").mkdir()
+    (path,) = (ROOT / "configs").rglob(f"{name.removesuffix('.yaml')}.yaml")
+    assert load(["-cfg", name]).config == load(["-cfg", str(path)]).config
+    shutil.rmtree("finetune")
+    write("SEED: 7", name)
+    assert load(["-cfg", name]).config.SEED == 7
 
 
 def test_a_cfg_or_a_base_that_is_not_there_brings_the_nearest_names(monkeypatch):

@@ -6,16 +6,18 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.runs import ROOT
 from utils import VERSION, program
 from utils.errors import AlreadyReportedError, ConfigError, LostProcess, StoppedBySignal
 from utils.files import refuse_special, replacing
-from utils.program import StopSignal, judge, revision
+from utils.program import StopSignal, exit_code, judge, revision
 from utils.seed import make_deterministic
 
 
@@ -55,6 +57,34 @@ def test_the_revision_names_version_and_commit_and_needs_no_git(tmp_path, monkey
 def test_the_exit_code_of_an_error_and_whether_a_line_tells_of_it(error, code, is_told):
     found, message = judge(error)
     assert (found, bool(message)) == (code, is_told)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--epochs 3 --batch-size=8 --amp", "-epochs 3 -batch_size=8 -amp"),
+        ("--name=a-b --opts TRAIN.BASE_LR=1e--3", "-name=a-b -opts TRAIN.BASE_LR=1e--3"),
+        ("--help --local-rank=0 --local_rank 1 -seed -- --odd-name.jpg", None),
+    ],
+)
+def test_two_dashes_before_a_flag_mean_one(typed, meant):
+    passed = []
+    assert exit_code(lambda arguments: passed.extend(arguments) or 0, typed.split()) == 0
+    assert passed == (meant or typed).split()
+
+
+ENDLESS = "from utils.program import exit_code\nexit(exit_code(lambda _: [print(n) for n in range(10**7)] and 1, []))"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_seen_enough_ends_a_program_quietly(unbuffered):
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-c", ENDLESS]
+    options = {"env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": ROOT}
+    with subprocess.Popen(command, **options) as program:
+        program.stdout.readline()
+        program.stdout.close()
+        assert (program.wait(), program.stderr.read()) == (0, b"")
 
 
 def test_a_mistake_of_ours_ends_with_1_and_needs_a_traceback():

@@ -16,6 +16,7 @@ from engine.settings import load_settings
 from models import build_model
 from tests.support.configs import replaced, small_config
 from tests.support.refusals import assert_names, refused
+from tests.support.runs import ROOT
 from tests.support.weight_files import saved, transformers_weights, vit
 from utils.errors import ConfigError
 from utils.program import exit_code
@@ -96,3 +97,12 @@ def test_weights_with_class_names_are_evaluated_by_name(tmp_path, count):
         code = exit_code(main_single_gpu.main, [*map(str, flags), "-output", str(tmp_path / "o")])
     assert code == 0, said.getvalue()
     assert_names(said.getvalue(), {2: "75.000%", 3: "37.500%"}[count])
+
+
+def test_weights_without_a_settings_file_are_fine_tuned_on_folders(tmp_path):
+    weights = saved(vit().state_dict(), tmp_path / "weights.pth")
+    words = ["-pretrained", str(weights), "-data_path", "photos", "-opts", "MODEL.NAME=test_vit"]
+    short = load_settings(words)
+    assert short.config == load_settings(["-cfg", str(ROOT / "configs/finetune.yaml"), *words]).config
+    assert (short.config.DATA.DATASET, short.config.TRAIN.LAYER_DECAY, short.arguments) == ("imagefolder", 0.75, words)
+    assert_names(short.notes[0], "finetune.yaml", "imagefolder")

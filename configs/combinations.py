@@ -14,6 +14,7 @@ from utils.text import is_url, problem_of
 # What a resumed run compares besides its settings.
 NO_SETTINGS = ("GLOBAL_BATCH", "NUM_IMAGES", "CLASS_NAMES", "SPLIT", "AUGMENTATION")
 CHANGEABLE = (*SETTINGS, *REMOVED, *NO_SETTINGS)
+IN_THEIR_ORDER = ("shards", "parquet")  # values of DATA.DATASET: read in the order of their files
 WITHOUT_FILES = ("digits", "fractals", "synthetic")  # values of DATA.DATASET
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 MAX_WEIGHTS = 1e11  # of all blocks; the largest Vision Transformer so far has a fifth of that
@@ -101,7 +102,7 @@ def _image_rules(values: Values, named: Callable[[str], str]) -> Rules:
         f"must be shuffle with {named(dataset)}, whose images are read in the order of its files; TRAIN.CLASS_WEIGHTS=auto "
         "(-opts) weights the classes instead"
     )
-    yield values[key] == "balanced" and values[dataset] in ("shards", "parquet"), key, problem
+    yield values[key] == "balanced" and values[dataset] in IN_THEIR_ORDER, key, problem
 
 
 def several_labels_key(values: Values) -> str | None:

@@ -1,5 +1,6 @@
 """The number of each class: by DATA.CLASSES, by a checkpoint, or as the data has it."""
 
+from collections import Counter
 from pathlib import Path
 from unicodedata import normalize
 
@@ -9,6 +10,8 @@ from configs.schema import Config
 from datasets.types import ImageSet, SavedData
 from utils.errors import ConfigError, DataError, did_you_mean, not_a_file
 from utils.text import counted, first_of
+
+SEPARATORS = "|;,"  # that people put between several labels
 
 
 def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | None) -> list[str]:
@@ -50,7 +53,15 @@ def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | Non
             meaning = first_of([f"{number} is {name}" for number, name in enumerate(classes)])
             notes.append(f"the labels are numbers, taken for those of the checkpoint's classes: {meaning}")
         renumber(parts, classes)
-    return [*notes, *(_name_alike(first.classes) if first.classes_are_names else [])]
+    if first.folder_names and not (saved or config.DATA.CLASSES):
+        notes.append(
+            f"the labels are numbers, whose classes are called as their folders: {first_of(first.folder_names)}"
+        )
+        for part in parts:
+            part.classes = list(first.folder_names)
+    notes += _name_alike(first.classes) if first.classes_are_names else []
+    is_table = config.DATA.DATASET == "csv" and first.classes_are_names and not first.label_sets
+    return notes + (_look_joined(first.classes) if is_table else [])
 
 
 def without_new_classes(part: ImageSet, saved: SavedData | None) -> ImageSet:
@@ -99,6 +110,23 @@ def _name_alike(classes: list[str]) -> list[str]:
     if not alike:
         return []
     return [f"warning: these are read as different classes: {first_of(alike)}; if not meant, name them alike"]
+
+
+def _look_joined(classes: list[str]) -> list[str]:
+    """A warning of names in a table that seem to be several labels, each of which occurs elsewhere too: cat|dog and cat."""
+    for separator in SEPARATORS:
+        times = Counter(label.strip() for name in classes for label in name.split(separator))
+        joined = [
+            name
+            for name in classes
+            if separator in name and max(times[each.strip()] for each in name.split(separator)) > 1
+        ]
+        if joined:
+            how = f"if {separator} divides them: -opts DATA.LABEL_SEPARATOR='{separator}'"
+            return [
+                f"warning: these are read as single classes, and look like several labels: {first_of(joined)}; {how}"
+            ]
+    return []
 
 
 def _numbers(part: ImageSet, classes: list[str]) -> list[int]:

@@ -114,6 +114,7 @@ class ImageSet:
     label_sets: LabelSets | None = None
     labels_are_numbers = False  # the data has class numbers; names, if any, were given to them
     left_out: dict[str, int] = {}  # images of classes that an evaluated checkpoint does not know
+    folder_names: Sequence[str] = ()  # for labels that are numbers, of each class the folder that all its images are in
     classes_are_names = False  # the data has class names, and their order gives the numbers
 
     def __init__(self, targets: Sequence[int] | np.ndarray, classes: list[str]):

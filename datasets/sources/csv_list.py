@@ -159,8 +159,11 @@ class _Values(NamedTuple):
             for column, place, keep in targets:
                 value = row[place].strip() if place < len(row) else ""
                 if not value and column not in optional:
+                    is_label = column in self.columns.of_labels and not self.columns.are_bits
                     raise DataError(
                         f"{self.file}, line {rows.line_num}: {column} is missing; fill it in or remove the row"
+                        + ", or where images have several labels or none name what divides these: "
+                        "-opts DATA.LABEL_SEPARATOR='|'" * is_label
                     )
                 keep(value)
             lines.append(rows.line_num)

@@ -67,18 +67,21 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
     Paths are relative to the folder of the list and must not lead out of it.
     """
     beside = lists.files[0].with_name(f"{lists.files[0].name}{ENDING}")
-    made_of = {"files": stamps_of(lists.files), "settings": lists.settings}
+    made_of = {"files": stamps_of(lists.files), "settings": lists.settings, "version": 2}
     index = open_or_build(
         index_paths(config, beside),
         lambda index: index.facts.get("made_of") == made_of,
         lambda place: _Builder(config, lists, place).build({"made_of": made_of}),
     )
     labels = [_labels(index, lists, number) for number in range(len(lists.files))]
-    are_numbers, label_sets = _are_numbers(lists, labels), [None] * len(labels)
+    are_numbers, label_sets, folder_names = _are_numbers(lists, labels), [None] * len(labels), ()
     if lists.has_several_labels:
         label_sets, classes = several_labels(config, labels, lists.label_columns)
     else:
-        _, classes = class_numbers(config, labels, are_numbers)
+        (numbers, *_), classes = class_numbers(config, labels, are_numbers)
+        if are_numbers and index.facts["folder_names"]:
+            found = dict(zip(numbers.tolist(), index.facts["folder_names"], strict=True))
+            folder_names = [found.get(number, name) for number, name in enumerate(classes)]
     image_sets = []
     for number in range(len(lists.files))[-1 if config.START.EVAL else 0 :]:
         file, paths = lists.files[number], index.text(f"{number}.path")
@@ -87,6 +90,7 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
         image_set = FileImages(file.parent, paths, targets, classes, PixelRules.of(config.DATA), confined=True)
         image_set.index, image_set.label_sets = index, label_sets[number]
         image_set.labels_are_numbers, image_set.classes_are_names = are_numbers, not are_numbers
+        image_set.folder_names = folder_names
         if len(groups := index.text(f"{number}.group")):
             image_set.groups = groups
         image_set.split = own_split(lists.files[0], lists.files[-1])
@@ -118,6 +122,7 @@ class _Builder:
         self.writer = IndexWriter(place, columns)
         self.hashes = RowHashes()
         self.first_lines: list[list[int]] = []  # of each list the lines of the files that must exist
+        self.folder_names: list[list[str]] = []  # of each list see _folder_names
 
     def build(self, facts: dict) -> Index:
         notes, labels, numbers = [], [], []
@@ -133,25 +138,27 @@ class _Builder:
         for number, (of_labels, of_rows) in enumerate(zip(targets, numbers, strict=True)):
             for start in range(0, len(of_rows), ROWS_AT_ONCE):
                 self.writer.add(f"{number}.target", of_labels[of_rows[start : start + ROWS_AT_ONCE]])
-        facts |= {"notes": notes, "first_lines": self.first_lines}
+        facts |= {"notes": notes, "first_lines": self.first_lines, "folder_names": self.folder_names[0]}
         return self.writer.finish(facts | self._compare(numbers))
 
     def _read(self, number: int, file: Path) -> tuple[list[str], np.ndarray]:
         """Lines for the log, and the number of each row's label."""
-        labels, folders, of_rows = Distinct(), Distinct(), array("I")
+        labels, folders, of_rows, pairs = Distinct(), Distinct(), array("I"), set()
         self.first_lines.append([])
 
         def add(rows: Rows) -> None:
             self.first_lines[-1] += rows.lines[: NUM_CHECKED - len(self.first_lines[-1])].tolist()
             self.writer.add(f"{number}.path", paths := encoded(rows.paths))
-            of_rows.frombytes(labels.add(rows.labels, rows.lines).tobytes())
-            folders.add([path[: path.rfind("/") + 1] for path in rows.paths], rows.lines)
+            of_rows.frombytes((numbers := labels.add(rows.labels, rows.lines)).tobytes())
+            places = folders.add([path[: path.rfind("/") + 1] for path in rows.paths], rows.lines)
+            pairs.update(np.unique(numbers.astype(np.uint64) << np.uint64(32) | places).tolist())
             self.hashes.add(normal_paths(paths))
             if rows.groups:
                 self.writer.add(f"{number}.group", encoded(rows.groups))
 
         notes = self.lists.read(file, add)
         numbers = np.frombuffer(of_rows, np.uint32)
+        self.folder_names.append(_folder_names(list(folders.numbers), sorted(pairs), len(labels.numbers)))
         self.writer.add(f"{number}.label", encoded(list(labels.numbers)))
         self.writer.add(f"{number}.label_line", np.array(labels.lines))
         self.writer.add(f"{number}.label_count", count_classes(numbers))
@@ -195,6 +202,17 @@ class _Builder:
         texts = (self.writer.text(f"{number}.group") for number in range(2))
         first, second = (set(itertools.chain.from_iterable(each.chunks())) for each in texts)
         return sorted(map(os.fsdecode, first & second))
+
+
+def _folder_names(folders: list[str], pairs: list[int], num_labels: int) -> list[str]:
+    """For each label the name of the folder that all its images are in; empty unless each has one of its own.
+
+    `pairs`: label << 32 | number of a folder, once for all images with both.
+    """
+    if len(pairs) != num_labels:
+        return []
+    names = [os.path.basename(folders[pair & 0xFFFFFFFF].rstrip("/")) for pair in pairs]
+    return names if len({*names}) == num_labels and not any(not name or name.isdecimal() for name in names) else []
 
 
 def _first_names(paths: Texts, rows: list[int]) -> list[str]:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from configs.combinations import IN_THEIR_ORDER
 from configs.schema import Config
 from datasets.bad_images import num_allowed
 from datasets.index import caches_folder
@@ -124,8 +125,9 @@ def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Find
     present = counts[counts > 0]
     notes = [f"{len(names):,}, each with {present.min():,} to {counted(present.max(), f'{part} image')}"]
     if present.max() > UNEVEN * present.min():
-        remedies = "DATA.SAMPLER=balanced or TRAIN.CLASS_WEIGHTS=auto (-opts) helps the others"
-        notes.append(f"uneven: {names[counts.argmax()]} has most images; {remedies}")
+        may_repeat = not config.DATA.has_several_labels and config.DATA.DATASET not in IN_THEIR_ORDER
+        remedies = f"; {'DATA.SAMPLER=balanced or ' * may_repeat}TRAIN.CLASS_WEIGHTS=auto (-opts) helps the others"
+        notes.append(f"uneven: {names[counts.argmax()]} has most images{remedies * bool(train and counts.all())}")
     if (config.MODEL.NUM_CLASSES or 0) > len(names):
         notes.append(f"MODEL.NUM_CLASSES is {config.MODEL.NUM_CLASSES:,}")
     unseen = [names[number] for number in np.flatnonzero((num_val == 0) & (counts > 0))]

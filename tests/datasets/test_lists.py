@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.image_sets import draw, error_of, load, shades
+from datasets import SavedData, load_image_sets
+from tests.support.image_sets import draw, error_of, load, settings, shades
 from tests.support.refusals import assert_names, refused
 from utils.errors import DataError
 
@@ -149,3 +150,20 @@ def test_spaces_around_the_values_of_a_csv_file_do_not_count(tmp_path):
     make_csv(tmp_path / "val.csv", "images/5.jpg,dog\t\n")
     train, val = load("csv", tmp_path)
     assert train.classes == ["cat", "dog"] and shades(train) == [3, 4] and val.targets.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("moved", "classes"),
+    [(None, ["fox", "1", "bee"]), ("bee/2.png 0", ["0", "1", "2"]), ("0/2.png 2", ["0", "1", "2"])],
+)
+def test_classes_of_numbers_are_called_as_their_folders_where_all_of_a_class_agree(tmp_path, moved, classes):
+    lines = [f"train/{name}/{number}.png {label}" for name, label in (("fox", 0), ("bee", 2)) for number in range(2)]
+    lines += [f"train/{moved}"] if moved else []
+    for line in [*lines, "a.png 2"]:
+        draw(tmp_path / line.rpartition(" ")[0])
+    (tmp_path / "train_list.txt").write_text("\n".join(lines))
+    (tmp_path / "val_list.txt").write_text("a.png 2\n")
+    train, val = load("imagenet2012", tmp_path)
+    assert train.classes == val.classes == classes and set(train.targets.tolist()) == {0, 2}
+    kept = load_image_sets(settings("imagenet2012", tmp_path), saved=SavedData(["0", "1", "2"], {}))
+    assert kept[0].classes == ["0", "1", "2"], "as a run began"

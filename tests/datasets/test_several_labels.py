@@ -9,6 +9,7 @@ from datasets.sources.images import FileImages
 from datasets.split import divide, new_record
 from datasets.transforms.decode import PixelRules
 from datasets.types import LabelSets
+from engine.check.images import check_classes
 from tests.support.configs import CPU, load_text, replaced, small_config
 from tests.support.image_sets import draw, error_of, load, settings
 from tests.support.refusals import assert_names
@@ -144,3 +145,15 @@ def test_a_label_of_validation_images_alone_is_refused(tmp_path):
     write(tmp_path / "train.csv", separated())
     write(tmp_path / "val.csv", separated(["cat", "cat|dgo"], of="v"))
     assert_names(error_of("csv", tmp_path, **SEPARATED), "val.csv, line 3", "dgo", "dog")
+
+
+def test_several_labels_without_their_setting_are_hinted_at_and_no_advice_is_one_that_is_refused(tmp_path):
+    labels = ["cat", "dog|cat", *["cat"] * 30, "dog"]
+    write(tmp_path / "train.csv", separated(labels))
+    notes = load("csv", tmp_path, VAL_FRACTION=0.3)[1].notes
+    assert any("warning" in note and "dog|cat" in note and "DATA.LABEL_SEPARATOR='|'" in note for note in notes)
+    config = settings("csv", tmp_path, VAL_FRACTION=0.3, **SEPARATED)
+    advice = check_classes(config, *load("csv", tmp_path, VAL_FRACTION=0.3, **SEPARATED)).text
+    assert "TRAIN.CLASS_WEIGHTS" in advice and "DATA.SAMPLER" not in advice
+    write(tmp_path / "train.csv", separated([*labels, ""]))
+    assert_names(error_of("csv", tmp_path, VAL_FRACTION=0.3), "target", "line 35", "DATA.LABEL_SEPARATOR")

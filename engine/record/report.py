@@ -32,8 +32,6 @@ PICTURES = {
     ),
 }
 FEW_CLASSES, MOST_ROWS = 12, 15  # classes that are all shown; rows of the table of more
-PHASES = {"data": "waiting for data", "copy": "copying to the device"}  # whose names say too little
-LEAST_SHARE = 0.05  # percent of the time that are shown
 
 
 def write_report(run: SavedRun, path: Path) -> None:
@@ -42,7 +40,7 @@ def write_report(run: SavedRun, path: Path) -> None:
     of_images = pictures(run)
     body = [
         *(head(run), curves(run), of_images.get("confusion.png"), class_table(run), of_images.get("mistakes.png")),
-        *(of_images.get("train_batch.png"), precision(run), times(run), settings(run), repeat(run), foot),
+        *(of_images.get("train_batch.png"), precision(run), settings(run), repeat(run), foot),
     ]
     write_page(path, title_of(run), body)
 
@@ -230,22 +228,3 @@ def doctor(run: SavedRun) -> Iterator[Markup]:
     if written:
         yield element("p", "doctor.yaml, for -cfg:")
         yield element("pre", element("code", written))
-
-
-def times(run: SavedRun) -> Markup | None:
-    """The time of each phase over all reports of the run."""
-    rows = [row for row in run.steps if (row.get("seconds") or 0) > 0]
-    total = sum(row["seconds"] for row in rows)
-    names = [name for name in (rows[-1] if rows else {}) if name.endswith("_pct")]
-    shares = {name: sum(row["seconds"] * (row.get(name) or 0) for row in rows) / total for name in names}
-    shares = {name.removesuffix("_pct"): share for name, share in shares.items() if share >= LEAST_SHARE}
-    if not shares:
-        return None
-    cells = [
-        (PHASES.get(name, name), f"{share:.1f}%", format_duration(total * share / 100))
-        for name, share in sorted(shares.items(), key=lambda item: -item[1])
-    ]
-    training, evaluation = (sum(row.get(f"{part}_seconds") or 0 for row in run.epochs) for part in ("train", "eval"))
-    text = f"Training took {format_duration(training)}, evaluation {format_duration(evaluation)}." if training else None
-    phases = table(("in an update", "share", "time"), cells, "Time of each phase", numbers=(1, 2))
-    return section("Where the time went", text and element("p", text), phases)

@@ -89,7 +89,7 @@ def test_a_run_ends_with_a_report_of_what_it_measured(trained):
     assert f"{run.best.value:.2f}%" in page.text and f"epoch {run.best.epoch}" in page.text
     assert {"validation_images", "validation_digest", "device_name", "parameters"} <= set(run.about)
     assert f"{run.about['parameters']:,} parameters" in page.text and "359 validation images" in page.text
-    assert {"Course of training", "Where the time went", "Settings", "How to repeat it"} <= set(page.headings)
+    assert {"Course of training", "Settings", "How to repeat it"} <= set(page.headings)
     assert "Precision" not in page.headings, "in bfloat16 nothing happened"
     assert "learning rate up to 0.000" in page.text, "warm-up does not get to TRAIN.BASE_LR"
     path = shlex.quote(str(trained / "config.yaml"))
@@ -106,7 +106,7 @@ def test_a_run_that_was_killed_before_its_report_gets_it_when_it_is_resumed(trai
     folder = shutil.copytree(trained, tmp_path / "run")
     (folder / "report.html").unlink()
     assert run("main_single_gpu.py", "-resume", str(folder)).returncode == 0
-    assert "Where the time went" in Page(folder / "report.html").headings
+    assert "Settings" in Page(folder / "report.html").headings
 
 
 def test_names_of_classes_and_files_and_settings_are_text(tmp_path):

@@ -98,11 +98,11 @@ class Plan(Beginning):
 
     @property
     def starts_from_its_classes(self) -> bool:
-        """Whether a new run starts from weights that know all its classes, so that its first evaluation tells something."""
+        """Whether the file of weights knows all classes, so that an evaluation before the first update tells something."""
         here, there = (
             {normalize("NFC", name) for name in each} for each in (self.classes, self.record.get("class_names", ()))
         )
-        return not self.checkpoint and here <= there
+        return here <= there
 
     @property
     def num_updates(self) -> int:

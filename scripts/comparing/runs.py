@@ -9,7 +9,7 @@ from typing import Any
 from configs.arguments import argument_to_text
 from configs.schema import DATA, MACHINE, RECORD
 from configs.values import SETTINGS, of_role, to_text
-from engine.record.saved_run import SavedRun, read_table
+from engine.record.saved_run import SavedRun, read_table, to_number
 from scripts.comparing.statistics import ImageTest
 from utils.errors import ConfigError
 from utils.runs import folder_of
@@ -95,9 +95,9 @@ def _data_of(run: SavedRun) -> Iterator[tuple[str, Any]]:
 def scored(folder: Path) -> dict[tuple[str, str], bool]:
     """{image and its label: whether the best weights are right}; {} without a whole table of images of one label each."""
     rows = read_table(folder / "predictions.csv") if (folder / "results.json").exists() else []
-    if any("|" in row["probability"] or not row["probability"] for row in rows):
+    if not all("image" in row and "label" in row and to_number(row.get("probability", "")) is not None for row in rows):
         return {}
-    return {(row["image"], row["label"]): row["label"] == row["prediction"] for row in rows}
+    return {(row["image"], row["label"]): row["label"] == row.get("prediction") for row in rows}
 
 
 def common_images(runs: Sequence[SavedRun]) -> set[tuple[str, str]]:

@@ -106,7 +106,8 @@ def test_a_row_an_image_in_utf8_and_copies_in_folders_of_the_classes_that_replac
     words = [trained, tmp_path / "photos", "-classes", tmp_path / "names.txt", "-unsure", limit, "-top", 2]
     files = ["-csv", tmp_path / "x.csv", "-json", tmp_path / "x.json", "-into", tmp_path / "sorted"]
     (tmp_path / "sorted" / "unsure").mkdir(parents=True)
-    (tmp_path / "sorted" / "unsure" / "1.png").write_text("a user's")
+    users = tmp_path / "sorted" / "unsure" / f"{shares.index(min(shares)) + 1}.png"
+    users.write_text("a user's")
     code, lines, _ = typed(*words, *files)
     table = read_csv(tmp_path / "x.csv")
     assert code == 0 and (tmp_path / "x.csv").read_bytes().startswith(b"\xef\xbb\xbfimage_path,class,")
@@ -122,7 +123,7 @@ def test_a_row_an_image_in_utf8_and_copies_in_folders_of_the_classes_that_replac
     copies = [path for path in (tmp_path / "sorted").rglob("*.*") if path.is_file()]
     assert len(copies) == len(table) + 1 and {path.parent.parent for path in copies} == {tmp_path / "sorted"}
     assert len(list((tmp_path / "sorted" / "unsure").iterdir())) == sum(is_unsure) + 1
-    assert (tmp_path / "sorted" / "unsure" / "1.png").read_text() == "a user's"
+    assert users.read_text() == "a user's"
     typed(*words, *files)
     assert len([path for path in (tmp_path / "sorted").rglob("*.*") if path.is_file()]) == len(copies), "once"
     shutil.rmtree(tmp_path / "sorted" / "unsure")

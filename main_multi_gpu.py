@@ -15,7 +15,7 @@ from utils.program import exit_code, exit_now, relax_gc
 from configs.load import LoadedConfig
 from engine.settings import load_settings
 from utils.errors import AlreadyReportedError, UserError
-from utils.launch import LaunchedRank, LaunchOptions, count_local, find_launched_rank, rank_in_environment
+from utils.launch import LaunchedRank, LaunchOptions, count_local, find_launched_rank, find_nodes, rank_in_environment
 
 
 def main(arguments: list[str]) -> int:
@@ -23,14 +23,16 @@ def main(arguments: list[str]) -> int:
     config, start = loaded.config, loaded.config.START
     options = LaunchOptions(start.URL, start.WORLD_SIZE, start.RANK, start.NGPUS, config.DIST.TIMEOUT)
     launched = find_launched_rank(os.environ, options)
+    nodes = find_nodes(os.environ) if launched is None else None
     if start.CHECK:
-        return check_once(loaded, launched)
+        return check_once(loaded, launched) if not (nodes and nodes.rank) else 0
     from utils.distributed import Process, find_devices
 
-    if launched is None:
+    if nodes:
         from utils.launch import launch
 
-        return launch(__file__, arguments, start.NGPUS or find_devices(config.DEVICE)[1])
+        num_processes = start.NGPUS or nodes.num_local or find_devices(config.DEVICE)[1]
+        return launch(__file__, arguments, num_processes, nodes, config.DIST.TIMEOUT)
     from engine.run import run
 
     return run(loaded, Process.start(config.DEVICE, os.environ, options))

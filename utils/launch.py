@@ -9,6 +9,7 @@ import uuid
 import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from utils.errors import ConfigError
@@ -27,6 +28,38 @@ _TITLES = {
     "Slurm": "Slurm (srun)",
     "variables": "RANK and WORLD_SIZE in the environment",
 }
+
+
+# The variables of engines that start this program once on each node: the number of nodes, the rank of this one, the
+# address of the first or of all, and the processes of each.
+_ENGINES = {
+    "Kubeflow": ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_NPROC_PER_NODE"),
+    "SkyPilot": ("SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS", "SKYPILOT_NUM_GPUS_PER_NODE"),
+    "dstack": ("DSTACK_NODES_NUM", "DSTACK_NODE_RANK", "DSTACK_MASTER_NODE_IP", "DSTACK_GPUS_PER_NODE"),
+}
+NODE_PORT = "29500"  # torchrun's
+TORCHRUN = (
+    "torchrun --nnodes {} --nproc_per_node gpu --rdzv_id JOB --rdzv_backend c10d --rdzv_endpoint FIRST_NODE:29500 "
+    "main_multi_gpu.py ..."
+)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes on each of which an engine started this program."""
+
+    engine: str = ""
+    least: int = 1
+    most: int = 1  # more than `least`: nodes may come and go
+    rank: int = 0  # of this one
+    hosts: tuple[str, ...] = ("localhost",)  # the first one, or all
+    port: int = 0
+    num_local: int | None = None  # processes on each; None: the engine does not say
+
+    def describe_others(self) -> str:
+        named = [host for rank, host in enumerate(self.hosts) if rank != self.rank]
+        others = f"node 0 at {self.hosts[0]}:{self.port}" if self.rank else ", ".join(named) or "the others"
+        return f"{self.engine}: of {self.least} nodes this is node {self.rank}; {others}"
 
 
 @dataclass(frozen=True)
@@ -110,10 +143,50 @@ def _ranks_in_environment(environment: Mapping[str, str]) -> list[LaunchedRank]:
     names = [name for name in ("Open MPI", "MPI", "variables") if _VARIABLES[name][0] in environment]
     if "Open MPI" not in names and "MPI" not in names and _is_slurm_task(environment):
         names.insert(0, "Slurm")
-    # RANK without WORLD_SIZE is some other program's variable.
-    return [
-        _rank_from_variables(environment, name) for name in names if name != "variables" or "WORLD_SIZE" in environment
-    ]
+    # RANK without WORLD_SIZE is some other program's variable, and Kubeflow's are a node's.
+    if "variables" in names and ("WORLD_SIZE" not in environment or environment.get("PET_NNODES", "1") != "1"):
+        names.remove("variables")
+    return [_rank_from_variables(environment, name) for name in names]
+
+
+def find_nodes(environment: Mapping[str, str]) -> Nodes:
+    """The nodes of an engine, or this machine alone. ConfigError if there are several and nothing tells them apart."""
+    for engine, names in _ENGINES.items():
+        count, *others, per_node = names
+        if environment.get(count, "1") == "1":
+            continue
+        if missing := [name for name in others if not environment.get(name)]:
+            raise ConfigError(
+                f"{count} in the environment is {environment[count]}, but {', '.join(missing)} is not set: {engine} sets "
+                f"them together; set it, or unset {count} to train on this machine alone"
+            )
+        numbers = re.fullmatch(r"(\d+)(?::(\d+))?", environment[count])
+        least, most = (int(each) for each in (numbers[1], numbers[2] or numbers[1])) if numbers else (0, 0)
+        rank, hosts = _number(environment, others[0]), tuple(environment[others[1]].split())
+        if not 0 < least <= most or not 0 <= rank < most or len(hosts) not in (1, most):
+            raise ConfigError(
+                f"{count} in the environment is {environment[count]!r}, {others[0]} {rank}, and {others[1]} has "
+                f"{counted(len(hosts), 'address')}: they contradict each other; ranks go from 0 to the number of nodes less one"
+            )
+        local = environment.get(per_node, "")
+        port = _port(environment.get("PET_MASTER_PORT") or environment.get("MASTER_PORT") or NODE_PORT)
+        return Nodes(engine, least, most, rank, hosts, port, int(local) if local.isdecimal() and local != "0" else None)
+    if int(environment.get("SLURM_NNODES", 1)) > 1:
+        raise ConfigError(
+            f"SLURM_NNODES is {environment['SLURM_NNODES']}, but srun did not start this program, so it would train on this "
+            f"node alone: srun {TORCHRUN.format('$SLURM_NNODES')}; or unset SLURM_NNODES"
+        )
+    if nodes := environment.get("PBS_NODEFILE"):
+        try:
+            count = len(set(Path(nodes).read_text().split()))
+        except OSError:  # it is on the first node alone
+            count = 0
+        if count != 1:
+            raise ConfigError(
+                f"PBS_NODEFILE names {counted(count, 'node') if count else 'a file of another node'}, and each would train a "
+                f"model of its own: use mpirun, or on each node {TORCHRUN.format(count or 'N')}; or unset PBS_NODEFILE"
+            )
+    return Nodes()
 
 
 def _is_slurm_task(environment: Mapping[str, str]) -> bool:
@@ -224,24 +297,29 @@ def first_host(nodes: str) -> str:
     return host
 
 
-def launch(script: str, arguments: list[str], num_processes: int) -> int:
-    """Run `num_processes` workers on this machine; return 0, or the exit code of the worker that caused the failure."""
+def launch(script: str, arguments: list[str], num_processes: int, nodes: Nodes, timeout: float) -> int:
+    """Run `num_processes` workers on this machine, and on the other nodes; return 0, or the exit code of the worker that
+    caused the failure. `timeout`: seconds to wait for the nodes."""
     # The workers report what is wrong; torchrun's own report would bury it.
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     if num_processes > 1:
         # Unset, every process would use all cores; torchrun itself would set it to 1.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // num_processes)))
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    is_fixed = nodes.engine and nodes.least == nodes.most
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
+        min_nodes=nodes.least,
+        max_nodes=nodes.most,
         nproc_per_node=num_processes,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
+        run_id=nodes.engine or uuid.uuid4().hex,
+        rdzv_backend="static" if is_fixed else "c10d",
+        rdzv_endpoint=f"{nodes.hosts[0]}:{nodes.port}",
+        rdzv_configs={"rank": nodes.rank, "timeout": timeout} if is_fixed else {"join_timeout": timeout},
         max_restarts=0,  # torchrun would restart after any failure, a mistake in the settings too
         monitor_interval=0.1,
         signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",  # forwarded to the workers, which save
@@ -252,6 +330,13 @@ def launch(script: str, arguments: list[str], num_processes: int) -> int:
         return root_cause(error.failures.values())
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
+    except (RendezvousError, DistError) as error:
+        if not nodes.engine:
+            raise
+        raise ConfigError(
+            f"{nodes.describe_others()} did not come within {timeout:g} s (DIST.TIMEOUT): start this command on every node, "
+            f"and open port {nodes.port} of the first"
+        ) from error
     return 0
 
 

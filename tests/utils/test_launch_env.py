@@ -1,10 +1,13 @@
 """Which rank a process has: every launcher's environment variables, and the flags."""
 
+import contextlib
+
 import pytest
 
 from tests.support.refusals import refused
+from tests.support.runs import free_port
 from utils.errors import ConfigError
-from utils.launch import LaunchedRank, LaunchOptions, find_launched_rank, first_host
+from utils.launch import LaunchedRank, LaunchOptions, Nodes, find_launched_rank, find_nodes, first_host, launch
 
 SLURM = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "gpu[07-08,11],login"}
 SLURM_TASK = SLURM | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0"}
@@ -118,3 +121,50 @@ def test_flags_stand_alone_or_fill_in_what_the_launcher_leaves_open():
 def test_what_contradicts_or_is_missing_is_refused_with_its_name(environment, options, names):
     with refused(ConfigError, *names):
         find_launched_rank(environment, options)
+
+
+KUBEFLOW = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "job-0", "PET_NPROC_PER_NODE": "auto"}
+SKYPILOT = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
+DSTACK = {"DSTACK_NODES_NUM": "2", "DSTACK_NODE_RANK": "1", "DSTACK_MASTER_NODE_IP": "10.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "nodes"),
+    [
+        ({}, Nodes()),
+        (KUBEFLOW | {"PET_NNODES": "1"}, Nodes()),
+        (KUBEFLOW | {"PET_MASTER_PORT": "99"}, Nodes("Kubeflow", 2, 2, 1, ("job-0",), 99)),
+        (KUBEFLOW | {"RANK": "1", "WORLD_SIZE": "2"}, Nodes("Kubeflow", 2, 2, 1, ("job-0",), 29500)),
+        (KUBEFLOW | {"PET_NNODES": "1:4"}, Nodes("Kubeflow", 1, 4, 1, ("job-0",), 29500)),
+        (SKYPILOT, Nodes("SkyPilot", 2, 2, 0, ("10.0.0.1", "10.0.0.2"), 29500)),
+        (DSTACK | {"DSTACK_GPUS_PER_NODE": "8"}, Nodes("dstack", 2, 2, 1, ("10.0.0.1",), 29500, 8)),
+        (KUBEFLOW | {"PET_MASTER_ADDR": ""}, ["PET_NNODES", "PET_MASTER_ADDR"]),
+        ({"SKYPILOT_NUM_NODES": "2"}, ["SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS"]),
+        (SKYPILOT | {"SKYPILOT_NODE_RANK": "2"}, ["SKYPILOT_NODE_RANK", 2]),
+        (SKYPILOT | {"SKYPILOT_NODE_IPS": "a\nb\nc"}, ["SKYPILOT_NODE_IPS", 3]),
+        (DSTACK | {"DSTACK_NODES_NUM": "x"}, ["DSTACK_NODES_NUM"]),
+        (DSTACK | {"DSTACK_NODE_RANK": "x"}, ["DSTACK_NODE_RANK"]),
+        ({"SLURM_NNODES": "2", "SLURM_PROCID": "0", "ENVIRONMENT": "BATCH"}, ["SLURM_NNODES", "torchrun --nnodes"]),
+        ({"PBS_NODEFILE": "/nowhere"}, ["PBS_NODEFILE", "torchrun --nnodes"]),
+    ],
+)
+def test_the_nodes_of_each_engine_are_found_or_refused_and_never_taken_for_one(environment, nodes):
+    if isinstance(nodes, Nodes):
+        assert find_launched_rank(environment, LaunchOptions()) is None
+        assert find_nodes(environment) == nodes
+    else:
+        with refused(ConfigError, *nodes):
+            find_nodes(environment)
+
+
+@pytest.mark.parametrize(("hosts", "is_alone"), [("a\na\n", True), ("a\nb\n", False)])
+def test_the_nodes_of_pbs_are_counted_by_their_names(tmp_path, hosts, is_alone):
+    (tmp_path / "nodes").write_text(hosts)
+    with contextlib.nullcontext() if is_alone else refused(ConfigError, "PBS_NODEFILE", 2):
+        assert find_nodes({"PBS_NODEFILE": str(tmp_path / "nodes")}) == Nodes()
+
+
+def test_a_node_that_does_not_come_is_named_in_time():
+    nodes = Nodes("SkyPilot", 2, 2, 0, ("127.0.0.1", "10.0.0.2"), free_port())
+    with refused(ConfigError, "SkyPilot", "10.0.0.2", nodes.port, "1 s"):
+        launch("main_multi_gpu.py", [], 1, nodes, timeout=1.0)

@@ -208,3 +208,21 @@ def test_torchrun_on_two_machines_makes_the_same_run(by_flags, small_yaml, tmp_p
         started.append(Run(TORCHRUN, *words, *arguments(small_yaml, tmp_path / "o"), **on_host))
     assert_done(*started)
     assert run_hash(run_folder(tmp_path / "o")) == run_hash(by_flags)
+
+
+@pytest.mark.skipif(not can_make_networks(), reason="network namespaces need root and ip (apt-get install iproute2)")
+def test_an_engine_that_starts_the_program_on_two_machines_gets_one_run(by_flags, small_yaml, tmp_path, two_hosts):
+    nodes, started = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.77.0.1\n10.77.0.2"}, []
+    for rank, (name, cable) in enumerate(two_hosts):
+        here = nodes | {"SKYPILOT_NODE_RANK": str(rank), "GLOO_SOCKET_IFNAME": cable}
+        on_host = {"environment": here, "faults": {"enter_network": [name]}}
+        started.append(Run("main_multi_gpu.py", *arguments(small_yaml, tmp_path / "o"), "-ngpus", "1", **on_host))
+    assert_done(*started)
+    assert run_hash(run_folder(tmp_path / "o")) == run_hash(by_flags)
+
+
+def test_two_nodes_of_kubeflow_make_one_run(by_flags, small_yaml, tmp_path):
+    nodes = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port())}
+    flags = [*arguments(small_yaml, tmp_path / "o"), "-ngpus", "1"]
+    assert_done(*[Run("main_multi_gpu.py", *flags, environment=nodes | {"PET_NODE_RANK": rank}) for rank in "01"])
+    assert run_hash(run_folder(tmp_path / "o")) == run_hash(by_flags)

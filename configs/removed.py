@@ -236,9 +236,8 @@ def translate_removed(
     schedule = "TRAIN.LR_SCHEDULER."
     is_record = {f"{schedule}NAME", f"{schedule}DECAY_RATE", "TRAIN.OPTIMIZER.MOMENTUM"} <= texts.keys()
     if is_record and texts[f"{schedule}NAME"] == "step" and "." not in str(texts[f"{schedule}DECAY_EPOCHS"]):
-        translated[f"{schedule}AFTER_WARMUP"] = (
-            "false"  # while DECAY_EPOCHS was whole it had no effect, and was saved as true
-        )
+        # While DECAY_EPOCHS was whole it had no effect, and was saved as true.
+        translated[f"{schedule}AFTER_WARMUP"] = "false"
     for key in REMOVED.keys() & texts.keys():
         today = _today(key, former)
         if today is None and REMOVED[key].role in roles:

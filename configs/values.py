@@ -215,6 +215,28 @@ def of_optimizer(values: Mapping[str, Any], origins: Mapping[str, str] = Mapping
     return {key: SETTINGS[key].default for key in unset}
 
 
+def wrong_in(saved: dict[str, Any]) -> list[str]:
+    """The names in a result of `flatten` of any version, or of what is saved with it, whose values are not of their kinds."""
+    wrong = [
+        name for name in ("GLOBAL_BATCH", "NUM_IMAGES") if type(saved.get(name, 1)) is not int or saved.get(name, 1) < 1
+    ]
+    for key, value in today(saved).items():
+        members = value if isinstance(value, list) else [value]
+        if key in SETTINGS and not all(_fits(SETTINGS[key], each) for each in members):
+            wrong.append(key)
+    return wrong
+
+
+def _fits(setting: Setting, value: Any) -> bool:
+    if value is None or value in (*setting.choices, *setting.special):
+        return value is not None or setting.optional
+    if setting.choices and setting.role == "model":  # of others a choice may have been removed
+        return False
+    low, high = setting.bounds or (value, value)
+    kinds = {float: (float, int), Arguments: dict}.get(setting.kind, setting.kind)
+    return isinstance(value, kinds) and (value == low or low <= value <= high)
+
+
 def unflatten(saved: dict[str, Any]) -> Config:
     """Build the Config from the result of `flatten`, which a checkpoint holds. For settings it lacks see IMPLIED.
 

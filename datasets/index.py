@@ -165,11 +165,8 @@ class IndexWriter:
         self._ends = {name: 0 for name, kind in columns.items() if kind == TEXT}
         self._parts |= {f"{name}.starts": "<u8" for name in self._ends}
         self._files: dict[str, IO[bytes]] = {part: io.BytesIO() for part in self._parts}
-        self._sizes, self._checksums, self.in_memory = (
-            dict.fromkeys(self._parts, 0),
-            dict.fromkeys(self._parts, 0),
-            True,
-        )
+        self._sizes, self._checksums = (dict.fromkeys(self._parts, 0) for _ in range(2))
+        self.in_memory = True
         for name in self._ends:
             self._write(f"{name}.starts", np.zeros(1, "<u8"))
 

@@ -19,7 +19,7 @@ from engine.train.stop_conditions import NonFinite
 from engine.train.trainer import Trainer
 from models.weights.metadata import preprocessing_of
 from utils import VERSION
-from utils.errors import cause_of
+from utils.errors import cause_of, naming_damage
 
 
 class Saves:
@@ -94,7 +94,8 @@ class Saves:
         path = self.process.first(lambda: find_before(self.folder, streak.start, self.log.warn))
         if path is None:
             return False
-        trainer.roll_back(read_checkpoint(path, lazily=True), streak)
+        with naming_damage(path):
+            trainer.roll_back(read_checkpoint(path, lazily=True), streak)
         self.look()
         left_out = trainer.left_out[-1]
         self.log.say(

@@ -73,11 +73,11 @@ def cause_of(error: BaseException | None) -> str:
 
 
 @contextlib.contextmanager
-def naming_damage(path: object) -> Iterator[None]:
-    """ConfigError for what Python or torch raises over values that a file should not hold, but not where memory runs out."""
+def naming_damage(path: object, *also: type[Exception]) -> Iterator[None]:
+    """ConfigError for what Python, torch or another library raises over values that no file holds, unless memory runs out."""
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, *also) as error:
         if any(each in str(error) for each in OUT_OF_MEMORY):
             raise
         first = next(iter(str(error).splitlines()), "")

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, _weights_only_unpickler, nn
 from torch.amp import GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.utils import _python_dispatch, _pytree
@@ -28,6 +28,7 @@ RESIZE_KERNELS = {
 # One kernel for all tensors of a model, as torch.optim does it; a loop starts hundreds.
 foreach_copy_, foreach_sub = torch._foreach_copy_, torch._foreach_sub
 foreach_mul_, foreach_add_ = torch._foreach_mul_, torch._foreach_add_
+ALLOWED_IN_WEIGHTS = _weights_only_unpickler._get_allowed_globals()  # by their names: what such files may call
 LABELS = ("targets", "labels", "_labels")  # where torchvision's data sets keep them; else every image has to be read
 
 

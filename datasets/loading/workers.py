@@ -7,6 +7,7 @@ import gc
 import itertools
 import math
 import multiprocessing
+import secrets
 import shutil
 import signal
 import sys
@@ -14,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import wait
+from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple
 
@@ -228,6 +229,8 @@ def read_in_processes(
 def _end_with_run(number: int) -> None:
     """After kill -9 of the run torch's workers would live on for up to 5 s, and with them the lock of its folder."""
     die_with_parent()
+    if sys.platform == "linux":  # its sockets need no folder, which a kill would leave
+        connection.arbitrary_address = lambda family: f"\0halfstep-{secrets.token_hex(16)}"
 
 
 def _next(batches: Iterator[Batch | DataError], workers: list[BaseProcess]) -> Batch | DataError | None:
@@ -243,9 +246,9 @@ def _next(batches: Iterator[Batch | DataError], workers: list[BaseProcess]) -> B
 
 
 def _raise_if_dead(workers: list[BaseProcess], seconds: float) -> None:
-    if not (workers and wait([each.sentinel for each in workers], seconds)):
+    if not (workers and connection.wait([each.sentinel for each in workers], seconds)):
         return
-    dead = next(each for each in workers if wait([each.sentinel], 0.0))
+    dead = next(each for each in workers if connection.wait([each.sentinel], 0.0))
     dead.join()
     for each in workers:  # one that waits for a lock of the dead one would never end
         each.kill()

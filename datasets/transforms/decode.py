@@ -94,12 +94,16 @@ FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF", *(("AVIF",) if fi
 IMAGE_ENDINGS = tuple(each for each in KNOWN_ENDINGS if each not in READ_BY or find_spec(READ_BY[each]))
 # Conversions by libjpeg itself, exactly as when Pillow calls it. CMYK needs Pillow, which knows Adobe's inversion.
 LIBJPEG_CONVERSIONS = {3: {"YCbCr": "RGB", "RGB": "RGB", "Gray": "RGB"}, 1: {"Gray": "GRAY"}}
-JPEG_START, APP1, START_OF_SCAN, EXIF = b"\xff\xd8", 0xE1, 0xDA, b"Exif\0\0"
+JPEG_START, JPEG_END, SCAN, APP1, START_OF_SCAN, EXIF = b"\xff\xd8", b"\xff\xd9", b"\xff\xda", 0xE1, 0xDA, b"Exif\0\0"
 SEQUENTIAL = (0xC0, 0xC1)  # frames that end with a scan of all their colours
 SEGMENTS = {*range(0xC0, 0xD0), *range(0xDB, 0xF0), 0xFE}  # what else has a length behind its marker
-# Each scan of a progressive JPEG goes through the whole image, so a small file could take minutes. Encoders write about 10;
-# in a phone's video behind the image each 65,536 bytes look like one.
-MOST_SCANS, BYTES_PER_SCAN, SCANS = 500, 2**15, re.compile(b"\xff\xda")
+# Each scan of a progressive JPEG goes through the whole image, so a small file could take minutes. Encoders write about 10.
+MOST_SCANS, MOST_OF_SCANS = (64, 500), 10**10  # of an image of any size, of a small one; times its pixels
+MARKER = re.compile(rb"\xff[^\0\1\xd0-\xd7\xff]")  # with a length behind it, or the end of the image
+# Pillow's parsers take microseconds for each read, and move all before or behind each piece of EXIF data and each comment.
+BYTES_PER_READ, USUAL_READS, MOST_PIECES = 64, 2**16, 100
+PIECES = {JPEG_START: EXIF, b"P1": b"#", b"P2": b"#", b"P3": b"#"}  # by the first bytes of the file
+LEAST_WIDTH = 16  # pixels: what a row costs at least
 QUICK = 2**34  # bytes x pixels of a JPEG that takes less than a second, whatever is in it: a scan has 10 bytes
 ORIENTATION = ExifTags.Base.Orientation
 # What makes an image of each EXIF orientation upright.
@@ -158,11 +162,27 @@ def _decode_any(data: bytes, rules: PixelRules) -> np.ndarray:
         return _upright(pixels, _orientation(data, image)) if rules.applies_exif else pixels
 
 
+class _Reads(io.BytesIO):
+    """A file in memory for Pillow's parsers, of which some files could take minutes."""
+
+    def __init__(self, data: bytes):
+        super().__init__(data)
+        self._left = USUAL_READS + len(data) // BYTES_PER_READ
+        if data.count(PIECES.get(data[:2], data)) > MOST_PIECES:
+            self._left = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        self._left -= 1
+        if self._left < 0:
+            raise ImageReadError("it consists of too many pieces, which could take minutes; save it anew")
+        return super().read(size)
+
+
 def _open(data: bytes, rules: PixelRules) -> Image.Image:
     """The image by Pillow, or a HEIF photo by pillow-heif."""
     Image.MAX_IMAGE_PIXELS = rules.max_pixels  # also for the parts of a file that Pillow checks itself
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        image = Image.open(_Reads(data), formats=FORMATS)
     except UnidentifiedImageError:
         if data[4:8] != b"ftyp" or data[8:11] == b"avi":  # a damaged AVIF file
             raise
@@ -217,7 +237,7 @@ def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
         yield marker, start, end
 
 
-def _refuse_scans(data: bytes) -> None:
+def _refuse_scans(data: bytes, num_pixels: int) -> None:
     """Enforce the limit on scans. Most files have a single one, as their header says; only in others they are counted."""
     num_colours = None
     with contextlib.suppress(IndexError):  # a header that ends early
@@ -228,8 +248,13 @@ def _refuse_scans(data: bytes) -> None:
                 return
             elif marker not in SEGMENTS:
                 break
-    if (count := len(SCANS.findall(data))) > MOST_SCANS + len(data) // BYTES_PER_SCAN:
-        raise ImageReadError(f"a JPEG of {count:,} scans, which could take minutes; save it anew")
+    most = min(max(MOST_SCANS[0], MOST_OF_SCANS // num_pixels), MOST_SCANS[1])
+    count, end = 0, 2
+    while (match := MARKER.search(data, end)) and match[0] != JPEG_END:
+        count += match[0] == SCAN
+        end = match.end() + int.from_bytes(data[match.end() : match.end() + 2], "big")
+        if count > most:
+            raise ImageReadError(f"a JPEG of more than {most} scans, which could take minutes; save it anew")
 
 
 def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
@@ -241,7 +266,7 @@ def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
 
 def _refuse_bomb(data: bytes, width: int, height: int, rules: PixelRules) -> None:
     """Enforce the limits on decompressed pixels, of which up to twice the limit Pillow only warns, and on scans."""
-    if width * height > rules.max_pixels:
+    if max(width, LEAST_WIDTH) * height > rules.max_pixels:
         raise Image.DecompressionBombError(f"{width} x {height} pixels")
     if len(data) * width * height > QUICK and data[:2] == JPEG_START:
-        _refuse_scans(data)
+        _refuse_scans(data, width * height)

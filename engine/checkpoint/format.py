@@ -15,7 +15,7 @@ from configs.values import SETTINGS, today
 from datasets import TrainData
 from models.weights.sharded import FOLDER
 from models.weights.torch_files import named_shards, read_index, read_torch
-from utils.errors import ConfigError
+from utils.errors import ConfigError, naming_damage
 from utils.files import replacing, sync, write_text
 
 WEIGHTS_ONLY = "weights_only"  # in a checkpoint of version 0.1.0 without the optimizer, which no run can continue from
@@ -49,9 +49,10 @@ def progress_in(path: Path) -> dict[str, Any]:
     """The finished epochs and the step of a checkpoint on the disk, and its record of the best epoch; empty if there is none."""
     try:
         state = read_index(path)
-        best = state.get("progress", {}).get("best", ())
-        return {"epoch": state["epoch"] + 1, "step": state["step"], "best": best}
-    except (ConfigError, KeyError):
+        with naming_damage(path):
+            best = state.get("progress", {}).get("best", ())
+            return {"epoch": state["epoch"] + 1, "step": state["step"], "best": [*best]}
+    except ConfigError:
         return {}
 
 
@@ -147,8 +148,9 @@ def find_before(folder: Path, step: int, warn: Callable[[str], None]) -> Path | 
     for path in (folder / "last.pth", folder / "previous.pth"):
         if path.is_file():
             try:
-                if read_checkpoint(path, lazily=True)["step"] <= step:
-                    return path
+                with naming_damage(path):
+                    if read_checkpoint(path, lazily=True)["step"] <= step:
+                        return path
             except ConfigError as error:
                 warn(f"{error}; trying the one before")
     return None
@@ -163,9 +165,8 @@ def write_bad_batches(folder: Path, data: TrainData, left_out: Iterable[range]) 
     for step in (step for each in left_out for step in each):
         for rank in range(data.order.world_size):
             indices = [int(i) for piece in data.order.pieces(step, rank) if piece.num_samples for i in piece.indices]
-            names = list(
-                dict.fromkeys(map(data.image_set.name, indices))
-            )  # repeated augmentation uses an image several times
+            # Repeated augmentation uses an image several times.
+            names = list(dict.fromkeys(map(data.image_set.name, indices)))
             lines.append(json.dumps({"step": step, "rank": rank, "names": names}) + "\n")
     write_text(folder / BAD_BATCHES_FILE, "".join(lines))
 

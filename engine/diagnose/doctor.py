@@ -20,9 +20,7 @@ from utils.text import align
 
 HEADROOM = 2  # factor by which the largest gradient stays below the largest value of the half type
 MAX_SCALE = 2.0**24  # a larger scale gains nothing
-OUTLIER = (
-    1024  # a module whose gradient is this many times the median is put on the list: no scale suits it and the others
-)
+OUTLIER = 1024  # times the median: a module with such a gradient is listed, as no scale suits it and the others
 MAX_REPLAYS = 40
 
 

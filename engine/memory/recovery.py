@@ -96,9 +96,8 @@ class MemoryGuard(Guard):
         while self._reason is not None:
             self._reason = None
             yield self._attempt(window, batches)
-            if (
-                self._reason is not None
-            ):  # not inside `except`: the error's traceback keeps tensors of the forward alive
+            # Not inside `except`: the error's traceback keeps tensors of the forward alive.
+            if self._reason is not None:
                 self._trainer.replica.zero_grad(set_to_none=True)
                 self.halve(window.step, self._reason)
 

@@ -52,12 +52,8 @@ class SavedRun:
     settings: dict[str, Any]  # {full key: plain value}; all of them, see `read_settings`
     origins: dict[str, str]  # {full key: 'flag -epochs', 'configs/x.yaml', 'default' ...}
     status: dict[str, Any]  # status.json; {} in folders of early versions
-    epochs: list[
-        dict[str, Any]
-    ]  # metrics.jsonl, a row for each epoch; `epoch` counts from 0, accuracies are in percent
-    before: dict[str, Any] = field(
-        default_factory=dict
-    )  # such a row of the weights that it started from, if they were scored
+    epochs: list[dict[str, Any]]  # rows of metrics.jsonl; `epoch` counts from 0, accuracies are in percent
+    before: dict[str, Any] = field(default_factory=dict)  # one of the weights it started from, if they were scored
 
     @classmethod
     def open(cls, folder: str | os.PathLike) -> "SavedRun":

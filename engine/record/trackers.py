@@ -153,9 +153,8 @@ class Wandb(Tracker):
                 self._run.define_metric(name, step_metric=axis)
         if not self._run.offline:
             return self._run.url
-        self.last = dict.fromkeys(
-            self.last, -1
-        )  # kill -9 may lose the file of the start before, so this one has all rows
+        # kill -9 may lose the file of the start before, so this one has all rows
+        self.last = dict.fromkeys(self.last, -1)
         return f"offline; `wandb sync {Path(self._run.dir).parent}` uploads the run"
 
     def add(self, rows: Sequence[Row]) -> None:

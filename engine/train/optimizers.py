@@ -13,6 +13,7 @@ from torch import nn
 from configs.schema import Config, Optimizer, Train
 from engine.train.skipping import ScheduleFreeOptimizer, SkippingOptimizer
 from models.parts import has_running_statistics
+from models.weights.sharded import is_plain
 from utils.errors import ConfigError, did_you_mean
 from utils.torch_internals import import_timm, tree_leaves, without_compiler
 
@@ -34,6 +35,7 @@ NOT_TAKEN = ("fused", "capturable", "differentiable", "foreach", "maximize", "de
 BY_ELEMENT = """adabelief adadelta adagrad adamax adamc adamwlegacy adan adanw adopt adoptc adoptw laprop lapropc lion lionc
 madgrad madgradw momentum nadam nadamc nadamlegacy nadamw nesterov nesterovw radabelief radam radamlegacy radamw rmsprop
 rmsproptf rmsproptfc rmsproptfw sgdc sgdw""".split()
+EXACT = {*OURS, *SCHEDULE_FREE, *BY_ELEMENT}
 NEEDS = {"bnb": "bitsandbytes", "fused": "apex"}
 
 
@@ -147,9 +149,15 @@ def check_state(optimizer: AnyOptimizer, state: dict) -> None:
         )
 
 
-def load_state(optimizer: AnyOptimizer, state: dict) -> None:
-    """Load a saved optimizer."""
+def load_state(optimizer: AnyOptimizer, state: dict, name: str) -> None:
+    """Load a saved optimizer of this name; ValueError if what it has of a weight is of another shape."""
     check_state(optimizer, state)
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True) if name in EXACT else ():
+        for what, kept in state["state"].get(number, {}).items():
+            if isinstance(kept, torch.Tensor) and not (is_plain(kept) and kept.shape in (parameter.shape, ())):
+                raise ValueError(f"the optimizer's {what} of weight {number}")
     # torch takes the arguments of the saved groups; those of the settings count, where they were allowed to change.
     taken = inspect.signature(type(getattr(optimizer, "inner", optimizer))).parameters.keys()
     arguments = taken - {"params", "lr"} | {"lr_scale"}
@@ -166,7 +174,7 @@ def check_optimizer(config: Config) -> None:
     chosen, train, strategy = config.TRAIN.OPTIMIZER, config.TRAIN, config.DIST.STRATEGY
     check_arguments(chosen, find_class(chosen))
     name = f"{KEY}.NAME is {chosen.NAME}"
-    if strategy == "fsdp2" and chosen.NAME not in (*OURS, *SCHEDULE_FREE, *BY_ELEMENT):
+    if strategy == "fsdp2" and chosen.NAME not in EXACT:
         raise ConfigError(
             f"{name} and DIST.STRATEGY is {strategy}, which do not go together: it takes norms or means of "
             "whole weights, of which a process has some rows; use DIST.STRATEGY ddp, or AdamW"

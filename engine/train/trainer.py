@@ -111,9 +111,7 @@ class Trainer:
     model: nn.Module  # the weights that are trained and saved
     computing: ComputingModel  # the model that computes: the same one, or a copy in half precision
     replica: nn.Module  # the computing model, wrapped to average gradients (ddp; fsdp2 shards in Parallel.place)
-    transforms: (
-        ModelTransforms  # how the model computes, listed in choose_transforms; reverted where it must be seen plainly
-    )
+    transforms: ModelTransforms  # how the model computes; reverted where it must be seen plainly
     precision: Precision
     parallel: Parallel
     optimizer: AnyOptimizer  # found by its name: optimizers.py, find_class
@@ -136,9 +134,8 @@ class Trainer:
     def update(self, window: Window) -> None:
         """One update from the images of a window; this process computes its share of them in micro-batches."""
         set_rates(self.optimizer.param_groups, self.schedule(self.step))
-        for attempt in self.guard.attempts(
-            window
-        ):  # a second one only if the first ran out of memory (with several processes: memory/recovery.py)
+        # A second one only if the first ran out of memory (with several processes: memory/recovery.py).
+        for attempt in self.guard.attempts(window):
             with attempt as micro_batches:
                 seed_update(self.config.SEED, self.step, self.process.rank)
                 self.notify("on_window")
@@ -242,7 +239,7 @@ class Trainer:
         self.parallel.load(self.model, state["state_dict"])
         if self.ema:
             self.parallel.load(self.ema.model, state.get("state_dict_ema") or state["state_dict"])
-        load_state(self.optimizer, state["optimizer"])
+        load_state(self.optimizer, state["optimizer"], self.config.TRAIN.OPTIMIZER.NAME)
         self.computing.refresh()
         self.precision.load_state_dict(state["amp_scaler"])
         self.epoch, self.step = state["epoch"] + 1, state["step"]

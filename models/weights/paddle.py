@@ -34,7 +34,7 @@ def read_pdparams(path: Path) -> dict:
         raise ConfigError(f"{path}: damaged, or not a file of weights ({type(error).__name__}: {error})") from None
 
 
-class _Reader(pickle.Unpickler):
+class _Reader(pickle._Unpickler):  # the one in C takes 64 GiB for a file of 9 bytes that names a place in its memory
     """Resolves the names that numpy and Paddle write, and refuses all others."""
 
     def find_class(self, module: str, name: str):

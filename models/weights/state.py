@@ -10,9 +10,9 @@ from zipfile import ZipFile
 import torch
 from torch import Tensor
 
-from configs.values import as_trained
+from configs.values import as_trained, wrong_in
 from models.weights.sharded import is_plain
-from utils.errors import ConfigError
+from utils.errors import ConfigError, naming_damage
 from utils.text import format_bytes
 
 MOST_UNPACKED = 20  # times the size of a compressed file
@@ -64,12 +64,21 @@ def check_kinds(content: dict, path: Path) -> None:
     for name, kind in CHECKPOINT.items() if is_ours else ():
         if name in content and not isinstance(content[name], kind):
             raise ConfigError(f"{path}: damaged ({name} is of type {type(content[name]).__name__})")
+    if is_ours and "config" in content:
+        check_settings(content["config"], path)
     if is_ours and "progress" in content and not content.get("weights_only"):
         wrong = OF_A_RUN - content.keys()
         wrong |= {name for name, kind in PROGRESS.items() if not isinstance(content["progress"].get(name), kind)}
         best = () if wrong else content["progress"]["best"]
         if wrong or len(best) > len(BEST) or not all(map(isinstance, best, BEST)):
             raise ConfigError(f"{path}: damaged (without {', '.join(sorted(wrong)) or 'its best epoch'})")
+
+
+def check_settings(config: dict, path: Path) -> None:
+    """ConfigError if the settings of a run, or what is saved with them, cannot be of one."""
+    with naming_damage(path):
+        if wrong := wrong_in(config):
+            raise ValueError(f"{wrong[0]} is {config.get(wrong[0])!r}"[:200])
 
 
 def check_tensors(state: dict, path: Path) -> None:

@@ -5,7 +5,6 @@ import contextlib
 import json
 import re
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -24,7 +23,10 @@ from models.weights.state import (
     refuse_bomb,
     weights_of,
 )
-from utils.errors import ConfigError, not_a_file
+from utils.errors import ConfigError, naming_damage, not_a_file
+from utils.torch_internals import ALLOWED_IN_WEIGHTS
+
+ALLOWED_IN_WEIGHTS.pop("builtins.bytearray", None)  # of which 20 bytes of a file would take all memory
 
 
 def read_torch(path: Path, lazily: bool = False, compares: bool = True):
@@ -112,30 +114,19 @@ def named_shards(path: Path) -> list[str]:
 def read_safetensors(path: Path) -> Weights:
     import safetensors.torch
 
-    with _naming_damage(path):
+    with naming_damage(path, safetensors.SafetensorError, OSError):
         return Weights(by_timms_names(safetensors.torch.load_file(path)), record=record_in_safetensors(path))
-
-
-@contextlib.contextmanager
-def _naming_damage(path: Path) -> Iterator[None]:
-    """ConfigError for a damaged .safetensors."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ConfigError(f"{path}: damaged or cut off ({error})") from None
 
 
 def record_in_safetensors(path: Path) -> dict:
     """What scripts/export.py wrote beside the weights; other programs' metadata need not be JSON."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    with _naming_damage(path), safe_open(path, "pt") as file:
+    with naming_damage(path, SafetensorError, OSError), safe_open(path, "pt") as file:
         metadata = file.metadata() or {}
     record = {}
     for name in RECORD:
-        with contextlib.suppress(json.JSONDecodeError, KeyError, RecursionError):
+        with contextlib.suppress(KeyError, RecursionError, ValueError):
             record[name] = json.loads(metadata[name])
     return record_of(record)
 

@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -196,6 +197,16 @@ def test_signals_to_all_processes_leave_the_workers_at_work_and_closing_ends_the
     assert got == expected[: len(got)]
     windows.close()
     assert multiprocessing.active_children() == []
+
+
+def test_loader_processes_make_no_folder_that_a_kill_would_leave(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    windows = train_data(folder_settings(folder, 2, WORKERS="processes")).windows(0, 3)
+    assert len(taken(windows)) == 3
+    windows = train_data(folder_settings(folder, 2, WORKERS="processes")).windows(0, 100)
+    taken([next(windows)])
+    assert not list(tmp_path.glob("pymp-*"))
+    windows.close()
 
 
 PROGRAM = """

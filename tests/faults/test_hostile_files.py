@@ -5,12 +5,15 @@ import io
 import json
 import os
 import re
+import resource
 import shutil
 import tarfile
 import time
 import zipfile
+import zlib
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,23 +29,27 @@ from datasets.sources.tar import Tar
 from datasets.split import divide, new_record
 from datasets.transforms.decode import FORMATS, PixelRules, decode
 from datasets.types import ImageReadError
-from engine.checkpoint.format import read_checkpoint, remove_unused_parts
+from engine.checkpoint.format import progress_in, read_checkpoint, remove_unused_parts
 from engine.evaluation.tally import ImageResults
 from engine.predict.output import Output
 from engine.predict.predictor import Guess, Prediction
 from engine.record.image_tables import write_tables
 from engine.record.report import write_report
 from engine.record.saved_run import KINDS, SavedRun, read_settings
+from engine.saves import Saves
+from engine.train.stop_conditions import NonFinite
 from models.weights.files import chosen_weights, read_record, read_weights
-from models.weights.torch_files import named_shards
+from models.weights.torch_files import named_shards, to_safetensors
 from scripts.comparing.groups import group_runs
 from scripts.comparing.tables import to_markdown
 from scripts.sweeping.results import read_result
+from tests.support.configs import small_config
 from tests.support.image_sets import load as load_images
 from tests.support.image_sets import make_folders, noise, samples, write_tar
 from tests.support.modules import ROOT
 from tests.support.refusals import assert_names
 from tests.support.runs import run, run_folder
+from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError, DataError, naming_damage
 from utils.program import exit_code
 
@@ -274,6 +281,54 @@ def test_a_jpeg_of_thousands_of_scans_is_unreadable_before_they_are_decoded():
         decode(jpeg[:-2] + 5000 * jpeg[scan : scan + 40] + jpeg[-2:], PixelRules(3))
 
 
+def test_large_jpegs_may_have_fewer_scans_and_only_those_of_the_image_count():
+    content = io.BytesIO()
+    noise(100, 100).save(content, "JPEG", progressive=True)
+    jpeg, size = content.getvalue(), content.getvalue().find(b"\xff\xc2") + 5
+    scan = jpeg.rfind(b"\xff\xda")
+    wide = jpeg[:size] + 2 * (14_000).to_bytes(2, "big") + jpeg[size + 4 :]
+    for end in (b"", b"\xff\xfe\0\4\xff\xd9"):  # a comment that looks like the end
+        with pytest.raises(ImageReadError, match="scans"):
+            decode(wide[:-2] + end + 100 * wide[scan:-2] + wide[-2:], PixelRules(3))
+    content = io.BytesIO()
+    noise(1000, 1000).save(content, "JPEG", progressive=True)
+    assert decode(content.getvalue() + 2000 * b"\xff\xda", PixelRules(3)).shape == (1000, 1000, 3)
+
+
+def with_start(mode: str, kind: str, start: bytes, after: int) -> bytes:
+    """An image file with something else after its first bytes."""
+    content = io.BytesIO()
+    noise(8, 8, mode).save(content, kind)
+    return content.getvalue()[:after] + start + content.getvalue()[after:]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        with_start("CMYK", "JPEG", 400_000 * b"\xff\xe1\0\x09Exif\0\0X", 2),
+        with_start("CMYK", "JPEG", 500 * (b"\xff\xe1\x01\0Exif\0\0" + bytes(248)), 2),
+        with_start("CMYK", "JPEG", 10**7 * b"\xff", 2),
+        with_start("RGB", "PNG", 500_000 * (b"\0\0\0\0tESt" + zlib.crc32(b"tESt").to_bytes(4, "big")), 33),
+        with_start("RGB", "PPM", b"#" + 10**7 * b"c" + b"\n", 3),
+        b"P3 4 4 255\n" + 200_000 * b"#c\n",
+        with_start("RGB", "GIF", 300_000 * b"\x21\xfe\1c\0", 13),
+    ],
+    ids=["exif", "some exif", "fill", "chunks", "comment", "comments", "extensions"],
+)
+def test_an_image_file_of_thousands_of_pieces_is_unreadable_at_once(data):
+    began = time.process_time()
+    with pytest.raises(ImageReadError, match="pieces"):
+        decode(data, PixelRules(3))
+    assert time.process_time() - began < 2
+
+
+def test_rows_of_one_pixel_count_by_what_they_cost():
+    column = b"P5 1 10000 255\n" + bytes(10_000)
+    assert decode(column, PixelRules(3)).shape == (10_000, 1, 3)
+    with pytest.raises(ImageReadError, match="MAX_PIXELS"):
+        decode(column, PixelRules(3, max_pixels=100_000))
+
+
 def test_a_list_of_thousands_of_classes_or_columns_is_read_in_seconds(tmp_path):
     (tmp_path / "columns.csv").write_text(f"image_path,{','.join(f'k{n}' for n in range(20_000))}\n")
     began = time.process_time()
@@ -424,6 +479,59 @@ def test_a_checkpoint_from_which_nothing_can_be_restored_is_damaged(tmp_path, st
     ended = start(tmp_path / "o", "-resume", str(folder / "last.pth"), "-opts", "TRAIN.NUM_EPOCHS=2")
     assert ended.returncode == 2 and "Traceback" not in ended.printed, ended.printed
     assert_names(ended.stderr, folder / "last.pth")
+
+
+@pytest.mark.parametrize("change", [{"exp_avg": torch.zeros(3)}, {"step": torch.zeros(2)}], ids=str)
+def test_an_optimizer_of_other_shapes_is_damage_before_the_first_update(tmp_path, change):
+    trainer = update(make_trainer(small_config(tmp_path)), 1)
+    state = trainer.state_dict()
+    state["optimizer"]["state"][0].update(change)
+    torch.save(state, tmp_path / "last.pth")
+    with pytest.raises(ConfigError, match="damaged"), naming_damage(tmp_path):
+        trainer.load_state_dict(state)
+    # As a rollback finds it, and a file of another program.
+    said = SimpleNamespace(warn=pytest.fail, say=pytest.fail)
+    saves = SimpleNamespace(trainer=trainer, process=trainer.process, folder=tmp_path, log=said, _wait=lambda: None)
+    with pytest.raises(ConfigError, match=r"last\.pth: damaged"):
+        Saves.roll_back(saves, NonFinite("x", range(1, 9)))
+    torch.save({}, tmp_path / "last.pth")
+    said.warn = lambda line: assert_names(line, tmp_path / "last.pth", "damaged")
+    assert not Saves.roll_back(saves, NonFinite("x", range(1, 9)))
+
+
+WRONG = {"GLOBAL_BATCH": ["x", 0, 1.5], "NUM_IMAGES": [[None]], "DATA.BATCH_SIZE": ["x"], "DATA.COLUMNS": [-1]}
+WRONG |= {"MODEL.DEPTH": [10**30, None], "MODEL.KWARGS": [[None]], "MODEL.TYPE": ["x"]}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
+def test_settings_in_a_checkpoint_that_no_run_has_are_damage(tmp_path, trained, key, value):
+    state = torch.load(trained, weights_only=True)
+    state["config"][key] = value
+    torch.save(state, tmp_path / "w.pth")
+    metadata = {"config": json.dumps(state["config"])}
+    (tmp_path / "w.safetensors").write_bytes(to_safetensors(state["state_dict"], metadata))
+    for read, ending in ((read_checkpoint, "pth"), (read_record, "pth"), (read_record, "safetensors")):
+        with pytest.raises(ConfigError, match=rf"w\.{ending}: damaged .*{key}"):
+            read(tmp_path / f"w.{ending}")
+
+
+def test_a_few_bytes_of_a_pickle_do_not_take_all_memory(tmp_path):
+    torch.save({"a.weight": bytearray(9)}, tmp_path / "w.pth")
+    with pytest.raises(ConfigError, match="bytearray"):
+        read_weights(tmp_path / "w.pth")
+    (tmp_path / "w.pdparams").write_bytes(b"\x80\2}r\xff\xff\xff\x0f.")  # a place in the memory of the reader in C
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ConfigError, match="no weights"):
+        read_weights(tmp_path / "w.pdparams")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
+
+
+def test_what_stands_for_a_best_epoch_may_be_anything(tmp_path):
+    torch.save({"progress": 5, "epoch": 1, "step": 2}, tmp_path / "best.pth")
+    assert progress_in(tmp_path / "best.pth") == {}
+    header = b'{"__metadata__": {"split": "%s"}}' % (5000 * b"9")
+    (tmp_path / "w.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert read_record(tmp_path / "w.safetensors") == {}
 
 
 def test_running_out_of_memory_is_no_damage(tmp_path):

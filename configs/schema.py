@@ -44,12 +44,14 @@ class Form(NamedTuple):
 
 
 def to_seconds(text: str) -> float | None:
-    """Seconds of "3h30m", "90m", "1.5h" or "5400"; None if the text is not a duration."""
+    """Seconds of "3h30m", "90m", "1.5h", "5400", or Slurm's "03:30:00" and "1-12"; None if the text is not a duration."""
     text = text.strip().lower()
     number, units = r"(\d+(?:\.\d+)?)", {"d": 86400, "h": 3600, "m": 60, "s": 1}
     if re.fullmatch(number, text):
         return float(text)
-    match = re.fullmatch("".join(f"(?:{number}{unit})?" for unit in units), text)
+    slurm = r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", r"(\d+)-(\d+)(?::(\d\d))?()"
+    forms = "".join(f"(?:{number}{unit})?" for unit in units), *slurm
+    match = next(filter(None, (re.fullmatch(form, text) for form in forms)), None)
     if not text or not match:
         return None
     return sum(float(part or 0) * unit for part, unit in zip(match.groups(), units.values(), strict=True))
@@ -559,7 +561,7 @@ class Start:
     PROFILE: Annotated[int | None, Bounds(1, 10_000)] = None
     """Updates to trace shortly after the start, into trace.json.gz for ui.perfetto.dev; not set: none."""
     MAX_TIME: Annotated[str | None, DURATION, In("RUN")] = None
-    """Time limit since the program's start, such as 3h30m, 90m or 5400 (seconds): the run saves and ends before it; not set: none."""
+    """Time limit since the program's start, such as 3h30m, 90m, 5400 (seconds) or Slurm's 1-12:00:00: the run saves and ends before it; not set: none."""
     ALLOW_CHANGED: Annotated[tuple[str, ...], In("RESUME")] = ()
     """Names of settings that may differ from the checkpoint's; also GLOBAL_BATCH, NUM_IMAGES, CLASS_NAMES, SPLIT and AUGMENTATION. (Before lists: true, which allows all.)"""
     LAST_EPOCH: Annotated[int, Bounds(0, 1_000_000), In("TRAIN")] = 0

@@ -4,7 +4,7 @@ import ast
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -267,10 +267,26 @@ def convert(setting: Setting, text: Text, origin: str) -> Any:
                 f"{origin}: {setting.key} is {quoted(text)}, which was removed after version 0.1.0; {remedy}"
             ) from None
         known = setting.special or (setting.choices if setting.kind is str else ())
-        near = did_you_mean(text, known) if isinstance(text, str) else ""
+        near = _hint(setting.key, text, known) if isinstance(text, str) else ""
         raise ConfigError(
             f"{origin}: {setting.key} is {quoted(text)}; it must be {describe_allowed(setting)}{near}"
         ) from None
+
+
+# What people give a setting who mean another value, or another setting too.
+MEANT = {
+    **dict.fromkeys([("AMP", "fp16"), ("AMP", "float16")], "AMP=true PRECISION.DTYPE=float16"),
+    **dict.fromkeys([("AMP", "bf16"), ("AMP", "bfloat16")], "AMP=true PRECISION.DTYPE=bfloat16"),
+    ("DEVICE", "gpu"): "cuda",
+}
+
+
+def _hint(key: str, text: str, known: Iterable[str]) -> str:
+    """The end of a message about a wrong value: what may have been meant."""
+    word = text.strip().lower()
+    if ALL_SETTINGS[key].kind is int and FLOAT.fullmatch(word) and float(word).is_integer():
+        return f"; did you mean {int(float(word))}?"  # 2e8, 64.0
+    return f"; did you mean {MEANT[key, word]}?" if (key, word) in MEANT else did_you_mean(text, known)
 
 
 def _split_list(text: Text) -> list:

@@ -27,6 +27,13 @@ POLICIES: dict[str, dict[str, float]] = {
     "ta_wide": {},
 }
 REMOVED_POLICIES = ("cifar10", "svhn")
+# What papers call them.
+PAPERS = {
+    "autoaugment": "original",
+    "randaugment": "rand",
+    "trivialaugment": "ta_wide",
+    "trivialaugmentwide": "ta_wide",
+}
 # Behind rand's t: other sets of operations, with the largest n; with weights, each operation comes at most once.
 CHOICES = {"weights": 15, "3a": 100, "3aw": 14}
 # Minimum and maximum: far larger values would take for ever per image.
@@ -63,9 +70,10 @@ def parse_policy(train: Train) -> Policy | None:
             f"TRAIN.AUTO_AUGMENT is {name}, which was removed after version 0.1.0; set ta_wide, or original"
         )
     if name not in POLICIES:
+        plain = name.replace("_", "")
         raise ConfigError(
             f"TRAIN.AUTO_AUGMENT: unknown policy {train.AUTO_AUGMENT!r} (known: {', '.join(POLICIES)})"
-            f"{did_you_mean(name, POLICIES)}"
+            f"{f'; did you mean {PAPERS[plain]}?' if plain in PAPERS else did_you_mean(name, POLICIES)}"
         )
     sets = {f"t{choice}": choice for choice in CHOICES} if name == "rand" else {}
     choices = [sets[part] for part in parts if part in sets]

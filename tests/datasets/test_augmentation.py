@@ -87,6 +87,8 @@ WRONG_POLICIES = {  # -> what the message names besides
     "augmix-b1": "'b1' augmix 0.1.0",
     "original-m9": "'m9' original",
     "svhn": "0.1.0 ta_wide",
+    "TrivialAugment_Wide": "ta_wide?",
+    "RandAugment-m9": "rand?",
 }
 
 

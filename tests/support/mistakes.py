@@ -70,13 +70,16 @@ IN_A_FILE = {
 
 # Wrong values of a setting, and what its message says that it must be; key and value are named as well.
 _WRONG_VALUES = [
-    ("DATA.BATCH_SIZE", "1 1,000,000 auto", ["abc", "0", "12:30", "1e3", "64.0", "true", "None", "1_000"]),
+    ("DATA.BATCH_SIZE", "1 1,000,000 auto", ["abc", "0", "12:30", "true", "None", "1_000"]),
     ("DATA.BATCH_SIZE", "1 1,000,000 auto?", ["aut"]),
     ("DATA.BATCH_SIZE_EVAL", "1 1,000,000 None", ["auto", "-1"]),
     ("TRAIN.ACCUM_ITER", "1 1,000,000", ["auto"]),
     ("TRAIN.BASE_LR", "0 1,000", ["nan", ".inf", "1e999", "yes", "3e-3x"]),
     ("DATA.CROP_PCT", "0.01 2", ["87.5"]),
-    ("AMP", "true false", ["1", "fp16"]),
+    ("DATA.BATCH_SIZE", "64?", ["6.4e1", "64.0"]),
+    ("AMP", "true false", ["1"]),
+    ("AMP", "AMP=true PRECISION.DTYPE=float16?", ["fp16"]),
+    ("DEVICE", "cuda?", ["gpu"]),
     ("TRAIN.OPTIMIZER.BETAS", "0 0.999999", ["(0.9, 1.5)", "0.9 0.95"]),
     ("TRAIN.LR_SCHEDULER.MILESTONES", "1 1,000,000", ["3, x"]),
     ("PRECISION.DTYPE", "float16 bfloat16 auto None bfloat16?", ["float15"]),

@@ -295,8 +295,8 @@ def estimate_time(plan: Plan, model: nn.Module) -> str:
         trainer.report()
     order, step = plan.order, plan.saved.get("step", 0) if is_run(plan.saved) else 0
     each = (time.perf_counter() - start) / num_images * order.global_batch / order.world_size
-    pace = Pace(config, order, len(plan.eval_set), time.monotonic(), num_done=step // order.steps_per_epoch)
-    return f"{pace.describe(step, pace.predict(step, each))}; {each:.3g} s an update, measured with {counted(num_images, 'image')}"
+    pace = Pace(config, order, len(plan.eval_set), time.monotonic())
+    return f"{pace.describe(step, pace.predict(step, step // order.steps_per_epoch, each))}; {each:.3g} s an update, measured with {counted(num_images, 'image')}"
 
 
 def _finding(needs: str, need: float, free: int, remedy: str) -> Finding:

@@ -62,7 +62,7 @@ class Console(Callback):
 
     def _describe(self, trainer: Trainer) -> str:
         """The end of the bar; called by a thread, so it reads nothing of the device."""
-        left, report = self._pace.seconds_left(trainer.step), self._report
+        left, report = self._pace.seconds_left(trainer.step, trainer.epoch), self._report
         parts = [f"{format_time(left)} left"] if left is not None else []
         if report:
             parts += [f"loss {report.mean_loss:.3f}", f"acc {report.accuracy:.1%}"]
@@ -82,7 +82,7 @@ class Console(Callback):
             epoch = Epoch(trainer, result, shares(self._timing.epoch_seconds, trainer.process.device))
             self._log.detail(f"      {describe_speed(epoch)}")
             self._log.detail(f"      time: {describe_times(epoch.times)}")
-            left = self._pace.seconds_left(trainer.step)
+            left = self._pace.seconds_left(trainer.step, trainer.epoch + 1)
             for line in self._table.lines(epoch_row(epoch), result.scores, trainer.best, left):
                 self._log.show(line)
 

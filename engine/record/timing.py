@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from torch.profiler import profile, schedule, supported_activities
 
 from configs.schema import Config, to_seconds
 from datasets.batch_order import Order
-from engine.evaluation.scores import Scores
 from engine.train.counters import EpochResult, Report
 from engine.train.trainer import PHASES, Callback, Trainer
 from utils.errors import cause_of
@@ -119,13 +117,13 @@ def shares(seconds: Mapping[str, float], device: torch.device) -> dict[str, floa
     return {name: round(100 * seconds[name] / total, 2) if name in known else None for name in PHASES}
 
 
-ENOUGH = 5.0  # seconds of updates by which the whole run is judged
+ENOUGH = 10.0  # seconds of updates by which the whole run is judged
 
 
 class Pace(Callback):
-    """How many seconds are left of the whole run: of updates, evaluations, and of what else lies between two epochs.
+    """How many seconds are left of the whole run, by what updates and the pauses between epochs took since the first report.
 
-    Until one was seen, an evaluation is taken for a forward of its images, a third of a training step.
+    A pause is mostly an evaluation. Until one was seen, that is taken for a forward of its images, a third of a training step.
     """
 
     def __init__(
@@ -137,74 +135,65 @@ class Pace(Callback):
         beat: Callable[..., None] = dict,
         say: Callable[[str], None] = print,
         clock: Callable[[], float] = time.monotonic,
-        num_done: int = 0,
     ):
         """`num_evaluated`: validation images. `beat`: takes after each report how far the training is. `start`: of the program."""
         self._config, self._order, self._beat, self._say, self._clock = config, order, beat, say, clock
         self._limit = start + to_seconds(config.START.MAX_TIME) if config.START.MAX_TIME else math.inf
         self._evaluation = num_evaluated * order.steps_per_epoch / order.num_images / 3  # in updates
         self._evaluation *= 1 + config.TRAIN.MODEL_EMA
-        self._first: tuple[int, float] | None = None  # step and time of the first report: the first update takes longer
-        self._last = self._paused = (
-            0.0  # time of the last report or pause; seconds since the first report without updates
-        )
-        self._evaluations: list[float] = []  # seconds of each
-        self._rests: list[float] = []  # seconds of what else lay between two epochs
-        self._num_done = num_done  # epochs
         self._is_told = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._first: tuple[int, float] | None = None  # step and time of the first report: the first update takes longer
+        self._last = self._paused = 0.0  # when training was seen last; seconds of all pauses
+        self._num_evaluations = 0
 
     def on_epoch_start(self, trainer: Trainer) -> None:
-        self._num_done = trainer.epoch
-        if self._first:
-            self._rests.append(self._pause())
+        self._pause()
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
         self._last = self._clock()
         self._first = self._first or (trainer.step, self._last)
-        left = self.seconds_left(trainer.step)
+        left = self.seconds_left(trainer.step, trainer.epoch)
         position = {"epoch": trainer.epoch, "step": trainer.step}
         self._beat(position=position, eta_seconds=None if left is None else round(left))
         if left is not None and not self._is_told and self._last - self._first[1] >= ENOUGH:
             self._is_told = True
             self._say(f"time: {self.describe(trainer.step, left)}")
 
-    def on_start_scored(self, trainer: Trainer, scores: Scores, seconds: float) -> None:
-        self._evaluations.append(seconds)
-
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
-        seconds = self._pause()
-        self._evaluations += [seconds] if result.scores else []
-        self._num_done = trainer.epoch + 1
+        self._pause()
+        self._num_evaluations += bool(result.scores)
 
     def on_rollback(self, trainer: Trainer) -> None:
-        self._first, self._paused = None, 0.0
+        self._begin()
 
-    def _pause(self) -> float:
-        """The seconds since the last report or pause."""
-        last, self._last = self._last, self._clock()
-        self._paused += self._last - last
-        return self._last - last
+    def _pause(self) -> None:
+        """Count the time since training was seen as one in which no update was done."""
+        if self._first:
+            last, self._last = self._last, self._clock()
+            self._paused += self._last - last
 
-    def seconds_left(self, step: int) -> float | None:
+    def seconds_left(self, step: int, num_done: int) -> float | None:
+        """`num_done`: epochs that are trained and evaluated."""
         first_step, first_time = self._first or (step, 0.0)
         if step == first_step:
             return None
-        return self.predict(step, (self._clock() - first_time - self._paused) / (step - first_step))
+        return self.predict(step, num_done, (self._clock() - first_time - self._paused) / (step - first_step))
 
-    def predict(self, step: int, each: float) -> float:
-        """The seconds that are left from this step on, if an update takes `each`."""
+    def predict(self, step: int, num_done: int, each: float) -> float:
+        """The seconds that are left from this step on and after so many epochs, if an update takes `each`."""
         num_epochs, frequency = self._config.TRAIN.NUM_EPOCHS, self._config.VALIDATE_FREQ
-        left = range(self._num_done + 1, num_epochs + 1)
-        num_evaluations = sum(number % frequency == 0 or number == num_epochs for number in left)
-        evaluation = mean(self._evaluations) if self._evaluations else self._evaluation * each
-        rest = mean(self._rests) if self._rests else 0.0
-        num_updates = num_epochs * self._order.steps_per_epoch
-        return (num_updates - step) * each + num_evaluations * evaluation + len(left) * rest
+        left = [number % frequency == 0 or number == num_epochs for number in range(num_done + 1, num_epochs + 1)]
+        pause = self._paused / self._num_evaluations if self._num_evaluations else self._evaluation * each
+        return (num_epochs * self._order.steps_per_epoch - step) * each + sum(left) * pause
 
     def describe(self, step: int, left: float) -> str:
         """How long the run still takes, when that is over, and how far it gets before RUN.MAX_TIME."""
         end, allowed = time.localtime(time.time() + left), self._limit - self._clock()
-        about = f"{left / 60:.0f} min" if 100 <= left < 3600 else format_duration(round(left))
+        short = f"{math.ceil(left)} s" if left < 100 else f"{left / 60:.0f} min"
+        about = short if left < 3600 else format_duration(left)
         text = f"about {about}, until {time.strftime('%H:%M' if left < 20 * 3600 else '%Y-%m-%d %H:%M', end)}"
         if left <= allowed:
             return text

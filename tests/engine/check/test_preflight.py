@@ -114,6 +114,8 @@ def test_of_several_processes_one_looks_and_says_for_how_many(check):
     assert_names(found["device"][1], "processes: 3")
     assert_names(found["learning rate"][1], "12 images")
     assert_names(found["memory"][1], 3)
+    lamb = ["DIST.STRATEGY=fsdp2", "TRAIN.OPTIMIZER.NAME=lamb"]
+    assert trouble(check("-ngpus", "2", "-opts", *lamb, main=main_multi_gpu.main)) == {"optimizer": WRONG}
 
 
 def test_of_processes_that_a_launcher_started_one_prints_the_table_and_nobody_waits(photos):

@@ -222,14 +222,14 @@ def test_the_time_left_is_that_of_updates_evaluations_and_what_lies_between_epoc
     assert_names(line, "15 min", "RUN.MAX_TIME", "14m", "2 epochs")  # 880 s are left of 820
     time.now += 100
     trainer.notify("on_epoch_end", EpochResult(report, {"": None}, 1437, 440, 100))
-    assert pace.seconds_left(44) == 44 * 10 + 100
+    assert pace.seconds_left(44, 1) == 44 * 10 + 100
     time.now += 7
     trainer.end_epoch()
     trainer.notify("on_epoch_start")
-    assert pace.seconds_left(44) == 44 * 10 + 100 + 7
+    assert pace.seconds_left(44, 1) == 44 * 10 + 100 + 7
     assert "1.5 of 2" in pace.describe(44, 547)  # of 293
     trainer.notify("on_rollback")
-    assert pace.seconds_left(20) is None
+    assert pace.seconds_left(20, 0) is None
 
 
 def test_on_a_terminal_the_figures_are_read_at_most_once_a_second_and_elsewhere_at_reports_alone(tmp_path, monkeypatch):

@@ -253,20 +253,20 @@ def open_index(path: Path, compares: bool = True) -> Index | None:
             if not description or zlib.crc32(description) != checksum:
                 return None
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError):
+        described, columns = json.loads(description), {}
+        place = len(MAGIC) + 2 * NUMBER + length
+        for part, (kind, num_bytes, checksum) in described["columns"].items():
+            if not 0 <= num_bytes <= size - place or kind not in NUMBERS:
+                return None
+            if compares and size <= COMPARED and zlib.crc32(memoryview(content)[place : place + num_bytes]) != checksum:
+                return None
+            kind = np.dtype(kind)
+            columns[part] = MappedColumn((num_bytes // kind.itemsize,), kind, content, place)
+            columns[part].source = (path, described["id"], part)
+            place += num_bytes + -num_bytes % ALIGNMENT
+        return Index(path, columns, described["facts"] | {}, described["id"]) if place == size else None
+    except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError):  # also of one made by hand
         return None
-    described, columns = json.loads(description), {}
-    place = len(MAGIC) + 2 * NUMBER + length
-    for part, (kind, num_bytes, checksum) in described["columns"].items():
-        if not 0 <= num_bytes <= size - place or kind not in NUMBERS:
-            return None
-        if compares and size <= COMPARED and zlib.crc32(memoryview(content)[place : place + num_bytes]) != checksum:
-            return None
-        kind = np.dtype(kind)
-        columns[part] = MappedColumn((num_bytes // kind.itemsize,), kind, content, place)
-        columns[part].source = (path, described["id"], part)
-        place += num_bytes + -num_bytes % ALIGNMENT
-    return Index(path, columns, described["facts"], described["id"]) if place == size else None
 
 
 def _description(columns: dict[str, list], facts: dict) -> bytes:

@@ -24,6 +24,7 @@ from configs.load import load
 from configs.schema import Arguments
 from configs.yaml_files import read_layers
 from datasets import load_image_sets
+from datasets.index import MAGIC, open_index
 from datasets.sources.images import ArrayImages, FileImages
 from datasets.sources.tar import Tar
 from datasets.split import divide, new_record
@@ -340,6 +341,15 @@ def test_a_list_of_thousands_of_classes_or_columns_is_read_in_seconds(tmp_path):
     assert time.process_time() - began < 5
 
 
+@pytest.mark.parametrize(
+    "content", [b"[]", b"x", 10**5 * b"[", b'{"columns": {"a": 5}}', b'{"columns": {}, "facts": [], "id": ""}']
+)
+def test_a_description_of_an_index_that_nobody_wrote_is_none(tmp_path, content):
+    start = b"".join(number.to_bytes(8, "little") for number in (len(content), zlib.crc32(content)))
+    (tmp_path / "train.index").write_bytes(MAGIC + start + content)
+    assert open_index(tmp_path / "train.index") is None
+
+
 def test_an_error_that_quotes_a_whole_file_is_cut(capsys):
     def program(arguments):
         raise ConfigError("x" * 10**6)
@@ -529,8 +539,7 @@ def test_a_few_bytes_of_a_pickle_do_not_take_all_memory(tmp_path):
 def test_what_stands_for_a_best_epoch_may_be_anything(tmp_path):
     torch.save({"progress": 5, "epoch": 1, "step": 2}, tmp_path / "best.pth")
     assert progress_in(tmp_path / "best.pth") == {}
-    header = b'{"__metadata__": {"split": "%s"}}' % (5000 * b"9")
-    (tmp_path / "w.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    (tmp_path / "w.safetensors").write_bytes(to_safetensors({"a": torch.zeros(1)}, {"split": 5000 * "9"}))
     assert read_record(tmp_path / "w.safetensors") == {}
 
 

@@ -113,28 +113,23 @@ class ClassFolders:
     def add(self, path: str, name: str) -> None:
         """Copy an image, unless its copy is there already."""
         folder, source = self._folder / self._names[name], Path(path)
+        self._numbers[folder / source.name] += 1
         try:
             if folder.is_symlink():
-                raise DataError(f"-into: {folder} is a link; remove it, or choose another folder")
+                raise OSError("the folder is a link")
             folder.mkdir(exist_ok=True)
-            self._numbers[folder / source.name] += 1
-            for copy in numbered(source.stem, source.suffix, self._numbers[folder / source.name]):
-                try:
-                    self._copy(source, folder / copy)
-                    return
-                except FileExistsError:
-                    if not (folder / copy).is_symlink() and filecmp.cmp(source, folder / copy, shallow=False):
-                        return
+            names = numbered(source.stem, source.suffix, self._numbers[folder / source.name])
+            copy = next(copy for copy in map(folder.joinpath, names) if not is_taken(copy, source))
+            if not copy.exists():
+                with open(source, "rb") as read, open(copy, "xb") as written:
+                    shutil.copyfileobj(read, written)
         except OSError as error:
             raise DataError(f"-into: {path} cannot be copied to {folder} ({cause_of(error)})") from None
 
-    def _copy(self, source: Path, copy: Path) -> None:
-        with open(source, "rb") as read, open(copy, "xb") as written:
-            try:
-                shutil.copyfileobj(read, written)
-            except OSError:
-                copy.unlink()
-                raise
+
+def is_taken(copy: Path, source: Path) -> bool:
+    """Whether something else than a copy of the source has this name."""
+    return copy.is_symlink() or (copy.exists() and not filecmp.cmp(source, copy, shallow=False))
 
 
 def folder_names(classes: Sequence[str]) -> dict[str, str]:

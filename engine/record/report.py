@@ -3,18 +3,21 @@
 import math
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from configs.arguments import argument_to_text
+from configs.schema import RECORD
+from configs.values import of_role, to_text
 from engine.evaluation.scores import TITLES, confidence, format_value
 from engine.record.page import Markup, element, embedded, picture, scrolling, section, table, write_page
 from engine.record.plot import Plot, plots_of, to_png
-from engine.record.report_settings import repeat, settings, written_date
 from engine.record.saved_run import SavedRun, read_json, read_table, read_text, to_number
 from utils import VERSION
 from utils.errors import ConfigError, cause_of
 from utils.log import Log
-from utils.text import counted, format_duration
+from utils.text import counted, format_duration, redacted
 
 REPORT = "report.html"
 PICTURES = {
@@ -31,6 +34,7 @@ PICTURES = {
         "Training images as the model gets them, cropped, augmented and mixed.",
     ),
 }
+SETTING = ("setting", "value", "from")
 FEW_CLASSES, MOST_ROWS = 12, 15  # classes that are all shown; rows of the table of more
 
 
@@ -228,3 +232,60 @@ def doctor(run: SavedRun) -> Iterator[Markup]:
     if written:
         yield element("p", "doctor.yaml, for -cfg:")
         yield element("pre", element("code", written))
+
+
+def settings(run: SavedRun) -> Markup:
+    """The settings whose origin is no file (flags, -opts, what followed from the data), and all of them."""
+    rows = {
+        key: (element("code", key), element("code", written(value)), run.origins[key])
+        for key, value in run.settings.items()
+    }
+    origins = {key: row[2] for key, row in rows.items() if row[2] != "default"}
+    of_file = {key: origin for key, origin in origins.items() if origin.endswith((".yaml", ".yml"))}
+    given = [rows[key] for key in origins if key not in of_file and key not in of_role(RECORD)]
+    files = ", ".join(dict.fromkeys(of_file.values())) or "the defaults"
+    parts = [element("p", f"Given beside {files}:"), table(SETTING, given, "Settings given on the command line")]
+    everything = table(SETTING, rows.values(), "All settings")
+    return section(
+        "Settings",
+        *(parts if given else [element("p", f"As in {files}.")]),
+        element("details", element("summary", f"All {len(rows)} settings"), everything),
+    )
+
+
+def written(value: object) -> str:
+    """A value as in config.yaml."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {argument_to_text(each)}" for name, each in value.items()) or "{}"
+    return redacted(to_text(value))
+
+
+def repeat(run: SavedRun) -> Markup:
+    """Command lines, and by which versions, where and when it ran."""
+    about, status = run.about, run.status
+    facts = {name: about.get(name.lower()) for name in ("halfstep", "torch", "timm", "Python")}
+    facts |= {"host": status.get("host"), "started": written_date(status.get("started"))}
+    facts |= {"ended": written_date(status.get("time")), "folder": run.folder.resolve()}
+    lines = [
+        element("div", element("h3", title), element("pre", element("code", line))) for title, line in commands(run)
+    ]
+    rows = [(name, value) for name, value in facts.items() if value]
+    return section("How to repeat it", *lines, table(("version", ""), rows, "Versions, place and dates"))
+
+
+def commands(run: SavedRun) -> Iterator[tuple[str, str]]:
+    """(what it does, the line) of the command of this run, and of one that repeats it."""
+    processes = run.about.get("processes", 1)
+    program = ["main_multi_gpu.py", "-ngpus", processes] if processes > 1 else ["main_single_gpu.py"]
+    if started := run.about.get("command"):
+        yield "It was started with", redacted(line(program[0], *started))
+    yield "Repeat it", line(*program, "-cfg", run.folder / "config.yaml")
+
+
+def line(*words: object) -> str:
+    return shlex.join(["python", *map(str, words)])
+
+
+def written_date(text: str | None) -> str:
+    """2026-01-02 03:04, of a date as in status.json."""
+    return (text or "")[:16].replace("T", " ")

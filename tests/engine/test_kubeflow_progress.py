@@ -1,0 +1,113 @@
+"""What a TrainJob's server hears of a run, and that it can neither end nor delay one."""
+
+import json
+import ssl
+import subprocess
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from engine.session import KubeflowProgress
+
+HANGS = 30.0  # seconds
+FACTS = {
+    "total_steps": 200,
+    "position": {"epoch": 1, "step": 90},
+    "eta_seconds": 120,
+    "best_top1": 71.25,
+    "best_epoch": 1,
+}
+
+
+class TrainJobServer(ThreadingHTTPServer):
+    """Answers each post by a word: a status, "hang" or "close". Notes tokens and bodies."""
+
+    daemon_threads = True
+
+    def __init__(self, folder, answers):
+        self.answers, self.tokens, self.bodies = iter(answers), [], []
+        key, self.certificate = str(folder / "key.pem"), str(folder / "ca.crt")
+        names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+        made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", self.certificate]
+        subprocess.run([*made, *names], check=True, capture_output=True)
+        super().__init__(("127.0.0.1", 0), _Handler)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate, key)
+        self.socket = context.wrap_socket(self.socket, server_side=True)
+        (folder / "token").write_text("first\n")
+        self.environment = dict(
+            zip(
+                KubeflowProgress.VARIABLES,
+                (f"https://127.0.0.1:{self.server_port}/status", self.certificate, str(folder / "token")),
+                strict=True,
+            )
+        )
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def handle_error(self, request, client_address) -> None:
+        """Clients that have waited long enough close their connections."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        answer = next(self.server.answers)
+        self.server.tokens.append(self.headers["Authorization"])
+        self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        if answer == "hang":
+            time.sleep(HANGS)
+        if isinstance(answer, int):
+            self.send_response(answer)
+            self.send_header("Location", "https://127.0.0.1:1/elsewhere")
+            self.end_headers()
+
+    def log_message(self, *arguments) -> None:
+        pass
+
+
+@pytest.fixture
+def started(tmp_path):
+    """A server that gives these answers, the progress of a run, its warnings and its clock."""
+    servers = []
+
+    def start(*answers):
+        server, warned, clock = TrainJobServer(tmp_path, answers), [], [0.0]
+        servers.append(server)
+        return server, KubeflowProgress(server.environment, warned.append, lambda: clock[0]), warned, clock
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_it_hears_how_far_the_run_is_at_most_every_five_seconds_with_the_token_of_the_moment(tmp_path, started):
+    server, progress, warned, clock = started(200, 200, 200)
+    progress.tell({"state": "starting"})  # nothing is known yet
+    for seconds, token in ((0.0, "first"), (4.9, "first"), (5.0, "second")):
+        (tmp_path / "token").write_text(token)
+        clock[0] = seconds
+        progress.tell(FACTS)
+        progress.thread.join(10)
+    progress.tell(FACTS | {"exit_code": 0, "position": {"epoch": 2, "step": 200}, "eta_seconds": None})
+    assert server.tokens == ["Bearer first", "Bearer second", "Bearer second"] and not warned
+    status = server.bodies[0]["trainerStatus"]
+    assert (status["progressPercentage"], status["estimatedRemainingSeconds"]) == (45, 120)
+    assert status["metrics"] == [{"name": "best_top1", "value": "71.25"}, {"name": "best_epoch", "value": "1"}]
+    last = server.bodies[-1]["trainerStatus"]
+    assert last["progressPercentage"] == 100 and "estimatedRemainingSeconds" not in last
+
+
+@pytest.mark.parametrize("answer", [401, 500, 302, "hang", "close"])
+def test_a_server_that_does_not_take_it_is_said_once_and_delays_no_end(started, monkeypatch, answer):
+    monkeypatch.setattr(KubeflowProgress, "PATIENCE", 1.0)
+    server, progress, warned, clock = started(*[answer] * 3)
+    for clock[0] in (0.0, 10.0):
+        progress.tell(FACTS)
+        assert answer != "hang" or progress.thread.is_alive(), "training does not wait"
+        progress.thread.join(10)
+    start = time.monotonic()
+    progress.tell(FACTS | {"exit_code": 0})
+    assert time.monotonic() - start < HANGS / 2
+    assert len(warned) == 1 and "Kubeflow" in warned[0] and "first" not in warned[0]

@@ -154,15 +154,13 @@ def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple
 def _held_out_then(config: Config, image_set: ImageSet, saved: SavedData) -> tuple[ImageSet, ImageSet] | None:
     """Both parts as the run divided the data that it was trained on, also where that is a copy; None for other data."""
     record, title, group = saved.split, image_set.split["training"], config.DATA.GROUP_BY
-    here = {key: value for key, value in record.items() if key != "group_by"} | {"training": title, "validation": title}
-    parts = divide(image_set, here | ({"group_by": group} if group and record["rule"] == "hash" else {}))
-    if os.path.realpath(record["training"]) != os.path.realpath(title):
-        return parts if identity(parts[1]) == saved.validation else None
-    if record.get("group_by") != group:
+    is_same = os.path.realpath(record["training"]) == os.path.realpath(title)
+    if is_same and record.get("group_by") != group:
         raise ConfigError(
             f"DATA.GROUP_BY is {group}, but the images of {title} were held out with {record.get('group_by')}; set it to that"
         )
-    return parts
+    parts = divide(image_set, record | {"training": title, "validation": title})
+    return parts if is_same or identity(parts[1]) == saved.validation else None
 
 
 def identity(image_set: ImageSet) -> dict[str, int | str]:

@@ -63,7 +63,6 @@ def _weights(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
     """Settings that follow from the weights that the run starts from or evaluates; a run that is continued keeps what it had."""
     from models.weights.files import read_record
     from models.weights.metadata import ARCHITECTURE, PREPROCESSING, metadata_of
-    from models.weights.timm_tags import usual_images
 
     names_model = any(key in given for key in MODEL_SETTINGS)
     try:
@@ -80,14 +79,7 @@ def _weights(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
         raise ConfigError(f"MODEL.PRETRAINED: {error}") from None
     if metadata is None:
         return None
-    model, images = metadata.model or ({"MODEL.TYPE": "timm"} if "MODEL.NAME" in given else {}), metadata.images
-    named = {key: str(given.get(key, model.get(key, ""))) for key in ("MODEL.TYPE", "MODEL.NAME")}
-    origin = f"weights {metadata.by}"
-    if names_model:  # of the same model timm's arguments are still theirs
-        is_same = named["MODEL.NAME"].partition(".")[0] == metadata.model.get("MODEL.NAME", "").partition(".")[0]
-        model = {key: model[key] for key in ("MODEL.KWARGS",) if key in model and is_same}
-    if not images and named["MODEL.TYPE"].lower() == "timm" and (images := usual_images(named["MODEL.NAME"])):
-        origin += f" (timm's {named['MODEL.NAME']})"
+    origin, images, model = _said_of(metadata, given, names_model)
     if not (names_model or model):
         raise ConfigError(
             f"MODEL.NAME: {metadata.by} does not say which model it is of; name timm's (any of timm.list_models()), as in "
@@ -96,6 +88,22 @@ def _weights(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
     if images and not {"DATA.IMAGE_SIZE"} & {*images, *given}:
         raise ConfigError(f"DATA.IMAGE_SIZE: {metadata.by} was trained on images that are not square; set one side")
     return _layer(origin, _for_channels(images, given) | model)
+
+
+def _said_of(metadata: Any, given: dict[str, Text], names_model: bool) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """The origin of what follows from weights, for their images and model: of what they do not say, timm knows the usual."""
+    from models.weights.timm_tags import usual_images
+
+    origin, images = f"weights {metadata.by}", metadata.images
+    model = metadata.model or ({"MODEL.TYPE": "timm"} if "MODEL.NAME" in given else {})
+    kind, name = (str((given if names_model else model | given).get(f"MODEL.{each}", "")) for each in ("TYPE", "NAME"))
+    if kind.lower() == "timm" and not images and (images := usual_images(name)):
+        origin += f" (timm's {name})"
+    if names_model:  # of the same model of timm's the arguments are still theirs
+        theirs = model.get("MODEL.NAME", "").partition(".")[0]
+        is_same = kind.lower() == "timm" and name.partition(".")[0] == theirs
+        model = {key: model[key] for key in ("MODEL.KWARGS",) if key in model and is_same}
+    return origin, images, model
 
 
 def _for_channels(images: dict[str, Any], given: dict[str, Text]) -> dict[str, Any]:

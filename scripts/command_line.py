@@ -1,4 +1,4 @@
-"""What the scripts share: the parser of their command lines, whole numbers, and the checkpoint that they read."""
+"""What the scripts share: the parser of their command lines, and whole numbers."""
 
 import argparse
 import os
@@ -83,11 +83,3 @@ def check_no_input(flag: str, path: Path, inputs: Iterable[str | Path]) -> None:
     for each in inputs:
         if os.path.exists(each) and path.exists() and os.path.samefile(path, each):
             raise ConfigError(f"{flag}: {path} is read too and would be overwritten; choose another name")
-
-
-def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
-    """A checkpoint of one of our runs, and its path; `needed`: what the script uses of it."""
-    # Not above: importing torch takes seconds, and most scripts that only parse do not need it.
-    from models.weights.files import read_checkpoint as read
-
-    return read(source, needed)

@@ -38,9 +38,10 @@ from engine.precision.policy import set_matmul
 from engine.settings import load_settings
 from engine.train.loss import build_loss
 from models import build_model
+from models.weights.files import read_checkpoint
 from models.weights.load import load_exactly
 from models.weights.state import merged
-from scripts.command_line import RUN_HELP, Parser, read_checkpoint
+from scripts.command_line import RUN_HELP, Parser
 from utils.distributed import Process, choose_device
 from utils.errors import ConfigError
 from utils.runs import weights_in, without_latest

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 from utils.program import exit_code
 
 # isort: split
-from scripts.command_line import CHECKPOINT_HELP, Parser, check_no_input, read_checkpoint
+from scripts.command_line import CHECKPOINT_HELP, Parser, check_no_input
 from utils.errors import ConfigError
 from utils.text import counted
 
@@ -113,7 +113,7 @@ def export(source: str | Path, target: Path, key: str | None = None, to: str | N
 
 def read_part(source: str | Path, needed: set[str], key: str | None, share: float = 1.0) -> Part:
     """A checkpoint of a run; `key`: of the weights, those that scored better if not given."""
-    from models.weights.files import chosen_weights
+    from models.weights.files import chosen_weights, read_checkpoint
 
     path, content = read_checkpoint(source, needed)
     facts = {name: content[name] for name in FACTS if name in content}
@@ -149,6 +149,7 @@ def write_checkpoint(source: str | Path, target: Path, key: str | None) -> str:
     import torch
 
     from models.export.formats import staged
+    from models.weights.files import read_checkpoint
 
     path, checkpoint = read_checkpoint(source, {"state_dict"})
     if key:

@@ -16,7 +16,6 @@ from configs.typed_names import suggest_key
 from configs.values import (
     ALL_SETTINGS,
     OPEN_SECTIONS,
-    RATES,
     SECTIONS,
     SETTINGS,
     Text,
@@ -29,6 +28,7 @@ from configs.values import (
     quoted,
     to_text,
     unflatten,
+    without_rates,
 )
 from configs.yaml_files import Layer, find_settings_file, read_layers
 from utils.errors import ConfigError
@@ -103,8 +103,7 @@ def load(
     _fit_labels(values, origins)
     _settle_optimizer(values, origins)
     notes += _drop_vit_fields(values, origins, [layer.origin for layer in layers])
-    if values["MODEL.TYPE"] == "vit":
-        values |= {key: values[key] or 0.0 for key in RATES}
+    values |= without_rates(values)
     check_combinations(values, origins)
     if family:
         notes.insert(0, family.agree(values["MODEL.NAME"]))

@@ -179,8 +179,13 @@ RATES, ZERO_IS_ZERO = ("MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPA
 def as_trained(saved: dict[str, Any]) -> dict[str, Any]:
     """Saved settings of a run that began when a rate of 0 still meant that of the timm model, in today's words."""
     if saved.get("MODEL.TYPE") != "timm" or ZERO_IS_ZERO in saved:
-        return saved
+        return saved | without_rates(saved)
     return {key: None if key in RATES and value == 0 else value for key, value in saved.items()}
+
+
+def without_rates(values: dict[str, Any]) -> dict[str, None]:
+    """One spelling for the rates of 0 of a ViT that is built from fields: not set."""
+    return {key: None for key in RATES if values.get("MODEL.TYPE") == "vit" and values.get(key) == 0}
 
 
 # What runs did before there was the setting, where that is not its default.

@@ -19,7 +19,7 @@ import yaml
 
 from configs.arguments import add_argument
 from configs.schema import Arguments
-from configs.values import IMPLIED, OPEN_SECTIONS, SETTINGS, START_SETTINGS, convert, plain, today
+from configs.values import IMPLIED, OPEN_SECTIONS, SETTINGS, START_SETTINGS, convert, plain, today, without_rates
 from configs.yaml_files import compose, read_node
 from engine.evaluation.scores import TITLES, Best, rank_of
 from utils.errors import ConfigError, cause_of, not_a_file
@@ -210,7 +210,7 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         line = lines[node.end_mark.line] if node.end_mark.line < len(lines) else ""
         comment = line[node.end_mark.column :].partition("# ")[2].strip()
         origins[section] = comment or "config.yaml"
-    values = today(values)
+    values = today(values) | without_rates(values)
     return values, dict.fromkeys(values, "config.yaml") | origins
 
 

@@ -44,7 +44,7 @@ ARGUMENTS = timm_arguments()
 
 
 def main(argv: list[str]) -> int:
-    given, processes = read_arguments(argv)
+    given, processes = read_arguments(argv[1:] if argv[:1] == ["--"] else argv)
     translation = Translation(given, processes)
     print(translation.file(), end="")
     print("\n".join(translation.remarks), file=sys.stderr)
@@ -180,7 +180,7 @@ class Translation:
         self.put("DATA.IMAGE_SIZE", width, next((name for name in ("img-size", "input-size") if args[name]), "model"))
         self.put("MODEL.TYPE", "timm", "model")
         self.put("MODEL.NAME", args["model"], "model")
-        self.put("MODEL.NUM_CLASSES", args["num-classes"] or own["num_classes"], "num-classes")
+        self.put("MODEL.NUM_CLASSES", args["num-classes"] or own["num_classes"] or None, "num-classes")
         if args["pretrained"]:
             self.put("MODEL.PRETRAINED", args["pretrained-path"] or args["model"], "pretrained")
         self.put("MODEL.PRETRAINED", args["initial-checkpoint"], "initial-checkpoint")
@@ -321,4 +321,4 @@ def preprocessing(args: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main, sys.argv[1:]))
+    sys.exit(exit_code(main, ["--", *sys.argv[1:]]))  # behind which the dashes stay as train.py's

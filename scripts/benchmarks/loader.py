@@ -1,7 +1,6 @@
 """Measures how fast images are read, and what limits a run; prints Markdown tables: what BENCHMARKS.md holds.
 
 python scripts/benchmarks/loader.py limits -cfg FILE [...]   the loader alone, the step alone, both together, and which limits
-python scripts/benchmarks/loader.py timm                     ours against timm's create_loader, from JPEG and the cache, also with RandAugment
 python scripts/benchmarks/loader.py run -timm FOLDER         a whole run against timm's train.py, whose source is in FOLDER
 
 Without -photos a folder of JPEGs is made, of about 500 x 375 pixels and 100 kB (photos.py). What is compared takes turns.
@@ -9,17 +8,13 @@ Without -photos a folder of JPEGs is made, of about 500 x 375 pixels and 100 kB 
 
 import argparse
 import contextlib
-import functools
 import itertools
-import multiprocessing
-import os
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,10 +31,7 @@ from utils.host import available_cores
 from utils.text import counted
 
 BATCH_SIZE = 32  # on a CPU
-WARM_UP = 6  # batches: more than any of the loaders reads ahead with two workers
 FEWEST = 2 * BATCH_SIZE  # training images: with less than two batches there is nothing to time
-RAND_AUGMENT = "rand-m9-mstd0.5-inc1"
-SIDES = {"JPEG": [], "cache, decoded, short side 256": ["DATA.CACHE=256"]}
 
 
 def main(argv: list[str]) -> int:
@@ -47,126 +39,25 @@ def main(argv: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     # All other flags are those of main_single_gpu.py: -cfg -dataset ...
     commands.add_parser("limits", add_help=False).set_defaults(measure=compare_limits)
-    for name, measure in (("timm", compare_loaders), ("run", compare_runs)):
-        command = commands.add_parser(name)
-        command.set_defaults(measure=measure)
-        folder_help = "a folder with train/ and val/, as photos.py makes [made anew]"
-        command.add_argument("-photos", type=Path, metavar="FOLDER", help=folder_help)
-        command.add_argument("-rounds", type=at_least(1), default=5, metavar="N", help="turns [5]")
-        command.add_argument("-count", type=at_least(FEWEST), metavar="N", help="training images [38 batches]")
-        if name == "run":
-            add_run_flags(command)
+    command = commands.add_parser("run")
+    command.set_defaults(measure=compare_runs)
+    folder_help = "a folder with train/ and val/, as photos.py makes [made anew]"
+    command.add_argument("-photos", type=Path, metavar="FOLDER", help=folder_help)
+    command.add_argument("-rounds", type=at_least(1), default=5, metavar="N", help="turns [5]")
+    command.add_argument("-count", type=at_least(FEWEST), metavar="N", help="training images [38 batches]")
+    add_run_flags(command)
     arguments, arguments.flags = parser.parse_known_args(argv)
     if arguments.flags and arguments.command != "limits":
         parser.error(f"unrecognized arguments: {' '.join(arguments.flags)}")
     print(machine() + "\n", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         if "photos" in arguments:
-            batch_size = Setup.of(arguments).batch_size if arguments.command == "run" else BATCH_SIZE
-            arguments.count = arguments.count or 38 * batch_size
+            arguments.count = arguments.count or 38 * Setup.of(arguments).batch_size
             if not arguments.photos:
                 arguments.photos = Path(scratch) / "photos"
                 make_photos(arguments.photos, arguments.count, arguments.count // 4, num_drawn=1220)
         arguments.measure(arguments, Path(scratch))
     return 0
-
-
-# --- the loader alone ---
-
-
-def compare_loaders(arguments: argparse.Namespace, scratch: Path) -> None:
-    """Print the rates with one worker and two, without a policy and with RandAugment on both sides."""
-    rows = []
-    for num_workers, policy in itertools.product((1, 2), (None, RAND_AUGMENT)):
-        flags = ["-cfg", ROOT / "configs/vit_tiny_patch16_224.yaml", "-dataset", "imagefolder"]
-        flags += ["-data_path", arguments.photos, "-batch_size", BATCH_SIZE, "-num_workers", num_workers]
-        flags += ["-opts", f"TRAIN.AUTO_AUGMENT={policy}"] if policy else []
-        timm = functools.partial(timm_batches, arguments.photos, num_workers, policy)
-        sides: dict[str, Callable[[], Iterator[int]]] = {"timm create_loader": timm}
-        for name, options in SIDES.items():
-            sides[f"halfstep, {name}"] = functools.partial(our_batches, flags, options, scratch)
-        rates: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
-        for _, (name, make) in itertools.product(range(arguments.rounds), sides.items()):
-            batches = make()  # a loader is open in its turn only: none reads ahead in that of another
-            rates[name].append(measure_rates(batches, arguments.count // BATCH_SIZE))
-            batches.close()
-        for name, ours in rates.items():
-            row = [name, policy or "", str(num_workers)]
-            for own, timms in zip(zip(*ours, strict=True), zip(*rates["timm create_loader"], strict=True), strict=True):
-                ratios = [one / other for one, other in zip(own, timms, strict=True)]
-                row += [spread(own, 0), "1" if ours is rates["timm create_loader"] else spread(ratios, 2)]
-            rows.append(row)
-    columns = ["loader", "policy", "workers", "images/s", "against timm", "images per CPU second", "against timm"]
-    print(table("", columns, rows))
-
-
-def our_batches(flags: list, options: list[str], scratch: Path) -> Iterator[int]:
-    """Endless training batches of a run with these flags, as floats ready for the model; yields how many images."""
-    import torch
-
-    from datasets import CacheProgress, Normalize, build_train_data, cache_image_sets, load_image_sets
-    from engine.settings import load_settings
-    from utils.distributed import Process
-
-    def note(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    # A folder each: of one data set a folder keeps the newest cache alone.
-    options = [*options, f"DATA.CACHE_PATH={scratch / ' '.join(options)}"]
-    words = [*flags, *([] if "-opts" in flags else ["-opts"]), *options]
-    config = load_settings([str(word) for word in words]).with_default_batch_size().config
-    train_set, _ = cache_image_sets(config, load_image_sets(config), CacheProgress(note, note))
-    data = build_train_data(config, train_set, Process(torch.device("cpu")))
-    normalize = Normalize(config.DATA)
-    for window in data.windows(0, sys.maxsize):
-        for batch in window.batches:
-            yield len(normalize(batch.images))
-
-
-def timm_batches(folder: Path, num_workers: int, policy: str | None) -> Iterator[int]:
-    """Endless training batches by the settings of timm's train.py without jitter and erasing; yields how many images."""
-    import torch
-    from PIL import Image
-    from timm.data import auto_augment, create_dataset, create_loader
-
-    def posterize(image: Image.Image, bits: int, **options) -> Image.Image:
-        """timm's, also where it keeps no bit, which ends its run with Pillow 13: black, as with older ones."""
-        return auto_augment.posterize(image, bits) if bits else Image.new(image.mode, image.size)
-
-    for name in ("Posterize", "PosterizeIncreasing"):
-        auto_augment.NAME_TO_OP[name] = posterize
-    loader = create_loader(
-        create_dataset("", root=str(folder), split="train"),
-        input_size=(3, 224, 224),
-        batch_size=BATCH_SIZE,
-        is_training=True,
-        hflip=0.5,
-        color_jitter=0.0,
-        auto_augment=policy,
-        interpolation="bicubic",
-        num_workers=num_workers,
-        device=torch.device("cpu"),
-        persistent_workers=True,
-    )
-    while True:
-        for images, _ in loader:
-            yield len(images)
-
-
-def measure_rates(batches: Iterator[int], num_batches: int) -> tuple[float, float]:
-    """Images per second, and per second of the processor, once what was read ahead is used up."""
-    for _ in itertools.islice(batches, WARM_UP):
-        pass
-    start, used = time.perf_counter(), cpu_seconds()
-    count = sum(itertools.islice(batches, num_batches))
-    return count / (time.perf_counter() - start), count / (cpu_seconds() - used)
-
-
-def cpu_seconds() -> float:
-    """CPU time of this process and its workers, which other programs on the machine slow down less than the clock."""
-    stats = (Path(f"/proc/{each.pid}/stat").read_text() for each in multiprocessing.active_children())
-    ticks = sum(int(number) for stat in stats for number in stat.rsplit(")", 1)[1].split()[11:13])
-    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
 # --- the loader and the model ---

@@ -16,6 +16,7 @@ from models import build_model
 from scripts import from_timm
 from tests.support.configs import meta_device
 from tests.support.refusals import assert_names, refused
+from tests.support.runs import run
 from utils.errors import ConfigError
 from utils.program import exit_code
 
@@ -48,7 +49,7 @@ def written(*words: str) -> tuple[str, str]:
     """What the script prints, and what it says beside it."""
     printed, said = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
-        assert exit_code(from_timm.main, list(words)) == 0, said.getvalue()
+        assert exit_code(from_timm.main, ["--", *words]) == 0, said.getvalue()
     return printed.getvalue(), said.getvalue()
 
 
@@ -142,9 +143,12 @@ def test_a_published_recipe_has_timms_updates_rates_groups_and_augmentation(tmp_
     assert our_augmentation(config) == timms_augmentation(args, theirs)
 
 
-def test_what_has_no_counterpart_or_differs_is_named(tmp_path):
+def test_what_has_no_counterpart_or_differs_is_named():
     words = "train.py --data-dir x --sched tanh --lr-noise .4 .9 --fuser nvfuser --grad-accum-steps 2 --train-crop-mode rkrc"
-    _, said = written(*words.split(), "--bce-loss", "--smoothing", "0", "--lr-base", ".2", "--no-aug")
+    words += " --bce-loss --smoothing 0 --lr-base .2 --no-aug --model samvit_base_patch16"
+    ended = run("scripts/from_timm.py", *words.split())
+    assert ended.returncode == 0 and "BASE_LR: 0.2" in ended.stdout, ended.stderr
+    said = ended.stderr
     assert_names(said, "--sched tanh", "--lr-noise 0.4 0.9", "--fuser nvfuser", "--grad-accum-steps 2", "--no-aug")
     assert_names(said, "--train-crop-mode rkrc", "--bce-loss", "--lr-base", "--lr 0.2", "main_single_gpu.py")
 

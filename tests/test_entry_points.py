@@ -257,6 +257,7 @@ def test_a_dead_worker_ends_the_run_with_its_code_and_leaves_no_orphan(long_run,
     "failures, code",
     [
         ([(1, 10), (-9, 10)], 137),  # the other lost its connection and was seen first
+        ([(1, 10), (-9, 11)], 137),  # in the next second
         ([(-15, 11), (-9, 10)], 137),
         ([(143, 10), (1, 10)], 1),  # ended by torchrun
         ([(1, 10), (-9, 40)], 1),  # hung, killed after torchrun's patience

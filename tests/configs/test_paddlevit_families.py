@@ -98,5 +98,6 @@ def test_what_the_file_leaves_out_is_the_familys_default_and_not_ours():
 
 @pytest.mark.parametrize(("kind", "suffix"), [("hard", "_distilled"), ("none", "")])
 def test_distillation_means_deits_model_with_two_tokens(kind, suffix):
-    facts = FILES["DeiT/deit_tiny_patch16_224.yaml"] | {"TRAIN.DISTILLATION_TYPE": kind}
-    assert load_text(yaml_of(facts)).config.MODEL.NAME == f"deit_tiny{suffix}_patch16_224"
+    facts, typed = FILES["DeiT/deit_tiny_patch16_224.yaml"], f"TRAIN.DISTILLATION_TYPE={kind}"
+    of_file, of_flags = load_text(yaml_of(facts | dict([typed.split("=")]))), load_text(yaml_of(facts), "-opts", typed)
+    assert of_file.config.MODEL.NAME == of_flags.config.MODEL.NAME == f"deit_tiny{suffix}_patch16_224"

@@ -24,7 +24,7 @@ def make_csv(folder, classes: list[str], header: str = "image_path,target", coun
 
 @pytest.mark.parametrize("dataset", ["imagefolder", "csv", "shards"])
 def test_a_file_of_classes_numbers_them_also_those_without_images(tmp_path, dataset):
-    (tmp_path / "names.txt").write_text("dog\ncat\nbee\nant\n")
+    (tmp_path / "names.txt").write_text("dog\ncat\nbee\nant\n", "utf-8-sig")
     make_folders(tmp_path / "data", {"ant": 12, "bee": 12, "cat": 12})
     make_set(tmp_path / "data")
     (tmp_path / "data" / "classes.txt").write_text("ant\nbee\ncat\n")

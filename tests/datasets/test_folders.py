@@ -42,6 +42,7 @@ WRONG = {
     "an empty class": (lambda root: (make_parts(root, {"bee": 1}), (root / "train/bee/00.JPEG").unlink()), ["train/bee"]),
     "an empty class in val": (lambda root: (make_parts(root, {"bee": 1}), (root / "val/bee/00.JPEG").unlink()), ["val/bee"]),
     "a class in val alone": (lambda root: make_parts(root, {"Hornets": 1}), ["val/Hornets", "hornet"]),
+    "a class in both": (lambda root: (make_parts(root, {"hornet": 1}), (root / "val/bee").symlink_to(root / "train/bee")), ["val/bee", "train/bee"]),
     "train without val": (lambda root: make_folders(root / "train", {"ant": 4}), ["DATA.DATA_PATH", "val/", "-data_path"]),
     "val without train": (lambda root: make_folders(root / "val", {"ant": 4}), ["DATA.DATA_PATH", "train/"]),
     "nothing to validate": (lambda root: make_folders(root, {"ant": 10, "bee": 20}), ["DATA.VAL_FRACTION", "0"]),

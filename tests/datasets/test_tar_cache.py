@@ -48,6 +48,16 @@ def test_the_tar_that_was_used_longest_ago_is_dropped(cache):
     assert cache.holds(one) and not cache.holds(two)
 
 
+def test_tars_in_the_cache_take_no_room_of_the_disk_again(tmp_path, monkeypatch):
+    make_set(tmp_path / "set")
+    with HttpFolder(tmp_path / "set") as server:
+        words = [f"DATA.CACHE_PATH={tmp_path / 'c'}", "DATA.SHUFFLE_BUFFER=1"]
+        config = load(["-dataset", "shards", "-data_path", server.url, "-opts", *words], needs_file=False).config
+        held = load_image_sets(config)[0].folder.cache.size()
+        monkeypatch.setattr(remote_shards, "free_bytes", lambda folder: held)
+        assert load_image_sets(config)[0].folder.cache.limit >= held
+
+
 def test_a_pulled_tar_is_on_the_disk_before_it_has_its_name(cache, monkeypatch):
     done, fsync, replace = [], os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda file: done.append("synced") or fsync(file))

@@ -6,8 +6,10 @@ import pytest
 
 from scripts import make_shards
 from scripts.benchmarks import loader, photos
-from tests.support.refusals import assert_names
+from scripts.command_line import check_no_input
+from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT, run
+from utils.errors import ConfigError
 from utils.program import exit_code
 
 WRITERS = {make_shards: ["-dataset", "digits"], photos: ["-train", "2", "-val", "1", "-drawn", "10"]}
@@ -21,6 +23,16 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path, capsys, script):
         printed = capsys.readouterr().err
         assert_names(printed, out)
         assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize("name", ["link.pth", "../x/best.pth"])
+def test_no_output_is_written_over_an_input_under_another_of_its_names(tmp_path, monkeypatch, name):
+    (tmp_path / "x").mkdir()
+    monkeypatch.chdir(tmp_path / "x")
+    Path("best.pth").touch()
+    Path("link.pth").symlink_to("best.pth")
+    with refused(ConfigError, "-output", name):
+        check_no_input("-output", Path(name), [Path("best.pth")])
 
 
 def test_photos_lie_in_folders_of_classes(tmp_path):

@@ -16,7 +16,7 @@ import torch
 from tests.support.runs import ROOT
 from utils import VERSION, program
 from utils.errors import AlreadyReportedError, ConfigError, LostProcess, StoppedBySignal
-from utils.files import refuse_special, replacing
+from utils.files import locked, refuse_special, replacing
 from utils.program import StopSignal, exit_code, judge, revision
 from utils.seed import make_deterministic
 
@@ -106,6 +106,13 @@ def test_a_signal_that_arrives_twice_within_seconds_is_one_and_a_later_one_ends_
     now[0] = 103.1
     os.kill(os.getpid(), signal.SIGINT)
     assert codes == [128 + signal.SIGINT]
+
+
+def test_no_lock_is_made_where_a_link_leads(tmp_path):
+    (tmp_path / ".lock").symlink_to(tmp_path / "theirs")
+    with pytest.raises(OSError), locked(tmp_path / ".lock"):
+        pass
+    assert not (tmp_path / "theirs").exists()
 
 
 def test_a_pipe_is_not_replaced_by_a_file(tmp_path):

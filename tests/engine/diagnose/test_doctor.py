@@ -1,6 +1,7 @@
 """The doctor names the very module at which half precision breaks, and what it prescribes helps."""
 
 import contextlib
+import math
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -135,6 +136,11 @@ def test_constants_that_are_zero_in_float16_are_named(tmp_path):
     assert not found["blocks.2.norm1.eps"].in_half and again["blocks.5.mlp.act.eps"]
 
 
+def test_nan_is_the_largest_value_of_a_module(tmp_path):
+    case = make_case(tmp_path, lambda model: model.blocks[2].mlp.fc1.weight.fill_(torch.nan))
+    assert math.isnan({str(row.place): row for row in diagnose(case).rows}["blocks.2.mlp.fc1"].activation)
+
+
 def test_replaying_leaves_the_model_as_it_was(tmp_path):
     case = make_case(tmp_path, big_mlp)
     case.model.norm = torch.nn.Sequential(torch.nn.Flatten(1), torch.nn.BatchNorm1d(80), torch.nn.Unflatten(1, (5, 16)))
@@ -221,6 +227,12 @@ def saved(tmp_path) -> Path:
     """The folder of a run in float32, after step 21."""
     (folder,) = (ROOT / "tests" / "data" / "saved_runs" / "mixed").iterdir()
     return shutil.copytree(folder, tmp_path / "saved")
+
+
+def test_another_half_type_than_the_runs_has_a_scale_of_its_own(tmp_path):
+    config, state = small_config(tmp_path), {"amp_scaler": {"dtype": "torch.bfloat16", "scale": 2.0}}
+    scales = [doctor.precision_of(config, state, half)[1] for half in (None, "bfloat16", "float16")]
+    assert scales == [2.0, 2.0, config.PRECISION.INIT_LOSS_SCALING]
 
 
 @pytest.mark.parametrize("mode", ["autocast", "naive"])

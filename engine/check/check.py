@@ -1,4 +1,4 @@
-"""-check: makes the plan of a run, prints a row for each finding and each problem, and starts nothing."""
+"""-check: makes the plan of a run, prints a row for each finding and each problem, and keeps nothing."""
 
 import contextlib
 import copy
@@ -87,7 +87,7 @@ class Rows:
     def conclude(self) -> int:
         """The last line, and the exit code."""
         wrong, warnings = self.verdicts.count(WRONG), self.verdicts.count(WARN)
-        self.log.say(f"check: {wrong} wrong, {warnings} to look at; nothing was trained or saved")
+        self.log.say(f"check: {wrong} wrong, {warnings} to look at; nothing was saved")
         return 2 if wrong else 0
 
 
@@ -201,8 +201,9 @@ def check_model(rows: Rows, plan: Plan, model: nn.Module, has_data: bool) -> Non
         return
     if memory := rows.step("memory", lambda: check_memory(config, model, plan.precision, free, plan.process)):
         rows.add(memory)
-        if has_data and memory.verdict == OK and not rows.failed:
-            rows.step("time", lambda: rows.add(Finding("time", estimate_time(plan, model))))
+        if has_data and memory.verdict == OK and not (rows.failed or is_sharded(config, plan.process)):
+            with contextlib.suppress(torch.OutOfMemoryError):  # there may be no room for a second model
+                rows.step("time", lambda: rows.add(Finding("time", estimate_time(plan, model))))
 
 
 def describe_precision(plan: Plan, model: nn.Module) -> list[str]:
@@ -296,7 +297,8 @@ def estimate_time(plan: Plan, model: nn.Module) -> str:
     order, step = plan.order, plan.saved.get("step", 0) if is_run(plan.saved) else 0
     each = (time.perf_counter() - start) / num_images * order.global_batch / order.world_size
     pace = Pace(config, order, len(plan.eval_set), time.monotonic())
-    return f"{pace.describe(step, pace.predict(step, step // order.steps_per_epoch, each))}; {each:.3g} s an update, measured with {counted(num_images, 'image')}"
+    told = pace.describe(step, pace.predict(step, step // order.steps_per_epoch, each))
+    return f"{told}; {each:.3g} s an update, measured with {counted(num_images, 'image')}"
 
 
 def _finding(needs: str, need: float, free: int, remedy: str) -> Finding:

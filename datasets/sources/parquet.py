@@ -360,8 +360,13 @@ def _row_groups(file: Path, columns: Columns) -> list[tuple[int, int, int]]:
         metadata, groups = content.metadata, []
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
-        chunks = (group.column(each) for each in range(group.num_columns))
-        chunk = next(each for each in chunks if each.path_in_schema == columns.image)
+        chunks = {group.column(each).path_in_schema: each for each in range(group.num_columns)}
+        place = chunks.get(columns.image, 0)
+        chunk = group.column(place)
+        if chunk.physical_type != metadata.schema.column(place).physical_type:  # pyarrow would end the process
+            raise DataError(
+                f"{file}: its columns have other types in row group {number}; the file is damaged; get it again"
+            )
         if chunk.statistics is not None and chunk.statistics.null_count:
             first = sum(rows for _, rows, _ in groups)
             raise DataError(

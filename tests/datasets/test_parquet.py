@@ -1,12 +1,14 @@
 """Parquet files: which are read, which columns, what is refused, and how row groups are read."""
 
+import contextlib
 import pickle
+import re
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import pyarrow
+import pyarrow.parquet
 import pytest
 
 from datasets.sources.parquet import GroupCache
@@ -252,3 +254,19 @@ def test_threads_that_want_the_same_row_group_read_it_once_and_the_oldest_are_dr
     with pytest.raises(OSError, match="disk"):
         cache.get("x", 2, lambda: (_ for _ in ()).throw(OSError("disk")))
     assert cache.get("x", 2, lambda: "read again") == "read again"
+
+
+def test_a_footer_whose_types_contradict_each_other_is_damaged_and_does_not_end_the_process(tmp_path):
+    path = write_parquet(tmp_path / "train.parquet", rows(range(6)))
+    whole, start = path.read_bytes(), len(path.read_bytes()) - 8 - int.from_bytes(path.read_bytes()[-8:-4], "little")
+    types = (each.start() for each in re.finditer(rb"\x15\x0c", whole) if each.start() > start)  # field 1: BYTE_ARRAY
+    for place in types:
+        path.write_bytes(whole[: place + 1] + b"\x7e" + whole[place + 2 :])
+        with contextlib.suppress(OSError):
+            metadata = pyarrow.parquet.read_metadata(path)
+            if metadata.row_group(0).column(0).physical_type != metadata.schema.column(0).physical_type:
+                break
+    else:
+        pytest.fail("no such byte")
+    with refused(DataError, path, "damaged"):
+        load("parquet", tmp_path)

@@ -47,7 +47,7 @@ def load_image_sets(
     elif data.VAL_FRACTION not in (Data.VAL_FRACTION, val.split.get("fraction")) and not (
         data.FOLD or config.START.EVAL
     ):
-        text = f"DATA.VAL_FRACTION {data.VAL_FRACTION:g}, because {name} has parts of its own ({describe_split(config, val)})"
+        text = f"DATA.VAL_FRACTION {data.VAL_FRACTION:g}, because {name} has parts of its own"
         val.notes = (f"warning: without effect: {text}", *val.notes)
     if config.START.EVAL:
         val.notes = (*val.notes, *warn_of_other_parts(val, saved))

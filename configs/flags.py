@@ -127,7 +127,9 @@ def parse(argv: list[str]) -> CommandLine:
     _check_names(argv)
     known, rest = build_parser().parse_known_args(argv)
     if rest:
-        hint = "; settings stand behind -opts" if "=" in rest[0] else ""
+        before = argv[argv.index(rest[0]) - 1]
+        hint = "" if before.startswith("-") else f"; quote a value that has spaces: '{before} {rest[0]}'"
+        hint = "; settings stand behind -opts" if "=" in rest[0] else hint
         if rest[0].endswith((".yaml", ".yml")):
             hint = f"; give a settings file as -cfg {rest[0]}"
         raise ConfigError(f"{rest[0]!r} on the command line does not belong to a flag{hint}; -h lists the flags")

@@ -61,7 +61,8 @@ def with_origins(values: dict[str, str], origins: dict[str, str]) -> str:
 
 
 def _origin(key: str, origins: dict[str, str]) -> str:
-    return origins[key].partition(": ")[0]  # of a batch size that was found without how it was
+    origin = origins[key].partition(": ")[0]  # of a batch size that was found without how it was
+    return "checkpoint" if origin.startswith("checkpoint ") else origin  # another line has its path
 
 
 def describe_evaluation(plan: Plan) -> list[str]:

@@ -151,7 +151,7 @@ def expand(given: str) -> list[str]:
     if os.path.exists(given):  # also a file whose name looks like a pattern
         return [given]
     if not glob.has_magic(given):
-        raise ConfigError(f"{given}: no such image or folder")
+        raise ConfigError(f"{given}: no such image or folder; quote a name that has spaces")
     matches = sorted(glob.glob(given, recursive=True), key=natural)
     if not matches:
         raise ConfigError(f"{given}: no file matches this pattern; check the folder and the ending in it")

@@ -35,6 +35,13 @@ def find_lack():
     return f"{lack} Python {version} ({sys.executable}); run: {remedy}"
 
 
+def report_error(kind, error, trace):
+    """sys.excepthook: Ctrl-C while a program imports what it needs ends it without a traceback."""
+    if kind is not KeyboardInterrupt:
+        sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = report_error
 if _lack := find_lack():
     sys.stderr.write(f"error: {_lack}\n")
     sys.exit(2)

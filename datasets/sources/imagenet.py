@@ -38,6 +38,11 @@ def read_imagenet(config: Config, say: Callable = print) -> tuple[ImageSet | Non
             if ilsvrc := _find_kaggle(root):
                 return _read_kaggle(config, ilsvrc)
             _refuse_tars(root)
+            if (folders := subfolders(root) if root.is_dir() else []) and not config.START.EVAL:
+                raise DataError(
+                    f"DATA.DATA_PATH: {root} has no train/ and val/, but {first_of(sorted(folders), limit=3)}; if each is a "
+                    "class: -dataset imagefolder"
+                )
         return read_split_folders(config, root, EXPECTS)
     # Evaluation needs the training list only for its classes.
     files = [val_file] if config.START.EVAL and not train_file.is_file() else [train_file, val_file]

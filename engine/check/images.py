@@ -123,7 +123,8 @@ def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Find
     names = image_set.classes
     counts, num_val = (each.count_classes() for each in (image_set, val))
     present = counts[counts > 0]
-    notes = [f"{len(names):,}, each with {present.min():,} to {counted(present.max(), f'{part} image')}"]
+    fewest = f"{present.min():,} to " if present.min() < present.max() else ""
+    notes = [f"{len(names):,}, each with {fewest}{counted(present.max(), f'{part} image')}"]
     if present.max() > UNEVEN * present.min():
         may_repeat = not config.DATA.has_several_labels and config.DATA.DATASET not in IN_THEIR_ORDER
         remedies = f"; {'DATA.SAMPLER=balanced or ' * may_repeat}TRAIN.CLASS_WEIGHTS=auto (-opts) helps the others"

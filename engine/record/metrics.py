@@ -16,9 +16,10 @@ from typing import NamedTuple
 import torch
 
 from configs.schema import Config
+from configs.values import flatten
 from engine.evaluation.scores import Scores
 from engine.record.plot import Plotter
-from engine.record.saved_run import read_rows, read_table
+from engine.record.saved_run import read_rows, read_table, title_of
 from engine.record.timing import Timing, shares
 from engine.record.trackers import Trackers
 from engine.train.counters import EpochResult, Report
@@ -219,8 +220,7 @@ class Recorder(Callback):
 
     def __init__(self, config: Config, folder: Path, log: Log, timing: Timing, trainer: Trainer, trackers: Trackers):
         self._folder, self._log, self._timing, self._trackers = folder, log, timing, trackers
-        title = f"{config.MODEL.NAME} on {config.DATA.DATASET}"
-        self._plotter = Plotter(folder, title, config.TRAIN.BEST_METRIC)
+        self._plotter = Plotter(folder, title_of(flatten(config)), config.TRAIN.BEST_METRIC)
         self._open(trainer)
 
     def _open(self, trainer: Trainer) -> None:

@@ -13,7 +13,7 @@ from configs.values import of_role, to_text
 from engine.evaluation.scores import TITLES, confidence, format_value
 from engine.record.page import Markup, element, embedded, picture, scrolling, section, table, write_page
 from engine.record.plot import Plot, plots_of, to_png
-from engine.record.saved_run import SavedRun, read_json, read_table, read_text, to_number
+from engine.record.saved_run import SavedRun, read_json, read_table, read_text, title_of, to_number
 from utils import VERSION
 from utils.errors import ConfigError, cause_of
 from utils.log import Log
@@ -46,7 +46,7 @@ def write_report(run: SavedRun, path: Path) -> None:
         *(head(run), curves(run), of_images.get("confusion.png"), class_table(run), of_images.get("mistakes.png")),
         *(of_images.get("train_batch.png"), precision(run), settings(run), repeat(run), foot),
     ]
-    write_page(path, title_of(run), body)
+    write_page(path, title_of(run.settings), body)
 
 
 def write_at_end(folder: str | os.PathLike, log: Log) -> Path | None:
@@ -70,11 +70,7 @@ def write_at_end(folder: str | os.PathLike, log: Log) -> Path | None:
 
 def head(run: SavedRun) -> Markup:
     folder = element("p", run.folder.resolve().name, class_="path soft")
-    return element("header", element("h1", title_of(run)), folder, *result(run), facts(run))
-
-
-def title_of(run: SavedRun) -> str:
-    return f"{run.settings['MODEL.NAME']} on {run.settings['DATA.DATASET']}"
+    return element("header", element("h1", title_of(run.settings)), folder, *result(run), facts(run))
 
 
 def result(run: SavedRun) -> Iterator[Markup]:

@@ -41,6 +41,13 @@ SILENT_SECONDS = 15 * 60  # a run on another host whose status.json is older tha
 SUFFIXES = ("", "_ema")  # of the columns of raw and EMA weights
 
 
+def title_of(settings: dict[str, Any]) -> str:
+    """What a run is about: its model and its data; a folder of images has a name of its own."""
+    data = settings["DATA.DATASET"]
+    folder = Path(settings.get("DATA.DATA_PATH") or "").name if data == "imagefolder" else ""
+    return f"{settings['MODEL.NAME']} on {folder or data}"
+
+
 @dataclass(frozen=True)
 class SavedRun:
     """The settings, state and figures of a training run that has finished an epoch, of this or an older version.

@@ -71,3 +71,9 @@ def test_tars_are_refused_with_the_command_that_unpacks_them(tmp_path, is_path):
     (tar := tmp_path / "ILSVRC2012_img_train.tar").touch()
     found = error_of("imagenet2012", tar if is_path else tmp_path)
     assert_names(found, "DATA.DATA_PATH", "torchvision", "ILSVRC2012_devkit_t12.tar.gz", "scipy")
+
+
+def test_plain_class_folders_are_told_to_be_an_image_folder(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+    assert_names(error_of("imagenet2012", tmp_path), "DATA.DATA_PATH", "cat", "dog", "-dataset imagefolder")

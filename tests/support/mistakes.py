@@ -95,6 +95,7 @@ ON_THE_COMMAND_LINE = {
     "-batch_size": "-batch_size -h",
     "-bach_size 8": "-bach_size -batch_size? -h",
     "--batch-size=8": "--batch-size -batch_size? -h",
+    "-data_path my photos": "'photos' 'my photos' -h",
     "-out=here": "-out -output? -h",
     "-workers 2": "-workers -num_workers? -h",
     "-hflip 0": "-hflip -opts DATA.HFLIP=... -h",

@@ -87,6 +87,12 @@ def test_a_reader_that_has_seen_enough_ends_a_program_quietly(unbuffered):
         assert (program.wait(), program.stderr.read()) == (0, b"")
 
 
+def test_an_interrupt_before_a_program_has_begun_leaves_no_traceback():
+    command = [sys.executable, "-c", "import utils\nraise KeyboardInterrupt"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+
+
 def test_a_mistake_of_ours_ends_with_1_and_needs_a_traceback():
     assert judge(AssertionError("ours")) == (1, None)
 

@@ -49,7 +49,7 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
         add(TrainBatch(config, session.path, plan.classes, log))
     if process.is_first and config.START.PROFILE:
         add(Profiler(config.START.PROFILE, session.path / "trace.json.gz", timing, log.say))
-    add(Console(config, log, timing, pace, has_ema=trainer.ema is not None))
+    add(Console(config, log, timing, pace))
     doctor = None
     if process.is_first:
         # Its last pictures are those of the callbacks above, which close before it does.

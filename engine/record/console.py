@@ -24,17 +24,9 @@ LINES_BELOW_A_HEAD = 40
 class Console(Callback):
     """Shows how the training goes on. Accuracies in PaddleViT's format are fractions in [0, 1]."""
 
-    def __init__(
-        self,
-        config: Config,
-        log: Log,
-        timing: Timing,
-        pace: Pace,
-        has_ema: bool,
-        clock: Callable[[], float] = time.monotonic,
-    ):
+    def __init__(self, config: Config, log: Log, timing: Timing, pace: Pace, clock: Callable = time.monotonic):
         self._config, self._log, self._timing, self._pace, self._clock = config, log, timing, pace, clock
-        self._table = EpochTable(config, has_ema)
+        self._table = EpochTable(config, config.TRAIN.MODEL_EMA)
         self._report: Report | None = None  # the last of this epoch
         self._read = 0.0  # when its figures were read
 

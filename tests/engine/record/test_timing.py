@@ -238,7 +238,7 @@ def test_on_a_terminal_the_figures_are_read_at_most_once_a_second_and_elsewhere_
     monkeypatch.setattr(Counters, "read", lambda *arguments: reads.append(time.now) or read(*arguments))
     for log.on_terminal, expected in ((False, []), (True, list(range(20, 440, 10)))):
         reads.clear()
-        console = Console(config, log, Timing(HostClock()), SimpleNamespace(), False, lambda: (time.now - 10) / 15)
+        console = Console(config, log, Timing(HostClock()), SimpleNamespace(), lambda: (time.now - 10) / 15)
         time.now = 0.0
         train(make_trainer(config, callbacks=[time, console]))
         assert [each for each in reads if 10 < each < 440] == [each for each in expected if each % 20 == 10]

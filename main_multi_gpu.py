@@ -9,9 +9,7 @@ mpirun -np 2 python main_multi_gpu.py -cfg configs/vit_base_patch16_224.yaml -am
 import os
 import sys
 
-from utils.program import exit_code, exit_now, relax_gc
-
-# isort: split
+from utils.program import exit_code, exit_now, relax_gc  # isort: skip
 from configs.load import LoadedConfig
 from engine.settings import load_settings
 from utils.errors import AlreadyReportedError, UserError

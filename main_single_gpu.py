@@ -5,9 +5,7 @@ python main_single_gpu.py -cfg configs/vit_digits.yaml -amp
 
 import sys
 
-from utils.program import exit_code, exit_now, relax_gc
-
-# isort: split
+from utils.program import exit_code, exit_now, relax_gc  # isort: skip
 from engine.settings import load_settings
 from utils.errors import ConfigError
 

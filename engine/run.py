@@ -305,11 +305,9 @@ def end(training: Training, state: str, what: str, code: int, **facts) -> tuple[
     lasted = f"{seconds:.1f} s" if seconds < 60 else format_time(seconds)
     files = {"weights": "last.pth", "curves": "loss.png", "logs": "log.txt"}
     things = ", ".join(name for name, file in files.items() if (folder / file).exists())
-    described = (
-        f"{saves.describe_best()}{f', over {measured_classes(training.plan)}' * bool(training.trainer.best.epoch)}"
-    )
-    training.session.log.say(f"{what}; {described}; {lasted}; {things}: {folder}")
     best = training.trainer.best
+    over = f", over {measured_classes(training.plan)}" if best.epoch else ""
+    training.session.log.say(f"{what}; {saves.describe_best()}{over}; {lasted}; {things}: {folder}")
     if saves.before and best.epoch and not rank_of(best.metric, best.value, best.loss) > saves.before.rank:
         training.session.log.warn(
             f"no epoch was better than the start; before training: {saves.before.describe_short()}"

@@ -121,16 +121,15 @@ def _load_without_file(arguments: list[str], given: dict[str, Text], checkpoint:
     """Load the settings of the checkpoint's run in place of those of a file; an evaluation needs only the model's."""
     from models.weights.files import find_file, read_record
 
-    source = given.get("MODEL.RESUME", given.get("MODEL.PRETRAINED"))
-    setting = "-resume" if "MODEL.RESUME" in given else "MODEL.PRETRAINED"
+    resumes, is_evaluated = "MODEL.RESUME" in given, _is_on(given, "EVAL")
+    source = given["MODEL.RESUME" if resumes else "MODEL.PRETRAINED"]
     try:
-        path = checkpoint if "MODEL.RESUME" in given else find_file(source)
+        path = checkpoint if resumes else find_file(source)
         recorded = read_record(path).get("config", {}) if path else {}
     except ConfigError as error:
-        raise ConfigError(f"{setting}: {error}") from None
-    is_evaluated = _is_on(given, "EVAL")
+        raise ConfigError(f"{'-resume' if resumes else 'MODEL.PRETRAINED'}: {error}") from None
     if "MODEL.TYPE" in recorded:
-        use = "-eval" if is_evaluated else "-resume" if "MODEL.RESUME" in given else "-pretrained"
+        use = "-eval" if is_evaluated else "-resume" if resumes else "-pretrained"
         saved = IMPLIED | (today(recorded, ("model",)) if is_evaluated else recorded)
         former = [key for key, each in REMOVED.items() if each.role in ("data", "model", "recipe")]
         kept = SETTINGS if is_evaluated else {*SETTINGS, *former}
@@ -145,7 +144,7 @@ def _load_without_file(arguments: list[str], given: dict[str, Text], checkpoint:
             f"-resume auto: there is no run to continue in {where}; "
             "name another folder with -output, or a settings file with -cfg to start a run"
         )
-    if not is_evaluated and "MODEL.RESUME" in given:
+    if resumes and not is_evaluated:
         raise ConfigError(
             f"-cfg is missing, and {path or source} does not hold the settings of a run; name a settings file"
         )

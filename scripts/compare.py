@@ -23,9 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
-from utils.program import exit_code
-
-# isort: split
+from utils.program import exit_code  # isort: skip
 from engine.evaluation.scores import TITLES
 from scripts.command_line import RUN_HELP, Parser
 from scripts.comparing.groups import Group, group_runs

@@ -16,9 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
-from utils.program import exit_code
-
-# isort: split
+from utils.program import exit_code  # isort: skip
 import torch
 
 from configs.schema import Config

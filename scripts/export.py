@@ -32,9 +32,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
-from utils.program import exit_code
-
-# isort: split
+from utils.program import exit_code  # isort: skip
 from scripts.command_line import CHECKPOINT_HELP, Parser, check_no_input
 from utils.errors import ConfigError
 from utils.text import counted

@@ -18,9 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
-from utils.program import exit_code
-
-# isort: split
+from utils.program import exit_code  # isort: skip
 from configs.load import load, to_yaml
 from configs.schema import Only
 from configs.typed_names import timm_arguments

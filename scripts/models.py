@@ -19,9 +19,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
-from utils.program import exit_code
-
-# isort: split
+from utils.program import exit_code  # isort: skip
 from scripts.command_line import Parser
 from utils.errors import ConfigError, did_you_mean
 from utils.text import align

@@ -21,9 +21,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
-from utils.program import exit_code, exit_now
-
-# isort: split
+from utils.program import exit_code, exit_now  # isort: skip
 from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, check_no_input, check_writable
 from utils.errors import ConfigError
 from utils.launch import LaunchOptions, find_launched_rank
@@ -68,49 +66,28 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = Parser(__doc__)
     parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("images", nargs="*", metavar="image", help="a file, a folder, a pattern in quotes, or @FILE")
-    parser.add_argument(
-        "-list", action="append", default=[], metavar="FILE", help="a file with an image a line; - is stdin"
-    )
+    list_help = "a file with an image a line; - is stdin"
+    parser.add_argument("-list", action="append", default=[], metavar="FILE", help=list_help)
     parser.add_argument("-top", type=at_least(1), metavar="N", help="classes to print for each image [1]")
-    output = parser.add_argument_group("output")
-    output.add_argument("-csv", type=Path, metavar="FILE", help="also write a table, a row an image")
-    output.add_argument(
-        "-json", type=Path, metavar="FILE", help="also write this, the model and its preprocessing as JSON"
-    )
-    output.add_argument(
-        "-sheet", type=Path, metavar="FILE", help="also draw thumbnails with their classes, .png or .jpg"
-    )
-    output.add_argument(
-        "-attention", type=Path, metavar="FOLDER", help="also draw for each image where the model looks"
-    )
-    output.add_argument(
-        "-into", type=Path, metavar="FOLDER", help="also copy each image into a folder of its class in this one"
-    )
-    output.add_argument("-unsure", type=float, metavar="P", help="mark images whose class has a probability below P")
-    model = parser.add_argument_group("model")
-    model.add_argument("-raw", action="store_true", help="use the raw weights even if the EMA scored better")
-    model.add_argument("-classes", type=Path, metavar="FILE", help="names of the classes, one a line")
-    model.add_argument(
-        "-flip", action="store_true", help="take the mean of the logits of each image and its mirror image"
-    )
-    model.add_argument("-cfg", metavar="FILE", help="settings of the model, where its weights do not say them")
-    model.add_argument(
-        "-opts", nargs="+", default=[], metavar="KEY=VALUE", help="single settings, as in MODEL.NAME=resnet50"
-    )
-    computing = parser.add_argument_group("computing")
-    computing.add_argument(
-        "-amp", nargs="?", const="true", metavar="false", help="half precision [as the run was trained]"
-    )
-    computing.add_argument(
-        "-batch_size", type=at_least(1), metavar="N", help="images at once [as the run's evaluation]"
-    )
-    computing.add_argument("-device", default="auto", choices=["auto", "cuda", "xpu", "mps", "cpu"], help="[auto]")
-    computing.add_argument(
-        "-ngpus",
-        type=at_least(1),
-        metavar="N",
-        help=f"processes [one per GPU, where there are {IMAGES_A_PROCESS} images for each]",
-    )
+    add = parser.add_argument_group("output").add_argument
+    add("-csv", type=Path, metavar="FILE", help="also write a table, a row an image")
+    add("-json", type=Path, metavar="FILE", help="also write this, the model and its preprocessing as JSON")
+    add("-sheet", type=Path, metavar="FILE", help="also draw thumbnails with their classes, .png or .jpg")
+    add("-attention", type=Path, metavar="FOLDER", help="also draw for each image where the model looks")
+    add("-into", type=Path, metavar="FOLDER", help="also copy each image into a folder of its class in this one")
+    add("-unsure", type=float, metavar="P", help="mark images whose class has a probability below P")
+    add = parser.add_argument_group("model").add_argument
+    add("-raw", action="store_true", help="use the raw weights even if the EMA scored better")
+    add("-classes", type=Path, metavar="FILE", help="names of the classes, one a line")
+    add("-flip", action="store_true", help="take the mean of the logits of each image and its mirror image")
+    add("-cfg", metavar="FILE", help="settings of the model, where its weights do not say them")
+    add("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="single settings, as in MODEL.NAME=resnet50")
+    add = parser.add_argument_group("computing").add_argument
+    add("-amp", nargs="?", const="true", metavar="false", help="half precision [as the run was trained]")
+    add("-batch_size", type=at_least(1), metavar="N", help="images at once [as the run's evaluation]")
+    add("-device", default="auto", choices=["auto", "cuda", "xpu", "mps", "cpu"], help="[auto]")
+    ngpus_help = f"processes [one per GPU, where there are {IMAGES_A_PROCESS} images for each]"
+    add("-ngpus", type=at_least(1), metavar="N", help=ngpus_help)
     arguments = parser.parse_args(argv)
     if arguments.unsure is not None and not 0 <= arguments.unsure <= 1:
         raise ConfigError(f"-unsure: {arguments.unsure} is no probability; give a number from 0 to 1")

@@ -12,9 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
-from utils.program import exit_code
-
-# isort: split
+from utils.program import exit_code  # isort: skip
 from engine.record.report import REPORT, write_report
 from engine.record.saved_run import SavedRun
 from scripts.command_line import RUN_HELP, Parser

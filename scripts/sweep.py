@@ -20,9 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
-from utils.program import exit_code
-
-# isort: split
+from utils.program import exit_code  # isort: skip
 from scripts.command_line import Parser, at_least
 from scripts.sweeping.plan import LOCK, Plan, make_folder, read_over, read_plan
 from scripts.sweeping.results import DONE, read_result, table, write_trials

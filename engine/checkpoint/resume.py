@@ -103,8 +103,7 @@ def global_batch_to_keep(config: Config, saved: dict) -> int | None:
 def comparable(config: Config, order: Order) -> dict:
     """The settings as a checkpoint stores them, with the global batch, the number of images and AUGMENTATION."""
     also = {"GLOBAL_BATCH": order.global_batch, "NUM_IMAGES": order.num_images, "AUGMENTATION": REVISION}
-    also[ZERO_IS_ZERO] = True
-    return flatten(config) | also
+    return flatten(config) | also | {ZERO_IS_ZERO: True}
 
 
 def refuse_changes(config: Config, order: Order, split: dict, state: dict, path: Path) -> list[str]:

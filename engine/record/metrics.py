@@ -140,9 +140,8 @@ def start_row(trainer: Trainer, scores: Scores, seconds: float) -> Row:
     """The row of metrics.csv before the first epoch: what was not measured is empty."""
     nothing = Report(*[math.nan] * 11)
     row = epoch_row(Epoch(trainer, EpochResult(nothing, {"": scores}, 0, 0.0, seconds), {"data": None}))
-    return {key: value if value is not None and math.isfinite(value) else None for key, value in row.items()} | {
-        "epoch": -1
-    }
+    measured = {key: value for key, value in row.items() if value is not None and math.isfinite(value)}
+    return dict.fromkeys(row) | measured | {"epoch": -1}
 
 
 def step_row(report: Report) -> Row:

@@ -120,6 +120,7 @@ def describe_end(run: SavedRun, last: int) -> str:
 
 def facts(run: SavedRun) -> Markup:
     about, given = run.about, run.settings
+    numbers = ("training_images", "validation_images", "classes", "images_per_update")
     rates = sorted(row["images_per_s"] for row in run.epochs if (row.get("images_per_s") or 0) > 0)
     memory = max((row.get("memory_mb") or 0 for row in run.epochs), default=0)
     rate = max(row.get("lr") or 0 for row in [*run.steps, *run.epochs])  # scaled by the batch, as BASE_LR is not
@@ -127,16 +128,7 @@ def facts(run: SavedRun) -> Markup:
     found = {
         "Model": f"{given['MODEL.NAME']}, {counted(parameters, 'parameter')}" if parameters else "",
         "Pretrained weights": given["MODEL.PRETRAINED"],
-        **{
-            title: f"{about[key]:,}"
-            for title, key in (
-                ("Training images", "training_images"),
-                ("Validation images", "validation_images"),
-                ("Classes", "classes"),
-                ("Images per update", "images_per_update"),
-            )
-            if about.get(key)
-        },
+        **{key.replace("_", " ").capitalize(): f"{about[key]:,}" for key in numbers if about.get(key)},
         "Image size": f"{given['DATA.IMAGE_SIZE']} x {given['DATA.IMAGE_SIZE']}",
         "Optimizer": f"{given['TRAIN.OPTIMIZER.NAME']}, learning rate up to {rate:.3g}",
         "Precision": about.get("precision") or ("-amp" if given["AMP"] else "float32"),
@@ -250,7 +242,7 @@ def settings(run: SavedRun) -> Markup:
 
 
 def written(value: object) -> str:
-    """A value as in config.yaml."""
+    """A value as in config.yaml, without credentials."""
     if isinstance(value, dict):
         return ", ".join(f"{name}: {argument_to_text(each)}" for name, each in value.items()) or "{}"
     return redacted(to_text(value))

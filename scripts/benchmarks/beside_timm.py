@@ -18,9 +18,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
-from utils.program import exit_code
-
-# isort: split
+from utils.program import exit_code  # isort: skip
 import torch
 from torch import Tensor
 

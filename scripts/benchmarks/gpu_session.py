@@ -23,9 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
-from utils.program import die_with_parent, exit_code, revision
-
-# isort: split
+from utils.program import die_with_parent, exit_code, revision  # isort: skip
 from scripts.benchmarks.common import ROOT
 from scripts.command_line import Parser, at_least
 from utils.errors import ConfigError, did_you_mean

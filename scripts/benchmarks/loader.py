@@ -20,9 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
-from utils.program import exit_code
-
-# isort: split
+from utils.program import exit_code  # isort: skip
 from scripts.benchmarks.common import ROOT, Refused, StepWorker, Turns, machine, refuse, spread, table, take_turns
 from scripts.benchmarks.photos import make_photos
 from scripts.command_line import Parser, at_least

@@ -22,9 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
-from utils.program import exit_code
-
-# isort: split
+from utils.program import exit_code  # isort: skip
 from scripts.benchmarks.common import MODES, ROOT, fast_modes, machine, mode_name, table
 from scripts.command_line import Parser, at_least
 from utils.distributed import find_devices

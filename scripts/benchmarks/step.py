@@ -22,9 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
-from utils.program import exit_code
-
-# isort: split
+from utils.program import exit_code  # isort: skip
 from engine.settings import load_settings
 from scripts.benchmarks.common import (
     MODES,

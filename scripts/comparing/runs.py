@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.arguments import argument_to_text
 from configs.schema import DATA, MACHINE, RECORD
-from configs.values import SETTINGS, of_role, to_text
+from configs.values import SETTINGS, of_role
+from engine.record.report import written
 from engine.record.saved_run import SavedRun, read_table, to_number
 from scripts.comparing.statistics import ImageTest
 from utils.errors import ConfigError
 from utils.runs import folder_of
-from utils.text import first_of, redacted
+from utils.text import first_of
 
 # Settings without influence on what a run learns; what differs of them is shown apart. Of the data that is where it lies.
 WITHOUT_EFFECT = {*of_role(MACHINE, RECORD), *(key for key in of_role(DATA) if SETTINGS[key].may_change)}
@@ -144,6 +144,4 @@ def value_of(run: SavedRun, key: str) -> str:
     value = run.settings.get(key, run.about.get(key, "-"))
     if key == "DATA.FOLD" and value:
         value = value.rpartition("/")[2]
-    if isinstance(value, dict):
-        return ", ".join(f"{name}: {argument_to_text(each)}" for name, each in value.items()) or "{}"
-    return redacted(to_text(value))
+    return written(value)

@@ -13,7 +13,6 @@ import logging
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
@@ -111,17 +110,16 @@ def train_ours(words: list[str]) -> tuple[dict[str, Tensor], list[list[tuple[Ten
 
 
 class Loader(list):
-    """The batches of each epoch, as train.py asks its loader for them."""
+    """The batches of each epoch in turn, as train.py asks its loader for them."""
 
-    epoch = 0
+    dataset = sampler = batch_sampler = None
 
     def __init__(self, epochs: list):
         super().__init__(epochs[0])
-        self.epochs, self.sampler, self.batch_sampler = epochs, None, None
-        self.dataset = SimpleNamespace(set_epoch=lambda epoch: setattr(self, "epoch", epoch))
+        self.epochs = iter(epochs)
 
     def __iter__(self):
-        return iter(self.epochs[self.epoch])
+        return iter(next(self.epochs))
 
 
 def train_theirs(path: Path, words: list[str], start: dict[str, Tensor], batches: list) -> Trained:
@@ -131,11 +129,7 @@ def train_theirs(path: Path, words: list[str], start: dict[str, Tensor], batches
     spec.loader.exec_module(script)
     losses: list[float] = []
     rates, tasks = [], []
-    create_model, create_optimizer, task_class = (
-        script.create_model,
-        script.create_optimizer_v2,
-        script.ClassificationTask,
-    )
+    create_model, create_optimizer, base = script.create_model, script.create_optimizer_v2, script.ClassificationTask
 
     def make_model(*args, **options):
         model = create_model(*args, **options)
@@ -147,7 +141,7 @@ def train_theirs(path: Path, words: list[str], start: dict[str, Tensor], batches
         optimizer.register_step_pre_hook(lambda *each: rates.append(sorted({g["lr"] for g in optimizer.param_groups})))
         return optimizer
 
-    class Task(task_class):
+    class Task(base):
         def forward(self, *args):
             tasks[:] = [self]
             result = super().forward(*args)

@@ -1,6 +1,5 @@
 """Processes that train in turn (A B A B), so that what slows the machine slows all of them, and the table of their figures."""
 
-import argparse
 import contextlib
 import json
 import math
@@ -15,8 +14,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-from scripts.command_line import at_least
-from utils.errors import ConfigError, did_you_mean
+from utils.errors import ConfigError
 from utils.text import counted, markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,15 +43,6 @@ MODES = {
     "float8": Mode(("AMP=true", "PRECISION.DTYPE=bfloat16", "PRECISION.MODE=float8"), "bfloat16", kinds=("cuda",)),
 }
 SLOW_ON_CPUS = ("fp16", "naive-fp16")  # about a two-hundredth of float32's speed: minutes for one update
-
-
-def mode_name(text: str) -> str:
-    """The type of -modes."""
-    if text not in MODES:
-        raise argparse.ArgumentTypeError(
-            f"there is no mode {text!r} (there are {', '.join(MODES)}){did_you_mean(text, MODES)}"
-        )
-    return text
 
 
 def fast_modes(kind: str) -> list[str]:
@@ -97,13 +86,9 @@ class StepWorker:
         """Bytes so far."""
         return self._ask(memory=True)["bytes"]
 
-    def forward_flops(self) -> int:
-        """Floating-point operations of the model's forward pass for one image."""
-        return self._ask(flops=True)["flops"]
-
-    def matmul_peak(self, product: str) -> float:
-        """FLOP/s of square matrix products in this type."""
-        return self._ask(peak=product)["flops"]
+    def peak(self, product: str) -> tuple[float, int]:
+        """FLOP/s of square matrix products in this type, and FLOPs of the model's forward pass for one image."""
+        return tuple(self._ask(peak=product)["flops"])
 
     def close(self) -> None:
         if self._process is None:
@@ -202,7 +187,7 @@ def take_turns(
         each, worker = measured[name], workers[name]
         each.memory = worker.peak_memory()
         if product := (products or {}).get(name):
-            each.peak, each.forward_flops = worker.matmul_peak(product), worker.forward_flops()
+            each.peak, each.forward_flops = worker.peak(product)
 
     for worker in workers.values():
         worker.start()
@@ -215,15 +200,23 @@ def take_turns(
     return measured, reasons
 
 
+def compare(workers: dict[str, StepWorker], turns: Turns) -> dict[str, Measured]:
+    """The figures of all cases; that one has none is a mistake of the user."""
+    measured, reasons = take_turns(workers, turns)
+    if reasons:
+        raise ConfigError("\n".join(f"{name}: {reason}" for name, reason in reasons.items()))
+    return measured
+
+
 def machine(kind: str | None = None) -> str:
     """What the figures were measured on. `kind` of device; if it is not given, the GPU is named where there is one."""
     import torch
 
+    from utils.host import name_of
+
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    name = facts.get("model name", platform.processor())
-    name += " with avx512_bf16" if "avx512_bf16" in facts.get("flags", "").split() else ""
+    has_bf16 = cpuinfo.exists() and "avx512_bf16" in cpuinfo.read_text()
+    name = name_of(torch.device("cpu")) + " with avx512_bf16" * has_bf16
     devices = [f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} used"]
     versions = f"torch {torch.__version__}, timm {version('timm')}, Python {platform.python_version()}"
     if torch.cuda.is_available() and kind in (None, "cuda"):
@@ -266,15 +259,3 @@ def speed_table(title: str, products: dict[str, str], measured: dict[str, Measur
         speeds = ", ".join(f"{product} {peak / 1e9:.4g}" for product, peak in peaks.items())
         text += f"\nUtilisation: {flops / 1e9:.4g} GFLOP for a training image (3 x forward) against matrix products, GFLOP/s: {speeds}.\n"
     return text
-
-
-def add_turn_flags(parser: argparse.ArgumentParser, rounds: int) -> None:
-    parser.add_argument("-rounds", type=at_least(1), default=rounds, metavar="N", help=f"turns [{rounds}]")
-    parser.add_argument("-steps", type=at_least(1), default=5, metavar="N", help="updates of a turn, at least [5]")
-    parser.add_argument("-seconds", type=float, default=2.0, metavar="S", help="a turn's length, at least [2]")
-
-
-def refuse(reasons: dict[str, str]) -> None:
-    """A mistake of the user, where a comparison has nothing to compare."""
-    if reasons:
-        raise ConfigError("\n".join(f"{name}: {reason}" for name, reason in reasons.items()))

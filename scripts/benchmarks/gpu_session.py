@@ -70,14 +70,18 @@ def main(argv: list[str]) -> int:
     parser.add_argument("-limit_scale", type=at_least(1), metavar="N", help=scale_help)
     parser.add_argument("-dry", action="store_true", help="walk through all parts on the CPU, with tiny sizes")
     arguments = parser.parse_args(argv)
-    if not arguments.dry:
-        check_gpu()
+    import torch  # which takes seconds
+
+    if not (arguments.dry or torch.cuda.is_available()):
+        raise ConfigError(
+            "gpu_session.py: this machine or this build of torch has no CUDA device; run it on a machine with one, or "
+            "with -dry, which walks through all parts on the CPU"
+        )
     scale = arguments.limit_scale or (20 if arguments.dry else 1)  # small computers are no reason to cut
-    values = DRY if arguments.dry else REAL
     try:
         arguments.output.mkdir(parents=True, exist_ok=True)
         folder = arguments.output.resolve()
-        values = {**values, "folder": shlex.quote(str(folder))}
+        values = (DRY if arguments.dry else REAL) | {"folder": shlex.quote(str(folder))}
         parts = {name: (PARTS[name][0] * scale, PARTS[name][1].format(**values)) for name in arguments.parts}
         kind = "dry, nothing here was measured on a GPU" if arguments.dry else "on a GPU"
         return run_session(folder, parts, kind)
@@ -93,19 +97,11 @@ def part_names(text: str) -> list[str]:
     return text.split(",")
 
 
-def check_gpu() -> None:
-    import torch
-
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            "gpu_session.py: this machine or this build of torch has no CUDA device; run it on a machine with one, or "
-            "with -dry, which walks through all parts on the CPU"
-        )
-
-
 def run_session(folder: Path, parts: dict[str, tuple[float, str]], kind: str) -> int:
     """Run the parts (limit, command) in turn. 1 if one of them did not come to its end or one of its checks failed."""
-    adopt_orphans()
+    if sys.platform == "linux":  # what parts leave becomes children of this process, also what has a session of its own
+        set_child_subreaper = 36  # PR_SET_CHILD_SUBREAPER
+        ctypes.CDLL(None).prctl(set_child_subreaper, 1)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and the part that runs is killed
     outcomes = []
     with open(folder / "session.md", "a") as results:
@@ -125,8 +121,7 @@ def run_session(folder: Path, parts: dict[str, tuple[float, str]], kind: str) ->
 
 def run_within(command: str, seconds: float, folder: Path) -> str:
     """Run a command within a limit of time, leaving none of its processes behind. Returns how it ended."""
-    compiled = str(folder / "compiled")
-    environment = {"TORCHINDUCTOR_CACHE_DIR": compiled, "PYTHONUNBUFFERED": "1", **os.environ}
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"), "PYTHONUNBUFFERED": "1", **os.environ}
     with open(folder / "session.md", "a") as results, open(folder / "session.log", "a") as log:
         words = shlex.split(command)
         process = subprocess.Popen(
@@ -138,39 +133,26 @@ def run_within(command: str, seconds: float, folder: Path) -> str:
     except subprocess.TimeoutExpired:
         return f"killed at its limit of {seconds:g} s"
     finally:
-        kill_descendants()
+        kill_children()
         process.wait()
 
 
-def adopt_orphans() -> None:
-    """Linux: a process whose parent ends becomes a child of this one, also in a session of its own, as tests start them."""
-    if sys.platform == "linux":
-        set_child_subreaper = 36  # PR_SET_CHILD_SUBREAPER
-        ctypes.CDLL(None).prctl(set_child_subreaper, 1)
-
-
-def kill_descendants() -> None:
-    """Linux: kill what this process started and what that started, until nothing is left: it would hold the GPU's memory."""
-    while running := list(descendants(os.getpid())):
+def kill_children() -> None:
+    """Linux: kill the children of this process, and what they leave to it, until nothing is left: it would hold the GPU's memory."""
+    while running := list(find_children()):
         for pid in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
 
 
-def descendants(pid: int) -> Iterator[int]:
-    """The children of a process, their children and so on, without those that have ended."""
-    children: dict[int, list[int]] = {}
+def find_children() -> Iterator[int]:
+    """The children of this process that have not ended."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             state, parent = path.read_text().rsplit(")", 1)[1].split()[:2]
-            if state != "Z":
-                children.setdefault(int(parent), []).append(int(path.parent.name))
-    waiting = [pid]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        waiting += below
-        yield from below
+            if state != "Z" and int(parent) == os.getpid():
+                yield int(path.parent.name)
 
 
 if __name__ == "__main__":

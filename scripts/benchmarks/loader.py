@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
 from utils.program import exit_code  # isort: skip
-from scripts.benchmarks.common import ROOT, Refused, StepWorker, Turns, machine, refuse, spread, table, take_turns
+from scripts.benchmarks.common import ROOT, Refused, StepWorker, Turns, compare, machine, spread, table
 from scripts.benchmarks.photos import make_photos
 from scripts.command_line import Parser, at_least
 from utils.distributed import find_devices
@@ -29,7 +29,6 @@ from utils.host import available_cores
 from utils.text import counted
 
 BATCH_SIZE = 32  # on a CPU
-FEWEST = 2 * BATCH_SIZE  # training images: with less than two batches there is nothing to time
 
 
 def main(argv: list[str]) -> int:
@@ -42,18 +41,18 @@ def main(argv: list[str]) -> int:
     folder_help = "a folder with train/ and val/, as photos.py makes [made anew]"
     command.add_argument("-photos", type=Path, metavar="FOLDER", help=folder_help)
     command.add_argument("-rounds", type=at_least(1), default=5, metavar="N", help="turns [5]")
-    command.add_argument("-count", type=at_least(FEWEST), metavar="N", help="training images [38 batches]")
-    add_run_flags(command)
+    fewest = at_least(2 * BATCH_SIZE)  # with less than two batches there is nothing to time
+    command.add_argument("-count", type=fewest, metavar="N", help="training images [38 batches]")
+    command.add_argument("-timm", type=Path, required=True, help="a copy of timm's repository, with train.py")
+    command.add_argument("-model", default="vit_tiny_patch16_224", help="a name of timm's [vit_tiny_patch16_224]")
+    command.add_argument("-batch_size", type=at_least(1), help=f"of both [{BATCH_SIZE} on CPUs, 256 on others]")
+    command.add_argument("-num_workers", type=at_least(1), help="of both: threads here, processes there [the cores]")
+    command.add_argument("-compile", action="store_true", help="both")
     arguments, arguments.flags = parser.parse_known_args(argv)
     if arguments.flags and arguments.command != "limits":
         parser.error(f"unrecognized arguments: {' '.join(arguments.flags)}")
     print(machine() + "\n", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
-        if "photos" in arguments:
-            arguments.count = arguments.count or 38 * Setup.of(arguments).batch_size
-            if not arguments.photos:
-                arguments.photos = Path(scratch) / "photos"
-                make_photos(arguments.photos, arguments.count, arguments.count // 4, num_drawn=1220)
         arguments.measure(arguments, Path(scratch))
     return 0
 
@@ -77,11 +76,10 @@ def compare_limits(arguments: argparse.Namespace, scratch: Path) -> None:
         "step alone, synthetic data": StepWorker([*flags, "-dataset", "synthetic", "-opts", *synthetic]),
         "both": StepWorker([*flags, "-opts", *options]),
     }
-    with contextlib.suppress(Refused):  # take_turns will say why
+    with contextlib.suppress(Refused):  # compare will say why
         next(iter(sides.values())).facts()  # a cache is built once, and not by two at a time
     turns = Turns(rounds=3, steps=3, min_seconds=3.0)
-    measured, reasons = take_turns(sides, turns)
-    refuse(reasons)
+    measured = compare(sides, turns)
     rows = [[name, spread(each.images_per_second)] for name, each in measured.items()]
     print(table(f"batch {config.DATA.BATCH_SIZE}, {turns}", ["", "images/s, median (spread)"], rows))
     print(name_limit(*(statistics.median(each.images_per_second) for each in measured.values())))
@@ -111,20 +109,13 @@ MODEL.ATTENTION_DROPOUT=0 DATA.CROP_PCT=0.9"""
 
 @dataclass(frozen=True)
 class Setup:
-    """What both sides get: what this machine has, unless flags say otherwise."""
+    """What both sides get."""
 
     model: str
     kind: str  # of device
     workers: int
     batch_size: int
     is_compiled: bool
-
-    @classmethod
-    def of(cls, arguments: argparse.Namespace) -> "Setup":
-        kind, _ = find_devices("auto")
-        workers = arguments.num_workers or len(available_cores())
-        batch_size = arguments.batch_size or (BATCH_SIZE if kind == "cpu" else 256)
-        return cls(arguments.model, kind, workers, batch_size, arguments.compile)
 
     @property
     def report_every(self) -> int:
@@ -161,19 +152,17 @@ class Run:
     top1: float  # of the validation images, per cent
 
 
-def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-timm", type=Path, required=True, help="a copy of timm's repository, with train.py")
-    parser.add_argument("-model", default="vit_tiny_patch16_224", help="a name of timm's [vit_tiny_patch16_224]")
-    parser.add_argument("-batch_size", type=at_least(1), help=f"of both [{BATCH_SIZE} on CPUs, 256 on others]")
-    parser.add_argument("-num_workers", type=at_least(1), help="of both: threads here, processes there [the cores]")
-    parser.add_argument("-compile", action="store_true", help="both")
-
-
 def compare_runs(arguments: argparse.Namespace, scratch: Path) -> None:
     """Print the figures of one epoch with validation, in bfloat16, both as people type them."""
-    setup = Setup.of(arguments)
-    theirs = setup.timm(arguments.timm, arguments.photos, scratch / "timm")
-    ours = setup.halfstep(arguments.photos, scratch / "halfstep")
+    kind, _ = find_devices("auto")
+    workers = arguments.num_workers or len(available_cores())
+    batch_size = arguments.batch_size or (BATCH_SIZE if kind == "cpu" else 256)
+    setup = Setup(arguments.model, kind, workers, batch_size, arguments.compile)
+    if not (photos := arguments.photos):
+        photos, count = scratch / "photos", arguments.count or 38 * batch_size
+        make_photos(photos, count, count // 4, num_drawn=1220)
+    theirs = setup.timm(arguments.timm, photos, scratch / "timm")
+    ours = setup.halfstep(photos, scratch / "halfstep")
     commands = {
         "timm's train.py": (theirs, "--seed", r"Train: 0 \[ *(\d+)/", r"Best metric: ([0-9.]+)"),
         "halfstep": (ours, "-seed", r"Step\[(\d+)/", r"best validation top-1 ([0-9.]+)%"),
@@ -181,7 +170,7 @@ def compare_runs(arguments: argparse.Namespace, scratch: Path) -> None:
     runs: dict[str, list[Run]] = {name: [] for name in commands}
     for seed, (name, (command, flag, step, top1)) in itertools.product(range(arguments.rounds), commands.items()):
         words = [*command[:2], flag, str(seed), *command[2:]]  # before -opts, which takes all that follows
-        runs[name].append(time_run(words, step, top1, setup.batch_size))
+        runs[name].append(time_run(words, step, top1, batch_size))
         print(f"{name}: {runs[name][-1]}", file=sys.stderr, flush=True)
     first = runs["timm's train.py"]
     rows = []

@@ -23,12 +23,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
 from utils.program import exit_code  # isort: skip
-from scripts.benchmarks.common import MODES, ROOT, fast_modes, machine, mode_name, table
+from scripts.benchmarks.common import MODES, ROOT, fast_modes, machine, table
 from scripts.command_line import Parser, at_least
 from utils.distributed import find_devices
 from utils.errors import ConfigError
 
 USER_ERROR = 2  # the exit code of the entry script for a setting that it refuses
+Verdict = tuple[bool, str]  # whether a mode is worse than fp32, and the cell that says so
 
 
 @dataclass(frozen=True)
@@ -40,29 +41,21 @@ class Run:
     grad_norm: float = math.nan
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a mode is worse than fp32, and the cell that says so."""
-
-    worse: bool
-    text: str
-
-
 def judge(values: list[float], fp32: list[float]) -> Verdict:
     """Judge accuracies in percent of one mode by those of fp32, a value for each seed; NaN for a run that stopped."""
     if any(math.isnan(value) for value in values):
-        return Verdict(True, "WORSE: a run stopped")
+        return True, "WORSE: a run stopped"
     allowed = 2 * statistics.stdev(fp32) * math.sqrt(1 / len(values) + 1 / len(fp32))
     difference = statistics.mean(values) - statistics.mean(fp32)
     worse = difference < -allowed - 1e-9  # equal up to rounding is equal
-    return Verdict(worse, f"{'WORSE' if worse else 'no worse'}: {difference:+.2f}, {-allowed:+.2f} allowed")
+    return worse, f"{'WORSE' if worse else 'no worse'}: {difference:+.2f}, {-allowed:+.2f} allowed"
 
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("-cfg", default=str(ROOT / "configs/vit_digits.yaml"), metavar="FILE", help="[vit_digits]")
     modes_help = f"of {' '.join(MODES)}; fp32 is always among them"
-    parser.add_argument("-modes", nargs="+", type=mode_name, metavar="MODE", help=modes_help)
+    parser.add_argument("-modes", nargs="+", choices=MODES, metavar="MODE", help=modes_help)
     parser.add_argument("-seeds", type=at_least(2), default=5, metavar="N", help="how many, from 0; at least 2 [5]")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="further settings of every run")
     arguments = parser.parse_args(argv)
@@ -85,7 +78,7 @@ def main(argv: list[str]) -> int:
     verdicts = {name: judge([run.top1 for run in each], fp32) for name, each in runs.items()}
     title = ", ".join([Path(arguments.cfg).stem, *arguments.opts, f"{arguments.seeds} seeds. {machine()}"])
     print(tabulate(title, runs, verdicts, refused))
-    return int(any(verdict.worse for verdict in verdicts.values()))
+    return int(any(worse for worse, _ in verdicts.values()))
 
 
 def train(arguments: argparse.Namespace, name: str, seed: int) -> Run:
@@ -110,7 +103,7 @@ def tabulate(title: str, runs: dict[str, list[Run]], verdicts: dict[str, Verdict
         values = [run.top1 for run in own]
         row = [name, " ".join(f"{value:.2f}" for value in values), f"{statistics.mean(values):.2f}"]
         deviation = math.nan if any(map(math.isnan, values)) else statistics.stdev(values)
-        row += [f"{deviation:.2f}", "-" if name == "fp32" else verdicts[name].text]
+        row += [f"{deviation:.2f}", "-" if name == "fp32" else verdicts[name][1]]
         for field in ("train_loss", "grad_norm"):
             figures, fp32 = ([getattr(run, field) for run in side] for side in (own, runs["fp32"]))
             ratios = [100 * (figure / its - 1) for figure, its in zip(figures, fp32, strict=True)]

@@ -30,11 +30,9 @@ from scripts.benchmarks.common import (
     Measured,
     StepWorker,
     Turns,
-    add_turn_flags,
+    compare,
     fast_modes,
     machine,
-    mode_name,
-    refuse,
     speed_table,
     spread,
     table,
@@ -56,13 +54,13 @@ def main(argv: list[str]) -> int:
         command.add_argument("-cfg", metavar="FILE", help="[ViT-Base on a GPU, ViT-Tiny on a CPU]")
         command.add_argument("-batch_size", type=at_least(1), metavar="N", help="[128 on a GPU, 32 on a CPU]")
         command.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="further settings")
+        rounds = 7 if measure in (modes, peer, seconds) else 5
+        command.add_argument("-rounds", type=at_least(1), default=rounds, metavar="N", help=f"turns [{rounds}]")
         if measure in (modes, peer):
-            add_turn_flags(command, 7)
-        if measure in (seconds, linear, start, save):
-            rounds = 7 if measure is seconds else 5
-            command.add_argument("-rounds", type=at_least(1), default=rounds, metavar="N", help=f"turns [{rounds}]")
+            command.add_argument("-steps", type=at_least(1), default=5, metavar="N", help="of a turn, at least [5]")
+            command.add_argument("-seconds", type=float, default=2.0, metavar="S", help="a turn's length, at least [2]")
         if measure is modes:
-            command.add_argument("-modes", nargs="+", type=mode_name, metavar="MODE", help=" ".join(MODES))
+            command.add_argument("-modes", nargs="+", choices=MODES, metavar="MODE", help=" ".join(MODES))
             command.add_argument("-compile", action="store_true", help="measure each mode compiled, too")
         elif measure is seconds:
             command.add_argument("-iterations", type=at_least(1), default=100, metavar="N", help="of a turn [100]")
@@ -75,15 +73,12 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     options = ["-opts", *arguments.opts] if arguments.opts else []
     # Without a CUDA context, which would take memory from what is measured.
-    arguments.kind, _ = find_devices(load_settings(["-cfg", recipe("vit_tiny"), *options]).config.DEVICE)
-    name, batch_size = ("vit_tiny", 32) if arguments.kind == "cpu" else ("vit_base", 128)
-    arguments.cfg, arguments.batch_size = arguments.cfg or recipe(name), arguments.batch_size or batch_size
+    arguments.kind, _ = find_devices(load_settings(["-cfg", "vit_tiny_patch16_224", *options]).config.DEVICE)
+    size, batch_size = ("tiny", 32) if arguments.kind == "cpu" else ("base", 128)
+    arguments.cfg = arguments.cfg or f"vit_{size}_patch16_224"
+    arguments.batch_size = arguments.batch_size or batch_size
     print(arguments.measure(arguments))
     return 0
-
-
-def recipe(name: str) -> str:
-    return str(ROOT / f"configs/{name}_patch16_224.yaml")
 
 
 def worker(arguments: argparse.Namespace, *options: str, role: str = "step") -> StepWorker:
@@ -126,16 +121,14 @@ def peer(arguments: argparse.Namespace) -> str:
     options = ["AMP=true", "PRECISION.DTYPE=bfloat16", *NO_DROPOUT]
     workers = {"timm": worker(arguments, *options, role="timm"), "halfstep": worker(arguments, *options)}
     turns = Turns(arguments.rounds, arguments.steps, arguments.seconds)
-    measured, reasons = take_turns(workers, turns)
-    refuse(reasons)
+    measured = compare(workers, turns)
     return speed_table(heading(arguments, turns), dict.fromkeys(workers, "bfloat16"), measured, {})
 
 
 def seconds(arguments: argparse.Namespace) -> str:
     """Seconds per 100 iterations, without and with -amp in turn, their average and the speed-up."""
     workers = {"off": worker(arguments, "AMP=false"), "on": worker(arguments, "AMP=true")}
-    measured, reasons = take_turns(workers, Turns(arguments.rounds, arguments.iterations))
-    refuse(reasons)
+    measured = compare(workers, Turns(arguments.rounds, arguments.iterations))
     averages = {name: 100 * statistics.mean(each.seconds) for name, each in measured.items()}
     rows = []
     for name, each in measured.items():
@@ -164,15 +157,10 @@ def linear(arguments: argparse.Namespace) -> str:
             result = train_linear(config, arguments.kind, (width, batch), steps, accumulate)
             results[name] += [result] if round_number >= 0 else []
     medians = {name: statistics.median(seconds for seconds, _ in each) for name, each in results.items()}
-    rows = [
-        [
-            name,
-            spread([seconds for seconds, _ in each], 3),
-            f"{medians['fp32'] / medians[name]:.2f}",
-            f"{each[-1][1]:.4f}",
-        ]
-        for name, each in results.items()
-    ]
+    rows = []
+    for name, each in results.items():
+        row = [name, spread([seconds for seconds, _ in each], 3)]
+        rows.append([*row, f"{medians['fp32'] / medians[name]:.2f}", f"{each[-1][1]:.4f}"])
     title = f"three Linear layers of {width}, batch {batch}, 50 batches, {epochs} epochs. {machine()}"
     return table(title, ["case", "seconds, median (least to most)", "speed-up", "last loss"], rows)
 
@@ -261,9 +249,8 @@ def seconds_of_epoch(arguments: argparse.Namespace, *options: str) -> tuple[floa
         subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
         (log,) = Path(output).glob("*/log.txt")
         text = log.read_text()
-    return tuple(
-        float(re.search(words, text)[1]) for words in (r"Train Acc: .*time: (\S+)", r"blocked training for (\S+)")
-    )
+    words = r"Train Acc: .*time: (\S+)", r"blocked training for (\S+)"
+    return tuple(float(re.search(each, text)[1]) for each in words)
 
 
 if __name__ == "__main__":

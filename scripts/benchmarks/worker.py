@@ -19,6 +19,7 @@ from configs.schema import Config
 from engine.settings import load_settings
 from scripts.benchmarks.common import machine
 from utils.errors import ConfigError, UserError
+from utils.host import synchronize
 
 
 def main(argv: list[str]) -> None:
@@ -84,9 +85,7 @@ class LoaderWorker:
         if "memory" in question:
             return {"bytes": peak_memory(self.device)}
         if "peak" in question:
-            return {"flops": matmul_peak(self.device, question["peak"])}
-        if "flops" in question:
-            return {"flops": forward_flops(self.config, self.num_classes)}
+            return {"flops": [matmul_peak(self.device, question["peak"]), forward_flops(self.config, self.num_classes)]}
         return {"machine": machine(self.device.type), "images": self.num_images}
 
     def update(self, steps: int) -> None:
@@ -94,8 +93,7 @@ class LoaderWorker:
         for _ in range(steps):
             for _ in next(self.windows).batches:
                 pass
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        synchronize(self.device)
 
     def time_updates(self, warm_up: int, steps: int) -> float:
         self.update(max(warm_up, self.num_ahead))

@@ -214,17 +214,14 @@ def of_optimizer(values: Mapping[str, Any], origins: Mapping[str, str] = Mapping
     own = {"TRAIN.OPTIMIZER.EPS": 1e-8, "TRAIN.OPTIMIZER.BETAS": (0.9, 0.999), "TRAIN.OPTIMIZER.MOMENTUM": 0.9}
     is_torchs = values.get("TRAIN.OPTIMIZER.NAME") in ("AdamW", "Adam", "SGD")
     is_all = all(values.get(key) not in (None, (), []) for key in own) and len({origins.get(key) for key in own}) == 1
-    unset = (
-        [key for key in own if key in values and plain(values[key]) == plain(own[key])] if is_torchs or is_all else []
-    )
-    return {key: SETTINGS[key].default for key in unset}
+    unset = [key for key in own if key in values and plain(values[key]) == plain(own[key])]
+    return {key: SETTINGS[key].default for key in unset if is_torchs or is_all}
 
 
 def wrong_in(saved: dict[str, Any]) -> list[str]:
     """The names in a result of `flatten` of any version, or of what is saved with it, whose values are not of their kinds."""
-    wrong = [
-        name for name in ("GLOBAL_BATCH", "NUM_IMAGES") if type(saved.get(name, 1)) is not int or saved.get(name, 1) < 1
-    ]
+    counts = {name: saved.get(name, 1) for name in ("GLOBAL_BATCH", "NUM_IMAGES")}
+    wrong = [name for name, count in counts.items() if type(count) is not int or count < 1]
     for key, value in today(saved).items():
         members = value if isinstance(value, list) else [value]
         if key in SETTINGS and not all(_fits(SETTINGS[key], each) for each in members):

@@ -51,12 +51,8 @@ def find_settings_file(cfg: str | None) -> str:
 
 def _list_shipped_files() -> str:
     """The shipped files, each with how its first comment begins."""
-    rows = []
-    for path in shipped_files():
-        with open(path, encoding="utf-8") as file:
-            rows.append(
-                (f"  {_relative_to_cwd(path)}", textwrap.shorten(file.readline().strip("# \n"), 90, placeholder=" ..."))
-            )
+    first = {path: path.read_text(encoding="utf-8").splitlines()[0].strip("# ") for path in shipped_files()}
+    rows = [(f"  {_relative_to_cwd(path)}", textwrap.shorten(first[path], 90, placeholder=" ...")) for path in first]
     return "\n".join(align(rows))
 
 

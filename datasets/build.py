@@ -100,9 +100,8 @@ def _check_num_classes(config: Config, image_set: ImageSet) -> None:
         return
     if (too_high := image_set.with_any(np.arange(num_classes, len(names)))).any():
         first = int(too_high.argmax())
-        number = int(
-            image_set.label_sets[image_set.targets[first]].max() if image_set.label_sets else image_set.targets[first]
-        )
+        target = image_set.targets[first]
+        number = int(image_set.label_sets[target].max() if image_set.label_sets else target)
         raise DataError(
             f"{image_set.name(first)}: its class {names[number]!r} has number {number} (from 0), but MODEL.NUM_CLASSES is {num_classes}; set -num_classes {len(names)} "
             "or leave it out"

@@ -1,5 +1,6 @@
 """The number of each class: by DATA.CLASSES, by a checkpoint, or as the data has it."""
 
+import itertools
 from collections import Counter
 from pathlib import Path
 from unicodedata import normalize
@@ -45,7 +46,7 @@ def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | Non
         remedy = "start a new run from its weights with -pretrained"
         if config.START.EVAL:
             remedy = (
-                "evaluate images of its classes alone; added classes are left out only where none of its own is missing"
+                "evaluate images of its classes alone; added ones are left out only where none of its own is missing"
             )
         remedy += "; if a class was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]" if is_renamed else ""
         _refuse_others(parts, classes, where, remedy, may_lack=config.START.EVAL or first.labels_are_numbers)
@@ -54,9 +55,8 @@ def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | Non
             notes.append(f"the labels are numbers, taken for those of the checkpoint's classes: {meaning}")
         renumber(parts, classes)
     if first.folder_names and not (saved or config.DATA.CLASSES):
-        notes.append(
-            f"the labels are numbers, whose classes are called as their folders: {first_of(first.folder_names)}"
-        )
+        names = first_of(first.folder_names)
+        notes.append(f"the labels are numbers, whose classes are called as their folders: {names}")
         for part in parts:
             part.classes = list(first.folder_names)
     notes += _name_alike(first.classes) if first.classes_are_names else []
@@ -115,17 +115,11 @@ def _name_alike(classes: list[str]) -> list[str]:
 def _look_joined(classes: list[str]) -> list[str]:
     """A warning of names in a table that seem to be several labels, each of which occurs elsewhere too: cat|dog and cat."""
     for separator in SEPARATORS:
-        times = Counter(label.strip() for name in classes for label in name.split(separator))
-        joined = [
-            name
-            for name in classes
-            if separator in name and max(times[each.strip()] for each in name.split(separator)) > 1
-        ]
-        if joined:
-            how = f"if {separator} divides them: -opts DATA.LABEL_SEPARATOR='{separator}'"
-            return [
-                f"warning: these are read as single classes, and look like several labels: {first_of(joined)}; {how}"
-            ]
+        labels = {name: [label.strip() for label in name.split(separator)] for name in classes}
+        times = Counter(itertools.chain.from_iterable(labels.values()))
+        if joined := [name for name in classes if separator in name and max(map(times.get, labels[name])) > 1]:
+            what = f"these are read as single classes, and look like several labels: {first_of(joined)}"
+            return [f"warning: {what}; if {separator} divides them: -opts DATA.LABEL_SEPARATOR='{separator}'"]
     return []
 
 

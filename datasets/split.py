@@ -39,12 +39,6 @@ def new_record(rule: str, title: str, fraction: float, fold: Fold | None) -> dic
     return record | ({EACH_CLASS: True} if rule == "hash" else {})
 
 
-def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
-    """Training and validation images by a record, both in the order of the set."""
-    choose = _by_fold if "folds" in record else _by_hash if record["rule"] == "hash" else _by_fraction
-    return _parts(image_set, record, lambda: choose(image_set, record))
-
-
 def _by_position(image_set: ImageSet, seed: int, part: Callable[[int], tuple[int, int]]) -> np.ndarray:
     """bool [N]: the images that are held out, which depend on the positions of each class and a seed.
 
@@ -104,16 +98,14 @@ def _by_fold(image_set: ImageSet, record: dict) -> tuple[np.ndarray, list[str]]:
 
     Fold 0 holds out what a fraction of 1 / folds does, but for classes of a few images.
     """
-    number, total = record["fold"], record["folds"]
+    number, total, seed = record["fold"], record["folds"], record["seed"]
     shares = [each / total for each in range(total + 1)]
     if record["rule"] == "hash":
         bounds = np.array([int(share * 2 ** (8 * HASH_BYTES)) for share in shares[1:-1]], np.uint64)
-        held_out = np.searchsorted(bounds, _hashes(image_set.split_keys(), record["seed"]), side="right") == number
+        held_out = np.searchsorted(bounds, _hashes(image_set.split_keys(), seed), side="right") == number
     else:
         bounds = shares[number : number + 2]
-        held_out = _by_position(
-            image_set, record["seed"], lambda count: tuple(round(count * share) for share in bounds)
-        )
+        held_out = _by_position(image_set, seed, lambda count: tuple(round(count * share) for share in bounds))
     notes, counts = [], image_set.count_classes()
     for chosen, lack in ((held_out, "validation"), (~held_out, "training")):
         without = np.flatnonzero((counts > 0) & (image_set.count_classes(chosen) == 0))
@@ -210,11 +202,9 @@ def describe_split(config: Config, val: ImageSet) -> str:
     elif rule == "none":
         validation = f"all of {validation}"
     end = f"{validation}, {counted(len(val.classes), 'class')}"
-    return (
-        f"validation images: {end}"
-        if config.START.EVAL
-        else f"training images: {record['training']}, validation: {end}"
-    )
+    if config.START.EVAL:
+        return f"validation images: {end}"
+    return f"training images: {record['training']}, validation: {end}"
 
 
 def write_split(file: Path, train: ImageSet, val: ImageSet) -> None:
@@ -238,13 +228,12 @@ def _csv_rows(keys: list[bytes], part: str) -> bytes:
     return text.getvalue().encode(errors="surrogateescape")
 
 
-def _parts(
-    image_set: ImageSet, record: dict, choose: Callable[[], tuple[np.ndarray, list[str]]]
-) -> tuple[ImageSet, ImageSet]:
-    """The images that `choose` does not hold out, and those that it does. Of an indexed set, that is looked up."""
+def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
+    """Training and validation images by a record, both in the order of the set. Of an indexed set, that is looked up."""
 
     def build(path: Path | None) -> Index:
-        held_out, notes = choose()
+        choose = _by_fold if "folds" in record else _by_hash if record["rule"] == "hash" else _by_fraction
+        held_out, notes = choose(image_set, record)
         writer = IndexWriter(path, {f"{part}.{column}": kind for part in PARTS for column, kind in COLUMNS.items()})
         for part, chosen in zip(PARTS, (~held_out, held_out), strict=True):
             writer.add(f"{part}.row", rows := np.flatnonzero(chosen))

@@ -8,20 +8,20 @@ from configs.schema import VIT_FIELDS, Model
 from utils.errors import ConfigError, did_you_mean
 
 _WEIGHTS = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path")
-SETTING_OF = {
+_OF_ALL = {
     "img_size": "DATA.IMAGE_SIZE",
     "in_chans": "DATA.IMAGE_CHANNELS",
     "num_classes": "MODEL.NUM_CLASSES",
     "attn_drop_rate": "MODEL.ATTENTION_DROPOUT",
     "drop_path_rate": "MODEL.DROPPATH",
-    "device": "DEVICE",
-    "dtype": "AMP",
-} | dict.fromkeys(_WEIGHTS, "MODEL.PRETRAINED")
+}
+SETTING_OF = _OF_ALL | {"device": "DEVICE", "dtype": "AMP"} | dict.fromkeys(_WEIGHTS, "MODEL.PRETRAINED")
 SETTING_BY_TYPE = {
     "vit": {name.lower(): f"MODEL.{name}" for name in VIT_FIELDS}
     | dict.fromkeys(("pos_drop_rate", "proj_drop_rate"), "MODEL.DROPOUT"),
     "timm": {"drop_rate": "MODEL.DROPOUT"},
 }
+OF_A_MODEL = _OF_ALL | SETTING_BY_TYPE["timm"]  # with a value that a setting takes
 # They give something else than a classifier, or say how timm is to find or to script it.
 NOT_TAKEN = "features_only out_indices feature_cfg feature_cls scriptable exportable no_jit cache_dir".split()
 

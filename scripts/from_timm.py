@@ -24,20 +24,12 @@ from configs.schema import Only
 from configs.typed_names import timm_arguments
 from configs.values import FLOAT, SETTINGS, flatten
 from configs.yaml_files import Layer, read_file
+from models.kwargs import OF_A_MODEL
 from scripts.command_line import Parser
 from utils.errors import ConfigError, did_you_mean
 from utils.text import counted
 
 WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None, "": None}
-# Arguments of a model's constructor that have a setting.
-MODEL_ARGUMENTS = {
-    "img_size": "DATA.IMAGE_SIZE",
-    "in_chans": "DATA.IMAGE_CHANNELS",
-    "num_classes": "MODEL.NUM_CLASSES",
-    "drop_rate": "MODEL.DROPOUT",
-    "drop_path_rate": "MODEL.DROPPATH",
-    "attn_drop_rate": "MODEL.ATTENTION_DROPOUT",
-}
 ARGUMENTS = timm_arguments()
 
 
@@ -160,10 +152,9 @@ class Translation:
             self.leave_open("DATA.TRAIN_CROP")
         if args["grad-accum-steps"] > 1:
             self.put("DATA.DROP_LAST", False, "grad-accum-steps")
-            what = (
-                "the last update of an epoch is of all images that are left, in train.py of whole batches; if less than"
-            )
-            self.differs("grad-accum-steps", f"{what} a batch is left, set DATA.DROP_LAST=true for as many updates")
+            what = "the last update of an epoch is of all images that are left, in train.py of whole batches"
+            remedy = "if less than a batch is left, set DATA.DROP_LAST=true for as many updates"
+            self.differs("grad-accum-steps", f"{what}; {remedy}")
 
     def model(self) -> None:
         args, own = self.args, preprocessing(self.args)
@@ -184,7 +175,7 @@ class Translation:
         self.put("MODEL.PRETRAINED", args["initial-checkpoint"], "initial-checkpoint")
         self.leave_open("MODEL.KWARGS", "TRAIN.OPTIMIZER.KWARGS")
         for name, value in _pairs(args["model-kwargs"]).items():
-            self.put(MODEL_ARGUMENTS.get(name, f"MODEL.KWARGS.{name}"), value, "model-kwargs")
+            self.put(OF_A_MODEL.get(name, f"MODEL.KWARGS.{name}"), value, "model-kwargs")
 
     def optimizer(self) -> None:
         from timm.optim import get_optimizer_info, list_optimizers  # local: importing timm takes seconds

@@ -105,11 +105,9 @@ def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
 def with_one_dash(arguments: list[str]) -> list[str]:
     """Flags as halfstep writes them: -batch_size for --batch-size; not what torch's launcher passes, nor what follows --."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    flag = re.compile(r"--(?!help$|local.rank)([A-Za-z][\w-]*)")
-    return [
-        flag.sub(lambda found: f"-{found[1].replace('-', '_')}", each, 1) if flag.match(each) else each
-        for each in arguments[:end]
-    ] + arguments[end:]
+    flag = re.compile(r"^--(?!help$|local.rank)([A-Za-z][\w-]*)")
+    flags = [flag.sub(lambda found: f"-{found[1].replace('-', '_')}", each) for each in arguments[:end]]
+    return flags + arguments[end:]
 
 
 def judge(error: BaseException) -> tuple[int, str | None]:

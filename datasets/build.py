@@ -32,16 +32,16 @@ def load_image_sets(
     try:
         train, val = read(config, say)
     except OSError as error:
-        raise DataError(f"DATA.DATA_PATH: {config.DATA.DATA_PATH} cannot be read ({error})") from error
+        raise DataError(f"DATA.DATA_PATH: {data.DATA_PATH} cannot be read ({error})") from error
     whole = train if val is None else val
     assert whole.split.get("training") or config.START.EVAL, (
         f"{name}: `split` of its sets must say where they come from"
     )
     if val is None:
         train, val = split(config, train, saved)
-    elif config.DATA.FOLD and not config.START.EVAL and "folds" not in val.split:
+    elif data.FOLD and not config.START.EVAL and "folds" not in val.split:
         raise ConfigError(
-            f"DATA.FOLD is {config.DATA.FOLD}, but {name} has validation images of its own ({val.split['validation']}); "
+            f"DATA.FOLD is {data.FOLD}, but {name} has validation images of its own ({val.split['validation']}); "
             "leave it out, or divide one part with it: -data_path names the folder or file of that part alone"
         )
     elif data.VAL_FRACTION not in (Data.VAL_FRACTION, val.split.get("fraction")) and not (
@@ -51,17 +51,15 @@ def load_image_sets(
         val.notes = (f"warning: without effect: {text}", *val.notes)
     if config.START.EVAL:
         val.notes = (*val.notes, *warn_of_other_parts(val, saved))
-        train, val = None, val if config.DATA.CLASSES else without_new_classes(val, saved)
+        train, val = None, val if data.CLASSES else without_new_classes(val, saved)
     parts = {part: each for part, each in (("training", train), ("validation", val)) if each is not None}
-    held_out = (
-        f"DATA.FOLD ({config.DATA.FOLD})" if config.DATA.FOLD else f"DATA.VAL_FRACTION ({config.DATA.VAL_FRACTION:g})"
-    )
+    held_out = f"DATA.FOLD ({data.FOLD})" if data.FOLD else f"DATA.VAL_FRACTION ({data.VAL_FRACTION:g})"
     for part, image_set in parts.items():
         if not len(image_set):
             raise DataError(
-                f"{name}: there are no {part} images in {config.DATA.DATA_PATH}; check the lists or folders there, and "
+                f"{name}: there are no {part} images in {data.DATA_PATH}; check the lists or folders there, and "
                 f"{held_out} if it has no validation part of its own"
-                + (f"; each value of DATA.GROUP_BY ({group}) stays whole" if (group := config.DATA.GROUP_BY) else "")
+                + (f"; each value of DATA.GROUP_BY ({group}) stays whole" if (group := data.GROUP_BY) else "")
             )
     notes = number_classes(config, list(parts.values()), saved)
     _refuse_one_class(config, train, val)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from configs.schema import VIT_FIELDS, Config, Model
-from models.kwargs import check_kwargs, refuse_unknown, refusing_values
+from models.kwargs import OF_A_MODEL, check_kwargs, refuse_unknown, refusing_values
 from models.vit import check_patches, dynamic_size
 from utils.errors import ConfigError, did_you_mean
 from utils.torch_internals import import_timm
@@ -15,9 +15,7 @@ from utils.torch_internals import import_timm
 
 def build_timm(config: Config, num_classes: int) -> nn.Module:
     """timm's model MODEL.NAME with random weights, without touching the network."""
-    timm = import_timm()
-
-    name = config.MODEL.NAME
+    timm, name = import_timm(), config.MODEL.NAME
     # Also keeps out hf-hub:..., for which timm would ask the network even without pretrained weights.
     if not timm.is_model(name):
         raise ConfigError(
@@ -31,7 +29,7 @@ def build_timm(config: Config, num_classes: int) -> nn.Module:
         raise ConfigError(f"MODEL.NAME: {name}: {error}{did_you_mean(name, timm.list_pretrained())}") from None
     check_kwargs(config.MODEL)
     takes_size = timm_config is not None and timm_config.fixed_input_size
-    model = _create(config.MODEL, num_classes, *_arguments(config, takes_size))
+    model = _create(config.MODEL, num_classes, _arguments(config, takes_size))
     patch_embed = getattr(model, "patch_embed", None)
     if isinstance(patch_embed, timm.layers.PatchEmbed):
         check_patches(config, patch_embed.patch_size[0])
@@ -63,10 +61,9 @@ def _check_sides(config: Config, model: nn.Module) -> None:
     model.train()
 
 
-def _create(settings: Model, num_classes: int, setting_of: dict[str, str], arguments: dict[str, Any]) -> nn.Module:
-    """`setting_of`: the setting behind each of the arguments."""
-    timm = import_timm()
-
+def _create(settings: Model, num_classes: int, arguments: dict[str, Any]) -> nn.Module:
+    """timm's model with these arguments; one that it does not know is left out where it is 0."""
+    timm, setting_of = import_timm(), OF_A_MODEL | {"dynamic_img_size": "TRAIN.SIZE_SCHEDULE"}
     name, kwargs = settings.NAME, settings.KWARGS
     with refusing_values(settings):
         try:
@@ -80,7 +77,7 @@ def _create(settings: Model, num_classes: int, setting_of: dict[str, str], argum
                 ) from None
             if refused in arguments and arguments[refused] == 0:  # what it cannot switch on it has not
                 rest = {argument: value for argument, value in arguments.items() if argument != refused}
-                return _create(settings, num_classes, setting_of, rest)
+                return _create(settings, num_classes, rest)
             if refused in arguments:
                 raise ConfigError(f"{setting_of[refused]}: {name} has no such setting; set it to 0") from None
             if refused and "unexpected" in str(error):
@@ -94,21 +91,16 @@ def _create(settings: Model, num_classes: int, setting_of: dict[str, str], argum
             raise ConfigError(f"MODEL.NAME: timm cannot build {name} with {values}: {error}") from None
 
 
-def _arguments(config: Config, takes_size: bool) -> tuple[dict[str, str], dict]:
-    """timm's arguments for the settings that differ from timm's defaults, and the setting behind each argument."""
+def _arguments(config: Config, takes_size: bool) -> dict[str, Any]:
+    """timm's arguments for the settings that differ from timm's defaults."""
     data, model = config.DATA, config.MODEL
-    candidates = [
-        # timm's own meaning of dropout for these models: before the classifier.
-        ("drop_rate", "MODEL.DROPOUT", model.DROPOUT, model.DROPOUT is not None),
-        ("attn_drop_rate", "MODEL.ATTENTION_DROPOUT", model.ATTENTION_DROPOUT, model.ATTENTION_DROPOUT is not None),
-        ("drop_path_rate", "MODEL.DROPPATH", model.DROPPATH, model.DROPPATH is not None),
-        ("in_chans", "DATA.IMAGE_CHANNELS", data.IMAGE_CHANNELS, data.IMAGE_CHANNELS != 3),
-        # A convolutional network takes images of any size; a ViT or Swin is built for one.
-        ("img_size", "DATA.IMAGE_SIZE", data.IMAGE_SIZE, takes_size),
-        ("dynamic_img_size", "TRAIN.SIZE_SCHEDULE", True, takes_size and dynamic_size(config)),
-    ]
-    settings = {argument: setting for argument, setting, _, wanted in candidates if wanted}
-    return settings, {argument: value for argument, _, value, wanted in candidates if wanted}
+    # timm's own meaning of dropout for these models: before the classifier.
+    rates = {"drop_rate": model.DROPOUT, "attn_drop_rate": model.ATTENTION_DROPOUT, "drop_path_rate": model.DROPPATH}
+    arguments = {name: rate for name, rate in rates.items() if rate is not None}
+    arguments |= {"in_chans": data.IMAGE_CHANNELS} if data.IMAGE_CHANNELS != 3 else {}
+    # A convolutional network takes images of any size; a ViT or Swin is built for one.
+    arguments |= {"img_size": data.IMAGE_SIZE} if takes_size else {}
+    return arguments | ({"dynamic_img_size": True} if takes_size and dynamic_size(config) else {})
 
 
 def describe_own_rates(model: nn.Module, settings: Model) -> str:

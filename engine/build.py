@@ -52,8 +52,7 @@ def make_model(session: Session, plan: Plan) -> nn.Module:
     process, log, config = session.process, session.log, plan.config
     torch.manual_seed(config.SEED)
     model = build_model(config, plan.num_classes)
-    for line in process.after_first(lambda: plan.load_weights(model)):
-        log.say(line)
+    log.say(*process.after_first(lambda: plan.load_weights(model)))
     adapt(model, config)
     # FSDP moves a model to the device block by block.
     return model if is_sharded(config, process) and not config.START.EVAL else model.to(process.device)
@@ -64,8 +63,7 @@ def make_teacher(session: Session, plan: Plan) -> Teacher | None:
     if plan.config.TRAIN.DISTILLATION_TYPE == "none":
         return None
     teacher, lines = session.process.after_first(lambda: load_teacher(plan.config, plan.classes, plan.num_classes))
-    for line in [*lines, f"teacher: {plan.config.TRAIN.TEACHER_MODEL}, {teacher.describe()}"]:
-        session.log.say(line)
+    session.log.say(*lines, f"teacher: {plan.config.TRAIN.TEACHER_MODEL}, {teacher.describe()}")
     return teacher
 
 
@@ -77,8 +75,7 @@ def build_trainer(plan: Plan, model: nn.Module, data: TrainData, log: Log, teach
     keep_freed_memory(process.device)
     parallel = choose_parallel(config, process, precision.half)
     transforms = choose_transforms(config, process.device, precision.half, training=True)
-    for line in transforms.apply(model):
-        log.say(line)
+    log.say(*transforms.apply(model))
     ema = Ema(model, config.TRAIN) if config.TRAIN.MODEL_EMA else None
     parallel.place(model, *([ema.model] if ema else []))
     if ema:

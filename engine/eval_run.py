@@ -17,7 +17,7 @@ from engine.build import load_data_sets, make_model
 from engine.checkpoint.format import read_checkpoint
 from engine.checkpoint.resume import is_run
 from engine.diagnose.trace import refuse_not_finite
-from engine.evaluation.evaluate import Evaluation, evaluate, evaluate_each
+from engine.evaluation.evaluate import Evaluation, evaluate
 from engine.evaluation.scores import Best, describe_scores
 from engine.evaluation.tally import ImageResults, LabelResults, are_finite
 from engine.plan import Plan, begin, make_plan
@@ -45,12 +45,10 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     session.open_folder("eval")
     plan = make_plan(begun, partial(load_data_sets, session=session))
     config, eval_set, precision = plan.config, plan.eval_set, plan.precision
-    for line in eval_set.notes:
-        log.say(line)
+    log.say(*eval_set.notes)
     data = build_eval_data(config, eval_set, process)
     log.say(f"data: {counted(data.num_samples, 'validation image')}, {counted(len(eval_set.classes), 'class')}")
-    for line in describe_evaluation(plan):
-        log.say(line)
+    log.say(*describe_evaluation(plan))
     log.say(f"precision: {precision.describe()}")
     set_matmul(config.PRECISION.MATMUL)
     keep_freed_memory(process.device)
@@ -60,22 +58,20 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     for name, model in weights_to_score(plan, partial(make_model, session, plan)):
         if not found:
             log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
-        for line in transforms.apply(model.to(process.device)):
-            log.say(line)
+        log.say(*transforms.apply(model.to(process.device)))
         if not found:  # the weights can be used
             session.begin(plan.loaded)
             session.status("evaluating")
         start = time.perf_counter()
-        found[name] = evaluate(model, data, normalize, precision, process, bad_images)
+        (found[name],) = evaluate([model], data, normalize, precision, process, bad_images)
         if not math.isfinite(found[name].scores.loss):
             refuse_outputs(plan, model, transforms, data, normalize)
-        for line in describe_scores(found[name].scores, name, measured_classes(plan), time.perf_counter() - start):
-            log.say(line)
+        seconds = time.perf_counter() - start
+        log.say(*describe_scores(found[name].scores, name, measured_classes(plan), seconds))
         transforms.revert(model)  # the next weights may be loaded into it
     leave_results(session, plan, found)
-    session.status(
-        "done", exit_code=0, **{name.strip().lower() or "raw": each.scores.figures() for name, each in found.items()}
-    )
+    figures = {name.strip().lower() or "raw": each.scores.figures() for name, each in found.items()}
+    session.status("done", exit_code=0, **figures)
     weights = find_file(plan.source[1]) if plan.kept else None
     session.advise(after_evaluation(weights, session.path, eval_set))
     return 0
@@ -115,7 +111,7 @@ def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages) -> di
     models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema and trainer.step else {})
     normalize, metric = trainer.prepare.normalize, trainer.config.TRAIN.BEST_METRIC
     with averaged(trainer.optimizer):
-        found = evaluate_each(list(models.values()), data, normalize, trainer.precision, trainer.process, bad_images)
+        found = evaluate(list(models.values()), data, normalize, trainer.precision, trainer.process, bad_images)
     found = [each._replace(scores=replace(each.scores, metric=metric)) for each in found]
     return dict(zip(models, found, strict=True))
 
@@ -126,7 +122,7 @@ def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: Bad
     key, model = f"state_dict{suffix}", trainer.ema.model if suffix and trainer.ema else trainer.model
     state = trainer.parallel.local_part({key: read_checkpoint(path, lazily=True)[key]})
     trainer.parallel.load(model, state[key])
-    found = evaluate(model, data, trainer.prepare.normalize, trainer.precision, trainer.process, bad_images)
+    (found,) = evaluate([model], data, trainer.prepare.normalize, trainer.precision, trainer.process, bad_images)
     return found.images.gather(trainer.process)
 
 

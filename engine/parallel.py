@@ -245,9 +245,7 @@ class Sharded(Parallel):
 
 def gathered_blocks(model: nn.Module) -> nn.Sequential | nn.ModuleList:
     """The blocks that are gathered one by one; the rest of the model is gathered together."""
-    from models.transforms.class_token_block import (
-        ClassTokenVisionTransformer,  # local: importing timm takes seconds
-    )
+    from models.transforms.class_token_block import ClassTokenVisionTransformer  # importing timm takes seconds
 
     blocks = blocks_of(model, "DIST.STRATEGY is fsdp2", "DIST.STRATEGY ddp")
     if any(has_running_statistics(module) for module in model.modules()):
@@ -269,18 +267,16 @@ def check_strategy(config: Config) -> None:
     if config.DIST.STRATEGY != "fsdp2":
         return
     precision = config.PRECISION
-    unfit = {
-        f"DATA.BATCH_SIZE is {AUTO}": config.DATA.BATCH_SIZE == AUTO
-        and "a number; -check estimates how many images fit",
-        f"PRECISION.MODE is {precision.MODE}": config.AMP
-        and precision.MODE != "autocast"
-        and "PRECISION.MODE autocast",
+    is_auto, is_other = config.DATA.BATCH_SIZE == AUTO, config.AMP and precision.MODE != "autocast"
+    unfit = (
+        (is_auto, f"DATA.BATCH_SIZE is {AUTO}", "a number; -check estimates how many images fit"),
+        (is_other, f"PRECISION.MODE is {precision.MODE}", "PRECISION.MODE autocast"),
         # Weights are gathered block by block, and a CUDA graph would read them where they were when it was recorded.
-        f"COMPILE is {config.COMPILE}": config.COMPILE not in (False, "blocks") and "COMPILE blocks",
-        "PRECISION.EXPLAIN is true": config.START.EXPLAIN and "-explain_precision with DIST.STRATEGY ddp",
-    }
-    for what, remedy in unfit.items():
-        if remedy:
+        (config.COMPILE not in (False, "blocks"), f"COMPILE is {config.COMPILE}", "COMPILE blocks"),
+        (config.START.EXPLAIN, "PRECISION.EXPLAIN is true", "-explain_precision with DIST.STRATEGY ddp"),
+    )
+    for is_set, what, remedy in unfit:
+        if is_set:
             raise ConfigError(f"DIST.STRATEGY is fsdp2 and {what}, which do not go together; use {remedy}")
 
 

@@ -99,9 +99,8 @@ class Plan(Beginning):
     @property
     def starts_from_its_classes(self) -> bool:
         """Whether the file of weights knows all classes, so that an evaluation before the first update tells something."""
-        here, there = (
-            {normalize("NFC", name) for name in each} for each in (self.classes, self.record.get("class_names", ()))
-        )
+        both = self.classes, self.record.get("class_names", ())
+        here, there = ({normalize("NFC", name) for name in each} for each in both)
         return here <= there
 
     @property

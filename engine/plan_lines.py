@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.load import LoadedConfig
-from configs.values import IMPLIED, SETTINGS, convert, flatten, to_text
+from configs.values import IMPLIED, SETTINGS, convert, flatten, plain, to_text
 from configs.yaml_files import Layer
 from datasets import describe_balance, holds_out_no_more
 from engine.checkpoint.resume import is_run
@@ -37,12 +37,10 @@ def _most_important(plan: Plan, model: str) -> Iterator[tuple[str, str]]:
     config, order, origins = plan.config, plan.order, plan.loaded.origins
     sets = f"{len(plan.train_set):,} training and {counted(len(plan.eval_set), 'validation image')}"
     scale = batch_factor(config.TRAIN, order.global_batch)
-    rate = f"learning rate {config.TRAIN.BASE_LR:g}" + (
-        f" x {scale:.3g} (TRAIN.LINEAR_SCALED_LR)" if scale != 1 else ""
-    )
+    scaled = f" x {scale:.3g} (TRAIN.LINEAR_SCALED_LR)" if scale != 1 else ""
     values = {
         "DATA.BATCH_SIZE": f"batch {config.DATA.BATCH_SIZE}",
-        "TRAIN.BASE_LR": rate,
+        "TRAIN.BASE_LR": f"learning rate {config.TRAIN.BASE_LR:g}{scaled}",
         "TRAIN.NUM_EPOCHS": counted(config.TRAIN.NUM_EPOCHS, "epoch"),
     }
     yield "model", f"{with_origins({'MODEL.NAME': config.MODEL.NAME}, origins)}, {model}"
@@ -156,8 +154,7 @@ def compare_with_weights(plan: Plan) -> list[str]:
         return []
     here = flatten(loaded.config)
     texts = {key: text for key, text in weights.texts.items() if key.startswith("DATA.")}
-    theirs = {key: convert(SETTINGS[key], text, weights.origin) for key, text in texts.items()}
-    theirs = {key: list(value) if isinstance(value, tuple) else value for key, value in theirs.items()}
+    theirs = {key: plain(convert(SETTINGS[key], text, weights.origin)) for key, text in texts.items()}
     lines = _describe_followed(loaded, weights)
     # Another size is a choice: the weights are resized, which is said where it happens.
     chosen = () if plan.config.START.EVAL else ("DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS")

@@ -63,8 +63,7 @@ def run(loaded: LoadedConfig, process: Process) -> int:
     if loaded.config.DETERMINISTIC:
         make_deterministic()
     if loaded.config.COMPILE and not loaded.config.START.EVAL:
-        for line in prepare_compiler(os.environ, process.num_cores):
-            session.log.say(line)
+        session.log.say(*prepare_compiler(os.environ, process.num_cores))
         import_compiler()
     try:
         code = run_evaluation(session, loaded) if loaded.config.START.EVAL else run_training(session, loaded)
@@ -89,8 +88,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     load_data = partial(load_data_sets, session=session, signal=lambda: stop.number)
     plan = make_plan(begun, load_data, partial(find_batch_size, stop=stop))
     config = plan.config  # final; recovery from out-of-memory errors may still cut a batch into smaller micro-batches
-    for line in plan.eval_set.notes:
-        log.say(line)
+    log.say(*plan.eval_set.notes)
 
     # Build.
     model = make_model(session, plan)
@@ -99,8 +97,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     eval_data = build_eval_data(config, plan.eval_set, process)
     BadImages(plan.eval_set, config.DATA.MAX_BAD_FRACTION, log.note).check_sample(process)
     trainer = build_trainer(plan, model, train_data, log, make_teacher(session, plan))
-    for line in describe_training(plan, about_model):
-        log.say(line)
+    log.say(*describe_training(plan, about_model))
     for finding in quick_checks(plan, model, session.path):
         if finding.verdict != OK:
             log.say(f"check: {finding.title}: {finding.text}; {finding.remedy}")
@@ -153,8 +150,9 @@ class Training:
 
 def train_epochs(training: Training) -> tuple[int, str]:
     """Train to the last epoch, or until something stops the run. Returns the exit code, and how the run ended."""
-    saves, trainer, bad_images = training.saves, training.trainer, bad_eval_images(training)
-    first_step = trainer.step
+    saves, trainer, first_step = training.saves, training.trainer, training.trainer.step
+    log, max_bad = training.session.log, training.plan.config.DATA.MAX_BAD_FRACTION
+    bad_images = BadImages(training.plan.eval_set, max_bad, log.warn)  # each reported once in a run
     try:
         if not trainer.step and training.plan.starts_from_its_classes:
             score_start(training, bad_images)
@@ -188,11 +186,6 @@ def train_epochs(training: Training) -> tuple[int, str]:
     return end(training, "done", why, 0, reason=None if why == DONE else EARLY_STOP)
 
 
-def bad_eval_images(training: Training) -> BadImages:
-    """The unreadable validation images, each reported once in a run."""
-    return BadImages(training.plan.eval_set, training.plan.config.DATA.MAX_BAD_FRACTION, training.session.log.warn)
-
-
 def score_start(training: Training, bad_images: BadImages) -> None:
     """Score the weights that the run starts from, as its epoch 0: what training has to make better."""
     start, saves = time.perf_counter(), training.saves
@@ -220,9 +213,8 @@ def one_epoch(training: Training, windows: Iterator[Window], bad_images: BadImag
 
     num_images = (trainer.step - first_step) * trainer.data.global_batch
     images = found[suffix].images.gather(trainer.process) if is_best else None
-    trainer.notify(
-        "on_epoch_end", EpochResult(report, scores, num_images, trained - start, evaluated - trained, images)
-    )
+    result = EpochResult(report, scores, num_images, trained - start, evaluated - trained, images)
+    trainer.notify("on_epoch_end", result)
     trainer.end_epoch()
 
     also = [BEST] if is_best else []
@@ -309,9 +301,8 @@ def end(training: Training, state: str, what: str, code: int, **facts) -> tuple[
     over = f", over {measured_classes(training.plan)}" if best.epoch else ""
     training.session.log.say(f"{what}; {saves.describe_best()}{over}; {lasted}; {things}: {folder}")
     if saves.before and best.epoch and not rank_of(best.metric, best.value, best.loss) > saves.before.rank:
-        training.session.log.warn(
-            f"no epoch was better than the start; before training: {saves.before.describe_short()}"
-        )
+        before = saves.before.describe_short()
+        training.session.log.warn(f"no epoch was better than the start; before training: {before}")
     return code, EARLY_STOP if facts.get("reason") == EARLY_STOP else "failed" if code in (3, NO_PROGRESS) else state
 
 
@@ -362,8 +353,7 @@ def restore(session: Session, plan: Plan, trainer: Trainer) -> None:
         session.log.say(f"resume: {path} has weights only; epoch {trainer.epoch + 1} starts with a fresh optimizer")
         return
     with naming_damage(path):
-        for line in refuse_changes(config, plan.order, plan.eval_set.split, state, path):
-            session.log.say(line)
+        session.log.say(*refuse_changes(config, plan.order, plan.eval_set.split, state, path))
     if state.get("class_weights") != plan.class_weights:
         session.log.warn("resume: TRAIN.CLASS_WEIGHTS: the weights are not those of the epochs before")
     check_exactly(trainer.model, state["state_dict"], path)

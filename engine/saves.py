@@ -106,9 +106,8 @@ class Saves:
             try:
                 write_bad_batches(self.folder, trainer.data, trainer.left_out)
             except OSError as failure:
-                self.log.warn(
-                    f"cannot write {self.folder / BAD_BATCHES_FILE} ({cause_of(failure)}); training continues"
-                )
+                file = self.folder / BAD_BATCHES_FILE
+                self.log.warn(f"cannot write {file} ({cause_of(failure)}); training continues")
         self.save()
         return True
 

@@ -42,8 +42,7 @@ class Session:
         self._made: list[Path] = []  # SAVE and its parents that this start has created, innermost first
         self._has_begun = False
         self._revision = ""
-        for note in loaded.notes:
-            self.log.say(note)
+        self.log.say(*loaded.notes)
 
     def open_folder(self, kind: str, existing: Path | None = None) -> None:
         """Create the run folder, or continue in that of an earlier start."""
@@ -90,14 +89,8 @@ class Session:
     def describe(self, **facts) -> None:
         """Note in status.json, from the next state on, what runs here and by which versions."""
         if self._status:
-            versions = {name: version(name) for name in ("torch", "timm")}
-            python = sys.version.split()[0]
-            about = {
-                "command": [*map(printable, self._loaded.arguments)],
-                "halfstep": self._revision,
-                **versions,
-                "python": python,
-            }
+            about = {"command": [*map(printable, self._loaded.arguments)], "halfstep": self._revision}
+            about |= {name: version(name) for name in ("torch", "timm")} | {"python": sys.version.split()[0]}
             self._status.add(about=about | facts)
 
     def status(self, state: str, **facts) -> None:
@@ -112,8 +105,7 @@ class Session:
 
     def advise(self, lines: Iterable[str]) -> None:
         """Say what to do next, in process 0."""
-        for line in lines if self.process.is_first else ():
-            self.log.say(line)
+        self.log.say(*(lines if self.process.is_first else ()))
 
     def end(self, error: BaseException | None) -> None:
         """End the run, with an error in status.json. A start that did not get to `begin` leaves no new folder."""
@@ -292,12 +284,8 @@ class KubeflowProgress:
 
         try:
             address, token = urlsplit(self._url), Path(self._token).read_text().strip()  # which changes every hour
-            connection = http.client.HTTPSConnection(
-                address.hostname,
-                address.port,
-                timeout=self.PATIENCE,
-                context=ssl.create_default_context(cafile=self._certificate),
-            )
+            options = {"timeout": self.PATIENCE, "context": ssl.create_default_context(cafile=self._certificate)}
+            connection = http.client.HTTPSConnection(address.hostname, address.port, **options)
             headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
             with contextlib.closing(connection):
                 connection.request("POST", address.path, json.dumps(content), headers)

@@ -9,10 +9,9 @@ Runs that differ only in their seed (or fold) are one group, with mean, standard
 with the first: the difference and its standard error, paired by seed where the seeds are the same. Repeat runs with
 -seed 1, -seed 2 ... to learn how much is noise; of single runs no program can tell.
 
-The comparison is printed as Markdown. Runs on different data are compared by
-top-1 on the validation images that all of them scored, and refused if there are none; -any_data compares their own figures, under
-a warning. -json prints the verdict on the second against the first for a script; the exit code is then 0 for better, 4 for
-worse, 5 where they cannot be told apart.
+The comparison is printed as Markdown. Runs on different data are compared by top-1 on the validation images that all of them
+scored, and refused if there are none; -any_data compares their own figures, under a warning. -json prints the verdict on the
+second against the first for a script; the exit code is then 0 for better, 4 for worse, 5 where they cannot be told apart.
 """
 
 import argparse
@@ -77,12 +76,8 @@ def print_verdict(arguments: argparse.Namespace) -> int:
         facts["test"] = "paired t, over seeds" if found.is_paired else "Welch's t, over seeds"
     elif test:
         word = verdict(test.value, test.p >= 0.05, is_loss)
-        facts = {
-            "difference": test.value,
-            "interval": test.interval,
-            "test": "McNemar's, exact, over images",
-            "p": test.p,
-        }
+        facts = {"difference": test.value, "interval": test.interval, "test": "McNemar's, exact, over images"}
+        facts |= {"p": test.p}
     if test:
         facts |= {"images": test.num_images, "first_alone": test.only_first, "second_alone": test.only_second}
     deviations = [statistics.stdev(each.best.values()) if len(each.best) > 1 else None for each in (one, two)]

@@ -51,9 +51,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("source", metavar="run", help=RUN_HELP)
     parser.add_argument("-cfg", metavar="FILE", help="settings in place of those saved with the run")
     parser.add_argument("-batch", metavar="FILE", type=Path, help="the batch to replay, as in overflow-batch.pth")
-    parser.add_argument(
-        "-amp_dtype", choices=("float16", "bfloat16"), help="the half type to examine, in place of the run's"
-    )
+    half_help = "the half type to examine, in place of the run's"
+    parser.add_argument("-amp_dtype", choices=("float16", "bfloat16"), help=half_help)
     arguments = parser.parse_args(argv)
     folder, state, batches = find_run(arguments.source, arguments.batch)
     config = unflatten(state["config"])
@@ -75,9 +74,8 @@ def main(argv: list[str]) -> int:
     text = prescribe(found, config, folder) if found.first or batches else ""
     if text:
         target = folder / DOCTOR_FILE
-        print(
-            f"\n{text}\nwritten to {target}; a run with it: python main_single_gpu.py -cfg {shlex.quote(str(target))}"
-        )
+        command = f"python main_single_gpu.py -cfg {shlex.quote(str(target))}"
+        print(f"\n{text}\nwritten to {target}; a run with it: {command}")
     return 0
 
 

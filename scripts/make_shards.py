@@ -49,9 +49,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("-dataset", required=True, metavar="NAME", help="any data set of docs/data.md with images")
     parser.add_argument("-data_path", metavar="PATH", help="its folder")
     parser.add_output("FOLDER", "folder of the shards")
-    parser.add_argument(
-        "-samples_per_shard", type=at_least(1), default=1000, metavar="N", help="images per shard [1000]"
-    )
+    number_help = "images per shard [1000]"
+    parser.add_argument("-samples_per_shard", type=at_least(1), default=1000, metavar="N", help=number_help)
     parser.add_argument("-shuffle_seed", type=at_least(0), default=0, metavar="N", help="seed of the shuffle [0]")
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="settings, as DATA.VAL_FRACTION=0.2")
     make_shards(parser.parse_args(argv))

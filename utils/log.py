@@ -38,12 +38,13 @@ class Log:
             self._write_stamped(text)
         self._early = []
 
-    def say(self, line: str) -> None:
-        """Print a line on rank 0 and write it to every rank's file."""
-        with self._lock:
-            if self._rank == 0:
-                self._print(line)
-            self._write(line)
+    def say(self, *lines: str) -> None:
+        """Print lines on rank 0 and write them to every rank's file."""
+        for line in lines:
+            with self._lock:
+                if self._rank == 0:
+                    self._print(line)
+                self._write(line)
 
     def _print(self, line: str) -> None:
         with without_bar():

@@ -65,8 +65,7 @@ class Rows:
 
     def add(self, finding: Finding) -> None:
         self.verdicts.append(finding.verdict)
-        for line in finding.lines():
-            self.log.say(line)
+        self.log.say(*finding.lines())
 
     def step(self, title: str, task: Callable[[], T], otherwise: T = None) -> T:
         """The result of a step of the plan, or of another task; a user's mistake becomes a row."""
@@ -96,8 +95,7 @@ def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | No
     restore_gc()
     log = Log(rank=0)
     loaded, rows = loaded.with_default_batch_size() if loaded.config.START.EVAL else loaded, Rows(log)
-    for note in loaded.notes:
-        log.say(note)
+    log.say(*loaded.notes)
 
     def load_data(config: Config, saved: SavedData | None) -> ImageSets:
         return load_image_sets(config, log.say, saved)
@@ -219,9 +217,8 @@ def try_resume(plan: Plan, model: nn.Module, optimizer: AnyOptimizer | None, has
     if why := why_finished(plan.config.TRAIN, state["epoch"] + 1, state["progress"].get("not_better", 0)):
         lines.append(f"this run is finished already ({why}): nothing to do")
     if has_data:  # otherwise everything would differ
-        lines += refuse_changes(plan.config, plan.order, plan.eval_set.split, state, path) + describe_other_validation(
-            plan
-        )
+        lines += refuse_changes(plan.config, plan.order, plan.eval_set.split, state, path)
+        lines += describe_other_validation(plan)
     load_exactly(model, state["state_dict"], path)
     if optimizer:
         check_state(optimizer, state["optimizer"])
@@ -261,9 +258,8 @@ def check_memory(config: Config, model: nn.Module, precision: Precision, free: i
     try:
         need = estimate(config, model, precision, fixed)
     except torch.OutOfMemoryError:
-        return Finding(
-            "memory", f"{format_bytes(free)} are too little for a batch of {counted(MORE, 'image')}", WRONG, advice
-        )
+        found = f"{format_bytes(free)} are too little for a batch of {counted(MORE, 'image')}"
+        return Finding("memory", found, WRONG, advice)
     batch_size = config.DATA.BATCH_SIZE
     total = num_sharing * (need.fixed + batch_size * need.per_image)
     images = f"{format_bytes(batch_size * need.per_image)} for {counted(batch_size, 'image')}"

@@ -149,12 +149,9 @@ def check_readable(part: str, scan: ScanResult, max_fraction: float) -> Finding:
     named = [f"{scan.name(number)} ({scan.reasons[number]})" for number in bad]
     read = f"{scan.count:,}{' read' * scan.is_sample}"
     share = f"{len(bad):,} of {read} ({len(bad) / scan.count:.2%}) cannot be read"
-    return Finding(
-        title,
-        f"{share}; DATA.MAX_BAD_FRACTION is {max_fraction:g}:\n{first_of(named, LINE_EACH)}",
-        WRONG if len(bad) > num_allowed(max_fraction, scan.count) else WARN,
-        "repair or remove them",
-    )
+    text = f"{share}; DATA.MAX_BAD_FRACTION is {max_fraction:g}:\n{first_of(named, LINE_EACH)}"
+    verdict = WRONG if len(bad) > num_allowed(max_fraction, scan.count) else WARN
+    return Finding(title, text, verdict, "repair or remove them")
 
 
 def check_sizes(part: str, scan: ScanResult, config: Config) -> Finding:
@@ -181,17 +178,12 @@ def check_duplicates(train: ScanResult, val: ScanResult) -> Finding:
         text = f"none among {of}; others may be" if is_sample else "no validation image is also a training image"
         return Finding("duplicates", text)
     origins = np.flatnonzero(train.readable)[first[np.searchsorted(known, val.digests[twins])]]
-    pairs = [
-        f"{val.name(twin)} = {train.name(origin)}"
-        for twin, origin in zip(twins.tolist(), origins.tolist(), strict=True)
-    ]
-    return Finding(
-        "duplicates",
-        f"{len(twins):,} of {of if is_sample else counted(val.count, 'validation image')} are also training images:\n"
-        f"{first_of(pairs, LINE_EACH)}",
-        WARN,
-        "remove them from one of the two sets: accuracy on them says nothing",
-    )
+    numbers = zip(twins.tolist(), origins.tolist(), strict=True)
+    pairs = [f"{val.name(twin)} = {train.name(origin)}" for twin, origin in numbers]
+    share = f"{len(twins):,} of {of if is_sample else counted(val.count, 'validation image')}"
+    text = f"{share} are also training images:\n{first_of(pairs, LINE_EACH)}"
+    remedy = "remove them from one of the two sets: accuracy on them says nothing"
+    return Finding("duplicates", text, WARN, remedy)
 
 
 def check_cache(config: Config, sets: dict[str, ImageSet | None]) -> Finding:

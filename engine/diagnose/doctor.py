@@ -117,24 +117,17 @@ class Diagnosis:
         limit = torch.finfo(self.half).max
         table = [("module", "returns", "max |activation|", f"of {limit:.5g}", "max |gradient| scaled", "underflow", "")]
         for row in self.rows:
-            table.append(
-                (
-                    str(row.place),
-                    row.types,
-                    f"{row.activation:.4g}",
-                    f"{row.activation / limit:.1%}" if limit < 1e6 else "",
-                    f"{row.gradient:.4g}",
-                    "" if row.underflow is None else f"{row.underflow:.1%}",
-                    "<- first" if row.place == self.first else "",
-                )
-            )
+            reached = f"{row.activation / limit:.1%}" if limit < 1e6 else ""
+            underflow = "" if row.underflow is None else f"{row.underflow:.1%}"
+            figures = f"{row.activation:.4g}", reached, f"{row.gradient:.4g}", underflow
+            table.append((str(row.place), row.types, *figures, "<- first" if row.place == self.first else ""))
         lines = [*align(table), ""]
         for each in self.vanishing:
-            use = (
-                "its module computes in half" if each.in_half else "its module computes in float32, so it does no harm"
-            )
+            where = "half" if each.in_half else "float32, so it does no harm"
             share = f" ({each.share:.0%} of its elements)" if each.share < 1 else ""
-            lines.append(f"vanishes: {each.name} = {each.value:.3g} is 0 in {self.half}{share}; {use}")
+            lines.append(
+                f"vanishes: {each.name} = {each.value:.3g} is 0 in {self.half}{share}; its module computes in {where}"
+            )
         lines.append(f"first: {self.finding()}")
         if self.first and not self.breaks_in_float32:
             lines.append(
@@ -182,7 +175,9 @@ def _mend(case: Case, found: Diagnosis, exact: Trace, trace: Trace) -> Trace:
         path = first.path
         while is_inside(path, names):  # it returns too large a value in half precision: its parent too
             path = path.rpartition(".")[0]
-        stands_out = trace.first_forward is not None or is_outlier(exact, first)
+        largest = exact.largest_gradients()
+        is_outlier = largest[first] > OUTLIER * statistics.median(largest.values())
+        stands_out = trace.first_forward is not None or is_outlier
         if not stands_out and found.best_scale < scale:
             scale = found.best_scale
         elif path and path == first.path or "." in path:  # never all blocks or the whole model
@@ -225,12 +220,6 @@ def best_scale(exact: Trace, trace: Trace, half: torch.dtype) -> float:
     if not largest or not is_finite(largest):
         return MAX_SCALE if not largest else 1.0
     return min(max(2.0 ** math.floor(math.log2(room / largest)), 1.0), MAX_SCALE)
-
-
-def is_outlier(exact: Trace, place: Location) -> bool:
-    """Whether the gradient is far above the median."""
-    largest = exact.largest_gradients()
-    return largest[place] > OUTLIER * statistics.median(largest.values())
 
 
 def vanishing(model: nn.Module, half: torch.dtype, trace: Trace) -> list[Vanishing]:

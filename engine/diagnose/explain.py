@@ -82,10 +82,9 @@ def record_types(model: nn.Module, images: Tensor, autocast: torch.autocast) -> 
         unchanged_random_state(images.device),
         unchanged_buffers(model),
         found.modules.following(found.note_module),
-        contextlib.ExitStack() as stack,
+        autocast,
+        found,
     ):
-        stack.enter_context(autocast)
-        stack.enter_context(found)
         output = model.forward(images)  # not model(images): that would call the compiled model
     found.note_module("", images, output)
     return list(found.seen.values())

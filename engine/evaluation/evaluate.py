@@ -22,20 +22,8 @@ class Evaluation(NamedTuple):
     images: PerImage
 
 
-def evaluate(
-    model: nn.Module,
-    data: EvalData,
-    normalize: nn.Module,
-    precision: Precision,
-    process: Process,
-    bad_images: BadImages,
-) -> Evaluation:
-    """Evaluate the model in the precision of its training. With fewer than 5 classes, top-5 is top-k of all classes."""
-    return evaluate_each([model], data, normalize, precision, process, bad_images)[0]
-
-
 @torch.no_grad()
-def evaluate_each(
+def evaluate(
     models: Sequence[nn.Module],
     data: EvalData,
     normalize: nn.Module,
@@ -43,7 +31,10 @@ def evaluate_each(
     process: Process,
     bad_images: BadImages,
 ) -> list[Evaluation]:
-    """Evaluate models in one pass over the images: reading them takes longer than most forwards."""
+    """Evaluate models in the precision of their training, in one pass: reading images takes longer than most forwards.
+
+    With fewer than 5 classes, top-5 is top-k of all classes.
+    """
     models = [precision.computing(each, in_training=True) for each in models]
     were_training = [each.training for each in models]
     for model in models:

@@ -52,9 +52,6 @@ class Scores:
         """All that was measured, by name, for status.json."""
         return {key: value for key, value in asdict(self).items() if value is not None and key != "metric"}
 
-    def describe_more(self) -> str:
-        return ", ".join(f"{TITLES[name]} {value:.3f}%" for name, value in self.more().items())
-
     @property
     def value(self) -> float:
         """The value of the metric that decides."""
@@ -98,10 +95,8 @@ class Best(NamedTuple):
             return "no best.pth yet"
         weights = f", {'EMA' if self.suffix else 'raw weights'}" if has_ema else ""
         interval = confidence(self.value, self.num_images) if self.metric == "top1" else ""
-        value = format_value(self.metric, self.value)
-        return (
-            f"best validation {TITLES[self.metric]} {value} (epoch {self.epoch}{weights}{interval and f'; {interval}'})"
-        )
+        name, value = TITLES[self.metric], format_value(self.metric, self.value)
+        return f"best validation {name} {value} (epoch {self.epoch}{weights}{interval and f'; {interval}'})"
 
 
 def confidence(top1: float, num_images: int) -> str:
@@ -119,8 +114,9 @@ def describe_scores(scores: Scores, name: str, classes: str, seconds: float) -> 
     """Lines about one evaluation of -eval. `name`: of the weights, before their figures; `classes`: how many have images."""
     excluded = f"; {scores.num_excluded} unreadable ones left out" if scores.num_excluded else ""
     interval = confidence(scores.top1, scores.num_images)
+    more = ", ".join(f"{TITLES[name]} {value:.3f}%" for name, value in scores.more().items())
     return [
         f"----- {scores.describe(f'{name}Validation')}, time: {seconds:.2f}",
         f"{name}top-1 {scores.top1:.3f}%{interval and f' ({interval})'}, top-5 {scores.top5:.3f}% of "
-        f"{counted(scores.num_images, 'image')} of {classes}{excluded}; {scores.describe_more()}",
+        f"{counted(scores.num_images, 'image')} of {classes}{excluded}; {more}",
     ]

@@ -133,9 +133,8 @@ class PerImage:
 
     def gather(self, process: Process) -> ImageResults | LabelResults:
         """The results of all processes, in each of them. Waits for the device; a collective."""
-        kind, mine = (
-            (LabelResults, self._labels(*self.scores.on_host())) if self.scores else (ImageResults, self._classes())
-        )
+        kind = LabelResults if self.scores else ImageResults
+        mine = self._labels(*self.scores.on_host()) if self.scores else self._classes()
         parts = process.join([mine])
         together = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
         order = np.argsort(together[0], kind="stable")

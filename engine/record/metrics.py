@@ -144,12 +144,6 @@ def start_row(trainer: Trainer, scores: Scores, seconds: float) -> Row:
     return dict.fromkeys(row) | measured | {"epoch": -1}
 
 
-def step_row(report: Report) -> Row:
-    """One row of steps.csv."""
-    times = {f"{name}_pct": report.shares.get(name) for name in PHASES}
-    return {name: times[name] if name in times else getattr(report, name) for name in STEP_COLUMNS}
-
-
 def finite(value: float, digits: int = 6) -> float | None:
     """The value, rounded for a table; None for NaN (every update was skipped), which JSON does not have."""
     return round(value, digits) if math.isfinite(value) else None
@@ -236,7 +230,8 @@ class Recorder(Callback):
             self._epochs.add(start_row(trainer, scores, seconds))
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
-        row = step_row(report)
+        times = {f"{name}_pct": report.shares.get(name) for name in PHASES}
+        row = {name: times[name] if name in times else getattr(report, name) for name in STEP_COLUMNS}
         self._trackers.add("step", row)
         with self._warn_on_os_error():
             self._steps.add(row)

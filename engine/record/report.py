@@ -92,9 +92,8 @@ def result(run: SavedRun) -> Iterator[Markup]:
             text += f". On other images like these, expect {interval.removeprefix('95%: ').partition(',')[0]} (95% interval)"
     else:
         loss = run.epochs[-1].get("train_loss")
-        text = (
-            f"Trained for {epochs}{f' to a training loss of {loss:.4f}' if loss is not None else ''}; never evaluated"
-        )
+        reached = f" to a training loss of {loss:.4f}" if loss is not None else ""
+        text = f"Trained for {epochs}{reached}; never evaluated"
     if run.seconds:
         text += f". Training and evaluation took {format_duration(run.seconds)}"
     yield element("p", f"{text}.", class_="lead")

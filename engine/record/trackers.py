@@ -277,9 +277,8 @@ class TrackerThread:
         asked, has_said = time.monotonic(), False
         while self._thread.is_alive():
             if not has_said and time.monotonic() > asked + SILENT_WAIT:
-                what = (
-                    "what is still to be sent" if self._is_open else "its start: it may be making a database's tables"
-                )
+                start = "its start: it may be making a database's tables"
+                what = "what is still to be sent" if self._is_open else start
                 self._log.say(f"{self._tracker.name}: the run waits at most {LONGEST_END:g} s for {what}")
                 has_said = True
             # One that opens may be migrating a database, which must not be cut.

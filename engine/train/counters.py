@@ -75,9 +75,8 @@ class Counters:
         """The fields of a Report, summed over all processes. Synchronises host and device, once."""
         totals, last = (process.sum(each.clone()) for each in (self.totals, self.last))
         values = torch.cat((totals, last, self.skips_in_a_row.to(totals)[None])).tolist()
-        loss, correct, samples, skipped, grad_norms, updates, last_loss, last_samples, last_norm, skips_in_a_row = (
-            values
-        )
+        loss, correct, samples, skipped, grad_norms, updates = values[:6]
+        last_loss, last_samples, last_norm, skips_in_a_row = values[6:]
         return {
             "loss": last_loss / max(last_samples, 1),
             "mean_loss": loss / samples if samples else float("nan"),

@@ -98,12 +98,8 @@ def parameter_groups(settings: Train, model: nn.Module, own: dict[str, nn.Parame
     if settings.LAYER_DECAY is not None:
         from timm.optim import param_groups_layer_decay  # local: importing timm takes seconds
 
-        groups = param_groups_layer_decay(
-            model,
-            weight_decay=settings.WEIGHT_DECAY,
-            no_weight_decay_list=names,
-            layer_decay=settings.LAYER_DECAY,
-        )
+        decays = {"weight_decay": settings.WEIGHT_DECAY, "layer_decay": settings.LAYER_DECAY}
+        groups = param_groups_layer_decay(model, no_weight_decay_list=names, **decays)
         mine = {id(parameter): own[name] for name, parameter in model.named_parameters()}
         return [group | {"params": [mine[id(each)] for each in group["params"]]} for group in groups]
     # Biases, norms, class token and position embedding are not decayed: pulling them to zero moves the function
@@ -138,9 +134,8 @@ def numbers_per_weight(settings: Train) -> float:
 
 def check_state(optimizer: AnyOptimizer, state: dict) -> None:
     """Refuse a saved optimizer of other parameter groups, which torch tells apart by number and size alone."""
-    then, now = (
-        [len(group["params"]) for group in groups] for groups in (state["param_groups"], optimizer.param_groups)
-    )
+    both = state["param_groups"], optimizer.param_groups
+    then, now = ([len(group["params"]) for group in groups] for groups in both)
     if then != now:
         raise ConfigError(
             f"-resume: the optimizer of the checkpoint has {len(then)} groups of {then} parameters, this run {len(now)} of "

@@ -20,9 +20,8 @@ class Schedule:
         self._settings = settings
         self._steps_per_epoch = steps_per_epoch
         scale = batch_factor(settings, global_batch)
-        self.start, self.base, self.end = (
-            rate * scale for rate in (settings.WARMUP_START_LR, settings.BASE_LR, settings.END_LR)
-        )
+        rates = settings.WARMUP_START_LR, settings.BASE_LR, settings.END_LR
+        self.start, self.base, self.end = (rate * scale for rate in rates)
 
     def __call__(self, step: int) -> float:
         settings = self._settings

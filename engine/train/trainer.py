@@ -202,9 +202,8 @@ class Trainer:
         """Read the counters of all processes. `update` never makes the host wait for the device; this does."""
         last = max(self.step - 1, 0)
         scale = self.precision.scaler.get_scale()
-        return Report(
-            step=last, epoch=self.epoch, lr=self.schedule(last), loss_scale=scale, **self.counters.read(self.process)
-        )
+        figures = self.counters.read(self.process)
+        return Report(step=last, epoch=self.epoch, lr=self.schedule(last), loss_scale=scale, **figures)
 
     def end_epoch(self) -> None:
         self.epoch += 1

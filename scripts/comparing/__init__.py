@@ -1,1 +1,1 @@
-"""What scripts/compare.py compares runs with: groups over seeds, their statistics, tables, curves and page."""
+"""What scripts/compare.py compares runs with: groups over seeds, their statistics, and tables."""

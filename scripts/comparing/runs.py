@@ -108,9 +108,8 @@ def common_images(runs: Sequence[SavedRun]) -> set[tuple[str, str]]:
 def image_test(run: SavedRun, other: SavedRun) -> ImageTest | None:
     """How the second run differs from the first on the images that both have scored; None if there are none."""
     common, one, two = common_images([run, other]), scored(run.folder), scored(other.folder)
-    only_first, only_second = (
-        sum(mine[each] > theirs[each] for each in common) for mine, theirs in ((one, two), (two, one))
-    )
+    pairs = (one, two), (two, one)
+    only_first, only_second = (sum(mine[each] > theirs[each] for each in common) for mine, theirs in pairs)
     return ImageTest(len(common), only_first, only_second) if common else None
 
 
@@ -126,10 +125,8 @@ def check_data(runs: Sequence[SavedRun], is_allowed: bool) -> tuple[str, set[tup
             f"differ in {found}. Give runs on the same data, or compare all the same with -any_data"
         )
     most = max(len(scored(run.folder)) for run in runs)
-    return (
-        f"different data, so compared on the {len(common):,} of {most:,} images that all have scored: {found}",
-        common,
-    )
+    share = f"{len(common):,} of {most:,} images"
+    return f"different data, so compared on the {share} that all have scored: {found}", common
 
 
 def differing(runs: Sequence[SavedRun]) -> list[str]:

@@ -75,9 +75,8 @@ def _results(groups: Sequence[Group]) -> str:
     for row, group in enumerate(groups):
         epochs = sorted({num_epochs(run) for run in group.runs})
         cells = [group.name, str(len(group.runs)), spread(list(group.best.values()), digits)]
-        cells.append(
-            _describe(differences.get(group.number), digits, is_loss) + _of_images(groups, group) if row else ""
-        )
+        found = differences.get(group.number)
+        cells.append(_describe(found, digits, is_loss) + _of_images(groups, group) if row else "")
         cells.append(" to ".join(map(str, dict.fromkeys((epochs[0], epochs[-1])))))
         cells += [spread(group.values(speed), 0), _mean(group, lambda run: run.seconds, format_duration)]
         cells.append(_mean(group, memory, lambda megabytes: format_bytes(megabytes * 2**20)))

@@ -96,9 +96,8 @@ class Runner:
     def _run(self, trial: Trial) -> int:
         """Run the trial and return its exit code; told to stop, it saves and ends."""
         try:
-            program = Program(
-                [sys.executable, *self.plan.command(trial, self.folder)], self._output(trial), self.plan.cwd
-            )
+            command = [sys.executable, *self.plan.command(trial, self.folder)]
+            program = Program(command, self._output(trial), self.plan.cwd)
         except OSError as error:
             raise ConfigError(f"-output: {trial} cannot be started in {self.folder} ({cause_of(error)})") from error
         start, is_told, is_estimated = time.monotonic(), False, bool(self.seconds)
@@ -133,7 +132,8 @@ class Runner:
             changes = {"state": STOPPED} if was_stopped else {"state": FAILED, "exit_code": code, "reason": why}
             result = replace(result, **changes)
         self.results[trial.index] = result
-        write_trials(self.plan, self.folder, self._in_order())
+        in_order = [self.results.get(each.index, Result(WAITING)) for each in self.plan.trials]
+        write_trials(self.plan, self.folder, in_order)
         number = self.plan.num_trials - self.num_left
         what = f"{result.state} {result.reason}".strip()
         if result.state == DONE and result.best is not None:
@@ -141,9 +141,6 @@ class Runner:
         print(f"[{number}/{self.plan.num_trials}] {trial}: {what}{self._time_left()}", flush=True)
         if is_refused:  # it did not come to train: so it would be with all others too
             raise ConfigError(f"{trial}: {error}\nits output: {self._output(trial)}")
-
-    def _in_order(self) -> list[Result]:
-        return [self.results.get(trial.index, Result(WAITING)) for trial in self.plan.trials]
 
     def _code(self) -> int:
         """0 if every trial is done, 3 if some ended with non-finite gradients and the others are done, else 1."""

@@ -56,7 +56,9 @@ def score(tmp_path, num_classes, unreadable=(), kind=MeanColourModel, count=37):
     model = kind(num_classes)
     data = build_eval_data(config, images, Process(CPU))
     normalize, precision = Normalize(config.DATA), Precision(config, CPU)
-    scores, _ = evaluate(model, data, normalize, precision, Process(CPU), BadImages(images, 1.0, lambda line: None))
+    ((scores, _),) = evaluate(
+        [model], data, normalize, precision, Process(CPU), BadImages(images, 1.0, lambda line: None)
+    )
     top1 = top5 = loss = 0
     kept = [index for index in range(count) if index not in unreadable]
     for index in kept:
@@ -99,7 +101,7 @@ def test_weights_and_their_mean_are_scored_in_one_pass_over_the_images(tmp_path,
     both = evaluate_both(trainer, data, bad_images)
     assert len(passes) == 1
     for model, found in zip((trainer.model, trainer.ema.model), both.values(), strict=True):
-        alone = evaluate(model, data, trainer.prepare.normalize, trainer.precision, Process(CPU), bad_images)
+        (alone,) = evaluate([model], data, trainer.prepare.normalize, trainer.precision, Process(CPU), bad_images)
         assert alone.scores.loss == found.scores.loss
     assert both[""].scores.loss != both["_ema"].scores.loss
 
@@ -159,6 +161,7 @@ def test_running_statistics_are_those_of_process_0_before_anything_is_scored(tmp
         model[1].running_mean.fill_(mean)
         data, normalize = build_eval_data(config, images, process), Normalize(config.DATA)
         precision = Precision(config, CPU)
-        return evaluate(model, data, normalize, precision, process, BadImages(images, 1.0, pytest.fail)).scores.loss
+        (found,) = evaluate([model], data, normalize, precision, process, BadImages(images, 1.0, pytest.fail))
+        return found.scores.loss
 
     assert loss(Second(CPU), 5.0) == loss(Process(CPU), 1.0) != loss(Process(CPU), 5.0)

@@ -72,7 +72,7 @@ def test_all_tables_are_scikit_learns_for_any_number_of_processes(tmp_path, worl
 
     def results_of(process):
         data, bad = build_eval_data(config, images, process), BadImages(images, 1.0, str)
-        found = evaluate(Shades(), data, Normalize(config.DATA), Precision(config, CPU), process, bad)
+        (found,) = evaluate([Shades()], data, Normalize(config.DATA), Precision(config, CPU), process, bad)
         return found.images.gather(process)
 
     results = Threads(world_size).run(results_of)

@@ -146,7 +146,7 @@ def test_evaluations_and_saves_wait_as_often_as_they_must(tmp_path, mode):
     data, bad = build_eval_data(config, eval_set, process), BadImages(eval_set, 0.0, str)
     for model in (trainer.model, trainer.ema.model):
         with waits() as seen:
-            evaluate(model, data, trainer.prepare.normalize, trainer.precision, process, bad)
+            evaluate([model], data, trainer.prepare.normalize, trainer.precision, process, bad)
         assert seen == WAITS["evaluation"]
     saver = AsyncSaver(tmp_path, keep=1, device=process.device, warn=str)
     for _ in range(2):  # the second into the memory of the first
@@ -169,7 +169,7 @@ def test_with_several_labels_an_image_updates_wait_for_nothing_and_evaluations_n
         update(trainer, 1)
     assert seen == WAITS["update"]
     with waits() as seen:
-        scores, _ = evaluate(trainer.model, data, trainer.prepare.normalize, trainer.precision, process, bad)
+        ((scores, _),) = evaluate([trainer.model], data, trainer.prepare.normalize, trainer.precision, process, bad)
     assert seen == WAITS["evaluation of several labels"] and 0 < scores.map <= 100
 
 

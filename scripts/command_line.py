@@ -35,12 +35,6 @@ class Parser(argparse.ArgumentParser):
         """The required path that the script writes to. -o and -out are the names it had in earlier versions."""
         self.add_argument("-output", "-o", "-out", required=True, type=Path, metavar=metavar, help=help)
 
-    def add_weights_choice(self, verb: str) -> None:
-        """-ema and -raw: `key` is that of the weights in a checkpoint, None for those that scored better."""
-        kind = self.add_mutually_exclusive_group()
-        for flag, key, name in (("-ema", "state_dict_ema", "EMA"), ("-raw", "state_dict", "raw")):
-            kind.add_argument(flag, dest="key", action="store_const", const=key, help=f"{verb} the {name} weights")
-
 
 def local_path(text: str) -> Path:
     """The argparse type of every path: of a URL, Path makes a folder called `s3:`."""

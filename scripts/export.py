@@ -64,7 +64,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=CHECKPOINT_HELP)
     parser.add_output("FILE", "the file to write")
     parser.add_argument("-to", choices=FORMATS, metavar="FORMAT", help="one of the above")
-    parser.add_weights_choice("write")
+    kind = parser.add_mutually_exclusive_group()
+    for flag, key, name in (("-ema", "state_dict_ema", "EMA"), ("-raw", "state_dict", "raw")):
+        kind.add_argument(flag, dest="key", action="store_const", const=key, help=f"write the {name} weights")
     mean = parser.add_argument_group("the mean of several checkpoints")
     mean.add_argument("-weights", nargs="+", type=float, metavar="W", help="a weight for each checkpoint [all equal]")
     arguments = parser.parse_args(argv)

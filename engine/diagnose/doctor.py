@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from configs.schema import Precision as Settings
 from datasets import Mixed
-from engine.diagnose.trace import Location, Trace, is_finite
+from engine.diagnose.trace import Location, Trace
 from engine.precision.policy import Precision
 from models.parts import unchanged_buffers
 from models.transforms import ModelTransforms
@@ -217,7 +217,7 @@ def best_scale(exact: Trace, trace: Trace, half: torch.dtype) -> float:
     known = trace.in_half & exact.gradients.keys()
     largest = max((exact.gradients[key][1] for key in known), default=0.0)
     room = torch.finfo(half).max / HEADROOM
-    if not largest or not is_finite(largest):
+    if not largest or not math.isfinite(largest):
         return MAX_SCALE if not largest else 1.0
     return min(max(2.0 ** math.floor(math.log2(room / largest)), 1.0), MAX_SCALE)
 

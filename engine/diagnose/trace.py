@@ -1,6 +1,7 @@
 """Records every operation of a model, with the module in which it happens."""
 
 import contextlib
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
@@ -151,7 +152,7 @@ class Trace(TorchFunctionMode):
         largest = output.detach().abs().amax().item()
         self.activations[place] = larger(self.activations[place], largest)
         self.types[place].add(output.dtype)
-        if self.first_forward is None and not is_finite(largest):
+        if self.first_forward is None and not math.isfinite(largest):
             logits = Location(place.path, "logits (q·k)")
             is_cause = place.part == "attention core" and self.activations[logits] > torch.finfo(output.dtype).max
             self.first_forward = logits if is_cause else place
@@ -161,7 +162,7 @@ class Trace(TorchFunctionMode):
             return
         largest = gradient.abs().amax().item()
         self.gradients[key] = (place, largest)
-        if self.first_backward is None and not is_finite(largest):
+        if self.first_backward is None and not math.isfinite(largest):
             self.first_backward = place
         # If there are weights, only their gradients count.
         if not is_weight and any(True for _ in self.modules.model.get_submodule(place.path).parameters(recurse=False)):
@@ -197,10 +198,6 @@ def refuse_not_finite(
         f"{source}: the model's outputs are not finite{where}, so they say nothing; the weights are damaged or from a "
         "training that diverged, or too large for half precision: leave out -amp, or add -amp_dtype bfloat16"
     )
-
-
-def is_finite(number: float) -> bool:
-    return number - number == 0
 
 
 def larger(one: float, other: float) -> float:

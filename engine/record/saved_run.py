@@ -90,8 +90,9 @@ class SavedRun:
 
     @cached_property
     def steps(self) -> list[dict[str, float | None]]:
-        """steps.csv: figures of single updates, a row for each report."""
-        return read_numbers(self.folder / "steps.csv")
+        """steps.csv: figures of single updates, a row for each report; what is empty or not finite is None."""
+        rows = [{key: to_number(text) for key, text in row.items()} for row in read_table(self.folder / "steps.csv")]
+        return [row for row in rows if row.get("step") is not None]
 
     @property
     def num_skipped(self) -> int:
@@ -289,12 +290,6 @@ def read_table(path: Path) -> list[dict[str, str]]:
         raise ConfigError(f"{path}: is damaged ({error}); delete it, what is read from it is then left out") from None
     finally:
         csv.field_size_limit(limit)
-
-
-def read_numbers(path: Path) -> list[dict[str, float | None]]:
-    """The rows of a CSV file of figures of updates; what is empty or not finite is None."""
-    rows = [{key: to_number(text) for key, text in row.items()} for row in read_table(path)]
-    return [row for row in rows if row.get("step") is not None]
 
 
 def to_number(text: str) -> float | None:

@@ -150,16 +150,11 @@ def diagnose(case: Case) -> Diagnosis:
     found.best_scale = best_scale(exact, trace, half) if not found.breaks_in_float32 else case.scale
     if found.first and not found.breaks_in_float32:
         trace = _mend(case, found, exact, trace)
-    found.rows = [
-        Row(
-            place,
-            " ".join(sorted(str(kind).removeprefix("torch.") for kind in as_run.types[place])),
-            exact.activations[place],
-            case.scale * gradient,
-            trace.lost[place] / trace.kept[place] if trace.kept[place] else None,
-        )
-        for place, gradient in ((place, exact.largest_gradients()[place]) for place in exact.activations)
-    ]
+    gradients = exact.largest_gradients()
+    for place, activation in exact.activations.items():
+        types = " ".join(sorted(str(kind).removeprefix("torch.") for kind in as_run.types[place]))
+        underflow = trace.lost[place] / trace.kept[place] if trace.kept[place] else None
+        found.rows.append(Row(place, types, activation, case.scale * gradients[place], underflow))
     found.vanishing = vanishing(case.model, half, as_run)
     return found
 

@@ -205,11 +205,8 @@ class AllScores:
             parts = process.join([(scores[:, block], targets[:, block])])
             if turn % process.world_size == process.rank:
                 together = [np.concatenate(each) for each in zip(*parts, strict=True)]
-                found += [
-                    average_precision(*each)
-                    for each in zip(*(each.T for each in together), strict=True)
-                    if each[1].any()
-                ]
+                classes = zip(*(each.T for each in together), strict=True)
+                found += [average_precision(*each) for each in classes if each[1].any()]
         found = process.join(found)
         return 100 * math.fsum(found) / len(found) if found else 0.0
 

@@ -50,9 +50,8 @@ def _clip_units(parameter: Tensor, factor: float) -> None:
     `factor`. A unit is a row of a matrix, a filter, or a whole vector.
     """
     dims = tuple(range(1, parameter.ndim)) or None
-    largest, norm = (
-        torch.linalg.vector_norm(each, dim=dims, keepdim=True) for each in (parameter.detach(), parameter.grad)
-    )
+    both = parameter.detach(), parameter.grad
+    largest, norm = (torch.linalg.vector_norm(each, dim=dims, keepdim=True) for each in both)
     largest = largest.clamp(min=SMALLEST_UNIT) * factor
     scale = largest / norm.clamp(min=1e-6)
     parameter.grad.copy_(torch.where(norm < largest, parameter.grad, parameter.grad * scale))

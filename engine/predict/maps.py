@@ -159,9 +159,8 @@ class GradientMaps:
 
         Images of 32 leave most models a last stage of a single place.
         """
-        stages = {
-            stage["module"]: stage["num_chs"] for stage in getattr(model, "feature_info", ()) if "module" in stage
-        }
+        known = getattr(model, "feature_info", ())
+        stages = {stage["module"]: stage["num_chs"] for stage in known if "module" in stage}
         modules = dict(model.named_modules())
         found: list[tuple[int, GradientMaps]] = []
         for name, channels in stages.items():

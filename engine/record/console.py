@@ -91,9 +91,8 @@ def describe_speed(epoch: Epoch) -> str:
 def describe_times(times: Mapping[str, float | None]) -> str:
     """The share of each phase that took any time."""
     names = {"data": "waiting for data"}
-    return ", ".join(
-        f"{share:.1f}% {names.get(name, name)}" for name, share in times.items() if share and share >= 0.05
-    )
+    shown = {names.get(name, name): share for name, share in times.items() if share and share >= 0.05}
+    return ", ".join(f"{share:.1f}% {name}" for name, share in shown.items())
 
 
 class EpochTable:

@@ -32,10 +32,8 @@ def draw_mistakes(results: Results, image_set: ImageSet) -> Image.Image:
     number, errors = find(results, names)
     with ThreadPoolExecutor(NUM_THREADS) as pool:  # of a large file or a server each takes its time
         pixels = pool.map(functools.partial(pixels_of, image_set), [index for index, _ in errors])
-        tiles = [
-            Tile(image, [*caption, image_set.key(index)])
-            for image, (index, caption) in zip(pixels, errors, strict=True)
-        ]
+        pairs = zip(pixels, errors, strict=True)
+        tiles = [Tile(image, [*caption, image_set.key(index)]) for image, (index, caption) in pairs]
     shown = f", the {len(tiles)} that the model was most certain of" if len(tiles) < number else ""
     title = f"{counted(number, 'mistake')} in {counted(len(results.indices), 'validation image')}{shown}"
     return contact_sheet(tiles, side=SIDE, title=title)
@@ -100,9 +98,8 @@ def draw_confusion(results: ImageResults, names: Names) -> Image.Image:
     darkness = 0.15 + 0.85 * counts / np.maximum(results.counts[0][labels], 1)
     rows, columns = (np.searchsorted(shown, each) for each in (labels, predictions))
     order = np.argsort(darkness, kind="stable")  # what overlaps is of the largest share
-    for row, column, count, dark in zip(
-        *(each[order].tolist() for each in (rows, columns, counts, darkness)), strict=True
-    ):
+    drawn = (each[order].tolist() for each in (rows, columns, counts, darkness))
+    for row, column, count, dark in zip(*drawn, strict=True):
         x, y, size = left + column * pitch, top + row * pitch, max(pitch, SMALLEST_MARK)
         color = tuple(round(255 + dark * (each - 255)) for each in (RIGHT if row == column else WRONG))
         draw.rectangle((x, y, x + size - 1, y + size - 1), fill=color)
@@ -153,10 +150,8 @@ class TrainBatch(Callback):
 
     def _draw(self, batch: Batch) -> Image.Image:
         pixels, targets = prepared(self._config, batch)
-        tiles = [
-            Tile(image.permute(1, 2, 0).numpy(), [caption])
-            for image, caption in zip(pixels, self._captions(targets), strict=True)
-        ]
+        pairs = zip(pixels, self._captions(targets), strict=True)
+        tiles = [Tile(image.permute(1, 2, 0).numpy(), [caption]) for image, caption in pairs]
         return contact_sheet(tiles, title="images of the first update, as the model gets them")
 
     def _captions(self, targets: Tensor | Mixed) -> list[str]:

@@ -30,11 +30,8 @@ def escaped(value: object) -> Markup:
 
 def element(name: str, /, *children: object, **attributes: object) -> Markup:
     """`class_` is the attribute class, `aria_label` aria-label; an attribute that is None is left out, so is such a child."""
-    words = [
-        f' {key.rstrip("_").replace("_", "-")}="{escaped(value)}"'
-        for key, value in attributes.items()
-        if value is not None
-    ]
+    given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
+    words = [f' {key}="{escaped(value)}"' for key, value in given.items()]
     inside = "".join(escaped(child) for child in children if child is not None)
     start = f"<{name}{''.join(words)}>"
     return Markup(start if name in VOID else f"{start}{inside}</{name}>")

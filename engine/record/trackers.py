@@ -59,9 +59,8 @@ class Tracker:
 
     def __init__(self, name: str, config: Config, folder: Path):
         self.name, self.folder = name, folder
-        self.settings = {
-            key: without_secrets(value) if isinstance(value, str) else value for key, value in flatten(config).items()
-        }
+        given = flatten(config).items()
+        self.settings = {key: without_secrets(value) if isinstance(value, str) else value for key, value in given}
         self._file = folder / "tracking" / f"{name}.json"
         saved = read_object(self._file)
         self.identity: str | None = saved.get("id")

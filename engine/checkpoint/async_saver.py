@@ -15,8 +15,8 @@ from engine.checkpoint.format import progress_in, remove_old, remove_unused_part
 from engine.evaluation.scores import Best
 from utils.errors import cause_of
 from utils.host import has_streams
+from utils.runs import BEST
 
-BEST = "best.pth"
 CHUNK = 2**26  # bytes: page-locked memory is allocated in powers of two, so a larger piece would waste much
 
 

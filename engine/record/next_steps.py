@@ -8,8 +8,8 @@ from pathlib import Path
 
 from configs.schema import Config
 from datasets import ImageSet
-from engine.checkpoint.async_saver import BEST
 from utils.distributed import Process
+from utils.runs import weights_in
 from utils.text import align
 
 ROOT = Path(__file__).parent.parent.parent
@@ -24,9 +24,8 @@ def after_training(config: Config, process: Process, folder: Path, eval_set: Ima
         "save_failed": [],
     }
     rows = _files(folder, "report.html")
-    if state in ("done", "early stop"):
-        weights = next((folder / name for name in (BEST, "last.pth") if (folder / name).exists()), None)
-        rows += _use_of(weights, eval_set) if weights else []
+    if state in ("done", "early stop") and (weights := weights_in(folder)):
+        rows += _use_of(weights, eval_set)
     if state in longer and (folder / "last.pth").exists():
         rows += [("train longer" if longer[state] else "go on", _resume(process, folder, longer[state]))]
     return _lines(rows)

@@ -83,12 +83,11 @@ def score(*figures: list[float]) -> None:
     """The evaluations of a run end with these top-1 and losses: raw weights and EMA in turn, if there is an EMA."""
     remaining = iter(figures)
 
-    def evaluate(*arguments) -> Evaluation:
-        top1, loss = next(remaining)
-        return Evaluation(Scores(loss, top1, 100.0, 359, 0), PerImage())
+    def evaluate(models, *arguments) -> list[Evaluation]:
+        found = [next(remaining) for _ in models]
+        return [Evaluation(Scores(loss, top1, 100.0, 359, 0), PerImage()) for top1, loss in found]
 
     engine.eval_run.evaluate = evaluate
-    engine.eval_run.evaluate = lambda models, *arguments: [evaluate() for _ in models]
 
 
 # What is called where a signal is to arrive, and at which call of it. An update has two micro-batches.
@@ -98,7 +97,7 @@ MOMENTS = {
     "start-up": (engine.run, "build_train_data", 1),
     "training": (Trainer, "update", 3),
     "accumulation": (Trainer, "to_device", 6),
-    "evaluation": (engine.eval_run, "evaluate_each", 1),
+    "evaluation": (engine.eval_run, "evaluate", 1),
 }
 
 

@@ -42,8 +42,7 @@ def finished(tmp_path_factory, small_yaml):
     output = tmp_path_factory.mktemp("finished")
     options = ["TRACK=tensorboard", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "SAVE_FREQ=1"]
     flags = ["-cfg", str(small_yaml), "-output", str(output), "-amp", "-epochs", "5"]
-    result = run("main_single_gpu.py", *flags, "-opts", *options, "KEEP_CHECKPOINTS=2")
-    assert result.returncode == 0, result.stderr
+    result = run("main_single_gpu.py", *flags, "-opts", *options, "KEEP_CHECKPOINTS=2").done()
     return run_folder(output), result.stdout
 
 
@@ -145,8 +144,7 @@ def test_timms_own_validation_gives_the_same_top1_on_the_same_images(tmp_path):
         SMALL.replace("digits", "imagefolder").replace("IMAGE_SIZE: 8, IMAGE_CHANNELS: 1", "IMAGE_SIZE: 24")
     )
     flags = ["-cfg", str(tmp_path / "folder.yaml"), "-data_path", str(tmp_path / "data"), "-epochs", "8"]
-    result = run("main_single_gpu.py", *flags, "-output", str(tmp_path / "o"), "-opts", "TRAIN.BASE_LR=3e-3")
-    assert result.returncode == 0, result.stderr
+    run("main_single_gpu.py", *flags, "-output", str(tmp_path / "o"), "-opts", "TRAIN.BASE_LR=3e-3").done()
     folder = run_folder(tmp_path / "o")
     ours = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["eval_top1"]
 
@@ -197,8 +195,7 @@ def test_evaluation_is_exact_for_1_2_and_3_processes_and_agrees_with_training(fi
     for world_size in (1, 2, 3):
         script = "main_single_gpu.py" if world_size == 1 else "main_multi_gpu.py"
         flags = ["-cfg", str(small_yaml), "-eval", "-resume", str(folder / "last.pth"), "-amp"]
-        result = run(script, *flags, "-output", str(tmp_path / str(world_size)), processes=world_size)
-        assert result.returncode == 0, result.stderr
+        run(script, *flags, "-output", str(tmp_path / str(world_size)), processes=world_size).done()
         evaluated = run_folder(tmp_path / str(world_size))
         assert evaluated.name.startswith("eval-")
         found[world_size] = accuracy(evaluated)
@@ -230,8 +227,7 @@ def test_batch_norm_is_evaluated_in_training_as_it_is_saved(tmp_path):
 
 def test_a_mistake_of_several_processes_is_told_once_and_ends_with_2(small_yaml):
     flags = ["-cfg", str(small_yaml), "-ngpus", "2", "-dataset", "imagefolder", "-data_path", "nowhere"]
-    result = run("main_multi_gpu.py", *flags)
-    assert result.returncode == 2
+    result = run("main_multi_gpu.py", *flags).refused()
     assert result.stderr.count("error:") == 1 and "nowhere" in result.stderr and "Traceback" not in result.stderr
 
 
@@ -287,8 +283,7 @@ def test_told_to_stop_all_processes_save_and_end(long_run, tmp_path, send, numbe
 
 @pytest.mark.parametrize("script", ["main_single_gpu.py", "main_multi_gpu.py"])
 def test_help_names_every_flag_without_importing_torch(script):
-    result = run_fresh(script, "-h", environment={"PYTHONPROFILEIMPORTTIME": "1"})
-    assert result.returncode == 0
+    result = run_fresh(script, "-h", environment={"PYTHONPROFILEIMPORTTIME": "1"}).done()
     for flag in "cfg dataset data_path output batch_size image_size accum_iter amp amp_dtype resume eval opts".split():
         assert f"-{flag} " in result.stdout or f"-{flag}\n" in result.stdout, flag
     assert not re.search(r"\btorch$", result.stderr, re.M)
@@ -353,8 +348,7 @@ def test_compiled_run_saves_clean_names_and_keeps_its_kernels(small_yaml, tmp_pa
     flags = ["-cfg", str(small_yaml), "-compile", "-epochs", "1", "-output", str(tmp_path / "output"), *few]
     # Torch would compile a program for each kind of vector instructions, to see which this processor runs.
     environment = {"XDG_CACHE_HOME": str(tmp_path), "TORCHINDUCTOR_VEC_ISA_OK": "1"}
-    result = run("main_single_gpu.py", *flags, environment=environment)
-    assert result.returncode == 0, result.stderr
+    run("main_single_gpu.py", *flags, environment=environment).done()
     names = torch.load(run_folder(tmp_path / "output") / "last.pth", weights_only=True)["state_dict"]
     assert "blocks.0.attn.qkv.weight" in names and not any("_orig_mod" in name for name in names)
     assert any((tmp_path / "halfstep" / "compile").rglob("*.so"))
@@ -366,8 +360,7 @@ def test_a_compiled_run_with_all_that_watches_it_learns_as_an_eager_one(small_ya
     for name, words in {"eager": watched.replace("-compile ", ""), "compiled": watched}.items():
         flags = ["-cfg", str(small_yaml), "-amp", "-epochs", "1", "-batch_size", "120", "-output", str(tmp_path / name)]
         faults = {"compile_without_code": [{"XDG_CACHE_HOME": str(tmp_path)}]}
-        result = run("main_single_gpu.py", *flags, *words.split(), "DATA.DROP_LAST=false", faults=faults)
-        assert result.returncode == 0, result.stderr
+        run("main_single_gpu.py", *flags, *words.split(), "DATA.DROP_LAST=false", faults=faults).done()
         lines = (run_folder(tmp_path / name) / "metrics.jsonl").read_text().splitlines()
         losses[name] = [json.loads(line)[key] for line in lines for key in ("train_loss", "eval_loss", "eval_loss_ema")]
         assert (run_folder(tmp_path / name) / "trace.json.gz").is_file()

@@ -41,8 +41,7 @@ def scored(tmp_path, small_yaml):
             "160",
             *flags,
         ]
-        ended = run("main_single_gpu.py", *given, "-opts", *words, faults={"score": scores})
-        assert ended.returncode == 0, ended.stderr
+        ended = run("main_single_gpu.py", *given, "-opts", *words, faults={"score": scores}).done()
         return ended.stdout.partition("\nnext:")[0].splitlines(), run_folder(tmp_path / "o")
 
     return train

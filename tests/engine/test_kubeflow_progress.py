@@ -12,13 +12,8 @@ import pytest
 from engine.session import KubeflowProgress
 
 HANGS = 30.0  # seconds
-FACTS = {
-    "total_steps": 200,
-    "position": {"epoch": 1, "step": 90},
-    "eta_seconds": 120,
-    "best_top1": 71.25,
-    "best_epoch": 1,
-}
+FACTS = {"total_steps": 200, "position": {"epoch": 1, "step": 90}, "eta_seconds": 120}
+FACTS |= {"best_top1": 71.25, "best_epoch": 1}
 
 
 class TrainJobServer(ThreadingHTTPServer):
@@ -28,22 +23,17 @@ class TrainJobServer(ThreadingHTTPServer):
 
     def __init__(self, folder, answers):
         self.answers, self.tokens, self.bodies = iter(answers), [], []
-        key, self.certificate = str(folder / "key.pem"), str(folder / "ca.crt")
+        key, certificate = str(folder / "key.pem"), str(folder / "ca.crt")
         names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-        made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", self.certificate]
+        made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate]
         subprocess.run([*made, *names], check=True, capture_output=True)
         super().__init__(("127.0.0.1", 0), _Handler)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self.certificate, key)
+        context.load_cert_chain(certificate, key)
         self.socket = context.wrap_socket(self.socket, server_side=True)
         (folder / "token").write_text("first\n")
-        self.environment = dict(
-            zip(
-                KubeflowProgress.VARIABLES,
-                (f"https://127.0.0.1:{self.server_port}/status", self.certificate, str(folder / "token")),
-                strict=True,
-            )
-        )
+        values = f"https://127.0.0.1:{self.server_port}/status", certificate, str(folder / "token")
+        self.environment = dict(zip(KubeflowProgress.VARIABLES, values, strict=True))
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def handle_error(self, request, client_address) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from engine.session import RunFolder
 from tests.support.configs import SMALL, small_config
-from tests.support.refusals import assert_names, refused
+from tests.support.refusals import refused
 from tests.support.runs import Ended, rows, run
 from utils.errors import ConfigError
 
@@ -44,12 +44,10 @@ def test_a_run_is_in_the_folder_of_its_name_also_when_it_was_killed_before_its_f
 
 def test_the_same_command_goes_on_with_it_and_without_resume_it_is_refused(folder):
     before = {path: path.read_bytes() for path in (folder / "o").rglob("*") if path.is_file()}
-    again = start(folder)
-    assert again.returncode == 2
-    assert_names(again.stderr, "NAME", folder / "o/mine", f"-resume {folder / 'o/mine'}", "-name")
+    start(folder).refused("NAME", folder / "o/mine", f"-resume {folder / 'o/mine'}", "-name")
     assert {path: path.read_bytes() for path in (folder / "o").rglob("*") if path.is_file()} == before
-    goes_on = start(folder, "-resume", "auto")
-    assert goes_on.returncode == 0 and "Epoch[" not in goes_on.stdout, "its one epoch is trained"
+    goes_on = start(folder, "-resume", "auto").done()
+    assert "Epoch[" not in goes_on.stdout, "its one epoch is trained"
 
 
 def test_check_names_a_folder_that_is_taken(folder):
@@ -68,9 +66,7 @@ def test_an_evaluation_has_a_folder_of_its_own_by_name_or_beside_the_run_that_th
     weights = ["-pretrained", str(folder / "o/mine/best.pth")]
     assert run("main_single_gpu.py", *words, "scored", *weights).returncode == 0
     assert json.loads((folder / "o/scored/status.json").read_text())["state"] == "done"
-    taken = run("main_single_gpu.py", *words, "mine", *weights)
-    assert taken.returncode == 2
-    assert_names(taken.stderr, "NAME", folder / "o/mine")
+    run("main_single_gpu.py", *words, "mine", *weights).refused("NAME", folder / "o/mine")
     assert run("main_single_gpu.py", *words, "mine", "-resume", "auto").returncode == 0
     assert len(list((folder / "o").glob("eval-*-mine"))) == 1
 

@@ -77,8 +77,7 @@ def test_a_run_that_could_not_save_at_all_names_no_save_to_go_on_from(tmp_path, 
 
 def test_an_epoch_that_beats_what_is_on_the_disk_is_the_best_though_a_better_one_was_lost(tmp_path, start):
     scores = [*RISING, [40.0, 1.0], [40.0, 1.0]]
-    ended = start(tmp_path, *OPTIONS, "-epochs", "3", score=scores, find_no_room=FULL_AT_THE_SECOND_SAVE)
-    assert ended.returncode == 0, ended.printed
+    ended = start(tmp_path, *OPTIONS, "-epochs", "3", score=scores, find_no_room=FULL_AT_THE_SECOND_SAVE).done()
     assert_names(ended.stdout, "warning", "last.pth", "disk full")
     status = assert_truth(tmp_path, ended)
     assert (status["state"], status["best_top1"], status["best_epoch"]) == ("done", 40.0, 3)
@@ -106,7 +105,7 @@ def test_a_resumed_run_whose_best_pth_is_gone_says_so_and_saves_the_next_best(tm
 
 def test_a_row_of_the_last_epoch_that_found_no_room_is_written_at_the_end(tmp_path, start):
     full = ["replace .metrics.csv.tmp metrics.csv", 2, False]
-    ended = start(tmp_path, *OPTIONS, score=RISING, find_no_room=full)
-    assert ended.returncode == 0 and "warning: " in ended.stdout
+    ended = start(tmp_path, *OPTIONS, score=RISING, find_no_room=full).done()
+    assert "warning: " in ended.stdout
     for name, num_lines in (("metrics.csv", 3), ("metrics.jsonl", 2)):
         assert len((run_folder(tmp_path) / name).read_text().splitlines()) == num_lines

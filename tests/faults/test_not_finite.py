@@ -33,10 +33,9 @@ def check_files(folder) -> None:
 @pytest.mark.parametrize(("what", "ranks"), [("input", "one"), ("loss", "one"), ("gradient", "one"), ("loss", "both")])
 def test_both_processes_skip_the_update_count_it_and_stay_equal_to_the_last_bit(tmp_path, start, what, ranks):
     weights = tmp_path / "weights"
-    done = start(
+    start(
         tmp_path / "o", *FLAGS, processes=2, poison=[what, RANKS[ranks], [1, 5, 6]], note_weights=[str(weights)]
-    )
-    assert done.codes == [0, 0], done.printed
+    ).done()
     first, second = (weights.with_name(f"weights.{rank}").read_text() for rank in (0, 1))
     assert first == second
     folder = run_folder(tmp_path / "o")

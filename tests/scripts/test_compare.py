@@ -67,13 +67,13 @@ def folder(tmp_path):
 
 @pytest.fixture
 def typed(capsys):
-    """Types a command; returns its exit code, what it printed and what went to the error stream."""
+    """Types a command; returns what it printed and what went to the error stream."""
 
-    def type_in(*words):
+    def type_in(*words, exit_with=0):
         code = exit_code(script.main, [str(word) for word in words])
         out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
+        assert code == exit_with and "Traceback" not in err, err
+        return out, err
 
     return type_in
 
@@ -93,8 +93,7 @@ def test_runs_that_differ_in_seed_only_are_a_group_with_numpys_mean_and_deviatio
     groups = groups_in(folder)
     assert [list(group.settings) for group in groups] == [["TRAIN.BASE_LR"]] * 2
     assert [len(group.runs) for group in groups] == [3, 3]
-    code, out, _ = typed(folder)
-    assert code == 0
+    out, _ = typed(folder)
     for row, values in zip(table(out, "Results"), OF_RATE.values(), strict=True):
         assert row["runs"] == "3" and row["epochs"] == "3"
         assert row["best top-1, %"] == f"{numpy.mean(values):.2f} ± {numpy.std(values, ddof=1):.2f}"
@@ -127,9 +126,9 @@ def test_the_table_says_whether_a_difference_is_noise(tmp_path, typed, shift, wo
     for seed, value in enumerate((90.0, 91.0, 89.5)):
         make_run(tmp_path / f"a{seed}", [value], f"SEED: {seed}")
         make_run(tmp_path / f"b{seed}", [value + shift + seed / 5], f"SEED: {seed + 5}\nTRAIN.SMOOTHING: 0.1")
-    code, out, _ = typed(tmp_path)
+    out, _ = typed(tmp_path)
     row = table(out, "Results")[1]
-    assert code == 0 and word in row["against group 1"]
+    assert word in row["against group 1"]
     assert ("within the noise" in out) == (word == "within noise")
 
 
@@ -138,8 +137,8 @@ def test_with_the_loss_as_metric_less_is_better(tmp_path, typed):
         for name, value in (("a", 0.5), ("b", 0.1)):
             settings = f"SEED: {seed}\nTRAIN.BEST_METRIC: loss\nTRAIN.SMOOTHING: {value}"
             make_run(tmp_path / f"{name}{seed}", [100 - 100 * value - seed], settings)
-    code, out, _ = typed(tmp_path)
-    assert code == 0 and table(out, "Results")[1]["against group 1"].startswith("-0.4000")
+    out, _ = typed(tmp_path)
+    assert table(out, "Results")[1]["against group 1"].startswith("-0.4000")
     assert "better" in table(out, "Results")[1]["against group 1"]
 
 
@@ -173,11 +172,11 @@ def test_runs_on_different_data_are_refused_and_compared_only_if_asked(tmp_path,
     make_run(tmp_path / "a", [90.0])
     noted = {"classes": 10, "training_images": 80, "validation_images": 20, "validation_digest": "aa"} | about
     make_run(tmp_path / "b", [90.0], settings, {"about": noted})
-    code, out, err = typed(tmp_path / "a", tmp_path / "b")
-    assert code == 2 and not out
+    out, err = typed(tmp_path / "a", tmp_path / "b", exit_with=2)
+    assert not out
     assert_names(err, "-any_data", tmp_path / "a", tmp_path / "b", *names)
-    code, out, err = typed(tmp_path / "a", tmp_path / "b", "-any_data")
-    assert code == 0 and out.index("Warning") < out.index("## Results")
+    out, _ = typed(tmp_path / "a", tmp_path / "b", "-any_data")
+    assert out.index("Warning") < out.index("## Results")
 
 
 def write_predictions(run: SavedRun, right: dict[str, bool]) -> SavedRun:
@@ -194,33 +193,32 @@ def test_runs_of_two_weeks_are_compared_on_the_images_that_both_scored(tmp_path,
     better = {name: is_right or int(name[:-4]) > 1 for name, is_right in both.items()} | {"12.jpg": False}
     about = {"classes": 11, "training_images": 99, "validation_images": 41, "validation_digest": "bb"}
     write_predictions(make_run(tmp_path / "b", [60.0], "", {"about": about}), better | {"new": False})
-    code, out, _ = typed(tmp_path / "a", tmp_path / "b")
+    out, _ = typed(tmp_path / "a", tmp_path / "b")
     one, two = table(out, "Results")
-    assert code == 0 and out.index("40 of 130 images") < out.index("## Results")
+    assert out.index("40 of 130 images") < out.index("## Results")
     assert [one["best top-1 of common images, %"], two["best top-1 of common images, %"]] == ["70.00", "92.50"]
     assert "noise unknown" in two["against group 1"] and "10 : 1 images, p 0.012" in two["against group 1"]
-    code, out, _ = typed(tmp_path / "a", tmp_path / "b", "-json")
-    found = json.loads(out)
+    found = json.loads(typed(tmp_path / "a", tmp_path / "b", "-json")[0])
     # scipy.stats.binomtest(1, 11).pvalue
-    assert (code, found["verdict"], found["seeds"], found["images"]) == (0, "better", [1, 1], 40)
+    assert (found["verdict"], found["seeds"], found["images"]) == ("better", [1, 1], 40)
     assert found["p"] == pytest.approx(0.01171875) and found["difference"] == pytest.approx(22.5)
     assert found["interval"][0] > 0 and found["deviation_of_seeds"] == [None, None]
-    assert typed(tmp_path / "b", tmp_path / "a", "-json")[0] == 4, "worse"
-    assert typed(tmp_path / "a", tmp_path / "a", "-json")[0] == 5, "not to be told apart"
+    typed(tmp_path / "b", tmp_path / "a", "-json", exit_with=4)  # worse
+    typed(tmp_path / "a", tmp_path / "a", "-json", exit_with=5)  # not to be told apart
     shutil.copytree(tmp_path / "b", tmp_path / "c", ignore=shutil.ignore_patterns("results.json"))
-    code, _, err = typed(tmp_path / "a", tmp_path / "c")
-    assert code == 2 and "-any_data" in err, "its table may be of another epoch"
+    _, err = typed(tmp_path / "a", tmp_path / "c", exit_with=2)
+    assert "-any_data" in err, "its table may be of another epoch"
 
 
 def test_the_verdict_on_several_seeds_is_by_their_spread(folder, typed, tmp_path):
-    code, out, _ = typed(folder / "1e-3-*", folder / "3e-3-*", "-json")
+    out, _ = typed(folder / "1e-3-*", folder / "3e-3-*", "-json", exit_with=4)
     found, gap = json.loads(out), statistics.difference(*(dict(enumerate(OF_RATE[rate])) for rate in ("3e-3", "1e-3")))
-    assert (code, found["verdict"], found["seeds"], "images" in found) == (4, "worse", [3, 3], False)
+    assert (found["verdict"], found["seeds"], "images" in found) == ("worse", [3, 3], False)
     assert found["interval"] == pytest.approx([gap.value - gap.half_width, gap.value + gap.half_width])
     assert found["deviation_of_seeds"] == pytest.approx([numpy.std(OF_RATE[rate], ddof=1) for rate in OF_RATE])
     for words in ([folder, "-json"], [folder, folder / "1e-3-0", "-json"], [*folder.glob("1e-3-*"), "-json"]):
-        code, out, err = typed(*words)
-        assert code == 2 and not out and "-json" in err
+        out, err = typed(*words, exit_with=2)
+        assert not out and "-json" in err
 
 
 def test_mcnemars_probability_is_that_of_the_binomial_distribution():
@@ -237,12 +235,11 @@ def test_mcnemars_probability_is_that_of_the_binomial_distribution():
 def test_runs_of_earlier_versions_are_told_apart_by_their_settings(tmp_path, typed):
     for kind in ("single", "mixed"):
         shutil.copytree(ROOT / "tests/data/saved_runs" / kind, tmp_path / kind)
-    code, _, err = typed(tmp_path / "single", tmp_path / "mixed")
-    assert code == 2
+    _, err = typed(tmp_path / "single", tmp_path / "mixed", exit_with=2)
     assert_names(err, "-any_data", "single", "mixed")
     shutil.copytree(tmp_path / "single", tmp_path / "again")
-    code, out, _ = typed(tmp_path / "single", tmp_path / "again")
-    assert code == 0 and [row["runs"] for row in table(out, "Results")] == ["2"]
+    out, _ = typed(tmp_path / "single", tmp_path / "again")
+    assert [row["runs"] for row in table(out, "Results")] == ["2"]
     assert "repetition" in out, "both have one seed"
 
 
@@ -250,8 +247,7 @@ def test_runs_that_did_not_end_are_compared_up_to_their_last_epoch(tmp_path, typ
     make_run(tmp_path / "whole", [80.0, 90.0, 95.0])
     make_run(tmp_path / "killed", [80.0, 85.0], "TRAIN.NUM_EPOCHS: 3\nTRAIN.SMOOTHING: 0.1", {"state": "training"})
     make_run(tmp_path / "early", [80.0, 85.0], "TRAIN.NUM_EPOCHS: 3\nTRAIN.SMOOTHING: 0.2", {"reason": "early stop"})
-    code, out, _ = typed(tmp_path)
-    assert code == 0
+    out, _ = typed(tmp_path)
     notes = [line for line in out.splitlines() if line.startswith("- ")]
     assert [line for line in notes if "killed" in line and "2 of 3" in line]
     assert not [line for line in notes if "/early" in line]
@@ -261,23 +257,22 @@ def test_runs_that_did_not_end_are_compared_up_to_their_last_epoch(tmp_path, typ
 def test_in_a_folder_of_runs_those_without_an_epoch_are_left_out_but_named_ones_are_refused(folder, typed):
     (folder / "empty").mkdir()
     (folder / "empty" / "config.yaml").write_text("SEED: 1\n")
-    code, out, _ = typed(folder)
-    assert code == 0 and "left out" in out and "empty" in out
-    code, out, err = typed(folder / "empty", *folder.glob("1e-3-*"))
-    assert code == 2 and not out
+    out, _ = typed(folder)
+    assert "left out" in out and "empty" in out
+    out, err = typed(folder / "empty", *folder.glob("1e-3-*"), exit_with=2)
+    assert not out
     assert_names(err, folder / "empty")
 
 
 def test_runs_of_different_metrics_are_compared_by_top1_or_by_the_one_asked_for(tmp_path, typed):
     make_run(tmp_path / "a", [90.0, 80.0])
     make_run(tmp_path / "b", [91.0, 81.0], "TRAIN.BEST_METRIC: loss")
-    code, out, _ = typed(tmp_path)
-    assert code == 0 and "TRAIN.BEST_METRIC" in out
+    out, _ = typed(tmp_path)
+    assert "TRAIN.BEST_METRIC" in out
     assert [row["best top-1, %"] for row in table(out, "Results")] == ["90.00", "91.00"]
-    code, out, _ = typed(tmp_path, "-metric", "loss")
+    out, _ = typed(tmp_path, "-metric", "loss")
     assert [row["best loss"] for row in table(out, "Results")] == ["0.1000", "0.0900"]
-    code, _, err = typed(tmp_path, "-metric", "map")
-    assert code == 2
+    _, err = typed(tmp_path, "-metric", "map", exit_with=2)
     assert_names(err, "-metric", "map")
 
 
@@ -296,8 +291,8 @@ def test_runs_of_different_metrics_are_compared_by_top1_or_by_the_one_asked_for(
 )
 def test_a_mistake_ends_with_exit_code_2_and_a_remedy(folder, typed, tmp_path, words, names):
     (tmp_path / "empty").mkdir()
-    code, out, err = typed(*(word.format(runs=folder, empty=tmp_path / "empty") for word in words))
-    assert code == 2 and not out and err.startswith("error: ") and err.count("\n") == 1
+    out, err = typed(*(word.format(runs=folder, empty=tmp_path / "empty") for word in words), exit_with=2)
+    assert not out and err.startswith("error: ") and err.count("\n") == 1
     assert_names(err, *names)
 
 
@@ -321,5 +316,5 @@ def test_quantiles_are_students_for_few_degrees_of_freedom_and_for_many():
 def test_credentials_in_a_setting_that_differs_are_not_shown(tmp_path, typed):
     for name in "ab":
         make_run(tmp_path / name, [90.0], f"MODEL.PRETRAINED: https://me:secret@server/{name}.pth")
-    code, out, err = typed(tmp_path)
-    assert code == 0 and "@server/b.pth" in out and "secret" not in out + err
+    out, err = typed(tmp_path)
+    assert "@server/b.pth" in out and "secret" not in out + err

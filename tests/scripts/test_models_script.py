@@ -12,12 +12,13 @@ from utils.program import exit_code
 
 @pytest.fixture
 def typed(capsys):
-    """Types a command; returns its exit code, its lines and what went to the error stream."""
+    """Types a command; returns its lines and what went to the error stream."""
 
-    def type_in(*words):
+    def type_in(*words, exit_with=0):
         code = exit_code(script.main, [str(word) for word in words])
         out, err = capsys.readouterr()
-        return code, out.splitlines(), err
+        assert code == exit_with, err
+        return out.splitlines(), err
 
     return type_in
 
@@ -30,9 +31,9 @@ def test_the_row_of_a_model_says_its_size_and_how_its_images_are_prepared():
 
 
 def test_without_a_word_six_sizes_are_shown_with_what_timm_says_of_them_and_a_middle_one_is_advised(typed):
-    code, lines, _ = typed()
+    lines, _ = typed()
     rows = {row.split()[0]: row for row in lines[1:7]}
-    assert code == 0 and lines[7] == "" and not set(rows) - set(timm.list_pretrained())
+    assert lines[7] == "" and not set(rows) - set(timm.list_pretrained())
     for model in describe_models(list(rows)):
         assert_names(rows[model.name], script.row_of(model)[1])
         assert (model.licence, model.size) == ("apache-2.0", (224, 224))
@@ -48,15 +49,15 @@ def test_all_words_are_required_and_a_pattern_is_of_the_whole_name_with_or_witho
 
 def test_architectures_without_weights_are_listed_where_no_weights_have_that_name(typed):
     bare = next(each for each in timm.list_models("vit_small*") if not timm.models.is_model_pretrained(each))
-    code, lines, _ = typed(bare)
-    assert code == 0 and f"MODEL.NAME={bare}" in lines[-1] and "no weights" in lines[1]
+    lines, _ = typed(bare)
+    assert f"MODEL.NAME={bare}" in lines[-1] and "no weights" in lines[1]
 
 
 def test_more_than_the_limit_are_counted_below_the_table_and_the_next_command_is_shown(typed, monkeypatch):
     monkeypatch.setattr(script, "LIMIT", 2)
     number = len(find_names(["vit_tiny"]))
-    code, lines, _ = typed("vit_tiny")
-    assert code == 0 and lines.index("") == 1 + 2 < number
+    lines, _ = typed("vit_tiny")
+    assert lines.index("") == 1 + 2 < number
     assert lines[1].startswith("vit_tiny"), "not one of which it is a part further on, as of crossvit_tiny_240"
     assert_names("\n".join(lines), number - 2, "-all", "configs/finetune.yaml")
     smallest = min(describe_models(find_names(["vit_tiny"])[:2]), key=lambda model: model.parameters)

@@ -70,13 +70,16 @@ def pretended(monkeypatch, signal_handlers):
 
 @pytest.fixture
 def start(tmp_path, small_yaml, capsys):
-    """Start a sweep with these words in tmp_path / "sweep": its exit code and what it printed."""
+    """Start a sweep with these words in tmp_path / "sweep": what it printed."""
 
-    def call(*words: str) -> tuple[int, str]:
+    def call(*words: str, exit_with: int | None = 0) -> str:
         code = exit_code(sweep.main, ["-output", str(tmp_path / "sweep"), *words])
-        return code, "".join(capsys.readouterr())
+        printed = "".join(capsys.readouterr())
+        assert code == exit_with, printed
+        return printed
 
-    return lambda *words: call(*(["-cfg", str(small_yaml), *words] if words and words != ("-table",) else words))
+    given = ["-cfg", str(small_yaml)]
+    return lambda *words, **how: call(*(given if words and words != ("-table",) else []), *words, **how)
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -92,9 +95,9 @@ GRID = ["-over", "TRAIN.BASE_LR=0.1,0.3", "MODEL.DEPTH=1,2", "-seeds", "0,1", "-
 
 
 def test_a_grid_has_a_trial_for_each_setting_seed_and_fold(tmp_path, start, pretended):
-    code, printed = start(*GRID)
+    printed = start(*GRID)
     found = rows(tmp_path / "sweep")
-    assert code == 0 and len(pretended.started) == len(found) == 16
+    assert len(pretended.started) == len(found) == 16
     assert len({tuple(row[key] for key in ("TRAIN.BASE_LR", "MODEL.DEPTH", "seed", "fold")) for row in found}) == 16
     assert all((row["state"], row["epoch"], row["seconds"]) == ("done", "2", "5.0") for row in found)
     # The best settings: a mean of 30, without deviation, of 4 trials.
@@ -107,37 +110,37 @@ def test_a_grid_has_a_trial_for_each_setting_seed_and_fold(tmp_path, start, pret
 
 def test_of_losses_the_smallest_is_best(tmp_path, start, pretended, monkeypatch):
     monkeypatch.setattr(pretended, "metric", "loss")
-    _, printed = start("-over", "TRAIN.BASE_LR=0.1,0.3")
+    printed = start("-over", "TRAIN.BASE_LR=0.1,0.3")
     assert "BASE_LR=0.1" in best_row(printed) and "TRAIN.BASE_LR=0.1" in printed.splitlines()[-2]
 
 
 def test_what_is_finished_is_not_started_again_and_what_was_killed_is(tmp_path, start, pretended):
     pretended.ends |= {"trial-001": 3, "trial-002": -9, "trial-003": 1, "trial-004": KeyboardInterrupt()}
-    assert start(*GRID)[0] == 130
+    start(*GRID, exit_with=130)
     assert pretended.started == [f"trial-{number:03d}" for number in range(5)]
     pretended.ends.clear()
     pretended.started.clear()
-    code, _ = start()
-    assert code == 3 and pretended.started == [f"trial-{number:03d}" for number in range(2, 16)]
+    start(exit_with=3)
+    assert pretended.started == [f"trial-{number:03d}" for number in range(2, 16)]
     assert [row["state"] for row in rows(tmp_path / "sweep")] == ["done", "failed"] + ["done"] * 14
-    assert start()[0] == 3 and len(pretended.started) == 14
+    start(exit_with=3)
+    assert len(pretended.started) == 14
 
 
 def test_a_trial_that_is_refused_stops_the_sweep_which_can_then_be_another(tmp_path, start, pretended):
     pretended.ends |= {"trial-000": 2}
-    code, printed = start(*GRID)
-    assert code == 2 and len(pretended.started) == 1
+    printed = start(*GRID, exit_with=2)
+    assert len(pretended.started) == 1
     assert_names(printed, "trial 0", "no such data")
     pretended.ends.clear()
-    assert start("-seeds", "4,5")[0] == 0
+    start("-seeds", "4,5")
 
 
 def test_another_sweep_in_its_folder_is_refused_and_names_what_differs(tmp_path, start, pretended):
-    assert start(*GRID)[0] == 0
-    code, printed = start(*GRID[:3], "-seeds", "0,2", "-epochs", "7")
-    assert code == 2
-    assert_names(printed, "seeds", "folds", "-epochs", "-output")
-    assert start(*GRID)[0] == 0 and len(pretended.started) == 16
+    start(*GRID)
+    assert_names(start(*GRID[:3], "-seeds", "0,2", "-epochs", "7", exit_with=2), "seeds", "folds", "-epochs", "-output")
+    start(*GRID)
+    assert len(pretended.started) == 16
 
 
 def test_a_sweep_goes_on_from_another_folder_and_after_it_was_moved(tmp_path, small_yaml, pretended, monkeypatch):
@@ -159,8 +162,8 @@ def test_a_sweep_goes_on_from_another_folder_and_after_it_was_moved(tmp_path, sm
 def test_two_sweeps_do_not_work_in_one_folder(tmp_path, start, pretended):
     (tmp_path / "sweep").mkdir()
     with locked(tmp_path / "sweep" / ".sweep.lock"):
-        code, printed = start(*GRID)
-    assert code == 2 and not pretended.started
+        printed = start(*GRID, exit_with=2)
+    assert not pretended.started
     assert_names(printed, tmp_path / "sweep")
 
 
@@ -195,21 +198,19 @@ REFUSED = {
 @pytest.mark.parametrize("words", REFUSED)
 def test_a_mistake_is_refused_before_any_trial_starts(tmp_path, start, pretended, monkeypatch, words):
     monkeypatch.setenv("PATH", "")
-    code, printed = start(*words.split())
-    assert code == 2 and not pretended.started
+    printed = start(*words.split(), exit_with=2)
+    assert not pretended.started
     assert_names(printed, *REFUSED[words])
 
 
 def test_a_folder_of_other_things_and_a_missing_package_are_refused(tmp_path, start, pretended, monkeypatch):
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "photo.jpg").write_text("")
-    code, printed = start(*GRID)
-    assert code == 2 and os.listdir(tmp_path / "sweep") == ["photo.jpg"]
+    printed = start(*GRID, exit_with=2)
+    assert os.listdir(tmp_path / "sweep") == ["photo.jpg"]
     assert_names(printed, "-output", tmp_path / "sweep")
     monkeypatch.setattr(runner.importlib.util, "find_spec", lambda name: None)
-    code, printed = start("-over", "TRAIN.BASE_LR=0.1..0.3", "-optuna", "3")
-    assert code == 2
-    assert_names(printed, "pip install optuna")
+    assert_names(start("-over", "TRAIN.BASE_LR=0.1..0.3", "-optuna", "3", exit_with=2), "pip install optuna")
 
 
 def test_values_of_lists_stand_in_brackets_and_texts_with_commas_in_quotes():
@@ -221,16 +222,17 @@ def test_values_of_lists_stand_in_brackets_and_texts_with_commas_in_quotes():
 def test_optuna_proposes_the_same_points_after_a_kill(tmp_path, start, pretended, monkeypatch):
     pytest.importorskip("optuna")
     words = ["-over", "TRAIN.BASE_LR=1e-4..1e-1:log", "MODEL.DEPTH=1,5,9", "-seeds", "0,1"]
-    assert start(*words, "-optuna", "4")[0] == 0
+    start(*words, "-optuna", "4")
     whole = [(row["TRAIN.BASE_LR"], row["MODEL.DEPTH"]) for row in rows(tmp_path / "sweep")]
     assert len(whole) == 8 and len(set(whole)) == 4 and {depth for _, depth in whole} <= {"1", "5", "9"}
     (tmp_path / "sweep").rename(tmp_path / "former")
     pretended.ends |= {"trial-005": KeyboardInterrupt()}
-    assert start(*words, "-optuna", "4")[0] == 130
+    start(*words, "-optuna", "4", exit_with=130)
     pretended.ends.clear()
-    assert start()[0] == 0
+    start()
     assert [(row["TRAIN.BASE_LR"], row["MODEL.DEPTH"]) for row in rows(tmp_path / "sweep")] == whole
-    assert start(*words, "-optuna", "5")[0] == 0 and len(rows(tmp_path / "sweep")) == 10
+    start(*words, "-optuna", "5")
+    assert len(rows(tmp_path / "sweep")) == 10
 
 
 class Forked:
@@ -257,10 +259,10 @@ def test_a_trial_that_was_killed_comes_to_what_a_run_by_hand_does(
 
     monkeypatch.setattr(runner, "Program", Killed)
     flags = ["-epochs", "2", "-batch_size", "128"]
-    code, _ = start("-seeds", "7", *flags)
-    assert code == 1 and rows(tmp_path / "sweep")[0]["state"] == "stopped"
+    start("-seeds", "7", *flags, exit_with=1)
+    assert rows(tmp_path / "sweep")[0]["state"] == "stopped"
     monkeypatch.setattr(runner, "Program", Forked)
-    assert start()[0] == 0
+    start()
     by_hand = ["-cfg", str(small_yaml), *flags, "-seed", "7", "-output", str(tmp_path), "-name", "by_hand"]
     assert run("main_single_gpu.py", *by_hand, faults=Forked.faults).returncode == 0
     assert run_hash(tmp_path / "sweep" / "trial-000") == run_hash(tmp_path / "by_hand")
@@ -288,14 +290,16 @@ def test_each_task_of_an_array_becomes_the_run_of_its_trial_and_the_table_has_al
     monkeypatch.setattr(os, "execve", lambda program, words, environment: became.append((words, environment)))
     monkeypatch.setenv("SLURM_PROCID", "0")
     for index in ("0", "1"):
-        start("-seeds", "0,1", "-trial", index)
+        start("-seeds", "0,1", "-trial", index, exit_with=None)
     words, environment = became[1]
     assert [flag(words, "-name") for words, _ in became] == ["trial-000", "trial-001"]
     assert flag(words, "-seed") == "1" and "SLURM_PROCID" not in environment
     (tmp_path / "sweep" / "trial-001").mkdir()
     (tmp_path / "sweep" / "trial-001" / "status.json").write_text('{"state": "done"}')
-    assert start("-seeds", "0,1", "-trial", "1")[0] == 0 and len(became) == 2, "it is done already"
-    assert start("-table")[0] == 0 and [row["state"] for row in rows(tmp_path / "sweep")] == ["waiting", "done"]
+    start("-seeds", "0,1", "-trial", "1")
+    assert len(became) == 2, "it is done already"
+    start("-table")
+    assert [row["state"] for row in rows(tmp_path / "sweep")] == ["waiting", "done"]
 
 
 def test_a_full_disk_harms_no_trial(tmp_path, start, pretended, monkeypatch):
@@ -303,18 +307,14 @@ def test_a_full_disk_harms_no_trial(tmp_path, start, pretended, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("scripts.sweeping.results.write_text", refuse)
-    code, printed = start("-seeds", "0,1")
-    assert code == 0 and len(pretended.started) == 2 and "trials.csv" in printed
+    printed = start("-seeds", "0,1")
+    assert len(pretended.started) == 2 and "trials.csv" in printed
     pretended.ends["trial-001"] = OSError(28, "No space left on device")
-    assert start("-seeds", "0,1")[0] == 0, "it is done already"
+    start("-seeds", "0,1")  # it is done already
     (tmp_path / "sweep" / "trial-001" / "status.json").unlink()
-    code, printed = start()
-    assert code == 2
-    assert_names(printed, "-output", "trial 1")
+    assert_names(start(exit_with=2), "-output", "trial 1")
     monkeypatch.setattr("scripts.sweeping.plan.write_text", refuse)
-    code, printed = start()
-    assert code == 2
-    assert_names(printed, "-output", tmp_path / "sweep")
+    assert_names(start(exit_with=2), "-output", tmp_path / "sweep")
 
 
 def test_the_seconds_of_a_trial_are_those_of_training_and_evaluation(tmp_path):

@@ -46,8 +46,7 @@ def on_pretend_device(test: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(test)
     def start(**arguments) -> None:
         words = test.__module__, test.__name__, pickle.dumps(arguments).hex()
-        ended = run("tests.support.programs.pretend_device_test", *words)
-        assert ended.returncode == 0, ended.printed
+        run("tests.support.programs.pretend_device_test", *words).done()
 
     return start
 

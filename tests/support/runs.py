@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tests.support.configs import SMALL
 from tests.support.forks import DEADLINE, ROOT, start_fork
+from tests.support.refusals import assert_names
 
 
 @dataclass
@@ -31,6 +32,17 @@ class Ended:
     @property
     def printed(self) -> str:
         return self.stdout + self.stderr
+
+    def done(self) -> "Ended":
+        """All went well."""
+        assert set(self.codes) == {0}, self.printed
+        return self
+
+    def refused(self, *names: str | int) -> "Ended":
+        """It was refused, with an error that names these, and not by a traceback."""
+        assert self.returncode == 2 and "Traceback" not in self.printed, self.printed
+        assert_names(self.stderr, *names)
+        return self
 
 
 class Run:

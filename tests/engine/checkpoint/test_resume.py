@@ -33,8 +33,7 @@ def trained(tmp_path_factory, small_yaml) -> Path:
     """The output of a run of two epochs, each with a checkpoint of its own."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "small.yaml").write_text(small_yaml.read_text().replace("BATCH_SIZE: 32", "BATCH_SIZE: 160"))
-    ended = start(folder / "o", "-resume", "auto", "-opts", "SAVE_FREQ=1")
-    assert ended.returncode == 0, ended.stderr
+    ended = start(folder / "o", "-resume", "auto", "-opts", "SAVE_FREQ=1").done()
     assert_names(ended.stdout, "resume", folder / "o")  # there was nothing to go on with
     return folder / "o"
 
@@ -61,8 +60,7 @@ def test_resume_auto_takes_the_checkpoint_before_a_damaged_one(again):
     middle = len(whole) // 2
     last.unlink()  # not written over: other names of the file would be damaged with it
     last.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
-    ended = start(again, "-resume", "auto")
-    assert ended.returncode == 0
+    ended = start(again, "-resume", "auto").done()
     assert_names(ended.stdout, last, "previous.pth", "epoch 1")
     assert run_hash(last.parent) == before
 
@@ -72,15 +70,12 @@ def test_a_file_of_weights_alone_as_version_0_1_0_wrote_is_scored_but_not_contin
     state = read(folder / "best.pth")
     del state["optimizer"]
     torch.save(state | {"weights_only": True}, weights := again.parent / "best.pth")
-    refused = start(again, "-resume", str(weights))
-    assert refused.returncode == 2
-    assert_names(refused.stderr, weights, "last.pth", "-pretrained")
+    start(again, "-resume", str(weights)).refused(weights, "last.pth", "-pretrained")
     assert start(again, "-eval", "-resume", str(weights)).returncode == 0
     for path in folder.glob("*.pth"):
         path.unlink()
     weights.rename(folder / "best.pth")
-    anew = start(again, "-resume", "auto", "-opts", "KEEP_CHECKPOINTS=0")
-    assert anew.returncode == 0
+    anew = start(again, "-resume", "auto", "-opts", "KEEP_CHECKPOINTS=0").done()
     assert_names(anew.stdout, folder / "best.pth")
     (new,) = set(again.glob("train-*")) - {folder}
     assert {path.name for path in new.glob("*.pth")} == {"last.pth", "previous.pth", "best.pth"}
@@ -96,8 +91,7 @@ def test_weights_of_another_system_are_taken_up_after_their_last_epoch(again, na
         torch.save({"epoch": 1, "arch": "vit", "state_dict": weights}, path)
     else:
         save_file(weights, path)
-    ended = start(again.parent / "other", "-epochs", "3", "-resume", str(again.parent / words[0]), *words[1:])
-    assert ended.returncode == 0, ended.stderr
+    ended = start(again.parent / "other", "-epochs", "3", "-resume", str(again.parent / words[0]), *words[1:]).done()
     assert "Epoch[003/003]" in ended.stdout and "Epoch[002/003]" not in ended.stdout
     assert_names(ended.stdout, "epoch 3", "optimizer")
 
@@ -112,8 +106,7 @@ def test_unreadable_images_are_remembered_for_the_same_images_alone():
 
 
 def test_the_last_epoch_has_a_checkpoint_of_its_own(again):
-    ended = start(again.parent / "other", "-epochs", "3", "-opts", "SAVE_FREQ=2")
-    assert ended.returncode == 0, ended.stderr
+    start(again.parent / "other", "-epochs", "3", "-opts", "SAVE_FREQ=2").done()
     names = [path.name for path in numbered(run_folder(again.parent / "other"))]
     assert names == ["checkpoint-3.pth", "checkpoint-2.pth"]
 
@@ -124,11 +117,9 @@ def test_a_resumed_run_needs_its_pretrained_file_no_more_and_an_evaluation_no_se
     begun = start(second, *words, faults={"signal_at": [5, signal.SIGTERM, [0]]})
     assert begun.returncode == 128 + signal.SIGTERM, begun.stderr
     weights.unlink()
-    resumed = start(second, *words, "-resume", "auto")
-    assert resumed.returncode == 0, resumed.stderr
+    start(second, *words, "-resume", "auto").done()
     training_only = ["-opts", "DIST.STRATEGY=fsdp2", "PRECISION.MODE=naive"]
-    scored = start(second, "-amp", "-eval", "-resume", str(run_folder(second) / "last.pth"), *training_only)
-    assert scored.returncode == 0, scored.stderr
+    start(second, "-amp", "-eval", "-resume", str(run_folder(second) / "last.pth"), *training_only).done()
 
 
 USES = {  # {what is typed of a run, and the checkpoint whose weights it means}

@@ -79,8 +79,7 @@ def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     (folder / "small.yaml").write_text(SMALL.replace("REPORT: false", "REPORT: true"))
     words = ["-cfg", str(folder / "small.yaml"), "-epochs", "1", "-amp", "-output", str(folder / "o p's")]
-    ended = run("main_single_gpu.py", *words, faults={"draw_no_curves": []})
-    assert ended.returncode == 0, ended.printed
+    run("main_single_gpu.py", *words, faults={"draw_no_curves": []}).done()
     return run_folder(folder / "o p's")
 
 

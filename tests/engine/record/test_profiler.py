@@ -21,8 +21,7 @@ def start(tmp_path):
     def start(name: str, *options: str) -> tuple:
         (tmp_path / "small.yaml").write_text(SMALL)
         flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / name)]
-        ended = run("main_single_gpu.py", *flags, "-opts", *options)
-        assert ended.returncode == 0, ended.stderr
+        ended = run("main_single_gpu.py", *flags, "-opts", *options).done()
         return run_folder(tmp_path / name), ended.stdout
 
     return start

@@ -318,9 +318,8 @@ def test_a_full_disk_harms_no_trial(tmp_path, start, pretended, monkeypatch):
 
 
 def test_the_seconds_of_a_trial_are_those_of_training_and_evaluation(tmp_path):
-    (tmp_path / "status.json").write_text(
-        json.dumps({"state": "done", "best_metric": "loss", "best": {"loss": 0.5, "epoch": 2}})
-    )
+    status = {"state": "done", "best_metric": "loss", "best": {"loss": 0.5, "epoch": 2}}
+    (tmp_path / "status.json").write_text(json.dumps(status))
     (tmp_path / "metrics.csv").write_text("epoch,train_seconds,eval_seconds\n0,10,1\n1,20,\n2,30,3\n")
     assert read_result(tmp_path).seconds == 64
 
@@ -333,35 +332,17 @@ def test_the_best_point_of_a_sweep_is_the_first_of_its_table(small_yaml, metric,
     assert f"SEED={best}" in lines[0]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"flags": [3]},
-        {"over": ["a"]},
-        {"seeds": ["x"]},
-        {"points": [[1]]},
-        {"folds": "5"},
-        {"folds": 10**30},
-        {"folds": -1},
-        {"version": None},
-        {"version": []},
-        {"version": 3},
-        {"flags": 3},
-        {"cwd": None},
-        "deep",
-    ],
-)
+PLAN = {"version": 2, "over": {"TRAIN.BASE_LR": "1e-3,2e-3"}, "seeds": [], "points": [{"TRAIN.BASE_LR": "1e-3"}]}
+WRONG = {"flags": [[3], 3], "over": [["a"]], "seeds": [["x"]], "points": [[[1]]], "folds": ["5", 10**30, -1]}
+WRONG |= {"version": [None, [], 3], "cwd": [None]}
+CHANGES = [{key: value} for key, values in WRONG.items() for value in values]
+
+
+@pytest.mark.parametrize("change", [*CHANGES, "deep"], ids=str)
 def test_a_plan_of_a_sweep_with_other_values_is_one_line(tmp_path, small_yaml, capsys, change):
-    plan = {
-        "version": 2,
-        "flags": ["-cfg", str(small_yaml)],
-        "over": {"TRAIN.BASE_LR": "1e-3,2e-3"},
-        "seeds": [],
-        "points": [{"TRAIN.BASE_LR": "1e-3"}],
-    }
-    (tmp_path / "s").mkdir()
-    text = '{"version": ' + 20_000 * "[" if change == "deep" else json.dumps(plan | change)
-    (tmp_path / "s/sweep.json").write_text(text)
-    assert program.exit_code(sweep.main, ["-output", str(tmp_path / "s"), "-table"]) == 2
+    path, plan = tmp_path / "s/sweep.json", PLAN | {"flags": ["-cfg", str(small_yaml)]}
+    path.parent.mkdir()
+    path.write_text('{"version": ' + 20_000 * "[" if change == "deep" else json.dumps(plan | change))
+    assert program.exit_code(sweep.main, ["-output", str(path.parent), "-table"]) == 2
     told = capsys.readouterr().err
-    assert told.count("\n") == 1 and str(tmp_path / "s/sweep.json") in told
+    assert told.count("\n") == 1 and str(path) in told

@@ -188,27 +188,18 @@ def test_arguments_of_the_settings_count_not_those_of_the_checkpoint(tmp_path, n
 @pytest.mark.parametrize("name", ["lamb", "AdamW"])
 def test_what_an_earlier_version_wrote_down_means_what_it_meant(tmp_path, name):
     """AdamW's values beside any optimizer, and AFTER_WARMUP beside step, where both had no effect."""
-    now = load(
-        ["-cfg", "configs/vit_digits.yaml", "-opts", f"TRAIN.OPTIMIZER.NAME={name}", "TRAIN.LR_SCHEDULER.NAME=step"]
-    )
-    file = tmp_path / "config.yaml"
-    file.write_text(
-        f"TRAIN: {{OPTIMIZER: {{NAME: {name}, EPS: 1e-8, BETAS: [0.9, 0.999], MOMENTUM: 0.9}},\n"
-        "  LR_SCHEDULER: {NAME: step, AFTER_WARMUP: true, DECAY_EPOCHS: 30, DECAY_RATE: 0.1}}"
-    )
-    assert load(["-cfg", str(file)]).config.TRAIN.LR_SCHEDULER == now.config.TRAIN.LR_SCHEDULER
-    made = [
-        build_optimizer(each.TRAIN, torch.nn.Linear(2, 2)) for each in (now.config, load(["-cfg", str(file)]).config)
-    ]
-    groups = [{key: each.param_groups[0][key] for key in ("betas", "eps")} for each in made]
-    assert groups[0] == groups[1]
-    then = flatten(now.config) | yaml_values(file)
-    assert not changes(then, flatten(now.config)) and unflatten(then).TRAIN == now.config.TRAIN
+    words = (f"TRAIN.OPTIMIZER.NAME={name}", "TRAIN.LR_SCHEDULER.NAME=step")
+    now = load(["-cfg", "configs/vit_digits.yaml", "-opts", *words]).config
+    optimizer = {"NAME": name, "EPS": 1e-8, "BETAS": [0.9, 0.999], "MOMENTUM": 0.9}
+    schedule = {"NAME": "step", "AFTER_WARMUP": True, "DECAY_EPOCHS": 30, "DECAY_RATE": 0.1}
+    file, sections = tmp_path / "config.yaml", {"OPTIMIZER": optimizer, "LR_SCHEDULER": schedule}
+    file.write_text(yaml.safe_dump({"TRAIN": sections}))
+    then = load(["-cfg", str(file)]).config
+    assert then.TRAIN.LR_SCHEDULER == now.TRAIN.LR_SCHEDULER
+    made = [build_optimizer(each.TRAIN, torch.nn.Linear(2, 2)).param_groups[0] for each in (now, then)]
+    assert [made[0][key] for key in ("betas", "eps")] == [made[1][key] for key in ("betas", "eps")]
+    saved = {f"TRAIN.{part}.{key}": value for part in sections for key, value in sections[part].items()}
+    saved = flatten(now) | saved
+    assert not changes(saved, flatten(now)) and unflatten(saved).TRAIN == now.TRAIN
     lion = load(["-cfg", str(file), "-opts", "TRAIN.OPTIMIZER.NAME=lion"]).config.TRAIN.OPTIMIZER
     assert (lion.EPS, lion.BETAS, lion.MOMENTUM) == (None, (), None)
-
-
-def yaml_values(file) -> dict:
-    """{full key: value} of two levels below TRAIN, as a run saved them."""
-    sections = yaml.safe_load(file.read_text().replace("1e-8", "1.0e-8"))["TRAIN"]
-    return {f"TRAIN.{part}.{key}": value for part in sections for key, value in sections[part].items()}

@@ -154,7 +154,7 @@ def train_epochs(training: Training) -> tuple[int, str]:
     log, max_bad = training.session.log, training.plan.config.DATA.MAX_BAD_FRACTION
     bad_images = BadImages(training.plan.eval_set, max_bad, log.warn)  # each reported once in a run
     try:
-        if not trainer.step and training.plan.starts_from_its_classes:
+        if not training.plan.checkpoint and training.plan.starts_from_its_classes:
             score_start(training, bad_images)
         while not training.why_finished:
             try:

@@ -65,8 +65,8 @@ def test_shards_that_are_there_already_are_counted(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        ("timm -count 0", "-count 0 64"),
-        (f"timm -rounds {'9' * 30}", f"-rounds {'9' * 30}"),
+        ("run -count 0", "-count 0"),
+        (f"run -rounds {'9' * 30}", f"-rounds {'9' * 30}"),
     ],
 )
 def test_a_benchmark_that_cannot_be_is_refused(words, names, capsys):

@@ -62,6 +62,9 @@ class Nodes:
         return f"{self.engine}: of {self.least} nodes this is node {self.rank}; {others}"
 
 
+THIS_MACHINE = Nodes()
+
+
 @dataclass(frozen=True)
 class LaunchOptions:
     """What the settings say about a run's processes. None: use the launcher's value."""
@@ -186,7 +189,7 @@ def find_nodes(environment: Mapping[str, str]) -> Nodes:
                 f"PBS_NODEFILE names {counted(count, 'node') if count else 'a file of another node'}, and each would train a "
                 f"model of its own: use mpirun, or on each node {TORCHRUN.format(count or 'N')}; or unset PBS_NODEFILE"
             )
-    return Nodes()
+    return THIS_MACHINE
 
 
 def _is_slurm_task(environment: Mapping[str, str]) -> bool:
@@ -297,7 +300,9 @@ def first_host(nodes: str) -> str:
     return host
 
 
-def launch(script: str, arguments: list[str], num_processes: int, nodes: Nodes, timeout: float) -> int:
+def launch(
+    script: str, arguments: list[str], num_processes: int, nodes: Nodes = THIS_MACHINE, timeout: float = 1800.0
+) -> int:
     """Run `num_processes` workers on this machine, and on the other nodes; return 0, or the exit code of the worker that
     caused the failure. `timeout`: seconds to wait for the nodes."""
     # The workers report what is wrong; torchrun's own report would bury it.

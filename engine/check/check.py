@@ -273,8 +273,9 @@ def check_memory(config: Config, model: nn.Module, precision: Precision, free: i
 def estimate_time(plan: Plan, model: nn.Module) -> str:
     """Train on some batches, with weights that are thrown away, and say how long all of them take."""
     config, process = plan.config, replace(plan.process, world_size=1, local_size=1)
-    start = time.perf_counter()
-    record_forward(config, plan.precision.computing(model).train(), plan.precision, FEW)
+    for _ in range(2):  # the first takes longer
+        start = time.perf_counter()
+        record_forward(config, plan.precision.computing(model).train(), plan.precision, FEW)
     most = FEW * int(SECONDS / (3 * (time.perf_counter() - start)))  # images of a step that is not too long
     trial = Trial(replace(config, TRAIN=replace(config.TRAIN, ACCUM_ITER=1)), plan.num_classes, process)
     data = replace(config.DATA, BATCH_SIZE=max(FEW, min(config.DATA.BATCH_SIZE, most) // FEW * FEW))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from configs.schema import Train
 from engine.parallel import Parallel
-from utils.torch_internals import foreach_add_, foreach_mul_, foreach_sub
+from utils.torch_internals import foreach_add_, foreach_mul_, foreach_sub, without_compiler
 
 WARM_UP = 9  # with the warm-up the average covers about the last ninth of all updates, until the decay is reached
 
@@ -48,7 +48,7 @@ class FusedLerp:
         for mean, value in zip(means, values, strict=True):
             assert mean.stride() == value.stride()  # the kernel sees memory, not indices
             mean.grad = value
-        self._sgd = torch.optim.SGD(means, weight_decay=1.0, maximize=True, fused=True)
+        self._sgd = without_compiler(torch.optim.SGD)(means, weight_decay=1.0, maximize=True, fused=True)
 
     def __call__(self, fraction: float, skipped: Tensor) -> None:
         self._sgd.param_groups[0]["lr"] = fraction

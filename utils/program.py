@@ -57,11 +57,11 @@ def revision(folder: Path = Path(__file__).parent.parent) -> str:
 
 def describe_environment() -> str:
     """What halfstep runs with and on, as a report of a mistake needs it."""
-    import timm  # which, like torch, takes seconds
-    import torch
+    import torch  # which, like timm, takes seconds
 
     from utils.distributed import find_devices
     from utils.host import count_cores, half_speedup, name_of
+    from utils.torch_internals import import_timm
 
     kind, count = find_devices("auto")
     cpu, device = torch.device("cpu"), torch.device(kind)
@@ -72,7 +72,7 @@ def describe_environment() -> str:
         ("halfstep", revision()),
         ("python", platform.python_version()),
         ("torch", torch.__version__),
-        ("timm", timm.__version__),
+        ("timm", import_timm().__version__),
         ("device", f"{kind}, {count} of {name_of(device)}"),
         ("processor", f"{name_of(cpu)}, {count_cores()} cores"),
         ("precision", f"{str(half).removeprefix('torch.')} is {speedup:.1f} times as fast as float32{advice}"),

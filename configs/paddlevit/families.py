@@ -249,8 +249,9 @@ def _field(key: str, kind: str) -> str | None:
 
 def _timm_name(text: Text | None) -> str:
     """timm's model of the name that PaddleViT writes with capitals and hyphens, or an empty text."""
-    import timm
+    from utils.torch_internals import import_timm  # which, like timm, takes seconds
 
+    timm = import_timm()
     name = _word(text).replace("-", "_")
     return name if timm.is_model(name) else ""
 

@@ -13,6 +13,7 @@ from models.weights.files import find_file, format_of, read_record, read_state_d
 from models.weights.names import TRANSFORMERS_KINDS
 from models.weights.timm_tags import image_settings, model_settings, pretrained_cfg, timm_name
 from utils.errors import ConfigError
+from utils.torch_internals import import_timm
 
 # What an evaluation, or a run that starts from weights, takes over from them.
 ARCHITECTURE, PREPROCESSING = (
@@ -167,8 +168,7 @@ OF_THE_MODEL = {"gp": "global_pool", "bn_eps": "bn_eps", "bn_momentum": "bn_mome
 
 def _from_training(record: dict) -> tuple[Settings, Settings] | None:
     """Settings of images and of the model."""
-    import timm
-
+    timm = import_timm()
     arguments, name = record.get("args", {}), record.get("arch")
     if not name or not timm.is_model(name):
         return None

@@ -53,8 +53,7 @@ def image_settings(known: Mapping[str, Any], trained_with: Mapping[str, Any] | N
 
 def usual_images(name: str) -> dict[str, Any]:
     """How images of timm's weights of the model of that name are prepared; {} where timm has none."""
-    import timm
-
+    timm = import_timm()
     with contextlib.suppress(RuntimeError):  # of a tag that there is not, which building the model names
         known = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
         return image_settings(known.to_dict()) if known else {}

@@ -208,6 +208,7 @@ REMOVED_FLAGS = {
     "-greedy": "name the checkpoints to average, of those that scored best",
     "-csv": "scripts/models.py prints its table, -all the whole of it",
     "-without_weights": "models without weights are listed where no other has that name",
+    "-optuna": "list the values of a grid, first a coarse one, then a finer one around its best point: -over KEY=A,B,C",
     "-jobs": "start a sweep for each device with CUDA_VISIBLE_DEVICES set, each with a part of the grid and a folder of its own",
 }
 

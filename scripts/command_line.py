@@ -24,8 +24,8 @@ class Parser(argparse.ArgumentParser):
         self.register("type", Path, local_path)
 
     def error(self, message: str):
-        removed = [flag for flag in REMOVED_FLAGS if flag in message.split()]
-        remedies = [f"{flag} was removed after version 0.1.0; {REMOVED_FLAGS[flag]}" for flag in removed]
+        removed = REMOVED_FLAGS.keys() & {word.partition("=")[0] for word in message.split()}
+        remedies = [f"{flag} was removed after version 0.1.0; {REMOVED_FLAGS[flag]}" for flag in sorted(removed)]
         raise ConfigError("; ".join(remedies) or f"{message}; -h shows the flags of this script")
 
     def add_output(self, metavar: str, help: str) -> None:

@@ -1,8 +1,7 @@
-"""Trains many runs: a grid over settings, seeds and folds, or settings that optuna proposes; all other flags are the runs'.
+"""Trains many runs: a grid over settings, seeds and folds; all other flags are the runs'.
 
     python scripts/sweep.py -cfg configs/vit_digits.yaml -amp -epochs 10 -over TRAIN.BASE_LR=1e-3,3e-3 MODEL.DEPTH=4,6 -seeds 0,1,2 -output sweeps/lr
     python scripts/sweep.py -cfg configs/vit_digits.yaml -amp -folds 5 -output sweeps/folds
-    python scripts/sweep.py -cfg configs/vit_digits.yaml -amp -over TRAIN.BASE_LR=1e-4..1e-2:log MODEL.DEPTH=4..8 -optuna 20 -output sweeps/search
     python scripts/sweep.py -output sweeps/lr               goes on with a sweep that was stopped or killed
     python scripts/sweep.py -output sweeps/lr -table        prints where it is, and starts nothing
 
@@ -24,7 +23,7 @@ from utils.program import exit_code  # isort: skip
 from scripts.command_line import Parser, at_least
 from scripts.sweeping.plan import LOCK, Plan, make_folder, read_over, read_plan
 from scripts.sweeping.results import DONE, read_result, table, write_trials
-from scripts.sweeping.runner import Runner, check_installed, proposed_trials
+from scripts.sweeping.runner import Runner
 from utils.errors import ConfigError
 from utils.files import locked
 
@@ -44,16 +43,13 @@ def main(argv: list[str]) -> int:
         return 0
     if arguments.trial is not None:
         return run_trial(plan, folder, arguments.trial)
-    if plan.optuna:
-        check_installed()
     make_folder(folder)
     with locked(folder / LOCK) as lock:
         if lock is None:
             raise ConfigError(f"-output: another sweep is at work in {folder}; wait for it or stop it")
         plan.save(folder)
-        runner = Runner(plan, folder)
-        code = runner.run(proposed_trials(runner) if plan.optuna else iter(plan.trials))
-    print(report(runner.plan, folder))
+        code = Runner(plan, folder).run()
+    print(report(plan, folder))
     name = shlex.quote(str(arguments.output))
     if code >= 128:
         print(f"stopped; python scripts/sweep.py -output {name} goes on")
@@ -73,13 +69,11 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = Parser(__doc__)
     add = parser.add_argument
     add("-output", type=Path, metavar="FOLDER", help="folder of the sweep; every trial has its own below it")
-    over_help = "settings to vary: KEY=A,B; for -optuna also KEY=LOW..HIGH, with :log or without"
-    add("-over", nargs="+", default=[], metavar="KEY=VALUES", help=over_help)
+    add("-over", nargs="+", default=[], metavar="KEY=VALUES", help="settings to vary: KEY=A,B")
     add("-seeds", type=seeds, default=[], metavar="N,N", help="seeds of the runs; each point is trained with each")
     add("-folds", type=at_least(2), metavar="K", help="cross-validation: each point is trained on each of K folds")
-    add("-optuna", type=at_least(1), metavar="N", help="N points that optuna proposes by the results so far")
     add("-table", action="store_true", help="print the table of the trials so far and start nothing")
-    add("-trial", type=at_least(0), metavar="K", help="run the trial of this number only, of a grid")
+    add("-trial", type=at_least(0), metavar="K", help="run the trial of this number only")
     return parser.parse_args(ours), theirs
 
 
@@ -94,21 +88,18 @@ def seeds(text: str) -> list[int]:
 def make_plan(arguments: argparse.Namespace, flags: list[str], folder: Path) -> Plan:
     """The plan that the folder holds, or the one that is asked for; both if they are the same."""
     former = read_plan(folder)
-    if not (flags or arguments.over or arguments.seeds or arguments.folds or arguments.optuna):
+    if not (flags or arguments.over or arguments.seeds or arguments.folds):
         if former:
             return former
         raise ConfigError(
             f"-output: {arguments.output} holds no sweep to go on with; for a new one give -over KEY=VALUE,VALUE, -seeds or -folds"
         )
-    options = {"seeds": arguments.seeds, "folds": arguments.folds, "optuna": arguments.optuna}
-    plan = Plan.new(flags, read_over(arguments.over), **options)
+    plan = Plan.new(flags, read_over(arguments.over), seeds=arguments.seeds, folds=arguments.folds)
     return plan.goes_on(former, folder) if former else plan
 
 
 def run_trial(plan: Plan, folder: Path, index: int) -> int:
     """Become the run of a trial, so that signals reach it; 0 if it is done already."""
-    if plan.optuna:
-        raise ConfigError("-trial: the points of -optuna follow from those before; run the sweep itself in one job")
     if index >= len(plan.trials):
         raise ConfigError(f"-trial: {folder} has trials 0 to {len(plan.trials) - 1}, not {index}")
     make_folder(folder)

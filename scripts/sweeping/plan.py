@@ -7,10 +7,10 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from configs.flags import parse
 from configs.load import LoadedConfig
@@ -23,18 +23,9 @@ from utils.files import write_text
 ROOT = Path(__file__).resolve().parent.parent.parent
 FILE, LOCK, VERSION = "sweep.json", ".sweep.lock", 2
 MOST_TRIALS = 100_000
-RANGE = re.compile(r"(?P<low>[^.]+(?:\.[0-9]+[^.]*)?)\.\.(?P<high>[^:]+?)(?P<log>:log)?")
 SPLIT = re.compile(r"""(?:\[[^\]]*\]|\([^)]*\)|"[^"]*"|'[^']*'|[^,])+""")  # at commas outside of brackets and quotes
 # What the sweep itself decides: {setting: the flag for it}.
 DECIDED = {"SEED": "-seeds", "DATA.FOLD": "-folds", "SAVE": "-output", "NAME": "-output"}
-
-
-class Range(NamedTuple):
-    """Numbers from which optuna chooses."""
-
-    low: float
-    high: float
-    is_log: bool
 
 
 def read_over(words: Sequence[str]) -> dict[str, str]:
@@ -62,17 +53,6 @@ def choices_of(key: str, text: str) -> list[str]:
     for value in values if setting else ():
         convert(setting, value, "-over")
     return values
-
-
-def range_or_choices(key: str, text: str) -> Range | list[str]:
-    """What optuna chooses from: LOW..HIGH, with :log behind it or without, or a list of values."""
-    setting, parts = SETTINGS.get(key), RANGE.fullmatch(text)
-    if not (parts and setting and setting.kind in (int, float) and not setting.is_list):
-        return choices_of(key, text)
-    low, high = (convert(setting, parts[name], "-over") for name in ("low", "high"))
-    if None in (low, high) or not low < high or (parts["log"] and low <= 0):
-        raise ConfigError(f"-over: {key}={text}: the first number must be the smaller one, and above 0 for log")
-    return Range(low, high, bool(parts["log"]))
 
 
 @dataclass(frozen=True)
@@ -103,32 +83,23 @@ def describe(settings: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """`points`: the settings of each point of a grid, or those that optuna has proposed so far."""
+    """`points`: the settings of each point of the grid."""
 
     flags: list[str]  # of the runs, as typed
     over: dict[str, str]
     seeds: list[int]
     folds: int | None = None
-    optuna: int | None = None  # how many points it proposes; None: a grid
     cwd: str = field(default_factory=os.getcwd)
     points: list[dict[str, str]] = field(default_factory=list)
 
     @classmethod
     def new(cls, flags: list[str], over: dict[str, str], **options: Any) -> "Plan":
         """A plan that is checked: a mistake in the settings of any point is a ConfigError now."""
-        plan = cls(flags, over, **options)
+        choices = [choices_of(key, text) for key, text in over.items()]
+        points = [dict(zip(over, values, strict=True)) for values in itertools.product(*choices)]
+        plan = cls(flags, over, points=points, **options)
         plan.check()
         plan.load_point({})
-        if plan.optuna:
-            # Points at both ends of all that optuna chooses from: if these are right, most others are.
-            space = {key: range_or_choices(key, text) for key, text in over.items()}
-            ends = {key: [*map(repr, each[:2])] if isinstance(each, Range) else each for key, each in space.items()}
-            first = {key: values[0] for key, values in ends.items()}
-            points = [first | {key: value} for key, values in ends.items() for value in values]
-        else:
-            choices = [choices_of(key, text) for key, text in over.items()]
-            points = [dict(zip(over, values, strict=True)) for values in itertools.product(*choices)]
-            plan = replace(plan, points=points)
         if plan.num_trials > MOST_TRIALS:
             raise ConfigError(
                 f"{plan.num_trials:,} trials; at most {MOST_TRIALS:,} in a sweep: give fewer values, seeds or folds"
@@ -144,15 +115,13 @@ class Plan:
             self.cwd,
             *(each for pairs in (self.over, *self.points) for pair in pairs.items() for each in pair),
         ]
-        numbers = [*self.seeds, *(each for each in (self.folds, self.optuna) if each is not None)]
+        numbers = [*self.seeds, self.folds or 1]
         are_right = all(isinstance(each, str) for each in texts) and all(type(each) is int for each in numbers)
-        return are_right and all(each > 0 for each in numbers[len(self.seeds) :]) and self.num_trials <= MOST_TRIALS
+        return are_right and numbers[-1] > 0 and self.num_trials <= MOST_TRIALS
 
     def check(self) -> None:
         if not (self.over or self.seeds or self.folds):
             raise ConfigError("nothing to sweep; give -over KEY=VALUE,VALUE, -seeds 0,1,2 or -folds 5")
-        if self.optuna and not self.over:
-            raise ConfigError("-optuna: nothing to choose from; give -over KEY=LOW..HIGH or KEY=VALUE,VALUE")
         given = {RENAMED.get(key, key) for layer in parse(self.flags).layers for key in layer.texts}
         decided = dict.fromkeys(self.over, "-over") | DECIDED
         unused = {flag for flag, values in (("-seeds", self.seeds), ("-folds", self.folds)) if not values}
@@ -181,8 +150,7 @@ class Plan:
 
     @property
     def num_trials(self) -> int:
-        """The number of trials of all points, also of those that optuna has yet to propose."""
-        return (self.optuna or len(self.points)) * max(len(self.seeds), 1) * (self.folds or 1)
+        return len(self.points) * max(len(self.seeds), 1) * (self.folds or 1)
 
     def words(self, trial: Trial) -> list[str]:
         """The flags of a trial without those of its folder."""
@@ -210,20 +178,18 @@ class Plan:
             write_text(folder / FILE, json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n")
 
     def goes_on(self, former: "Plan", folder: Path) -> "Plan":
-        """The plan of the folder, if what is asked for now is the same; optuna may propose more points than before.
+        """The plan of the folder, if what is asked for now is the same.
 
         One that never came to train, because a setting was wrong, gives way.
         """
         if not any((folder / trial.name).exists() for trial in former.trials):
             return self
-        names = ["flags", "over", "seeds", "folds", "cwd"]
-        may_be_more = former.optuna and self.optuna and self.optuna >= len(former.points)
-        names += [] if may_be_more else ["optuna"]
+        names = ("flags", "over", "seeds", "folds", "cwd")
         changed = [name for name in names if getattr(former, name) != getattr(self, name)]
         if changed:
             lines = (f"  {name}: {getattr(former, name)} -> {getattr(self, name)}" for name in changed)
             raise ConfigError(f"-output: {folder} holds another sweep; name another folder:\n" + "\n".join(lines))
-        return replace(former, optuna=self.optuna)
+        return former
 
 
 @contextlib.contextmanager
@@ -252,6 +218,7 @@ def read_plan(folder: Path) -> Plan | None:
             facts.pop("folder")
         elif version != VERSION:
             raise ValueError("it is of another version of halfstep")
+        facts.pop("optuna", None)  # of a former version, which saved each point that optuna proposed
         plan = Plan(**facts)
         if not plan.is_whole():
             raise ValueError("its values are not of a sweep")

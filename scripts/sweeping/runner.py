@@ -1,31 +1,23 @@
-"""Runs the trials of a sweep one after another, each a program of its own.
-
-What optuna knows is rebuilt from the plan and the runs, so a kill loses none of it. Its own journal was tried: killed inside a
-write it cannot be read again (JSONDecodeError).
-"""
+"""Runs the trials of a sweep one after another, each a program of its own."""
 
 import contextlib
-import importlib.util
 import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from configs.values import SETTINGS
 from engine.record.saved_run import read_status
-from scripts.sweeping.plan import Plan, Range, Trial, range_or_choices
+from scripts.sweeping.plan import Plan, Trial
 from scripts.sweeping.results import (
     DONE,
     FAILED,
     NON_FINITE,
     STOPPED,
     WAITING,
-    Result,
     is_locked,
     read_result,
     write_trials,
@@ -35,7 +27,6 @@ from utils.program import StopSignal, die_with_parent
 from utils.text import counted, format_time
 
 SECONDS_BETWEEN_LOOKS = 0.1
-ATTEMPTS = 100  # to find a point that was not tried yet
 
 
 class Program:
@@ -80,16 +71,16 @@ class Runner:
         each = statistics.fmean(self.seconds) if self.seconds else of_running
         return f", about {format_time(each * self.num_left)} left" if each and self.num_left else ""
 
-    def run(self, trials: Iterator[Trial]) -> int:
-        """Run those of these trials that are not finished. Returns the exit code."""
+    def run(self) -> int:
+        """Run the trials that are not finished. Returns the exit code."""
         of, place = f"{self.num_left} of {counted(self.plan.num_trials, 'trial')}", self.folder / "trial-000.txt"
         print(f"{of} to run, one after another{self._time_left()}; what each prints: {place} ...", flush=True)
-        for trial in trials:
+        for trial in self.plan.trials:
             while is_locked(self.folder / trial.name) and not self.stop.number:
                 time.sleep(SECONDS_BETWEEN_LOOKS)  # a run that outlived its sweep is still at work there
             if self.stop.number:
                 break
-            if not self.results.get(trial.index, Result(WAITING)).is_final:
+            if not self.results[trial.index].is_final:
                 self._ended(trial, self._run(trial))
         return 128 + self.stop.number if self.stop.number else self._code()
 
@@ -132,8 +123,7 @@ class Runner:
             changes = {"state": STOPPED} if was_stopped else {"state": FAILED, "exit_code": code, "reason": why}
             result = replace(result, **changes)
         self.results[trial.index] = result
-        in_order = [self.results.get(each.index, Result(WAITING)) for each in self.plan.trials]
-        write_trials(self.plan, self.folder, in_order)
+        write_trials(self.plan, self.folder, [*self.results.values()])
         number = self.plan.num_trials - self.num_left
         what = f"{result.state} {result.reason}".strip()
         if result.state == DONE and result.best is not None:
@@ -156,65 +146,3 @@ def last_error(output: Path) -> str:
         return "see its output"
     _, found, error = f"\n{printed}".rpartition("\nerror: ")
     return error.strip() if found else (printed.splitlines() or ["no output"])[-1]
-
-
-def check_installed() -> None:
-    if importlib.util.find_spec("optuna") is None:
-        raise ConfigError(
-            "-optuna: the package optuna is not installed; pip install optuna, or list the values for a grid"
-        )
-
-
-def proposed_trials(runner: Runner) -> Iterator[Trial]:
-    """The trials of the points that are in the plan, then of new ones, each proposed when there is room to run it."""
-    number = 0
-    while True:
-        trials = runner.plan.trials
-        while number < len(trials):
-            yield trials[number]
-            number += 1
-        if len(runner.plan.points) >= runner.plan.optuna:
-            return
-        point = propose(runner.plan, runner.results)
-        if point is None:
-            print("optuna proposes only points that were tried already; the sweep ends")
-            return
-        runner.plan = replace(runner.plan, points=[*runner.plan.points, point])
-        runner.plan.save(runner.folder)
-
-
-def propose(plan: Plan, results: dict[int, Result]) -> dict[str, str] | None:
-    """The settings of the next point; None if there seem to be no more. The same for the same plan and results."""
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    distributions = {key: _distribution(key, text) for key, text in plan.over.items()}
-    # A text is a choice; a number stands for itself.
-    kinds = {key: SETTINGS[key].kind if hasattr(each, "low") else str for key, each in distributions.items()}
-    config = plan.load_point({}).config
-    direction = "minimize" if config.TRAIN.BEST_METRIC == "loss" else "maximize"
-    for attempt in range(ATTEMPTS):
-        # Seeded anew for each point, so that a sweep that was started again proposes as one that was not.
-        sampler = optuna.samplers.TPESampler(seed=config.SEED + len(plan.points) + 1_000_000 * attempt)
-        study = optuna.create_study(direction=direction, sampler=sampler)
-        for number, point in enumerate(plan.points):
-            of_point = [results.get(trial.index) for trial in plan.trials if trial.point == number]
-            if all(each and each.state == DONE and each.best is not None for each in of_point):
-                params = {key: kinds[key](word) for key, word in point.items()}
-                value = statistics.fmean(each.best for each in of_point)
-                study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=value))
-        point = {key: str(value) for key, value in study.ask(distributions).params.items()}
-        if point not in plan.points:
-            return point
-    return None
-
-
-def _distribution(key: str, text: str):
-    import optuna
-
-    each = range_or_choices(key, text)
-    if not isinstance(each, Range):
-        return optuna.distributions.CategoricalDistribution(each)
-    is_whole = SETTINGS[key].kind is int
-    kind = optuna.distributions.IntDistribution if is_whole else optuna.distributions.FloatDistribution
-    return kind(each.low, each.high, log=each.is_log)

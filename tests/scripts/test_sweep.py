@@ -178,9 +178,8 @@ REFUSED = {
     "-over MODEL.NUM_HEADS=2,3": ["MODEL.NUM_HEADS, 3"],
     "-over SEED=1,2": ["-seeds"],
     "-over TRAIN.BASE_LR=1,2 -opts TRAIN.BASE_LR=3": ["-over", "TRAIN.BASE_LR"],
-    "-over TRAIN.BASE_LR=2..1 -optuna 3": ["-over", "TRAIN.BASE_LR"],
-    "-over TRAIN.BASE_LR=1..2:x -optuna 3": ["-over", "TRAIN.BASE_LR"],
-    "-folds 3 -optuna 3": ["-optuna"],
+    "-over TRAIN.BASE_LR=1e-4..1e-2:log -optuna 3": ["-optuna", "grid"],
+    "-folds 3 -optuna=3": ["-optuna", "grid"],
     "-folds 1": ["-folds"],
     "-seeds 0,0": ["-seeds"],
     "-seeds 1 -seed 3": ["SEED", "-seeds"],
@@ -191,7 +190,6 @@ REFUSED = {
     "-epochs 3": ["-over", "-seeds", "-folds"],
     "-seeds 1,2 -trial 2": ["-trial", "2"],
     "-seeds 1,2 -jobs 2": ["-jobs", "CUDA_VISIBLE_DEVICES"],
-    "-over TRAIN.BASE_LR=0.1..0.3 -optuna 3 -trial 0": ["-trial", "-optuna"],
 }
 
 
@@ -203,36 +201,18 @@ def test_a_mistake_is_refused_before_any_trial_starts(tmp_path, start, pretended
     assert_names(printed, *REFUSED[words])
 
 
-def test_a_folder_of_other_things_and_a_missing_package_are_refused(tmp_path, start, pretended, monkeypatch):
+def test_a_folder_of_other_things_is_refused(tmp_path, start, pretended):
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "photo.jpg").write_text("")
     printed = start(*GRID, exit_with=2)
     assert os.listdir(tmp_path / "sweep") == ["photo.jpg"]
     assert_names(printed, "-output", tmp_path / "sweep")
-    monkeypatch.setattr(runner.importlib.util, "find_spec", lambda name: None)
-    assert_names(start("-over", "TRAIN.BASE_LR=0.1..0.3", "-optuna", "3", exit_with=2), "pip install optuna")
 
 
 def test_values_of_lists_stand_in_brackets_and_texts_with_commas_in_quotes():
     choices = sweep.read_over(["TRAIN.OPTIMIZER.BETAS=[0.9,0.99],(0.9,0.999)", "MODEL.NAME='a,b',c"])
     found = {key: plan.choices_of(key, text) for key, text in choices.items()}
     assert found == {"TRAIN.OPTIMIZER.BETAS": ["[0.9,0.99]", "(0.9,0.999)"], "MODEL.NAME": ["a,b", "c"]}
-
-
-def test_optuna_proposes_the_same_points_after_a_kill(tmp_path, start, pretended, monkeypatch):
-    pytest.importorskip("optuna")
-    words = ["-over", "TRAIN.BASE_LR=1e-4..1e-1:log", "MODEL.DEPTH=1,5,9", "-seeds", "0,1"]
-    start(*words, "-optuna", "4")
-    whole = [(row["TRAIN.BASE_LR"], row["MODEL.DEPTH"]) for row in rows(tmp_path / "sweep")]
-    assert len(whole) == 8 and len(set(whole)) == 4 and {depth for _, depth in whole} <= {"1", "5", "9"}
-    (tmp_path / "sweep").rename(tmp_path / "former")
-    pretended.ends |= {"trial-005": KeyboardInterrupt()}
-    start(*words, "-optuna", "4", exit_with=130)
-    pretended.ends.clear()
-    start()
-    assert [(row["TRAIN.BASE_LR"], row["MODEL.DEPTH"]) for row in rows(tmp_path / "sweep")] == whole
-    start(*words, "-optuna", "5")
-    assert len(rows(tmp_path / "sweep")) == 10
 
 
 class Forked:
@@ -336,6 +316,13 @@ PLAN = {"version": 2, "over": {"TRAIN.BASE_LR": "1e-3,2e-3"}, "seeds": [], "poin
 WRONG = {"flags": [[3], 3], "over": [["a"]], "seeds": [["x"]], "points": [[[1]]], "folds": ["5", 10**30, -1]}
 WRONG |= {"version": [None, [], 3], "cwd": [None]}
 CHANGES = [{key: value} for key, values in WRONG.items() for value in values]
+
+
+def test_a_sweep_in_which_optuna_proposed_points_ends_with_those_that_it_has(tmp_path, small_yaml, start, pretended):
+    (tmp_path / "sweep").mkdir()
+    facts = PLAN | {"flags": ["-cfg", str(small_yaml)], "over": {"TRAIN.BASE_LR": "1e-4..1e-2:log"}, "optuna": 20}
+    (tmp_path / "sweep/sweep.json").write_text(json.dumps(facts))
+    assert "BASE_LR=1e-3" in best_row(start()) and len(pretended.started) == 1
 
 
 @pytest.mark.parametrize("change", [*CHANGES, "deep"], ids=str)

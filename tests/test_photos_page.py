@@ -47,8 +47,9 @@ def test_the_page_on_photos_leads_from_a_folder_to_predictions_by_its_commands(h
     torch.save(build_model(config, 2).state_dict(), "tiny.pth")
     folders: dict[str, str] = {}  # the page's name of each run's folder -> the one of this test
 
-    def follow(section: str, made: str = "") -> str:
-        for command in commands(section):
+    def follow(section: str, made: str = "", checks: bool = False) -> str:
+        given = commands(section)
+        for command in [f"{given[0]} -check"] if checks else given:
             python, program, *words = shlex.split(re.sub(RUN, lambda name: folders[name[0]], command))
             assert python == "python" and exit_code(PROGRAMS[program].main, words) == 0, capsys.readouterr()
             gc.collect()  # the lock on the run's folder ends with its process, which here goes on
@@ -56,7 +57,7 @@ def test_the_page_on_photos_leads_from_a_folder_to_predictions_by_its_commands(h
             folders[made] = str(max(Path("output").glob("train-*"), key=lambda path: path.stat().st_mtime_ns))
         return capsys.readouterr().out
 
-    follow("Check")
+    follow("Train", checks=True)
     assert not Path("output").exists()
     follow("Train", made="output/train-20260102-03-04-05")
     first = parts(Path(folders["output/train-20260102-03-04-05"]))

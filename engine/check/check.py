@@ -273,10 +273,16 @@ def check_memory(config: Config, model: nn.Module, precision: Precision, free: i
 def estimate_time(plan: Plan, model: nn.Module) -> str:
     """Train on some batches, with weights that are thrown away, and say how long all of them take."""
     config, process = plan.config, replace(plan.process, world_size=1, local_size=1)
-    for _ in range(2):  # the first takes longer
-        start = time.perf_counter()
-        record_forward(config, plan.precision.computing(model).train(), plan.precision, FEW)
-    most = FEW * int(SECONDS / (3 * (time.perf_counter() - start)))  # images of a step that is not too long
+    num_forward, seconds = FEW, 0.0
+    while seconds < SECONDS / 30:  # one of few images takes as long as any; the first of a size takes longer
+        for _ in range(2):
+            start = time.perf_counter()
+            record_forward(config, plan.precision.computing(model).train(), plan.precision, num_forward)
+            seconds = time.perf_counter() - start
+        if num_forward >= config.DATA.BATCH_SIZE:
+            break
+        num_forward = min(4 * num_forward, config.DATA.BATCH_SIZE)
+    most = int(num_forward * SECONDS / (3 * seconds))  # images of a step that is not too long
     trial = Trial(replace(config, TRAIN=replace(config.TRAIN, ACCUM_ITER=1)), plan.num_classes, process)
     data = replace(config.DATA, BATCH_SIZE=max(FEW, min(config.DATA.BATCH_SIZE, most) // FEW * FEW))
     train_data = build_train_data(replace(trial.config, DATA=data), plan.train_set, process)

@@ -199,7 +199,6 @@ def _build_or_wait(
         try:
             cache = open_cache(location, progress.warn)
             if cache is None:
-                location.index.unlink(missing_ok=True)  # a damaged one
                 for name in location.remove_older():
                     progress.say(f"cache: removed {name}, which was built from other files or with other settings")
                 build_cache(config, location, image_set, progress)
@@ -210,12 +209,12 @@ def _build_or_wait(
 
 
 def build_cache(config: Config, location: CacheLocation, image_set: ImageSet, progress: CacheProgress) -> None:
-    """Build or complete the cache. CacheError: that is impossible, and its files are removed."""
+    """Build the cache. CacheError: that is impossible. Of one that is not finished nothing stays."""
     num_threads = count_threads(config)
     with contextlib.closing(CacheWriter(location)) as writer, ThreadPoolExecutor(num_threads, "cache") as pool:
-        numbers = range(writer.num_done, location.num_images)
+        numbers = range(location.num_images)
         try:
-            needed, free = estimate_bytes(config.DATA, image_set, len(numbers), pool), free_bytes(location.folder)
+            needed, free = estimate_bytes(config.DATA, image_set, pool), free_bytes(location.folder)
             sizes = f"{counted(len(numbers), 'image')}, about {format_bytes(needed)} in {location.folder}, where "
             sizes += f"{format_bytes(free)} are free"
             if needed > free:
@@ -229,14 +228,13 @@ def build_cache(config: Config, location: CacheLocation, image_set: ImageSet, pr
                 waiting.extend(itertools.islice(started, 1))
             writer.finish()
         except (CacheError, OSError, IndexWriteError) as error:
-            location.remove()
             raise CacheError(f"{location.data} cannot be written ({error})") from error
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def estimate_bytes(data: Data, image_set: ImageSet, count: int, pool: ThreadPoolExecutor) -> int:
-    """The size of `count` images of the set in the cache, from a sample."""
+def estimate_bytes(data: Data, image_set: ImageSet, pool: ThreadPoolExecutor) -> int:
+    """The size of the set in the cache, from a sample."""
     sample = np.linspace(0, len(image_set) - 1, min(len(image_set), NUM_SAMPLED)).astype(int).tolist()
     lengths = pool.map(lambda index: memoryview(encode(data, image_set, index)[2]).nbytes, sample)
-    return int(np.mean(list(lengths)) * count)
+    return int(np.mean(list(lengths)) * len(image_set))

@@ -1,7 +1,6 @@
 """The two files of a cache: `.data` has the pixels of the images one after the other, `.index` says where each one is.
 
-While a cache is built, a `.part` takes the place of the index: entries are appended to it once their images are on the disk.
-After a kill, what has no entry is cut off and written again.
+The index is written last and declares the cache complete: without it the next start builds the cache anew.
 """
 
 import contextlib
@@ -22,7 +21,6 @@ from datasets.index import ENDING, IndexWriter, Place, open_index
 from utils.files import sync
 
 VERSION = 4  # of what is in both files
-IMAGES_PER_COMMIT = 256
 ENTRY = np.dtype([("start", "<u8"), ("length", "<u8"), ("height", "<u4"), ("width", "<u4"), ("checksum", "<u4")])
 # Older versions of Python have no name for it.
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
@@ -55,22 +53,18 @@ class CacheLocation:
         return self.folder / f"{self._stem}{ENDING}"
 
     @property
-    def part(self) -> Path:
-        return self.folder / f"{self._stem}.part"
-
-    @property
     def lock(self) -> Path:
         return self.folder / f"{self.data_set}.lock"
 
     def remove(self) -> None:
-        for path in (self.index, self.part, self.data):
+        for path in (self.index, self.data):
             path.unlink(missing_ok=True)
 
     def remove_older(self) -> list[str]:
         """Remove other caches of this data set. A run that reads one goes on with it: files stay as long as they are open."""
         older = set(self.folder.glob(f"{glob.escape(self.data_set)}-{'[0-9a-f]' * 16}.data")) - {self.data}
         for data in older:
-            for ending in (ENDING, ".part", ".data"):
+            for ending in (ENDING, ".part", ".data"):  # .part: of unfinished ones of former versions
                 data.with_suffix(ending).unlink(missing_ok=True)
         return sorted(each.name for each in older)
 
@@ -117,59 +111,33 @@ class CacheFile:
 
 
 class CacheWriter:
-    """Appends images to a cache, from where an earlier start stopped. Use it under `location.lock`."""
+    """Writes the images of a cache one after the other. Use it under `location.lock`."""
 
     def __init__(self, location: CacheLocation):
-        self.location = location
-        self.num_done, self.end = find_resume_point(location)
-        if not self.num_done:
-            location.remove()  # rather than overwrite: another run may have a damaged one mapped
-        self._data, self._part = (open(path, "a+b") for path in (location.data, location.part))  # noqa: SIM115
-        self._data.truncate(self.end)
-        self._part.truncate(self.num_done * ENTRY.itemsize)
-        self._uncommitted: list[tuple] = []  # entries of images that may not be on the disk yet
+        location.remove()  # rather than overwrite: another run may have a damaged one mapped
+        self.location, self._data = location, open(location.data, "wb")  # noqa: SIM115
+        self._entries = np.empty(location.num_images, ENTRY)
+        self.num_done, self._end = 0, 0  # images, and their bytes
 
     def add(self, height: int, width: int, content: bytes | np.ndarray) -> None:
         """Append the next image."""
         length = self._data.write(content)
-        self._uncommitted.append((self.end, length, height, width, zlib.crc32(content)))
-        self.end += length
+        self._entries[self.num_done] = self._end, length, height, width, zlib.crc32(content)
+        self._end += length
         self.num_done += 1
-        if len(self._uncommitted) == IMAGES_PER_COMMIT:
-            self.commit()
-
-    def commit(self) -> None:
-        """Bring the images to the disk, then write their entries."""
-        sync(self._data)
-        self._part.write(np.array(self._uncommitted, ENTRY).tobytes())
-        self._part.flush()
-        self._uncommitted = []
 
     def finish(self) -> None:
-        """Write the index, which declares the cache complete."""
-        self.commit()
-        entries = np.fromfile(self.location.part, ENTRY)
+        """Bring the images to the disk, then write the index, which declares the cache complete."""
+        sync(self._data)
         with Place(self.location.index) as place:
-            writer = IndexWriter(place, {name: entries.dtype[name].str for name in ENTRY.names}, small=-1)
+            writer = IndexWriter(place, {name: ENTRY[name].str for name in ENTRY.names}, small=-1)
             for name in ENTRY.names:
-                writer.add(name, entries[name])
-            writer.finish({"size": self.end})
-        self.location.part.unlink()
+                writer.add(name, self._entries[name])
+            writer.finish({"size": self._end})
 
     def close(self) -> None:
-        for file in (self._data, self._part):
-            with contextlib.suppress(OSError):  # a full disk, which was reported before
-                file.close()
-
-
-def find_resume_point(location: CacheLocation) -> tuple[int, int]:
-    """The number of images in an unfinished cache, and the byte where their data ends."""
-    try:
-        size, content = location.data.stat().st_size, location.part.read_bytes()
-    except FileNotFoundError:
-        return 0, 0
-    entries = np.frombuffer(content, ENTRY, min(len(content) // ENTRY.itemsize, location.num_images))
-    ends = np.cumsum(entries["length"])
-    is_right = (entries["start"] + entries["length"] == ends) & (ends <= size)
-    num_done = len(entries) if is_right.all() else int(is_right.argmin())
-    return num_done, int(ends[num_done - 1]) if num_done else 0
+        """Remove what is unfinished."""
+        with contextlib.suppress(OSError):  # a full disk, which was reported before
+            self._data.close()
+        if not self.location.index.exists():
+            self.location.remove()

@@ -21,7 +21,6 @@ from datasets.loading.cache import (
     open_cache,
     why_not_cacheable,
 )
-from datasets.loading.cache_file import find_resume_point
 from datasets.types import ImageReadError, ImageSet
 from engine.check.quick_checks import WARN, WRONG, Finding, nearest_existing
 from utils.bar import Bar
@@ -204,8 +203,7 @@ def check_cache(config: Config, sets: dict[str, ImageSet | None]) -> Finding:
                 lines.append(f"{part} images: {format_bytes(len(file.data))} in {location.data}")
                 continue
             with ThreadPoolExecutor(count_threads(config)) as pool:
-                num_left = len(image_set) - find_resume_point(location)[0]
-                size = estimate_bytes(config.DATA, image_set, num_left, pool)
+                size = estimate_bytes(config.DATA, image_set, pool)
             lines.append(f"{part} images: about {format_bytes(size)} will be written to {location.folder}")
             needed += size
         with tempfile.TemporaryFile(dir=nearest_existing(folder)):

@@ -51,6 +51,9 @@ def _answer(groups: Sequence[Group]) -> str:
         return "All runs have the same settings but for seed and fold."
     best, found = groups[row], _against_first(groups)
     start = f"Group {best.name} has the {'lowest' if metric == 'loss' else 'highest'} {TITLES[metric]}"
+    means = [np.mean(list(group.best.values())) for group in groups if group.best]
+    if means.count(means[0]) == len(means) > 1:
+        return f"All groups have the same {TITLES[metric]}."
     rivals = found if row == 0 else {number: each for number, each in found.items() if number == best.number}
     if near := [number for number, each in rivals.items() if each.is_noise]:
         names = [f"group {number}" for number in near] if row == 0 else ["group 1"]

@@ -132,6 +132,12 @@ def test_the_table_says_whether_a_difference_is_noise(tmp_path, typed, shift, wo
     assert ("within the noise" in out) == (word == "within noise")
 
 
+def test_of_equal_groups_none_is_called_best(tmp_path, typed):
+    for name, smoothing in (("a", 0.1), ("b", 0.2)):
+        make_run(tmp_path / name, [90.0], f"TRAIN.SMOOTHING: {smoothing}")
+    assert "the same" in typed(tmp_path)[0] and "highest" not in typed(tmp_path)[0]
+
+
 def test_with_the_loss_as_metric_less_is_better(tmp_path, typed):
     for seed in range(2):
         for name, value in (("a", 0.5), ("b", 0.1)):

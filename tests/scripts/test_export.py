@@ -20,7 +20,6 @@ from tests.support.checkpoints import CLASSES, PLAIN, checkpoint
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import run
 from tests.support.weight_files import assert_same, saved, vit
-from utils import program
 from utils.errors import ConfigError
 from utils.program import exit_code
 
@@ -206,9 +205,8 @@ def test_a_limit_for_files_ends_the_export_of_a_graph_as_any_other(plain, tmp_pa
 
 
 def test_timm_loads_a_model_of_fixed_position_embeddings(tmp_path):
-
     source = checkpoint(tmp_path / "best.pth", PLAIN | {"POS_EMBED": "sincos2d"})
-    assert program.exit_code(export.main, [str(source), "-to", "hf", "-output", str(tmp_path / "x")]) == 0
+    assert exported(source, "hf", tmp_path / "x") == 0
     timm.create_model(f"local-dir:{tmp_path / 'x'}", pretrained=True)
 
 

@@ -10,8 +10,6 @@ import pytest
 
 from scripts import sweep
 from scripts.sweeping import plan, runner
-from scripts.sweeping.plan import Plan
-from scripts.sweeping.results import DONE, Result, read_result, table
 from tests.support.forks import start_fork
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
@@ -295,21 +293,6 @@ def test_a_full_disk_harms_no_trial(tmp_path, start, pretended, monkeypatch):
     assert_names(start(exit_with=2), "-output", "trial 1")
     monkeypatch.setattr("scripts.sweeping.plan.write_text", refuse)
     assert_names(start(exit_with=2), "-output", tmp_path / "sweep")
-
-
-def test_the_seconds_of_a_trial_are_those_of_training_and_evaluation(tmp_path):
-    status = {"state": "done", "best_metric": "loss", "best": {"loss": 0.5, "epoch": 2}}
-    (tmp_path / "status.json").write_text(json.dumps(status))
-    (tmp_path / "metrics.csv").write_text("epoch,train_seconds,eval_seconds\n0,10,1\n1,20,\n2,30,3\n")
-    assert read_result(tmp_path).seconds == 64
-
-
-@pytest.mark.parametrize(("metric", "best"), [("loss", "1"), ("top1", "2")])
-def test_the_best_point_of_a_sweep_is_the_first_of_its_table(small_yaml, metric, best):
-    plan = Plan(["-cfg", str(small_yaml)], {"SEED": "1,2"}, [], points=[{"SEED": "1"}, {"SEED": "2"}])
-    results = [Result(DONE, metric=metric, best=value, epoch=1) for value in (0.25, 0.75)]
-    lines = [line for line in table(plan, results).splitlines() if "SEED=" in line]
-    assert f"SEED={best}" in lines[0]
 
 
 PLAN = {"version": 2, "over": {"TRAIN.BASE_LR": "1e-3,2e-3"}, "seeds": [], "points": [{"TRAIN.BASE_LR": "1e-3"}]}

@@ -1,13 +1,9 @@
 """Every mistake a user can make ends a run with exit code 2 and one message that names it and its remedy."""
 
-from pathlib import Path
-
 import pytest
-import torch
 
 import main_single_gpu
-from models import build_model
-from tests.support.configs import SMALL, small_config
+from tests.support.configs import SMALL
 from tests.support.mistakes import IN_A_RUN
 from tests.support.refusals import assert_names
 from tests.support.runs import rows
@@ -44,24 +40,6 @@ def test_a_mistake_that_only_a_run_can_see_is_named_with_the_remedy_also_by_chec
     (here / "file").write_text("")
     for told in (person(*words.split()), person(*words.split(), "-check")):
         assert_names(told, *names.split())
-
-
-def test_float16_on_a_device_that_refuses_it(person, monkeypatch):
-    def no_float16(*args, **kwargs):
-        raise RuntimeError("not implemented for 'Half'")
-
-    monkeypatch.setattr(torch.nn.functional, "linear", no_float16)
-    assert_names(person("-amp", "-amp_dtype", "float16"), "PRECISION.DTYPE", "float16", "-amp_dtype bfloat16")
-
-
-def save_weights(folder: Path, num_classes: int, *options: str) -> str:
-    torch.save(build_model(small_config(folder, *options), num_classes).state_dict(), folder / "other.pth")
-    return str(folder / "other.pth")
-
-
-def test_weights_of_another_architecture_or_for_other_classes_are_refused_with_what_differs(person, tmp_path):
-    assert "blocks.2." in person("-pretrained", save_weights(tmp_path, 10, "MODEL.DEPTH=3"))
-    assert_names(person("-eval", "-pretrained", save_weights(tmp_path, 12)), 12, 10, "-num_classes")
 
 
 def test_a_run_starts_with_what_is_doubtful_about_it_and_no_more(person):

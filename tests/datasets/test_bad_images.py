@@ -38,18 +38,6 @@ class Numbered(ImageSet):
         return np.zeros((1, 1, 3), np.uint8)
 
 
-def test_each_is_named_once_also_over_a_resume_and_too_many_end_the_run():
-    image_set, lines = Numbered(40, set(range(6))), []
-    bad_images = BadImages(image_set, 0.1, lines.append, known=[5])
-    bad_images.note([0, 1, 0, 5])
-    bad_images.note([1, 2])
-    bad_images.check(ALONE)
-    assert len(lines) == 3 and "image 1" in lines[1] and "it is bad" in lines[1]
-    bad_images.note([4])
-    with refused(DataError, "5 of 40", "DATA.MAX_BAD_FRACTION", "0.1", "image 0", "image 4"):
-        bad_images.check(ALONE)
-
-
 def test_a_few_are_always_borne_unless_the_fraction_is_0_but_never_all():
     assert [num_allowed(0.01, count) for count in (1, 2, 3, 89, 146, 399, 400, 10_000)] == [0, 1, 2, 3, 3, 3, 4, 100]
     assert num_allowed(0.0, 1000) == 0 and num_allowed(1.0, 1000) == 999

@@ -15,7 +15,6 @@ from datasets.split import hold_out
 from tests.support.image_sets import error_of, load, make_folders
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT
-from utils.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -70,11 +69,6 @@ def test_fractals_depend_on_class_and_number_alone(tmp_path):
     renumbered = load("fractals", SYNTHETIC_SIZE=12, num_classes=6, CLASSES=str(tmp_path / "classes.txt"))[0]
     assert renumbered.targets[0] == 5 and renumbered.read(0).tobytes() == pictures[0]
     assert load("fractals", SYNTHETIC_SIZE=12, IMAGE_CHANNELS=1)[0].read(0).shape == (32, 32, 1)
-
-
-def test_an_unknown_data_set_is_answered_with_the_nearest_names():
-    with pytest.raises(ConfigError, match=r"DATA.DATASET.*'cifar_10'.*did you mean cifar10"):
-        load("cifar_10")
 
 
 @pytest.mark.parametrize("dataset", ["imagenet2012", "imagefolder", "csv", "caltech101", "caltech256"])

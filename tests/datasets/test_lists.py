@@ -129,11 +129,17 @@ def test_one_csv_file_alone_is_split(tmp_path, as_file):
         ("image_path,target", 1500 * "a/" + "1.jpg,0\n", ["line 2", "1.jpg"]),
         ("image_path,target", 3000 * "a/" + "1.jpg,0\n", ["line 2", "1.jpg"]),
         ("image_path,target," + 200_000 * "x", "images/1.jpg,0\n", ["line 1", "field"]),
+        ("image_path,target", "images/1.jpg," + 140_000 * "x", ["line 2"]),
+        ("image_path,target", "images/1.jpg," + 5000 * "7", ["line 2", f"{40 * '7'}...", "5,000"]),
+        ("image_path,target", "images/1.jpg,-" + 5000 * "7", ["line 2", "label"]),
+        ("image_path,target", "images/1.jpg,999999", ["line 2", 999999]),
     ],
 )
 def test_a_wrong_csv_row_is_told_with_its_line(tmp_path, header, rows, names):
     make_csv(tmp_path / "train.csv", rows, header)
-    assert_names(error_of("csv", tmp_path, num_classes=5), "train.csv", *names)
+    message = error_of("csv", tmp_path, num_classes=5)
+    assert_names(message, "train.csv", *names)
+    assert len(message) < 500 + len(rows.partition(",")[0])  # a path stands there in full
 
 
 def test_a_class_of_a_csv_file_that_is_not_utf_8_is_refused_and_the_name_of_a_file_is_not(tmp_path):

@@ -102,6 +102,7 @@ def test_the_writer_of_shards_in_the_data_page_makes_what_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("files", "names"),
     [
+        ({}, []),
         ({"a.png": b"x"}, ["a", "label", ".cls", ".json"]),
         ({"a.png": b"x", "a.json": b'{"label": "cat"}'}, ["a", "label"]),
         ({"a.png": b"x", "a.json": b"[" * 100_000}, ["a", "label"]),

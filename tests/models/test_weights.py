@@ -196,7 +196,7 @@ def test_a_name_is_the_same_in_either_spelling_of_an_umlaut(tmp_path, weights):
 
 def test_for_evaluation_a_head_of_another_size_stays_refused(tmp_path, weights):
     content = {"state_dict": headed(weights), "class_names": THEIRS}
-    with refused(ConfigError, "-num_classes"):
+    with refused(ConfigError, 3, 4, "-num_classes"):
         loaded(vit(num_classes=4), content, tmp_path, needs_head=True, classes=list("abcd"))
 
 

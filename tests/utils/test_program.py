@@ -93,10 +93,6 @@ def test_an_interrupt_before_a_program_has_begun_leaves_no_traceback():
     assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
 
 
-def test_a_mistake_of_ours_ends_with_1_and_needs_a_traceback():
-    assert judge(AssertionError("ours")) == (1, None)
-
-
 @pytest.mark.usefixtures("signal_handlers")
 def test_a_signal_that_arrives_twice_within_seconds_is_one_and_a_later_one_ends_the_process(monkeypatch):
     now, codes = [100.0], []

@@ -227,7 +227,7 @@ def test_a_half_type_that_the_device_cannot_compute_in_is_refused(tmp_path, monk
         raise RuntimeError("not implemented for 'Half'")
 
     monkeypatch.setattr(torch.nn.functional, "linear", no_float16)
-    with refused(ConfigError, "float16", "cpu", "-amp_dtype bfloat16"):
+    with refused(ConfigError, "PRECISION.DTYPE", "float16", "cpu", "-amp_dtype bfloat16"):
         Precision(make(tmp_path, True, "float16"), CPU)
 
 

@@ -496,8 +496,8 @@ class Precision:
     """Half type of AMP; auto: bfloat16 if the device supports it, else float16; not set: float16 on CUDA, bfloat16 elsewhere."""
     MODE: Annotated[Literal["autocast", "naive", "float8"], Only("AMP")] = "autocast"
     """autocast: operations in half where that is safe, weights in float32; naive: weights and operations in half, and float32 master weights for the optimizer; float8: autocast in bfloat16, with the large Linear layers in float8 (torchao, on CUDA devices that support it)."""
-    RESIDUAL: Annotated[Literal["auto", "float32", "half"], Only("AMP")] = AUTO
-    """Type of the residual stream between transformer blocks under autocast: float32, or half, which is faster and needs less memory; auto: half for bfloat16 on GPUs, else float32."""
+    RESIDUAL: Annotated[Literal["auto", "bfloat16", "float32", "half"], Only("AMP")] = AUTO
+    """Type of the residual stream between transformer blocks under autocast: float32, or half, which rounds more and gains time with COMPILE; bfloat16: half where that is bfloat16 on a GPU; auto: as bfloat16 with COMPILE, else float32."""
     REDUCE: Annotated[Literal["float32", "half"], Only("AMP")] = "float32"
     """Type of the gradient all-reduce: float32, or half, the half type of autocast, for half the traffic."""
     MATMUL: Literal["ieee", "tf32"] = "ieee"

@@ -176,8 +176,15 @@ def _frozen(value: Any) -> Any:
 RATES, ZERO_IS_ZERO = ("MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH"), "ZERO_IS_ZERO"
 
 
+# What auto meant of the residual stream when a run began, and what marks saved settings in which it asks for COMPILE.
+RESIDUAL, AUTO_THEN, AUTO_COMPILES = "PRECISION.RESIDUAL", "bfloat16", "AUTO_COMPILES"
+
+
 def as_trained(saved: dict[str, Any]) -> dict[str, Any]:
-    """Saved settings of a run that began when a rate of 0 still meant that of the timm model, in today's words."""
+    """Saved settings of a run that began when a rate of 0 still meant that of the timm model, and auto something else, in
+    today's words."""
+    if saved.get("AMP") and saved.get(RESIDUAL) == schema.AUTO and AUTO_COMPILES not in saved:
+        saved = saved | {RESIDUAL: AUTO_THEN}
     if saved.get("MODEL.TYPE") != "timm" or ZERO_IS_ZERO in saved:
         return saved | without_rates(saved)
     return {key: None if key in RATES and value == 0 else value for key, value in saved.items()}
@@ -191,7 +198,7 @@ def without_rates(values: dict[str, Any]) -> dict[str, None]:
 # What runs did before there was the setting, where that is not its default.
 IMPLIED = {
     "DATA.EXIF": "ignore",
-    "PRECISION.RESIDUAL": "float32",
+    RESIDUAL: "float32",
     "TRAIN.MIXUP_GROUP": None,
     "TRAIN.MODEL_EMA_WARMUP": False,
 }

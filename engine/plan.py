@@ -14,7 +14,7 @@ from torch import nn
 
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
-from configs.values import IMPLIED, flatten
+from configs.values import AUTO_THEN, IMPLIED, RESIDUAL, flatten
 from datasets import ImageSet, SavedData, build_order, check_device, class_weights, identity, parse_policy, renumber
 from datasets.batch_order import Order
 from engine.checkpoint.format import WEIGHTS_ONLY
@@ -222,6 +222,8 @@ def _as_begun(loaded: LoadedConfig, began: dict | None) -> LoadedConfig:
         # A run that was resumed by a newer version has them in its checkpoint.
         if began.get(key, value) == value and loaded.origins[key] == "default":
             loaded = loaded.with_value(key, value, AS_BEGUN)
+    if began and (began.get(RESIDUAL), loaded.config.PRECISION.RESIDUAL) == (AUTO_THEN, AUTO):
+        loaded = loaded.with_value(RESIDUAL, AUTO_THEN, AS_BEGUN)
     return loaded
 
 

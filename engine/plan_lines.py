@@ -91,7 +91,8 @@ def describe_batch_size(plan: Plan) -> str:
 
 def _describe_as_begun(plan: Plan) -> list[str]:
     origins = plan.loaded.origins
-    values = ", ".join(f"{key} {to_text(IMPLIED[key])}" for key in IMPLIED if origins[key] == AS_BEGUN)
+    values = flatten(plan.config)
+    values = ", ".join(f"{key} {to_text(values[key])}" for key in IMPLIED if origins[key] == AS_BEGUN)
     return [f"as when the run of this checkpoint began: {values}"] if values else []
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from configs.schema import Config
-from configs.values import IMPLIED, ZERO_IS_ZERO, flatten
+from configs.values import AUTO_COMPILES, IMPLIED, ZERO_IS_ZERO, flatten
 from datasets.batch_order import Order
 from datasets.transforms.augment import REVISION
 from engine.checkpoint.format import changes, find_newest, newest_in, read_checkpoint, read_lazily
@@ -103,7 +103,7 @@ def global_batch_to_keep(config: Config, saved: dict) -> int | None:
 def comparable(config: Config, order: Order) -> dict:
     """The settings as a checkpoint stores them, with the global batch, the number of images and AUGMENTATION."""
     also = {"GLOBAL_BATCH": order.global_batch, "NUM_IMAGES": order.num_images, "AUGMENTATION": REVISION}
-    return flatten(config) | also | {ZERO_IS_ZERO: True}
+    return flatten(config) | also | {ZERO_IS_ZERO: True, AUTO_COMPILES: True}
 
 
 def refuse_changes(config: Config, order: Order, split: dict, state: dict, path: Path) -> list[str]:

@@ -64,8 +64,10 @@ def choose_transforms(
     if training and config.TRAIN.GRAD_CHECKPOINTING:
         # After everything that replaces forwards: it must recompute what was computed.
         transforms.append(ActivationCheckpointing(config.MODEL.NAME))
-    # CPUs gain nothing from it, and keep the numbers of all runs so far. Accuracy: BENCHMARKS.md, "half precision".
-    pays = settings.RESIDUAL == AUTO and half is torch.bfloat16 and device.type != "cpu"
+    # Without -compile it moves no fewer bytes, as autocast's layer norms work in float32, and it doubles the error of the
+    # gradients of a deep model. CPUs keep the numbers of all runs so far. Accuracy: BENCHMARKS.md, "half precision".
+    is_fused = settings.RESIDUAL == "bfloat16" or settings.RESIDUAL == AUTO and bool(config.COMPILE)
+    pays = is_fused and half is torch.bfloat16 and device.type != "cpu"
     if is_autocast and (pays or settings.RESIDUAL == "half"):
         # After checkpointing, so that blocks save their input in half precision.
         transforms.append(HalfResidual(device.type, half, is_required=not pays))

@@ -310,12 +310,14 @@ def test_check_tries_to_write_where_a_resumed_run_writes(again):
 def test_a_run_of_an_older_version_goes_on_as_it_began_however_often_it_is_resumed(again):
     folder = run_folder(again / "output")
     state = torch.load(folder / "last.pth", weights_only=True)
-    for key in ("DATA.EXIF", "TRAIN.MODEL_EMA_WARMUP"):
+    for key in ("DATA.EXIF", "TRAIN.MODEL_EMA_WARMUP", "AUTO_COMPILES"):
         del state["config"][key]
+    state["config"]["AMP"] = True
     torch.save(state, folder / "last.pth")
-    resume = [*settings(again), "-output", again / "output", "-resume", "auto"]
+    resume = [*settings(again), "AMP=true", "-output", again / "output", "-resume", "auto"]
+    began = "DATA.EXIF ignore", "TRAIN.MODEL_EMA_WARMUP false", "PRECISION.RESIDUAL bfloat16"
     for number in (5, 6):
-        assert_names(halfstep(*resume, "-epochs", number), "DATA.EXIF ignore", "TRAIN.MODEL_EMA_WARMUP false")
+        assert_names(halfstep(*resume, "-epochs", number), *began)
     torch.save(state, folder / "last.pth")
     said = halfstep(*resume, "-epochs", "5", "-opts", "DATA.EXIF=apply", exit_with=2)
     assert_names(said, "DATA.EXIF: ignore -> apply")

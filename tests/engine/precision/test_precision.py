@@ -264,16 +264,21 @@ def test_blocks_hand_on_what_the_setting_says_with_nearly_the_same_gradients_com
 
 
 @pytest.mark.parametrize(
-    ("device", "half", "residual"),
+    ("device", "half", "residual", "words"),
     [
-        ("cuda", torch.bfloat16, torch.bfloat16),
-        ("cuda", torch.float16, torch.float32),
-        ("cpu", torch.bfloat16, torch.float32),
-        ("cuda", None, torch.float32),
+        ("cuda", torch.bfloat16, torch.bfloat16, "COMPILE=true"),
+        ("cuda", torch.bfloat16, torch.float32, "COMPILE=false"),
+        ("cuda", torch.bfloat16, torch.bfloat16, "PRECISION.RESIDUAL=bfloat16"),  # auto in runs of earlier versions
+        ("cuda", torch.float16, torch.float32, "COMPILE=true"),
+        ("cuda", torch.float16, torch.float32, "PRECISION.RESIDUAL=bfloat16"),
+        ("cpu", torch.bfloat16, torch.float32, "COMPILE=true"),
+        ("cpu", torch.bfloat16, torch.float32, "PRECISION.RESIDUAL=bfloat16"),
+        ("cuda", None, torch.float32, "COMPILE=true"),
     ],
 )
-def test_left_alone_the_residual_is_half_in_bfloat16_on_gpus_alone(tmp_path, device, half, residual):
-    config = make(tmp_path, half is not None, dtype=half and str(half).removeprefix("torch."))
+def test_left_alone_the_residual_is_half_in_bfloat16_on_gpus_compiled(tmp_path, device, half, residual, words):
+    dtype = str(half).removeprefix("torch.") if half else "auto"
+    config = small_config(tmp_path, f"AMP={half is not None}", f"PRECISION.DTYPE={dtype}", words)
     chosen = choose_transforms(config, torch.device(device), half, training=False).transforms
     found = [each for each in chosen if isinstance(each, HalfResidual)]
     assert [each.half for each in found] == ([residual] if residual is half else [])

@@ -101,7 +101,7 @@ def build_trainer(plan: Plan, model: nn.Module, data: TrainData, log: Log, teach
     prepare = build_preparation(config, normalize, is_compiled=config.COMPILE and process.device.type != "cpu")
     loss = build_loss(config, plan.class_weights, process.device)
     if teacher:
-        prepare, loss = TeacherPreparation(prepare, teacher, precision), DistillationLoss(loss, config.TRAIN)
+        prepare, loss = TeacherPreparation(prepare, teacher, precision, config), DistillationLoss(loss, config.TRAIN)
     trainer = Trainer(
         config,
         process,

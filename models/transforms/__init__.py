@@ -7,7 +7,7 @@ from torch import nn
 
 from configs.schema import AUTO, Config
 from models.transforms.base import ModelTransform
-from models.transforms.blocks import ActivationCheckpointing, HalfResidual, SharedDropPath
+from models.transforms.blocks import ActivationCheckpointing, HalfResidual, ResizeByMatrices, SharedDropPath
 from models.transforms.float8 import Float8
 from models.transforms.op_overrides import OpOverrides
 from utils.errors import ConfigError
@@ -71,7 +71,9 @@ def choose_transforms(
     if is_autocast and (pays or settings.RESIDUAL == "half"):
         # After checkpointing, so that blocks save their input in half precision.
         transforms.append(HalfResidual(device.type, half, is_required=not pays))
+    # Last: these wrap the whole model, whose class ClassTokenBlock looks at.
+    if training and config.DETERMINISTIC and config.TRAIN.SIZE_SCHEDULE and device.type != "cpu":
+        transforms.append(ResizeByMatrices())
     if device.type == "cuda":
-        # Last: it wraps the whole model, whose class ClassTokenBlock looks at.
         transforms.append(ChannelsLast())
     return ModelTransforms(tuple(transforms))

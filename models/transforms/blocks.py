@@ -1,9 +1,11 @@
-"""Changes to transformer blocks: recomputed in the backward, half-precision inputs, one graph for all rates of drop path."""
+"""Changes to transformers: blocks recomputed in the backward, with inputs in half, one graph of DropPath, resizing by matrices."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from models.transforms.base import ModelTransform, blocks_of, has_blocks, unwrap, wrap
@@ -105,3 +107,36 @@ class SharedDropPath(ModelTransform):
             return x * (is_kept / scale).to(x.dtype)
 
         return type(f"{cls.__name__}Shared", (cls,), {"forward": forward})
+
+
+@dataclass(frozen=True)
+class ResizeByMatrices(ModelTransform):
+    """Resizes position embeddings by matrix products: GPUs have no deterministic kernel for the gradient of torch's resizing."""
+
+    def apply(self, model: nn.Module) -> list[str]:
+        wrap(model, self)
+        return []
+
+    def subclass(self, cls: type) -> type:
+        def forward(self, *args, **kwargs):
+            with ByMatrices():
+                return cls.forward(self, *args, **kwargs)
+
+        return type(f"{cls.__name__}ByMatrices", (cls,), {"forward": forward})
+
+
+class ByMatrices(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return (resized if function is functional.interpolate else function)(*args, **(kwargs or {}))
+
+
+def resized(images: Tensor, size: tuple[int, int], **how) -> Tensor:
+    """[B, C, H, W] -> [B, C, *size], as functional.interpolate has it: a linear function of the rows, then of the columns"""
+    with torch.autocast(images.device.type, enabled=False):
+        of_rows, of_columns = (
+            functional.interpolate(
+                torch.eye(before, device=images.device, dtype=images.dtype)[None, None], (after, before), **how
+            )[0, 0]
+            for before, after in zip(images.shape[2:], size, strict=True)
+        )
+        return of_rows @ images @ of_columns.T

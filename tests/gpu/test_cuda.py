@@ -81,6 +81,7 @@ def test_resumed_run_has_the_same_hash_under_the_deterministic_switch(tmp_path):
     settings = tmp_path / "small.yaml"
     settings.write_text(SMALL)
     flags = ["-cfg", str(settings), "-amp", "-opts", "DETERMINISTIC=true", "MODEL.DROPPATH=0.1", "SAVE_STEPS=10"]
+    flags.append("TRAIN.SIZE_SCHEDULE=[0:4,1:8]")  # whose position embedding is resized, which torch does otherwise
     hashes = []
     for name, stop_after in (("unbroken", None), ("resumed", 1)):
         output = ["-output", str(tmp_path / name)]

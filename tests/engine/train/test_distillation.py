@@ -1,6 +1,7 @@
 """Distillation: timm's and DeiT's losses, what the teacher sees and says, and a step that any split leaves the same."""
 
 import copy
+from unittest import mock
 
 import pytest
 import timm
@@ -16,7 +17,9 @@ from engine.train.loss import DistillationLoss, DistillationTargets, hits
 from engine.train.teacher import find_teacher, load_teacher
 from models import build_model
 from models.teacher import Teacher, use_both_heads
+from models.transforms.kernels import PatchConv2d
 from tests.support.configs import replaced, small_config
+from tests.support.pretend_device import DEVICE, on_pretend_device
 from tests.support.refusals import refused
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
@@ -180,3 +183,23 @@ def test_a_model_with_two_heads_returns_both_only_for_a_teacher():
         use_both_heads(model.train(), when)
         logits = model(torch.zeros(3, 3, 32, 32))
         assert [tuple(each.shape) for each in (logits if when else [logits])] == [(3, 5)] * count
+
+
+@on_pretend_device
+def test_on_a_device_the_teacher_has_the_kernels_of_the_student_and_batchnorm_in_float32(tmp_path):
+    options = (
+        f"AMP=true {' '.join(TEACHER)} TRAIN.DISTILLATION_TYPE=soft PRECISION.CUSTOM_BLACK_LIST=[blocks.0]".split()
+    )
+    vit = "TRAIN.TEACHER_MODEL=vit_tiny_patch16_224"
+    teachers, compiled = [], []
+    with mock.patch.object(nn.Module, "compile", lambda self, **how: compiled.append((self, how["mode"]))):
+        for more in ((), (vit,), (vit, "COMPILE=reduce-overhead")):
+            trainer = make_trainer(small_config(tmp_path, *options, *more), device=torch.device(DEVICE))
+            teachers.append(trainer.prepare.teacher.model)
+    convolutional, plain, last = teachers
+    convolution, norm = (
+        next(each for each in convolutional.modules() if isinstance(each, kind)) for kind in (nn.Conv2d, nn.BatchNorm2d)
+    )
+    dtypes = [each.dtype for each in (convolution.weight, norm.weight, norm.running_var)]
+    assert dtypes == [torch.bfloat16, torch.float32, torch.float32]
+    assert type(plain.patch_embed.proj) is PatchConv2d and [mode for each, mode in compiled if each is last] == [None]

@@ -12,6 +12,7 @@ from tests.support.refusals import refused
 from tests.support.trainers import make_trainer, update
 from utils.distributed import Process
 from utils.errors import ConfigError
+from utils.torch_internals import TorchDispatchMode
 
 CHANGES = (
     "TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.AUTO_AUGMENT=rand-m9 "
@@ -58,6 +59,34 @@ def test_a_vit_resizes_its_position_embedding_also_with_our_kernels(tmp_path):
         images = torch.randn(2, 1, side, side)
         torch.testing.assert_close(chosen(images), plain(images))
     assert plain.pos_embed.shape == build_model(small_config(tmp_path), 5).pos_embed.shape
+
+
+class LikeCuda(TorchDispatchMode):
+    """Refuses the gradient for which CUDA has no deterministic kernel."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert "upsample" not in str(func) or "backward" not in str(func), func
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_on_a_gpu_deterministic_kernels_resize_the_position_embedding_to_the_same_numbers(tmp_path, is_compiled):
+    config = small_config(tmp_path, SCHEDULE, "DETERMINISTIC=true")
+    plain = build_model(config, 5).eval()
+    chosen = build_model(config, 5).eval()
+    chosen.load_state_dict(plain.state_dict())
+    chosen.double()
+    transforms = choose_transforms(config, torch.device("cuda"), None, training=True)
+    transforms.apply(chosen)
+    if is_compiled:
+        chosen.compile(backend="eager", dynamic=False, fullgraph=True)
+    for side in (4, 12):
+        images = torch.randn(2, 1, side, side)
+        total = chosen(images.double()).square().sum()
+        with LikeCuda():
+            total.backward()
+        plain(images).square().sum().backward()
+    torch.testing.assert_close(chosen.pos_embed.grad.float(), plain.pos_embed.grad, rtol=1e-4, atol=1e-5)
 
 
 def test_models_of_one_size_are_refused(tmp_path):

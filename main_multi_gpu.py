@@ -8,12 +8,15 @@ mpirun -np 2 python main_multi_gpu.py -cfg configs/vit_base_patch16_224.yaml -am
 
 import os
 import sys
+from dataclasses import replace
 
 from utils.program import exit_code, exit_now, relax_gc  # isort: skip
 from configs.load import LoadedConfig
 from engine.settings import load_settings
 from utils.errors import AlreadyReportedError, UserError
 from utils.launch import LaunchedRank, LaunchOptions, count_local, find_launched_rank, find_nodes, rank_in_environment
+
+STARTED = "HALFSTEP_STARTED"  # when this program was, by a clock that all processes of a machine share
 
 
 def main(arguments: list[str]) -> int:
@@ -30,9 +33,12 @@ def main(arguments: list[str]) -> int:
         from utils.launch import launch
 
         num_processes = start.NGPUS or nodes.num_local or find_devices(config.DEVICE)[1]
+        os.environ[STARTED] = str(loaded.started)
         return launch(__file__, arguments, num_processes, nodes, config.DIST.TIMEOUT)
     from engine.run import run
 
+    if STARTED in os.environ:
+        loaded = replace(loaded, started=float(os.environ[STARTED]))
     return run(loaded, Process.start(config.DEVICE, os.environ, options))
 
 

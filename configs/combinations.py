@@ -69,6 +69,9 @@ def _training_rules(values: Values, named: Callable[[str], str]) -> Rules:
     yield not low <= values[first] <= high, first, f"must lie between {named(lowest)}, and {named(highest)}"
     is_float16_in_float8 = (values["PRECISION.MODE"], values["PRECISION.DTYPE"]) == ("float8", "float16")
     yield is_float16_in_float8, "PRECISION.DTYPE", f"must be bfloat16 or not set with {named('PRECISION.MODE')}"
+    for key in ("TRAIN.SIZE_SCHEDULE", "TRAIN.MIXUP_OFF_EPOCH"):
+        problem = f"names an epoch, but {named('TRAIN.BUDGET')} chooses their number: leave one of them out"
+        yield bool(values[key] and values["TRAIN.BUDGET"]), key, problem
     key, strategy = "TRAIN.CLIP_MODE", "DIST.STRATEGY"
     problem = f"must be norm or value with {named(strategy)}: no process has a whole vector, whose norm agc needs"
     yield values[key] == "agc" and values["TRAIN.GRAD_CLIP"] and values[strategy] == "fsdp2", key, problem

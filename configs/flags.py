@@ -26,6 +26,7 @@ FLAGS = {
     },
     "training": {
         "-epochs": ("TRAIN.NUM_EPOCHS", "N"),
+        "-budget": ("TRAIN.BUDGET", "TIME"),
         "-accum_iter": ("TRAIN.ACCUM_ITER", "N"),
         "-last_epoch": ("TRAIN.LAST_EPOCH", "N"),
         "-seed": ("SEED", "N"),

@@ -45,7 +45,8 @@ class LoadedConfig:
     origins: dict[str, str]  # 'DATA.BATCH_SIZE': 'configs/x.yaml', 'flag -batch_size', '-opts' or 'default'
     notes: list[str]
     arguments: list[str]  # the command line
-    started: float = field(default_factory=time.monotonic)  # loading is the first thing that a program does
+    # Loading is the first thing that a program does, after its imports.
+    started: float = field(default_factory=lambda: time.monotonic() - time.process_time())
     weights: Layer | None = None  # what follows from the pretrained weights where nothing else sets it
 
     def with_value(self, key: str, value: Any, origin: str) -> "LoadedConfig":

@@ -148,6 +148,9 @@ REMOVED: dict[str, Removed] = {
         "1.0", "TRAIN.COLOR_JITTER changes every image; a smaller one changes them less"
     ),
     "DATA.PREFETCH": Removed("null", "halfstep chooses how far ahead of the training it reads", "machine"),
+    "DATA.REMOTE_PATIENCE": Removed(
+        "120.0", "a request is repeated for two minutes; -resume auto goes on when the server is back", "machine"
+    ),
     "DATA.KEEP_BACKGROUND": Removed(
         "false",
         "-dataset imagefolder with the path of 101_ObjectCategories itself reads every folder as a class",

@@ -93,6 +93,10 @@ LOCAL = Form(
     lambda text: not is_url(text),
     "a folder of this machine, no URL; copy a run to a bucket when it is done, or mount one",
 )
+TIME_TO_SPEND = Form(
+    lambda text: DURATION.fits(text) or re.fullmatch(r"([01]?[0-9]|2[0-3]):[0-5][0-9]", text) is not None,
+    "a duration above 0, such as 8h, 90m or 5400 (seconds), or a time of day, such as 07:00",
+)
 DURATION = Form(
     lambda text: 0 < (to_seconds(text) or 0) <= 1e9, "a duration above 0, such as 3h30m, 90m or 5400 (seconds)"
 )
@@ -235,8 +239,6 @@ class Data:
     """Shards (and row groups of parquet) are read in random order, and a sample moves by less than this many places; as many as there are images: any order."""
     REMOTE_CACHE_GB: Annotated[float | None, Bounds(0.001, 1e9), MACHINE] = None
     """For shards on a server: how much of them CACHE_PATH may hold, in 10^9 bytes; the tars used longest ago are dropped. Not set: all, or 80% of the disk's free space."""
-    REMOTE_PATIENCE: Annotated[float, Bounds(0.0, 1e6), MACHINE] = 120.0
-    """For shards on a server: seconds for which a request that fails is repeated before the run ends."""
     SYNTHETIC_SIZE: Annotated[int, Bounds(1, 100_000_000), Only("DATASET", ("synthetic", "fractals"))] = 1280
     """Images per epoch of the data sets synthetic and fractals, which are computed."""
 
@@ -379,6 +381,8 @@ class Train:
 
     NUM_EPOCHS: Annotated[int, Bounds(1, 1_000_000), MAY_CHANGE] = 300
     """Passes over the training images."""
+    BUDGET: Annotated[str | None, TIME_TO_SPEND, MAY_CHANGE] = None
+    """The time that the run may take, over all its starts (8h, 90m), or the time of day at which it ends (07:00): it chooses its number of updates by its own speed, NUM_EPOCHS at most, and shortens the schedule in proportion, so that it ends in time at END_LR; not set: NUM_EPOCHS."""
     SIZE_SCHEDULE: Annotated[tuple[str, ...], SIZES] = ()
     """Sizes of training images, each as EPOCHS:PIXELS, the size after so many epochs: 0:128, 60:160, 80:224. Evaluation is at DATA.IMAGE_SIZE throughout; empty: training too."""
     WARMUP_EPOCHS: Annotated[float, Bounds(0.0, 1e6)] = 32

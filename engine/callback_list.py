@@ -1,5 +1,6 @@
 """The callbacks of a run, in the order in which they are called."""
 
+from dataclasses import fields
 from typing import NamedTuple, TypeVar
 
 from configs.schema import to_seconds
@@ -13,9 +14,11 @@ from engine.record.console import Console, DataWaitAdvice
 from engine.record.image_results import BestResults
 from engine.record.image_sheets import TrainBatch
 from engine.record.metrics import Recorder
+from engine.record.report import write_at_end
 from engine.record.timing import Pace, Profiler, Timing
 from engine.record.trackers import Trackers
 from engine.session import Session
+from engine.train.budget import Allowance, Budget, Costs, Forecast
 from engine.train.stop_conditions import BadImageLimit, SkipLimit, TimeLimit
 from engine.train.trainer import Callback, Trainer
 
@@ -29,6 +32,12 @@ class Watchers(NamedTuple):
     last_update: LastUpdate
     results: BestResults
     bad_images: BadImages
+    budget: Budget | None = None  # in process 0
+
+    def refuse_budget(self) -> None:
+        """ConfigError if the budget turned out to be too short."""
+        if self.budget and self.budget.refusal:
+            raise self.budget.refusal
 
 
 def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: AsyncSaver, trackers: Trackers) -> Watchers:
@@ -50,18 +59,31 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
     if process.is_first and config.START.PROFILE:
         add(Profiler(config.START.PROFILE, session.path / "trace.json.gz", timing, log.say))
     add(Console(config, log, timing, pace))
-    doctor = None
+    doctor = budget = None
     if process.is_first:
         # Its last pictures are those of the callbacks above, which close before it does.
-        add(Recorder(config, session.path, log, timing, trainer, trackers))
+        recorder = add(Recorder(config, session.path, log, timing, trainer, trackers))
         add(DataWaitAdvice(config, trainer.data.image_set, process, log.say))
         if not is_sharded(config, process):  # it needs a copy of the whole model
             doctor = add(AutoDoctor(config, session.path, log, last_update))
         if config.START.MAX_TIME:
             add(TimeLimit(to_seconds(config.START.MAX_TIME), plan.loaded.started, lambda: saver.longest))
+        if config.TRAIN.BUDGET:
+            saved = plan.saved.get("budget", {})
+            costs = Costs(**{each.name: saved.get(each.name, 0.0) for each in fields(Costs)})
+            forecast = Forecast(config, plan.order, costs, lambda: saver.longest)
+            allowance = Allowance(config.TRAIN.BUDGET, plan.loaded.started, saved)
+
+            def finish() -> None:
+                results.close()
+                recorder.draw()
+                if config.REPORT:
+                    write_at_end(session.path, log)
+
+            budget = add(Budget(forecast, allowance, finish, log.say, log.note))
     known = bad_images_of(plan.saved, len(plan.train_set))
     bad_images = BadImages(plan.train_set, config.DATA.MAX_BAD_FRACTION, log.warn, known)
     bad_images.forget_repaired(process)
     add(BadImageLimit(bad_images))
     add(SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, doctor.get_advice if doctor else lambda: ""))
-    return Watchers(callbacks, last_update, results, bad_images)
+    return Watchers(callbacks, last_update, results, bad_images, budget)

@@ -32,6 +32,7 @@ from engine.train.counters import EpochResult, Report
 from engine.train.stop_conditions import (
     DONE,
     EARLY_STOP,
+    MOST_UPDATES,
     NO_PROGRESS,
     TIME_IS_UP,
     NonFinite,
@@ -106,7 +107,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     if plan.checkpoint:
         restore(session, plan, trainer)
     session.describe(**describe_setup(plan, trainer))
-    if why := why_finished(config.TRAIN, trainer.epoch, trainer.not_better):
+    if why := why_finished(config.TRAIN, trainer.schedule.num_epochs, trainer.epoch, trainer.not_better):
         return leave_finished(session, plan, trainer, eval_data, why)
 
     # Train: all checks have passed, so the folder becomes this run's.
@@ -120,7 +121,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
         trainer.callbacks = watchers.callbacks
         if config.START.EXPLAIN:
             explain(trainer, log, session.path)
-        saves = Saves(session, plan, trainer, saver, watchers.bad_images)
+        saves = Saves(session, plan, trainer, saver, watchers)
         code, state = train_epochs(Training(session, plan, trainer, eval_data, watchers, saves, stop))
 
     # Show.
@@ -145,7 +146,8 @@ class Training:
 
     @property
     def why_finished(self) -> str:
-        return why_finished(self.plan.config.TRAIN, self.trainer.epoch, self.trainer.not_better)
+        trainer = self.trainer
+        return why_finished(self.plan.config.TRAIN, trainer.schedule.num_epochs, trainer.epoch, trainer.not_better)
 
 
 def train_epochs(training: Training) -> tuple[int, str]:
@@ -154,7 +156,10 @@ def train_epochs(training: Training) -> tuple[int, str]:
     log, max_bad = training.session.log, training.plan.config.DATA.MAX_BAD_FRACTION
     bad_images = BadImages(training.plan.eval_set, max_bad, log.warn)  # each reported once in a run
     try:
-        if not training.plan.checkpoint and training.plan.starts_from_its_classes:
+        # With a budget also random weights, to see how long that takes.
+        if not training.plan.checkpoint and (
+            training.plan.starts_from_its_classes or training.plan.config.TRAIN.BUDGET
+        ):
             score_start(training, bad_images)
         while not training.why_finished:
             try:
@@ -169,6 +174,7 @@ def train_epochs(training: Training) -> tuple[int, str]:
         wait_for_disk(training)
         refuse_if_nothing_counted(trainer)
     except Stopped as stopped:
+        training.session.process.first(training.watchers.refuse_budget)
         if stopped.number == TIME_IS_UP and trainer.step == first_step:
             limit = training.plan.config.START.MAX_TIME
             reason = f"not one update fits into RUN.MAX_TIME, {limit}; raise it"
@@ -199,10 +205,9 @@ def one_epoch(training: Training, windows: Iterator[Window], bad_images: BadImag
     """Train, evaluate and save one epoch, or the rest of one."""
     trainer, saves, config = training.trainer, training.saves, training.plan.config
     number, first_step, start = trainer.epoch + 1, trainer.step, time.perf_counter()
-    is_last = number == config.TRAIN.NUM_EPOCHS
 
     report = train_epoch(trainer, windows, training.session.log, training.stop, saves.save)
-    trained = time.perf_counter()
+    trained, is_last = time.perf_counter(), number == trainer.schedule.num_epochs
 
     found, suffix, is_best = {}, "", False
     if number % config.VALIDATE_FREQ == 0 or is_last:
@@ -227,23 +232,23 @@ def train_epoch(
     trainer: Trainer, windows: Iterator[Window], log: Log, stop: StopSignal, save: Callable[[], None]
 ) -> Report:
     """Train to the end of the epoch. Returns its report. Calls `save` every SAVE_STEPS updates."""
-    config, per_epoch = trainer.config, trainer.data.steps_per_epoch
-    done = trainer.step - trainer.epoch * per_epoch
-    title = f"epoch {trainer.epoch + 1}/{config.TRAIN.NUM_EPOCHS}"
+    config, schedule, first = trainer.config, trainer.schedule, trainer.epoch * trainer.data.steps_per_epoch
+    title = f"epoch {trainer.epoch + 1}/{schedule.num_epochs}"
     images = trainer.data.global_batch
-    log.start_bar(per_epoch * images, done * images, title)
+    log.start_bar((schedule.end_of(trainer.epoch) - first) * images, (trainer.step - first) * images, title)
     trainer.notify("on_epoch_start")
     try:
-        for index in range(done, per_epoch):
-            stop_if_requested(trainer, stop, updates_left=per_epoch - index)
+        while (index := trainer.step - first) < schedule.end_of(trainer.epoch) - first:
+            stop_if_requested(trainer, stop, updates_left=schedule.end_of(trainer.epoch) - trainer.step)
+            is_last = trainer.step == schedule.end_of(trainer.epoch) - 1
             if any(trainer.step in each for each in trainer.left_out):
                 trainer.leave_out()
             else:
                 trainer.update(next(windows))
-                if index % config.REPORT_FREQ == 0 or index == per_epoch - 1:
+                if index % config.REPORT_FREQ == 0 or is_last:
                     trainer.notify("on_report", trainer.report())
             log.move_bar(images)
-            if config.SAVE_STEPS and trainer.step % config.SAVE_STEPS == 0 and index < per_epoch - 1:
+            if config.SAVE_STEPS and trainer.step % config.SAVE_STEPS == 0 and not is_last:
                 save()
     finally:
         log.end_bar()
@@ -251,11 +256,16 @@ def train_epoch(
 
 
 def stop_if_requested(trainer: Trainer, stop: StopSignal, updates_left: int) -> None:
-    """Stop because of a signal or a callback, all processes after the same update."""
+    """Stop because of a signal or a callback, or give the run another number of updates, all processes after the same update."""
     is_requested = any([each.should_stop(trainer, updates_left) for each in trainer.callbacks])
-    number = trainer.process.delayed_max(stop.number or is_requested * TIME_IS_UP)
+    num_updates = max([each.choose(trainer) for each in trainer.callbacks], default=0)
+    # One number says both, as processes exchange one: the reason to stop before the updates, of which process 0 alone knows.
+    vote = trainer.process.delayed_max((stop.number or is_requested * TIME_IS_UP) * MOST_UPDATES + num_updates)
+    number, num_updates = divmod(vote, MOST_UPDATES)
     if number:
         raise Stopped(number)
+    if num_updates:
+        trainer.schedule.choose(trainer.step, num_updates)
 
 
 def save_and_stop(training: Training, number: int) -> tuple[int, str]:
@@ -328,7 +338,7 @@ def leave_finished(session: Session, plan: Plan, trainer: Trainer, eval_data: Ev
     is_early = why != DONE
     early = f", {why}; a higher or no limit (-opts TRAIN.EARLY_STOP=none) lets it go on" if is_early else ""
     session.log.say(f"this run is finished already, after {counted(trainer.epoch, 'epoch')}: nothing to do{early}")
-    if trainer.epoch <= plan.config.TRAIN.NUM_EPOCHS and plan.checkpoint == session.path / "last.pth":
+    if trainer.epoch <= trainer.schedule.num_epochs and plan.checkpoint == session.path / "last.pth":
         results = BestResults(plan.config, session.path, plan.eval_set, session.log, trainer)
         bad_images = BadImages(plan.eval_set, plan.config.DATA.MAX_BAD_FRACTION, session.log.warn)
         results.complete(lambda: evaluate_saved(session.path / BEST, trainer, eval_data, bad_images))

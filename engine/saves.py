@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.values import flatten
-from datasets import BadImages
+from engine.callback_list import Watchers
 from engine.checkpoint.async_saver import BEST, AsyncSaver
 from engine.checkpoint.format import BAD_BATCHES_FILE, find_before, read_checkpoint, write_bad_batches
 from engine.checkpoint.resume import comparable
@@ -29,9 +29,8 @@ class Saves:
     takes that back where the disk had no room for its best.pth; `look` does so after an earlier state was loaded.
     """
 
-    def __init__(self, session: Session, plan: Plan, trainer: Trainer, saver: AsyncSaver, bad_images: BadImages):
-        """`bad_images`: those of the training set."""
-        self.session, self.plan, self.trainer, self.saver, self.bad_images = session, plan, trainer, saver, bad_images
+    def __init__(self, session: Session, plan: Plan, trainer: Trainer, saver: AsyncSaver, watchers: Watchers):
+        self.session, self.plan, self.trainer, self.saver, self.watchers = session, plan, trainer, saver, watchers
         self.process, self.log, self.folder = session.process, session.log, session.path
         self.failure = ""  # why the last save failed, in every process
         self.before: Scores | None = None  # of the weights that the run starts from
@@ -49,7 +48,11 @@ class Saves:
         """Save last.pth, and under the names in `also`. Returns when the state is copied."""
         trainer, parallel = self.trainer, self.trainer.parallel
         with averaged(trainer.optimizer):
-            state = trainer.state_dict() | describe_run(self.plan, trainer, metric, list(self.bad_images.indices))
+            state = trainer.state_dict() | describe_run(
+                self.plan, trainer, metric, list(self.watchers.bad_images.indices)
+            )
+            if self.watchers.budget:
+                state["budget"] = self.watchers.budget.state()
             if parallel.is_sharded:
                 rest, pieces = parallel.split_for_save(state)
                 self.saver.save({**rest, PIECES: pieces}, list(also))
@@ -161,8 +164,8 @@ def describe_progress(plan: Plan, trainer: Trainer, folder: Path, saved: dict[st
     return {
         **saved,
         "position": {"epoch": trainer.epoch, "step": trainer.step},
-        "total_epochs": plan.config.TRAIN.NUM_EPOCHS,
-        "total_steps": plan.num_updates,
+        "total_epochs": trainer.schedule.num_epochs,
+        "total_steps": trainer.schedule.num_updates,
         "saved": saved if (folder / "last.pth").exists() else None,
         "best": held,
         "best_top1": held and held.get("top1"),

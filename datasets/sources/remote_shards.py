@@ -22,7 +22,7 @@ from configs.schema import Config
 from datasets.index import ENDING, caches_folder
 from datasets.shuffle import GroupedShuffle
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts
-from datasets.sources.server import ListedFile, NotThereError, Server, parse_address
+from datasets.sources.server import PATIENCE, ListedFile, NotThereError, Server, parse_address
 from datasets.sources.shards import (
     CLASSES_FILE,
     Shard,
@@ -169,7 +169,7 @@ class ServerFolder(ShardFolder):
     def __init__(self, config: Config, say: Callable[[str], None]):
         data = config.DATA
         address = parse_address(data.DATA_PATH)
-        self.server = Server(address.folder, data.REMOTE_PATIENCE, say)
+        self.server = Server(address.folder, PATIENCE, say)
         known_by = hashlib.sha256(address.folder.encode()).hexdigest()[:16]
         super().__init__(caches_folder(config) / f"shards-{known_by}")
         self.title, self.cache = self.server.url, TarCache(self.root / "tars", self.server)

@@ -22,6 +22,7 @@ BRACES = re.compile(r"\{((?:[^{}]|\{[^{}]*\})*)\}")
 NUMBERS = re.compile(r"(\d+)\.\.(\d+)")
 BLOCK = 16 << 20  # bytes of a request: what is lost when a connection breaks
 SECONDS_TO_CONNECT, SECONDS_OF_SILENCE = 10.0, 30.0
+PATIENCE = 120.0  # seconds for which a request that fails is repeated before the run ends
 SHORTEST_LIMIT = 60.0  # seconds
 MOST_OF_A_TAR, MOST_OF_ANOTHER = 2**32, 2**28  # bytes of an answer: some servers send without end
 SECONDS_TO_FIND = 3.0  # for which a server is looked for that has never answered: mostly its name is mistyped
@@ -222,7 +223,7 @@ class Server:
             patience = self.patience if is_found else min(self.patience, SECONDS_TO_FIND)
             spent = time.monotonic() - start
             if trouble.lasts or spent + wait > patience:
-                tried = "" if trouble.lasts else f", tried for {spent:.0f} s (DATA.REMOTE_PATIENCE)"
+                tried = "" if trouble.lasts else f", tried for {spent:.0f} s"
                 raise trouble.kind(f"{url}: {trouble.words}{tried}; {trouble.remedy}")
             self._num_failed += 1
             if self._num_failed in (1, 10, 100, 1000):

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -36,6 +37,7 @@ from engine.precision.policy import Precision, or_amp
 from engine.record.timing import Pace
 from engine.session import check_name, new_folder
 from engine.train.optimizers import AnyOptimizer, build_optimizer, check_state
+from engine.train.schedule import planned_updates
 from engine.train.stop_conditions import why_finished
 from engine.train.teacher import load_teacher
 from models import adapt, build_model, describe
@@ -214,7 +216,14 @@ def try_resume(plan: Plan, model: nn.Module, optimizer: AnyOptimizer | None, has
     """Read the checkpoint into the model, as a run would; the optimizer's only has to fit."""
     path, state = plan.checkpoint, plan.saved
     lines = [f"{path}, after epoch {state['epoch'] + 1} and step {state['step']}"]
-    if why := why_finished(plan.config.TRAIN, state["epoch"] + 1, state["progress"].get("not_better", 0)):
+    per_epoch = plan.order.steps_per_epoch
+    num_updates = planned_updates(plan.config.TRAIN, per_epoch, state["progress"].get("choices", []))
+    if why := why_finished(
+        plan.config.TRAIN,
+        math.ceil(num_updates / per_epoch),
+        state["epoch"] + 1,
+        state["progress"].get("not_better", 0),
+    ):
         lines.append(f"this run is finished already ({why}): nothing to do")
     if has_data:  # otherwise everything would differ
         lines += refuse_changes(plan.config, plan.order, plan.eval_set.split, state, path)

@@ -47,7 +47,7 @@ class Console(Callback):
         self._report, self._read = report, self._clock()
         steps_per_epoch = trainer.data.steps_per_epoch
         self._log.detail(
-            f"Epoch[{report.epoch + 1:03d}/{self._config.TRAIN.NUM_EPOCHS:03d}], "
+            f"Epoch[{report.epoch + 1:03d}/{trainer.schedule.num_epochs:03d}], "
             f"Step[{report.step % steps_per_epoch:04d}/{steps_per_epoch:04d}], Lr: {report.lr:.6f}, "
             f"Loss: {report.loss:.4f} ({report.mean_loss:.4f}), Avg Acc: {report.accuracy:.4f}"
         )
@@ -62,7 +62,7 @@ class Console(Callback):
         return ", ".join(parts) or "first update"
 
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
-        head, report = f"----- Epoch[{trainer.epoch + 1:03d}/{self._config.TRAIN.NUM_EPOCHS:03d}], ", result.report
+        head, report = f"----- Epoch[{trainer.epoch + 1:03d}/{trainer.schedule.num_epochs:03d}], ", result.report
         self._log.detail(
             f"{head}Train Loss: {report.mean_loss:.4f}, Train Acc: {report.accuracy:.4f}, "
             f"time: {result.training_seconds:.2f}"
@@ -75,6 +75,7 @@ class Console(Callback):
             self._log.detail(f"      {describe_speed(epoch)}")
             self._log.detail(f"      time: {describe_times(epoch.times)}")
             left = self._pace.seconds_left(trainer.step, trainer.epoch + 1)
+            self._table.num_epochs = trainer.schedule.num_epochs
             for line in self._table.lines(epoch_row(epoch), result.scores, trainer.best, left):
                 self._log.show(line)
 
@@ -99,7 +100,7 @@ class EpochTable:
     """Makes the lines; the head stands above the first one, and again where it has left the screen."""
 
     def __init__(self, config: Config, has_ema: bool):
-        self._num_epochs, self._has_ema = config.TRAIN.NUM_EPOCHS, has_ema
+        self.num_epochs, self._has_ema = config.TRAIN.NUM_EPOCHS, has_ema
         # The one that decides which epoch is best; the loss has a column of its own.
         instead_of_loss = "map" if config.DATA.has_several_labels else "top1"
         self._metric = instead_of_loss if config.TRAIN.BEST_METRIC == "loss" else config.TRAIN.BEST_METRIC
@@ -120,7 +121,7 @@ class EpochTable:
         top-1."""
         for column in COLUMNS:
             if column.name == "epoch":
-                yield "epoch", 2 * len(str(self._num_epochs)) + 3, f"{row['epoch'] + 1}/{self._num_epochs}"
+                yield "epoch", 2 * len(str(self.num_epochs)) + 3, f"{row['epoch'] + 1}/{self.num_epochs}"
             elif column.name == "eval_top1":
                 title, width = TITLES[self._metric], max(7, len(TITLES[self._metric]))
                 yield title, width, self._show(scores.get(""))

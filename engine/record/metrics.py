@@ -122,6 +122,7 @@ STEP_COLUMNS = {
     "grad_norm": "norm of the gradient",
     "loss_scale": "factor of the loss in half precision",
     "skipped": "updates skipped in the epoch so far",
+    "num_updates": "with `TRAIN.BUDGET`: of the whole run, as chosen by then",
     "seconds": "time since the last report",
     **{f"{name}_pct": f"share of these seconds, phase {name}" for name in PHASES},
 }
@@ -185,15 +186,16 @@ class EpochRows:
 class StepRows:
     """steps.csv: figures of single updates, one row every REPORT_FREQ."""
 
-    def __init__(self, folder: Path, first_step: int):
+    def __init__(self, folder: Path, first_step: int, has_budget: bool = False):
         """Keeps the rows before `first_step`, without a line that a kill cut off."""
         path = folder / "steps.csv"
+        self._columns = [name for name in STEP_COLUMNS if has_budget or name != "num_updates"]
         self.rows: list[Row] = [
             {name: float(row[name]) if row.get(name) else None for name in STEP_COLUMNS}
             for row in read_table(path)
             if int(row["step"]) < first_step
         ]
-        write_text(path, "\n".join([",".join(STEP_COLUMNS), *map(self._line, self.rows), ""]))
+        write_text(path, "\n".join([",".join(self._columns), *map(self._line, self.rows), ""]))
         self._file = open(path, "a", buffering=1)  # noqa: SIM115
 
     def add(self, row: Row) -> None:
@@ -202,7 +204,7 @@ class StepRows:
 
     def _line(self, row: Row) -> str:
         """Unknown values are empty."""
-        return ",".join("" if row.get(name) is None else f"{row[name]:.10g}" for name in STEP_COLUMNS)
+        return ",".join("" if row.get(name) is None else f"{row[name]:.10g}" for name in self._columns)
 
     def close(self) -> None:
         self._file.close()
@@ -218,7 +220,7 @@ class Recorder(Callback):
 
     def _open(self, trainer: Trainer) -> None:
         self._epochs = EpochRows(self._folder, trainer.epoch if trainer.step else -1)
-        self._steps = StepRows(self._folder, trainer.step)
+        self._steps = StepRows(self._folder, trainer.step, trainer.config.TRAIN.BUDGET is not None)
         self._trackers.begin(trainer.step, trainer.epoch, self._steps.rows, self._epochs.rows)
 
     def on_rollback(self, trainer: Trainer) -> None:
@@ -249,10 +251,14 @@ class Recorder(Callback):
         if not self._epochs.is_written:
             with self._warn_on_os_error():
                 self._epochs.write()
-        with self._warn_on_os_error():
-            self._plotter.draw(self._epochs.rows, self._steps.rows, now=True)
+        self.draw()
         with self._warn_on_os_error():
             self._steps.close()
+
+    def draw(self) -> None:
+        """Write the pictures of the rows so far."""
+        with self._warn_on_os_error():
+            self._plotter.draw(self._epochs.rows, self._steps.rows, now=True)
 
     @contextlib.contextmanager
     def _warn_on_os_error(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 def after_training(config: Config, process: Process, folder: Path, eval_set: ImageSet, state: str) -> list[str]:
     """`state` as in status.json, or early stop; nothing where the same command would end in the same way."""
     longer = {
-        "done": ["-epochs", 2 * config.TRAIN.NUM_EPOCHS],
+        "done": [] if config.TRAIN.BUDGET else ["-epochs", 2 * config.TRAIN.NUM_EPOCHS],
         "early stop": ["-opts", "TRAIN.EARLY_STOP=none"],
         "stopped": [],
         "save_failed": [],
@@ -26,7 +26,8 @@ def after_training(config: Config, process: Process, folder: Path, eval_set: Ima
     rows = _files(folder, "report.html")
     if state in ("done", "early stop") and (weights := weights_in(folder)):
         rows += _use_of(weights, eval_set)
-    if state in longer and (folder / "last.pth").exists():
+    is_over = state == "done" and config.TRAIN.BUDGET  # it has landed
+    if state in longer and not is_over and (folder / "last.pth").exists():
         rows += [("train longer" if longer[state] else "go on", _resume(process, folder, longer[state]))]
     return _lines(rows)
 

@@ -75,7 +75,7 @@ def head(run: SavedRun) -> Markup:
 
 def result(run: SavedRun) -> Iterator[Markup]:
     """The best score, how it was reached, and how the run ended, if not as planned."""
-    best, planned, done = run.best, run.settings["TRAIN.NUM_EPOCHS"], run.epochs[-1]["epoch"] + 1
+    best, planned, done = run.best, run.planned_epochs, run.epochs[-1]["epoch"] + 1
     epochs = counted(done, "epoch") if done >= planned else f"the first {done:,} of {counted(planned, 'epoch')}"
     if best.epoch:
         value, name = format_value(best.metric, best.value), TITLES.get(best.metric, best.metric)

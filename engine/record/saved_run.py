@@ -28,7 +28,7 @@ from utils.text import printable
 
 # What is used of status.json, by kind; what is of another kind is as if it were not there.
 TEXTS = "state reason kind host started time heartbeat best_metric halfstep torch timm python device_name precision"
-NUMBERS = "pid signal exit_code epoch processes parameters training_images validation_images classes images_per_update"
+NUMBERS = "pid signal exit_code epoch total_epochs processes parameters training_images validation_images classes images_per_update"
 KINDS = {
     **dict.fromkeys([*TEXTS.split(), "validation_digest"], str),
     **dict.fromkeys(NUMBERS.split(), int),
@@ -93,6 +93,12 @@ class SavedRun:
         """steps.csv: figures of single updates, a row for each report; what is empty or not finite is None."""
         rows = [{key: to_number(text) for key, text in row.items()} for row in read_table(self.folder / "steps.csv")]
         return [row for row in rows if row.get("step") is not None]
+
+    @property
+    def planned_epochs(self) -> int:
+        """Those of the settings, or as many as a budget has chosen."""
+        chosen = self.status.get("total_epochs") if self.settings.get("TRAIN.BUDGET") else None
+        return chosen or self.settings["TRAIN.NUM_EPOCHS"]
 
     @property
     def num_skipped(self) -> int:

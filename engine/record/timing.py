@@ -141,7 +141,8 @@ class Pace(Callback):
         self._limit = start + to_seconds(config.START.MAX_TIME) if config.START.MAX_TIME else math.inf
         self._evaluation = num_evaluated * order.steps_per_epoch / order.num_images / 3  # in updates
         self._evaluation *= 1 + config.TRAIN.MODEL_EMA
-        self._is_told = False
+        self._num_updates = config.TRAIN.NUM_EPOCHS * order.steps_per_epoch
+        self._is_told = config.TRAIN.BUDGET is not None  # which tells it
         self._begin()
 
     def _begin(self) -> None:
@@ -154,7 +155,7 @@ class Pace(Callback):
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
         self._last = self._clock()
-        self._first = self._first or (trainer.step, self._last)
+        self._first, self._num_updates = self._first or (trainer.step, self._last), trainer.schedule.num_updates
         left = self.seconds_left(trainer.step, trainer.epoch)
         position = {"epoch": trainer.epoch, "step": trainer.step}
         self._beat(position=position, eta_seconds=None if left is None else round(left))
@@ -184,10 +185,10 @@ class Pace(Callback):
 
     def predict(self, step: int, num_done: int, each: float) -> float:
         """The seconds that are left from this step on and after so many epochs, if an update takes `each`."""
-        num_epochs, frequency = self._config.TRAIN.NUM_EPOCHS, self._config.VALIDATE_FREQ
+        num_epochs, frequency = math.ceil(self._num_updates / self._order.steps_per_epoch), self._config.VALIDATE_FREQ
         left = [number % frequency == 0 or number == num_epochs for number in range(num_done + 1, num_epochs + 1)]
         pause = self._paused / self._num_evaluations if self._num_evaluations else self._evaluation * each
-        return (num_epochs * self._order.steps_per_epoch - step) * each + sum(left) * pause
+        return (self._num_updates - step) * each + sum(left) * pause
 
     def describe(self, step: int, left: float) -> str:
         """How long the run still takes, when that is over, and how far it gets before RUN.MAX_TIME."""

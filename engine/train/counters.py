@@ -25,6 +25,7 @@ class Report:
     grad_norm: float
     mean_grad_norm: float
     loss_scale: float
+    num_updates: int = 0  # of the whole run, which a budget may change
     seconds: float = 0.0  # since the last report
     shares: dict[str, float | None] = field(default_factory=dict)  # percent of them in each phase, if known
 

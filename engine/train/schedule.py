@@ -13,18 +13,63 @@ def batch_factor(settings: Train, global_batch: int) -> float:
     return math.sqrt(ratio) if settings.LR_SCALING == "sqrt" else ratio
 
 
+def planned_updates(settings: Train, steps_per_epoch: int, choices: list[list[int]]) -> int:
+    """The updates of a run: as the budget has chosen last, or those of the settings' epochs."""
+    return choices[-1][1] if choices else settings.NUM_EPOCHS * steps_per_epoch
+
+
 class Schedule:
-    """The learning rate as a function of the step."""
+    """The learning rate as a function of the step, and of how many updates the run has.
+
+    A budget (TRAIN.BUDGET) changes that number while the run goes on. Each update then stands for a place among the updates
+    of the settings' own epochs, and has its rate: the last update for their last one, whatever was chosen when, so the run
+    lands; and between the update before a choice and the last one places are evenly spaced, so the rate does not jump. All
+    of the schedule is shortened in proportion, the warm-up too. Rejected: a warm-up of as many updates as the settings say,
+    which a short run would never leave.
+    """
 
     def __init__(self, settings: Train, steps_per_epoch: int, global_batch: int):
         self._settings = settings
         self._steps_per_epoch = steps_per_epoch
+        self.resume([])
         scale = batch_factor(settings, global_batch)
         rates = settings.WARMUP_START_LR, settings.BASE_LR, settings.END_LR
         self.start, self.base, self.end = (rate * scale for rate in rates)
 
+    @property
+    def num_epochs(self) -> int:
+        """The last one may be shorter than the others."""
+        return math.ceil(self.num_updates / self._steps_per_epoch)
+
+    def end_of(self, epoch: int) -> int:
+        """The step after the last one of this epoch."""
+        return min((epoch + 1) * self._steps_per_epoch, self.num_updates)
+
+    def choose(self, step: int, num_updates: int) -> None:
+        """From this step on the run has so many updates; at least this one."""
+        assert num_updates > step
+        self._anchor = step - 1, self._place(step - 1)
+        self.choices.append([step, num_updates])
+        self.num_updates = num_updates
+
+    def resume(self, choices: list[list[int]]) -> None:
+        """Go back to what a checkpoint holds: [step, number of updates] of each choice. The same floats come out."""
+        self.choices: list[list[int]] = []
+        self._anchor = -1, -1.0
+        self.num_updates = planned_updates(self._settings, self._steps_per_epoch, [])
+        for step, num_updates in choices:
+            self.choose(step, num_updates)
+
+    def _place(self, step: int) -> float:
+        """Which of the updates of the settings' own epochs a step stands for: itself, until something was chosen."""
+        if not self.choices:
+            return step
+        (first, place), last = self._anchor, planned_updates(self._settings, self._steps_per_epoch, []) - 1
+        # Counted back from the end: exact at the last update, and everywhere if the settings' epochs fit.
+        return last - (last - place) * (self.num_updates - 1 - step) / (self.num_updates - 1 - first)
+
     def __call__(self, step: int) -> float:
-        settings = self._settings
+        settings, step = self._settings, self._place(step)
         time, per_epoch = step, self._steps_per_epoch
         if settings.LR_SCHEDULER.NAME == "paddlevit":  # changes once per epoch, counted from 1
             time, per_epoch = step // self._steps_per_epoch + 1, 1
@@ -35,7 +80,7 @@ class Schedule:
             return self.start + (self.base - self.start) * epoch / settings.WARMUP_EPOCHS
         return self._after_warmup(time, per_epoch)
 
-    def _after_warmup(self, time: int, per_epoch: int) -> float:
+    def _after_warmup(self, time: float, per_epoch: int) -> float:
         """The rate at a time that has `per_epoch` units in an epoch."""
         settings, chosen = self._settings, self._settings.LR_SCHEDULER
         if chosen.NAME == "constant":

@@ -14,6 +14,7 @@ EARLY_STOP = "early stop"  # the reason in status.json
 ADVICE = "lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP, or in float16 try -amp_dtype bfloat16"
 NO_PROGRESS = 4  # the exit code where RUN.MAX_TIME was up before an update: the same start again would end so too
 TIME_IS_UP = 1  # exchanged like a signal's number, and lower than theirs, so that a signal has priority
+MOST_UPDATES = 2**48  # of a run: a greater number than any
 
 
 class NonFinite(Exception):
@@ -41,9 +42,10 @@ class Stopped(Exception):
         self.number = number
 
 
-def why_finished(settings: Train, epoch: int, not_better: int) -> str:
-    """Why a run ends after so many epochs, with so many evaluations in a row that brought no new best; empty: it goes on."""
-    if epoch >= settings.NUM_EPOCHS:
+def why_finished(settings: Train, num_epochs: int, epoch: int, not_better: int) -> str:
+    """Why a run of `num_epochs` ends after `epoch`, with so many evaluations in a row that brought no new best; empty: it goes
+    on."""
+    if epoch >= num_epochs:
         return DONE
     if settings.EARLY_STOP and not_better >= settings.EARLY_STOP:
         return f"no better in {counted(not_better, 'evaluation')} in a row (TRAIN.EARLY_STOP)"

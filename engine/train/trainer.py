@@ -75,6 +75,10 @@ class Callback:
         """Called before each update: whether the run must save and end. `updates_left`: in this epoch."""
         return False
 
+    def choose(self, trainer: "Trainer") -> int:
+        """Called before each update: of how many updates the run is to be; 0: of as many as before."""
+        return 0
+
     def close(self) -> None:
         """The run ends, for whatever reason."""
 
@@ -117,7 +121,7 @@ class Trainer:
     optimizer: AnyOptimizer  # found by its name: optimizers.py, find_class
     parameters: list[nn.Parameter]  # those that this process's optimizer updates
     clipping: Clipping
-    schedule: Schedule  # of the step alone; scales TRAIN.BASE_LR by the global batch if that is set
+    schedule: Schedule  # of the step alone, and of what a budget chose; scales TRAIN.BASE_LR by the global batch if that is set
     loss: Loss  # a function of logits and targets; build_loss has the table
     prepare: Preparation
     ema: Ema | None
@@ -203,7 +207,8 @@ class Trainer:
         last = max(self.step - 1, 0)
         scale = self.precision.scaler.get_scale()
         figures = self.counters.read(self.process)
-        return Report(step=last, epoch=self.epoch, lr=self.schedule(last), loss_scale=scale, **figures)
+        rates = {"lr": self.schedule(last), "num_updates": self.schedule.num_updates}
+        return Report(step=last, epoch=self.epoch, loss_scale=scale, **rates, **figures)
 
     def end_epoch(self) -> None:
         self.epoch += 1
@@ -229,6 +234,7 @@ class Trainer:
                 "best": list(self.best),
                 "not_better": self.not_better,
                 "left_out": [[each.start, each.stop] for each in self.left_out],
+                **({"choices": self.schedule.choices} if self.schedule.choices else {}),
             },
         }
 
@@ -246,6 +252,7 @@ class Trainer:
         self.best, self.preferred = Best(*progress["best"]), state.get(PREFERRED)
         self.not_better = progress.get("not_better", 0)  # not in checkpoints of earlier versions
         self.left_out = [range(*each) for each in progress.get("left_out", [])]
+        self.schedule.resume(progress.get("choices", []))
         self.counters.load_state_dict(progress, self.process)
         if not self.data.order.has_updates_of(state.get("config", {})):
             # Steps are counted by epochs of this length, and no update is left that was to be left out.

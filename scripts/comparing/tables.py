@@ -131,7 +131,7 @@ def _notes(groups: Sequence[Group]) -> list[str]:
         name = TITLES[groups[0].metric]
         notes.append(f"the runs chose their best epoch by different metrics (TRAIN.BEST_METRIC); compared is {name}")
     for run in runs:
-        planned, done = run.settings["TRAIN.NUM_EPOCHS"], num_epochs(run)
+        planned, done = run.planned_epochs, num_epochs(run)
         if done < planned and run.status.get("reason") != "early stop":
             how = ENDS.get(run.state, "ended")
             notes.append(

@@ -45,7 +45,7 @@ def test_a_thousand_requests_of_which_a_fifth_fails_and_a_kill_change_nothing(tm
 
 def test_a_server_that_stays_away_ends_the_run_with_the_url_and_the_next_start_goes_on(tmp_path, start):
     make_set(tmp_path / "set", num_shards=12)
-    limits = ("DATA.SHUFFLE_BUFFER=1", "DATA.REMOTE_PATIENCE=0.3")
+    limits = ("DATA.SHUFFLE_BUFFER=1",)
     gone = []
     with HttpFolder(tmp_path / "set", fault=lambda number, path: 503 if gone else None) as server:
         flags = flags_of(server.url, tmp_path / "caches")
@@ -53,7 +53,7 @@ def test_a_server_that_stays_away_ends_the_run_with_the_url_and_the_next_start_g
         gone.append(True)
         for path in (tmp_path / "caches").rglob("*.tar"):
             path.unlink()
-        start(tmp_path / "o", *flags, *limits).refused(server.url, "503", "DATA.REMOTE_PATIENCE")
+        start(tmp_path / "o", *flags, *limits, impatient=[0.3]).refused(server.url, "503", "tried")
         gone.clear()
         assert start(tmp_path / "o", *flags, *limits).returncode == 0
 

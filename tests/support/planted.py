@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+import datasets.sources.remote_shards
 import engine.auto_batch_size
 import engine.build
 import engine.callback_list
@@ -77,6 +78,11 @@ def forget_our_modules() -> None:
 def limit_files(size: int) -> None:
     """Let the disk be full behind so many bytes of a file."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def impatient(seconds: float) -> None:
+    """Requests to a server are repeated for so long."""
+    datasets.sources.remote_shards.PATIENCE = seconds
 
 
 def score(*figures: list[float]) -> None:

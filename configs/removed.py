@@ -208,6 +208,7 @@ REMOVED: dict[str, Removed] = {
 REMOVED_FLAGS = {
     "-last": "name the checkpoints to average, as in FOLDER/checkpoint-*.pth",
     "-megabytes": "-samples_per_shard sets the size of a shard",
+    "-weights": "name a checkpoint as often as it counts: scripts/export.py A A A B takes three quarters of A",
     "-greedy": "name the checkpoints to average, of those that scored best",
     "-csv": "scripts/models.py prints its table, -all the whole of it",
     "-without_weights": "models without weights are listed where no other has that name",

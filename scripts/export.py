@@ -19,14 +19,13 @@ The weights are the raw ones or the EMA's, whichever scored better, with adapter
 name that ends in .pth and without -to, the whole checkpoint is written; one that is sharded (DIST.STRATEGY fsdp2) is
 merged into one file.
 
-Several checkpoints, of a run or of runs that began from the same weights, are averaged (a model soup). Weights of other
-programs, such as PaddleViT's, are converted to .safetensors, .pth or .pdparams.
+Several checkpoints, of a run or of runs that began from the same weights, are averaged (a model soup); one that is named twice
+counts twice. Weights of other programs, such as PaddleViT's, are converted to .safetensors, .pth or .pdparams.
 """
 
 import json
 import os
 import sys
-from math import isinf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,7 +55,6 @@ class Part(NamedTuple):
     facts: dict  # what it says beside its weights; epochs count from 1 here, from 0 in a checkpoint
     key: str  # of the weights that are taken
     weights: dict
-    share: float = 1.0
 
 
 def main(argv: list[str]) -> int:
@@ -67,20 +65,15 @@ def main(argv: list[str]) -> int:
     kind = parser.add_mutually_exclusive_group()
     for flag, key, name in (("-ema", "state_dict_ema", "EMA"), ("-raw", "state_dict", "raw")):
         kind.add_argument(flag, dest="key", action="store_const", const=key, help=f"write the {name} weights")
-    mean = parser.add_argument_group("the mean of several checkpoints")
-    mean.add_argument("-weights", nargs="+", type=float, metavar="W", help="a weight for each checkpoint [all equal]")
     arguments = parser.parse_args(argv)
-    weights = arguments.weights
     sources = arguments.checkpoints
-    if weights and (len(weights) != len(sources) or not all(each > 0 for each in weights) or isinf(sum(weights))):
-        raise ConfigError(f"-weights: {weights} are not {len(sources)} positive numbers, one for each checkpoint")
     if len(sources) == 1:
         print(export(sources[0], arguments.output, arguments.key, arguments.to))
         return 0
     to = format_of(arguments.output, arguments.to)
     if to == "checkpoint":
         raise ConfigError(f"-output: {arguments.output}: a mean has no optimizer to go on with; name a .safetensors")
-    parts = read_alike(sources, arguments.key, weights or [1.0] * len(sources))
+    parts = read_alike(sources, arguments.key)
     check_no_input("-output", arguments.output, [part.path for part in parts])
     print(write_mean(parts, to, arguments.output))
     return 0
@@ -111,14 +104,14 @@ def export(source: str | Path, target: Path, key: str | None = None, to: str | N
     return f"{target}: {name}, from {part.path} ({part.key}); {write(part, to, target)}"
 
 
-def read_part(source: str | Path, needed: set[str], key: str | None, share: float = 1.0) -> Part:
+def read_part(source: str | Path, needed: set[str], key: str | None) -> Part:
     """A checkpoint of a run; `key`: of the weights, those that scored better if not given."""
     from models.weights.files import chosen_weights, read_checkpoint
 
     path, content = read_checkpoint(source, needed)
     facts = {name: content[name] for name in FACTS if name in content}
     facts |= {"epoch": content["epoch"] + 1} if "epoch" in content else {}
-    return Part(path, facts, *chosen_weights(content, path, key), share)
+    return Part(path, facts, *chosen_weights(content, path, key))
 
 
 def write(part: Part, to: str, target: Path) -> str:
@@ -188,7 +181,7 @@ def convert(source: str | Path, target: Path, key: str | None) -> str:
     return f"{target}: {counted(len(state), 'tensor')}, {sum(tensor.numel() for tensor in state.values()):,} numbers"
 
 
-def read_alike(sources: list, key: str | None, shares: list[float]) -> list[Part]:
+def read_alike(sources: list, key: str | None) -> list[Part]:
     """The checkpoints; ConfigError unless they are of one architecture, with the same classes and preparation of images."""
     from models.weights.metadata import ARCHITECTURE
 
@@ -201,7 +194,7 @@ def read_alike(sources: list, key: str | None, shares: list[float]) -> list[Part
             "preparation of images": part.facts["data"],
         }
 
-    parts = [read_part(source, NEEDED, key, share) for source, share in zip(sources, shares, strict=True)]
+    parts = [read_part(source, NEEDED, key) for source in sources]
     first = compared(parts[0])
     for part in parts[1:]:
         if differing := [what for what, value in compared(part).items() if value != first[what]]:
@@ -217,8 +210,8 @@ def write_mean(parts: list[Part], to: str, target: Path) -> str:
 
     last = max(parts, key=lambda part: part.facts.get("epoch", 0))
     facts = {name: value for name, value in last.facts.items() if name != "metric"}
-    facts["averaged"] = [{"file": os.fspath(part.path), "weights": part.key, "share": part.share} for part in parts]
-    mean = average([part.weights for part in parts], [part.share for part in parts])
+    facts["averaged"] = [{"file": os.fspath(part.path), "weights": part.key} for part in parts]
+    mean = average([part.weights for part in parts])
     checked = write(Part(last.path, facts, "state_dict", mean), to, target)
     return f"{target}: the mean of {counted(len(parts), 'checkpoint')} ({', '.join(part.path.name for part in parts)}); {checked}"
 

@@ -179,19 +179,17 @@ def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
     return plain
 
 
-def average(states: Sequence[dict[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
-    """The weighted mean in float64, rounded once to the type of the first state.
+def average(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean in float64, rounded once to the type of the first state.
 
     Running statistics of BatchNorm are averaged too, as by timm's avg_checkpoints.py; whole numbers, such as its counters,
     become the largest.
     """
-    total = sum(shares)
     mean = {}
     for name, first in states[0].items():
         tensors = [state[name] for state in states]
         if first.is_floating_point():
-            weighted = sum(share * tensor.double() for share, tensor in zip(shares, tensors, strict=True))
-            mean[name] = (weighted / total).to(first.dtype)
+            mean[name] = (sum(tensor.double() for tensor in tensors) / len(states)).to(first.dtype)
         else:
             mean[name] = torch.stack(tensors).amax(0)
     return mean

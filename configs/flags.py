@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 from configs.typed_names import suggest_flag
-from configs.values import ALL_SETTINGS, Setting, to_text
+from configs.values import ALL_SETTINGS, to_text
 from configs.yaml_files import Layer
 from utils.errors import ConfigError
 
@@ -118,7 +118,9 @@ def build_parser() -> argparse.ArgumentParser:
             setting = ALL_SETTINGS[key]
             # -amp alone switches it on; -amp false overrides a file with AMP: true.
             switch = {"nargs": "?", "const": "true"} if setting.kind is bool else {}
-            group.add_argument(flag, dest=key, metavar=metavar, help=_help(setting), **switch)
+            default = "none" if setting.default in (None, "") else to_text(setting.default)
+            told = f"{setting.help} [{key}={default}]".replace("%", "%%")
+            group.add_argument(flag, dest=key, metavar=metavar, help=told, **switch)
     parser.add_argument(*_LOCAL_RANK, help=argparse.SUPPRESS)
     return parser
 
@@ -157,8 +159,3 @@ def _pair(option: str) -> tuple[str, str]:
             f"-opts: {option!r} has no =; write KEY=VALUE, as in -opts TRAIN.BASE_LR=1e-3; quote a value with spaces"
         )
     return key.strip(), text
-
-
-def _help(setting: Setting) -> str:
-    default = "none" if setting.default in (None, "") else to_text(setting.default)
-    return f"{setting.help} [{setting.key}={default}]".replace("%", "%%")

@@ -1,6 +1,7 @@
 """`parquet`: images with labels in row groups, as data sets travel on Hugging Face. pyarrow reads one row group at a time."""
 
 import functools
+import itertools
 import json
 import os
 import re
@@ -248,8 +249,8 @@ def _build(place: Place | None, files: Sequence[Path], data: Data, made_of: dict
 
         columns = _common_columns(files, list(each(_columns_of, data)))
         if columns.are_names:
-            found = each(_distinct_labels, columns)
-            columns = columns._replace(classes=tuple(sorted(set().union(*found) - {None})))
+            found = each(lambda file: _labels(file, columns).unique().to_pylist())
+            columns = columns._replace(classes=tuple(sorted({*itertools.chain(*found)} - {None})))
         writer, hashes = IndexWriter(place, INDEX_COLUMNS), RowHashes()
         rows = shown(each(_read_rows, columns), "index", len(files), unit="files")
         for number, (groups, labels, names) in enumerate(rows):
@@ -322,10 +323,6 @@ def _labels(file: Path, columns: Columns) -> Any:
         row = column.is_null().index(True).as_py()
         raise DataError(f"{file}, row {row}: {columns.label} is missing; remove the row, or give it a label")
     return column.cast(pyarrow.string() if columns.are_names else _value_type(column.type))
-
-
-def _distinct_labels(file: Path, columns: Columns) -> set:
-    return set(_labels(file, columns).unique().to_pylist())
 
 
 def _read_rows(file: Path, columns: Columns) -> tuple[list[tuple[int, int, int]], np.ndarray, list[bytes]]:

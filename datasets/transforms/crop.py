@@ -24,15 +24,12 @@ class BySize(Generic[T]):
     def __init__(self, config: Config, make: Callable[[Config], T]):
         """`make`: from the settings with the size as IMAGE_SIZE."""
         self._starts = config.train_sizes
-        self._made = {side: make(with_side(config, side)) for side in self._starts.values()}
+        sides = set(self._starts.values())
+        self._made = {side: make(replace(config, DATA=replace(config.DATA, IMAGE_SIZE=side))) for side in sides}
 
     def at(self, epoch: int) -> T:
         """The one for an epoch, from 0."""
         return self._made[self._starts[max(start for start in self._starts if start <= epoch)]]
-
-
-def with_side(config: Config, side: int) -> Config:
-    return replace(config, DATA=replace(config.DATA, IMAGE_SIZE=side))
 
 
 RESAMPLE = {"nearest": Image.Resampling.NEAREST, "lanczos": Image.Resampling.LANCZOS}

@@ -87,10 +87,6 @@ def write_paddle(subject: Subject, path: Path) -> None:
     path.with_suffix(RECORD_SUFFIX).write_text(text + "\n", encoding="utf-8")
 
 
-def load_paddle(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
-    return replace(subject, weights=read_weights(path).state, source=path).model
-
-
 FORMATS = {
     "hf": Format("", "timm.create_model", hugging_face.write, hugging_face.load),
     "onnx": Format(".onnx", "onnxruntime", write_onnx, load_onnx, need_onnx),
@@ -99,7 +95,7 @@ FORMATS = {
         ".pdparams",
         "halfstep's reader of .pdparams",
         write_paddle,
-        load_paddle,
+        lambda subject, path: replace(subject, weights=read_weights(path).state, source=path).model,
         partial(refuse_other_models, to="paddle"),
     ),
 }

@@ -76,10 +76,6 @@ def _from_buffer(data, dtype: _Dtype, shape: tuple, order: str) -> _Array:
     return result
 
 
-def _scalar(dtype: _Dtype, data) -> float | int | bool:
-    return _from_buffer(data, dtype, (), "C").array.item()
-
-
 def _encode(text: str, encoding: str) -> bytes:
     """Protocol 2 writes bytes as encoded text."""
     if encoding not in ("latin1", "latin-1"):
@@ -97,7 +93,7 @@ def _eval(code: str, names: dict | None = None) -> _Array:
 
 STAND_INS = {
     ("numpy.core.multiarray", "_reconstruct"): _Array,
-    ("numpy.core.multiarray", "scalar"): _scalar,
+    ("numpy.core.multiarray", "scalar"): lambda dtype, data: _from_buffer(data, dtype, (), "C").array.item(),
     ("numpy.core.numeric", "_frombuffer"): _from_buffer,
     ("numpy", "ndarray"): "ndarray",  # only ever an argument of _reconstruct, so it need not be anything
     ("numpy", "dtype"): _Dtype,

@@ -72,7 +72,8 @@ class Runner:
         return f", about {format_time(each * self.num_left)} left" if each and self.num_left else ""
 
     def run(self) -> int:
-        """Run the trials that are not finished. Returns the exit code."""
+        """Run the trials that are not finished. Returns the exit code: 0 if every trial is done, 3 if gradients of some were not
+        finite and the others are done, else 1; of a sweep that was stopped 128 and the signal's number."""
         of, place = f"{self.num_left} of {counted(self.plan.num_trials, 'trial')}", self.folder / "trial-000.txt"
         print(f"{of} to run, one after another{self._time_left()}; what each prints: {place} ...", flush=True)
         for trial in self.plan.trials:
@@ -82,7 +83,10 @@ class Runner:
                 break
             if not self.results[trial.index].is_final:
                 self._ended(trial, self._run(trial))
-        return 128 + self.stop.number if self.stop.number else self._code()
+        if self.stop.number:
+            return 128 + self.stop.number
+        codes = {0 if each.state == DONE else each.exit_code or 1 for each in self.results.values()}
+        return max(codes) if codes <= {0, NON_FINITE} else 1
 
     def _run(self, trial: Trial) -> int:
         """Run the trial and return its exit code; told to stop, it saves and ends."""
@@ -131,11 +135,6 @@ class Runner:
         print(f"[{number}/{self.plan.num_trials}] {trial}: {what}{self._time_left()}", flush=True)
         if is_refused:  # it did not come to train: so it would be with all others too
             raise ConfigError(f"{trial}: {error}\nits output: {self._output(trial)}")
-
-    def _code(self) -> int:
-        """0 if every trial is done, 3 if some ended with non-finite gradients and the others are done, else 1."""
-        codes = {0 if each.state == DONE else each.exit_code or 1 for each in self.results.values()}
-        return max(codes) if codes <= {0, NON_FINITE} else 1
 
 
 def last_error(output: Path) -> str:

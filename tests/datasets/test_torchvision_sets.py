@@ -172,16 +172,12 @@ class Payload:
         return self.path.touch, ()
 
 
-def no_network(data_set) -> None:
-    raise URLError("no network")
-
-
 @pytest.mark.parametrize("file", ["data_batch_3", "test_batch", "batches.meta"])
 def test_a_damaged_cifar_file_is_an_error_with_the_setting_and_the_folder_and_is_not_opened(
     tmp_path, monkeypatch, file
 ):
     path = write_cifar(tmp_path, "cifar10", monkeypatch) / file
-    monkeypatch.setattr(CIFAR["cifar10"][0], "download", no_network)
+    monkeypatch.setattr(CIFAR["cifar10"][0], "download", failing(URLError("no network")))
     content, middle = path.read_bytes(), path.stat().st_size // 2
     one_bit = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
     for damaged in (content[:-100], one_bit, pickle.dumps(Payload(tmp_path / "ran")), None):

@@ -28,13 +28,10 @@ def flags_of(place: str | Path, caches: Path) -> list[str]:
     return ["-dataset", "shards", "-data_path", str(place), "-opts", f"DATA.CACHE_PATH={caches}"]
 
 
-def fails_at_every_fifth(number: int, path: str):
-    return (503, "cut", 500, "drop")[number // 5 % 4] if number % 5 == 0 else None
-
-
 def test_a_thousand_requests_of_which_a_fifth_fails_and_a_kill_change_nothing(tmp_path, start, many_tars):
     start(tmp_path / "disk", *flags_of(many_tars, tmp_path), BUFFERED[0]).done()
-    with HttpFolder(many_tars, fault=fails_at_every_fifth) as server:
+    faults = (503, "cut", 500, "drop")
+    with HttpFolder(many_tars, fault=lambda number, path: None if number % 5 else faults[number // 5 % 4]) as server:
         flags = flags_of(server.url, tmp_path / "caches")
         killed = start(tmp_path / "remote", *flags, *BUFFERED, signal_at=[17, signal.SIGKILL, [0]])
         assert killed.returncode == -signal.SIGKILL, killed.printed

@@ -158,17 +158,13 @@ def test_freeze_names_parameters_and_modules_and_later_patterns_win():
     }
 
 
-def frozen_resnet() -> torch.nn.Module:
-    return build_model(config_of(32, TYPE="timm", NAME="test_resnet", FREEZE=("*", "!fc", "!layer4")), 10)
-
-
 def running_means(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer.clone() for name, buffer in model.named_buffers() if name.endswith("running_mean")}
 
 
 @pytest.mark.parametrize("wrap", ["plain", "copied", "compiled", "retyped"])
 def test_frozen_batch_norm_keeps_its_statistics_in_training(wrap):
-    model = frozen_resnet()
+    model = build_model(config_of(32, TYPE="timm", NAME="test_resnet", FREEZE=("*", "!fc", "!layer4")), 10)
     step = model = copy.deepcopy(model) if wrap == "copied" else model.double().float() if wrap == "retyped" else model
     if wrap == "compiled":
         step = torch.compile(model, backend="eager")

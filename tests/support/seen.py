@@ -38,16 +38,15 @@ def files_of(root: Path, part: str) -> dict[Path, int]:
     return {path: "ab".index(path.parent.name) for path in files}
 
 
-def write_csv(root: Path) -> None:
-    for part in ("train", "val"):
-        rows = [f"folder/{part}/{path.parent.name}/{path.name},{label}" for path, label in files_of(root, part).items()]
-        (root / f"{part}.csv").write_text("\n".join(["image_path,target", *rows]) + "\n")
+def write_lines(name: str, header: str, separator: str) -> Callable[[Path], None]:
+    """Writes a file with a line for each image of a part."""
 
+    def write(root: Path) -> None:
+        for part in ("train", "val"):
+            rows = (f"{path.relative_to(root)}{separator}{label}\n" for path, label in files_of(root, part).items())
+            (root / name.format(part)).write_text("".join([header, *rows]))
 
-def write_lists(root: Path) -> None:
-    for part in ("train", "val"):
-        rows = [f"folder/{part}/{path.parent.name}/{path.name} {label}" for path, label in files_of(root, part).items()]
-        (root / f"{part}_list.txt").write_text("\n".join(rows) + "\n")
+    return write
 
 
 def write_tars(root: Path) -> None:
@@ -79,8 +78,8 @@ def _of(dataset: str, write: Callable[[Path], object], folder: str = "", **data)
 # {name: writes such a set into a folder, and returns the settings of DATA that read it}
 SOURCES: dict[str, Callable[[Path], dict]] = {
     "imagefolder": _of("imagefolder", write_folder),
-    "csv": _of("csv", write_csv),
-    "lists": _of("imagenet2012", write_lists),
+    "csv": _of("csv", write_lines("{}.csv", "image_path,target\n", ",")),
+    "lists": _of("imagenet2012", write_lines("{}_list.txt", "", " ")),
     "shards": _of("shards", write_tars, "shards", SHUFFLE_BUFFER=9),
     "parquet": _of("parquet", write_row_groups, SHUFFLE_BUFFER=9),
 }

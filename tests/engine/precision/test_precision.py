@@ -125,19 +125,9 @@ def test_without_float16_the_scale_stays_one_and_non_finite_updates_are_skipped(
         assert precision.scaler.get_scale() == 1
 
 
-def sgd_trainer(tmp_path, *options):
-    """An update moves the weights by exactly its gradients."""
-    plain = ["TRAIN.OPTIMIZER.NAME=SGD", "TRAIN.OPTIMIZER.MOMENTUM=0", "TRAIN.WEIGHT_DECAY=0", "TRAIN.BASE_LR=1"]
-    return make_trainer(small_config(tmp_path, *plain, "TRAIN.WARMUP_EPOCHS=0", *options))
-
-
 def test_gradients_are_unscaled_before_they_are_clipped(tmp_path):
     half = ["AMP=true", "PRECISION.DTYPE=float16", "PRECISION.INIT_LOSS_SCALING=4096"]
-    norms = []
-    for options in ([], half):
-        trainer = sgd_trainer(tmp_path, *options)
-        update(trainer)
-        norms.append(trainer.report().grad_norm)
+    norms = [update(make_trainer(small_config(tmp_path, *options))).report().grad_norm for options in ([], half)]
     assert norms[1] == pytest.approx(norms[0], rel=0.05)
 
 

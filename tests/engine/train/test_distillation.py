@@ -96,16 +96,10 @@ def test_a_teacher_of_timms_has_the_mean_and_deviation_of_its_own_weights(tmp_pa
     assert (found.IMAGENET_MEAN, found.IMAGENET_STD) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-def run_of(config, classes, path) -> str:
-    """A checkpoint as a run leaves it."""
-    state = build_model(config, len(classes)).state_dict()
-    torch.save({"state_dict": state, "config": flatten(config), "class_names": classes}, path)
-    return str(path)
-
-
 def test_classes_of_a_teacher_are_matched_by_name_and_unknown_ones_refused(tmp_path):
     config = small_config(tmp_path, "DATA.IMAGENET_MEAN=[0.3]", "DATA.IMAGENET_STD=[0.4]")
-    path = run_of(config, ["ant", "bee", "cat"], tmp_path / "best.pth")
+    path, state = str(tmp_path / "best.pth"), build_model(config, 3).state_dict()
+    torch.save({"state_dict": state, "config": flatten(config), "class_names": ["ant", "bee", "cat"]}, path)
     distilled = replaced(config, TRAIN={"DISTILLATION_TYPE": "soft", "TEACHER_MODEL": path})
     images = torch.randn(4, 1, 8, 8)
     logits = load_teacher(distilled, ["ant", "bee", "cat"], 3)[0](images)

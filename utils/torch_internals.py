@@ -28,6 +28,18 @@ RESIZE_KERNELS = {
 # One kernel for all tensors of a model, as torch.optim does it; a loop starts hundreds.
 foreach_copy_, foreach_sub = torch._foreach_copy_, torch._foreach_sub
 foreach_mul_, foreach_add_ = torch._foreach_mul_, torch._foreach_add_
+
+
+def foreach_put_back_(tensors: list[Tensor], former: list[Tensor], skipped: Tensor) -> None:
+    """Copy `former`, which is lost, to the tensors where `skipped` on the device is 1: in one kernel, which else does nothing.
+
+    As a first momentum fused SGD takes the gradient as it is, which is `former` here. All have one floating-point type.
+    """
+    rates = dict.fromkeys(("lr", "weight_decay", "dampening"), 0.0)
+    flags = {"nesterov": False, "maximize": False, "is_first_step": True}
+    torch._fused_sgd_(former, former, tensors, momentum=1.0, found_inf=1 - skipped, **rates, **flags)
+
+
 ALLOWED_IN_WEIGHTS = _weights_only_unpickler._get_allowed_globals()  # by their names: what such files may call
 LABELS = ("targets", "labels", "_labels")  # where torchvision's data sets keep them; else every image has to be read
 

@@ -13,7 +13,7 @@ from configs.schema import Config, Train
 from datasets import Normalize
 from engine.precision.policy import Precision
 from engine.train.loss import build_loss
-from engine.train.optimizers import numbers_per_weight
+from engine.train.optimizers import OURS, numbers_per_weight
 from engine.train.teacher import random_teacher
 from models.transforms.base import has_blocks
 from utils.host import free_host_memory
@@ -50,7 +50,10 @@ def fixed_bytes(config: Config, model: nn.Module, precision: Precision) -> int:
     # The EMA update of CPUs holds the differences of all weights at once; others need one copy less.
     mean = 2 * weights if config.TRAIN.MODEL_EMA else 0
     halves = (weights + trained) // 2 if precision.is_naive else 0
-    return weights + trained + optimizer_bytes(config.TRAIN, model) + mean + halves + teacher_bytes(config, precision)
+    kept = trained + optimizer_bytes(config.TRAIN, model)
+    # Where an update can be skipped only by copies, they are made anew each time; activations hardly fit into their blocks.
+    copies = kept if precision.device.type != "cpu" and config.TRAIN.OPTIMIZER.NAME not in OURS else 0
+    return weights + kept + copies + mean + halves + teacher_bytes(config, precision)
 
 
 def teacher_bytes(config: Config, precision: Precision) -> int:

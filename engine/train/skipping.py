@@ -1,6 +1,6 @@
 """Lets the device decide whether an update of any optimizer is done or skipped, without making the host wait."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from utils.host import LateValue
-from utils.torch_internals import tree_map
+from utils.torch_internals import foreach_copy_, foreach_put_back_, tree_map
 
 ON_DEVICE = object()  # in place of a tensor of the device, where only the host's values matter
 SET_ELSEWHERE = ("params", "lr")  # of a parameter group: what no step changes
@@ -53,12 +53,10 @@ class SkippingOptimizer:
             return
         self._settle()
         weights = [each.detach() for each in self._all_parameters() if each.grad is not None]
-        former_weights, former = _copied(weights), _copied(self._contents())
+        former = _copied([weights, self._contents()])
         self.inner.step()
-        is_skipped = skipped.reshape(()) > 0
-        _put_back(weights, former_weights, is_skipped)
-        _put_back(self._contents(), former, is_skipped)
-        self._former = LateValue(skipped), _on_host(former)
+        _put_back([weights, self._contents()], former, skipped.reshape(()))
+        self._former = LateValue(skipped), _on_host(former[1])
 
     def state_dict(self) -> dict:
         self._settle()
@@ -146,21 +144,51 @@ def averaged(optimizer: torch.optim.Optimizer | SkippingOptimizer) -> AbstractCo
     return optimizer.averaged() if isinstance(optimizer, ScheduleFreeOptimizer) else nullcontext()
 
 
+def _is_there(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.device.type != "cpu"
+
+
 def _copied(value: Any) -> Any:
-    return tree_map(lambda each: each.clone() if isinstance(each, Tensor) else each, value)
+    """A copy with all tensors; those of the device in one kernel for each type."""
+    kinds = {False: torch.clone, True: torch.empty_like}
+    copies = tree_map(lambda each: kinds[_is_there(each)](each) if isinstance(each, Tensor) else each, value)
+    for pairs in _by_type(_pairs(copies, value)):
+        foreach_copy_(*map(list, zip(*pairs, strict=True)))
+    return copies
 
 
 def _on_host(value: Any) -> Any:
     return tree_map(lambda each: ON_DEVICE if isinstance(each, Tensor) and each.device.type != "cpu" else each, value)
 
 
-def _put_back(now: Any, former: Any, skipped: Tensor) -> None:
-    """Give tensors of the device their former values where the update was skipped; those that are new stay."""
+def _pairs(now: Any, former: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """The tensors of the device in `former`, each behind what it is now."""
     if isinstance(now, dict | list | tuple):
         for key in former if isinstance(former, dict) else range(len(former)):
-            _put_back(now[key], former[key], skipped)
-    elif isinstance(now, Tensor) and now.device.type != "cpu":
-        torch.where(skipped, former, now, out=now)
+            yield from _pairs(now[key], former[key])
+    elif _is_there(now):
+        yield now, former
+
+
+def _by_type(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterable[list[tuple[Tensor, Tensor]]]:
+    """The pairs by type, as one kernel takes them."""
+    groups: dict[torch.dtype, list] = {}
+    for pair in pairs:
+        groups.setdefault(pair[0].dtype, []).append(pair)
+    return groups.values()
+
+
+def _put_back(now: Any, former: Any, skipped: Tensor) -> None:
+    """Give tensors of the device their former values where the update was skipped; those that are new stay."""
+    for pairs in _by_type(_pairs(now, former)):
+        tensors, copies = map(list, zip(*pairs, strict=True))
+        is_dense = all(each.stride() == copy.stride() for each, copy in pairs)  # the kernel sees memory, not indices
+        # On MPS fused kernels of older versions of torch ignore found_inf.
+        if is_dense and tensors[0].is_floating_point() and skipped.device.type != "mps":
+            foreach_put_back_(tensors, copies, skipped)
+        else:
+            for each, copy in pairs:
+                torch.where(skipped > 0, copy, each, out=each)
 
 
 def _merged(now: Any, former: Any) -> Any:

@@ -13,6 +13,7 @@ from engine.train.ema import ForeachLerp, FusedLerp
 from models.transforms.kernels import GpuKernels
 from tests.gpu.trainers import first_batches, relative_error, small_trainer
 from tests.support.batches import ERASES, MIXES, batch, settings
+from utils.torch_internals import foreach_put_back_
 
 
 @pytest.mark.parametrize("optimizer, largest_error", [("AdamW", 1e-3), ("SGD", 1e-5)])
@@ -50,6 +51,17 @@ def test_the_patch_embedding_as_a_product_is_the_convolution(device, dtype, larg
         direction = torch.linspace(-1, 1, tokens.numel()).view(tokens.shape).to(tokens)
         found.append([each.cpu() for each in (tokens, *torch.autograd.grad(tokens, embed.parameters(), direction))])
     assert relative_error(*found) < largest_error
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("skipped", [0.0, 1.0])
+def test_one_kernel_puts_back_the_bits_of_before_a_skipped_update_whatever_that_made(device, skipped, dtype):
+    former = [torch.randn(3, 5, device=device).to(dtype), torch.full((70_000,), -0.0, device=device, dtype=dtype)]
+    now = [torch.full_like(each, float("nan")) for each in former]
+    expected = [each.clone() for each in (former if skipped else now)]
+    foreach_put_back_(now, former, torch.tensor(skipped, device=device))
+    for each, wanted in zip(now, expected, strict=True):
+        assert torch.equal(each.view(torch.uint8), wanted.view(torch.uint8))
 
 
 @pytest.mark.parametrize("skipped", [0.0, 1.0])

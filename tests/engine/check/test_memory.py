@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+from configs.schema import Optimizer
 from engine.check.check import check_memory
 from engine.check.quick_checks import OK, WARN, WRONG
 from engine.memory.estimate import fixed_bytes, saved_bytes
@@ -20,6 +21,13 @@ def test_memory_is_weighed_against_what_is_free(tmp_path):
     weights = sum(parameter.nbytes for parameter in model.parameters())
     assert fixed_bytes(config, model, precision) == 4 * weights  # and gradients, and two of Adam's
     assert fixed_bytes(replaced(config, TRAIN={"MODEL_EMA": True}), model, precision) == 6 * weights
+    precision.device = torch.device("cuda")  # where others than torch's fused optimizers skip an update by copies
+    for name, count in (("AdamW", 4), ("lamb", 7)):
+        assert (
+            fixed_bytes(replaced(config, TRAIN={"OPTIMIZER": Optimizer(NAME=name)}), model, precision)
+            == count * weights
+        )
+    precision.device = CPU
     for parameter in model.blocks.parameters():
         parameter.requires_grad_(False)
     trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)

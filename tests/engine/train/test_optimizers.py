@@ -1,6 +1,7 @@
 """Optimizers other than AdamW, Adam and SGD: skipped updates, resuming, waits of the host, what is refused."""
 
 import copy
+import functools
 import io
 
 import pytest
@@ -14,13 +15,14 @@ from engine.checkpoint.format import changes
 from engine.checkpoint.resume import comparable, refuse_changes
 from engine.train.optimizers import BY_ELEMENT, build_optimizer, check_optimizer, numbers_per_weight
 from engine.train.skipping import averaged
-from tests.support.configs import small_config
+from tests.support.configs import CPU, small_config
 from tests.support.optimizers import Learner, on_host, one_of_each_class
 from tests.support.pretend_device import DEVICE, on_pretend_device
 from tests.support.refusals import assert_names
 from tests.support.run_hash import state_hash
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
+from utils.torch_internals import TorchDispatchMode, tree_leaves
 
 # Some weights are updated or not by what the host reads of them: for each weight, in every update. (mars does in older versions of timm.)
 READING = ("adamp", "sgdp", "cadamp", "csgdp", "novograd", "novogradw", "novogradc", "mars", "cmars")
@@ -37,6 +39,34 @@ def test_a_skipped_update_changes_nothing_of_any_optimizer_and_the_host_waits_fo
         # Of the update before, whether it was skipped: to count the steps on the host.
         assert name in READING or (seen.keys() <= {"event"} and seen.get("event", 0) <= 1), (name, seen)
         assert state_hash(learner.state()) == state_hash(on_cpu.step(0).step(1).state()) != after, name
+
+
+class Kernels(TorchDispatchMode):
+    """Counts the operations that compute on the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        is_there = any(getattr(each, "device", CPU) != CPU for each in tree_leaves((args, kwargs or {})))
+        self.count += is_there and func.overloadpacket.__name__ not in ("empty_like", "detach", "view")
+        return func(*args, **(kwargs or {}))
+
+
+@on_pretend_device
+def test_that_an_update_can_be_skipped_takes_few_kernels_however_many_weights_there_are():
+    for name in ("lion", "lamb", "nadamw", "adamwschedulefree"):
+        weights = torch.nn.ParameterList(torch.ones(2, 3) for _ in range(30)).to(DEVICE)
+        optimizer, found = build_optimizer(Train(OPTIMIZER=Optimizer(NAME=name)), weights), []
+        skipped = torch.zeros(1).to(DEVICE)
+        for step in [functools.partial(optimizer.step, skipped)] * 3 + [
+            optimizer.inner.step
+        ]:  # the first makes the state
+            for each in weights:
+                each.grad = torch.ones_like(each)
+            with Kernels() as kernels:
+                step()
+            found.append(kernels.count)
+        assert found[-1] > 0 and found[-2] - found[-1] <= 24, (name, found)  # four times what AdamW takes for a model
 
 
 @on_pretend_device

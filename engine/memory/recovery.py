@@ -87,12 +87,21 @@ class MemoryGuard(Guard):
         # processes, so that none of them can probe alone.
         can_probe = self.process.world_size > 1 and not config.COMPILE and not is_sharded(config, self.process)
         self.probes_left = 2 if can_probe else 0
+        # DDP moves the gradients in its buffers after its second pass. Among more than two processes their place decides
+        # about the last bit of an average, so that the updates after a resume would not be those of an unbroken run.
+        self.rehearsals_left = 2 if self.process.world_size > 2 and not is_sharded(config, self.process) else 0
 
     def attempts(self, window: Window) -> Iterator[AbstractContextManager[MicroBatches]]:
         batches = RereadableBatches(window.batches)
+        self._reason: str | None = None
         if self.probes_left:
             self._probe(window, batches)
-        self._reason: str | None = ""
+        while self.rehearsals_left:
+            self.rehearsals_left -= 1
+            with unchanged_buffers(self._trainer.computing.model):
+                yield self._attempt(window, batches)
+            self._trainer.replica.zero_grad(set_to_none=True)
+        self._reason = ""
         while self._reason is not None:
             self._reason = None
             yield self._attempt(window, batches)

@@ -71,7 +71,7 @@ class StepWorker:
             self._process = subprocess.Popen(list(map(str, self._command)), **pipes)
 
     def facts(self) -> dict:
-        """The machine, and the images of an update; waits until the worker is set up."""
+        """The images of an update; waits until the worker is set up."""
         self.start()
         if self._facts is None:
             self._facts = self._read()
@@ -97,6 +97,7 @@ class StepWorker:
             self._process.stdin.close()
         self._process.stdout.close()
         self._process.wait()
+        self._process, self._facts, self._warm = None, None, False  # it may start again
 
     def _ask(self, **question) -> dict:
         self.facts()
@@ -180,6 +181,7 @@ def take_turns(
 
     def take_turn(name: str) -> None:
         measured[name].seconds.append(workers[name].iterate(steps[name]))
+        print(f"{name}: {measured[name].images_per_second[-1]:.1f} images/s", file=sys.stderr, flush=True)
         if first in measured:
             measured[name].base.append(measured[first].seconds[-1])
 
@@ -235,27 +237,39 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
     return f"{title}\n\n{markdown_table(columns, rows)}\n"
 
 
-def speed_table(title: str, products: dict[str, str], measured: dict[str, Measured], reasons: dict[str, str]) -> str:
-    """The speed and memory of cases, and how much of the peak of matrix products they use.
+class SpeedTable:
+    """Prints the speed and memory of cases as soon as they are known, and how much of the peak of matrix products they use.
 
-    `products`: of each case the type of the matrix products that bound it; the others are held against the first case.
+    `products`: of each case the type of the matrix products that bound it; all are held against the first case.
     """
-    base = next(iter(products), "-")
-    columns = ["case", "memory, GiB", f"memory against {base}", "iterations/s", "images/s", f"against {base}"]
-    columns.append("FLOPs utilisation, %")
-    flops = max((3 * each.forward_flops for each in measured.values()), default=0)  # of a training image
-    peaks = {products[name]: each.peak for name, each in measured.items() if each.peak}
-    rows = []
-    for name, each in measured.items():
-        memory = f"{each.memory / measured[base].memory:.2f}" if base in measured else "-"
-        row = [name, f"{each.memory / GIB:.2f}", memory, f"{1 / statistics.median(each.seconds):.4g}"]
-        row += [spread(each.images_per_second), spread(each.ratios, 2) if each.ratios else "-"]
-        peak = peaks.get(products[name])
-        row.append(f"{100 * flops * statistics.median(each.images_per_second) / peak:.3g}" if peak else "-")
-        rows.append(row)
-    rows += [[name, reason, *["-"] * (len(columns) - 2)] for name, reason in reasons.items()]
-    text = table(title, columns, rows)
-    if peaks:
-        speeds = ", ".join(f"{product} {peak / 1e9:.4g}" for product, peak in peaks.items())
-        text += f"\nUtilisation: {flops / 1e9:.4g} GFLOP for a training image (3 x forward) against matrix products, GFLOP/s: {speeds}.\n"
-    return text
+
+    def __init__(self, title: str, products: dict[str, str]):
+        self.products, self.base, self.flops = products, next(iter(products), "-"), 0.0
+        self.peaks: dict[str, float] = {}
+        self.printed: set[str] = set()
+        columns = ["case", "memory, GiB", f"memory against {self.base}", "iterations/s", "images/s"]
+        self.columns = [*columns, f"against {self.base}", "FLOPs utilisation, %"]
+        print(table(title, self.columns, []).rstrip(), flush=True)
+
+    def add(self, measured: dict[str, Measured], reasons: dict[str, str]) -> None:
+        """Print the rows of those that have none yet."""
+        self.flops = max([self.flops, *(3 * each.forward_flops for each in measured.values())])  # of a training image
+        self.peaks |= {self.products[name]: each.peak for name, each in measured.items() if each.peak}
+        rows = [[name, reason, *["-"] * (len(self.columns) - 2)] for name, reason in reasons.items()]
+        for name, each in measured.items():
+            memory = f"{each.memory / measured[self.base].memory:.2f}" if self.base in measured else "-"
+            row = [name, f"{each.memory / GIB:.2f}", memory, f"{1 / statistics.median(each.seconds):.4g}"]
+            row += [spread(each.images_per_second), spread(each.ratios, 2) if each.ratios else "-"]
+            peak = self.peaks.get(self.products[name], math.inf)
+            share = 100 * self.flops * statistics.median(each.images_per_second) / peak
+            rows.append([*row, f"{share:.3g}" if share else "-"])
+        for row in rows:
+            if row[0] not in self.printed:
+                print(f"| {' | '.join(row)} |", flush=True)
+        self.printed |= {row[0] for row in rows}
+
+    @property
+    def ending(self) -> str:
+        speeds = ", ".join(f"{product} {peak / 1e9:.4g}" for product, peak in self.peaks.items())
+        text = f"\nUtilisation: {self.flops / 1e9:.4g} GFLOP for a training image (3 x forward) against matrix products, GFLOP/s: {speeds}.\n"
+        return text if speeds else ""

@@ -1,64 +1,73 @@
-"""Measures and checks halfstep on a GPU: one command that writes all results into a folder while it goes on.
+"""Measures and checks halfstep on a GPU, in three calls of at most 10 minutes; each row is on the disk once it is known.
 
-    python scripts/benchmarks/gpu_session.py -output FOLDER                     everything, at most 20 minutes
-    python scripts/benchmarks/gpu_session.py -output FOLDER -parts tests,small  two parts; the next call adds others
-    python scripts/benchmarks/gpu_session.py -output FOLDER -dry                all parts with tiny sizes, without a GPU
+    python scripts/benchmarks/gpu_session.py -output FOLDER -parts machine,probes,small -limit_scale 2
+    python scripts/benchmarks/gpu_session.py -output FOLDER -parts large,tests
+    python scripts/benchmarks/gpu_session.py -output FOLDER -parts loader,whole_run,recovery,float8
+    python scripts/benchmarks/gpu_session.py -output FOLDER -dry    all parts with tiny sizes, without a GPU, in a minute
 
-Each part is a command, which session.md names and which can be typed alone. FOLDER gets session.md, to which all that the
-parts print is appended at once, session.log with their errors, and compiled kernels. A part that exceeds its limit of time
-is killed, and the next begins.
+A part is a few commands. FOLDER gets session.md, to which they and each line that they print are appended, and session.json,
+the same with rows of tables by column; all else lies in a temporary folder. A part over its limit of time is killed.
 """
 
 import argparse
-import contextlib
-import ctypes
+import importlib.util
+import json
 import os
+import platform
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
-from utils.program import die_with_parent, exit_code, revision  # isort: skip
+from utils.program import adopt_orphans, die_with_parent, exit_code, kill_children, revision  # isort: skip
 from scripts.benchmarks.common import ROOT
 from scripts.command_line import Parser, at_least
 from utils.errors import ConfigError, did_you_mean
+from utils.files import replacing
 
 PYTHON = shlex.quote(sys.executable)
 BENCHMARKS = f"{PYTHON} {shlex.quote(str(ROOT / 'scripts/benchmarks'))}"
-STEPS = f"{BENCHMARKS}/step.py modes -rounds {{rounds}} -steps 3 -seconds {{seconds}} -cfg configs/vit"
+TESTS = f"{PYTHON} -m pytest -vv -rs -p no:cacheprovider {{on_cpu}} tests/gpu"
+CONFIG = "-cfg configs/vit_{size}_patch16_224.yaml -batch_size {{batch}}"
+SMALL, BASE, LARGE = (CONFIG.format(size=size) for size in ("small", "base", "large"))
+TURNS = "-rounds {rounds} -steps 3 -seconds {seconds}"
+STEPS = f"{BENCHMARKS}/step.py modes {TURNS}"
 NO_DROPOUT = "-opts MODEL.DROPOUT=0 MODEL.ATTENTION_DROPOUT=0 MODEL.DROPPATH=0 {tiny}"
-PHOTOS = "-cfg configs/vit_small_patch16_224.yaml -dataset imagefolder -data_path {folder}/photos -num_workers {workers} -batch_size {batch}"
-# Name: the limit in seconds, more than it should take on an H200 with 16 cores, and the command.
+RUN = f"{PYTHON} main_single_gpu.py {SMALL} -amp -epochs 3"
+PHOTOS = f"{BENCHMARKS}/photos.py -output {{scratch}}/photos -train {{train}} -val {{val}} -drawn {{drawn}}"
+OF_PHOTOS = "-dataset imagefolder -data_path {scratch}/photos"
+KILLED = f"{RUN} -dataset synthetic -resume auto -output {{scratch}}/killed -opts SAVE_STEPS=5 DATA.SYNTHETIC_SIZE={{train}} {{tiny}}"
+# Name: the limit in seconds, more than it should take on an H100 or H200 with 16 cores, and the commands.
 PARTS = {
-    "machine": (60, f"{PYTHON} -m torch.utils.collect_env"),
-    "tests": (300, f"{PYTHON} -m pytest -vv -rs -p no:cacheprovider tests/gpu {{on_cpu}}"),
-    "small": (180, f"{STEPS}_small_patch16_224.yaml -batch_size {{batch}} {{modes}} {NO_DROPOUT}"),
-    "compiled": (180, f"{STEPS}_small_patch16_224.yaml -batch_size {{batch}} {{compiled}} {NO_DROPOUT}"),
-    "large": (150, f"{STEPS}_large_patch16_224.yaml -batch_size {{batch}} -modes bf16 {NO_DROPOUT}"),
-    "float8": (90, f"{STEPS}_base_patch16_224.yaml -batch_size {{batch}} {{float8}} {NO_DROPOUT}"),
-    "peer": (120, f"{BENCHMARKS}/step.py peer -rounds {{rounds}} -batch_size {{batch}} -opts {{compile}} {{tiny_timm}}"),
-    "photos": (90, f"{BENCHMARKS}/photos.py -output {{folder}}/photos -train {{train}} -val {{val}} -drawn 510"),
-    "loader": (90, f"{BENCHMARKS}/loader.py limits {PHOTOS} -amp -opts {{tiny}}"),
-    "cache": (90, f"{BENCHMARKS}/loader.py limits {PHOTOS} -amp -opts DATA.CACHE=256 {{tiny}}"),
-    "run": (150, f"{PYTHON} main_single_gpu.py {PHOTOS} -amp -epochs 3 -profile 3 -output {{folder}}/runs -opts {{compile}} {{tiny}}"),
+    "machine": (15, [f"{PYTHON} -m torch.utils.collect_env"]),
+    "probes": (120, [f"{TESTS}/test_probes.py", f"{STEPS} {SMALL} -modes {{features}} {NO_DROPOUT}"]),
+    "small": (155, [f"{BENCHMARKS}/step.py peer {TURNS} {SMALL} {{compile}} -opts {{tiny_timm}}",
+                    f"{STEPS} {SMALL} -modes {{modes}} {NO_DROPOUT}", f"{STEPS} {SMALL} {{compile}} -modes {{half}} {NO_DROPOUT}"]),
+    "large": (150, [f"{STEPS} {LARGE} {{compile}} -modes bf16 {NO_DROPOUT}"]),
+    "tests": (330, [f"{TESTS}/test_numbers.py tests/gpu/test_cuda.py"]),
+    "loader": (170, [PHOTOS, f"{BENCHMARKS}/loader.py limits -seconds {{seconds}} {SMALL} {OF_PHOTOS} -amp -opts {{tiny}}",
+                     f"{BENCHMARKS}/loader.py limits -seconds {{seconds}} {SMALL} {OF_PHOTOS} -amp -opts DATA.CACHE=256 {{tiny}}"]),
+    "whole_run": (140, [PHOTOS, f"{RUN} {OF_PHOTOS} {{compile}} -output {{scratch}}/runs -opts {{tiny}}"]),
+    "recovery": (130, [f"timeout -s KILL {{alive}} {KILLED}", KILLED,
+                       f"{RUN} -dataset synthetic -batch_size {{auto}} -output {{scratch}}/auto -opts DATA.SYNTHETIC_SIZE={{train}} {{tiny}}"]),
+    "float8": (120, [f"{STEPS} {BASE} {{compile}} -modes {{float8}} {NO_DROPOUT}"]),
 }  # fmt: skip
-REAL = {
-    **{"rounds": "3", "seconds": "1", "batch": "256", "workers": "16", "train": "16384", "val": "512", "on_cpu": ""},
-    "modes": "-modes bf16 fp32 tf32 fp16 bf16-residual naive-bf16",
-    "compiled": "-compile -modes bf16 bf16-residual",
-    "float8": "-compile -modes bf16 float8",
-    **{"compile": "COMPILE=true", "tiny": "REPORT_FREQ=10", "tiny_timm": "REPORT_FREQ=10"},
-}
 TINY = "MODEL.EMBED_DIM=48 MODEL.DEPTH=2 MODEL.NUM_HEADS=2 DATA.IMAGE_SIZE=32 DEVICE=cpu"
-DRY = {  # compiling takes a CPU a minute each
-    **{"rounds": "1", "seconds": "0", "batch": "8", "workers": "1", "train": "64", "val": "8", "on_cpu": "--on_cpu"},
-    **dict.fromkeys(("modes", "compiled", "float8"), "-modes bf16"),
-    **{"compile": "COMPILE=false", "tiny": TINY, "tiny_timm": "DATA.IMAGE_SIZE=160 MODEL.NAME=test_vit DEVICE=cpu"},
+# Of each placeholder what a GPU gets, and -dry, which compiles nothing: that takes a CPU a minute each.
+VALUES = {
+    **{"rounds": ("3", "1"), "seconds": ("1", "0"), "batch": ("256", "8"), "auto": ("auto", "8"), "alive": ("25", "6")},
+    **{"train": ("16384", "64"), "val": ("512", "8"), "drawn": ("160", "10"), "tiny": ("REPORT_FREQ=10", TINY)},
+    **{"on_cpu": ("", "--on_cpu"), "compile": ("-compile", ""), "float8": ("bf16 float8", "bf16")},
+    **{"half": ("bf16 bf16-residual", "bf16"), "modes": ("bf16 fp32 tf32 fp16 bf16-residual naive-bf16", "bf16")},
+    "features": ("bf16 nadamw lamb lion muon EMA LoRA distillation sizes", "LoRA"),
+    "tiny_timm": ("REPORT_FREQ=10", "DATA.IMAGE_SIZE=160 MODEL.TYPE=timm MODEL.NAME=test_vit DEVICE=cpu"),
 }
 
 
@@ -66,27 +75,33 @@ def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_output("FOLDER", "folder for the results; those of earlier calls stay")
     parser.add_argument("-parts", type=part_names, default=list(PARTS), metavar="NAMES", help=f"[{','.join(PARTS)}]")
-    scale_help = "multiplies every limit of time [1, dry: 20]"
-    parser.add_argument("-limit_scale", type=at_least(1), metavar="N", help=scale_help)
+    parser.add_argument("-limit_scale", type=at_least(1), metavar="N", help="multiplies every limit [1, dry: 20]")
     parser.add_argument("-dry", action="store_true", help="walk through all parts on the CPU, with tiny sizes")
     arguments = parser.parse_args(argv)
     import torch  # which takes seconds
 
+    if arguments.dry:  # what it starts need not import torch and timm again
+        for module in ("engine.run", "timm", "tests.support.forked_children"):
+            importlib.import_module(module)
+        subprocess.Popen = sys.modules["tests.support.forked_children"].ForkingPopen
     if not (arguments.dry or torch.cuda.is_available()):
-        raise ConfigError(
-            "gpu_session.py: this machine or this build of torch has no CUDA device; run it on a machine with one, or "
-            "with -dry, which walks through all parts on the CPU"
-        )
-    scale = arguments.limit_scale or (20 if arguments.dry else 1)  # small computers are no reason to cut
+        raise ConfigError("gpu_session.py: torch finds no CUDA device here; -dry walks through all parts on the CPU")
+    # Small computers are no reason to cut.
+    scale, kind = (20, "dry, nothing here was measured on a GPU") if arguments.dry else (1, "on a GPU")
+    scratch = tempfile.mkdtemp(prefix="halfstep-session-")  # no TemporaryDirectory: a fork that ends would remove it
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{scratch}/compiled")
+    values = {name: each[arguments.dry] for name, each in VALUES.items()} | {"scratch": shlex.quote(scratch)}
+    parts = {
+        name: (PARTS[name][0] * (arguments.limit_scale or scale), [each.format(**values) for each in PARTS[name][1]])
+        for name in arguments.parts
+    }
     try:
         arguments.output.mkdir(parents=True, exist_ok=True)
-        folder = arguments.output.resolve()
-        values = (DRY if arguments.dry else REAL) | {"folder": shlex.quote(str(folder))}
-        parts = {name: (PARTS[name][0] * scale, PARTS[name][1].format(**values)) for name in arguments.parts}
-        kind = "dry, nothing here was measured on a GPU" if arguments.dry else "on a GPU"
-        return run_session(folder, parts, kind)
+        return run_session(arguments.output.resolve(), parts, kind)
     except OSError as error:
         raise ConfigError(f"-output: cannot write to {arguments.output} ({error}); choose another folder") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def part_names(text: str) -> list[str]:
@@ -97,62 +112,82 @@ def part_names(text: str) -> list[str]:
     return text.split(",")
 
 
-def run_session(folder: Path, parts: dict[str, tuple[float, str]], kind: str) -> int:
-    """Run the parts (limit, command) in turn. 1 if one of them did not come to its end or one of its checks failed."""
-    if sys.platform == "linux":  # what parts leave becomes children of this process, also what has a session of its own
-        set_child_subreaper = 36  # PR_SET_CHILD_SUBREAPER
-        ctypes.CDLL(None).prctl(set_child_subreaper, 1)
+class Record:
+    """Appends each line to session.md, and to session.json: a row of a table by its columns, any other line as `text`."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.path = folder, folder / "session.json"
+        self.rows = json.loads(self.path.read_text()) if self.path.exists() else []
+        self.facts: dict[str, object] = {}  # of each row that is added
+        self.columns, self.last = [], []  # of the table whose lines are added; the cells of the line before
+
+    def add(self, text: str) -> None:
+        print(text, flush=True)
+        with open(self.folder / "session.md", "a") as file:
+            print(text, file=file)
+        for line in filter(None, map(str.strip, text.splitlines())):
+            cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+            if cells and not "".join(cells).strip("-"):  # the line below the columns, which are no row
+                self.columns = self.last
+                self.rows.pop()
+                continue
+            is_row = cells and len(cells) == len(self.columns)
+            self.rows.append(self.facts | (dict(zip(self.columns, cells, strict=True)) if is_row else {"text": line}))
+            self.last = cells
+        with replacing(self.path) as file:
+            file.write(json.dumps(self.rows, indent=1).encode())
+
+
+def run_session(folder: Path, parts: dict[str, tuple[float, list[str]]], kind: str) -> int:
+    """Run the parts (limit, commands) in turn. 1 if one of them did not come to its end or one of its checks failed."""
+    adopt_orphans()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and the part that runs is killed
-    outcomes = []
-    with open(folder / "session.md", "a") as results:
+    record, now = Record(folder), time.strftime("%Y-%m-%dT%H:%M:%S")
+    record.add(f"\n# Session of {now}: halfstep {revision(ROOT)}, {kind}\n{describe_missing()}")
+    outcomes: dict[str, str] = {}  # of each command
+    for name, (limit, commands) in parts.items():
+        record.facts = {"session": now, "part": name}
+        record.add(f"\n## {name}")
+        begin = time.monotonic()
+        for command in commands:
+            record.add(f"\n`{command}`{' as above' if command in outcomes else ''}\n")
+            if command not in outcomes:
+                outcomes[command] = run_within(command, begin + limit - time.monotonic(), record)
+            record.add(f"\n{name}: {outcomes[command]} after {time.monotonic() - begin:.1f} s")
+    return int(any(outcome != "done" for outcome in outcomes.values()))
 
-        def note(text: str) -> None:
-            print(text, file=results, flush=True)
-            print(text, flush=True)
 
-        note(f"\n# Session of {time.strftime('%Y-%m-%dT%H:%M:%S')}: halfstep {revision(ROOT)}, {kind}")
-        for name, (limit, command) in parts.items():
-            note(f"\n## {name}\n\n`{command}`\n")
-            begin = time.monotonic()
-            outcomes.append(run_within(command, limit, folder))
-            note(f"\n{name}: {outcomes[-1]} after {time.monotonic() - begin:.1f} s")
-    return int(any(outcome != "done" for outcome in outcomes))
+def describe_missing() -> str:
+    """What parts need and a machine for GPUs may lack, and the commands that bring it."""
+    packages = "timm pytest simplejpeg torchao tensorboard peft accelerate transformers tokenizers regex psutil".split()
+    if not (names := " ".join(name for name in packages if importlib.util.find_spec(name) is None)):
+        return ""
+    own = [f"--platform {tag}_{platform.machine()}" for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
+    python = "--python-version {}.{}".format(*platform.python_version_tuple())
+    download = f"python -m pip download --no-deps --only-binary=:all: {python} {' '.join(own)} -d wheels {names}"
+    return (
+        f"missing: {names}; where pip finds packages: {download}; then here: python -m pip install --no-deps wheels/*"
+    )
 
 
-def run_within(command: str, seconds: float, folder: Path) -> str:
+def run_within(command: str, seconds: float, record: Record) -> str:
     """Run a command within a limit of time, leaving none of its processes behind. Returns how it ended."""
-    environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"), "PYTHONUNBUFFERED": "1", **os.environ}
-    with open(folder / "session.md", "a") as results, open(folder / "session.log", "a") as log:
-        words = shlex.split(command)
-        process = subprocess.Popen(
-            words, stdout=results, stderr=log, env=environment, cwd=ROOT, preexec_fn=die_with_parent
-        )
+    words = shlex.split(command)
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace", "cwd": ROOT}
+    options["env"] = os.environ | {"PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(words, **options, preexec_fn=die_with_parent)
+    reader = threading.Thread(target=lambda: [record.add(line.rstrip("\n")) for line in process.stdout])
+    reader.start()
     try:
-        code = process.wait(seconds)
-        return "done" if code == 0 else f"exit code {code}, see session.log"
+        code = process.wait(max(seconds, 0))
+        was_killed = words[0] == "timeout" and code in (128 + signal.SIGKILL, -signal.SIGKILL)
+        return "done" if code == 0 or was_killed else f"failed with exit code {code}"
     except subprocess.TimeoutExpired:
-        return f"killed at its limit of {seconds:g} s"
+        return "killed at the limit of time"
     finally:
         kill_children()
         process.wait()
-
-
-def kill_children() -> None:
-    """Linux: kill the children of this process, and what they leave to it, until nothing is left: it would hold the GPU's memory."""
-    while running := list(find_children()):
-        for pid in running:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
-
-
-def find_children() -> Iterator[int]:
-    """The children of this process that have not ended."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, parent = path.read_text().rsplit(")", 1)[1].split()[:2]
-            if state != "Z" and int(parent) == os.getpid():
-                yield int(path.parent.name)
+        reader.join()
 
 
 if __name__ == "__main__":

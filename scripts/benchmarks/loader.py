@@ -35,14 +35,14 @@ def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     # All other flags are those of main_single_gpu.py: -cfg -dataset ...
-    commands.add_parser("limits", add_help=False).set_defaults(measure=compare_limits)
+    command = commands.add_parser("limits", add_help=False)
+    command.set_defaults(measure=compare_limits)
+    command.add_argument("-seconds", type=float, default=3.0)
     command = commands.add_parser("run")
     command.set_defaults(measure=compare_runs)
     folder_help = "a folder with train/ and val/, as photos.py makes [made anew]"
     command.add_argument("-photos", type=Path, metavar="FOLDER", help=folder_help)
     command.add_argument("-rounds", type=at_least(1), default=5, metavar="N", help="turns [5]")
-    fewest = at_least(2 * BATCH_SIZE)  # with less than two batches there is nothing to time
-    command.add_argument("-count", type=fewest, metavar="N", help="training images [38 batches]")
     command.add_argument("-timm", type=Path, required=True, help="a copy of timm's repository, with train.py")
     command.add_argument("-model", default="vit_tiny_patch16_224", help="a name of timm's [vit_tiny_patch16_224]")
     command.add_argument("-batch_size", type=at_least(1), help=f"of both [{BATCH_SIZE} on CPUs, 256 on others]")
@@ -71,14 +71,15 @@ def compare_limits(arguments: argparse.Namespace, scratch: Path) -> None:
     config = load_settings([*flags, "-opts", *options]).with_default_batch_size().config
     classes, size = config.MODEL.NUM_CLASSES or 1000, 20 * config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
     synthetic = [*options, f"MODEL.NUM_CLASSES={classes}", f"DATA.SYNTHETIC_SIZE={size}"]
+    no_path = [each for before, each in zip(["", *flags], flags, strict=False) if "-data_path" not in (before, each)]
     sides = {
         "loader alone": StepWorker([*flags, "-opts", *options], role="loader"),
-        "step alone, synthetic data": StepWorker([*flags, "-dataset", "synthetic", "-opts", *synthetic]),
+        "step alone, synthetic data": StepWorker([*no_path, "-dataset", "synthetic", "-opts", *synthetic]),
         "both": StepWorker([*flags, "-opts", *options]),
     }
     with contextlib.suppress(Refused):  # compare will say why
         next(iter(sides.values())).facts()  # a cache is built once, and not by two at a time
-    turns = Turns(rounds=3, steps=3, min_seconds=3.0)
+    turns = Turns(rounds=3, steps=3, min_seconds=arguments.seconds)
     measured = compare(sides, turns)
     rows = [[name, spread(each.images_per_second)] for name, each in measured.items()]
     print(table(f"batch {config.DATA.BATCH_SIZE}, {turns}", ["", "images/s, median (spread)"], rows))
@@ -88,10 +89,7 @@ def compare_limits(arguments: argparse.Namespace, scratch: Path) -> None:
 def name_limit(loader: float, step: float, both: float) -> str:
     """What to change first, from images/s of the loader alone, of the step alone and of both together."""
     if both < 0.9 * min(loader, step):
-        return (
-            f"each slows the other: together they reach {both / min(loader, step):.2f} of the slower one. They share the "
-            "processor's cores; a cache (DATA.CACHE) leaves more of them to the step"
-        )
+        return f"each slows the other, to {both / min(loader, step):.2f} of the slower one: they share cores; DATA.CACHE needs fewer"
     if loader < 1.1 * step:
         return f"the loader limits: alone it gives {loader / step:.2f} of what the step takes; more -num_workers, or DATA.CACHE"
     return f"the step limits: the loader gives {loader / step:.1f} times what it takes"
@@ -159,7 +157,7 @@ def compare_runs(arguments: argparse.Namespace, scratch: Path) -> None:
     batch_size = arguments.batch_size or (BATCH_SIZE if kind == "cpu" else 256)
     setup = Setup(arguments.model, kind, workers, batch_size, arguments.compile)
     if not (photos := arguments.photos):
-        photos, count = scratch / "photos", arguments.count or 38 * batch_size
+        photos, count = scratch / "photos", 38 * batch_size
         make_photos(photos, count, count // 4, num_drawn=1220)
     theirs = setup.timm(arguments.timm, photos, scratch / "timm")
     ours = setup.halfstep(photos, scratch / "halfstep")

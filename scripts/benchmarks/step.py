@@ -3,20 +3,16 @@
 python scripts/benchmarks/step.py modes    memory, iterations/s, images/s in each precision, in turn (ColossalAI's table)
 python scripts/benchmarks/step.py seconds  seconds per 100 iterations, seven times, without and with -amp (PaddleViT's table)
 python scripts/benchmarks/step.py linear   three Linear layers, AMP, and AMP with accumulation (Paddle's tutorial)
-python scripts/benchmarks/step.py peer     the same model in the plain loop of timm's train.py and here, both in bfloat16
-python scripts/benchmarks/step.py start    from the command to the first training step, against importing the libraries
-python scripts/benchmarks/step.py save     an epoch with a checkpoint every so many updates and one without, in turn
+python scripts/benchmarks/step.py peer     halfstep beside timm: the same model in the plain loop of timm's train.py, both in bfloat16
 
 Without -cfg and -batch_size these are ViT-Base and 128 on a GPU, ViT-Tiny and 32 on a CPU. A command's -h lists its flags;
 -opts PRECISION.DTYPE=bfloat16 says which half type -amp means. The accuracy in each precision comes from parity.py.
 """
 
 import argparse
-import re
+import shlex
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -26,14 +22,13 @@ from utils.program import exit_code  # isort: skip
 from engine.settings import load_settings
 from scripts.benchmarks.common import (
     MODES,
-    ROOT,
-    Measured,
+    Mode,
+    SpeedTable,
     StepWorker,
     Turns,
     compare,
     fast_modes,
     machine,
-    speed_table,
     spread,
     table,
     take_turns,
@@ -42,13 +37,21 @@ from scripts.command_line import Parser, at_least
 from utils.distributed import find_devices
 
 NO_DROPOUT = ["MODEL.DROPOUT=0", "MODEL.ATTENTION_DROPOUT=0", "MODEL.DROPPATH=0"]  # as timm's models come
+# Beside the modes, each in bfloat16: what else an update can do. The teacher has random weights.
+HALF = MODES["bf16"].options
+FEATURES = {name: f"TRAIN.OPTIMIZER.NAME={name}" for name in ("nadamw", "lamb", "lion", "muon")} | {
+    **{"EMA": "TRAIN.MODEL_EMA=true", "LoRA": "MODEL.LORA.RANK=8", "sizes": "TRAIN.SIZE_SCHEDULE=[0:128,1:224]"},
+    "distillation": "TRAIN.DISTILLATION_TYPE=hard TRAIN.TEACHER_MODEL=deit_base_patch16_224",
+}
+CASES = MODES | {name: Mode((*HALF, *each.split()), "bfloat16") for name, each in FEATURES.items()}
+KINDS = (("", "COMPILE=false"), (" compiled", "COMPILE=true"))  # of a case: the ending of its name, and its option
 AT_ONCE = 4  # processes: while one waits it keeps its weights and its context on the device
 
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for measure in (modes, seconds, linear, peer, start, save):
+    for measure in (modes, seconds, linear, peer):
         command = commands.add_parser(measure.__name__, help=measure.__doc__, description=measure.__doc__)
         command.set_defaults(measure=measure)
         command.add_argument("-cfg", metavar="FILE", help="[ViT-Base on a GPU, ViT-Tiny on a CPU]")
@@ -60,16 +63,14 @@ def main(argv: list[str]) -> int:
             command.add_argument("-steps", type=at_least(1), default=5, metavar="N", help="of a turn, at least [5]")
             command.add_argument("-seconds", type=float, default=2.0, metavar="S", help="a turn's length, at least [2]")
         if measure is modes:
-            command.add_argument("-modes", nargs="+", choices=MODES, metavar="MODE", help=" ".join(MODES))
-            command.add_argument("-compile", action="store_true", help="measure each mode compiled, too")
+            command.add_argument("-modes", nargs="+", choices=CASES, metavar="MODE", help=" ".join(CASES))
+        if measure in (modes, peer):
+            command.add_argument("-compile", action="store_true", help="measure each compiled, too")
         elif measure is seconds:
             command.add_argument("-iterations", type=at_least(1), default=100, metavar="N", help="of a turn [100]")
         elif measure is linear:
             command.add_argument("-scale", type=float, metavar="X", help="of width 4096, batch 512 [GPU: 1, CPU: 0.25]")
             command.add_argument("-epochs", type=at_least(1), metavar="N", help="of 50 batches [GPU: 25, CPU: 5]")
-        elif measure is save:
-            command.add_argument("-every", type=at_least(1), default=100, metavar="N", help="updates between two [100]")
-            command.add_argument("-steps", type=at_least(1), default=400, metavar="N", help="of the epoch [400]")
     arguments = parser.parse_args(argv)
     options = ["-opts", *arguments.opts] if arguments.opts else []
     # Without a CUDA context, which would take memory from what is measured.
@@ -96,33 +97,40 @@ def heading(arguments: argparse.Namespace, what: object) -> str:
 def modes(arguments: argparse.Namespace) -> str:
     """Memory, iterations/s, images/s and utilisation in every precision; on CPUs in the fast ones."""
     names = arguments.modes or fast_modes(arguments.kind)
-    reasons = {name: f"only on {MODES[name].kinds[0]}" for name in names if arguments.kind not in MODES[name].kinds}
-    cases = {name: (name, False) for name in names if name not in reasons}
-    if arguments.compile:
-        cases |= {f"{name} compiled": (name, True) for name, _ in cases.values()}
-    first, *others = cases or [None]
-    turns = Turns(arguments.rounds, arguments.steps, arguments.seconds)
-    measured: dict[str, Measured] = {}
-    for begin in range(0, max(len(others), 1), AT_ONCE - 1):
-        group = [first, *others[begin : begin + AT_ONCE - 1]] if cases else []
-        # The first is measured beside all others, so that they can be held against it.
-        workers = {
-            case: worker(arguments, *MODES[cases[case][0]].options, f"COMPILE={cases[case][1]}") for case in group
-        }
-        products = {case: MODES[case].product for case in group if case in MODES}
-        figures, more = take_turns(workers, turns, products)
-        measured, reasons = figures | measured, reasons | more
-    products = {case: MODES[name].product for case, (name, _) in cases.items()}
-    return speed_table(heading(arguments, turns), products, measured, reasons)
+    reasons = {name: f"only on {CASES[name].kinds[0]}" for name in names if arguments.kind not in CASES[name].kinds}
+    names = [name for name in names if name not in reasons]
+    products, workers = {}, {}
+    for ending, option in KINDS[: 1 + arguments.compile]:
+        for name in names:
+            products[name + ending] = CASES[name].product
+            workers[name + ending] = worker(arguments, *CASES[name].options, option)
+    return measure_cases(arguments, workers, products, reasons)
 
 
 def peer(arguments: argparse.Namespace) -> str:
-    """timm's model in timm's own step against ours, both in bfloat16 without dropout."""
+    """timm's model in timm's own step against ours, both in bfloat16 without dropout: a section for BENCHMARKS.md."""
     options = ["AMP=true", "PRECISION.DTYPE=bfloat16", *NO_DROPOUT]
-    workers = {"timm": worker(arguments, *options, role="timm"), "halfstep": worker(arguments, *options)}
+    workers = {}
+    for ending, option in KINDS[: 1 + arguments.compile]:
+        for name, role in (("timm", "timm"), ("halfstep", "step")):
+            workers[name + ending] = worker(arguments, *options, option, role=role)
+    print(f"## halfstep beside timm\n\n`{shlex.join(['python', 'scripts/benchmarks/step.py', *sys.argv[1:]])}`:\n")
+    return measure_cases(arguments, workers, dict.fromkeys(workers, "bfloat16"), {})
+
+
+def measure_cases(
+    arguments: argparse.Namespace, workers: dict[str, StepWorker], products: dict[str, str], reasons: dict[str, str]
+) -> str:
+    """Print the table of all cases, the rows of a few at a time as soon as they are known. Returns what stands below it."""
+    first, *others = workers or [None]
     turns = Turns(arguments.rounds, arguments.steps, arguments.seconds)
-    measured = compare(workers, turns)
-    return speed_table(heading(arguments, turns), dict.fromkeys(workers, "bfloat16"), measured, {})
+    speeds = SpeedTable(heading(arguments, turns), products)
+    speeds.add({}, reasons)
+    for begin in range(0, max(len(others), 1), AT_ONCE - 1):
+        # The first is measured beside all others, so that they can be held against it.
+        group = [first, *others[begin : begin + AT_ONCE - 1]] if workers else []
+        speeds.add(*take_turns({name: workers[name] for name in group}, turns, products))
+    return speeds.ending
 
 
 def seconds(arguments: argparse.Namespace) -> str:
@@ -195,62 +203,6 @@ def train_linear(config, kind: str, sizes: tuple[int, int], steps: int, accumula
             optimizer.zero_grad(set_to_none=True)
     last_loss = loss.item()  # waits for the device
     return time.perf_counter() - begin, last_loss
-
-
-def start(arguments: argparse.Namespace) -> str:
-    """Seconds from the command to the first step on digits, against those of importing the libraries."""
-    libraries = "import torch, torchvision, timm"
-    imports, starts = [], []
-    with tempfile.TemporaryDirectory() as output:
-        for _ in range(arguments.rounds):
-            begin = time.perf_counter()
-            subprocess.run([sys.executable, "-c", libraries], check=True)
-            imports.append(time.perf_counter() - begin)
-            starts.append(seconds_to_first_step(output))
-    ratios = [ours / theirs for ours, theirs in zip(starts, imports, strict=True)]
-    rows = [[f"python -c '{libraries}'", spread(imports, 2), "1"]]
-    rows += [["from the command to the first step on digits", spread(starts, 2), spread(ratios, 2)]]
-    return table(machine(), ["", "seconds, median (spread)", "ratio"], rows)
-
-
-def seconds_to_first_step(output: str) -> float:
-    """Seconds to the line of the first step, less the time of that step."""
-    command = [sys.executable, ROOT / "main_single_gpu.py", "-cfg", ROOT / "configs/vit_digits.yaml"]
-    command += ["-amp", "-output", output, "-epochs", "1", "-opts", "REPORT_FREQ=1"]
-    begin = time.perf_counter()
-    with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) as process:
-        times = [time.perf_counter() - begin for line in process.stdout if "Step[" in line]
-    # The second step is the measure of a step: the first also makes the optimizer's state, which is starting up.
-    return times[0] - (times[1] - times[0])
-
-
-def save(arguments: argparse.Namespace) -> str:
-    """What checkpoints cost: the time in which training was blocked, and all that they made an epoch longer."""
-    without, with_saves, blocked = [], [], []
-    for _ in range(arguments.rounds):
-        without.append(seconds_of_epoch(arguments)[0])
-        whole, waiting = seconds_of_epoch(arguments, f"SAVE_STEPS={arguments.every}")
-        with_saves.append(whole)
-        blocked.append(100 * waiting / whole)
-    longer = [100 * (after / before - 1) for before, after in zip(without, with_saves, strict=True)]
-    rows = [["after the epoch only", spread(without), "-", "-"]]
-    rows += [[f"every {arguments.every} updates", spread(with_saves), spread(longer, 2), spread(blocked, 3)]]
-    columns = ["a checkpoint", "seconds, median (spread)", "longer by, %", "blocked, %"]
-    return table(heading(arguments, f"{arguments.steps} updates"), columns, rows)
-
-
-def seconds_of_epoch(arguments: argparse.Namespace, *options: str) -> tuple[float, float]:
-    """Seconds of training in a run of one epoch, and of these for saving, the save after the epoch included."""
-    num_images = arguments.steps * arguments.batch_size
-    options = [f"DATA.SYNTHETIC_SIZE={num_images}", "TRAIN.ACCUM_ITER=1", *options, *arguments.opts]
-    with tempfile.TemporaryDirectory() as output:
-        command = [sys.executable, ROOT / "main_single_gpu.py", "-cfg", arguments.cfg, "-dataset", "synthetic"]
-        command += ["-batch_size", arguments.batch_size, "-epochs", 1, "-output", output, "-opts", *options]
-        subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
-        (log,) = Path(output).glob("*/log.txt")
-        text = log.read_text()
-    words = r"Train Acc: .*time: (\S+)", r"blocked training for (\S+)"
-    return tuple(float(re.search(each, text)[1]) for each in words)
 
 
 if __name__ == "__main__":

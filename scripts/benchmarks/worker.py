@@ -17,7 +17,6 @@ import torch
 
 from configs.schema import Config
 from engine.settings import load_settings
-from scripts.benchmarks.common import machine
 from utils.errors import ConfigError, UserError
 from utils.host import synchronize
 
@@ -86,7 +85,7 @@ class LoaderWorker:
             return {"bytes": peak_memory(self.device)}
         if "peak" in question:
             return {"flops": [matmul_peak(self.device, question["peak"]), forward_flops(self.config, self.num_classes)]}
-        return {"machine": machine(self.device.type), "images": self.num_images}
+        return {"images": self.num_images}
 
     def update(self, steps: int) -> None:
         """Do so many updates, and wait until the device has ended them."""
@@ -111,14 +110,16 @@ class TrainerWorker(LoaderWorker):
     def __init__(self, argv: list[str]):
         from engine.build import build_trainer
         from engine.plan import plan_of
-        from models import build_model
+        from engine.train.teacher import random_teacher
+        from models import adapt, build_model
         from utils.log import Log
 
         super().__init__(argv)
         torch.manual_seed(self.config.SEED)
-        model = build_model(self.config, self.num_classes)
+        model = adapt(build_model(self.config, self.num_classes), self.config)
         plan = plan_of(self.config, self.process, self.data.image_set)
-        self.trainer = build_trainer(plan, model.to(self.device), self.data, Log(0))
+        teacher = random_teacher(self.config, self.num_classes)
+        self.trainer = build_trainer(plan, model.to(self.device), self.data, Log(0), teacher)
 
     def update(self, steps: int) -> None:
         for _ in range(steps):

@@ -103,6 +103,19 @@ def test_digits_reach_their_accuracy_with_amp_on_the_gpu(tmp_path):
     assert last["eval_top1"] >= 97
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_gpus_learn_what_one_does(tmp_path, strategy):
+    losses = []
+    for count in (1, 2):
+        flags = f"-amp -epochs 2 -ngpus {count} -batch_size {128 // count} -output {tmp_path}/{count}".split()
+        words = ["-cfg", "configs/vit_digits.yaml", *flags, "-opts", f"DIST.STRATEGY={strategy}"]
+        run("main_multi_gpu.py", *words).done()
+        lines = (run_folder(tmp_path / str(count)) / "metrics.jsonl").read_text().splitlines()
+        losses.append([json.loads(line)["train_loss"] for line in lines])
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
 @pytest.mark.parametrize("workers", ["threads", "processes"])
 def test_batches_copied_ahead_are_those_of_the_cpu(tmp_path, workers):
     config = small_config(tmp_path, "DATA.NUM_WORKERS=2", f"DATA.WORKERS={workers}", "DATA.DROP_LAST=false")

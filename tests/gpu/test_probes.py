@@ -19,7 +19,7 @@ from datasets.transforms.preparation import copied
 from datasets.types import ImageDraws
 from engine.parallel import Replicated
 from models.transforms.class_token_block import ClassTokenBlock, ClassTokenVisionTransformer
-from tests.gpu.trainers import first_batches, relative_error, small_trainer, train
+from tests.gpu.trainers import BATCH, first_batches, relative_error, small_trainer, train
 
 BFLOAT16 = ("AMP=true", "PRECISION.DTYPE=bfloat16")
 # What an update can do besides computing: all of it must go on without the host.
@@ -50,6 +50,25 @@ def test_compiled_updates_come_to_the_weights_of_eager_ones(device, options):
     other_loss, other_weights = train(small_trainer(device, *BFLOAT16, *options), 5)
     # Adam's first steps are the signs of the gradients: the smallest of them round to either.
     assert abs(other_loss / loss - 1) < 0.01 and relative_error(other_weights, weights) < 0.02
+
+
+WAYS = [f"TRAIN.OPTIMIZER.NAME={name}" for name in ("lamb", "lion", "muon", "nadamw", "adafactor")]
+WAYS += ["TRAIN.SIZE_SCHEDULE=[0:16,1:32]", "TRAIN.DISTILLATION_TYPE=hard TRAIN.TEACHER_MODEL=test_vit3"]
+WAYS += ["MODEL.LORA.RANK=4"]
+
+
+@pytest.mark.parametrize("options", WAYS)
+def test_each_way_to_train_comes_to_the_weights_of_the_cpu_also_where_it_resumes(device, options):
+    """Of two epochs of two updates each, the second resumed."""
+    if "LORA" in options:
+        pytest.importorskip("peft")
+    words = [*BATCH["cpu"], "DATA.SYNTHETIC_SIZE=16", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=1e-4", *options.split()]
+    begun, resumed, on_cpu = (small_trainer(each, *words) for each in (device, device, "cpu"))
+    train(begun, 2)
+    resumed.load_state_dict(begun.state_dict())
+    train(on_cpu, 2)
+    (loss, weights), (wanted_loss, wanted) = train(resumed, 2), train(on_cpu, 2)
+    assert abs(loss / wanted_loss - 1) < 0.01 and relative_error([each.cpu() for each in weights], wanted) < 0.02
 
 
 @pytest.mark.parametrize(("dtype", "largest"), [(torch.float32, 1e-4), (torch.bfloat16, 0.03)])

@@ -9,7 +9,8 @@ from configs.load import load
 from datasets import build_train_data, load_image_sets
 from engine.build import build_trainer
 from engine.plan import plan_of
-from models import build_model
+from engine.train.teacher import random_teacher
+from models import adapt, build_model
 from models.compilation import parts_to_compile
 from tests.support.runs import ROOT
 from utils.distributed import Process
@@ -26,9 +27,9 @@ def small_trainer(device: str, *options: str):
     train_set, _ = load_image_sets(config)
     process = Process.start(config.DEVICE, {})
     torch.manual_seed(0)
-    model = build_model(config, 64).to(process.device)
+    model = adapt(build_model(config, 64), config).to(process.device)
     data = build_train_data(config, train_set, process)
-    trainer = build_trainer(plan_of(config, process, train_set), model, data, Log(1))
+    trainer = build_trainer(plan_of(config, process, train_set), model, data, Log(1), random_teacher(config, 64))
     if config.COMPILE and device == "cpu":
         for part in parts_to_compile(trainer.computing.model, config):
             part.compile(backend="eager", dynamic=False)  # a compiler of machine code would take half a minute

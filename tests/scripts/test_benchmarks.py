@@ -1,15 +1,19 @@
 """The benchmarks: tables in their smallest form whose figures agree, parity's verdict, and a GPU session that is cut."""
 
+import json
 import math
 import os
 import re
+import shlex
+import signal
 
 import pytest
 
 from configs.load import load
-from scripts.benchmarks import gpu_session, loader, parity
+from scripts.benchmarks import gpu_session, loader, parity, step
 from scripts.benchmarks.common import Refused, Turns, take_turns
-from tests.support.runs import alive, run
+from scripts.benchmarks.photos import make_photos
+from tests.support.runs import alive, run, wait_until
 from utils.errors import ConfigError
 
 
@@ -24,7 +28,7 @@ def test_modes_show_one_speed_as_iterations_images_ratio_and_utilisation(small_y
     words = "-rounds 1 -steps 2 -seconds 0 -batch_size 16 -modes fp32 bf16 tf32 -opts DEVICE=cpu".split()
     words = ["modes", "-cfg", str(small_yaml), *words]
     ended = run("scripts/benchmarks/step.py", *words, faults={"start_python_as_forks": []})
-    fp32, bf16, tf32 = rows_of(ended.stdout)
+    tf32, fp32, bf16 = rows_of(ended.stdout)
     rates = [float(row["images/s"].split()[0]) for row in (fp32, bf16)]
     assert [float(row["iterations/s"]) * 16 for row in (fp32, bf16)] == pytest.approx(rates, rel=2e-3)
     assert tf32["memory, GiB"] == "only on cuda" and float(fp32["memory, GiB"]) > 0.1
@@ -49,7 +53,7 @@ class FakeWorker:
     close = start
 
     def facts(self):
-        return {"images": 8, "machine": ""}
+        return {"images": 8}
 
     def iterate(self, steps):
         if self.refuses:
@@ -109,23 +113,64 @@ def test_parity_allows_two_standard_errors_of_the_difference(monkeypatch, capsys
 def test_a_part_of_a_gpu_session_over_its_limit_is_killed_with_all_it_started_and_the_next_begins(tmp_path):
     # In a session of its own, as some tests start their programs: to kill the part's group is not enough.
     hidden = f"sh -c 'setsid sleep 1000 & echo $! > {tmp_path}/hidden; echo early; sleep 1000'"
-    parts = {"slow": (1.0, hidden), "failed": (60, "sh -c 'echo late; exit 3'")}
+    parts = {"slow": (1.0, [hidden]), "failed": (60, ["sh -c 'echo late; exit 3'"])}
     if (child := os.fork()) == 0:
         os._exit(gpu_session.run_session(tmp_path, parts, "dry"))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     assert not alive(int((tmp_path / "hidden").read_text()))
     text = (tmp_path / "session.md").read_text()
-    assert re.search("early.*slow: killed at its limit.*late.*failed: exit code 3", text, re.S)
+    assert re.search("early.*slow: killed at the limit.*late.*failed: failed with exit code 3", text, re.S)
 
 
-def test_every_part_of_a_gpu_session_is_a_command_that_exists_and_wrong_ones_are_refused(monkeypatch, tmp_path):
+@pytest.mark.parametrize("known", [1, 7, 19])
+def test_a_gpu_session_that_is_killed_has_each_row_that_was_known_on_the_disk(tmp_path, known):
+    rows = 'for n in $(seq 1000); do echo "| $n | $((2 * n)) |"; sleep 0.02; done'
+    parts = {"speed": (60, [f'sh -c \'echo words; echo "| n | twice |"; echo "| - | ----- |"; {rows}\''])}
+    if (child := os.fork()) == 0:
+        os._exit(gpu_session.run_session(tmp_path, parts, "dry"))
+    text, table = tmp_path / "session.md", re.compile(r"^\| (\d+) \|", re.M)
+    wait_until(lambda: text.exists() and len(table.findall(text.read_text())) >= known)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    in_text = [*map(int, table.findall(text.read_text()))]
+    of_part = [row for row in json.loads((tmp_path / "session.json").read_text()) if row.get("part") == "speed"]
+    in_table = [(int(row["n"]), int(row["twice"])) for row in of_part if "n" in row]
+    assert in_text == [*range(1, len(in_text) + 1)] and "words" in [row.get("text") for row in of_part]
+    assert in_table == [(n, 2 * n) for n in in_text[: len(in_table)]] and len(in_text) - len(in_table) <= 1
+    assert {path.name for path in tmp_path.iterdir()} <= {"session.md", "session.json", ".session.json.tmp"}
+
+
+def test_the_parts_of_a_gpu_session_are_commands_that_their_programs_take_in_three_calls_of_ten_minutes(
+    monkeypatch, tmp_path
+):
     ran = []
     monkeypatch.setattr(gpu_session, "run_session", lambda folder, parts, kind: ran.append(parts) or 0)
-    assert gpu_session.main(["-output", str(tmp_path), "-dry"]) == 0
-    for _, command in ran[0].values():
-        assert "{" not in command
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(step, "measure_cases", lambda arguments, workers, *rest: " ".join(workers))
+    calls = re.findall(r"-output FOLDER (-parts.*)", gpu_session.__doc__)
+    for call in calls:
+        assert gpu_session.main(["-output", str(tmp_path), *call.split()]) == 0
+    assert sorted(name for parts in ran for name in parts) == sorted(gpu_session.PARTS)
+    assert max(sum(limit for limit, _ in parts.values()) for parts in ran) <= 590
+    for command in (each for parts in ran for _, commands in parts.values() for each in commands):
+        words = shlex.split(command.removeprefix("timeout -s KILL 25 "))
+        if "main_single_gpu.py" in command:
+            load(words[2:])
+        elif "step.py" in command:
+            step.main(words[2:])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for words in (["-dry", "-parts", "machine,testz"], ["-parts", "machine"]):
-        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
         with pytest.raises(ConfigError):
             gpu_session.main(["-output", str(tmp_path / "out"), *words])
     assert not (tmp_path / "out").exists()
+
+
+def test_the_step_alone_reads_no_path_beside_a_loader_of_photos(monkeypatch, tmp_path):
+    make_photos(tmp_path, 10, 10)
+    asked = []
+    monkeypatch.setattr(
+        loader, "StepWorker", lambda words, role="step": asked.append(load(words).config.DATA) or FakeWorker()
+    )
+    words = f"limits -seconds 0 -cfg configs/vit_tiny_patch16_224.yaml -dataset imagefolder -data_path {tmp_path} -batch_size 2"
+    assert loader.main(words.split()) == 0
+    assert [each.DATASET for each in asked] == ["imagefolder", "synthetic", "imagefolder"]

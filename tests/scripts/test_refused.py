@@ -65,7 +65,7 @@ def test_shards_that_are_there_already_are_counted(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        ("run -count 0", "-count 0"),
+        ("run -rounds 0", "-rounds 0"),
         (f"run -rounds {'9' * 30}", f"-rounds {'9' * 30}"),
     ],
 )

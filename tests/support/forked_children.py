@@ -17,7 +17,8 @@ class ForkingPopen(subprocess.Popen):
         if args[0] == sys.executable and (args[1] == "-m" or args[1].endswith(".py")):
             words = args[2:] if args[1] == "-m" else args[1:]
             environment = dict(os.environ if env is None else env)
-            options["preexec_fn"] = lambda: become_child(words[0], words[1:], environment)
+            before = options.get("preexec_fn", lambda: None)
+            options["preexec_fn"] = lambda: (before(), become_child(words[0], words[1:], environment))
             sys.stdout.flush()  # or the fork would write it too
             sys.stderr.flush()
         super().__init__(args, *rest, env=env, **options)

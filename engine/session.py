@@ -110,7 +110,7 @@ class Session:
     def end(self, error: BaseException | None) -> None:
         """End the run, with an error in status.json. A start that did not get to `begin` leaves no new folder."""
         if self._folder and self._is_new and not self._has_begun:
-            shutil.rmtree(self.path)
+            shutil.rmtree(self._folder.path)  # self.path is the current folder if another process was lost meanwhile
             with contextlib.suppress(OSError):  # another run is writing there
                 for folder in self._made:
                     folder.rmdir()

@@ -9,11 +9,12 @@ from threading import Barrier, Thread
 
 import pytest
 
-from engine.session import RunFolder
-from tests.support.configs import SMALL, small_config
+from engine.session import RunFolder, Session
+from tests.support.configs import CPU, SMALL, load_text, small_config
 from tests.support.refusals import refused
 from tests.support.runs import Ended, rows, run
-from utils.errors import ConfigError
+from utils.distributed import Process
+from utils.errors import ConfigError, LostProcess
 
 
 def start(folder: Path, *words: str, **options) -> Ended:
@@ -128,3 +129,17 @@ def test_a_file_system_without_locks_is_no_rival(tmp_path, monkeypatch, number, 
             RunFolder(tmp_path)
     else:
         assert RunFolder(tmp_path).has_lock is has_lock
+
+
+def test_a_start_that_loses_another_process_while_it_makes_its_folder_removes_that_folder_and_nothing_else(here):
+    class Lost(Process):
+        def first(self, task):
+            task()
+            raise LostProcess("process 1 broke off")
+
+    (here / "mine.txt").write_text("")
+    session = Session(load_text(SMALL, "-output", "o"), Lost(CPU))
+    with pytest.raises(LostProcess) as lost:
+        session.open_folder("train")
+    session.end(lost.value)
+    assert sorted(path.name for path in here.iterdir()) == ["mine.txt", "x.yaml"]

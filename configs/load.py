@@ -1,6 +1,5 @@
 """Loads a frozen Config for a command line: defaults < BASE files < the -cfg file < flags < -opts KEY=VALUE."""
 
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,6 +31,7 @@ from configs.values import (
 )
 from configs.yaml_files import Layer, find_settings_file, read_layers
 from utils.errors import ConfigError
+from utils.program import when_started
 from utils.runs import LATEST, without_latest
 
 NAME_RUNS = ("MODEL.RESUME", "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL")  # settings whose value may be a run
@@ -45,8 +45,7 @@ class LoadedConfig:
     origins: dict[str, str]  # 'DATA.BATCH_SIZE': 'configs/x.yaml', 'flag -batch_size', '-opts' or 'default'
     notes: list[str]
     arguments: list[str]  # the command line
-    # Loading is the first thing that a program does, after its imports.
-    started: float = field(default_factory=lambda: time.monotonic() - time.process_time())
+    started: float = field(default_factory=when_started)  # the program, by time.monotonic()
     weights: Layer | None = None  # what follows from the pretrained weights where nothing else sets it
 
     def with_value(self, key: str, value: Any, origin: str) -> "LoadedConfig":

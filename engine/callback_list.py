@@ -1,6 +1,6 @@
 """The callbacks of a run, in the order in which they are called."""
 
-from dataclasses import fields
+import time
 from typing import NamedTuple, TypeVar
 
 from configs.schema import to_seconds
@@ -18,7 +18,7 @@ from engine.record.report import write_at_end
 from engine.record.timing import Pace, Profiler, Timing
 from engine.record.trackers import Trackers
 from engine.session import Session
-from engine.train.budget import Allowance, Budget, Costs, Forecast
+from engine.train.budget import Allowance, Budget, Forecast
 from engine.train.stop_conditions import BadImageLimit, SkipLimit, TimeLimit
 from engine.train.trainer import Callback, Trainer
 
@@ -69,18 +69,19 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
         if config.START.MAX_TIME:
             add(TimeLimit(to_seconds(config.START.MAX_TIME), plan.loaded.started, lambda: saver.longest))
         if config.TRAIN.BUDGET:
-            saved = plan.saved.get("budget", {})
-            costs = Costs(**{each.name: saved.get(each.name, 0.0) for each in fields(Costs)})
-            forecast = Forecast(config, plan.order, costs, lambda: saver.longest)
+            saved, forecast = plan.saved.get("budget", {}), Forecast(config, plan.order, lambda: saver.longest)
             allowance = Allowance(config.TRAIN.BUDGET, plan.loaded.started, saved)
 
-            def finish() -> None:
+            def finish() -> float:
+                recorder.draw()  # the first time takes longer
+                start = time.perf_counter()
                 results.close()
                 recorder.draw()
                 if config.REPORT:
                     write_at_end(session.path, log)
+                return time.perf_counter() - start
 
-            budget = add(Budget(forecast, allowance, finish, log.say, log.note))
+            budget = add(Budget(forecast, allowance, saved, finish, log.say, log.note))
     known = bad_images_of(plan.saved, len(plan.train_set))
     bad_images = BadImages(plan.train_set, config.DATA.MAX_BAD_FRACTION, log.warn, known)
     bad_images.forget_repaired(process)

@@ -42,6 +42,16 @@ def restore_gc() -> None:
         gc.enable()
 
 
+def when_started() -> float:
+    """When this process began, by time.monotonic(): its imports have taken seconds on a busy machine."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # since the machine's start
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):  # not on Linux
+        age = time.process_time()
+    return time.monotonic() - age
+
+
 def revision(folder: Path = Path(__file__).parent.parent) -> str:
     """The version of halfstep; where its folder is a git checkout also the commit, `dirty` if files were changed."""
     if not (folder / ".git").exists():

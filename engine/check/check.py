@@ -36,6 +36,7 @@ from engine.plan_lines import (
 from engine.precision.policy import Precision, or_amp
 from engine.record.timing import Pace
 from engine.session import check_name, new_folder
+from engine.train.budget import Allowance, Forecast
 from engine.train.optimizers import AnyOptimizer, build_optimizer, check_state
 from engine.train.schedule import planned_updates
 from engine.train.stop_conditions import why_finished
@@ -309,7 +310,14 @@ def estimate_time(plan: Plan, model: nn.Module) -> str:
     order, step = plan.order, plan.saved.get("step", 0) if is_run(plan.saved) else 0
     each = (time.perf_counter() - start) / num_images * order.global_batch / order.world_size
     pace = Pace(config, order, len(plan.eval_set), time.monotonic())
-    told = pace.describe(step, pace.predict(step, step // order.steps_per_epoch, each))
+    if config.TRAIN.BUDGET:
+        allowance = Allowance(config.TRAIN.BUDGET, time.monotonic(), plan.saved.get("budget", {}))
+        forecast = Forecast(config, order, update=each, evaluation=pace.pause(each))
+        if not step:
+            forecast.refuse_too_short(allowance, step)
+        told = forecast.describe(allowance.text, step, forecast.choose(step, allowance.left()))
+    else:
+        told = pace.describe(step, pace.predict(step, step // order.steps_per_epoch, each))
     return f"{told}; {each:.3g} s an update, measured with {counted(num_images, 'image')}"
 
 

@@ -187,8 +187,11 @@ class Pace(Callback):
         """The seconds that are left from this step on and after so many epochs, if an update takes `each`."""
         num_epochs, frequency = math.ceil(self._num_updates / self._order.steps_per_epoch), self._config.VALIDATE_FREQ
         left = [number % frequency == 0 or number == num_epochs for number in range(num_done + 1, num_epochs + 1)]
-        pause = self._paused / self._num_evaluations if self._num_evaluations else self._evaluation * each
-        return (self._num_updates - step) * each + sum(left) * pause
+        return (self._num_updates - step) * each + sum(left) * self.pause(each)
+
+    def pause(self, each: float) -> float:
+        """The seconds of an evaluation, if an update takes `each`."""
+        return self._paused / self._num_evaluations if self._num_evaluations else self._evaluation * each
 
     def describe(self, step: int, left: float) -> str:
         """How long the run still takes, when that is over, and how far it gets before RUN.MAX_TIME."""

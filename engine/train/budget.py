@@ -5,7 +5,7 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,12 +17,13 @@ from engine.train.trainer import Callback, Trainer
 from utils.errors import ConfigError
 from utils.text import counted
 
-NOT_TYPICAL, MEASURED = 3, 10  # first updates of a process, which are slower; those by which the first choice is made
-LEAST = 13  # updates that must be left then, for the warm-up and the landing
-SPARE, SPARE_PART = 1.0, 0.25  # seconds, and part of what follows the last update, that are left over for what varies
+NOT_TYPICAL, MEASURED = 3, 10  # first updates of a start, which are slower; those that are needed to know their time
+LEAST = 13  # updates after the first choice, for the rest of the warm-up and the landing
+SPARE, SPARE_PART = 1.0, 0.5  # seconds, and part of what follows the last update, that are left over for what varies
 LOOK_AGAIN, TOLERANCE = 0.05, 0.02  # parts of the time that is left: between two looks; by which the end may be missed
-END_BY_START = 1 / 3  # what follows the last evaluation, by the time until the first update, until it was measured
 MARKS = 200  # places in the past, as long as what is left, between which updates are timed
+COSTS = ("update", "evaluation", "end_work", "then")  # that a checkpoint holds
+END_BY_START = 1 / 3  # what follows the last evaluation, by the time until the first update, until it was measured
 
 
 class Allowance:
@@ -37,16 +38,14 @@ class Allowance:
         wall: Callable[[], float] = time.time,
     ):
         """`started`: of the program, by `clock`. `saved`: what a checkpoint holds of it."""
-        self.text, self._started, self._clock, self._wall = text, started, clock, wall
+        self.text, self._started, self.clock, self._wall = text, started, clock, wall
         self._seconds, self._before = to_seconds(text), saved.get("used", 0.0)
-        is_same = text == saved.get(
-            "text"
-        )  # of a resumed run; then 07:00 is the one that it began with, even if that is over
+        is_same = text == saved.get("text")  # then 07:00 is the one that the run began with, even if that is over
         self._end = saved.get("end") if is_same else next_time(text, wall()) if self._seconds is None else None
 
     def used(self) -> float:
-        """Seconds in which the run was alive, up to the last save of earlier starts."""
-        return self._before + self._clock() - self._started
+        """Seconds in which the run was alive; of earlier starts up to the last save."""
+        return self._before + self.clock() - self._started
 
     def left(self) -> float:
         return self._seconds - self.used() if self._end is None else self._end - self._wall()
@@ -64,61 +63,67 @@ def next_time(text: str, now: float) -> float:
 
 
 @dataclass
-class Costs:
-    """What the parts of a run take, in seconds."""
-
-    update: float = 0.0
-    evaluated: float = 0.0  # from the last update of an epoch with evaluation to the first one of the next
-    other: float = 0.0  # and of an epoch without
-    end_work: float = 0.0  # after the last evaluation: pictures, tables and report
-
-
 class Forecast:
-    """How long updates and what lies between epochs take together."""
+    """How long a run takes, by what its parts take: seconds, 0 until they were measured."""
 
-    def __init__(self, config: Config, order: Order, costs: Costs, longest_save: Callable[[], float] = lambda: 0.0):
-        self.per_epoch, self.every, self.costs = order.steps_per_epoch, config.VALIDATE_FREQ, costs
-        self.recipe = config.TRAIN.NUM_EPOCHS * self.per_epoch  # updates, at most
-        self._longest_save = longest_save
+    config: Config
+    order: Order
+    longest_save: Callable[[], float] = lambda: 0.0
+    update: float = 0.0
+    evaluation: float = (
+        0.0  # from the last update of an epoch to the first of the next; without one that counts as training
+    )
+    end_work: float = 0.0  # after the last evaluation: pictures, tables and report
+    then: float = 0.0  # what an update took when that was measured
+
+    @property
+    def of_settings(self) -> int:
+        """The updates of the settings' own epochs: no run has more."""
+        return self.config.TRAIN.NUM_EPOCHS * self.order.steps_per_epoch
 
     def after_last_update(self) -> float:
-        return self.costs.evaluated + self._longest_save() + self.costs.end_work
+        # Where updates have become slower, so may the processor; or only the device or the disk has.
+        slower = max(1.0, self.update / self.then) if self.then else 1.0
+        return self.evaluation + self.longest_save() + self.end_work * (1 + slower) / 2
+
+    def seconds(self, step: int, num_updates: int) -> float:
+        """From this step to the end of a run of so many updates."""
+        per_epoch, every = self.order.steps_per_epoch, self.config.VALIDATE_FREQ
+        before_last = math.ceil(num_updates / per_epoch) - 1  # epochs
+        num_evaluations = before_last // every - step // per_epoch // every
+        return (num_updates - step) * self.update + num_evaluations * self.evaluation + self.after_last_update()
+
+    def choose(self, step: int, left: float) -> int:
+        """The updates of the longest run that ends within so many seconds with some to spare; one at least from this step on."""
+        target = left - self.spare()
+        ends = range(step + 2, self.of_settings + 1)
+        return step + 1 + bisect_right(ends, target, key=lambda end: self.seconds(step, end))
 
     def spare(self) -> float:
         return SPARE + SPARE_PART * self.after_last_update()
 
-    def seconds(self, step: int, num_updates: int) -> float:
-        """From this step to the end of a run of so many updates."""
-        first, last = step // self.per_epoch, math.ceil(num_updates / self.per_epoch) - 1  # epochs
-        evaluated = last // self.every - first // self.every
-        between = evaluated * self.costs.evaluated + (last - first - evaluated) * self.costs.other
-        return (num_updates - step) * self.costs.update + between + self.after_last_update()
-
-    def most_updates(self, step: int, seconds: float) -> int:
-        """The updates of the longest run that ends within so many seconds; at most those of the settings' epochs."""
-        return step + bisect_right(range(step + 1, self.recipe + 1), seconds, key=lambda end: self.seconds(step, end))
+    def refuse_too_short(self, allowance: Allowance, step: int) -> None:
+        """ConfigError where there is no time for a warm-up and a landing."""
+        need = self.seconds(step, min(step + LEAST, self.of_settings)) + self.spare()
+        if allowance.left() < need:
+            shortest = math.ceil(allowance.used() + need)
+            fits = f"{shortest}s" if shortest < 120 else f"{math.ceil(shortest / 60)}m"
+            raise ConfigError(
+                f"TRAIN.BUDGET (-budget) is {allowance.text}: too short for a warm-up and a landing; the shortest that fits is "
+                f"about {fits}"
+            )
 
     def describe(self, text: str, step: int, num_updates: int) -> str:
         """What a run of so many updates is, and when it ends."""
-        left = self.seconds(step, num_updates)
-        hours = "%H:%M:%S" if left < 600 else "%H:%M" if left < 20 * 3600 else "%Y-%m-%d %H:%M"
-        end = time.strftime(hours, time.localtime(time.time() + left))
-        number, length = num_updates / self.per_epoch, self.per_epoch * self.costs.update
-        often = "each evaluated" if self.every == 1 else f"evaluated every {self.every}"
-        what = f"about {number:.{0 if number >= 10 else 1}f} epochs of {length:.3g} s, {often}; ends {end}"
-        if num_updates == self.recipe:
-            what = f"the {counted(round(number), 'epoch')} of the settings take less, {length:.3g} s each, {often}; ends {end}"
-        return f"budget {text}: {what}"
-
-    def refuse_too_short(self, text: str, used: float, step: int, left: float) -> None:
-        """ConfigError where there is no time for a warm-up and a landing."""
-        least = min(step + LEAST, self.recipe)
-        if left < self.seconds(step, least) + self.spare():
-            shortest = math.ceil(used + self.seconds(step, least) + self.spare())
-            what = f"{shortest}s" if shortest < 120 else f"{math.ceil(shortest / 60)}m"
-            raise ConfigError(
-                f"TRAIN.BUDGET (-budget) is {text}: too short for a warm-up and a landing; the shortest that fits is about {what}"
-            )
+        left, per_epoch = self.seconds(step, num_updates), self.order.steps_per_epoch
+        clock = "%H:%M:%S" if left < 600 else "%H:%M" if left < 20 * 3600 else "%Y-%m-%d %H:%M"
+        end = time.strftime(clock, time.localtime(time.time() + left))
+        number = num_updates / per_epoch
+        how_many = f"about {number:.{0 if number >= 10 else 1}f} epochs"
+        if num_updates == self.of_settings:
+            how_many = f"less is needed for the settings' {counted(round(number), 'epoch')}"
+        often = "each evaluated" if self.config.VALIDATE_FREQ == 1 else f"evaluated every {self.config.VALIDATE_FREQ}"
+        return f"{text}: {how_many} of {per_epoch * self.update:.3g} s, {often}; ends {end}"
 
 
 class Budget(Callback):
@@ -128,97 +133,92 @@ class Budget(Callback):
         self,
         forecast: Forecast,
         allowance: Allowance,
-        finish: Callable[[], None],
-        say: Callable[[str], None],
-        note: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
+        saved: dict[str, Any],
+        finish: Callable,
+        say: Callable,
+        note: Callable,
     ):
-        """`finish`: does what the run does after its last evaluation, so that it can be measured."""
-        self.forecast, self.allowance, self.refusal = forecast, allowance, None
-        self._finish, self._say, self._note, self._clock = finish, say, note, clock
-        self._knows_end = forecast.costs.end_work > 0  # from an earlier start of this run
-        self._first: tuple[float, int] | None = None  # when this start was ready for its first update, and its step
-        self._trained = 0.0  # when the last update of the epoch was done
-        self._was_evaluated = False
-        self._paused = 0.0  # seconds between epochs
+        """`finish`: does what the run does after its last evaluation, and returns how long that took. `say`, `note`: of the log."""
+        self.forecast, self.allowance, self._finish, self._say, self._note = forecast, allowance, finish, say, note
+        self._clock, self.refusal = allowance.clock, None
+        for name in COSTS:
+            setattr(forecast, name, saved.get(name, 0.0))
+        self._begin()
+
+    def _begin(self) -> None:
+        self._first: tuple[float, int] | None = None  # when the first update was to begin, and its step
+        self._trained = self._paused = 0.0  # when the last update of an epoch was done; seconds of all evaluations
         self._marks: deque[tuple[float, int]] = deque()  # seconds of training, and the step then
         self._next_look = 0.0
-        self._is_told = False
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of it."""
-        costs = asdict(self.forecast.costs)
-        return self.allowance.state() | costs | {"end_work": costs["end_work"] * self._knows_end}
+        return self.allowance.state() | {name: getattr(self.forecast, name) for name in COSTS}
 
     def on_start_scored(self, trainer: Trainer, scores: Scores, seconds: float) -> None:
-        self.forecast.costs.evaluated = seconds
+        self.forecast.evaluation = seconds
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
         self._trained = self._clock()
 
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
-        """Write what stands at the end of a run once, to see how long that takes."""
-        self._was_evaluated = bool(result.scores)
-        if result.images is not None and not self._knows_end:
-            start, self._knows_end = self._clock(), True
-            self._finish()
-            self.forecast.costs.end_work = self._clock() - start
-            self._trained += self.forecast.costs.end_work
-            self._paused += self.forecast.costs.end_work
+        """Write once what stands at the end of a run, to see how long that takes."""
+        self._trained *= bool(result.scores)
+        if result.images is not None and not self.forecast.then:
+            start, self.forecast.then = self._clock(), self.forecast.update
+            self.forecast.end_work = self._finish()
+            took = self._clock() - start
+            self._paused, self._trained = self._paused + took, self._trained + took
 
     def on_epoch_start(self, trainer: Trainer) -> None:
         if self._trained:
-            costs, name = self.forecast.costs, "evaluated" if self._was_evaluated else "other"
-            took, before = self._clock() - self._trained, getattr(costs, name)
-            setattr(costs, name, (took + before) / 2 if before else took)
+            took = self._clock() - self._trained
+            self.forecast.evaluation = (took + (self.forecast.evaluation or took)) / 2
             self._paused += took
-            self._trained = 0.0
 
     def on_rollback(self, trainer: Trainer) -> None:
-        self._trained = 0.0
-        self._marks.clear()
+        self._begin()
 
     def should_stop(self, trainer: Trainer, updates_left: int) -> bool:
         return self.refusal is not None
 
     def choose(self, trainer: Trainer) -> int:
-        now, step, left = self._clock(), trainer.step, self.allowance.left()
-        self._first = self._first or (now, step)
-        costs, choices, target = self.forecast.costs, trainer.schedule.choices, left - self.forecast.spare()
-        costs.end_work = costs.end_work or END_BY_START * self.allowance.used()
-        is_measured = self._measure(now - self._paused, step, left)
-        if now < self._next_look or (not (is_measured or choices) and (target > 0 or not costs.update)):
+        now, left, forecast, schedule = self._clock(), self.allowance.left(), self.forecast, trainer.schedule
+        self._first = self._first or (now, trainer.step)
+        forecast.end_work = forecast.end_work or END_BY_START * self.allowance.used()
+        is_measured = self._measure(now, trainer.step, left)
+        can_wait = not (is_measured or schedule.choices) and left > forecast.after_last_update() + forecast.spare()
+        if now < self._next_look or can_wait or not forecast.update:
             return 0
-        # Several processes take it over one update later.
-        first = step + (trainer.process.world_size > 1)
-        if not choices:
+        step = trainer.step + (trainer.process.world_size > 1)  # several processes take it over one update later
+        if not schedule.choices:
             try:
-                self.forecast.refuse_too_short(self.allowance.text, self.allowance.used(), first, left)
+                forecast.refuse_too_short(self.allowance, step)
             except ConfigError as error:
                 self.refusal = error
                 return 0
-        self._next_look = now + min(LOOK_AGAIN * max(target, 0.0), now - self._first[0])
-        num_updates = max(self.forecast.most_updates(first, target), first + 1)
-        here, there = (self.forecast.seconds(step, each) for each in (trainer.schedule.num_updates, num_updates))
-        if choices and (here == there or abs(here - there) <= TOLERANCE * target):
+        self._next_look = now + min(LOOK_AGAIN * max(left, 0.0), now - self._first[0])
+        num_updates = forecast.choose(step, left)
+        missed = forecast.seconds(step, num_updates) - forecast.seconds(step, schedule.num_updates)
+        if schedule.choices and (not missed or abs(missed) <= TOLERANCE * (left - forecast.after_last_update())):
             return 0
-        (self._note if self._is_told else self._say)(self.forecast.describe(self.allowance.text, step, num_updates))
-        self._is_told = True
+        self._say(forecast.describe(f"budget {self.allowance.text}", step, num_updates))
+        self._say = self._note  # corrections are for log.txt
         return num_updates
 
-    def _measure(self, trained: float, step: int, left: float) -> bool:
+    def _measure(self, now: float, step: int, left: float) -> bool:
         """Take the time of an update from what was done in the past seconds, as many as are left: what came and went in
         them may do so again. Returns whether enough was measured in this start."""
-        marks, since = self._marks, step - self._first[1]
-        if since < NOT_TYPICAL:
-            if since and not self.forecast.costs.update:
-                self.forecast.costs.update = (trained + self._paused - self._first[0]) / since
+        marks, (first, first_step), trained = self._marks, self._first, now - self._paused
+        if step - first_step < NOT_TYPICAL:
+            if step > first_step and not self.forecast.update:
+                self.forecast.update = (now - first) / (step - first_step)
             return False
         while len(marks) > 1 and step - marks[1][1] >= MEASURED and trained - marks[1][0] > left:
             marks.popleft()
-        is_measured = bool(marks) and step - marks[0][1] >= MEASURED
-        if is_measured:
-            self.forecast.costs.update = (trained - marks[0][0]) / (step - marks[0][1])
         if not marks or trained - marks[-1][0] > left / MARKS:
             marks.append((trained, step))
-        return is_measured
+        if step - marks[0][1] < MEASURED:
+            return False
+        self.forecast.update = (trained - marks[0][0]) / (step - marks[0][1])
+        return True

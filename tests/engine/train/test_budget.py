@@ -1,0 +1,293 @@
+"""TRAIN.BUDGET: a run ends in time and landed, whatever the machine does meanwhile; by clocks that only the test moves."""
+
+import contextlib
+import itertools
+import re
+from collections.abc import Callable
+from datetime import datetime
+from types import SimpleNamespace
+
+import pytest
+
+from configs.schema import to_seconds
+from engine.run import train_epoch
+from engine.train.budget import Allowance, Budget, Forecast, next_time
+from engine.train.counters import EpochResult, Report
+from engine.train.schedule import Schedule
+from engine.train.stop_conditions import Stopped, why_finished
+from engine.train.trainer import Trainer
+from tests.support.configs import small_config
+from tests.support.refusals import refused
+from utils.errors import ConfigError
+
+PER_EPOCH = 22
+END_LR = 1e-5
+
+
+class World:
+    """A machine: each of its parts takes seconds, times how loaded it is at that time."""
+
+    def __init__(self, start=8.0, update=0.1, evaluation=0.3, save=0.0, end_work=1.0, load=lambda now: 1.0, now=0.0):
+        self.now, self.jumped, self.load, self.start = now, 0.0, load, start
+        self.update, self.evaluation, self.save, self.end_work = update, evaluation, save, end_work
+
+    def take(self, seconds: float) -> float:
+        start, self.now = self.now, self.now + seconds * self.load(self.now)
+        return self.now - start
+
+
+class Lagging:
+    """Two processes, of which process 0 votes; they hear of it one update later."""
+
+    world_size, last = 2, 0
+
+    def delayed_max(self, number: int) -> int:
+        number, self.last = self.last, number
+        return number
+
+
+ALONE = SimpleNamespace(world_size=1, delayed_max=lambda number: number)
+
+
+class Killed(Exception):
+    pass
+
+
+class FakeTrainer:
+    """What the loop over the updates asks of a trainer; `rates` are those of its updates, by their steps."""
+
+    notify = Trainer.notify
+
+    def __init__(self, config, world: World, process):
+        self.config, self.world, self.process, self.left_out = config, world, process, []
+        self.schedule = Schedule(config.TRAIN, PER_EPOCH, 64)
+        self.data = SimpleNamespace(steps_per_epoch=PER_EPOCH, global_batch=64)
+        self.epoch = self.step = self.first = 0
+        self.rates: dict[int, float] = {}
+        self.dies_at = -1
+
+    def update(self, window) -> None:
+        if self.step == self.dies_at:
+            raise Killed
+        self.rates[self.step] = self.schedule(self.step)
+        self.world.take(self.world.update * (5 if len(self.rates) < 3 else 1))
+        self.step += 1
+
+    def report(self) -> Report:
+        return Report(self.step - 1, self.epoch, *[0.0] * 9)
+
+
+class Run:
+    """One start of a run with a budget, on such a machine, from the first update or from a checkpoint."""
+
+    def __init__(self, config, world: World, process=ALONE, saved: dict | None = None):
+        self.world, self.lines, self.started = world, [], world.now
+        self.trainer = trainer = FakeTrainer(config, world, process)
+        self.saved = saved or {"budget": {}, "choices": [], "epoch": 0, "step": 0}
+        trainer.epoch, trainer.step = self.saved["epoch"], self.saved["step"]
+        trainer.schedule.resume(self.saved["choices"])
+        forecast = Forecast(config, SimpleNamespace(steps_per_epoch=PER_EPOCH), lambda: world.save)
+        self.allowance = Allowance(
+            config.TRAIN.BUDGET, world.now, self.saved["budget"], lambda: world.now, lambda: world.now + world.jumped
+        )
+        say = self.lines.append
+        self.budget = Budget(
+            forecast, self.allowance, self.saved["budget"], lambda: world.take(world.end_work), say, say
+        )
+        trainer.callbacks = [self.budget]
+        world.take(world.start)
+        if not saved:
+            world.take(world.evaluation)
+            trainer.notify("on_start_scored", None, world.evaluation)
+
+    def save(self) -> None:
+        trainer, choices = self.trainer, [[*each] for each in self.trainer.schedule.choices]
+        self.saved = {"budget": self.budget.state(), "choices": choices, "epoch": trainer.epoch, "step": trainer.step}
+
+    def go(self) -> "Run":
+        """Train to the end, or until it is killed."""
+        log = SimpleNamespace(**dict.fromkeys(("start_bar", "move_bar", "end_bar"), lambda *_: None))
+        trainer, frequency = self.trainer, self.trainer.config.VALIDATE_FREQ
+        while not why_finished(trainer.config.TRAIN, trainer.schedule.num_epochs, trainer.epoch, 0):
+            train_epoch(trainer, itertools.repeat(None), log, SimpleNamespace(number=0), self.save)
+            number = trainer.epoch + 1
+            scores = {"": None} if number % frequency == 0 or number == trainer.schedule.num_epochs else {}
+            self.world.take(self.world.evaluation if scores else 0)
+            trainer.notify("on_epoch_end", EpochResult(None, scores, 0, 0, 0, images=scores or None))
+            trainer.epoch += 1
+            self.world.take(self.world.save)
+            self.save()
+        self.world.take(self.world.end_work)
+        return self
+
+    @property
+    def last_rate(self) -> float:
+        return self.trainer.rates[max(self.trainer.rates)]
+
+
+@pytest.fixture
+def config(tmp_path):
+    def make(budget: str, *options: str):
+        usual = ["TRAIN.NUM_EPOCHS=3000", "TRAIN.WARMUP_EPOCHS=320", "TRAIN.BASE_LR=3e-3", f"TRAIN.END_LR={END_LR}"]
+        return small_config(tmp_path, *usual, f"TRAIN.BUDGET={budget}", "REPORT_FREQ=10", "SAVE_STEPS=10", *options)
+
+    return make
+
+
+def comes_and_goes(every: float, factor: float) -> Callable[[float], float]:
+    return lambda now: factor if now // every % 2 else 1.0
+
+
+MACHINES = {
+    "even": {},
+    "slow disk": {"save": 2.0},
+    "long evaluation": {"evaluation": 6.0},
+    "quick updates": {"update": 0.02},
+    "slow updates": {"update": 1.5},
+    "no epoch ends": {"update": 6.0, "start": 3.0},
+    "a load that comes and goes": {"load": comes_and_goes(17, 2.5)},
+    "a load that comes late": {"load": lambda now: 2.0 if now > 240 else 1.0},
+    "a load that goes": {"load": lambda now: 3.0 if now < 150 else 1.0},
+}
+
+
+@pytest.mark.parametrize("frequency", [1, 4])
+@pytest.mark.parametrize("process", [ALONE, Lagging])
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_run_ends_in_time_and_landed_on_any_machine(config, name, process, frequency):
+    process = process() if process is Lagging else process
+    run = Run(config("5m", f"VALIDATE_FREQ={frequency}"), World(**MACHINES[name]), process).go()
+    assert 291 <= run.world.now <= 300, run.lines
+    assert run.last_rate == pytest.approx(END_LR, abs=1e-7)
+    rates = [run.trainer.rates[step] for step in range(run.trainer.step)]
+    assert max(rates) == pytest.approx(3e-3, rel=0.02)
+    assert run.trainer.schedule.num_updates == run.trainer.step
+
+
+def killed(settings, world: World, step: int, saved: dict | None = None, process=ALONE) -> Run:
+    """A run that dies before this step; what is on the disk is of its last save."""
+    run = Run(settings, world, process, saved)
+    run.trainer.dies_at = step
+    with pytest.raises(Killed):
+        run.go()
+    return run
+
+
+def test_a_killed_run_repeats_its_rates_until_it_chooses_and_the_time_it_lay_dead_costs_nothing(config):
+    settings, before, repeated = config("5m", "SAVE_STEPS=100"), None, 0
+    for step in (197, 985, 1885, None):
+        saved, world = before.saved if before else None, World(now=1e6 * (step or 1e4), start=1.0)
+        run = killed(settings, world, step, saved) if step else Run(settings, world, saved=saved).go()
+        if before:
+            choices = [each[0] for run in (before, run) for each in run.trainer.schedule.choices]
+            common = range(
+                saved["step"], min([each for each in choices if each >= saved["step"]] + [before.trainer.step])
+            )
+            assert [run.trainer.rates[each] for each in common] == [before.trainer.rates[each] for each in common]
+            repeated += len(common)
+        before = run
+    assert repeated >= 20 and run.last_rate == pytest.approx(END_LR, abs=1e-7)
+    assert 291 <= saved["budget"]["used"] + run.world.now - run.started <= 300
+
+
+def test_a_run_that_goes_on_on_a_slower_machine_chooses_anew_says_so_and_lands(config):
+    settings = config("5m")
+    first = killed(settings, World(), 500)
+    before = first.saved["choices"][-1][1]
+    slow = Run(settings, World(update=0.3), saved=first.saved)
+    assert slow.trainer.schedule(499) == first.trainer.rates[499] and slow.trainer.schedule.num_updates == before
+    slow.go()
+    assert slow.trainer.step < before / 2 and "budget 5m" in slow.lines[0]
+    assert slow.last_rate == pytest.approx(END_LR, abs=1e-7)
+
+
+@pytest.mark.parametrize("left", [-10.0, 0.5, 2.0])
+def test_a_run_whose_time_is_over_lands_with_its_next_update(config, left):
+    settings = config("5m")
+    first = killed(settings, World(), 500)
+    first.saved["budget"]["used"] = 300 - 8 - left
+    last = Run(settings, World(), Lagging(), saved=first.saved).go()
+    assert last.trainer.step - first.saved["step"] <= 2 and last.last_rate == pytest.approx(END_LR, abs=1e-7)
+
+
+def test_a_clock_that_is_set_moves_a_time_of_day_and_no_duration(config):
+    for hours in (-5, 5):
+        world = World()
+        run = Run(config("5m"), world)
+        world.jumped = 3600 * hours
+        assert 291 <= run.go().world.now <= 300
+    noon = datetime(2026, 3, 1, 12, 0).timestamp()
+    run = Run(config("12:05"), World(now=noon))
+    assert run.allowance.left() == pytest.approx(300 - 8.3, abs=0.01)
+    run.go()
+    assert 291 <= run.world.now - noon <= 300
+    again = Allowance("12:05", 0, run.saved["budget"], lambda: 0.0, lambda: noon + 400)
+    assert again.left() == -100  # and not tomorrow's
+    assert Allowance("8h", 0, run.saved["budget"], lambda: 0.0).left() == 8 * 3600 - run.saved["budget"]["used"]
+
+
+@pytest.mark.parametrize(
+    "text, now, then",
+    [("07:00", (1, 22, 30), (2, 7, 0)), ("7:00", (1, 6, 59), (1, 7, 0)), ("23:59", (1, 23, 59), (2, 23, 59))],
+)
+def test_a_time_of_day_is_the_next_one(text, now, then):
+    assert next_time(text, datetime(2026, 3, *now).timestamp()) == datetime(2026, 3, *then).timestamp()
+
+
+def test_a_budget_that_is_too_short_is_refused_with_one_that_fits(config):
+    for machine, most in (({}, 25), ({"update": 3.0}, 240), ({"update": 60.0}, 80 * 60)):
+        run = Run(config("15s"), World(**machine))
+        with pytest.raises(Stopped):
+            run.go()
+        with refused(ConfigError, "-budget", "15s"):
+            raise run.budget.refusal
+        fits = re.search(r"about (\w+)", str(run.budget.refusal))[1]
+        assert to_seconds(fits) <= most
+        fitting = Run(config(fits), World(**machine)).go()
+        assert fitting.world.now <= to_seconds(fits) and fitting.last_rate == pytest.approx(END_LR, abs=1e-7)
+
+
+@pytest.mark.parametrize("options", ["", "TRAIN.LR_SCHEDULER.PER_EPOCH=true", "TRAIN.LR_SCHEDULER.NAME=wsd"])
+def test_settings_that_need_less_end_earlier_with_the_rates_of_a_run_without_a_budget(config, options):
+    settings = config("5m", "TRAIN.NUM_EPOCHS=20", "TRAIN.WARMUP_EPOCHS=3", *options.split())
+    run, rate = Run(settings, World()).go(), Schedule(settings.TRAIN, PER_EPOCH, 64)
+    assert run.trainer.rates == {step: rate(step) for step in range(20 * PER_EPOCH)}
+    assert "20 epochs" in run.lines[0] and run.world.now < 100
+
+
+@pytest.mark.parametrize(
+    "options, last",
+    [
+        ("NAME=cosine", END_LR),
+        ("NAME=cosine PER_EPOCH=true", END_LR),
+        ("NAME=cosine COOLDOWN_EPOCHS=300", END_LR),
+        ("NAME=cosine AFTER_WARMUP=false", END_LR),
+        ("NAME=wsd", END_LR),
+        ("NAME=paddlevit", END_LR),
+        ("NAME=constant", 3e-3),
+        ("NAME=step DECAY_EPOCHS=1000", 3e-5),
+        ("NAME=step MILESTONES=[500,1000,2900]", 3e-6),
+    ],
+)
+def test_every_schedule_is_shortened_as_a_whole(config, options, last):
+    """Two loads change the number of updates; the rate has no jump but those of the schedule."""
+    settings = config("5m", *(f"TRAIN.LR_SCHEDULER.{each}" for each in options.split()))
+    run = Run(settings, World(load=comes_and_goes(60, 3))).go()
+    rates = [run.trainer.rates[step] for step in range(run.trainer.step)]
+    assert len(run.trainer.schedule.choices) > 5 and rates[-1] == pytest.approx(last, rel=0.2)
+    top = rates.index(max(rates))
+    assert rates[top:] == sorted(rates[top:], reverse=True) and rates[:top] == sorted(rates[:top])
+    assert top < 0.25 * len(rates) or last == 3e-3
+
+
+@pytest.mark.parametrize("option", ["TRAIN.SIZE_SCHEDULE=[0:8,20:16]", "TRAIN.MIXUP_OFF_EPOCH=20"])
+def test_what_names_an_epoch_is_refused_beside_a_budget(config, option):
+    with refused(ConfigError, option.partition("=")[0], "TRAIN.BUDGET"):
+        config("8h", option)
+
+
+@pytest.mark.parametrize("text", ["8h", "90m", "20s", "07:00", "7:05", "5400", "1-12", "24:00", "7:5", "soon", "0s"])
+def test_what_a_budget_may_be(config, text):
+    fits = text not in ("24:00", "7:5", "soon", "0s")
+    with contextlib.nullcontext() if fits else refused(ConfigError, "TRAIN.BUDGET", text):
+        assert config(text).TRAIN.BUDGET == text

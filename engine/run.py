@@ -61,6 +61,10 @@ def run(loaded: LoadedConfig, process: Process) -> int:
     session = Session(loaded, process)
     if process.world_size > 1:
         session.log.say(process.describe())
+        if unused := process.unused_devices():
+            session.log.warn(
+                f"{counted(unused, 'visible device')} without a process: start as many processes as devices"
+            )
     if loaded.config.DETERMINISTIC:
         make_deterministic()
     if loaded.config.COMPILE and not loaded.config.START.EVAL:

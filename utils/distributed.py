@@ -124,6 +124,10 @@ class Process:
             f"process 0 is on {hosts[0]}"
         )
 
+    def unused_devices(self) -> int:
+        """How many visible devices of this machine no process of the run has."""
+        return max(find_devices(self.device.type)[1] - self.local_size, 0)
+
     def name_lost_ranks(self, error: BaseException) -> BaseException:
         """The error itself, or a LostProcess that names the ranks that timed out or disconnected."""
         # gloo has no exception class: its errors are RuntimeErrors that name its source files or a closed pair.

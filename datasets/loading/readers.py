@@ -214,7 +214,8 @@ class TrainData:
 
 
 class EvalData:
-    """The evaluation images of this process: each image is on one process, once, in the order of the set.
+    """The evaluation images of this process: each image is on one process, once, in the order of the set. A set that is
+    read in groups is cut in one piece for each process, so that not every process reads every group.
 
     All processes get the same number of batches. One that has no images left gets an image that does not count.
     """
@@ -232,7 +233,10 @@ class EvalData:
         self.image_set, self.batch_size, self.rank, self.world_size = image_set, batch_size, rank, world_size
         self.is_padded = is_padded
         self.num_samples = len(image_set)  # of all processes
-        self.share = np.arange(rank, self.num_samples, world_size)  # the images of this process, in their order
+        # The images of this process, in their order; of both kinds of shares the first ones have an image more.
+        in_pieces = image_set.is_read_in_groups
+        numbers = np.arange(self.num_samples)
+        self.share = np.array_split(numbers, world_size)[rank] if in_pieces else numbers[rank::world_size]
         self._load = load
 
     def __iter__(self) -> Iterator[Batch]:

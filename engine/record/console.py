@@ -167,16 +167,21 @@ class DataWaitAdvice(Callback):
             self._is_given = True
 
     def _remedy(self, fraction: float) -> str | None:
-        """The first remedy that applies."""
+        """The first remedy that applies; none for images in memory, of which the first batches alone take time."""
+        data, device = self._config.DATA, self._process.device.type
+        if self._image_set.in_memory:
+            return None
         # Throughput is proportional to the number of workers. 0 workers: the training process reads.
         count = self._workers.count
         needed = math.ceil(max(count, fraction) / max(1 - fraction, 1e-3))
         most = cores_to_read(self._process)
+        if needed > most and data.AUGMENT_ON == "host" and self._config.TRAIN.augments and device not in ("cpu", "mps"):
+            return f"its rate needs {counted(needed, 'worker')}; DATA.AUGMENT_ON=device takes the policy from them to the device"
         if count < most:
             cores = counted(self._process.num_cores, "core")
             return f"try -num_workers {min(needed, most)} (now {count}; each process has {cores})"
-        if not self._image_set.in_memory and self._config.DATA.CACHE == "none":
-            size = self._config.DATA.IMAGE_SIZE
+        if data.CACHE == "none":
+            size = data.IMAGE_SIZE
             return (
                 f"there is a worker for each core already; DATA.CACHE={2 * size} keeps images decoded, no larger than "
                 f"IMAGE_SIZE {size} needs"

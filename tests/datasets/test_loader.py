@@ -119,12 +119,15 @@ def test_loading_leaves_the_global_random_numbers_and_what_is_frozen_alone():
 # --- evaluation ---
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_evaluation_covers_every_image_once(world_size):
+@pytest.mark.parametrize(("world_size", "in_groups"), [(1, False), (3, False), (3, True)])
+def test_evaluation_covers_every_image_once(world_size, in_groups):
+    """Images in groups, as those of parquet files, in one piece for each process: it reads few groups besides its own."""
     config = settings(BATCH_SIZE=50, BATCH_SIZE_EVAL=32)
     _, val = load_image_sets(config)
+    val.is_read_in_groups = in_groups
     shares = [build_eval_data(config, val, Process(CPU, rank, world_size=world_size)) for rank in range(world_size)]
     batches = [batch for share in shares for batch in share]
+    assert all(np.ptp(share.share) == len(share.share) - 1 for share in shares) is (in_groups or world_size == 1)
     assert {share.num_samples for share in shares} == {359} and sum(batch.num_samples for batch in batches) == 359
     assert max(len(batch.images) for batch in batches) == 32
     assert len({len(list(share)) for share in shares}) == 1, "processes are in step; the last batch may count nothing"

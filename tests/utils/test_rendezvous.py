@@ -31,6 +31,13 @@ def test_a_driver_that_cannot_run_this_torch_is_named_and_the_cpu_is_not_taken_i
         distributed.find_devices("auto")
 
 
+@pytest.mark.parametrize(("kind", "visible", "unused"), [("cuda", 8, 6), ("cuda", 2, 0), ("cuda", 1, 0), ("cpu", 1, 0)])
+def test_devices_without_a_process_are_counted(monkeypatch, kind, visible, unused):
+    monkeypatch.setattr(distributed, "find_devices", lambda setting: (setting, visible))
+    process = distributed.Process(torch.device(kind), world_size=4, local_size=2)
+    assert process.unused_devices() == unused
+
+
 @pytest.mark.parametrize(("rank", "names"), [(0, ["-world_size", "process 1 of 2"]), (1, ["-dist_url", "process 0"])])
 def test_a_process_that_does_not_come_is_named_in_time(rank, names):
     port = free_port()

@@ -12,9 +12,9 @@ from tests.support.refusals import assert_names
 from utils.distributed import Process
 
 
-def advice_for(tmp_path, num_workers, num_cores, percents, updates=20, in_memory=False, device=CPU) -> list[str]:
+def advice_for(tmp_path, num_workers, num_cores, percents, *options, updates=20, in_memory=False, device=CPU):
     """What is said at each of the reports of so many updates each."""
-    config, said = small_config(tmp_path, f"DATA.NUM_WORKERS={num_workers}"), []
+    config, said = small_config(tmp_path, f"DATA.NUM_WORKERS={num_workers}", *options), []
     image_set = load_image_sets(config)[0]
     image_set.in_memory = in_memory
     process = Process(device, num_cores=num_cores)
@@ -45,5 +45,23 @@ def test_advice_names_a_number(tmp_path, num_workers, num_cores, percent, names)
 
 def test_advice_is_not_given_without_a_cause_a_remedy_or_enough_updates(tmp_path):
     assert not any(advice_for(tmp_path, 1, 8, [99, 19, 20, 5]))
-    assert not any(advice_for(tmp_path, 8, 8, [99, 99, 99], in_memory=True))
+    for num_workers in (0, 8):
+        assert not any(advice_for(tmp_path, num_workers, 8, [99, 99, 99], in_memory=True))
     assert not any(advice_for(tmp_path, 1, 8, [0, 90, 0, 0, 0, 0], updates=2))
+
+
+POLICY = "TRAIN.COLOR_JITTER=0.4"
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "percent", "name"),
+    [
+        ([POLICY], "cuda", 75, "DATA.AUGMENT_ON=device"),  # 12 workers
+        ([POLICY], "cuda", 40, "-num_workers 5"),
+        ([POLICY, "DATA.AUGMENT_ON=device"], "cuda", 75, "-num_workers 7"),
+        ([], "cuda", 75, "-num_workers 7"),
+        ([POLICY], "cpu", 75, "-num_workers 8"),
+    ],
+)
+def test_a_policy_moves_to_a_device_for_whose_rate_there_are_too_few_cores(tmp_path, options, device, percent, name):
+    assert name in advice_for(tmp_path, 3, 8, [percent] * 2, *options, device=torch.device(device))[1]

@@ -282,7 +282,8 @@ def test_a_run_that_waits_says_so_in_its_log_its_tables_and_on_tensorboard(tmp_p
     (tmp_path / "settings.yaml").write_text(SMALL)
     loaded = load(["-cfg", f"{tmp_path}/settings.yaml", "-output", f"{tmp_path}/o", "-opts", "TRACK=tensorboard"])
     timing = mock.patch.object(Timing, "on", return_value=PlannedTiming(data=9, forward=2, backward=4))
-    with timing, mock.patch("utils.distributed.count_cores", return_value=4):
+    read = mock.patch("datasets.sources.images.ArrayImages.in_memory", False)
+    with timing, read, mock.patch("utils.distributed.count_cores", return_value=4):
         assert run(loaded, Process(CPU)) == 0
     folder = run_folder(tmp_path / "o")
     log, metrics = (folder / "log.txt").read_text(), (folder / "metrics.jsonl").read_text().splitlines()

@@ -399,6 +399,7 @@ def test_a_checkpoint_of_ours_with_something_else_under_a_name_is_damaged(tmp_pa
 
 MATRIX = torch.ones(2, 8)
 NO_MATRICES = {"repeated": torch.ones(1).expand(2**36), "single": torch.tensor(1.0), "none": None}
+NO_MATRICES |= {"sparse": MATRIX.to_sparse(), "meta": MATRIX.to("meta")}
 NO_MATRICES |= {"float8": MATRIX.to(torch.float8_e4m3fn), "complex": MATRIX.to(torch.complex64)}
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from configs.schema import Arguments
 from configs.values import FLOAT, INT, Text, quote, quoted, to_text
-from configs.yaml_files import Quoted, compose, read_node
+from configs.yaml_files import MOST_LEVELS, Quoted, compose, read_node
 from utils.errors import ConfigError
 
 
@@ -16,23 +16,25 @@ def add_argument(arguments: Arguments, section: str, key: str, text: Text, origi
         raise ConfigError(f"{origin}: {key}: an argument has a plain name, and one value or a list of values")
     try:
         return Arguments({**arguments, name: _argument(text)})
-    except (ValueError, ConfigError, RecursionError):
+    except (ValueError, ConfigError):
         raise ConfigError(
             f"{origin}: {key} is {quoted(text)}; it must be a number, true, false, null, text, or a list of these"
         ) from None
 
 
-def _argument(text: Text) -> Any:
+def _argument(text: Text, level: int = 0) -> Any:
     """The value of a text whose type no schema knows, by the rules of YAML 1.2; Python's None, True and tuples too."""
+    if level > MOST_LEVELS:
+        raise ValueError("too many brackets in each other")
     if isinstance(text, list):
-        return tuple(map(_argument, text))
+        return tuple(_argument(each, level + 1) for each in text)
     if isinstance(text, Quoted):
         return str(text)
     stripped = text.strip()
     if stripped[:1] + stripped[-1:] == "()":
         stripped = f"[{stripped[1:-1]}]"
     if stripped[:1] in ("[", "{", "'", '"'):  # typed behind -opts; in a file these are lists and quoted texts already
-        return _argument(read_node(compose(stripped, "a value")))
+        return _argument(read_node(compose(stripped, "a value")), level + 1)
     if stripped in ("", "~", "null", "Null", "NULL", "None"):
         return None
     if stripped.lower() in ("true", "false"):

@@ -161,12 +161,13 @@ def _names(table: dict[str, str]) -> dict[str, str]:
 
 
 _TARGETS, _REASONS = _names(ALIASES), _names(NOT_HERE)
+MOST_WORDS = 20  # of a key that are looked up: all that follow each
 _CUTOFF = 0.75  # of the similarity of spelling; below it guesses mislead
 
 
 def suggest_key(key: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown key in a file or -opts; `known`: the keys to choose from."""
-    parts = re.split(r"[.-]", key.lower())
+    parts = re.split(r"[.-]", key.lower())[-MOST_WORDS:]
     for name in ("_".join(parts[start:]) for start in range(len(parts))):  # early_stop.patience, patience
         if name in _REASONS:
             return f"; {_REASONS[name]}"

@@ -127,7 +127,7 @@ def write(part: Part, to: str, target: Path) -> str:
     facts = part.facts | {"weights": part.key}
     if to != "safetensors":
         with torch.no_grad():
-            subject = Subject(part.weights, config_of(facts), list(facts["class_names"]), facts, part.path)
+            subject = Subject(part.weights, config_of(facts, part.path), list(facts["class_names"]), facts, part.path)
             return formats.export(subject, to, target)
     metadata = {name: json.dumps(fact) for name, fact in facts.items()}
     with formats.staged(target) as path:

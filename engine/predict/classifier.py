@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from configs.schema import Config
-from configs.values import unflatten
+from configs.values import unflatten, wrong_in
 from datasets.transforms.decode import PixelRules
 from engine.settings import load_settings, override
 from models import build_model
@@ -17,7 +17,7 @@ from models.weights.files import chosen_weights, find_file, read_checkpoint, rea
 from models.weights.load import load_exactly, load_pretrained
 from models.weights.metadata import classes_of_weights, preprocessing_of
 from models.weights.timm_tags import pretrained_cfg
-from utils.errors import ConfigError
+from utils.errors import ConfigError, naming_damage
 from utils.text import counted
 
 OURS = {"config", "class_names", "data"}  # what a checkpoint of ours says beside its weights
@@ -72,22 +72,23 @@ def load_classifier(
     return found
 
 
-def config_of(state: dict) -> Config:
+def config_of(state: dict, path: str | Path = "the checkpoint") -> Config:
     """The settings of a run by its checkpoint, with the preprocessing that `data` describes."""
-    config = unflatten(state["config"])
-    data = state["data"]
-    channels, side, _ = data["input_size"]
-    images = replace(
-        config.DATA,
-        IMAGE_SIZE=side,
-        IMAGE_CHANNELS=channels,
-        CROP_PCT=data["crop_pct"],
-        CROP_MODE=data.get("crop_mode", "center"),  # older checkpoints have none
-        INTERPOLATION=data["interpolation"],
-        IMAGENET_MEAN=tuple(data["mean"]),
-        IMAGENET_STD=tuple(data["std"]),
-    )
-    return without_float8(replace(config, DATA=images))
+    with naming_damage(path):
+        data = state["data"]
+        channels, side, _ = data["input_size"]
+        images = {
+            "DATA.IMAGE_SIZE": side,
+            "DATA.IMAGE_CHANNELS": channels,
+            "DATA.CROP_PCT": data["crop_pct"],
+            "DATA.CROP_MODE": data.get("crop_mode", "center"),  # older checkpoints have none
+            "DATA.INTERPOLATION": data["interpolation"],
+            "DATA.IMAGENET_MEAN": list(data["mean"]),
+            "DATA.IMAGENET_STD": list(data["std"]),
+        }
+        if wrong_in(images) or not channels == len(data["mean"]) == len(data["std"]):
+            raise ValueError(f"its images: {data}"[:200])
+        return without_float8(unflatten(state["config"] | images))
 
 
 def without_float8(config: Config) -> Config:
@@ -99,7 +100,7 @@ def without_float8(config: Config) -> Config:
 
 def _load_ours(path: Path, flags: Sequence[str], raw: bool) -> Classifier:
     path, state = read_checkpoint(path, OURS)
-    config = override(config_of(state), flags)
+    config = override(config_of(state, path), flags)
     kind, weights = chosen_weights(state, path, "state_dict" if raw else None)
     classes = list(state["class_names"])
     model = build_model(config, config.MODEL.NUM_CLASSES or len(classes))

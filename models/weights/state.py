@@ -10,12 +10,13 @@ from zipfile import ZipFile
 import torch
 from torch import Tensor
 
-from configs.values import as_trained, wrong_in
-from models.weights.sharded import is_plain
+from configs.values import SETTINGS, as_trained, wrong_in
+from models.weights.sharded import FOLDER, is_plain
 from utils.errors import ConfigError, naming_damage
 from utils.text import format_bytes
 
 MOST_UNPACKED = 20  # times the size of a compressed file
+SMALL = 10**8  # weights of a model that may be built before it is compared with its file
 
 
 class Weights(NamedTuple):
@@ -79,6 +80,20 @@ def check_settings(config: dict, path: Path) -> None:
     with naming_damage(path):
         if wrong := wrong_in(config):
             raise ValueError(f"{wrong[0]} is {config.get(wrong[0])!r}"[:200])
+        if config.get("MODEL.TYPE") == "vit" and _num_weights(config) > MOST_UNPACKED * _size(path) + SMALL:
+            raise ValueError(f"its settings are of a ViT with {_num_weights(config):.3g} weights")
+
+
+def _num_weights(config: dict) -> float:
+    """About how many weights the blocks and the position embedding of a ViT have."""
+    keys = ("MODEL.EMBED_DIM", "MODEL.DEPTH", "MODEL.MLP_RATIO", "DATA.IMAGE_SIZE", "MODEL.PATCH_SIZE")
+    width, depth, ratio, side, patch = (config.get(key, SETTINGS[key].default) for key in keys)
+    return width * (depth * width * (4 + 2 * ratio) + (side / patch) ** 2)
+
+
+def _size(path: Path) -> int:
+    """The bytes of a checkpoint, with those of its shards."""
+    return sum(each.stat().st_size for each in [path, *path.parent.glob(f"{FOLDER}/*/*")])
 
 
 def check_tensors(state: dict, path: Path) -> None:

@@ -18,9 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from configs.arguments import add_argument
 from configs.load import load
-from configs.schema import Arguments
 from configs.yaml_files import read_layers
 from datasets import load_image_sets
 from datasets.index import MAGIC, open_index
@@ -31,6 +29,7 @@ from datasets.transforms.decode import FORMATS, PixelRules, decode
 from datasets.types import ImageReadError
 from engine.checkpoint.format import progress_in, read_checkpoint, remove_unused_parts
 from engine.evaluation.tally import ImageResults
+from engine.predict.classifier import config_of
 from engine.predict.output import Output
 from engine.predict.predictor import Guess, Prediction
 from engine.record.image_tables import write_tables
@@ -183,10 +182,17 @@ def test_settings_without_end_are_refused_at_once(tmp_path, texts):
             read_settings(tmp_path / "0.yaml")
 
 
-@pytest.mark.parametrize("text", ["[&a [*a]]", 9_000 * "[", 9_000 * "(" + 9_000 * ")"])
-def test_an_argument_without_end_is_refused(text):
-    with pytest.raises(ConfigError, match="MODEL.KWARGS.x"):
-        add_argument(Arguments({}), "MODEL.KWARGS", "MODEL.KWARGS.x", text, "-opts")
+WORDS = {text[:2]: f"MODEL.KWARGS.x={text}" for text in ("[&a [*a]]", 9_000 * "[", 9_000 * "(" + 9_000 * ")")}
+
+
+@pytest.mark.parametrize(
+    "word", [*WORDS.values(), f"TAG{50_000 * '-'}=1", f"-{50_000 * 'a.'}"], ids=[*WORDS, "key", "flag"]
+)
+def test_an_argument_without_end_is_refused_at_once(word):
+    began = time.process_time()
+    with pytest.raises(ConfigError, match=word[:3]):
+        load(["-opts", word] if "=" in word else [word, "1"], needs_file=False)
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize(
@@ -311,6 +317,14 @@ def test_rows_of_one_pixel_count_by_what_they_cost():
     assert decode(column, PixelRules(3)).shape == (10_000, 1, 3)
     with pytest.raises(ImageReadError, match="MAX_PIXELS"):
         decode(column, PixelRules(3, max_pixels=100_000))
+
+
+def test_a_pixel_of_a_webp_counts_by_the_memory_that_it_takes():
+    content = io.BytesIO()
+    noise(20, 20).save(content, "WEBP")
+    assert decode(content.getvalue(), PixelRules(3, max_pixels=640)).shape == (20, 20, 3)
+    with pytest.raises(ImageReadError, match="WebP"):
+        decode(content.getvalue(), PixelRules(3, max_pixels=639))
 
 
 def test_a_list_of_thousands_of_classes_or_columns_is_read_in_seconds(tmp_path):
@@ -479,7 +493,7 @@ def test_an_optimizer_of_other_shapes_is_damage_before_the_first_update(tmp_path
 
 
 WRONG = {"GLOBAL_BATCH": ["x", 0, 1.5], "NUM_IMAGES": [[None]], "DATA.BATCH_SIZE": ["x"], "DATA.COLUMNS": [-1]}
-WRONG |= {"MODEL.DEPTH": [10**30, None], "MODEL.KWARGS": [[None]], "MODEL.TYPE": ["x"]}
+WRONG |= {"MODEL.DEPTH": [10**30, None], "MODEL.EMBED_DIM": [90_000], "MODEL.KWARGS": [[None]], "MODEL.TYPE": ["x"]}
 
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
@@ -490,8 +504,24 @@ def test_settings_in_a_checkpoint_that_no_run_has_are_damage(tmp_path, trained, 
     metadata = {"config": json.dumps(state["config"])}
     (tmp_path / "w.safetensors").write_bytes(to_safetensors(state["state_dict"], metadata))
     for read, ending in ((read_checkpoint, "pth"), (read_record, "pth"), (read_record, "safetensors")):
-        with pytest.raises(ConfigError, match=rf"w\.{ending}: damaged .*{key}"):
+        with pytest.raises(ConfigError, match=rf"w\.{ending}: damaged .*({key}|settings)"):
             read(tmp_path / f"w.{ending}")
+
+
+IMAGES = {
+    "input_size": [None, [3], [3, "x", None], [3, 10**9, 10**9], [1, 8, 8]],
+    "mean": [5, ["x"], [float("nan")] * 3],
+}
+IMAGES |= {"crop_pct": [0, "x"], "crop_mode": [5], "interpolation": ["x"], "std": [[0, 0, 0]]}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in IMAGES.items() for value in values])
+def test_images_that_no_run_has_are_damage(trained, name, value):
+    state = torch.load(trained, weights_only=True)
+    assert config_of(state).DATA.IMAGE_SIZE == 8
+    state["data"][name] = value
+    with pytest.raises(ConfigError, match=r"x\.pth: damaged"):
+        config_of(state, "x.pth")
 
 
 def test_a_few_bytes_of_a_pickle_do_not_take_all_memory(tmp_path):
